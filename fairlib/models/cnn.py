@@ -1,0 +1,60 @@
+"""Two convolutions and three linear layers: the small network of [T] Table 2."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from fairlib.models.normalization import Normalize
+
+
+class CNN(nn.Module):
+    """Two blocks of 3x3 convolution, ReLU and 2x2 max-pooling, then three linear layers with ReLUs between.
+
+    Args:
+        num_classes: Number of logits.
+        in_channels: Channels of the images.
+        image_size: Height and width of the images, in pixels; at least 4, since each pooling halves it.
+        channels: Output channels of the two convolutions.
+        hidden: Widths of the two hidden linear layers. [T] prints neither; with the defaults the network has 7,818
+            parameters on 8x8 grey images and 10 classes.
+
+    Raises:
+        ValueError: If the images are too small.
+    """
+
+    def __init__(
+        self,
+        num_classes: int,
+        in_channels: int,
+        image_size: int,
+        *,
+        channels: Sequence[int] = (8, 16),
+        hidden: Sequence[int] = (64, 32),
+    ):
+        super().__init__()
+        if image_size < 4:
+            raise ValueError(f"image_size must be at least 4 for the model 'cnn', got {image_size}")
+        (first, second), (wide, narrow) = channels, hidden
+        self.normalize = Normalize(in_channels)
+        self.features = nn.Sequential(
+            nn.Conv2d(in_channels, first, 3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(first, second, 3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+        )
+        self.classifier = nn.Sequential(
+            nn.Linear(second * (image_size // 4) ** 2, wide),
+            nn.ReLU(),
+            nn.Linear(wide, narrow),
+            nn.ReLU(),
+            nn.Linear(narrow, num_classes),
+        )
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Images ``(N, C, H, W)`` to logits ``(N, num_classes)``."""
+        return self.classifier(self.features(self.normalize(inputs)))

@@ -1,0 +1,25 @@
+"""Randomness that stays where it is used: torch's generators, seeded for a while and then put back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Within the block torch's global generators (CPU and CUDA) start from ``seed``; afterwards they are as they were.
+
+    What runs inside, dropout and initializers included, depends on ``seed`` alone; what runs outside does not
+    notice.
+
+    Raises:
+        TypeError: If ``seed`` is not an integer.
+    """
+    if isinstance(seed, bool) or not hasattr(seed, "__index__"):
+        raise TypeError(f"seed must be an integer, got {seed!r}")
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        torch.manual_seed(int(seed))
+        yield

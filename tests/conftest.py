@@ -1,0 +1,34 @@
+"""Small inputs that many tests share."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import fairlib
+
+# Threads that wait for each other make tiny models slow on a busy machine.
+torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path, monkeypatch):
+    """No test reads or fills the user's cache."""
+    monkeypatch.setenv("FAIRLIB_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def images() -> fairlib.GroupedDataset:
+    """120 random 8x8 grey images whose brightness tells the class (3), in groups of 80, 30 and 10 (another attribute)."""
+    generator = np.random.default_rng(0)
+    targets = np.arange(120) % 3
+    base = np.array([40, 120, 200])[targets]
+    inputs = (base[:, None, None, None] + generator.integers(-30, 31, (120, 1, 8, 8))).astype(np.uint8)
+    groups = np.repeat([0, 1, 2], [80, 30, 10])
+    return fairlib.GroupedDataset(inputs, targets, groups, group_names=["many", "some", "few"])
+
+
+@pytest.fixture
+def cnn() -> torch.nn.Module:
+    return fairlib.build("cnn", num_classes=3, in_channels=1, image_size=8, seed=0)
