@@ -1,0 +1,96 @@
+"""What a model does to every sample, and to every group on average."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from fairlib.data import GroupedDataset
+from fairlib.statistics import group_means
+
+CHUNK = 1024
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """Per sample: ``logits`` ``(N, C)``, cross-entropy ``loss`` in nats ``(N,)`` float64, and ``correct`` ``(N,)`` bool."""
+
+    logits: np.ndarray
+    loss: np.ndarray
+    correct: np.ndarray
+
+
+@contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[nn.Module]:
+    """Within the block the model is in eval mode; afterwards every submodule has the mode it had."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield model
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+
+
+def placement(model: nn.Module) -> tuple[torch.device, torch.dtype]:
+    """Device and floating dtype of a model's parameters; CPU and float32 where it has none."""
+    for tensor in model.parameters():
+        if tensor.is_floating_point():
+            return tensor.device, tensor.dtype
+    return torch.device("cpu"), torch.float32
+
+
+def check_logits(logits: Tensor, data: GroupedDataset) -> None:
+    """Refuse outputs that are not one logit per class of the data.
+
+    Raises:
+        ValueError: If the outputs are not ``(N, num_classes)``.
+    """
+    if logits.ndim != 2 or logits.shape[1] != data.num_classes:
+        raise ValueError(
+            f"the model must give logits (N, {data.num_classes}), one for each class of the data "
+            f"({', '.join(data.target_names)}); it gives {tuple(logits.shape)}"
+        )
+
+
+def predict(model: nn.Module, data: GroupedDataset) -> Predictions:
+    """Evaluate a classifier on every sample, in eval mode and without gradients.
+
+    The model's mode, buffers and gradients are left as they were. Inputs reach it as
+    :meth:`fairlib.GroupedDataset.batch` feeds them, in the dtype of its parameters and on their device.
+
+    Raises:
+        ValueError: If the outputs do not match the classes of the data.
+    """
+    device, dtype = placement(model)
+    logits = []
+    with evaluation_mode(model), torch.inference_mode():
+        for index in torch.arange(len(data)).split(CHUNK):
+            batch = model(data.batch(index, dtype=dtype, device=device))
+            check_logits(batch, data)
+            logits.append(batch.double().cpu())
+    outputs = torch.cat(logits)
+    targets = data.targets.cpu()
+    loss = cross_entropy(outputs, targets, reduction="none")
+    return Predictions(outputs.numpy(), loss.numpy(), (outputs.argmax(1) == targets).numpy())
+
+
+def group_performance(model: nn.Module, data: GroupedDataset) -> pd.DataFrame:
+    r"""Size, accuracy and mean cross-entropy :math:`J(\theta; D_a)` of every group.
+
+    Returns:
+        Indexed by group in the order of the codes, columns ``size accuracy loss``. A group without samples has NaN.
+    """
+    predictions = predict(model, data)
+    values = np.stack([predictions.correct, predictions.loss], axis=1)
+    means = group_means(values, data.groups.cpu().numpy(), data.num_groups)
+    table = pd.DataFrame(means, index=pd.Index(data.group_names, name="group"), columns=["accuracy", "loss"])
+    table.insert(0, "size", data.group_sizes)
+    return table

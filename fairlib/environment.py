@@ -1,0 +1,40 @@
+"""What a number was computed with: hardware and versions."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from importlib import metadata
+from pathlib import Path
+
+import torch
+
+PACKAGES = ("torch", "torchvision", "numpy", "scipy", "pandas", "scikit-learn", "matplotlib")
+
+
+def describe(device: str = "auto") -> dict[str, object]:
+    """Device, processor, cores, threads, platform and the versions of what computes.
+
+    Args:
+        device: As of :func:`fairlib.fit`; a CUDA device is named by its product name.
+    """
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    return {
+        "device": torch.cuda.get_device_name(device) if device.startswith("cuda") else device,
+        "cpu": _cpu(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "platform": platform.platform(),
+        "versions": {"python": platform.python_version(), "fairlib": metadata.version("who-pays")}
+        | {name: metadata.version(name) for name in PACKAGES},
+    }
+
+
+def _cpu() -> str:
+    try:
+        names = re.findall(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    except OSError:
+        names = []
+    return names[0] if names else platform.processor() or platform.machine()

@@ -1,0 +1,41 @@
+"""Magnitude pruning: the smallest weights go."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from fairlib import masks
+from fairlib.pruning.selection import keep_highest
+
+
+def magnitude(model: nn.Module, *, sparsity: float, scope: str = "global") -> nn.Module:
+    """Zero the weights of smallest absolute value, without retraining.
+
+    With n prunable weights (convolution and linear; never biases or normalization), the ``round(sparsity * n)``
+    weights of smallest ``|w|`` become zero; equal ones in the order of the parameters. The masks of growing sparsity
+    are nested.
+
+    Args:
+        model: The trained model; left as it is.
+        sparsity: Share of zeros among the prunable weights, in [0, 1).
+        scope: ``"global"`` ranks all weights together, so that a layer of small weights may lose nearly all of
+            them; ``"layer"`` prunes the same share of every layer.
+
+    Returns:
+        A masked copy in eval mode.
+
+    Raises:
+        ValueError: If ``scope`` is unknown, a weight is NaN, or the model is already sparser than asked.
+
+    Source:
+        [T] section 3, "removes the P% parameters with smallest absolute values"; Han et al. (2015).
+    """
+    scores = {name: weight.abs() for name, weight in masks.prunable(model).items()}
+    if scope == "global":
+        return masks.apply(model, keep_highest(model, scores, sparsity))
+    if scope == "layer":
+        keep = {}
+        for name, score in scores.items():
+            keep |= keep_highest(model, {name: score}, sparsity)
+        return masks.apply(model, keep)
+    raise ValueError(f"scope must be 'global' or 'layer', got {scope!r}")

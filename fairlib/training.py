@@ -1,0 +1,370 @@
+"""The one training loop, and the places where constraints, teachers and masks plug into it.
+
+- A *constraint* (:class:`Constraint`) turns the losses of a batch into what is minimized, and may act after each epoch.
+- A *teacher* is an :class:`Objective`: per-sample losses from inputs, logits and targets, cross-entropy by default.
+- *Masks* need no place: a masked weight has a masked gradient in any loop (:mod:`fairlib.masks`).
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import pandas as pd
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from tqdm import tqdm
+
+from fairlib._validation import lookup
+from fairlib.data import GroupedDataset
+from fairlib.diagnostics.evaluation import check_logits, placement, predict
+from fairlib.models.normalization import Normalize
+from fairlib.randomness import seeded
+
+
+class Objective(Protocol):
+    """What a sample's loss is: the place of a teacher."""
+
+    def __call__(self, inputs: Tensor, logits: Tensor, targets: Tensor) -> Tensor:
+        """Losses ``(B,)`` of a batch, differentiable in ``logits`` ``(B, C)``."""
+        ...
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One step's data, as the model saw it: ``inputs``, ``targets``, ``groups``, ``logits`` and ``losses`` ``(B,)``."""
+
+    inputs: Tensor
+    targets: Tensor
+    groups: Tensor
+    logits: Tensor
+    losses: Tensor
+
+
+class ConstraintRun(Protocol):
+    """A constraint at work in one training: this is what holds state."""
+
+    def loss(self, batch: Batch) -> Tensor:
+        """The scalar to descend on, in place of ``batch.losses.mean()``."""
+        ...
+
+    def end_epoch(self) -> dict[str, float]:
+        """Act after an epoch (a dual update, say); the numbers go into the history."""
+        ...
+
+
+class Constraint(Protocol):
+    """The settings of a constraint, without state."""
+
+    def start(self, model: nn.Module, data: GroupedDataset, objective: Objective) -> ConstraintRun:
+        """Begin a training of ``model``, which changes under way, on ``data``, which lies on the model's device."""
+        ...
+
+
+class DivergenceError(FloatingPointError):
+    """Training has left the floating-point numbers."""
+
+
+@dataclass(frozen=True)
+class TrainingRecord:
+    """What a fitted module remembers of its training."""
+
+    history: list[dict[str, float]]
+    kept: dict[int, dict[str, Tensor]]
+
+
+def _cross_entropy(inputs: Tensor, logits: Tensor, targets: Tensor) -> Tensor:
+    return cross_entropy(logits, targets, reduction="none")
+
+
+def _crop(images: Tensor) -> Tensor:
+    """Shift each image by up to an eighth of its size, repeating the pixels of the edge."""
+    n, _, height, width = images.shape
+    reach = (max(1, height // 8), max(1, width // 8))
+    dy, dx = (torch.randint(-r, r + 1, (n, 1), device="cpu").to(images.device) for r in reach)
+    rows = (torch.arange(height, device=images.device) + dy).clamp(0, height - 1)
+    columns = (torch.arange(width, device=images.device) + dx).clamp(0, width - 1)
+    sample = torch.arange(n, device=images.device)[:, None, None]
+    return images.permute(0, 2, 3, 1)[sample, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
+
+
+def _flip(images: Tensor) -> Tensor:
+    """Mirror each image left to right with probability one half."""
+    chosen = torch.rand(len(images)).lt(0.5).to(images.device)
+    return torch.where(chosen[:, None, None, None], images.flip(3), images)
+
+
+AUGMENTATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "none": lambda images: images,
+    "flip": _flip,
+    "crop": _crop,
+    "crop+flip": lambda images: _flip(_crop(images)),
+}
+
+SCHEDULES: dict[str, Callable[[torch.optim.Optimizer, int], torch.optim.lr_scheduler.LRScheduler]] = {
+    "constant": lambda optimizer, steps: torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0),
+    "cosine": lambda optimizer, steps: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps),
+    "step": lambda optimizer, steps: torch.optim.lr_scheduler.MultiStepLR(
+        optimizer, [steps // 2, steps * 3 // 4]
+    ),
+}
+
+
+def fit(
+    model: nn.Module,
+    data: GroupedDataset,
+    *,
+    val: GroupedDataset | None = None,
+    epochs: int = 10,
+    lr: float = 0.05,
+    batch_size: int = 64,
+    momentum: float = 0.9,
+    weight_decay: float = 5e-4,
+    schedule: str = "cosine",
+    augment: str = "none",
+    objective: Objective | None = None,
+    constraint: Constraint | None = None,
+    keep: int | Sequence[int] = (),
+    seed: int = 0,
+    device: str = "auto",
+    precision: str = "float32",
+    channels_last: bool = False,
+    progress: bool = False,
+) -> nn.Module:
+    """Train a copy of a classifier by SGD with momentum and give it back in eval mode.
+
+    The data are moved to the device once, as they are (uint8 images stay uint8), and fed by the batch. On one machine
+    the result is bit-identical for one seed and one number of threads. The weights of the last epoch are returned:
+    nothing is selected.
+
+    Args:
+        model: Any module that maps inputs to logits; left as it is. A model of the zoo whose normalization is not set
+            yet has it set from ``data``.
+        data: The training set.
+        val: Where loss and accuracy are measured after each epoch, for the history.
+        epochs: Passes over ``data``; 0 gives back a copy.
+        lr: Learning rate at the start.
+        batch_size: Samples of a step. A last batch of a single sample joins the one before it.
+        momentum: Of SGD, in [0, 1).
+        weight_decay: Factor of the squared-norm penalty, on every parameter.
+        schedule: ``"cosine"`` to zero by the step, ``"step"`` (x0.1 at 1/2 and at 3/4) or ``"constant"``.
+        augment: ``"none"``, ``"flip"``, ``"crop"`` (shifts of up to an eighth) or ``"crop+flip"``, by the batch.
+        objective: Per-sample losses; cross-entropy by default. A teacher plugs in here.
+        constraint: For example ``fairlib.EqualLoss(step=0.02)``.
+        keep: Numbers of steps after which the weights are kept for :func:`weights_at`; 0 is before the first.
+        seed: Order of batches, augmentation and dropout. The global generators are left as they were found.
+        device: ``"auto"`` (CUDA where there is one) or a torch device. The result stays there.
+        precision: ``"float32"`` or ``"bfloat16"`` (autocast; weights stay float32).
+        channels_last: Memory format of images and weights; faster where convolutions are large.
+        progress: Show a bar.
+
+    Returns:
+        The trained copy, in eval mode; :func:`history` tells how it went.
+
+    Raises:
+        DivergenceError: If the loss becomes infinite or NaN; the message says at which epoch and what to lower.
+        ValueError: If a setting is out of range or the outputs do not match the classes of the data.
+    """
+    _check(epochs, batch_size, lr, momentum, weight_decay)
+    target = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
+    trained = copy.deepcopy(model).to(target)
+    resident = data.to(target)
+    _fill_normalization(trained, resident)
+    batches = len(_split(torch.arange(len(data)), batch_size))
+    optimizer = torch.optim.SGD(trained.parameters(), lr=lr, momentum=momentum, weight_decay=weight_decay)
+    loop = _Loop(
+        model=trained,
+        data=resident,
+        batch_size=batch_size,
+        optimizer=optimizer,
+        scheduler=lookup("schedule", schedule, SCHEDULES)(optimizer, max(1, epochs * batches)),
+        augment=lookup("augmentation", augment, AUGMENTATIONS),
+        objective=objective or _cross_entropy,
+        autocast=lookup("precision", precision, {"float32": False, "bfloat16": True}),
+        layout=torch.channels_last if channels_last else torch.contiguous_format,
+        keep=_steps_to_keep(keep, epochs * batches),
+    )
+    with seeded(seed), _reproducible():
+        running = constraint.start(trained, resident, loop.objective) if constraint else None
+        loop.keep_weights()
+        rounds = range(1, epochs + 1)
+        for epoch in tqdm(rounds, desc="epochs", leave=False) if progress else rounds:
+            row = {"epoch": epoch} | loop.epoch(running) | (running.end_epoch() if running else {})
+            _refuse_divergence(row, epochs, lr, constraint)
+            loop.history.append(row | _validation(trained, val))
+    trained._fairlib_training = TrainingRecord(loop.history, loop.kept)
+    return trained.eval()
+
+
+@dataclass
+class _Loop:
+    """The state of one training."""
+
+    model: nn.Module
+    data: GroupedDataset
+    batch_size: int
+    optimizer: torch.optim.Optimizer
+    scheduler: torch.optim.lr_scheduler.LRScheduler
+    augment: Callable[[Tensor], Tensor]
+    objective: Objective
+    autocast: bool
+    layout: torch.memory_format
+    keep: set[int]
+    step: int = 0
+    history: list[dict[str, float]] = field(default_factory=list)
+    kept: dict[int, dict[str, Tensor]] = field(default_factory=dict)
+
+    def __post_init__(self):
+        self.device, self.dtype = placement(self.model)
+        self.model.to(memory_format=self.layout)
+
+    def epoch(self, running: ConstraintRun | None) -> dict[str, float]:
+        """Train on every sample once; learning rate, and mean loss and accuracy over the batches as they were met."""
+        self.model.train()
+        rate = self.scheduler.get_last_lr()[0]
+        totals = torch.zeros(3, device=self.device)  # Read once an epoch: reading waits for a GPU.
+        for index in _split(torch.randperm(len(self.data)).to(self.device), self.batch_size):
+            batch = self._forward(index)
+            loss = running.loss(batch) if running else batch.losses.mean()
+            self.optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            self.optimizer.step()
+            self.scheduler.step()
+            self.step += 1
+            self.keep_weights()
+            hits = (batch.logits.argmax(1) == batch.targets).sum()
+            totals += torch.stack([batch.losses.detach().sum(), hits, loss.detach() * len(index)])
+        loss, accuracy, objective = (totals / len(self.data)).tolist()
+        return {"lr": rate, "loss": loss, "accuracy": accuracy} | (
+            {"objective": objective} if running else {}
+        )
+
+    def keep_weights(self) -> None:
+        if self.step in self.keep:
+            state = self.model.state_dict()
+            self.kept[self.step] = {name: tensor.detach().cpu().clone() for name, tensor in state.items()}
+
+    def _forward(self, index: Tensor) -> Batch:
+        inputs = self.data.batch(index, dtype=self.dtype, device=self.device)
+        if inputs.ndim == 4:
+            inputs = self.augment(inputs).contiguous(memory_format=self.layout)
+        targets = self.data.targets[index]
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast):
+            logits = self.model(inputs)
+        logits = logits.to(self.dtype)
+        if self.step == 0:
+            check_logits(logits, self.data)
+        losses = self.objective(inputs, logits, targets)
+        return Batch(inputs, targets, self.data.groups[index], logits, losses)
+
+
+def history(module: nn.Module) -> pd.DataFrame:
+    """How the last :func:`fit` of a module went.
+
+    Returns:
+        Indexed by epoch (from 1): ``lr loss accuracy`` on the training batches as they were met; under a constraint
+        ``objective``, what was descended on, and what the constraint reports (violations, multipliers); ``val_loss
+        val_accuracy`` after the epoch if there was a validation set.
+
+    Raises:
+        ValueError: If the module does not come from :func:`fit`.
+    """
+    return pd.DataFrame(_record(module).history or {"epoch": []}).set_index("epoch")
+
+
+def weights_at(module: nn.Module, step: int) -> dict[str, Tensor]:
+    """The ``state_dict`` that a module had after ``step`` optimizer steps of its last :func:`fit`.
+
+    Raises:
+        ValueError: If it was not kept by ``fit(..., keep=step)``; the message lists the steps that were.
+    """
+    kept = _record(module).kept
+    if step not in kept:
+        raise ValueError(
+            f"the weights at step {step} were not kept; kept: {sorted(kept) or 'none'} (fit's keep=)"
+        )
+    return {name: tensor.clone() for name, tensor in kept[step].items()}
+
+
+def _record(module: nn.Module) -> TrainingRecord:
+    record = getattr(module, "_fairlib_training", None)
+    if record is None:
+        raise ValueError(f"this {type(module).__name__} was not trained by fairlib.fit")
+    return record
+
+
+def _steps_to_keep(keep: int | Sequence[int], steps: int) -> set[int]:
+    wanted = {keep} if isinstance(keep, int) else set(keep)
+    if any(not 0 <= step <= steps for step in wanted):
+        raise ValueError(
+            f"keep must lie between 0 and the {steps} steps of this training, got {sorted(wanted)}"
+        )
+    return wanted
+
+
+def _check(epochs: int, batch_size: int, lr: float, momentum: float, weight_decay: float) -> None:
+    if epochs < 0 or batch_size < 1:
+        raise ValueError(
+            f"epochs must be at least 0 and batch_size at least 1, got {epochs} and {batch_size}"
+        )
+    if not lr > 0 or not 0 <= momentum < 1 or not weight_decay >= 0:
+        raise ValueError(
+            "lr must be positive, momentum in [0, 1) and weight_decay at least 0, "
+            f"got {lr}, {momentum} and {weight_decay}"
+        )
+
+
+def _split(order: Tensor, batch_size: int) -> list[Tensor]:
+    """Batches of an epoch; a single sample at the end, of which batch normalization makes nothing, joins the last."""
+    parts = list(order.split(batch_size))
+    if len(parts) > 1 and len(parts[-1]) == 1:
+        parts[-2:] = [torch.cat(parts[-2:])]
+    return parts
+
+
+def _fill_normalization(model: nn.Module, data: GroupedDataset) -> None:
+    """Set mean and standard deviation per channel of every normalization that is still the identity."""
+    empty = [module for module in model.modules() if isinstance(module, Normalize) and not module.fitted]
+    if not empty:
+        return
+    total, squares = 0.0, 0.0
+    for index in torch.arange(len(data)).split(1024):
+        images = data.batch(index, dtype=torch.float64, device=data.inputs.device)
+        total, squares = total + images.sum((0, 2, 3)), squares + images.square().sum((0, 2, 3))
+    count = len(data) * data.inputs[0, 0].numel()
+    mean = total / count
+    for module in empty:
+        module.fill(mean, (squares / count - mean.square()).clamp(min=0).sqrt())
+
+
+def _validation(model: nn.Module, val: GroupedDataset | None) -> dict[str, float]:
+    if val is None:
+        return {}
+    predictions = predict(model, val)
+    return {"val_loss": float(predictions.loss.mean()), "val_accuracy": float(predictions.correct.mean())}
+
+
+def _refuse_divergence(row: dict[str, float], epochs: int, lr: float, constraint: Constraint | None) -> None:
+    if all(math.isfinite(value) for value in row.values()):
+        return
+    others = {name: value for name, value in row.items() if name not in ("epoch", "lr")}
+    advice = f"lower lr ({lr})" + (f" or the step of {constraint}" if constraint else "")
+    state = ", ".join(f"{name} {value:.3g}" for name, value in others.items())
+    raise DivergenceError(f"training diverged at epoch {row['epoch']} of {epochs} ({state}); {advice}")
+
+
+@contextmanager
+def _reproducible() -> Iterator[None]:
+    """cuDNN picks the same algorithm every time; its settings are put back afterwards."""
+    cudnn = torch.backends.cudnn
+    before = cudnn.deterministic, cudnn.benchmark
+    cudnn.deterministic, cudnn.benchmark = True, False
+    try:
+        yield
+    finally:
+        cudnn.deterministic, cudnn.benchmark = before

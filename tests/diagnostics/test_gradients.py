@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+import fairlib
+from fairlib import statistics
+from fairlib.diagnostics import group_gradients
+
+
+def _per_sample(model: nn.Module, data: fairlib.GroupedDataset) -> np.ndarray:
+    """One backward pass a sample, the slow and certain way."""
+    rows = []
+    model = copy.deepcopy(model).eval()
+    for i in range(len(data)):
+        loss = cross_entropy(
+            model(data.batch([i], dtype=next(model.parameters()).dtype)), data.targets[i : i + 1]
+        )
+        gradients = torch.autograd.grad(loss, list(model.parameters()))
+        rows.append(torch.cat([g.flatten() for g in gradients]).double().numpy())
+    return np.array(rows)
+
+
+@pytest.mark.parametrize("name", ["cnn", "tiny-resnet"])
+def test_agrees_with_one_backward_pass_a_sample(images, name):
+    model = fairlib.build(name, num_classes=3, in_channels=1, image_size=8).double().eval()
+    table = group_gradients(model, images)
+    gradients = _per_sample(model, images)
+    for code, group in enumerate(images.group_names):
+        g = gradients[images.groups.numpy() == code]
+        mean = g.mean(0)
+        trace = np.cov(g.T).trace()
+        assert table.loc[group, "norm"] == pytest.approx(np.linalg.norm(mean), rel=1e-9)
+        assert table.loc[group, "noise_floor"] == pytest.approx(trace / len(g), rel=1e-9)
+        assert table.loc[group, "debiased_square"] == pytest.approx(mean @ mean - trace / len(g), rel=1e-9)
+
+
+def test_a_pruned_model_counts_only_the_weights_it_kept(cnn, images):
+    pruned = fairlib.prune(cnn.double(), "magnitude", sparsity=0.9)
+    table = group_gradients(pruned, images)
+    gradients = _per_sample(pruned, images)  # A backward pass through masked weights is masked by itself.
+    for code, group in enumerate(images.group_names):
+        expected = np.linalg.norm(gradients[images.groups.numpy() == code].mean(0))
+        assert table.loc[group, "norm"] == pytest.approx(expected, rel=1e-9)
+
+
+def test_choice_of_parameters(cnn, images):
+    whole = group_gradients(cnn, images)["norm"]
+    names = [name for name, _ in cnn.named_parameters()]
+    parts = [group_gradients(cnn, images, parameters=[name])["norm"] for name in names]
+    np.testing.assert_allclose(sum(part**2 for part in parts), whole**2, rtol=1e-5)
+    with pytest.raises(ValueError, match="unknown parameter 'fc'; known: features"):
+        group_gradients(cnn, images, parameters=["fc"])
+
+
+def test_identically_distributed_groups_of_unequal_size_are_not_told_apart():
+    """Acceptance test 2: at the pooled optimum of one population the true gradients are zero for both groups.
+
+    The debiased square must be zero on average for the large and for the small group; the mean of mini-batch norms,
+    as published, must be larger for the small one.
+    """
+    generator = np.random.default_rng(0)
+    weights = np.array([1.0, -1.0, 0.5])
+    model = nn.Linear(3, 2).double()
+    with torch.no_grad():  # The population optimum: labels are drawn from this very model.
+        model.weight.copy_(torch.tensor(np.stack([np.zeros(3), weights])))
+        model.bias.zero_()
+    debiased, naive, norms = [], [], []
+    for _ in range(200):
+        inputs = generator.normal(size=(400, 3))
+        targets = (generator.random(400) < 1 / (1 + np.exp(-inputs @ weights))).astype(int)
+        data = fairlib.GroupedDataset(inputs, targets, (np.arange(400) % 100 >= 93).astype(int))
+        table = group_gradients(model, data)
+        debiased.append(table["debiased_square"].to_numpy())
+        norms.append(table["norm"].to_numpy())
+        batches = [data.subset(part) for part in np.split(generator.permutation(400), 4)]
+        naive.append(np.mean([group_gradients(model, batch)["norm"].to_numpy() for batch in batches], axis=0))
+    for group in (0, 1):
+        interval = statistics.t_interval(np.array(debiased)[:, group], level=0.99)
+        assert interval.low < 0 < interval.high
+    difference = statistics.t_interval(np.diff(np.array(debiased), axis=1).ravel(), level=0.99)
+    assert difference.low < 0 < difference.high
+    assert np.mean(naive, axis=0)[1] > 2 * np.mean(naive, axis=0)[0]
+    assert np.mean(norms, axis=0)[1] > 2 * np.mean(norms, axis=0)[0]  # Why the norm stands beside its floor.
+
+
+def test_leaves_the_model_as_it_was(images):
+    model = fairlib.build("tiny-resnet", num_classes=3, in_channels=1, image_size=8).train()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    group_gradients(model, images)
+    assert model.training and all(p.grad is None for p in model.parameters())
+    assert all(torch.equal(value, model.state_dict()[name]) for name, value in before.items())
+
+
+def test_groups_of_one_and_of_none(cnn, images):
+    table = group_gradients(cnn, images.subset(range(81)))
+    assert np.isfinite(table.loc["some", "norm"]) and np.isnan(table.loc["some", "noise_floor"])
+    assert np.isnan(table.loc["few", "norm"])
+
+
+def test_nothing_to_differentiate(cnn, images):
+    with pytest.raises(ValueError, match="no parameter that requires a gradient"):
+        group_gradients(cnn.requires_grad_(False), images)

@@ -1,0 +1,175 @@
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+import fairlib
+from fairlib import training
+from fairlib.models import Normalize
+
+
+def _same(one: nn.Module, other: nn.Module) -> bool:
+    pairs = zip(one.state_dict().values(), other.state_dict().values(), strict=True)
+    return all(torch.equal(a, b) for a, b in pairs)
+
+
+def _vectors(n: int = 24) -> fairlib.GroupedDataset:
+    generator = np.random.default_rng(3)
+    return fairlib.GroupedDataset(generator.normal(size=(n, 4)), np.arange(n) % 2, np.arange(n) % 3)
+
+
+def test_learns_and_leaves_its_argument_alone(cnn, images):
+    before = copy.deepcopy(cnn)
+    trained = fairlib.fit(cnn, images, val=images, epochs=12, batch_size=12)
+    assert _same(cnn, before) and not trained.training
+    curves = fairlib.history(trained)
+    assert list(curves.index) == list(range(1, 13))
+    assert list(curves) == ["lr", "loss", "accuracy", "val_loss", "val_accuracy"]
+    assert curves["val_accuracy"].iloc[-1] > 0.95 > curves["accuracy"].iloc[0]
+
+
+def test_is_stochastic_gradient_descent_by_the_book():
+    """One full batch a step, in float64, against the update rule written out."""
+    data, lr, momentum, decay = _vectors(), 0.1, 0.9, 0.01
+    torch.manual_seed(0)
+    model = nn.Linear(4, 2).double()
+    settings = dict(batch_size=24, lr=lr, momentum=momentum, weight_decay=decay, schedule="constant")
+    trained = fairlib.fit(model, data, epochs=3, **settings)
+    theta = [p.detach().clone().requires_grad_() for p in model.parameters()]
+    velocity = [torch.zeros_like(p) for p in theta]
+    for _ in range(3):
+        loss = cross_entropy(data.inputs @ theta[0].T + theta[1], data.targets)
+        gradients = torch.autograd.grad(loss, theta)
+        with torch.no_grad():
+            for p, v, g in zip(theta, velocity, gradients, strict=True):
+                v.mul_(momentum).add_(g + decay * p)
+                p.sub_(lr * v)
+    for ours, expected in zip(trained.parameters(), theta, strict=True):
+        torch.testing.assert_close(ours, expected)
+
+
+def test_same_seed_same_bits_and_the_global_generators_do_not_matter(images):
+    model = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, 3))
+    settings = dict(epochs=2, augment="crop+flip", seed=4)
+    torch.manual_seed(1)
+    one = fairlib.fit(model, images, **settings)
+    after_one = torch.rand(1)
+    torch.manual_seed(2)
+    two = fairlib.fit(model, images, **settings)
+    other = fairlib.fit(model, images, **(settings | {"seed": 5}))
+    torch.manual_seed(1)
+    assert torch.equal(torch.rand(1), after_one)
+    assert _same(one, two) and not _same(one, other)
+
+
+def test_normalization_is_filled_once_from_the_first_training_set(cnn, images):
+    first = fairlib.fit(cnn, images, epochs=0)
+    layer = next(m for m in first.modules() if isinstance(m, Normalize))
+    pixels = images.inputs.double() / 255
+    torch.testing.assert_close(layer.mean.double().flatten(), pixels.mean((0, 2, 3)), atol=1e-6, rtol=0)
+    torch.testing.assert_close(
+        layer.std.double().flatten(), pixels.std((0, 2, 3), correction=0), atol=1e-6, rtol=0
+    )
+    darker = fairlib.GroupedDataset(images.inputs // 2, images.targets, images.groups)
+    assert _same(first, fairlib.fit(first, darker, epochs=0))
+
+
+def test_keep_gives_back_the_weights_on_the_way(cnn, images):
+    trained = fairlib.fit(cnn, images, epochs=3, batch_size=60, keep=[0, 2, 6])
+    start = fairlib.weights_at(trained, 0)
+    assert torch.equal(start["classifier.0.weight"], cnn.state_dict()["classifier.0.weight"])
+    assert all(
+        torch.equal(value, trained.state_dict()[name])
+        for name, value in fairlib.weights_at(trained, 6).items()
+    )
+    constant = dict(batch_size=60, schedule="constant")
+    whole = fairlib.fit(cnn, images, epochs=2, keep=2, **constant)
+    part = fairlib.fit(cnn, images, epochs=1, **constant)
+    assert all(
+        torch.equal(value, part.state_dict()[name]) for name, value in fairlib.weights_at(whole, 2).items()
+    )
+    with pytest.raises(ValueError, match=r"step 1 were not kept; kept: \[0, 2, 6\]"):
+        fairlib.weights_at(trained, 1)
+    with pytest.raises(ValueError, match="between 0 and the 6 steps"):
+        fairlib.fit(cnn, images, epochs=3, batch_size=60, keep=7)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [("constant", [1, 1, 1, 1]), ("step", [1, 1, 0.1, 0.01]), ("cosine", [1, 0.853553, 0.5, 0.146447])],
+)
+def test_schedules(schedule, expected):
+    trained = fairlib.fit(nn.Linear(4, 2), _vectors(), epochs=4, batch_size=24, lr=0.2, schedule=schedule)
+    np.testing.assert_allclose(fairlib.history(trained)["lr"], 0.2 * np.array(expected), rtol=1e-5)
+
+
+def test_augmentations_shift_and_mirror_by_the_sample():
+    images = torch.arange(2 * 3 * 8 * 8, dtype=torch.float32).reshape(2, 3, 8, 8).repeat(200, 1, 1, 1)
+    torch.manual_seed(0)
+    flipped = training.AUGMENTATIONS["flip"](images)
+    mirrored = torch.tensor([torch.equal(a, b.flip(2)) for a, b in zip(flipped, images, strict=True)])
+    untouched = torch.tensor([torch.equal(a, b) for a, b in zip(flipped, images, strict=True)])
+    assert bool((mirrored ^ untouched).all()) and 150 < int(mirrored.sum()) < 250
+    cropped = training.AUGMENTATIONS["crop"](images)
+    assert cropped.shape == images.shape
+    shifts = {(int(a[0, 4, 4] - b[0, 4, 4])) for a, b in zip(cropped, images, strict=True)}
+    assert shifts == {8 * dy + dx for dy in (-1, 0, 1) for dx in (-1, 0, 1)}
+
+
+def test_a_last_batch_of_one_joins_the_one_before(cnn, images):
+    sizes = [len(part) for part in training._split(torch.arange(121), 60)]
+    assert sizes == [60, 61]
+    resnet = fairlib.build("tiny-resnet", num_classes=3, in_channels=1, image_size=8)
+    fairlib.fit(resnet, images.subset(range(61)), epochs=1, batch_size=60)
+
+
+def test_bfloat16_and_channels_last_learn_the_same_task(cnn, images):
+    trained = fairlib.fit(cnn, images, epochs=12, batch_size=12, precision="bfloat16", channels_last=True)
+    assert all(p.dtype == torch.float32 for p in trained.parameters())
+    assert trained.features[3].weight.is_contiguous(memory_format=torch.channels_last)
+    assert fairlib.history(trained)["accuracy"].iloc[-1] > 0.9
+
+
+def test_divergence_names_epoch_and_remedy(cnn, images):
+    with pytest.raises(fairlib.DivergenceError, match=r"diverged at epoch \d of 9 .*lower lr \(100000.0\)"):
+        fairlib.fit(cnn, images, epochs=9, lr=1e5)
+
+
+def test_objective_replaces_the_loss():
+    data = _vectors()
+    model = nn.Linear(4, 2).double()
+
+    def halved(inputs, logits, targets):
+        return 0.5 * cross_entropy(logits, targets, reduction="none")
+
+    common = dict(epochs=2, batch_size=24, weight_decay=0.0, momentum=0.0)
+    one = fairlib.fit(model, data, lr=0.2, objective=halved, **common)
+    two = fairlib.fit(model, data, lr=0.1, **common)
+    for a, b in zip(one.parameters(), two.parameters(), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_bad_input(cnn, images):
+    with pytest.raises(ValueError, match=r"must give logits \(N, 3\).*gives \(64, 5\)"):
+        fairlib.fit(fairlib.build("cnn", num_classes=5, in_channels=1, image_size=8), images)
+    with pytest.raises(ValueError, match="unknown schedule 'cos'; known: constant, cosine, step"):
+        fairlib.fit(cnn, images, schedule="cos")
+    with pytest.raises(ValueError, match="unknown augmentation"):
+        fairlib.fit(cnn, images, augment="rotate")
+    with pytest.raises(ValueError, match="lr must be positive"):
+        fairlib.fit(cnn, images, lr=-1)
+    with pytest.raises(ValueError, match="epochs must be at least 0"):
+        fairlib.fit(cnn, images, epochs=-1)
+    with pytest.raises(ValueError, match=r"not trained by fairlib\.fit"):
+        fairlib.history(cnn)
+
+
+def test_history_of_no_epochs_is_empty(cnn, images):
+    assert isinstance(fairlib.history(fairlib.fit(cnn, images, epochs=0)), pd.DataFrame)
+    assert fairlib.history(fairlib.fit(cnn, images, epochs=0)).empty
