@@ -20,7 +20,7 @@ def _own_cache(tmp_path, monkeypatch):
 
 @pytest.fixture
 def images() -> fairlib.GroupedDataset:
-    """120 random 8x8 grey images whose brightness tells the class (3), in groups of 80, 30 and 10 (another attribute)."""
+    """120 random 8x8 grey images whose brightness tells the class (of 3); groups of 80, 30 and 10, unrelated."""
     generator = np.random.default_rng(0)
     targets = np.arange(120) % 3
     base = np.array([40, 120, 200])[targets]

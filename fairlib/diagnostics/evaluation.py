@@ -20,7 +20,7 @@ CHUNK = 1024
 
 @dataclass(frozen=True)
 class Predictions:
-    """Per sample: ``logits`` ``(N, C)``, cross-entropy ``loss`` in nats ``(N,)`` float64, and ``correct`` ``(N,)`` bool."""
+    """Per sample, ``logits`` ``(N, C)``, cross-entropy ``loss`` in nats ``(N,)`` (float64) and ``correct`` ``(N,)``."""
 
     logits: np.ndarray
     loss: np.ndarray

@@ -24,7 +24,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 def build(
     name: str, *, num_classes: int, in_channels: int = 3, image_size: int = 32, seed: int = 0, **settings
 ) -> nn.Module:
-    """Build a freshly initialized model of the registry :data:`MODELS`.
+    """Build a freshly initialized model of the registry :data:`fairlib.models.MODELS`.
 
     Args:
         name: ``"cnn"`` (two convolutions, three linear layers), ``"tiny-resnet"`` (three stages of 8, 16 and 32

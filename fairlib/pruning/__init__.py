@@ -27,7 +27,7 @@ def prune(
     seed: int = 0,
     **settings,
 ) -> nn.Module:
-    """Prune a model by a method of the registry :data:`METHODS`, without finetuning.
+    """Prune a model by a method of the registry :data:`fairlib.pruning.METHODS`, without finetuning.
 
     Args:
         model: Any module with convolutions or linear layers; left as it is.

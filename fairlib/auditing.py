@@ -1,0 +1,261 @@
+"""The audit: what compressing a model did to each group, with intervals, nulls and everything needed to trust it."""
+
+from __future__ import annotations
+
+import json
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import nn
+
+from fairlib import environment, masks, plots, reporting, statistics
+from fairlib._validation import lookup
+from fairlib.data import GroupedDataset
+from fairlib.diagnostics import group_gradients, predict
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+DIAGNOSTICS: dict[str, Callable[[nn.Module, GroupedDataset], pd.DataFrame]] = {
+    "gradient": group_gradients,
+}
+
+
+@dataclass(frozen=True)
+class Report:
+    """What :func:`audit` found.
+
+    Attributes:
+        table: Indexed by group, last row ``all`` (every sample): ``size``; ``accuracy_before accuracy_after drop
+            relative_drop loss_before loss_after excessive_loss``, each with ``_low`` and ``_high`` beside it; then the
+            diagnostics of the model before compression, ``gradient_norm gradient_noise_floor
+            gradient_debiased_square``.
+        violations: Max-min over groups, indexed by ``excessive_loss`` (Eq. 3 of [T]), ``accuracy_before``,
+            ``accuracy_after`` and ``drop``: ``estimate low high``, and of its permutation null ``null_mean null_upper
+            p_value``.
+        provenance: What was audited, on what, fed how, with which versions.
+        notes: Warnings, and why what is NaN could not be computed.
+        train: The same on the training set, if it was given.
+    """
+
+    table: pd.DataFrame
+    violations: pd.DataFrame
+    provenance: dict[str, object]
+    notes: list[str] = field(default_factory=list)
+    train: Report | None = None
+
+    def plot(self) -> Figure:
+        """Accuracy before and after, and excessive loss, of every group with its size and interval."""
+        return plots.audit(self.table)
+
+    def to_json(self, path: str | Path) -> Path:
+        """Write everything but the figure as JSON; what is NaN becomes null."""
+        return _write(path, json.dumps(reporting.finite(self._as_dict()), indent=1, allow_nan=False) + "\n")
+
+    def to_html(self, path: str | Path) -> Path:
+        """Write one self-contained HTML file: tables, figure and provenance, with no reference to anything outside."""
+        return _write(path, reporting.page(self))
+
+    def _as_dict(self) -> dict[str, object]:
+        return {
+            "provenance": self.provenance,
+            "notes": self.notes,
+            "groups": self.table.reset_index().to_dict("records"),
+            "violations": self.violations.reset_index().to_dict("records"),
+            "train": self.train._as_dict() if self.train else None,
+        }
+
+    def _repr_html_(self) -> str:
+        return reporting.tables(self)
+
+
+def audit(
+    before: nn.Module,
+    after: nn.Module,
+    test: GroupedDataset,
+    *,
+    train: GroupedDataset | None = None,
+    diagnostics: Sequence[str] = ("gradient",),
+    level: float = 0.95,
+    resamples: int = 1000,
+    seed: int = 0,
+) -> Report:
+    r"""Compare a model with its compressed version, group by group.
+
+    For group :math:`a` with samples :math:`D_a`, dense parameters :math:`\hat\theta` and compressed ones
+    :math:`\bar\theta`:
+
+    - ``drop`` is accuracy before minus accuracy after, ``relative_drop`` that over accuracy before ([D]), undefined
+      where accuracy before is 0;
+    - ``excessive_loss`` is :math:`R(a) = J(\bar\theta; D_a) - J(\hat\theta; D_a)` in nats ([T] Eq. 2);
+    - the fairness violation is :math:`\xi(D) = \max_{a, a'} |R(a) - R(a')|` ([T] Eq. 3), and likewise the largest
+      differences of accuracies and of drops. A maximum over noisy groups is biased upward, so each stands beside its
+      mean and 95th percentile when the group labels are permuted, and the p-value of what was seen.
+
+    Args:
+        before: The dense model, any classifier that gives logits; left as it is.
+        after: The compressed model.
+        test: Where accuracy and loss are measured.
+        train: The training set, on whose objective the theory speaks; if given, ``report.train`` has the same on it.
+        diagnostics: Names of :data:`fairlib.auditing.DIAGNOSTICS`, computed for the model before compression.
+        level: Coverage of the intervals: percentile bootstrap over samples, within each group, paired between models.
+        resamples: Bootstrap draws, and permutations.
+        seed: Of both.
+
+    Raises:
+        ValueError: If outputs do not match the classes of the data, a diagnostic is unknown, or outputs are NaN.
+
+    Warns:
+        UserWarning: If the dense model does no better than always answering the most frequent class.
+    """
+    functions = {name: lookup("diagnostic", name, DIAGNOSTICS) for name in diagnostics}
+    frames = [_samples(model, test, role) for model, role in ((before, "before"), (after, "after"))]
+    samples = pd.concat(frames, axis=1)
+    present = [code for code in range(test.num_groups) if (test.groups == code).any()]
+    notes = [f"group {test.group_names[c]} has no sample here" for c in range(test.num_groups) if c not in present]
+    groups = test.groups.cpu().numpy()
+    draws = statistics.resample_group_means(samples, groups, test.num_groups, resamples=resamples, seed=seed)
+    table = _table(samples, groups, test, draws, level)
+    chance = float(np.bincount(test.targets.cpu().numpy()).max() / len(test))
+    if table.loc["all", "accuracy_before_low"] <= chance:
+        accuracy = table.loc["all", "accuracy_before"]
+        notes.append(
+            f"the model before compression does no better than chance: accuracy {accuracy:.3f}, the most frequent class "
+            f"has {chance:.3f}; was it fed the inputs it was trained on?"
+        )
+        warnings.warn(notes[-1], stacklevel=2)
+    for name, function in functions.items():
+        columns, note = _diagnose(name, function, before, test)
+        table = table.join(columns)
+        notes += note
+    if (table["accuracy_before"] == 0).any():
+        notes.append("relative_drop is undefined where accuracy before compression is 0")
+    return Report(
+        table,
+        _violations(samples, groups, present, draws, level, resamples, seed),
+        _provenance(before, after, test, level, resamples),
+        notes,
+        None
+        if train is None
+        else audit(before, after, train, diagnostics=diagnostics, level=level, resamples=resamples, seed=seed),
+    )
+
+
+_DERIVED: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "accuracy_before": lambda means: means[..., 0],
+    "accuracy_after": lambda means: means[..., 2],
+    "drop": lambda means: means[..., 0] - means[..., 2],
+    "relative_drop": lambda means: (means[..., 0] - means[..., 2]) / np.where(means[..., 0] > 0, means[..., 0], np.nan),
+    "loss_before": lambda means: means[..., 1],
+    "loss_after": lambda means: means[..., 3],
+    "excessive_loss": lambda means: means[..., 3] - means[..., 1],
+}
+_VIOLATIONS = ("excessive_loss", "accuracy_before", "accuracy_after", "drop")
+
+
+def _samples(model: nn.Module, data: GroupedDataset, role: str) -> pd.DataFrame:
+    predictions = predict(model, data)
+    if not np.isfinite(predictions.loss).all():
+        count = int((~np.isfinite(predictions.loss)).sum())
+        raise ValueError(f"the model {role} compression has NaN or infinite loss on {count} of {len(data)} samples")
+    return pd.DataFrame({f"correct_{role}": predictions.correct.astype(float), f"loss_{role}": predictions.loss})
+
+
+def _table(
+    samples: pd.DataFrame, groups: np.ndarray, data: GroupedDataset, draws: np.ndarray, level: float
+) -> pd.DataFrame:
+    """Estimates and bounds by group, and for all samples together, whose draws are the groups' weighted by size."""
+    means = statistics.group_means(samples, groups, data.num_groups)
+    sizes = np.bincount(groups, minlength=data.num_groups)
+
+    def with_all(values: np.ndarray) -> np.ndarray:
+        share = (sizes / sizes.sum())[:, None]
+        return np.concatenate([values, np.nansum(values * share, axis=-2, keepdims=True)], axis=-2)
+
+    columns: dict[str, np.ndarray] = {"size": np.append(sizes, sizes.sum())}
+    for name, derive in _DERIVED.items():
+        columns[name] = derive(with_all(means))
+        with warnings.catch_warnings():
+            warnings.simplefilter(
+                "ignore", RuntimeWarning
+            )  # An empty group is NaN in every draw, and so are its bounds.
+            low, high = (np.nanquantile(derive(with_all(draws)), q, axis=0) for q in ((1 - level) / 2, (1 + level) / 2))
+        columns[f"{name}_low"], columns[f"{name}_high"] = low, high
+    return pd.DataFrame(columns, index=pd.Index([*data.group_names, "all"], name="group"))
+
+
+def _violations(
+    samples: pd.DataFrame,
+    groups: np.ndarray,
+    present: list[int],
+    draws: np.ndarray,
+    level: float,
+    resamples: int,
+    seed: int,
+) -> pd.DataFrame:
+    rows = {}
+    values = samples.to_numpy()
+    means = statistics.group_means(samples, groups, draws.shape[1])[present]
+    for name in _VIOLATIONS:
+        derive = _DERIVED[name]
+        low, high = statistics.percentile(np.ptp(derive(draws[:, present]), axis=1), level)
+        null = statistics.permutation_test(derive(values), groups, draws.shape[1], permutations=resamples, seed=seed)
+        rows[name] = {
+            "estimate": np.ptp(derive(means)),
+            "low": low,
+            "high": high,
+            "null_mean": null.mean,
+            "null_upper": null.upper,
+            "p_value": null.p_value,
+        }
+    return pd.DataFrame.from_dict(rows, orient="index").astype(float).rename_axis("violation")
+
+
+def _diagnose(
+    name: str,
+    function: Callable[[nn.Module, GroupedDataset], pd.DataFrame],
+    model: nn.Module,
+    data: GroupedDataset,
+) -> tuple[pd.DataFrame, list[str]]:
+    """The diagnostic's columns; where it cannot be computed a single NaN column, and the reason."""
+    try:
+        return function(model, data).add_prefix(f"{name}_"), []
+    except (RuntimeError, ValueError) as error:
+        reason = f"{name}: could not be computed for this model ({error})"
+        return pd.DataFrame({name: np.nan}, index=pd.Index(data.group_names, name="group")), [reason]
+
+
+def _provenance(
+    before: nn.Module, after: nn.Module, data: GroupedDataset, level: float, resamples: int
+) -> dict[str, object]:
+    scale = "uint8 divided by 255" if data.inputs.dtype == torch.uint8 else f"{data.inputs.dtype} as they are"
+    outside = f"; then mean {data.normalize[0]}, std {data.normalize[1]}" if data.normalize else ""
+    return {
+        "model": f"{type(before).__name__}, {sum(p.numel() for p in before.parameters()):,} parameters",
+        "sparsity": {"before": _sparsity(before), "after": _sparsity(after)},
+        "samples": len(data),
+        "input": f"{tuple(data.inputs.shape[1:])}, {scale}{outside}",
+        "intervals": f"{level:.0%} percentile bootstrap over samples within groups, {resamples} draws",
+        "null": f"group labels permuted {resamples} times",
+        **environment.describe(),
+    }
+
+
+def _sparsity(model: nn.Module) -> float:
+    try:
+        return masks.sparsity(model)
+    except ValueError:
+        return math.nan
+
+
+def _write(path: str | Path, text: str) -> Path:
+    path = Path(path)
+    path.write_text(text, encoding="utf-8")
+    return path

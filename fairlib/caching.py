@@ -1,0 +1,140 @@
+"""Trained models kept on disk, so that no training is done twice."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from fairlib._version import __version__
+from fairlib.data import GroupedDataset
+from fairlib.training import TrainingRecord, fit
+
+_KNOWN_CODE = ("fairlib", "torch", "torchvision")
+
+
+def default_folder() -> Path:
+    """``$FAIRLIB_CACHE`` where set, else ``fairlib`` in the user's cache folder. It may be deleted at any time."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(os.environ.get("FAIRLIB_CACHE") or Path(base) / "fairlib")
+
+
+def cached_fit(model: nn.Module, data: GroupedDataset, *, folder: Path | None, **settings) -> nn.Module:
+    """:func:`fairlib.fit`, or what it gave the last time it was called with the same things.
+
+    An entry is keyed by everything that shapes the result: the model's structure, weights and masks, the contents of
+    the data, the settings, the source of ``fairlib``, the versions of torch and torchvision, and device and number of
+    threads. It is one safetensors file (weights, those of ``keep`` too, and the history) that appears whole or not at
+    all; an entry that cannot be read or does not match its checksum is computed anew. A model with code from
+    elsewhere, or an ``objective``, cannot be keyed and is always trained.
+
+    Args:
+        model: As of :func:`fairlib.fit`.
+        data: As of :func:`fairlib.fit`.
+        folder: Where the entries lie; None switches the cache off.
+        **settings: Of :func:`fairlib.fit`.
+    """
+    if folder is None or "objective" in settings or not _known_code(model):
+        return fit(model, data, **settings)
+    path = folder / f"{_key(model, data, settings)}.safetensors"
+    found = _read(path)
+    if found is None:
+        trained = fit(model, data, **settings)
+        _write(path, trained)
+        return trained
+    state, record = found
+    trained = copy.deepcopy(model)
+    trained.load_state_dict(state)
+    trained._fairlib_training = record
+    return trained.to(_device(settings)).eval()
+
+
+def _known_code(model: nn.Module) -> bool:
+    return all(type(module).__module__.split(".")[0] in _KNOWN_CODE for module in model.modules())
+
+
+def _device(settings: Mapping[str, object]) -> str:
+    device = settings.get("device", "auto")
+    return ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else str(device)
+
+
+def _key(model: nn.Module, data: GroupedDataset, settings: Mapping[str, object]) -> str:
+    device = _device(settings)
+    plain = {
+        name: value.fingerprint() if isinstance(value, GroupedDataset) else repr(value)
+        for name, value in settings.items()
+    }
+    parts = {
+        "model": [repr(model), _checksum(model.state_dict())],
+        "data": data.fingerprint(),
+        "settings": plain | {"device": device},
+        "code": [__version__, _source_digest(), torch.__version__, version("torchvision")],
+        "machine": torch.cuda.get_device_name() if device.startswith("cuda") else torch.get_num_threads(),
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+@functools.cache
+def _source_digest() -> str:
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def _checksum(tensors: Mapping[str, Tensor]) -> str:
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu().contiguous()
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
+def _write(path: Path, trained: nn.Module) -> None:
+    record = trained._fairlib_training
+    tensors = {f"state/{name}": tensor for name, tensor in trained.state_dict().items()}
+    for step, kept in record.kept.items():
+        tensors |= {f"kept/{step}/{name}": tensor for name, tensor in kept.items()}
+    tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    metadata = {"history": json.dumps(record.history), "checksum": _checksum(tensors)}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
+    os.close(handle)
+    try:
+        save_file(tensors, temporary, metadata=metadata)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def _read(path: Path) -> tuple[dict[str, Tensor], TrainingRecord] | None:
+    """Weights and record of an entry; None if there is none that can be trusted."""
+    try:
+        with safe_open(path, framework="pt") as entry:
+            tensors = {name: entry.get_tensor(name) for name in entry.keys()}  # noqa: SIM118 - it is no mapping
+            metadata = entry.metadata()
+        if metadata["checksum"] != _checksum(tensors):
+            return None
+        history = json.loads(metadata["history"])
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError):
+        return None
+    steps = {int(name.split("/")[1]) for name in tensors if name.startswith("kept/")}
+    kept = {step: _below(f"kept/{step}/", tensors) for step in steps}
+    return _below("state/", tensors), TrainingRecord(history, kept)
+
+
+def _below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

@@ -1,0 +1,148 @@
+"""Figures with one look: white, colour-blind-safe, every estimate with its interval and every group with its size."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+
+from fairlib import environment, statistics
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Okabe and Ito (2008), told apart with any colour vision.
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442", "#000000")
+
+
+def new_figure(
+    columns: int = 1, *, width: float = 8.0, height: float = 3.4, sharey: bool = False
+) -> tuple[Figure, list]:
+    """A figure with a row of axes, in the look of the book: white also in dark mode, no frame, a light grid."""
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(
+        1,
+        columns,
+        figsize=(width, height),
+        facecolor="white",
+        layout="constrained",
+        sharey=sharey,
+        squeeze=False,
+    )
+    for axis in axes[0]:
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.grid(axis="y", color="#dddddd", linewidth=0.8)
+        axis.set_axisbelow(True)
+        axis.set_prop_cycle(color=PALETTE)
+    return figure, list(axes[0])
+
+
+def by_level(
+    axis: Axes,
+    values: pd.DataFrame,
+    *,
+    label: str | None = None,
+    color: str | None = None,
+    marker: str = "o",
+    shift: float = 0.0,
+) -> None:
+    """A line of means over seeds against level, with 95 % t intervals.
+
+    Args:
+        axis: Where to draw.
+        values: Seeds in rows, levels in columns.
+        label: Of the line, for the legend.
+        color: Of the line; the next of the palette by default.
+        marker: Of the means.
+        shift: To the right, so that lines which coincide stay apart.
+    """
+    intervals = [statistics.t_interval(values[level].dropna()) for level in values]
+    means = np.array([interval.estimate for interval in intervals])
+    spread = np.array([(i.estimate - i.low, i.high - i.estimate) for i in intervals]).T
+    spread = np.where(np.isfinite(spread), spread, np.nan)
+    axis.errorbar(
+        np.array(list(values)) + shift,
+        means,
+        yerr=spread,
+        label=label,
+        color=color,
+        marker=marker,
+        markersize=4,
+        capsize=2,
+        linewidth=1.4,
+    )
+
+
+def provenance(figure: Figure, text: str) -> None:
+    """A line under the figure that says where it comes from, as :func:`source` words it."""
+    figure.supxlabel(text, fontsize=7, color="#555555", x=0.01, ha="left")
+
+
+def source(table: pd.DataFrame, evidence: str, recorded: str | Path | None = None) -> str:
+    """Where a study's table comes from, in one line for :func:`provenance`.
+
+    Args:
+        table: Of :func:`fairlib.study`.
+        evidence: The kind: this run, an embedded study, a real-data run.
+        recorded: The JSON file beside a recorded table; without it the line names what runs here.
+    """
+    described = environment.describe() if recorded is None else json.loads(Path(recorded).read_text(encoding="utf-8"))
+    device = described["cpu"] if described["device"] == "cpu" else described["device"]
+    what = [", ".join(sorted(set(table[name]))) for name in ("data", "model", "method")]
+    return ", ".join(
+        [
+            *what,
+            f"{table['seed'].nunique()} seeds",
+            str(device),
+            f"torch {described['versions']['torch']}",
+            evidence,
+        ]
+    )
+
+
+def audit(table: pd.DataFrame) -> Figure:
+    """Accuracy before and after, and excessive loss, of every group in the table of a :class:`fairlib.Report`."""
+    figure, (left, right) = new_figure(2, width=9.0, height=1.6 + 0.35 * len(table))
+    rows = np.arange(len(table))[::-1]
+    for shift, when, color in ((0.13, "before", PALETTE[0]), (-0.13, "after", PALETTE[1])):
+        _points(left, table, f"accuracy_{when}", rows + shift, color, label=when)
+    _points(right, table, "excessive_loss", rows, PALETTE[3])
+    right.axvline(0, color="#555555", linewidth=0.8)
+    left.set_yticks(rows, [f"{_plain(group)} (n={row.size_:,.0f})" for group, row in _sized(table)])
+    right.set_yticks(rows, [""] * len(rows))
+    left.set_xlabel("accuracy")
+    right.set_xlabel("excessive loss (nats)")
+    left.legend(frameon=False)
+    for axis in (left, right):
+        axis.grid(axis="y", visible=False)
+        axis.grid(axis="x", color="#dddddd", linewidth=0.8)
+    return figure
+
+
+def _sized(table: pd.DataFrame) -> Sequence:
+    return list(table.rename(columns={"size": "size_"}).iterrows())
+
+
+def _points(axis: Axes, table: pd.DataFrame, name: str, rows: np.ndarray, color: str, label: str | None = None) -> None:
+    error = np.stack([table[name] - table[f"{name}_low"], table[f"{name}_high"] - table[name]])
+    axis.errorbar(
+        table[name],
+        rows,
+        xerr=np.maximum(error, 0),
+        fmt="o",
+        color=color,
+        label=label,
+        markersize=5,
+        capsize=2,
+    )
+
+
+def _plain(name: object) -> str:
+    """A name as it is: a dollar sign would switch matplotlib to mathematics."""
+    return str(name).replace("$", r"\$")

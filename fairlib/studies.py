@@ -1,0 +1,312 @@
+"""Studies: data x model x compression x mitigation x level x seed, run and gathered into one tidy table."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import pandas as pd
+import torch
+from torch import nn
+from tqdm import tqdm
+
+from fairlib import masks
+from fairlib._validation import lookup
+from fairlib.auditing import DIAGNOSTICS
+from fairlib.caching import cached_fit, default_folder
+from fairlib.data import Splits, load
+from fairlib.diagnostics import group_performance
+from fairlib.mitigation import MITIGATIONS
+from fairlib.models import build
+from fairlib.pruning import METHODS, prune
+from fairlib.training import Constraint
+
+Named = str | tuple[str, Mapping[str, object]]
+Data = Named | Splits | Callable[[int], Splits]
+
+# In which of its two trainings a run is mitigated: (dense, finetuning).
+WHEN: dict[str, tuple[bool, bool]] = {
+    "never": (False, False),
+    "before": (True, False),
+    "after": (False, True),
+    "both": (True, True),
+}
+
+_STARTUP = 8.0  # Seconds until a worker process has imported torch on two cores.
+
+
+class Kind(NamedTuple):
+    """A kind of compression: its function, its methods, the argument its level goes to, and what is compressed."""
+
+    run: Callable[..., nn.Module]
+    methods: Mapping[str, Callable]
+    level: str
+    kept: Callable[[nn.Module], float]
+
+
+KINDS: dict[str, Kind] = {
+    "prune": Kind(prune, METHODS, "sparsity", lambda model: 1 - masks.sparsity(model)),
+}
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """One study, ready to be run seed by seed in any process."""
+
+    data: Data
+    model: Named
+    method: Named
+    levels: tuple[float, ...]
+    constraint: Constraint | None
+    mitigation: str
+    when: tuple[str, ...]
+    train: Mapping[str, object]
+    finetune: Mapping[str, object]
+    data_seed: int | None
+    diagnostics: tuple[str, ...]
+    device: str
+    cache: Path | None
+
+
+def study(
+    data: Data,
+    model: Named,
+    method: Named,
+    levels: Iterable[float],
+    *,
+    mitigation: Named | None = None,
+    when: str | Iterable[str] = ("never",),
+    seeds: Iterable[int] = range(5),
+    train: Mapping[str, object] | None = None,
+    finetune: Mapping[str, object] | None = None,
+    data_seed: int | None = None,
+    diagnostics: Iterable[str] = (),
+    device: str = "auto",
+    cache: str | Path | None = "auto",
+    workers: int | None = None,
+    progress: bool = False,
+) -> pd.DataFrame:
+    """Train, compress and finetune, for every seed, level and time of mitigation, and measure every group.
+
+    A run of one seed: a dense model is built and trained; for each level it is compressed and finetuned. The
+    *control* is always there: the dense model finetuned in the same way without being compressed, since finetuning
+    alone changes groups differently.
+
+    Args:
+        data: A name of ``fairlib.data.DATASETS``, ``(name, settings)`` for :func:`fairlib.load`, ready splits, or a
+            function from a seed to splits.
+        model: A name of ``fairlib.models.MODELS`` or ``(name, settings)`` for :func:`fairlib.build`.
+        method: With its kind, ``"prune:magnitude"``, or ``(name, settings)``.
+        levels: What that kind's function takes: sparsities in [0, 1). Level 0 is the control.
+        mitigation: A name of ``fairlib.mitigation.MITIGATIONS`` or ``(name, settings)``.
+        when: Of ``"never"``, ``"before"`` (in the dense training), ``"after"`` (in the finetuning), ``"both"``.
+        seeds: One run each: initial weights, order of batches and, by default, the data.
+        train: Arguments of :func:`fairlib.fit` for the dense training.
+        finetune: Arguments of :func:`fairlib.fit` for the finetuning; ``{"epochs": 0}`` switches it off. What is not
+            given is as in ``train``, except that by default there are 5 epochs at a tenth of its learning rate.
+        data_seed: None draws and splits the data anew with each seed; a number fixes them for all.
+        diagnostics: Names of ``fairlib.auditing.DIAGNOSTICS`` to add as columns.
+        device: As of :func:`fairlib.fit`.
+        cache: Folder of trained models (:mod:`fairlib.caching`); ``"auto"`` is the user's, None switches it off.
+        workers: Processes; by default as many as there are cores, as soon as that saves more time than it costs. On
+            the CPU every run uses one thread, so that results do not depend on it.
+        progress: Show a bar.
+
+    Returns:
+        One row per run, split and group: ``data model method level kept mitigation when seed stage split group size
+        accuracy loss`` and the diagnostics. ``stage`` is ``dense``, ``control`` or ``compressed``; ``split`` is
+        ``train`` or ``test``; ``kept`` is the share of prunable weights kept, 1 for dense and control.
+
+    Raises:
+        ValueError: If a name is unknown, a level is out of range, or mitigation and ``when`` do not fit.
+    """
+    plan = _plan(
+        data, model, method, levels, mitigation, when, train, finetune, data_seed, diagnostics, device, cache
+    )
+    seeds = list(seeds)
+    if not seeds:
+        raise ValueError("seeds must name at least one seed")
+    runs = _in_order(plan, seeds, workers)
+    frames = list(tqdm(runs, total=len(seeds), desc="seeds", leave=False) if progress else runs)
+    return pd.concat(frames, ignore_index=True)
+
+
+def _plan(
+    data: Data,
+    model: Named,
+    method: Named,
+    levels: Iterable[float],
+    mitigation: Named | None,
+    when: str | Iterable[str],
+    train: Mapping[str, object] | None,
+    finetune: Mapping[str, object] | None,
+    data_seed: int | None,
+    diagnostics: Iterable[str],
+    device: str,
+    cache: str | Path | None,
+) -> _Plan:
+    """Check everything that can be checked before anything is trained."""
+    kind, _, name = _named(method)[0].partition(":")
+    lookup(f"{kind} method", name, lookup("kind of compression", kind, KINDS).methods)
+    times = (when,) if isinstance(when, str) else tuple(when)
+    for time_ in times:
+        lookup("time of mitigation", time_, WHEN)
+    if mitigation is None and set(times) != {"never"}:
+        raise ValueError(f"when={list(times)} needs a mitigation; known: {', '.join(MITIGATIONS)}")
+    constraint = None
+    if mitigation is not None:
+        name, settings = _named(mitigation)
+        constraint = lookup("mitigation", name, MITIGATIONS)(**settings)
+    levels = tuple(sorted({float(level) for level in levels} - {0.0}))
+    if any(not 0 <= level < 1 for level in levels):
+        raise ValueError(f"levels must lie in [0, 1), got {list(levels)}")
+    train = dict(train or {})
+    gentle = {"epochs": 5, "lr": float(train.get("lr", 0.05)) / 10}
+    return _Plan(
+        data=data,
+        model=model,
+        method=method,
+        levels=levels,
+        constraint=constraint,
+        mitigation=_named(mitigation)[0] if mitigation else "none",
+        when=times,
+        train=train,
+        finetune=train | gentle | dict(finetune or {}),
+        data_seed=data_seed,
+        diagnostics=tuple(name for name in diagnostics if lookup("diagnostic", name, DIAGNOSTICS)),
+        device=device,
+        cache=default_folder() if cache == "auto" else None if cache is None else Path(cache),
+    )
+
+
+def _named(choice: Named) -> tuple[str, dict[str, object]]:
+    return (choice, {}) if isinstance(choice, str) else (choice[0], dict(choice[1]))
+
+
+def _in_order(plan: _Plan, seeds: Sequence[int], workers: int | None) -> Iterator[pd.DataFrame]:
+    """The seeds' tables in the order of the seeds, computed here or in processes, whichever is faster.
+
+    The first seed is computed here and timed.
+    """
+    on_gpu = plan.device == "cuda" or (plan.device == "auto" and torch.cuda.is_available())
+    most = workers or (1 if on_gpu else os.cpu_count() or 1)
+    start = time.perf_counter()
+    yield _run(plan, seeds[0])
+    duration, rest = time.perf_counter() - start, seeds[1:]
+    processes = min(most, len(rest))
+    saving = duration * len(rest) * (1 - 1 / max(1, processes))
+    if processes < 2 or (workers is None and saving < _STARTUP):
+        yield from (_run(plan, seed) for seed in rest)
+        return
+    from joblib import Parallel, delayed
+
+    yield from Parallel(n_jobs=processes, return_as="generator")(delayed(_run)(plan, seed) for seed in rest)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _run(plan: _Plan, seed: int) -> pd.DataFrame:
+    """Everything of one seed."""
+    with _one_thread():
+        splits = _splits(plan, seed)
+        name, settings = _named(plan.model)
+        _, channels, size, _ = splits.train.inputs.shape
+        start = build(
+            name,
+            num_classes=splits.train.num_classes,
+            in_channels=channels,
+            image_size=size,
+            seed=seed,
+            **settings,
+        )
+        frames = []
+        dense: dict[bool, nn.Module] = {}
+        for when in plan.when:
+            early, late = WHEN[when]
+            if early not in dense:
+                dense[early] = _fit(plan, start, splits, plan.train, early, seed)
+            for stage, level, model in _models(plan, dense[early], splits, late, seed):
+                labels = {"level": level, "when": when, "seed": seed, "stage": stage}
+                frames.append(_measure(plan, model, splits, labels))
+        return pd.concat(frames, ignore_index=True)
+
+
+def _splits(plan: _Plan, seed: int) -> Splits:
+    if isinstance(plan.data, Splits):
+        return plan.data
+    if plan.data_seed is not None:
+        seed = plan.data_seed
+    if callable(plan.data):
+        return plan.data(seed)
+    name, settings = _named(plan.data)
+    return load(name, seed=seed, **settings)
+
+
+def _fit(
+    plan: _Plan, model: nn.Module, splits: Splits, settings: Mapping[str, object], mitigated: bool, seed: int
+) -> nn.Module:
+    arguments = {"seed": seed, "device": plan.device, **settings}
+    if mitigated:
+        arguments["constraint"] = plan.constraint
+    return cached_fit(model, splits.train, folder=plan.cache, **arguments)
+
+
+def _models(
+    plan: _Plan, dense: nn.Module, splits: Splits, mitigated: bool, seed: int
+) -> Iterator[tuple[str, float, nn.Module]]:
+    """Stage, level and model: the dense one, the control, and one compressed to each level."""
+    yield "dense", 0.0, dense
+    yield "control", 0.0, _fit(plan, dense, splits, plan.finetune, mitigated, seed)
+    full_name, settings = _named(plan.method)
+    kind, _, name = full_name.partition(":")
+    for level in plan.levels:
+        small = KINDS[kind].run(
+            dense, name, **{KINDS[kind].level: level}, data=splits.train, seed=seed, **settings
+        )
+        yield "compressed", level, _fit(plan, small, splits, plan.finetune, mitigated, seed)
+
+
+def _measure(plan: _Plan, model: nn.Module, splits: Splits, labels: Mapping[str, object]) -> pd.DataFrame:
+    frames = []
+    for split, data in (("train", splits.train), ("test", splits.test)):
+        table = group_performance(model, data)
+        for diagnostic in plan.diagnostics:
+            table = table.join(DIAGNOSTICS[diagnostic](model, data).add_prefix(f"{diagnostic}_"))
+        frames.append(table.reset_index().assign(split=split))
+    kind = _named(plan.method)[0].partition(":")[0]
+    known = {
+        "data": splits.name,
+        "model": _named(plan.model)[0],
+        "method": _named(plan.method)[0],
+        "kept": 1.0 if labels["stage"] != "compressed" else KINDS[kind].kept(model),
+        "mitigation": "none" if labels["when"] == "never" else plan.mitigation,
+        **labels,
+    }
+    order = [
+        "data",
+        "model",
+        "method",
+        "level",
+        "kept",
+        "mitigation",
+        "when",
+        "seed",
+        "stage",
+        "split",
+        "group",
+    ]
+    table = pd.concat(frames, ignore_index=True).assign(**known)
+    return table[order + [name for name in table if name not in order]]

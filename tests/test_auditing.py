@@ -1,0 +1,185 @@
+from __future__ import annotations
+
+import copy
+import json
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+import fairlib
+from fairlib import statistics
+
+
+@pytest.fixture
+def pair(cnn, images):
+    dense = fairlib.fit(cnn, images, epochs=10, batch_size=12)
+    return dense, fairlib.prune(dense, "magnitude", sparsity=0.8)
+
+
+def _losses(model: nn.Module, data: fairlib.GroupedDataset) -> tuple[np.ndarray, np.ndarray]:
+    with torch.no_grad():
+        logits = model(data.inputs.float() / 255)
+    loss = cross_entropy(logits.double(), data.targets, reduction="none")
+    return loss.numpy(), (logits.argmax(1) == data.targets).numpy().astype(float)
+
+
+def test_table_is_the_definition_of_every_column(pair, images):
+    table = fairlib.audit(*pair, images, resamples=50).table
+    (loss, right), (small_loss, small_right) = (_losses(model, images) for model in pair)
+    names = [*images.group_names, "all"]
+    assert list(table.index) == names and table.index.name == "group"
+    quantities = (
+        ["accuracy_before", "accuracy_after", "drop", "relative_drop", "loss_before", "loss_after", "excessive_loss"]
+    )
+    expected_columns = ["size", *(f"{q}{end}" for q in quantities for end in ("", "_low", "_high"))]
+    assert list(table)[: len(expected_columns)] == expected_columns
+    assert list(table)[len(expected_columns) :] == [
+        "gradient_norm",
+        "gradient_noise_floor",
+        "gradient_debiased_square",
+    ]
+    for code, name in enumerate(names):
+        members = images.groups.numpy() == code if name != "all" else np.ones(120, dtype=bool)
+        row = table.loc[name]
+        assert row["size"] == members.sum()
+        assert row["drop"] == pytest.approx(right[members].mean() - small_right[members].mean())
+        assert row["relative_drop"] == pytest.approx(row["drop"] / right[members].mean())
+        assert row["excessive_loss"] == pytest.approx(
+            small_loss[members].mean() - loss[members].mean(), rel=1e-4
+        )
+        for quantity in quantities:
+            assert row[f"{quantity}_low"] <= row[quantity] + 1e-9
+            assert row[f"{quantity}_high"] >= row[quantity] - 1e-9
+
+
+def test_violations_are_max_minus_min_beside_their_null(pair, images):
+    report = fairlib.audit(*pair, images, resamples=200)
+    groups = report.table.iloc[:-1]
+    assert list(report.violations.index) == ["excessive_loss", "accuracy_before", "accuracy_after", "drop"]
+    for name, row in report.violations.iterrows():
+        assert row["estimate"] == pytest.approx(groups[name].max() - groups[name].min())
+        assert 0 <= row["null_mean"] <= row["null_upper"] and 0 < row["p_value"] <= 1
+    (loss, _), (small_loss, _) = (_losses(model, images) for model in pair)
+    null = statistics.permutation_test(small_loss - loss, images.groups.numpy(), 3, permutations=200, seed=0)
+    assert report.violations.loc["excessive_loss", "p_value"] == pytest.approx(null.p_value, abs=0.01)
+
+
+def test_an_identical_model_costs_nobody_anything(pair, images):
+    report = fairlib.audit(pair[0], pair[0], images, resamples=50)
+    assert (report.table[["drop", "drop_low", "drop_high", "excessive_loss_high"]] == 0).all().all()
+    assert report.violations.loc["drop", "p_value"] == 1
+
+
+def test_intervals_cover_the_truth_about_as_often_as_they_say():
+    """A model that is right on 70 % of each group's population, audited on 200 fresh samples a hundred times."""
+    covered = []
+    model = nn.Linear(1, 2)
+    with torch.no_grad():
+        model.weight.copy_(torch.tensor([[0.0], [1.0]]))
+        model.bias.zero_()
+    for seed in range(100):
+        generator = np.random.default_rng(seed)
+        targets = np.arange(200) % 2
+        flip = generator.random(200) < 0.3
+        inputs = np.where((targets == 1) ^ flip, 1.0, -1.0)[:, None]
+        data = fairlib.GroupedDataset(inputs, targets, np.arange(200) // 100)
+        table = fairlib.audit(model, model, data, resamples=300, diagnostics=()).table
+        covered += list((table["accuracy_before_low"] <= 0.7) & (table["accuracy_before_high"] >= 0.7))
+    assert 0.89 < np.mean(covered) < 0.99
+
+
+def test_training_set_beside_the_test_set(pair, images):
+    report = fairlib.audit(*pair, images.subset(range(60, 120)), train=images, resamples=20)
+    assert report.table.loc["all", "size"] == 60 and report.train.table.loc["all", "size"] == 120
+
+
+class _Page(HTMLParser):
+    """Collects text and whatever would be fetched."""
+
+    def __init__(self):
+        super().__init__()
+        self.text, self.sources, self.tags = "", [], []
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        self.sources += [value for name, value in attributes if name in ("src", "href")]
+
+    def handle_data(self, data):
+        self.text += data
+
+
+def test_html_is_self_contained_and_escapes_every_name(pair, images, tmp_path):
+    hostile = ["<script>alert(1)</script>", 'a"b&c', "$x$"]
+    named = fairlib.GroupedDataset(images.inputs, images.targets, images.groups, group_names=hostile)
+    path = fairlib.audit(*pair, named, train=named, resamples=20).to_html(tmp_path / "audit.html")
+    source = path.read_text()
+    page = _Page()
+    page.feed(source)
+    assert "script" not in page.tags and "link" not in page.tags
+    assert all(name in page.text for name in hostile)
+    assert page.sources and all(s.startswith("data:image/png;base64,") for s in page.sources)
+    assert not re.search(r"https?://", source)
+
+
+def test_json_is_strict_and_complete(pair, images, tmp_path):
+    report = fairlib.audit(*pair, images.subset(range(81)), resamples=20)
+
+    def refuse(constant):
+        raise AssertionError(constant)
+
+    read = json.loads(report.to_json(tmp_path / "audit.json").read_text(), parse_constant=refuse)
+    assert [row["group"] for row in read["groups"]] == ["many", "some", "few", "all"]
+    assert read["groups"][0]["drop"] == pytest.approx(report.table.loc["many", "drop"])
+    assert read["groups"][2]["drop"] is None
+    assert "group few has no sample here" in read["notes"]
+    assert read["provenance"]["input"] == "(1, 8, 8), uint8 divided by 255"
+
+
+def test_the_figure_shows_every_group_with_its_size(pair, images):
+    import matplotlib.pyplot as plt
+
+    figure = fairlib.audit(*pair, images, resamples=20).plot()
+    labels = [tick.get_text() for tick in figure.axes[0].get_yticklabels()]
+    assert labels == ["many (n=80)", "some (n=30)", "few (n=10)", "all (n=120)"]
+    assert figure.axes[1].get_xlabel() == "excessive loss (nats)"
+    plt.close(figure)
+
+
+def test_a_dense_model_at_chance_is_called_out(cnn, images):
+    with pytest.warns(UserWarning, match="no better than chance"):
+        report = fairlib.audit(cnn, cnn, images, resamples=20)
+    assert any("chance" in note for note in report.notes)
+
+
+def test_what_cannot_be_computed_is_nan_with_a_reason(pair, images):
+    frozen = copy.deepcopy(pair[0]).requires_grad_(False)
+    report = fairlib.audit(frozen, pair[1], images, resamples=20)
+    assert report.table["gradient"].isna().all()
+    assert any("gradient: could not be computed" in note for note in report.notes)
+    assert "not computed" in report._repr_html_()
+
+
+def test_relative_drop_is_undefined_at_zero(images):
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
+    nn.init.zeros_(model[1].weight)
+    with torch.no_grad():
+        model[1].bias.copy_(torch.tensor([1.0, 0.0, 0.0]))
+    by_class = fairlib.GroupedDataset(images.inputs, images.targets, images.targets)
+    with pytest.warns(UserWarning, match="chance"):
+        report = fairlib.audit(model, model, by_class, resamples=20)
+    assert report.table["relative_drop"].isna().tolist() == [False, True, True, False]
+    assert any("relative_drop is undefined" in note for note in report.notes)
+
+
+def test_bad_input(pair, cnn, images):
+    with pytest.raises(ValueError, match="unknown diagnostic 'hessian'; known: gradient"):
+        fairlib.audit(*pair, images, diagnostics=["hessian"])
+    with torch.no_grad():
+        cnn.classifier[4].bias[0] = torch.nan
+    with pytest.raises(ValueError, match="after compression has NaN or infinite loss on 120 of 120"):
+        fairlib.audit(pair[0], cnn, images)

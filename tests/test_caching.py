@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import fairlib
+from fairlib import caching
+from fairlib.caching import cached_fit
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    """How often a model was really trained."""
+    calls = []
+
+    def fit(*arguments, **settings):
+        calls.append(settings)
+        return fairlib.fit(*arguments, **settings)
+
+    monkeypatch.setattr(caching, "fit", fit)
+    return calls
+
+
+def _same(one: nn.Module, other: nn.Module) -> bool:
+    return one.state_dict().keys() == other.state_dict().keys() and all(
+        torch.equal(value, other.state_dict()[name]) for name, value in one.state_dict().items()
+    )
+
+
+def test_the_second_time_nothing_is_trained_and_everything_is_there(cnn, images, tmp_path, counted):
+    pruned = fairlib.prune(cnn, "magnitude", sparsity=0.5)
+    settings = dict(folder=tmp_path, epochs=2, keep=[0, 3], val=images)
+    first = cached_fit(pruned, images, **settings)
+    second = cached_fit(pruned, images, **settings)
+    assert len(counted) == 1 and _same(first, second) and not second.training
+    assert fairlib.history(first).equals(fairlib.history(second))
+    kept = fairlib.weights_at(second, 3)
+    assert all(torch.equal(value, kept[name]) for name, value in fairlib.weights_at(first, 3).items())
+    assert fairlib.sparsity(second) == fairlib.sparsity(pruned)
+
+
+def test_everything_that_shapes_the_result_is_in_the_key(cnn, images, tmp_path, counted, monkeypatch):
+    base = dict(folder=tmp_path, epochs=1)
+    cached_fit(cnn, images, **base)
+    cached_fit(fairlib.build("cnn", num_classes=3, in_channels=1, image_size=8, seed=1), images, **base)
+    cached_fit(fairlib.prune(cnn, "magnitude", sparsity=0.5), images, **base)
+    cached_fit(cnn, images.subset(range(119)), **base)
+    cached_fit(cnn, images, **base, seed=1)
+    cached_fit(cnn, images, **base, constraint=fairlib.EqualLoss(step=0.1))
+    cached_fit(cnn, images, **base, constraint=fairlib.EqualLoss(step=0.2))
+    cached_fit(cnn, images, **base, val=images)
+    monkeypatch.setattr(caching, "_source_digest", lambda: "other code")
+    cached_fit(cnn, images, **base)
+    threads = torch.get_num_threads()
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads + 1)
+    cached_fit(cnn, images, **base)
+    assert len(counted) == 10 == len(list(tmp_path.glob("*.safetensors")))
+
+
+@pytest.mark.parametrize("damage", ["truncated", "flipped", "empty", "folder of another"])
+def test_a_corrupt_entry_is_computed_anew(cnn, images, tmp_path, counted, damage):
+    first = cached_fit(cnn, images, folder=tmp_path, epochs=1)
+    (path,) = tmp_path.glob("*.safetensors")
+    content = bytearray(path.read_bytes())
+    if damage == "truncated":
+        path.write_bytes(content[: len(content) // 2])
+    elif damage == "flipped":
+        content[-10] ^= 1
+        path.write_bytes(content)
+    else:
+        path.write_bytes(b"" if damage == "empty" else b"not a tensor file")
+    again = cached_fit(cnn, images, folder=tmp_path, epochs=1)
+    assert len(counted) == 2 and _same(first, again)
+    cached_fit(cnn, images, folder=tmp_path, epochs=1)
+    assert len(counted) == 2
+
+
+def test_a_failed_write_leaves_nothing(cnn, images, tmp_path, monkeypatch):
+    def full(tensors, path, metadata):
+        with open(path, "wb") as file:
+            file.write(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(caching, "save_file", full)
+    with pytest.raises(OSError, match="No space left"):
+        cached_fit(cnn, images, folder=tmp_path, epochs=1)
+    assert not list(tmp_path.iterdir())
+
+
+def test_code_from_elsewhere_and_objectives_are_not_cached(images, tmp_path, counted):
+    class Mine(nn.Sequential):
+        pass
+
+    for _ in range(2):
+        cached_fit(Mine(nn.Flatten(), nn.Linear(64, 3)), images, folder=tmp_path, epochs=1)
+        cached_fit(
+            nn.Sequential(nn.Flatten(), nn.Linear(64, 3)),
+            images,
+            folder=tmp_path,
+            epochs=1,
+            objective=lambda inputs, logits, targets: logits.square().sum(1),
+        )
+    assert len(counted) == 4 and not list(tmp_path.iterdir())

@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import pandas as pd
+import pytest
+import torch
+
+import fairlib
+from fairlib.diagnostics import group_gradients, group_performance
+from fairlib.studies import study
+
+SMALL = dict(
+    data=("digits", {"size": 120}),
+    model=("cnn", {"channels": (4, 8), "hidden": (16, 8)}),
+    method="prune:magnitude",
+    train={"epochs": 2, "lr": 0.05},
+    finetune={"epochs": 1},
+)
+CONTRACT = ["data", "model", "method", "level", "kept", "mitigation", "when", "seed", "stage", "split", "group", "size", "accuracy", "loss"]
+
+
+def test_table_is_tidy_and_the_control_is_always_there():
+    table = study(**SMALL, levels=[0.5, 0.9], seeds=[0, 1])
+    assert list(table) == CONTRACT
+    runs = table.drop_duplicates(["seed", "stage", "level"])[["seed", "stage", "level", "kept"]]
+    by_hand = [("dense", 0.0), ("control", 0.0), ("compressed", 0.5), ("compressed", 0.9)]
+    assert list(zip(runs["stage"], runs["level"], strict=True)) == by_hand * 2
+    assert runs["kept"].tolist() == pytest.approx([1, 1, 0.5, 0.1] * 2, abs=1e-3)
+    assert len(table) == 2 * 4 * 2 * 10  # seeds, stages, splits, groups
+    assert set(table["mitigation"]) == {"none"} and set(table["when"]) == {"never"}
+    sizes = table[(table["seed"] == 0) & (table["stage"] == "dense")].groupby("split")["size"].sum()
+    splits = fairlib.load("digits", size=120, seed=0)
+    assert sizes["train"] == len(splits.train) and sizes["test"] == len(splits.test)
+
+
+def test_a_run_is_what_the_single_steps_give():
+    """The same steps by hand, on one thread as in a study."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    splits = fairlib.load("digits", size=120, seed=3)
+    model = fairlib.build("cnn", num_classes=10, in_channels=1, image_size=8, seed=3, **SMALL["model"][1])
+    dense = fairlib.fit(model, splits.train, epochs=2, lr=0.05, seed=3)
+    small = fairlib.prune(dense, "magnitude", sparsity=0.9)
+    tuned = fairlib.fit(small, splits.train, epochs=1, lr=0.005, seed=3)
+    control = fairlib.fit(dense, splits.train, epochs=1, lr=0.005, seed=3)
+    torch.set_num_threads(threads)
+    table = study(**SMALL, levels=[0.9], seeds=[3], diagnostics=["gradient"]).query("split == 'test'")
+    for stage, by_hand in (("dense", dense), ("control", control), ("compressed", tuned)):
+        rows = table[table["stage"] == stage].set_index("group")
+        expected = group_performance(by_hand, splits.test)
+        pd.testing.assert_frame_equal(rows[["size", "accuracy", "loss"]], expected)
+        gradients = group_gradients(by_hand, splits.test)
+        pd.testing.assert_series_equal(rows["gradient_norm"], gradients["norm"], check_names=False)
+
+
+def test_results_do_not_depend_on_the_number_of_processes():
+    one = study(**SMALL, levels=[0.9], seeds=range(3), workers=1, cache=None)
+    two = study(**SMALL, levels=[0.9], seeds=range(3), workers=2, cache=None)
+    pd.testing.assert_frame_equal(one, two)
+
+
+def test_mitigation_at_each_time():
+    when = ["never", "before", "after", "both"]
+    mitigation = ("equal-loss", {"step": 5.0})
+    finetune = {"epochs": 2}  # The multipliers are zero in the first.
+    table = study(
+        **(SMALL | {"finetune": finetune}), levels=[0.9], seeds=[0], mitigation=mitigation, when=when
+    )
+    assert list(table["when"].unique()) == when
+    assert table.groupby("when")["mitigation"].first().to_dict() == {
+        "never": "none",
+        "before": "equal-loss",
+        "after": "equal-loss",
+        "both": "equal-loss",
+    }
+    loss = table.query("split == 'test'").groupby(["when", "stage"], observed=True)["loss"].sum().unstack()
+    assert loss.loc["never", "dense"] == loss.loc["after", "dense"] != loss.loc["before", "dense"]
+    assert loss.loc["before", "dense"] == loss.loc["both", "dense"]
+    assert loss["compressed"].nunique() == 4
+
+
+def test_fixed_data_seed_fixes_the_data():
+    table = study(**SMALL, levels=[], seeds=[0, 1], data_seed=7).query(
+        "split == 'train' and stage == 'dense'"
+    )
+    sizes = table.pivot(index="group", columns="seed", values="size")
+    assert (sizes[0] == sizes[1]).all()
+    free = study(**SMALL, levels=[], seeds=[0, 1]).query("split == 'train' and stage == 'dense'")
+    sizes = free.pivot(index="group", columns="seed", values="size")
+    assert (sizes[0] != sizes[1]).any()
+
+
+def test_ready_splits_are_taken(images):
+    splits = fairlib.Splits(images, images, images, name="mine")
+    table = study(splits, "cnn", "prune:magnitude", [0.5], seeds=[0], train={"epochs": 1})
+    assert set(table["data"]) == {"mine"} and list(table["group"].unique()) == ["many", "some", "few"]
+
+
+def test_a_function_of_the_seed_gives_the_data():
+    by_name = study(**SMALL, levels=[], seeds=[2])
+    by_hand = study(
+        **(SMALL | {"data": lambda seed: fairlib.load("digits", size=120, seed=seed)}), levels=[], seeds=[2]
+    )
+    pd.testing.assert_frame_equal(by_name, by_hand)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"method": "magnitude"}, "unknown kind of compression 'magnitude'; known: prune"),
+        ({"method": "prune:magnitud"}, "unknown prune method 'magnitud'; known: magnitude"),
+        ({"levels": [0.5, 1.0]}, r"levels must lie in \[0, 1\)"),
+        ({"when": "after"}, "needs a mitigation; known: equal-loss"),
+        ({"mitigation": "equal-los"}, "unknown mitigation 'equal-los'; known: equal-loss"),
+        (
+            {"mitigation": "equal-loss", "when": "later"},
+            "unknown time of mitigation 'later'; known: never, before",
+        ),
+        ({"seeds": []}, "at least one seed"),
+        ({"diagnostics": ["hessian"]}, "unknown diagnostic 'hessian'; known: gradient"),
+        ({"data": "digit"}, "unknown data set 'digit'"),
+        ({"model": "cn"}, "unknown model 'cn'"),
+    ],
+)
+def test_bad_input_is_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        study(**(SMALL | {"levels": [0.5], "seeds": [0]} | change))
