@@ -15,7 +15,6 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import stats
 
 Alternative = Literal["two-sided", "greater", "less"]
 
@@ -40,7 +39,7 @@ class Null(NamedTuple):
 
 
 def t_interval(values: ArrayLike, *, level: float = 0.95) -> Interval:
-    """Student's interval of the mean, $\\bar x \\pm t_{n-1} s / \\sqrt n$.
+    r"""Student's interval of the mean, :math:`\bar x \pm t_{n-1} s / \sqrt n`.
 
     At the 5 to 10 seeds of a typical study it keeps its level where the percentile bootstrap is too narrow,
     since that one divides by n, not n - 1, and knows no heavier tail. One value alone says nothing of its
@@ -53,6 +52,8 @@ def t_interval(values: ArrayLike, *, level: float = 0.95) -> Interval:
     Raises:
         ValueError: If there is no value or one is not finite, or ``level`` is not in (0, 1).
     """
+    from scipy import stats
+
     values = _sample(values)
     _check_level(level)
     n, mean = len(values), values.mean()
@@ -219,8 +220,8 @@ def sign_flip_test(
 ) -> float:
     """P-value of the values being symmetric about ``center``, from the mean under random signs (Fisher 1935).
 
-    Exact over all $2^n$ sign patterns up to n = 14; beyond, ``resamples`` random patterns and the +1
-    correction. The smallest two-sided p-value is $2^{1-n}$: five seeds cannot reach .05.
+    Exact over all ``2 ** n`` sign patterns up to n = 14; beyond, ``resamples`` random patterns and the +1
+    correction. The smallest two-sided p-value is ``2 ** (1 - n)``: five seeds cannot reach .05.
 
     Args:
         values: (n,), one per seed.
@@ -249,10 +250,10 @@ def sign_flip_test(
 def seeds_needed(
     values: ArrayLike, threshold: float = 0.0, *, power: float = 0.8, level: float = 0.95, most: int = 100_000
 ) -> int | None:
-    """How many seeds until the t interval would lie beyond ``threshold`` with probability ``power``.
+    r"""How many seeds until the t interval would lie beyond ``threshold`` with probability ``power``.
 
     Takes the observed mean and standard deviation for true: the smallest n with
-    $P(T_{n-1,\\delta} > t_{n-1}) \\ge$ ``power``, $\\delta = |\\bar x - \\text{threshold}| \\sqrt n / s$.
+    :math:`P(T_{n-1,\delta} > t_{n-1}) \ge` ``power``, :math:`\delta = |\bar x - \text{threshold}| \sqrt n / s`.
 
     Args:
         values: (n,), one per seed.
@@ -267,6 +268,8 @@ def seeds_needed(
     Raises:
         ValueError: If there is no value or one is not finite, or ``level`` or ``power`` is not in (0, 1).
     """
+    from scipy import stats
+
     values = _sample(values)
     _check_level(level)
     _check_level(power, "power")
@@ -287,13 +290,15 @@ def seeds_needed(
 
 def _t_power(n: int, effect: float, tail: float) -> float:
     """Probability that the t of n values, their mean ``effect`` deviations away, passes its ``tail`` quantile."""
+    from scipy import stats
+
     return stats.nct.sf(stats.t.ppf(tail, n - 1), n - 1, effect * math.sqrt(n))
 
 
 def benjamini_hochberg(p_values: ArrayLike, rate: float = 0.05) -> NDArray[np.bool_]:
-    """Which hypotheses are rejected at a false-discovery rate of ``rate`` (Benjamini and Hochberg 1995).
+    r"""Which hypotheses are rejected at a false-discovery rate of ``rate`` (Benjamini and Hochberg 1995).
 
-    Rejects the k smallest, k the largest with $p_{(k)} \\le k \\cdot \\text{rate} / m$.
+    Rejects the k smallest, k the largest with :math:`p_{(k)} \le k \cdot \text{rate} / m`.
 
     Args:
         p_values: (m,), in [0, 1]; m may be 0.

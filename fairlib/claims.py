@@ -1,0 +1,386 @@
+"""Claims and their verdicts: what the papers say, a statistic for each, and what the records say to it.
+
+A claim is an entry of ``book/claims.yml``. Its statistic turns a study table into one value per seed;
+`verdict` compares these values with the claim's threshold. Nothing is typed: the ledger (:mod:`fairlib.ledger`)
+follows from the claims, the tables and the history of the claims file.
+
+Verdicts, with the 95 % t interval of the mean over seeds, in this order of precedence:
+
+| direction | supported | reversed | no effect |
+|---|---|---|---|
+| greater, less | interval beyond the threshold | beyond it on the other side | within threshold +- margin |
+| equal | interval within threshold +- margin | wholly outside it | |
+
+Everything else is *undecided*, and so is everything with fewer than `MIN_SEEDS` seeds.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import yaml
+
+from fairlib._validation import lookup
+from fairlib.statistics import Interval, benjamini_hochberg, seeds_needed, sign_flip_test, t_interval
+
+MIN_SEEDS = 10
+RATE = 0.05
+PAPERS = {
+    "T": "Tran et al., Pruning has a disparate impact on model accuracy",
+    "B": "Dai et al., Integrating fairness and model pruning through bi-level optimization",
+    "D": "Das et al., Disparate impact on group accuracy of linearization for private inference",
+    "H": "This book",
+}
+KINDS = ("definition", "identity", "bound", "trend", "number", "method")
+DIRECTIONS = ("greater", "less", "equal")
+EVIDENCE = ("default run", "embedded study", "real-data run")
+REGISTERED = ("statistic", "direction", "threshold", "margin")
+DECIDED = ("supported", "reversed", "no effect")
+VERDICTS = (*DECIDED, "undecided", "not testable here", "not tested yet")
+
+
+def drop_difference(
+    table: pd.DataFrame, *, level: float, share: float = 1 / 3, where: Mapping[str, Any] | None = None
+) -> pd.Series:
+    """How much more test accuracy the smallest groups lose than the largest, by seed.
+
+    The drop of a group is its accuracy under the ratio-0 control of the same seed minus its accuracy
+    compressed at ``level``; the value is the mean drop of the smallest groups minus that of the largest.
+
+    Args:
+        table: a study table.
+        level: the compression level that is compared with the control.
+        share: of the k groups, the ceil(share * k) smallest and as many largest are taken, by their size in
+            the *training* split of the seed; ties are broken at random by the seed, never by name.
+        where: values of columns that select the rows, for instance ``{"setting": "equal"}``.
+
+    Returns:
+        Series indexed by seed.
+
+    Raises:
+        ValueError: If a column, the level or the control is missing, a seed is incomplete, or the selection
+            holds several runs per seed.
+    """
+    largest, smallest = (
+        accuracy_change(table, level=level, groups=groups, share=share, where=where)
+        for groups in ("largest", "smallest")
+    )
+    return largest - smallest
+
+
+def accuracy_change(
+    table: pd.DataFrame,
+    *,
+    level: float,
+    groups: str,
+    share: float = 1 / 3,
+    where: Mapping[str, Any] | None = None,
+) -> pd.Series:
+    """Test accuracy at ``level`` minus that of the control, by seed, for the smallest or the largest groups.
+
+    Args:
+        table, level, share, where: as in `drop_difference`.
+        groups: ``"smallest"`` or ``"largest"``.
+
+    Returns:
+        Series indexed by seed.
+
+    Raises:
+        ValueError: As `drop_difference`, or if ``groups`` is unknown.
+    """
+    take_first = lookup("choice of groups", groups, {"smallest": True, "largest": False})
+    rows = _select(table, where or {})
+    controls, test = rows["stage"] == "control", rows["split"] == "test"
+    compressed = (rows["stage"] == "compressed") & np.isclose(rows["level"], level)
+    if not (compressed & test).any():
+        levels = sorted(rows.loc[rows["stage"] == "compressed", "level"].unique().tolist())
+        raise ValueError(f"the table has no compressed test rows at level {level}; its levels: {levels}")
+    sizes = _by_seed_and_group(rows[controls & (rows["split"] == "train")], "size")
+    before = _by_seed_and_group(rows[controls & test], "accuracy")
+    change = _by_seed_and_group(rows[compressed & test], "accuracy") - before
+    if not (change.index.equals(sizes.index) and change.columns.equals(sizes.columns)):
+        raise ValueError("control (train and test) and compressed rows do not cover the same seeds and groups")
+    count = math.ceil(share * len(change.columns))
+    if not 1 <= count <= len(change.columns) / 2:
+        raise ValueError(f"a share of {share} of {len(change.columns)} groups leaves no smallest and largest apart")
+    chosen = {}
+    for seed, row in change.iterrows():
+        order = _by_size(sizes.loc[seed].to_numpy(), seed)
+        chosen[seed] = row.iloc[order[:count] if take_first else order[-count:]].mean(skipna=False)
+    return pd.Series(chosen, name="value").rename_axis("seed")
+
+
+STATISTICS: dict[str, Callable[..., pd.Series]] = {
+    "accuracy_change": accuracy_change,
+    "drop_difference": drop_difference,
+}
+
+
+def _select(table: pd.DataFrame, where: Mapping[str, Any]) -> pd.DataFrame:
+    needed = {"seed", "stage", "split", "level", "group", "size", "accuracy", *where}
+    if missing := sorted(needed - set(table.columns)):
+        raise ValueError(f"the table has no column {', '.join(missing)}")
+    for column, value in where.items():
+        table = table[table[column] == value]
+        if table.empty:
+            raise ValueError(f"the table has no row with {column} = {value!r}")
+    return table
+
+
+def _by_seed_and_group(rows: pd.DataFrame, value: str) -> pd.DataFrame:
+    """Seeds in rows, groups in columns, both sorted; exactly one value for each."""
+    doubled = rows.duplicated(["seed", "group"])
+    if doubled.any():
+        settings = rows.columns.difference(["seed", "group", "size", "accuracy", "loss"], sort=False)
+        varying = [column for column in settings if rows[column].astype(str).nunique() > 1]
+        raise ValueError(f"several rows per seed and group; select with `where` one of: {', '.join(varying)}")
+    return rows.pivot(index="seed", columns="group", values=value)
+
+
+def _by_size(sizes: np.ndarray, seed: int) -> np.ndarray:
+    """Positions from the smallest to the largest group; ties in an order drawn by the seed."""
+    return np.lexsort((np.random.default_rng(int(seed)).permutation(len(sizes)), sizes))
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One entry of the claims file; its header explains the fields.
+
+    Raises:
+        ValueError: If a field has no meaning; the message names the claim.
+    """
+
+    id: str
+    source: str
+    kind: str
+    statement: str
+    statistic: Mapping[str, Any] | None
+    direction: str | None
+    threshold: float | None
+    margin: float | None
+    notebook: str | None
+    tables: Mapping[str, str]
+    not_testable: str | None = None
+
+    def __post_init__(self) -> None:
+        try:
+            self._check()
+        except ValueError as error:
+            raise ValueError(f"claim {self.id!r}: {error}") from None
+
+    @property
+    def paper(self) -> str:
+        return self.id.partition("-")[0]
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """What the statistic is called with, beside the table."""
+        return {name: value for name, value in (self.statistic or {}).items() if name != "name"}
+
+    def _check(self) -> None:
+        if not re.fullmatch(r"[A-Z]-[A-Za-z0-9.-]+", self.id):
+            raise ValueError("an id is the letter of its paper, a hyphen, then letters, digits, dots and hyphens")
+        lookup("paper", self.paper, PAPERS)
+        lookup("kind", self.kind, dict.fromkeys(KINDS))
+        for name in ("source", "statement"):
+            if not isinstance(getattr(self, name), str) or not getattr(self, name).strip():
+                raise ValueError(f"{name} must be a text")
+        if not isinstance(self.tables, Mapping):
+            raise ValueError(f"tables must map kinds of evidence to paths, got {self.tables!r}")
+        for evidence in self.tables:
+            lookup("kind of evidence", evidence, dict.fromkeys(EVIDENCE))
+        if self.statistic is None:
+            given = [name for name in (*REGISTERED, "tables") if getattr(self, name) not in (None, {})]
+            if given:
+                raise ValueError(f"without a statistic there can be no {', '.join(given)}")
+            return
+        if self.not_testable:
+            raise ValueError("a claim with a statistic is testable; drop statistic or not_testable")
+        function = lookup("statistic", self.statistic.get("name"), STATISTICS)
+        try:
+            inspect.signature(function).bind(None, **self.arguments)
+        except TypeError as error:
+            raise ValueError(f"statistic {self.statistic['name']}: {error}") from None
+        lookup("direction", self.direction, dict.fromkeys(DIRECTIONS))
+        if not _is_number(self.threshold):
+            raise ValueError(f"threshold must be a finite number, got {self.threshold!r}")
+        if not _is_number(self.margin) or self.margin <= 0:
+            raise ValueError(f"margin must be a positive number, got {self.margin!r}")
+        if not self.tables:
+            raise ValueError("a claim with a statistic names the tables that test it")
+
+
+def load(path: str | Path) -> list[Claim]:
+    """Read and check the claims file.
+
+    Raises:
+        ValueError: If the file is not a list of claims, an entry lacks a field or has one too many, an id
+            stands twice, or a field has no meaning; the message names the claim.
+        FileNotFoundError: If there is no such file.
+    """
+    entries = parse(Path(path).read_text(encoding="utf-8"))
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) and "id" in entry for entry in entries):
+        raise ValueError(f"{path}: a list of entries is needed, each with an id")
+    known = {field.name for field in fields(Claim)}
+    claims: dict[str, Claim] = {}
+    for entry in entries:
+        missing, extra = sorted(known - set(entry) - {"not_testable"}), sorted(set(entry) - known)
+        if missing or extra:
+            raise ValueError(f"claim {entry['id']!r}: fields missing: {missing}, unknown: {extra}")
+        if entry["id"] in claims:
+            raise ValueError(f"claim {entry['id']!r}: the id stands twice")
+        claims[entry["id"]] = Claim(**entry)
+    return list(claims.values())
+
+
+def parse(text: str) -> Any:
+    """A claims file's text as plain data."""
+    return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+class Verdict(NamedTuple):
+    """What the values say of the claim.
+
+    Attributes:
+        name: one of `VERDICTS`.
+        reason: why it is undecided, not testable or not tested; what to mind otherwise; may be empty.
+        interval: mean over seeds and its 95 % t interval; NaN where nothing was computed.
+        seeds: number of values.
+        p_value: of the test the verdict rests on, by sign flips: two-sided against the threshold, or the
+            larger of the two one-sided ones against the ends of the margin where equivalence is asserted.
+        needed: where undecided, the number of seeds at which a verdict has 80 % power; None if over 100,000.
+    """
+
+    name: str
+    reason: str = ""
+    interval: Interval = Interval(math.nan, math.nan, math.nan)
+    seeds: int = 0
+    p_value: float = math.nan
+    needed: int | None = None
+
+
+def verdict(values: Iterable[float], claim: Claim) -> Verdict:
+    """Compare one value per seed with the claim's threshold; the rules stand at the head of this module.
+
+    The interval is Student's: over 10 seeds the percentile bootstrap covers 90 % where it says 95 %.
+
+    Args:
+        values: (n,), one per seed.
+        claim: one with a statistic.
+
+    Raises:
+        ValueError: If the claim has no statistic, or a value is missing or not finite.
+    """
+    if claim.statistic is None:
+        raise ValueError(f"claim {claim.id!r} has no statistic")
+    values = np.asarray(list(values), dtype=np.float64)
+    interval = t_interval(values)
+    name = _compare(interval, claim)
+    equivalence = name == "no effect" or (claim.direction == "equal" and name != "reversed")
+    p_value = _equivalence_p(values, claim) if equivalence else _difference_p(values, interval, claim)
+    reason, needed = "", None
+    if len(values) < MIN_SEEDS:
+        name, reason = "undecided", f"{len(values)} seeds; a verdict takes {MIN_SEEDS}"
+    if name == "undecided":
+        needed = _seeds_until_decided(values, interval.estimate, claim)
+        reason = reason or "the interval reaches across a bound"
+    elif name == "supported" and claim.direction != "equal" and _inside(interval, claim):
+        reason = f"beyond the threshold, yet within the margin of {claim.margin:g}"
+    return Verdict(name, reason, interval, len(values), p_value, needed)
+
+
+def _compare(interval: Interval, claim: Claim) -> str:
+    above, below = interval.low - claim.threshold, interval.high - claim.threshold
+    if claim.direction == "equal":
+        if _inside(interval, claim):
+            return "supported"
+        return "reversed" if above > claim.margin or below < -claim.margin else "undecided"
+    if above > 0 or below < 0:
+        return "supported" if (above > 0) == (claim.direction == "greater") else "reversed"
+    return "no effect" if _inside(interval, claim) else "undecided"
+
+
+def _inside(interval: Interval, claim: Claim) -> bool:
+    return claim.threshold - claim.margin <= interval.low and interval.high <= claim.threshold + claim.margin
+
+
+def _difference_p(values: np.ndarray, interval: Interval, claim: Claim) -> float:
+    bound = claim.threshold
+    if claim.direction == "equal":
+        bound += math.copysign(claim.margin, interval.estimate - claim.threshold)
+    return sign_flip_test(values, bound)
+
+
+def _equivalence_p(values: np.ndarray, claim: Claim) -> float:
+    """Two one-sided tests (Schuirmann 1987)."""
+    return max(
+        sign_flip_test(values, claim.threshold - claim.margin, alternative="greater"),
+        sign_flip_test(values, claim.threshold + claim.margin, alternative="less"),
+    )
+
+
+def _seeds_until_decided(values: np.ndarray, mean: float, claim: Claim) -> int | None:
+    """Seeds until the interval leaves the nearest bound whose crossing decides."""
+    bounds = [] if claim.direction == "equal" else [claim.threshold]
+    if claim.direction == "equal" or abs(mean - claim.threshold) < claim.margin:
+        bounds.append(claim.threshold + math.copysign(claim.margin, mean - claim.threshold))
+    needed = [n for bound in bounds if (n := seeds_needed(values, bound)) is not None]
+    return max(MIN_SEEDS, min(needed)) if needed else None
+
+
+def evaluate(claims: Sequence[Claim], root: str | Path) -> pd.DataFrame:
+    """Verdicts of all claims from the tables they name.
+
+    Args:
+        claims: as `load` gives them.
+        root: the folder that the paths of the tables start from.
+
+    Returns:
+        One row per claim and table (one in all for a claim without tables): ``id evidence table verdict
+        reason estimate low high seeds p_value needed survives``. ``survives`` is False where a verdict does
+        not survive a false-discovery rate of 5 % (Benjamini and Hochberg) over all verdicts of the table,
+        else True.
+    """
+    rows = []
+    for claim in claims:
+        for evidence, table in claim.tables.items() or [("", "")]:
+            found = _judge(claim, Path(root, table))
+            estimate, low, high = found.interval
+            rows.append(
+                {"id": claim.id, "evidence": evidence, "table": table}
+                | {"verdict": found.name, "reason": found.reason}
+                | {"estimate": estimate, "low": low, "high": high, "seeds": found.seeds}
+                | {"p_value": found.p_value, "needed": found.needed}
+            )
+    results = pd.DataFrame(rows).astype({"needed": "Int64"})
+    tested = (results["seeds"] >= MIN_SEEDS).to_numpy()
+    results["survives"] = True
+    results.loc[tested, "survives"] = benjamini_hochberg(results.loc[tested, "p_value"], RATE)
+    results.loc[~results["verdict"].isin(DECIDED), "survives"] = True
+    return results
+
+
+def _judge(claim: Claim, table: Path) -> Verdict:
+    if claim.not_testable:
+        return Verdict("not testable here", claim.not_testable)
+    if claim.statistic is None:
+        return Verdict("not tested yet")
+    if not table.is_file():
+        return Verdict("not tested yet", "its table has not been recorded")
+    records = pd.read_parquet(table) if table.suffix == ".parquet" else pd.read_csv(table)
+    try:
+        return verdict(STATISTICS[claim.statistic["name"]](records, **claim.arguments), claim)
+    except ValueError as error:
+        return Verdict("not testable here", str(error))

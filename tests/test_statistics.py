@@ -1,0 +1,182 @@
+"""Every estimate against scipy, a closed form or a brute-force count."""
+
+from __future__ import annotations
+
+import math
+from itertools import permutations, product
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from fairlib import statistics
+
+RNG = np.random.default_rng(20)
+SEEDS = RNG.normal(0.4, 1.0, size=10)
+
+
+def test_t_interval_is_scipys():
+    low, high = stats.ttest_1samp(SEEDS, 0).confidence_interval(0.9)
+    assert statistics.t_interval(SEEDS, level=0.9) == pytest.approx((SEEDS.mean(), low, high))
+    assert statistics.t_interval([2.0]) == (2.0, -math.inf, math.inf)
+
+
+def test_bootstrap_agrees_with_scipy_and_accepts_a_statistic():
+    values = RNG.exponential(size=60)
+    for statistic in (np.mean, np.median):
+        estimate, low, high = statistics.bootstrap(values, statistic=statistic, resamples=20_000)
+        expected = stats.bootstrap(
+            (values,), statistic, method="percentile", n_resamples=20_000, rng=1
+        ).confidence_interval
+        assert estimate == statistic(values)
+        assert (low, high) == pytest.approx((expected.low, expected.high), abs=0.02)
+    assert statistics.bootstrap(values, seed=1) == statistics.bootstrap(values, seed=1)
+    assert statistics.bootstrap(values, seed=1) != statistics.bootstrap(values, seed=2)
+
+
+def test_at_ten_seeds_the_t_interval_keeps_its_level_and_the_bootstrap_does_not():
+    runs = RNG.normal(size=(600, 10))
+    covered = {"t": 0, "bootstrap": 0}
+    for run in runs:
+        for name, (_, low, high) in (
+            ("t", statistics.t_interval(run)),
+            ("bootstrap", statistics.bootstrap(run, resamples=500)),
+        ):
+            covered[name] += low <= 0 <= high
+    assert covered["t"] / len(runs) == pytest.approx(0.95, abs=0.025)
+    assert covered["bootstrap"] / len(runs) < 0.925
+
+
+def test_group_intervals_have_the_width_of_the_central_limit_theorem():
+    groups = np.repeat([0, 1, 3], [900, 100, 400])
+    values = RNG.normal(loc=groups, size=len(groups))
+    estimate, low, high = statistics.bootstrap_groups(values, groups, 4, resamples=4000)
+    for group in (0, 1, 3):
+        member = values[groups == group]
+        mean, half = member.mean(), 1.96 * member.std() / math.sqrt(len(member))
+        assert estimate[group] == pytest.approx(mean)
+        assert (low[group], high[group]) == pytest.approx((mean - half, mean + half), abs=0.15 * half)
+    assert np.isnan([estimate[2], low[2], high[2]]).all()
+
+
+def test_columns_are_resampled_together_so_that_differences_are_paired():
+    groups = np.repeat([0, 1], [50, 30])
+    before = RNG.normal(size=80)
+    draws = statistics.resample_group_means(np.column_stack([before, before + 1]), groups, 2, resamples=200)
+    assert draws.shape == (200, 2, 2)
+    np.testing.assert_allclose(draws[..., 1] - draws[..., 0], 1.0)
+    assert draws[..., 0].std(axis=0) == pytest.approx(
+        [before[groups == g].std() / math.sqrt((groups == g).sum()) for g in (0, 1)], rel=0.2
+    )
+
+
+def test_blocks_do_not_change_the_draws_distribution(monkeypatch):
+    values, groups = RNG.normal(size=40), np.repeat([0, 1], 20)
+    monkeypatch.setattr(statistics, "_BLOCK", 41)  # two resamples a block, the last block shorter
+    draws = statistics.resample_group_means(values, groups, 2, resamples=2001)
+    assert not np.isnan(draws).any()
+    assert draws.mean(axis=0) == pytest.approx(statistics.group_means(values, groups, 2), abs=0.03)
+    null = statistics.permutation_null(values, groups, 2, permutations=2001)
+    assert len(np.unique(null)) > 1990
+
+
+def test_permutation_null_matches_a_full_enumeration():
+    values, groups = np.array([0.0, 1.0, 3.0, 7.0, 8.0]), np.array([0, 0, 2, 2, 2])
+    gaps = [abs(np.mean(p[:2]) - np.mean(p[2:])) for p in permutations(values)]
+    null = statistics.permutation_null(values, groups, 3, permutations=20_000)
+    assert null.mean() == pytest.approx(np.mean(gaps), abs=0.03)
+    assert set(np.round(null, 9)) == set(np.round(gaps, 9))
+    observed = abs(values[:2].mean() - values[2:].mean())
+    result = statistics.permutation_test(values, groups, 3, permutations=20_000)
+    assert result.p_value == pytest.approx(np.mean(np.array(gaps) >= observed - 1e-9), abs=0.01)
+    assert result.upper == pytest.approx(np.quantile(gaps, 0.95))
+
+
+def test_permutation_test_agrees_with_scipy_on_two_groups():
+    values, groups = RNG.normal(size=60), np.repeat([0, 1], [45, 15])
+    values[groups == 1] += 0.6
+    expected = stats.permutation_test(
+        (values[groups == 0], values[groups == 1]), lambda a, b: abs(a.mean() - b.mean()),
+        alternative="greater", n_resamples=20_000, rng=3,
+    ).pvalue  # fmt: skip
+    result = statistics.permutation_test(values, groups, 2, permutations=20_000)
+    assert result.p_value == pytest.approx(expected, abs=0.01)
+
+
+def test_permutation_p_value_is_never_zero():
+    values, groups = np.repeat([0.0, 1.0], 100), np.repeat([0, 1], 100)
+    assert statistics.permutation_test(values, groups, 2, permutations=99).p_value == 0.01
+
+
+def test_permuted_groups_of_sixty_give_the_gap_that_was_measured_before():
+    # Ten groups of 60 samples at accuracy .85: expected range of ten normals, 3.078 standard errors.
+    values, groups = (np.arange(600) % 20 >= 3).astype(float), np.repeat(np.arange(10), 60)
+    null = statistics.permutation_null(RNG.permutation(values), groups, 10)
+    assert null.mean() == pytest.approx(3.078 * math.sqrt(0.85 * 0.15 / 60), rel=0.05)
+
+
+def test_sign_flip_test_counts_every_pattern():
+    values = SEEDS[:9]
+    flipped = [np.dot(signs, values - 0.1) for signs in product((-1, 1), repeat=9)]
+    observed = (values - 0.1).sum()
+    assert statistics.sign_flip_test(values, 0.1) == np.mean(np.abs(flipped) >= abs(observed) - 1e-9)
+    greater = statistics.sign_flip_test(values, 0.1, alternative="greater")
+    assert greater == np.mean(np.array(flipped) >= observed - 1e-9)
+    assert statistics.sign_flip_test(-values, -0.1, alternative="less") == greater
+    assert statistics.sign_flip_test([1.0, 2.0, 3.0, 4.0, 5.0]) == 2 / 2**5
+    assert statistics.sign_flip_test([0.1, 0.1, 0.1], 0.1) == 1.0
+
+
+def test_sign_flip_test_agrees_with_scipy_beyond_enumeration():
+    values = RNG.normal(0.3, 1, size=30)
+    expected = stats.permutation_test((values,), np.mean, permutation_type="samples", n_resamples=50_000, rng=0).pvalue
+    assert statistics.sign_flip_test(values, resamples=50_000) == pytest.approx(expected, abs=0.01)
+    assert statistics.sign_flip_test(np.full(30, 1.0), resamples=99) == 0.01
+
+
+def test_seeds_needed_is_the_smallest_number_with_the_power():
+    values = np.array([-1.0, 1.0]) * math.sqrt(0.5) + 0.5  # mean .5, standard deviation 1
+    n = statistics.seeds_needed(values, power=0.8)
+    assert n == 34  # the textbook answer for d = .5, one sample, two-sided .05
+    rng = np.random.default_rng(0)
+    for seeds, reached in ((n, True), (n - 2, False)):
+        runs = rng.normal(0.5, 1, size=(40_000, seeds))
+        t = runs.mean(axis=1) / runs.std(axis=1, ddof=1) * math.sqrt(seeds)
+        assert (np.mean(t > stats.t.ppf(0.975, seeds - 1)) >= 0.8) == reached
+    assert statistics.seeds_needed(values + 1, threshold=1.0) == n
+    assert statistics.seeds_needed(-values) == n
+
+
+def test_seeds_needed_says_when_no_number_helps():
+    assert statistics.seeds_needed([1.0]) is None
+    assert statistics.seeds_needed([0.1 + 0.2, 0.3], threshold=0.3) is None
+    assert statistics.seeds_needed([1e-6, 1.0, -1.0]) is None
+    assert statistics.seeds_needed([1.0, 1.0, 1.0]) == 2
+    assert statistics.seeds_needed([1.0, 1.0 + 1e-12]) == 2  # the noncentral t overflows here
+
+
+def test_benjamini_hochberg_is_scipys_adjusted_p_value_below_the_rate():
+    for count in (1, 7, 40):
+        p_values = RNG.uniform(size=count) ** 3
+        expected = stats.false_discovery_control(p_values) <= 0.05
+        np.testing.assert_array_equal(statistics.benjamini_hochberg(p_values), expected)
+    assert statistics.benjamini_hochberg([0.04, 0.045, 0.05]).all()
+    assert statistics.benjamini_hochberg([]).shape == (0,)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: statistics.t_interval([]), "not empty"),
+        (lambda: statistics.t_interval([1.0, math.nan]), "finite, got 1"),
+        (lambda: statistics.bootstrap([1.0], level=1.0), "level must lie strictly between 0 and 1"),
+        (lambda: statistics.seeds_needed([1.0], power=80), "power must lie .* got 80"),
+        (lambda: statistics.group_means([1.0, 2.0], [0], 1), r"\(2,\) and \(1,\)"),
+        (lambda: statistics.resample_group_means([1.0], [2], 2), r"codes in \[0, 2\), got 2 to 2"),
+        (lambda: statistics.sign_flip_test([1.0], alternative="up"), "known: two-sided, greater, less"),
+        (lambda: statistics.benjamini_hochberg([1.2]), r"p-values must lie in \[0, 1\]"),
+    ],
+)
+def test_bad_input_is_named(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
