@@ -1,0 +1,18 @@
+"""The book as it was built last. What needs it is skipped where there is none: ``make book`` builds it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+HTML = ROOT / "_build" / "html"
+
+needs_book = pytest.mark.skipif(not (HTML / "index.html").is_file(), reason="the book is not built: make book")
+
+
+def built_pages() -> list[str]:
+    """Paths of the pages below the folder of the book, without the one that only leads to the introduction."""
+    pages = (page.relative_to(HTML) for page in HTML.rglob("*.html"))
+    return sorted(page.as_posix() for page in pages if page.parts[0] not in ("_static", "index.html"))

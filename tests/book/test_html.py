@@ -1,0 +1,92 @@
+"""The built pages need nothing from outside, and no link in them leads nowhere."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urldefrag
+
+import pytest
+from built import HTML, built_pages, needs_book
+
+pytestmark = needs_book
+
+LOADED = {
+    "script": "src",
+    "img": "src",
+    "iframe": "src",
+    "source": "src",
+    "video": "src",
+    "audio": "src",
+    "embed": "src",
+}
+NOT_LOADED = {
+    "author",
+    "next",
+    "prev",
+    "index",
+    "search",
+    "canonical",
+    "license",
+}  # Kinds of <link> that fetch nothing.
+OUTSIDE = re.compile(r"\s*(?:[a-z]+:)?//", re.IGNORECASE)
+ELSEWHERE = re.compile(r"(?:[a-z][a-z0-9+.-]*:|//)", re.IGNORECASE)
+
+
+class Page(HTMLParser):
+    """What a page loads, where its links lead, and what can be linked to in it."""
+
+    def __init__(self, path: Path):
+        super().__init__()
+        self.loads: list[str] = []
+        self.links: list[str] = []
+        self.anchors: set[str] = set()
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        given = {name: value or "" for name, value in attributes}
+        self.anchors |= {given[name] for name in ("id", "name") if name in given}
+        if tag in LOADED and LOADED[tag] in given:
+            self.loads.append(given[LOADED[tag]])
+        if tag == "link" and not NOT_LOADED & set(given.get("rel", "").split()):
+            self.loads.append(given["href"])
+        if tag == "a" and "href" in given:
+            self.links.append(given["href"])
+
+
+@cache
+def parsed(path: Path) -> Page:
+    return Page(path)
+
+
+def leads_nowhere(link: str, page: Path) -> bool:
+    """Whether a link within the book names a file or an anchor that is not there."""
+    address, anchor = urldefrag(link)
+    target = (page.parent / unquote(address.partition("?")[0])).resolve() if address else page
+    if not target.is_file():
+        return True
+    return bool(anchor) and target.suffix == ".html" and unquote(anchor) not in parsed(target).anchors
+
+
+@pytest.mark.parametrize("name", built_pages())
+def test_a_page_loads_only_what_lies_beside_it(name: str):
+    page = HTML / name
+    assert not [load for load in parsed(page).loads if OUTSIDE.match(load)]
+    missing = [load for load in parsed(page).loads if not load.startswith("data:") and leads_nowhere(load, page)]
+    assert not missing
+
+
+@pytest.mark.parametrize("name", built_pages())
+def test_links_within_the_book_lead_somewhere(name: str):
+    page = HTML / name
+    inside = [link for link in parsed(page).links if link != "#" and not ELSEWHERE.match(link)]
+    assert not [link for link in inside if leads_nowhere(link, page)]
+
+
+def test_style_sheets_load_only_what_lies_beside_them():
+    fetched = re.compile(r"""(?:url\(|@import)\s*["']?\s*((?:[a-z]+:)?//[^"')\s]+)""", re.IGNORECASE)
+    sheets = list(HTML.rglob("*.css"))
+    assert sheets
+    assert not [(sheet.name, found) for sheet in sheets for found in fetched.findall(sheet.read_text(encoding="utf-8"))]
