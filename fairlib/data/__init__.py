@@ -1,0 +1,120 @@
+"""Grouped data: what a data set is, how it is split, and the registry of those that can be loaded by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from fairlib._validation import check_settings, lookup
+from fairlib.data import digits, synthetic_faces, utkface
+from fairlib.data.collection import Collection, Request, select
+from fairlib.data.dataset import GroupedDataset, Splits
+from fairlib.data.splitting import (
+    PARTS,
+    check_fractions,
+    check_group_sizes,
+    drop_duplicates,
+    seed_sequence,
+    stratified_parts,
+)
+
+__all__ = ["DATASETS", "GroupedDataset", "Splits", "load"]
+
+DATASETS: dict[str, Callable[..., Collection]] = {
+    "synthetic-faces": synthetic_faces.synthetic_faces,
+    "digits": digits.digits,
+    "utkface": utkface.utkface,
+}
+"""By name: from a ``Request`` and the data set's own settings to its ``Collection``."""
+
+
+def load(
+    name: str,
+    *,
+    target: str | Sequence[str] | None = None,
+    group: str | Sequence[str] | None = None,
+    image_size: int | None = None,
+    root: str | Path = "data",
+    seed: int = 0,
+    fractions: Sequence[float] = (0.7, 0.1, 0.2),
+    **settings: object,
+) -> Splits:
+    """Load a data set, split for training, validation and test.
+
+    In this order: samples whose target or group is undefined are left out; of images with the same bytes one
+    is kept if they agree on target and group, none if they don't; the rest is split so that every crossing
+    of target and group follows ``fractions``. ``report`` counts what each step took.
+
+    Args:
+        name: One of ``DATASETS``.
+        target: The attribute to predict, or several, which are crossed; None for the data set's own default.
+        group: The attribute that defines the groups, likewise: ``["gender", "race"]`` makes "male x White".
+        image_size: Height and width in pixels; None for the data set's own default.
+        root: Folder that holds the data set's folder, or that folder itself.
+        seed: Governs all that is random in the data - what is drawn, and the split, from streams of their
+            own - and is apart from the seeds of weights and of training.
+        fractions: Shares of train, val and test. What a data set assigns to a part itself stays there.
+        settings: Of this data set: the keyword-only parameters of ``DATASETS[name]``.
+
+    Returns:
+        Splits whose inputs are uint8 ``(N, C, image_size, image_size)``.
+
+    Raises:
+        ValueError: If a name, an attribute or a value is unknown or wrong, or a group has fewer than two
+            samples in a part.
+        TypeError: If a setting is unknown.
+        FileNotFoundError: If the data are not there.
+        OSError: If an image cannot be read.
+    """
+    source = lookup("data set", name, DATASETS)
+    check_settings(f"data set {name!r}", source, settings)
+    _check_image_size(image_size)
+    draw_seed, split_seed = seed_sequence(seed).spawn(2)
+    request = Request(str(root), image_size, check_fractions(fractions), draw_seed)
+    collection = source(request, **settings)
+
+    targets, target_names = select(collection.table, collection.target if target is None else target)
+    groups, group_names = select(collection.table, collection.group if group is None else group)
+    rows = np.flatnonzero((targets >= 0) & (groups >= 0))
+    images = collection.images(rows)
+    kept, dropped = drop_duplicates(images, np.stack([targets[rows], groups[rows]], axis=1))
+    images, rows = images[kept], rows[kept]
+    targets, groups = targets[rows], groups[rows]
+
+    given = None if collection.parts is None else collection.parts[rows]
+    cells = groups * len(target_names) + targets
+    parts = _complete(given, cells, request.fractions, np.random.default_rng(split_seed))
+    check_group_sizes(parts, groups, group_names)
+    splits = {
+        part: GroupedDataset(images[members], targets[members], groups[members], target_names, group_names)
+        for part, members in ((part, parts == code) for code, part in enumerate(PARTS))
+    }
+    report = {
+        **collection.report,
+        "undefined": len(collection.table) - len(kept) - sum(dropped.values()),
+        **dropped,
+        **{part: len(data) for part, data in splits.items()},
+    }
+    return Splits(**splits, name=name, report=report)
+
+
+def _complete(
+    given: np.ndarray | None, cells: np.ndarray, fractions: tuple[float, ...], rng: np.random.Generator
+) -> np.ndarray:
+    """Deal what the data set left open out to the parts that it does not fill itself."""
+    parts = np.full(len(cells), -1) if given is None else given.copy()
+    undecided = parts < 0
+    free = np.setdiff1d(np.arange(len(PARTS)), parts)
+    if undecided.any():
+        shares = np.asarray(fractions)[free]
+        parts[undecided] = free[stratified_parts(cells[undecided], shares / shares.sum(), rng)]
+    return parts
+
+
+def _check_image_size(image_size: int | None) -> None:
+    if image_size is None:
+        return
+    if isinstance(image_size, bool) or not isinstance(image_size, int | np.integer) or image_size < 1:
+        raise ValueError(f"image_size must be a positive integer or None, got {image_size!r}")

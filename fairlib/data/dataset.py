@@ -1,0 +1,333 @@
+"""Grouped data: inputs with a target and a group each, checked once, never changed."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+
+import numpy as np
+import pandas as pd
+import torch
+from numpy.typing import ArrayLike
+from torch import Tensor
+
+from fairlib.data.splitting import seed_sequence
+
+Index = int | slice | Sequence[int] | np.ndarray | Tensor
+"""What selects samples: integers, a slice, or a boolean mask of length N."""
+
+
+class GroupedDataset:
+    """Samples ``(x_i, y_i, a_i)``: an input, a target class and a group, for i = 1..N.
+
+    Args:
+        inputs: Array or tensor: uint8 ``(N, C, H, W)`` with values 0 to 255, or float32 or float64
+            ``(N, C, H, W)`` or ``(N, D)``.
+        targets: Integers ``(N,)``, codes into ``target_names``.
+        groups: Integers ``(N,)``, codes into ``group_names``.
+        target_names: Names of the classes; by default "0", "1", ... up to the largest target.
+        group_names: Names of the groups; likewise.
+        normalize: ``(mean, std)``, one number for each channel (or feature), for a model that expects
+            ``(x - mean) / std``; None for one that normalizes itself.
+
+    Attributes:
+        inputs, targets, groups: The tensors; targets and groups int64. On the CPU until ``to``.
+        target_names, group_names: Tuples of distinct strings.
+        normalize: None or a pair of tuples of floats.
+
+    The data are copied, and no method changes its object. As a sequence it yields ``(input, target, group)``,
+    so that a ``torch.utils.data.DataLoader`` takes it; ``batch`` is how a model is fed.
+
+    >>> inputs = [[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]]
+    >>> data = GroupedDataset(inputs, targets=[0, 1, 0], groups=[0, 0, 1], group_names=["many", "few"])
+    >>> data
+    GroupedDataset(3 samples, float64 (2,), 2 classes, groups many: 2, few: 1)
+    >>> data.group("few").inputs
+    tensor([[4., 5.]], dtype=torch.float64)
+
+    Raises:
+        TypeError: If a dtype is none of the above.
+        ValueError: If shapes disagree, there is no sample, an input is NaN or infinite, a code has no name,
+            or a name stands twice.
+    """
+
+    def __init__(
+        self,
+        inputs: ArrayLike | Tensor,
+        targets: ArrayLike | Tensor,
+        groups: ArrayLike | Tensor,
+        target_names: Sequence[str] | None = None,
+        group_names: Sequence[str] | None = None,
+        normalize: tuple[Sequence[float], Sequence[float]] | None = None,
+    ) -> None:
+        self.inputs = _checked_inputs(inputs)
+        self.targets = _checked_codes("targets", targets, len(self.inputs))
+        self.groups = _checked_codes("groups", groups, len(self.inputs))
+        self.target_names = _checked_names("target", self.targets, target_names)
+        self.group_names = _checked_names("group", self.groups, group_names)
+        self.normalize = None if normalize is None else _checked_normalize(normalize, self.inputs.shape[1])
+
+    @property
+    def num_classes(self) -> int:
+        """How many classes have a name, whether or not they have a sample."""
+        return len(self.target_names)
+
+    @property
+    def num_groups(self) -> int:
+        """How many groups have a name, whether or not they have a sample."""
+        return len(self.group_names)
+
+    @property
+    def group_sizes(self) -> pd.Series:
+        """Samples of each group, int64, indexed by group name in the order of the codes."""
+        sizes = torch.bincount(self.groups, minlength=self.num_groups).cpu().numpy()
+        return pd.Series(sizes, index=pd.Index(self.group_names, name="group"), name="size")
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor, Tensor]:
+        return self.inputs[index], self.targets[index], self.groups[index]
+
+    def __repr__(self) -> str:
+        kind = f"{str(self.inputs.dtype).removeprefix('torch.')} {tuple(self.inputs.shape[1:])}"
+        groups = ", ".join(f"{name}: {size}" for name, size in self.group_sizes.items())
+        return f"GroupedDataset({len(self)} samples, {kind}, {self.num_classes} classes, groups {groups})"
+
+    def subset(self, index: Index) -> GroupedDataset:
+        """The samples at ``index``, in its order; names stay, also those of groups that are gone.
+
+        Raises:
+            IndexError: If an index is out of range or a mask is not N long.
+            TypeError: If ``index`` holds neither integers nor booleans.
+            ValueError: If it selects no sample.
+        """
+        index = self._checked_index(index)
+        return self._replace(self.inputs[index], self.targets[index], self.groups[index])
+
+    def group(self, group: str | int) -> GroupedDataset:
+        """The samples of one group, given by its name or its code.
+
+        Raises:
+            ValueError: If there is no such group (the message lists the known ones), or it has no sample.
+        """
+        members = self._members(group)
+        if not len(members):
+            raise ValueError(f"group {group!r} has no sample in this data set")
+        return self.subset(members)
+
+    def upsample(self, group: str | int, times: int) -> GroupedDataset:
+        """All samples, and those of ``group`` (a name or a code) ``times`` times: [T] Figs 14 and 15.
+
+        Raises:
+            TypeError: If ``times`` is not an integer.
+            ValueError: If it is below 1, or the group is unknown.
+        """
+        if isinstance(times, bool) or not isinstance(times, int | np.integer):
+            raise TypeError(f"times must be an integer, got {times!r}")
+        if times < 1:
+            raise ValueError(f"times must be at least 1, got {times}")
+        extra = self._members(group).repeat(int(times) - 1)
+        return self.subset(torch.cat([torch.arange(len(self), device=extra.device), extra]))
+
+    def imbalance(self, sizes: Mapping[str | int, int | float], seed: int = 0) -> GroupedDataset:
+        """Keep ``sizes[group]`` samples of each group named there, and all samples of the others.
+
+        Which samples stay is drawn for each group by itself, and a smaller size keeps a part of what a larger
+        one keeps. Their order stays.
+
+        Args:
+            sizes: By name or code: a count (int, at least 1) or a share of the group (float in (0, 1],
+                rounded to a count of at least 1).
+            seed: Of the draw.
+
+        Raises:
+            ValueError: If a group is unknown or named twice, or has fewer samples than asked for.
+        """
+        entropy = seed_sequence(seed).entropy
+        keep = torch.ones(len(self), dtype=torch.bool)
+        codes = [self._code(group) for group in sizes]
+        if len(set(codes)) < len(codes):
+            raise ValueError(f"sizes names a group twice: {list(sizes)}")
+        for code, size in zip(codes, sizes.values(), strict=True):
+            members = self._members(code).cpu()
+            count = _checked_size(self.group_names[code], size, len(members))
+            order = np.random.default_rng([entropy, code]).permutation(len(members))
+            keep[members[order[count:]]] = False
+        return self.subset(keep)
+
+    def batch(self, index: Index, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> Tensor:
+        """Inputs as a model is fed: uint8 becomes x / 255, floats stay; then ``normalize``, if it is given.
+
+        Args:
+            index: Which samples, as in ``subset``; a single integer makes a batch of one.
+            dtype: A floating dtype, that of the model's parameters.
+            device: Where the model is.
+
+        Returns:
+            ``(B, C, H, W)`` or ``(B, D)``, of ``dtype``, on ``device``.
+        """
+        chosen = self.inputs[self._checked_index(index)].to(device)
+        inputs = chosen.to(dtype).div_(255) if chosen.dtype == torch.uint8 else chosen.to(dtype)
+        if self.normalize is None:
+            return inputs
+        shape = (-1,) + (1,) * (inputs.ndim - 2)
+        mean, std = (torch.tensor(v, dtype=dtype, device=inputs.device).view(shape) for v in self.normalize)
+        return (inputs - mean) / std
+
+    def to(self, device: torch.device | str) -> GroupedDataset:
+        """The same data with its tensors on ``device``."""
+        return self._replace(self.inputs.to(device), self.targets.to(device), self.groups.to(device))
+
+    def fingerprint(self) -> str:
+        """SHA-256 (hexadecimal) of all that the data set holds, wherever its tensors are."""
+        header = [
+            str(self.inputs.dtype),
+            list(self.inputs.shape),
+            self.target_names,
+            self.group_names,
+            self.normalize,
+        ]
+        digest = sha256(json.dumps(header).encode())
+        for tensor in (self.inputs, self.targets, self.groups):
+            digest.update(tensor.cpu().contiguous().numpy().ravel())
+        return digest.hexdigest()
+
+    def _replace(self, inputs: Tensor, targets: Tensor, groups: Tensor) -> GroupedDataset:
+        """The same names with other tensors, which are known to be good."""
+        other = copy.copy(self)
+        other.inputs, other.targets, other.groups = inputs, targets, groups
+        return other
+
+    def _code(self, group: str | int) -> int:
+        if group in self.group_names:
+            return self.group_names.index(group)
+        if isinstance(group, int | np.integer) and not isinstance(group, bool) and 0 <= group < self.num_groups:
+            return int(group)
+        raise ValueError(f"unknown group {group!r}; known: {', '.join(self.group_names)}")
+
+    def _members(self, group: str | int) -> Tensor:
+        return torch.nonzero(self.groups == self._code(group)).flatten()
+
+    def _checked_index(self, index: Index) -> Tensor:
+        if isinstance(index, slice):
+            index = torch.arange(len(self))[index]
+        elif not isinstance(index, Tensor):
+            index = np.asarray(index)
+            index = torch.tensor(index.astype(np.int64) if index.size == 0 else index)
+        index = index.reshape(-1).to(self.inputs.device)
+        if index.is_floating_point() or index.is_complex():
+            raise TypeError(f"index must hold integers or booleans, got {index.dtype}")
+        if index.dtype == torch.bool:
+            if len(index) != len(self):
+                raise IndexError(f"a mask must have one entry for each of the {len(self)} samples, got {len(index)}")
+            index = torch.nonzero(index).flatten()
+        if not len(index):
+            raise ValueError(f"index selects none of the {len(self)} samples")
+        return index.long()
+
+
+@dataclass(frozen=True, eq=False)
+class Splits:
+    """The three parts of a data set; unpacks as ``train, val, test``.
+
+    Attributes:
+        train, val, test: Disjoint parts with the same names of targets and groups.
+        name: Of the data set.
+        report: What was found, skipped, dropped and used, as counts (and names of skipped files).
+    """
+
+    train: GroupedDataset
+    val: GroupedDataset
+    test: GroupedDataset
+    name: str
+    report: dict[str, object] = field(default_factory=dict)
+
+    def __iter__(self) -> Iterator[GroupedDataset]:
+        return iter((self.train, self.val, self.test))
+
+
+def _as_tensor(argument: str, values: ArrayLike | Tensor) -> Tensor:
+    """A copy on the CPU."""
+    if isinstance(values, Tensor):
+        return values.detach().to("cpu", copy=True)
+    array = np.asarray(values)
+    if array.dtype.kind not in "biuf":
+        raise TypeError(f"{argument} must be numbers, got an array of dtype {array.dtype}")
+    return torch.tensor(array)
+
+
+def _checked_inputs(values: ArrayLike | Tensor) -> Tensor:
+    inputs = _as_tensor("inputs", values)
+    if inputs.dtype not in (torch.uint8, torch.float32, torch.float64):
+        raise TypeError(f"inputs must be uint8, float32 or float64, got {str(inputs.dtype).removeprefix('torch.')}")
+    dimensions = (4,) if inputs.dtype == torch.uint8 else (2, 4)
+    if inputs.ndim not in dimensions:
+        wanted = "(N, C, H, W)" if inputs.dtype == torch.uint8 else "(N, C, H, W) or (N, D)"
+        raise ValueError(f"{inputs.dtype} inputs must have shape {wanted}, got {tuple(inputs.shape)}")
+    if not inputs.numel():
+        raise ValueError(f"inputs are empty: shape {tuple(inputs.shape)}")
+    if inputs.is_floating_point():
+        bad = ~torch.isfinite(inputs)
+        if bad.any():
+            first = tuple(torch.nonzero(bad)[0].tolist())
+            raise ValueError(f"inputs hold {int(bad.sum())} NaN or infinite values, the first at index {first}")
+    return inputs
+
+
+def _checked_codes(argument: str, values: ArrayLike | Tensor, count: int) -> Tensor:
+    codes = _as_tensor(argument, values)
+    if codes.is_floating_point() or codes.is_complex() or codes.dtype == torch.bool:
+        found = str(codes.dtype).removeprefix("torch.")
+        raise TypeError(f"{argument} must be integers (codes 0, 1, ...), got {found}; convert them with .astype(int)")
+    if codes.shape != (count,):
+        raise ValueError(f"{argument} must have shape ({count},), one for each input, got {tuple(codes.shape)}")
+    return codes.long()
+
+
+def _checked_names(kind: str, codes: Tensor, names: Sequence[str] | None) -> tuple[str, ...]:
+    """The names of the codes, and the promise that every code has one."""
+    low, high = int(codes.min()), int(codes.max())
+    if names is None:
+        names = tuple(str(code) for code in range(high + 1))
+    elif isinstance(names, str) or not all(isinstance(name, str) for name in names):
+        raise TypeError(f"{kind}_names must be a sequence of strings, got {names!r}")
+    twice = sorted({name for name in names if list(names).count(name) > 1})
+    if twice:
+        raise ValueError(f"{kind}_names must be distinct, but {', '.join(map(repr, twice))} stands more than once")
+    if low < 0 or high >= len(names):
+        wrong = low if low < 0 else high
+        first = int(torch.nonzero(codes == wrong)[0])
+        allowed = f"0 to {len(names) - 1} (one for each of {kind}_names)" if names else "0 or more"
+        raise ValueError(f"{kind}s[{first}] is {wrong}; allowed are {allowed}")
+    return tuple(names)
+
+
+def _checked_normalize(
+    normalize: tuple[Sequence[float], Sequence[float]], channels: int
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    try:
+        mean, std = (tuple(float(v) for v in values) for values in normalize)
+    except (TypeError, ValueError):
+        raise TypeError(f"normalize must be (mean, std), a sequence of numbers each, got {normalize!r}") from None
+    if len(mean) != channels or len(std) != channels:
+        raise ValueError(f"normalize must hold {channels} means and stds, one a channel, got {normalize!r}")
+    if not np.isfinite([*mean, *std]).all() or min(std) <= 0:
+        raise ValueError(f"normalize must hold finite means and positive stds, got {normalize!r}")
+    return mean, std
+
+
+def _checked_size(group: str, size: int | float, available: int) -> int:
+    """How many samples of ``group`` to keep."""
+    if isinstance(size, bool) or not isinstance(size, int | float | np.integer | np.floating):
+        raise TypeError(f"sizes[{group!r}] must be a count (int) or a share (float), got {size!r}")
+    if isinstance(size, int | np.integer):
+        if not 1 <= size <= available:
+            raise ValueError(f"sizes[{group!r}] is {size}, but the group has {available} samples (1 to {available})")
+        return int(size)
+    if not 0 < size <= 1:
+        raise ValueError(f"sizes[{group!r}] is {size}; a share must be in (0, 1], a count must be an int")
+    return max(1, round(size * available))

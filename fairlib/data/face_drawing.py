@@ -1,0 +1,130 @@
+"""Schematic faces from ten numbers each: smooth ellipses and strokes, drawn for all pictures at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+FACTORS = (
+    "face width",
+    "face length",
+    "hair shade",
+    "hairline",
+    "eye distance",
+    "eye size",
+    "brow tilt",
+    "nose length",
+    "mouth width",
+    "mouth curve",
+)
+"""What the columns of the factors mean."""
+
+CHUNK = 256
+"""Pictures drawn at a time: as many as keep the intermediate arrays in the processor's cache."""
+
+
+@dataclass(frozen=True)
+class Pose:
+    """How each of n faces stands before the camera; drawn apart from who it is.
+
+    Attributes:
+        shift: ``(n, 2)``, right and down, in half pictures.
+        angle: ``(n,)``, radians.
+        scale: ``(n,)``, 1 is the ordinary size.
+        light: ``(n,)``, brightness, 1 is the ordinary one.
+        slope: ``(n, 2)``, change of brightness from the middle to the right and lower edge.
+    """
+
+    shift: np.ndarray
+    angle: np.ndarray
+    scale: np.ndarray
+    light: np.ndarray
+    slope: np.ndarray
+
+    @classmethod
+    def draw(cls, count: int, rng: np.random.Generator) -> Pose:
+        """Independent jitter for ``count`` faces."""
+        return cls(
+            shift=rng.uniform(-0.06, 0.06, (count, 2)),
+            angle=rng.uniform(-0.1, 0.1, count),
+            scale=rng.uniform(0.95, 1.05, count),
+            light=rng.uniform(0.9, 1.1, count),
+            slope=rng.uniform(-0.1, 0.1, (count, 2)),
+        )
+
+    def __getitem__(self, index: slice) -> Pose:
+        parts = (self.shift, self.angle, self.scale, self.light, self.slope)
+        return Pose(*(part[index] for part in parts))
+
+
+def draw_faces(factors: np.ndarray, pose: Pose, size: int) -> np.ndarray:
+    """Draw grey faces.
+
+    Args:
+        factors: ``(n, 10)``, each in [-1, 1]; the columns are ``FACTORS``.
+        pose: Of the n faces.
+        size: Height and width in pixels.
+
+    Returns:
+        float32 ``(n, 1, size, size)`` in [0, 1].
+    """
+    images = np.empty((len(factors), 1, size, size), dtype=np.float32)
+    for start in range(0, len(factors), CHUNK):
+        chunk = slice(start, start + CHUNK)
+        images[chunk, 0] = _draw(factors[chunk], pose[chunk], size)
+    return images
+
+
+def _draw(factors: np.ndarray, pose: Pose, size: int) -> np.ndarray:
+    """Paint layer over layer, in coordinates in which the upright face is centred and fills [-1, 1]."""
+    width, length, shade, hairline, spacing, eye, tilt, nose, mouth, curve = _columns(factors)
+    (dx, dy), (slope_x, slope_y) = _columns(pose.shift), _columns(pose.slope)
+    angle, scale, light = (_columns(v[:, None])[0] for v in (pose.angle, pose.scale, pose.light))
+
+    axis = ((np.arange(size, dtype=np.float32) + 0.5) * 2 / size - 1)[None]
+    right, down = axis[:, None, :], axis[:, :, None]
+    sine, cosine = np.sin(angle) / scale, np.cos(angle) / scale
+    x = cosine * (right - dx) + sine * (down - dy)
+    y = cosine * (down - dy) - sine * (right - dx)
+    across = np.abs(x)
+    pixel = 2 / size
+
+    hair = 0.25 + 0.25 * shade
+    half_width, half_length = 0.6 + 0.15 * width, 0.75 + 0.13 * length
+    eye_x, eye_width = 0.28 + 0.09 * spacing, 0.14 + 0.06 * eye
+    nose_length, mouth_width = 0.14 + 0.08 * nose, 0.26 + 0.12 * mouth
+    beside_eye = across - eye_x
+    bend = 0.15 * curve * (1 - 2 * (x / mouth_width) ** 2)
+    head = _ellipse(x, y + 0.08, half_width + 0.1, half_length + 0.02)
+    fringe = np.maximum(head, y + 0.45 - 0.2 * hairline + 0.2 * x**2)
+    layers = [
+        (hair, head),
+        (0.75, _ellipse(x, y - 0.08, half_width, half_length)),
+        (hair, fringe),
+        (1.0, _ellipse(beside_eye, y + 0.05, eye_width, 0.6 * eye_width)),
+        (0.05, _ellipse(beside_eye, y + 0.05, 0.06, 0.06)),
+        (hair, _stroke(beside_eye, y + 0.26 + 0.7 * tilt * beside_eye, 0.18, 0.045)),
+        (0.45, _stroke(y - 0.05 - nose_length, x, nose_length, 0.05)),
+        (0.2, _stroke(x, y - 0.47 - bend, mouth_width, 0.06)),
+    ]
+    canvas = np.full_like(x, 0.5)
+    for tone, distance in layers:
+        # The share of a pixel that a shape covers, from the signed distance of the pixel's centre.
+        canvas += (tone - canvas) * np.clip(0.5 - distance / pixel, 0, 1)
+    return np.clip(canvas * light * (1 + slope_x * right + slope_y * down), 0, 1)
+
+
+def _columns(values: np.ndarray) -> np.ndarray:
+    """``(n, k)`` to ``(k, n, 1, 1)``: one number a picture, to combine with its pixels."""
+    return values.T[:, :, None, None].astype(np.float32)
+
+
+def _ellipse(x: np.ndarray, y: np.ndarray, half_width: np.ndarray, half_height: np.ndarray) -> np.ndarray:
+    """Signed distance to an ellipse around the origin (inside is negative), to first order."""
+    return (np.hypot(x / half_width, y / half_height) - 1) * np.minimum(half_width, half_height)
+
+
+def _stroke(along: np.ndarray, across: np.ndarray, half_length: np.ndarray, half_width: float) -> np.ndarray:
+    """Signed distance to a bar around the origin (exact beside it, the larger of two at its corners)."""
+    return np.maximum(np.abs(along) - half_length, np.abs(across) - half_width)

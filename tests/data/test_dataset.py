@@ -1,0 +1,260 @@
+import doctest
+
+import numpy as np
+import pytest
+import torch
+
+import fairlib.data.dataset
+from fairlib.data import GroupedDataset
+
+
+@pytest.fixture
+def pictures():
+    """Six 1 x 2 x 2 pictures whose pixels tell which is which: the i-th is filled with 10 * i."""
+    images = np.repeat(np.arange(6, dtype=np.uint8) * 10, 4).reshape(6, 1, 2, 2)
+    return GroupedDataset(
+        images,
+        targets=[0, 1, 0, 1, 2, 0],
+        groups=[0, 0, 1, 0, 1, 0],
+        target_names=["x", "y", "z"],
+        group_names=["many", "few", "none"],
+    )
+
+
+def which(data):
+    return (data.inputs.flatten(1)[:, 0] // 10).tolist()
+
+
+def test_docstring_examples_hold():
+    assert doctest.testmod(fairlib.data.dataset).failed == 0
+
+
+def test_what_it_holds(pictures):
+    assert pictures.inputs.dtype == torch.uint8
+    assert pictures.targets.dtype == pictures.groups.dtype == torch.int64
+    assert (len(pictures), pictures.num_classes, pictures.num_groups) == (6, 3, 3)
+    assert pictures.group_sizes.to_dict() == {"many": 4, "few": 2, "none": 0}
+    assert list(pictures.group_sizes.index) == ["many", "few", "none"]
+    x, y, a = pictures[4]
+    assert (x.unique().item(), y.item(), a.item()) == (40, 2, 1)
+
+
+def test_names_default_to_the_codes():
+    data = GroupedDataset(np.zeros((3, 2)), np.array([0, 2, 2], dtype=np.int32), torch.tensor([1, 0, 1]))
+    assert data.target_names == ("0", "1", "2")
+    assert data.group_names == ("0", "1")
+
+
+def test_the_data_are_copied():
+    images = np.zeros((2, 3))
+    groups = torch.tensor([0, 1])
+    data = GroupedDataset(images, [0, 0], groups)
+    images[:] = 7
+    groups[:] = 0
+    assert data.inputs.sum() == 0
+    assert data.groups.tolist() == [0, 1]
+
+
+def test_a_data_loader_takes_it(pictures):
+    inputs, targets, groups = next(iter(torch.utils.data.DataLoader(pictures, batch_size=4)))
+    assert inputs.shape == (4, 1, 2, 2)
+    assert (targets.tolist(), groups.tolist()) == ([0, 1, 0, 1], [0, 0, 1, 0])
+
+
+@pytest.mark.parametrize(
+    ("inputs", "error", "message"),
+    [
+        (np.zeros((3, 2), dtype=np.uint8), ValueError, r"uint8 inputs must have shape \(N, C, H, W\)"),
+        (np.zeros((3, 2, 2)), ValueError, r"got \(3, 2, 2\)"),
+        (np.zeros((3, 2), dtype=np.int64), TypeError, "got int64"),
+        (np.zeros((3, 2), dtype=np.float16), TypeError, "got float16"),
+        (np.array([["a"], ["b"], ["c"]]), TypeError, "must be numbers"),
+        (np.zeros((0, 2)), ValueError, "empty"),
+        (np.zeros((3, 0)), ValueError, "empty"),
+    ],
+)
+def test_inputs_of_another_kind_are_refused(inputs, error, message):
+    with pytest.raises(error, match=message):
+        GroupedDataset(inputs, [0] * len(inputs), [0] * len(inputs))
+
+
+def test_inputs_that_are_not_finite_are_refused_with_their_number_and_place():
+    inputs = np.ones((4, 3))
+    inputs[2, 1], inputs[3, 0] = np.nan, -np.inf
+    with pytest.raises(ValueError, match=r"2 NaN or infinite values, the first at index \(2, 1\)"):
+        GroupedDataset(inputs, [0] * 4, [0] * 4)
+
+
+@pytest.mark.parametrize(
+    ("changed", "error", "message"),
+    [
+        ({"targets": [0, 1, 5]}, ValueError, r"targets\[2\] is 5; allowed are 0 to 1"),
+        ({"groups": [0, -1, 0]}, ValueError, r"groups\[1\] is -1; allowed are 0 to 1"),
+        ({"targets": [0, 1]}, ValueError, r"targets must have shape \(3,\).*got \(2,\)"),
+        ({"groups": [[0], [1], [0]]}, ValueError, r"got \(3, 1\)"),
+        ({"targets": [0.0, 1.0, 0.0]}, TypeError, "targets must be integers.*float64"),
+        ({"groups": [True, False, True]}, TypeError, "groups must be integers.*bool"),
+        ({"target_names": ["x", "x"]}, ValueError, "target_names must be distinct, but 'x'"),
+        ({"group_names": "ab"}, TypeError, "group_names must be a sequence of strings"),
+        ({"group_names": [0, 1]}, TypeError, "group_names must be a sequence of strings"),
+        ({"group_names": []}, ValueError, r"groups\[1\] is 1"),
+        ({"normalize": ([0.0], [1.0])}, ValueError, "2 means and stds"),
+        ({"normalize": ([0.0, 0.0], [1.0, 0.0])}, ValueError, "positive stds"),
+        ({"normalize": 3}, TypeError, "normalize must be"),
+    ],
+)
+def test_codes_names_and_normalize_are_checked(changed, error, message):
+    good = {"targets": [0, 1, 0], "groups": [0, 1, 0], "target_names": ["x", "y"], "group_names": ["a", "b"]}
+    with pytest.raises(error, match=message):
+        GroupedDataset(np.zeros((3, 2)), **(good | changed))
+
+
+def test_negative_codes_are_refused_without_names_too():
+    with pytest.raises(ValueError, match=r"groups\[0\] is -1"):
+        GroupedDataset(np.zeros((2, 1)), [0, 0], [-1, 0])
+    with pytest.raises(ValueError, match=r"groups\[0\] is -1"):
+        GroupedDataset(np.zeros((2, 1)), [0, 0], [-1, -1])
+
+
+@pytest.mark.parametrize(
+    ("index", "chosen"),
+    [
+        ([4, 0, 4], [4, 0, 4]),
+        (slice(1, None, 2), [1, 3, 5]),
+        (np.array([False, True, False, False, False, True]), [1, 5]),
+        (torch.tensor([-1, 2]), [5, 2]),
+        (3, [3]),
+    ],
+)
+def test_subset_takes_integers_slices_and_masks(pictures, index, chosen):
+    subset = pictures.subset(index)
+    assert which(subset) == chosen
+    assert subset.targets.tolist() == [[0, 1, 0, 1, 2, 0][i] for i in chosen]
+    assert subset.groups.tolist() == [[0, 0, 1, 0, 1, 0][i] for i in chosen]
+    assert subset.group_names == pictures.group_names
+    assert torch.equal(pictures.batch(index), subset.batch(slice(None)))
+
+
+def test_an_index_that_selects_nothing_or_too_much_is_refused(pictures):
+    for nothing in ([], np.zeros(6, dtype=bool), slice(0, 0)):
+        with pytest.raises(ValueError, match="selects none of the 6"):
+            pictures.subset(nothing)
+    with pytest.raises(IndexError):
+        pictures.subset([6])
+    with pytest.raises(IndexError, match="6 samples, got 2"):
+        pictures.subset([True, False])
+    with pytest.raises(TypeError, match="integers or booleans"):
+        pictures.subset([0.5])
+
+
+def test_group_by_name_and_by_code(pictures):
+    assert which(pictures.group("few")) == which(pictures.group(1)) == [2, 4]
+    with pytest.raises(ValueError, match="unknown group 'others'; known: many, few, none"):
+        pictures.group("others")
+    with pytest.raises(ValueError, match="unknown group 3"):
+        pictures.group(3)
+    with pytest.raises(ValueError, match="group 'none' has no sample"):
+        pictures.group("none")
+
+
+def test_upsample_repeats_one_group_only(pictures):
+    larger = pictures.upsample("few", 3)
+    assert sorted(which(larger)) == [0, 1, 2, 2, 2, 3, 4, 4, 4, 5]
+    assert larger.group_sizes.to_dict() == {"many": 4, "few": 6, "none": 0}
+    assert pictures.upsample("few", 1).fingerprint() == pictures.fingerprint()
+    assert len(pictures) == 6
+    for times, error in ((0, ValueError), (1.5, TypeError), (True, TypeError)):
+        with pytest.raises(error, match="times must be"):
+            pictures.upsample("few", times)
+
+
+@pytest.fixture
+def many():
+    groups = np.repeat([0, 1, 2], [50, 30, 20])
+    return GroupedDataset(np.arange(100.0)[:, None], np.zeros(100, dtype=int), groups)
+
+
+def test_imbalance_keeps_counts_and_shares(many):
+    small = many.imbalance({"0": 7, 2: 0.5})
+    assert small.group_sizes.to_dict() == {"0": 7, "1": 30, "2": 10}
+    kept = small.inputs.flatten()
+    assert torch.equal(kept, kept.unique())
+    assert torch.equal(small.groups, many.groups[kept.long()])
+    assert many.imbalance({"2": 0.001}).group_sizes["2"] == 1
+
+
+def test_imbalance_is_drawn_by_its_seed_nested_and_apart_for_each_group(many):
+    def rows(sizes, seed=0):
+        return set(many.imbalance(sizes, seed=seed).inputs.flatten().tolist())
+
+    state = np.random.get_state()[1].copy(), torch.get_rng_state()
+    assert rows({"0": 10}) == rows({"0": 10}) != rows({"0": 10}, seed=1)
+    assert rows({"0": 10}) < rows({"0": 20})
+    both = rows({"0": 10, "1": 10})
+    assert {r for r in both if r < 50} == {r for r in rows({"0": 10}) if r < 50}
+    halves = GroupedDataset(np.arange(60.0)[:, None], np.zeros(60, dtype=int), np.repeat([0, 1], 30))
+    kept = halves.imbalance({"0": 15, "1": 15}).inputs.flatten().reshape(2, 15)
+    assert not torch.equal(kept[0], kept[1] - 30)
+    assert (np.random.get_state()[1] == state[0]).all()
+    assert torch.equal(torch.get_rng_state(), state[1])
+
+
+@pytest.mark.parametrize(
+    ("sizes", "error", "message"),
+    [
+        ({"2": 21}, ValueError, r"sizes\['2'\] is 21, but the group has 20 samples"),
+        ({"2": 0}, ValueError, "is 0"),
+        ({"2": 1.5}, ValueError, r"a share must be in \(0, 1\]"),
+        ({"2": float("nan")}, ValueError, "a share must be in"),
+        ({"2": True}, TypeError, "count"),
+        ({"9": 1}, ValueError, "unknown group '9'; known: 0, 1, 2"),
+        ({"2": 3, 2: 4}, ValueError, "twice"),
+    ],
+)
+def test_imbalance_refuses_what_it_cannot_give(many, sizes, error, message):
+    with pytest.raises(error, match=message):
+        many.imbalance(sizes)
+
+
+def test_batch_feeds_uint8_as_fractions_of_255_and_floats_as_they_are(pictures):
+    batch = pictures.batch([5, 1], dtype=torch.float64)
+    assert batch.dtype == torch.float64
+    expected = torch.tensor([50.0, 10.0], dtype=torch.float64) / 255
+    assert torch.equal(batch, expected.view(2, 1, 1, 1).expand(2, 1, 2, 2))
+    floats = GroupedDataset(np.array([[300.0, -2.0]]), [0], [0])
+    assert floats.batch([0]).tolist() == [[300.0, -2.0]]
+    assert floats.batch(0).dtype == torch.float32
+
+
+def test_batch_normalizes_by_channel_after_scaling():
+    images = np.array([255, 51], dtype=np.uint8).reshape(1, 2, 1, 1)
+    data = GroupedDataset(images, [0], [0], normalize=([0.5, 0.1], [0.25, 0.1]))
+    assert data.normalize == ((0.5, 0.1), (0.25, 0.1))
+    assert data.batch([0]).flatten().tolist() == pytest.approx([2.0, 1.0])
+    vectors = GroupedDataset(np.array([[1.0, 4.0]]), [0], [0], normalize=([0.0, 2.0], [1.0, 4.0]))
+    assert vectors.batch([0]).tolist() == [[1.0, 0.5]]
+    assert vectors.inputs.tolist() == [[1.0, 4.0]]
+
+
+def test_the_fingerprint_is_that_of_the_contents():
+    def build(inputs=(1.0, 2.0), targets=(0, 1), groups=(0, 1), **names):
+        return GroupedDataset(np.array(inputs, dtype=np.float32)[:, None], targets, groups, **names).fingerprint()
+
+    others = [
+        build(inputs=(1.0, 2.5)),
+        build(targets=(1, 0)),
+        build(groups=(1, 0)),
+        build(target_names=["a", "b"]),
+        build(group_names=["a", "b"]),
+        build(normalize=([0.0], [2.0])),
+    ]
+    assert build() == build(target_names=["0", "1"])
+    assert len({build(), *others}) == 7
+    assert len(build()) == 64
+
+
+def test_to_gives_a_data_set_and_leaves_the_old_one(pictures):
+    moved = pictures.to("meta")
+    assert moved.inputs.device.type == moved.targets.device.type == moved.groups.device.type == "meta"
+    assert pictures.inputs.device.type == "cpu"
+    assert pictures.to("cpu").fingerprint() == pictures.fingerprint()

@@ -1,0 +1,134 @@
+import numpy as np
+import pandas as pd
+import pytest
+
+from fairlib.data import DATASETS, load
+from fairlib.data.collection import Collection, select
+
+
+@pytest.fixture
+def people(monkeypatch):
+    """A data set of 120 people registered as 'people': age cycles through 3 values, town through 2, 12 have none."""
+
+    def source(request, *, copies=0, conflict=False, parts=None):
+        n = 120
+        town = np.where(np.arange(n) < 12, -1, np.arange(n) % 2)
+        images = np.random.default_rng(request.seed).integers(0, 256, (n, 1, 4, 4), dtype=np.uint8)
+        # Six apart: the copies have the same age and town.
+        images[60 : 60 + copies] = images[54 : 54 + copies] if not conflict else images[53 : 53 + copies]
+        table = pd.DataFrame(
+            {
+                "age": pd.Categorical.from_codes(np.arange(n) % 3, ["young", "middle", "old"]),
+                "town": pd.Categorical.from_codes(town, ["Ur", "Uruk"]),
+            }
+        )
+        return Collection(table, images.__getitem__, "age", "town", parts, {"found": n})
+
+    monkeypatch.setitem(DATASETS, "people", source)
+
+
+def pixels(*parts):
+    return {image.numpy().tobytes() for part in parts for image in part.inputs}
+
+
+def test_select_one_or_crossed():
+    table = pd.DataFrame(
+        {
+            "gender": pd.Categorical.from_codes([0, 1, 1, -1], ["male", "female"]),
+            "race": pd.Categorical.from_codes([2, 0, -1, 1], ["White", "Black", "Asian"]),
+        }
+    )
+    codes, names = select(table, "race")
+    assert (codes.tolist(), names) == ([2, 0, -1, 1], ("White", "Black", "Asian"))
+    codes, names = select(table, ["gender", "race"])
+    assert [names[c] if c >= 0 else None for c in codes] == ["male x Asian", "female x White", None, None]
+    assert len(names) == 6
+    with pytest.raises(ValueError, match="unknown attribute 'hair'; known: gender, race"):
+        select(table, ["gender", "hair"])
+    with pytest.raises(ValueError, match="each once"):
+        select(table, ["race", "race"])
+    with pytest.raises(ValueError, match="one or more"):
+        select(table, [])
+
+
+def test_defaults_undefined_samples_and_report(people):
+    splits = load("people")
+    train, val, test = splits
+    assert train is splits.train and val is splits.val and test is splits.test
+    assert splits.name == "people"
+    assert train.target_names == ("young", "middle", "old")
+    assert train.group_names == test.group_names == ("Ur", "Uruk")
+    assert splits.report == {
+        "found": 120, "undefined": 12, "duplicates": 0, "conflicting": 0,
+        "train": len(train), "val": len(val), "test": len(test),
+    }  # fmt: skip
+    assert len(train) + len(val) + len(test) == 108
+    assert len(pixels(*splits)) == 108
+    assert sum(splits.report[part] for part in ("train", "val", "test")) == 108
+    assert load("people", target="age", group="age").report["undefined"] == 0
+
+
+def test_every_crossing_of_target_and_group_is_split_alike(people):
+    for part, share in zip(load("people"), (0.7, 0.1, 0.2), strict=True):
+        cells = np.bincount(part.groups * 3 + part.targets, minlength=6)
+        assert (np.abs(cells - 18 * share) <= 1).all()
+
+
+def test_groups_may_be_crossed(people):
+    splits = load("people", group=["age", "town"], fractions=(0.6, 0.2, 0.2))
+    assert splits.train.group_names[:3] == ("young x Ur", "young x Uruk", "middle x Ur")
+    assert sum(part.group_sizes for part in splits).tolist() == [18] * 6
+    assert (splits.train.groups // 2 == splits.train.targets).all()
+
+
+def test_copies_never_stand_on_both_sides(people):
+    splits = load("people", copies=5)
+    assert (splits.report["duplicates"], splits.report["conflicting"]) == (5, 0)
+    assert sum(map(len, splits)) == 103 == len(pixels(*splits))
+    conflicting = load("people", copies=5, conflict=True)
+    assert (conflicting.report["duplicates"], conflicting.report["conflicting"]) == (0, 10)
+    assert sum(map(len, conflicting)) == 98
+
+
+def test_labels_follow_their_images_through_all_steps(people):
+    whole = DATASETS["people"](type("Request", (), {"seed": np.random.SeedSequence(5).spawn(2)[0]}), copies=5)
+    label = {
+        image.tobytes(): (age, town)
+        for image, age, town in zip(
+            whole.images(np.arange(120)), whole.table["age"].cat.codes, whole.table["town"].cat.codes, strict=True
+        )
+    }
+    for part in load("people", seed=5, copies=5):
+        for image, target, group in part:
+            assert label[image.numpy().tobytes()] == (target, group)
+
+
+def test_what_a_data_set_assigns_stays_and_the_rest_is_dealt_out(people):
+    parts = np.where(np.arange(120) >= 90, 2, -1)
+    splits = load("people", group="age", parts=parts)
+    assert (len(splits.train), len(splits.val), len(splits.test)) == (79, 11, 30)  # 90 as .7 : .1
+    whole = DATASETS["people"](type("Request", (), {"seed": np.random.SeedSequence(0).spawn(2)[0]}))
+    assert pixels(splits.test) == {image.tobytes() for image in whole.images(np.arange(90, 120))}
+
+
+def test_the_seed_governs_the_split_and_nothing_global_does(people):
+    first = load("people", seed=1)
+    np.random.seed(0)
+    again = load("people", seed=1)
+    assert [a.fingerprint() for a in first] == [b.fingerprint() for b in again]
+    assert first.train.fingerprint() != load("people", seed=2).train.fingerprint()
+
+
+def test_errors_help(people):
+    with pytest.raises(ValueError, match="unknown data set 'face'; known: synthetic-faces, digits, utkface"):
+        load("face")
+    with pytest.raises(TypeError, match="unknown setting 'size' for data set 'people'; known: copies, conflict, parts"):
+        load("people", size=3)
+    with pytest.raises(ValueError, match="unknown attribute 'race'; known: age, town"):
+        load("people", target="race")
+    with pytest.raises(ValueError, match=r"group 'young x Ur' has 1 sample in the val split"):
+        load("people", group=["age", "town"], fractions=(0.9, 0.05, 0.05))
+    with pytest.raises(ValueError, match="image_size must be a positive integer or None, got 0"):
+        load("people", image_size=0)
+    with pytest.raises(TypeError, match="seed must be an integer"):
+        load("people", seed=None)

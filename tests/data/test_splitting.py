@@ -1,0 +1,84 @@
+import numpy as np
+import pytest
+
+from fairlib.data.splitting import (
+    apportion,
+    check_fractions,
+    check_group_sizes,
+    drop_duplicates,
+    seed_sequence,
+    stratified_parts,
+)
+
+
+@pytest.mark.parametrize(
+    ("total", "weights", "counts"),
+    [
+        (7, [1, 1, 1], [3, 2, 2]),
+        (2, [5, 3, 1], [1, 1, 0]),
+        (10, [0.45, 0.22, 0.15, 0.11, 0.07], [5, 2, 1, 1, 1]),  # remainders .5 .2 .5 .1 .7: the first .5 wins
+        (450, 10.0 ** (-np.arange(10) / 9), [110, 85, 66, 51, 40, 31, 24, 18, 14, 11]),
+    ],
+)
+def test_apportion_gives_largest_remainders(total, weights, counts):
+    assert apportion(total, weights).tolist() == counts
+
+
+def test_of_equal_images_one_stays_if_they_agree_and_none_if_not():
+    images = np.array([5, 6, 5, 7, 6, 8, 6], dtype=np.uint8).reshape(7, 1, 1, 1)
+    labels = np.array([[0, 0], [1, 0], [0, 0], [0, 0], [1, 1], [0, 0], [1, 0]])
+    keep, dropped = drop_duplicates(images, labels)
+    assert keep.tolist() == [0, 3, 5]
+    assert dropped == {"duplicates": 1, "conflicting": 3}
+
+
+def test_every_cell_and_the_whole_follow_the_fractions():
+    sizes = np.array([1, 2, 3, 7, 10, 33, 100, 451])
+    cells = np.repeat(np.arange(8), sizes)
+    fractions = np.array([0.7, 0.1, 0.2])
+    parts = stratified_parts(cells, fractions, np.random.default_rng(0))
+    counts = np.array([np.bincount(parts[cells == c], minlength=3) for c in range(8)])
+    assert (counts.sum(axis=1) == sizes).all()
+    assert (np.abs(counts - sizes[:, None] * fractions) <= 1 + 1e-9).all()
+    assert (np.abs(counts.sum(axis=0) - sizes.sum() * fractions) < 1).all()
+    assert counts[4].tolist() == [7, 1, 2]
+    assert counts[6].tolist() == [70, 10, 20]
+
+
+def test_totals_hold_when_no_cell_fills_a_part_by_itself():
+    """100 cells with one sample each: rounding each cell alone would put all of them into train."""
+    parts = stratified_parts(np.arange(100), (0.7, 0.1, 0.2), np.random.default_rng(0))
+    assert np.bincount(parts).tolist() == [70, 10, 20]
+
+
+def test_which_sample_goes_where_is_drawn():
+    cells = np.zeros(40, dtype=int)
+
+    def draw(seed):
+        return stratified_parts(cells, (0.5, 0.25, 0.25), np.random.default_rng(seed))
+
+    assert (draw(3) == draw(3)).all()
+    shares = np.mean([draw(seed) == 0 for seed in range(400)], axis=0)
+    assert np.abs(shares - 0.5).max() < 0.1  # 4 standard errors
+
+
+def test_a_group_with_one_sample_in_a_part_is_named():
+    parts = np.array([0, 0, 1, 1, 2, 2, 0, 0, 1, 2, 2])
+    groups = np.array([0] * 6 + [1] * 5)
+    check_group_sizes(parts[:6], groups[:6], ["a"])
+    with pytest.raises(ValueError, match="group 'b' has 1 sample in the val split"):
+        check_group_sizes(parts, groups, ["a", "b"])
+    with pytest.raises(ValueError, match="group 'c' has 0 samples in the train split"):
+        check_group_sizes(parts[:6], groups[:6], ["a", "c"])
+
+
+@pytest.mark.parametrize("fractions", [(0.8, 0.2), (0.8, 0.0, 0.2), (0.7, 0.2, 0.2), (0.9, -0.1, 0.2), (np.nan, 1, 0)])
+def test_fractions_must_be_three_parts_of_one(fractions):
+    with pytest.raises(ValueError, match="fractions must be three positive numbers"):
+        check_fractions(fractions)
+
+
+@pytest.mark.parametrize(("seed", "error"), [(None, TypeError), (0.5, TypeError), (True, TypeError), (-1, ValueError)])
+def test_a_seed_is_a_whole_number(seed, error):
+    with pytest.raises(error, match="seed must"):
+        seed_sequence(seed)
