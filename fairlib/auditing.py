@@ -127,8 +127,8 @@ def audit(
     if table.loc["all", "accuracy_before_low"] <= chance:
         accuracy = table.loc["all", "accuracy_before"]
         notes.append(
-            f"the model before compression does no better than chance: accuracy {accuracy:.3f}, the most frequent class "
-            f"has {chance:.3f}; was it fed the inputs it was trained on?"
+            f"the model before compression does no better than chance: accuracy {accuracy:.3f}, the most frequent "
+            f"class has {chance:.3f}; was it fed the inputs it was trained on?"
         )
         warnings.warn(notes[-1], stacklevel=2)
     for name, function in functions.items():

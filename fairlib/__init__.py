@@ -1,0 +1,37 @@
+"""fairlib: who pays when a neural network is compressed?
+
+Group effects of compression - measured with their uncertainty, explained, and mitigated - in a few names:
+:func:`load` grouped data, :func:`build` and :func:`fit` a model, :func:`prune` it, :func:`audit` what that did to each
+group, or run a whole :func:`study`.
+"""
+
+from fairlib._version import __version__
+from fairlib.auditing import Report, audit
+from fairlib.data import GroupedDataset, Splits, load
+from fairlib.masks import restore, sparsity
+from fairlib.mitigation import EqualLoss
+from fairlib.models import build
+from fairlib.pruning import prune
+from fairlib.runs import record
+from fairlib.studies import study
+from fairlib.training import DivergenceError, fit, history, weights_at
+
+__all__ = [
+    "DivergenceError",
+    "EqualLoss",
+    "GroupedDataset",
+    "Report",
+    "Splits",
+    "__version__",
+    "audit",
+    "build",
+    "fit",
+    "history",
+    "load",
+    "prune",
+    "record",
+    "restore",
+    "sparsity",
+    "study",
+    "weights_at",
+]
