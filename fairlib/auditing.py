@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -256,6 +257,12 @@ def _sparsity(model: nn.Module) -> float:
 
 
 def _write(path: str | Path, text: str) -> Path:
+    """Write a file as a whole or not at all."""
     path = Path(path)
-    path.write_text(text, encoding="utf-8")
+    new = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        new.write_text(text, encoding="utf-8")
+        new.replace(path)
+    finally:
+        new.unlink(missing_ok=True)
     return path

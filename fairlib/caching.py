@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import tempfile
+import warnings
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
@@ -36,14 +37,17 @@ def cached_fit(model: nn.Module, data: GroupedDataset, *, folder: Path | None, *
     An entry is keyed by everything that shapes the result: the model's structure, weights and masks, the contents of
     the data, the settings, the source of ``fairlib``, the versions of torch and torchvision, and device and number of
     threads. It is one safetensors file (weights, those of ``keep`` too, and the history) that appears whole or not at
-    all; an entry that cannot be read or does not match its checksum is computed anew. A model with code from
-    elsewhere, or an ``objective``, cannot be keyed and is always trained.
+    all; one that cannot be read or does not match its checksum is computed anew. A model with code from elsewhere, or
+    an ``objective``, cannot be keyed and is always trained.
 
     Args:
         model: As of :func:`fairlib.fit`.
         data: As of :func:`fairlib.fit`.
         folder: Where the entries lie; None switches the cache off.
         **settings: Of :func:`fairlib.fit`.
+
+    Warns:
+        UserWarning: If the entry cannot be written; the trained model is given back all the same.
     """
     if folder is None or "objective" in settings or not _known_code(model):
         return fit(model, data, **settings)
@@ -51,7 +55,10 @@ def cached_fit(model: nn.Module, data: GroupedDataset, *, folder: Path | None, *
     found = _read(path)
     if found is None:
         trained = fit(model, data, **settings)
-        _write(path, trained)
+        try:
+            _write(path, trained)
+        except (OSError, SafetensorError) as error:
+            warnings.warn(f"the trained model was not kept in the cache {folder}: {error}", stacklevel=2)
         return trained
     state, record = found
     trained = copy.deepcopy(model)
@@ -115,9 +122,8 @@ def _write(path: Path, trained: nn.Module) -> None:
     try:
         save_file(tensors, temporary, metadata=metadata)
         os.replace(temporary, path)
-    except BaseException:
+    finally:
         Path(temporary).unlink(missing_ok=True)
-        raise
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], TrainingRecord] | None:
