@@ -170,7 +170,10 @@ class GroupedDataset:
         Returns:
             ``(B, C, H, W)`` or ``(B, D)``, of ``dtype``, on ``device``.
         """
-        chosen = self.inputs[self._checked_index(index)].to(device)
+        # An index tensor is taken as it is: to look at its values would wait for a GPU at every step of a training.
+        trusted = isinstance(index, Tensor) and index.dtype == torch.int64 and index.ndim == 1
+        index = index.to(self.inputs.device) if trusted else self._checked_index(index)
+        chosen = self.inputs[index].to(device)
         inputs = chosen.to(dtype).div_(255) if chosen.dtype == torch.uint8 else chosen.to(dtype)
         if self.normalize is None:
             return inputs
