@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from fairlib import environment, statistics
+from fairlib import claims, environment, statistics
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -77,6 +77,27 @@ def by_level(
         capsize=2,
         linewidth=1.4,
     )
+
+
+def accuracy_changes(axes: Sequence[Axes], study: pd.DataFrame) -> None:
+    """Change of test accuracy against the control over sparsity, for the largest and the smallest third of groups.
+
+    Args:
+        axes: One for each value of the column ``setting``, in the order of the table.
+        study: Of :func:`fairlib.study`, with the column ``setting``.
+    """
+    for axis, (setting, rows) in zip(axes, study.groupby("setting", sort=False), strict=True):
+        levels = sorted(set(rows.loc[rows["stage"] == "compressed", "level"]))
+        for groups, color, marker, shift in (("largest", 0, "s", -0.003), ("smallest", 1, "o", 0.003)):
+            change = {level: claims.accuracy_change(rows, level=level, groups=groups) for level in levels}
+            by_level(
+                axis, pd.DataFrame(change), label=f"{groups} third", color=PALETTE[color], marker=marker, shift=shift
+            )
+        axis.axhline(0, color="#555555", linewidth=0.8)
+        axis.set_title(f"{setting} group sizes")
+        axis.set_xlabel("sparsity (share of weights pruned)")
+    axes[0].set_ylabel("change of test accuracy\nagainst the control")
+    axes[0].legend(frameon=False, loc="lower left", title="groups")
 
 
 def provenance(figure: Figure, text: str) -> None:

@@ -30,3 +30,22 @@ def test_provenance_is_on_the_figure():
     plots.provenance(figure, "digits, cnn, 10 seeds")
     assert "digits, cnn, 10 seeds" in [text.get_text() for text in figure.texts]
     plt.close(figure)
+
+
+def test_accuracy_changes_draws_the_mean_over_seeds_of_smallest_and_largest():
+    rows = [
+        {"setting": setting, "seed": seed, "stage": stage, "level": level, "split": split, "group": group,
+         "size": size, "accuracy": accuracy - loss * (stage == "compressed") * (1 + seed)}
+        for setting, loss_of_small in (("unequal", 0.3), ("equal", 0.1))
+        for seed in (0, 1)
+        for stage, level in (("control", 0.0), ("compressed", 0.9))
+        for split in ("train", "test")
+        for group, size, accuracy, loss in (("a", 90, 0.9, 0.1), ("b", 50, 0.9, 0.2), ("c", 10, 0.8, loss_of_small))
+    ]  # fmt: skip
+    figure, axes = plots.new_figure(2)
+    plots.accuracy_changes(axes, pd.DataFrame(rows))
+    heights = [[line.get_ydata()[0] for line, *_ in axis.containers] for axis in axes]
+    np.testing.assert_allclose(heights, [[-0.15, -0.45], [-0.15, -0.15]])
+    assert [axis.get_title() for axis in axes] == ["unequal group sizes", "equal group sizes"]
+    assert [text.get_text() for text in axes[0].get_legend().get_texts()] == ["largest third", "smallest third"]
+    plt.close(figure)

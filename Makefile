@@ -1,0 +1,76 @@
+# The one door. Needs bash, flock and a Python of 3.11 to 3.13 with venv; everything else goes into .venv.
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help env book test lint sweep clean
+.DELETE_ON_ERROR:
+
+CORES ?= $(shell nproc)
+# What is tried for the environment: what PYTHON= says, or these.
+PYTHONS := $(or $(PYTHON),python3 python3.13 python3.12 python3.11)
+SUITABLE := import sys, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
+# By content, not by time: a fresh checkout of the same files installs nothing.
+STAMP := .venv/.installed-$(shell cat requirements.lock pyproject.toml | sha256sum | head -c 16)
+export PATH := $(CURDIR)/.venv/bin:$(PATH)
+
+# A lock for each kind of build. A killed Snakemake leaves its own behind, hence --nolock, and half-done outputs, hence
+# --rerun-incomplete. SNAKEMAKE= takes further flags, for example those of a cluster's executor.
+locked = mkdir -p _build; flock -w 2 -E 75 _build/.$(1).lock $(2) || { status=$$?; \
+	[ $$status != 75 ] || echo "another 'make $(1)' is at work in this folder; wait until it is done" >&2; exit $$status; }
+snakemake = snakemake $(1) --cores $(CORES) --nolock --rerun-incomplete --keep-going --show-failed-logs -q host $(SNAKEMAKE)
+
+help:
+	@echo "make book     execute the notebooks that need it and build the book: _build/html/index.html"
+	@echo "make test     import walls, unit tests, notebooks with smoke parameters"
+	@echo "make lint     ruff and the import walls"
+	@echo "make sweep GRID=params/study/pruning.yml"
+	@echo "              run a grid, go on where it stopped, gather its table into results/; FORCE=1 runs again what is"
+	@echo "              finished with other contents; on SLURM, with snakemake-executor-plugin-slurm installed, add"
+	@echo "              SNAKEMAKE='--executor slurm --jobs 50 --slurm-status-command squeue'"
+	@echo "make env      only set up .venv; every command does that when it is needed"
+	@echo "make clean    remove what was built; .venv, results/ and the finished runs of sweeps stay"
+	@echo
+	@echo "PYTHON=/path/to/python3.12 chooses the Python of a new .venv, CORES=1 the number of cores."
+
+env: $(STAMP)
+
+$(STAMP):
+	@mkdir -p _build; exec 9> _build/.env.lock; flock 9; test ! -e $@ || exit 0
+	if ! .venv/bin/python -c '$(SUITABLE)' 2> /dev/null || ! .venv/bin/python -m pip --version > /dev/null 2>&1; then
+		for candidate in $(PYTHONS); do
+			! "$$candidate" -c '$(SUITABLE)' 2> /dev/null || { found=$$candidate; break; }
+		done
+		if [ -z "$${found:-}" ]; then
+			echo "No Python of 3.11 to 3.13 with venv among: $(PYTHONS)." >&2
+			echo "On Debian or Ubuntu: apt install python3-venv; or name one: make PYTHON=/path/to/python3.12" >&2
+			exit 1
+		fi
+		"$$found" -m venv --clear .venv
+	fi
+	.venv/bin/python -m pip install --quiet --requirement requirements.lock
+	.venv/bin/python -m pip install --quiet --no-deps --editable .
+	rm -f .venv/.installed-*
+	touch $@
+.ONESHELL:
+
+book: $(STAMP)
+	@$(call locked,book,$(call snakemake,book))
+	@echo "The book: _build/html/index.html"
+
+test: $(STAMP)
+	lint-imports
+	pytest
+
+lint: $(STAMP)
+	ruff check .
+	ruff format --check .
+	lint-imports
+
+sweep: $(STAMP)
+	@test -n "$(GRID)" || { echo "make sweep needs a grid: make sweep GRID=params/study/pruning.yml" >&2; exit 2; }
+	@test -f "$(GRID)" || { echo "there is no grid $(GRID); there are: $$(ls params/*/*.yml | tr '\n' ' ')" >&2; exit 2; }
+	@$(call locked,sweep,$(call snakemake,sweep --config grid=$(GRID) $(if $(FORCE),force=1)))
+
+clean:
+	[ ! -d _build ] || find _build -mindepth 1 -maxdepth 1 ! -name sweeps ! -name '.*.lock' -exec rm -rf {} +
+	rm -rf .snakemake .pytest_cache .ruff_cache .import_linter_cache

@@ -1,0 +1,144 @@
+"""Every notebook runs with its smoke parameters, and is built as all of them are."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import papermill
+import pytest
+
+from fairlib import runs
+
+ROOT = Path(__file__).parents[2]
+NOTEBOOKS = sorted(ROOT.glob("notebooks/*/*.ipynb"))
+SECTIONS = ["What we saw", "Exercises", "Where this comes from"]
+
+
+def name(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def parameter_files() -> list[tuple[Path, Path]]:
+    """Each parameter file with its notebook: the one of the same part whose name, or its beginning, it has."""
+    pairs = []
+    for path in sorted(ROOT.glob("params/*/*/*.yml")):
+        candidates = [n for n in NOTEBOOKS if n.parent.name == path.parent.name and path.stem.startswith(n.stem)]
+        assert candidates, f"{name(path)} belongs to no notebook"
+        pairs.append((path, max(candidates, key=lambda notebook: len(notebook.stem))))
+    return pairs
+
+
+every_notebook = pytest.mark.parametrize("notebook", NOTEBOOKS, ids=name)
+
+
+def read(notebook: Path) -> dict:
+    return json.loads(notebook.read_text(encoding="utf-8"))
+
+
+def source(cell: dict) -> str:
+    return "".join(cell["source"])
+
+
+def code(notebook: Path) -> list[dict]:
+    return [cell for cell in read(notebook)["cells"] if cell["cell_type"] == "code"]
+
+
+def nbval(notebook: Path, *options: str) -> None:
+    """Run a notebook under nbval in this environment; every cell is a test."""
+    command = [sys.executable, "-m", "pytest", *options, "--nbval-current-env", "-p", "no:cacheprovider", "-q"]
+    done = subprocess.run([*command, str(notebook)], cwd=notebook.parent, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@every_notebook
+def test_every_cell_runs(notebook, tmp_path):
+    """Theory gives exactly the outputs that are stored; an experiment runs through with its smoke parameters."""
+    if notebook.parent.name == "theory":
+        nbval(notebook, "--nbval")
+        return
+    for folder in ("book", "results"):
+        if (ROOT / folder).exists():
+            (tmp_path / folder).symlink_to(ROOT / folder)
+    smoke = ROOT / "params" / "smoke" / notebook.parent.name / f"{notebook.stem}.yml"
+    values = runs.resolve(notebook, runs.read_yaml(smoke))
+    copy = tmp_path / notebook.name
+    papermill.execute_notebook(notebook, copy, values, prepare_only=True, kernel_name="python3")
+    nbval(copy, "--nbval-lax")
+
+
+@pytest.mark.parametrize(("file", "notebook"), parameter_files(), ids=lambda path: name(path))
+def test_a_parameter_file_has_only_what_its_notebook_knows(file, notebook):
+    runs.resolve(notebook, runs.read_yaml(file))
+
+
+@every_notebook
+def test_parameters_are_annotated_literals_that_papermill_explains(notebook):
+    known = runs.parameters(notebook)
+    assert known.get("device") == ("str", "auto")
+    inspected = papermill.inspect_notebook(notebook)
+    assert set(inspected) == set(known)
+    assert not [parameter for parameter, entry in inspected.items() if not entry["help"]]
+
+
+@every_notebook
+def test_what_is_derived_from_parameters_stands_below_them(notebook):
+    cells = code(notebook)
+    tagged = [index for index, cell in enumerate(cells) if "parameters" in cell["metadata"].get("tags", [])]
+    assert len(tagged) == 1
+    names = set(runs.parameters(notebook))
+    for cell in cells[: tagged[0]]:
+        tree = ast.parse(re.sub("%pip .*", "pass", source(cell)))
+        assert not {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} & names
+
+
+@every_notebook
+def test_fairlib_is_installed_only_where_it_is_missing_and_without_pins(notebook):
+    install = source(code(notebook)[0])
+    assert re.search(r'^if importlib\.util\.find_spec\("fairlib"\) is None:\n    ', install, re.MULTILINE)
+    assert "%pip install" in install and "==" not in install
+    assert not any("pip install" in source(cell) for cell in code(notebook)[1:])
+
+
+@every_notebook
+def test_no_pictures_are_stored(notebook):
+    kinds = [kind for cell in code(notebook) for output in cell["outputs"] for kind in output.get("data", {})]
+    assert not [kind for kind in kinds if kind.startswith(("image/", "application/"))]
+
+
+@every_notebook
+def test_every_figure_has_a_text_for_those_who_do_not_see_it(notebook):
+    for cell in code(notebook):
+        if re.search(r"\bnew_figure\(|\.plot\(|\bplt\.", source(cell)) and not defines_only(cell):
+            assert len(cell["metadata"].get("mystnb", {}).get("image", {}).get("alt", "")) > 40, source(cell)
+
+
+def defines_only(cell: dict) -> bool:
+    return all(isinstance(node, ast.FunctionDef | ast.Import | ast.ImportFrom) for node in ast.parse(source(cell)).body)
+
+
+@every_notebook
+def test_the_parts_stand_in_their_order(notebook):
+    cells = read(notebook)["cells"]
+    assert re.match(r"# \S.*\n\n\S", source(cells[0])), "the first cell is the title and the question"
+    assert re.search(r"[Ee]xpected time", source(cells[0]))
+    prose = "\n".join(source(cell) for cell in cells if cell["cell_type"] == "markdown")
+    outside_fences = re.sub(r"^(`{3,}).*?^\1$", "", prose, flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^(#+) (.+)$", outside_fences, re.MULTILINE)
+    assert [depth for depth, _ in headings].count("#") == 1
+    steps = itertools.pairwise(headings)
+    assert all(len(below) <= len(above) + 1 for (above, _), (below, _) in steps), "a level of headings is skipped"
+    assert [title for depth, title in headings if depth == "##"][-3:] == SECTIONS
+    assert "TODO" not in prose
+
+
+@every_notebook
+def test_the_stored_notebook_belongs_to_no_machine(notebook):
+    metadata = read(notebook)["metadata"]
+    assert metadata["kernelspec"]["name"] == "python3"
+    assert "papermill" not in metadata and "widgets" not in metadata

@@ -1,0 +1,149 @@
+"""The ways to install this agree: pyproject.toml, requirements.lock and environment.yml; and the Makefile's door."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[1]
+PYTHONS = ("3.11", "3.12", "3.13")
+CONDA_NAMES = {"pytorch": "torch"}
+NOT_OURS = {"python", "pip"}  # In environment.yml without being a requirement of the project.
+
+
+def asked_for() -> dict[str, Requirement]:
+    """The requirements of the library and its extras, by name."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = [line for name in ("book", "test") for line in project["optional-dependencies"][name]]
+    return by_name([*project["dependencies"], *extras])
+
+
+def by_name(lines: list[str]) -> dict[str, Requirement]:
+    requirements = [Requirement(line) for line in lines]
+    return {canonicalize_name(CONDA_NAMES.get(r.name, r.name)): r for r in requirements}
+
+
+def locked(python: str) -> dict[str, Requirement]:
+    """The lock's pins that apply to a version of Python on Linux."""
+    lines = (ROOT / "requirements.lock").read_text(encoding="utf-8").splitlines()
+    pins = [Requirement(line) for line in lines if not line.startswith("#")]
+    place = {"python_version": python, "python_full_version": f"{python}.1", "sys_platform": "linux"}
+    place |= {
+        "platform_machine": "x86_64",
+        "implementation_name": "cpython",
+        "platform_python_implementation": "CPython",
+    }
+    return {canonicalize_name(pin.name): pin for pin in pins if pin.marker is None or pin.marker.evaluate(place)}
+
+
+def conda() -> dict[str, Requirement]:
+    content = yaml.safe_load((ROOT / "environment.yml").read_text(encoding="utf-8"))["dependencies"]
+    pip = [line for part in content if isinstance(part, dict) for line in part["pip"] if not line.startswith("-")]
+    return by_name([line for line in content if isinstance(line, str)] + pip)
+
+
+@pytest.mark.parametrize("python", PYTHONS)
+def test_the_lock_pins_every_requirement_to_a_version_it_allows(python):
+    pins = locked(python)
+    for name, requirement in asked_for().items():
+        assert name in pins, f"{name} is not in requirements.lock; its second line says how to renew it"
+        (pin,) = pins[name].specifier
+        assert pin.operator == "=="
+        assert requirement.specifier.contains(pin.version, prereleases=True), (
+            f"{requirement} is pinned to {pin.version}"
+        )
+
+
+def test_the_lock_names_no_host_or_path():
+    assert not re.search(r"://|@|^-|\.whl", (ROOT / "requirements.lock").read_text(encoding="utf-8"), re.MULTILINE)
+
+
+def test_conda_is_asked_for_the_same_versions():
+    ranges = {name: requirement.specifier for name, requirement in asked_for().items()}
+    found = {name: requirement.specifier for name, requirement in conda().items() if name not in NOT_OURS}
+    assert found == ranges
+
+
+def test_conda_and_make_take_the_same_pythons():
+    pythons = conda()["python"].specifier
+    assert [python for python in [*PYTHONS, "3.10", "3.14"] if pythons.contains(python)] == list(PYTHONS)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert all(SpecifierSet(project["requires-python"]).contains(python) for python in PYTHONS)
+    assert "(3, 11) <= sys.version_info[:2] <= (3, 13)" in (ROOT / "Makefile").read_text(encoding="utf-8")
+
+
+def test_every_conda_requirement_has_a_reason():
+    lines = (ROOT / "environment.yml").read_text(encoding="utf-8").split("dependencies:\n")[1].splitlines()
+    without = [line for line in lines if line.lstrip().startswith("- ") and "#" not in line and "pip:" not in line]
+    assert not without
+
+
+def test_importing_fairlib_needs_none_of_the_heavy_or_the_book_packages():
+    heavy = ["torchvision", "sklearn", "matplotlib", "papermill", "snakemake", "IPython", "nbformat"]
+    code = f"import sys, fairlib, fairlib.cli; print([name for name in {heavy} if name in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
+
+
+@pytest.fixture
+def door(tmp_path):
+    """The Makefile in a folder where nothing is set up, with what it needs to decide that."""
+    for name in ("Makefile", "requirements.lock", "pyproject.toml"):
+        shutil.copy(ROOT / name, tmp_path)
+
+    def make(*words: str) -> subprocess.CompletedProcess:
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+        command = ["make", "-C", str(tmp_path), *words]
+        return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
+
+    return make
+
+
+def test_help_names_every_command(door):
+    for words in ([], ["help"]):
+        text = door(*words).stdout
+        assert all(f"make {name}" in text for name in ("env", "book", "test", "lint", "sweep", "clean"))
+
+
+def test_without_a_suitable_python_make_says_what_would_be(door, tmp_path):
+    old = tmp_path / "old-python"
+    old.write_text("#!/bin/sh\nexit 1\n")
+    old.chmod(0o755)
+    done = door("env", f"PYTHON={old}")
+    assert done.returncode != 0
+    assert "No Python of 3.11 to 3.13 with venv" in done.stderr and "apt install python3-venv" in done.stderr
+    assert not (tmp_path / ".venv").exists()
+
+
+def test_what_is_installed_depends_on_content_and_not_on_times(door, tmp_path):
+    def stamp() -> str:
+        return re.search(r"touch (\.venv/\.installed-\w{16})", door("--dry-run", "env").stdout)[1]
+
+    before = stamp()
+    os.utime(tmp_path / "requirements.lock", (0, 0))
+    assert stamp() == before
+    (tmp_path / ".venv").mkdir()
+    (tmp_path / before).touch()
+    assert "Nothing to be done" in door("env").stdout
+    with (tmp_path / "requirements.lock").open("a") as file:
+        file.write("# changed\n")
+    assert stamp() != before
+
+
+def test_a_sweep_without_a_grid_says_how(door, tmp_path):
+    (tmp_path / ".venv").mkdir()
+    stamp = re.search(r"touch (\S+)", door("--dry-run", "env").stdout)[1]
+    (tmp_path / stamp).touch()
+    done = door("sweep")
+    assert done.returncode != 0 and "GRID=params/study/pruning.yml" in done.stderr
+    assert "there is no grid nowhere.yml" in door("sweep", "GRID=nowhere.yml").stderr
