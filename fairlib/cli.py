@@ -30,6 +30,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(re.sub(r"\x1b\[[\d;]*m", "", "\n".join(trace)), file=sys.stderr)
         print(f"fairlib: {error}", file=sys.stderr)
         return 2 if isinstance(error, runs.ParameterError) else 1
+    except KeyboardInterrupt:
+        return 130
     return 0
 
 

@@ -34,17 +34,13 @@ def prunable(model: nn.Module) -> dict[str, nn.Parameter]:
     for prefix, layer in _layers(model):
         name = f"{prefix}.weight" if prefix else "weight"
         if hasattr(layer, "weight_orig"):
-            raise ValueError(
-                f"{name} is pruned by torch.nn.utils.prune; call prune.remove(module, 'weight') first"
-            )
+            raise ValueError(f"{name} is pruned by torch.nn.utils.prune; call prune.remove(module, 'weight') first")
         if parametrize.is_parametrized(layer, "weight"):
             raise ValueError(
                 f"{name} is parametrized; call parametrize.remove_parametrizations(module, 'weight') first"
             )
         if id(layer.weight) in owners:
-            raise ValueError(
-                f"{name} and {owners[id(layer.weight)]} are one tied weight; untie them before pruning"
-            )
+            raise ValueError(f"{name} and {owners[id(layer.weight)]} are one tied weight; untie them before pruning")
         owners[id(layer.weight)] = name
         weights[name] = layer.weight
     if not weights:
@@ -104,9 +100,7 @@ def sparsity(model: nn.Module) -> float:
         ValueError: If the model has no prunable weight.
     """
     weights = prunable(model).values()
-    return 1 - sum(int(weight.count_nonzero()) for weight in weights) / sum(
-        weight.numel() for weight in weights
-    )
+    return 1 - sum(int(weight.count_nonzero()) for weight in weights) / sum(weight.numel() for weight in weights)
 
 
 def restore(module: nn.Module, state_dict: Mapping[str, Tensor]) -> nn.Module:
@@ -116,9 +110,7 @@ def restore(module: nn.Module, state_dict: Mapping[str, Tensor]) -> nn.Module:
         ValueError: If a mask belongs to no prunable weight of the module.
         RuntimeError: If the other keys do not fit the module, as from ``load_state_dict``.
     """
-    keep = {
-        name.removesuffix("_mask"): mask.bool() for name, mask in state_dict.items() if name.endswith(_BUFFER)
-    }
+    keep = {name.removesuffix("_mask"): mask.bool() for name, mask in state_dict.items() if name.endswith(_BUFFER)}
     restored = apply(module, keep)
     restored.load_state_dict(state_dict)
     return restored

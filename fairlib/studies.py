@@ -125,9 +125,7 @@ def study(
     Raises:
         ValueError: If a name is unknown, a level is out of range, or mitigation and ``when`` do not fit.
     """
-    plan = _plan(
-        data, model, method, levels, mitigation, when, train, finetune, data_seed, diagnostics, device, cache
-    )
+    plan = _plan(data, model, method, levels, mitigation, when, train, finetune, data_seed, diagnostics, device, cache)
     seeds = list(seeds)
     if not seeds:
         raise ValueError("seeds must name at least one seed")
@@ -273,9 +271,7 @@ def _models(
     full_name, settings = _named(plan.method)
     kind, _, name = full_name.partition(":")
     for level in plan.levels:
-        small = KINDS[kind].run(
-            dense, name, **{KINDS[kind].level: level}, data=splits.train, seed=seed, **settings
-        )
+        small = KINDS[kind].run(dense, name, **{KINDS[kind].level: level}, data=splits.train, seed=seed, **settings)
         yield "compressed", level, _fit(plan, small, splits, plan.finetune, mitigated, seed)
 
 

@@ -109,9 +109,7 @@ AUGMENTATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 SCHEDULES: dict[str, Callable[[torch.optim.Optimizer, int], torch.optim.lr_scheduler.LRScheduler]] = {
     "constant": lambda optimizer, steps: torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0),
     "cosine": lambda optimizer, steps: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps),
-    "step": lambda optimizer, steps: torch.optim.lr_scheduler.MultiStepLR(
-        optimizer, [steps // 2, steps * 3 // 4]
-    ),
+    "step": lambda optimizer, steps: torch.optim.lr_scheduler.MultiStepLR(optimizer, [steps // 2, steps * 3 // 4]),
 }
 
 
@@ -240,9 +238,7 @@ class _Loop:
             hits = (batch.logits.argmax(1) == batch.targets).sum()
             totals += torch.stack([batch.losses.detach().sum(), hits, loss.detach() * len(index)])
         loss, accuracy, objective = (totals / len(self.data)).tolist()
-        return {"lr": rate, "loss": loss, "accuracy": accuracy} | (
-            {"objective": objective} if running else {}
-        )
+        return {"lr": rate, "loss": loss, "accuracy": accuracy} | ({"objective": objective} if running else {})
 
     def keep_weights(self) -> None:
         if self.step in self.keep:
@@ -285,9 +281,7 @@ def weights_at(module: nn.Module, step: int) -> dict[str, Tensor]:
     """
     kept = _record(module).kept
     if step not in kept:
-        raise ValueError(
-            f"the weights at step {step} were not kept; kept: {sorted(kept) or 'none'} (fit's keep=)"
-        )
+        raise ValueError(f"the weights at step {step} were not kept; kept: {sorted(kept) or 'none'} (fit's keep=)")
     return {name: tensor.clone() for name, tensor in kept[step].items()}
 
 
@@ -301,17 +295,13 @@ def _record(module: nn.Module) -> TrainingRecord:
 def _steps_to_keep(keep: int | Sequence[int], steps: int) -> set[int]:
     wanted = {keep} if isinstance(keep, int) else set(keep)
     if any(not 0 <= step <= steps for step in wanted):
-        raise ValueError(
-            f"keep must lie between 0 and the {steps} steps of this training, got {sorted(wanted)}"
-        )
+        raise ValueError(f"keep must lie between 0 and the {steps} steps of this training, got {sorted(wanted)}")
     return wanted
 
 
 def _check(epochs: int, batch_size: int, lr: float, momentum: float, weight_decay: float) -> None:
     if epochs < 0 or batch_size < 1:
-        raise ValueError(
-            f"epochs must be at least 0 and batch_size at least 1, got {epochs} and {batch_size}"
-        )
+        raise ValueError(f"epochs must be at least 0 and batch_size at least 1, got {epochs} and {batch_size}")
     if not lr > 0 or not 0 <= momentum < 1 or not weight_decay >= 0:
         raise ValueError(
             "lr must be positive, momentum in [0, 1) and weight_decay at least 0, "

@@ -33,9 +33,15 @@ def test_table_is_the_definition_of_every_column(pair, images):
     (loss, right), (small_loss, small_right) = (_losses(model, images) for model in pair)
     names = [*images.group_names, "all"]
     assert list(table.index) == names and table.index.name == "group"
-    quantities = (
-        ["accuracy_before", "accuracy_after", "drop", "relative_drop", "loss_before", "loss_after", "excessive_loss"]
-    )
+    quantities = [
+        "accuracy_before",
+        "accuracy_after",
+        "drop",
+        "relative_drop",
+        "loss_before",
+        "loss_after",
+        "excessive_loss",
+    ]
     expected_columns = ["size", *(f"{q}{end}" for q in quantities for end in ("", "_low", "_high"))]
     assert list(table)[: len(expected_columns)] == expected_columns
     assert list(table)[len(expected_columns) :] == [
@@ -49,9 +55,7 @@ def test_table_is_the_definition_of_every_column(pair, images):
         assert row["size"] == members.sum()
         assert row["drop"] == pytest.approx(right[members].mean() - small_right[members].mean())
         assert row["relative_drop"] == pytest.approx(row["drop"] / right[members].mean())
-        assert row["excessive_loss"] == pytest.approx(
-            small_loss[members].mean() - loss[members].mean(), rel=1e-4
-        )
+        assert row["excessive_loss"] == pytest.approx(small_loss[members].mean() - loss[members].mean(), rel=1e-4)
         for quantity in quantities:
             assert row[f"{quantity}_low"] <= row[quantity] + 1e-9
             assert row[f"{quantity}_high"] >= row[quantity] - 1e-9

@@ -20,10 +20,7 @@ def _net() -> nn.Sequential:
 
 def _half(model: nn.Module) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(1)
-    return {
-        name: torch.rand(weight.shape, generator=generator) < 0.5
-        for name, weight in masks.prunable(model).items()
-    }
+    return {name: torch.rand(weight.shape, generator=generator) < 0.5 for name, weight in masks.prunable(model).items()}
 
 
 def _train(model: nn.Module, optimizer: type[torch.optim.Optimizer] = torch.optim.SGD, **settings) -> None:

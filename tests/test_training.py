@@ -73,9 +73,7 @@ def test_normalization_is_filled_once_from_the_first_training_set(cnn, images):
     layer = next(m for m in first.modules() if isinstance(m, Normalize))
     pixels = images.inputs.double() / 255
     torch.testing.assert_close(layer.mean.double().flatten(), pixels.mean((0, 2, 3)), atol=1e-6, rtol=0)
-    torch.testing.assert_close(
-        layer.std.double().flatten(), pixels.std((0, 2, 3), correction=0), atol=1e-6, rtol=0
-    )
+    torch.testing.assert_close(layer.std.double().flatten(), pixels.std((0, 2, 3), correction=0), atol=1e-6, rtol=0)
     darker = fairlib.GroupedDataset(images.inputs // 2, images.targets, images.groups)
     assert _same(first, fairlib.fit(first, darker, epochs=0))
 
@@ -84,16 +82,11 @@ def test_keep_gives_back_the_weights_on_the_way(cnn, images):
     trained = fairlib.fit(cnn, images, epochs=3, batch_size=60, keep=[0, 2, 6])
     start = fairlib.weights_at(trained, 0)
     assert torch.equal(start["classifier.0.weight"], cnn.state_dict()["classifier.0.weight"])
-    assert all(
-        torch.equal(value, trained.state_dict()[name])
-        for name, value in fairlib.weights_at(trained, 6).items()
-    )
+    assert all(torch.equal(value, trained.state_dict()[name]) for name, value in fairlib.weights_at(trained, 6).items())
     constant = dict(batch_size=60, schedule="constant")
     whole = fairlib.fit(cnn, images, epochs=2, keep=2, **constant)
     part = fairlib.fit(cnn, images, epochs=1, **constant)
-    assert all(
-        torch.equal(value, part.state_dict()[name]) for name, value in fairlib.weights_at(whole, 2).items()
-    )
+    assert all(torch.equal(value, part.state_dict()[name]) for name, value in fairlib.weights_at(whole, 2).items())
     with pytest.raises(ValueError, match=r"step 1 were not kept; kept: \[0, 2, 6\]"):
         fairlib.weights_at(trained, 1)
     with pytest.raises(ValueError, match="between 0 and the 6 steps"):

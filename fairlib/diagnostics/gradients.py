@@ -17,9 +17,7 @@ from fairlib.diagnostics.evaluation import check_logits, evaluation_mode, placem
 _ENTRIES = 2**27  # Per-sample gradients held at once: half a gigabyte in float32.
 
 
-def group_gradients(
-    model: nn.Module, data: GroupedDataset, *, parameters: Sequence[str] | None = None
-) -> pd.DataFrame:
+def group_gradients(model: nn.Module, data: GroupedDataset, *, parameters: Sequence[str] | None = None) -> pd.DataFrame:
     r"""The norm of every group's gradient :math:`g_a = \nabla_\theta J(\theta; D_a)`, over the whole group.
 
     With per-sample gradients :math:`g_i` and :math:`n` samples in the group,

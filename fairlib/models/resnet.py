@@ -75,9 +75,7 @@ class ResNet(nn.Module):
         channels = widths[0]
         for stage, (width, depth) in enumerate(zip(widths, blocks, strict=True), start=1):
             strides = [1 if stage == 1 else 2] + [1] * (depth - 1)
-            layers = [
-                BasicBlock(channels if i == 0 else width, width, stride) for i, stride in enumerate(strides)
-            ]
+            layers = [BasicBlock(channels if i == 0 else width, width, stride) for i, stride in enumerate(strides)]
             self.add_module(f"layer{stage}", nn.Sequential(*layers))
             channels = width
         self.stages = len(widths)

@@ -49,8 +49,7 @@ def keep_highest(model: nn.Module, scores: Mapping[str, Tensor], sparsity: float
     kept = _keep(flat, flat.numel() - count)
     sizes = [score.numel() for score in scores.values()]
     return {
-        name: part.reshape(score.shape)
-        for (name, score), part in zip(scores.items(), kept.split(sizes), strict=True)
+        name: part.reshape(score.shape) for (name, score), part in zip(scores.items(), kept.split(sizes), strict=True)
     }
 
 
@@ -60,9 +59,7 @@ def _keep(scores: Tensor, count: int) -> Tensor:
     pruned = scores.numel() - count
     if pruned == 0:
         return keep
-    threshold = scores.kthvalue(
-        pruned
-    ).values  # Linear time; a sort of 11 M weights takes twenty times as long.
+    threshold = scores.kthvalue(pruned).values  # Linear time; a sort of 11 M weights takes twenty times as long.
     keep[scores < threshold] = False
     ties = (scores == threshold).nonzero().flatten()
     keep[ties[: pruned - int((~keep).sum())]] = False

@@ -18,9 +18,7 @@ def _per_sample(model: nn.Module, data: fairlib.GroupedDataset) -> np.ndarray:
     rows = []
     model = copy.deepcopy(model).eval()
     for i in range(len(data)):
-        loss = cross_entropy(
-            model(data.batch([i], dtype=next(model.parameters()).dtype)), data.targets[i : i + 1]
-        )
+        loss = cross_entropy(model(data.batch([i], dtype=next(model.parameters()).dtype)), data.targets[i : i + 1])
         gradients = torch.autograd.grad(loss, list(model.parameters()))
         rows.append(torch.cat([g.flatten() for g in gradients]).double().numpy())
     return np.array(rows)

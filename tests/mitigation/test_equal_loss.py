@@ -51,9 +51,7 @@ def test_penalty_is_live_and_zero_at_first():
     later = torch.autograd.grad(run.loss(_batch(model, data)), model.weight)[0]
     means = [_batch(model, data.group(g)).losses.mean() for g in (0, 1)]
     total = _batch(model, data).losses.mean()
-    by_hand = total + sum(
-        m.detach() * (x - total).abs() for m, x in zip(run.multipliers.double(), means, strict=True)
-    )
+    by_hand = total + sum(m.detach() * (x - total).abs() for m, x in zip(run.multipliers.double(), means, strict=True))
     expected = torch.autograd.grad(by_hand, model.weight)[0]
     torch.testing.assert_close(later, expected)
     assert not torch.allclose(plain, later)

@@ -21,10 +21,7 @@ def test_every_model_gives_logits(name, channels, size):
 
 def test_parameter_counts():
     # By hand: 8*9+8, 16*72+16, 64*64+64, 32*64+32, 10*32+10.
-    assert (
-        _count(fairlib.build("cnn", num_classes=10, in_channels=1, image_size=8))
-        == 80 + 1168 + 4160 + 2080 + 330
-    )
+    assert _count(fairlib.build("cnn", num_classes=10, in_channels=1, image_size=8)) == 80 + 1168 + 4160 + 2080 + 330
     assert _count(fairlib.build("resnet18", num_classes=5, image_size=224)) == _count(
         torchvision_resnet18(num_classes=5)
     )

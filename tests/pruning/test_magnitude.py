@@ -38,10 +38,7 @@ def test_agrees_with_torch_where_there_are_no_ties(cnn):
 def test_ties_go_by_position_and_masks_are_nested():
     model = nn.Linear(10, 1)
     nn.init.constant_(model.weight, 0.5)
-    zeros = [
-        set(np.flatnonzero(_weights(fairlib.prune(model, "magnitude", sparsity=s)) == 0))
-        for s in (0.1, 0.3, 0.7)
-    ]
+    zeros = [set(np.flatnonzero(_weights(fairlib.prune(model, "magnitude", sparsity=s)) == 0)) for s in (0.1, 0.3, 0.7)]
     assert zeros == [{0}, {0, 1, 2}, {0, 1, 2, 3, 4, 5, 6}]
 
 
@@ -77,9 +74,7 @@ def test_bad_input(cnn):
     for sparsity in (1.0, -0.1, float("nan")):
         with pytest.raises(ValueError, match=r"sparsity must lie in \[0, 1\)"):
             fairlib.prune(cnn, "magnitude", sparsity=sparsity)
-    with pytest.raises(
-        TypeError, match="unknown setting 'scop' for pruning method 'magnitude'; known: scope"
-    ):
+    with pytest.raises(TypeError, match="unknown setting 'scop' for pruning method 'magnitude'; known: scope"):
         fairlib.prune(cnn, "magnitude", sparsity=0.5, scop="layer")
     with pytest.raises(ValueError, match="'global' or 'layer', got 'block'"):
         fairlib.prune(cnn, "magnitude", sparsity=0.5, scope="block")
