@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Iterable, Mapping
+from numbers import Integral, Real
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -38,3 +40,19 @@ def check_settings(owner: str, function: Callable, settings: Mapping[str, object
     for name in settings:
         if name not in known:
             raise TypeError(f"unknown setting {name!r} for {owner}; known: {', '.join(known) or 'none'}")
+
+
+def check_number(
+    name: str, value: object, low: float, high: float = math.inf, *, whole: bool = False, beyond: bool = False
+) -> None:
+    """Refuse what is no number in [low, high), in (low, high) where ``beyond``, or no integer where ``whole``.
+
+    Raises:
+        TypeError: If the value is no number, or no integer where one is needed.
+        ValueError: If it is out of range.
+    """
+    kind, wanted = (Integral, "an integer") if whole else (Real, "a number")
+    if isinstance(value, bool) or not isinstance(value, kind):
+        raise TypeError(f"{name} must be {wanted}, got {value!r}")
+    if not low <= value < high or (beyond and value == low):
+        raise ValueError(f"{name} must lie in {'(' if beyond else '['}{low:g}, {high:g}), got {value}")

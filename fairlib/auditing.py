@@ -19,14 +19,13 @@ from torch import nn
 from fairlib import environment, masks, plots, reporting, statistics
 from fairlib._validation import lookup
 from fairlib.data import GroupedDataset
-from fairlib.diagnostics import group_gradients, predict
+from fairlib.diagnostics import DIAGNOSTICS, diagnose, predict
+from fairlib.diagnostics.evaluation import placement
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-DIAGNOSTICS: dict[str, Callable[[nn.Module, GroupedDataset], pd.DataFrame]] = {
-    "gradient": group_gradients,
-}
+SMALL = 30  # Below so many samples a group's bootstrap interval covers clearly less than it says.
 
 
 @dataclass(frozen=True)
@@ -105,22 +104,29 @@ def audit(
         after: The compressed model.
         test: Where accuracy and loss are measured.
         train: The training set, on whose objective the theory speaks; if given, ``report.train`` has the same on it.
-        diagnostics: Names of :data:`fairlib.auditing.DIAGNOSTICS`, computed for the model before compression.
-        level: Coverage of the intervals: percentile bootstrap over samples, within each group, paired between models.
+        diagnostics: Names of :data:`fairlib.diagnostics.DIAGNOSTICS`, computed for the model before compression.
+        level: Coverage of the intervals: bootstrap over samples within each group, paired between models; percentiles
+            for the groups' estimates; for the largest differences the estimate plus and minus the quantile of the
+            range of the resampled errors, which covers at least as often as it says.
         resamples: Bootstrap draws, and permutations.
         seed: Of both.
 
     Raises:
-        ValueError: If outputs do not match the classes of the data, a diagnostic is unknown, or outputs are NaN.
+        ValueError: If outputs do not match the classes of the data, a diagnostic is unknown, or a group is called
+            ``all``.
+        FloatingPointError: If outputs are NaN or infinite.
 
     Warns:
         UserWarning: If the dense model does no better than always answering the most frequent class.
     """
-    functions = {name: lookup("diagnostic", name, DIAGNOSTICS) for name in diagnostics}
+    if "all" in test.group_names:
+        raise ValueError("no group may be called 'all': that is the name of the row for all samples")
+    for name in diagnostics:
+        lookup("diagnostic", name, DIAGNOSTICS)
     frames = [_samples(model, test, role) for model, role in ((before, "before"), (after, "after"))]
     samples = pd.concat(frames, axis=1)
     present = [code for code in range(test.num_groups) if (test.groups == code).any()]
-    notes = [f"group {test.group_names[c]} has no sample here" for c in range(test.num_groups) if c not in present]
+    notes = _size_notes(test)
     groups = test.groups.cpu().numpy()
     draws = statistics.resample_group_means(samples, groups, test.num_groups, resamples=resamples, seed=seed)
     table = _table(samples, groups, test, draws, level)
@@ -128,14 +134,14 @@ def audit(
     if table.loc["all", "accuracy_before_low"] <= chance:
         accuracy = table.loc["all", "accuracy_before"]
         notes.append(
-            f"the model before compression does no better than chance: accuracy {accuracy:.3f}, the most frequent "
+            f"the model before compression cannot be told from chance: accuracy {accuracy:.3f}, the most frequent "
             f"class has {chance:.3f}; was it fed the inputs it was trained on?"
         )
         warnings.warn(notes[-1], stacklevel=2)
-    for name, function in functions.items():
-        columns, note = _diagnose(name, function, before, test)
+    for name in diagnostics:
+        columns, reason = diagnose(name, before, test)
         table = table.join(columns)
-        notes += note
+        notes += [reason] if reason else []
     if (table["accuracy_before"] == 0).any():
         notes.append("relative_drop is undefined where accuracy before compression is 0")
     return Report(
@@ -161,11 +167,24 @@ _DERIVED: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 _VIOLATIONS = ("excessive_loss", "accuracy_before", "accuracy_after", "drop")
 
 
+def _size_notes(data: GroupedDataset) -> list[str]:
+    """What is wrong with the intervals of small groups."""
+    notes = []
+    for name, size in data.group_sizes.items():
+        if size == 0:
+            notes.append(f"group {name} has no sample here")
+        elif size == 1:
+            notes.append(f"group {name} has one sample here, hence no interval")
+        elif size < SMALL:
+            notes.append(f"group {name} has {size} samples here: bootstrap intervals of so few are too narrow")
+    return notes
+
+
 def _samples(model: nn.Module, data: GroupedDataset, role: str) -> pd.DataFrame:
-    predictions = predict(model, data)
-    if not np.isfinite(predictions.loss).all():
-        count = int((~np.isfinite(predictions.loss)).sum())
-        raise ValueError(f"the model {role} compression has NaN or infinite loss on {count} of {len(data)} samples")
+    try:
+        predictions = predict(model, data)
+    except FloatingPointError as error:
+        raise FloatingPointError(f"{role} compression: {error}") from None
     return pd.DataFrame({f"correct_{role}": predictions.correct.astype(float), f"loss_{role}": predictions.loss})
 
 
@@ -188,6 +207,7 @@ def _table(
                 "ignore", RuntimeWarning
             )  # An empty group is NaN in every draw, and so are its bounds.
             low, high = (np.nanquantile(derive(with_all(draws)), q, axis=0) for q in ((1 - level) / 2, (1 + level) / 2))
+        low[:-1][sizes == 1] = high[:-1][sizes == 1] = np.nan
         columns[f"{name}_low"], columns[f"{name}_high"] = low, high
     return pd.DataFrame(columns, index=pd.Index([*data.group_names, "all"], name="group"))
 
@@ -206,31 +226,20 @@ def _violations(
     means = statistics.group_means(samples, groups, draws.shape[1])[present]
     for name in _VIOLATIONS:
         derive = _DERIVED[name]
-        low, high = statistics.percentile(np.ptp(derive(draws[:, present]), axis=1), level)
+        estimate = np.ptp(derive(means))
+        # |gap of the estimates - true gap| is at most the range of the estimates' errors, of which these are draws.
+        # Percentiles of resampled gaps would be biased upward and miss a true gap of 0 always.
+        reach = np.quantile(np.ptp(derive(draws[:, present]) - derive(means), axis=1), level)
         null = statistics.permutation_test(derive(values), groups, draws.shape[1], permutations=resamples, seed=seed)
         rows[name] = {
-            "estimate": np.ptp(derive(means)),
-            "low": low,
-            "high": high,
+            "estimate": estimate,
+            "low": max(0.0, estimate - reach),
+            "high": estimate + reach,
             "null_mean": null.mean,
             "null_upper": null.upper,
             "p_value": null.p_value,
         }
     return pd.DataFrame.from_dict(rows, orient="index").astype(float).rename_axis("violation")
-
-
-def _diagnose(
-    name: str,
-    function: Callable[[nn.Module, GroupedDataset], pd.DataFrame],
-    model: nn.Module,
-    data: GroupedDataset,
-) -> tuple[pd.DataFrame, list[str]]:
-    """The diagnostic's columns; where it cannot be computed a single NaN column, and the reason."""
-    try:
-        return function(model, data).add_prefix(f"{name}_"), []
-    except (RuntimeError, ValueError) as error:
-        reason = f"{name}: could not be computed for this model ({error})"
-        return pd.DataFrame({name: np.nan}, index=pd.Index(data.group_names, name="group")), [reason]
 
 
 def _provenance(
@@ -245,7 +254,7 @@ def _provenance(
         "input": f"{tuple(data.inputs.shape[1:])}, {scale}{outside}",
         "intervals": f"{level:.0%} percentile bootstrap over samples within groups, {resamples} draws",
         "null": f"group labels permuted {resamples} times",
-        **environment.describe(),
+        **environment.describe(str(placement(before)[0])),
     }
 
 

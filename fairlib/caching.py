@@ -10,7 +10,6 @@ import os
 import tempfile
 import warnings
 from collections.abc import Mapping
-from importlib.metadata import version
 from pathlib import Path
 
 import torch
@@ -18,11 +17,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from fairlib import environment
 from fairlib._version import __version__
 from fairlib.data import GroupedDataset
 from fairlib.training import TrainingRecord, fit
-
-_KNOWN_CODE = ("fairlib", "torch", "torchvision")
 
 
 def default_folder() -> Path:
@@ -34,11 +32,12 @@ def default_folder() -> Path:
 def cached_fit(model: nn.Module, data: GroupedDataset, *, folder: Path | None, **settings) -> nn.Module:
     """:func:`fairlib.fit`, or what it gave the last time it was called with the same things.
 
-    An entry is keyed by everything that shapes the result: the model's structure, weights and masks, the contents of
-    the data, the settings, the source of ``fairlib``, the versions of torch and torchvision, and device and number of
-    threads. It is one safetensors file (weights, those of ``keep`` too, and the history) that appears whole or not at
-    all; one that cannot be read or does not match its checksum is computed anew. A model with code from elsewhere, or
-    an ``objective``, cannot be keyed and is always trained.
+    An entry is keyed by everything that shapes the result: the model's structure, weights, masks and which parameters
+    are frozen, the contents of the data, the settings, the source of ``fairlib``, the version of torch and its settings
+    of precision, the processor or GPU, and the number of threads. It is one safetensors file (weights, those of
+    ``keep`` too, and the history) that appears whole or not at all; one that cannot be read or does not match its
+    checksum is computed anew. A model or constraint with code from elsewhere, or an ``objective``, cannot be keyed and
+    is always trained.
 
     Args:
         model: As of :func:`fairlib.fit`.
@@ -49,7 +48,7 @@ def cached_fit(model: nn.Module, data: GroupedDataset, *, folder: Path | None, *
     Warns:
         UserWarning: If the entry cannot be written; the trained model is given back all the same.
     """
-    if folder is None or "objective" in settings or not _known_code(model):
+    if folder is None or not _known_code(model, settings):
         return fit(model, data, **settings)
     path = folder / f"{_key(model, data, settings)}.safetensors"
     found = _read(path)
@@ -63,12 +62,17 @@ def cached_fit(model: nn.Module, data: GroupedDataset, *, folder: Path | None, *
     state, record = found
     trained = copy.deepcopy(model)
     trained.load_state_dict(state)
+    if settings.get("channels_last"):
+        trained = trained.to(memory_format=torch.channels_last)
     trained._fairlib_training = record
     return trained.to(_device(settings)).eval()
 
 
-def _known_code(model: nn.Module) -> bool:
-    return all(type(module).__module__.split(".")[0] in _KNOWN_CODE for module in model.modules())
+def _known_code(model: nn.Module, settings: Mapping[str, object]) -> bool:
+    """Whether model and constraint are fairlib's, whose source is in the key and whose ``repr`` tells all of them."""
+    constraint = settings.get("constraint")
+    ours = type(constraint).__module__.startswith("fairlib.mitigation") or constraint is None
+    return ours and type(model).__module__.startswith("fairlib.models") and settings.get("objective") is None
 
 
 def _device(settings: Mapping[str, object]) -> str:
@@ -83,11 +87,12 @@ def _key(model: nn.Module, data: GroupedDataset, settings: Mapping[str, object])
         for name, value in settings.items()
     }
     parts = {
-        "model": [repr(model), _checksum(model.state_dict())],
+        "model": [repr(model), _checksum(model.state_dict()), [p.requires_grad for p in model.parameters()]],
         "data": data.fingerprint(),
         "settings": plain | {"device": device},
-        "code": [__version__, _source_digest(), torch.__version__, version("torchvision")],
-        "machine": torch.cuda.get_device_name() if device.startswith("cuda") else torch.get_num_threads(),
+        "code": [__version__, _source_digest(), torch.__version__],
+        "precision": [torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32],
+        "machine": [environment.describe(device)[name] for name in ("device", "cpu", "threads")],
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
@@ -100,8 +105,8 @@ def _source_digest() -> str:
     return digest.hexdigest()
 
 
-def _checksum(tensors: Mapping[str, Tensor]) -> str:
-    digest = hashlib.sha256()
+def _checksum(tensors: Mapping[str, Tensor], text: str = "") -> str:
+    digest = hashlib.sha256(text.encode())
     for name in sorted(tensors):
         tensor = tensors[name].detach().cpu().contiguous()
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
@@ -115,7 +120,8 @@ def _write(path: Path, trained: nn.Module) -> None:
     for step, kept in record.kept.items():
         tensors |= {f"kept/{step}/{name}": tensor for name, tensor in kept.items()}
     tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-    metadata = {"history": json.dumps(record.history), "checksum": _checksum(tensors)}
+    history = json.dumps(record.history)
+    metadata = {"history": history, "checksum": _checksum(tensors, history)}
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
     os.close(handle)
@@ -132,7 +138,7 @@ def _read(path: Path) -> tuple[dict[str, Tensor], TrainingRecord] | None:
         with safe_open(path, framework="pt") as entry:
             tensors = {name: entry.get_tensor(name) for name in entry.keys()}  # noqa: SIM118 - it is no mapping
             metadata = entry.metadata()
-        if metadata["checksum"] != _checksum(tensors):
+        if metadata["checksum"] != _checksum(tensors, metadata["history"]):
             return None
         history = json.loads(metadata["history"])
     except (OSError, SafetensorError, KeyError, TypeError, ValueError):

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import torch
 
+from fairlib._version import __version__
+
 PACKAGES = ("torch", "torchvision", "numpy", "scipy", "pandas", "scikit-learn", "matplotlib")
 
 
@@ -27,7 +29,7 @@ def describe(device: str = "auto") -> dict[str, object]:
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "platform": platform.platform(),
-        "versions": {"python": platform.python_version(), "fairlib": metadata.version("who-pays")}
+        "versions": {"python": platform.python_version(), "fairlib": __version__}
         | {name: metadata.version(name) for name in PACKAGES},
     }
 

@@ -2,7 +2,9 @@
 
 A pruned weight *is* zero in ``module.weight``, under its ordinary name, so evaluating a pruned model costs what
 evaluating the dense one costs. What keeps it zero is that its gradient is masked, whatever loop trains it: with a
-zero gradient, a zero weight has zero momentum and zero decay. The mask is the buffer ``weight_mask`` beside the weight.
+zero gradient, a zero weight has zero momentum and zero decay. What comes from elsewhere, momentum of a dense training
+or a re-initialization, is zeroed in the next forward pass that records gradients. Under ``torch.func.functional_call``
+the weights are the caller's, and so are their gradients. The mask is the buffer ``weight_mask`` beside the weight.
 """
 
 from __future__ import annotations
@@ -122,8 +124,8 @@ def _layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 def _zero(layer: nn.Module, *_: object) -> None:
     """Zero the masked weights; as a hook, after whatever ``load_state_dict`` brought."""
-    with torch.no_grad():
-        layer.weight.masked_fill_(~layer.weight_mask, 0)
+    # Out of place: after load_state_dict(assign=True) the tensor is the caller's.
+    layer.weight.data = layer.weight.data.masked_fill(~layer.weight_mask, 0)
 
 
 class _GradientMask:
@@ -140,7 +142,7 @@ class _GradientMask:
 
 
 def _guard(module: nn.Module, *_: object) -> None:
-    """Give every masked weight below ``module`` its gradient mask, if it lacks one.
+    """Zero every masked weight below ``module``, and give it its gradient mask if it lacks one.
 
     A forward pre-hook, because tensor hooks do not survive ``deepcopy``, pickling or ``load_state_dict(assign=True)``,
     while module hooks do. It stands on the layer and on the root: a root such as ``nn.MultiheadAttention`` reads the
@@ -150,8 +152,10 @@ def _guard(module: nn.Module, *_: object) -> None:
         return
     for layer in module.modules():
         weight = layer._parameters.get("weight")
-        # Under functional_call the weight is a plain tensor, and its gradient the caller's business.
-        if _BUFFER not in layer._buffers or not isinstance(weight, nn.Parameter) or not weight.requires_grad:
+        if _BUFFER not in layer._buffers or not isinstance(weight, nn.Parameter):
+            continue
+        weight.data.masked_fill_(~layer.weight_mask, 0)
+        if not weight.requires_grad:
             continue
         hooks = (weight._backward_hooks or {}).values()
         if not any(isinstance(hook, _GradientMask) for hook in hooks):

@@ -84,12 +84,19 @@ def accuracy_changes(axes: Sequence[Axes], study: pd.DataFrame) -> None:
 
     Args:
         axes: One for each value of the column ``setting``, in the order of the table.
-        study: Of :func:`fairlib.study`, with the column ``setting``.
+        study: Of :func:`fairlib.study`, with the column ``setting``. The sizes of the first setting rank the groups of
+            all, seed by seed.
     """
+    first = {"setting": study["setting"].iloc[0]}
     for axis, (setting, rows) in zip(axes, study.groupby("setting", sort=False), strict=True):
         levels = sorted(set(rows.loc[rows["stage"] == "compressed", "level"]))
         for groups, color, marker, shift in (("largest", 0, "s", -0.003), ("smallest", 1, "o", 0.003)):
-            change = {level: claims.accuracy_change(rows, level=level, groups=groups) for level in levels}
+            change = {
+                level: claims.accuracy_change(
+                    study, level=level, groups=groups, where={"setting": setting}, rank_where=first
+                )
+                for level in levels
+            }
             by_level(
                 axis, pd.DataFrame(change), label=f"{groups} third", color=PALETTE[color], marker=marker, shift=shift
             )
@@ -135,7 +142,7 @@ def audit(table: pd.DataFrame) -> Figure:
         _points(left, table, f"accuracy_{when}", rows + shift, color, label=when)
     _points(right, table, "excessive_loss", rows, PALETTE[3])
     right.axvline(0, color="#555555", linewidth=0.8)
-    left.set_yticks(rows, [f"{_plain(group)} (n={row.size_:,.0f})" for group, row in _sized(table)])
+    left.set_yticks(rows, [f"{_plain(group)} (n={row['size']:,.0f})" for group, row in table.iterrows()])
     right.set_yticks(rows, [""] * len(rows))
     left.set_xlabel("accuracy")
     right.set_xlabel("excessive loss (nats)")
@@ -144,10 +151,6 @@ def audit(table: pd.DataFrame) -> Figure:
         axis.grid(axis="y", visible=False)
         axis.grid(axis="x", color="#dddddd", linewidth=0.8)
     return figure
-
-
-def _sized(table: pd.DataFrame) -> Sequence:
-    return list(table.rename(columns={"size": "size_"}).iterrows())
 
 
 def _points(axis: Axes, table: pd.DataFrame, name: str, rows: np.ndarray, color: str, label: str | None = None) -> None:

@@ -2,7 +2,7 @@
 
 Two units of resampling occur in this library, and they are never mixed. Over *seeds*, one value per run:
 `t_interval`, `bootstrap`, `sign_flip_test`, `seeds_needed`. Over *samples* within one run, each in its group:
-`resample_group_means`, `bootstrap_groups`, `permutation_null`. A paired comparison is made by passing
+`resample_group_means`, `permutation_null`. A paired comparison is made by passing
 differences.
 """
 
@@ -134,24 +134,6 @@ def percentile(draws: ArrayLike, level: float = 0.95) -> tuple[NDArray[np.float6
     _check_level(level)
     low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2], axis=0)
     return low, high
-
-
-def bootstrap_groups(
-    values: ArrayLike,
-    groups: ArrayLike,
-    num_groups: int,
-    *,
-    resamples: int = 1000,
-    level: float = 0.95,
-    seed: int = 0,
-) -> Interval:
-    """Group means with percentile bootstrap intervals over samples; arguments as in `resample_group_means`.
-
-    Returns:
-        Interval of arrays (num_groups,) or (num_groups, K); NaN where a group has no sample.
-    """
-    draws = resample_group_means(values, groups, num_groups, resamples=resamples, seed=seed)
-    return Interval(group_means(values, groups, num_groups), *percentile(draws, level))
 
 
 def group_means(values: ArrayLike, groups: ArrayLike, num_groups: int) -> NDArray[np.float64]:
@@ -307,15 +289,10 @@ def benjamini_hochberg(p_values: ArrayLike, rate: float = 0.05) -> NDArray[np.bo
     Raises:
         ValueError: If a p-value is not in [0, 1] or ``rate`` is not in (0, 1).
     """
-    p_values = np.asarray(p_values, dtype=np.float64)
+    from scipy import stats
+
     _check_level(rate, "rate")
-    if not np.all((p_values >= 0) & (p_values <= 1)):
-        raise ValueError(f"p-values must lie in [0, 1], got {p_values.tolist()}")
-    m = len(p_values)
-    passed = np.flatnonzero(np.sort(p_values) <= np.arange(1, m + 1) * rate / max(m, 1))
-    if not len(passed):
-        return np.zeros(m, dtype=bool)
-    return p_values <= np.sort(p_values)[passed[-1]]
+    return stats.false_discovery_control(p_values) <= rate if len(p_values) else np.zeros(0, dtype=bool)
 
 
 def _sample(values: ArrayLike) -> NDArray[np.float64]:

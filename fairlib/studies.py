@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,15 +15,14 @@ from torch import nn
 from tqdm import tqdm
 
 from fairlib import masks
-from fairlib._validation import lookup
-from fairlib.auditing import DIAGNOSTICS
+from fairlib._validation import check_number, check_settings, lookup
 from fairlib.caching import cached_fit, default_folder
 from fairlib.data import Splits, load
-from fairlib.diagnostics import group_performance
+from fairlib.diagnostics import DIAGNOSTICS, diagnose, group_performance
 from fairlib.mitigation import MITIGATIONS
 from fairlib.models import build
 from fairlib.pruning import METHODS, prune
-from fairlib.training import Constraint
+from fairlib.training import Constraint, DivergenceError, fit
 
 Named = str | tuple[str, Mapping[str, object]]
 Data = Named | Splits | Callable[[int], Splits]
@@ -36,6 +34,9 @@ WHEN: dict[str, tuple[bool, bool]] = {
     "after": (False, True),
     "both": (True, True),
 }
+
+# Arguments of fit that a study fills in itself.
+_OWN = ("val", "objective", "constraint", "seed", "device", "progress")
 
 _STARTUP = 8.0  # Seconds until a worker process has imported torch on two cores.
 
@@ -98,8 +99,8 @@ def study(
     alone changes groups differently.
 
     Args:
-        data: A name of ``fairlib.data.DATASETS``, ``(name, settings)`` for :func:`fairlib.load`, ready splits, or a
-            function from a seed to splits.
+        data: A name of ``fairlib.data.DATASETS``, ``(name, settings)`` for :func:`fairlib.load` (a ``seed`` there
+            fixes the data), ready splits, or a function from a seed to splits.
         model: A name of ``fairlib.models.MODELS`` or ``(name, settings)`` for :func:`fairlib.build`.
         method: With its kind, ``"prune:magnitude"``, or ``(name, settings)``.
         levels: What that kind's function takes: sparsities in [0, 1). Level 0 is the control.
@@ -108,9 +109,9 @@ def study(
         seeds: One run each: initial weights, order of batches and, by default, the data.
         train: Arguments of :func:`fairlib.fit` for the dense training.
         finetune: Arguments of :func:`fairlib.fit` for the finetuning; ``{"epochs": 0}`` switches it off. What is not
-            given is as in ``train``, except that by default there are 5 epochs at a tenth of its learning rate.
+            given is as in ``train`` (but for ``keep``), with 5 epochs at a tenth of its learning rate by default.
         data_seed: None draws and splits the data anew with each seed; a number fixes them for all.
-        diagnostics: Names of ``fairlib.auditing.DIAGNOSTICS`` to add as columns.
+        diagnostics: Names of ``fairlib.diagnostics.DIAGNOSTICS`` to add as columns; NaN where not computable.
         device: As of :func:`fairlib.fit`.
         cache: Folder of trained models (:mod:`fairlib.caching`); ``"auto"`` is the user's, None switches it off.
         workers: Processes; by default as many as there are cores, as soon as that saves more time than it costs. On
@@ -123,12 +124,15 @@ def study(
         ``train`` or ``test``; ``kept`` is the share of prunable weights kept, 1 for dense and control.
 
     Raises:
-        ValueError: If a name is unknown, a level is out of range, or mitigation and ``when`` do not fit.
+        ValueError: If a name is unknown, a level is out of range, a seed stands twice, or mitigation and ``when`` do
+            not fit.
+        TypeError: If a setting is unknown.
+        DivergenceError: If a training diverges; the message names the seed.
     """
     plan = _plan(data, model, method, levels, mitigation, when, train, finetune, data_seed, diagnostics, device, cache)
     seeds = list(seeds)
-    if not seeds:
-        raise ValueError("seeds must name at least one seed")
+    if not seeds or len(set(seeds)) < len(seeds):
+        raise ValueError(f"seeds must name at least one seed, and each once; got {seeds}")
     runs = _in_order(plan, seeds, workers)
     frames = list(tqdm(runs, total=len(seeds), desc="seeds", leave=False) if progress else runs)
     return pd.concat(frames, ignore_index=True)
@@ -149,8 +153,10 @@ def _plan(
     cache: str | Path | None,
 ) -> _Plan:
     """Check everything that can be checked before anything is trained."""
-    kind, _, name = _named(method)[0].partition(":")
-    lookup(f"{kind} method", name, lookup("kind of compression", kind, KINDS).methods)
+    full_name, method_settings = _named(method)
+    kind, _, name = full_name.partition(":")
+    function = lookup(f"{kind} method", name, lookup("kind of compression", kind, KINDS).methods)
+    check_settings(f"method {full_name!r}", function, method_settings, given=(KINDS[kind].level, "data", "seed"))
     times = (when,) if isinstance(when, str) else tuple(when)
     for time_ in times:
         lookup("time of mitigation", time_, WHEN)
@@ -160,21 +166,23 @@ def _plan(
     if mitigation is not None:
         name, settings = _named(mitigation)
         constraint = lookup("mitigation", name, MITIGATIONS)(**settings)
-    levels = tuple(sorted({float(level) for level in levels} - {0.0}))
-    if any(not 0 <= level < 1 for level in levels):
-        raise ValueError(f"levels must lie in [0, 1), got {list(levels)}")
+    levels = list(levels)
+    for level in levels:
+        check_number("levels", level, 0, 1)
+    for role, settings in (("train", train), ("finetune", finetune)):
+        check_settings(f"{role}=", fit, settings or {}, given=_OWN)
     train = dict(train or {})
     gentle = {"epochs": 5, "lr": float(train.get("lr", 0.05)) / 10}
     return _Plan(
         data=data,
         model=model,
         method=method,
-        levels=levels,
+        levels=tuple(sorted({float(level) for level in levels} - {0.0})),
         constraint=constraint,
         mitigation=_named(mitigation)[0] if mitigation else "none",
         when=times,
         train=train,
-        finetune=train | gentle | dict(finetune or {}),
+        finetune={key: value for key, value in train.items() if key != "keep"} | gentle | dict(finetune or {}),
         data_seed=data_seed,
         diagnostics=tuple(name for name in diagnostics if lookup("diagnostic", name, DIAGNOSTICS)),
         device=device,
@@ -191,8 +199,10 @@ def _in_order(plan: _Plan, seeds: Sequence[int], workers: int | None) -> Iterato
 
     The first seed is computed here and timed.
     """
-    on_gpu = plan.device == "cuda" or (plan.device == "auto" and torch.cuda.is_available())
-    most = workers or (1 if on_gpu else os.cpu_count() or 1)
+    from joblib import Parallel, cpu_count, delayed
+
+    on_gpu = torch.cuda.is_available() if plan.device == "auto" else torch.device(plan.device).type != "cpu"
+    most = workers or (1 if on_gpu else cpu_count())
     start = time.perf_counter()
     yield _run(plan, seeds[0])
     duration, rest = time.perf_counter() - start, seeds[1:]
@@ -201,8 +211,6 @@ def _in_order(plan: _Plan, seeds: Sequence[int], workers: int | None) -> Iterato
     if processes < 2 or (workers is None and saving < _STARTUP):
         yield from (_run(plan, seed) for seed in rest)
         return
-    from joblib import Parallel, delayed
-
     yield from Parallel(n_jobs=processes, return_as="generator")(delayed(_run)(plan, seed) for seed in rest)
 
 
@@ -218,9 +226,18 @@ def _one_thread() -> Iterator[None]:
 
 def _run(plan: _Plan, seed: int) -> pd.DataFrame:
     """Everything of one seed."""
+    try:
+        return _run_seed(plan, seed)
+    except DivergenceError as error:  # What the other seeds have trained is in the cache.
+        raise DivergenceError(f"seed {seed}: {error}") from error
+
+
+def _run_seed(plan: _Plan, seed: int) -> pd.DataFrame:
     with _one_thread():
         splits = _splits(plan, seed)
         name, settings = _named(plan.model)
+        if splits.train.inputs.ndim != 4:
+            raise ValueError(f"a study needs images (N, C, H, W), got inputs {tuple(splits.train.inputs.shape)}")
         _, channels, size, _ = splits.train.inputs.shape
         start = build(
             name,
@@ -250,7 +267,7 @@ def _splits(plan: _Plan, seed: int) -> Splits:
     if callable(plan.data):
         return plan.data(seed)
     name, settings = _named(plan.data)
-    return load(name, seed=seed, **settings)
+    return load(name, **({"seed": seed} | settings))
 
 
 def _fit(
@@ -280,7 +297,7 @@ def _measure(plan: _Plan, model: nn.Module, splits: Splits, labels: Mapping[str,
     for split, data in (("train", splits.train), ("test", splits.test)):
         table = group_performance(model, data)
         for diagnostic in plan.diagnostics:
-            table = table.join(DIAGNOSTICS[diagnostic](model, data).add_prefix(f"{diagnostic}_"))
+            table = table.join(diagnose(diagnostic, model, data)[0])
         frames.append(table.reset_index().assign(split=split))
     kind = _named(plan.method)[0].partition(":")[0]
     known = {

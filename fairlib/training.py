@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from tqdm import tqdm
 
-from fairlib._validation import lookup
+from fairlib._validation import check_number, lookup
 from fairlib.data import GroupedDataset
 from fairlib.diagnostics.evaluation import check_logits, placement, predict
 from fairlib.models.normalization import Normalize
@@ -134,11 +134,14 @@ def fit(
     channels_last: bool = False,
     progress: bool = False,
 ) -> nn.Module:
-    """Train a copy of a classifier by SGD with momentum and give it back in eval mode.
+    r"""Train a copy of a classifier by SGD with momentum and give it back in eval mode.
 
-    The data are moved to the device once, as they are (uint8 images stay uint8), and fed by the batch. On one machine
-    the result is bit-identical for one seed and one number of threads. The weights of the last epoch are returned:
-    nothing is selected.
+    With gradient :math:`g` of the mean loss of a batch, learning rate :math:`\eta`, momentum :math:`\mu` and weight
+    decay :math:`\gamma`, a step is :math:`v \leftarrow \mu v + g + \gamma \theta` and then
+    :math:`\theta \leftarrow \theta - \eta v`. The data are moved to the device once, as they are (uint8 images stay
+    uint8), and fed by the batch. On one CPU the result is bit-identical for one seed and one number of threads; on CUDA
+    cuDNN is held to deterministic algorithms, and torch's settings of TF32 stand as they are. The weights of the last
+    epoch are returned: nothing is selected.
 
     Args:
         model: Any module that maps inputs to logits; left as it is. A model of the zoo whose normalization is not set
@@ -165,8 +168,11 @@ def fit(
         The trained copy, in eval mode; :func:`history` tells how it went.
 
     Raises:
-        DivergenceError: If the loss becomes infinite or NaN; the message says at which epoch and what to lower.
-        ValueError: If a setting is out of range or the outputs do not match the classes of the data.
+        DivergenceError: If the loss, or the output after an epoch, becomes infinite or NaN; the message says at which
+            epoch and what to lower.
+        TypeError: If a setting is no number, or no integer where one is needed.
+        ValueError: If a setting is out of range, an input does not fit the model, or the outputs do not match the
+            classes of the data.
     """
     _check(epochs, batch_size, lr, momentum, weight_decay)
     target = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
@@ -193,8 +199,9 @@ def fit(
         rounds = range(1, epochs + 1)
         for epoch in tqdm(rounds, desc="epochs", leave=False) if progress else rounds:
             row = {"epoch": epoch} | loop.epoch(running) | (running.end_epoch() if running else {})
+            row |= loop.validation(val)
             _refuse_divergence(row, epochs, lr, constraint)
-            loop.history.append(row | _validation(trained, val))
+            loop.history.append(row)
     trained._fairlib_training = TrainingRecord(loop.history, loop.kept)
     return trained.eval()
 
@@ -240,6 +247,14 @@ class _Loop:
         loss, accuracy, objective = (totals / len(self.data)).tolist()
         return {"lr": rate, "loss": loss, "accuracy": accuracy} | ({"objective": objective} if running else {})
 
+    def validation(self, val: GroupedDataset | None) -> dict[str, float]:
+        """Loss and accuracy after the epoch; NaN where the weights have left the numbers."""
+        try:
+            seen = predict(self.model, self.data.subset(range(1)) if val is None else val)
+        except FloatingPointError:
+            return {"val_loss": math.nan, "val_accuracy": math.nan}
+        return {} if val is None else {"val_loss": seen.loss.mean().item(), "val_accuracy": seen.correct.mean().item()}
+
     def keep_weights(self) -> None:
         if self.step in self.keep:
             state = self.model.state_dict()
@@ -252,9 +267,9 @@ class _Loop:
         targets = self.data.targets[index]
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast):
             logits = self.model(inputs)
-        logits = logits.to(self.dtype)
         if self.step == 0:
             check_logits(logits, self.data)
+        logits = logits.to(self.dtype)
         losses = self.objective(inputs, logits, targets)
         return Batch(inputs, targets, self.data.groups[index], logits, losses)
 
@@ -293,20 +308,18 @@ def _record(module: nn.Module) -> TrainingRecord:
 
 
 def _steps_to_keep(keep: int | Sequence[int], steps: int) -> set[int]:
-    wanted = {keep} if isinstance(keep, int) else set(keep)
+    wanted = {int(keep)} if hasattr(keep, "__index__") else set(keep)
     if any(not 0 <= step <= steps for step in wanted):
         raise ValueError(f"keep must lie between 0 and the {steps} steps of this training, got {sorted(wanted)}")
     return wanted
 
 
 def _check(epochs: int, batch_size: int, lr: float, momentum: float, weight_decay: float) -> None:
-    if epochs < 0 or batch_size < 1:
-        raise ValueError(f"epochs must be at least 0 and batch_size at least 1, got {epochs} and {batch_size}")
-    if not lr > 0 or not 0 <= momentum < 1 or not weight_decay >= 0:
-        raise ValueError(
-            "lr must be positive, momentum in [0, 1) and weight_decay at least 0, "
-            f"got {lr}, {momentum} and {weight_decay}"
-        )
+    check_number("epochs", epochs, 0, whole=True)
+    check_number("batch_size", batch_size, 1, whole=True)
+    check_number("lr", lr, 0, beyond=True)
+    check_number("momentum", momentum, 0, 1)
+    check_number("weight_decay", weight_decay, 0)
 
 
 def _split(order: Tensor, batch_size: int) -> list[Tensor]:
@@ -322,6 +335,9 @@ def _fill_normalization(model: nn.Module, data: GroupedDataset) -> None:
     empty = [module for module in model.modules() if isinstance(module, Normalize) and not module.fitted]
     if not empty:
         return
+    channels = data.inputs.shape[1]
+    if data.inputs.ndim != 4 or any(module.mean.numel() != channels for module in empty):
+        raise ValueError(f"the model takes images of {empty[0].mean.numel()} channels, got {tuple(data.inputs.shape)}")
     total, squares = 0.0, 0.0
     for index in torch.arange(len(data)).split(1024):
         images = data.batch(index, dtype=torch.float64, device=data.inputs.device)
@@ -330,13 +346,6 @@ def _fill_normalization(model: nn.Module, data: GroupedDataset) -> None:
     mean = total / count
     for module in empty:
         module.fill(mean, (squares / count - mean.square()).clamp(min=0).sqrt())
-
-
-def _validation(model: nn.Module, val: GroupedDataset | None) -> dict[str, float]:
-    if val is None:
-        return {}
-    predictions = predict(model, val)
-    return {"val_loss": float(predictions.loss.mean()), "val_accuracy": float(predictions.correct.mean())}
 
 
 def _refuse_divergence(row: dict[str, float], epochs: int, lr: float, constraint: Constraint | None) -> None:

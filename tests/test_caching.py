@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from torch import nn
@@ -50,28 +52,35 @@ def test_everything_that_shapes_the_result_is_in_the_key(cnn, images, tmp_path, 
     cached_fit(cnn, images, **base, constraint=fairlib.EqualLoss(step=0.1))
     cached_fit(cnn, images, **base, constraint=fairlib.EqualLoss(step=0.2))
     cached_fit(cnn, images, **base, val=images)
+    frozen = fairlib.build("cnn", num_classes=3, in_channels=1, image_size=8, seed=0)
+    frozen.features.requires_grad_(False)
+    cached_fit(frozen, images, **base)
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "medium")
+    cached_fit(cnn, images, **base)
     monkeypatch.setattr(caching, "_source_digest", lambda: "other code")
     cached_fit(cnn, images, **base)
     threads = torch.get_num_threads()
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads + 1)
     cached_fit(cnn, images, **base)
-    assert len(counted) == 10 == len(list(tmp_path.glob("*.safetensors")))
+    assert len(counted) == 12 == len(list(tmp_path.glob("*.safetensors")))
 
 
-@pytest.mark.parametrize("damage", ["truncated", "flipped", "empty", "folder of another"])
+@pytest.mark.parametrize("damage", ["truncated", "flipped weight", "flipped history", "empty", "other bytes"])
 def test_a_corrupt_entry_is_computed_anew(cnn, images, tmp_path, counted, damage):
     first = cached_fit(cnn, images, folder=tmp_path, epochs=1)
     (path,) = tmp_path.glob("*.safetensors")
     content = bytearray(path.read_bytes())
     if damage == "truncated":
         path.write_bytes(content[: len(content) // 2])
-    elif damage == "flipped":
-        content[-10] ^= 1
+    elif damage.startswith("flipped"):
+        position = -10 if damage == "flipped weight" else content.index(b"loss") + 9
+        content[position] ^= 1
         path.write_bytes(content)
     else:
         path.write_bytes(b"" if damage == "empty" else b"not a tensor file")
     again = cached_fit(cnn, images, folder=tmp_path, epochs=1)
     assert len(counted) == 2 and _same(first, again)
+    assert fairlib.history(first).equals(fairlib.history(again))
     cached_fit(cnn, images, folder=tmp_path, epochs=1)
     assert len(counted) == 2
 
@@ -89,17 +98,26 @@ def test_a_failed_write_costs_neither_the_training_nor_the_folder(cnn, images, t
     assert not list(tmp_path.iterdir())
 
 
-def test_code_from_elsewhere_and_objectives_are_not_cached(images, tmp_path, counted):
-    class Mine(nn.Sequential):
+def test_code_from_elsewhere_and_objectives_are_not_cached(cnn, images, tmp_path, counted):
+    @dataclasses.dataclass(frozen=True)
+    class Mine(fairlib.EqualLoss):
         pass
 
     for _ in range(2):
-        cached_fit(Mine(nn.Flatten(), nn.Linear(64, 3)), images, folder=tmp_path, epochs=1)
+        cached_fit(nn.Sequential(nn.Flatten(), nn.Linear(64, 3)), images, folder=tmp_path, epochs=1)
+        cached_fit(cnn, images, folder=tmp_path, epochs=1, constraint=Mine())
         cached_fit(
-            nn.Sequential(nn.Flatten(), nn.Linear(64, 3)),
+            cnn,
             images,
             folder=tmp_path,
             epochs=1,
             objective=lambda inputs, logits, targets: logits.square().sum(1),
         )
-    assert len(counted) == 4 and not list(tmp_path.iterdir())
+    assert len(counted) == 6 and not list(tmp_path.iterdir())
+
+
+def test_a_model_in_channels_last_comes_back_in_it(images, tmp_path):
+    model = fairlib.build("tiny-resnet", num_classes=3, in_channels=1, image_size=8)
+    first, second = (cached_fit(model, images, folder=tmp_path, epochs=1, channels_last=True) for _ in range(2))
+    assert first.layer1[0].conv1.weight.stride() == second.layer1[0].conv1.weight.stride()
+    assert torch.equal(first(images.batch(range(8))), second(images.batch(range(8))))

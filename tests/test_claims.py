@@ -101,7 +101,8 @@ def test_paths_in_the_file_are_of_the_contracts_form():
 def test_effect_and_null_control_are_judged_by_the_same_measure():
     by_id = {entry.id: entry for entry in claims.load(FILE)}
     effect, null = by_id["T-fig-1"], by_id["H-null-matthew"]
-    assert effect.arguments | {"where": None} == null.arguments | {"where": None}
+    ranked = {"where": None, "rank_where": effect.arguments["where"]}
+    assert effect.arguments | ranked == null.arguments | {"where": None}
     assert (effect.threshold, effect.margin, effect.tables) == (null.threshold, null.margin, null.tables)
     assert (effect.direction, null.direction) == ("greater", "equal")
     assert (effect.arguments["where"], null.arguments["where"]) == (
@@ -186,6 +187,23 @@ def test_groups_of_one_size_are_ranked_by_the_seed_and_not_by_name():
     )
     shuffled = table.sample(frac=1, random_state=0)
     pd.testing.assert_series_equal(claims.drop_difference(shuffled, level=0.9), values)
+
+
+def test_an_equal_setting_is_ranked_by_the_sizes_of_the_unequal_one():
+    equal = study_table(
+        sizes={0: [50, 50, 50]}, control={0: [0.9, 0.9, 0.9]}, compressed={0: [0.9, 0.5, 0.1]}, setting="equal"
+    )
+    sizes = {"unequal": [10, 50, 90], "reversed": [90, 50, 10]}
+    others = [
+        study_table(sizes={0: s}, control={0: [0.9] * 3}, compressed={0: [0.9] * 3}, setting=name)
+        for name, s in sizes.items()
+    ]
+    table = pd.concat([equal, *others])
+    values = [
+        claims.drop_difference(table, level=0.9, where={"setting": "equal"}, rank_where={"setting": name})[0]
+        for name in sizes
+    ]
+    assert values == pytest.approx([-0.8, 0.8])
 
 
 def test_where_selects_one_of_several_settings():
@@ -303,18 +321,17 @@ def test_each_kind_of_evidence_gets_its_own_verdict(tmp_path):
     assert results["survives"].all()
 
 
-def test_a_table_that_lacks_what_the_statistic_needs_says_so(tmp_path):
+def test_a_table_that_lacks_what_the_statistic_needs_stops_the_build(tmp_path):
     TABLE.to_csv(tmp_path / "values.csv", index=False)
     entry = claim(statistic={"name": "drop_difference", "level": 0.95})
-    row = claims.evaluate([entry], tmp_path).iloc[0]
-    assert row["verdict"] == "not testable here"
-    assert "no compressed test rows at level 0.95" in row["reason"]
+    with pytest.raises(ValueError, match=r"claim 'H-x', .*values\.csv: .*no compressed test rows at level 0\.95"):
+        claims.evaluate([entry], tmp_path)
 
 
-def test_a_group_without_accuracy_is_not_a_number(tmp_path):
+def test_a_group_without_accuracy_gets_no_verdict(tmp_path):
     TABLE.assign(accuracy=TABLE["accuracy"].where(TABLE["group"] != "C")).to_csv(tmp_path / "values.csv", index=False)
-    row = claims.evaluate([claim(statistic={"name": "drop_difference", "level": 0.9})], tmp_path).iloc[0]
-    assert (row["verdict"], row["seeds"]) == ("not testable here", 0)
+    with pytest.raises(ValueError, match="claim 'H-x'"):
+        claims.evaluate([claim(statistic={"name": "drop_difference", "level": 0.9})], tmp_path)
 
 
 def test_verdicts_that_chance_explains_among_many_do_not_survive(tmp_path):

@@ -120,6 +120,36 @@ def test_loading_other_weights_leaves_masked_ones_at_zero():
     assert _holds(sparse, keep)
 
 
+def test_loading_by_assignment_leaves_the_callers_tensors_alone():
+    sparse, dense = masks.apply(_net(), _half(_net())), _net()
+    state = dense.state_dict() | {k: v for k, v in sparse.state_dict().items() if k.endswith("_mask")}
+    sparse.load_state_dict(state, assign=True)
+    assert fairlib.sparsity(dense) == 0 and fairlib.sparsity(sparse) > 0.4
+
+
+def test_what_comes_from_a_dense_training_is_gone_after_the_next_pass():
+    dense = _net()
+    optimizer = torch.optim.SGD(dense.parameters(), lr=0.1, momentum=0.9)
+    dense(torch.randn(16, 6)).square().sum().backward()
+    optimizer.step()
+    sparse = masks.apply(dense, keep := _half(dense)).train()
+    resumed = torch.optim.SGD(sparse.parameters(), lr=0.1, momentum=0.9)
+    resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    sparse[3].reset_parameters()
+    for _ in range(2):
+        resumed.zero_grad()
+        sparse(torch.randn(16, 6)).square().sum().backward()
+        resumed.step()
+    sparse(torch.randn(2, 6))
+    assert _holds(sparse, keep)
+
+
+def test_two_forward_passes_before_a_backward_pass():
+    sparse = masks.apply(_net(), keep := _half(_net()))
+    (sparse(torch.randn(4, 6)).sum() + sparse(torch.randn(4, 6)).sum()).backward()
+    assert bool((sparse[0].weight.grad[~keep["0.weight"]] == 0).all())
+
+
 def test_weights_read_by_the_root_but_not_called_stay_zero_in_a_copy():
     attention = nn.MultiheadAttention(4, 2)
     keep = {"out_proj.weight": torch.eye(4) > 0}

@@ -115,11 +115,33 @@ def test_a_function_of_the_seed_gives_the_data():
             "unknown time of mitigation 'later'; known: never, before",
         ),
         ({"seeds": []}, "at least one seed"),
+        ({"seeds": [0, 0]}, "each once"),
+        ({"train": {"lr": 1e38, "epochs": 1}}, "seed 0: training diverged"),
         ({"diagnostics": ["hessian"]}, "unknown diagnostic 'hessian'; known: gradient"),
         ({"data": "digit"}, "unknown data set 'digit'"),
         ({"model": "cn"}, "unknown model 'cn'"),
     ],
 )
 def test_bad_input_is_refused(change, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((ValueError, fairlib.DivergenceError), match=message):
         study(**(SMALL | {"levels": [0.5], "seeds": [0]} | change))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"method": ("prune:magnitude", {"scop": "layer"})}, "unknown setting 'scop' for method 'prune:magnitude'"),
+        ({"finetune": {"epoch": 1}}, "unknown setting 'epoch' for finetune="),
+        ({"train": {"constraint": fairlib.EqualLoss()}}, "unknown setting 'constraint' for train="),
+        ({"levels": ["0.5"]}, r"levels must be a number, got '0\.5'"),
+    ],
+)
+def test_settings_are_checked_before_anything_is_trained(change, message, monkeypatch):
+    monkeypatch.setattr("fairlib.studies.cached_fit", None)
+    with pytest.raises(TypeError, match=message):
+        study(**(SMALL | {"levels": [0.5], "seeds": [0]} | change))
+
+
+def test_the_weights_kept_on_the_way_are_of_the_dense_training_alone():
+    table = study(**(SMALL | {"train": {"epochs": 2, "keep": 3}}), levels=[], seeds=[0])
+    assert set(table["stage"]) == {"dense", "control"}

@@ -134,6 +134,12 @@ def test_divergence_names_epoch_and_remedy(cnn, images):
         fairlib.fit(cnn, images, epochs=9, lr=1e5)
 
 
+@pytest.mark.parametrize("val", [True, False])
+def test_a_last_step_that_leaves_the_numbers_is_not_given_back(cnn, images, val):
+    with pytest.raises(fairlib.DivergenceError, match="diverged at epoch 1 of 1"):
+        fairlib.fit(cnn, images, val=images if val else None, epochs=1, batch_size=120, lr=1e38)
+
+
 def test_objective_replaces_the_loss():
     data = _vectors()
     model = nn.Linear(4, 2).double()
@@ -148,16 +154,27 @@ def test_objective_replaces_the_loss():
         torch.testing.assert_close(a, b)
 
 
+class Pair(nn.Sequential):
+    def forward(self, inputs):
+        return super().forward(inputs.flatten(1)), inputs
+
+
 def test_bad_input(cnn, images):
     with pytest.raises(ValueError, match=r"must give logits \(N, 3\).*gives \(64, 5\)"):
         fairlib.fit(fairlib.build("cnn", num_classes=5, in_channels=1, image_size=8), images)
+    with pytest.raises(TypeError, match="tensor of logits, it gives tuple"):
+        fairlib.fit(Pair(nn.Linear(64, 3)), images)
+    with pytest.raises(ValueError, match=r"images of 3 channels, got \(120, 1, 8, 8\)"):
+        fairlib.fit(fairlib.build("cnn", num_classes=3, in_channels=3, image_size=8), images)
+    with pytest.raises(TypeError, match=r"epochs must be an integer, got 2\.0"):
+        fairlib.fit(cnn, images, epochs=2.0)
     with pytest.raises(ValueError, match="unknown schedule 'cos'; known: constant, cosine, step"):
         fairlib.fit(cnn, images, schedule="cos")
     with pytest.raises(ValueError, match="unknown augmentation"):
         fairlib.fit(cnn, images, augment="rotate")
-    with pytest.raises(ValueError, match="lr must be positive"):
+    with pytest.raises(ValueError, match=r"lr must lie in \(0, inf\), got -1"):
         fairlib.fit(cnn, images, lr=-1)
-    with pytest.raises(ValueError, match="epochs must be at least 0"):
+    with pytest.raises(ValueError, match=r"epochs must lie in \[0, inf\), got -1"):
         fairlib.fit(cnn, images, epochs=-1)
     with pytest.raises(ValueError, match=r"not trained by fairlib\.fit"):
         fairlib.history(cnn)

@@ -260,7 +260,7 @@ def _as_tensor(argument: str, values: ArrayLike | Tensor) -> Tensor:
     array = np.asarray(values)
     if array.dtype.kind not in "biuf":
         raise TypeError(f"{argument} must be numbers, got an array of dtype {array.dtype}")
-    return torch.tensor(array)
+    return torch.tensor(np.ascontiguousarray(array))
 
 
 def _checked_inputs(values: ArrayLike | Tensor) -> Tensor:
@@ -271,6 +271,8 @@ def _checked_inputs(values: ArrayLike | Tensor) -> Tensor:
     if inputs.ndim not in dimensions:
         wanted = "(N, C, H, W)" if inputs.dtype == torch.uint8 else "(N, C, H, W) or (N, D)"
         raise ValueError(f"{inputs.dtype} inputs must have shape {wanted}, got {tuple(inputs.shape)}")
+    if inputs.ndim == 4 and inputs.shape[1] == inputs.shape[2] > 4 and inputs.shape[3] in (1, 3, 4):
+        raise ValueError(f"inputs {tuple(inputs.shape)} look like (N, H, W, C); give inputs.transpose(0, 3, 1, 2)")
     if not inputs.numel():
         raise ValueError(f"inputs are empty: shape {tuple(inputs.shape)}")
     if inputs.is_floating_point():

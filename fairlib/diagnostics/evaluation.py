@@ -51,8 +51,11 @@ def check_logits(logits: Tensor, data: GroupedDataset) -> None:
     """Refuse outputs that are not one logit per class of the data.
 
     Raises:
-        ValueError: If the outputs are not ``(N, num_classes)``.
+        TypeError: If the output is no tensor.
+        ValueError: If it is not ``(N, num_classes)``.
     """
+    if not isinstance(logits, Tensor):
+        raise TypeError(f"the model must give a tensor of logits, it gives {type(logits).__name__}")
     if logits.ndim != 2 or logits.shape[1] != data.num_classes:
         raise ValueError(
             f"the model must give logits (N, {data.num_classes}), one for each class of the data "
@@ -68,6 +71,7 @@ def predict(model: nn.Module, data: GroupedDataset) -> Predictions:
 
     Raises:
         ValueError: If the outputs do not match the classes of the data.
+        FloatingPointError: If outputs are NaN or infinite.
     """
     device, dtype = placement(model)
     logits = []
@@ -77,6 +81,9 @@ def predict(model: nn.Module, data: GroupedDataset) -> Predictions:
             check_logits(batch, data)
             logits.append(batch.double().cpu())
     outputs = torch.cat(logits)
+    broken = int((~outputs.isfinite()).any(1).sum())
+    if broken:
+        raise FloatingPointError(f"the model's outputs are NaN or infinite on {broken} of {len(data)} samples")
     targets = data.targets.cpu()
     loss = cross_entropy(outputs, targets, reduction="none")
     return Predictions(outputs.numpy(), loss.numpy(), (outputs.argmax(1) == targets).numpy())

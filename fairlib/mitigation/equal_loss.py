@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from fairlib._validation import check_number
 from fairlib.data import GroupedDataset
 from fairlib.diagnostics.evaluation import evaluation_mode, placement
 from fairlib.groups import group_means
@@ -39,8 +40,7 @@ class EqualLoss:
     step: float = 0.02
 
     def __post_init__(self):
-        if not self.step > 0:
-            raise ValueError(f"step must be positive, got {self.step}")
+        check_number("step", self.step, 0, beyond=True)
 
     def start(self, model: nn.Module, data: GroupedDataset, objective: Objective) -> _EqualLossRun:
         if data.num_groups < 2:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from torch import nn
 
-from fairlib._validation import check_settings, lookup
+from fairlib._validation import check_number, check_settings, lookup
 from fairlib.data import GroupedDataset
 from fairlib.pruning.magnitude import magnitude
 
@@ -33,8 +33,8 @@ def prune(
         model: Any module with convolutions or linear layers; left as it is.
         method: ``"magnitude"``.
         sparsity: Share of zeros among the prunable weights (convolution and linear), in [0, 1).
-        data: The training set, for the methods that score weights on data.
-        seed: For the methods that draw.
+        data: The training set; ``"magnitude"`` needs none.
+        seed: Of what a method draws; ``"magnitude"`` draws nothing.
         **settings: The method's own, such as ``scope="layer"`` of ``"magnitude"``.
 
     Returns:
@@ -48,8 +48,7 @@ def prune(
     function = lookup("pruning method", method, METHODS)
     offered = {"data": data, "seed": seed}
     check_settings(f"pruning method {method!r}", function, settings, given=("sparsity", *offered))
-    if not 0 <= sparsity < 1:
-        raise ValueError(f"sparsity must lie in [0, 1), got {sparsity}")
+    check_number("sparsity", sparsity, 0, 1)
     wanted = inspect.signature(function).parameters
     return function(
         model,

@@ -12,8 +12,8 @@ def magnitude(model: nn.Module, *, sparsity: float, scope: str = "global") -> nn
     """Zero the weights of smallest absolute value, without retraining.
 
     With n prunable weights (convolution and linear; never biases or normalization), the ``round(sparsity * n)``
-    weights of smallest ``|w|`` become zero; equal ones in the order of the parameters. The masks of growing sparsity
-    are nested.
+    weights of smallest ``|w|`` become zero, but never the last one; equal ones in the order of the parameters. The
+    masks of growing sparsity are nested.
 
     Args:
         model: The trained model; left as it is.

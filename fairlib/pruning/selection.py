@@ -13,9 +13,9 @@ from fairlib import masks
 def keep_highest(model: nn.Module, scores: Mapping[str, Tensor], sparsity: float) -> dict[str, Tensor]:
     """Masks that keep the weights of highest score among all the weights scored together.
 
-    Of n scored weights exactly ``round(sparsity * n)`` are pruned: the lowest scores, and among equal ones those that
-    come first in the order of ``scores`` and, within a tensor, of its elements. Weights that a mask of the model
-    already holds at zero are pruned before any other. So the masks of two sparsities are nested.
+    Of n scored weights exactly ``min(round(sparsity * n), n - 1)`` are pruned: the lowest scores, and among equal ones
+    those that come first in the order of ``scores`` and, within a tensor, of its elements. Weights that a mask of the
+    model already holds at zero are pruned before any other. So the masks of two sparsities are nested.
 
     Args:
         model: Read for the masks it has.
@@ -40,7 +40,7 @@ def keep_highest(model: nn.Module, scores: Mapping[str, Tensor], sparsity: float
             for name, score in scores.items()
         ]
     )
-    count = round(sparsity * flat.numel())
+    count = min(round(sparsity * flat.numel()), flat.numel() - 1)
     already = sum(int((~pruned_before[name]).sum()) for name in scores if name in pruned_before)
     if count < already:
         raise ValueError(

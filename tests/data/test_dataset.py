@@ -258,3 +258,11 @@ def test_to_gives_a_data_set_and_leaves_the_old_one(pictures):
     assert moved.inputs.device.type == moved.targets.device.type == moved.groups.device.type == "meta"
     assert pictures.inputs.device.type == "cpu"
     assert pictures.to("cpu").fingerprint() == pictures.fingerprint()
+
+
+def test_channels_last_and_reversed_arrays():
+    images = np.arange(2 * 8 * 8 * 3, dtype=np.uint8).reshape(2, 8, 8, 3)
+    with pytest.raises(ValueError, match=r"\(2, 8, 8, 3\) look like \(N, H, W, C\)"):
+        GroupedDataset(images, [0, 1], [0, 1])
+    reversed_channels = images.transpose(0, 3, 1, 2)[:, ::-1]
+    assert np.array_equal(GroupedDataset(reversed_channels, [0, 1], [0, 1]).inputs.numpy(), reversed_channels)

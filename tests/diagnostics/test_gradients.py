@@ -27,7 +27,7 @@ def _per_sample(model: nn.Module, data: fairlib.GroupedDataset) -> np.ndarray:
 @pytest.mark.parametrize("name", ["cnn", "tiny-resnet"])
 def test_agrees_with_one_backward_pass_a_sample(images, name):
     model = fairlib.build(name, num_classes=3, in_channels=1, image_size=8).double().eval()
-    table = group_gradients(model, images)
+    table = group_gradients(model, images, blocks=80)
     gradients = _per_sample(model, images)
     for code, group in enumerate(images.group_names):
         g = gradients[images.groups.numpy() == code]
@@ -45,6 +45,25 @@ def test_a_pruned_model_counts_only_the_weights_it_kept(cnn, images):
     for code, group in enumerate(images.group_names):
         expected = np.linalg.norm(gradients[images.groups.numpy() == code].mean(0))
         assert table.loc[group, "norm"] == pytest.approx(expected, rel=1e-9)
+
+
+def test_the_norm_does_not_depend_on_the_blocks_and_the_floor_only_in_precision(cnn, images):
+    exact = group_gradients(cnn, images, blocks=80)
+    coarse = group_gradients(cnn, images, blocks=8)
+    np.testing.assert_allclose(coarse["norm"], exact["norm"], rtol=1e-5)
+    np.testing.assert_allclose(coarse["noise_floor"], exact["noise_floor"], rtol=0.6)
+    assert not np.allclose(coarse["noise_floor"], exact["noise_floor"], rtol=1e-3)
+    with pytest.raises(ValueError, match=r"blocks must lie in \[2, inf\), got 1"):
+        group_gradients(cnn, images, blocks=1)
+
+
+def test_any_code_between_input_and_logits_will_do(images):
+    class Branching(nn.Sequential):
+        def forward(self, inputs):
+            return super().forward(inputs if float(inputs.mean()) > 9 else -inputs)
+
+    table = group_gradients(Branching(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, 3)), images)
+    assert np.isfinite(table).all().all()
 
 
 def test_choice_of_parameters(cnn, images):

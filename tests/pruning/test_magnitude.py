@@ -68,12 +68,20 @@ def test_pruned_weights_hold_through_fit(cnn, images):
     assert not np.array_equal(_weights(pruned), _weights(trained))
 
 
+def test_the_last_weight_of_a_set_is_never_pruned():
+    assert (_weights(fairlib.prune(nn.Linear(10, 2), "magnitude", sparsity=0.98)) != 0).sum() == 1
+    pruned = fairlib.prune(nn.Sequential(nn.Linear(9, 1), nn.Linear(1, 3)), "magnitude", sparsity=0.99, scope="layer")
+    assert [int(mask.sum()) for mask in masks.read(pruned).values()] == [1, 1]
+
+
 def test_bad_input(cnn):
     with pytest.raises(ValueError, match="unknown pruning method 'magnitud'; known: magnitude"):
         fairlib.prune(cnn, "magnitud", sparsity=0.5)
     for sparsity in (1.0, -0.1, float("nan")):
         with pytest.raises(ValueError, match=r"sparsity must lie in \[0, 1\)"):
             fairlib.prune(cnn, "magnitude", sparsity=sparsity)
+    with pytest.raises(TypeError, match=r"sparsity must be a number, got '0\.5'"):
+        fairlib.prune(cnn, "magnitude", sparsity="0.5")
     with pytest.raises(TypeError, match="unknown setting 'scop' for pruning method 'magnitude'; known: scope"):
         fairlib.prune(cnn, "magnitude", sparsity=0.5, scop="layer")
     with pytest.raises(ValueError, match="'global' or 'layer', got 'block'"):
