@@ -1,0 +1,29 @@
+"""The numbers in the README are those of the recorded table."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pandas as pd
+
+from fairlib import claims, statistics
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_numbers_under_the_figure_are_computed_from_the_table_it_names():
+    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    table = pd.read_csv(ROOT / re.search(r"results/[\w./-]+\.csv", readme)[0])
+    unequal, equal = {"setting": "unequal"}, {"setting": "equal"}
+    losses = {
+        "the smallest third loses {} points": -claims.accuracy_change(
+            table, level=0.9, groups="smallest", where=unequal
+        ),
+        "the largest third {}": -claims.accuracy_change(table, level=0.9, groups="largest", where=unequal),
+        "the same classes differ by {}": claims.drop_difference(table, level=0.9, where=equal, rank_where=unequal),
+    }
+    for words, values in losses.items():
+        estimate, low, high = (f"{100 * bound:.1f}" for bound in statistics.t_interval(values))
+        assert words.format(estimate) in readme and f"[{low}, {high}]" in readme
+    assert f"Means over {table['seed'].nunique()} seeds" in readme
