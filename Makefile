@@ -69,7 +69,7 @@ lint: $(STAMP)
 sweep: $(STAMP)
 	@test -n "$(GRID)" || { echo "make sweep needs a grid: make sweep GRID=params/study/pruning.yml" >&2; exit 2; }
 	@test -f "$(GRID)" || { echo "there is no grid $(GRID); there are: $$(ls params/*/*.yml | tr '\n' ' ')" >&2; exit 2; }
-	@$(call locked,sweep,$(call snakemake,sweep --config grid=$(GRID) $(if $(FORCE),force=1)))
+	@$(call locked,sweep,$(call snakemake,sweep --config grid="$(GRID)" $(if $(FORCE),force=1)))
 
 clean:
 	[ ! -d _build ] || find _build -mindepth 1 -maxdepth 1 ! -name sweeps ! -name '.*.lock' -exec rm -rf {} +

@@ -270,6 +270,7 @@ class Verdict(NamedTuple):
         seeds: number of values.
         p_value: of the test the verdict rests on, by sign flips: two-sided against the threshold, or the
             larger of the two one-sided ones against the ends of the margin where equivalence is asserted.
+        equivalence: whether that test asserts equality.
         needed: where undecided, the number of seeds at which a verdict has 80 % power; None if over 100,000.
     """
 
@@ -279,6 +280,7 @@ class Verdict(NamedTuple):
     seeds: int = 0
     p_value: float = math.nan
     needed: int | None = None
+    equivalence: bool = False
 
 
 def verdict(values: Iterable[float], claim: Claim) -> Verdict:
@@ -306,9 +308,9 @@ def verdict(values: Iterable[float], claim: Claim) -> Verdict:
     if name == "undecided":
         needed = _seeds_until_decided(values, interval.estimate, claim)
         reason = reason or "the interval reaches across a bound"
-    elif name == "supported" and claim.direction != "equal" and _inside(interval, claim):
+    elif name in ("supported", "reversed") and claim.direction != "equal" and _inside(interval, claim):
         reason = f"beyond the threshold, yet within the margin of {claim.margin:g}"
-    return Verdict(name, reason, interval, len(values), p_value, needed)
+    return Verdict(name, reason, interval, len(values), p_value, needed, equivalence)
 
 
 def _compare(interval: Interval, claim: Claim) -> str:
@@ -359,7 +361,7 @@ def evaluate(claims: Sequence[Claim], root: str | Path) -> pd.DataFrame:
 
     Returns:
         One row per claim and table (one in all for a claim without tables): ``id evidence table verdict
-        reason estimate low high seeds p_value needed survives``. ``survives`` is False where a verdict does
+        reason estimate low high seeds p_value equivalence needed survives``. ``survives`` is False where a verdict does
         not survive a false-discovery rate of 5 % (Benjamini and Hochberg) over all verdicts of the table,
         else True.
     """
@@ -372,7 +374,7 @@ def evaluate(claims: Sequence[Claim], root: str | Path) -> pd.DataFrame:
                 {"id": claim.id, "evidence": evidence, "table": table}
                 | {"verdict": found.name, "reason": found.reason}
                 | {"estimate": estimate, "low": low, "high": high, "seeds": found.seeds}
-                | {"p_value": found.p_value, "needed": found.needed}
+                | {"p_value": found.p_value, "equivalence": found.equivalence, "needed": found.needed}
             )
     results = pd.DataFrame(rows).astype({"needed": "Int64"})
     tested = (results["seeds"] >= MIN_SEEDS).to_numpy()

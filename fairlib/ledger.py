@@ -119,7 +119,8 @@ def _introduction() -> str:
         "mean with the claim's threshold: *supported*, the interval lies beyond the threshold; "
         "*reversed*, beyond it on the other side; *no effect*, within the margin of equivalence; "
         f"*undecided*, none of these, or fewer than {MIN_SEEDS} seeds. A claim of equality is *supported* "
-        "within the margin and *reversed* wholly outside it. P-values are those of sign-flip tests. The "
+        "within the margin and *reversed* wholly outside it. P-values are those of "
+        "sign-flip tests against the threshold or, where equality is asserted, against the ends of the margin. The "
         "kinds of evidence: *default run*, made by the build of this book; *embedded study*, recorded, on "
         "data that the book carries; *real-data run*, recorded, at the papers' scale only where that is "
         "said."
@@ -169,18 +170,20 @@ def _claims_table(claims: Sequence[Claim], results: pd.DataFrame) -> list[str]:
 def _evidence_line(row: Any) -> str:
     text = f"{row.evidence}: **{row.verdict}**" if row.evidence else row.verdict
     if row.seeds:
-        text += f", {row.estimate:.3f} [{row.low:.3f}, {row.high:.3f}], {row.seeds} seeds, {_p_text(row.p_value)}"
+        text += f", {row.estimate:.3f} [{row.low:.3f}, {row.high:.3f}], {row.seeds} seeds, {_p_text(row)}"
     if row.reason:
         text += f" ({escape(row.reason)})"
     if row.verdict == "undecided" and row.seeds > 1:
-        text += f"; it would take {'over 100,000' if pd.isna(row.needed) else f'about {row.needed}'} seeds"
+        seeds = "over 100,000" if pd.isna(row.needed) else f"about {row.needed}"
+        text += f"; if the mean stays where it is, it takes {seeds} seeds"
     if not row.survives:
         text += "; does not survive the false-discovery rate"
     return text
 
 
-def _p_text(p_value: float) -> str:
-    return "p < 0.001" if p_value < 0.001 else f"p = {p_value:.3f}"
+def _p_text(row: Any) -> str:
+    name = "p of equivalence" if row.equivalence else "p"
+    return f"{name} < 0.001" if row.p_value < 0.001 else f"{name} = {row.p_value:.3f}"
 
 
 def _changes_section(history: History) -> list[str]:
@@ -219,7 +222,7 @@ def _discoveries(results: pd.DataFrame) -> list[str]:
     if lost.empty:
         return [f"{head}: every verdict survives." if tested else f"{head}: none yet."]
     return [f"{head}. These do not survive:", ""] + [
-        f"- [{row.id}](#{row.id}), {row.evidence}: {row.verdict}, {_p_text(row.p_value)}" for row in lost.itertuples()
+        f"- [{row.id}](#{row.id}), {row.evidence}: {row.verdict}, {_p_text(row)}" for row in lost.itertuples()
     ]
 
 

@@ -109,7 +109,7 @@ def accuracy_changes(axes: Sequence[Axes], study: pd.DataFrame) -> None:
 
 def provenance(figure: Figure, text: str) -> None:
     """A line under the figure that says where it comes from, as :func:`source` words it."""
-    figure.supxlabel(text, fontsize=7, color="#555555", x=0.01, ha="left")
+    figure.supxlabel(text, fontsize=8, color="#555555", x=0.01, ha="left")
 
 
 def source(table: pd.DataFrame, evidence: str, recorded: str | Path | None = None) -> str:
@@ -123,15 +123,9 @@ def source(table: pd.DataFrame, evidence: str, recorded: str | Path | None = Non
     described = environment.describe() if recorded is None else json.loads(Path(recorded).read_text(encoding="utf-8"))
     device = described["cpu"] if described["device"] == "cpu" else described["device"]
     what = [", ".join(sorted(set(table[name]))) for name in ("data", "model", "method")]
-    return ", ".join(
-        [
-            *what,
-            f"{table['seed'].nunique()} seeds",
-            str(device),
-            f"torch {described['versions']['torch']}",
-            evidence,
-        ]
-    )
+    versions = [f"{name} {described['versions'][name]}" for name in ("fairlib", "torch")]
+    commit = [f"commit {described['commit'][:7]}"] if described.get("commit") else []
+    return ", ".join([*what, f"{table['seed'].nunique()} seeds", str(device), *versions, *commit, evidence])
 
 
 def audit(table: pd.DataFrame) -> Figure:

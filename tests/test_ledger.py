@@ -108,7 +108,7 @@ def test_the_ledger_counts_a_claim_once_in_each_verdict(tmp_path):
     text = page([claim(id="D-a", tables=tables), untested(id="D-b"), untested(id="B-c", not_testable="why")], tmp_path)
     assert "| [D] | 2 | 0 | 0 | 0 | 1 | 0 | 1 |" in text
     assert "| [B] | 1 | 0 | 0 | 0 | 0 | 1 | 0 |" in text
-    assert "(the interval reaches across a bound); it would take about" in text
+    assert "(the interval reaches across a bound); if the mean stays where it is, it takes about" in text
     assert "\n  - not testable here (why)\n" in text
     assert "[T]" not in text
 

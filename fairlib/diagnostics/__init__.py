@@ -29,7 +29,7 @@ DIAGNOSTICS: dict[str, Diagnostic] = {
 
 
 def diagnose(name: str, model: nn.Module, data: GroupedDataset) -> tuple[pd.DataFrame, str | None]:
-    """A diagnostic of :data:`fairlib.diagnostics.DIAGNOSTICS` by name, its name before those of its columns.
+    """A diagnostic of ``DIAGNOSTICS`` by name, its name before those of its columns.
 
     Returns:
         The table by group, and None; where it cannot be computed, a table of NaN and the reason.
