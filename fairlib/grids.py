@@ -106,8 +106,8 @@ def _check(grid: str | Path, found: object, kinds: Mapping[str, type], needed: s
 def gather(grid: str | Path) -> list[Path]:
     """Write the tables of a grid, CSV with six significant digits, each with its provenance in a JSON file beside it.
 
-    A table has the rows of its runs in the order of the grid. Where the records do not have them, there are columns for
-    the ``run`` and for the parameters that the grid varies. Where the runs do not agree, the provenance is a list.
+    A table has the rows of its runs in the order of the grid, with columns for the parameters that the grid varies where
+    the records do not have them. Where the runs do not agree, the provenance is a list.
 
     Returns:
         The paths of the tables.
@@ -146,8 +146,7 @@ def _records(point: Point) -> pd.DataFrame:
     import pandas as pd
 
     records = pd.read_parquet(point.out / RECORDS)
-    labels = {"run": point.id} | {name: point.parameters[name] for name in point.varied}
-    new = {name: value for name, value in labels.items() if name not in records}
+    new = {name: point.parameters[name] for name in point.varied if name not in records}
     return records.assign(**new)[[*new, *records]]
 
 

@@ -102,7 +102,7 @@ class TestGrid:
         tables = grids.gather(grid)
         assert [table.name for table in tables] == ["toy-study.csv", "toy-quick.csv"]
         table = pd.read_csv(tables[0])
-        assert list(table) == ["run", "data", "seeds", "value"]
+        assert list(table) == ["data", "seeds", "value"]
         assert table["data"].tolist() == ["x", "x", "y/z", "y/z"]
         assert table["value"].tolist() == [0.333333, 1.33333, 2.33333, 3.33333]
         provenance = json.loads(tables[0].with_suffix(".json").read_text())
