@@ -106,8 +106,8 @@ def _check(grid: str | Path, found: object, kinds: Mapping[str, type], needed: s
 def gather(grid: str | Path) -> list[Path]:
     """Write the tables of a grid, CSV with six significant digits, each with its provenance in a JSON file beside it.
 
-    A table has the rows of its runs in the order of the grid, with columns for the parameters that the grid varies where
-    the records do not have them. Where the runs do not agree, the provenance is a list.
+    A table has the rows of its runs in the order of the grid, with columns for the parameters that the grid varies
+    where the records do not have them. Where the runs do not agree, the provenance is a list.
 
     Returns:
         The paths of the tables.
