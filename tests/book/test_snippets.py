@@ -27,6 +27,7 @@ def test_code_on_a_page_runs(path: Path, tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("FAIRLIB_CACHE", str(tmp_path))
     names: dict[str, object] = {}
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*cannot be told from chance", category=UserWarning)  # The page says so.
+        # The page says so.
+        warnings.filterwarnings("ignore", message=".*cannot be told from chance", category=UserWarning)
         for number, block in enumerate(BLOCK.findall(path.read_text("utf-8")), start=1):
             exec(compile(shortened(block), f"{path.name}, block {number}", "exec"), names)
