@@ -150,7 +150,7 @@ def _pipe_row(cells: Iterable[Any]) -> list[str]:
 
 
 def _claims_table(claims: Sequence[Claim], results: pd.DataFrame) -> list[str]:
-    lines = ["```{list-table}", ":header-rows: 1", ":widths: 14 46 40", "",
+    lines = ["```{list-table}", ":header-rows: 1", ":widths: 13 57 30", "",
              "* - Claim", "  - Statement", "  - Verdict"]  # fmt: skip
     for claim in claims:
         lines += [
