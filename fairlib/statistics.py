@@ -292,6 +292,9 @@ def benjamini_hochberg(p_values: ArrayLike, rate: float = 0.05) -> NDArray[np.bo
     from scipy import stats
 
     _check_level(rate, "rate")
+    p_values = np.asarray(p_values, dtype=np.float64)
+    if not np.all((p_values >= 0) & (p_values <= 1)):
+        raise ValueError(f"p-values must lie between 0 and 1, got {p_values.tolist()}")
     return stats.false_discovery_control(p_values) <= rate if len(p_values) else np.zeros(0, dtype=bool)
 
 
