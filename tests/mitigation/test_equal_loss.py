@@ -81,11 +81,6 @@ def test_fit_narrows_the_gap_and_reports_it():
     assert curves["multiplier[1]"].is_monotonic_increasing
 
 
-def test_group_means_of_an_absent_group_are_zero():
-    means, counts = group_means(torch.tensor([1.0, 3.0, 5.0]), torch.tensor([0, 0, 2]), 3)
-    assert means.tolist() == [2.0, 0.0, 5.0] and counts.tolist() == [2, 0, 1]
-
-
 def test_bad_input():
     with pytest.raises(ValueError, match=r"step must lie in \(0, inf\), got 0"):
         fairlib.EqualLoss(step=0)
