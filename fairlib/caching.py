@@ -36,8 +36,8 @@ def cached_fit(model: nn.Module, data: GroupedDataset, *, folder: Path | None, *
     are frozen, the contents of the data, the settings, the source of ``fairlib``, the version of torch and its settings
     of precision, the processor or GPU, and the number of threads. It is one safetensors file (weights, those of
     ``keep`` too, and the history) that appears whole or not at all; one that cannot be read or does not match its
-    checksum is computed anew. A model or constraint with code from elsewhere, or an ``objective``, cannot be keyed and
-    is always trained.
+    checksum is computed anew. A model or constraint with code from elsewhere, an ``objective`` or a ``sparsify`` cannot
+    be keyed and is always trained.
 
     Args:
         model: As of :func:`fairlib.fit`.
@@ -72,7 +72,8 @@ def _known_code(model: nn.Module, settings: Mapping[str, object]) -> bool:
     """Whether model and constraint are fairlib's, whose source is in the key and whose ``repr`` tells all of them."""
     constraint = settings.get("constraint")
     ours = type(constraint).__module__.startswith("fairlib.mitigation") or constraint is None
-    return ours and type(model).__module__.startswith("fairlib.models") and settings.get("objective") is None
+    functions = settings.get("objective"), settings.get("sparsify")
+    return ours and type(model).__module__.startswith("fairlib.models") and functions == (None, None)
 
 
 def _device(settings: Mapping[str, object]) -> str:

@@ -70,6 +70,13 @@ def apply(model: nn.Module, keep: Mapping[str, Tensor]) -> nn.Module:
     Raises:
         ValueError: If a name is no prunable weight or a shape differs.
     """
+    masked = copy.deepcopy(model)
+    impose(masked, keep)
+    return masked.eval()
+
+
+def impose(model: nn.Module, keep: Mapping[str, Tensor]) -> None:
+    """Mask a model in place; for a training loop, whose optimizer holds the parameters. Else as :func:`apply`."""
     known = prunable(model)
     for name, mask in keep.items():
         if name not in known:
@@ -78,8 +85,7 @@ def apply(model: nn.Module, keep: Mapping[str, Tensor]) -> nn.Module:
             raise ValueError(
                 f"the mask of {name} must be bool {tuple(known[name].shape)}, got {mask.dtype} {tuple(mask.shape)}"
             )
-    masked = copy.deepcopy(model)
-    layers = dict(_layers(masked))
+    layers = dict(_layers(model))
     for name, mask in keep.items():
         layer = layers[name.removesuffix("weight").removesuffix(".")]
         if _BUFFER not in layer._buffers:
@@ -89,10 +95,9 @@ def apply(model: nn.Module, keep: Mapping[str, Tensor]) -> nn.Module:
         else:
             layer.weight_mask.copy_(mask)
         _zero(layer)
-    if keep and not any(hook is _guard for hook in masked._forward_pre_hooks.values()):
-        masked.register_forward_pre_hook(_guard)
-    _guard(masked)
-    return masked.eval()
+    if keep and not any(hook is _guard for hook in model._forward_pre_hooks.values()):
+        model.register_forward_pre_hook(_guard)
+    _guard(model)
 
 
 def sparsity(model: nn.Module) -> float:

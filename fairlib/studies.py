@@ -14,14 +14,13 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
-from fairlib import masks
+from fairlib import masks, pruning
 from fairlib._validation import check_number, check_settings, lookup
 from fairlib.caching import cached_fit, default_folder
 from fairlib.data import Splits, load
 from fairlib.diagnostics import DIAGNOSTICS, diagnose, group_performance
 from fairlib.mitigation import MITIGATIONS
 from fairlib.models import build
-from fairlib.pruning import METHODS, prune
 from fairlib.training import Constraint, DivergenceError, fit
 
 Named = str | tuple[str, Mapping[str, object]]
@@ -35,23 +34,27 @@ WHEN: dict[str, tuple[bool, bool]] = {
     "both": (True, True),
 }
 
+# Which network is compressed.
+COMPRESS = ("trained", "initial")
+
 # Arguments of fit that a study fills in itself.
-_OWN = ("val", "objective", "constraint", "seed", "device", "progress")
+_OWN = ("val", "objective", "constraint", "sparsify", "start", "seed", "device", "progress")
 
 _STARTUP = 8.0  # Seconds until a worker process has imported torch on two cores.
 
 
 class Kind(NamedTuple):
-    """A kind of compression: its function, its methods, the argument its level goes to, and what is compressed."""
+    """A kind of compression: its function, the check of a method's name and settings, the argument that its level goes
+    to, and what share of the model is kept."""
 
     run: Callable[..., nn.Module]
-    methods: Mapping[str, Callable]
+    check: Callable[..., None]
     level: str
     kept: Callable[[nn.Module], float]
 
 
 KINDS: dict[str, Kind] = {
-    "prune": Kind(prune, METHODS, "sparsity", lambda model: 1 - masks.sparsity(model)),
+    "prune": Kind(pruning.prune, pruning.check, "sparsity", lambda model: 1 - masks.sparsity(model)),
 }
 
 
@@ -63,6 +66,7 @@ class _Plan:
     model: Named
     method: Named
     levels: tuple[float, ...]
+    compress: str
     constraint: Constraint | None
     mitigation: str
     when: tuple[str, ...]
@@ -80,6 +84,7 @@ def study(
     method: Named,
     levels: Iterable[float],
     *,
+    compress: str = "trained",
     mitigation: Named | None = None,
     when: str | Iterable[str] = ("never",),
     seeds: Iterable[int] = range(5),
@@ -104,10 +109,13 @@ def study(
         model: A name of ``fairlib.models.MODELS`` or ``(name, settings)`` for :func:`fairlib.build`.
         method: With its kind, ``"prune:magnitude"``, or ``(name, settings)``.
         levels: What that kind's function takes: sparsities in [0, 1). Level 0 is the control.
+        compress: ``"trained"``: the dense model is compressed, then finetuned. ``"initial"``: the network at its
+            initial weights (its normalization of inputs set) is compressed, trained like the dense one and finetuned.
         mitigation: A name of ``fairlib.mitigation.MITIGATIONS`` or ``(name, settings)``.
         when: Of ``"never"``, ``"before"`` (in the dense training), ``"after"`` (in the finetuning), ``"both"``.
         seeds: One run each: initial weights, order of batches and, by default, the data.
-        train: Arguments of :func:`fairlib.fit` for the dense training.
+        train: Arguments of :func:`fairlib.fit` for the dense training, and for the trainings of a method that trains
+            unless its settings have a ``train`` of their own.
         finetune: Arguments of :func:`fairlib.fit` for the finetuning; ``{"epochs": 0}`` switches it off. What is not
             given is as in ``train`` (but for ``keep``), with 5 epochs at a tenth of its learning rate by default.
         data_seed: None draws and splits the data anew with each seed; a number fixes them for all.
@@ -129,7 +137,9 @@ def study(
         TypeError: If a setting is unknown.
         DivergenceError: If a training diverges; the message names the seed.
     """
-    plan = _plan(data, model, method, levels, mitigation, when, train, finetune, data_seed, diagnostics, device, cache)
+    plan = _plan(
+        data, model, method, levels, compress, mitigation, when, train, finetune, data_seed, diagnostics, device, cache
+    )
     seeds = list(seeds)
     if not seeds or len(set(seeds)) < len(seeds):
         raise ValueError(f"seeds must name at least one seed, and each once; got {seeds}")
@@ -143,6 +153,7 @@ def _plan(
     model: Named,
     method: Named,
     levels: Iterable[float],
+    compress: str,
     mitigation: Named | None,
     when: str | Iterable[str],
     train: Mapping[str, object] | None,
@@ -155,8 +166,8 @@ def _plan(
     """Check everything that can be checked before anything is trained."""
     full_name, method_settings = _named(method)
     kind, _, name = full_name.partition(":")
-    function = lookup(f"{kind} method", name, lookup("kind of compression", kind, KINDS).methods)
-    check_settings(f"method {full_name!r}", function, method_settings, given=(KINDS[kind].level, "data", "seed"))
+    lookup("kind of compression", kind, KINDS).check(name, **method_settings)
+    lookup("network to compress", compress, dict.fromkeys(COMPRESS))
     times = (when,) if isinstance(when, str) else tuple(when)
     for time_ in times:
         lookup("time of mitigation", time_, WHEN)
@@ -178,6 +189,7 @@ def _plan(
         model=model,
         method=method,
         levels=tuple(sorted({float(level) for level in levels} - {0.0})),
+        compress=compress,
         constraint=constraint,
         mitigation=_named(mitigation)[0] if mitigation else "none",
         when=times,
@@ -250,10 +262,10 @@ def _run_seed(plan: _Plan, seed: int) -> pd.DataFrame:
         frames = []
         dense: dict[bool, nn.Module] = {}
         for when in plan.when:
-            early, late = WHEN[when]
+            early, _ = WHEN[when]
             if early not in dense:
                 dense[early] = _fit(plan, start, splits, plan.train, early, seed)
-            for stage, level, model in _models(plan, dense[early], splits, late, seed):
+            for stage, level, model in _models(plan, start, dense[early], splits, when, seed):
                 labels = {"level": level, "when": when, "seed": seed, "stage": stage}
                 frames.append(_measure(plan, model, splits, labels))
         return pd.concat(frames, ignore_index=True)
@@ -280,16 +292,26 @@ def _fit(
 
 
 def _models(
-    plan: _Plan, dense: nn.Module, splits: Splits, mitigated: bool, seed: int
+    plan: _Plan, start: nn.Module, dense: nn.Module, splits: Splits, when: str, seed: int
 ) -> Iterator[tuple[str, float, nn.Module]]:
     """Stage, level and model: the dense one, the control, and one compressed to each level."""
+    early, late = WHEN[when]
     yield "dense", 0.0, dense
-    yield "control", 0.0, _fit(plan, dense, splits, plan.finetune, mitigated, seed)
+    yield "control", 0.0, _fit(plan, dense, splits, plan.finetune, late, seed)
     full_name, settings = _named(plan.method)
     kind, _, name = full_name.partition(":")
+    train = {key: value for key, value in plan.train.items() if key != "keep"} | {"device": plan.device}
+    if early:
+        train["constraint"] = plan.constraint
+    settings |= {"data": splits.train, "seed": seed, "train": train | settings.get("train", {})}
+    original = dense
+    if plan.compress == "initial":
+        original = _fit(plan, start, splits, {**plan.train, "epochs": 0, "keep": ()}, False, seed)
     for level in plan.levels:
-        small = KINDS[kind].run(dense, name, **{KINDS[kind].level: level}, data=splits.train, seed=seed, **settings)
-        yield "compressed", level, _fit(plan, small, splits, plan.finetune, mitigated, seed)
+        small = KINDS[kind].run(original, name, **{KINDS[kind].level: level}, **settings)
+        if plan.compress == "initial":
+            small = _fit(plan, small, splits, plan.train, early, seed)
+        yield "compressed", level, _fit(plan, small, splits, plan.finetune, late, seed)
 
 
 def _measure(plan: _Plan, model: nn.Module, splits: Splits, labels: Mapping[str, object]) -> pd.DataFrame:

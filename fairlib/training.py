@@ -2,14 +2,15 @@
 
 - A *constraint* (:class:`Constraint`) turns the losses of a batch into what is minimized, and may act after each epoch.
 - A *teacher* is an :class:`Objective`: per-sample losses from inputs, logits and targets, cross-entropy by default.
-- *Masks* need no place: a masked weight has a masked gradient in any loop (:mod:`fairlib.masks`).
+- *Masks* need no place: a masked weight has a masked gradient in any loop (:mod:`fairlib.masks`). Masks that change
+  in the course of a training come from a :class:`Sparsifier`.
 """
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from tqdm import tqdm
 
+from fairlib import masks
 from fairlib._validation import check_number, lookup
 from fairlib.data import GroupedDataset
 from fairlib.diagnostics.evaluation import check_logits, placement, predict
@@ -63,6 +65,14 @@ class Constraint(Protocol):
 
     def start(self, model: nn.Module, data: GroupedDataset, objective: Objective) -> ConstraintRun:
         """Begin a training of ``model``, which changes under way, on ``data``, which lies on the model's device."""
+        ...
+
+
+class Sparsifier(Protocol):
+    """Masks that follow a training: what pruning plugs in when it goes on while the model trains."""
+
+    def __call__(self, model: nn.Module, progress: float) -> Mapping[str, Tensor]:
+        """The masks (:func:`fairlib.masks.apply`) of the model after a share ``progress`` in (0, 1] of the epochs."""
         ...
 
 
@@ -127,6 +137,8 @@ def fit(
     augment: str = "none",
     objective: Objective | None = None,
     constraint: Constraint | None = None,
+    sparsify: Sparsifier | None = None,
+    start: int = 0,
     keep: int | Sequence[int] = (),
     seed: int = 0,
     device: str = "auto",
@@ -157,6 +169,9 @@ def fit(
         augment: ``"none"``, ``"flip"``, ``"crop"`` (shifts of up to an eighth) or ``"crop+flip"``, by the batch.
         objective: Per-sample losses; cross-entropy by default. A teacher plugs in here.
         constraint: For example ``fairlib.EqualLoss(step=0.02)``.
+        sparsify: The masks of the model after each epoch; what is masked stays zero in the next.
+        start: Step at which to begin: the batches before it are drawn and passed over, and the learning rate is what
+            the schedule gives there. Momentum begins at zero. For models rewound to :func:`weights_at` that step.
         keep: Numbers of steps after which the weights are kept for :func:`weights_at`; 0 is before the first.
         seed: Order of batches, augmentation and dropout. The global generators are left as they were found.
         device: ``"auto"`` (CUDA where there is one) or a torch device. The result stays there.
@@ -180,6 +195,7 @@ def fit(
     resident = data.to(target)
     _fill_normalization(trained, resident)
     batches = len(_split(torch.arange(len(data)), batch_size))
+    check_number("start", start, 0, epochs * batches + 1, whole=True)
     optimizer = torch.optim.SGD(trained.parameters(), lr=lr, momentum=momentum, weight_decay=weight_decay)
     loop = _Loop(
         model=trained,
@@ -191,14 +207,20 @@ def fit(
         objective=objective or _cross_entropy,
         autocast=lookup("precision", precision, {"float32": False, "bfloat16": True}),
         layout=torch.channels_last if channels_last else torch.contiguous_format,
-        keep=_steps_to_keep(keep, epochs * batches),
+        keep=_steps_to_keep(keep, start, epochs * batches),
+        start=start,
     )
     with seeded(seed), _reproducible():
         running = constraint.start(trained, resident, loop.objective) if constraint else None
         loop.keep_weights()
         rounds = range(1, epochs + 1)
         for epoch in tqdm(rounds, desc="epochs", leave=False) if progress else rounds:
-            row = {"epoch": epoch} | loop.epoch(running) | (running.end_epoch() if running else {})
+            seen = loop.epoch(running)
+            if seen is None:
+                continue
+            row = {"epoch": epoch} | seen | (running.end_epoch() if running else {})
+            if sparsify:
+                loop.mask(sparsify(trained, epoch / epochs))
             row |= loop.validation(val)
             _refuse_divergence(row, epochs, lr, constraint)
             loop.history.append(row)
@@ -220,6 +242,7 @@ class _Loop:
     autocast: bool
     layout: torch.memory_format
     keep: set[int]
+    start: int
     step: int = 0
     history: list[dict[str, float]] = field(default_factory=list)
     kept: dict[int, dict[str, Tensor]] = field(default_factory=dict)
@@ -228,24 +251,48 @@ class _Loop:
         self.device, self.dtype = placement(self.model)
         self.model.to(memory_format=self.layout)
 
-    def epoch(self, running: ConstraintRun | None) -> dict[str, float]:
-        """Train on every sample once; learning rate, and mean loss and accuracy over the batches as they were met."""
+    def epoch(self, running: ConstraintRun | None) -> dict[str, float] | None:
+        """Train on every batch of an epoch from step ``start`` on; None if that leaves none.
+
+        Returns:
+            Learning rate of the first step, and mean loss and accuracy over the batches as they were met.
+        """
         self.model.train()
-        rate = self.scheduler.get_last_lr()[0]
+        rate, seen = math.nan, 0
         totals = torch.zeros(3, device=self.device)  # Read once an epoch: reading waits for a GPU.
         for index in _split(torch.randperm(len(self.data)).to(self.device), self.batch_size):
+            self.optimizer.zero_grad(set_to_none=True)
+            if self.step < self.start:
+                self._advance()
+                continue
+            if not seen:
+                rate = self.scheduler.get_last_lr()[0]
             batch = self._forward(index)
             loss = running.loss(batch) if running else batch.losses.mean()
-            self.optimizer.zero_grad(set_to_none=True)
             loss.backward()
-            self.optimizer.step()
-            self.scheduler.step()
-            self.step += 1
-            self.keep_weights()
+            self._advance()
+            seen += len(index)
             hits = (batch.logits.argmax(1) == batch.targets).sum()
             totals += torch.stack([batch.losses.detach().sum(), hits, loss.detach() * len(index)])
-        loss, accuracy, objective = (totals / len(self.data)).tolist()
+        if not seen:
+            return None
+        loss, accuracy, objective = (totals / seen).tolist()
         return {"lr": rate, "loss": loss, "accuracy": accuracy} | ({"objective": objective} if running else {})
+
+    def _advance(self) -> None:
+        """A step of optimizer (which does nothing without gradients) and schedule."""
+        self.optimizer.step()
+        self.scheduler.step()
+        self.step += 1
+        self.keep_weights()
+
+    def mask(self, keep: Mapping[str, Tensor]) -> None:
+        """Change the masks, and forget the momentum of what they zero, which would move it again."""
+        masks.impose(self.model, keep)
+        for name, mask in masks.read(self.model).items():
+            velocity = self.optimizer.state.get(self.model.get_parameter(name), {}).get("momentum_buffer")
+            if velocity is not None:
+                velocity.masked_fill_(~mask, 0)
 
     def validation(self, val: GroupedDataset | None) -> dict[str, float]:
         """Loss and accuracy after the epoch; NaN where the weights have left the numbers."""
@@ -267,7 +314,7 @@ class _Loop:
         targets = self.data.targets[index]
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast):
             logits = self.model(inputs)
-        if self.step == 0:
+        if self.step == self.start:
             check_logits(logits, self.data)
         logits = logits.to(self.dtype)
         losses = self.objective(inputs, logits, targets)
@@ -307,10 +354,10 @@ def _record(module: nn.Module) -> TrainingRecord:
     return record
 
 
-def _steps_to_keep(keep: int | Sequence[int], steps: int) -> set[int]:
+def _steps_to_keep(keep: int | Sequence[int], start: int, steps: int) -> set[int]:
     wanted = {int(keep)} if hasattr(keep, "__index__") else set(keep)
-    if any(not 0 <= step <= steps for step in wanted):
-        raise ValueError(f"keep must lie between 0 and the {steps} steps of this training, got {sorted(wanted)}")
+    if any(not start <= step <= steps for step in wanted):
+        raise ValueError(f"keep must lie between {start} and the {steps} steps of this training, got {sorted(wanted)}")
     return wanted
 
 

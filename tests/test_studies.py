@@ -106,7 +106,9 @@ def test_a_function_of_the_seed_gives_the_data():
     ("change", "message"),
     [
         ({"method": "magnitude"}, "unknown kind of compression 'magnitude'; known: prune"),
-        ({"method": "prune:magnitud"}, "unknown prune method 'magnitud'; known: magnitude"),
+        ({"method": "prune:magnitud"}, "unknown pruning method 'magnitud'; known: magnitude"),
+        ({"method": ("prune:magnitude", {"schedule": "gradua"})}, "unknown schedule 'gradua'; known: one-shot, it"),
+        ({"compress": "dense"}, "unknown network to compress 'dense'; known: trained, initial"),
         ({"levels": [0.5, 1.0]}, r"levels must lie in \[0, 1\)"),
         ({"when": "after"}, "needs a mitigation; known: equal-loss"),
         ({"mitigation": "equal-los"}, "unknown mitigation 'equal-los'; known: equal-loss"),
@@ -130,7 +132,7 @@ def test_bad_input_is_refused(change, message):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"method": ("prune:magnitude", {"scop": "layer"})}, "unknown setting 'scop' for method 'prune:magnitude'"),
+        ({"method": ("prune:magnitude", {"scop": "layer"})}, "unknown setting 'scop' for pruning method 'magnitude'"),
         ({"finetune": {"epoch": 1}}, "unknown setting 'epoch' for finetune="),
         ({"train": {"constraint": fairlib.EqualLoss()}}, "unknown setting 'constraint' for train="),
         ({"levels": ["0.5"]}, r"levels must be a number, got '0\.5'"),
@@ -145,3 +147,20 @@ def test_settings_are_checked_before_anything_is_trained(change, message, monkey
 def test_the_weights_kept_on_the_way_are_of_the_dense_training_alone():
     table = study(**(SMALL | {"train": {"epochs": 2, "keep": 3}}), levels=[], seeds=[0])
     assert set(table["stage"]) == {"dense", "control"}
+
+
+def test_the_network_at_initialization_is_compressed_then_trained_like_the_dense_one():
+    splits = fairlib.load("digits", size=120, seed=3)
+    start = fairlib.build("cnn", num_classes=10, in_channels=1, image_size=8, seed=3, **SMALL["model"][1])
+    small = fairlib.prune(fairlib.fit(start, splits.train, epochs=0), "snip", sparsity=0.5, data=splits.train)
+    trained = fairlib.fit(small, splits.train, epochs=2, lr=0.05, seed=3)
+    tuned = fairlib.fit(trained, splits.train, epochs=1, lr=0.005, seed=3)
+    table = study(**SMALL | {"method": "prune:snip"}, levels=[0.5], seeds=[3], compress="initial")
+    rows = table.query("stage == 'compressed' and split == 'test'").set_index("group")
+    pd.testing.assert_frame_equal(rows[["size", "accuracy", "loss"]], group_performance(tuned, splits.test))
+
+
+def test_a_method_that_trains_gets_the_arguments_of_the_dense_training():
+    settings = {"train": {"epochs": 3, "keep": 2, "lr": 0.1}, "method": ("prune:lottery", {"rewind": 2, "rate": 0.6})}
+    table = study(**(SMALL | settings), levels=[0.5], seeds=[0])
+    assert table.query("stage == 'compressed'")["kept"].iloc[0] == pytest.approx(0.5, abs=1e-3)

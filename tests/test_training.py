@@ -183,3 +183,46 @@ def test_bad_input(cnn, images):
 def test_history_of_no_epochs_is_empty(cnn, images):
     assert isinstance(fairlib.history(fairlib.fit(cnn, images, epochs=0)), pd.DataFrame)
     assert fairlib.history(fairlib.fit(cnn, images, epochs=0)).empty
+
+
+@pytest.mark.parametrize("step", [0, 3, 10, 13])
+def test_a_training_from_a_step_on_is_the_rest_of_the_whole_training(cnn, images, step):
+    """Without momentum, which is not kept, it gives the same bits: weights, batches, learning rates and history."""
+    settings = dict(epochs=3, batch_size=12, momentum=0.0, schedule="cosine", seed=2)
+    whole = fairlib.fit(cnn, images, keep=step, **settings)
+    rewound = copy.deepcopy(whole)
+    rewound.load_state_dict(fairlib.weights_at(whole, step))
+    rest = fairlib.fit(rewound, images, start=step, keep=step, **settings)
+    assert _same(rest, whole)
+    kept = fairlib.weights_at(rest, step).values()
+    assert all(torch.equal(a, b) for a, b in zip(kept, rewound.state_dict().values(), strict=True))
+    untouched = range(2 + step // 10, 4)  # Epochs of ten steps; the first one is cut short.
+    pd.testing.assert_frame_equal(fairlib.history(rest).loc[untouched], fairlib.history(whole).loc[untouched])
+    rate = 0.05 * (1 + np.cos(np.pi * step / 30)) / 2
+    assert fairlib.history(rest)["lr"].iloc[0] == pytest.approx(rate)
+
+
+def test_a_training_from_its_last_step_on_changes_nothing(cnn, images):
+    rest = fairlib.fit(cnn, images, epochs=0)
+    again = fairlib.fit(rest, images, epochs=2, batch_size=12, start=20)
+    assert _same(rest, again) and fairlib.history(again).empty
+    with pytest.raises(ValueError, match=r"start must lie in \[0, 21\), got 21"):
+        fairlib.fit(cnn, images, epochs=2, batch_size=12, start=21)
+    with pytest.raises(ValueError, match="keep must lie between 4 and the 20 steps"):
+        fairlib.fit(cnn, images, epochs=2, batch_size=12, start=4, keep=3)
+
+
+def test_masks_that_come_in_training_hold_from_then_on(cnn, images):
+    name = "classifier.0.weight"
+    seen = []
+
+    def sparsify(model, progress):
+        seen.append(progress)
+        mask = torch.ones_like(model.get_parameter(name), dtype=torch.bool)
+        mask[: round(progress * 40)] = False
+        return {name: mask}
+
+    trained = fairlib.fit(cnn, images, epochs=4, lr=0.1, momentum=0.99, sparsify=sparsify)
+    assert seen == [0.25, 0.5, 0.75, 1.0]
+    assert not trained.classifier[0].weight[:40].any() and trained.classifier[0].weight[40:].all()
+    assert fairlib.masks.read(cnn) == {} and fairlib.masks.read(trained)[name].sum() == 24 * 64

@@ -5,15 +5,15 @@ from __future__ import annotations
 from torch import nn
 
 from fairlib import masks
-from fairlib.pruning.selection import keep_highest
+from fairlib.pruning.selection import keep_highest_within
 
 
 def magnitude(model: nn.Module, *, sparsity: float, scope: str = "global") -> nn.Module:
     """Zero the weights of smallest absolute value, without retraining.
 
     With n prunable weights (convolution and linear; never biases or normalization), the ``round(sparsity * n)``
-    weights of smallest ``|w|`` become zero, but never the last one; equal ones in the order of the parameters. The
-    masks of growing sparsity are nested.
+    weights of smallest ``|w|`` become zero, but never the largest of a layer; equal ones in the order of the
+    parameters. The masks of growing sparsity are nested.
 
     Args:
         model: The trained model; left as it is.
@@ -31,11 +31,4 @@ def magnitude(model: nn.Module, *, sparsity: float, scope: str = "global") -> nn
         [T] section 3, "removes the P% parameters with smallest absolute values"; Han et al. (2015).
     """
     scores = {name: weight.abs() for name, weight in masks.prunable(model).items()}
-    if scope == "global":
-        return masks.apply(model, keep_highest(model, scores, sparsity))
-    if scope == "layer":
-        keep = {}
-        for name, score in scores.items():
-            keep |= keep_highest(model, {name: score}, sparsity)
-        return masks.apply(model, keep)
-    raise ValueError(f"scope must be 'global' or 'layer', got {scope!r}")
+    return masks.apply(model, keep_highest_within(model, scores, sparsity, scope))

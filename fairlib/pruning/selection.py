@@ -8,14 +8,16 @@ import torch
 from torch import Tensor, nn
 
 from fairlib import masks
+from fairlib._validation import check_number
 
 
 def keep_highest(model: nn.Module, scores: Mapping[str, Tensor], sparsity: float) -> dict[str, Tensor]:
     """Masks that keep the weights of highest score among all the weights scored together.
 
-    Of n scored weights exactly ``min(round(sparsity * n), n - 1)`` are pruned: the lowest scores, and among equal ones
-    those that come first in the order of ``scores`` and, within a tensor, of its elements. Weights that a mask of the
-    model already holds at zero are pruned before any other. So the masks of two sparsities are nested.
+    Of n scored weights in L tensors exactly ``min(round(sparsity * n), n - L)`` are pruned: the lowest scores, and
+    among equal ones those that come first in the order of ``scores`` and, within a tensor, of its elements. The highest
+    of each tensor stays, so that no layer is emptied. Weights that a mask of the model already holds at zero are pruned
+    before any other. So the masks of two sparsities are nested.
 
     Args:
         model: Read for the masks it has.
@@ -32,15 +34,8 @@ def keep_highest(model: nn.Module, scores: Mapping[str, Tensor], sparsity: float
         if score.isnan().any():
             raise ValueError(f"the scores of {name} hold NaN; has training diverged?")
     pruned_before = masks.read(model)
-    flat = torch.cat(
-        [
-            score.detach().masked_fill(~pruned_before[name], -torch.inf).flatten()
-            if name in pruned_before
-            else score.detach().flatten()
-            for name, score in scores.items()
-        ]
-    )
-    count = min(round(sparsity * flat.numel()), flat.numel() - 1)
+    flat = torch.cat([_ranked(score.detach(), pruned_before.get(name)) for name, score in scores.items()])
+    count = min(round(sparsity * flat.numel()), flat.numel() - len(scores))
     already = sum(int((~pruned_before[name]).sum()) for name in scores if name in pruned_before)
     if count < already:
         raise ValueError(
@@ -51,6 +46,28 @@ def keep_highest(model: nn.Module, scores: Mapping[str, Tensor], sparsity: float
     return {
         name: part.reshape(score.shape) for (name, score), part in zip(scores.items(), kept.split(sizes), strict=True)
     }
+
+
+def keep_highest_within(
+    model: nn.Module, scores: Mapping[str, Tensor], sparsity: float, scope: str
+) -> dict[str, Tensor]:
+    """:func:`keep_highest` among all weights together (``"global"``) or layer by layer (``"layer"``).
+
+    Raises:
+        ValueError: If ``scope`` is neither; otherwise as :func:`keep_highest`.
+    """
+    if scope == "global":
+        return keep_highest(model, scores, sparsity)
+    if scope == "layer":
+        return {name: keep_highest(model, {name: score}, sparsity)[name] for name, score in scores.items()}
+    raise ValueError(f"scope must be 'global' or 'layer', got {scope!r}")
+
+
+def _ranked(score: Tensor, mask: Tensor | None) -> Tensor:
+    """A tensor's scores as a vector: what is masked lowest, and the best weight (the last of equal ones) highest."""
+    flat = score.flatten() if mask is None else score.masked_fill(~mask, -torch.inf).flatten()
+    best = (flat == flat.max()).nonzero()[-1]
+    return flat.index_fill(0, best, torch.inf)
 
 
 def _keep(scores: Tensor, count: int) -> Tensor:
@@ -64,3 +81,21 @@ def _keep(scores: Tensor, count: int) -> Tensor:
     ties = (scores == threshold).nonzero().flatten()
     keep[ties[: pruned - int((~keep).sum())]] = False
     return keep
+
+
+def shrinking(sparsity: float, rate: float) -> list[float]:
+    """The sparsities of rounds that each prune a share ``rate`` of what is left, up to ``sparsity``, which is the last.
+
+    Round i ends at :math:`1 - (1 - r)^i`.
+
+    >>> [round(level, 3) for level in shrinking(0.5, 0.2)]
+    [0.2, 0.36, 0.488, 0.5]
+
+    Raises:
+        ValueError: If ``rate`` is not in (0, 1).
+    """
+    check_number("rate", rate, 0, 1, beyond=True)
+    levels = []
+    while (level := 1 - (1 - rate) ** (len(levels) + 1)) < sparsity:
+        levels.append(level)
+    return [*levels, sparsity]

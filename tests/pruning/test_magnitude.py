@@ -22,7 +22,9 @@ def test_exactly_the_asked_count_and_the_smallest(cnn, sparsity):
     dense, sparse = np.abs(_weights(cnn)), _weights(pruned)
     count = round(sparsity * len(dense))
     assert (sparse == 0).sum() == count
-    assert set(np.flatnonzero(sparse == 0)) == set(np.argsort(dense)[:count])
+    largest = [np.abs(weight.detach().numpy()).max() for weight in masks.prunable(cnn).values()]
+    order = np.argsort(np.where(np.isin(dense, largest), np.inf, dense))  # The largest of a layer stays.
+    assert set(np.flatnonzero(sparse == 0)) == set(order[:count])
     assert fairlib.sparsity(pruned) == pytest.approx(count / len(dense), abs=1e-12)
     assert not pruned.training
 
@@ -66,6 +68,16 @@ def test_pruned_weights_hold_through_fit(cnn, images):
     assert all(torch.equal(mask, masks.read(trained)[name]) for name, mask in before.items())
     assert fairlib.sparsity(trained) == fairlib.sparsity(pruned)
     assert not np.array_equal(_weights(pruned), _weights(trained))
+
+
+def test_no_layer_is_emptied():
+    model = nn.Sequential(nn.Linear(6, 50), nn.Linear(50, 2))
+    with torch.no_grad():
+        model[1].weight.mul_(1e-6)
+    pruned = fairlib.prune(model, "magnitude", sparsity=0.95)
+    kept = [int(mask.sum()) for mask in masks.read(pruned).values()]
+    assert kept == [19, 1]
+    assert int(model[1].weight.abs().argmax()) == int(masks.read(pruned)["1.weight"].flatten().nonzero())
 
 
 def test_the_last_weight_of_a_set_is_never_pruned():

@@ -1,0 +1,162 @@
+"""FairGRAPE: every layer keeps, of each group's importance, the share that the group had before."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from fairlib import masks
+from fairlib._validation import check_number
+from fairlib.data import GroupedDataset
+from fairlib.diagnostics.evaluation import placement
+from fairlib.pruning.gradients import mean_gradient, scored_copy
+
+BLOCK = 1000
+"""A step of the selection takes this part of what is still to be kept; with fewer left, a single weight."""
+
+
+def fairgrape(
+    model: nn.Module,
+    *,
+    sparsity: float,
+    data: GroupedDataset,
+    batch_size: int = 64,
+    as_published: bool = False,
+    lr: float = 1e-4,
+) -> nn.Module:
+    r"""Prune so that no group loses a larger share of its important weights than another, without retraining.
+
+    The importance of weight i for group a is :math:`I_{ia} = \frac1B \sum_b (w_i\, g_{iab})^2` with :math:`g_{ab}` the
+    gradient of the mean cross-entropy over batch b of the group, and the target of a layer is
+    :math:`p_a = \sum_i I_{ia} / \sum_{a'} \sum_i I_{ia'}`. Each layer of n weights keeps exactly
+    ``n - round(sparsity * n)``, at least one, chosen in turn: the group whose share of the importance kept so far lies
+    furthest below its target takes the weight most important to it of those not yet kept (equal ones in the order of
+    the weights). Weights that a mask of the model holds at zero are never taken.
+
+    The turns are taken one by one as soon as fewer than 2,000 weights are still to be kept in a layer; before, a turn
+    takes a thousandth of them at once, which moves the final shares by less than 0.001.
+
+    A group is cut into batches of equal size, give or take one: the square of a batch's gradient holds its noise too,
+    so groups that are smaller than a batch count for more than they should. The paper alternates scoring with
+    retraining: ``schedule=("iterative", {"rate": 0.1})`` of :func:`fairlib.prune`.
+
+    Args:
+        model: The trained model; left as it is. Scored in eval mode, but for batch normalizations that have seen no
+            batch.
+        sparsity: Share of zeros in every layer, in [0, 1).
+        data: The training set; each of its groups must have a sample.
+        batch_size: Largest number of samples b of a gradient; 64 in the paper.
+        as_published: Score as the released code does: gradients are never cleared, so that each batch's holds those of
+            all batches and groups before it; an optimizer (Adam) moves the model under way; and only the last group's
+            importance is divided by its number of batches, which lowers its target. The order of the groups matters.
+        lr: Of that optimizer: the first learning rate of the authors' training.
+
+    Returns:
+        A masked copy in eval mode.
+
+    Raises:
+        ValueError: If a group has no sample, an importance is NaN or infinite, or a layer is already sparser than
+            asked.
+
+    Source:
+        Lin, Kim, Joo, FairGRAPE: fairness-aware gradient pruning method for face attribute classification (ECCV 2022).
+    """
+    check_number("batch_size", batch_size, 1, whole=True)
+    missing = [name for name, size in data.group_sizes.items() if not size]
+    if missing:
+        raise ValueError(f"group {missing[0]!r} has no sample in the data, so nothing is known to be important to it")
+    scores = _as_published(model, data, batch_size, lr) if as_published else importance(model, data, batch_size)
+    before = masks.read(model)
+    keep = {}
+    for name, score in scores.items():
+        count = score[0].numel() - round(sparsity * score[0].numel())
+        keep[name] = _select(name, score, max(1, count), before.get(name))
+    return masks.apply(model, keep)
+
+
+def importance(model: nn.Module, data: GroupedDataset, batch_size: int) -> dict[str, Tensor]:
+    """The importances I of every prunable weight: parameter name to ``(groups, *shape)``."""
+    scored = scored_copy(model)
+    weights = masks.prunable(scored)
+    totals = {name: weight.new_zeros(data.num_groups, *weight.shape) for name, weight in weights.items()}
+    for group, batches in enumerate(_batches(data, batch_size)):
+        for index in batches:
+            gradient = mean_gradient(scored, data, index)
+            for name, weight in weights.items():
+                totals[name][group] += (weight.detach() * gradient[name]).square() / len(batches)
+    return totals
+
+
+def _as_published(model: nn.Module, data: GroupedDataset, batch_size: int, lr: float) -> dict[str, Tensor]:
+    scored = scored_copy(model)
+    scored.zero_grad()  # Once, and not again: that is the point.
+    device, dtype = placement(scored)
+    weights = masks.prunable(scored)
+    optimizer = torch.optim.Adam(scored.parameters(), lr=lr)
+    totals = {name: weight.new_zeros(data.num_groups, *weight.shape) for name, weight in weights.items()}
+    for group, batches in enumerate(_batches(data, batch_size)):
+        for index in batches:
+            targets = data.targets[index.to(data.targets.device)].to(device)
+            cross_entropy(scored(data.batch(index, dtype=dtype, device=device)), targets).backward()
+            for name, weight in weights.items():
+                totals[name][group] += (weight.detach() * weight.grad).square()
+            optimizer.step()
+    for total in totals.values():
+        total[-1] /= len(batches)
+    return totals
+
+
+def _batches(data: GroupedDataset, batch_size: int) -> list[tuple[Tensor, ...]]:
+    """The samples of every group, in batches of equal size, give or take one."""
+    members = [(data.groups == group).nonzero().flatten().cpu() for group in range(data.num_groups)]
+    return [index.tensor_split(math.ceil(len(index) / batch_size)) for index in members]
+
+
+def _select(name: str, score: Tensor, count: int, mask: Tensor | None) -> Tensor:
+    """The mask of a layer that keeps ``count`` weights by their importances ``(groups, *shape)``."""
+    if not score.isfinite().all():
+        raise ValueError(f"the importances of {name} are not all finite; has training diverged?")
+    if mask is not None and count > int(mask.sum()):
+        raise ValueError(f"{name} shall keep {count} weights, but only {int(mask.sum())} are not pruned already")
+    flat = score.flatten(1).double()
+    free = torch.ones_like(flat[0], dtype=torch.bool) if mask is None else mask.flatten()
+    order = flat.masked_fill(~free, -1).sort(dim=1, descending=True, stable=True).indices[:, :count]
+    kept = torch.zeros_like(free)
+    kept[in_turn(flat.cpu().numpy(), order.cpu().numpy(), count)] = True
+    return kept.reshape(score.shape[1:])
+
+
+def in_turn(scores: np.ndarray, order: np.ndarray, count: int, block: int = BLOCK) -> np.ndarray:
+    """The weights that the groups take in turn.
+
+    Args:
+        scores: Importances ``(groups, n)``, not negative.
+        order: For each group, the weights of a layer by falling importance, ``(groups, count)`` or more.
+        count: How many to take.
+        block: A turn takes 1 / ``block`` of what is still to be taken, at least one weight.
+
+    Returns:
+        int64 ``(count,)``, positions of the weights.
+    """
+    totals = scores.sum(axis=1)
+    target = totals / totals.sum() if totals.any() else np.full(len(totals), 1 / len(totals))
+    taken = np.zeros(scores.shape[1], dtype=bool)
+    share, position = np.zeros(len(totals)), np.zeros(len(totals), dtype=np.int64)
+    chosen: list[np.ndarray] = []
+    left = count
+    while left:
+        group = np.argmax(target - (share / share.sum() if share.any() else share))
+        turn = max(1, left // block)
+        ahead = order[group, position[group] : position[group] + 2 * turn]
+        fresh = np.flatnonzero(~taken[ahead])[:turn]
+        position[group] += fresh[-1] + 1 if len(fresh) == turn else len(ahead)
+        won = ahead[fresh]
+        taken[won] = True
+        share += scores[:, won].sum(axis=1)
+        chosen.append(won)
+        left -= len(won)
+    return np.concatenate(chosen)

@@ -1,0 +1,85 @@
+"""The lottery ticket: iterative magnitude pruning, each round trained again from where the dense network began."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+
+from torch import nn
+
+from fairlib import masks
+from fairlib._validation import check_number
+from fairlib.data import GroupedDataset
+from fairlib.pruning.selection import keep_highest, shrinking
+from fairlib.randomness import seeded
+from fairlib.training import fit, weights_at
+
+
+def lottery(
+    model: nn.Module,
+    *,
+    sparsity: float,
+    data: GroupedDataset,
+    train: Mapping[str, object],
+    rewind: int = 0,
+    rate: float = 0.2,
+    seed: int = 0,
+) -> nn.Module:
+    r"""Prune by magnitude in rounds, rewinding weights *and* schedule before each training.
+
+    With :math:`\theta_k` the weights after k steps of the dense training, round i = 1, 2, ... prunes the trained
+    network by global magnitude to sparsity :math:`\min(s, 1 - (1 - r)^i)`, sets the weights that are left back to
+    :math:`\theta_k` - batch statistics too - and trains them from step k on, learning rate and batches included, to
+    the end. The network that the last round has trained is given back; ``weights_at(it, rewind)`` is the ticket.
+
+    Args:
+        model: The trained dense network; left as it is. If ``fit(..., keep=rewind)`` trained it, its own weights at
+            that step are rewound to, and it is what the first round prunes. Otherwise every module is initialized anew
+            by its ``reset_parameters``, from ``seed``, and trained densely first; only its architecture counts.
+        sparsity: Share of zeros among the prunable weights, in [0, 1).
+        data: The training set.
+        train: Arguments of :func:`fairlib.fit` of each training; those of the dense training.
+        rewind: Step k: 0 is the initialization.
+        rate: Share r of the weights left that each round prunes, in (0, 1).
+        seed: Of the initialization and of each training (order of batches, augmentation).
+
+    Returns:
+        A trained masked copy in eval mode.
+
+    Raises:
+        ValueError: If ``rate`` or ``rewind`` is out of range, the model is already sparser than asked, or it must be
+            initialized anew and a module with parameters has no ``reset_parameters``.
+        DivergenceError: If a training diverges.
+
+    Source:
+        Frankle, Carbin, The lottery ticket hypothesis (ICLR 2019); rewinding: Frankle et al., Linear mode connectivity
+        and the lottery ticket hypothesis (ICML 2020).
+    """
+    check_number("rewind", rewind, 0, whole=True)
+    settings = {"seed": seed, **train, "keep": rewind}
+    trained = model
+    try:
+        start = weights_at(model, rewind)
+    except ValueError:
+        trained = fit(_initialized(model, seed), data, **settings)
+        start = weights_at(trained, rewind)
+    for level in shrinking(sparsity, rate):
+        scores = {name: weight.abs() for name, weight in masks.prunable(trained).items()}
+        ticket = copy.deepcopy(trained)
+        ticket.load_state_dict({**ticket.state_dict(), **start})
+        trained = fit(masks.apply(ticket, keep_highest(trained, scores, level)), data, start=rewind, **settings)
+    return trained
+
+
+def _initialized(model: nn.Module, seed: int) -> nn.Module:
+    fresh = copy.deepcopy(model)
+    with seeded(seed):
+        for name, module in fresh.named_modules():
+            if hasattr(module, "reset_parameters"):
+                module.reset_parameters()
+            elif next(module.parameters(recurse=False), None) is not None:
+                raise ValueError(
+                    f"{name or type(module).__name__} has parameters but no reset_parameters to initialize them by; "
+                    f"give a model that fairlib.fit(..., keep=...) has trained"
+                )
+    return fresh

@@ -1,0 +1,89 @@
+"""When the weights go: at once, in rounds with training between, or in the course of one training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from torch import nn
+
+from fairlib import masks
+from fairlib._validation import check_number
+from fairlib.data import GroupedDataset
+from fairlib.pruning.selection import shrinking
+from fairlib.training import fit
+
+Once = Callable[[nn.Module, float], nn.Module]
+"""A pruning method with all it needs: from a model and a sparsity to the pruned copy."""
+
+
+def one_shot(once: Once, model: nn.Module, sparsity: float) -> nn.Module:
+    """All weights at once; nothing is trained."""
+    return once(model, sparsity)
+
+
+def iterative(
+    once: Once,
+    model: nn.Module,
+    sparsity: float,
+    *,
+    data: GroupedDataset,
+    train: Mapping[str, object],
+    rate: float = 0.2,
+) -> nn.Module:
+    r"""Rounds that each prune a share r of the weights left, :math:`s_i = 1 - (1 - r)^i`, with a training between two.
+
+    The weights go on from where they are. After the last round nothing is trained.
+
+    Args:
+        once: The method.
+        model: Left as it is.
+        sparsity: After the last round.
+        data: The training set.
+        train: Arguments of :func:`fairlib.fit` between two rounds.
+        rate: Share r, in (0, 1); 0.2 as in Frankle and Carbin (2019), 0.1 in FairGRAPE.
+    """
+    *between, last = shrinking(sparsity, rate)
+    for level in between:
+        model = fit(once(model, level), data, **train)
+    return once(model, last)
+
+
+def gradual(
+    once: Once,
+    model: nn.Module,
+    sparsity: float,
+    *,
+    data: GroupedDataset,
+    train: Mapping[str, object],
+    ramp: float = 0.75,
+) -> nn.Module:
+    r"""One training in which the masks grow after each epoch, fast at first.
+
+    After a share t of the epochs the sparsity is :math:`s\,(1 - (1 - \min(1, t / t_1))^3)`.
+
+    Args:
+        once: The method.
+        model: Left as it is.
+        sparsity: From :math:`t_1` on.
+        data: The training set.
+        train: Arguments of :func:`fairlib.fit`; at least one epoch.
+        ramp: The share :math:`t_1` of the epochs after which the masks stay, in (0, 1]; the rest is finetuning.
+
+    Source:
+        Zhu, Gupta, To prune, or not to prune (ICLR workshop 2018), Eq. 1.
+    """
+    check_number("ramp", ramp, 0, 1 + 1e-12, beyond=True)
+    check_number("train['epochs']", train.get("epochs", 1), 1, whole=True)
+
+    def sparsify(trained: nn.Module, progress: float) -> dict:
+        return masks.read(once(trained, sparsity * (1 - (1 - min(1.0, progress / ramp)) ** 3)))
+
+    return fit(model, data, sparsify=sparsify, **train)
+
+
+SCHEDULES: dict[str, Callable[..., nn.Module]] = {
+    "one-shot": one_shot,
+    "iterative": iterative,
+    "gradual": gradual,
+}
+"""By name: from a method, a model, a sparsity and a schedule's own settings to the pruned copy."""

@@ -1,0 +1,57 @@
+"""SNIP: the weights go whose removal would change the loss least, to first order."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from fairlib import masks
+from fairlib._validation import check_number
+from fairlib.data import GroupedDataset
+from fairlib.pruning.gradients import mean_gradient, scored_copy
+from fairlib.pruning.selection import keep_highest
+
+
+def snip(
+    model: nn.Module, *, sparsity: float, data: GroupedDataset, samples: int | None = None, seed: int = 0
+) -> nn.Module:
+    r"""Zero the weights of smallest connection sensitivity, without retraining.
+
+    With a factor :math:`c_j` on every weight, the sensitivity is the gradient of the mean cross-entropy in the factor,
+
+    .. math:: s_j = \left| \partial L(c \odot w) / \partial c_j \right|_{c = 1} = | w_j \, \partial L / \partial w_j |.
+
+    Dividing by the sum of all, as the paper does, changes no rank. All weights (convolution and linear; never biases,
+    which the authors' code prunes as well, nor normalization) are ranked together and exactly
+    ``round(sparsity * n)`` pruned, equal ones in the order of the parameters; the most sensitive of every layer stays.
+
+    The paper scores *at initialization* and then trains: ``fit(prune(build(...), "snip", ...), ...)``. [B] applies it
+    to a *trained* network, which is another method by the same formula: there the gradient is nearly zero, and what is
+    left of it is noise and the samples that are not fitted. The model that is given decides which of the two it is.
+
+    Args:
+        model: At initialization or trained; left as it is. Scored in eval mode, but for batch normalizations that have
+            seen no batch, which normalize by the batch (256 samples).
+        sparsity: Share of zeros among the prunable weights, in [0, 1).
+        data: The training set.
+        samples: How many of it are drawn, by ``seed``, for the score; None takes all. The paper takes one batch: 100 on
+            MNIST, 128 on CIFAR-10.
+        seed: Of that draw.
+
+    Returns:
+        A masked copy in eval mode.
+
+    Raises:
+        ValueError: If there are fewer samples than asked, a score is NaN, or the model is already sparser than asked.
+
+    Source:
+        Lee, Ajanthan, Torr, SNIP: single-shot network pruning based on connection sensitivity (ICLR 2019).
+    """
+    index = torch.arange(len(data))
+    if samples is not None:
+        check_number("samples", samples, 1, len(data) + 1, whole=True)
+        index = torch.randperm(len(data), generator=torch.Generator().manual_seed(seed))[:samples]
+    scored = scored_copy(model)
+    gradients = mean_gradient(scored, data, index)
+    scores = {name: (weight * gradients[name]).abs() for name, weight in masks.prunable(scored).items()}
+    return masks.apply(model, keep_highest(model, scores, sparsity))

@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import fairlib
+from fairlib import masks
+
+TRAIN = dict(epochs=2, lr=0.1, batch_size=12)
+
+
+@pytest.fixture
+def dense(cnn, images):
+    return fairlib.fit(cnn, images, seed=0, keep=[0, 7], **TRAIN)
+
+
+@pytest.mark.parametrize("rewind", [0, 7])
+def test_the_ticket_has_the_weights_of_the_dense_training_at_that_step(dense, images, rewind):
+    winner = fairlib.prune(dense, "lottery", sparsity=0.6, data=images, train=TRAIN, rewind=rewind)
+    start, ticket = fairlib.weights_at(dense, rewind), fairlib.weights_at(winner, rewind)
+    kept = masks.read(winner)
+    assert fairlib.sparsity(winner) == pytest.approx(0.6, abs=1e-4)
+    for name, value in start.items():
+        expected = value * kept[name] if name in kept else value
+        assert torch.equal(ticket[name], expected)
+
+
+def test_is_what_the_rounds_by_hand_give(dense, images):
+    """Two rounds at rate 0.5: prune the trained by magnitude, rewind, train from step 7 on."""
+    trained = dense
+    for level in (0.5, 0.75):
+        keep = masks.read(fairlib.prune(trained, "magnitude", sparsity=level))
+        fresh = fairlib.build("cnn", num_classes=3, in_channels=1, image_size=8)
+        fresh.load_state_dict(fairlib.weights_at(dense, 7))
+        trained = fairlib.fit(masks.apply(fresh, keep), images, seed=0, start=7, **TRAIN)
+    winner = fairlib.prune(dense, "lottery", sparsity=0.75, data=images, train=TRAIN, rewind=7, rate=0.5)
+    for ours, expected in zip(winner.parameters(), trained.parameters(), strict=True):
+        assert torch.equal(ours, expected)
+
+
+def test_the_schedule_is_rewound_too(dense, images):
+    settings = TRAIN | {"schedule": "step"}  # 20 steps: the rate falls at 10 and at 15.
+    winner = fairlib.prune(dense, "lottery", sparsity=0.2, data=images, train=settings, rewind=7)
+    assert fairlib.history(winner)["lr"].tolist() == pytest.approx([0.1, 0.01])
+
+
+def test_without_kept_weights_it_trains_a_start_of_its_own(cnn, images):
+    one = fairlib.prune(cnn, "lottery", sparsity=0.5, data=images, train=TRAIN, seed=4)
+    other = fairlib.prune(fairlib.fit(cnn, images), "lottery", sparsity=0.5, data=images, train=TRAIN, seed=4)
+    start = fairlib.weights_at(one, 0)["features.0.weight"]
+    assert torch.equal(start, fairlib.weights_at(other, 0)["features.0.weight"])
+    assert not torch.equal(start, cnn.features[0].weight * masks.read(one)["features.0.weight"])
+
+
+def test_bad_input(cnn, images):
+    with pytest.raises(ValueError, match=r"rate must lie in \(0, 1\)"):
+        fairlib.prune(cnn, "lottery", sparsity=0.5, data=images, train=TRAIN, rate=1.0)
+    with pytest.raises(ValueError, match="keep must lie between 0 and the 20 steps"):
+        fairlib.prune(cnn, "lottery", sparsity=0.5, data=images, train=TRAIN, rewind=21)
+    with pytest.raises(ValueError, match="has its own schedule"):
+        fairlib.prune(cnn, "lottery", sparsity=0.5, data=images, train=TRAIN, schedule="gradual")
+    with pytest.raises(TypeError, match="unknown setting 'start' for train="):
+        fairlib.prune(cnn, "lottery", sparsity=0.5, data=images, train={"start": 3})
+
+    class Odd(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(1))
+            self.layer = nn.Linear(64, 3)
+
+        def forward(self, inputs):
+            return self.layer(inputs.flatten(1)) * self.scale
+
+    with pytest.raises(ValueError, match="Odd has parameters but no reset_parameters"):
+        fairlib.prune(Odd(), "lottery", sparsity=0.5, data=images, train=TRAIN)
