@@ -19,7 +19,7 @@ from __future__ import annotations
 import inspect
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,6 +29,7 @@ import pandas as pd
 import yaml
 
 from fairlib._validation import lookup
+from fairlib.effects import STATISTICS
 from fairlib.statistics import Interval, benjamini_hochberg, seeds_needed, sign_flip_test, t_interval
 
 MIN_SEEDS = 10
@@ -45,119 +46,6 @@ EVIDENCE = ("default run", "embedded study", "real-data run")
 REGISTERED = ("statistic", "direction", "threshold", "margin")
 DECIDED = ("supported", "reversed", "no effect")
 VERDICTS = (*DECIDED, "undecided", "not testable here", "not tested yet")
-
-
-def drop_difference(
-    table: pd.DataFrame,
-    *,
-    level: float,
-    share: float = 1 / 3,
-    where: Mapping[str, Any] | None = None,
-    rank_where: Mapping[str, Any] | None = None,
-) -> pd.Series:
-    """How much more test accuracy the smallest groups lose than the largest, by seed.
-
-    The drop of a group is its accuracy under the ratio-0 control of the same seed minus its accuracy
-    compressed at ``level``; the value is the mean drop of the smallest groups minus that of the largest.
-
-    Args:
-        table: a study table.
-        level: the compression level that is compared with the control.
-        share: of the k groups, the ceil(share * k) smallest and as many largest are taken, by their size in
-            the *training* split of the seed; ties are broken at random by the seed, never by name.
-        where: values of columns that select the rows, for instance ``{"setting": "equal"}``.
-        rank_where: the same for the rows whose sizes rank the groups; by default those of ``where``. A control with
-            equal sizes is ranked by the sizes that the same groups have, with the same seed, in the unequal setting:
-            so it would show whatever else singles these groups out.
-
-    Returns:
-        Series indexed by seed.
-
-    Raises:
-        ValueError: If a column, the level or the control is missing, a seed is incomplete, or the selection
-            holds several runs per seed.
-    """
-    largest, smallest = (
-        accuracy_change(table, level=level, groups=groups, share=share, where=where, rank_where=rank_where)
-        for groups in ("largest", "smallest")
-    )
-    return largest - smallest
-
-
-def accuracy_change(
-    table: pd.DataFrame,
-    *,
-    level: float,
-    groups: str,
-    share: float = 1 / 3,
-    where: Mapping[str, Any] | None = None,
-    rank_where: Mapping[str, Any] | None = None,
-) -> pd.Series:
-    """Test accuracy at ``level`` minus that of the control, by seed, for the smallest or the largest groups.
-
-    Args:
-        table, level, share, where, rank_where: as in `drop_difference`.
-        groups: ``"smallest"`` or ``"largest"``.
-
-    Returns:
-        Series indexed by seed.
-
-    Raises:
-        ValueError: As `drop_difference`, or if ``groups`` is unknown.
-    """
-    take_first = lookup("choice of groups", groups, {"smallest": True, "largest": False})
-    rows = _select(table, where or {})
-    controls, test = rows["stage"] == "control", rows["split"] == "test"
-    compressed = (rows["stage"] == "compressed") & np.isclose(rows["level"], level)
-    if not (compressed & test).any():
-        levels = sorted(rows.loc[rows["stage"] == "compressed", "level"].unique().tolist())
-        raise ValueError(f"the table has no compressed test rows at level {level}; its levels: {levels}")
-    ranked = rows if rank_where is None else _select(table, rank_where)
-    sizes = _by_seed_and_group(ranked[(ranked["stage"] == "control") & (ranked["split"] == "train")], "size")
-    before = _by_seed_and_group(rows[controls & test], "accuracy")
-    change = _by_seed_and_group(rows[compressed & test], "accuracy") - before
-    if not (change.index.equals(sizes.index) and change.columns.equals(sizes.columns)):
-        raise ValueError("control (train and test) and compressed rows do not cover the same seeds and groups")
-    count = math.ceil(share * len(change.columns))
-    if not 1 <= count <= len(change.columns) / 2:
-        raise ValueError(f"a share of {share} of {len(change.columns)} groups leaves no smallest and largest apart")
-    chosen = {}
-    for seed, row in change.iterrows():
-        order = _by_size(sizes.loc[seed].to_numpy(), seed)
-        chosen[seed] = row.iloc[order[:count] if take_first else order[-count:]].mean(skipna=False)
-    return pd.Series(chosen, name="value").rename_axis("seed")
-
-
-STATISTICS: dict[str, Callable[..., pd.Series]] = {
-    "accuracy_change": accuracy_change,
-    "drop_difference": drop_difference,
-}
-
-
-def _select(table: pd.DataFrame, where: Mapping[str, Any]) -> pd.DataFrame:
-    needed = {"seed", "stage", "split", "level", "group", "size", "accuracy", *where}
-    if missing := sorted(needed - set(table.columns)):
-        raise ValueError(f"the table has no column {', '.join(missing)}")
-    for column, value in where.items():
-        table = table[table[column] == value]
-        if table.empty:
-            raise ValueError(f"the table has no row with {column} = {value!r}")
-    return table
-
-
-def _by_seed_and_group(rows: pd.DataFrame, value: str) -> pd.DataFrame:
-    """Seeds in rows, groups in columns, both sorted; exactly one value for each."""
-    doubled = rows.duplicated(["seed", "group"])
-    if doubled.any():
-        settings = rows.columns.difference(["seed", "group", "size", "accuracy", "loss"], sort=False)
-        varying = [column for column in settings if rows[column].astype(str).nunique() > 1]
-        raise ValueError(f"several rows per seed and group; select with `where` one of: {', '.join(varying)}")
-    return rows.pivot(index="seed", columns="group", values=value)
-
-
-def _by_size(sizes: np.ndarray, seed: int) -> np.ndarray:
-    """Positions from the smallest to the largest group; ties in an order drawn by the seed."""
-    return np.lexsort((np.random.default_rng(int(seed)).permutation(len(sizes)), sizes))
 
 
 @dataclass(frozen=True)
@@ -382,6 +270,32 @@ def evaluate(claims: Sequence[Claim], root: str | Path) -> pd.DataFrame:
     results.loc[tested, "survives"] = benjamini_hochberg(results.loc[tested, "p_value"], RATE)
     results.loc[~results["verdict"].isin(DECIDED), "survives"] = True
     return results
+
+
+def on_table(claims: Sequence[Claim], table: pd.DataFrame, notebook: str) -> pd.DataFrame:
+    """Verdicts of the claims that a notebook tests, on a table of its own, with whatever parameters it ran.
+
+    Args:
+        claims: as `load` gives them.
+        table: a study table.
+        notebook: path of the notebook, as the claims name it.
+
+    Returns:
+        Indexed by id: ``verdict estimate low high seeds``. A claim whose rows the table does not have is *not in this
+        run*.
+    """
+    rows = {}
+    for claim in claims:
+        if claim.notebook != notebook or claim.statistic is None:
+            continue
+        try:
+            found = verdict(STATISTICS[claim.statistic["name"]](table, **claim.arguments), claim)
+        except ValueError:
+            rows[claim.id] = ["not in this run", math.nan, math.nan, math.nan, 0]
+        else:
+            rows[claim.id] = [found.name, *found.interval, found.seeds]
+    columns = ["verdict", "estimate", "low", "high", "seeds"]
+    return pd.DataFrame.from_dict(rows, orient="index", columns=columns).rename_axis("claim")
 
 
 def _judge(claim: Claim, table: Path) -> Verdict:

@@ -34,6 +34,12 @@ def describe(device: str = "auto") -> dict[str, object]:
     }
 
 
+def project() -> Path:
+    """The project's folder, if the working directory lies in it; else (in Colab) the working directory itself."""
+    here = Path.cwd()
+    return next((folder for folder in (here, *here.parents) if (folder / "book" / "claims.yml").exists()), here)
+
+
 def _cpu() -> str:
     try:
         names = re.findall(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from fairlib import claims, environment, statistics
+from fairlib import effects, environment, statistics
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -92,7 +92,7 @@ def accuracy_changes(axes: Sequence[Axes], study: pd.DataFrame) -> None:
         levels = sorted(set(rows.loc[rows["stage"] == "compressed", "level"]))
         for groups, color, marker, shift in (("largest", 0, "s", -0.003), ("smallest", 1, "o", 0.003)):
             change = {
-                level: claims.accuracy_change(
+                level: effects.accuracy_change(
                     study, level=level, groups=groups, where={"setting": setting}, rank_where=first
                 )
                 for level in levels

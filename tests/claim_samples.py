@@ -47,3 +47,27 @@ def write(path: Path, **columns) -> Path:
     else:
         table.to_csv(path, index=False)
     return path
+
+
+def study_table(sizes: dict, control: dict, compressed: dict, **columns) -> pd.DataFrame:
+    """A study table from {seed: values by group}; test sizes and the dense stage mislead."""
+    rows = []
+    for seed in sizes:
+        for position, group in enumerate("ABCDEF"[: len(sizes[seed])]):
+            for stage, level, accuracy in (("dense", 0.0, 0.5), ("control", 0.0, control[seed][position]),
+                                           ("compressed", 0.9, compressed[seed][position]),
+                                           ("compressed", 0.5, 0.1)):  # fmt: skip
+                for split, size, value in (
+                    ("train", sizes[seed][position], 1.0),
+                    ("test", 10 + position, accuracy),
+                ):
+                    rows.append({"seed": seed, "stage": stage, "level": level, "split": split, "group": group,
+                                 "size": size, "accuracy": value} | columns)  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+TABLE = study_table(
+    sizes={0: [100, 50, 10], 1: [10, 50, 100]},
+    control={0: [0.9, 0.8, 0.7], 1: [0.9, 0.8, 0.7]},
+    compressed={0: [0.9, 0.7, 0.4], 1: [0.8, 0.8, 0.75]},
+)

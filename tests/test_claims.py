@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from claim_samples import ENTRY, claim, spread, untested, write
+from claim_samples import ENTRY, TABLE, claim, spread, untested, write
 
 from fairlib import claims
 
@@ -52,30 +52,6 @@ CHECKLIST = {
 @pytest.fixture(autouse=True)
 def column_statistic(monkeypatch):
     monkeypatch.setitem(claims.STATISTICS, "column", lambda table, *, column: table.set_index("seed")[column])
-
-
-def study_table(sizes: dict, control: dict, compressed: dict, **columns) -> pd.DataFrame:
-    """A study table from {seed: values by group}; test sizes and the dense stage mislead."""
-    rows = []
-    for seed in sizes:
-        for position, group in enumerate("ABCDEF"[: len(sizes[seed])]):
-            for stage, level, accuracy in (("dense", 0.0, 0.5), ("control", 0.0, control[seed][position]),
-                                           ("compressed", 0.9, compressed[seed][position]),
-                                           ("compressed", 0.5, 0.1)):  # fmt: skip
-                for split, size, value in (
-                    ("train", sizes[seed][position], 1.0),
-                    ("test", 10 + position, accuracy),
-                ):
-                    rows.append({"seed": seed, "stage": stage, "level": level, "split": split, "group": group,
-                                 "size": size, "accuracy": value} | columns)  # fmt: skip
-    return pd.DataFrame(rows)
-
-
-TABLE = study_table(
-    sizes={0: [100, 50, 10], 1: [10, 50, 100]},
-    control={0: [0.9, 0.8, 0.7], 1: [0.9, 0.8, 0.7]},
-    compressed={0: [0.9, 0.7, 0.4], 1: [0.8, 0.8, 0.75]},
-)
 
 
 # The claims file
@@ -153,83 +129,6 @@ def test_a_broken_file_is_refused(tmp_path, text, message):
     path.write_text(text)
     with pytest.raises(ValueError, match=message):
         claims.load(path)
-
-
-# Statistics
-
-
-def test_drop_difference_by_hand():
-    # Seed 0: C (10 images) drops .3, A (100) drops 0. Seed 1: A (10) drops .1, C (100) gains .05.
-    pd.testing.assert_series_equal(
-        claims.drop_difference(TABLE, level=0.9),
-        pd.Series({0: 0.3, 1: 0.15}, name="value").rename_axis("seed"),
-    )
-
-
-def test_accuracy_change_by_hand():
-    assert claims.accuracy_change(TABLE, level=0.9, groups="smallest").tolist() == pytest.approx([-0.3, -0.1])
-    assert claims.accuracy_change(TABLE, level=0.9, groups="largest").tolist() == pytest.approx([0.0, 0.05])
-
-
-def test_a_share_of_groups_is_averaged():
-    table = study_table({3: [40, 30, 20, 10]}, {3: [0.9] * 4}, {3: [0.9, 0.8, 0.6, 0.3]})
-    assert claims.drop_difference(table, level=0.9, share=0.5).tolist() == pytest.approx([0.45 - 0.05])
-    assert claims.drop_difference(table, level=0.9, share=0.25).tolist() == pytest.approx([0.6])
-
-
-def test_groups_of_one_size_are_ranked_by_the_seed_and_not_by_name():
-    seeds = range(300)
-    flat, before, after = ({seed: row for seed in seeds} for row in ([20] * 3, [0.9] * 3, [0.6, 0.9, 0.9]))
-    table = study_table(flat, before, after)
-    values = claims.drop_difference(table, level=0.9)
-    assert values.round(9).value_counts(normalize=True).to_dict() == pytest.approx(
-        {0.3: 1 / 3, 0.0: 1 / 3, -0.3: 1 / 3}, abs=0.08
-    )
-    shuffled = table.sample(frac=1, random_state=0)
-    pd.testing.assert_series_equal(claims.drop_difference(shuffled, level=0.9), values)
-
-
-def test_an_equal_setting_is_ranked_by_the_sizes_of_the_unequal_one():
-    equal = study_table(
-        sizes={0: [50, 50, 50]}, control={0: [0.9, 0.9, 0.9]}, compressed={0: [0.9, 0.5, 0.1]}, setting="equal"
-    )
-    sizes = {"unequal": [10, 50, 90], "reversed": [90, 50, 10]}
-    others = [
-        study_table(sizes={0: s}, control={0: [0.9] * 3}, compressed={0: [0.9] * 3}, setting=name)
-        for name, s in sizes.items()
-    ]
-    table = pd.concat([equal, *others])
-    values = [
-        claims.drop_difference(table, level=0.9, where={"setting": "equal"}, rank_where={"setting": name})[0]
-        for name in sizes
-    ]
-    assert values == pytest.approx([-0.8, 0.8])
-
-
-def test_where_selects_one_of_several_settings():
-    other = TABLE.assign(accuracy=0.5, setting="equal")
-    both = pd.concat([TABLE.assign(setting="unequal"), other])
-    selected = claims.drop_difference(both, level=0.9, where={"setting": "unequal"})
-    pd.testing.assert_series_equal(selected, claims.drop_difference(TABLE, level=0.9))
-    with pytest.raises(ValueError, match=r"several rows per seed and group; select with `where` one of: setting$"):
-        claims.drop_difference(both, level=0.9)
-
-
-@pytest.mark.parametrize(
-    ("table", "arguments", "message"),
-    [
-        (TABLE.drop(columns="size"), {}, "no column size"),
-        (TABLE, {"where": {"setting": "equal"}}, "no column setting"),
-        (TABLE, {"where": {"stage": "sparse"}}, "no row with stage = 'sparse'"),
-        (TABLE, {"level": 0.99}, r"no compressed test rows at level 0.99; its levels: \[0.5, 0.9\]"),
-        (TABLE, {"share": 0.6}, "leaves no smallest and largest apart"),
-        (TABLE, {"share": 0.0}, "leaves no smallest and largest apart"),
-        (TABLE[(TABLE["stage"] != "control") | (TABLE["seed"] != 1)], {}, "do not cover the same seeds"),
-    ],
-)
-def test_a_table_that_cannot_tell_is_refused(table, arguments, message):
-    with pytest.raises(ValueError, match=message):
-        claims.drop_difference(table, **({"level": 0.9} | arguments))
 
 
 # Verdicts
@@ -359,3 +258,17 @@ def test_claims_are_immutable():
     with pytest.raises(AttributeError):
         entry.threshold = 1.0
     assert replace(entry, threshold=1.0) != entry
+
+
+def test_a_notebooks_claims_on_its_own_table():
+    table = pd.concat([TABLE.assign(seed=TABLE["seed"] + 2 * shift) for shift in range(6)])
+    here = {"notebook": "notebooks/a.ipynb", "tables": {"default run": "a.csv"}}
+    asked = [
+        claim(id="H-tested", statistic={"name": "drop_difference", "level": 0.9}, **here),
+        claim(id="H-other-level", statistic={"name": "drop_difference", "level": 0.99}, **here),
+        claim(id="H-elsewhere", statistic={"name": "drop_difference", "level": 0.9}),
+        untested(id="H-untested", notebook="notebooks/a.ipynb"),
+    ]
+    found = claims.on_table(asked, table, "notebooks/a.ipynb")
+    assert found["verdict"].to_dict() == {"H-tested": "supported", "H-other-level": "not in this run"}
+    assert found.loc["H-tested", ["estimate", "seeds"]].tolist() == pytest.approx([0.225, 12])

@@ -16,6 +16,8 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
+from fairlib import environment
+
 ROOT = Path(__file__).parents[1]
 PYTHONS = ("3.11", "3.12", "3.13")
 CONDA_NAMES = {"pytorch": "torch"}
@@ -147,3 +149,14 @@ def test_a_sweep_without_a_grid_says_how(door, tmp_path):
     done = door("sweep")
     assert done.returncode != 0 and "GRID=params/study/pruning.yml" in done.stderr
     assert "there is no grid nowhere.yml" in door("sweep", "GRID=nowhere.yml").stderr
+
+
+def test_the_project_is_found_from_any_folder_below(tmp_path, monkeypatch):
+    (tmp_path / "book").mkdir()
+    (tmp_path / "book" / "claims.yml").touch()
+    below = tmp_path / "notebooks" / "pruning"
+    below.mkdir(parents=True)
+    monkeypatch.chdir(below)
+    assert environment.project() == tmp_path
+    (tmp_path / "book" / "claims.yml").unlink()
+    assert environment.project() == below

@@ -11,9 +11,19 @@ from torch import nn
 from fairlib._validation import lookup
 from fairlib.data import GroupedDataset
 from fairlib.diagnostics.evaluation import Predictions, group_performance, predict
+from fairlib.diagnostics.exemplars import exemplars, group_exemplars
 from fairlib.diagnostics.gradients import group_gradients
 
-__all__ = ["DIAGNOSTICS", "Predictions", "diagnose", "group_gradients", "group_performance", "predict"]
+__all__ = [
+    "DIAGNOSTICS",
+    "Predictions",
+    "diagnose",
+    "exemplars",
+    "group_exemplars",
+    "group_gradients",
+    "group_performance",
+    "predict",
+]
 
 
 class Diagnostic(NamedTuple):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from fairlib import claims, statistics
+from fairlib import effects, statistics
 
 ROOT = Path(__file__).parents[2]
 
@@ -17,11 +17,11 @@ def test_the_numbers_under_the_figure_are_computed_from_the_table_it_names():
     table = pd.read_csv(ROOT / re.search(r"results/[\w./-]+\.csv", readme)[0])
     unequal, equal = {"setting": "unequal"}, {"setting": "equal"}
     losses = {
-        "the smallest third loses {} points": -claims.accuracy_change(
+        "the smallest third loses {} points": -effects.accuracy_change(
             table, level=0.9, groups="smallest", where=unequal
         ),
-        "the largest third {}": -claims.accuracy_change(table, level=0.9, groups="largest", where=unequal),
-        "the same classes differ by {}": claims.drop_difference(table, level=0.9, where=equal, rank_where=unequal),
+        "the largest third {}": -effects.accuracy_change(table, level=0.9, groups="largest", where=unequal),
+        "the same classes differ by {}": effects.drop_difference(table, level=0.9, where=equal, rank_where=unequal),
     }
     for words, values in losses.items():
         estimate, low, high = (f"{100 * bound:.1f}" for bound in statistics.t_interval(values))

@@ -1,0 +1,275 @@
+"""What compression does to groups, as one number for each seed: from a study table to what a claim is tested on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from fairlib._validation import lookup
+
+STUDY = ("seed", "stage", "split", "level", "group", "size")
+"""The columns of a study table that its statistics need, beside the one that they measure."""
+
+
+def drop_difference(
+    table: pd.DataFrame,
+    *,
+    level: float,
+    share: float = 1 / 3,
+    where: Mapping[str, Any] | None = None,
+    rank_where: Mapping[str, Any] | None = None,
+) -> pd.Series:
+    """How much more test accuracy the smallest groups lose than the largest, by seed.
+
+    The drop of a group is its accuracy under the ratio-0 control of the same seed minus its accuracy
+    compressed at ``level``; the value is the mean drop of the smallest groups minus that of the largest.
+
+    Args:
+        table: a study table.
+        level: the compression level that is compared with the control.
+        share: of the k groups, the ceil(share * k) smallest and as many largest are taken, by their size in
+            the *training* split of the seed; ties are broken at random by the seed, never by name.
+        where: values of columns that select the rows, for instance ``{"setting": "equal"}``.
+        rank_where: the same for the rows whose sizes rank the groups; by default those of ``where``. A control with
+            equal sizes is ranked by the sizes that the same groups have, with the same seed, in the unequal setting:
+            so it would show whatever else singles these groups out.
+
+    Returns:
+        Series indexed by seed.
+
+    Raises:
+        ValueError: If a column, the level or the control is missing, a seed is incomplete, or the selection
+            holds several runs per seed.
+    """
+    largest, smallest = (
+        accuracy_change(table, level=level, groups=groups, share=share, where=where, rank_where=rank_where)
+        for groups in ("largest", "smallest")
+    )
+    return largest - smallest
+
+
+def loss_difference(
+    table: pd.DataFrame,
+    *,
+    level: float,
+    share: float = 1 / 3,
+    where: Mapping[str, Any] | None = None,
+    rank_where: Mapping[str, Any] | None = None,
+) -> pd.Series:
+    """How much more test loss (nats) the smallest groups gain than the largest, by seed.
+
+    As `drop_difference`, with the rise of the mean cross-entropy of a group in place of its drop of accuracy: positive
+    where the small pay, in both. The two can disagree in sign, since a loss has no upper end.
+
+    Args:
+        table, level, share, where, rank_where: as in `drop_difference`.
+
+    Returns:
+        Series indexed by seed.
+
+    Raises:
+        ValueError: As `drop_difference`.
+    """
+    smallest, largest = (
+        _change(table, "loss", level, groups, share, where, rank_where) for groups in ("smallest", "largest")
+    )
+    return smallest - largest
+
+
+def accuracy_change(
+    table: pd.DataFrame,
+    *,
+    level: float,
+    groups: str,
+    share: float = 1 / 3,
+    where: Mapping[str, Any] | None = None,
+    rank_where: Mapping[str, Any] | None = None,
+) -> pd.Series:
+    """Test accuracy at ``level`` minus that of the control, by seed, for the smallest or the largest groups.
+
+    Args:
+        table, level, share, where, rank_where: as in `drop_difference`.
+        groups: ``"smallest"`` or ``"largest"``.
+
+    Returns:
+        Series indexed by seed.
+
+    Raises:
+        ValueError: As `drop_difference`, or if ``groups`` is unknown.
+    """
+    return _change(table, "accuracy", level, groups, share, where, rank_where)
+
+
+def group_difference(
+    table: pd.DataFrame, *, column: str, rank: str = "train_size", share: float = 1 / 3, where: Mapping[str, Any]
+) -> pd.Series:
+    """The mean of a column over the smallest groups minus that over the largest, by seed.
+
+    Args:
+        table: one row per seed and group, once ``where`` has selected.
+        column: whose mean is taken.
+        rank: the column of sizes that ranks the groups; ties are broken at random by the seed.
+        share: as in `drop_difference`.
+        where: values of columns that select the rows.
+
+    Returns:
+        Series indexed by seed.
+
+    Raises:
+        ValueError: If a column is missing or the selection holds several rows per seed and group.
+    """
+    rows = _select(table, where, ("seed", "group", column, rank))
+    values, sizes = (_by_seed_and_group(rows, name) for name in (column, rank))
+    return _extreme(values, sizes, share, smallest=True) - _extreme(values, sizes, share, smallest=False)
+
+
+def gap_change(table: pd.DataFrame, *, level: float, where: Mapping[str, Any] | None = None) -> pd.Series:
+    r"""How much wider the gap in test accuracy between the best and the worst group is than under the control, by seed.
+
+    The largest of several noisy differences is large by chance alone, the more so the smaller the groups and the lower
+    the accuracy. So from each gap :math:`\max_a A_a - \min_a A_a` is taken what it would be if every group had the
+    accuracy of all test samples together: the mean gap of independent binomial draws of the groups' sizes.
+
+    Args:
+        table, level, where: as in `drop_difference`.
+
+    Returns:
+        Series indexed by seed.
+
+    Raises:
+        ValueError: As `drop_difference`, or if there is only one group.
+    """
+    rows = _select(table, where or {}, (*STUDY, "accuracy"))
+    rows = rows[rows["split"] == "test"]
+    gaps = []
+    for part in (_compressed(rows, level), rows[rows["stage"] == "control"]):
+        accuracy, sizes = (_by_seed_and_group(part, name) for name in ("accuracy", "size"))
+        if len(accuracy.columns) < 2:
+            raise ValueError("a gap needs at least two groups")
+        by_chance = [chance_gap(accuracy.loc[seed].to_numpy(), sizes.loc[seed].to_numpy()) for seed in accuracy.index]
+        gaps.append(accuracy.max(axis=1, skipna=False) - accuracy.min(axis=1, skipna=False) - by_chance)
+    if not gaps[0].index.equals(gaps[1].index):
+        raise ValueError("control and compressed rows do not cover the same seeds")
+    return (gaps[0] - gaps[1]).rename("value")
+
+
+def chance_gap(accuracy: np.ndarray, sizes: np.ndarray, draws: int = 4000) -> float:
+    """The mean gap max - min of groups that all have the accuracy of the whole, from ``draws`` binomial samples.
+
+    Args:
+        accuracy: Of the groups, ``(k,)``.
+        sizes: Samples of the groups, ``(k,)``.
+        draws: Of a generator with a fixed seed.
+    """
+    whole = float(np.average(accuracy, weights=sizes))
+    hits = np.random.default_rng(0).binomial(sizes.astype(np.int64), min(1.0, whole), size=(draws, len(sizes))) / sizes
+    return float((hits.max(axis=1) - hits.min(axis=1)).mean())
+
+
+def contrast(
+    table: pd.DataFrame, *, of: str, where: Mapping[str, Any], against: Mapping[str, Any], **arguments: Any
+) -> pd.Series:
+    """A statistic of some rows minus the same statistic of others, by seed: one pruner against another, say.
+
+    Args:
+        table: a study table.
+        of: name of one of `STATISTICS`.
+        where: values of columns that select the rows.
+        against: the same for the rows whose value is subtracted.
+        arguments: further ones of the statistic.
+
+    Returns:
+        Series indexed by seed.
+
+    Raises:
+        ValueError: If the statistic is unknown, the two do not cover the same seeds, or as the statistic.
+    """
+    function = lookup("statistic", of, STATISTICS)
+    one, other = function(table, where=where, **arguments), function(table, where=against, **arguments)
+    if not one.index.equals(other.index):
+        raise ValueError(f"the rows of {dict(where)} and of {dict(against)} do not cover the same seeds")
+    return one - other
+
+
+def _change(
+    table: pd.DataFrame,
+    value: str,
+    level: float,
+    groups: str,
+    share: float,
+    where: Mapping[str, Any] | None,
+    rank_where: Mapping[str, Any] | None,
+) -> pd.Series:
+    """The mean change of a column against the control, for the smallest or the largest groups, by seed."""
+    take_first = lookup("choice of groups", groups, {"smallest": True, "largest": False})
+    rows = _select(table, where or {}, (*STUDY, value))
+    controls, test = rows["stage"] == "control", rows["split"] == "test"
+    ranked = rows if rank_where is None else _select(table, rank_where, STUDY)
+    sizes = _by_seed_and_group(ranked[(ranked["stage"] == "control") & (ranked["split"] == "train")], "size")
+    before = _by_seed_and_group(rows[controls & test], value)
+    change = _by_seed_and_group(_compressed(rows[test], level), value) - before
+    if not (change.index.equals(sizes.index) and change.columns.equals(sizes.columns)):
+        raise ValueError("control (train and test) and compressed rows do not cover the same seeds and groups")
+    return _extreme(change, sizes, share, smallest=take_first)
+
+
+STATISTICS: dict[str, Callable[..., pd.Series]] = {
+    "accuracy_change": accuracy_change,
+    "contrast": contrast,
+    "drop_difference": drop_difference,
+    "gap_change": gap_change,
+    "group_difference": group_difference,
+    "loss_difference": loss_difference,
+}
+"""By name: from a study table and the arguments of a claim to one value per seed."""
+
+
+def _select(table: pd.DataFrame, where: Mapping[str, Any], columns: Iterable[str]) -> pd.DataFrame:
+    if missing := sorted({*columns, *where} - set(table.columns)):
+        raise ValueError(f"the table has no column {', '.join(missing)}")
+    for column, value in where.items():
+        table = table[table[column] == value]
+        if table.empty:
+            raise ValueError(f"the table has no row with {column} = {value!r}")
+    return table
+
+
+def _compressed(rows: pd.DataFrame, level: float) -> pd.DataFrame:
+    """The compressed rows of a level, which must exist."""
+    compressed = rows[rows["stage"] == "compressed"]
+    found = compressed[np.isclose(compressed["level"], level)]
+    if found.empty:
+        levels = sorted(compressed["level"].unique().tolist())
+        raise ValueError(f"the table has no compressed test rows at level {level}; its levels: {levels}")
+    return found
+
+
+def _by_seed_and_group(rows: pd.DataFrame, value: str) -> pd.DataFrame:
+    """Seeds in rows, groups in columns, both sorted; exactly one value for each."""
+    doubled = rows.duplicated(["seed", "group"])
+    if doubled.any():
+        settings = rows.columns.difference(["seed", "group", "size", "accuracy", "loss"], sort=False)
+        varying = [column for column in settings if rows[column].astype(str).nunique() > 1]
+        raise ValueError(f"several rows per seed and group; select with `where` one of: {', '.join(varying)}")
+    return rows.pivot(index="seed", columns="group", values=value)
+
+
+def _extreme(values: pd.DataFrame, sizes: pd.DataFrame, share: float, *, smallest: bool) -> pd.Series:
+    """By seed, the mean over the smallest or the largest groups. Seeds stand in rows, groups in columns."""
+    count = math.ceil(share * len(values.columns))
+    if not 1 <= count <= len(values.columns) / 2:
+        raise ValueError(f"a share of {share} of {len(values.columns)} groups leaves no smallest and largest apart")
+    chosen = {}
+    for seed, row in values.iterrows():
+        order = _by_size(sizes.loc[seed].to_numpy(), seed)
+        chosen[seed] = row.iloc[order[:count] if smallest else order[-count:]].mean(skipna=False)
+    return pd.Series(chosen, name="value").rename_axis("seed")
+
+
+def _by_size(sizes: np.ndarray, seed: int) -> np.ndarray:
+    """Positions from the smallest to the largest group; ties in an order drawn by the seed."""
+    return np.lexsort((np.random.default_rng(int(seed)).permutation(len(sizes)), sizes))

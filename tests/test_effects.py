@@ -1,0 +1,170 @@
+"""Effects on numbers worked by hand."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pandas as pd
+import pytest
+from claim_samples import TABLE, study_table
+
+from fairlib import effects
+
+
+def test_drop_difference_by_hand():
+    # Seed 0: C (10 images) drops .3, A (100) drops 0. Seed 1: A (10) drops .1, C (100) gains .05.
+    pd.testing.assert_series_equal(
+        effects.drop_difference(TABLE, level=0.9),
+        pd.Series({0: 0.3, 1: 0.15}, name="value").rename_axis("seed"),
+    )
+
+
+def test_accuracy_change_by_hand():
+    assert effects.accuracy_change(TABLE, level=0.9, groups="smallest").tolist() == pytest.approx([-0.3, -0.1])
+    assert effects.accuracy_change(TABLE, level=0.9, groups="largest").tolist() == pytest.approx([0.0, 0.05])
+
+
+def test_a_share_of_groups_is_averaged():
+    table = study_table({3: [40, 30, 20, 10]}, {3: [0.9] * 4}, {3: [0.9, 0.8, 0.6, 0.3]})
+    assert effects.drop_difference(table, level=0.9, share=0.5).tolist() == pytest.approx([0.45 - 0.05])
+    assert effects.drop_difference(table, level=0.9, share=0.25).tolist() == pytest.approx([0.6])
+
+
+def test_groups_of_one_size_are_ranked_by_the_seed_and_not_by_name():
+    seeds = range(300)
+    flat, before, after = ({seed: row for seed in seeds} for row in ([20] * 3, [0.9] * 3, [0.6, 0.9, 0.9]))
+    table = study_table(flat, before, after)
+    values = effects.drop_difference(table, level=0.9)
+    assert values.round(9).value_counts(normalize=True).to_dict() == pytest.approx(
+        {0.3: 1 / 3, 0.0: 1 / 3, -0.3: 1 / 3}, abs=0.08
+    )
+    shuffled = table.sample(frac=1, random_state=0)
+    pd.testing.assert_series_equal(effects.drop_difference(shuffled, level=0.9), values)
+
+
+def test_an_equal_setting_is_ranked_by_the_sizes_of_the_unequal_one():
+    equal = study_table(
+        sizes={0: [50, 50, 50]}, control={0: [0.9, 0.9, 0.9]}, compressed={0: [0.9, 0.5, 0.1]}, setting="equal"
+    )
+    sizes = {"unequal": [10, 50, 90], "reversed": [90, 50, 10]}
+    others = [
+        study_table(sizes={0: s}, control={0: [0.9] * 3}, compressed={0: [0.9] * 3}, setting=name)
+        for name, s in sizes.items()
+    ]
+    table = pd.concat([equal, *others])
+    values = [
+        effects.drop_difference(table, level=0.9, where={"setting": "equal"}, rank_where={"setting": name})[0]
+        for name in sizes
+    ]
+    assert values == pytest.approx([-0.8, 0.8])
+
+
+def test_where_selects_one_of_several_settings():
+    other = TABLE.assign(accuracy=0.5, setting="equal")
+    both = pd.concat([TABLE.assign(setting="unequal"), other])
+    selected = effects.drop_difference(both, level=0.9, where={"setting": "unequal"})
+    pd.testing.assert_series_equal(selected, effects.drop_difference(TABLE, level=0.9))
+    with pytest.raises(ValueError, match=r"several rows per seed and group; select with `where` one of: setting$"):
+        effects.drop_difference(both, level=0.9)
+
+
+@pytest.mark.parametrize(
+    ("table", "arguments", "message"),
+    [
+        (TABLE.drop(columns="size"), {}, "no column size"),
+        (TABLE, {"where": {"setting": "equal"}}, "no column setting"),
+        (TABLE, {"where": {"stage": "sparse"}}, "no row with stage = 'sparse'"),
+        (TABLE, {"level": 0.99}, r"no compressed test rows at level 0.99; its levels: \[0.5, 0.9\]"),
+        (TABLE, {"share": 0.6}, "leaves no smallest and largest apart"),
+        (TABLE, {"share": 0.0}, "leaves no smallest and largest apart"),
+        (TABLE[(TABLE["stage"] != "control") | (TABLE["seed"] != 1)], {}, "do not cover the same seeds"),
+    ],
+)
+def test_a_table_that_cannot_tell_is_refused(table, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        effects.drop_difference(table, **({"level": 0.9} | arguments))
+
+
+def test_loss_and_accuracy_can_disagree_about_who_pays():
+    """By hand: the small group C loses .3 of accuracy, the large one A none; A's loss rises by 2, C's by 1 nat."""
+    table = study_table({0: [100, 50, 10]}, {0: [0.9, 0.8, 0.7]}, {0: [0.9, 0.7, 0.4]}, loss=0.5)
+    after = (table["stage"] == "compressed") & (table["level"] == 0.9)
+    table.loc[after, "loss"] = table.loc[after, "group"].map({"A": 2.5, "B": 1.0, "C": 1.5})
+    assert effects.drop_difference(table, level=0.9).tolist() == pytest.approx([0.3])
+    assert effects.loss_difference(table, level=0.9).tolist() == pytest.approx([-1.0])
+    with pytest.raises(ValueError, match="no column loss"):
+        effects.loss_difference(TABLE, level=0.9)
+
+
+def _mean_gap_exactly(p: float, sizes: list[int]) -> float:
+    """E[max - min] of independent binomial shares, by summing over all outcomes."""
+    from scipy.stats import binom
+
+    total = 0.0
+    for hits in product(*(range(n + 1) for n in sizes)):
+        shares = [h / n for h, n in zip(hits, sizes, strict=True)]
+        total += (max(shares) - min(shares)) * np.prod([binom.pmf(h, n, p) for h, n in zip(hits, sizes, strict=True)])
+    return total
+
+
+@pytest.mark.parametrize(("p", "sizes"), [(0.5, [4, 6]), (0.8, [10, 5, 3]), (1.0, [4, 4])])
+def test_the_gap_by_chance_is_that_of_binomial_draws(p, sizes):
+    found = effects.chance_gap(np.full(len(sizes), p), np.array(sizes), draws=40_000)
+    assert found == pytest.approx(_mean_gap_exactly(p, sizes), abs=0.005)
+
+
+def test_gap_change_by_hand():
+    """Gaps .5 and .2; of 10, 11 and 12 test samples, chance explains some of each."""
+    table = study_table({0: [1, 1, 1]}, {0: [0.9, 0.8, 0.7]}, {0: [0.9, 0.7, 0.4]})
+    sizes = [10, 11, 12]
+    whole = [np.average(accuracy, weights=sizes) for accuracy in ([0.9, 0.7, 0.4], [0.9, 0.8, 0.7])]
+    expected = (0.5 - _mean_gap_exactly(whole[0], sizes)) - (0.2 - _mean_gap_exactly(whole[1], sizes))
+    assert effects.gap_change(table, level=0.9).tolist() == pytest.approx([expected], abs=0.01)
+    with pytest.raises(ValueError, match="at least two groups"):
+        effects.gap_change(table[table["group"] == "A"], level=0.9)
+
+
+def test_gap_change_is_unbiased_where_all_groups_are_alike():
+    """Groups of one true accuracy, lower after compression: the raw gap widens, the corrected one does not."""
+    rng = np.random.default_rng(0)
+    sizes = np.arange(10, 16)
+    seeds = range(300)
+    control, compressed = ({s: (rng.binomial(sizes, p) / sizes).tolist() for s in seeds} for p in (0.9, 0.5))
+    values = effects.gap_change(study_table({s: [1] * 6 for s in seeds}, control, compressed), level=0.9)
+    raw = [np.ptp(compressed[s]) - np.ptp(control[s]) for s in seeds]
+    assert abs(values.mean()) < 0.03 < 0.1 < np.mean(raw)
+
+
+def test_contrast_is_the_difference_of_two_statistics():
+    other = TABLE.assign(method="b")
+    other.loc[other["level"] == 0.9, "accuracy"] = 0.5
+    both = pd.concat([TABLE.assign(method="a"), other])
+    values = effects.contrast(both, of="drop_difference", level=0.9, where={"method": "a"}, against={"method": "b"})
+    one, two = (effects.drop_difference(part, level=0.9) for part in (TABLE, other))
+    pd.testing.assert_series_equal(values, one - two)
+    with pytest.raises(ValueError, match="do not cover the same seeds"):
+        effects.contrast(
+            both[(both["method"] == "a") | (both["seed"] == 0)],
+            of="drop_difference", level=0.9, where={"method": "a"}, against={"method": "b"},
+        )  # fmt: skip
+    with pytest.raises(ValueError, match="unknown statistic 'drop'"):
+        effects.contrast(both, of="drop", where={}, against={})
+
+
+def test_group_difference_by_hand():
+    table = pd.DataFrame(
+        {
+            "seed": [0, 0, 0, 1, 1, 1] * 2,
+            "group": list("ABC") * 4,
+            "train_size": [30, 20, 10, 10, 20, 30] * 2,
+            "share": [0.1, 0.2, 0.6, 0.3, 0.1, 0.2, *[0.0] * 6],
+            "kind": ["pruned"] * 6 + ["dense"] * 6,
+        }
+    )
+    values = effects.group_difference(table, column="share", where={"kind": "pruned"})
+    assert values.tolist() == pytest.approx([0.5, 0.1])
+    with pytest.raises(ValueError, match="several rows per seed and group"):
+        effects.group_difference(table, column="share", where={})
+    with pytest.raises(ValueError, match="no column exemplars"):
+        effects.group_difference(table, column="exemplars", where={})
