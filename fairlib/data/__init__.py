@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from fairlib._validation import check_settings, lookup
-from fairlib.data import digits, synthetic_faces, utkface
+from fairlib.data import celeba, digits, folder, labelled, lfw, synthetic_faces, utkface
 from fairlib.data.collection import Collection, Request, select
 from fairlib.data.dataset import GroupedDataset, Splits
 from fairlib.data.splitting import (
@@ -25,7 +25,14 @@ __all__ = ["DATASETS", "GroupedDataset", "Splits", "load"]
 DATASETS: dict[str, Callable[..., Collection]] = {
     "synthetic-faces": synthetic_faces.synthetic_faces,
     "digits": digits.digits,
+    "folder": folder.folder,
     "utkface": utkface.utkface,
+    "celeba": celeba.celeba,
+    "lfw": lfw.lfw,
+    "cifar10": labelled.cifar10,
+    "svhn": labelled.svhn,
+    "mnist": labelled.mnist,
+    "fashion-mnist": labelled.fashion_mnist,
 }
 """By name: from a ``Request`` and the data set's own settings to its ``Collection``."""
 
@@ -44,12 +51,14 @@ def load(
     """Load a data set, split for training, validation and test.
 
     In this order: samples whose target or group is undefined are left out; of images with the same bytes one
-    is kept if they agree on target and group, none if they don't; the rest is split so that every crossing
-    of target and group follows ``fractions``. ``report`` counts what each step took.
+    is kept if they agree on target and group (the first: of a training and an official test part, that of the
+    training part), none if they don't; the rest is split so that every crossing of target and group follows
+    ``fractions``. ``report`` counts what each step took.
 
     Args:
         name: One of ``DATASETS``.
-        target: The attribute to predict, or several, which are crossed; None for the data set's own default.
+        target: The attribute to predict, or several, which are crossed; None for the data set's own default
+            (``folder`` has none).
         group: The attribute that defines the groups, likewise: ``["gender", "race"]`` makes "male x White".
         image_size: Height and width in pixels; None for the data set's own default.
         root: Folder that holds the data set's folder, or that folder itself.
@@ -75,8 +84,8 @@ def load(
     request = Request(str(root), image_size, check_fractions(fractions), draw_seed)
     collection = source(request, **settings)
 
-    targets, target_names = select(collection.table, collection.target if target is None else target)
-    groups, group_names = select(collection.table, collection.group if group is None else group)
+    targets, target_names = _select(name, collection, "target", target)
+    groups, group_names = _select(name, collection, "group", group)
     rows = np.flatnonzero((targets >= 0) & (groups >= 0))
     images = collection.images(rows)
     kept, dropped = drop_duplicates(images, np.stack([targets[rows], groups[rows]], axis=1))
@@ -98,6 +107,17 @@ def load(
         **{part: len(data) for part, data in splits.items()},
     }
     return Splits(**splits, name=name, report=report)
+
+
+def _select(
+    name: str, collection: Collection, role: str, asked: str | Sequence[str] | None
+) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Codes and names of what was asked for as target or as group, or else of the default."""
+    attributes = getattr(collection, role) if asked is None else asked
+    if attributes is None:
+        known = ", ".join(collection.table) or "none"
+        raise ValueError(f"data set {name!r} has no default {role}: give {role}=, of the attributes {known}")
+    return select(collection.table, attributes)
 
 
 def _complete(

@@ -106,6 +106,35 @@ def stratified_parts(cells: np.ndarray, fractions: Sequence[float], rng: np.rand
     return parts
 
 
+def whole_parts(
+    units: np.ndarray, cells: np.ndarray, fractions: Sequence[float], rng: np.random.Generator
+) -> np.ndarray:
+    """Deal whole units (all pictures of a person) out to parts, so that no unit stands in two.
+
+    The units come from the largest to the smallest, in random order where they are equal. Each goes to a part
+    that is drawn with a probability proportional to the samples which that part still lacks in the unit's
+    cell: so every cell follows ``fractions`` as closely as its units allow.
+
+    Args:
+        units: int ``(N,)``, the unit of each sample: 0 to U - 1.
+        cells: int ``(U,)``, the cell of each unit.
+        fractions: One positive share for each part, with sum 1.
+        rng: Draws; the result depends on nothing else.
+
+    Returns:
+        int64 ``(N,)``, the part of each sample.
+    """
+    sizes = np.bincount(units)
+    lack = np.outer(np.bincount(cells, weights=sizes), fractions)
+    order = rng.permutation(len(sizes))
+    parts = np.empty(len(sizes), dtype=np.int64)
+    for unit in order[np.argsort(-sizes[order], kind="stable")]:
+        open_parts = lack[cells[unit]].clip(0)
+        parts[unit] = rng.choice(len(open_parts), p=open_parts / open_parts.sum())
+        lack[cells[unit], parts[unit]] -= sizes[unit]
+    return parts[units]
+
+
 def check_group_sizes(parts: np.ndarray, groups: np.ndarray, group_names: Sequence[str]) -> None:
     """Refuse a split in which a group cannot be measured.
 

@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pandas as pd
 
-from fairlib.data.collection import Collection, Request
+from fairlib.data.collection import Collection, Request, draw
 from fairlib.data.images import decode, find_files
 
 GENDERS = ("male", "female")
@@ -50,17 +50,13 @@ def utkface(request: Request, *, limit: int | None = None) -> Collection:
     Source: Z. Zhang, Y. Song, H. Qi, Age Progression/Regression by Conditional Adversarial Autoencoder, CVPR
         2017.
     """
-    if limit is not None and (not isinstance(limit, int | np.integer) or limit < 1):
-        raise ValueError(f"limit must be None or a positive integer, got {limit!r}")
-    files = find_files(request.root, "UTKFace", "*.jpg", HOW_TO_GET)
+    files = find_files(request.root, ["UTKFace"], "*.jpg", HOW_TO_GET)
     matches = [NAME.match(file.name) for file in files]
     malformed = [file.name for file, match in zip(files, matches, strict=True) if match is None]
     usable = [(file, *map(int, match.groups())) for file, match in zip(files, matches, strict=True) if match]
     if not usable:
         raise ValueError(f"none of the {len(files)} files in {str(files[0].parent)!r} has a usable name. {HOW_TO_GET}")
-    if limit is not None and limit < len(usable):
-        drawn = np.random.default_rng(request.seed).choice(len(usable), limit, replace=False)
-        usable = [usable[i] for i in np.sort(drawn)]
+    usable = [usable[i] for i in draw(len(usable), limit, np.random.default_rng(request.seed))]
     paths, ages, genders, races = zip(*usable, strict=True)
     return Collection(
         table=attributes(np.array(ages), np.array(genders), np.array(races)),

@@ -3,7 +3,7 @@ import pandas as pd
 import pytest
 
 from fairlib.data import DATASETS, load
-from fairlib.data.collection import Collection, select
+from fairlib.data.collection import Collection, draw, select
 
 
 @pytest.fixture
@@ -49,6 +49,25 @@ def test_select_one_or_crossed():
         select(table, ["race", "race"])
     with pytest.raises(ValueError, match="one or more"):
         select(table, [])
+
+
+def test_select_refuses_what_divides_nobody():
+    one, none = pd.Categorical(["yes", "yes"]), pd.Categorical([None, None], categories=[])
+    table = pd.DataFrame({"one": one, "none": none, "age": [31.5, 4.25], "Wavy_Hair": pd.Categorical(["no", "yes"])})
+    for name, message in (
+        ("one", "two values, got yes"),
+        ("none", "two values, got none"),
+        ("age", "2 distinct numbers"),
+    ):
+        with pytest.raises(ValueError, match=f"attribute '{name}' .*{message}"):
+            select(table, name)
+    assert select(table, "Wavy Hair")[0].tolist() == select(table, "Wavy_Hair")[0].tolist() == [0, 1]
+
+
+@pytest.mark.parametrize(("count", "limit", "size"), [(5, None, 5), (5, 9, 5), (5, 3, 3)])
+def test_draw_takes_all_or_as_many_as_asked_for(count, limit, size):
+    rows = draw(count, limit, np.random.default_rng(0))
+    assert len(rows) == size and (np.diff(rows) > 0).all() and set(rows) <= set(range(count))
 
 
 def test_defaults_undefined_samples_and_report(people):
@@ -120,7 +139,7 @@ def test_the_seed_governs_the_split_and_nothing_global_does(people):
 
 
 def test_errors_help(people):
-    with pytest.raises(ValueError, match="unknown data set 'face'; known: synthetic-faces, digits, utkface"):
+    with pytest.raises(ValueError, match="unknown data set 'face'; known: synthetic-faces, digits, folder, utkface"):
         load("face")
     with pytest.raises(TypeError, match="unknown setting 'size' for data set 'people'; known: copies, conflict, parts"):
         load("people", size=3)

@@ -8,6 +8,7 @@ from fairlib.data.splitting import (
     drop_duplicates,
     seed_sequence,
     stratified_parts,
+    whole_parts,
 )
 
 
@@ -82,3 +83,29 @@ def test_fractions_must_be_three_parts_of_one(fractions):
 def test_a_seed_is_a_whole_number(seed, error):
     with pytest.raises(error, match="seed must"):
         seed_sequence(seed)
+
+
+def test_whole_units_stay_together_and_every_cell_follows_the_fractions():
+    """Units of 1 to 8 samples in two cells: no part ends further than 2 from its share."""
+    fractions = (0.7, 0.1, 0.2)
+    sizes = 1 + np.arange(400) % 8
+    cells = np.repeat([0, 1], [300, 100])
+    units = np.random.default_rng(0).permutation(np.repeat(np.arange(400), sizes))
+    for seed in range(5):
+        parts = whole_parts(units, cells, fractions, np.random.default_rng(seed))
+        of_unit = [set(parts[units == unit]) for unit in range(400)]
+        assert all(len(found) == 1 for found in of_unit)
+        for cell in (0, 1):
+            counts = np.bincount(parts[cells[units] == cell], minlength=3)
+            assert (np.abs(counts - counts.sum() * np.array(fractions)) <= 2).all()
+
+
+def test_where_a_unit_goes_is_drawn_in_proportion():
+    """One unit holds nearly all: it must not always go to the largest part."""
+    units = np.array([0] * 50 + [1, 2])
+    first = [whole_parts(units, np.zeros(3, dtype=int), (0.5, 0.25, 0.25), rng)[0] for rng in generators(400)]
+    assert np.abs(np.bincount(first) / 400 - [0.5, 0.25, 0.25]).max() < 0.1  # Four standard errors.
+
+
+def generators(count):
+    return [np.random.default_rng(seed) for seed in range(count)]

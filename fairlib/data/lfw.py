@@ -1,0 +1,108 @@
+"""Labeled Faces in the Wild: faces of people by name, with the attributes of two other groups of authors."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from fairlib._validation import lookup
+from fairlib.data.collection import Collection, Request
+from fairlib.data.face_attributes import faces_with
+from fairlib.data.images import find_files
+from fairlib.data.splitting import whole_parts
+
+FOLDERS = ("lfw", "lfw-deepfunneled", "lfw_funneled")
+
+HOW_TO_GET = (
+    "LFW (for research) comes from its project page, 'Labeled Faces in the Wild': unpack the images so that "
+    "root/lfw/ (or lfw-deepfunneled, lfw_funneled) holds a folder for each person, with "
+    "Person_Name/Person_Name_0001.jpg and so on. Its attributes come apart: put lfw_attributes.txt (Kumar et "
+    "al., 'Attribute and Simile Classifiers for Face Verification') or lfw_att_40.mat (LFWA, Liu et al., "
+    "'Deep Learning Face Attributes in the Wild') into that folder or beside it; root is load's argument "
+    "(default 'data')."
+)
+
+
+def lfw(request: Request, *, source: str = "auto", limit: int | None = None) -> Collection:
+    """13,233 pictures (250 x 250) of 5,749 people, of which 13,143 have attributes; **split by person**.
+
+    No person stands in two parts: a network knows a face that it was trained on. Whole people are dealt out
+    by the seed, so that the pictures of men and those of women (a person is what most of their pictures are
+    labelled) follow ``fractions`` as closely as people with many pictures allow; the target is not
+    stratified. Pictures without attributes (``unlisted``) and attributes without a picture (``missing``) are
+    left out and counted.
+
+    Attributes, with the values no and yes: Kumar's 73 are real-valued scores of classifiers, yes where above
+    0; LFWA's 40 have the names of CelebA's. A blank in a name is an underscore, ``Wavy_Hair`` (the default
+    target). ``gender`` (female, male) is ``Male`` in words: the default group.
+
+    Args:
+        request: What ``load`` asks for; ``image_size`` defaults to 64 (RGB).
+        source: Whose attributes: ``"kumar"`` (``lfw_attributes.txt``), ``"lfwa"`` (``lfw_att_40.mat``), or
+            ``"auto"``: the first of them that is there; ``attributes`` in the report says which.
+        limit: Draw that many of the pictures by the seed, before anything is decoded; None or more than there
+            are takes all.
+
+    Raises:
+        FileNotFoundError: If the pictures or their attributes are not there; says how to get them.
+        ValueError: If ``source`` is unknown, its file names no attributes, no picture has any, or ``limit`` is not
+            a positive integer.
+        OSError: On decoding, if a picture cannot be read; names the file.
+
+    Source: G. B. Huang, M. Ramesh, T. Berg, E. Learned-Miller, Labeled Faces in the Wild, 2007; N. Kumar,
+        A. C. Berg, P. N. Belhumeur, S. K. Nayar, Attribute and Simile Classifiers for Face Verification, ICCV
+        2009; Z. Liu, P. Luo, X. Wang, X. Tang, Deep Learning Face Attributes in the Wild, ICCV 2015.
+    """
+    files = find_files(request.root, FOLDERS, "*/*_[0-9][0-9][0-9][0-9].jpg", HOW_TO_GET)
+    source, file = _find_attributes(files[0].parents[1], source)
+    flags = READERS[source][1](file)
+    flags.columns = flags.columns.str.strip().str.replace(" ", "_")
+    faces = faces_with(request, files, flags, source=file, target="Wavy_Hair", limit=limit)
+
+    people, units = np.unique(faces.table.index.str.removesuffix(".jpg").str[:-5], return_inverse=True)
+    male = np.bincount(units, faces.table["gender"].cat.codes, len(people)) / np.bincount(units)
+    rng = np.random.default_rng(request.seed.spawn(1)[0])
+    parts = whole_parts(units, (male > 0.5).astype(int), request.fractions, rng)
+    return replace(faces, parts=parts, report={**faces.report, "people": len(people), "attributes": source})
+
+
+def _find_attributes(folder: Path, source: str) -> tuple[str, Path]:
+    """Whose attributes are there, of those asked for, and the file."""
+    asked = READERS if source == "auto" else {source: lookup("source", source, {"auto": None} | READERS)}
+    for name, (file, _) in asked.items():
+        for place in (folder, folder.parent):
+            if (place / file).is_file():
+                return name, place / file
+    wanted = " or ".join(file for file, _ in asked.values())
+    raise FileNotFoundError(f"found no {wanted} in {str(folder)!r} or {str(folder.parent)!r}. {HOW_TO_GET}")
+
+
+def _read_kumar(file: Path) -> pd.DataFrame:
+    """Tab-separated: comments, then ``# person imagenum Male ...``, then a row for each picture."""
+    with open(file, encoding="utf-8") as lines:
+        above, header = next(((i, line) for i, line in enumerate(lines) if "imagenum" in line), (0, ""))
+    if not header:
+        raise ValueError(f"{str(file)!r} has no line '# person imagenum Male ...' that names the attributes")
+    names = [name.strip() for name in header.lstrip("#").strip().split("\t")]
+    scores = pd.read_csv(
+        file, sep="\t", skiprows=above + 1, header=None, names=names, usecols=range(len(names)), index_col=False
+    )
+    person = scores.pop("person").str.strip().str.replace(" ", "_")
+    scores.index = person + scores.pop("imagenum").map("_{:04d}.jpg".format)
+    return scores > 0
+
+
+def _read_lfwa(file: Path) -> pd.DataFrame:
+    r"""MATLAB: ``name`` (person\picture), ``AttrName`` and ``label``, 0 or 1."""
+    from scipy.io import loadmat
+
+    mat = loadmat(file, squeeze_me=True)
+    pictures = [name.replace("\\", "/").split("/")[-1] for name in mat["name"]]
+    return pd.DataFrame(mat["label"] > 0, index=pictures, columns=list(mat["AttrName"]))
+
+
+READERS = {"kumar": ("lfw_attributes.txt", _read_kumar), "lfwa": ("lfw_att_40.mat", _read_lfwa)}
+"""By source: the file, and from the file to a table of bool, a row for each picture."""
