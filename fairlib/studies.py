@@ -248,9 +248,7 @@ def _run_seed(plan: _Plan, seed: int) -> pd.DataFrame:
     with _one_thread():
         splits = _splits(plan, seed)
         name, settings = _named(plan.model)
-        if splits.train.inputs.ndim != 4:
-            raise ValueError(f"a study needs images (N, C, H, W), got inputs {tuple(splits.train.inputs.shape)}")
-        _, channels, size, _ = splits.train.inputs.shape
+        _, channels, size, *_ = (*splits.train.inputs.shape, 1)  # Vectors are images of a single position.
         start = build(
             name,
             num_classes=splits.train.num_classes,

@@ -383,12 +383,13 @@ def _fill_normalization(model: nn.Module, data: GroupedDataset) -> None:
     if not empty:
         return
     channels = data.inputs.shape[1]
-    if data.inputs.ndim != 4 or any(module.mean.numel() != channels for module in empty):
-        raise ValueError(f"the model takes images of {empty[0].mean.numel()} channels, got {tuple(data.inputs.shape)}")
+    if any(module.mean.numel() != channels for module in empty):
+        raise ValueError(f"the model takes inputs of {empty[0].mean.numel()} channels, got {tuple(data.inputs.shape)}")
     total, squares = 0.0, 0.0
     for index in torch.arange(len(data)).split(1024):
-        images = data.batch(index, dtype=torch.float64, device=data.inputs.device)
-        total, squares = total + images.sum((0, 2, 3)), squares + images.square().sum((0, 2, 3))
+        inputs = data.batch(index, dtype=torch.float64, device=data.inputs.device)
+        over = (0, *range(2, inputs.ndim))
+        total, squares = total + inputs.sum(over), squares + inputs.square().sum(over)
     count = len(data) * data.inputs[0, 0].numel()
     mean = total / count
     for module in empty:

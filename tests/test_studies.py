@@ -94,6 +94,12 @@ def test_ready_splits_are_taken(images):
     assert set(table["data"]) == {"mine"} and list(table["group"].unique()) == ["many", "some", "few"]
 
 
+def test_vectors_are_studied_too():
+    part = fairlib.GroupedDataset(torch.randn(40, 6), torch.arange(40) % 2, torch.arange(40) % 4 // 2)
+    table = study(fairlib.Splits(part, part, part, "vectors"), "mlp", "prune:magnitude", [0.5], seeds=[0], train={"epochs": 1})
+    assert set(table["stage"]) == {"dense", "control", "compressed"}
+
+
 def test_a_function_of_the_seed_gives_the_data():
     by_name = study(**SMALL, levels=[], seeds=[2])
     by_hand = study(

@@ -164,7 +164,7 @@ def test_bad_input(cnn, images):
         fairlib.fit(fairlib.build("cnn", num_classes=5, in_channels=1, image_size=8), images)
     with pytest.raises(TypeError, match="tensor of logits, it gives tuple"):
         fairlib.fit(Pair(nn.Linear(64, 3)), images)
-    with pytest.raises(ValueError, match=r"images of 3 channels, got \(120, 1, 8, 8\)"):
+    with pytest.raises(ValueError, match=r"inputs of 3 channels, got \(120, 1, 8, 8\)"):
         fairlib.fit(fairlib.build("cnn", num_classes=3, in_channels=3, image_size=8), images)
     with pytest.raises(TypeError, match=r"epochs must be an integer, got 2\.0"):
         fairlib.fit(cnn, images, epochs=2.0)
@@ -226,3 +226,13 @@ def test_masks_that_come_in_training_hold_from_then_on(cnn, images):
     assert seen == [0.25, 0.5, 0.75, 1.0]
     assert not trained.classifier[0].weight[:40].any() and trained.classifier[0].weight[40:].all()
     assert fairlib.masks.read(cnn) == {} and fairlib.masks.read(trained)[name].sum() == 24 * 64
+
+
+def test_vectors_are_normalized_feature_by_feature():
+    model = fairlib.build("mlp", num_classes=2, in_channels=4, image_size=1, hidden=(8,))
+    data = _vectors(40)
+    trained = fairlib.fit(model, data, epochs=1)
+    torch.testing.assert_close(trained.normalize.mean.flatten(), data.inputs.mean(0).float())
+    torch.testing.assert_close(trained.normalize.std.flatten(), data.inputs.std(0, correction=0).float())
+    with pytest.raises(ValueError, match=r"takes inputs of 4 channels, got \(40, 3\)"):
+        fairlib.fit(model, fairlib.GroupedDataset(data.inputs[:, :3], data.targets, data.groups))

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from fairlib.models.normalization import Normalize
+from fairlib.models.parts import scaled
 
 
 class CNN(nn.Module):
@@ -19,6 +20,7 @@ class CNN(nn.Module):
         channels: Output channels of the two convolutions.
         hidden: Widths of the two hidden linear layers. [T] prints neither; with the defaults the network has 7,818
             parameters on 8x8 grey images and 10 classes.
+        width: Multiplies ``channels`` and ``hidden`` (rounded, at least 1).
 
     Raises:
         ValueError: If the images are too small.
@@ -32,11 +34,13 @@ class CNN(nn.Module):
         *,
         channels: Sequence[int] = (8, 16),
         hidden: Sequence[int] = (64, 32),
+        width: float = 1.0,
     ):
         super().__init__()
         if image_size < 4:
             raise ValueError(f"image_size must be at least 4 for the model 'cnn', got {image_size}")
-        (first, second), (wide, narrow) = channels, hidden
+        first, second = (scaled(size, width) for size in channels)
+        wide, narrow = (scaled(size, width) for size in hidden)
         self.normalize = Normalize(in_channels)
         self.features = nn.Sequential(
             nn.Conv2d(in_channels, first, 3, padding=1),

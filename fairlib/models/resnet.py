@@ -1,13 +1,14 @@
-"""Residual networks for small images (He et al. 2016), each ReLU a module of its own so that it can be gated."""
+"""Residual networks (He et al. 2016), each ReLU a module of its own so that it can be gated."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from torch import Tensor, nn
 
 from fairlib.models.normalization import Normalize
+from fairlib.models.parts import initialize_convolutions, is_small, residual_stem, scaled
 
 
 class BasicBlock(nn.Module):
@@ -16,6 +17,8 @@ class BasicBlock(nn.Module):
     Module names are torchvision's, except that the two ReLUs are two modules.
     """
 
+    expansion = 1
+
     def __init__(self, in_channels: int, channels: int, stride: int):
         super().__init__()
         self.conv1 = nn.Conv2d(in_channels, channels, 3, stride, padding=1, bias=False)
@@ -23,11 +26,7 @@ class BasicBlock(nn.Module):
         self.relu1 = nn.ReLU()
         self.conv2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
         self.bn2 = nn.BatchNorm2d(channels)
-        self.downsample: nn.Module = nn.Identity()
-        if stride != 1 or in_channels != channels:
-            self.downsample = nn.Sequential(
-                nn.Conv2d(in_channels, channels, 1, stride, bias=False), nn.BatchNorm2d(channels)
-            )
+        self.downsample = _shortcut(in_channels, channels, stride)
         self.relu2 = nn.ReLU()
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -35,8 +34,42 @@ class BasicBlock(nn.Module):
         return self.relu2(self.bn2(self.conv2(hidden)) + self.downsample(inputs))
 
 
+class Bottleneck(nn.Module):
+    """Convolutions of 1x1, 3x3 and 1x1, the last to four times as many channels; the 3x3 carries the stride.
+
+    Module names are torchvision's, except that the three ReLUs are three modules.
+    """
+
+    expansion = 4
+
+    def __init__(self, in_channels: int, channels: int, stride: int):
+        super().__init__()
+        out_channels = self.expansion * channels
+        self.conv1 = nn.Conv2d(in_channels, channels, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(channels)
+        self.relu1 = nn.ReLU()
+        self.conv2 = nn.Conv2d(channels, channels, 3, stride, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(channels)
+        self.relu2 = nn.ReLU()
+        self.conv3 = nn.Conv2d(channels, out_channels, 1, bias=False)
+        self.bn3 = nn.BatchNorm2d(out_channels)
+        self.downsample = _shortcut(in_channels, out_channels, stride)
+        self.relu3 = nn.ReLU()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = self.relu1(self.bn1(self.conv1(inputs)))
+        hidden = self.relu2(self.bn2(self.conv2(hidden)))
+        return self.relu3(self.bn3(self.conv3(hidden)) + self.downsample(inputs))
+
+
+def _shortcut(in_channels: int, channels: int, stride: int) -> nn.Module:
+    if stride == 1 and in_channels == channels:
+        return nn.Identity()
+    return nn.Sequential(nn.Conv2d(in_channels, channels, 1, stride, bias=False), nn.BatchNorm2d(channels))
+
+
 class ResNet(nn.Module):
-    """A residual network of basic blocks.
+    """A residual network of basic blocks or bottlenecks, with torchvision's module names.
 
     Args:
         num_classes: Number of logits.
@@ -44,7 +77,13 @@ class ResNet(nn.Module):
         image_size: Height and width in pixels. Up to 64 the stem is a 3x3 convolution of stride 1, the usual one for
             small images; above, it is ImageNet's: 7x7 of stride 2 and a 3x3 max-pooling of stride 2.
         widths: Channels of each stage; every stage but the first halves the resolution.
-        blocks: Number of basic blocks of each stage.
+        blocks: Number of blocks of each stage.
+        bottleneck: Whether the blocks are bottlenecks, whose outputs have four times the stage's channels.
+        width: Multiplies ``widths`` (rounded, at least 1).
+        stem: ``"auto"`` chooses by ``image_size``; ``"small"`` and ``"imagenet"`` choose a stem at any size.
+
+    Raises:
+        ValueError: If ``widths`` and ``blocks`` differ in length, or the stem is unknown.
     """
 
     def __init__(
@@ -55,34 +94,26 @@ class ResNet(nn.Module):
         *,
         widths: Sequence[int],
         blocks: Sequence[int],
+        bottleneck: bool = False,
+        width: float = 1.0,
+        stem: str = "auto",
     ):
         super().__init__()
         if len(widths) != len(blocks):
             raise ValueError(f"widths and blocks must be equally long, got {len(widths)} and {len(blocks)}")
+        widths = [scaled(channels, width) for channels in widths]
+        block = Bottleneck if bottleneck else BasicBlock
         self.normalize = Normalize(in_channels)
-        small = image_size <= 64
-        self.conv1 = nn.Conv2d(
-            in_channels,
-            widths[0],
-            3 if small else 7,
-            1 if small else 2,
-            padding=1 if small else 3,
-            bias=False,
-        )
+        self.conv1, self.maxpool = residual_stem(in_channels, widths[0], is_small(stem, image_size))
         self.bn1 = nn.BatchNorm2d(widths[0])
         self.relu = nn.ReLU()
-        self.maxpool = nn.Identity() if small else nn.MaxPool2d(3, 2, padding=1)
         channels = widths[0]
-        for stage, (width, depth) in enumerate(zip(widths, blocks, strict=True), start=1):
-            strides = [1 if stage == 1 else 2] + [1] * (depth - 1)
-            layers = [BasicBlock(channels if i == 0 else width, width, stride) for i, stride in enumerate(strides)]
-            self.add_module(f"layer{stage}", nn.Sequential(*layers))
-            channels = width
+        for stage, (out, depth) in enumerate(zip(widths, blocks, strict=True), start=1):
+            self.add_module(f"layer{stage}", stack(block, channels, out, depth, stride=1 if stage == 1 else 2))
+            channels = out * block.expansion
         self.stages = len(widths)
         self.fc = nn.Linear(channels, num_classes)
-        for module in self.modules():
-            if isinstance(module, nn.Conv2d):
-                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+        initialize_convolutions(self)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Images ``(N, C, H, W)`` to logits ``(N, num_classes)``."""
@@ -92,5 +123,14 @@ class ResNet(nn.Module):
         return self.fc(hidden.mean(dim=(2, 3)))
 
 
+def stack(block: Callable[..., nn.Module], in_channels: int, channels: int, depth: int, stride: int) -> nn.Sequential:
+    """A stage: ``depth`` blocks of ``channels``, the first of which has the stride."""
+    first = block(in_channels, channels, stride)
+    return nn.Sequential(first, *(block(channels * block.expansion, channels, 1) for _ in range(depth - 1)))
+
+
 tiny_resnet = partial(ResNet, widths=(8, 16, 32), blocks=(1, 1, 1))
+resnet10 = partial(ResNet, widths=(64, 128, 256, 512), blocks=(1, 1, 1, 1))
 resnet18 = partial(ResNet, widths=(64, 128, 256, 512), blocks=(2, 2, 2, 2))
+resnet34 = partial(ResNet, widths=(64, 128, 256, 512), blocks=(3, 4, 6, 3))
+resnet50 = partial(ResNet, widths=(64, 128, 256, 512), blocks=(3, 4, 6, 3), bottleneck=True)

@@ -1,0 +1,94 @@
+"""MobileNetV2 (Sandler et al. 2018), with torchvision's module names and each ReLU6 a module of its own."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from fairlib._validation import check_number
+from fairlib.models.normalization import Normalize
+from fairlib.models.parts import initialize_convolutions, is_small
+
+# Expansion, channels, blocks and stride of each stage.
+_STAGES = (
+    (1, 16, 1, 1),
+    (6, 24, 2, 2),
+    (6, 32, 3, 2),
+    (6, 64, 4, 2),
+    (6, 96, 3, 1),
+    (6, 160, 3, 2),
+    (6, 320, 1, 1),
+)
+
+
+class InvertedResidual(nn.Module):
+    """A 1x1 convolution to ``expansion`` times the channels, a 3x3 depthwise one, and a 1x1 one without activation.
+
+    The input is added where shapes allow. There is no first convolution where ``expansion`` is 1.
+    """
+
+    def __init__(self, in_channels: int, channels: int, stride: int, expansion: int):
+        super().__init__()
+        hidden = in_channels * expansion
+        self.conv = nn.Sequential(
+            *([] if expansion == 1 else [_unit(in_channels, hidden, kernel=1)]),
+            _unit(hidden, hidden, stride=stride, groups=hidden),
+            nn.Conv2d(hidden, channels, 1, bias=False),
+            nn.BatchNorm2d(channels),
+        )
+        self.residual = stride == 1 and in_channels == channels
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = self.conv(inputs)
+        return inputs + hidden if self.residual else hidden
+
+
+class MobileNetV2(nn.Module):
+    """Seventeen inverted residual blocks between a 3x3 and a 1x1 convolution, then one linear layer.
+
+    Args:
+        num_classes: Number of logits.
+        in_channels: Channels of the images.
+        image_size: Height and width in pixels. Above 64, five convolutions have stride 2: the stem and the first
+            blocks of 24, 32, 64 and 160 channels. Up to 64 the first two of them, the stem and the first block of 24
+            channels, have stride 1 instead; three halvings remain.
+        width: Multiplies the channels by the paper's rule: to the nearest multiple of 8 that is at least 8 and at
+            least 90 % of the product. The 1280 channels before the linear layer only grow.
+        stem: ``"auto"`` chooses by ``image_size``; ``"small"`` and ``"imagenet"`` choose the strides at any size.
+
+    Raises:
+        ValueError: If the stem is unknown.
+    """
+
+    def __init__(self, num_classes: int, in_channels: int, image_size: int, *, width: float = 1.0, stem: str = "auto"):
+        super().__init__()
+        check_number("width", width, 0, beyond=True)
+        small = is_small(stem, image_size)
+        channels, last = _multiple_of_8(32 * width), _multiple_of_8(1280 * max(1.0, width))
+        self.normalize = Normalize(in_channels)
+        layers: list[nn.Module] = [_unit(in_channels, channels, stride=1 if small else 2)]
+        for stage, (expansion, wide, depth, stride) in enumerate(_STAGES):
+            out = _multiple_of_8(wide * width)
+            for block in range(depth):
+                halves = block == 0 and not (small and stage == 1)
+                layers.append(InvertedResidual(channels, out, stride if halves else 1, expansion))
+                channels = out
+        self.features = nn.Sequential(*layers, _unit(channels, last, kernel=1))
+        self.classifier = nn.Sequential(nn.Dropout(0.2), nn.Linear(last, num_classes))
+        initialize_convolutions(self)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Images ``(N, C, H, W)`` to logits ``(N, num_classes)``."""
+        return self.classifier(self.features(self.normalize(inputs)).mean(dim=(2, 3)))
+
+
+def _unit(in_channels: int, channels: int, *, kernel: int = 3, stride: int = 1, groups: int = 1) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(in_channels, channels, kernel, stride, padding=kernel // 2, groups=groups, bias=False),
+        nn.BatchNorm2d(channels),
+        nn.ReLU6(),
+    )
+
+
+def _multiple_of_8(channels: float) -> int:
+    rounded = max(8, int(channels + 4) // 8 * 8)
+    return rounded if rounded >= 0.9 * channels else rounded + 8
