@@ -7,6 +7,7 @@ group, or run a whole :func:`study`.
 
 from fairlib._version import __version__
 from fairlib.auditing import Report, audit
+from fairlib.compaction import compact
 from fairlib.data import GroupedDataset, Splits, load
 from fairlib.masks import restore, sparsity
 from fairlib.mitigation import EqualLoss
@@ -25,6 +26,7 @@ __all__ = [
     "__version__",
     "audit",
     "build",
+    "compact",
     "fit",
     "history",
     "load",

@@ -27,7 +27,7 @@ NOT_OURS = {"python", "pip"}  # In environment.yml without being a requirement o
 def asked_for() -> dict[str, Requirement]:
     """The requirements of the library and its extras, by name."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    extras = [line for name in ("book", "test") for line in project["optional-dependencies"][name]]
+    extras = [line for name in ("book", "compact", "test") for line in project["optional-dependencies"][name]]
     return by_name([*project["dependencies"], *extras])
 
 
@@ -92,7 +92,17 @@ def test_every_conda_requirement_has_a_reason():
 
 
 def test_importing_fairlib_needs_none_of_the_heavy_or_the_book_packages():
-    heavy = ["torchvision", "sklearn", "matplotlib", "papermill", "snakemake", "IPython", "nbformat"]
+    heavy = [
+        "torchvision",
+        "sklearn",
+        "matplotlib",
+        "torch_pruning",
+        "onnx",
+        "papermill",
+        "snakemake",
+        "IPython",
+        "nbformat",
+    ]
     code = f"import sys, fairlib, fairlib.cli; print([name for name in {heavy} if name in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
 

@@ -96,7 +96,9 @@ def test_ready_splits_are_taken(images):
 
 def test_vectors_are_studied_too():
     part = fairlib.GroupedDataset(torch.randn(40, 6), torch.arange(40) % 2, torch.arange(40) % 4 // 2)
-    table = study(fairlib.Splits(part, part, part, "vectors"), "mlp", "prune:magnitude", [0.5], seeds=[0], train={"epochs": 1})
+    table = study(
+        fairlib.Splits(part, part, part, "vectors"), "mlp", "prune:magnitude", [0.5], seeds=[0], train={"epochs": 1}
+    )
     assert set(table["stage"]) == {"dense", "control", "compressed"}
 
 

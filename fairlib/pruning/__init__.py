@@ -11,6 +11,8 @@ from torch import nn
 from fairlib._validation import check_number, check_settings, lookup
 from fairlib.data import GroupedDataset
 from fairlib.pruning.fairgrape import fairgrape
+from fairlib.pruning.filter_norm import filter_norm
+from fairlib.pruning.fpgm import fpgm
 from fairlib.pruning.lottery import lottery
 from fairlib.pruning.magnitude import magnitude
 from fairlib.pruning.random import random
@@ -22,6 +24,8 @@ __all__ = ["METHODS", "SCHEDULES", "check", "gradual", "iterative", "prune"]
 
 METHODS: dict[str, Callable[..., nn.Module]] = {
     "magnitude": magnitude,
+    "filter-norm": filter_norm,
+    "fpgm": fpgm,
     "snip": snip,
     "lottery": lottery,
     "fairgrape": fairgrape,

@@ -1,0 +1,31 @@
+"""Small models of the zoo whose every layer matters."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+import fairlib
+
+SIZES = {name: 16 if name == "mobilenetv2" else 8 for name in fairlib.models.MODELS}
+NARROW = {"resnet10", "resnet18", "resnet34", "resnet50", "vgg19", "mobilenetv2", "wrn-22-8"}
+
+
+def lively(model: nn.Module) -> nn.Module:
+    """The model in eval mode with biases and statistics of normalization as a training might leave them."""
+    generator = torch.Generator().manual_seed(3)
+    for layer in model.modules():
+        if isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d):
+            layer.weight.data.uniform_(0.5, 1.5, generator=generator)
+            layer.bias.data.normal_(0, 0.5, generator=generator)
+            layer.running_mean.normal_(0, 0.2, generator=generator)
+            layer.running_var.uniform_(0.5, 1.5, generator=generator)
+    return model.eval()
+
+
+def zoo_model(name: str) -> tuple[nn.Module, torch.Tensor]:
+    """A model of the registry, narrow where it is large, and a batch of two images for it."""
+    size = SIZES[name]
+    settings = {"width": 0.125} if name in NARROW else {}
+    model = lively(fairlib.build(name, num_classes=3, in_channels=2, image_size=size, seed=1, **settings))
+    return model, torch.rand(2, 2, size, size, generator=torch.Generator().manual_seed(2))
