@@ -127,12 +127,18 @@ def group_difference(
     return _extreme(values, sizes, share, smallest=True) - _extreme(values, sizes, share, smallest=False)
 
 
-def gap_change(table: pd.DataFrame, *, level: float, where: Mapping[str, Any] | None = None) -> pd.Series:
-    r"""How much wider the gap in test accuracy between the best and the worst group is than under the control, by seed.
+def spread_change(table: pd.DataFrame, *, level: float, where: Mapping[str, Any] | None = None) -> pd.Series:
+    r"""How much more the groups' test accuracies vary than under the control, by seed, without what sampling adds.
 
-    The largest of several noisy differences is large by chance alone, the more so the smaller the groups and the lower
-    the accuracy. So from each gap :math:`\max_a A_a - \min_a A_a` is taken what it would be if every group had the
-    accuracy of all test samples together: the mean gap of independent binomial draws of the groups' sizes.
+    The gap between the best and the worst of several noisy accuracies is large by chance alone, and the larger the
+    lower they are. The variance between k groups can be freed of that exactly: with accuracy :math:`A_a` on
+    :math:`n_a` test samples and :math:`\bar A` the mean over groups,
+
+    .. math::
+        V = \frac{1}{k-1} \sum_a (A_a - \bar A)^2 - \frac1k \sum_a \frac{A_a (1 - A_a)}{n_a - 1}
+
+    is an unbiased estimate of the variance of the true accuracies, whatever they are; it may be negative. The value is
+    V at ``level`` minus V of the control. Two groups whose accuracies lie d apart have a V of :math:`d^2 / 2`.
 
     Args:
         table, level, where: as in `drop_difference`.
@@ -141,33 +147,22 @@ def gap_change(table: pd.DataFrame, *, level: float, where: Mapping[str, Any] | 
         Series indexed by seed.
 
     Raises:
-        ValueError: As `drop_difference`, or if there is only one group.
+        ValueError: As `drop_difference`, or if there is only one group, or one with fewer than two test samples.
     """
     rows = _select(table, where or {}, (*STUDY, "accuracy"))
     rows = rows[rows["split"] == "test"]
-    gaps = []
-    for part in (_compressed(rows, level), rows[rows["stage"] == "control"]):
-        accuracy, sizes = (_by_seed_and_group(part, name) for name in ("accuracy", "size"))
-        if len(accuracy.columns) < 2:
-            raise ValueError("a gap needs at least two groups")
-        by_chance = [chance_gap(accuracy.loc[seed].to_numpy(), sizes.loc[seed].to_numpy()) for seed in accuracy.index]
-        gaps.append(accuracy.max(axis=1, skipna=False) - accuracy.min(axis=1, skipna=False) - by_chance)
-    if not gaps[0].index.equals(gaps[1].index):
-        raise ValueError("control and compressed rows do not cover the same seeds")
-    return (gaps[0] - gaps[1]).rename("value")
+    parts = _compressed(rows, level), rows[rows["stage"] == "control"]
+    (after, sizes), (before, _) = ([_by_seed_and_group(part, name) for name in ("accuracy", "size")] for part in parts)
+    if not (after.index.equals(before.index) and after.columns.equals(before.columns)):
+        raise ValueError("control and compressed rows do not cover the same seeds and groups")
+    if len(after.columns) < 2 or not (sizes >= 2).all(axis=None):
+        raise ValueError("a variance between groups needs two groups or more, with two test samples or more in each")
+    return (_variance_between(after, sizes) - _variance_between(before, sizes)).rename("value")
 
 
-def chance_gap(accuracy: np.ndarray, sizes: np.ndarray, draws: int = 4000) -> float:
-    """The mean gap max - min of groups that all have the accuracy of the whole, from ``draws`` binomial samples.
-
-    Args:
-        accuracy: Of the groups, ``(k,)``.
-        sizes: Samples of the groups, ``(k,)``.
-        draws: Of a generator with a fixed seed.
-    """
-    whole = float(np.average(accuracy, weights=sizes))
-    hits = np.random.default_rng(0).binomial(sizes.astype(np.int64), min(1.0, whole), size=(draws, len(sizes))) / sizes
-    return float((hits.max(axis=1) - hits.min(axis=1)).mean())
+def _variance_between(accuracy: pd.DataFrame, sizes: pd.DataFrame) -> pd.Series:
+    sampling = (accuracy * (1 - accuracy) / (sizes - 1)).mean(axis=1, skipna=False)
+    return accuracy.var(axis=1, ddof=1, skipna=False) - sampling
 
 
 def contrast(
@@ -221,9 +216,9 @@ STATISTICS: dict[str, Callable[..., pd.Series]] = {
     "accuracy_change": accuracy_change,
     "contrast": contrast,
     "drop_difference": drop_difference,
-    "gap_change": gap_change,
     "group_difference": group_difference,
     "loss_difference": loss_difference,
+    "spread_change": spread_change,
 }
 """By name: from a study table and the arguments of a claim to one value per seed."""
 

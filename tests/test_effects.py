@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import product
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -97,43 +95,36 @@ def test_loss_and_accuracy_can_disagree_about_who_pays():
         effects.loss_difference(TABLE, level=0.9)
 
 
-def _mean_gap_exactly(p: float, sizes: list[int]) -> float:
-    """E[max - min] of independent binomial shares, by summing over all outcomes."""
-    from scipy.stats import binom
-
-    total = 0.0
-    for hits in product(*(range(n + 1) for n in sizes)):
-        shares = [h / n for h, n in zip(hits, sizes, strict=True)]
-        total += (max(shares) - min(shares)) * np.prod([binom.pmf(h, n, p) for h, n in zip(hits, sizes, strict=True)])
-    return total
-
-
-@pytest.mark.parametrize(("p", "sizes"), [(0.5, [4, 6]), (0.8, [10, 5, 3]), (1.0, [4, 4])])
-def test_the_gap_by_chance_is_that_of_binomial_draws(p, sizes):
-    found = effects.chance_gap(np.full(len(sizes), p), np.array(sizes), draws=40_000)
-    assert found == pytest.approx(_mean_gap_exactly(p, sizes), abs=0.005)
-
-
-def test_gap_change_by_hand():
-    """Gaps .5 and .2; of 10, 11 and 12 test samples, chance explains some of each."""
+def test_spread_change_by_hand():
+    """Variances .0633 and .01; of 10, 11 and 12 test samples, sampling explains the mean of A(1-A)/(n-1)."""
     table = study_table({0: [1, 1, 1]}, {0: [0.9, 0.8, 0.7]}, {0: [0.9, 0.7, 0.4]})
-    sizes = [10, 11, 12]
-    whole = [np.average(accuracy, weights=sizes) for accuracy in ([0.9, 0.7, 0.4], [0.9, 0.8, 0.7])]
-    expected = (0.5 - _mean_gap_exactly(whole[0], sizes)) - (0.2 - _mean_gap_exactly(whole[1], sizes))
-    assert effects.gap_change(table, level=0.9).tolist() == pytest.approx([expected], abs=0.01)
-    with pytest.raises(ValueError, match="at least two groups"):
-        effects.gap_change(table[table["group"] == "A"], level=0.9)
+    after = 0.19 / 3 - (0.09 / 9 + 0.21 / 10 + 0.24 / 11) / 3
+    before = 0.01 - (0.09 / 9 + 0.16 / 10 + 0.21 / 11) / 3
+    assert effects.spread_change(table, level=0.9).tolist() == pytest.approx([after - before])
 
 
-def test_gap_change_is_unbiased_where_all_groups_are_alike():
-    """Groups of one true accuracy, lower after compression: the raw gap widens, the corrected one does not."""
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [([0.9] * 5, [0.5] * 5), ([0.98, 0.83], [0.65, 0.5]), ([0.95, 0.9, 0.85], [0.8, 0.5, 0.4])],
+)
+def test_spread_change_is_unbiased_whatever_the_accuracies(before, after):
+    """Groups alike, a gap that stays, and one that widens: the mean over many seeds is the true change of variance."""
     rng = np.random.default_rng(0)
-    sizes = np.arange(10, 16)
-    seeds = range(300)
-    control, compressed = ({s: (rng.binomial(sizes, p) / sizes).tolist() for s in seeds} for p in (0.9, 0.5))
-    values = effects.gap_change(study_table({s: [1] * 6 for s in seeds}, control, compressed), level=0.9)
-    raw = [np.ptp(compressed[s]) - np.ptp(control[s]) for s in seeds]
-    assert abs(values.mean()) < 0.03 < 0.1 < np.mean(raw)
+    sizes, seeds = np.arange(10, 10 + len(before)), range(1500)
+    control, compressed = ({s: (rng.binomial(sizes, p) / sizes).tolist() for s in seeds} for p in (before, after))
+    values = effects.spread_change(study_table(dict.fromkeys(seeds, sizes), control, compressed), level=0.9)
+    truth = np.var(after, ddof=1) - np.var(before, ddof=1)
+    assert abs(values.mean() - truth) < 4 * values.sem()
+    assert values.sem() < 0.002
+
+
+def test_spread_change_refuses_what_it_cannot_compare():
+    with pytest.raises(ValueError, match="two groups or more"):
+        effects.spread_change(TABLE[TABLE["group"] == "A"], level=0.9)
+    with pytest.raises(ValueError, match="two test samples or more in each"):
+        effects.spread_change(TABLE.assign(size=1), level=0.9)
+    with pytest.raises(ValueError, match="same seeds and groups"):
+        effects.spread_change(TABLE[(TABLE["stage"] == "control") | (TABLE["group"] != "C")], level=0.9)
 
 
 def test_contrast_is_the_difference_of_two_statistics():
