@@ -192,8 +192,8 @@ def select_channels(
         As :func:`masks_for`.
 
     Raises:
-        ValueError: If a score is NaN, if one channel a layer is still denser than ``sparsity``, or from
-            :func:`coupled_channels`.
+        ValueError: If a score is NaN, if one channel a layer is still denser than ``sparsity``, if an earlier mask and
+            this one together would empty a layer, or from :func:`coupled_channels`.
     """
     sets = coupled_channels(model, example_inputs(model, data))
     orders = [_order(model, coupled, scores_of) for coupled in sets]
@@ -220,7 +220,14 @@ def select_channels(
             f"sparsity {sparsity} is out of reach: with a single channel left in every layer {most} of {total} weights "
             f"are zero, a sparsity of {most / total:.4f}"
         )
-    return masks_at(steps[bisect_left(steps, wanted, key=lambda rate: zeros(masks_at(rate)))])
+    keep = masks_at(steps[bisect_left(steps, wanted, key=lambda rate: zeros(masks_at(rate)))])
+    emptied = [name for name, mask in keep.items() if not mask.any()]
+    if emptied:
+        raise ValueError(
+            f"sparsity {sparsity} would leave nothing of {emptied[0]}: the weights that an earlier mask has left there "
+            "go with the channels"
+        )
+    return keep
 
 
 def _refuse_grouped(model: nn.Module) -> None:

@@ -59,7 +59,7 @@ def compact(model: nn.Module, data: GroupedDataset | Tensor) -> nn.Module:
                 prune = graph.get_pruner_of_module(root).prune_out_channels
                 graph.get_pruning_group(root, prune, gone.nonzero().flatten().tolist()).prune()
         _restore_state(model, small, kept(sets, removed, model))
-        same = _agree(_outputs(small, inputs), _outputs(model, inputs))
+        same = _agree(_in_double(small, inputs), _in_double(model, inputs))
     except (RuntimeError, IndexError) as error:
         raise ValueError(f"{type(model).__name__} does not run without its unread channels: {error}") from error
     if not same:
@@ -189,6 +189,11 @@ def _restore_state(model: nn.Module, small: nn.Module, left: Mapping[str, tuple[
 def _outputs(model: nn.Module, inputs: Tensor) -> Tensor:
     with evaluation_mode(model), torch.no_grad():
         return model(inputs)
+
+
+def _in_double(model: nn.Module, inputs: Tensor) -> Tensor:
+    """Outputs in double precision on the CPU, where rounding hides nothing."""
+    return _outputs(copy.deepcopy(model).cpu().double(), inputs.cpu().double())
 
 
 def _agree(found: Tensor, expected: Tensor) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import weakref
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
 import torch
@@ -28,22 +29,27 @@ def prunable(model: nn.Module) -> dict[str, nn.Parameter]:
         Parameter name, as in ``named_parameters``, to parameter, in the order of the model's modules.
 
     Raises:
-        ValueError: If there are none; if two layers share one weight; or if a weight is computed from others, by
-            ``torch.nn.utils.prune`` or a parametrization, so that zeroing it would not hold.
+        ValueError: If there are none; if a layer shares its weight with another module; or if a weight is computed from
+            others, by ``torch.nn.utils.prune`` or a parametrization, so that zeroing it would not hold.
     """
     weights: dict[str, nn.Parameter] = {}
-    owners: dict[int, str] = {}
+    owners: dict[int, list[str]] = defaultdict(list)
+    for prefix, module in model.named_modules():
+        for name, parameter in module._parameters.items():
+            owners[id(parameter)].append(f"{prefix}.{name}" if prefix else name)
     for prefix, layer in _layers(model):
         name = f"{prefix}.weight" if prefix else "weight"
         if hasattr(layer, "weight_orig"):
             raise ValueError(f"{name} is pruned by torch.nn.utils.prune; call prune.remove(module, 'weight') first")
+        if not isinstance(layer._parameters.get("weight"), nn.Parameter) and not parametrize.is_parametrized(layer):
+            raise ValueError(f"{name} is computed from other parameters (weight_norm?); make it a parameter first")
         if parametrize.is_parametrized(layer, "weight"):
             raise ValueError(
                 f"{name} is parametrized; call parametrize.remove_parametrizations(module, 'weight') first"
             )
-        if id(layer.weight) in owners:
-            raise ValueError(f"{name} and {owners[id(layer.weight)]} are one tied weight; untie them before pruning")
-        owners[id(layer.weight)] = name
+        others = [other for other in owners[id(layer.weight)] if other != name]
+        if others:
+            raise ValueError(f"{name} and {others[0]} are one tied weight; untie them before pruning")
         weights[name] = layer.weight
     if not weights:
         raise ValueError(f"{type(model).__name__} has no prunable weight: no convolution and no linear layer")

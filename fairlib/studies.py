@@ -44,17 +44,18 @@ _STARTUP = 8.0  # Seconds until a worker process has imported torch on two cores
 
 
 class Kind(NamedTuple):
-    """A kind of compression: its function, the check of a method's name and settings, the argument that its level goes
-    to, and what share of the model is kept."""
+    """A kind of compression: its function, the check of a method's name and settings, whether a method with settings
+    trains, the argument that its level goes to, and what share of a model is kept."""
 
     run: Callable[..., nn.Module]
     check: Callable[..., None]
+    trains: Callable[[str, Mapping[str, object]], bool]
     level: str
     kept: Callable[[nn.Module], float]
 
 
 KINDS: dict[str, Kind] = {
-    "prune": Kind(pruning.prune, pruning.check, "sparsity", lambda model: 1 - masks.sparsity(model)),
+    "prune": Kind(pruning.prune, pruning.check, pruning.trains, "sparsity", lambda model: 1 - masks.sparsity(model)),
 }
 
 
@@ -110,7 +111,7 @@ def study(
         method: With its kind, ``"prune:magnitude"``, or ``(name, settings)``.
         levels: What that kind's function takes: sparsities in [0, 1). Level 0 is the control.
         compress: ``"trained"``: the dense model is compressed, then finetuned. ``"initial"``: the network at its
-            initial weights (its normalization of inputs set) is compressed, trained like the dense one and finetuned.
+            initial weights is compressed, trained like the dense one and finetuned.
         mitigation: A name of ``fairlib.mitigation.MITIGATIONS`` or ``(name, settings)``.
         when: Of ``"never"``, ``"before"`` (in the dense training), ``"after"`` (in the finetuning), ``"both"``.
         seeds: One run each: initial weights, order of batches and, by default, the data.
@@ -168,6 +169,8 @@ def _plan(
     kind, _, name = full_name.partition(":")
     lookup("kind of compression", kind, KINDS).check(name, **method_settings)
     lookup("network to compress", compress, dict.fromkeys(COMPRESS))
+    if compress == "initial" and KINDS[kind].trains(name, method_settings):
+        raise ValueError(f"compress='initial' needs a method that does not train, and {full_name!r} as set up does")
     times = (when,) if isinstance(when, str) else tuple(when)
     for time_ in times:
         lookup("time of mitigation", time_, WHEN)
@@ -298,14 +301,12 @@ def _models(
     yield "control", 0.0, _fit(plan, dense, splits, plan.finetune, late, seed)
     full_name, settings = _named(plan.method)
     kind, _, name = full_name.partition(":")
-    train = {key: value for key, value in plan.train.items() if key != "keep"} | {"device": plan.device}
-    if early:
-        train["constraint"] = plan.constraint
-    settings |= {"data": splits.train, "seed": seed, "train": train | settings.get("train", {})}
-    original = dense
-    if plan.compress == "initial":
-        original = _fit(plan, start, splits, {**plan.train, "epochs": 0, "keep": ()}, False, seed)
+    settings |= {"data": splits.train, "seed": seed}
+    if KINDS[kind].trains(name, settings):
+        train = {key: value for key, value in plan.train.items() if key != "keep"} | {"device": plan.device}
+        settings["train"] = train | ({"constraint": plan.constraint} if early else {}) | settings.get("train", {})
     for level in plan.levels:
+        original = start if plan.compress == "initial" else dense
         small = KINDS[kind].run(original, name, **{KINDS[kind].level: level}, **settings)
         if plan.compress == "initial":
             small = _fit(plan, small, splits, plan.train, early, seed)

@@ -25,7 +25,7 @@ from fairlib import masks
 from fairlib._validation import check_number, lookup
 from fairlib.data import GroupedDataset
 from fairlib.diagnostics.evaluation import check_logits, placement, predict
-from fairlib.models.normalization import Normalize
+from fairlib.models.normalization import fill_normalization
 from fairlib.randomness import seeded
 
 
@@ -171,7 +171,8 @@ def fit(
         constraint: For example ``fairlib.EqualLoss(step=0.02)``.
         sparsify: The masks of the model after each epoch; what is masked stays zero in the next.
         start: Step at which to begin: the batches before it are drawn and passed over, and the learning rate is what
-            the schedule gives there. Momentum begins at zero. For models rewound to :func:`weights_at` that step.
+            the schedule gives there. Momentum begins at zero. Augmentation and dropout do not draw before it, so that
+            with them other batches follow. For models rewound to :func:`weights_at` that step.
         keep: Numbers of steps after which the weights are kept for :func:`weights_at`; 0 is before the first.
         seed: Order of batches, augmentation and dropout. The global generators are left as they were found.
         device: ``"auto"`` (CUDA where there is one) or a torch device. The result stays there.
@@ -193,7 +194,7 @@ def fit(
     target = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
     trained = copy.deepcopy(model).to(target)
     resident = data.to(target)
-    _fill_normalization(trained, resident)
+    fill_normalization(trained, resident)
     batches = len(_split(torch.arange(len(data)), batch_size))
     check_number("start", start, 0, epochs * batches + 1, whole=True)
     optimizer = torch.optim.SGD(trained.parameters(), lr=lr, momentum=momentum, weight_decay=weight_decay)
@@ -220,7 +221,7 @@ def fit(
                 continue
             row = {"epoch": epoch} | seen | (running.end_epoch() if running else {})
             if sparsify:
-                loop.mask(sparsify(trained, epoch / epochs))
+                masks.impose(trained, sparsify(trained, epoch / epochs))
             row |= loop.validation(val)
             _refuse_divergence(row, epochs, lr, constraint)
             loop.history.append(row)
@@ -286,14 +287,6 @@ class _Loop:
         self.step += 1
         self.keep_weights()
 
-    def mask(self, keep: Mapping[str, Tensor]) -> None:
-        """Change the masks, and forget the momentum of what they zero, which would move it again."""
-        masks.impose(self.model, keep)
-        for name, mask in masks.read(self.model).items():
-            velocity = self.optimizer.state.get(self.model.get_parameter(name), {}).get("momentum_buffer")
-            if velocity is not None:
-                velocity.masked_fill_(~mask, 0)
-
     def validation(self, val: GroupedDataset | None) -> dict[str, float]:
         """Loss and accuracy after the epoch; NaN where the weights have left the numbers."""
         try:
@@ -347,6 +340,12 @@ def weights_at(module: nn.Module, step: int) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in kept[step].items()}
 
 
+def steps_kept(module: nn.Module) -> list[int]:
+    """The steps of its last :func:`fit` for which :func:`weights_at` has the weights of a module, ascending."""
+    record = getattr(module, "_fairlib_training", None)
+    return [] if record is None else sorted(record.kept)
+
+
 def _record(module: nn.Module) -> TrainingRecord:
     record = getattr(module, "_fairlib_training", None)
     if record is None:
@@ -375,25 +374,6 @@ def _split(order: Tensor, batch_size: int) -> list[Tensor]:
     if len(parts) > 1 and len(parts[-1]) == 1:
         parts[-2:] = [torch.cat(parts[-2:])]
     return parts
-
-
-def _fill_normalization(model: nn.Module, data: GroupedDataset) -> None:
-    """Set mean and standard deviation per channel of every normalization that is still the identity."""
-    empty = [module for module in model.modules() if isinstance(module, Normalize) and not module.fitted]
-    if not empty:
-        return
-    channels = data.inputs.shape[1]
-    if any(module.mean.numel() != channels for module in empty):
-        raise ValueError(f"the model takes inputs of {empty[0].mean.numel()} channels, got {tuple(data.inputs.shape)}")
-    total, squares = 0.0, 0.0
-    for index in torch.arange(len(data)).split(1024):
-        inputs = data.batch(index, dtype=torch.float64, device=data.inputs.device)
-        over = (0, *range(2, inputs.ndim))
-        total, squares = total + inputs.sum(over), squares + inputs.square().sum(over)
-    count = len(data) * data.inputs[0, 0].numel()
-    mean = total / count
-    for module in empty:
-        module.fill(mean, (squares / count - mean.square()).clamp(min=0).sqrt())
 
 
 def _refuse_divergence(row: dict[str, float], epochs: int, lr: float, constraint: Constraint | None) -> None:

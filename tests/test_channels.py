@@ -256,3 +256,13 @@ def test_half_of_the_examples_dtype_and_shape_come_from_the_model_and_the_data(i
     assert channels.example_inputs(model, images, count=3).shape == (3, 1, 8, 8)
     assert channels.example_inputs(model, torch.zeros(5, 7, dtype=torch.uint8)).dtype == torch.float64
     assert channels.select_channels(model, images, _norms, 0.5)
+
+
+def test_a_layer_of_which_an_earlier_mask_has_left_little_is_not_emptied(cnn, images):
+    only = torch.zeros(16, 8, 3, 3, dtype=torch.bool)
+    only[0, 0] = True  # The second convolution reads the first channel alone, which shall have the smallest filter.
+    with torch.no_grad():
+        cnn.features[0].weight[0] = 1e-6
+    sparse = masks.apply(cnn, {"features.3.weight": only})
+    with pytest.raises(ValueError, match=r"would leave nothing of features\.3\.weight"):
+        fairlib.prune(sparse, "filter-norm", sparsity=0.6, data=images)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import io
+import warnings
 
 import pytest
 import torch
@@ -175,12 +176,29 @@ def test_sparsity_counts_zeros_among_prunable_weights():
     assert fairlib.sparsity(masks.apply(net, keep)) == pytest.approx(3 / 6)
 
 
+def test_a_weight_tied_to_an_embedding_is_refused():
+    model = nn.ModuleDict({"read": nn.Embedding(5, 4), "write": nn.Linear(4, 5, bias=False)})
+    model["write"].weight = model["read"].weight
+    with pytest.raises(ValueError, match=r"write\.weight and read\.weight are one tied weight"):
+        fairlib.prune(model, "magnitude", sparsity=0.5)
+
+
+def test_weights_that_are_computed_are_refused():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        model = nn.utils.weight_norm(nn.Linear(4, 3))
+    with torch.no_grad():
+        model(torch.rand(1, 4))
+    with pytest.raises(ValueError, match=r"weight is computed from other parameters \(weight_norm\?\)"):
+        fairlib.prune(model, "magnitude", sparsity=0.5)
+
+
 def test_bad_models_and_masks_are_refused():
     with pytest.raises(ValueError, match="no prunable weight"):
         masks.prunable(nn.ReLU())
     tied = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     tied[1].weight = tied[0].weight
-    with pytest.raises(ValueError, match=r"1\.weight and 0\.weight are one tied weight"):
+    with pytest.raises(ValueError, match=r"0\.weight and 1\.weight are one tied weight"):
         masks.prunable(tied)
     hooked = nn.Sequential(nn.Linear(2, 2))
     torch_prune.random_unstructured(hooked[0], "weight", 0.5)

@@ -116,6 +116,7 @@ def test_a_function_of_the_seed_gives_the_data():
         ({"method": "magnitude"}, "unknown kind of compression 'magnitude'; known: prune"),
         ({"method": "prune:magnitud"}, "unknown pruning method 'magnitud'; known: magnitude"),
         ({"method": ("prune:magnitude", {"schedule": "gradua"})}, "unknown schedule 'gradua'; known: one-shot, it"),
+        ({"compress": "initial", "method": "prune:lottery"}, "compress='initial' needs a method that does not train"),
         ({"compress": "dense"}, "unknown network to compress 'dense'; known: trained, initial"),
         ({"levels": [0.5, 1.0]}, r"levels must lie in \[0, 1\)"),
         ({"when": "after"}, "needs a mitigation; known: equal-loss"),

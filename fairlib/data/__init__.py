@@ -51,7 +51,7 @@ def load(
     """Load a data set, split for training, validation and test.
 
     In this order: samples whose target or group is undefined are left out; of images with the same bytes one
-    is kept if they agree on target and group (the first: of a training and an official test part, that of the
+    is kept if they agree on target and group (the first: of CIFAR-10, SVHN, MNIST and Fashion-MNIST that of the
     training part), none if they don't; the rest is split so that every crossing of target and group follows
     ``fractions``. ``report`` counts what each step took.
 

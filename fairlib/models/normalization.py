@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from fairlib.data import GroupedDataset
+
 
 class Normalize(nn.Module):
     """Per channel ``(x - mean) / std``, with ``mean`` and ``std`` buffers of the model.
@@ -34,3 +36,26 @@ class Normalize(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         return (inputs - self.mean) / self.std
+
+
+def fill_normalization(model: nn.Module, data: GroupedDataset) -> None:
+    """Set, in place, every normalization of a model that is still the identity, from all of the data.
+
+    Raises:
+        ValueError: If the data have another number of channels.
+    """
+    empty = [module for module in model.modules() if isinstance(module, Normalize) and not module.fitted]
+    if not empty:
+        return
+    channels = data.inputs.shape[1]
+    if any(module.mean.numel() != channels for module in empty):
+        raise ValueError(f"the model takes inputs of {empty[0].mean.numel()} channels, got {tuple(data.inputs.shape)}")
+    total, squares = 0.0, 0.0
+    for index in torch.arange(len(data)).split(1024):
+        inputs = data.batch(index, dtype=torch.float64, device=data.inputs.device)
+        over = (0, *range(2, inputs.ndim))
+        total, squares = total + inputs.sum(over), squares + inputs.square().sum(over)
+    count = len(data) * data.inputs[0, 0].numel()
+    mean = total / count
+    for module in empty:
+        module.fill(mean, (squares / count - mean.square()).clamp(min=0).sqrt())

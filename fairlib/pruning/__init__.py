@@ -20,7 +20,7 @@ from fairlib.pruning.schedules import SCHEDULES, gradual, iterative
 from fairlib.pruning.snip import snip
 from fairlib.training import fit
 
-__all__ = ["METHODS", "SCHEDULES", "check", "gradual", "iterative", "prune"]
+__all__ = ["METHODS", "SCHEDULES", "check", "gradual", "iterative", "prune", "trains"]
 
 METHODS: dict[str, Callable[..., nn.Module]] = {
     "magnitude": magnitude,
@@ -54,7 +54,7 @@ def prune(
             ``"random"``.
         sparsity: Share of zeros among the prunable weights (convolution and linear), in [0, 1).
         data: The training set. ``"magnitude"`` and ``"random"`` need none; ``"filter-norm"`` and ``"fpgm"`` look at
-            the shape of its inputs only.
+            the shape of its inputs only, and also take a tensor of inputs.
         train: Arguments of :func:`fairlib.fit`, for ``"lottery"`` and for the schedules that train.
         schedule: ``"one-shot"``, without any training; ``"iterative"`` (:func:`fairlib.pruning.iterative`) or
             ``"gradual"`` (:func:`fairlib.pruning.gradual`), or its name and settings. ``"lottery"`` has its own.
@@ -66,7 +66,8 @@ def prune(
         (:mod:`fairlib.masks`). It is not finetuned unless the method or the schedule trains.
 
     Raises:
-        ValueError: If a name is unknown, ``sparsity`` is outside [0, 1), or ``data`` is missing.
+        ValueError: If a name is unknown, ``sparsity`` is outside [0, 1), ``data`` is missing, or ``train`` is given and
+            nothing trains.
         TypeError: If a setting is unknown.
     """
     check(method, schedule=schedule, train=train, **settings)
@@ -101,9 +102,21 @@ def check(
     check_settings(f"pruning method {method!r}", function, settings, given=_OFFERED)
     name, options = _named(schedule)
     check_settings(f"schedule {name!r}", lookup("schedule", name, SCHEDULES), options, given=_OFFERED)
-    if name != "one-shot" and "train" in inspect.signature(function).parameters:
+    if name != "one-shot" and _takes_train(function):
         raise ValueError(f"pruning method {method!r} has its own schedule; schedule must be 'one-shot', got {name!r}")
+    if train and not trains(method, {"schedule": schedule}):
+        raise ValueError(f"pruning method {method!r} with schedule {name!r} trains nothing; leave out train=")
     check_settings("train=", fit, train or {}, given=("start", "keep", "sparsify"))
+
+
+def trains(method: str, settings: Mapping[str, object]) -> bool:
+    """Whether :func:`prune` trains with this method and, among its settings, this schedule."""
+    name, _ = _named(settings.get("schedule", "one-shot"))
+    return _takes_train(METHODS[method]) or _takes_train(SCHEDULES[name])
+
+
+def _takes_train(function: Callable) -> bool:
+    return "train" in inspect.signature(function).parameters
 
 
 def _named(schedule: str | tuple[str, Mapping[str, object]]) -> tuple[str, Mapping[str, object]]:

@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 from fairlib import masks
 from fairlib._validation import check_number
 from fairlib.data import GroupedDataset
-from fairlib.diagnostics.evaluation import placement
+from fairlib.diagnostics.evaluation import check_logits, placement
 from fairlib.pruning.gradients import mean_gradient, scored_copy
 
 BLOCK = 1000
@@ -59,8 +59,8 @@ def fairgrape(
         A masked copy in eval mode.
 
     Raises:
-        ValueError: If a group has no sample, an importance is NaN or infinite, or a layer is already sparser than
-            asked.
+        ValueError: If a group has no sample, an importance is NaN or infinite, all are zero, or a layer is already
+            sparser than asked.
 
     Source:
         Lin, Kim, Joo, FairGRAPE: fairness-aware gradient pruning method for face attribute classification (ECCV 2022).
@@ -70,6 +70,8 @@ def fairgrape(
     if missing:
         raise ValueError(f"group {missing[0]!r} has no sample in the data, so nothing is known to be important to it")
     scores = _as_published(model, data, batch_size, lr) if as_published else importance(model, data, batch_size)
+    if not any(score.any() for score in scores.values()):
+        raise ValueError("the importance of every weight is zero for every group: is every sample fitted exactly?")
     before = masks.read(model)
     keep = {}
     for name, score in scores.items():
@@ -80,34 +82,42 @@ def fairgrape(
 
 def importance(model: nn.Module, data: GroupedDataset, batch_size: int) -> dict[str, Tensor]:
     """The importances I of every prunable weight: parameter name to ``(groups, *shape)``."""
-    scored = scored_copy(model)
+    scored = scored_copy(model, data)
     weights = masks.prunable(scored)
-    totals = {name: weight.new_zeros(data.num_groups, *weight.shape) for name, weight in weights.items()}
+    totals = _no_importance(weights, data.num_groups)
     for group, batches in enumerate(_batches(data, batch_size)):
         for index in batches:
             gradient = mean_gradient(scored, data, index)
             for name, weight in weights.items():
-                totals[name][group] += (weight.detach() * gradient[name]).square() / len(batches)
+                totals[name][group] += (weight.detach().float() * gradient[name].float()).square() / len(batches)
     return totals
 
 
 def _as_published(model: nn.Module, data: GroupedDataset, batch_size: int, lr: float) -> dict[str, Tensor]:
-    scored = scored_copy(model)
+    scored = scored_copy(model, data)
     scored.zero_grad()  # Once, and not again: that is the point.
     device, dtype = placement(scored)
     weights = masks.prunable(scored)
     optimizer = torch.optim.Adam(scored.parameters(), lr=lr)
-    totals = {name: weight.new_zeros(data.num_groups, *weight.shape) for name, weight in weights.items()}
+    totals = _no_importance(weights, data.num_groups)
     for group, batches in enumerate(_batches(data, batch_size)):
         for index in batches:
             targets = data.targets[index.to(data.targets.device)].to(device)
-            cross_entropy(scored(data.batch(index, dtype=dtype, device=device)), targets).backward()
+            logits = scored(data.batch(index, dtype=dtype, device=device))
+            check_logits(logits, data)
+            cross_entropy(logits, targets).backward()
             for name, weight in weights.items():
-                totals[name][group] += (weight.detach() * weight.grad).square()
+                if weight.grad is not None:  # The model may not use it.
+                    totals[name][group] += (weight.detach().float() * weight.grad.float()).square()
             optimizer.step()
     for total in totals.values():
         total[-1] /= len(batches)
     return totals
+
+
+def _no_importance(weights: dict[str, nn.Parameter], groups: int) -> dict[str, Tensor]:
+    """Zeros to add to, in single precision, since the squares of half precision vanish."""
+    return {name: torch.zeros(groups, *weight.shape, device=weight.device) for name, weight in weights.items()}
 
 
 def _batches(data: GroupedDataset, batch_size: int) -> list[tuple[Tensor, ...]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 
 import torch
 from torch import Tensor, nn
@@ -12,23 +13,33 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fairlib import masks
 from fairlib.data import GroupedDataset
 from fairlib.diagnostics.evaluation import check_logits, placement
+from fairlib.models.normalization import fill_normalization
 
 CHUNK = 256  # Samples of one backward pass.
 
 
-def scored_copy(model: nn.Module) -> nn.Module:
+def scored_copy(model: nn.Module, data: GroupedDataset) -> nn.Module:
     """A copy to take gradients of, so that scoring changes nothing: in eval mode, every prunable weight differentiable.
 
-    A batch normalization that has seen no batch yet, as in a network at initialization, has no statistics of its own:
-    it normalizes by those of the batch.
+    What a network at initialization lacks is supplied: the normalization of its inputs is filled from the data, as the
+    first training would, and a batch normalization that has seen no batch normalizes by those it is given.
     """
     scored = copy.deepcopy(model).eval()
+    fill_normalization(scored, data)
     for module in scored.modules():
-        if isinstance(module, _BatchNorm) and module.track_running_stats and not module.num_batches_tracked:
+        if isinstance(module, _BatchNorm) and _is_fresh(module):
             module.train()
     for weight in masks.prunable(scored).values():
         weight.requires_grad_()
     return scored
+
+
+def _is_fresh(module: _BatchNorm) -> bool:
+    """Whether its statistics are those of no batch; the counter alone is missing in old checkpoints."""
+    counted = module.num_batches_tracked
+    if not module.track_running_stats or counted is None or counted:
+        return False
+    return not module.running_mean.any() and bool((module.running_var == 1).all())
 
 
 def mean_gradient(scored: nn.Module, data: GroupedDataset, index: Tensor) -> dict[str, Tensor]:
@@ -42,7 +53,8 @@ def mean_gradient(scored: nn.Module, data: GroupedDataset, index: Tensor) -> dic
     device, dtype = placement(scored)
     weights = masks.prunable(scored)
     total = {name: torch.zeros_like(weight) for name, weight in weights.items()}
-    for chunk in index.split(CHUNK):
+    # Chunks of equal size: of a single sample at the end batch normalization would make nothing.
+    for chunk in index.tensor_split(math.ceil(len(index) / CHUNK)):
         logits = scored(data.batch(chunk, dtype=dtype, device=device))
         check_logits(logits, data)
         targets = data.targets[chunk.to(data.targets.device)].to(device)

@@ -12,7 +12,7 @@ from fairlib._validation import check_number
 from fairlib.data import GroupedDataset
 from fairlib.pruning.selection import keep_highest, shrinking
 from fairlib.randomness import seeded
-from fairlib.training import fit, weights_at
+from fairlib.training import fit, steps_kept, weights_at
 
 
 def lottery(
@@ -28,14 +28,17 @@ def lottery(
     r"""Prune by magnitude in rounds, rewinding weights *and* schedule before each training.
 
     With :math:`\theta_k` the weights after k steps of the dense training, round i = 1, 2, ... prunes the trained
-    network by global magnitude to sparsity :math:`\min(s, 1 - (1 - r)^i)`, sets the weights that are left back to
-    :math:`\theta_k` - batch statistics too - and trains them from step k on, learning rate and batches included, to
-    the end. The network that the last round has trained is given back; ``weights_at(it, rewind)`` is the ticket.
+    network by global magnitude to sparsity :math:`\min(s, 1 - (1 - r)^i)` (from a model pruned before, a share r of
+    what it has left each round), sets the weights that are left back to
+    :math:`\theta_k` - batch statistics too - and trains them to the end from step k on: with the learning rates of the
+    dense training, and with its batches unless augmentation or dropout draw in between. The network that the last round
+    has trained is given back; ``weights_at(it, rewind)`` is the ticket.
 
     Args:
         model: The trained dense network; left as it is. If ``fit(..., keep=rewind)`` trained it, its own weights at
-            that step are rewound to, and it is what the first round prunes. Otherwise every module is initialized anew
-            by its ``reset_parameters``, from ``seed``, and trained densely first; only its architecture counts.
+            that step are rewound to, and it is what the first round prunes. If it kept no weights at all, every module
+            is initialized anew by its ``reset_parameters``, from ``seed``, and trained densely first; of the model that
+            leaves the architecture and the normalization of inputs.
         sparsity: Share of zeros among the prunable weights, in [0, 1).
         data: The training set.
         train: Arguments of :func:`fairlib.fit` of each training; those of the dense training.
@@ -47,8 +50,9 @@ def lottery(
         A trained masked copy in eval mode.
 
     Raises:
-        ValueError: If ``rate`` or ``rewind`` is out of range, the model is already sparser than asked, or it must be
-            initialized anew and a module with parameters has no ``reset_parameters``.
+        ValueError: If ``rate`` or ``rewind`` is out of range, the model is already sparser than asked or kept the
+            weights of other steps only, or it must be initialized anew and a module with parameters has no
+            ``reset_parameters``.
         DivergenceError: If a training diverges.
 
     Source:
@@ -57,13 +61,9 @@ def lottery(
     """
     check_number("rewind", rewind, 0, whole=True)
     settings = {"seed": seed, **train, "keep": rewind}
-    trained = model
-    try:
-        start = weights_at(model, rewind)
-    except ValueError:
-        trained = fit(_initialized(model, seed), data, **settings)
-        start = weights_at(trained, rewind)
-    for level in shrinking(sparsity, rate):
+    trained = model if steps_kept(model) else fit(_initialized(model, seed), data, **settings)
+    start = weights_at(trained, rewind)
+    for level in shrinking(sparsity, rate, start=masks.sparsity(trained)):
         scores = {name: weight.abs() for name, weight in masks.prunable(trained).items()}
         ticket = copy.deepcopy(trained)
         ticket.load_state_dict({**ticket.state_dict(), **start})

@@ -30,9 +30,10 @@ def iterative(
     train: Mapping[str, object],
     rate: float = 0.2,
 ) -> nn.Module:
-    r"""Rounds that each prune a share r of the weights left, :math:`s_i = 1 - (1 - r)^i`, with a training between two.
+    r"""Rounds that each prune a share r of the weights left, with a training between two.
 
-    The weights go on from where they are. After the last round nothing is trained.
+    From the model's sparsity :math:`s_0`, round i ends at :math:`s_i = 1 - (1 - s_0)(1 - r)^i`. The weights go on from
+    where they are. After the last round nothing is trained.
 
     Args:
         once: The method.
@@ -42,7 +43,8 @@ def iterative(
         train: Arguments of :func:`fairlib.fit` between two rounds.
         rate: Share r, in (0, 1); 0.2 as in Frankle and Carbin (2019), 0.1 in FairGRAPE.
     """
-    *between, last = shrinking(sparsity, rate)
+    once(model, sparsity)  # A sparsity that is out of reach is refused before anything is trained.
+    *between, last = shrinking(sparsity, rate, start=masks.sparsity(model))
     for level in between:
         model = fit(once(model, level), data, **train)
     return once(model, last)
@@ -59,7 +61,8 @@ def gradual(
 ) -> nn.Module:
     r"""One training in which the masks grow after each epoch, fast at first.
 
-    After a share t of the epochs the sparsity is :math:`s\,(1 - (1 - \min(1, t / t_1))^3)`.
+    From the model's sparsity :math:`s_0`, after a share t of the epochs it is
+    :math:`s + (s_0 - s) (1 - \min(1, t / t_1))^3`.
 
     Args:
         once: The method.
@@ -72,11 +75,14 @@ def gradual(
     Source:
         Zhu, Gupta, To prune, or not to prune (ICLR workshop 2018), Eq. 1.
     """
-    check_number("ramp", ramp, 0, 1 + 1e-12, beyond=True)
+    if not 0 < ramp <= 1:
+        raise ValueError(f"ramp must lie in (0, 1], got {ramp}")
     check_number("train['epochs']", train.get("epochs", 1), 1, whole=True)
+    once(model, sparsity)  # A sparsity that is out of reach is refused before anything is trained.
+    start = masks.sparsity(model)
 
     def sparsify(trained: nn.Module, progress: float) -> dict:
-        return masks.read(once(trained, sparsity * (1 - (1 - min(1.0, progress / ramp)) ** 3)))
+        return masks.read(once(trained, sparsity + (start - sparsity) * (1 - min(1.0, progress / ramp)) ** 3))
 
     return fit(model, data, sparsify=sparsify, **train)
 

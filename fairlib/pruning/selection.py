@@ -28,14 +28,17 @@ def keep_highest(model: nn.Module, scores: Mapping[str, Tensor], sparsity: float
         Parameter name to bool tensor of the weight's shape, True where the weight is kept.
 
     Raises:
-        ValueError: If a score is NaN, or if the model is already sparser than asked.
+        ValueError: If a score is NaN, all scores are zero, or the model is already sparser than asked.
     """
     for name, score in scores.items():
         if score.isnan().any():
             raise ValueError(f"the scores of {name} hold NaN; has training diverged?")
+    if not any(score.any() for score in scores.values()):
+        raise ValueError(f"all scores of {', '.join(scores)} are zero: they tell no weight from another")
     pruned_before = masks.read(model)
     flat = torch.cat([_ranked(score.detach(), pruned_before.get(name)) for name, score in scores.items()])
-    count = min(round(sparsity * flat.numel()), flat.numel() - len(scores))
+    alive = sum(1 for name in scores if name not in pruned_before or bool(pruned_before[name].any()))
+    count = min(round(sparsity * flat.numel()), flat.numel() - alive)
     already = sum(int((~pruned_before[name]).sum()) for name in scores if name in pruned_before)
     if count < already:
         raise ValueError(
@@ -67,7 +70,7 @@ def _ranked(score: Tensor, mask: Tensor | None) -> Tensor:
     """A tensor's scores as a vector: what is masked lowest, and the best weight (the last of equal ones) highest."""
     flat = score.flatten() if mask is None else score.masked_fill(~mask, -torch.inf).flatten()
     best = (flat == flat.max()).nonzero()[-1]
-    return flat.index_fill(0, best, torch.inf)
+    return flat if flat[best].isneginf() else flat.index_fill(0, best, torch.inf)
 
 
 def _keep(scores: Tensor, count: int) -> Tensor:
@@ -83,10 +86,10 @@ def _keep(scores: Tensor, count: int) -> Tensor:
     return keep
 
 
-def shrinking(sparsity: float, rate: float) -> list[float]:
+def shrinking(sparsity: float, rate: float, start: float = 0.0) -> list[float]:
     """The sparsities of rounds that each prune a share ``rate`` of what is left, up to ``sparsity``, which is the last.
 
-    Round i ends at :math:`1 - (1 - r)^i`.
+    From sparsity :math:`s_0`, round i ends at :math:`1 - (1 - s_0)(1 - r)^i`.
 
     >>> [round(level, 3) for level in shrinking(0.5, 0.2)]
     [0.2, 0.36, 0.488, 0.5]
@@ -96,6 +99,7 @@ def shrinking(sparsity: float, rate: float) -> list[float]:
     """
     check_number("rate", rate, 0, 1, beyond=True)
     levels = []
-    while (level := 1 - (1 - rate) ** (len(levels) + 1)) < sparsity:
+    # A sparsity that is printed with six digits, such as 0.790285, is meant as the end of a round.
+    while (level := 1 - (1 - start) * (1 - rate) ** (len(levels) + 1)) < sparsity - 1e-6:
         levels.append(level)
     return [*levels, sparsity]

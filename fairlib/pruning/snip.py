@@ -31,7 +31,7 @@ def snip(
 
     Args:
         model: At initialization or trained; left as it is. Scored in eval mode, but for batch normalizations that have
-            seen no batch, which normalize by the batch (256 samples).
+            seen no batch, which normalize by the batch (up to 256 samples).
         sparsity: Share of zeros among the prunable weights, in [0, 1).
         data: The training set.
         samples: How many of it are drawn, by ``seed``, for the score; None takes all. The paper takes one batch: 100 on
@@ -42,7 +42,8 @@ def snip(
         A masked copy in eval mode.
 
     Raises:
-        ValueError: If there are fewer samples than asked, a score is NaN, or the model is already sparser than asked.
+        ValueError: If there are fewer samples than asked, a score is NaN, all are zero (where every sample is fitted to
+            the last digit), or the model is already sparser than asked.
 
     Source:
         Lee, Ajanthan, Torr, SNIP: single-shot network pruning based on connection sensitivity (ICLR 2019).
@@ -51,7 +52,7 @@ def snip(
     if samples is not None:
         check_number("samples", samples, 1, len(data) + 1, whole=True)
         index = torch.randperm(len(data), generator=torch.Generator().manual_seed(seed))[:samples]
-    scored = scored_copy(model)
+    scored = scored_copy(model, data)
     gradients = mean_gradient(scored, data, index)
     scores = {name: (weight * gradients[name]).abs() for name, weight in masks.prunable(scored).items()}
     return masks.apply(model, keep_highest(model, scores, sparsity))

@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy
 
 import fairlib
 from fairlib import masks
-from fairlib.pruning.fairgrape import importance, in_turn
+from fairlib.pruning.fairgrape import _as_published, importance, in_turn
 
 
 def _sequential(scores: np.ndarray, count: int) -> list[int]:
@@ -65,6 +65,7 @@ def test_the_kept_shares_are_the_targets_where_they_can_be():
 
 
 def test_importance_is_the_squared_product_of_weight_and_group_gradient(cnn, images):
+    cnn = fairlib.fit(cnn, images, epochs=0)
     found = importance(cnn, images, batch_size=50)
     weight = cnn.classifier[2].weight
     for group, parts in enumerate(([40, 40], [30], [10])):
@@ -105,6 +106,43 @@ def test_the_published_scores_depend_on_the_order_of_the_groups(cnn, images):
         for data in (images, renamed)
     )
     assert not all(torch.equal(mask, other[name]) for name, mask in one.items())
+
+
+def test_published_scores_by_hand(cnn, images):
+    """Gradients pile up, Adam moves the weights between batches, and only the last group is averaged."""
+    cnn = fairlib.fit(cnn, images, epochs=0)
+    found = _as_published(cnn, images, 20, 1e-2)["classifier.4.weight"]
+    model = copy.deepcopy(cnn)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    expected = torch.zeros_like(found)
+    for group, size in enumerate((80, 30, 10)):
+        members = (images.groups == group).nonzero().flatten()
+        batches = members.tensor_split(-(-size // 20))
+        for index in batches:
+            logits = model(images.batch(index, dtype=torch.float32))
+            cross_entropy(logits, images.targets[index]).backward()
+            weight = model.classifier[4].weight
+            expected[group] += (weight.detach() * weight.grad).square()
+            optimizer.step()
+    torch.testing.assert_close(found, expected)  # The last group has a single batch.
+    few_last = fairlib.GroupedDataset(images.inputs, images.targets, 2 - images.groups)
+    last = _as_published(cnn, few_last, 20, 0.0)["classifier.4.weight"][2]
+    alone = fairlib.GroupedDataset(images.inputs[:80], images.targets[:80], images.groups[:80] * 0)
+    assert not torch.equal(last, _as_published(cnn, alone, 20, 0.0)["classifier.4.weight"][0])
+    four = _as_published(cnn, alone, 20, 0.0)["classifier.4.weight"][0]
+    unaveraged = torch.zeros_like(four)
+    total = torch.zeros_like(cnn.classifier[4].weight)
+    for index in torch.arange(80).tensor_split(4):
+        inputs = alone.batch(index, dtype=torch.float32)
+        total += torch.autograd.grad(cross_entropy(cnn(inputs), alone.targets[index]), [cnn.classifier[4].weight])[0]
+        unaveraged += (cnn.classifier[4].weight.detach() * total).square()
+    torch.testing.assert_close(four, unaveraged / 4)
+
+
+def test_half_precision_scores_do_not_vanish(cnn, images):
+    trained = fairlib.fit(cnn, images, epochs=3)
+    scores = importance(trained.bfloat16(), images, 64)
+    assert all(score.dtype == torch.float32 and score.any() for score in scores.values())
 
 
 def test_goes_on_from_a_pruned_model(cnn, images):

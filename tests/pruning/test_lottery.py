@@ -45,6 +45,19 @@ def test_the_schedule_is_rewound_too(dense, images):
     assert fairlib.history(winner)["lr"].tolist() == pytest.approx([0.1, 0.01])
 
 
+def test_batch_statistics_are_rewound_and_a_pruned_model_goes_on(images):
+    layers = nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3)
+    dense = fairlib.fit(nn.Sequential(*layers), images, seed=0, keep=3, **TRAIN)
+    settings = dict(data=images, train=TRAIN, rewind=3)
+    half = fairlib.prune(dense, "lottery", sparsity=0.5, **settings)
+    for name in ("1.running_mean", "1.running_var", "1.num_batches_tracked"):
+        assert torch.equal(fairlib.weights_at(half, 3)[name], fairlib.weights_at(dense, 3)[name])
+        assert not torch.equal(half.state_dict()[name], fairlib.weights_at(dense, 3)[name])
+    most = fairlib.prune(half, "lottery", sparsity=0.8, **settings)
+    assert fairlib.sparsity(most) == pytest.approx(0.8, abs=1e-2)
+    assert all(bool((masks.read(half)[name] | ~mask).all()) for name, mask in masks.read(most).items())
+
+
 def test_without_kept_weights_it_trains_a_start_of_its_own(cnn, images):
     one = fairlib.prune(cnn, "lottery", sparsity=0.5, data=images, train=TRAIN, seed=4)
     other = fairlib.prune(fairlib.fit(cnn, images), "lottery", sparsity=0.5, data=images, train=TRAIN, seed=4)
@@ -56,6 +69,9 @@ def test_without_kept_weights_it_trains_a_start_of_its_own(cnn, images):
 def test_bad_input(cnn, images):
     with pytest.raises(ValueError, match=r"rate must lie in \(0, 1\)"):
         fairlib.prune(cnn, "lottery", sparsity=0.5, data=images, train=TRAIN, rate=1.0)
+    other = fairlib.fit(cnn, images, keep=5, **TRAIN)
+    with pytest.raises(ValueError, match=r"the weights at step 4 were not kept; kept: \[5\]"):
+        fairlib.prune(other, "lottery", sparsity=0.5, data=images, train=TRAIN, rewind=4)
     with pytest.raises(ValueError, match="keep must lie between 0 and the 20 steps"):
         fairlib.prune(cnn, "lottery", sparsity=0.5, data=images, train=TRAIN, rewind=21)
     with pytest.raises(ValueError, match="has its own schedule"):

@@ -80,6 +80,13 @@ def test_no_layer_is_emptied():
     assert int(model[1].weight.abs().argmax()) == int(masks.read(pruned)["1.weight"].flatten().nonzero())
 
 
+def test_a_layer_that_a_mask_has_emptied_stays_empty():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    half = masks.apply(model, {"0.weight": torch.zeros(4, 4, dtype=torch.bool)})
+    kept = masks.read(fairlib.prune(half, "magnitude", sparsity=0.75))
+    assert [int(mask.sum()) for mask in kept.values()] == [0, 8]
+
+
 def test_the_last_weight_of_a_set_is_never_pruned():
     assert (_weights(fairlib.prune(nn.Linear(10, 2), "magnitude", sparsity=0.98)) != 0).sum() == 1
     pruned = fairlib.prune(nn.Sequential(nn.Linear(9, 1), nn.Linear(1, 3)), "magnitude", sparsity=0.99, scope="layer")

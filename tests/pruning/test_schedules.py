@@ -16,7 +16,9 @@ TRAIN = dict(epochs=4, lr=0.05, batch_size=12)
 def test_rounds_prune_a_share_of_what_is_left():
     assert shrinking(0.9, 0.5) == pytest.approx([0.5, 0.75, 0.875, 0.9])
     assert shrinking(0.75, 0.5) == pytest.approx([0.5, 0.75])
-    assert len(shrinking(1 - 0.8**20, 0.2)) in (20, 21)  # The paper's last level; 0.8**20 is no float.
+    assert [len(shrinking(1 - 0.8**n, 0.2)) for n in (1, 2, 3, 7, 10, 20)] == [1, 2, 3, 7, 10, 20]
+    assert [len(shrinking(level, 0.2)) for level in (0.488, 0.790285, 0.892626)] == [3, 7, 10]
+    assert shrinking(0.8, 0.5, start=0.3) == pytest.approx([0.65, 0.8])
     assert shrinking(0.0, 0.2) == [0.0]
 
 
@@ -40,13 +42,30 @@ def test_gradual_follows_the_cubic_ramp_and_nothing_comes_back(cnn, images):
         return pruned
 
     pruned = gradual(once, cnn, 0.8, data=images, train=TRAIN | {"momentum": 0.99}, ramp=0.5)
-    assert [level for level, _ in steps] == pytest.approx([0.8 * (1 - 0.5**3), 0.8, 0.8, 0.8])
+    assert [level for level, _ in steps] == pytest.approx([0.8, 0.8 * (1 - 0.5**3), 0.8, 0.8, 0.8])
+    assert steps.pop(0)[0] == 0.8  # Tried before anything is trained.
     assert all(bool((earlier | ~later).all()) for (_, earlier), (_, later) in itertools.pairwise(steps))
     assert fairlib.sparsity(pruned) == pytest.approx(0.8, abs=1e-3)
     assert len(fairlib.history(pruned)) == 4
     by_name = dict(data=images, train=TRAIN | {"momentum": 0.99}, schedule=("gradual", {"ramp": 0.5}))
     again = fairlib.prune(cnn, "magnitude", sparsity=0.8, **by_name)
     assert all(torch.equal(a, b) for a, b in zip(pruned.parameters(), again.parameters(), strict=True))
+
+
+def test_schedules_go_on_from_a_pruned_model(cnn, images):
+    half = fairlib.prune(cnn, "magnitude", sparsity=0.5)
+    settings = dict(sparsity=0.8, data=images, train=TRAIN)
+    for schedule in (("iterative", {"rate": 0.3}), "gradual"):
+        pruned = fairlib.prune(half, "magnitude", schedule=schedule, **settings)
+        assert fairlib.sparsity(pruned) == pytest.approx(0.8, abs=1e-3)
+        assert all(bool((masks.read(half)[name] | ~mask).all()) for name, mask in masks.read(pruned).items())
+
+
+@pytest.mark.parametrize("schedule", ["iterative", "gradual"])
+def test_what_is_out_of_reach_is_refused_before_anything_is_trained(cnn, images, schedule, monkeypatch):
+    monkeypatch.setattr("fairlib.pruning.schedules.fit", None)
+    with pytest.raises(ValueError, match="out of reach"):
+        fairlib.prune(cnn, "fpgm", sparsity=0.9999, data=images, train=TRAIN, schedule=schedule)
 
 
 def test_bad_input(cnn, images):
@@ -56,9 +75,11 @@ def test_bad_input(cnn, images):
         fairlib.prune(cnn, "magnitude", sparsity=0.5, schedule=("iterative", {"rounds": 3}), data=images)
     with pytest.raises(ValueError, match="schedule 'gradual' needs data=, the training set"):
         fairlib.prune(cnn, "magnitude", sparsity=0.5, schedule="gradual")
-    with pytest.raises(ValueError, match=r"ramp must lie in \(0, 1\)"):
+    with pytest.raises(ValueError, match=r"ramp must lie in \(0, 1\], got 0"):
         fairlib.prune(cnn, "magnitude", sparsity=0.5, schedule=("gradual", {"ramp": 0}), data=images)
     with pytest.raises(ValueError, match=r"train\['epochs'\] must lie in \[1, inf\), got 0"):
         fairlib.prune(cnn, "magnitude", sparsity=0.5, schedule="gradual", data=images, train={"epochs": 0})
     with pytest.raises(TypeError, match="unknown setting 'epoch' for train="):
-        fairlib.prune(cnn, "magnitude", sparsity=0.5, train={"epoch": 1})
+        fairlib.prune(cnn, "magnitude", sparsity=0.5, schedule="gradual", train={"epoch": 1})
+    with pytest.raises(ValueError, match="'magnitude' with schedule 'one-shot' trains nothing; leave out train="):
+        fairlib.prune(cnn, "magnitude", sparsity=0.5, train={"epochs": 1})

@@ -56,6 +56,38 @@ def test_a_batch_normalization_without_statistics_uses_those_of_the_batch(images
     assert min(agreement) > 0.99
 
 
+def test_a_trained_batch_normalization_uses_its_statistics_whatever_its_counter_says(images):
+    """Old checkpoints have no counter of batches, which is then loaded as 0."""
+    layers = nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3)
+    trained = fairlib.fit(nn.Sequential(*layers), images, epochs=2)
+    reloaded = copy.deepcopy(trained)
+    reloaded[1].num_batches_tracked.zero_()
+    one, other = (masks.read(fairlib.prune(m, "snip", sparsity=0.5, data=images)) for m in (trained, reloaded))
+    assert all(torch.equal(mask, other[name]) for name, mask in one.items())
+
+
+def test_at_initialization_the_inputs_are_normalized_as_the_training_will(cnn, images):
+    ready = fairlib.fit(cnn, images, epochs=0)
+    assert ready.normalize.fitted and not cnn.normalize.fitted
+    one, other = (masks.read(fairlib.prune(m, "snip", sparsity=0.8, data=images)) for m in (cnn, ready))
+    assert all(torch.equal(mask, other[name]) for name, mask in one.items())
+
+
+def test_one_sample_more_than_a_chunk(images):
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
+    index = torch.arange(257) % 120
+    data = fairlib.GroupedDataset(images.inputs[index], images.targets[index], images.groups[index])
+    assert fairlib.sparsity(fairlib.prune(model, "snip", sparsity=0.5, data=data)) == pytest.approx(0.5, abs=0.01)
+
+
+def test_scores_that_are_all_zero_are_refused(images):
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
+    with torch.no_grad():
+        model[1].weight.zero_()
+    with pytest.raises(ValueError, match=r"all scores of 1\.weight are zero"):
+        fairlib.prune(model, "snip", sparsity=0.5, data=images)
+
+
 def test_draws_by_the_seed(cnn, images):
     def kept(seed, samples):
         return masks.read(fairlib.prune(cnn, "snip", sparsity=0.5, data=images, samples=samples, seed=seed))
