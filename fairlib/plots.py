@@ -124,7 +124,8 @@ def source(table: pd.DataFrame, evidence: str, recorded: str | Path | None = Non
     device = described["cpu"] if described["device"] == "cpu" else described["device"]
     what = [", ".join(sorted(set(table[name]))) for name in ("data", "model", "method")]
     versions = [f"{name} {described['versions'][name]}" for name in ("fairlib", "torch")]
-    commit = [f"commit {described['commit'][:7]}"] if described.get("commit") else []
+    changed = " with changes" if described.get("dirty") else ""
+    commit = [f"commit {described['commit'][:7]}{changed}"] if described.get("commit") else []
     return ", ".join([*what, f"{table['seed'].nunique()} seeds", str(device), *versions, *commit, evidence])
 
 

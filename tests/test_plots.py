@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import json
+
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
+import pytest
 
-from fairlib import plots, statistics
+from fairlib import environment, plots, statistics
 
 
 def test_by_level_draws_means_and_t_intervals():
@@ -49,3 +52,11 @@ def test_accuracy_changes_draws_the_mean_over_seeds_of_smallest_and_largest():
     assert [axis.get_title() for axis in axes] == ["unequal group sizes", "equal group sizes"]
     assert [text.get_text() for text in axes[0].get_legend().get_texts()] == ["largest third", "smallest third"]
     plt.close(figure)
+
+
+@pytest.mark.parametrize(("dirty", "expected"), [(False, "commit 0123456, "), (True, "commit 0123456 with changes, ")])
+def test_a_recorded_source_names_its_commit_and_whether_files_had_changed(tmp_path, dirty, expected):
+    described = environment.describe("cpu") | {"commit": "0123456789abcdef", "dirty": dirty}
+    (tmp_path / "table.json").write_text(json.dumps(described))
+    table = pd.DataFrame({"data": ["digits"], "model": ["cnn"], "method": ["prune:magnitude"], "seed": [0]})
+    assert expected in plots.source(table, "embedded study", tmp_path / "table.json")
