@@ -8,18 +8,8 @@ import torch
 import fairlib
 from fairlib import masks
 from fairlib.pruning import gradual
-from fairlib.pruning.selection import shrinking
 
 TRAIN = dict(epochs=4, lr=0.05, batch_size=12)
-
-
-def test_rounds_prune_a_share_of_what_is_left():
-    assert shrinking(0.9, 0.5) == pytest.approx([0.5, 0.75, 0.875, 0.9])
-    assert shrinking(0.75, 0.5) == pytest.approx([0.5, 0.75])
-    assert [len(shrinking(1 - 0.8**n, 0.2)) for n in (1, 2, 3, 7, 10, 20)] == [1, 2, 3, 7, 10, 20]
-    assert [len(shrinking(level, 0.2)) for level in (0.488, 0.790285, 0.892626)] == [3, 7, 10]
-    assert shrinking(0.8, 0.5, start=0.3) == pytest.approx([0.65, 0.8])
-    assert shrinking(0.0, 0.2) == [0.0]
 
 
 def test_iterative_is_method_and_training_by_turns(cnn, images):
