@@ -127,6 +127,51 @@ def group_difference(
     return _extreme(values, sizes, share, smallest=True) - _extreme(values, sizes, share, smallest=False)
 
 
+def group_correlation(table: pd.DataFrame, *, x: str, y: str, where: Mapping[str, Any]) -> pd.Series:
+    """Spearman's rank correlation of two columns over the groups, by seed; never pooled over seeds.
+
+    Args:
+        table: one row per seed and group, once ``where`` has selected.
+        x, y: names of columns.
+        where: values of columns that select the rows.
+
+    Returns:
+        Series indexed by seed, in [-1, 1].
+
+    Raises:
+        ValueError: If a column is missing, the selection holds several rows per seed and group, there are fewer than
+            three groups, or a column is missing a value or constant over the groups of a seed.
+    """
+    rows = _select(table, where, ("seed", "group", x, y))
+    ranks = [_by_seed_and_group(rows, name).rank(axis=1) for name in (x, y)]
+    if len(ranks[0].columns) < 3:
+        raise ValueError(f"a correlation over groups needs three groups, got {len(ranks[0].columns)}")
+    for name, values in zip((x, y), ranks, strict=True):
+        if values.isna().any(axis=None) or (values.nunique(axis=1) < 2).any():
+            raise ValueError(f"the column {name} has a missing value or is constant over the groups of a seed")
+    return ranks[0].corrwith(ranks[1], axis=1).rename("value")
+
+
+def column_mean(table: pd.DataFrame, *, column: str, where: Mapping[str, Any] | None = None) -> pd.Series:
+    """The mean of a column over the rows of each seed: for tables that hold what is tested.
+
+    Args:
+        table: one row or more per seed, once ``where`` has selected.
+        column: whose mean is taken.
+        where: values of columns that select the rows.
+
+    Returns:
+        Series indexed by seed.
+
+    Raises:
+        ValueError: If a column is missing or a value is.
+    """
+    rows = _select(table, where or {}, ("seed", column))
+    if rows[column].isna().any():
+        raise ValueError(f"the column {column} has missing values")
+    return rows.groupby("seed")[column].mean().astype(float).rename("value")
+
+
 def spread_change(table: pd.DataFrame, *, level: float, where: Mapping[str, Any] | None = None) -> pd.Series:
     r"""How much more the groups' test accuracies vary than under the control, by seed, without what sampling adds.
 
@@ -214,8 +259,10 @@ def _change(
 
 STATISTICS: dict[str, Callable[..., pd.Series]] = {
     "accuracy_change": accuracy_change,
+    "column_mean": column_mean,
     "contrast": contrast,
     "drop_difference": drop_difference,
+    "group_correlation": group_correlation,
     "group_difference": group_difference,
     "loss_difference": loss_difference,
     "spread_change": spread_change,

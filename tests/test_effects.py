@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from claim_samples import TABLE, study_table
+from scipy import stats
 
 from fairlib import effects
 
@@ -159,3 +160,32 @@ def test_group_difference_by_hand():
         effects.group_difference(table, column="share", where={})
     with pytest.raises(ValueError, match="no column exemplars"):
         effects.group_difference(table, column="exemplars", where={})
+
+
+def test_group_correlation_by_hand_and_by_scipy():
+    table = pd.DataFrame(
+        {
+            "seed": [0] * 4 + [1] * 4,
+            "group": list("ABCD") * 2,
+            "x": [1.0, 2.0, 3.0, 4.0, 5.0, 5.0, 1.0, 2.0],
+            "y": [10.0, 30.0, 20.0, 40.0, -1.0, -2.0, -3.0, 7.0],
+            "split": "train",
+        }
+    )
+    values = effects.group_correlation(table, x="x", y="y", where={"split": "train"})
+    assert values.loc[0] == pytest.approx(0.8)  # 1 - 6 * (0 + 1 + 1 + 0) / (4 * 15).
+    second = table[table["seed"] == 1]
+    assert values.loc[1] == pytest.approx(stats.spearmanr(second["x"], second["y"]).statistic)
+    flat = table.assign(x=1.0)
+    with pytest.raises(ValueError, match="column x has a missing value or is constant"):
+        effects.group_correlation(flat, x="x", y="y", where={"split": "train"})
+    with pytest.raises(ValueError, match="needs three groups, got 2"):
+        effects.group_correlation(table[table["group"] < "C"], x="x", y="y", where={"split": "train"})
+
+
+def test_column_mean_by_hand():
+    table = pd.DataFrame({"seed": [0, 0, 1], "statement": ["one", "two", "one"], "violated": [0.25, 0.75, 1.0]})
+    assert effects.column_mean(table, column="violated").to_dict() == {0: 0.5, 1: 1.0}
+    assert effects.column_mean(table, column="violated", where={"statement": "one"}).to_dict() == {0: 0.25, 1: 1.0}
+    with pytest.raises(ValueError, match="has missing values"):
+        effects.column_mean(table.assign(violated=np.nan), column="violated")

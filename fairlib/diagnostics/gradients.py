@@ -6,16 +6,12 @@ from collections.abc import Sequence
 
 import pandas as pd
 import torch
-from torch import Tensor, nn
-from torch.func import functional_call
-from torch.nn.functional import cross_entropy
+from torch import nn
 
-from fairlib import masks
 from fairlib._validation import check_number
 from fairlib.data import GroupedDataset
-from fairlib.diagnostics.evaluation import check_logits, evaluation_mode, placement
-
-CHUNK = 256  # Samples of one backward pass.
+from fairlib.diagnostics.lanczos import inner
+from fairlib.diagnostics.objective import MeanLoss, check_parameters
 
 
 def group_gradients(
@@ -50,6 +46,7 @@ def group_gradients(
         one sample has no noise floor: NaN.
 
     Raises:
+        FloatingPointError: If the loss is NaN or infinite.
         ValueError: If a parameter name is unknown, there is nothing to differentiate, or ``blocks`` is below 2.
 
     Source:
@@ -57,62 +54,25 @@ def group_gradients(
         one-way analysis of variance.
     """
     check_number("blocks", blocks, 2, whole=True)
-    theta, rest = _split(model, parameters)
+    check_parameters(model, parameters)
     rows = {}
-    with evaluation_mode(model):
-        for code, name in enumerate(data.group_names):
-            members = (data.groups == code).nonzero().flatten().cpu()
-            n = len(members)
-            dealt = members[torch.randperm(n, generator=torch.Generator().manual_seed(0))]
-            mean = {key: torch.zeros_like(weight, dtype=torch.float64) for key, weight in theta.items()}
-            squares = 0.0
-            for block in dealt.tensor_split(min(blocks, n)) if n else ():
-                gradient = _mean_gradient(model, theta, rest, data, block)
-                squares += len(block) * _square(gradient)
-                for key, value in gradient.items():
-                    mean[key] += value * (len(block) / n)
-            rows[name] = _moments(_square(mean), squares, n, min(blocks, n))
+    for code, name in enumerate(data.group_names):
+        members = (data.groups == code).nonzero().flatten().cpu()
+        n = len(members)
+        if n == 0:
+            rows[name] = dict.fromkeys(("norm", "noise_floor", "debiased_square"), float("nan"))
+            continue
+        loss = MeanLoss(model, data, members, parameters=parameters)
+        dealt = members[torch.randperm(n, generator=torch.Generator().manual_seed(0))]
+        mean, squares = torch.zeros_like(loss.theta, dtype=torch.float64), 0.0
+        for block in dealt.tensor_split(min(blocks, n)):
+            gradient = loss.gradient(index=block)
+            squares += len(block) * inner(gradient, gradient)
+            mean += gradient * (len(block) / n)
+        rows[name] = _moments(inner(mean, mean), squares, n, min(blocks, n))
     return pd.DataFrame.from_dict(rows, orient="index").rename_axis("group")
 
 
-def _mean_gradient(
-    model: nn.Module, theta: dict[str, Tensor], rest: dict[str, Tensor], data: GroupedDataset, index: Tensor
-) -> dict[str, Tensor]:
-    """The gradient of the mean loss over some samples, in float64; zero at pruned weights."""
-    device, dtype = placement(model)
-    kept = masks.read(model)
-    total = {key: torch.zeros_like(weight, dtype=torch.float64) for key, weight in theta.items()}
-    for chunk in index.split(CHUNK):
-        logits = functional_call(model, (theta, rest), (data.batch(chunk, dtype=dtype, device=device),))
-        check_logits(logits, data)
-        targets = data.targets[chunk.to(data.targets.device)].to(device)
-        loss = cross_entropy(logits, targets, reduction="sum") / len(index)
-        for key, value in zip(theta, torch.autograd.grad(loss, list(theta.values())), strict=True):
-            total[key] += value * kept[key] if key in kept else value
-    return total
-
-
-def _square(vector: dict[str, Tensor]) -> float:
-    return sum(float(value.square().sum()) for value in vector.values())
-
-
 def _moments(square: float, squares: float, n: int, blocks: int) -> dict[str, float]:
-    if n == 0:
-        return dict.fromkeys(("norm", "noise_floor", "debiased_square"), float("nan"))
     floor = (squares - n * square) / (blocks - 1) / n if n > 1 else float("nan")
     return {"norm": square**0.5, "noise_floor": floor, "debiased_square": square - floor}
-
-
-def _split(model: nn.Module, names: Sequence[str] | None) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The parameters to differentiate, detached, and all other parameters and buffers."""
-    everything = {name: weight.detach() for name, weight in model.named_parameters()}
-    if names is None:
-        names = [name for name, weight in model.named_parameters() if weight.requires_grad]
-    unknown = [name for name in names if name not in everything]
-    if unknown:
-        raise ValueError(f"unknown parameter {unknown[0]!r}; known: {', '.join(everything)}")
-    if not names:
-        raise ValueError(f"{type(model).__name__} has no parameter that requires a gradient")
-    theta = {name: everything[name].requires_grad_() for name in names}
-    rest = {name: weight for name, weight in everything.items() if name not in theta}
-    return theta, rest | dict(model.named_buffers())

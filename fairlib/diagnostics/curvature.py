@@ -1,0 +1,307 @@
+"""The extreme eigenvalues of every group's Hessian, by Lanczos, each with what is known of its error."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pandas as pd
+import torch
+from scipy import stats
+from torch import Tensor, nn
+
+from fairlib._validation import check_number, lookup
+from fairlib.data import GroupedDataset
+from fairlib.diagnostics.frozen import Pattern
+from fairlib.diagnostics.lanczos import ENDS, Ritz, error_estimate, inner, lanczos, norm
+from fairlib.diagnostics.objective import BUDGET, MeanLoss, differentiate
+
+PRODUCTS = ("frozen", "exact")
+BLOCKS = 32  # Blocks of a group among which its curvature varies.
+SMALL = 30  # Members below which an interval is not to be trusted.
+_NAMES = {-1: "largest", 0: "smallest"}
+
+
+class ConvergenceWarning(UserWarning):
+    """An eigenvalue is not as exact as was asked for."""
+
+
+def group_eigenvalues(
+    model: nn.Module,
+    data: GroupedDataset,
+    *,
+    parameters: Sequence[str] | None = None,
+    dtype: torch.dtype | None = None,
+    ends: str = "both",
+    products: str = "frozen",
+    tol: float = 3e-4,
+    limit: int = 100,
+    intervals: bool = True,
+    seed: int = 0,
+) -> pd.DataFrame:
+    r"""The largest and the smallest eigenvalue of every group's Hessian :math:`H_a = \nabla^2_\theta J(\theta; D_a)`.
+
+    The largest is the *algebraically* largest, also where the smallest is larger in magnitude: it is the
+    :math:`\lambda(H_a)` of Rayleigh's inequality :math:`d^\top H_a d \le \lambda(H_a) \|d\|^2`, which power iteration
+    does not find. A Lanczos process with full reorthogonalization starts from the sum of the group's gradient, the
+    gradient for labels drawn from the model's own predictions (a random vector of which the curved directions are the
+    large parts), and noise: the gradient alone can be blind to the eigenvector. Its products are differences of
+    gradients with the kinks held (:mod:`fairlib.diagnostics.frozen`), one plain gradient each. The last one, with the
+    eigenvector that was found, is exact (differentiated twice): from it come the value, a Rayleigh quotient, and its
+    residual. Where that shows that the differences misled, the process goes on with exact products.
+
+    At a kink of a piecewise smooth network the Hessian is that of the piece on which the computation runs; float32 and
+    float64 may run on different ones.
+
+    Args:
+        model: Any classifier that can be differentiated twice; its mode, buffers and ``.grad`` are left as they were.
+            It is evaluated in eval mode. Of a pruned model only the weights it kept count.
+        data: The Hessian is that of the mean cross-entropy over all members of the group in this set.
+        parameters: Names of the parameters that make up :math:`\theta`; by default all that require a gradient.
+        dtype: ``torch.float64`` for a computation in float64; by default in the type of the parameters.
+        ends: ``"largest"``, ``"smallest"`` or ``"both"``; what is not asked for is NaN.
+        products: ``"frozen"`` as above, or ``"exact"`` for all of them.
+        tol: Estimated error to aim at, relative to the larger of the two magnitudes. Estimates are good to a factor of
+            about three.
+        limit: The largest number of steps of the process for a group.
+        intervals: Add 95 % intervals of the largest eigenvalue.
+        seed: Of the start.
+
+    Returns:
+        Indexed by group in the order of the codes (float64): ``largest``, ``smallest``; ``residual``, the larger
+        :math:`\|H_a v - \lambda v\|` over the wanted ends, relative to the larger magnitude: some eigenvalue is at
+        most that far away; ``hvps``, the number of products. With ``intervals`` also ``largest_low`` and
+        ``largest_high``: what :math:`v^\top H_a v` would be for other samples of the group, v held, from its variance
+        between blocks of the group. A group of one sample has no interval, an empty group has NaN everywhere. The
+        eigenvalue of a small sample is biased upward, which no interval shows.
+
+    Raises:
+        FloatingPointError: If the loss is NaN or infinite.
+        TypeError, ValueError: If a setting is out of range or a name unknown.
+
+    Warns:
+        ConvergenceWarning: If the error estimate of an eigenvalue exceeds ``tol``: its value is what there was after
+            ``limit`` steps, its residual says how far that may be off.
+        UserWarning: If a group has fewer than 30 members and intervals were asked for.
+
+    Source:
+        [T] Theorem 1 and Section 5 (group Hessians). Lanczos with residual bounds: Parlett, The Symmetric Eigenvalue
+        Problem (1998), Chapters 11 and 13. Products by differentiating twice: Pearlmutter (1994).
+    """
+    (table,) = _tables([model], data, parameters, dtype, ends, products, tol, limit, intervals, seed)
+    return table
+
+
+def sweep_eigenvalues(
+    models: Mapping[object, nn.Module],
+    data: GroupedDataset,
+    *,
+    parameters: Sequence[str] | None = None,
+    dtype: torch.dtype | None = None,
+    ends: str = "largest",
+    products: str = "frozen",
+    tol: float = 3e-4,
+    limit: int = 100,
+    intervals: bool = False,
+    seed: int = 0,
+) -> pd.DataFrame:
+    r"""Eigenvalues of every group for a sequence of similar models, one network at rising pruning ratios, say.
+
+    Each model starts from the eigenvectors of the one before it, with the group's gradient mixed in: a start from an
+    old eigenvector alone stays with it when another eigenvalue has overtaken it.
+
+    Args:
+        models: Name (a level, say) to model, all of one architecture, in the order in which they resemble each other.
+        data, parameters, dtype, ends, products, tol, limit, intervals, seed: As in :func:`group_eigenvalues`.
+
+    Returns:
+        As :func:`group_eigenvalues`, indexed by ``model`` and ``group``.
+
+    Raises:
+        ValueError: If there is no model, or as :func:`group_eigenvalues`.
+    """
+    if not models:
+        raise ValueError("a sweep needs at least one model")
+    tables = _tables(list(models.values()), data, parameters, dtype, ends, products, tol, limit, intervals, seed)
+    return pd.concat(dict(zip(models, tables, strict=True)), names=["model"])
+
+
+def _tables(
+    models: Sequence[nn.Module],
+    data: GroupedDataset,
+    parameters: Sequence[str] | None,
+    dtype: torch.dtype | None,
+    ends: str,
+    products: str,
+    tol: float,
+    limit: int,
+    intervals: bool,
+    seed: int,
+) -> list[pd.DataFrame]:
+    lookup("choice of eigenvalues", ends, ENDS)
+    lookup("kind of products", products, dict.fromkeys(PRODUCTS))
+    check_number("tol", tol, 0, beyond=True)
+    check_number("limit", limit, 2, whole=True)
+    columns = ["largest", "smallest", "residual", "hvps", *(["largest_low", "largest_high"] if intervals else [])]
+    previous: list[Tensor | None] = [None] * data.num_groups
+    tables = []
+    for model in models:
+        rows, doubtful = {}, []
+        for code, name in enumerate(data.group_names):
+            members = (data.groups == code).nonzero().flatten().cpu()
+            if not len(members):
+                rows[name] = dict.fromkeys(columns, float("nan"))
+                continue
+            loss = MeanLoss(model, data, members, parameters=parameters, dtype=dtype)
+            found = _extremes(loss, previous[code], ends, products == "frozen", tol, limit, seed)
+            previous[code] = sum(pair.vector for pair in found.pairs.values())
+            rows[name] = found.row() | (_interval(loss, found, seed) if intervals else {})
+            doubtful += [] if found.converged(tol) else [f"{name} (residual {found.residual:.1e})"]
+        if doubtful:
+            warnings.warn(
+                f"eigenvalues not as exact as tol={tol:g} after {limit} steps: {', '.join(doubtful)}",
+                ConvergenceWarning,
+                stacklevel=3,
+            )
+        tables.append(pd.DataFrame.from_dict(rows, orient="index", columns=columns).rename_axis("group").astype(float))
+    small = data.group_sizes[(data.group_sizes > 0) & (data.group_sizes < SMALL)]
+    if intervals and len(small):
+        warnings.warn(
+            f"intervals of groups with fewer than {SMALL} members are too narrow: {', '.join(small.index)}",
+            stacklevel=3,
+        )
+    return tables
+
+
+@dataclass
+class _Products:
+    """Hessian-vector products of one group. The first gradient's graph and pattern of kinks serve all of them."""
+
+    loss: MeanLoss
+    count: int = 0
+    patterns: list[Pattern] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.step = {torch.float64: 1e-6}.get(self.loss.dtype, 1e-3)
+        self.single = len(self.loss.chunks) == 1
+        sum_ = torch.zeros_like(self.loss.theta)
+        for chunk in self.loss.chunks:
+            pattern = Pattern()
+            with pattern:
+                self.graph = self.loss.gradient_graph(chunk) if self.single else None
+                sum_ += self.graph[1].detach() if self.single else self._sum(self.loss.theta, chunk)
+            if pattern.nbytes * len(self.loss.chunks) <= BUDGET:
+                self.patterns.append(pattern)
+        self.gradient = self.loss.project(sum_ / len(self.loss.index))
+
+    def exact(self, vector: Tensor) -> Tensor:
+        self.count += 1
+        if not self.single:
+            return self.loss.product(vector)
+        product = differentiate(*self.graph, self.loss.project(vector), retain=True)
+        return self.loss.project(product / len(self.loss.index))
+
+    def frozen(self, vector: Tensor) -> Tensor:
+        """By a difference of gradients with the kinks held."""
+        self.count += 1
+        step = self.step / norm(vector)
+        shifted, sum_ = self.loss.theta + step * vector, torch.zeros_like(vector)
+        for place, chunk in enumerate(self.loss.chunks):
+            with self.patterns[place] if self.patterns else self._pattern(chunk):
+                sum_ += self._sum(shifted, chunk)
+        return (self.loss.project(sum_ / len(self.loss.index)) - self.gradient) / step
+
+    def _pattern(self, chunk: Tensor) -> Pattern:
+        """The pattern of some samples, found anew: all of them together would take too much memory."""
+        with torch.no_grad(), Pattern() as pattern:
+            self.loss.logits(self.loss.theta, chunk)
+        return pattern
+
+    def _sum(self, theta: Tensor, chunk: Tensor) -> Tensor:
+        point = theta.detach().requires_grad_()
+        return torch.autograd.grad(self.loss.total(point, chunk), point, materialize_grads=True)[0]
+
+
+@dataclass(frozen=True)
+class _Found:
+    """Eigenpairs by place, and what they took."""
+
+    pairs: dict[int, Ritz]
+    hvps: int
+
+    @property
+    def scale(self) -> float:
+        return max(abs(pair.value) for pair in self.pairs.values())
+
+    @property
+    def residual(self) -> float:
+        """The largest residual, relative to the larger magnitude."""
+        worst = max(pair.residual for pair in self.pairs.values())
+        return worst / self.scale if self.scale else worst
+
+    def converged(self, tol: float) -> bool:
+        return all(pair.error <= tol * self.scale for pair in self.pairs.values())
+
+    def row(self) -> dict[str, float]:
+        values = {name: self.pairs[place].value for place, name in _NAMES.items() if place in self.pairs}
+        return values | {"residual": self.residual, "hvps": self.hvps}
+
+
+def _extremes(
+    loss: MeanLoss, previous: Tensor | None, ends: str, frozen: bool, tol: float, limit: int, seed: int
+) -> _Found:
+    products = _Products(loss)
+    start = _start(products, previous, ends, seed)
+    if frozen:
+        pairs, _ = lanczos(products.frozen, start, ends=ends, tol=tol, limit=limit)
+        pairs = {place: _verified(products.exact, pair) for place, pair in pairs.items()}
+        found = _Found(pairs, products.count)
+        if found.converged(tol) or products.count >= limit:
+            return found
+        start = sum(_unit(pair.vector) for pair in pairs.values()) + 0.1 * _unit(start)
+    pairs, _ = lanczos(products.exact, start, ends=ends, tol=tol, limit=limit - products.count)
+    return _Found(pairs, products.count)
+
+
+def _start(products: _Products, previous: Tensor | None, ends: str, seed: int) -> Tensor:
+    """Where a Lanczos process begins: directions that are likely to be curved, and a little of every other."""
+    loss, generator = products.loss, torch.Generator().manual_seed(seed)
+    noise = _unit(loss.project(torch.randn(loss.theta.shape, generator=generator).to(loss.theta)))
+    if ends != "largest":
+        # Without its part in the null space, which is most of it and would pass for the smallest eigenvalue's.
+        noise = _unit(products.frozen(noise))
+    if previous is None:
+        return _unit(products.gradient) + _unit(loss.sampled_gradient(generator)) + noise
+    return _unit(loss.project(previous)) + 0.3 * _unit(products.gradient) + 0.03 * noise
+
+
+def _unit(vector: Tensor) -> Tensor:
+    length = norm(vector)
+    return vector / length if length else vector
+
+
+def _verified(product, pair: Ritz) -> Ritz:
+    """The pair with value, residual and error by an exact product."""
+    image = product(pair.vector)
+    value = inner(pair.vector, image)
+    residual = norm(image.sub(pair.vector, alpha=value))
+    return pair._replace(value=value, residual=residual, error=error_estimate(residual, pair.gap))
+
+
+def _interval(loss: MeanLoss, found: _Found, seed: int) -> dict[str, float]:
+    r"""Student's interval for :math:`v^\top H v`, from its variance between blocks of the group's members."""
+    pair, n = found.pairs.get(-1), len(loss.index)
+    if pair is None or n < 2:
+        return {"largest_low": float("nan"), "largest_high": float("nan")}
+    dealt = loss.index[torch.randperm(n, generator=torch.Generator().manual_seed(seed))]
+    blocks = dealt.tensor_split(min(BLOCKS, n))
+    deviations = []
+    for block in blocks:
+        product = sum(differentiate(*loss.gradient_graph(chunk), pair.vector) for chunk in block.split(loss.chunk))
+        deviations.append(inner(pair.vector, product) / len(block) - pair.value)
+    sizes = np.array([len(block) for block in blocks])
+    variance = float((sizes * np.square(deviations)).sum()) / (len(blocks) - 1) / n
+    reach = stats.t.ppf(0.975, len(blocks) - 1) * variance**0.5
+    return {"largest_low": pair.value - reach, "largest_high": pair.value + reach}

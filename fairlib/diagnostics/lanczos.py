@@ -1,0 +1,98 @@
+"""The extreme eigenvalues of a symmetric operator that is known by its products only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from scipy.linalg import eigh_tridiagonal
+from torch import Tensor
+
+ENDS = {"largest": (-1,), "smallest": (0,), "both": (-1, 0)}
+"""Which eigenvalues are wanted: their places in ascending order."""
+
+
+class Ritz(NamedTuple):
+    r"""An approximate eigenpair: ``value``, unit ``vector`` ``(P,)`` and what is known of their error.
+
+    ``residual`` is :math:`r = \|Av - \theta v\|`: some eigenvalue lies within r of the value. ``error`` is
+    :math:`\min(r, r^2 / \delta)` with :math:`\delta` the distance to the next Ritz value, which bounds the error of an
+    extreme value where that distance is right (Parlett, The Symmetric Eigenvalue Problem, Section 11.7).
+    """
+
+    value: float
+    vector: Tensor
+    residual: float
+    error: float
+    gap: float
+
+
+def lanczos(
+    product: Callable[[Tensor], Tensor], start: Tensor, *, ends: str = "both", tol: float = 3e-4, limit: int = 200
+) -> tuple[dict[int, Ritz], int]:
+    r"""Extreme eigenpairs by the Lanczos process with full reorthogonalization.
+
+    After k products the best approximations in :math:`\operatorname{span}\{q, Aq, \dots, A^{k-1} q\}` are known. The
+    process ends when the estimated error of every wanted value is below ``tol`` times the largest absolute Ritz value
+    and the smallest value has moved by no more than that in the last step (a Hessian has so many eigenvalues near zero
+    that a false smallest one converges early); or after ``limit`` products; or when the span is the whole space or
+    invariant under A. Inner products are summed in float64, whatever the type of the vectors.
+
+    Args:
+        product: :math:`v \mapsto Av` for vectors ``(P,)``, A symmetric.
+        start: ``(P,)``, not zero. What is orthogonal to it is never found; mix in a random vector.
+        ends: A name of ``ENDS``.
+        tol: Relative error to aim at.
+        limit: The largest number of products.
+
+    Returns:
+        The Ritz pair for each place of ``ENDS[ends]``, and the number of products.
+    """
+    basis = [start / norm(start)]
+    alphas: list[float] = []
+    betas: list[float] = []
+    lowest = np.inf
+    while True:
+        rest = product(basis[-1])
+        coefficients = [inner(q, rest) for q in basis]
+        alphas.append(coefficients[-1])
+        for q, coefficient in zip(basis, coefficients, strict=True):
+            rest = rest.sub(q, alpha=coefficient)
+        beta = norm(rest)
+        values, vectors = eigh_tridiagonal(np.array(alphas), np.array(betas))
+        scale = float(np.abs(values).max())
+        pairs = {place: _error(values, beta * abs(vectors[-1, place]), place) for place in ENDS[ends]}
+        exhausted = len(basis) == start.numel() or beta <= 1e-6 * scale * torch.finfo(start.dtype).eps ** 0.25
+        settled = 0 not in pairs or lowest - values[0] <= tol * scale
+        lowest = values[0]
+        if exhausted or len(basis) >= limit or (settled and all(pair[1] <= tol * scale for pair in pairs.values())):
+            break
+        betas.append(beta)
+        basis.append(rest / beta)
+    found = {}
+    for place, (residual, error, gap) in pairs.items():
+        vector = sum(q * float(c) for q, c in zip(basis, vectors[:, place], strict=True))
+        found[place] = Ritz(float(values[place]), vector / norm(vector), residual, error, gap)
+    return found, len(basis)
+
+
+def _error(values: np.ndarray, residual: float, place: int) -> tuple[float, float, float]:
+    """Residual, estimated error and gap of the Ritz value at a place."""
+    gap = float(abs(values[place] - values[-2 if place == -1 else 1])) if len(values) > 1 else 0.0
+    return residual, error_estimate(residual, gap), gap
+
+
+def error_estimate(residual: float, gap: float) -> float:
+    r""":math:`\min(r, r^2 / \delta)`."""
+    return min(residual, residual**2 / gap) if gap > 0 else residual
+
+
+def inner(one: Tensor, other: Tensor) -> float:
+    """An inner product, summed in float64: over millions of float32 entries a dot product is off by 1e-4."""
+    return float((one * other).sum(dtype=torch.float64))
+
+
+def norm(vector: Tensor) -> float:
+    return inner(vector, vector) ** 0.5

@@ -1,0 +1,186 @@
+"""The training objective as a function of the parameters, with the derivatives that the diagnostics are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.func import functional_call
+from torch.nn.functional import cross_entropy
+
+from fairlib import masks
+from fairlib.data import GroupedDataset
+from fairlib.diagnostics.evaluation import check_logits, evaluation_mode, placement
+
+BUDGET = 2**29  # Bytes that one pass may keep for its backward pass; a Hessian-vector product keeps about thrice that.
+
+
+class MeanLoss:
+    r"""The mean cross-entropy of a classifier over some samples as a function of its parameters, :math:`J(\theta)`.
+
+    Vectors are flat, ``(P,)`` in the order of ``names``; ``split`` takes one apart. Of a pruned model only the kept
+    weights are variables: gradients and products are zero at the others. Everything is over the whole of the samples,
+    in chunks that fit ``BUDGET``, in eval mode, and leaves the model's mode, buffers and ``.grad`` as they were.
+
+    Args:
+        model: Any differentiable classifier.
+        data: Where the samples come from.
+        index: Which of them, int64 ``(n,)``; by default all.
+        parameters: Names of the parameters that make up :math:`\theta`; by default all that require a gradient.
+        dtype: The floating type of the computation; by default that of the parameters.
+
+    Raises:
+        ValueError: If a parameter name is unknown, there is nothing to differentiate, or no sample.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        data: GroupedDataset,
+        index: Tensor | None = None,
+        *,
+        parameters: Sequence[str] | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        self.model, self.data = model, data
+        self.index = torch.arange(len(data)) if index is None else index
+        if not len(self.index):
+            raise ValueError("a mean loss needs at least one sample")
+        self.device, own = placement(model)
+        self.dtype = dtype or own
+        everything = {name: weight.detach() for name, weight in model.named_parameters()}
+        self.names = check_parameters(model, parameters)
+        self.shapes = [everything[name].shape for name in self.names]
+        self.theta = torch.cat([everything[name].flatten() for name in self.names]).to(self.dtype)
+        fixed = {name: weight for name, weight in everything.items() if name not in set(self.names)}
+        self.fixed = {name: self._cast(tensor) for name, tensor in (fixed | dict(model.named_buffers())).items()}
+        self.kept = self._kept()
+        self.chunk = self._samples_within(BUDGET)
+
+    @property
+    def chunks(self) -> tuple[Tensor, ...]:
+        """The samples, dealt to passes."""
+        return self.index.split(self.chunk)
+
+    def split(self, vector: Tensor) -> dict[str, Tensor]:
+        """The parts ``name -> tensor of the parameter's shape`` of a flat vector; views."""
+        parts = vector.split([shape.numel() for shape in self.shapes])
+        return {name: part.view(shape) for name, part, shape in zip(self.names, parts, self.shapes, strict=True)}
+
+    def logits(self, theta: Tensor, chunk: Tensor) -> Tensor:
+        """Logits ``(n, C)`` of some samples; differentiable in ``theta``."""
+        inputs = self.data.batch(chunk, dtype=self.dtype, device=self.device)
+        with evaluation_mode(self.model):
+            logits = functional_call(self.model, self.split(theta) | self.fixed, (inputs,))
+        check_logits(logits, self.data)
+        return logits.to(self.dtype)
+
+    def total(self, theta: Tensor, chunk: Tensor) -> Tensor:
+        """The sum of the losses of some samples; differentiable in ``theta``.
+
+        Raises:
+            FloatingPointError: If it is NaN or infinite.
+        """
+        targets = self.data.targets[chunk.to(self.data.targets.device)].to(self.device)
+        loss = cross_entropy(self.logits(theta, chunk), targets, reduction="sum")
+        if not loss.isfinite():
+            raise FloatingPointError(f"the loss of {len(chunk)} samples is {loss.item()}")
+        return loss
+
+    def value(self, theta: Tensor | None = None) -> float:
+        """:math:`J` at ``theta``, by default at the model's parameters."""
+        point = self.theta if theta is None else theta
+        with torch.no_grad():
+            return sum(self.total(point, chunk).item() for chunk in self.chunks) / len(self.index)
+
+    def gradient(self, theta: Tensor | None = None, index: Tensor | None = None) -> Tensor:
+        r""":math:`\nabla J` ``(P,)`` at ``theta``, by default at the model's parameters; of the mean over ``index``."""
+        point = (self.theta if theta is None else theta).detach().requires_grad_()
+        index = self.index if index is None else index
+        sum_ = torch.zeros_like(point)
+        for chunk in index.split(self.chunk):
+            sum_ += torch.autograd.grad(self.total(point, chunk), point, materialize_grads=True)[0]
+        return self.project(sum_ / len(index))
+
+    def sampled_gradient(self, generator: torch.Generator) -> Tensor:
+        r"""The gradient if each label were drawn from the model's prediction for its sample, over some of the samples.
+
+        A random vector with mean zero and a covariance proportional, in expectation, to the Gauss-Newton matrix of J.
+        """
+        point, sum_ = self.theta.detach().requires_grad_(), torch.zeros_like(self.theta)
+        some = self.index[torch.randperm(len(self.index), generator=generator)[: max(32, len(self.index) // 4)]]
+        for chunk in some.split(self.chunk):
+            logits = self.logits(point, chunk)
+            drawn = torch.multinomial(logits.detach().cpu().softmax(1), 1, generator=generator).flatten()
+            loss = cross_entropy(logits, drawn.to(self.device), reduction="sum")
+            sum_ += torch.autograd.grad(loss, point, materialize_grads=True)[0]
+        return self.project(sum_ / len(some))
+
+    def product(self, vector: Tensor) -> Tensor:
+        r""":math:`\nabla^2 J \, v` ``(P,)`` at the model's parameters, by differentiating :math:`v^\top \nabla J`."""
+        vector, sum_ = self.project(vector.to(self.theta)), torch.zeros_like(self.theta)
+        for chunk in self.chunks:
+            sum_ += differentiate(*self.gradient_graph(chunk), vector)
+        return self.project(sum_ / len(self.index))
+
+    def gradient_graph(self, chunk: Tensor) -> tuple[Tensor, Tensor]:
+        """A point at the model's parameters, and the gradient there of the sum over some samples, with its graph."""
+        point = self.theta.detach().requires_grad_()
+        (gradient,) = torch.autograd.grad(self.total(point, chunk), point, create_graph=True, materialize_grads=True)
+        return point, gradient
+
+    def project(self, vector: Tensor) -> Tensor:
+        """A vector with zeros at the pruned weights."""
+        return vector if self.kept is None else vector * self.kept
+
+    def _cast(self, tensor: Tensor) -> Tensor:
+        return tensor.detach().to(self.dtype) if tensor.is_floating_point() else tensor.detach()
+
+    def _kept(self) -> Tensor | None:
+        kept = masks.read(self.model)
+        if not kept.keys() & set(self.names):
+            return None
+        ones = self.split(torch.ones_like(self.theta))
+        return torch.cat([kept.get(name, one).to(self.theta).flatten() for name, one in ones.items()])
+
+    def _samples_within(self, budget: int) -> int:
+        """How many samples one pass may take so that what it keeps for its backward pass stays within ``budget``."""
+        constant = {tensor.untyped_storage().data_ptr() for tensor in (self.theta, *self.fixed.values())}
+        saved: dict[int, int] = {}
+
+        def pack(tensor: Tensor) -> Tensor:
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in constant:
+                saved[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        with torch.enable_grad(), saved_tensors_hooks(pack, lambda tensor: tensor):
+            graph = self.total(self.theta.detach().requires_grad_(), self.index[:1])
+        del graph  # It kept the memory of the saved tensors from being used again.
+        return max(1, min(len(self.index), budget // max(1, sum(saved.values()))))
+
+
+def differentiate(point: Tensor, gradient: Tensor, vector: Tensor, *, retain: bool = False) -> Tensor:
+    """The derivative of ``vector @ gradient`` in the point; zero where the gradient does not depend on it."""
+    if not gradient.requires_grad:
+        return torch.zeros_like(point)
+    (product,) = torch.autograd.grad(gradient, point, vector, retain_graph=retain, materialize_grads=True)
+    return product
+
+
+def check_parameters(model: nn.Module, names: Sequence[str] | None) -> list[str]:
+    """The names of the parameters to differentiate: those asked for, by default all that require a gradient.
+
+    Raises:
+        ValueError: If a name is unknown or there is none.
+    """
+    known = dict(model.named_parameters())
+    chosen = [name for name, weight in known.items() if weight.requires_grad] if names is None else list(names)
+    unknown = [name for name in chosen if name not in known]
+    if unknown:
+        raise ValueError(f"unknown parameter {unknown[0]!r}; known: {', '.join(known)}")
+    if not chosen:
+        raise ValueError(f"{type(model).__name__} has no parameter that requires a gradient")
+    return chosen

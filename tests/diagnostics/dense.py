@@ -1,0 +1,31 @@
+"""The Hessian of a group as a matrix, in float64: what products and bounds are compared with."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, hessian
+from torch.nn.functional import cross_entropy
+
+import fairlib
+
+
+def double_state(model: nn.Module) -> dict[str, Tensor]:
+    state = dict(model.named_parameters()) | dict(model.named_buffers())
+    return {name: tensor.detach().double() if tensor.is_floating_point() else tensor for name, tensor in state.items()}
+
+
+def dense_hessian(model: nn.Module, data: fairlib.GroupedDataset, group: int) -> Tensor:
+    """``(P, P)``, parameters in the order of the model; the model is in eval mode."""
+    members = (data.groups == group).nonzero().flatten()
+    inputs, targets = data.batch(members, dtype=torch.float64), data.targets[members]
+    state = double_state(model)
+    names = [name for name, _ in model.named_parameters()]
+    sizes = [state[name].numel() for name in names]
+
+    def loss(theta: Tensor) -> Tensor:
+        parts = dict(zip(names, theta.split(sizes), strict=True))
+        point = state | {name: part.view_as(state[name]) for name, part in parts.items()}
+        return cross_entropy(functional_call(model, point, (inputs,)), targets)
+
+    return hessian(loss)(torch.cat([state[name].flatten() for name in names]))

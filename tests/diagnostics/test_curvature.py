@@ -1,0 +1,226 @@
+from __future__ import annotations
+
+import copy
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from dense import dense_hessian
+from torch import nn
+
+import fairlib
+from fairlib.diagnostics import ConvergenceWarning, curvature, group_eigenvalues, objective, sweep_eigenvalues
+
+pytestmark = pytest.mark.filterwarnings("ignore:intervals of groups with fewer than 30 members:UserWarning")
+
+NETS = {
+    "tanh": lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Tanh(), nn.Linear(8, 3)),
+    "relu": lambda: nn.Sequential(
+        nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 3)
+    ),
+    "convolution": lambda: nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 8), nn.ReLU6(),
+        nn.Linear(8, 3),
+    ),
+}  # fmt: skip
+
+
+def net(name: str, seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    return NETS[name]()
+
+
+def extremes(model, data) -> np.ndarray:
+    values = [torch.linalg.eigvalsh(dense_hessian(model.eval(), data, code)) for code in range(data.num_groups)]
+    return np.array([[v[-1].item(), v[0].item()] for v in values])
+
+
+@pytest.mark.parametrize("products", curvature.PRODUCTS)
+@pytest.mark.parametrize("trained", [False, True], ids=["untrained", "trained"])
+@pytest.mark.parametrize("name", NETS)
+def test_agrees_with_dense_matrices(name, trained, products, images):
+    for seed in range(3):
+        model = net(name, seed)
+        model = fairlib.fit(model, images, epochs=15, lr=0.02, batch_size=30) if trained else model
+        # In float64, so that no sample lies on another piece of a kink than in the dense computation.
+        table = group_eigenvalues(model, images, products=products, dtype=torch.float64)
+        expected = extremes(model, images)
+        scale = np.abs(expected).max(axis=1, keepdims=True)
+        found = table[["largest", "smallest"]].to_numpy()
+        errors = np.abs(found - expected) / scale
+        assert errors[:, 0].max() < 1e-3 and errors[:, 1].max() < 3e-3
+        assert (table["residual"] < 0.1).all() and (table["hvps"] >= 2).all()
+
+
+def test_the_largest_is_right_where_the_smallest_is_larger_in_magnitude(images):
+    """Power iteration gives the wrong one here: a well-trained network on labels that are all wrong."""
+    wrong = fairlib.GroupedDataset(images.inputs, (images.targets + 1) % 3, images.groups)
+    for seed in range(3):
+        model = fairlib.fit(net("tanh", seed), images, epochs=30, lr=0.05, batch_size=30)
+        expected = extremes(model, wrong)
+        assert (expected[:, 1] < -3 * expected[:, 0]).all()
+        table = group_eigenvalues(model, wrong, tol=1e-5)
+        np.testing.assert_allclose(table[["largest", "smallest"]], expected, rtol=1e-3)
+
+
+def test_agrees_with_curvlinops(images):
+    from scipy.sparse.linalg import eigsh
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", category=FutureWarning)
+        curvlinops = pytest.importorskip("curvlinops")
+    model = fairlib.build("cnn", num_classes=3, in_channels=1, image_size=8, width=0.25, seed=0).double().eval()
+    table = group_eigenvalues(model, images, tol=1e-6)
+    for code, name in enumerate(images.group_names):
+        members = (images.groups == code).nonzero().flatten()
+        batch = (images.batch(members, dtype=torch.float64), images.targets[members])
+        hessian = curvlinops.HessianLinearOperator(
+            model, nn.CrossEntropyLoss(), list(model.parameters()), [batch], check_deterministic=False
+        )
+        linear = hessian.to_scipy()
+        for column, which in (("largest", "LA"), ("smallest", "SA")):
+            (expected,) = eigsh(linear, k=1, which=which, return_eigenvectors=False)
+            assert table.loc[name, column] == pytest.approx(expected, abs=1e-5 * abs(table.loc[name, "largest"]))
+
+
+def test_float64_and_an_exact_process_reach_any_tolerance(images):
+    model = net("convolution", 0)
+    table = group_eigenvalues(model, images, dtype=torch.float64, products="exact", tol=1e-12)
+    np.testing.assert_allclose(table[["largest", "smallest"]], extremes(model, images), rtol=1e-8)
+    assert (table["residual"] < 1e-5).all()
+
+
+def test_pruned_weights_do_not_count(images):
+    model = fairlib.prune(net("relu", 1), "magnitude", sparsity=0.7)
+    table = group_eigenvalues(model, images, tol=1e-6, products="exact", dtype=torch.float64)
+    kept = torch.cat(
+        [fairlib.masks.read(model).get(n, torch.ones_like(p) > 0).flatten() for n, p in model.named_parameters()]
+    )
+    for code, (_, row) in enumerate(table.iterrows()):
+        values = torch.linalg.eigvalsh(dense_hessian(model, images, code)[kept][:, kept])
+        assert row["largest"] == pytest.approx(values[-1].item(), rel=1e-5)
+        assert row["smallest"] == pytest.approx(min(values[0].item(), 0), rel=1e-4)
+
+
+def test_choice_of_parameters(images):
+    model = net("tanh", 0)
+    table = group_eigenvalues(model, images, parameters=["3.weight", "3.bias"], ends="largest")
+    block = torch.linalg.eigvalsh(dense_hessian(model, images, 0)[-27:, -27:])
+    assert table.loc["many", "largest"] == pytest.approx(block[-1].item(), rel=1e-3)
+    assert table["smallest"].isna().all()
+
+
+def test_chunks_and_patterns_found_anew_do_not_change_the_result(images, monkeypatch):
+    model = net("convolution", 2)
+    whole = group_eigenvalues(model, images)
+    for module in (objective, curvature):
+        monkeypatch.setattr(module, "BUDGET", 2**14)
+    np.testing.assert_allclose(group_eigenvalues(model, images)["largest"], whole["largest"], rtol=1e-3)
+
+
+def test_the_model_is_left_as_it_was(images):
+    model = net("convolution", 0).train()
+    state = copy.deepcopy(model.state_dict())
+    before = torch.random.get_rng_state()
+    group_eigenvalues(model, images)
+    assert model.training and all(parameter.grad is None for parameter in model.parameters())
+    assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
+    assert torch.equal(before, torch.random.get_rng_state())
+
+
+def test_what_did_not_converge_is_flagged_with_its_residual(images):
+    with pytest.warns(ConvergenceWarning, match=r"after 3 steps: many \(residual "):
+        table = group_eigenvalues(net("relu", 0), images, limit=3)
+    assert (table["hvps"] <= 6).all() and (table["residual"] > 1e-3).any()
+
+
+def test_differences_that_mislead_give_way_to_exact_products(images):
+    """The absolute value is not among the functions that are held: its kinks spoil the differences."""
+
+    class Absolute(nn.Module):
+        def forward(self, inputs):
+            return (inputs - 0.5).abs() * 20
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 12), Absolute(), nn.Linear(12, 3))
+    table = group_eigenvalues(model, images)
+    expected = extremes(model, images)
+    np.testing.assert_allclose(table["largest"], expected[:, 0], rtol=1e-3)
+
+
+def test_intervals_are_those_of_other_samples_of_the_group():
+    """The groups are samples of one population: intervals of group curvature cover that of a large sample."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+    inputs, targets = torch.randn(20_000, 4), torch.randint(0, 3, (20_000,))
+    truth = group_eigenvalues(
+        model, fairlib.GroupedDataset(inputs, targets, torch.zeros(20_000, dtype=torch.long)), ends="largest"
+    )
+    covered, widths = [], []
+    for size in (60, 600):
+        groups = torch.arange(20 * size) // size
+        data = fairlib.GroupedDataset(inputs[: 20 * size], targets[: 20 * size], groups)
+        table = group_eigenvalues(model, data, ends="largest")
+        value = truth["largest"].iloc[0]
+        covered.append(((table["largest_low"] <= value) & (value <= table["largest_high"])).mean())
+        widths.append((table["largest_high"] - table["largest_low"]).mean())
+    assert min(covered) >= 0.75
+    assert widths[0] > 2 * widths[1]
+
+
+@pytest.mark.filterwarnings("default:intervals of groups with fewer than 30 members:UserWarning")
+def test_small_groups_are_flagged_single_samples_have_no_interval_and_empty_groups_nothing(images):
+    index = [*range(80), 80]
+    data = fairlib.GroupedDataset(
+        images.inputs[index], images.targets[index], images.groups[index], group_names=["many", "some", "few"]
+    )
+    with pytest.warns(UserWarning, match="fewer than 30 members are too narrow: some"):
+        table = group_eigenvalues(net("tanh", 0), data)
+    assert np.isfinite(table.loc["many"]).all()
+    assert np.isfinite(table.loc["some", "largest"]) and np.isnan(table.loc["some", "largest_high"])
+    assert table.loc["few"].isna().all()
+
+
+def test_a_sweep_gives_what_cold_runs_give_with_fewer_products(images):
+    dense = fairlib.fit(net("convolution", 0), images, epochs=10, lr=0.02, batch_size=30)
+    models = {s: fairlib.prune(dense, "magnitude", sparsity=s) for s in (0.1, 0.2, 0.3, 0.4, 0.5, 0.6)}
+    swept = sweep_eigenvalues(models, images)
+    cold = {s: group_eigenvalues(model, images, ends="largest", intervals=False) for s, model in models.items()}
+    assert swept.index.names == ["model", "group"]
+    for sparsity, table in cold.items():
+        np.testing.assert_allclose(swept.loc[sparsity, "largest"], table["largest"], rtol=2e-3)
+    assert swept["hvps"].sum() < sum(table["hvps"].sum() for table in cold.values())
+
+
+def test_a_sweep_notices_that_another_eigenvalue_has_overtaken(images):
+    """Two blocks of weights whose curvatures cross: an old eigenvector is one still, and no longer the top one."""
+
+    class Blocks(nn.Module):
+        def __init__(self, first, second):
+            super().__init__()
+            self.one, self.two = nn.Parameter(torch.zeros(3, 8)), nn.Parameter(torch.zeros(3, 8))
+            self.scales = (first, second)
+
+        def forward(self, inputs):
+            flat = inputs.flatten(1)
+            return self.scales[0] * flat[:, :8] @ self.one.T + self.scales[1] * flat[:, 8:16] @ self.two.T
+
+    models = {i: Blocks(2 - i / 4, 1 + i / 4) for i in range(5)}
+    swept = sweep_eigenvalues(models, images)
+    for i, model in models.items():
+        np.testing.assert_allclose(swept.loc[i, "largest"], extremes(model, images)[:, 0], rtol=1e-3)
+
+
+def test_bad_input(cnn, images):
+    with pytest.raises(ValueError, match="unknown choice of eigenvalues 'top'; known: largest, smallest, both"):
+        group_eigenvalues(cnn, images, ends="top")
+    with pytest.raises(ValueError, match="unknown kind of products"):
+        group_eigenvalues(cnn, images, products="quick")
+    with pytest.raises(ValueError, match="tol must lie in"):
+        group_eigenvalues(cnn, images, tol=0)
+    with pytest.raises(ValueError, match="at least one model"):
+        sweep_eigenvalues({}, images)
+    next(iter(cnn.parameters())).data.fill_(float("inf"))
+    with pytest.raises(FloatingPointError):
+        group_eigenvalues(cnn, images)

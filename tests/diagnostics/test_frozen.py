@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from fairlib.diagnostics.frozen import Pattern
+
+FUNCTIONS = {
+    "relu": functional.relu,
+    "in place": lambda x: functional.relu(x + 0, inplace=True),
+    "method": lambda x: x.relu(),
+    "leaky": lambda x: functional.leaky_relu(x, 0.2),
+    "relu6": lambda x: functional.relu6(4 * x),
+    "hardtanh": lambda x: functional.hardtanh(x, -0.5, 0.25),
+    "pool": lambda x: functional.max_pool2d(x, 2),
+    "overlapping pool": lambda x: functional.max_pool2d(x, 3, stride=2, padding=1),
+    "module": nn.Sequential(nn.ReLU(), nn.MaxPool2d(2)),
+}
+
+
+@pytest.mark.parametrize("function", FUNCTIONS.values(), ids=FUNCTIONS)
+def test_the_pieces_of_the_first_block_hold_in_later_ones(function):
+    inputs = torch.randn(2, 3, 6, 6, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    direction = torch.randn(inputs.shape, generator=torch.Generator().manual_seed(1))
+    pattern = Pattern()
+    with pattern:
+        first = function(inputs)
+    plain = function(inputs)
+    torch.testing.assert_close(first, plain)
+    # On its piece the function is affine: a large step along the direction follows the derivative at the start.
+    (slope,) = torch.autograd.grad(plain, inputs, torch.ones_like(plain))
+    for _ in range(2):
+        with pattern:
+            later = function(inputs.detach() + 3 * direction)
+        assert float((later.detach() - plain.detach()).sum()) == pytest.approx(
+            3 * float((slope * direction).sum()), rel=1e-4
+        )
+    assert not torch.allclose(function(inputs.detach() + 3 * direction), later)
+    assert pattern.nbytes > 0
+
+
+def test_outside_the_block_nothing_is_held():
+    pattern = Pattern()
+    with pattern:
+        functional.relu(torch.tensor([1.0, -1.0]))
+    assert functional.relu(torch.tensor([-1.0, 1.0])).tolist() == [0, 1]
+    with pattern:
+        assert functional.relu(torch.tensor([-1.0, 1.0])).tolist() == [-1, 0]
