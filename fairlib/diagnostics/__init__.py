@@ -1,4 +1,4 @@
-"""What a model does to each group: performance and gradients. Nothing here trains."""
+"""What a model does to each group: performance, gradients, curvature, distance to the boundary. Nothing here trains."""
 
 from __future__ import annotations
 
@@ -10,19 +10,34 @@ from torch import nn
 
 from fairlib._validation import lookup
 from fairlib.data import GroupedDataset
+from fairlib.diagnostics.boundary import MEASURES, boundary_distance, sample_boundary_distance
+from fairlib.diagnostics.curvature import ConvergenceWarning, group_eigenvalues, sweep_eigenvalues
 from fairlib.diagnostics.evaluation import Predictions, group_performance, predict
 from fairlib.diagnostics.exemplars import exemplars, group_exemplars
 from fairlib.diagnostics.gradients import group_gradients
+from fairlib.diagnostics.hessian_bound import hessian_bound
+from fairlib.diagnostics.sample_gradients import sample_gradient_norms
+from fairlib.diagnostics.taylor import excessive_loss_bound, taylor_terms
 
 __all__ = [
     "DIAGNOSTICS",
+    "MEASURES",
+    "ConvergenceWarning",
     "Predictions",
+    "boundary_distance",
     "diagnose",
+    "excessive_loss_bound",
     "exemplars",
+    "group_eigenvalues",
     "group_exemplars",
     "group_gradients",
     "group_performance",
+    "hessian_bound",
     "predict",
+    "sample_boundary_distance",
+    "sample_gradient_norms",
+    "sweep_eigenvalues",
+    "taylor_terms",
 ]
 
 
@@ -33,8 +48,18 @@ class Diagnostic(NamedTuple):
     columns: tuple[str, ...]
 
 
+def _largest_eigenvalues(model: nn.Module, data: GroupedDataset) -> pd.DataFrame:
+    return group_eigenvalues(model, data, ends="largest", intervals=False)[["largest", "residual"]]
+
+
+def _probability_margins(model: nn.Module, data: GroupedDataset) -> pd.DataFrame:
+    return boundary_distance(model, data)[["mean"]]
+
+
 DIAGNOSTICS: dict[str, Diagnostic] = {
     "gradient": Diagnostic(group_gradients, ("norm", "noise_floor", "debiased_square")),
+    "curvature": Diagnostic(_largest_eigenvalues, ("largest", "residual")),
+    "boundary": Diagnostic(_probability_margins, ("mean",)),
 }
 
 

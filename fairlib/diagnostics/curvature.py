@@ -63,8 +63,8 @@ def group_eigenvalues(
         dtype: ``torch.float64`` for a computation in float64; by default in the type of the parameters.
         ends: ``"largest"``, ``"smallest"`` or ``"both"``; what is not asked for is NaN.
         products: ``"frozen"`` as above, or ``"exact"`` for all of them.
-        tol: Estimated error to aim at, relative to the larger of the two magnitudes. Estimates are good to a factor of
-            about three.
+        tol: Estimated error to aim at, relative to the larger of the two magnitudes, as far as it was met. Estimates
+            are good to a factor of about three. With no more parameters than ``limit`` the process exhausts the space.
         limit: The largest number of steps of the process for a group.
         intervals: Add 95 % intervals of the largest eigenvalue.
         seed: Of the start.
@@ -72,10 +72,11 @@ def group_eigenvalues(
     Returns:
         Indexed by group in the order of the codes (float64): ``largest``, ``smallest``; ``residual``, the larger
         :math:`\|H_a v - \lambda v\|` over the wanted ends, relative to the larger magnitude: some eigenvalue is at
-        most that far away; ``hvps``, the number of products. With ``intervals`` also ``largest_low`` and
-        ``largest_high``: what :math:`v^\top H_a v` would be for other samples of the group, v held, from its variance
-        between blocks of the group. A group of one sample has no interval, an empty group has NaN everywhere. The
-        eigenvalue of a small sample is biased upward, which no interval shows.
+        most that far away, though no residual can tell that it is the extreme one; ``hvps``, the number of products.
+        With ``intervals`` also ``largest_low`` and ``largest_high``: what :math:`v^\top H_a v` would be for other
+        samples of the group, v held, from its variance between blocks of the group. A group of one sample has no
+        interval, an empty group has NaN everywhere. The eigenvalue of a small sample is biased upward, which no
+        interval shows.
 
     Raises:
         FloatingPointError: If the loss is NaN or infinite.
@@ -158,10 +159,11 @@ def _tables(
             found = _extremes(loss, previous[code], ends, products == "frozen", tol, limit, seed)
             previous[code] = sum(pair.vector for pair in found.pairs.values())
             rows[name] = found.row() | (_interval(loss, found, seed) if intervals else {})
-            doubtful += [] if found.converged(tol) else [f"{name} (residual {found.residual:.1e})"]
+            if not found.converged(tol):
+                doubtful.append(f"{name} (residual {found.residual:.1e} after {found.hvps} products)")
         if doubtful:
             warnings.warn(
-                f"eigenvalues not as exact as tol={tol:g} after {limit} steps: {', '.join(doubtful)}",
+                f"eigenvalues not as exact as tol={tol:g}, with at most {limit} steps: {', '.join(doubtful)}",
                 ConvergenceWarning,
                 stacklevel=3,
             )
@@ -229,15 +231,12 @@ class _Found:
     """Eigenpairs by place, and what they took."""
 
     pairs: dict[int, Ritz]
+    scale: float
     hvps: int
 
     @property
-    def scale(self) -> float:
-        return max(abs(pair.value) for pair in self.pairs.values())
-
-    @property
     def residual(self) -> float:
-        """The largest residual, relative to the larger magnitude."""
+        """The largest residual, relative to the largest magnitude that was met."""
         worst = max(pair.residual for pair in self.pairs.values())
         return worst / self.scale if self.scale else worst
 
@@ -254,15 +253,17 @@ def _extremes(
 ) -> _Found:
     products = _Products(loss)
     start = _start(products, previous, ends, seed)
+    if len(start) <= limit:  # So few that the whole space costs little, and nothing can be missed.
+        frozen, tol = False, 0.0
     if frozen:
-        pairs, _ = lanczos(products.frozen, start, ends=ends, tol=tol, limit=limit)
+        pairs, scale, _ = lanczos(products.frozen, start, ends=ends, tol=tol, limit=limit)
         pairs = {place: _verified(products.exact, pair) for place, pair in pairs.items()}
-        found = _Found(pairs, products.count)
+        found = _Found(pairs, scale, products.count)
         if found.converged(tol) or products.count >= limit:
             return found
         start = sum(_unit(pair.vector) for pair in pairs.values()) + 0.1 * _unit(start)
-    pairs, _ = lanczos(products.exact, start, ends=ends, tol=tol, limit=limit - products.count)
-    return _Found(pairs, products.count)
+    pairs, scale, _ = lanczos(products.exact, start, ends=ends, tol=tol, limit=max(2, limit - products.count))
+    return _Found(pairs, scale, products.count)
 
 
 def _start(products: _Products, previous: Tensor | None, ends: str, seed: int) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -57,7 +57,7 @@ class MeanLoss:
         fixed = {name: weight for name, weight in everything.items() if name not in set(self.names)}
         self.fixed = {name: self._cast(tensor) for name, tensor in (fixed | dict(model.named_buffers())).items()}
         self.kept = self._kept()
-        self.chunk = self._samples_within(BUDGET)
+        self.chunk = self.samples_within(BUDGET)
 
     @property
     def chunks(self) -> tuple[Tensor, ...]:
@@ -73,7 +73,7 @@ class MeanLoss:
         """Logits ``(n, C)`` of some samples; differentiable in ``theta``."""
         inputs = self.data.batch(chunk, dtype=self.dtype, device=self.device)
         with evaluation_mode(self.model):
-            logits = functional_call(self.model, self.split(theta) | self.fixed, (inputs,))
+            logits = evaluate(self.model, self.split(theta) | self.fixed, inputs)
         check_logits(logits, self.data)
         return logits.to(self.dtype)
 
@@ -145,7 +145,7 @@ class MeanLoss:
         ones = self.split(torch.ones_like(self.theta))
         return torch.cat([kept.get(name, one).to(self.theta).flatten() for name, one in ones.items()])
 
-    def _samples_within(self, budget: int) -> int:
+    def samples_within(self, budget: int) -> int:
         """How many samples one pass may take so that what it keeps for its backward pass stays within ``budget``."""
         constant = {tensor.untyped_storage().data_ptr() for tensor in (self.theta, *self.fixed.values())}
         saved: dict[int, int] = {}
@@ -160,6 +160,21 @@ class MeanLoss:
             graph = self.total(self.theta.detach().requires_grad_(), self.index[:1])
         del graph  # It kept the memory of the saved tensors from being used again.
         return max(1, min(len(self.index), budget // max(1, sum(saved.values()))))
+
+
+def evaluate(model: nn.Module, state: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
+    """The model's outputs with other parameters and buffers, named as in ``named_parameters`` and ``named_buffers``.
+
+    Every owner of a tied parameter gets it, and a module that goes by several names gets it once:
+    ``torch.func.functional_call`` with its own tying would leave such a module damaged.
+    """
+    canonical = {id(tensor): name for name, tensor in (*model.named_parameters(), *model.named_buffers())}
+    tensors = {}
+    for prefix, module in model.named_modules():
+        for own, tensor in (*module._parameters.items(), *module._buffers.items()):
+            if tensor is not None:
+                tensors[f"{prefix}.{own}" if prefix else own] = state[canonical[id(tensor)]]
+    return functional_call(model, tensors, (inputs,), tie_weights=False)
 
 
 def differentiate(point: Tensor, gradient: Tensor, vector: Tensor, *, retain: bool = False) -> Tensor:

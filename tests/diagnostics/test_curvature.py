@@ -130,7 +130,7 @@ def test_the_model_is_left_as_it_was(images):
 
 
 def test_what_did_not_converge_is_flagged_with_its_residual(images):
-    with pytest.warns(ConvergenceWarning, match=r"after 3 steps: many \(residual "):
+    with pytest.warns(ConvergenceWarning, match=r"at most 3 steps: many \(residual "):
         table = group_eigenvalues(net("relu", 0), images, limit=3)
     assert (table["hvps"] <= 6).all() and (table["residual"] > 1e-3).any()
 

@@ -73,6 +73,25 @@ def test_tied_parameters_count_once(images):
     torch.testing.assert_close(loss.gradient(), torch.cat([g.flatten() for g in gradients]))
 
 
+def test_a_module_with_two_names_is_not_damaged(images):
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.out = nn.Linear(64, 64), nn.Linear(64, 3)
+            self.two = self.one
+
+        def forward(self, inputs):
+            return self.out(torch.tanh(self.two(torch.tanh(self.one(inputs.flatten(1))))))
+
+    model = Twice().double()
+    plain = cross_entropy(model(images.batch(range(120), dtype=torch.float64)), images.targets)
+    gradients = torch.autograd.grad(plain, list(model.parameters()))
+    loss = MeanLoss(model, images)
+    torch.testing.assert_close(loss.gradient(), torch.cat([g.flatten() for g in gradients]))
+    assert all(isinstance(weight, nn.Parameter) for weight in model.one._parameters.values())
+    assert len(list(model.parameters())) == 4
+
+
 def test_the_model_is_left_as_it_was(images):
     model = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, 3)).train()
     state = copy.deepcopy(model.state_dict())

@@ -1,0 +1,328 @@
+"""How far a sample is from where its class changes: five measures that bear one name in the literature."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor, nn
+
+from fairlib._validation import check_number, check_settings, lookup
+from fairlib.data import GroupedDataset
+from fairlib.diagnostics.evaluation import check_logits, evaluation_mode, placement
+from fairlib.statistics import t_interval
+
+CHUNK = 256  # Inputs of one pass.
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Some samples as a measure sees them.
+
+    Attributes:
+        classifier: Inputs ``(n, ...)`` to finite logits ``(n, C)``, C at least 2.
+        inputs: As the model receives them.
+        targets: int64 ``(n,)`` where a sign is asked for, else None.
+        index: Positions in the data set.
+    """
+
+    classifier: Callable[[Tensor], Tensor]
+    inputs: Tensor
+    targets: Tensor | None
+    index: Tensor
+
+
+def boundary_distance(
+    model: nn.Module,
+    data: GroupedDataset,
+    *,
+    measure: str = "probability-margin",
+    signed: bool = False,
+    **settings: float,
+) -> pd.DataFrame:
+    """The mean of a measure of the distance to the decision boundary, by group.
+
+    Args:
+        model, data, measure, signed, settings: As for :func:`sample_boundary_distance`, which also says what is raised.
+
+    Returns:
+        Indexed by group in the order of the codes, columns ``mean low high`` (float64), with Student's 95 % interval
+        over the samples of the group. It is NaN where a group has one sample or an infinite distance; for an empty
+        group the mean is NaN, too.
+    """
+    distances = sample_boundary_distance(model, data, measure=measure, signed=signed, **settings)
+    groups = data.groups.cpu().numpy()
+    rows = [_summary(distances[groups == code]) for code in range(data.num_groups)]
+    return pd.DataFrame(rows, index=pd.Index(data.group_names, name="group"), columns=["mean", "low", "high"])
+
+
+def sample_boundary_distance(
+    model: nn.Module,
+    data: GroupedDataset,
+    *,
+    measure: str = "probability-margin",
+    signed: bool = False,
+    **settings: float,
+) -> np.ndarray:
+    """A measure of every sample's distance to the decision boundary.
+
+    Explanations of who pays by a distance to the boundary mean different things by it, and the measures order samples
+    differently. Without a sign, a confident *error* counts as far from the boundary.
+
+    Args:
+        model: Any classifier; its mode, buffers and ``.grad`` are left as they were. It is evaluated in eval mode.
+            Distances between inputs are in the units in which it receives them: of x / 255 for uint8, and behind
+            ``data.normalize`` where that is set.
+        data: The samples.
+        measure: A name of :data:`MEASURES`, whose functions say what it is: ``"probability-margin"``, ``"closeness"``,
+            ``"linearized"``, ``"certified-radius"`` or ``"deepfool"``.
+        signed: Measure from the boundary of the *true* class instead of the predicted one, negative on its wrong side.
+        settings: Of the measure.
+
+    Returns:
+        ``(N,)`` float64.
+
+    Raises:
+        ValueError: If the measure is unknown or has no sign, a setting is out of range, or there is only one class.
+        TypeError: If a setting is unknown.
+        FloatingPointError: If outputs or their gradients are NaN or infinite.
+    """
+    function = lookup("measure", measure, MEASURES)
+    check_settings(f"measure {measure!r}", function, settings)
+    if data.num_classes < 2:
+        raise ValueError(f"a decision boundary needs two classes; the data have one, {data.target_names[0]!r}")
+    device, dtype = placement(model)
+
+    def classifier(inputs: Tensor) -> Tensor:
+        logits = model(inputs)
+        check_logits(logits, data)
+        return _finite("the model's outputs", logits)
+
+    distances = []
+    with evaluation_mode(model):
+        for index in torch.arange(len(data)).split(CHUNK):
+            inputs = data.batch(index, dtype=dtype, device=device)
+            targets = data.targets[index.to(data.targets.device)].to(device) if signed else None
+            distances.append(function(Batch(classifier, inputs, targets, index), **settings).double().cpu())
+    return torch.cat(distances).numpy()
+
+
+def probability_margin(batch: Batch) -> Tensor:
+    r"""Probability of the predicted class minus that of the runner-up, :math:`p_{(1)} - p_{(2)}`; no unit, in [0, 1].
+
+    Signed :math:`p_y - \max_{j \neq y} p_j`, in [-1, 1]. It is a distance between outputs: it says how far the
+    probabilities are from a tie, not how far the input is from the boundary.
+
+    Source:
+        What the released code of [D] computes.
+    """
+    probabilities = _logits(batch).softmax(1)
+    reference = _reference(batch, probabilities)
+    others = probabilities.scatter(1, reference, -1.0).amax(1)
+    return probabilities.gather(1, reference)[:, 0] - others
+
+
+def closeness(batch: Batch) -> Tensor:
+    r"""Half the largest eigenvalue of :math:`\operatorname{diag}(p) - p p^\top`; no unit, in [0, 1/4]; it has no sign.
+
+    For two classes that is :math:`p(1 - p)`, the factor of Theorem 2, and for more what takes its place in the
+    Gauss-Newton part of the Hessian, halved so that the third class may vanish without a jump. It is *large* near the
+    boundary, where two classes tie, and near zero for a confident error.
+
+    Raises:
+        ValueError: If a sign is asked for.
+
+    Source:
+        [T] Theorem 2, which calls it closeness and, in its appendix, distance to the decision boundary.
+    """
+    if batch.targets is not None:
+        raise ValueError("closeness p(1 - p) is the same on both sides of the boundary: it has no sign")
+    probabilities = _logits(batch).softmax(1)
+    covariance = probabilities.diag_embed() - probabilities[:, :, None] * probabilities[:, None, :]
+    return torch.linalg.eigvalsh(covariance)[:, -1].clamp(min=0) / 2
+
+
+def linearized(batch: Batch) -> Tensor:
+    r"""Distance to the boundary of the linearized logits, in the input's unit (Euclidean norm).
+
+    With c the predicted class (signed: the true one),
+    :math:`\min_{j \neq c} \frac{z_c - z_j}{\|\nabla_x (z_c - z_j)\|_2}`: exact for a linear classifier and else the
+    first step of :func:`deepfool`. Infinite where no difference of logits varies with the input.
+
+    Source:
+        Moosavi-Dezfooli, Fawzi and Frossard, DeepFool (2016); Elsayed et al., Large margin deep networks (2018).
+    """
+    return _nearest(batch, batch.inputs, _reference(batch, _logits(batch)))[0]
+
+
+def deepfool(batch: Batch, *, steps: int = 50, overshoot: float = 0.02) -> Tensor:
+    r"""Length of the perturbation that repeated linearization finds, in the input's unit (Euclidean norm).
+
+    From :math:`x_0 = x` it goes to the nearest boundary of the classifier linearized at :math:`x_t`, until
+    :math:`x_0 + (1 + \text{overshoot}) \sum_t r_t` has another class; the value is :math:`\|\sum_t r_t\|_2`. It is an
+    upper bound of the distance, up to the overshoot. Signed, it goes to the boundary of the true class, whichever side.
+
+    Args:
+        batch: The samples.
+        steps: The largest number of linearizations; a sample that has not crossed by then is infinitely far.
+        overshoot: By what share the perturbation is lengthened to test whether it has crossed.
+
+    Source:
+        Moosavi-Dezfooli, Fawzi and Frossard, DeepFool: a simple and accurate method to fool deep neural networks
+        (2016), Algorithm 2.
+    """
+    check_number("steps", steps, 1, whole=True)
+    check_number("overshoot", overshoot, 0)
+    logits = _logits(batch)
+    reference = _reference(batch, logits)
+    inside = _leads(logits, reference)
+    moved = torch.zeros_like(batch.inputs, dtype=torch.float64)
+    found = torch.full((len(moved),), torch.inf, dtype=torch.float64, device=moved.device)
+    walking = torch.arange(len(moved), device=moved.device)
+    for _ in range(steps):
+        here = (batch.inputs[walking] + moved[walking]).to(batch.inputs)
+        ratio, direction = _nearest(batch, here, reference[walking])
+        # No boundary in sight: it stays infinitely far.
+        walking, ratio, direction = (tensor[ratio.isfinite()] for tensor in (walking, ratio, direction))
+        moved[walking] -= _along(ratio, direction)
+        beyond = (batch.inputs[walking] + (1 + overshoot) * moved[walking]).to(batch.inputs)
+        with torch.no_grad():
+            crossed = _leads(batch.classifier(beyond), reference[walking]) != inside[walking]
+        found[walking[crossed]] = moved[walking[crossed]].flatten(1).norm(dim=1)
+        walking = walking[~crossed]
+        if not len(walking):
+            break
+    return torch.where(inside, found, -found)
+
+
+def certified_radius(
+    batch: Batch,
+    *,
+    sigma: float = 0.25,
+    draws: int = 1000,
+    selection: int = 100,
+    confidence: float = 0.999,
+    seed: int = 0,
+) -> Tensor:
+    r"""A radius within which the *smoothed* classifier provably keeps its class, in the input's unit (Euclidean norm).
+
+    The smoothed classifier gives the class that the model gives most often to :math:`x + \varepsilon`,
+    :math:`\varepsilon \sim N(0, \sigma^2 I)`. If it gives class A with probability :math:`p_A` and the runner-up with
+    :math:`p_B`, no perturbation shorter than
+    :math:`\frac{\sigma}{2} (\Phi^{-1}(p_A) - \Phi^{-1}(p_B))` changes it. As in the paper's algorithm the value is
+    :math:`\sigma \Phi^{-1}(\underline{p_A})`, with :math:`\underline{p_A}` the lower Clopper-Pearson bound and
+    :math:`1 - \underline{p_A}` in the place of :math:`p_B`; 0 where the bound is at most 1/2 (the paper abstains).
+    Signed: negative where A is not the true class. It cannot exceed :math:`\sigma \Phi^{-1}(\alpha^{1/n})` for n draws
+    and confidence :math:`1 - \alpha`, 2.46 sigma by default, and is about another classifier than the model.
+
+    Args:
+        batch: The samples.
+        sigma: Standard deviation of the noise, in the input's unit. [T] cites the measure and prints no sigma; 0.25 is
+            among the paper's.
+        draws: Noisy copies that estimate :math:`p_A`; the paper takes 100,000.
+        selection: Noisy copies, others than those, that choose A.
+        confidence: Of the bound of each sample.
+        seed: Of the noise; every sample has its own.
+
+    Source:
+        Cohen, Rosenfeld and Kolter, Certified adversarial robustness via randomized smoothing (2019), Theorem 1 and the
+        algorithm CERTIFY; cited by [T] for the distance to the decision boundary.
+    """
+    from scipy.stats import beta, norm
+
+    check_number("sigma", sigma, 0, beyond=True)
+    check_number("draws", draws, 1, whole=True)
+    check_number("selection", selection, 1, whole=True)
+    check_number("confidence", confidence, 0, 1, beyond=True)
+    check_number("seed", seed, 0, whole=True)
+    radii = []
+    for i, inputs in zip(batch.index.tolist(), batch.inputs, strict=True):
+        generator = torch.Generator().manual_seed(int(np.random.SeedSequence([seed, i]).generate_state(1)[0]))
+        chosen = int(_votes(batch, inputs, sigma, selection, generator).argmax())
+        agreeing = int(_votes(batch, inputs, sigma, draws, generator)[chosen])
+        low = beta.ppf(1 - confidence, agreeing, draws - agreeing + 1) if agreeing else 0.0
+        radius = max(0.0, sigma * float(norm.ppf(low)))
+        right = batch.targets is None or chosen == int(batch.targets[len(radii)])
+        radii.append(radius if right else -radius)
+    return torch.tensor(radii, dtype=torch.float64)
+
+
+MEASURES: dict[str, Callable[..., Tensor]] = {
+    "probability-margin": probability_margin,
+    "closeness": closeness,
+    "linearized": linearized,
+    "certified-radius": certified_radius,
+    "deepfool": deepfool,
+}
+
+
+def _logits(batch: Batch) -> Tensor:
+    with torch.no_grad():
+        return batch.classifier(batch.inputs).double()
+
+
+def _reference(batch: Batch, scores: Tensor) -> Tensor:
+    """The class whose boundary is meant, ``(n, 1)``."""
+    return (scores.argmax(1) if batch.targets is None else batch.targets)[:, None]
+
+
+def _leads(logits: Tensor, reference: Tensor) -> Tensor:
+    """Whether the largest logit is that of the reference, ``(n,)``."""
+    return logits.argmax(1) == reference[:, 0]
+
+
+def _nearest(batch: Batch, inputs: Tensor, reference: Tensor) -> tuple[Tensor, Tensor]:
+    r"""The smallest :math:`(z_c - z_j) / \|\nabla_x (z_c - z_j)\|` over the classes j other than c, the reference.
+
+    Returns:
+        It, ``(n,)``, and the gradient over its norm, of the shape of the inputs; float64. Infinite where all vanish.
+    """
+    with torch.enable_grad():
+        inputs = inputs.detach().requires_grad_()
+        logits = batch.classifier(inputs)
+        columns = logits.sum(0)  # Samples do not interact: the gradient of a sum is that of each.
+        gradients = [
+            torch.autograd.grad(column, inputs, retain_graph=True, materialize_grads=True)[0] for column in columns
+        ]
+    slopes = _finite("the gradients of the model's outputs", torch.stack(gradients, 1).double().flatten(2))
+    chosen = reference[..., None].expand(-1, 1, slopes.shape[2])
+    slopes = slopes.gather(1, chosen) - slopes  # (n, classes, inputs)
+    gaps = logits.detach().double().gather(1, reference) - logits.detach().double()
+    lengths = slopes.norm(dim=2)
+    ratios = torch.where(lengths > 0, gaps / lengths, torch.where(gaps == 0, 0.0, gaps.sign() * torch.inf))
+    ratio, nearest = ratios.scatter(1, reference, torch.inf).min(1)
+    each = torch.arange(len(ratio), device=ratio.device)
+    direction = slopes[each, nearest] / lengths[each, nearest, None].clamp(min=torch.finfo(torch.float64).tiny)
+    return ratio, direction.view_as(inputs)
+
+
+def _along(length: Tensor, direction: Tensor) -> Tensor:
+    return length.view(-1, *[1] * (direction.ndim - 1)) * direction
+
+
+def _votes(batch: Batch, inputs: Tensor, sigma: float, draws: int, generator: torch.Generator) -> Tensor:
+    """How often the model gives each class to one input under noise, ``(C,)``."""
+    votes: Tensor | int = 0
+    for count in (len(part) for part in torch.arange(draws).split(CHUNK)):
+        noise = torch.randn((count, *inputs.shape), generator=generator, dtype=inputs.dtype).to(inputs.device)
+        with torch.no_grad():
+            logits = batch.classifier(inputs + sigma * noise)
+        votes = votes + torch.bincount(logits.argmax(1), minlength=logits.shape[1])
+    return votes
+
+
+def _finite(name: str, tensor: Tensor) -> Tensor:
+    broken = int((~tensor.detach().isfinite()).flatten(1).any(1).sum())
+    if broken:
+        raise FloatingPointError(f"{name} are NaN or infinite on {broken} of {len(tensor)} samples")
+    return tensor
+
+
+def _summary(values: np.ndarray) -> tuple[float, float, float]:
+    if len(values) < 2 or not np.isfinite(values).all():
+        with np.errstate(invalid="ignore"):  # Infinities of both signs have no mean: NaN.
+            return (float(values.mean()) if len(values) else np.nan), np.nan, np.nan
+    return t_interval(values)

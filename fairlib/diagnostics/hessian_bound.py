@@ -1,0 +1,279 @@
+"""Theorem 2: the largest eigenvalue of a group's Hessian, bounded by closeness to the boundary and by errors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import pandas as pd
+import torch
+from torch import Tensor, nn
+from torch.autograd import functional
+from torch.func import grad, jacrev, vjp, vmap
+
+from fairlib._validation import check_number
+from fairlib.data import GroupedDataset
+from fairlib.diagnostics.evaluation import evaluation_mode
+from fairlib.diagnostics.objective import BUDGET, MeanLoss
+
+COLUMNS = ("samples", "closeness", "spectral", "signed", "printed", "residual", "spectral_error")
+
+
+def hessian_bound(
+    model: nn.Module,
+    data: GroupedDataset,
+    *,
+    parameters: Sequence[str] | None = None,
+    samples: int | None = None,
+    dtype: torch.dtype | None = torch.float64,
+    tol: float = 1e-4,
+    limit: int = 200,
+    seed: int = 0,
+) -> pd.DataFrame:
+    r"""Upper bounds of :math:`\lambda_{\max}(H_a)`, the largest eigenvalue of the Hessian of every group's mean loss.
+
+    With logits :math:`z(\theta) \in \mathbb R^C` of one sample, their Jacobian :math:`J` ``(C, P)``, the softmax
+    :math:`p` and the one-hot target :math:`y`, the Hessian of the sample's cross-entropy is
+
+    .. math:: J^\top (\operatorname{diag} p - p p^\top) J + S, \qquad S = \sum_c (p_c - y_c) \nabla_\theta^2 z_c .
+
+    The largest eigenvalue of a sum is at most the sum of the largest ones (Weyl), so :math:`\lambda_{\max}(H_a)` is at
+    most the mean over the group of those of both parts:
+
+    - ``closeness`` is the mean of the first part's, exactly, from a C by C matrix. With two classes it is
+      :math:`p (1 - p) \|\nabla_\theta (z_1 - z_0)\|^2`, large near the decision boundary;
+    - ``signed`` is ``closeness`` plus the mean of :math:`\lambda_{\max}(S)`;
+    - ``spectral`` is ``closeness`` plus the mean of :math:`\|S\|_2`, so never below ``signed``. With two classes
+      :math:`\|S\|_2 = |p - y| \, \|\nabla_\theta^2 (z_1 - z_0)\|_2`, large where the model errs;
+    - ``printed`` is ``closeness`` plus the mean of :math:`|p - y| \, \lambda_{\max}(\nabla_\theta^2 (z_1 - z_0))`, as
+      the theorem is printed, its f read as the logit. **It is no bound**: for a sample with :math:`y = 1` the factor
+      :math:`p - y` is negative, and it is the smallest eigenvalue that counts. With
+      :math:`z_1 - z_0 = c - k t^2 / 2` at :math:`t = 0` and :math:`y = 1` the truth is :math:`(1 - p) k > 0` and the
+      printed value :math:`-(1 - p) k`. NaN for more than two classes.
+
+    Read literally, with the probability in the place of f, the theorem fails already for logistic regression: at
+    :math:`p = 1/2, x = 1` the truth is 1/4 and the printed bound 1/64.
+
+    Where there are at most ``limit`` parameters, S is formed and its eigenvalues are exact. Otherwise they come
+    from a Lanczos process of its own for every sample, and its residual is added in ``signed`` and ``spectral``: upper
+    estimates, too large by at most ``tol`` times themselves where the process converged, and bounds unless it missed
+    the end of the spectrum, which is rare and cannot be ruled out. At a point where the model is not smooth,
+    derivatives are those of automatic differentiation.
+
+    Args:
+        model: Any differentiable classifier; its mode, buffers and ``.grad`` are left as they were. It is evaluated in
+            eval mode. Of a pruned model only the weights it kept count.
+        data: The samples. A Jacobian ``(C, P)`` and the vectors of a Lanczos process must fit into memory for one.
+        parameters: Names of the parameters that make up :math:`\theta`; by default all that require a gradient.
+        samples: So many of every group, drawn by ``seed`` without replacement; by default all. The means are then
+            estimates, and no longer bounds beyond doubt.
+        dtype: The floating type of the computation; None for that of the parameters.
+        tol: The residual at which a Lanczos process ends, as a share of the sample's bound.
+        limit: The largest number of Hessian-vector products for each sample.
+        seed: Of the draw, and of the vector that every Lanczos process starts from.
+
+    Returns:
+        Indexed by group in the order of the codes, columns ``samples`` (how many were used), ``closeness``,
+        ``spectral``, ``signed``, ``printed``; ``residual``, what ``spectral`` and ``signed`` contain of residuals: more
+        than ``tol`` times ``spectral`` says that processes did not converge, so that both may be too small; and
+        ``spectral_error``, the standard error of ``spectral`` by the draw: 0 where the whole group was used, NaN where
+        one sample of several was (float64). A group without samples has NaN.
+
+    Raises:
+        ValueError: If a parameter name is unknown, there is nothing to differentiate, or a number is out of range.
+        FloatingPointError: If logits or their derivatives are NaN or infinite.
+
+    Source:
+        [T] Theorem 2 (Eqs 6, 10-13), [D] Proposition 4.5, both corrected: the spectral norm, or the signed end of the
+        spectrum, in the place of the largest eigenvalue, and logits in the place of f.
+    """
+    check_number("limit", limit, 1, whole=True)
+    check_number("tol", tol, 0, 1, beyond=True)
+    if samples is not None:
+        check_number("samples", samples, 1, whole=True)
+    objective = MeanLoss(model, data, parameters=parameters, dtype=dtype)
+    derivatives = _Derivatives(objective)
+    if not len(derivatives.point):
+        raise ValueError(f"nothing to differentiate: every weight of {', '.join(objective.names)} is pruned")
+    spectrum = partial(_spectrum, derivatives, tol=tol, limit=limit, seed=seed)
+    size = _samples_at_once(derivatives, limit)
+    members = [(data.groups == code).nonzero().flatten().cpu() for code in range(data.num_groups)]
+    drawn = [_draw(group, samples, seed) for group in members]
+    with evaluation_mode(model):
+        bounds = torch.cat([_sample_bounds(derivatives, spectrum, chunk) for chunk in torch.cat(drawn).split(size)])
+    parts = bounds.split([len(group) for group in drawn])
+    rows = [_summary(part, len(group)) for part, group in zip(parts, members, strict=True)]
+    return pd.DataFrame(rows, index=pd.Index(data.group_names, name="group"), columns=list(COLUMNS))
+
+
+class _Derivatives:
+    """The logits of single samples as functions of the kept weights ``point``: their Jacobians and second derivatives.
+
+    Samples go through ``torch.func.vmap`` together; one by one where a model does not allow that.
+    """
+
+    def __init__(self, objective: MeanLoss) -> None:
+        self.objective = objective
+        self.kept = None if objective.kept is None else objective.kept.nonzero().flatten()
+        self.point = objective.theta if self.kept is None else objective.theta[self.kept]
+        self._together = True
+
+    def logits(self, point: Tensor, sample: Tensor) -> Tensor:
+        """The logits ``(C,)`` of a sample, given by its number, a tensor without dimensions."""
+        if self.kept is not None:
+            point = torch.zeros_like(self.objective.theta).index_copy(0, self.kept, point)
+        return self.objective.logits(point, sample[None])[0]
+
+    def jacobians(self, index: Tensor) -> Tensor:
+        """``(n, C, P)``."""
+        return self._each(
+            lambda i: jacrev(self.logits)(self.point, i),
+            lambda i: functional.jacobian(lambda point: self.logits(point, i), self.point),
+            index,
+        )
+
+    def products(self, index: Tensor, weights: Tensor, vectors: Tensor) -> Tensor:
+        r"""For each sample :math:`\sum_c w_c \nabla^2 z_c \, v`; ``weights`` ``(n, C)``, ``vectors`` ``(n, P)``."""
+
+        def together(i: Tensor, weight: Tensor, vector: Tensor) -> Tensor:
+            gradient = grad(lambda point: self.logits(point, i) @ weight)
+            return vjp(gradient, self.point)[1](vector)[0]
+
+        def alone(i: Tensor, weight: Tensor, vector: Tensor) -> Tensor:
+            return functional.vhp(lambda point: self.logits(point, i) @ weight, self.point, vector)[1]
+
+        return self._each(together, alone, index, weights, vectors)
+
+    def hessians(self, index: Tensor, weights: Tensor) -> Tensor:
+        r"""For each sample :math:`\sum_c w_c \nabla^2 z_c` ``(n, P, P)``."""
+        return self._each(
+            lambda i, weight: jacrev(grad(lambda point: self.logits(point, i) @ weight))(self.point),
+            lambda i, weight: functional.hessian(lambda point: self.logits(point, i) @ weight, self.point),
+            index,
+            weights,
+        )
+
+    def _each(self, together: Callable[..., Tensor], alone: Callable[..., Tensor], *arguments: Tensor) -> Tensor:
+        if self._together and len(arguments[0]) > 1:
+            try:
+                return vmap(together)(*arguments)
+            except RuntimeError:  # Control flow that looks at values, a random operation, a function without a rule.
+                self._together = False
+        return torch.stack([alone(*sample) for sample in zip(*arguments, strict=True)])
+
+
+def _sample_bounds(derivatives: _Derivatives, spectrum: Callable[..., tuple[Tensor, ...]], index: Tensor) -> Tensor:
+    """For each sample ``closeness spectral signed printed residual``, float64 ``(n, 5)``."""
+    objective = derivatives.objective
+    data = objective.data
+    with torch.no_grad():
+        logits = objective.logits(objective.theta, index)
+    _check_finite("logits", logits)
+    targets = data.targets[index.to(data.targets.device)].to(objective.device)
+    p = logits.softmax(1)
+    errors = p - nn.functional.one_hot(targets, data.num_classes)
+    closeness = _closeness(p, derivatives.jacobians(index))
+    low, high, residual = spectrum(index, errors, closeness)
+    spectral = closeness + torch.maximum(high, -low) + residual
+    printed = closeness + torch.where(targets == 1, -low, high)
+    if data.num_classes != 2:
+        printed = torch.full_like(printed, float("nan"))
+    return torch.stack([closeness, spectral, closeness + high + residual, printed, residual], dim=1).cpu()
+
+
+def _closeness(p: Tensor, jacobians: Tensor) -> Tensor:
+    r"""The largest eigenvalues of :math:`J^\top A J`, :math:`A = \operatorname{diag} p - p p^\top`, float64 ``(n,)``.
+
+    They are those of the C by C matrix :math:`B^\top J J^\top B`, for :math:`A = B B^\top` with
+    :math:`B = \operatorname{diag} \sqrt p - p \sqrt p^\top`.
+    """
+    root = p.double().sqrt()
+    factor = torch.diag_embed(root) - p.double()[:, :, None] * root[:, None, :]
+    gram = (jacobians @ jacobians.mT).double()
+    matrix = factor.mT @ gram @ factor
+    _check_finite("gradients of the logits", matrix)
+    return torch.linalg.eigvalsh(matrix)[:, -1].clamp(min=0)
+
+
+def _spectrum(
+    derivatives: _Derivatives, index: Tensor, errors: Tensor, scale: Tensor, *, tol: float, limit: int, seed: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Smallest and largest eigenvalue of every sample's S, and the larger of their residuals; float64 ``(n,)``."""
+    size = len(derivatives.point)
+    if size <= limit:
+        hessians = derivatives.hessians(index, errors)
+        _check_finite("second derivatives of the logits", hessians)
+        values = torch.linalg.eigvalsh(hessians.double())
+        return values[:, 0], values[:, -1], torch.zeros_like(scale)
+    start = torch.randn(size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(errors)
+    product = partial(derivatives.products, index, errors)
+    return _extreme_eigenvalues(product, start.expand(len(index), -1), tol=tol, limit=limit, scale=scale)
+
+
+def _extreme_eigenvalues(
+    product: Callable[[Tensor], Tensor], start: Tensor, *, tol: float, limit: int, scale: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Smallest and largest eigenvalues of n symmetric operators, and the larger residual of both; each ``(n,)``.
+
+    A Lanczos process with full reorthogonalization for each operator, in step. One ends, and keeps what it has, when
+    its residuals are below ``tol`` times ``scale`` plus its largest absolute eigenvalue; all end after ``limit``.
+    """
+    n = len(start)
+    basis = [start / start.norm(dim=1, keepdim=True)]
+    matrix = torch.zeros(n, limit, limit, dtype=torch.float64, device=start.device)
+    tol = max(tol, 100 * torch.finfo(start.dtype).eps)
+    found = torch.zeros(n, 3, dtype=torch.float64, device=start.device)
+    running = torch.ones(n, dtype=torch.bool, device=start.device)
+    for k in range(limit):
+        rest = product(basis[k])
+        for q in basis:
+            overlap = torch.linalg.vecdot(q, rest)
+            rest = rest.addcmul(overlap[:, None], q, value=-1)
+        matrix[:, k, k] = overlap
+        beta = rest.norm(dim=1)
+        _check_finite("second derivatives of the logits", beta[:, None])
+        values, vectors = torch.linalg.eigh(matrix[:, : k + 1, : k + 1])
+        residual = beta * vectors[:, -1, [0, -1]].abs().amax(1)
+        now = torch.stack([values[:, 0], values[:, -1], residual], dim=1)
+        found = torch.where(running[:, None], now, found)
+        running &= residual > tol * (scale + values[:, [0, -1]].abs().amax(1))
+        if k + 1 == limit or not running.any():
+            break
+        matrix[:, k, k + 1] = matrix[:, k + 1, k] = beta
+        basis.append(rest / beta.clamp(min=torch.finfo(rest.dtype).tiny)[:, None])
+    return found[:, 0], found[:, 1], found[:, 2]
+
+
+def _samples_at_once(derivatives: _Derivatives, limit: int) -> int:
+    """How many samples may go together, so that neither their vectors nor their activations exceed ``BUDGET``."""
+    objective, size = derivatives.objective, len(derivatives.point)
+    classes = objective.data.num_classes
+    by_vectors = BUDGET // (size * (classes + limit) * objective.theta.element_size())
+    by_activations = objective.samples_within(BUDGET // max(classes, size if size <= limit else 0))
+    return max(1, min(by_vectors, by_activations))
+
+
+def _draw(members: Tensor, samples: int | None, seed: int) -> Tensor:
+    if samples is None or samples >= len(members):
+        return members
+    return members[torch.randperm(len(members), generator=torch.Generator().manual_seed(seed))[:samples]]
+
+
+def _summary(bounds: Tensor, n: int) -> tuple[float, ...]:
+    """A row of the table, from the bounds of some samples of a group of n."""
+    if not len(bounds):
+        return (float("nan"),) * len(COLUMNS)
+    return (float(len(bounds)), *bounds.mean(0).tolist(), _standard_error(bounds[:, 1], n))
+
+
+def _standard_error(values: Tensor, n: int) -> float:
+    """Of the mean of values that were drawn without replacement from n."""
+    if len(values) == n:
+        return 0.0
+    return float("nan") if len(values) == 1 else float(values.std() * ((1 - len(values) / n) / len(values)) ** 0.5)
+
+
+def _check_finite(what: str, values: Tensor) -> None:
+    broken = int((~values.isfinite()).flatten(1).any(1).sum())
+    if broken:
+        raise FloatingPointError(f"the {what} are NaN or infinite for {broken} of {len(values)} samples")

@@ -1,0 +1,270 @@
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from zoo import zoo_model
+
+import fairlib
+from fairlib.diagnostics import sample_gradients
+from fairlib.diagnostics.sample_gradients import sample_gradient_norms
+
+
+def _looped(model: nn.Module, data: fairlib.GroupedDataset, names=None) -> np.ndarray:
+    """One backward pass a sample, the slow and certain way; through masked weights it is masked by itself."""
+    model = copy.deepcopy(model).eval()
+    parameters = [weight for name, weight in model.named_parameters() if names is None or name in names]
+    norms = []
+    for i in range(len(data)):
+        loss = cross_entropy(model(data.batch([i], dtype=parameters[0].dtype)), data.targets[i : i + 1])
+        gradients = torch.autograd.grad(loss, parameters, materialize_grads=True)
+        norms.append(sum(gradient.double().square().sum().item() for gradient in gradients) ** 0.5)
+    return np.array(norms)
+
+
+def _data(shape, count=8, seed=0) -> fairlib.GroupedDataset:
+    inputs = np.random.default_rng(seed).normal(size=(count, *shape))
+    return fairlib.GroupedDataset(inputs, np.arange(count) % 3, np.arange(count) % 2)
+
+
+@pytest.fixture
+def ways(monkeypatch):
+    """The names of the ways that were taken, in turn."""
+    taken = []
+    for way in ("_in_one_pass", "_one_by_one"):
+        function = getattr(sample_gradients, way)
+
+        def call(*arguments, way=way, function=function):
+            taken.append(way)
+            return function(*arguments)
+
+        monkeypatch.setattr(sample_gradients, way, call)
+    return taken
+
+
+@pytest.mark.parametrize("sparsity", [0, 0.8])
+@pytest.mark.parametrize("name", fairlib.models.MODELS)
+def test_agrees_with_a_loop_for_every_model_of_the_zoo(name, sparsity, ways):
+    model, batch = zoo_model(name)
+    data = _data(batch.shape[1:])
+    model = fairlib.prune(model.double(), "random", sparsity=sparsity) if sparsity else model.double()
+    # rtol: p - 1 of a sample that is fitted to 1e-12 has few digits in the loop, all of them here.
+    np.testing.assert_allclose(sample_gradient_norms(model, data), _looped(model, data), rtol=1e-4, atol=1e-12)
+    assert ways == ["_in_one_pass"]
+
+
+CASES = {
+    "padding, stride, dilation": nn.Sequential(
+        nn.Conv2d(2, 4, (3, 2), stride=(1, 2), padding=1, dilation=(2, 1)), nn.ReLU(), nn.Flatten(), nn.LazyLinear(3)
+    ),
+    "groups, reflected": nn.Sequential(
+        nn.Conv2d(2, 6, 3, padding=1, padding_mode="reflect", groups=2), nn.Tanh(), nn.Flatten(), nn.LazyLinear(3)
+    ),
+    "same": nn.Sequential(nn.Conv2d(2, 3, (3, 5), padding="same"), nn.GELU(), nn.Flatten(), nn.LazyLinear(3)),
+    "one dimension": nn.Sequential(nn.Flatten(2), nn.Conv1d(2, 3, 5), nn.ReLU(), nn.Flatten(), nn.LazyLinear(3)),
+    "three dimensions": nn.Sequential(
+        nn.Unflatten(1, (1, 2)), nn.Conv3d(1, 3, 2), nn.BatchNorm3d(3), nn.Flatten(), nn.LazyLinear(3)
+    ),
+    "in place": nn.Sequential(
+        nn.Conv2d(2, 3, 3),
+        nn.ReLU(inplace=True),
+        nn.BatchNorm2d(3),
+        nn.ReLU(inplace=True),
+        nn.Flatten(),
+        nn.LazyLinear(3),
+    ),
+    "normalizations": nn.Sequential(
+        nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.LayerNorm([4, 4]), nn.Flatten(), nn.LazyLinear(3), nn.BatchNorm1d(3)
+    ),
+    "positions": nn.Sequential(nn.Flatten(2), nn.Linear(36, 4), nn.LayerNorm(4), nn.Flatten(), nn.LazyLinear(3)),
+    "rows and columns": nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 2), nn.Flatten(), nn.LazyLinear(3)),
+}
+
+
+@pytest.mark.parametrize("sparsity", [0, 0.5])
+@pytest.mark.parametrize("case", CASES)
+def test_layers_in_one_pass(case, sparsity, ways):
+    torch.manual_seed(0)
+    data = _data((2, 6, 6))
+    model = copy.deepcopy(CASES[case]).double()
+    for _ in range(3):
+        model(data.batch(slice(None), dtype=torch.float64))  # Shapes and statistics.
+    model = fairlib.prune(model, "random", sparsity=sparsity) if sparsity else model
+    np.testing.assert_allclose(sample_gradient_norms(model, data), _looped(model, data), rtol=1e-9)
+    assert ways == ["_in_one_pass"]
+
+
+@pytest.mark.parametrize("positions", [1, 2, 7, 30])
+@pytest.mark.parametrize("masked", [False, True])
+def test_every_form_of_the_sum_of_outer_products(positions, masked):
+    generator = torch.Generator().manual_seed(0)
+    u, delta = (torch.randn(5, 2, size, positions, generator=generator, dtype=torch.float64) for size in (3, 4))
+    mask = torch.rand(2, 4, 3, generator=generator) < 0.5 if masked else None
+    gradient = torch.einsum("ngop,ngip->ngoi", delta, u) * (1 if mask is None else mask)
+    found = sample_gradients._outer(u, delta, mask)
+    torch.testing.assert_close(found, gradient.square().sum((1, 2, 3)), rtol=1e-12, atol=0)
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.out = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 3)
+        self.second.weight = self.first.weight
+
+    def forward(self, inputs):
+        return self.out(torch.tanh(self.second(torch.tanh(self.first(inputs)))))
+
+
+class Twice(Tied):
+    def forward(self, inputs):
+        return self.out(torch.tanh(self.first(torch.tanh(self.first(inputs)))))
+
+
+class Outside(Tied):
+    """Uses a weight without calling its layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.second = None
+
+    def forward(self, inputs):
+        return self.out(torch.tanh(self.first(inputs)) @ self.first.weight)
+
+
+class Scaled(nn.Linear):
+    def __init__(self):
+        super().__init__(4, 3)
+        self.scale = nn.Parameter(torch.tensor(2.0))
+
+    def forward(self, inputs):
+        return super().forward(inputs) * self.scale
+
+
+class Branching(nn.Module):
+    """Neither hooks nor vmap can do it: a parameter of its own, and a branch that looks at a value."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = Scaled()
+
+    def forward(self, inputs):
+        return self.linear(inputs if float(inputs.detach().mean()) > 0 else -inputs)
+
+
+class Turned(nn.Module):
+    """Its layer takes the batch for its second axis."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.out = nn.Linear(1, 2), nn.Linear(8, 3)
+
+    def forward(self, inputs):
+        hidden = self.inner(inputs.T[..., None])
+        return self.out(hidden.transpose(0, 1).flatten(1))
+
+
+@pytest.mark.parametrize("kind", [Tied, Twice, Outside, Scaled, Branching, Turned])
+@pytest.mark.parametrize("count", [4, 10])
+def test_falls_back_by_itself(kind, count, ways):
+    torch.manual_seed(0)
+    model, data = kind().double(), _data((4,), count)
+    np.testing.assert_allclose(sample_gradient_norms(model, data), _looped(model, data), rtol=1e-9)
+    assert ways == ["_in_one_pass", "_one_by_one"]
+
+
+def test_hooks_of_others_and_parametrizations_fall_back(ways):
+    torch.manual_seed(0)
+    data = _data((4,))
+    hooked = nn.Sequential(nn.Linear(4, 3)).double()
+    hooked[0].register_forward_hook(lambda layer, inputs, output: output * layer.weight.sum())
+    normed = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(4, 3))).double()
+    for model in (hooked, normed):
+        np.testing.assert_allclose(sample_gradient_norms(model, data), _looped(model, data), rtol=1e-9)
+    assert ways == ["_in_one_pass", "_one_by_one"] * 2
+
+
+def test_a_layer_that_is_not_used_has_no_gradient():
+    torch.manual_seed(0)
+
+    class Auxiliary(Tied):
+        def forward(self, inputs):
+            with torch.no_grad():
+                hidden = self.first(inputs)
+            return self.out(hidden)
+
+    model, data = Auxiliary().double(), _data((4,))
+    found = sample_gradient_norms(model, data, parameters=["out.weight", "out.bias", "second.bias", "first.bias"])
+    np.testing.assert_allclose(found, _looped(model, data, ["out.weight", "out.bias"]), rtol=1e-9)
+    np.testing.assert_array_equal(sample_gradient_norms(model, data, parameters=["first.bias"]), np.zeros(8))
+
+
+def test_chunks_and_blocks_do_not_show(cnn, images, monkeypatch):
+    whole = sample_gradient_norms(cnn, images)
+    monkeypatch.setattr(sample_gradients, "KEPT", 20_000)
+    monkeypatch.setattr(sample_gradients, "BLOCK", 10_000)
+    monkeypatch.setattr(sample_gradients, "FIRST", 3)
+    np.testing.assert_allclose(sample_gradient_norms(cnn, images), whole, rtol=1e-5)
+
+
+def test_choice_of_parameters(cnn, images):
+    names = [name for name, _ in cnn.named_parameters()]
+    squares = [sample_gradient_norms(cnn, images, parameters=[name]) ** 2 for name in names]
+    np.testing.assert_allclose(np.sqrt(sum(squares)), sample_gradient_norms(cnn, images), rtol=1e-5)
+    frozen = copy.deepcopy(cnn)
+    frozen.features.requires_grad_(False)
+    classifier = [name for name in names if name.startswith("classifier")]
+    np.testing.assert_array_equal(
+        sample_gradient_norms(frozen, images), sample_gradient_norms(cnn, images, parameters=classifier)
+    )
+    with pytest.raises(ValueError, match="unknown parameter 'fc'; known: features"):
+        sample_gradient_norms(cnn, images, parameters=["fc"])
+    with pytest.raises(ValueError, match="no parameter that requires a gradient"):
+        sample_gradient_norms(frozen.requires_grad_(False), images)
+
+
+def test_a_group_gradient_is_no_longer_than_its_samples_are_on_average(cnn, images):
+    norms = sample_gradient_norms(cnn, images)
+    groups = fairlib.diagnostics.group_gradients(cnn, images)["norm"]
+    for code, group in enumerate(images.group_names):
+        assert groups[group] <= norms[images.groups.numpy() == code].mean()
+
+
+def test_a_fitted_sample_keeps_its_digits_in_float32():
+    """Autograd rounds p - 1 to a multiple of 6e-8; here p is 1 - 4e-9, and in the second sample 1 - 4e-44."""
+    model = nn.Linear(1, 2, bias=False)
+    with torch.no_grad():
+        model.weight.copy_(torch.tensor([[1.0], [0.0]]))
+    data = fairlib.GroupedDataset([[19.3], [100.0]], [0, 0], [0, 0], target_names=["a", "b"])
+    expected = [2**0.5 * x / (1 + np.exp(x)) for x in (19.3, 100.0)]
+    np.testing.assert_allclose(sample_gradient_norms(model, data), expected, rtol=1e-5)
+
+
+def test_leaves_the_model_as_it_was(images):
+    model = fairlib.build("tiny-resnet", num_classes=3, in_channels=1, image_size=8).train()
+    model.bn1.eval()
+    model.fc.weight.grad = torch.ones_like(model.fc.weight)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    in_eval_mode = sample_gradient_norms(copy.deepcopy(model).eval(), images)
+    np.testing.assert_array_equal(sample_gradient_norms(model, images), in_eval_mode)
+    assert model.training and not model.bn1.training and model.layer1.training
+    assert bool((model.fc.weight.grad == 1).all()) and model.conv1.weight.grad is None
+    assert all(torch.equal(value, model.state_dict()[name]) for name, value in before.items())
+    assert all(weight.requires_grad for weight in model.parameters())
+    assert not any(layer._forward_hooks for layer in model.modules())
+
+
+def test_not_finite(cnn, images):
+    with torch.no_grad():
+        cnn.classifier[0].bias[0] = torch.nan
+    with pytest.raises(FloatingPointError, match="the model's outputs are NaN or infinite on 8 of 8 samples"):
+        sample_gradient_norms(cnn, images)
+
+
+def test_outputs_must_match_the_classes(images):
+    model = fairlib.build("cnn", num_classes=2, in_channels=1, image_size=8)
+    with pytest.raises(ValueError, match="one for each class of the data"):
+        sample_gradient_norms(model, images)
