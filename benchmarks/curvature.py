@@ -1,11 +1,11 @@
 """The largest Hessian eigenvalue of every group, against PyHessian run once for each group with its defaults.
 
-``python benchmarks/curvature.py [small_cnn|resnet18|sweep ...]``, after ``pip install --no-deps -r
-benchmarks/requirements.txt``; grey synthetic faces of 32 pixels, five groups, five classes, networks that were trained for
-a few epochs. Goals: a third of PyHessian's CPU time on the small network (two convolutions, three linear layers, 121
-thousand parameters, 300 samples a group), half on ResNet-18 with torchvision's stem (128 samples a group), at a
-relative error of at most 1e-3; over a sweep of eight pruning ratios half of eight cold runs. Errors are against Lanczos
-with products in float64, run until the estimated error is 1e-14.
+``python benchmarks/curvature.py [small_cnn|small_cnn_untrained|resnet18|sweep ...]``, after ``pip install --no-deps -r
+benchmarks/requirements.txt``; grey synthetic faces of 32 pixels, five groups, five classes, networks that were trained
+for three epochs or not at all. Goals: a third of PyHessian's CPU time on the small network (two convolutions, three
+linear layers, 121 thousand parameters, 300 samples a group), half on ResNet-18 with torchvision's stem (128 samples a
+group), at a relative error of at most 1e-3; over a sweep of eight pruning ratios half of eight cold runs. Errors are
+against Lanczos with products in float64, run until the estimated error is 1e-14.
 """
 
 from __future__ import annotations
@@ -27,18 +27,21 @@ import fairlib
 from fairlib.diagnostics import ConvergenceWarning, group_eigenvalues, sweep_eigenvalues
 
 RATIOS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
-NETWORKS = {  # Architecture, its settings, samples of a group, rounds.
-    "small_cnn": ("cnn", {"channels": (16, 32), "hidden": (56, 16)}, 300, 7),
-    "resnet18": ("resnet18", {"stem": "imagenet"}, 128, 3),
+SMALL = {"channels": (16, 32), "hidden": (56, 16)}
+NETWORKS = {  # Architecture, its settings, epochs of training, samples of a group, rounds.
+    "small_cnn": ("cnn", SMALL, 3, 300, 5),
+    "small_cnn_untrained": ("cnn", SMALL, 0, 300, 5),
+    "resnet18": ("resnet18", {"stem": "imagenet"}, 3, 128, 3),
 }
+GOALS = {"small_cnn": 1 / 3, "small_cnn_untrained": 1 / 3, "resnet18": 1 / 2}
 
 
 def prepared(name: str) -> tuple[nn.Module, fairlib.GroupedDataset]:
     """A network of NETWORKS, trained, and equally many training samples of each group."""
-    architecture, settings, size, _ = NETWORKS[name]
+    architecture, settings, epochs, size, _ = NETWORKS[name]
     faces = fairlib.load("synthetic-faces", size=4000, image_size=32, seed=0).train
     start = fairlib.build(architecture, num_classes=faces.num_classes, in_channels=1, image_size=32, seed=0, **settings)
-    model = fairlib.fit(start, faces, epochs=3, lr=0.02, seed=0)
+    model = fairlib.fit(start, faces, epochs=epochs, lr=0.02, seed=0)
     chosen = [np.flatnonzero(faces.groups.numpy() == code)[:size] for code in range(faces.num_groups)]
     return model, faces.subset(np.concatenate(chosen))
 
@@ -70,9 +73,8 @@ def one_network(name: str) -> None:
         "fairlib": partial(cold, model, data),
         "fairlib, exact products": partial(cold, model, data, products="exact"),
     }
-    goal = {"small_cnn": 1 / 3, "resnet18": 1 / 2}[name]
     torch.manual_seed(0)
-    table = interleaved.compare(versions, {"fairlib": goal}, rounds=NETWORKS[name][-1])
+    table = interleaved.compare(versions, {"fairlib": GOALS[name]}, rounds=NETWORKS[name][-1])
     found = {version: np.asarray(_values(run())) for version, run in versions.items()}
     table["error"] = {version: np.abs(values / truth - 1).max() for version, values in found.items()}
     interleaved.report(f"curvature_{name}", table)

@@ -77,7 +77,7 @@ def sample_boundary_distance(
             Distances between inputs are in the units in which it receives them: of x / 255 for uint8, and behind
             ``data.normalize`` where that is set.
         data: The samples.
-        measure: A name of :data:`MEASURES`, whose functions say what it is: ``"probability-margin"``, ``"closeness"``,
+        measure: A name of :data:`fairlib.diagnostics.MEASURES`, whose functions say what it is: ``"probability-margin"``, ``"closeness"``,
             ``"linearized"``, ``"certified-radius"`` or ``"deepfool"``.
         signed: Measure from the boundary of the *true* class instead of the predicted one, negative on its wrong side.
         settings: Of the measure.
@@ -150,7 +150,8 @@ def linearized(batch: Batch) -> Tensor:
 
     With c the predicted class (signed: the true one),
     :math:`\min_{j \neq c} \frac{z_c - z_j}{\|\nabla_x (z_c - z_j)\|_2}`: exact for a linear classifier and else the
-    first step of :func:`deepfool`. Infinite where no difference of logits varies with the input.
+    first step of :func:`deepfool`. Infinite where the logits differ
+    and no difference of them varies with the input.
 
     Source:
         Moosavi-Dezfooli, Fawzi and Frossard, DeepFool (2016); Elsayed et al., Large margin deep networks (2018).
@@ -175,7 +176,7 @@ def deepfool(batch: Batch, *, steps: int = 50, overshoot: float = 0.02) -> Tenso
         (2016), Algorithm 2.
     """
     check_number("steps", steps, 1, whole=True)
-    check_number("overshoot", overshoot, 0)
+    check_number("overshoot", overshoot, 0, beyond=True)
     logits = _logits(batch)
     reference = _reference(batch, logits)
     inside = _leads(logits, reference)
@@ -185,8 +186,9 @@ def deepfool(batch: Batch, *, steps: int = 50, overshoot: float = 0.02) -> Tenso
     for _ in range(steps):
         here = (batch.inputs[walking] + moved[walking]).to(batch.inputs)
         ratio, direction = _nearest(batch, here, reference[walking])
+        found[walking[ratio == 0]] = moved[walking[ratio == 0]].flatten(1).norm(dim=1)  # On a boundary.
         # No boundary in sight: it stays infinitely far.
-        walking, ratio, direction = (tensor[ratio.isfinite()] for tensor in (walking, ratio, direction))
+        walking, ratio, direction = (tensor[ratio.isfinite() & (ratio != 0)] for tensor in (walking, ratio, direction))
         moved[walking] -= _along(ratio, direction)
         beyond = (batch.inputs[walking] + (1 + overshoot) * moved[walking]).to(batch.inputs)
         with torch.no_grad():

@@ -16,7 +16,7 @@ from fairlib._validation import check_number, lookup
 from fairlib.data import GroupedDataset
 from fairlib.diagnostics.frozen import Pattern
 from fairlib.diagnostics.lanczos import ENDS, Ritz, error_estimate, inner, lanczos, norm
-from fairlib.diagnostics.objective import BUDGET, MeanLoss, differentiate
+from fairlib.diagnostics.objective import BUDGET, MeanLoss, check_finite, differentiate, members
 
 PRODUCTS = ("frozen", "exact")
 BLOCKS = 32  # Blocks of a group among which its curvature varies.
@@ -79,7 +79,7 @@ def group_eigenvalues(
         interval shows.
 
     Raises:
-        FloatingPointError: If the loss is NaN or infinite.
+        FloatingPointError: If the loss or a product is NaN or infinite.
         TypeError, ValueError: If a setting is out of range or a name unknown.
 
     Warns:
@@ -149,24 +149,20 @@ def _tables(
     previous: list[Tensor | None] = [None] * data.num_groups
     tables = []
     for model in models:
-        rows, doubtful = {}, []
+        rows, pairs = {}, {}
         for code, name in enumerate(data.group_names):
-            members = (data.groups == code).nonzero().flatten().cpu()
-            if not len(members):
+            index = members(data, code)
+            if not len(index):
                 rows[name] = dict.fromkeys(columns, float("nan"))
                 continue
-            loss = MeanLoss(model, data, members, parameters=parameters, dtype=dtype)
-            found = _extremes(loss, previous[code], ends, products == "frozen", tol, limit, seed)
+            loss = MeanLoss(model, data, index, parameters=parameters, dtype=dtype)
+            found = extremes(
+                loss, ends=ends, products=products, tol=tol, limit=limit, seed=seed, previous=previous[code]
+            )
             previous[code] = sum(pair.vector for pair in found.pairs.values())
             rows[name] = found.row() | (_interval(loss, found, seed) if intervals else {})
-            if not found.converged(tol):
-                doubtful.append(f"{name} (residual {found.residual:.1e} after {found.hvps} products)")
-        if doubtful:
-            warnings.warn(
-                f"eigenvalues not as exact as tol={tol:g}, with at most {limit} steps: {', '.join(doubtful)}",
-                ConvergenceWarning,
-                stacklevel=3,
-            )
+            pairs[name] = found
+        warn_of_doubtful(pairs, tol, stacklevel=4)
         tables.append(pd.DataFrame.from_dict(rows, orient="index", columns=columns).rename_axis("group").astype(float))
     small = data.group_sizes[(data.group_sizes > 0) & (data.group_sizes < SMALL)]
     if intervals and len(small):
@@ -177,26 +173,38 @@ def _tables(
     return tables
 
 
+def warn_of_doubtful(found: Mapping[str, Found], tol: float, *, stacklevel: int) -> None:
+    """Warn of the groups whose eigenvalues have not converged."""
+    doubtful = [
+        f"{name} (residual {pairs.residual:.1e} after {pairs.hvps} products)"
+        for name, pairs in found.items()
+        if not pairs.converged(tol)
+    ]
+    if doubtful:
+        message = f"eigenvalues not as exact as tol={tol:g}: {', '.join(doubtful)}"
+        warnings.warn(message, ConvergenceWarning, stacklevel=stacklevel)
+
+
 @dataclass
 class _Products:
     """Hessian-vector products of one group. The first gradient's graph and pattern of kinks serve all of them."""
 
     loss: MeanLoss
     count: int = 0
-    patterns: list[Pattern] = field(default_factory=list)
+    patterns: list[Pattern | None] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.step = {torch.float64: 1e-6}.get(self.loss.dtype, 1e-3)
         self.single = len(self.loss.chunks) == 1
-        sum_ = torch.zeros_like(self.loss.theta)
+        sum_, held = torch.zeros_like(self.loss.theta), 0
         for chunk in self.loss.chunks:
-            pattern = Pattern()
-            with pattern:
-                self.graph = self.loss.gradient_graph(chunk) if self.single else None
-                sum_ += self.graph[1].detach() if self.single else self._sum(self.loss.theta, chunk)
-            if pattern.nbytes * len(self.loss.chunks) <= BUDGET:
-                self.patterns.append(pattern)
-        self.gradient = self.loss.project(sum_ / len(self.loss.index))
+            with Pattern() as pattern:
+                point, gradient = self.loss.gradient_graph(chunk) if self.single else self._at(self.loss.theta, chunk)
+            sum_ += gradient.detach()
+            held += pattern.nbytes
+            self.patterns.append(pattern if held <= BUDGET else None)
+        self.graph = (point, gradient) if self.single else None
+        self.gradient = check_finite("gradient", self.loss.project(sum_ / len(self.loss.index)))
 
     def exact(self, vector: Tensor) -> Tensor:
         self.count += 1
@@ -211,23 +219,23 @@ class _Products:
         step = self.step / norm(vector)
         shifted, sum_ = self.loss.theta + step * vector, torch.zeros_like(vector)
         for place, chunk in enumerate(self.loss.chunks):
-            with self.patterns[place] if self.patterns else self._pattern(chunk):
-                sum_ += self._sum(shifted, chunk)
+            with self.patterns[place] or self._pattern(chunk):
+                sum_ += self._at(shifted, chunk)[1]
         return (self.loss.project(sum_ / len(self.loss.index)) - self.gradient) / step
 
     def _pattern(self, chunk: Tensor) -> Pattern:
-        """The pattern of some samples, found anew: all of them together would take too much memory."""
+        """The pattern of some samples, found anew where all of them together would take too much memory."""
         with torch.no_grad(), Pattern() as pattern:
             self.loss.logits(self.loss.theta, chunk)
         return pattern
 
-    def _sum(self, theta: Tensor, chunk: Tensor) -> Tensor:
+    def _at(self, theta: Tensor, chunk: Tensor) -> tuple[Tensor, Tensor]:
         point = theta.detach().requires_grad_()
-        return torch.autograd.grad(self.loss.total(point, chunk), point, materialize_grads=True)[0]
+        return point, self.loss.total_gradient(point, chunk)
 
 
 @dataclass(frozen=True)
-class _Found:
+class Found:
     """Eigenpairs by place, and what they took."""
 
     pairs: dict[int, Ritz]
@@ -248,22 +256,30 @@ class _Found:
         return values | {"residual": self.residual, "hvps": self.hvps}
 
 
-def _extremes(
-    loss: MeanLoss, previous: Tensor | None, ends: str, frozen: bool, tol: float, limit: int, seed: int
-) -> _Found:
-    products = _Products(loss)
-    start = _start(products, previous, ends, seed)
-    if len(start) <= limit:  # So few that the whole space costs little, and nothing can be missed.
-        frozen, tol = False, 0.0
-    if frozen:
-        pairs, scale, _ = lanczos(products.frozen, start, ends=ends, tol=tol, limit=limit)
-        pairs = {place: _verified(products.exact, pair) for place, pair in pairs.items()}
-        found = _Found(pairs, scale, products.count)
-        if found.converged(tol) or products.count >= limit:
+def extremes(
+    loss: MeanLoss,
+    *,
+    ends: str,
+    products: str,
+    tol: float,
+    limit: int,
+    seed: int,
+    previous: Tensor | None = None,
+) -> Found:
+    """The wanted eigenpairs of one Hessian, as :func:`group_eigenvalues` says; ``previous`` is for a warm start."""
+    known = _Products(loss)
+    start = _start(known, previous, ends, seed)
+    if len(start) <= limit:  # So few that exhausting the space costs little.
+        products, tol = "exact", 0.0
+    if products == "frozen":
+        pairs, scale, _ = lanczos(known.frozen, start, ends=ends, tol=tol, limit=limit)
+        pairs = {place: _verified(known.exact, pair) for place, pair in pairs.items()}
+        found = Found(pairs, scale, known.count)
+        if found.converged(tol) or known.count >= limit:
             return found
         start = sum(_unit(pair.vector) for pair in pairs.values()) + 0.1 * _unit(start)
-    pairs, scale, _ = lanczos(products.exact, start, ends=ends, tol=tol, limit=max(2, limit - products.count))
-    return _Found(pairs, scale, products.count)
+    pairs, scale, _ = lanczos(known.exact, start, ends=ends, tol=tol, limit=max(2, limit - known.count))
+    return Found(pairs, scale, known.count)
 
 
 def _start(products: _Products, previous: Tensor | None, ends: str, seed: int) -> Tensor:
@@ -271,10 +287,12 @@ def _start(products: _Products, previous: Tensor | None, ends: str, seed: int) -
     loss, generator = products.loss, torch.Generator().manual_seed(seed)
     noise = _unit(loss.project(torch.randn(loss.theta.shape, generator=generator).to(loss.theta)))
     if ends != "largest":
-        # Without its part in the null space, which is most of it and would pass for the smallest eigenvalue's.
-        noise = _unit(products.frozen(noise))
+        # With little of its part in the null space, which is most of it and would pass for the smallest eigenvalue's.
+        noise = _unit(products.frozen(noise)) + 0.03 * noise
     if previous is None:
         return _unit(products.gradient) + _unit(loss.sampled_gradient(generator)) + noise
+    if previous.shape != noise.shape:
+        raise ValueError("the models of a sweep must have the same parameters")
     return _unit(loss.project(previous)) + 0.3 * _unit(products.gradient) + 0.03 * noise
 
 
@@ -291,7 +309,7 @@ def _verified(product, pair: Ritz) -> Ritz:
     return pair._replace(value=value, residual=residual, error=error_estimate(residual, pair.gap))
 
 
-def _interval(loss: MeanLoss, found: _Found, seed: int) -> dict[str, float]:
+def _interval(loss: MeanLoss, found: Found, seed: int) -> dict[str, float]:
     r"""Student's interval for :math:`v^\top H v`, from its variance between blocks of the group's members."""
     pair, n = found.pairs.get(-1), len(loss.index)
     if pair is None or n < 2:

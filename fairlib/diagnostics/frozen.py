@@ -10,6 +10,7 @@ up to :math:`O(\epsilon)`, for the price of one plain gradient.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -54,14 +55,14 @@ class Pattern(TorchFunctionMode):
 
 def _relu(piece: Tensor | None, input: Tensor, inplace: bool = False) -> tuple[Tensor, Tensor]:
     piece = input > 0 if piece is None else piece
-    return input * piece, piece
+    return _put(torch.where(piece, input, 0), input, inplace), piece
 
 
 def _leaky_relu(
     piece: Tensor | None, input: Tensor, negative_slope: float = 0.01, inplace: bool = False
 ) -> tuple[Tensor, Tensor]:
-    piece = torch.where(input > 0, 1.0, negative_slope).to(input) if piece is None else piece
-    return input * piece, piece
+    piece = input > 0 if piece is None else piece
+    return _put(torch.where(piece, input, negative_slope * input), input, inplace), piece
 
 
 def _hardtanh(
@@ -69,11 +70,17 @@ def _hardtanh(
 ) -> tuple[Tensor, Tensor]:
     if piece is None:
         piece = (input > min_val).to(torch.int8) + (input >= max_val).to(torch.int8)
-    return torch.where(piece == 1, input, min_val + (max_val - min_val) * (piece == 2).to(input)), piece
+    output = torch.where(piece == 1, input, min_val + (max_val - min_val) * (piece == 2).to(input))
+    return _put(output, input, inplace), piece
 
 
 def _relu6(piece: Tensor | None, input: Tensor, inplace: bool = False) -> tuple[Tensor, Tensor]:
-    return _hardtanh(piece, input, 0.0, 6.0)
+    return _hardtanh(piece, input, 0.0, 6.0, inplace)
+
+
+def _put(output: Tensor, input: Tensor, inplace: bool) -> Tensor:
+    """The output; in the place of the input where others may look for it there."""
+    return input.copy_(output) if inplace else output
 
 
 def _max_pool2d(piece: Tensor | None, input: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
@@ -84,9 +91,12 @@ def _max_pool2d(piece: Tensor | None, input: Tensor, *args: Any, **kwargs: Any) 
 
 
 _HELD: dict[Callable, Callable] = {
-    **dict.fromkeys((functional.relu, torch.relu, torch.relu_, Tensor.relu, Tensor.relu_, functional.relu_), _relu),
-    **dict.fromkeys((functional.leaky_relu, functional.leaky_relu_), _leaky_relu),
-    **dict.fromkeys((functional.hardtanh, functional.hardtanh_), _hardtanh),
+    **dict.fromkeys((functional.relu, torch.relu, Tensor.relu), _relu),
+    **dict.fromkeys((functional.relu_, torch.relu_, Tensor.relu_), partial(_relu, inplace=True)),
+    functional.leaky_relu: _leaky_relu,
+    functional.leaky_relu_: partial(_leaky_relu, inplace=True),
+    functional.hardtanh: _hardtanh,
+    functional.hardtanh_: partial(_hardtanh, inplace=True),
     functional.relu6: _relu6,
     **dict.fromkeys((functional.max_pool2d, torch.max_pool2d), _max_pool2d),
 }

@@ -11,7 +11,7 @@ from torch import nn
 from fairlib._validation import check_number
 from fairlib.data import GroupedDataset
 from fairlib.diagnostics.lanczos import inner
-from fairlib.diagnostics.objective import MeanLoss, check_parameters
+from fairlib.diagnostics.objective import MeanLoss, check_parameters, members
 
 
 def group_gradients(
@@ -46,7 +46,7 @@ def group_gradients(
         one sample has no noise floor: NaN.
 
     Raises:
-        FloatingPointError: If the loss is NaN or infinite.
+        FloatingPointError: If the loss or the gradient is NaN or infinite.
         ValueError: If a parameter name is unknown, there is nothing to differentiate, or ``blocks`` is below 2.
 
     Source:
@@ -57,13 +57,13 @@ def group_gradients(
     check_parameters(model, parameters)
     rows = {}
     for code, name in enumerate(data.group_names):
-        members = (data.groups == code).nonzero().flatten().cpu()
-        n = len(members)
+        index = members(data, code)
+        n = len(index)
         if n == 0:
             rows[name] = dict.fromkeys(("norm", "noise_floor", "debiased_square"), float("nan"))
             continue
-        loss = MeanLoss(model, data, members, parameters=parameters)
-        dealt = members[torch.randperm(n, generator=torch.Generator().manual_seed(0))]
+        loss = MeanLoss(model, data, index, parameters=parameters)
+        dealt = index[torch.randperm(n, generator=torch.Generator().manual_seed(0))]
         mean, squares = torch.zeros_like(loss.theta, dtype=torch.float64), 0.0
         for block in dealt.tensor_split(min(blocks, n)):
             gradient = loss.gradient(index=block)

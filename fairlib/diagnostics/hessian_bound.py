@@ -14,7 +14,7 @@ from torch.func import grad, jacrev, vjp, vmap
 from fairlib._validation import check_number
 from fairlib.data import GroupedDataset
 from fairlib.diagnostics.evaluation import evaluation_mode
-from fairlib.diagnostics.objective import BUDGET, MeanLoss
+from fairlib.diagnostics.objective import BUDGET, MeanLoss, members
 
 COLUMNS = ("samples", "closeness", "spectral", "signed", "printed", "residual", "spectral_error")
 
@@ -93,16 +93,14 @@ def hessian_bound(
         check_number("samples", samples, 1, whole=True)
     objective = MeanLoss(model, data, parameters=parameters, dtype=dtype)
     derivatives = _Derivatives(objective)
-    if not len(derivatives.point):
-        raise ValueError(f"nothing to differentiate: every weight of {', '.join(objective.names)} is pruned")
     spectrum = partial(_spectrum, derivatives, tol=tol, limit=limit, seed=seed)
     size = _samples_at_once(derivatives, limit)
-    members = [(data.groups == code).nonzero().flatten().cpu() for code in range(data.num_groups)]
-    drawn = [_draw(group, samples, seed) for group in members]
+    groups = [members(data, code) for code in range(data.num_groups)]
+    drawn = [_draw(group, samples, seed) for group in groups]
     with evaluation_mode(model):
         bounds = torch.cat([_sample_bounds(derivatives, spectrum, chunk) for chunk in torch.cat(drawn).split(size)])
     parts = bounds.split([len(group) for group in drawn])
-    rows = [_summary(part, len(group)) for part, group in zip(parts, members, strict=True)]
+    rows = [_summary(part, len(group)) for part, group in zip(parts, groups, strict=True)]
     return pd.DataFrame(rows, index=pd.Index(data.group_names, name="group"), columns=list(COLUMNS))
 
 

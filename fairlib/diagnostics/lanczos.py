@@ -36,9 +36,9 @@ def lanczos(
 
     After k products the best approximations in :math:`\operatorname{span}\{q, Aq, \dots, A^{k-1} q\}` are known. The
     process ends when the estimated error of every wanted value is below ``tol`` times the largest absolute Ritz value
-    and no wanted value has moved by more than that in the last step (a value that is not extreme can look converged
-    before the start's small part of the extreme eigenvector has grown); or after ``limit`` products; or when the span
-    is the whole space or invariant under A. Inner products are summed in float64, whatever the type of the vectors.
+    and the smallest value has moved by no more than that in the last step (a Hessian has so many eigenvalues near zero
+    that a false smallest one converges early); or after ``limit`` products; or when the span is the whole space or
+    invariant under A. Inner products are summed in float64, whatever the type of the vectors.
 
     Args:
         product: :math:`v \mapsto Av` for vectors ``(P,)``, A symmetric.
@@ -53,7 +53,7 @@ def lanczos(
     basis = [start / norm(start)]
     alphas: list[float] = []
     betas: list[float] = []
-    before = np.full(2, np.inf)
+    lowest = np.inf
     while True:
         rest = product(basis[-1])
         alphas.append(inner(basis[-1], rest))
@@ -64,12 +64,14 @@ def lanczos(
             beta = norm(rest)
             if beta > whole / 2:
                 break
+        if not np.isfinite(beta):
+            raise FloatingPointError(f"product {len(basis)} of the operator is NaN or infinite")
         values, vectors = eigh_tridiagonal(np.array(alphas), np.array(betas))
         scale = float(np.abs(values).max())
         pairs = {place: _error(values, beta * abs(vectors[-1, place]), place) for place in ENDS[ends]}
         exhausted = len(basis) == start.numel() or beta <= 1e-6 * scale * torch.finfo(start.dtype).eps ** 0.25
-        settled = all(abs(values[place] - before[place]) <= tol * scale for place in pairs)
-        before = values[[0, -1]]
+        settled = 0 not in pairs or lowest - values[0] <= tol * scale
+        lowest = values[0]
         if exhausted or len(basis) >= limit or (settled and all(pair[1] <= tol * scale for pair in pairs.values())):
             break
         betas.append(beta)

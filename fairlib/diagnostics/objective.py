@@ -9,10 +9,11 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from fairlib import masks
 from fairlib.data import GroupedDataset
-from fairlib.diagnostics.evaluation import check_logits, evaluation_mode, placement
+from fairlib.diagnostics.evaluation import CHUNK, check_logits, evaluation_mode, placement
 
 BUDGET = 2**29  # Bytes that one pass may keep for its backward pass; a Hessian-vector product keeps about thrice that.
 
@@ -32,7 +33,8 @@ class MeanLoss:
         dtype: The floating type of the computation; by default that of the parameters.
 
     Raises:
-        ValueError: If a parameter name is unknown, there is nothing to differentiate, or no sample.
+        ValueError: If a parameter name is unknown, there is nothing to differentiate, no sample, or a batch
+            normalization without running statistics.
     """
 
     def __init__(
@@ -48,15 +50,21 @@ class MeanLoss:
         self.index = torch.arange(len(data)) if index is None else index
         if not len(self.index):
             raise ValueError("a mean loss needs at least one sample")
+        for name, module in model.named_modules():
+            if isinstance(module, _BatchNorm) and module.running_mean is None:
+                raise ValueError(
+                    f"{name} normalizes by its batch also in eval mode; the loss of a sample is not defined"
+                )
         self.device, own = placement(model)
         self.dtype = dtype or own
         everything = {name: weight.detach() for name, weight in model.named_parameters()}
         self.names = check_parameters(model, parameters)
         self.shapes = [everything[name].shape for name in self.names]
-        self.theta = torch.cat([everything[name].flatten() for name in self.names]).to(self.dtype)
+        theta = torch.cat([everything[name].flatten() for name in self.names]).to(self.dtype)
         fixed = {name: weight for name, weight in everything.items() if name not in set(self.names)}
         self.fixed = {name: self._cast(tensor) for name, tensor in (fixed | dict(model.named_buffers())).items()}
-        self.kept = self._kept()
+        self.kept = self._kept(theta)
+        self.theta = self.project(theta)
         self.chunk = self.samples_within(BUDGET)
 
     @property
@@ -101,8 +109,8 @@ class MeanLoss:
         index = self.index if index is None else index
         sum_ = torch.zeros_like(point)
         for chunk in index.split(self.chunk):
-            sum_ += torch.autograd.grad(self.total(point, chunk), point, materialize_grads=True)[0]
-        return self.project(sum_ / len(index))
+            sum_ += self.total_gradient(point, chunk)
+        return check_finite("gradient", self.project(sum_ / len(index)))
 
     def sampled_gradient(self, generator: torch.Generator) -> Tensor:
         r"""The gradient if each label were drawn from the model's prediction for its sample, over some of the samples.
@@ -128,8 +136,15 @@ class MeanLoss:
     def gradient_graph(self, chunk: Tensor) -> tuple[Tensor, Tensor]:
         """A point at the model's parameters, and the gradient there of the sum over some samples, with its graph."""
         point = self.theta.detach().requires_grad_()
-        (gradient,) = torch.autograd.grad(self.total(point, chunk), point, create_graph=True, materialize_grads=True)
-        return point, gradient
+        return point, self.total_gradient(point, chunk, create_graph=True)
+
+    def total_gradient(self, point: Tensor, chunk: Tensor, *, create_graph: bool = False) -> Tensor:
+        """The gradient of the sum of the losses of some samples at a point that requires one."""
+        total = self.total(point, chunk)
+        if not total.requires_grad:  # The parameters that were asked for have no part in the logits.
+            return torch.zeros_like(point)
+        (gradient,) = torch.autograd.grad(total, point, create_graph=create_graph, materialize_grads=True)
+        return gradient
 
     def project(self, vector: Tensor) -> Tensor:
         """A vector with zeros at the pruned weights."""
@@ -138,16 +153,26 @@ class MeanLoss:
     def _cast(self, tensor: Tensor) -> Tensor:
         return tensor.detach().to(self.dtype) if tensor.is_floating_point() else tensor.detach()
 
-    def _kept(self) -> Tensor | None:
+    def _kept(self, theta: Tensor) -> Tensor | None:
+        """1 where a weight is kept and 0 where it is pruned; None if nothing is."""
         kept = masks.read(self.model)
         if not kept.keys() & set(self.names):
             return None
-        ones = self.split(torch.ones_like(self.theta))
-        return torch.cat([kept.get(name, one).to(self.theta).flatten() for name, one in ones.items()])
+        ones = self.split(torch.ones_like(theta))
+        flat = torch.cat([kept.get(name, one).to(theta).flatten() for name, one in ones.items()])
+        if not flat.any():
+            raise ValueError(f"nothing to differentiate: every weight of {', '.join(self.names)} is pruned")
+        return flat
 
     def samples_within(self, budget: int) -> int:
-        """How many samples one pass may take so that what it keeps for its backward pass stays within ``budget``."""
-        constant = {tensor.untyped_storage().data_ptr() for tensor in (self.theta, *self.fixed.values())}
+        """How many samples one pass may take so that what it keeps for its backward pass stays within ``budget``.
+
+        As if all parameters were differentiated: the activations before the first that is differentiated count, too.
+        """
+        state = self.split(self.theta.detach()) | self.fixed
+        weights = dict(self.model.named_parameters())
+        state = {name: tensor.detach().requires_grad_(name in weights) for name, tensor in state.items()}
+        constant = {tensor.untyped_storage().data_ptr() for tensor in state.values()}
         saved: dict[int, int] = {}
 
         def pack(tensor: Tensor) -> Tensor:
@@ -157,9 +182,11 @@ class MeanLoss:
             return tensor
 
         with torch.enable_grad(), saved_tensors_hooks(pack, lambda tensor: tensor):
-            graph = self.total(self.theta.detach().requires_grad_(), self.index[:1])
+            inputs = self.data.batch(self.index[:1], dtype=self.dtype, device=self.device)
+            with evaluation_mode(self.model):
+                graph = evaluate(self.model, state, inputs)
         del graph  # It kept the memory of the saved tensors from being used again.
-        return max(1, min(len(self.index), budget // max(1, sum(saved.values()))))
+        return max(1, min(len(self.index), CHUNK, budget // max(1, sum(saved.values()))))
 
 
 def evaluate(model: nn.Module, state: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
@@ -175,6 +202,22 @@ def evaluate(model: nn.Module, state: Mapping[str, Tensor], inputs: Tensor) -> T
             if tensor is not None:
                 tensors[f"{prefix}.{own}" if prefix else own] = state[canonical[id(tensor)]]
     return functional_call(model, tensors, (inputs,), tie_weights=False)
+
+
+def check_finite(what: str, vector: Tensor) -> Tensor:
+    """The vector, if it is finite.
+
+    Raises:
+        FloatingPointError: If an entry is NaN or infinite.
+    """
+    if not vector.isfinite().all():
+        raise FloatingPointError(f"the {what} has entries that are NaN or infinite")
+    return vector
+
+
+def members(data: GroupedDataset, code: int) -> Tensor:
+    """The positions of a group's samples, int64 ``(n,)`` on the CPU."""
+    return (data.groups == code).nonzero().flatten().cpu()
 
 
 def differentiate(point: Tensor, gradient: Tensor, vector: Tensor, *, retain: bool = False) -> Tensor:
@@ -196,6 +239,8 @@ def check_parameters(model: nn.Module, names: Sequence[str] | None) -> list[str]
     unknown = [name for name in chosen if name not in known]
     if unknown:
         raise ValueError(f"unknown parameter {unknown[0]!r}; known: {', '.join(known)}")
+    if len(set(chosen)) < len(chosen) or (names is not None and not chosen):
+        raise ValueError(f"parameters must name one parameter or more, each once, got {chosen}")
     if not chosen:
         raise ValueError(f"{type(model).__name__} has no parameter that requires a gradient")
     return chosen

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from fairlib import masks
 from fairlib.data import GroupedDataset
-from fairlib.diagnostics.curvature import group_eigenvalues
+from fairlib.diagnostics.curvature import extremes, warn_of_doubtful
 from fairlib.diagnostics.lanczos import inner, norm
-from fairlib.diagnostics.objective import MeanLoss, check_parameters
+from fairlib.diagnostics.objective import MeanLoss, check_parameters, members
 
 TERMS = ("first", "second", "taylor", "excessive_loss", "remainder")
 BOUND = ("norm", "largest", "step", "bound", "excessive_loss")
@@ -141,29 +141,21 @@ def excessive_loss_bound(
     """
     _check_pair(model, compressed)
     names = _moving(model, parameters)
-    eigenvalues = group_eigenvalues(
-        model,
-        data,
-        parameters=names,
-        dtype=dtype,
-        ends="largest",
-        products=products,
-        tol=tol,
-        limit=limit,
-        intervals=False,
-        seed=seed,
-    )
-    rows = {}
+    rows, pairs = {}, {}
     for name, objective, target in _steps(model, compressed, data, names, dtype):
         rows[name] = dict.fromkeys(BOUND, math.nan)
         if objective is not None:
             step, gradient = target - objective.theta, objective.gradient()
             length = norm(step)
             along = inner(objective.product(step), step) / length**2 if length else -math.inf
-            largest = max(_upper(eigenvalues.loc[name]), along)
+            found = extremes(objective, ends="largest", products=products, tol=tol, limit=limit, seed=seed)
+            pairs[name] = found
+            top = found.pairs[-1]
+            largest = max(top.value + top.residual, along)
             bound = norm(gradient) * length + largest * length**2 / 2
             row = (norm(gradient), largest, length, bound, objective.value(target) - objective.value())
             rows[name] = _finite(name, dict(zip(BOUND, row, strict=True)))
+    warn_of_doubtful(pairs, tol, stacklevel=3)
     return pd.DataFrame.from_dict(rows, orient="index").rename_axis("group")
 
 
@@ -172,11 +164,11 @@ def _steps(
 ) -> Iterator[tuple[str, MeanLoss | None, Tensor | None]]:
     r"""For each group its loss as a function of the parameters, and :math:`\bar\theta`, flat; None where empty."""
     for code, name in enumerate(data.group_names):
-        members = (data.groups == code).nonzero().flatten().cpu()
-        if not len(members):
+        index = members(data, code)
+        if not len(index):
             yield name, None, None
             continue
-        objective = MeanLoss(model, data, members, parameters=names, dtype=dtype)
+        objective = MeanLoss(model, data, index, parameters=names, dtype=dtype)
         target = _flat(compressed, names).to(objective.theta)
         if objective.kept is not None and (target - objective.theta)[objective.kept == 0].any():
             raise ValueError("the compressed model has weights that the mask of the model holds at zero")
@@ -222,11 +214,6 @@ def _buffers(model: nn.Module) -> dict[str, Tensor]:
     return {
         name: buffer for name, buffer in buffers if name not in skipped and not name.endswith("num_batches_tracked")
     }
-
-
-def _upper(row: pd.Series) -> float:
-    """The largest eigenvalue that was found plus its residual, which is relative to it."""
-    return float(row["largest"] + row["residual"] * (abs(row["largest"]) or 1))
 
 
 def _finite(name: str, row: dict[str, float]) -> dict[str, float]:

@@ -111,7 +111,26 @@ def test_a_linear_function_has_no_second_derivative(images):
     assert not loss.gradient().any() and not loss.product(torch.ones_like(loss.theta)).any()
 
 
+def test_a_frozen_backbone_counts_for_the_size_of_a_pass(cnn, images, monkeypatch):
+    monkeypatch.setattr(objective, "BUDGET", 7 * 2**10)
+    last = list(dict(cnn.named_parameters()))[-2:]
+    assert len(MeanLoss(cnn, images, parameters=last).chunks) == len(MeanLoss(cnn, images).chunks) > 1
+
+
+def test_masked_weights_are_zero_whatever_stands_in_their_place(cnn, images):
+    pruned = fairlib.prune(cnn, "magnitude", sparsity=0.8)
+    clean = MeanLoss(pruned, images).value()
+    for name, mask in fairlib.masks.read(pruned).items():
+        dict(pruned.named_parameters())[name].data[~mask] = 1
+    assert MeanLoss(pruned, images).value() == clean
+
+
 def test_bad_input(cnn, images):
+    with pytest.raises(ValueError, match="each once"):
+        MeanLoss(cnn, images, parameters=[])
+    batchwise = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64, track_running_stats=False), nn.Linear(64, 3))
+    with pytest.raises(ValueError, match="1 normalizes by its batch also in eval mode"):
+        MeanLoss(batchwise, images)
     with pytest.raises(ValueError, match="unknown parameter 'no'; known: "):
         MeanLoss(cnn, images, parameters=["no"])
     with pytest.raises(ValueError, match="has no parameter that requires a gradient"):

@@ -176,6 +176,16 @@ def test_falls_back_by_itself(kind, count, ways):
     assert ways == ["_in_one_pass", "_one_by_one"]
 
 
+@pytest.mark.parametrize("kind", [Twice, Outside])
+def test_falls_back_with_masks(kind, ways):
+    torch.manual_seed(0)
+    model = kind().double()
+    model.second = None
+    model, data = fairlib.prune(model, "random", sparsity=0.5), _data((4,))
+    np.testing.assert_allclose(sample_gradient_norms(model, data), _looped(model, data), rtol=1e-9)
+    assert ways == ["_in_one_pass", "_one_by_one"]
+
+
 def test_hooks_of_others_and_parametrizations_fall_back(ways):
     torch.manual_seed(0)
     data = _data((4,))
