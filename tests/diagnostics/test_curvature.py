@@ -208,7 +208,8 @@ def test_a_sweep_notices_that_another_eigenvalue_has_overtaken(images):
             parts = (scale * flat @ block.T for scale, block in zip(self.scales, (self.one, self.two), strict=True))
             return torch.where(bright, *parts)
 
-    models = {i: Blocks(2 - i / 4, 1 + i / 4) for i in range(5)}
+    # Bright images are brighter by a factor of about six: the second block overtakes between the second and the third.
+    models = {i: Blocks(2 - i / 4, 6 + 1.5 * i) for i in range(5)}
     swept = sweep_eigenvalues(models, images)
     for i, model in models.items():
         np.testing.assert_allclose(swept.loc[i, "largest"], extremes(model, images)[:, 0], rtol=1e-3)
