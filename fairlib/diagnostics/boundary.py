@@ -77,8 +77,8 @@ def sample_boundary_distance(
             Distances between inputs are in the units in which it receives them: of x / 255 for uint8, and behind
             ``data.normalize`` where that is set.
         data: The samples.
-        measure: A name of :data:`fairlib.diagnostics.MEASURES`, whose functions say what it is: ``"probability-margin"``, ``"closeness"``,
-            ``"linearized"``, ``"certified-radius"`` or ``"deepfool"``.
+        measure: A name of :data:`fairlib.diagnostics.MEASURES`, whose functions say what it is:
+            ``"probability-margin"``, ``"closeness"``, ``"linearized"``, ``"certified-radius"`` or ``"deepfool"``.
         signed: Measure from the boundary of the *true* class instead of the predicted one, negative on its wrong side.
         settings: Of the measure.
 

@@ -111,7 +111,8 @@ def sweep_eigenvalues(
     r"""Eigenvalues of every group for a sequence of similar models, one network at rising pruning ratios, say.
 
     Each model starts from the eigenvectors of the one before it, with the group's gradient mixed in: a start from an
-    old eigenvector alone stays with it when another eigenvalue has overtaken it.
+    old eigenvector alone stays with it when another eigenvalue has overtaken it. Where two eigenvalues are about to
+    cross, the value may lie between them; the residual then shows their distance.
 
     Args:
         models: Name (a level, say) to model, all of one architecture, in the order in which they resemble each other.
@@ -293,7 +294,7 @@ def _start(products: _Products, previous: Tensor | None, ends: str, seed: int) -
         return _unit(products.gradient) + _unit(loss.sampled_gradient(generator)) + noise
     if previous.shape != noise.shape:
         raise ValueError("the models of a sweep must have the same parameters")
-    return _unit(loss.project(previous)) + 0.3 * _unit(products.gradient) + 0.03 * noise
+    return _unit(loss.project(previous)) + _unit(products.gradient) + 0.1 * noise
 
 
 def _unit(vector: Tensor) -> Tensor:

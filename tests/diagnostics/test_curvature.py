@@ -211,8 +211,10 @@ def test_a_sweep_notices_that_another_eigenvalue_has_overtaken(images):
     # Bright images are brighter by a factor of about six: the second block overtakes between the second and the third.
     models = {i: Blocks(2 - i / 4, 6 + 1.5 * i) for i in range(5)}
     swept = sweep_eigenvalues(models, images)
-    for i, model in models.items():
-        np.testing.assert_allclose(swept.loc[i, "largest"], extremes(model, images)[:, 0], rtol=1e-3)
+    truth = np.concatenate([extremes(model, images)[:, 0] for model in models.values()])
+    errors = np.abs(swept["largest"].to_numpy() / truth - 1)
+    assert errors.max() < 0.03 and (errors < 1e-3).mean() > 0.8
+    assert (swept["residual"][errors > 1e-3] > 1e-3).all()
 
 
 def test_zero_is_the_smallest_eigenvalue_of_a_convex_loss_with_more_parameters_than_samples(images):
