@@ -126,7 +126,8 @@ def source(table: pd.DataFrame, evidence: str, recorded: str | Path | None = Non
     versions = [f"{name} {described['versions'][name]}" for name in ("fairlib", "torch")]
     changed = " with changes" if described.get("dirty") else ""
     commit = [f"commit {described['commit'][:7]}{changed}"] if described.get("commit") else []
-    return ", ".join([*what, f"{table['seed'].nunique()} seeds", str(device), *versions, *commit, evidence])
+    seeds = table["seed"].nunique()
+    return ", ".join([*what, f"{seeds} seed{'s' * (seeds != 1)}", str(device), *versions, *commit, evidence])
 
 
 def audit(table: pd.DataFrame) -> Figure:

@@ -181,6 +181,10 @@ class GroupedDataset:
         mean, std = (torch.tensor(v, dtype=dtype, device=inputs.device).view(shape) for v in self.normalize)
         return (inputs - mean) / std
 
+    def labels(self, index: Tensor, device: torch.device | str = "cpu") -> Tensor:
+        """Targets of the samples at ``index``, int64 ``(B,)``, on ``device``."""
+        return self.targets[index.to(self.targets.device)].to(device)
+
     def to(self, device: torch.device | str) -> GroupedDataset:
         """The same data with its tensors on ``device``."""
         return self._replace(self.inputs.to(device), self.targets.to(device), self.groups.to(device))

@@ -105,7 +105,7 @@ def sample_boundary_distance(
     with evaluation_mode(model):
         for index in torch.arange(len(data)).split(CHUNK):
             inputs = data.batch(index, dtype=dtype, device=device)
-            targets = data.targets[index.to(data.targets.device)].to(device) if signed else None
+            targets = data.labels(index, device) if signed else None
             distances.append(function(Batch(classifier, inputs, targets, index), **settings).double().cpu())
     return torch.cat(distances).numpy()
 

@@ -20,7 +20,8 @@ from fairlib.diagnostics.objective import BUDGET, MeanLoss, check_finite, differ
 
 PRODUCTS = ("frozen", "exact")
 BLOCKS = 32  # Blocks of a group among which its curvature varies.
-SMALL = 30  # Members below which an interval is not to be trusted.
+SMALL = 30  # Members below which there is no telling an interval.
+BASIS = 2**30  # Bytes that the vectors of one process may take.
 _NAMES = {-1: "largest", 0: "smallest"}
 
 
@@ -65,7 +66,8 @@ def group_eigenvalues(
         products: ``"frozen"`` as above, or ``"exact"`` for all of them.
         tol: Estimated error to aim at, relative to the larger of the two magnitudes, as far as it was met. Estimates
             are good to a factor of about three. With no more parameters than ``limit`` the process exhausts the space.
-        limit: The largest number of steps of the process for a group.
+        limit: The largest number of steps of the process for a group. Its vectors take a gibibyte at most; where more
+            would be needed it is restarted from the best ones.
         intervals: Add 95 % intervals of the largest eigenvalue.
         seed: Of the start.
 
@@ -74,9 +76,9 @@ def group_eigenvalues(
         :math:`\|H_a v - \lambda v\|` over the wanted ends, relative to the larger magnitude: some eigenvalue is at
         most that far away, though no residual can tell that it is the extreme one; ``hvps``, the number of products.
         With ``intervals`` also ``largest_low`` and ``largest_high``: what :math:`v^\top H_a v` would be for other
-        samples of the group, v held, from its variance between blocks of the group. A group of one sample has no
-        interval, an empty group has NaN everywhere. The eigenvalue of a small sample is biased upward, which no
-        interval shows.
+        samples of the group, v held, from its variance between blocks of the group. Fewer than 30 members are too few
+        to tell: their interval is infinite. An empty group has NaN everywhere. The eigenvalue of a small sample is
+        biased upward, which no interval shows.
 
     Raises:
         FloatingPointError: If the loss or a product is NaN or infinite.
@@ -85,13 +87,13 @@ def group_eigenvalues(
     Warns:
         ConvergenceWarning: If the error estimate of an eigenvalue exceeds ``tol``: its value is what there was after
             ``limit`` steps, its residual says how far that may be off.
-        UserWarning: If a group has fewer than 30 members and intervals were asked for.
+        UserWarning: If a group has fewer than 30 members and intervals were asked for, naming it.
 
     Source:
         [T] Theorem 1 and Section 5 (group Hessians). Lanczos with residual bounds: Parlett, The Symmetric Eigenvalue
         Problem (1998), Chapters 11 and 13. Products by differentiating twice: Pearlmutter (1994).
     """
-    (table,) = _tables([model], data, parameters, dtype, ends, products, tol, limit, intervals, seed)
+    (table,) = _tables({None: model}, data, parameters, dtype, ends, products, tol, limit, intervals, seed)
     return table
 
 
@@ -115,7 +117,8 @@ def sweep_eigenvalues(
     cross, the value may lie between them; the residual then shows their distance.
 
     Args:
-        models: Name (a level, say) to model, all of one architecture, in the order in which they resemble each other.
+        models: Name (a level, say; tuples, too) to model, all of one architecture, in the order in which they resemble
+            each other.
         data, parameters, dtype, ends, products, tol, limit, intervals, seed: As in :func:`group_eigenvalues`.
 
     Returns:
@@ -126,12 +129,13 @@ def sweep_eigenvalues(
     """
     if not models:
         raise ValueError("a sweep needs at least one model")
-    tables = _tables(list(models.values()), data, parameters, dtype, ends, products, tol, limit, intervals, seed)
-    return pd.concat(dict(zip(models, tables, strict=True)), names=["model"])
+    tables = _tables(models, data, parameters, dtype, ends, products, tol, limit, intervals, seed)
+    named = [table.assign(model=[name] * len(table)) for name, table in zip(models, tables, strict=True)]
+    return pd.concat(named).set_index("model", append=True).swaplevel()
 
 
 def _tables(
-    models: Sequence[nn.Module],
+    models: Mapping[object, nn.Module],
     data: GroupedDataset,
     parameters: Sequence[str] | None,
     dtype: torch.dtype | None,
@@ -149,7 +153,7 @@ def _tables(
     columns = ["largest", "smallest", "residual", "hvps", *(["largest_low", "largest_high"] if intervals else [])]
     previous: list[Tensor | None] = [None] * data.num_groups
     tables = []
-    for model in models:
+    for key, model in models.items():
         rows, pairs = {}, {}
         for code, name in enumerate(data.group_names):
             index = members(data, code)
@@ -162,13 +166,13 @@ def _tables(
             )
             previous[code] = sum(pair.vector for pair in found.pairs.values())
             rows[name] = found.row() | (_interval(loss, found, seed) if intervals else {})
-            pairs[name] = found
+            pairs[name if key is None else f"{name} of model {key}"] = found
         warn_of_doubtful(pairs, tol, stacklevel=4)
         tables.append(pd.DataFrame.from_dict(rows, orient="index", columns=columns).rename_axis("group").astype(float))
     small = data.group_sizes[(data.group_sizes > 0) & (data.group_sizes < SMALL)]
     if intervals and len(small):
         warnings.warn(
-            f"intervals of groups with fewer than {SMALL} members are too narrow: {', '.join(small.index)}",
+            f"groups with fewer than {SMALL} members are too small for an interval: {', '.join(small.index)}",
             stacklevel=3,
         )
     return tables
@@ -270,16 +274,17 @@ def extremes(
     """The wanted eigenpairs of one Hessian, as :func:`group_eigenvalues` says; ``previous`` is for a warm start."""
     known = _Products(loss)
     start = _start(known, previous, ends, seed)
+    room = max(8, BASIS // start.nbytes)
     if len(start) <= limit:  # So few that exhausting the space costs little.
         products, tol = "exact", 0.0
     if products == "frozen":
-        pairs, scale, _ = lanczos(known.frozen, start, ends=ends, tol=tol, limit=limit)
+        pairs, scale, _ = lanczos(known.frozen, start, ends=ends, tol=tol, limit=limit, room=room)
         pairs = {place: _verified(known.exact, pair) for place, pair in pairs.items()}
         found = Found(pairs, scale, known.count)
         if found.converged(tol) or known.count >= limit:
             return found
         start = sum(_unit(pair.vector) for pair in pairs.values()) + 0.1 * _unit(start)
-    pairs, scale, _ = lanczos(known.exact, start, ends=ends, tol=tol, limit=max(2, limit - known.count))
+    pairs, scale, _ = lanczos(known.exact, start, ends=ends, tol=tol, limit=max(2, limit - known.count), room=room)
     return Found(pairs, scale, known.count)
 
 
@@ -313,8 +318,9 @@ def _verified(product, pair: Ritz) -> Ritz:
 def _interval(loss: MeanLoss, found: Found, seed: int) -> dict[str, float]:
     r"""Student's interval for :math:`v^\top H v`, from its variance between blocks of the group's members."""
     pair, n = found.pairs.get(-1), len(loss.index)
-    if pair is None or n < 2:
-        return {"largest_low": float("nan"), "largest_high": float("nan")}
+    if pair is None or n < SMALL:
+        reach = float("nan" if pair is None else "inf")
+        return {"largest_low": -reach, "largest_high": reach}
     dealt = loss.index[torch.randperm(n, generator=torch.Generator().manual_seed(seed))]
     blocks = dealt.tensor_split(min(BLOCKS, n))
     deviations = []

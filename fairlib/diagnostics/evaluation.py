@@ -30,13 +30,28 @@ class Predictions:
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[nn.Module]:
     """Within the block the model is in eval mode; afterwards every submodule has the mode it had."""
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
+    training = [module for module in model.modules() if module.training]
+    if training:
+        model.eval()
     try:
         yield model
     finally:
-        for module, mode in modes.items():
-            module.training = mode
+        for module in training:
+            module.training = True
+
+
+@contextmanager
+def full_precision() -> Iterator[None]:
+    """Within the block a GPU computes in float32 what is float32: TF32, the default of convolutions, keeps 10 bits."""
+    backends = (torch.backends.cuda.matmul, torch.backends.cudnn.conv, torch.backends.cudnn.rnn)
+    before = [backend.fp32_precision for backend in backends]
+    for backend in backends:
+        backend.fp32_precision = "ieee"
+    try:
+        yield
+    finally:
+        for backend, precision in zip(backends, before, strict=True):
+            backend.fp32_precision = precision
 
 
 def placement(model: nn.Module) -> tuple[torch.device, torch.dtype]:

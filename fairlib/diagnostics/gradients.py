@@ -15,7 +15,12 @@ from fairlib.diagnostics.objective import MeanLoss, check_parameters, members
 
 
 def group_gradients(
-    model: nn.Module, data: GroupedDataset, *, parameters: Sequence[str] | None = None, blocks: int = 64
+    model: nn.Module,
+    data: GroupedDataset,
+    *,
+    parameters: Sequence[str] | None = None,
+    dtype: torch.dtype | None = None,
+    blocks: int = 16,
 ) -> pd.DataFrame:
     r"""The norm of every group's gradient :math:`g_a = \nabla_\theta J(\theta; D_a)`, over the whole group.
 
@@ -39,7 +44,9 @@ def group_gradients(
             eval mode. Of a pruned model only the weights it kept count.
         data: The gradient is that of the mean cross-entropy on this set.
         parameters: Names of the parameters that make up :math:`\theta`; by default all that require a gradient.
-        blocks: The largest number of blocks B, at least 2.
+        dtype: ``torch.float64`` for a computation in float64; by default in the type of the parameters.
+        blocks: The largest number of blocks B, at least 2. More of them make the estimate of the floor less noisy, and
+            a network of many small layers slower.
 
     Returns:
         Indexed by group in the order of the codes, columns ``norm noise_floor debiased_square`` (float64). A group of
@@ -62,7 +69,7 @@ def group_gradients(
         if n == 0:
             rows[name] = dict.fromkeys(("norm", "noise_floor", "debiased_square"), float("nan"))
             continue
-        loss = MeanLoss(model, data, index, parameters=parameters)
+        loss = MeanLoss(model, data, index, parameters=parameters, dtype=dtype)
         dealt = index[torch.randperm(n, generator=torch.Generator().manual_seed(0))]
         mean, squares = torch.zeros_like(loss.theta, dtype=torch.float64), 0.0
         for block in dealt.tensor_split(min(blocks, n)):

@@ -13,7 +13,7 @@ from torch.func import grad, jacrev, vjp, vmap
 
 from fairlib._validation import check_number
 from fairlib.data import GroupedDataset
-from fairlib.diagnostics.evaluation import evaluation_mode
+from fairlib.diagnostics.evaluation import evaluation_mode, full_precision
 from fairlib.diagnostics.objective import BUDGET, MeanLoss, members
 
 COLUMNS = ("samples", "closeness", "spectral", "signed", "printed", "residual", "spectral_error")
@@ -97,7 +97,7 @@ def hessian_bound(
     size = _samples_at_once(derivatives, limit)
     groups = [members(data, code) for code in range(data.num_groups)]
     drawn = [_draw(group, samples, seed) for group in groups]
-    with evaluation_mode(model):
+    with evaluation_mode(model), full_precision():
         bounds = torch.cat([_sample_bounds(derivatives, spectrum, chunk) for chunk in torch.cat(drawn).split(size)])
     parts = bounds.split([len(group) for group in drawn])
     rows = [_summary(part, len(group)) for part, group in zip(parts, groups, strict=True)]
@@ -167,7 +167,7 @@ def _sample_bounds(derivatives: _Derivatives, spectrum: Callable[..., tuple[Tens
     with torch.no_grad():
         logits = objective.logits(objective.theta, index)
     _check_finite("logits", logits)
-    targets = data.targets[index.to(data.targets.device)].to(objective.device)
+    targets = data.labels(index, objective.device)
     p = logits.softmax(1)
     errors = p - nn.functional.one_hot(targets, data.num_classes)
     closeness = _closeness(p, derivatives.jacobians(index))
@@ -214,7 +214,8 @@ def _extreme_eigenvalues(
     """Smallest and largest eigenvalues of n symmetric operators, and the larger residual of both; each ``(n,)``.
 
     A Lanczos process with full reorthogonalization for each operator, in step. One ends, and keeps what it has, when
-    its residuals are below ``tol`` times ``scale`` plus its largest absolute eigenvalue; all end after ``limit``.
+    its residuals, and what its values moved by in the last step (a false one converges early where many are near zero),
+    are below ``tol`` times ``scale`` plus its largest absolute eigenvalue; all end after ``limit``.
     """
     n = len(start)
     basis = [start / start.norm(dim=1, keepdim=True)]
@@ -224,17 +225,17 @@ def _extreme_eigenvalues(
     running = torch.ones(n, dtype=torch.bool, device=start.device)
     for k in range(limit):
         rest = product(basis[k])
-        for q in basis:
-            overlap = torch.linalg.vecdot(q, rest)
-            rest = rest.addcmul(overlap[:, None], q, value=-1)
-        matrix[:, k, k] = overlap
+        matrix[:, k, k] = torch.linalg.vecdot(basis[k], rest)
+        for q in basis * 2:  # Twice is enough; the second is for what is nearly within the span.
+            rest = rest.addcmul(torch.linalg.vecdot(q, rest)[:, None], q, value=-1)
         beta = rest.norm(dim=1)
         _check_finite("second derivatives of the logits", beta[:, None])
         values, vectors = torch.linalg.eigh(matrix[:, : k + 1, : k + 1])
         residual = beta * vectors[:, -1, [0, -1]].abs().amax(1)
         now = torch.stack([values[:, 0], values[:, -1], residual], dim=1)
+        moved = (now - found)[:, :2].abs().amax(1)
         found = torch.where(running[:, None], now, found)
-        running &= residual > tol * (scale + values[:, [0, -1]].abs().amax(1))
+        running &= torch.maximum(residual, moved) > tol * (scale + values[:, [0, -1]].abs().amax(1))
         if k + 1 == limit or not running.any():
             break
         matrix[:, k, k + 1] = matrix[:, k + 1, k] = beta

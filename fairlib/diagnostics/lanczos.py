@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from scipy.linalg import eigh_tridiagonal
 from torch import Tensor
 
 ENDS = {"largest": (-1,), "smallest": (0,), "both": (-1, 0)}
@@ -30,7 +29,13 @@ class Ritz(NamedTuple):
 
 
 def lanczos(
-    product: Callable[[Tensor], Tensor], start: Tensor, *, ends: str = "both", tol: float = 3e-4, limit: int = 200
+    product: Callable[[Tensor], Tensor],
+    start: Tensor,
+    *,
+    ends: str = "both",
+    tol: float = 3e-4,
+    limit: int = 200,
+    room: int | None = None,
 ) -> tuple[dict[int, Ritz], float, int]:
     r"""Extreme eigenpairs by the Lanczos process with full reorthogonalization.
 
@@ -46,41 +51,64 @@ def lanczos(
         ends: A name of ``ENDS``.
         tol: Relative error to aim at.
         limit: The largest number of products.
+        room: How many vectors a basis may have, at least 8; by default any number. A full one makes place for the half
+            of its Ritz vectors that is nearest to the wanted ends, and the process goes on from there (a thick
+            restart), with more products in all.
 
     Returns:
         The Ritz pair for each place of ``ENDS[ends]``, the largest absolute Ritz value, and the number of products.
+
+    Source:
+        Parlett, The Symmetric Eigenvalue Problem (1998), Chapter 13; thick restarts: Wu and Simon, Thick-restart
+        Lanczos method for large symmetric eigenvalue problems (2000).
     """
-    basis = [start / norm(start)]
-    alphas: list[float] = []
-    betas: list[float] = []
+    basis, count = [start / norm(start)], 0
+    matrix = np.empty((0, 0))  # The operator in the basis.
     lowest = np.inf
     while True:
-        rest = product(basis[-1])
-        alphas.append(inner(basis[-1], rest))
+        rest, count = product(basis[-1]), count + 1
         whole = norm(rest)
+        column = np.zeros(len(basis))
         for _ in range(2):  # Twice is enough; the second is for what is nearly within the span.
-            for q in basis:
-                rest = rest.sub(q, alpha=inner(q, rest))
+            for j, q in enumerate(basis):
+                overlap = inner(q, rest)
+                rest = rest.sub(q, alpha=overlap)
+                column[j] += overlap
             beta = norm(rest)
             if beta > whole / 2:
                 break
         if not np.isfinite(beta):
-            raise FloatingPointError(f"product {len(basis)} of the operator is NaN or infinite")
-        values, vectors = eigh_tridiagonal(np.array(alphas), np.array(betas))
+            raise FloatingPointError(f"product {count} of the operator is NaN or infinite")
+        matrix = np.block([[matrix, column[:-1, None]], [column]])
+        values, vectors = np.linalg.eigh(matrix)
         scale = float(np.abs(values).max())
         pairs = {place: _error(values, beta * abs(vectors[-1, place]), place) for place in ENDS[ends]}
         exhausted = len(basis) == start.numel() or beta <= 1e-6 * scale * torch.finfo(start.dtype).eps ** 0.25
         settled = 0 not in pairs or lowest - values[0] <= tol * scale
         lowest = values[0]
-        if exhausted or len(basis) >= limit or (settled and all(pair[1] <= tol * scale for pair in pairs.values())):
+        if exhausted or count >= limit or (settled and all(pair[1] <= tol * scale for pair in pairs.values())):
             break
-        betas.append(beta)
+        if len(basis) == room:
+            kept = _nearest(values, room // 2, ends)
+            basis, matrix = [_combined(basis, vectors[:, place]) for place in kept], np.diag(values[kept])
         basis.append(rest / beta)
     found = {}
     for place, (residual, error, gap) in pairs.items():
-        vector = sum(q * float(c) for q, c in zip(basis, vectors[:, place], strict=True))
-        found[place] = Ritz(float(values[place]), vector / norm(vector), residual, error, gap)
-    return found, scale, len(basis)
+        found[place] = Ritz(float(values[place]), _combined(basis, vectors[:, place]), residual, error, gap)
+    return found, scale, count
+
+
+def _nearest(values: np.ndarray, count: int, ends: str) -> np.ndarray:
+    """The places of so many ascending values that are nearest to the wanted ends."""
+    order = np.arange(len(values))
+    distances = [len(values) - 1 - order if place == -1 else order for place in ENDS[ends]]
+    return np.sort(np.argsort(np.min(distances, axis=0), kind="stable")[:count])
+
+
+def _combined(basis: list[Tensor], coefficients: np.ndarray) -> Tensor:
+    """The unit vector along a combination of vectors."""
+    vector = sum(q * float(c) for q, c in zip(basis, coefficients, strict=True))
+    return vector / norm(vector)
 
 
 def _error(values: np.ndarray, residual: float, place: int) -> tuple[float, float, float]:

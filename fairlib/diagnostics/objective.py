@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fairlib import masks
 from fairlib.data import GroupedDataset
-from fairlib.diagnostics.evaluation import CHUNK, check_logits, evaluation_mode, placement
+from fairlib.diagnostics.evaluation import CHUNK, check_logits, evaluation_mode, full_precision, placement
 
 BUDGET = 2**29  # Bytes that one pass may keep for its backward pass; a Hessian-vector product keeps about thrice that.
 
@@ -63,6 +63,7 @@ class MeanLoss:
         theta = torch.cat([everything[name].flatten() for name in self.names]).to(self.dtype)
         fixed = {name: weight for name, weight in everything.items() if name not in set(self.names)}
         self.fixed = {name: self._cast(tensor) for name, tensor in (fixed | dict(model.named_buffers())).items()}
+        self.aliases = aliases(model)
         self.kept = self._kept(theta)
         self.theta = self.project(theta)
         self.chunk = self.samples_within(BUDGET)
@@ -77,11 +78,12 @@ class MeanLoss:
         parts = vector.split([shape.numel() for shape in self.shapes])
         return {name: part.view(shape) for name, part, shape in zip(self.names, parts, self.shapes, strict=True)}
 
+    @full_precision()
     def logits(self, theta: Tensor, chunk: Tensor) -> Tensor:
         """Logits ``(n, C)`` of some samples; differentiable in ``theta``."""
         inputs = self.data.batch(chunk, dtype=self.dtype, device=self.device)
         with evaluation_mode(self.model):
-            logits = evaluate(self.model, self.split(theta) | self.fixed, inputs)
+            logits = evaluate(self.model, self.split(theta) | self.fixed, inputs, self.aliases)
         check_logits(logits, self.data)
         return logits.to(self.dtype)
 
@@ -91,7 +93,7 @@ class MeanLoss:
         Raises:
             FloatingPointError: If it is NaN or infinite.
         """
-        targets = self.data.targets[chunk.to(self.data.targets.device)].to(self.device)
+        targets = self.data.labels(chunk, self.device)
         loss = cross_entropy(self.logits(theta, chunk), targets, reduction="sum")
         if not loss.isfinite():
             raise FloatingPointError(f"the loss of {len(chunk)} samples is {loss.item()}")
@@ -112,6 +114,7 @@ class MeanLoss:
             sum_ += self.total_gradient(point, chunk)
         return check_finite("gradient", self.project(sum_ / len(index)))
 
+    @full_precision()
     def sampled_gradient(self, generator: torch.Generator) -> Tensor:
         r"""The gradient if each label were drawn from the model's prediction for its sample, over some of the samples.
 
@@ -138,6 +141,7 @@ class MeanLoss:
         point = self.theta.detach().requires_grad_()
         return point, self.total_gradient(point, chunk, create_graph=True)
 
+    @full_precision()
     def total_gradient(self, point: Tensor, chunk: Tensor, *, create_graph: bool = False) -> Tensor:
         """The gradient of the sum of the losses of some samples at a point that requires one."""
         total = self.total(point, chunk)
@@ -184,24 +188,34 @@ class MeanLoss:
         with torch.enable_grad(), saved_tensors_hooks(pack, lambda tensor: tensor):
             inputs = self.data.batch(self.index[:1], dtype=self.dtype, device=self.device)
             with evaluation_mode(self.model):
-                graph = evaluate(self.model, state, inputs)
+                graph = evaluate(self.model, state, inputs, self.aliases)
         del graph  # It kept the memory of the saved tensors from being used again.
         return max(1, min(len(self.index), CHUNK, budget // max(1, sum(saved.values()))))
 
 
-def evaluate(model: nn.Module, state: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
+def evaluate(
+    model: nn.Module, state: Mapping[str, Tensor], inputs: Tensor, names: Mapping[str, str] | None = None
+) -> Tensor:
     """The model's outputs with other parameters and buffers, named as in ``named_parameters`` and ``named_buffers``.
 
     Every owner of a tied parameter gets it, and a module that goes by several names gets it once:
-    ``torch.func.functional_call`` with its own tying would leave such a module damaged.
+    ``torch.func.functional_call`` with its own tying would leave such a module damaged. ``names`` are the model's
+    ``aliases``, for a caller who has them.
     """
-    canonical = {id(tensor): name for name, tensor in (*model.named_parameters(), *model.named_buffers())}
-    tensors = {}
-    for prefix, module in model.named_modules():
-        for own, tensor in (*module._parameters.items(), *module._buffers.items()):
-            if tensor is not None:
-                tensors[f"{prefix}.{own}" if prefix else own] = state[canonical[id(tensor)]]
+    names = aliases(model) if names is None else names
+    tensors = {alias: state[name] for alias, name in names.items()}
     return functional_call(model, tensors, (inputs,), tie_weights=False)
+
+
+def aliases(model: nn.Module) -> dict[str, str]:
+    """Every name of a parameter or buffer -> the one under which ``named_parameters`` or ``named_buffers`` gives it."""
+    canonical = {id(tensor): name for name, tensor in (*model.named_parameters(), *model.named_buffers())}
+    return {
+        f"{prefix}.{own}" if prefix else own: canonical[id(tensor)]
+        for prefix, module in model.named_modules()
+        for own, tensor in (*module._parameters.items(), *module._buffers.items())
+        if tensor is not None
+    }
 
 
 def check_finite(what: str, vector: Tensor) -> Tensor:
@@ -220,6 +234,7 @@ def members(data: GroupedDataset, code: int) -> Tensor:
     return (data.groups == code).nonzero().flatten().cpu()
 
 
+@full_precision()
 def differentiate(point: Tensor, gradient: Tensor, vector: Tensor, *, retain: bool = False) -> Tensor:
     """The derivative of ``vector @ gradient`` in the point; zero where the gradient does not depend on it."""
     if not gradient.requires_grad:

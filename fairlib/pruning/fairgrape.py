@@ -102,7 +102,7 @@ def _as_published(model: nn.Module, data: GroupedDataset, batch_size: int, lr: f
     totals = _no_importance(weights, data.num_groups)
     for group, batches in enumerate(_batches(data, batch_size)):
         for index in batches:
-            targets = data.targets[index.to(data.targets.device)].to(device)
+            targets = data.labels(index, device)
             logits = scored(data.batch(index, dtype=dtype, device=device))
             check_logits(logits, data)
             cross_entropy(logits, targets).backward()

@@ -200,6 +200,33 @@ def test_no_slope_means_infinitely_far():
         assert boundary_distance(constant, data, measure=measure).loc["0", "mean"] == np.inf
 
 
+def test_on_the_boundary_the_distance_is_zero_whatever_lies_beside():
+    """Two classes tie: of two in a line, and of three of which the third is far away."""
+    pair = _linear([[1.0], [-1.0]], [0.0, 0.0])
+    triple = _linear([[1.0, 0], [-1, 0], [0, 1]], [0.0, 0.0, -9.0])
+    for model, inputs in ((pair, [[0.0], [0.0]]), (triple, [[0.0, 0], [0, 1]])):
+        data = fairlib.GroupedDataset(inputs, [0, 1], [0, 0], target_names=["a", "b", "c"][: model.out_features])
+        for measure in ("probability-margin", "linearized", "deepfool"):
+            for signed in (False, True):
+                assert sample_boundary_distance(model, data, measure=measure, signed=signed).tolist() == [0, 0]
+        share = 0.5 * (1 - np.exp([-9.0, -8.0]) / 2) if model is triple else [0.5, 0.5]
+        found = sample_boundary_distance(model, data, measure="closeness")
+        np.testing.assert_allclose(found, np.array(share) / 2, rtol=1e-3)
+
+
+@pytest.mark.parametrize("measure", ["linearized", "deepfool"])
+def test_gradients_that_are_not_finite_are_refused(measure):
+    """The square root has an infinite slope at zero, and its product with zero is NaN; the outputs are finite."""
+
+    class Root(nn.Module):
+        def forward(self, inputs):
+            return torch.stack([(inputs[:, 0] * 0).abs().sqrt(), inputs[:, 1]], dim=1)
+
+    data = fairlib.GroupedDataset([[1.0, 2.0], [1.0, -2.0]], [0, 1], [0, 0])
+    with pytest.raises(FloatingPointError, match="NaN or infinite on 2 of 2 samples"):
+        sample_boundary_distance(Root(), data, measure=measure)
+
+
 @pytest.mark.parametrize("measure", MEASURES)
 def test_images_in_the_unit_of_the_model_and_in_chunks(measure, cnn, images, monkeypatch):
     """uint8 images and the same as floats in [0, 1] are one data set."""

@@ -12,7 +12,7 @@ from torch import nn
 import fairlib
 from fairlib.diagnostics import ConvergenceWarning, curvature, group_eigenvalues, objective, sweep_eigenvalues
 
-pytestmark = pytest.mark.filterwarnings("ignore:intervals of groups with fewer than 30 members:UserWarning")
+pytestmark = pytest.mark.filterwarnings("ignore:groups with fewer than 30 members:UserWarning")
 
 NETS = {
     "tanh": lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Tanh(), nn.Linear(8, 3)),
@@ -170,17 +170,36 @@ def test_intervals_are_those_of_other_samples_of_the_group():
     assert widths[0] > 2 * widths[1]
 
 
-@pytest.mark.filterwarnings("default:intervals of groups with fewer than 30 members:UserWarning")
-def test_small_groups_are_flagged_single_samples_have_no_interval_and_empty_groups_nothing(images):
+@pytest.mark.filterwarnings("default:groups with fewer than 30 members:UserWarning")
+def test_small_groups_are_flagged_and_have_an_infinite_interval_and_empty_groups_nothing(images):
     index = [*range(80), 80]
     data = fairlib.GroupedDataset(
         images.inputs[index], images.targets[index], images.groups[index], group_names=["many", "some", "few"]
     )
-    with pytest.warns(UserWarning, match="fewer than 30 members are too narrow: some"):
+    with pytest.warns(UserWarning, match="fewer than 30 members are too small for an interval: some"):
         table = group_eigenvalues(net("tanh", 0), data)
     assert np.isfinite(table.loc["many"]).all()
-    assert np.isfinite(table.loc["some", "largest"]) and np.isnan(table.loc["some", "largest_high"])
+    assert np.isfinite(table.loc["some", "largest"])
+    assert table.loc["some", ["largest_low", "largest_high"]].tolist() == [-np.inf, np.inf]
     assert table.loc["few"].isna().all()
+
+
+def test_a_process_with_little_memory_is_restarted_and_finds_the_same(images, monkeypatch):
+    model = fairlib.fit(net("convolution", 0), images, epochs=5, lr=0.02, batch_size=30)
+    settings = {"products": "exact", "tol": 1e-6, "limit": 300, "intervals": False, "dtype": torch.float64}
+    free = group_eigenvalues(model, images, **settings)
+    monkeypatch.setattr(curvature, "BASIS", 1)
+    tight = group_eigenvalues(model, images, **settings)
+    np.testing.assert_allclose(tight["largest"], free["largest"], rtol=1e-5)
+    assert (tight["hvps"] > 8).all()
+
+
+@pytest.mark.filterwarnings("ignore::fairlib.diagnostics.ConvergenceWarning")  # Those of the first model.
+def test_a_sweep_takes_any_keys_and_its_warning_names_the_model(images):
+    models = {("magnitude", 0.5): net("tanh", 0), ("magnitude", 0.9): net("tanh", 1)}
+    with pytest.warns(ConvergenceWarning, match=r"many of model \('magnitude', 0.9\) \(residual"):
+        swept = sweep_eigenvalues(models, images, tol=1e-9, limit=3)
+    assert [key for key, _ in swept.index] == [key for key in models for _ in range(3)]
 
 
 def test_a_sweep_gives_what_cold_runs_give_with_fewer_products(images):

@@ -48,3 +48,13 @@ def test_outside_the_block_nothing_is_held():
     assert functional.relu(torch.tensor([-1.0, 1.0])).tolist() == [0, 1]
     with pattern:
         assert functional.relu(torch.tensor([-1.0, 1.0])).tolist() == [-1, 0]
+
+
+def test_an_infinite_input_is_held_as_the_function_takes_it():
+    inputs = torch.tensor([-torch.inf, torch.inf, 2.0])
+    for function in (functional.relu, functional.relu6, functional.hardtanh):
+        with Pattern() as pattern:
+            first = function(inputs)
+        with pattern:
+            torch.testing.assert_close(function(inputs), first)
+        torch.testing.assert_close(first, function(inputs))

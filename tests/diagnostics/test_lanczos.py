@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import weakref
+
 import numpy as np
 import pytest
 import torch
@@ -36,6 +38,31 @@ def test_agrees_with_a_dense_decomposition(size, seed, end):
         assert pair.value == pytest.approx(expected[place].item(), abs=1e-7 * expected.abs().max().item())
         assert norm(matrix @ pair.vector - pair.value * pair.vector) == pytest.approx(pair.residual, abs=1e-6)
     assert products <= size
+
+
+@settings(deadline=None, max_examples=30)
+@given(size=st.integers(20, 60), seed=st.integers(0, 1000), end=st.sampled_from(["largest", "smallest", "both"]))
+def test_a_process_that_is_restarted_agrees_too_and_its_residual_is_the_true_one(size, seed, end):
+    matrix = symmetric(size, seed)
+    start = torch.randn(size, generator=torch.Generator().manual_seed(seed + 1), dtype=torch.float64)
+    pairs, _, _ = lanczos(operator(matrix), start, ends=end, tol=1e-9, limit=2000, room=8)
+    expected = torch.linalg.eigvalsh(matrix)
+    for place, pair in pairs.items():
+        assert pair.value == pytest.approx(expected[place].item(), abs=1e-6 * expected.abs().max().item())
+        assert norm(matrix @ pair.vector - pair.value * pair.vector) == pytest.approx(pair.residual, abs=1e-8)
+
+
+def test_a_restarted_process_holds_no_more_vectors_than_it_has_room_for():
+    live: list[weakref.ref] = []
+
+    def product(vector):
+        live.append(weakref.ref(vector))
+        assert sum(ref() is not None for ref in live) <= 8
+        return matrix @ vector
+
+    matrix = symmetric(60, 0)
+    _, _, products = lanczos(product, torch.ones(60, dtype=torch.float64), tol=1e-9, limit=500, room=8)
+    assert products > 20
 
 
 def test_the_error_estimate_bounds_the_error_of_an_unfinished_process():

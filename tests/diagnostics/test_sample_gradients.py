@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 from zoo import zoo_model
 
 import fairlib
-from fairlib.diagnostics import sample_gradients
+from fairlib.diagnostics import layer_gradients, sample_gradients
 from fairlib.diagnostics.sample_gradients import sample_gradient_norms
 
 
@@ -105,7 +105,7 @@ def test_every_form_of_the_sum_of_outer_products(positions, masked):
     u, delta = (torch.randn(5, 2, size, positions, generator=generator, dtype=torch.float64) for size in (3, 4))
     mask = torch.rand(2, 4, 3, generator=generator) < 0.5 if masked else None
     gradient = torch.einsum("ngop,ngip->ngoi", delta, u) * (1 if mask is None else mask)
-    found = sample_gradients._outer(u, delta, mask)
+    found = layer_gradients._outer(u, delta, mask)
     torch.testing.assert_close(found, gradient.square().sum((1, 2, 3)), rtol=1e-12, atol=0)
 
 
@@ -215,9 +215,25 @@ def test_a_layer_that_is_not_used_has_no_gradient():
 def test_chunks_and_blocks_do_not_show(cnn, images, monkeypatch):
     whole = sample_gradient_norms(cnn, images)
     monkeypatch.setattr(sample_gradients, "KEPT", 20_000)
-    monkeypatch.setattr(sample_gradients, "BLOCK", 10_000)
-    monkeypatch.setattr(sample_gradients, "FIRST", 3)
+    monkeypatch.setattr(layer_gradients, "BLOCK", 10_000)
     np.testing.assert_allclose(sample_gradient_norms(cnn, images), whole, rtol=1e-5)
+
+
+def test_float64_on_request(cnn, images):
+    """Of a network with float32 parameters and buffers, as if they were converted before."""
+    model = fairlib.build("tiny-resnet", num_classes=3, in_channels=1, image_size=8)
+    for network in (cnn, model):
+        expected = sample_gradient_norms(copy.deepcopy(network).double(), images)
+        np.testing.assert_allclose(sample_gradient_norms(network, images, dtype=torch.float64), expected, rtol=1e-12)
+
+
+def test_memory_that_runs_out_is_no_reason_for_a_slower_way(cnn, images, monkeypatch):
+    def exhausted(*_):
+        raise torch.OutOfMemoryError("no memory left")
+
+    monkeypatch.setattr(sample_gradients, "_in_one_pass", exhausted)
+    with pytest.raises(torch.OutOfMemoryError):
+        sample_gradient_norms(cnn, images)
 
 
 def test_choice_of_parameters(cnn, images):
@@ -270,7 +286,7 @@ def test_leaves_the_model_as_it_was(images):
 def test_not_finite(cnn, images):
     with torch.no_grad():
         cnn.classifier[0].bias[0] = torch.nan
-    with pytest.raises(FloatingPointError, match="the model's outputs are NaN or infinite on 8 of 8 samples"):
+    with pytest.raises(FloatingPointError, match="the model's outputs are NaN or infinite on 120 of 120 samples"):
         sample_gradient_norms(cnn, images)
 
 

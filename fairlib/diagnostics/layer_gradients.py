@@ -1,0 +1,120 @@
+"""Squared norms of every sample's gradient in the parameters of one layer, from its inputs and output gradients.
+
+A rule takes ``(layer, inputs, gradients, kinds, mask)``: what the layer got ``(N, ...)``, the gradients of its outputs
+``(N, ...)``, which of ``"weight"`` and ``"bias"`` are asked for, and the mask of the weight or None; it returns a
+squared norm ``(N,)`` (float64) for each of ``kinds``. ``RULES`` are all of them, by type of layer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+BLOCK = 2**21  # Numbers of a layer's unfolded inputs and gradients held at once: small blocks stay in the cache.
+
+Squares = dict[str, Tensor]
+
+
+def _linear(layer: nn.Linear, inputs: Tensor, gradients: Tensor, kinds: list[str], mask: Tensor | None) -> Squares:
+    u, delta = (
+        tensor.flatten(1, -2).transpose(1, 2) for tensor in (_with_positions(inputs), _with_positions(gradients))
+    )
+    return _affine(u[:, None], delta[:, None], kinds, None if mask is None else mask[None])
+
+
+def _with_positions(tensor: Tensor) -> Tensor:
+    return tensor[:, None] if tensor.ndim == 2 else tensor
+
+
+def _convolution(layer: Any, inputs: Tensor, gradients: Tensor, kinds: list[str], mask: Tensor | None) -> Squares:
+    groups, positions = layer.groups, gradients[0, 0].numel()
+    entries = layer.weight[0].numel() * (groups * positions + layer.out_channels)
+    step = max(1, BLOCK // entries)
+    mask = None if mask is None else mask.reshape(groups, layer.out_channels // groups, -1)
+    parts = [
+        _affine(_patches(layer, some), delta.reshape(len(some), groups, -1, positions), kinds, mask)
+        for some, delta in zip(inputs.split(step), gradients.split(step), strict=True)
+    ]
+    return {kind: torch.cat([part[kind] for part in parts]) for kind in kinds}
+
+
+def _patches(layer: Any, inputs: Tensor) -> Tensor:
+    """What each output of a convolution sees, ``(N, groups, inputs, positions)``."""
+    mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
+    patches = F.pad(inputs, layer._reversed_padding_repeated_twice, mode=mode)
+    space = len(layer.kernel_size)
+    for i, (kernel, stride, dilation) in enumerate(zip(layer.kernel_size, layer.stride, layer.dilation, strict=True)):
+        patches = patches.unfold(2 + i, (kernel - 1) * dilation + 1, stride)[..., ::dilation]
+    order = (0, 1, *range(2 + space, 2 + 2 * space), *range(2, 2 + space))
+    positions = math.prod(patches.shape[2 : 2 + space])
+    return patches.permute(order).reshape(len(inputs), layer.groups, -1, positions)
+
+
+def _affine(u: Tensor, delta: Tensor, kinds: list[str], mask: Tensor | None) -> Squares:
+    """Squared norms ``(N,)``: of the sum over positions of outer products, and of the sum of gradients.
+
+    Args:
+        u: ``(N, groups, inputs, positions)``.
+        delta: ``(N, groups, outputs, positions)``.
+        kinds: Which of them are asked for.
+        mask: ``(groups, outputs, inputs)`` or None.
+    """
+    squares = {}
+    if "weight" in kinds:
+        squares["weight"] = _outer(u, delta, mask)
+    if "bias" in kinds:
+        squares["bias"] = _square(delta.sum(3))
+    return squares
+
+
+def _outer(u: Tensor, delta: Tensor, mask: Tensor | None) -> Tensor:
+    (inputs, positions), outputs = u.shape[2:], delta.shape[2]
+    explicit = outputs * inputs * (positions + 16)  # Multiplications, and the traffic of the gradient itself.
+    if mask is None and positions**2 * (inputs + outputs) <= explicit:
+        products = (u.mT @ u) * (delta.mT @ delta)
+        return products.double().sum((1, 2, 3)).clamp(min=0)
+    if mask is not None and positions * (positions + 1) // 2 * inputs * outputs <= 2 * explicit:
+        # The second form with a mask between the factors: a product for each pair of positions.
+        p, q = torch.triu_indices(positions, positions, device=u.device)
+        products = (delta[..., p] * delta[..., q]).mT @ mask.to(u) * (u[..., p] * u[..., q]).mT
+        return (products.double().sum((1, 3)) * torch.where(p == q, 1.0, 2.0)).sum(1).clamp(min=0)
+    gradient = delta @ u.mT
+    return _square(gradient if mask is None else gradient * mask)
+
+
+def _normalization(layer: Any, inputs: Tensor, gradients: Tensor, kinds: list[str], mask: Tensor | None) -> Squares:
+    if isinstance(layer, nn.LayerNorm):
+        normal = F.layer_norm(inputs, layer.normalized_shape, eps=layer.eps)
+        over = tuple(range(1, inputs.ndim - len(layer.normalized_shape)))
+    else:
+        normal = (
+            F.group_norm(inputs, layer.num_groups, eps=layer.eps)
+            if isinstance(layer, nn.GroupNorm)
+            else F.batch_norm(inputs, layer.running_mean.to(inputs), layer.running_var.to(inputs), eps=layer.eps)
+        )
+        over = tuple(range(2, inputs.ndim))
+    terms = {"weight": lambda: gradients * normal, "bias": lambda: gradients}
+    return {kind: _square(terms[kind]().sum(over) if over else terms[kind]()) for kind in kinds}
+
+
+def _square(tensor: Tensor) -> Tensor:
+    """Squared norm of every sample: ``(N, ...)`` to ``(N,)`` in float64."""
+    return torch.linalg.vector_norm(tensor.flatten(1), dim=1, dtype=torch.float64).square()
+
+
+RULES: dict[type, Callable[..., Squares]] = {
+    nn.Linear: _linear,
+    nn.Conv1d: _convolution,
+    nn.Conv2d: _convolution,
+    nn.Conv3d: _convolution,
+    nn.BatchNorm1d: _normalization,
+    nn.BatchNorm2d: _normalization,
+    nn.BatchNorm3d: _normalization,
+    nn.LayerNorm: _normalization,
+    nn.GroupNorm: _normalization,
+}
