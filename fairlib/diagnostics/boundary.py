@@ -12,10 +12,11 @@ from torch import Tensor, nn
 
 from fairlib._validation import check_number, check_settings, lookup
 from fairlib.data import GroupedDataset
-from fairlib.diagnostics.evaluation import check_logits, evaluation_mode, placement
+from fairlib.diagnostics.evaluation import check_logits, chunks, evaluation_mode, placement
 from fairlib.statistics import t_interval
 
-CHUNK = 256  # Inputs of one pass.
+CHUNK = 256  # Inputs of one pass at most,
+NUMBERS = 2**18  # and numbers in them: some measures keep the activations for a pass back.
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ def sample_boundary_distance(
 
     distances = []
     with evaluation_mode(model):
-        for index in torch.arange(len(data)).split(CHUNK):
+        for index in chunks(data, CHUNK, NUMBERS):
             inputs = data.batch(index, dtype=dtype, device=device)
             targets = data.labels(index, device) if signed else None
             distances.append(function(Batch(classifier, inputs, targets, index), **settings).double().cpu())
@@ -308,7 +309,8 @@ def _along(length: Tensor, direction: Tensor) -> Tensor:
 def _votes(batch: Batch, inputs: Tensor, sigma: float, draws: int, generator: torch.Generator) -> Tensor:
     """How often the model gives each class to one input under noise, ``(C,)``."""
     votes: Tensor | int = 0
-    for count in (len(part) for part in torch.arange(draws).split(CHUNK)):
+    size = max(1, min(CHUNK, NUMBERS // inputs.numel()))
+    for count in (len(part) for part in torch.arange(draws).split(size)):
         noise = torch.randn((count, *inputs.shape), generator=generator, dtype=inputs.dtype).to(inputs.device)
         with torch.no_grad():
             logits = batch.classifier(inputs + sigma * noise)

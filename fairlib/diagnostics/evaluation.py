@@ -15,7 +15,8 @@ from torch.nn.functional import cross_entropy
 from fairlib.data import GroupedDataset
 from fairlib.statistics import group_means
 
-CHUNK = 1024
+CHUNK = 1024  # Samples of one pass at most.
+NUMBERS = 2**20  # Numbers in the inputs of one pass at most: activations take about a thousand times their memory.
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,11 @@ def placement(model: nn.Module) -> tuple[torch.device, torch.dtype]:
     return torch.device("cpu"), torch.float32
 
 
+def chunks(data: GroupedDataset, samples: int = CHUNK, numbers: int = NUMBERS) -> tuple[Tensor, ...]:
+    """The positions of all samples, dealt to passes of so many samples and numbers in their inputs at most."""
+    return torch.arange(len(data)).split(max(1, min(samples, numbers // data.inputs[0].numel())))
+
+
 def check_logits(logits: Tensor, data: GroupedDataset) -> None:
     """Refuse outputs that are not one logit per class of the data.
 
@@ -91,7 +97,7 @@ def predict(model: nn.Module, data: GroupedDataset) -> Predictions:
     device, dtype = placement(model)
     logits = []
     with evaluation_mode(model), torch.inference_mode():
-        for index in torch.arange(len(data)).split(CHUNK):
+        for index in chunks(data):
             batch = model(data.batch(index, dtype=dtype, device=device))
             check_logits(batch, data)
             logits.append(batch.double().cpu())

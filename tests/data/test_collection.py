@@ -1,0 +1,49 @@
+import numpy as np
+import pandas as pd
+import pytest
+
+from fairlib.data.collection import draw, select
+
+TABLE = pd.DataFrame(
+    {
+        "gender": pd.Categorical(["female", "male", None, "male"], ["female", "male"]),
+        "Wavy_Hair": pd.Categorical(["no", "yes", "yes", "no"], ["no", "yes"]),
+        "age": [1.0, 20.0, 30.0, 70.0],
+        "only": pd.Categorical(["a"] * 4),
+    }
+)
+
+
+def test_a_crossing_counts_the_last_attribute_fastest_and_is_undefined_where_one_of_them_is():
+    codes, names = select(TABLE, ["gender", "Wavy Hair"])
+    assert names == ("female x no", "female x yes", "male x no", "male x yes")
+    assert codes.tolist() == [0, 3, -1, 2]
+    codes, names = select(TABLE, "gender")
+    assert codes.tolist() == [0, 1, -1, 1] and names == ("female", "male")
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        ([], "one or more, each once"),
+        (["gender", "gender"], "one or more, each once"),
+        ("hair", "unknown attribute 'hair'; known: gender, Wavy_Hair, age, only"),
+        ("age", "attribute 'age' has 4 distinct numbers"),
+        ("only", "attribute 'only' must have at least two values, got a"),
+    ],
+)
+def test_attributes_that_are_refused(names, message):
+    with pytest.raises(ValueError, match=message):
+        select(TABLE, names)
+
+
+def test_a_draw_is_ascending_without_repetition_and_of_the_seed():
+    drawn = draw(100, 30, np.random.default_rng(0))
+    assert len(set(drawn)) == 30 and (np.diff(drawn) > 0).all() and drawn.max() < 100
+    np.testing.assert_array_equal(drawn, draw(100, 30, np.random.default_rng(0)))
+    assert draw(100, 30, np.random.default_rng(1)).tolist() != drawn.tolist()
+    for limit in (None, 100, 1000):
+        np.testing.assert_array_equal(draw(100, limit, np.random.default_rng(0)), np.arange(100))
+    for limit in (0, -1, True, 2.5):
+        with pytest.raises(ValueError, match="limit must be None or a positive integer"):
+            draw(100, limit, np.random.default_rng(0))

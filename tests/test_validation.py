@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fairlib._validation import check_number, check_settings, lookup
+
+
+def test_lookup_lists_what_is_known():
+    assert lookup("color", "red", {"red": 1, "blue": 2}) == 1
+    for name in ("green", ["red"], None):
+        with pytest.raises(ValueError, match=r"unknown color .*; known: red, blue"):
+            lookup("color", name, {"red": 1, "blue": 2})
+
+
+def test_settings_are_the_keyword_only_parameters_that_the_library_does_not_fill_in():
+    def method(model, *, sparsity, rate=0.2, data=None):
+        pass
+
+    check_settings("method 'm'", method, {"rate": 0.1}, given=["sparsity", "data"])
+    for name in ("model", "data", "speed"):
+        with pytest.raises(TypeError, match=f"unknown setting '{name}' for method 'm'; known: rate$"):
+            check_settings("method 'm'", method, {name: 1}, given=["sparsity", "data"])
+    with pytest.raises(TypeError, match="known: none"):
+        check_settings("method 'n'", lambda model: None, {"rate": 1})
+
+
+@pytest.mark.parametrize("value", [0, 1, 0.5, np.float32(0.5), np.int64(1)])
+def test_numbers_in_range(value):
+    check_number("x", value, 0, 2)
+
+
+@pytest.mark.parametrize(("value", "error"), [(True, TypeError), ("1", TypeError), (None, TypeError), (2, ValueError)])
+def test_numbers_that_are_refused(value, error):
+    with pytest.raises(error, match=r"x must (be a number|lie in \[0, 2\)), got"):
+        check_number("x", value, 0, 2)
+
+
+def test_ends_of_a_range_nan_and_whole_numbers():
+    with pytest.raises(ValueError, match=r"x must lie in \(0, inf\), got 0"):
+        check_number("x", 0, 0, beyond=True)
+    for value in (float("nan"), float("inf"), -1e-9):
+        with pytest.raises(ValueError, match=r"x must lie in \[0, inf\)"):
+            check_number("x", value, 0)
+    with pytest.raises(TypeError, match=r"x must be an integer, got 1.0"):
+        check_number("x", 1.0, 0, whole=True)
