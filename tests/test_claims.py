@@ -24,11 +24,12 @@ CHECKLIST = {
         fig-8 fig-8-ethnicity fig-8-age fig-9 fig-9-cifar10 fig-9-svhn fig-10 fig-11 fig-12 fig-13 fig-14
         fig-15
         tab-1 tab-1-age tab-1-gender tab-1-svhn tab-1-mnist tab-2 tab-2-accuracy tab-2-violation
-        verbal-cor-1-risk verbal-6.1-equal-losses verbal-6.2-accuracy verbal-6.2-after-before
-        verbal-6.2-equalize verbal-6.2-cost verbal-c2-gradient verbal-c2-hessian verbal-c3-all-others""",
+        verbal-cor-1-risk verbal-6.1-equal-losses verbal-6.1-equal-losses-hessian verbal-6.2-accuracy
+        verbal-6.2-after-before verbal-6.2-equalize verbal-6.2-cost verbal-c2-gradient verbal-c2-hessian
+        verbal-c3-all-others""",
     "B": """
         def-1 def-2 def-3 problem-fair problem-accuracy problem-pruning
-        eq-1 eq-2 eq-3 eq-4 eq-5 eq-inner eq-mask
+        eq-1 eq-2 eq-3 eq-4 eq-4-convex eq-5 eq-inner eq-mask
         fig-1 fig-1-bias fig-1-sequential fig-2
         fig-3 fig-3a fig-3b fig-3c fig-3d fig-3e fig-3f fig-3g fig-3h
         fig-4 fig-4a fig-4b fig-4c fig-4d fig-4e fig-4f fig-4g fig-4h

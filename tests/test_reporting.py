@@ -8,7 +8,6 @@ import pandas as pd
 
 from fairlib.reporting import finite, tables
 
-
 SHOWN = SimpleNamespace(  # What a report shows in a notebook.
     notes=["<b> & co"],
     table=pd.DataFrame(
