@@ -299,7 +299,7 @@ def _start(products: _Products, previous: Tensor | None, ends: str, seed: int) -
         return _unit(products.gradient) + _unit(loss.sampled_gradient(generator)) + noise
     if previous.shape != noise.shape:
         raise ValueError("the models of a sweep must have the same parameters")
-    return _unit(loss.project(previous)) + _unit(products.gradient) + 0.1 * noise
+    return _unit(loss.project(previous)) + 0.3 * _unit(products.gradient) + 0.1 * noise
 
 
 def _unit(vector: Tensor) -> Tensor:
