@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fairlib._validation import check_number, check_settings, lookup
 from fairlib.data import GroupedDataset
-from fairlib.diagnostics.evaluation import check_logits, chunks, evaluation_mode, placement
+from fairlib.diagnostics.evaluation import check_logits, chunks, evaluation_mode, full_precision, placement
 from fairlib.statistics import t_interval
 
 CHUNK = 256  # Inputs of one pass at most,
@@ -103,7 +103,7 @@ def sample_boundary_distance(
         return _finite("the model's outputs", logits)
 
     distances = []
-    with evaluation_mode(model):
+    with evaluation_mode(model), full_precision():
         for index in chunks(data, CHUNK, NUMBERS):
             inputs = data.batch(index, dtype=dtype, device=device)
             targets = data.labels(index, device) if signed else None

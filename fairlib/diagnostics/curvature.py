@@ -66,8 +66,8 @@ def group_eigenvalues(
         products: ``"frozen"`` as above, or ``"exact"`` for all of them.
         tol: Estimated error to aim at, relative to the larger of the two magnitudes, as far as it was met. Estimates
             are good to a factor of about three. With no more parameters than ``limit`` the process exhausts the space.
-        limit: The largest number of steps of the process for a group. Its vectors take a gibibyte at most; where more
-            would be needed it is restarted from the best ones.
+        limit: The largest number of steps of the process for a group. Its vectors take a gibibyte at most, or as
+            much as twelve of them do; where it would need more it is restarted from the best ones.
         intervals: Add 95 % intervals of the largest eigenvalue.
         seed: Of the start.
 
@@ -170,7 +170,7 @@ def _tables(
         warn_of_doubtful(pairs, tol, stacklevel=4)
         tables.append(pd.DataFrame.from_dict(rows, orient="index", columns=columns).rename_axis("group").astype(float))
     small = data.group_sizes[(data.group_sizes > 0) & (data.group_sizes < SMALL)]
-    if intervals and len(small):
+    if intervals and ends != "smallest" and len(small):
         warnings.warn(
             f"groups with fewer than {SMALL} members are too small for an interval: {', '.join(small.index)}",
             stacklevel=3,
@@ -274,7 +274,7 @@ def extremes(
     """The wanted eigenpairs of one Hessian, as :func:`group_eigenvalues` says; ``previous`` is for a warm start."""
     known = _Products(loss)
     start = _start(known, previous, ends, seed)
-    room = max(8, BASIS // start.nbytes)
+    room = max(8, int(BASIS / 1.5 / start.nbytes))
     if len(start) <= limit:  # So few that exhausting the space costs little.
         products, tol = "exact", 0.0
     if products == "frozen":

@@ -44,15 +44,17 @@ def evaluation_mode(model: nn.Module) -> Iterator[nn.Module]:
 @contextmanager
 def full_precision() -> Iterator[None]:
     """Within the block a GPU computes in float32 what is float32: TF32, the default of convolutions, keeps 10 bits."""
-    backends = (torch.backends.cuda.matmul, torch.backends.cudnn.conv, torch.backends.cudnn.rnn)
-    before = [backend.fp32_precision for backend in backends]
-    for backend in backends:
-        backend.fp32_precision = "ieee"
-    try:
+    if not torch.cuda.is_available():
         yield
+        return
+    cudnn, before = torch.backends.cudnn, torch.get_float32_matmul_precision()
+    others = {"enabled": cudnn.enabled, "benchmark": cudnn.benchmark, "deterministic": cudnn.deterministic}
+    torch.set_float32_matmul_precision("highest")
+    try:
+        with cudnn.flags(**others, benchmark_limit=cudnn.benchmark_limit, allow_tf32=False):
+            yield
     finally:
-        for backend, precision in zip(backends, before, strict=True):
-            backend.fp32_precision = precision
+        torch.set_float32_matmul_precision(before)
 
 
 def placement(model: nn.Module) -> tuple[torch.device, torch.dtype]:

@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fairlib._validation import check_number
+
 ENDS = {"largest": (-1,), "smallest": (0,), "both": (-1, 0)}
 """Which eigenvalues are wanted: their places in ascending order."""
 
@@ -53,10 +55,15 @@ def lanczos(
         limit: The largest number of products.
         room: How many vectors a basis may have, at least 8; by default any number. A full one makes place for the half
             of its Ritz vectors that is nearest to the wanted ends, and the process goes on from there (a thick
-            restart), with more products in all.
+            restart), with more products in all. While that half is formed there are half as many vectors more.
 
     Returns:
-        The Ritz pair for each place of ``ENDS[ends]``, the largest absolute Ritz value, and the number of products.
+        The Ritz pair for each place of ``ENDS[ends]``, the largest absolute Ritz value that was met, and the number of
+        products.
+
+    Raises:
+        FloatingPointError: If a product is NaN or infinite.
+        ValueError: If ``room`` is too small.
 
     Source:
         Parlett, The Symmetric Eigenvalue Problem (1998), Chapter 13; thick restarts: Wu and Simon, Thick-restart
@@ -64,7 +71,9 @@ def lanczos(
     """
     basis, count = [start / norm(start)], 0
     matrix = np.empty((0, 0))  # The operator in the basis.
-    lowest = np.inf
+    scale, lowest = 0.0, np.inf
+    if room is not None:
+        check_number("room", room, 8, whole=True)
     while True:
         rest, count = product(basis[-1]), count + 1
         whole = norm(rest)
@@ -81,7 +90,7 @@ def lanczos(
             raise FloatingPointError(f"product {count} of the operator is NaN or infinite")
         matrix = np.block([[matrix, column[:-1, None]], [column]])
         values, vectors = np.linalg.eigh(matrix)
-        scale = float(np.abs(values).max())
+        scale = max(scale, float(np.abs(values).max()))
         pairs = {place: _error(values, beta * abs(vectors[-1, place]), place) for place in ENDS[ends]}
         exhausted = len(basis) == start.numel() or beta <= 1e-6 * scale * torch.finfo(start.dtype).eps ** 0.25
         settled = 0 not in pairs or lowest - values[0] <= tol * scale
@@ -112,8 +121,13 @@ def _combined(basis: list[Tensor], coefficients: np.ndarray) -> Tensor:
 
 
 def _error(values: np.ndarray, residual: float, place: int) -> tuple[float, float, float]:
-    """Residual, estimated error and gap of the Ritz value at a place."""
-    gap = float(abs(values[place] - values[-2 if place == -1 else 1])) if len(values) > 1 else 0.0
+    """Residual, estimated error and gap of the Ritz value at a place.
+
+    A largest value in the shadow of a smallest one of larger magnitude is given no gap: that one converges first, and
+    until then it is the next Ritz value, so that every other seems to lie alone.
+    """
+    shadowed = place == -1 and values[-1] < -values[0]
+    gap = 0.0 if shadowed or len(values) == 1 else float(abs(values[place] - values[-2 if place == -1 else 1]))
     return residual, error_estimate(residual, gap), gap
 
 

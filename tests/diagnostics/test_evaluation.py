@@ -8,6 +8,7 @@ from sklearn.metrics import accuracy_score, log_loss
 
 import fairlib
 from fairlib.diagnostics import group_performance, predict
+from fairlib.diagnostics.evaluation import full_precision
 
 
 def test_agrees_with_fairlearn_and_scikit_learn(cnn, images):
@@ -57,3 +58,20 @@ def test_outputs_must_match_the_classes(images):
     model = fairlib.build("cnn", num_classes=2, in_channels=1, image_size=8)
     with pytest.raises(ValueError, match=r"one for each class of the data \(0, 1, 2\); it gives \(120, 2\)"):
         predict(model, images)
+
+
+def test_full_precision_holds_within_its_block_alone_and_leaves_torch_consistent(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    cudnn = torch.backends.cudnn
+    before = cudnn.allow_tf32, cudnn.deterministic, torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        with full_precision(), full_precision():
+            assert not cudnn.allow_tf32 and torch.get_float32_matmul_precision() == "highest"
+            with cudnn.flags(enabled=False):  # As some models set them for a second derivative.
+                pass
+            assert not cudnn.allow_tf32
+        assert torch.get_float32_matmul_precision() == "high"
+    finally:
+        torch.set_float32_matmul_precision(before[2])
+    assert (cudnn.allow_tf32, cudnn.deterministic, torch.get_float32_matmul_precision()) == before

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fairlib.diagnostics import lanczos as module
 from fairlib.diagnostics.lanczos import error_estimate, inner, lanczos, norm
 
 
@@ -52,17 +53,37 @@ def test_a_process_that_is_restarted_agrees_too_and_its_residual_is_the_true_one
         assert norm(matrix @ pair.vector - pair.value * pair.vector) == pytest.approx(pair.residual, abs=1e-8)
 
 
-def test_a_restarted_process_holds_no_more_vectors_than_it_has_room_for():
+def test_a_restarted_process_holds_no_more_vectors_than_it_has_room_for(monkeypatch):
+    """Eight, and four more while the four that stay are formed."""
     live: list[weakref.ref] = []
+    most = 0
 
     def product(vector):
-        live.append(weakref.ref(vector))
-        assert sum(ref() is not None for ref in live) <= 8
+        seen(vector)
         return matrix @ vector
 
+    def seen(vector):
+        nonlocal most
+        live.append(weakref.ref(vector))
+        most = max(most, sum(vector is not None for vector in {id(ref()): ref() for ref in live}.values()))
+        return vector
+
+    combined = module._combined
+    monkeypatch.setattr(module, "_combined", lambda basis, coefficients: seen(combined(basis, coefficients)))
     matrix = symmetric(60, 0)
     _, _, products = lanczos(product, torch.ones(60, dtype=torch.float64), tol=1e-9, limit=500, room=8)
-    assert products > 20
+    assert products > 20 and 8 <= most <= 12
+    with pytest.raises(ValueError, match="room must lie in"):
+        lanczos(product, torch.ones(60, dtype=torch.float64), room=7)
+
+
+def test_a_largest_value_in_the_shadow_of_the_smallest_is_not_taken_too_early():
+    """diag(-50, 0 ... .9, 1): the first Ritz values near zero have small residuals beside 50."""
+    matrix = torch.diag(torch.cat([torch.tensor([-50.0]), torch.linspace(0, 0.9, 300), torch.ones(1)]).double())
+    for seed in range(20):
+        start = torch.randn(302, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        pairs, scale, _ = lanczos(operator(matrix), start, ends="largest", tol=3e-4, limit=100)
+        assert pairs[-1].value == pytest.approx(1, abs=10 * 3e-4 * scale)
 
 
 def test_the_error_estimate_bounds_the_error_of_an_unfinished_process():

@@ -227,7 +227,7 @@ def test_float64_on_request(cnn, images):
         np.testing.assert_allclose(sample_gradient_norms(network, images, dtype=torch.float64), expected, rtol=1e-12)
 
 
-def test_memory_that_runs_out_is_no_reason_for_a_slower_way(cnn, images, monkeypatch):
+def test_memory_of_a_gpu_that_runs_out_is_no_reason_for_a_slower_way(cnn, images, monkeypatch):
     def exhausted(*_):
         raise torch.OutOfMemoryError("no memory left")
 
