@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from fairlib._validation import check_number
+from fairlib.diagnostics.evaluation import full_precision
 
+BLOCK = 4096  # Entries of an inner product that are summed in their own type.
 ENDS = {"largest": (-1,), "smallest": (0,), "both": (-1, 0)}
 """Which eigenvalues are wanted: their places in ascending order."""
 
@@ -75,13 +77,13 @@ def lanczos(
     if room is not None:
         check_number("room", room, 8, whole=True)
     while True:
-        rest, count = product(basis[-1]), count + 1
+        rest, count = product(basis[-1]).clone(), count + 1
         whole = norm(rest)
         column = np.zeros(len(basis))
         for _ in range(2):  # Twice is enough; the second is for what is nearly within the span.
             for j, q in enumerate(basis):
                 overlap = inner(q, rest)
-                rest = rest.sub(q, alpha=overlap)
+                rest.sub_(q, alpha=overlap)
                 column[j] += overlap
             beta = norm(rest)
             if beta > whole / 2:
@@ -136,9 +138,12 @@ def error_estimate(residual: float, gap: float) -> float:
     return min(residual, residual**2 / gap) if gap > 0 else residual
 
 
+@full_precision()
 def inner(one: Tensor, other: Tensor) -> float:
-    """An inner product, summed in float64: over millions of float32 entries a dot product is off by 1e-4."""
-    return float((one * other).sum(dtype=torch.float64))
+    """An inner product, by blocks that are summed in float64: one over millions of float32 entries is off by 1e-4."""
+    whole = len(one) // BLOCK * BLOCK
+    blocks = one[:whole].reshape(-1, 1, BLOCK) @ other[:whole].reshape(-1, BLOCK, 1)
+    return float(blocks.sum(dtype=torch.float64) + (one[whole:] * other[whole:]).sum(dtype=torch.float64))
 
 
 def norm(vector: Tensor) -> float:
