@@ -99,7 +99,10 @@ def _normalization(layer: Any, inputs: Tensor, gradients: Tensor, kinds: list[st
         )
         over = tuple(range(2, inputs.ndim))
     terms = {"weight": lambda: gradients * normal, "bias": lambda: gradients}
-    return {kind: _square(terms[kind]().sum(over) if over else terms[kind]()) for kind in kinds}
+    summed = {kind: terms[kind]().sum(over) if over else terms[kind]() for kind in kinds}
+    if mask is not None and "weight" in kinds:
+        summed["weight"] = summed["weight"] * mask
+    return {kind: _square(gradient) for kind, gradient in summed.items()}
 
 
 def _square(tensor: Tensor) -> Tensor:

@@ -98,17 +98,6 @@ def test_layers_in_one_pass(case, sparsity, ways):
     assert ways == ["_in_one_pass"]
 
 
-@pytest.mark.parametrize("positions", [1, 2, 7, 30])
-@pytest.mark.parametrize("masked", [False, True])
-def test_every_form_of_the_sum_of_outer_products(positions, masked):
-    generator = torch.Generator().manual_seed(0)
-    u, delta = (torch.randn(5, 2, size, positions, generator=generator, dtype=torch.float64) for size in (3, 4))
-    mask = torch.rand(2, 4, 3, generator=generator) < 0.5 if masked else None
-    gradient = torch.einsum("ngop,ngip->ngoi", delta, u) * (1 if mask is None else mask)
-    found = layer_gradients._outer(u, delta, mask)
-    torch.testing.assert_close(found, gradient.square().sum((1, 2, 3)), rtol=1e-12, atol=0)
-
-
 class Tied(nn.Module):
     def __init__(self):
         super().__init__()
