@@ -1,11 +1,11 @@
 """The largest Hessian eigenvalue of every group, against PyHessian run once for each group with its defaults.
 
 ``python benchmarks/curvature.py [small_cnn|small_cnn_untrained|resnet18|resnet18_untrained|sweep ...]``, after ``pip
-install --no-deps -r benchmarks/requirements.txt``; grey synthetic faces of 32 pixels, five groups, five classes, networks that were trained
-for three epochs or not at all. Goals: a third of PyHessian's CPU time on the small network (two convolutions, three
-linear layers, 121 thousand parameters, 300 samples a group), half on ResNet-18 with torchvision's stem (128 samples a
-group), at a relative error of at most 1e-3; over a sweep of eight pruning ratios half of eight cold runs. Errors are
-against Lanczos with products in float64, run until the estimated error is 1e-14.
+install --no-deps -r benchmarks/requirements.txt``; grey synthetic faces of 32 pixels, five groups, five classes,
+networks that were trained for three epochs or not at all. Goals: a third of PyHessian's CPU time on the small network
+(two convolutions, three linear layers, 121 thousand parameters, 300 samples a group), half on ResNet-18 with
+torchvision's stem (128 samples a group), at a relative error of at most 1e-3; over a sweep of eight pruning ratios half
+of eight cold runs. Errors are against Lanczos with products in float64, run until the estimated error is 1e-14.
 """
 
 from __future__ import annotations
