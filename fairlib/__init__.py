@@ -10,7 +10,7 @@ from fairlib.auditing import Report, audit
 from fairlib.compaction import compact
 from fairlib.data import GroupedDataset, Splits, load
 from fairlib.masks import restore, sparsity
-from fairlib.mitigation import EqualLoss
+from fairlib.mitigation import AccuracyGap, EqualCurvature, EqualLoss, GroupDRO, Reweight
 from fairlib.models import build
 from fairlib.pruning import prune
 from fairlib.runs import record
@@ -18,10 +18,14 @@ from fairlib.studies import study
 from fairlib.training import DivergenceError, fit, history, weights_at
 
 __all__ = [
+    "AccuracyGap",
     "DivergenceError",
+    "EqualCurvature",
     "EqualLoss",
+    "GroupDRO",
     "GroupedDataset",
     "Report",
+    "Reweight",
     "Splits",
     "__version__",
     "audit",

@@ -19,7 +19,7 @@ from fairlib._validation import check_number, check_settings, lookup
 from fairlib.caching import cached_fit, default_folder
 from fairlib.data import Splits, load
 from fairlib.diagnostics import DIAGNOSTICS, diagnose, group_performance
-from fairlib.mitigation import MITIGATIONS
+from fairlib.mitigation import MITIGATIONS, AccuracyGap
 from fairlib.models import build
 from fairlib.training import Constraint, DivergenceError, fit
 
@@ -284,11 +284,21 @@ def _splits(plan: _Plan, seed: int) -> Splits:
 
 
 def _fit(
-    plan: _Plan, model: nn.Module, splits: Splits, settings: Mapping[str, object], mitigated: bool, seed: int
+    plan: _Plan,
+    model: nn.Module,
+    splits: Splits,
+    settings: Mapping[str, object],
+    mitigated: bool,
+    seed: int,
+    dense: nn.Module | None = None,
 ) -> nn.Module:
+    """Train by a constraint, if so; one that is about drops takes them from the ``dense`` model."""
     arguments = {"seed": seed, "device": plan.device, **settings}
     if mitigated:
-        arguments["constraint"] = plan.constraint
+        constraint = plan.constraint
+        if dense is not None and isinstance(constraint, AccuracyGap) and constraint.reference is None:
+            constraint = constraint.relative_to(dense, splits.train)
+        arguments["constraint"] = constraint
     return cached_fit(model, splits.train, folder=plan.cache, **arguments)
 
 
@@ -298,7 +308,7 @@ def _models(
     """Stage, level and model: the dense one, the control, and one compressed to each level."""
     early, late = WHEN[when]
     yield "dense", 0.0, dense
-    yield "control", 0.0, _fit(plan, dense, splits, plan.finetune, late, seed)
+    yield "control", 0.0, _fit(plan, dense, splits, plan.finetune, late, seed, dense)
     full_name, settings = _named(plan.method)
     kind, _, name = full_name.partition(":")
     settings |= {"data": splits.train, "seed": seed}
@@ -310,7 +320,7 @@ def _models(
         small = KINDS[kind].run(original, name, **{KINDS[kind].level: level}, **settings)
         if plan.compress == "initial":
             small = _fit(plan, small, splits, plan.train, early, seed)
-        yield "compressed", level, _fit(plan, small, splits, plan.finetune, late, seed)
+        yield "compressed", level, _fit(plan, small, splits, plan.finetune, late, seed, dense)
 
 
 def _measure(plan: _Plan, model: nn.Module, splits: Splits, labels: Mapping[str, object]) -> pd.DataFrame:

@@ -119,8 +119,8 @@ def test_a_function_of_the_seed_gives_the_data():
         ({"compress": "initial", "method": "prune:lottery"}, "compress='initial' needs a method that does not train"),
         ({"compress": "dense"}, "unknown network to compress 'dense'; known: trained, initial"),
         ({"levels": [0.5, 1.0]}, r"levels must lie in \[0, 1\)"),
-        ({"when": "after"}, "needs a mitigation; known: equal-loss"),
-        ({"mitigation": "equal-los"}, "unknown mitigation 'equal-los'; known: equal-loss"),
+        ({"when": "after"}, "needs a mitigation; known: equal-loss, equal-curvature"),
+        ({"mitigation": "equal-los"}, "unknown mitigation 'equal-los'; known: equal-loss, equal-curvature"),
         (
             {"mitigation": "equal-loss", "when": "later"},
             "unknown time of mitigation 'later'; known: never, before",

@@ -1,4 +1,4 @@
-"""Equal losses: every group's loss is held to the loss of all ([T] Eq. 8), by Lagrangian duality."""
+"""Equal losses: every group's loss is held to the loss of the population ([T] Eq. 8), by Lagrangian duality."""
 
 from __future__ import annotations
 
@@ -7,74 +7,105 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fairlib._validation import check_number
+from fairlib._validation import check_number, lookup
 from fairlib.data import GroupedDataset
 from fairlib.diagnostics.evaluation import evaluation_mode, placement
 from fairlib.groups import group_means
+from fairlib.mitigation.lagrangian import Lagrangian, MovingAverage, named, sizes_of
 from fairlib.training import Batch, Objective
+
+ESTIMATES = ("batch", "average", "full")
 
 
 @dataclass(frozen=True)
-class EqualLoss:
+class EqualLoss(Lagrangian):
     r"""Constrain :math:`J(\theta; D_a) = J(\theta; D)` for every group :math:`a`.
 
-    Each step descends on :math:`J(B) + \sum_a \lambda_a |J(B_a) - J(B)|`, where :math:`B` is the batch; a group absent
-    from it adds nothing. After each epoch the multipliers, zero at first, rise by
-    :math:`\lambda_a \leftarrow \lambda_a + s\,|J(\theta; D_a) - J(\theta; D)|`, with the violations of the *whole
-    training set* in eval mode. Sums of batch violations, which some code uses, grow with the noise of small groups
-    instead.
-
-    With absolute violations the multipliers never fall.
+    Each step descends on :math:`J(B) + \sum_a \lambda_a \nu_a`, where :math:`\nu_a` is the violation of the batch
+    :math:`B`, by default :math:`|J(B_a) - J(B)|`; a group absent from it adds nothing. After each epoch the
+    multipliers rise by :math:`\lambda_a \leftarrow \lambda_a + s \, \nu_a`, by default with the violations of the
+    *whole training set* in eval mode. Sums of absolute batch violations, which some code uses, grow with the noise of
+    small groups instead.
 
     Args:
         step: The dual step :math:`s`, positive. [T] B.2 uses 0.001. Too small does nothing, too large destroys
             accuracy; a product of step and epochs between 0.1 and 0.5 is a start.
+        violation, tolerance, population, cap, restart: Of :class:`fairlib.mitigation.lagrangian.Lagrangian`.
+        primal: Which loss of a group says whether, and to which side, it violates the constraint, and so which way an
+            absolute violation pushes: that of the ``"batch"``, its moving ``"average"``, or the one in the ``"full"``
+            training set after the epoch before. What is differentiated is always that of the batch. The two others lag
+            behind the weights, and overshoot where multipliers are large. Without effect on signed and one-sided
+            violations, whose gradient does not depend on it.
+        dual: What the multipliers follow: the ``"full"`` training set in eval mode, the moving ``"average"`` at the end
+            of an epoch, or the mean of the violations of each ``"batch"`` that had the group (Fioretto et al.).
+        decay: Share of the old value in a moving average, by the step.
 
     Raises:
-        ValueError: If ``step`` is not positive; at the start of a training, if there is one group only.
+        ValueError: If a setting is out of range or unknown; at the start of a training, if there is one group only.
 
     Source:
         [T] Eq. 8 and section 6; Fioretto et al. (2020) for the dual method.
     """
 
-    step: float = 0.02
+    primal: str = "batch"
+    dual: str = "full"
+    decay: float = 0.9
 
-    def __post_init__(self):
-        check_number("step", self.step, 0, beyond=True)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for estimate in (self.primal, self.dual):
+            lookup("estimate", estimate, dict.fromkeys(ESTIMATES))
+        check_number("decay", self.decay, 0, 1)
 
     def start(self, model: nn.Module, data: GroupedDataset, objective: Objective) -> _EqualLossRun:
-        if data.num_groups < 2:
-            raise ValueError(f"equal losses need at least two groups, got {', '.join(data.group_names)}")
-        return _EqualLossRun(self.step, model, data, objective)
+        return _EqualLossRun(self, model, data, objective)
 
 
 class _EqualLossRun:
-    def __init__(self, step: float, model: nn.Module, data: GroupedDataset, objective: Objective):
-        self.step, self.model, self.data, self.objective = step, model, data, objective
+    def __init__(self, settings: EqualLoss, model: nn.Module, data: GroupedDataset, objective: Objective) -> None:
+        self.settings, self.model, self.data, self.objective = settings, model, data, objective
+        self.sizes = sizes_of(data, "equal losses")
         self.multipliers = torch.zeros(data.num_groups, device=data.groups.device)
+        known = "average" in (settings.primal, settings.dual) or settings.primal == "full"
+        self.full = self._losses() if known else None
+        self.average = MovingAverage(self.full, settings.decay) if known else None
+        self.seen, self.batches = torch.zeros_like(self.multipliers), torch.zeros_like(self.multipliers)
 
     def loss(self, batch: Batch) -> Tensor:
         means, counts = group_means(batch.losses, batch.groups, self.data.num_groups)
-        violations = torch.where(counts > 0, (means - batch.losses.mean()).abs(), 0.0)
-        return batch.losses.mean() + (self.multipliers.to(violations) * violations).sum()
+        gaps = self.settings.gaps(means, counts)
+        weights = self.settings.weights(self.multipliers.to(gaps), self._believed(means, counts, gaps.detach()))
+        self.seen += torch.where(counts > 0, self.settings.violations(gaps.detach()), 0.0)
+        self.batches += counts > 0
+        return batch.losses.mean() + (weights * gaps).sum()
+
+    def _believed(self, means: Tensor, counts: Tensor, gaps: Tensor) -> Tensor:
+        """The gaps that decide which way an absolute violation pushes."""
+        if self.average is not None:
+            self.average.update(means, counts > 0)
+        known = {"average": self.average and self.average.values, "full": self.full}.get(self.settings.primal)
+        return gaps if known is None else self.settings.gaps(known, self.sizes).to(gaps)
 
     def end_epoch(self) -> dict[str, float]:
-        losses = self._losses()
-        means, counts = group_means(losses, self.data.groups, self.data.num_groups)
-        violations = torch.where(counts > 0, (means - losses.mean()).abs(), 0.0)
-        self.multipliers += self.step * violations
-        return {
-            f"{what}[{name}]": float(value)
-            for what, values in (("violation", violations), ("multiplier", self.multipliers))
-            for name, value in zip(self.data.group_names, values, strict=True)
-        }
+        if self.settings.dual == "full" or self.settings.primal == "full":
+            self.full = self._losses()
+        violations = {
+            "full": lambda: self.settings.violations(self.settings.gaps(self.full, self.sizes)),
+            "average": lambda: self.settings.violations(self.settings.gaps(self.average.values, self.sizes)),
+            "batch": lambda: self.seen / self.batches.clamp(min=1),
+        }[self.settings.dual]()
+        violations = torch.where(self.sizes > 0, violations, 0.0)
+        self.multipliers = self.settings.follow(self.multipliers, violations)
+        self.seen, self.batches = torch.zeros_like(self.seen), torch.zeros_like(self.batches)
+        return named(self.data, violation=violations, multiplier=self.multipliers)
 
     def _losses(self) -> Tensor:
-        """The objective on every training sample, in eval mode."""
+        """The mean objective of every group in the training set, ``(k,)``, in eval mode."""
         device, dtype = placement(self.model)
         losses = []
         with evaluation_mode(self.model), torch.no_grad():
             for index in torch.arange(len(self.data), device=device).split(1024):
                 inputs = self.data.batch(index, dtype=dtype, device=device)
                 losses.append(self.objective(inputs, self.model(inputs), self.data.targets[index]))
-        return torch.cat(losses)
+        means, _ = group_means(torch.cat(losses), self.data.groups, self.data.num_groups)
+        return means

@@ -3,88 +3,155 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from constrained import batch_of, linear, losses_by_group, opposed, plain
 from torch import nn
-from torch.nn.functional import cross_entropy
 
 import fairlib
-from fairlib.groups import group_means
-from fairlib.training import Batch
+
+DATA, SIZES = opposed(), np.array([40, 15, 5])
+REFERENCES = {
+    "all": lambda means: np.full(3, SIZES @ means / 60),
+    "groups": lambda means: np.full(3, means.mean()),
+    "others": lambda means: (SIZES @ means - SIZES * means) / (60 - SIZES),
+}
+VIOLATIONS = {
+    "absolute": np.abs,
+    "signed": lambda gaps: gaps,
+    "one-sided": lambda gaps: gaps,
+}
 
 
-def _plain(inputs, logits, targets):
-    return cross_entropy(logits, targets, reduction="none")
-
-
-def _data() -> fairlib.GroupedDataset:
-    """Group 1, a sixth of the samples, has the opposite labels."""
-    generator = np.random.default_rng(0)
-    inputs = generator.normal(size=(60, 3))
-    groups = (np.arange(60) % 6 == 0).astype(int)
-    return fairlib.GroupedDataset(inputs, ((inputs[:, 0] > 0) ^ (groups == 1)).astype(int), groups)
-
-
-def _batch(model: nn.Module, data: fairlib.GroupedDataset) -> Batch:
-    logits = model(data.inputs)
-    return Batch(data.inputs, data.targets, data.groups, logits, _plain(None, logits, data.targets))
-
-
-def test_dual_update_is_step_times_the_full_set_violation():
+@pytest.mark.parametrize("population", REFERENCES)
+@pytest.mark.parametrize("violation", VIOLATIONS)
+def test_dual_update_is_step_times_the_full_set_violation(population, violation):
     """Acceptance test 6 of the methods' specification."""
-    data, model = _data(), nn.Linear(3, 2).double()
-    run = fairlib.EqualLoss(step=0.3).start(model, data, _plain)
+    model = linear()
+    run = fairlib.EqualLoss(step=0.3, violation=violation, population=population).start(model, DATA, plain)
     reported = run.end_epoch()
-    losses = _plain(None, model(data.inputs), data.targets).detach().numpy()
-    for code, name in enumerate(data.group_names):
-        violation = abs(losses[data.groups.numpy() == code].mean() - losses.mean())
-        assert reported[f"violation[{name}]"] == pytest.approx(violation, rel=1e-6)
-        assert reported[f"multiplier[{name}]"] == pytest.approx(0.3 * violation, rel=1e-6)
-    assert run.end_epoch()["multiplier[1]"] == pytest.approx(2 * reported["multiplier[1]"], rel=1e-6)
+    means = losses_by_group(model, DATA)
+    expected = VIOLATIONS[violation](means - REFERENCES[population](means))
+    floor = 0 if violation == "one-sided" else -np.inf
+    for value, name in zip(expected, DATA.group_names, strict=True):
+        assert reported[f"violation[{name}]"] == pytest.approx(value, rel=1e-6)
+        assert reported[f"multiplier[{name}]"] == pytest.approx(max(0.3 * value, floor), rel=1e-6)
+    again = run.end_epoch()["multiplier[2]"]
+    assert again == pytest.approx(max(2 * 0.3 * expected[2], floor), rel=1e-6)
 
 
-def test_penalty_is_live_and_zero_at_first():
-    data, model = _data(), nn.Linear(3, 2).double()
-    run = fairlib.EqualLoss(step=1.0).start(model, data, _plain)
-    plain = torch.autograd.grad(_batch(model, data).losses.mean(), model.weight)[0]
-    first = torch.autograd.grad(run.loss(_batch(model, data)), model.weight)[0]
-    assert torch.equal(plain, first)
+@pytest.mark.parametrize("population", REFERENCES)
+@pytest.mark.parametrize("violation", VIOLATIONS)
+def test_penalty_is_live_and_zero_at_first(population, violation):
+    model = linear()
+    run = fairlib.EqualLoss(step=1.0, violation=violation, population=population).start(model, DATA, plain)
+    ordinary = torch.autograd.grad(batch_of(model, DATA).losses.mean(), model.weight)[0]
+    first = torch.autograd.grad(run.loss(batch_of(model, DATA)), model.weight)[0]
+    assert torch.equal(ordinary, first)
     run.end_epoch()
-    later = torch.autograd.grad(run.loss(_batch(model, data)), model.weight)[0]
-    means = [_batch(model, data.group(g)).losses.mean() for g in (0, 1)]
-    total = _batch(model, data).losses.mean()
-    by_hand = total + sum(m.detach() * (x - total).abs() for m, x in zip(run.multipliers.double(), means, strict=True))
-    expected = torch.autograd.grad(by_hand, model.weight)[0]
-    torch.testing.assert_close(later, expected)
-    assert not torch.allclose(plain, later)
+    assert run.multipliers.any()
+    later = torch.autograd.grad(run.loss(batch_of(model, DATA)), model.weight)[0]
+    losses = batch_of(model, DATA).losses
+    means = torch.stack([losses[DATA.groups == code].mean() for code in range(3)])
+    sizes = torch.tensor(SIZES)
+    reference = {
+        "all": losses.mean(),
+        "groups": means.mean(),
+        "others": (losses.sum() - sizes * means) / (60 - sizes),
+    }[population]
+    gaps = means - reference
+    by_hand = losses.mean() + (run.multipliers.double() * (gaps.abs() if violation == "absolute" else gaps)).sum()
+    torch.testing.assert_close(later, torch.autograd.grad(by_hand, model.weight)[0])
+    assert not torch.allclose(ordinary, later)
 
 
-def test_a_group_absent_from_a_batch_adds_nothing():
-    data, model = _data(), nn.Linear(3, 2).double()
-    run = fairlib.EqualLoss(step=1.0).start(model, data, _plain)
-    run.end_epoch()
-    alone = _batch(model, data.group(0))
+def test_a_batch_on_the_wrong_side_of_the_gap():
+    """By the batch an absolute violation is pushed the batch's way, by other estimates the training set's."""
+    model, directions = linear(), {}
+    flipped = fairlib.GroupedDataset(DATA.inputs, 1 - DATA.targets, DATA.groups)
+    for primal in ("batch", "average", "full"):
+        run = fairlib.EqualLoss(step=1.0, primal=primal, decay=0.999).start(model, DATA, plain)
+        run.end_epoch()
+        ordinary = torch.autograd.grad(batch_of(model, flipped).losses.mean(), model.weight)[0]
+        directions[primal] = torch.autograd.grad(run.loss(batch_of(model, flipped)), model.weight)[0] - ordinary
+    torch.testing.assert_close(directions["average"], directions["full"])
+    torch.testing.assert_close(directions["batch"], -directions["full"])
+
+
+def test_dual_of_batches_is_the_mean_over_those_that_had_the_group():
+    model = linear()
+    run = fairlib.EqualLoss(step=1.0, dual="batch").start(model, DATA, plain)
+    batches = [torch.arange(start, start + 6) for start in range(0, 60, 6)]
+    violations = []
+    for index in batches:
+        run.loss(batch_of(model, DATA, index))
+        means = losses_by_group(model, DATA, index)
+        violations.append(np.abs(means - batch_of(model, DATA, index).losses.detach().numpy().mean()))
+    assert np.isnan(violations).any()  # Some batch lacks some group.
+    np.testing.assert_allclose(list(run.end_epoch().values())[3:], np.nanmean(violations, axis=0), rtol=1e-5)
+    assert not any(list(run.end_epoch().values())[:3])  # Nothing was met since.
+
+
+def test_dual_of_the_average_starts_at_the_training_set():
+    model = linear()
+    run = fairlib.EqualLoss(step=1.0, dual="average").start(model, DATA, plain)
+    before = run.end_epoch()
+    full = fairlib.EqualLoss(step=1.0).start(model, DATA, plain).end_epoch()
+    assert before == pytest.approx(full, rel=1e-5)
+
+
+@pytest.mark.parametrize("settings", [{}, {"primal": "average", "dual": "average"}, {"dual": "batch"}])
+def test_a_group_absent_from_a_batch_adds_nothing(settings):
+    model = linear()
+    run = fairlib.EqualLoss(step=1.0, **settings).start(model, DATA, plain)
+    run.multipliers += 1.0
+    alone = batch_of(model, DATA, (DATA.groups == 0).nonzero().flatten())
     assert run.loss(alone).item() == pytest.approx(alone.losses.mean().item())
     assert torch.isfinite(torch.autograd.grad(run.loss(alone), model.weight)[0]).all()
+    assert np.isfinite(list(run.end_epoch().values())).all()
 
 
-def test_fit_narrows_the_gap_and_reports_it():
-    data = _data()
-    torch.manual_seed(0)
-    model = nn.Linear(3, 2).double()
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"violation": "one-sided", "population": "others"},
+        {"violation": "signed", "population": "groups"},
+        {"primal": "average", "dual": "average", "step": 0.01},
+        {"dual": "batch"},
+    ],
+)
+def test_fit_narrows_the_gap_and_reports_it(settings):
     gaps = []
-    for constraint in (None, fairlib.EqualLoss(step=0.1)):
-        trained = fairlib.fit(model, data, epochs=30, lr=0.1, batch_size=20, constraint=constraint)
-        means, _ = group_means(_batch(trained, data).losses, data.groups, 2)
-        gaps.append(float((means[0] - means[1]).abs().detach()))
-    assert gaps[1] < 0.3 * gaps[0]
+    for constraint in (None, fairlib.EqualLoss(**({"step": 0.1} | settings))):
+        trained = fairlib.fit(linear(), DATA, epochs=40, lr=0.1, batch_size=20, constraint=constraint)
+        gaps.append(np.ptp(losses_by_group(trained, DATA)))
+    assert gaps[1] < 0.5 * gaps[0]
     curves = fairlib.history(trained)
     assert {"objective", "violation[0]", "multiplier[1]"} <= set(curves)
-    assert curves["multiplier[1]"].is_monotonic_increasing
+    if "violation" not in settings:
+        assert curves["multiplier[1]"].is_monotonic_increasing
 
 
-def test_bad_input():
-    with pytest.raises(ValueError, match=r"step must lie in \(0, inf\), got 0"):
-        fairlib.EqualLoss(step=0)
-    data = _data()
-    one = fairlib.GroupedDataset(data.inputs, data.targets, np.zeros(60, dtype=int))
-    with pytest.raises(ValueError, match="at least two groups"):
+def test_a_step_that_is_too_large_is_stopped_with_the_multipliers_in_the_message():
+    net = nn.Sequential(nn.Linear(3, 16), nn.ReLU(), nn.Linear(16, 2))
+    with pytest.raises(fairlib.DivergenceError, match=r"multiplier\[2\] .*lower lr .* or the step of EqualLoss"):
+        fairlib.fit(net, DATA, epochs=20, lr=1.0, constraint=fairlib.EqualLoss(step=1e9))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"step": 0}, r"step must lie in \(0, inf\), got 0"),
+        ({"primal": "epoch"}, "unknown estimate 'epoch'; known: batch, average, full"),
+        ({"dual": "epoch"}, "unknown estimate 'epoch'"),
+        ({"decay": 1}, r"decay must lie in \[0, 1\)"),
+    ],
+)
+def test_errors(settings, message):
+    with pytest.raises(ValueError, match=message):
+        fairlib.EqualLoss(**settings)
+
+
+def test_one_group_is_an_error():
+    one = fairlib.GroupedDataset(DATA.inputs, DATA.targets, np.zeros(60, dtype=int))
+    with pytest.raises(ValueError, match="equal losses needs at least two groups with members, got 0"):
         fairlib.fit(nn.Linear(3, 2), one, constraint=fairlib.EqualLoss(step=0.1))

@@ -1,0 +1,108 @@
+"""The accuracy gap of each group held below a tolerance (CEAG), with memories of each group's last results."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from fairlib._validation import check_number
+from fairlib.data import GroupedDataset
+from fairlib.diagnostics.evaluation import predict
+from fairlib.groups import group_means
+from fairlib.mitigation.lagrangian import Lagrangian, named, sizes_of
+from fairlib.training import Batch, Objective
+
+
+@dataclass(frozen=True)
+class AccuracyGap:
+    r"""Constrain how much more accuracy a group may lose than all do: :math:`\psi_a \le \tau` for every group a, with
+    :math:`\psi_a = (A_a^0 - A_a) - (A^0 - A)`, the drop of the group minus that of all samples.
+
+    The multipliers follow the accuracies, which cannot be differentiated: after each step
+    :math:`\lambda_a \leftarrow \max(\lambda_a + s (\psi_a - \tau), 0)`. The weights descend on
+    :math:`J(B) + \sum_a \lambda_a (J(B_a) - J(B))`, in which losses stand for the accuracies. Accuracies are those of
+    the last ``memory`` samples of each group as they were met in training, so that the estimate of a group that is rare
+    in batches rests on more than a batch's few. A group that is absent keeps its estimate, and nothing is
+    updated for it; a group not met yet has no violation.
+
+    Args:
+        step: The dual step :math:`s`, positive.
+        tolerance: :math:`\tau`, at least 0.
+        memory: How many samples of each group are remembered.
+        restart: A multiplier returns to 0 where its constraint is met.
+        reference: The accuracies :math:`A_a^0` of the groups before compression, on the training set, in the order of
+            the codes; :meth:`relative_to` takes them from a model, and :func:`fairlib.study` from the dense one. By
+            default all are 1, and the constraint is on the gap :math:`A - A_a` itself.
+
+    Raises:
+        ValueError: If a setting is out of range; at the start of a training, if there is one group only, or as many
+            reference accuracies as there are groups were not given.
+
+    Source:
+        Hashemizadeh, Ramirez, Sukumaran, Farnadi, Lacoste-Julien and Gallego-Posada, Balancing Act: constraining
+        disparate impact in sparse models (2024), whose dual optimizer is a setting; here it is projected ascent.
+    """
+
+    step: float = 0.01
+    tolerance: float = 0.01
+    memory: int = 40
+    restart: bool = True
+    reference: tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        self._dual()
+        check_number("memory", self.memory, 1, whole=True)
+        if self.reference is not None and not all(0 <= accuracy <= 1 for accuracy in self.reference):
+            raise ValueError(f"reference accuracies must lie in [0, 1], got {self.reference}")
+
+    def relative_to(self, model: nn.Module, data: GroupedDataset) -> AccuracyGap:
+        """The same constraint with a model's accuracies on a training set for the reference."""
+        correct = torch.as_tensor(predict(model, data).correct, dtype=torch.float64)
+        means, _ = group_means(correct, data.groups.cpu(), data.num_groups)
+        return replace(self, reference=tuple(means.tolist()))
+
+    def start(self, model: nn.Module, data: GroupedDataset, objective: Objective) -> _AccuracyGapRun:
+        return _AccuracyGapRun(self, self._dual(), data)
+
+    def _dual(self) -> Lagrangian:
+        return Lagrangian(self.step, "one-sided", self.tolerance, restart=self.restart)
+
+
+class _AccuracyGapRun:
+    def __init__(self, settings: AccuracyGap, dual: Lagrangian, data: GroupedDataset) -> None:
+        self.dual, self.data = dual, data
+        self.sizes = sizes_of(data, "an accuracy gap")
+        reference = (1.0,) * data.num_groups if settings.reference is None else settings.reference
+        if len(reference) != data.num_groups:
+            raise ValueError(f"{len(reference)} reference accuracies for {data.num_groups} groups")
+        device = data.groups.device
+        self.reference = torch.tensor(reference, device=device)
+        self.multipliers = torch.zeros(data.num_groups, device=device)
+        # A row of the last results for each group, NaN where there is none yet; the oldest first.
+        self.memory = torch.full((data.num_groups, settings.memory), torch.nan, device=device)
+
+    def loss(self, batch: Batch) -> Tensor:
+        means, counts = group_means(batch.losses, batch.groups, self.data.num_groups)
+        gaps = self.dual.gaps(means, counts)
+        loss = batch.losses.mean() + (self.multipliers.to(gaps) * gaps).sum()
+        self._remember(batch, counts)
+        after = self.dual.ascend(self.multipliers, self._gaps())
+        self.multipliers = torch.where(counts > 0, after, self.multipliers)
+        return loss
+
+    def _remember(self, batch: Batch, counts: Tensor) -> None:
+        correct = (batch.logits.argmax(1) == batch.targets).to(self.memory)
+        for code in counts.nonzero().flatten().tolist():
+            row = torch.cat([self.memory[code], correct[batch.groups == code]])
+            self.memory[code] = row[-self.memory.shape[1] :]
+
+    def _gaps(self) -> Tensor:
+        """What each group has lost beyond what all have, ``(k,)``."""
+        known = ~self.memory.isnan().all(1)
+        drops = self.reference - self.memory.nanmean(1)
+        return self.dual.gaps(torch.where(known, drops, 0.0), self.sizes * known)
+
+    def end_epoch(self) -> dict[str, float]:
+        return named(self.data, violation=self.dual.violations(self._gaps()), multiplier=self.multipliers)

@@ -1,0 +1,323 @@
+"""Equal gradients and curvature: norms and largest eigenvalues of all groups are held together ([T] Eq. 7)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.functional import cross_entropy
+
+from fairlib import masks
+from fairlib._validation import check_number, lookup
+from fairlib.data import GroupedDataset
+from fairlib.diagnostics.curvature import extremes
+from fairlib.diagnostics.evaluation import evaluation_mode, full_precision, placement
+from fairlib.diagnostics.frozen import Pattern
+from fairlib.diagnostics.objective import MeanLoss, check_parameters
+from fairlib.mitigation.lagrangian import Lagrangian, MovingAverage, named, sizes_of
+from fairlib.training import Batch, Objective
+
+Vector = Sequence[Tensor]  # One tensor for each parameter.
+
+
+@dataclass(frozen=True)
+class EqualCurvature(Lagrangian):
+    r"""Constrain :math:`\|g_a\|` and :math:`\lambda_{\max}(H_a)` of every group to those of the population, with the
+    gradient and the Hessian of the group's mean cross-entropy.
+
+    Each step descends on :math:`J(B) + \sum_a \mu_a \nu(\|g_a\|) + \kappa_a \nu(\lambda_a)`. With unit vectors
+    :math:`u_a = g_a / \|g_a\|` and :math:`v_a`, the top eigenvector,
+
+    .. math:: \nabla \|g_a\| = H_a u_a, \qquad \nabla \lambda_a = D^2 g_a[v_a, v_a],
+
+    and both come from two gradients beside the group's own: with the kinks of the network held
+    (:mod:`fairlib.diagnostics.frozen`) and :math:`\eta` of the order :math:`\epsilon^2`,
+
+    .. math::
+       g_a(\theta + \epsilon v + \eta u) + g_a(\theta - \epsilon v + \eta u) - 2 g_a
+       \approx 2 \eta H_a u + \epsilon^2 D^2 g_a[v, v],
+
+    where :math:`\eta` is chosen such that the two terms have the ratio that the multipliers ask for. Their difference
+    gives :math:`H_a v`, by which :math:`v_a` follows the weights: each step it is replaced by
+    :math:`H_a v + \sigma v`, normalized, with the last eigenvalue of the training set for the shift
+    :math:`\sigma`, so that a negative eigenvalue does not take it over. After each epoch the eigenvectors are computed
+    anew on the whole training set, by a Lanczos process into which the group's gradient and noise are mixed, so that it
+    does not stay with an eigenvalue that another one has overtaken. A network without kinks is differentiated
+    exactly, by automatic differentiation.
+
+    The constraint's own passes are in eval mode: a batch normalization uses its running statistics there, which only
+    the pass for the loss updates. In train mode a group's gradient would depend on the whole batch.
+
+    Args:
+        step: The dual step of the gradient norms, positive.
+        violation, tolerance, cap, restart: Of :class:`fairlib.mitigation.lagrangian.Lagrangian`.
+        population: What a group is compared with. ``"groups"``, the mean of the groups' numbers, or ``"others"``;
+            ``"all"`` is the gradient and the Hessian of all samples, as Eq. 7 is printed. At a minimum that gradient is
+            zero, so it asks every group's to vanish; and it takes twice the time.
+        eigenvalue_step: The dual step of the eigenvalues; by default ``step``.
+        every: The part of the eigenvalues is computed every so many steps, and left out in between.
+        dual: What the multipliers follow after an epoch: the ``"full"`` training set, or the moving ``"average"`` of
+            the batches' numbers. Norms of batch gradients are biased upward, those of small groups most.
+        products: ``"frozen"`` as above, ``"exact"`` by automatic differentiation, or ``"auto"``: exact where the
+            network has no kinks.
+        decay: Share of the old value in the moving averages, by the step. They also say on which side of the
+            population a group is.
+
+    Raises:
+        ValueError: If a setting is out of range or unknown; at the start of a training, if there is one group only.
+
+    Source:
+        [T] Eq. 7 and section 6.
+    """
+
+    population: str = "groups"
+    eigenvalue_step: float | None = None
+    every: int = 1
+    dual: str = "full"
+    products: str = "auto"
+    decay: float = 0.9
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.eigenvalue_step is not None:
+            check_number("eigenvalue_step", self.eigenvalue_step, 0)
+        check_number("every", self.every, 1, whole=True)
+        lookup("estimate", self.dual, dict.fromkeys(("full", "average")))
+        lookup("kind of products", self.products, dict.fromkeys(("auto", "frozen", "exact")))
+        check_number("decay", self.decay, 0, 1)
+
+    def start(self, model: nn.Module, data: GroupedDataset, objective: Objective) -> _EqualCurvatureRun:
+        return _EqualCurvatureRun(self, model, data)
+
+
+class _EqualCurvatureRun:
+    """Numbers of the groups are ``(2, k)``, gradient norms and eigenvalues; those of all samples come last."""
+
+    def __init__(self, settings: EqualCurvature, model: nn.Module, data: GroupedDataset) -> None:
+        self.settings, self.model, self.data = settings, model, data
+        self.sizes = sizes_of(data, "equal curvature")
+        self.names = check_parameters(model, None)
+        kept = masks.read(model)
+        self.kept = [kept.get(name) for name in self.names]
+        self.codes = [code for code, size in enumerate(self.sizes.tolist()) if size]
+        if settings.population == "all":
+            self.codes.append(data.num_groups)
+        self.multipliers = torch.zeros(2, data.num_groups, device=self.sizes.device)
+        self.vectors: dict[int, Vector] = {}
+        self.full = self._full_numbers()
+        self.average = MovingAverage(self.full, settings.decay)
+        self.exact = settings.products == "exact" or (settings.products == "auto" and self._smooth())
+        self.steps, self.active = 0, settings.dual == "average"
+
+    def loss(self, batch: Batch) -> Tensor:
+        loss = batch.losses.mean()
+        if self.active:
+            with evaluation_mode(self.model), full_precision(), torch.enable_grad():
+                value, direction = self._penalty(batch)
+            parameters = dict(self.model.named_parameters())
+            loss = _WithGradient.apply(loss + value, direction, *(parameters[name] for name in self.names))
+        self.steps += 1
+        return loss
+
+    def _penalty(self, batch: Batch) -> tuple[Tensor, Vector]:
+        """The value of the penalty, and its gradient."""
+        weights = [self.model.get_parameter(name).detach() for name in self.names]
+        curved = self.steps % self.settings.every == 0
+        groups, present = {}, torch.zeros_like(self.average.values, dtype=torch.bool)
+        for code in self.codes:
+            chosen = slice(None) if code == self.data.num_groups else batch.groups == code
+            if len(batch.targets[chosen]):
+                kind = _Exact if self.exact else _Frozen
+                groups[code] = kind(self._gradient_of(batch.inputs[chosen], batch.targets[chosen]), weights)
+                present[:, code] = True
+        norms = torch.stack([_norm(group.gradient) for group in groups.values()])
+        seen = self.average.values.clone()
+        seen[0, list(groups)] = norms.to(seen)
+        present[1] = False
+        numbers = self.average.update(seen, present)
+        factors = self._factors(numbers)
+        direction: Vector = [torch.zeros_like(weight) for weight in weights]
+        for code, group in groups.items():
+            slopes = factors[:, code].tolist()
+            part, image = group.combine(*slopes, self.vectors[code] if curved else None)
+            direction = [a + b for a, b in zip(direction, self._project(part), strict=True)]
+            if image is not None:
+                image = self._project(image)
+                seen[1, code], present[1, code] = _dot(self.vectors[code], image), True
+                self._follow(code, image)
+        present[0] = False
+        self.average.update(seen, present)
+        gaps = self._gaps(self.average.values)
+        return (self.settings.weights(self.multipliers, gaps) * gaps).sum(), direction
+
+    def _gaps(self, numbers: Tensor) -> Tensor:
+        if self.settings.population == "all":
+            return torch.where(self.sizes > 0, numbers[:, :-1] - numbers[:, -1:], 0.0)
+        return torch.stack([self.settings.gaps(row, self.sizes) for row in numbers])
+
+    def _factors(self, numbers: Tensor) -> Tensor:
+        """The derivatives of the penalty by the numbers."""
+        point = numbers.clone().requires_grad_()
+        gaps = self._gaps(point)
+        weights = self.settings.weights(self.multipliers, gaps.detach())
+        return torch.autograd.grad((weights * gaps).sum(), point)[0]
+
+    def _gradient_of(self, inputs: Tensor, targets: Tensor) -> Callable[..., tuple[Vector, Vector]]:
+        """From weights to the leaves at which they were taken and the gradient there of the mean cross-entropy."""
+        inputs, targets = inputs.detach(), targets.detach()
+
+        def gradient(weights: Vector, *, create_graph: bool = False) -> tuple[Vector, Vector]:
+            leaves = [weight.detach().requires_grad_() for weight in weights]
+            logits = functional_call(self.model, dict(zip(self.names, leaves, strict=True)), (inputs,))
+            loss = cross_entropy(logits, targets)
+            found = torch.autograd.grad(loss, leaves, create_graph=create_graph, materialize_grads=True)
+            return leaves, self._project(found)
+
+        return gradient
+
+    def _project(self, vector: Vector) -> Vector:
+        """Zeros at the pruned weights."""
+        return [part if kept is None else part * kept for part, kept in zip(vector, self.kept, strict=True)]
+
+    def _follow(self, code: int, image: Vector) -> None:
+        """Replace the eigenvector by its image, shifted."""
+        shift = float(self.full[1, code].abs())
+        moved = [a + shift * b for a, b in zip(image, self.vectors[code], strict=True)]
+        if _norm(moved) > 0:
+            self.vectors[code] = _unit(moved)
+
+    def _smooth(self) -> bool:
+        device, dtype = placement(self.model)
+        with evaluation_mode(self.model), torch.no_grad(), Pattern() as pattern:
+            self.model(self.data.batch(slice(0, 1), dtype=dtype, device=device))
+        return pattern.nbytes == 0
+
+    def _full_numbers(self) -> Tensor:
+        """Gradient norms and eigenvalues ``(2, k)`` in the training set; the eigenvectors are kept."""
+        numbers = torch.zeros(2, max(*self.codes, self.data.num_groups - 1) + 1, device=self.sizes.device)
+        for code in self.codes:
+            index = None if code == self.data.num_groups else (self.data.groups == code).nonzero().flatten().cpu()
+            loss = MeanLoss(self.model, self.data, index)
+            previous = self.vectors.get(code)
+            flat = None if previous is None else torch.cat([part.flatten() for part in previous])
+            found = extremes(loss, ends="largest", products="frozen", tol=1e-2, limit=100, seed=0, previous=flat)
+            pair = found.pairs[-1]
+            self.vectors[code] = list(loss.split(pair.vector).values())
+            numbers[0, code], numbers[1, code] = loss.gradient().norm(), pair.value
+        return numbers
+
+    def end_epoch(self) -> dict[str, float]:
+        self.full = self._full_numbers()
+        gaps = self._gaps(self.full if self.settings.dual == "full" else self.average.values)
+        violations = torch.where(self.sizes > 0, self.settings.violations(gaps), 0.0)
+        steps = self.settings.step, self.settings.eigenvalue_step
+        self.multipliers = torch.stack(
+            [
+                self.settings.follow(row, violation, step)
+                for row, violation, step in zip(self.multipliers, violations, steps, strict=True)
+            ]
+        )
+        self.active = self.settings.dual == "average" or bool(self.multipliers.any())
+        return named(
+            self.data,
+            norm_violation=violations[0],
+            eigenvalue_violation=violations[1],
+            norm_multiplier=self.multipliers[0],
+            eigenvalue_multiplier=self.multipliers[1],
+        )
+
+
+class _Frozen:
+    """A group's derivatives by differences of gradients, the kinks held where they are at the weights."""
+
+    def __init__(self, gradient: Callable[..., tuple[Vector, Vector]], weights: Vector) -> None:
+        self._gradient, self.weights, self.pattern = gradient, weights, Pattern()
+        self.gradient = self._at(0.0, weights)
+        # A difference errs by the rounding of gradients over the step, a second difference over its square.
+        double = weights[0].dtype == torch.float64
+        self.once, self.twice = (1e-6, 1e-4) if double else (1e-3, 3e-2)
+
+    def _at(self, *shifts: Any) -> Vector:
+        """The gradient at the weights moved by ``length, direction, length, direction, ...``."""
+        moved = self.weights
+        for length, direction in zip(shifts[::2], shifts[1::2], strict=True):
+            if length:
+                moved = [torch.add(a, b, alpha=length) for a, b in zip(moved, direction, strict=True)]
+        with self.pattern:
+            return self._gradient(moved)[1]
+
+    def combine(self, slope: float, bend: float, v: Vector | None) -> tuple[Vector, Vector | None]:
+        """``slope`` times the gradient of the norm plus ``bend`` times that of the eigenvalue, and v's image.
+
+        Without v only the first.
+        """
+        u, step = _unit(self.gradient), self.twice
+        if v is None:
+            return self._slope(slope, u), None
+        shift = step**2 * slope / (2 * bend) if bend else float("inf")
+        joint = abs(shift) <= step
+        ahead, behind = (self._at(sign * step, v, shift if joint else 0.0, u) for sign in (1, -1))
+        image = [(a - b) / (2 * step) for a, b in zip(ahead, behind, strict=True)]
+        scale = bend / step**2
+        second = [scale * (a + b - 2 * g) for a, b, g in zip(ahead, behind, self.gradient, strict=True)]
+        if joint:
+            return second, image
+        return [a + b for a, b in zip(second, self._slope(slope, u), strict=True)], image
+
+    def _slope(self, slope: float, u: Vector) -> Vector:
+        if not slope:
+            return [torch.zeros_like(part) for part in u]
+        ahead = self._at(self.once, u)
+        return [slope / self.once * (a - g) for a, g in zip(ahead, self.gradient, strict=True)]
+
+
+class _Exact:
+    """The same by automatic differentiation."""
+
+    def __init__(self, gradient: Callable[..., tuple[Vector, Vector]], weights: Vector) -> None:
+        self.leaves, self._graph = gradient(weights, create_graph=True)
+        self.gradient = [part.detach() for part in self._graph]
+
+    def combine(self, slope: float, bend: float, v: Vector | None) -> tuple[Vector, Vector | None]:
+        total, image = slope * _dot(self._graph, _unit(self.gradient)), None
+        if v is not None:
+            graph = self._derivative(_dot(self._graph, v), create_graph=True)
+            total = total + bend * _dot(graph, v)
+            image = [part.detach() for part in graph]
+        return self._derivative(total), image
+
+    def _derivative(self, value: Tensor, *, create_graph: bool = False) -> Vector:
+        return torch.autograd.grad(
+            value, self.leaves, create_graph=create_graph, retain_graph=True, materialize_grads=True
+        )
+
+
+class _WithGradient(torch.autograd.Function):
+    """A value with a gradient that is known already."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, gradient: Vector, *parameters: Tensor) -> Tensor:
+        ctx.gradient = gradient
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, outer: Tensor) -> tuple[Tensor | None, ...]:
+        return outer, None, *(outer * part for part in ctx.gradient)
+
+
+def _dot(a: Vector, b: Vector) -> Tensor:
+    return torch.stack([(x * y).sum() for x, y in zip(a, b, strict=True)]).sum()
+
+
+def _unit(vector: Vector) -> Vector:
+    """The vector at length 1; zero stays zero."""
+    length = _norm(vector)
+    return [part / length for part in vector] if length > 0 else vector
+
+
+def _norm(vector: Vector) -> Tensor:
+    return torch.stack(torch._foreach_norm(list(vector))).norm()

@@ -1,0 +1,64 @@
+"""Group DRO: minimize the loss of the worst group (Sagawa et al. 2020)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fairlib._validation import check_number
+from fairlib.data import GroupedDataset
+from fairlib.groups import group_means
+from fairlib.mitigation.lagrangian import named, sizes_of
+from fairlib.training import Batch, Objective
+
+
+@dataclass(frozen=True)
+class GroupDRO:
+    r"""Minimize :math:`\max_a J(\theta; D_a)`, as a game between the weights and a distribution over the groups.
+
+    Each step descends on :math:`\sum_a q_a (J(B_a) + C / \sqrt{n_a})` with
+    :math:`q_a \leftarrow q_a \exp(\eta (J(B_a) + C / \sqrt{n_a}))`, normalized to a sum of 1; q is uniform at first. A
+    group absent from the batch keeps its part before the normalization and adds nothing.
+
+    Args:
+        step: :math:`\eta`, positive.
+        adjustment: :math:`C`, at least 0: how much more a small group, of size :math:`n_a` in the training set, is
+            guarded against the distance between its training loss and its true one.
+
+    Raises:
+        ValueError: If a setting is out of range; at the start of a training, if there is one group only.
+
+    Source:
+        Sagawa, Koh, Hashimoto and Liang, Distributionally robust neural networks for group shifts (2020), Algorithm 1
+        and Section 3.2.
+    """
+
+    step: float = 0.01
+    adjustment: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_number("step", self.step, 0, beyond=True)
+        check_number("adjustment", self.adjustment, 0)
+
+    def start(self, model: nn.Module, data: GroupedDataset, objective: Objective) -> _GroupDRORun:
+        return _GroupDRORun(self, data)
+
+
+class _GroupDRORun:
+    def __init__(self, settings: GroupDRO, data: GroupedDataset) -> None:
+        self.settings, self.data = settings, data
+        sizes = sizes_of(data, "group DRO")
+        self.extra = torch.where(sizes > 0, settings.adjustment / sizes.clamp(min=1).sqrt(), 0.0)
+        self.weights = (sizes > 0) / (sizes > 0).sum()
+
+    def loss(self, batch: Batch) -> Tensor:
+        means, counts = group_means(batch.losses, batch.groups, self.data.num_groups)
+        raised = torch.where(counts > 0, means + self.extra.to(means), 0.0)
+        grown = self.weights.double().log() + self.settings.step * raised.detach().double()
+        self.weights = grown.softmax(0).to(self.weights)
+        return (self.weights.to(raised) * raised).sum()
+
+    def end_epoch(self) -> dict[str, float]:
+        return named(self.data, weight=self.weights)

@@ -1,0 +1,52 @@
+"""Reweighting: every group counts alike, whatever its size."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from fairlib._validation import check_number
+from fairlib.data import GroupedDataset
+from fairlib.mitigation.lagrangian import named, sizes_of
+from fairlib.training import Batch, Objective
+
+
+@dataclass(frozen=True)
+class Reweight:
+    r"""Minimize :math:`\frac{1}{N} \sum_i w_{a(i)} \ell_i` with :math:`w_a \propto n_a^{-p}` and a mean weight of 1.
+
+    With :math:`p = 1` that is :math:`\frac{1}{k} \sum_a J(\theta; D_a)`, what upsampling all k groups to one size
+    minimizes in expectation; with :math:`p = 0` it is the plain loss. A batch takes the mean of its weighted losses.
+
+    Args:
+        power: :math:`p`, at least 0.
+
+    Raises:
+        ValueError: If it is negative; at the start of a training, if there is one group only.
+
+    Source:
+        Inverse-probability weights, textbook; as a baseline for group robustness, Sagawa et al. (2020).
+    """
+
+    power: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_number("power", self.power, 0)
+
+    def start(self, model: nn.Module, data: GroupedDataset, objective: Objective) -> _ReweightRun:
+        return _ReweightRun(self, data)
+
+
+class _ReweightRun:
+    def __init__(self, settings: Reweight, data: GroupedDataset) -> None:
+        self.data = data
+        sizes = sizes_of(data, "reweighting")
+        raw = sizes.clamp(min=1).double() ** -settings.power * (sizes > 0)
+        self.weights = (raw * len(data) / (raw * sizes).sum()).float()
+
+    def loss(self, batch: Batch) -> Tensor:
+        return (self.weights.to(batch.losses)[batch.groups] * batch.losses).mean()
+
+    def end_epoch(self) -> dict[str, float]:
+        return named(self.data, weight=self.weights)

@@ -1,0 +1,198 @@
+"""The penalty's gradient against dense Hessians, differentiated through ``eigvalsh``."""
+
+import copy
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call
+from torch.nn.functional import cross_entropy
+
+import fairlib
+from fairlib.training import Batch
+
+GENERATOR = np.random.default_rng(0)
+INPUTS = GENERATOR.normal(size=(36, 4))
+GROUPS = GENERATOR.permutation([0] * 18 + [1] * 12 + [2] * 6)
+DATA = fairlib.GroupedDataset(INPUTS, (INPUTS[:, 0] * INPUTS[:, 1] > 0).astype(int), GROUPS)
+
+
+@cache
+def network(activation, dtype=torch.float64):
+    """Trained a little; ``fit`` and the constraint leave it as it is."""
+    torch.manual_seed(1)
+    net = nn.Sequential(nn.Linear(4, 5), activation(), nn.Linear(5, 4), activation(), nn.Linear(4, 2)).to(dtype)
+    return fairlib.fit(net, DATA, epochs=5, lr=0.1, batch_size=12)
+
+
+def batch_of(net, data=DATA, index=slice(None)):
+    inputs = data.batch(index, dtype=next(net.parameters()).dtype)
+    logits = net(inputs)
+    targets = data.targets[index]
+    return Batch(inputs, targets, data.groups[index], logits, cross_entropy(logits, targets, reduction="none"))
+
+
+def dense(net, settings, multipliers):
+    """The gradient of the penalty, by dense Hessians; and the numbers ``(2, k)``."""
+    net = copy.deepcopy(net).double()
+    names = [name for name, _ in net.named_parameters()]
+    shapes = [weight.shape for weight in net.parameters()]
+    theta = torch.cat([weight.detach().flatten() for weight in net.parameters()]).requires_grad_()
+
+    def loss(theta, chosen):
+        parts = theta.split([shape.numel() for shape in shapes])
+        weights = {name: part.view(shape) for name, part, shape in zip(names, parts, shapes, strict=True)}
+        return cross_entropy(functional_call(net, weights, (DATA.inputs[chosen].double(),)), DATA.targets[chosen])
+
+    numbers = []
+    everything = [slice(None)] if settings.population == "all" else []
+    for chosen in [DATA.groups == code for code in range(3)] + everything:
+        (gradient,) = torch.autograd.grad(loss(theta, chosen), theta, create_graph=True)
+        rows = [torch.autograd.grad(entry, theta, create_graph=True, retain_graph=True)[0] for entry in gradient]
+        numbers.append(torch.stack([gradient.norm(), torch.linalg.eigvalsh(torch.stack(rows))[-1]]))
+    numbers = torch.stack(numbers, dim=1)
+    if settings.population == "all":
+        gaps = numbers[:, :3] - numbers[:, 3:]
+    else:
+        gaps = torch.stack([settings.gaps(row, torch.bincount(DATA.groups)) for row in numbers])
+    penalty = (multipliers.double() * settings.violations(gaps)).sum()
+    return torch.autograd.grad(penalty, theta)[0], numbers.detach(), penalty.item()
+
+
+def flat(vector):
+    return torch.cat([part.flatten() for part in vector])
+
+
+@pytest.mark.parametrize("activation", [nn.Tanh, nn.ReLU])
+@pytest.mark.parametrize("products", ["auto", "frozen"])
+@pytest.mark.parametrize("population", ["groups", "others", "all"])
+@pytest.mark.parametrize("scale", [1.0, 1e-3])  # With the second the eigenvalues hardly count.
+def test_gradient_of_the_penalty(activation, products, population, scale):
+    net = network(activation)
+    settings = fairlib.EqualCurvature(population=population, products=products)
+    run = settings.start(net, DATA, None)
+    assert run.exact == (products == "auto" and activation is nn.Tanh)
+    run.multipliers = torch.tensor([[0.3, 0.1, 0.2], [0.2 * scale, 0.4 * scale, 0.1 * scale]])
+    expected, numbers, penalty = dense(net, settings, run.multipliers)
+    torch.testing.assert_close(run.full.double(), numbers, rtol=1e-3, atol=0)
+    for _ in range(30):  # The eigenvectors settle; they began within the tolerance of a Lanczos process.
+        value, direction = run._penalty(batch_of(net))
+    found = flat(direction)
+    assert torch.nn.functional.cosine_similarity(found, expected, dim=0) > 0.9999
+    torch.testing.assert_close(found, expected, rtol=1e-2, atol=1e-3 * float(expected.abs().max()))
+    assert float(value) == pytest.approx(penalty, rel=1e-3)
+
+
+def test_float32_keeps_the_direction():
+    net = network(nn.ReLU, torch.float32)
+    settings = fairlib.EqualCurvature()
+    run = settings.start(net, DATA, None)
+    run.multipliers = torch.tensor([[0.3, 0.1, 0.2], [0.2, 0.4, 0.1]])
+    expected, *_ = dense(net, settings, run.multipliers)
+    for _ in range(30):
+        _, direction = run._penalty(batch_of(net))
+    assert torch.nn.functional.cosine_similarity(flat(direction).double(), expected, dim=0) > 0.999
+
+
+def test_the_loss_has_the_gradient_of_loss_and_penalty():
+    net = network(nn.ReLU)
+    run = fairlib.EqualCurvature().start(net, DATA, None)
+    plain = torch.autograd.grad(batch_of(net).losses.mean(), list(net.parameters()))
+    first = torch.autograd.grad(run.loss(batch_of(net)), list(net.parameters()))
+    torch.testing.assert_close(flat(first), flat(plain), rtol=0, atol=0)  # All multipliers are zero.
+    run.end_epoch()
+    assert run.multipliers.max() > 0
+    again = copy.deepcopy(run)
+    again.model = net
+    _, direction = again._penalty(batch_of(net))
+    total = torch.autograd.grad(run.loss(batch_of(net)), list(net.parameters()))
+    torch.testing.assert_close(flat(total), flat(plain) + flat(direction))
+
+
+def test_dual_update_is_step_times_the_full_set_violation():
+    net = network(nn.ReLU)
+    settings = fairlib.EqualCurvature(step=0.3, eigenvalue_step=0.1)
+    run = settings.start(net, DATA, None)
+    reported = run.end_epoch()
+    _, numbers, _ = dense(net, settings, run.multipliers)
+    violations = (numbers - numbers.mean(1, keepdim=True)).abs()
+    torch.testing.assert_close(
+        run.multipliers.double(), violations * torch.tensor([[0.3], [0.1]]), rtol=5e-3, atol=1e-5
+    )
+    for code, name in enumerate(DATA.group_names):
+        assert reported[f"norm violation[{name}]"] == pytest.approx(float(violations[0, code]), rel=5e-3, abs=1e-5)
+        assert reported[f"eigenvalue multiplier[{name}]"] == pytest.approx(
+            0.1 * float(violations[1, code]), rel=5e-3, abs=1e-5
+        )
+
+
+def test_an_eigenvector_that_another_one_has_overtaken_is_given_up_after_the_epoch():
+    net = network(nn.ReLU)
+    run = fairlib.EqualCurvature().start(net, DATA, None)
+    right = run.full[1, 0].item()
+    loss = fairlib.diagnostics.objective.MeanLoss(net, DATA, (DATA.groups == 0).nonzero().flatten())
+    size = len(loss.theta)
+    hessian = torch.stack([loss.product(row) for row in torch.eye(size, dtype=torch.float64)])
+    second = torch.linalg.eigh(hessian).eigenvectors[:, -2]
+    run.vectors[0] = list(loss.split(second).values())
+    run.end_epoch()
+    assert run.full[1, 0].item() == pytest.approx(right, rel=1e-3)
+
+
+def test_pruned_weights_stay_zero_and_batch_statistics_alone():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 2))
+    sparse = fairlib.prune(fairlib.fit(net, DATA, epochs=2), "magnitude", sparsity=0.5)
+    mask = sparse[0].weight != 0
+    tuned = fairlib.fit(sparse, DATA, epochs=3, batch_size=12, constraint=fairlib.EqualCurvature(step=0.05, every=2))
+    assert torch.equal(tuned[0].weight != 0, mask)
+    assert tuned[1].num_batches_tracked == sparse[1].num_batches_tracked + 9
+    curves = fairlib.history(tuned)
+    assert curves["norm multiplier[0]"].is_monotonic_increasing and np.isfinite(curves).all(axis=None)
+
+
+def test_fit_narrows_norms_and_eigenvalues():
+    """Where a group's labels are those of the others turned around, so that its gradient and curvature stay large."""
+    against = ((INPUTS[:, 0] > 0) ^ (GROUPS == 2)).astype(int)
+    data = fairlib.GroupedDataset(INPUTS, against, GROUPS)
+    spread = []
+    for constraint in (None, fairlib.EqualCurvature(step=0.02, eigenvalue_step=0.005)):
+        tuned = fairlib.fit(network(nn.ReLU), data, epochs=40, lr=0.1, batch_size=12, constraint=constraint)
+        norms = fairlib.diagnostics.group_gradients(tuned, data)["norm"]
+        values = fairlib.diagnostics.group_eigenvalues(tuned, data, intervals=False)["largest"]
+        spread.append((norms.max() / norms.min(), values.max() / values.min()))
+    assert min(spread[0]) > 2
+    assert max(spread[1]) < 1.5
+
+
+@pytest.mark.parametrize("dual", ["full", "average"])
+def test_groups_absent_from_a_batch_and_groups_of_one(dual):
+    groups = np.array([0] * 30 + [1] * 5 + [2])
+    data = fairlib.GroupedDataset(DATA.inputs, DATA.targets, groups)
+    net = network(nn.ReLU)
+    run = fairlib.EqualCurvature(dual=dual, step=0.1).start(net, data, None)
+    run.end_epoch()
+    before = run.average.values.clone()
+    loss = run.loss(batch_of(net, data, torch.arange(10)))
+    assert torch.isfinite(loss) and torch.isfinite(flat(torch.autograd.grad(loss, list(net.parameters())))).all()
+    assert torch.equal(run.average.values[:, 1:], before[:, 1:])
+    assert not torch.equal(run.average.values[:, 0], before[:, 0])
+    assert torch.isfinite(run.loss(batch_of(net, data)))
+
+
+def test_errors():
+    for settings, message in (
+        ({"step": 0}, "step must lie in"),
+        ({"every": 0}, "every must"),
+        ({"products": "some"}, "unknown kind of products 'some'; known: auto, frozen, exact"),
+        ({"dual": "batch"}, "unknown estimate 'batch'"),
+        ({"population": "none"}, "unknown population 'none'"),
+        ({"eigenvalue_step": -1}, "eigenvalue_step must"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            fairlib.EqualCurvature(**settings)
+    one = fairlib.GroupedDataset(DATA.inputs, DATA.targets, np.zeros(36, dtype=int))
+    with pytest.raises(ValueError, match="equal curvature needs at least two groups"):
+        fairlib.fit(network(nn.ReLU), one, constraint=fairlib.EqualCurvature())

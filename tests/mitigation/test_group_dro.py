@@ -1,0 +1,68 @@
+import numpy as np
+import pytest
+import torch
+from constrained import batch_of, linear, losses_by_group, opposed, plain
+
+import fairlib
+
+DATA = opposed()
+
+
+@pytest.mark.parametrize("adjustment", [0.0, 2.0])
+def test_weights_and_loss_by_hand(adjustment):
+    model, q = linear(), np.full(3, 1 / 3)
+    run = fairlib.GroupDRO(step=0.5, adjustment=adjustment).start(model, DATA, plain)
+    for index in (np.arange(60), np.arange(20), np.flatnonzero(DATA.groups.numpy() < 2)):
+        losses = losses_by_group(model, DATA, index)
+        raised = np.where(np.isnan(losses), 0, losses + adjustment / np.sqrt([40, 15, 5]))
+        q = q * np.exp(0.5 * raised)
+        q /= q.sum()
+        assert run.loss(batch_of(model, DATA, index)).item() == pytest.approx(q @ raised, rel=1e-5)
+    reported = run.end_epoch()
+    assert [reported[f"weight[{name}]"] for name in DATA.group_names] == pytest.approx(q, rel=1e-5)
+
+
+def test_the_gradient_is_that_of_the_weighted_losses():
+    model = linear()
+    run = fairlib.GroupDRO(step=1.0).start(model, DATA, plain)
+    found = torch.autograd.grad(run.loss(batch_of(model, DATA)), model.weight)[0]
+    losses = batch_of(model, DATA).losses
+    by_hand = sum(q * losses[DATA.groups == code].mean() for code, q in enumerate(run.weights.double()))
+    torch.testing.assert_close(found, torch.autograd.grad(by_hand, model.weight)[0])
+
+
+def test_it_nears_the_least_worst_loss():
+    """Convex, so that the least largest loss is known: Nelder-Mead from the solution found finds no better one."""
+    from scipy.optimize import minimize
+
+    trained = fairlib.fit(
+        linear(),
+        DATA,
+        epochs=600,
+        lr=0.05,
+        batch_size=60,
+        momentum=0,
+        weight_decay=0,
+        constraint=fairlib.GroupDRO(step=0.05),
+    )
+    start = np.concatenate([trained.weight.detach().flatten(), trained.bias.detach()])
+
+    def worst(x):
+        model = linear()
+        with torch.no_grad():
+            model.weight.copy_(torch.tensor(x[:6]).view(2, 3))
+            model.bias.copy_(torch.tensor(x[6:]))
+        return losses_by_group(model, DATA).max()
+
+    best = minimize(worst, start, method="Nelder-Mead", options={"maxiter": 3000, "xatol": 1e-6, "fatol": 1e-6}).fun
+    plainly = fairlib.fit(linear(), DATA, epochs=600, lr=0.05, batch_size=60, momentum=0, weight_decay=0)
+    assert worst(start) < best + 0.02 < losses_by_group(plainly, DATA).max()
+
+
+def test_errors():
+    for settings, message in (({"step": 0}, "step must lie"), ({"adjustment": -1}, "adjustment must lie")):
+        with pytest.raises(ValueError, match=message):
+            fairlib.GroupDRO(**settings)
+    one = fairlib.GroupedDataset(DATA.inputs, DATA.targets, np.zeros(60, dtype=int))
+    with pytest.raises(ValueError, match="group DRO needs at least two groups"):
+        fairlib.fit(linear(), one, constraint=fairlib.GroupDRO())
