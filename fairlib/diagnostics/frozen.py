@@ -54,8 +54,10 @@ class Pattern(TorchFunctionMode):
 
 
 def _relu(piece: Tensor | None, input: Tensor, inplace: bool = False) -> tuple[Tensor, Tensor]:
-    piece = input > 0 if piece is None else piece
-    return _put(torch.where(piece, input, 0), input, inplace), piece
+    piece = (input > 0).to(input.dtype) if piece is None else piece
+    # The kernel that differentiates a ReLU: the input where the piece is above 0, in a tenth of the time of a choice
+    # between two tensors, and unlike a product 0 where the input is infinite.
+    return _put(torch.ops.aten.threshold_backward(input, piece, 0), input, inplace), piece
 
 
 def _leaky_relu(
