@@ -21,17 +21,21 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import fairlib
-from fairlib.training import Batch, ConstraintRun
+from fairlib.training import Batch, Constraint, ConstraintRun
 
 ARCHITECTURES = {"small_cnn": ("cnn", SMALL, 7), "resnet18": (*NETWORKS["resnet18"][:2], 2)}
 GOALS = {"equal losses": 1.2, "full constraint": 3.6, "full constraint, eigenvalues every 5th step": 2.4}
 STEPS = 5
 
 
+def losses(inputs: Tensor, logits: Tensor, targets: Tensor) -> Tensor:
+    return cross_entropy(logits, targets, reduction="none")
+
+
 def forward(model: nn.Module, data: fairlib.GroupedDataset, index: Tensor) -> Batch:
     inputs, targets = data.batch(index, dtype=torch.float32), data.targets[index]
     logits = model(inputs)
-    return Batch(inputs, targets, data.groups[index], logits, cross_entropy(logits, targets, reduction="none"))
+    return Batch(inputs, targets, data.groups[index], logits, losses(inputs, logits, targets))
 
 
 def steps(model: nn.Module, data: fairlib.GroupedDataset, run: ConstraintRun | None) -> Callable[[], Tensor]:
@@ -49,8 +53,8 @@ def steps(model: nn.Module, data: fairlib.GroupedDataset, run: ConstraintRun | N
     return take
 
 
-def started(model: nn.Module, data: fairlib.GroupedDataset, constraint: fairlib.EqualLoss) -> ConstraintRun:
-    run = constraint.start(model, data, lambda inputs, logits, targets: cross_entropy(logits, targets, reduction="none"))
+def started(model: nn.Module, data: fairlib.GroupedDataset, constraint: Constraint) -> ConstraintRun:
+    run = constraint.start(model, data, losses)
     run.end_epoch()
     return run
 
