@@ -112,7 +112,8 @@ def study(
         levels: What that kind's function takes: sparsities in [0, 1). Level 0 is the control.
         compress: ``"trained"``: the dense model is compressed, then finetuned. ``"initial"``: the network at its
             initial weights is compressed, trained like the dense one and finetuned.
-        mitigation: A name of ``fairlib.mitigation.MITIGATIONS`` or ``(name, settings)``.
+        mitigation: A name of ``fairlib.mitigation.MITIGATIONS`` or ``(name, settings)``. ``"accuracy-gap"`` has the
+            accuracies of the dense model for its reference in the finetuning, and none before.
         when: Of ``"never"``, ``"before"`` (in the dense training), ``"after"`` (in the finetuning), ``"both"``.
         seeds: One run each: initial weights, order of batches and, by default, the data.
         train: Arguments of :func:`fairlib.fit` for the dense training, and for the trainings of a method that trains
@@ -292,13 +293,11 @@ def _fit(
     seed: int,
     dense: nn.Module | None = None,
 ) -> nn.Module:
-    """Train by a constraint, if so; one that is about drops takes them from the ``dense`` model."""
+    """Train, under the constraint if ``mitigated``; one on drops counts them from ``dense`` where that is given."""
     arguments = {"seed": seed, "device": plan.device, **settings}
     if mitigated:
-        constraint = plan.constraint
-        if dense is not None and isinstance(constraint, AccuracyGap) and constraint.reference is None:
-            constraint = constraint.relative_to(dense, splits.train)
-        arguments["constraint"] = constraint
+        relative = dense is not None and isinstance(plan.constraint, AccuracyGap) and plan.constraint.reference is None
+        arguments["constraint"] = plan.constraint.relative_to(dense, splits.train) if relative else plan.constraint
     return cached_fit(model, splits.train, folder=plan.cache, **arguments)
 
 

@@ -83,7 +83,7 @@ class MeanLoss:
         """Logits ``(n, C)`` of some samples; differentiable in ``theta``."""
         inputs = self.data.batch(chunk, dtype=self.dtype, device=self.device)
         with evaluation_mode(self.model):
-            logits = self._outputs(self.split(theta) | self.fixed, inputs)
+            logits = evaluate(self.model, self.split(theta) | self.fixed, inputs, self.aliases)
         check_logits(logits, self.data)
         return logits.to(self.dtype)
 
@@ -154,15 +154,6 @@ class MeanLoss:
         """A vector with zeros at the pruned weights."""
         return vector if self.kept is None else vector * self.kept
 
-    def _outputs(self, state: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
-        """The model's outputs with other parameters and buffers, named as in ``named_parameters``, ``named_buffers``.
-
-        Every owner of a tied parameter gets it, and a module that goes by several names gets it once:
-        ``torch.func.functional_call`` with its own tying would leave such a module damaged.
-        """
-        tensors = {alias: state[name] for alias, name in self.aliases.items()}
-        return functional_call(self.model, tensors, (inputs,), tie_weights=False)
-
     def _cast(self, tensor: Tensor) -> Tensor:
         return tensor.detach().to(self.dtype) if tensor.is_floating_point() else tensor.detach()
 
@@ -197,9 +188,19 @@ class MeanLoss:
         with torch.enable_grad(), saved_tensors_hooks(pack, lambda tensor: tensor):
             inputs = self.data.batch(self.index[:1], dtype=self.dtype, device=self.device)
             with evaluation_mode(self.model):
-                graph = self._outputs(state, inputs)
+                graph = evaluate(self.model, state, inputs, self.aliases)
         del graph  # It kept the memory of the saved tensors from being used again.
         return max(1, min(len(self.index), CHUNK, budget // max(1, sum(saved.values()))))
+
+
+def evaluate(model: nn.Module, state: Mapping[str, Tensor], inputs: Tensor, names: Mapping[str, str]) -> Tensor:
+    """The model's outputs with other parameters and buffers, those of ``state``; ``names`` are the model's ``aliases``.
+
+    Every owner of a tied parameter gets it, and a module that goes by several names gets it once:
+    ``torch.func.functional_call`` with its own tying would leave such a module damaged. What is not in ``state`` stays.
+    """
+    tensors = {alias: state[name] for alias, name in names.items() if name in state}
+    return functional_call(model, tensors, (inputs,), tie_weights=False)
 
 
 def aliases(model: nn.Module) -> dict[str, str]:

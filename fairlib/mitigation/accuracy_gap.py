@@ -105,4 +105,5 @@ class _AccuracyGapRun:
         return self.dual.gaps(torch.where(known, drops, 0.0), self.sizes * known)
 
     def end_epoch(self) -> dict[str, float]:
-        return named(self.data, violation=self.dual.violations(self._gaps()), multiplier=self.multipliers)
+        violations = torch.where(self.sizes > 0, self.dual.violations(self._gaps()), 0.0)
+        return named(self.data, violation=violations, multiplier=self.multipliers)

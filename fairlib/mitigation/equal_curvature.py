@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
 from fairlib import masks
@@ -17,7 +16,7 @@ from fairlib.data import GroupedDataset
 from fairlib.diagnostics.curvature import extremes
 from fairlib.diagnostics.evaluation import evaluation_mode, full_precision, placement
 from fairlib.diagnostics.frozen import Pattern
-from fairlib.diagnostics.objective import MeanLoss, check_parameters
+from fairlib.diagnostics.objective import MeanLoss, aliases, check_parameters, evaluate
 from fairlib.mitigation.lagrangian import Lagrangian, MovingAverage, named, sizes_of
 from fairlib.training import Batch, Objective
 
@@ -41,13 +40,13 @@ class EqualCurvature(Lagrangian):
        g_a(\theta + \epsilon v + \eta u) + g_a(\theta - \epsilon v + \eta u) - 2 g_a
        \approx 2 \eta H_a u + \epsilon^2 D^2 g_a[v, v],
 
-    where :math:`\eta` is chosen such that the two terms have the ratio that the multipliers ask for. Their difference
-    gives :math:`H_a v`, by which :math:`v_a` follows the weights: each step it is replaced by
-    :math:`H_a v + \sigma v`, normalized, with the last eigenvalue of the training set for the shift
-    :math:`\sigma`, so that a negative eigenvalue does not take it over. After each epoch the eigenvectors are computed
-    anew on the whole training set, by a Lanczos process into which the group's gradient and noise are mixed, so that it
-    does not stay with an eigenvalue that another one has overtaken. A network without kinks is differentiated
-    exactly, by automatic differentiation.
+    where :math:`\eta` is chosen such that the two terms have the ratio that the multipliers ask for; where it asks for
+    an :math:`\eta` beyond :math:`10 \epsilon^2` the first term takes a gradient of its own. Their difference
+    gives :math:`H_a v`, by which :math:`v_a` follows the weights: each step it is replaced by :math:`H_a v + \sigma v`,
+    normalized, with a shift :math:`\sigma` of the largest magnitude that was met at the last epoch, so that a negative
+    eigenvalue does not take it over. After each epoch the eigenvectors are computed anew on the whole training set, by
+    a Lanczos process into which the group's gradient and noise are mixed, so that it does not stay with an eigenvalue
+    that another one has overtaken. A network without kinks is differentiated exactly, by automatic differentiation.
 
     The constraint's own passes are in eval mode: a batch normalization uses its running statistics there, which only
     the pass for the loss updates. In train mode a group's gradient would depend on the whole batch.
@@ -59,13 +58,16 @@ class EqualCurvature(Lagrangian):
             ``"all"`` is the gradient and the Hessian of all samples, as Eq. 7 is printed. At a minimum that gradient is
             zero, so it asks every group's to vanish; and it takes twice the time.
         eigenvalue_step: The dual step of the eigenvalues; by default ``step``.
-        every: The part of the eigenvalues is computed every so many steps, and left out in between.
+        every: The part of the eigenvalues is computed every so many steps, that many times as large, and left out in
+            between.
         dual: What the multipliers follow after an epoch: the ``"full"`` training set, or the moving ``"average"`` of
             the batches' numbers. Norms of batch gradients are biased upward, those of small groups most.
+        primal: Which numbers say on which side of the population a group is, and so which way an absolute violation
+            pushes: those in the ``"full"`` training set after the epoch before, or the moving ``"average"``, which is
+            nearer to the weights and biased like the batches' numbers.
         products: ``"frozen"`` as above, ``"exact"`` by automatic differentiation, or ``"auto"``: exact where the
             network has no kinks.
-        decay: Share of the old value in the moving averages, by the step. They also say on which side of the
-            population a group is.
+        decay: Share of the old value in the moving averages, by the step.
 
     Raises:
         ValueError: If a setting is out of range or unknown; at the start of a training, if there is one group only.
@@ -78,6 +80,7 @@ class EqualCurvature(Lagrangian):
     eigenvalue_step: float | None = None
     every: int = 1
     dual: str = "full"
+    primal: str = "full"
     products: str = "auto"
     decay: float = 0.9
 
@@ -86,7 +89,8 @@ class EqualCurvature(Lagrangian):
         if self.eigenvalue_step is not None:
             check_number("eigenvalue_step", self.eigenvalue_step, 0)
         check_number("every", self.every, 1, whole=True)
-        lookup("estimate", self.dual, dict.fromkeys(("full", "average")))
+        for estimate in (self.primal, self.dual):
+            lookup("estimate", estimate, dict.fromkeys(("full", "average")))
         lookup("kind of products", self.products, dict.fromkeys(("auto", "frozen", "exact")))
         check_number("decay", self.decay, 0, 1)
 
@@ -101,17 +105,25 @@ class _EqualCurvatureRun:
         self.settings, self.model, self.data = settings, model, data
         self.sizes = sizes_of(data, "equal curvature")
         self.names = check_parameters(model, None)
-        kept = masks.read(model)
-        self.kept = [kept.get(name) for name in self.names]
+        self.aliases = aliases(model)
         self.codes = [code for code, size in enumerate(self.sizes.tolist()) if size]
         if settings.population == "all":
             self.codes.append(data.num_groups)
-        self.multipliers = torch.zeros(2, data.num_groups, device=self.sizes.device)
+        self.multipliers = torch.zeros(2, data.num_groups, dtype=torch.float64, device=self.sizes.device)
         self.vectors: dict[int, Vector] = {}
+        self.shifts: dict[int, float] = {}
         self.full = self._full_numbers()
         self.average = MovingAverage(self.full, settings.decay)
         self.exact = settings.products == "exact" or (settings.products == "auto" and self._smooth())
         self.steps, self.active = 0, settings.dual == "average"
+        self._read_masks()
+
+    def _read_masks(self) -> None:
+        """Masks may change between epochs (:class:`fairlib.training.Sparsifier`)."""
+        kept = masks.read(self.model)
+        self.kept = [kept.get(name) for name in self.names]
+        self.vectors = {code: _unit(self._project(vector)) for code, vector in self.vectors.items()}
+        self.fresh = True
 
     def loss(self, batch: Batch) -> Tensor:
         loss = batch.losses.mean()
@@ -119,12 +131,14 @@ class _EqualCurvatureRun:
             with evaluation_mode(self.model), full_precision(), torch.enable_grad():
                 value, direction = self._penalty(batch)
             parameters = dict(self.model.named_parameters())
-            loss = _WithGradient.apply(loss + value, direction, *(parameters[name] for name in self.names))
+            loss = _WithGradient.apply(loss + value.to(loss), direction, *(parameters[name] for name in self.names))
         self.steps += 1
         return loss
 
     def _penalty(self, batch: Batch) -> tuple[Tensor, Vector]:
         """The value of the penalty, and its gradient."""
+        if not self.fresh:
+            self._read_masks()
         weights = [self.model.get_parameter(name).detach() for name in self.names]
         curved = self.steps % self.settings.every == 0
         groups, present = {}, torch.zeros_like(self.average.values, dtype=torch.bool)
@@ -138,12 +152,13 @@ class _EqualCurvatureRun:
         seen = self.average.values.clone()
         seen[0, list(groups)] = norms.to(seen)
         present[1] = False
-        numbers = self.average.update(seen, present)
-        factors = self._factors(numbers)
+        self.average.update(seen, present)
+        factors = self._factors(self._believed())
         direction: Vector = [torch.zeros_like(weight) for weight in weights]
         for code, group in groups.items():
-            slopes = factors[:, code].tolist()
-            part, image = group.combine(*slopes, self.vectors[code] if curved else None)
+            slope, bend = factors[:, code].tolist()
+            bend *= self.settings.every  # For the steps that leave it out.
+            part, image = group.combine(slope, bend, self.vectors[code] if curved else None)
             direction = [a + b for a, b in zip(direction, self._project(part), strict=True)]
             if image is not None:
                 image = self._project(image)
@@ -151,8 +166,12 @@ class _EqualCurvatureRun:
                 self._follow(code, image)
         present[0] = False
         self.average.update(seen, present)
-        gaps = self._gaps(self.average.values)
-        return (self.settings.weights(self.multipliers, gaps) * gaps).sum(), direction
+        weights = self.settings.weights(self.multipliers, self._gaps(self._believed()))
+        return (weights * self._gaps(self.average.values)).sum(), direction
+
+    def _believed(self) -> Tensor:
+        """The numbers that decide which way an absolute violation pushes."""
+        return self.full if self.settings.primal == "full" else self.average.values
 
     def _gaps(self, numbers: Tensor) -> Tensor:
         if self.settings.population == "all":
@@ -172,7 +191,7 @@ class _EqualCurvatureRun:
 
         def gradient(weights: Vector, *, create_graph: bool = False) -> tuple[Vector, Vector]:
             leaves = [weight.detach().requires_grad_() for weight in weights]
-            logits = functional_call(self.model, dict(zip(self.names, leaves, strict=True)), (inputs,))
+            logits = evaluate(self.model, dict(zip(self.names, leaves, strict=True)), inputs, self.aliases)
             loss = cross_entropy(logits, targets)
             found = torch.autograd.grad(loss, leaves, create_graph=create_graph, materialize_grads=True)
             return leaves, self._project(found)
@@ -185,8 +204,7 @@ class _EqualCurvatureRun:
 
     def _follow(self, code: int, image: Vector) -> None:
         """Replace the eigenvector by its image, shifted."""
-        shift = float(self.full[1, code].abs())
-        moved = [a + shift * b for a, b in zip(image, self.vectors[code], strict=True)]
+        moved = [a + self.shifts[code] * b for a, b in zip(image, self.vectors[code], strict=True)]
         if _norm(moved) > 0:
             self.vectors[code] = _unit(moved)
 
@@ -198,7 +216,8 @@ class _EqualCurvatureRun:
 
     def _full_numbers(self) -> Tensor:
         """Gradient norms and eigenvalues ``(2, k)`` in the training set; the eigenvectors are kept."""
-        numbers = torch.zeros(2, max(*self.codes, self.data.num_groups - 1) + 1, device=self.sizes.device)
+        columns = max(*self.codes, self.data.num_groups - 1) + 1
+        numbers = torch.zeros(2, columns, dtype=torch.float64, device=self.sizes.device)
         for code in self.codes:
             index = None if code == self.data.num_groups else (self.data.groups == code).nonzero().flatten().cpu()
             loss = MeanLoss(self.model, self.data, index)
@@ -207,20 +226,24 @@ class _EqualCurvatureRun:
             found = extremes(loss, ends="largest", products="frozen", tol=1e-2, limit=100, seed=0, previous=flat)
             pair = found.pairs[-1]
             self.vectors[code] = list(loss.split(pair.vector).values())
+            self.shifts[code] = found.scale
             numbers[0, code], numbers[1, code] = loss.gradient().norm(), pair.value
         return numbers
 
     def end_epoch(self) -> dict[str, float]:
-        self.full = self._full_numbers()
+        self.fresh = False
+        try:
+            self.full = self._full_numbers()
+        except FloatingPointError:  # The report will show it, and the training stop.
+            self.full = torch.full_like(self.full, torch.nan)
+        if not self.active:
+            self.average.values = self.full.clone()
         gaps = self._gaps(self.full if self.settings.dual == "full" else self.average.values)
         violations = torch.where(self.sizes > 0, self.settings.violations(gaps), 0.0)
-        steps = self.settings.step, self.settings.eigenvalue_step
-        self.multipliers = torch.stack(
-            [
-                self.settings.follow(row, violation, step)
-                for row, violation, step in zip(self.multipliers, violations, steps, strict=True)
-            ]
-        )
+        if violations.isfinite().all():
+            steps = self.settings.step, self.settings.eigenvalue_step
+            rows = zip(self.multipliers, violations, steps, strict=True)
+            self.multipliers = torch.stack([self.settings.follow(*row) for row in rows])
         self.active = self.settings.dual == "average" or bool(self.multipliers.any())
         return named(
             self.data,
@@ -259,7 +282,7 @@ class _Frozen:
         if v is None:
             return self._slope(slope, u), None
         shift = step**2 * slope / (2 * bend) if bend else float("inf")
-        joint = abs(shift) <= step
+        joint = abs(shift) <= 10 * step**2
         ahead, behind = (self._at(sign * step, v, shift if joint else 0.0, u) for sign in (1, -1))
         image = [(a - b) / (2 * step) for a, b in zip(ahead, behind, strict=True)]
         scale = bend / step**2

@@ -31,8 +31,8 @@ class GroupDRO:
         ValueError: If a setting is out of range; at the start of a training, if there is one group only.
 
     Source:
-        Sagawa, Koh, Hashimoto and Liang, Distributionally robust neural networks for group shifts (2020), Algorithm 1
-        and Section 3.2.
+        Sagawa, Koh, Hashimoto and Liang, Distributionally robust neural networks for group shifts (2020): Algorithm 1
+        and the group adjustments.
     """
 
     step: float = 0.01
@@ -51,14 +51,14 @@ class _GroupDRORun:
         self.settings, self.data = settings, data
         sizes = sizes_of(data, "group DRO")
         self.extra = torch.where(sizes > 0, settings.adjustment / sizes.clamp(min=1).sqrt(), 0.0)
-        self.weights = (sizes > 0) / (sizes > 0).sum()
+        # As logarithms: a weight that has fallen below the range of numbers could not rise again.
+        self.logs = (sizes > 0).double().log()
 
     def loss(self, batch: Batch) -> Tensor:
         means, counts = group_means(batch.losses, batch.groups, self.data.num_groups)
         raised = torch.where(counts > 0, means + self.extra.to(means), 0.0)
-        grown = self.weights.double().log() + self.settings.step * raised.detach().double()
-        self.weights = grown.softmax(0).to(self.weights)
-        return (self.weights.to(raised) * raised).sum()
+        self.logs = (self.logs + self.settings.step * raised.detach().double()).log_softmax(0)
+        return (self.logs.exp().to(raised) * raised).sum()
 
     def end_epoch(self) -> dict[str, float]:
-        return named(self.data, weight=self.weights)
+        return named(self.data, weight=self.logs.exp())

@@ -35,13 +35,14 @@ class Lagrangian:
         violation: ``"absolute"``: :math:`\nu = \max(|h| - \tau, 0)`, whose multipliers never fall (Fioretto et al.,
             [T]). ``"signed"``: :math:`\nu = h` with multipliers of either sign, the dual ascent of an equality.
             ``"one-sided"``: :math:`\nu = h - \tau`, :math:`\lambda \leftarrow \max(\lambda + s \nu, 0)`, the projected
-            dual ascent of :math:`h \le \tau`: only groups that are worse off than the population are held.
+            dual ascent of :math:`h \le \tau`: only groups that are worse off than the population are held. It is
+            negative where the constraint is met.
         tolerance: :math:`\tau`, at least 0; a signed violation has none.
         population: What a group is compared with: the mean over ``"all"`` samples, that of all ``"groups"``, each
             counting once, or that of the ``"others"``. Of all samples a large group is a large part, and its
             constraint all but empty.
         cap: Multipliers stay within [-cap, cap].
-        restart: A multiplier returns to 0 where its constraint is met.
+        restart: A multiplier returns to 0 where its constraint is met; not with signed violations.
 
     Raises:
         ValueError: If a setting is out of range or unknown.
@@ -60,6 +61,8 @@ class Lagrangian:
         check_number("tolerance", self.tolerance, 0)
         if self.violation == "signed" and self.tolerance:
             raise ValueError("a signed violation has no tolerance; take 'absolute' or 'one-sided'")
+        if self.violation == "signed" and self.restart:
+            raise ValueError("a signed violation has no restart; take 'absolute' or 'one-sided'")
         lookup("population", self.population, dict.fromkeys(POPULATIONS))
         if not self.cap > 0:
             raise ValueError(f"cap must be positive, got {self.cap}")
@@ -88,7 +91,7 @@ class Lagrangian:
         """The multipliers ``(k,)`` after a dual step on violations ``(k,)``."""
         after = multipliers + (self.step if step is None else step) * violations
         after = after.clamp(-self.cap if self.violation == "signed" else 0.0, self.cap)
-        return after * (violations > 0) if self.restart and self.violation != "signed" else after
+        return after * (violations > 0) if self.restart else after
 
 
 def gaps(values: Tensor, sizes: Tensor, population: str) -> Tensor:
@@ -143,7 +146,7 @@ def sizes_of(data: GroupedDataset, what: str) -> Tensor:
     """
     sizes = torch.bincount(data.groups, minlength=data.num_groups)
     if (sizes > 0).sum() < 2:
-        raise ValueError(f"{what} needs at least two groups with members, got {', '.join(_present(data, sizes))}")
+        raise ValueError(f"{what} needs at least two groups with members, got only: {', '.join(_present(data, sizes))}")
     return sizes
 
 

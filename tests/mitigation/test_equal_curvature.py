@@ -11,6 +11,7 @@ from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
 import fairlib
+from fairlib.mitigation import equal_curvature
 from fairlib.training import Batch
 
 GENERATOR = np.random.default_rng(0)
@@ -74,7 +75,7 @@ def test_gradient_of_the_penalty(activation, products, population, scale):
     settings = fairlib.EqualCurvature(population=population, products=products)
     run = settings.start(net, DATA, None)
     assert run.exact == (products == "auto" and activation is nn.Tanh)
-    run.multipliers = torch.tensor([[0.3, 0.1, 0.2], [0.2 * scale, 0.4 * scale, 0.1 * scale]])
+    run.multipliers = torch.tensor([[0.3, 0.1, 0.2], [0.2 * scale, 0.4 * scale, 0.1 * scale]], dtype=torch.float64)
     expected, numbers, penalty = dense(net, settings, run.multipliers)
     torch.testing.assert_close(run.full.double(), numbers, rtol=1e-3, atol=0)
     for _ in range(30):  # The eigenvectors settle; they began within the tolerance of a Lanczos process.
@@ -141,6 +142,104 @@ def test_an_eigenvector_that_another_one_has_overtaken_is_given_up_after_the_epo
     assert run.full[1, 0].item() == pytest.approx(right, rel=1e-3)
 
 
+def test_both_ways_of_the_differences_and_a_mini_batch():
+    """A ratio of the two parts below and beyond which they share their passes; against automatic differentiation."""
+    net, index = network(nn.ReLU), torch.arange(20)
+    runs = {
+        products: fairlib.EqualCurvature(products=products).start(net, DATA, None) for products in ("frozen", "exact")
+    }
+    for slope, bend in ((0.3, 0.1), (30.0, 0.1), (0.3, 0.0), (0.0, 0.1)):
+        found = []
+        for products, run in runs.items():
+            kind = {"frozen": equal_curvature._Frozen, "exact": equal_curvature._Exact}[products]
+            weights = [weight.detach() for weight in net.parameters()]
+            group = kind(run._gradient_of(DATA.inputs[index], DATA.targets[index]), weights)
+            direction, image = group.combine(slope, bend, runs["exact"].vectors[0])
+            alone, none = group.combine(slope, bend, None)
+            assert none is None
+            found.append([flat(direction), flat(image), flat(alone)])
+        for one, other in zip(*found, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4 * float(other.abs().max()) + 1e-12)
+
+
+def test_eigenvalues_every_third_step_count_threefold():
+    net = network(nn.ReLU)
+    parts = {}
+    for every in (1, 3):
+        run = fairlib.EqualCurvature(every=every).start(net, DATA, None)
+        run.multipliers = torch.tensor([[0.0, 0.0, 0.0], [0.2, 0.4, 0.1]])
+        run.active = True
+        parts[every] = []
+        for _ in range(3):
+            plain = flat(torch.autograd.grad(batch_of(net).losses.mean(), list(net.parameters())))
+            parts[every].append(flat(torch.autograd.grad(run.loss(batch_of(net)), list(net.parameters()))) - plain)
+    assert not parts[3][1].any() and not parts[3][2].any()
+    torch.testing.assert_close(parts[3][0], 3 * parts[1][0], rtol=1e-6, atol=1e-9)
+
+
+def test_the_eigenvector_follows_the_batches_and_not_a_negative_eigenvalue():
+    """Labels turned around: the smallest eigenvalue is larger in size than the largest one."""
+    net = fairlib.fit(network(nn.Tanh), DATA, epochs=60, lr=0.2, batch_size=12)
+    wrong = fairlib.GroupedDataset(INPUTS, 1 - DATA.targets, GROUPS)
+    ends = fairlib.diagnostics.group_eigenvalues(net, wrong, intervals=False)
+    assert (-ends["smallest"] > ends["largest"]).any()
+    run = fairlib.EqualCurvature().start(net, wrong, None)
+    run.multipliers += 0.1
+    for _ in range(100):
+        run._penalty(batch_of(net, wrong))
+    np.testing.assert_allclose(run.average.values[1], ends["largest"], rtol=1e-2)
+
+
+def test_masks_that_grow_while_the_model_trains():
+    seen = []
+
+    def sparsify(model, progress):
+        keep = torch.ones_like(model[0].weight, dtype=torch.bool)
+        keep[: round(3 * progress)] = False
+        seen.append(keep)
+        return {"0.weight": keep}
+
+    settings = fairlib.EqualCurvature(step=0.05)
+    runs = []
+    original = type(settings.start(network(nn.ReLU), DATA, None))._penalty
+
+    def spy(self, batch):
+        value, direction = original(self, batch)
+        runs.append((direction[0].clone(), self.model[0].weight_mask.clone()))
+        return value, direction
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(equal_curvature._EqualCurvatureRun, "_penalty", spy)
+        fairlib.fit(network(nn.ReLU), DATA, epochs=4, batch_size=36, constraint=settings, sparsify=sparsify)
+    assert len(runs) == 3 and not torch.equal(runs[0][1], runs[-1][1])
+    assert all(not direction[~mask].any() and direction[mask].any() for direction, mask in runs)
+
+
+class Twice(nn.Module):
+    """One module under two names, and one weight in two modules."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = self.same = nn.Linear(4, 4)
+        self.other, self.out = nn.Linear(4, 4), nn.Linear(4, 2)
+        self.other.weight = self.first.weight
+
+    def forward(self, inputs):
+        return self.out(torch.relu(self.other(torch.relu(self.same(torch.relu(self.first(inputs)))))))
+
+
+def test_shared_modules_and_weights():
+    torch.manual_seed(0)
+    tuned = fairlib.fit(Twice(), DATA, epochs=3, batch_size=12, constraint=fairlib.EqualCurvature(step=0.1))
+    assert tuned.first is tuned.same and tuned.other.weight is tuned.first.weight
+    assert isinstance(tuned.first.weight, nn.Parameter)
+
+
+def test_divergence_is_stopped_with_the_multipliers_in_the_message():
+    with pytest.raises(fairlib.DivergenceError, match=r"epoch \d+ of 9 .*norm multiplier\[0\]"):
+        fairlib.fit(network(nn.ReLU), DATA, epochs=9, lr=1e6, constraint=fairlib.EqualCurvature())
+
+
 def test_pruned_weights_stay_zero_and_batch_statistics_alone():
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 2))
@@ -164,7 +263,7 @@ def test_fit_narrows_norms_and_eigenvalues():
         values = fairlib.diagnostics.group_eigenvalues(tuned, data, intervals=False)["largest"]
         spread.append((norms.max() / norms.min(), values.max() / values.min()))
     assert min(spread[0]) > 2
-    assert max(spread[1]) < 1.5
+    assert max(spread[1]) < 1.7
 
 
 @pytest.mark.parametrize("dual", ["full", "average"])

@@ -153,5 +153,5 @@ def test_errors(settings, message):
 
 def test_one_group_is_an_error():
     one = fairlib.GroupedDataset(DATA.inputs, DATA.targets, np.zeros(60, dtype=int))
-    with pytest.raises(ValueError, match="equal losses needs at least two groups with members, got 0"):
+    with pytest.raises(ValueError, match="equal losses needs at least two groups with members, got only: 0"):
         fairlib.fit(nn.Linear(3, 2), one, constraint=fairlib.EqualLoss(step=0.1))

@@ -99,6 +99,7 @@ def test_moving_average_against_its_weights():
         ({"violation": "squared"}, "unknown violation 'squared'; known: absolute, signed, one-sided"),
         ({"tolerance": -1}, "tolerance must lie in"),
         ({"violation": "signed", "tolerance": 0.1}, "a signed violation has no tolerance"),
+        ({"violation": "signed", "restart": True}, "a signed violation has no restart"),
         ({"population": "some"}, "unknown population 'some'"),
         ({"cap": 0}, "cap must be positive, got 0"),
     ],
