@@ -66,34 +66,32 @@ class _EqualLossRun:
         self.settings, self.model, self.data, self.objective = settings, model, data, objective
         self.sizes = sizes_of(data, "equal losses")
         self.multipliers = torch.zeros(data.num_groups, device=data.groups.device)
-        known = "average" in (settings.primal, settings.dual) or settings.primal == "full"
-        self.full = self._losses() if known else None
-        self.average = MovingAverage(self.full, settings.decay) if known else None
+        self.wanted = {settings.primal, settings.dual}
+        self.full = self._losses() if self.wanted & {"full", "average"} else self.multipliers
+        self.average = MovingAverage(self.full, settings.decay)
         self.seen, self.batches = torch.zeros_like(self.multipliers), torch.zeros_like(self.multipliers)
 
     def loss(self, batch: Batch) -> Tensor:
         means, counts = group_means(batch.losses, batch.groups, self.data.num_groups)
         gaps = self.settings.gaps(means, counts)
-        weights = self.settings.weights(self.multipliers.to(gaps), self._believed(means, counts, gaps.detach()))
+        self.average.update(means, counts > 0)
         self.seen += torch.where(counts > 0, self.settings.violations(gaps.detach()), 0.0)
         self.batches += counts > 0
+        believed = gaps.detach() if self.settings.primal == "batch" else self._gaps(self.settings.primal).to(gaps)
+        weights = self.settings.weights(self.multipliers.to(gaps), believed)
         return batch.losses.mean() + (weights * gaps).sum()
 
-    def _believed(self, means: Tensor, counts: Tensor, gaps: Tensor) -> Tensor:
-        """The gaps that decide which way an absolute violation pushes."""
-        if self.average is not None:
-            self.average.update(means, counts > 0)
-        known = {"average": self.average and self.average.values, "full": self.full}.get(self.settings.primal)
-        return gaps if known is None else self.settings.gaps(known, self.sizes).to(gaps)
+    def _gaps(self, estimate: str) -> Tensor:
+        """In the full training set, or of the moving averages."""
+        return self.settings.gaps(self.full if estimate == "full" else self.average.values, self.sizes)
 
     def end_epoch(self) -> dict[str, float]:
-        if self.settings.dual == "full" or self.settings.primal == "full":
+        if "full" in self.wanted:
             self.full = self._losses()
-        violations = {
-            "full": lambda: self.settings.violations(self.settings.gaps(self.full, self.sizes)),
-            "average": lambda: self.settings.violations(self.settings.gaps(self.average.values, self.sizes)),
-            "batch": lambda: self.seen / self.batches.clamp(min=1),
-        }[self.settings.dual]()
+        if self.settings.dual == "batch":
+            violations = self.seen / self.batches.clamp(min=1)
+        else:
+            violations = self.settings.violations(self._gaps(self.settings.dual))
         violations = torch.where(self.sizes > 0, violations, 0.0)
         self.multipliers = self.settings.follow(self.multipliers, violations)
         self.seen, self.batches = torch.zeros_like(self.seen), torch.zeros_like(self.batches)

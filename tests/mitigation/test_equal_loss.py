@@ -131,6 +131,48 @@ def test_fit_narrows_the_gap_and_reports_it(settings):
         assert curves["multiplier[1]"].is_monotonic_increasing
 
 
+def test_the_full_estimate_is_renewed_after_each_epoch():
+    """The training set turns the gap around; a sign from before the epoch would push the wrong way."""
+    model = linear()
+    run = fairlib.EqualLoss(step=1.0, primal="full").start(model, DATA, plain)
+    before = losses_by_group(model, DATA)
+    with torch.no_grad():
+        model.weight.neg_()
+        model.bias.neg_()
+    run.end_epoch()
+    after = losses_by_group(model, DATA)
+    assert (np.sign(before - before @ SIZES / 60) == -np.sign(after - after @ SIZES / 60)).all()
+    batch = batch_of(model, DATA)
+    gaps = torch.tensor(after - after @ SIZES / 60)
+    penalty = run.loss(batch) - batch.losses.mean()
+    assert penalty.item() == pytest.approx((run.multipliers.double() * gaps.abs()).sum().item(), rel=1e-5)
+
+
+def test_the_training_set_is_seen_in_eval_mode_and_by_the_objective_of_the_training():
+    net = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Dropout(0.9), nn.Linear(8, 2)).double()
+    net.train()
+
+    def doubled(inputs, logits, targets):
+        return 2 * plain(inputs, logits, targets)
+
+    run = fairlib.EqualLoss(step=1.0).start(net, DATA, doubled)
+    found = list(run.end_epoch().values())[:3]
+    assert net.training and net[1].num_batches_tracked == 0
+    means = 2 * losses_by_group(net.eval(), DATA)
+    assert found == pytest.approx(np.abs(means - SIZES @ means / 60), rel=1e-6)
+
+
+@pytest.mark.parametrize("settings", [{"violation": "one-sided", "tolerance": 0.1}, {"dual": "batch"}, {}])
+def test_a_group_without_members_has_no_violation(settings):
+    data = fairlib.GroupedDataset(DATA.inputs, DATA.targets, np.where(DATA.groups == 2, 3, DATA.groups))
+    model = linear()
+    run = fairlib.EqualLoss(step=1.0, **settings).start(model, data, plain)
+    run.loss(batch_of(model, data))
+    reported = run.end_epoch()
+    assert reported["violation[2]"] == reported["multiplier[2]"] == 0
+    assert max(reported[f"multiplier[{name}]"] for name in "013") > 0
+
+
 def test_a_step_that_is_too_large_is_stopped_with_the_multipliers_in_the_message():
     net = nn.Sequential(nn.Linear(3, 16), nn.ReLU(), nn.Linear(16, 2))
     with pytest.raises(fairlib.DivergenceError, match=r"multiplier\[2\] .*lower lr .* or the step of EqualLoss"):
