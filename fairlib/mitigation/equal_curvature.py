@@ -57,7 +57,7 @@ class EqualCurvature(Lagrangian):
         population: What a group is compared with. ``"groups"``, the mean of the groups' numbers, or ``"others"``;
             ``"all"`` is the gradient and the Hessian of all samples, as Eq. 7 is printed. At a minimum that gradient is
             zero, so it asks every group's to vanish; and it takes twice the time.
-        eigenvalue_step: The dual step of the eigenvalues; by default ``step``.
+        eigenvalue_step: The dual step of the eigenvalues; by default ``step``, and with 0 only norms are constrained.
         every: The part of the eigenvalues is computed every so many steps, that many times as large, and left out in
             between.
         dual: What the multipliers follow after an epoch: the ``"full"`` training set, or the moving ``"average"`` of
@@ -140,7 +140,8 @@ class _EqualCurvatureRun:
         if not self.fresh:
             self._read_masks()
         weights = [self.model.get_parameter(name).detach() for name in self.names]
-        curved = self.steps % self.settings.every == 0
+        needed = self.settings.dual == "average" or bool(self.multipliers[1].any())
+        curved = needed and self.steps % self.settings.every == 0
         groups, present = {}, torch.zeros_like(self.average.values, dtype=torch.bool)
         for code in self.codes:
             chosen = slice(None) if code == self.data.num_groups else batch.groups == code
@@ -166,8 +167,8 @@ class _EqualCurvatureRun:
                 self._follow(code, image)
         present[0] = False
         self.average.update(seen, present)
-        weights = self.settings.weights(self.multipliers, self._gaps(self._believed()))
-        return (weights * self._gaps(self.average.values)).sum(), direction
+        signed = self.settings.weights(self.multipliers, self._gaps(self._believed()))
+        return (signed * self._gaps(self.average.values)).sum(), direction
 
     def _believed(self) -> Tensor:
         """The numbers that decide which way an absolute violation pushes."""

@@ -177,6 +177,18 @@ def test_eigenvalues_every_third_step_count_threefold():
     torch.testing.assert_close(parts[3][0], 3 * parts[1][0], rtol=1e-6, atol=1e-9)
 
 
+def test_norms_alone():
+    net = network(nn.ReLU)
+    both, norms = (fairlib.EqualCurvature(step=0.3, eigenvalue_step=e).start(net, DATA, None) for e in (0.1, 0))
+    for run in (both, norms):
+        run.end_epoch()
+    assert not norms.multipliers[1].any() and torch.equal(norms.multipliers[0], both.multipliers[0])
+    both.multipliers[1] = 0
+    both.settings = fairlib.EqualCurvature(dual="average")  # Which computes the eigenvalues' part whatever it weighs.
+    (_, direction), (_, other) = norms._penalty(batch_of(net)), both._penalty(batch_of(net))
+    torch.testing.assert_close(flat(direction), flat(other), rtol=1e-6, atol=1e-9)
+
+
 def test_the_eigenvector_follows_the_batches_and_not_a_negative_eigenvalue():
     """Labels turned around: the smallest eigenvalue is larger in size than the largest one."""
     net = fairlib.fit(network(nn.Tanh), DATA, epochs=60, lr=0.2, batch_size=12)
