@@ -49,14 +49,16 @@ class EqualCurvature(Lagrangian):
     that another one has overtaken. A network without kinks is differentiated exactly, by automatic differentiation.
 
     The constraint's own passes are in eval mode: a batch normalization uses its running statistics there, which only
-    the pass for the loss updates. In train mode a group's gradient would depend on the whole batch.
+    the pass for the loss updates. In train mode a group's gradient would depend on the whole batch. What is
+    differentiated are the norm and the eigenvalue of the batch's members of a group; a group absent from the batch
+    adds no gradient, and keeps its averages.
 
     Args:
         step: The dual step of the gradient norms, positive.
         violation, tolerance, cap, restart: Of :class:`fairlib.mitigation.lagrangian.Lagrangian`.
-        population: What a group is compared with. ``"groups"``, the mean of the groups' numbers, or ``"others"``;
-            ``"all"`` is the gradient and the Hessian of all samples, as Eq. 7 is printed. At a minimum that gradient is
-            zero, so it asks every group's to vanish; and it takes twice the time.
+        population: What a group is compared with: the mean of the numbers of all ``"groups"``, or of the ``"others"``
+            by their sizes. ``"all"`` is the gradient and the Hessian of all samples, as Eq. 7 is printed. At a minimum
+            that gradient is zero, so it asks every group's to vanish; and it takes twice the time.
         eigenvalue_step: The dual step of the eigenvalues; by default ``step``, and with 0 only norms are constrained.
         every: The part of the eigenvalues is computed every so many steps, that many times as large, and left out in
             between.

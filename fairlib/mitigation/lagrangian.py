@@ -13,7 +13,6 @@ and groups that a batch lacks would be ours with it, too.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -83,9 +82,9 @@ class Lagrangian:
             return multipliers
         return multipliers * gaps.sign() * (gaps.abs() > self.tolerance)
 
-    def ascend(self, multipliers: Tensor, gaps: Tensor, step: float | None = None) -> Tensor:
+    def ascend(self, multipliers: Tensor, gaps: Tensor) -> Tensor:
         """The multipliers ``(k,)`` after a dual step on gaps ``(k,)``."""
-        return self.follow(multipliers, self.violations(gaps), step)
+        return self.follow(multipliers, self.violations(gaps))
 
     def follow(self, multipliers: Tensor, violations: Tensor, step: float | None = None) -> Tensor:
         """The multipliers ``(k,)`` after a dual step on violations ``(k,)``."""
@@ -146,9 +145,6 @@ def sizes_of(data: GroupedDataset, what: str) -> Tensor:
     """
     sizes = torch.bincount(data.groups, minlength=data.num_groups)
     if (sizes > 0).sum() < 2:
-        raise ValueError(f"{what} needs at least two groups with members, got only: {', '.join(_present(data, sizes))}")
+        present = (name for name, size in zip(data.group_names, sizes.tolist(), strict=True) if size)
+        raise ValueError(f"{what} needs at least two groups with members, got only: {', '.join(present)}")
     return sizes
-
-
-def _present(data: GroupedDataset, sizes: Tensor) -> Sequence[str]:
-    return [name for name, size in zip(data.group_names, sizes.tolist(), strict=True) if size]
