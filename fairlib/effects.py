@@ -14,6 +14,9 @@ from fairlib._validation import lookup
 STUDY = ("seed", "stage", "split", "level", "group", "size")
 """The columns of a study table that its statistics need, beside the one that they measure."""
 
+RUN = ("seed", "stage", "level", "when")
+"""The columns that tell the runs of one study, with one mitigation, from each other."""
+
 
 def drop_difference(
     table: pd.DataFrame,
@@ -210,6 +213,50 @@ def _variance_between(accuracy: pd.DataFrame, sizes: pd.DataFrame) -> pd.Series:
     return accuracy.var(axis=1, ddof=1, skipna=False) - sampling
 
 
+def group_gap(
+    table: pd.DataFrame, *, where: Mapping[str, Any], column: str = "accuracy", relative: bool = False
+) -> pd.Series:
+    r"""How far apart the groups lie: :math:`\max_a x_a - \min_a x_a`, by seed, the mean over the runs selected.
+
+    Of test accuracies it is what the experiments of [T] call the fairness violation. It is large by chance alone, the
+    larger the smaller the groups: one gap says little, and the difference of two of the same groups (`contrast`) more.
+
+    Args:
+        table: one row per run and group, once ``where`` has selected; a run is a seed, stage, level and time of
+            mitigation.
+        where: values of columns that select the rows.
+        column: :math:`x`.
+        relative: divide by the mean of :math:`x` over the groups, for columns whose scale changes from run to run.
+
+    Returns:
+        Series indexed by seed.
+
+    Raises:
+        ValueError: If a column or a value is missing, a run has several rows for a group, or the seeds do not have
+            the same runs.
+    """
+    values = _by_run_and_group(_select(table, where, (*RUN, "group", column)), column)
+    gaps = values.max(axis=1) - values.min(axis=1)
+    return (gaps / values.mean(axis=1) if relative else gaps).groupby("seed").mean().rename("value")
+
+
+def overall_accuracy(table: pd.DataFrame, *, where: Mapping[str, Any]) -> pd.Series:
+    r"""The accuracy over all samples, :math:`\sum_a n_a A_a / \sum_a n_a`, by seed, the mean over the runs selected.
+
+    Args:
+        table, where: as in `group_gap`.
+
+    Returns:
+        Series indexed by seed.
+
+    Raises:
+        ValueError: As `group_gap`.
+    """
+    rows = _select(table, where, (*RUN, "group", "size", "accuracy"))
+    accuracy, sizes = (_by_run_and_group(rows, name) for name in ("accuracy", "size"))
+    return ((accuracy * sizes).sum(axis=1) / sizes.sum(axis=1)).groupby("seed").mean().rename("value")
+
+
 def contrast(
     table: pd.DataFrame, *, of: str, where: Mapping[str, Any], against: Mapping[str, Any], **arguments: Any
 ) -> pd.Series:
@@ -264,7 +311,9 @@ STATISTICS: dict[str, Callable[..., pd.Series]] = {
     "drop_difference": drop_difference,
     "group_correlation": group_correlation,
     "group_difference": group_difference,
+    "group_gap": group_gap,
     "loss_difference": loss_difference,
+    "overall_accuracy": overall_accuracy,
     "spread_change": spread_change,
 }
 """By name: from a study table and the arguments of a claim to one value per seed."""
@@ -274,7 +323,7 @@ def _select(table: pd.DataFrame, where: Mapping[str, Any], columns: Iterable[str
     if missing := sorted({*columns, *where} - set(table.columns)):
         raise ValueError(f"the table has no column {', '.join(missing)}")
     for column, value in where.items():
-        table = table[table[column] == value]
+        table = table[table[column].isin(value) if isinstance(value, list) else table[column] == value]
         if table.empty:
             raise ValueError(f"the table has no row with {column} = {value!r}")
     return table
@@ -298,6 +347,17 @@ def _by_seed_and_group(rows: pd.DataFrame, value: str) -> pd.DataFrame:
         varying = [column for column in settings if rows[column].astype(str).nunique() > 1]
         raise ValueError(f"several rows per seed and group; select with `where` one of: {', '.join(varying)}")
     return rows.pivot(index="seed", columns="group", values=value)
+
+
+def _by_run_and_group(rows: pd.DataFrame, value: str) -> pd.DataFrame:
+    """Runs in rows, groups in columns; exactly one value for each, and the same runs for all seeds."""
+    if rows.duplicated([*RUN, "group"]).any():
+        raise ValueError("several rows per run and group; select one split, setting and mitigation with `where`")
+    values = rows.pivot(index=list(RUN), columns="group", values=value)
+    runs = values.index.droplevel("seed").value_counts()
+    if values.isna().any(axis=None) or (runs < values.index.get_level_values("seed").nunique()).any():
+        raise ValueError(f"the column {value} has a missing value, or a seed lacks a run that another has")
+    return values
 
 
 def _extreme(values: pd.DataFrame, sizes: pd.DataFrame, share: float, *, smallest: bool) -> pd.Series:

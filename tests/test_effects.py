@@ -189,3 +189,49 @@ def test_column_mean_by_hand():
     assert effects.column_mean(table, column="violated", where={"statement": "one"}).to_dict() == {0: 0.25, 1: 1.0}
     with pytest.raises(ValueError, match="has missing values"):
         effects.column_mean(table.assign(violated=np.nan), column="violated")
+
+
+def mitigated_table() -> pd.DataFrame:
+    """Two seeds, two groups, three runs each; the rows of the training set mislead."""
+    rows = [
+        (seed, "compressed", level, when, split, group, size, (accuracy if split == "test" else 0.5))
+        for seed, shift in ((0, 0.0), (1, 0.1))
+        for level, when, gap in ((0.5, "never", 0.2), (0.9, "never", 0.4), (0.9, "after", 0.1))
+        for split in ("train", "test")
+        for group, size, accuracy in (("A", 30, 0.8), ("B", 10, 0.8 - gap - shift))
+    ]
+    return pd.DataFrame(rows, columns=["seed", "stage", "level", "when", "split", "group", "size", "accuracy"])
+
+
+def test_group_gap_by_hand():
+    table, test = mitigated_table(), {"split": "test"}
+    gap = effects.group_gap(table, where=test | {"level": [0.5, 0.9], "when": "never"})
+    pd.testing.assert_series_equal(gap, pd.Series({0: 0.3, 1: 0.4}, name="value").rename_axis("seed"))
+    shuffled = table.sample(frac=1, random_state=0)
+    assert effects.group_gap(shuffled, where=test | {"when": "after"}).tolist() == pytest.approx([0.1, 0.2])
+    relative = effects.group_gap(table, relative=True, where=test | {"when": "after"})
+    assert relative.tolist() == pytest.approx([0.1 / 0.75, 0.2 / 0.7])
+    change = effects.contrast(
+        table, of="group_gap", where=test | {"when": "after"}, against=test | {"when": "never", "level": 0.9}
+    )
+    assert change.tolist() == pytest.approx([-0.3, -0.3])
+
+
+def test_overall_accuracy_by_hand():
+    table = mitigated_table()
+    values = effects.overall_accuracy(table, where={"split": "test", "when": "never"})
+    assert values.tolist() == pytest.approx([0.8 - 0.3 / 4, 0.8 - 0.4 / 4])
+
+
+def test_runs_that_cannot_be_compared_are_refused():
+    table = mitigated_table()
+    with pytest.raises(ValueError, match="several rows per run and group"):
+        effects.group_gap(table, where={})
+    partial = table[(table["seed"] == 0) | (table["level"] == 0.5)]
+    with pytest.raises(ValueError, match="a seed lacks a run"):
+        effects.group_gap(partial, where={"split": "test"})
+    missing = table.assign(accuracy=table["accuracy"].where(table["group"] == "A"))
+    with pytest.raises(ValueError, match="missing value"):
+        effects.overall_accuracy(missing, where={"split": "test"})
+    with pytest.raises(ValueError, match="no row with when = \\['both'\\]"):
+        effects.group_gap(table, where={"when": ["both"]})
