@@ -307,3 +307,28 @@ def test_errors():
     one = fairlib.GroupedDataset(DATA.inputs, DATA.targets, np.zeros(36, dtype=int))
     with pytest.raises(ValueError, match="equal curvature needs at least two groups"):
         fairlib.fit(network(nn.ReLU), one, constraint=fairlib.EqualCurvature())
+
+
+@pytest.mark.parametrize("options", [{"precision": "bfloat16"}, {"channels_last": True}])
+def test_other_precisions_and_memory_formats_follow_the_plain_ones(options):
+    images = fairlib.load("digits", seed=0).train.subset(range(0, 450, 5))
+    net = fairlib.build("cnn", num_classes=10, in_channels=1, image_size=8, seed=0)
+    constraint = fairlib.EqualCurvature(step=0.01, eigenvalue_step=1e-4)
+    plain, other = (
+        fairlib.fit(net, images, epochs=3, lr=0.01, batch_size=30, constraint=constraint, **extra)
+        for extra in ({}, options)
+    )
+    one, two = fairlib.history(plain), fairlib.history(other)
+    np.testing.assert_allclose(two.iloc[-1], one.iloc[-1], rtol=0.05, atol=0.01)
+    moved = two.filter(like="multiplier").iloc[-1]
+    assert (moved > 0).any()
+
+
+def test_frozen_parameters_take_no_part():
+    net = copy.deepcopy(network(nn.Tanh))
+    net[0].requires_grad_(False)
+    fair = fairlib.fit(
+        net, DATA, epochs=3, lr=0.05, batch_size=12, weight_decay=0.0, constraint=fairlib.EqualCurvature(step=0.05)
+    )
+    assert torch.equal(fair[0].weight, net[0].weight)
+    assert not torch.equal(fair[2].weight, net[2].weight)
