@@ -83,6 +83,7 @@ def _device(settings: Mapping[str, object]) -> str:
 
 def _key(model: nn.Module, data: GroupedDataset, settings: Mapping[str, object]) -> str:
     device = _device(settings)
+    machine = environment.describe(device)
     plain = {
         name: value.fingerprint() if isinstance(value, GroupedDataset) else repr(value)
         for name, value in settings.items()
@@ -93,7 +94,7 @@ def _key(model: nn.Module, data: GroupedDataset, settings: Mapping[str, object])
         "settings": plain | {"device": device},
         "code": [__version__, _source_digest(), torch.__version__],
         "precision": [torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32],
-        "machine": [environment.describe(device)[name] for name in ("device", "cpu", "threads")],
+        "machine": [machine[name] for name in ("device", "cpu", "threads")],
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 

@@ -50,10 +50,10 @@ class EqualCurvature(Lagrangian):
 
     The constraint's own passes are in eval mode: a batch normalization uses its running statistics there, which only
     the pass for the loss updates. In train mode a group's gradient would depend on the whole batch, and be another one:
-    of a tiny ResNet on the digits (batches of 150, after 5 and 20 epochs, three seeds) norms are .6 of those here in the
-    median (.2 to 1.0), eigenvalues .35 (.1 to .9), and the cosine of the two gradients is .6 (.35 to .75). What is
-    differentiated are the norm and the eigenvalue of the batch's members of a group; a group absent from the batch
-    adds no gradient, and keeps its averages.
+    for a tiny ResNet on the digits (batches of 150, after 5 and 20 epochs, three seeds) norms are .6 of those in eval
+    mode in the median (.2 to 1.0), eigenvalues .35 (.1 to .9), and the cosine of the two gradients is .6 (.35 to .75).
+    What is differentiated are the norm and the eigenvalue of the batch's members of a group; a group absent from the
+    batch adds no gradient, and keeps its averages.
 
     Args:
         step: The dual step of the gradient norms, positive.
