@@ -219,25 +219,29 @@ def group_gap(
     r"""How far apart the groups lie: :math:`\max_a x_a - \min_a x_a`, by seed, the mean over the runs selected.
 
     Of test accuracies it is what the experiments of [T] call the fairness violation. It is large by chance alone, the
-    larger the smaller the groups: one gap says little, and the difference of two of the same groups (`contrast`) more.
+    larger the smaller the groups and the nearer to one another the true values: one gap says little, and the difference
+    of two gaps of the same groups (`contrast`) is, in expectation, nearer to zero than that of the true ones.
 
     Args:
         table: one row per run and group, once ``where`` has selected; a run is a seed, stage, level and time of
             mitigation.
         where: values of columns that select the rows.
         column: :math:`x`.
-        relative: divide by the mean of :math:`x` over the groups, for columns whose scale changes from run to run.
+        relative: divide by the mean of :math:`x` over the groups, which must be positive: for columns whose scale
+            changes from run to run.
 
     Returns:
         Series indexed by seed.
 
     Raises:
-        ValueError: If a column or a value is missing, a run has several rows for a group, or the seeds do not have
-            the same runs.
+        ValueError: If a column or a value is missing, a run has several rows for a group, the seeds do not have the
+            same runs, or a mean to divide by is not positive.
     """
     values = _by_run_and_group(_select(table, where, (*RUN, "group", column)), column)
-    gaps = values.max(axis=1) - values.min(axis=1)
-    return (gaps / values.mean(axis=1) if relative else gaps).groupby("seed").mean().rename("value")
+    gaps, means = values.max(axis=1) - values.min(axis=1), values.mean(axis=1)
+    if relative and not (means > 0).all():
+        raise ValueError(f"a relative gap needs a positive mean over the groups; that of {column} is not in some run")
+    return (gaps / means if relative else gaps).groupby("seed").mean().rename("value")
 
 
 def overall_accuracy(table: pd.DataFrame, *, where: Mapping[str, Any]) -> pd.Series:
@@ -254,6 +258,8 @@ def overall_accuracy(table: pd.DataFrame, *, where: Mapping[str, Any]) -> pd.Ser
     """
     rows = _select(table, where, (*RUN, "group", "size", "accuracy"))
     accuracy, sizes = (_by_run_and_group(rows, name) for name in ("accuracy", "size"))
+    if not (sizes.sum(axis=1) > 0).all():
+        raise ValueError("an overall accuracy needs groups with samples")
     return ((accuracy * sizes).sum(axis=1) / sizes.sum(axis=1)).groupby("seed").mean().rename("value")
 
 
@@ -273,9 +279,14 @@ def contrast(
         Series indexed by seed.
 
     Raises:
-        ValueError: If the statistic is unknown, the two do not cover the same seeds, or as the statistic.
+        ValueError: If the statistic is unknown, the two do not cover the same seeds, or not the same groups where gaps
+            or overall accuracies are compared, or as the statistic.
     """
     function = lookup("statistic", of, STATISTICS)
+    if function in (group_gap, overall_accuracy):
+        sides = [set(_select(table, rows, ("group",))["group"]) for rows in (where, against)]
+        if sides[0] != sides[1]:
+            raise ValueError(f"the rows of {dict(where)} and of {dict(against)} do not cover the same groups")
     one, other = function(table, where=where, **arguments), function(table, where=against, **arguments)
     if not one.index.equals(other.index):
         raise ValueError(f"the rows of {dict(where)} and of {dict(against)} do not cover the same seeds")
@@ -322,10 +333,12 @@ STATISTICS: dict[str, Callable[..., pd.Series]] = {
 def _select(table: pd.DataFrame, where: Mapping[str, Any], columns: Iterable[str]) -> pd.DataFrame:
     if missing := sorted({*columns, *where} - set(table.columns)):
         raise ValueError(f"the table has no column {', '.join(missing)}")
-    for column, value in where.items():
-        table = table[table[column].isin(value) if isinstance(value, list) else table[column] == value]
-        if table.empty:
-            raise ValueError(f"the table has no row with {column} = {value!r}")
+    for column, wanted in where.items():
+        values = list(wanted) if isinstance(wanted, list | tuple) else [wanted]
+        for value in values:
+            if not (table[column] == value).any():
+                raise ValueError(f"the table has no row with {column} = {value!r}")
+        table = table[table[column].isin(values)]
     return table
 
 

@@ -21,10 +21,10 @@ CHECKLIST = {
         eq-1 eq-2 eq-3 eq-4 eq-5 eq-6 eq-7 eq-8 eq-9 eq-10 eq-11 eq-12 eq-13 eq-14 eq-15
         thm-1 thm-2 cor-1 prop-1 prop-2 prop-2-ce prop-2-mse prop-3
         fig-1 fig-1-minority fig-1-majority fig-2 fig-3 fig-4a fig-4b fig-4c fig-5 fig-5-accuracy fig-6 fig-7
-        fig-7-gradient fig-7-distance fig-8 fig-8-ethnicity fig-8-age fig-9 fig-9-cifar10 fig-9-svhn
+        fig-7-gradient fig-7-distance fig-8 fig-8-accuracy fig-8-ethnicity fig-8-age fig-9 fig-9-cifar10 fig-9-svhn
         fig-10 fig-11 fig-12 fig-13 fig-14 fig-15
         tab-1 tab-1-accuracy tab-1-age tab-1-gender tab-1-svhn tab-1-mnist
-        tab-2 tab-2-accuracy tab-2-violation
+        tab-2 tab-2-before tab-2-accuracy tab-2-violation
         verbal-cor-1-risk verbal-6.1-equal-losses verbal-6.1-equal-losses-hessian verbal-6.2-accuracy
         verbal-6.2-after-before verbal-6.2-equalize verbal-6.2-cost verbal-c2-gradient verbal-c2-hessian
         verbal-c3-all-others""",

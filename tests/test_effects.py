@@ -211,10 +211,15 @@ def test_group_gap_by_hand():
     assert effects.group_gap(shuffled, where=test | {"when": "after"}).tolist() == pytest.approx([0.1, 0.2])
     relative = effects.group_gap(table, relative=True, where=test | {"when": "after"})
     assert relative.tolist() == pytest.approx([0.1 / 0.75, 0.2 / 0.7])
+    several = effects.group_gap(table, relative=True, where=test | {"when": "never"})
+    assert several.tolist() == pytest.approx([(0.2 / 0.7 + 0.4 / 0.6) / 2, (0.3 / 0.65 + 0.5 / 0.55) / 2])
     change = effects.contrast(
         table, of="group_gap", where=test | {"when": "after"}, against=test | {"when": "never", "level": 0.9}
     )
     assert change.tolist() == pytest.approx([-0.3, -0.3])
+    fewer = table[(table["when"] == "never") | (table["group"] == "A")]
+    with pytest.raises(ValueError, match="do not cover the same groups"):
+        effects.contrast(fewer, of="group_gap", where=test | {"when": "after"}, against=test | {"when": "never"})
 
 
 def test_overall_accuracy_by_hand():
@@ -233,5 +238,9 @@ def test_runs_that_cannot_be_compared_are_refused():
     missing = table.assign(accuracy=table["accuracy"].where(table["group"] == "A"))
     with pytest.raises(ValueError, match="missing value"):
         effects.overall_accuracy(missing, where={"split": "test"})
-    with pytest.raises(ValueError, match="no row with when = \\['both'\\]"):
-        effects.group_gap(table, where={"when": ["both"]})
+    with pytest.raises(ValueError, match="no row with when = 'both'"):  # One of several is missing.
+        effects.group_gap(table, where={"split": "test", "when": ("never", "both")})
+    with pytest.raises(ValueError, match="needs a positive mean"):
+        effects.group_gap(table.assign(accuracy=0.0), relative=True, where={"split": "test"})
+    with pytest.raises(ValueError, match="needs groups with samples"):
+        effects.overall_accuracy(table.assign(size=0), where={"split": "test"})

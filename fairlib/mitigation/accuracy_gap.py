@@ -21,7 +21,8 @@ class AccuracyGap:
     :math:`\psi_a = (A_a^0 - A_a) - (A^0 - A)`, the drop of the group minus that of all samples.
 
     The multipliers follow the accuracies, which cannot be differentiated: after each step
-    :math:`\lambda_a \leftarrow \max(\lambda_a + s (\psi_a - \tau), 0)`. The weights descend on
+    :math:`\lambda_a \leftarrow \max(\lambda_a + s (\psi_a - \tau), 0)`, and to 0 where :math:`\psi_a \le \tau` by
+    ``restart``. The weights descend on
     :math:`J(B) + \sum_a \lambda_a (J(B_a) - J(B))`, in which losses stand for the accuracies. Accuracies are those of
     the last ``memory`` samples of each group as they were met in training, so that the estimate of a group that is rare
     in batches rests on more than a batch's few. A group that is absent keeps its estimate, and nothing is

@@ -23,7 +23,7 @@ class EqualLoss(Lagrangian):
 
     Each step descends on :math:`J(B) + \sum_a \lambda_a \nu_a`, where :math:`\nu_a` is the violation of the batch
     :math:`B`, by default :math:`|J(B_a) - J(B)|`; a group absent from it adds nothing. After each epoch the
-    multipliers rise by :math:`\lambda_a \leftarrow \lambda_a + s \, \nu_a`, by default with the violations of the
+    multipliers move by :math:`\lambda_a \leftarrow \lambda_a + s \, \nu_a`, by default with the violations of the
     *whole training set* in eval mode. Sums of absolute batch violations, which some code uses, grow with the noise of
     small groups instead.
 

@@ -31,8 +31,8 @@ class GroupDRO:
         ValueError: If a setting is out of range; at the start of a training, if there is one group only.
 
     Source:
-        Sagawa, Koh, Hashimoto and Liang, Distributionally robust neural networks for group shifts (2020): Algorithm 1
-        and the group adjustments.
+        Sagawa, Koh, Hashimoto and Liang, Distributionally robust neural networks for group shifts (2020): Algorithm 1,
+        which samples one group for each step, here with all groups of a batch at once; and the group adjustments.
     """
 
     step: float = 0.01

@@ -114,7 +114,7 @@ class MovingAverage:
     """Exponential moving averages by group; a group that is absent keeps its own.
 
     Args:
-        start: Values ``(k,)`` before anything was seen.
+        start: Values ``(..., k)`` before anything was seen.
         decay: Share of the old value, in [0, 1).
     """
 
@@ -122,7 +122,7 @@ class MovingAverage:
         self.values, self.decay = start.clone(), decay
 
     def update(self, values: Tensor, present: Tensor) -> Tensor:
-        """Take in values ``(k,)`` of the groups that are present; returns the averages ``(k,)``."""
+        """Take in values ``(..., k)`` of the groups that are present; returns the averages ``(..., k)``."""
         mixed = self.decay * self.values + (1 - self.decay) * values.detach()
         self.values = torch.where(present, mixed, self.values)
         return self.values

@@ -293,6 +293,20 @@ def test_groups_absent_from_a_batch_and_groups_of_one(dual):
     assert torch.isfinite(run.loss(batch_of(net, data)))
 
 
+@pytest.mark.parametrize("population", ["all", "groups", "others"])
+def test_a_group_that_is_absent_from_the_batch_pushes_nobody(population):
+    net = network(nn.ReLU)
+    run = fairlib.EqualCurvature(population=population).start(net, DATA, None)
+    run.multipliers[:, 2] = 1.0
+    run.active = True
+    batch = batch_of(net, index=(DATA.groups < 2).nonzero().flatten())
+    value, direction = run._penalty(batch)
+    assert value == 0 and not flat(direction).any()
+    run.multipliers[:, 1] = 1.0
+    value, direction = run._penalty(batch)
+    assert value > 0 and flat(direction).any()
+
+
 def test_errors():
     for settings, message in (
         ({"step": 0}, "step must lie in"),
