@@ -29,7 +29,8 @@ class EqualLoss(Lagrangian):
 
     Args:
         step: The dual step :math:`s`, positive. [T] B.2 uses 0.001. Too small does nothing, too large destroys
-            accuracy; a product of step and epochs between 0.1 and 0.5 is a start.
+            accuracy. In a training from scratch a product of step and epochs between 0.1 and 0.5 is a start; a
+            finetuning with a small learning rate, whose violations are small, bore a product of ten on the digits.
         violation, tolerance, population, cap, restart: Of :class:`fairlib.mitigation.lagrangian.Lagrangian`.
         primal: Which loss of a group says whether, and to which side, it violates the constraint, and so which way an
             absolute violation pushes: that of the ``"batch"``, its moving ``"average"``, or the one in the ``"full"``
