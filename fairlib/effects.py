@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from fairlib._validation import lookup
+from fairlib.statistics import accuracies_by_chance
 
 STUDY = ("seed", "stage", "split", "level", "group", "size")
 """The columns of a study table that its statistics need, beside the one that they measure."""
@@ -130,6 +131,27 @@ def group_difference(
     return _extreme(values, sizes, share, smallest=True) - _extreme(values, sizes, share, smallest=False)
 
 
+def groups_by_size(
+    table: pd.DataFrame, *, column: str, rank: str = "train_size", where: Mapping[str, Any] | None = None
+) -> pd.DataFrame:
+    """A column over the groups from the smallest to the largest, whichever these are with each seed.
+
+    Args:
+        table, column, rank, where: as in `group_difference`.
+
+    Returns:
+        DataFrame with seeds in rows and ranks in columns, each named by the mean size over the seeds.
+
+    Raises:
+        ValueError: As `group_difference`.
+    """
+    rows = _select(table, where or {}, ("seed", "group", column, rank))
+    values, sizes = (_by_seed_and_group(rows, name) for name in (column, rank))
+    order = np.stack([_by_size(row.to_numpy(), seed) for seed, row in sizes.iterrows()])
+    values, means = (np.take_along_axis(frame.to_numpy(), order, axis=1) for frame in (values, sizes))
+    return pd.DataFrame(values, index=sizes.index, columns=pd.Index(means.mean(axis=0), name=rank))
+
+
 def group_correlation(table: pd.DataFrame, *, x: str, y: str, where: Mapping[str, Any]) -> pd.Series:
     """Spearman's rank correlation of two columns over the groups, by seed; never pooled over seeds.
 
@@ -242,6 +264,33 @@ def group_gap(
     if relative and not (means > 0).all():
         raise ValueError(f"a relative gap needs a positive mean over the groups; that of {column} is not in some run")
     return (gaps / means if relative else gaps).groupby("seed").mean().rename("value")
+
+
+def group_gap_by_chance(table: pd.DataFrame, *, where: Mapping[str, Any], draws: int = 200, seed: int = 0) -> pd.Series:
+    """The gap of test accuracies if all groups of a run had its overall accuracy, by seed, the mean over the runs.
+
+    Args:
+        table, where: as in `group_gap`.
+        draws: how many times the accuracies of a run's groups are drawn
+            (:func:`fairlib.statistics.accuracies_by_chance`); the gap is the mean over these.
+        seed: of the draws.
+
+    Returns:
+        Series indexed by seed.
+
+    Raises:
+        ValueError: As `group_gap`.
+    """
+    rows = _select(table, where, (*RUN, "group", "size", "accuracy"))
+    accuracy, sizes = (_by_run_and_group(rows, name) for name in ("accuracy", "size"))
+    generator = np.random.default_rng(seed)
+    gaps = {}
+    for run, counts in sizes.iterrows():
+        overall = np.average(accuracy.loc[run], weights=counts)
+        drawn = accuracies_by_chance(counts, overall, draws=draws, seed=generator)
+        gaps[run] = np.ptp(drawn, axis=1).mean()
+    gaps = pd.Series(gaps).rename_axis(sizes.index.names)
+    return gaps.groupby("seed").mean().rename("value")
 
 
 def overall_accuracy(table: pd.DataFrame, *, where: Mapping[str, Any]) -> pd.Series:

@@ -23,11 +23,18 @@ _EXACT = 14  # up to so many values all 2^n sign patterns are enumerated
 
 
 class Interval(NamedTuple):
-    """An estimate between its bounds; three floats, or three arrays of one shape."""
+    """An estimate between its bounds; three floats, or three arrays of one shape.
+
+    In a format string the specification is that of each of three floats: ``f"{interval:.2f}"`` gives ``0.40 [0.31,
+    0.49]``.
+    """
 
     estimate: Any
     low: Any
     high: Any
+
+    def __format__(self, spec: str) -> str:
+        return f"{self.estimate:{spec}} [{self.low:{spec}}, {self.high:{spec}}]" if spec else str(self)
 
 
 class Null(NamedTuple):
@@ -143,6 +150,31 @@ def group_means(values: ArrayLike, groups: ArrayLike, num_groups: int) -> NDArra
     for group in np.unique(groups):
         means[group] = values[groups == group].mean(axis=0)
     return means
+
+
+def accuracies_by_chance(
+    sizes: ArrayLike, accuracy: float, *, draws: int = 200, seed: int | np.random.Generator = 0
+) -> NDArray[np.float64]:
+    r"""Accuracies that groups have by chance when all have the same true one: :math:`\operatorname{Bin}(n_a, A) / n_a`.
+
+    Args:
+        sizes: (k,), the samples :math:`n_a` of each group.
+        accuracy: :math:`A`, in [0, 1].
+        draws: number of draws.
+        seed: of the draws, or the generator that makes them.
+
+    Returns:
+        (draws, k).
+
+    Raises:
+        ValueError: If a size is not a positive whole number, or the accuracy is not in [0, 1].
+    """
+    sizes = np.asarray(sizes)
+    if not sizes.size or (sizes < 1).any() or (sizes % 1 != 0).any():
+        raise ValueError(f"sizes must be positive whole numbers, got {sizes.tolist()}")
+    if not 0 <= accuracy <= 1:
+        raise ValueError(f"accuracy must be in [0, 1], got {accuracy}")
+    return np.random.default_rng(seed).binomial(sizes.astype(int), accuracy, (draws, len(sizes))) / sizes
 
 
 def permutation_null(

@@ -162,6 +162,23 @@ def test_group_difference_by_hand():
         effects.group_difference(table, column="exemplars", where={})
 
 
+def test_groups_by_size_by_hand():
+    table = pd.DataFrame(
+        {
+            "seed": [0, 0, 0, 1, 1, 1],
+            "group": list("ABC") * 2,
+            "train_size": [30, 20, 10, 12, 24, 36],
+            "share": [0.1, 0.2, 0.6, 0.3, 0.1, 0.2],
+        }
+    )
+    ranked = effects.groups_by_size(table.sample(frac=1, random_state=0), column="share")
+    expected = pd.DataFrame([[0.6, 0.2, 0.1], [0.3, 0.1, 0.2]], index=pd.Index([0, 1], name="seed"))
+    expected.columns = pd.Index([11.0, 22.0, 33.0], name="train_size")
+    pd.testing.assert_frame_equal(ranked, expected)
+    with pytest.raises(ValueError, match="several rows per seed and group"):
+        effects.groups_by_size(pd.concat([table, table]), column="share")
+
+
 def test_group_correlation_by_hand_and_by_scipy():
     table = pd.DataFrame(
         {
@@ -220,6 +237,17 @@ def test_group_gap_by_hand():
     fewer = table[(table["when"] == "never") | (table["group"] == "A")]
     with pytest.raises(ValueError, match="do not cover the same groups"):
         effects.contrast(fewer, of="group_gap", where=test | {"when": "after"}, against=test | {"when": "never"})
+
+
+def test_the_gap_by_chance_of_two_groups_is_that_of_two_binomial_variables():
+    table = mitigated_table()
+    found = effects.group_gap_by_chance(table, where={"split": "test", "when": "after"}, draws=20_000)
+    for gap, accuracy in zip(found, (0.8 - 0.1 / 4, 0.8 - 0.2 / 4), strict=True):
+        first, second = (stats.binom.pmf(range(n + 1), n, accuracy) for n in (30, 10))
+        gaps = abs(np.arange(31)[:, None] / 30 - np.arange(11) / 10)
+        assert gap == pytest.approx(first @ gaps @ second, abs=0.003)
+    again = effects.group_gap_by_chance(table, where={"split": "test", "when": "after"}, draws=20_000)
+    pd.testing.assert_series_equal(found, again)
 
 
 def test_overall_accuracy_by_hand():

@@ -21,6 +21,10 @@ def test_t_interval_is_scipys():
     assert statistics.t_interval([2.0]) == (2.0, -math.inf, math.inf)
 
 
+def test_an_interval_is_written_with_its_bounds():
+    assert f"{statistics.Interval(0.4, -0.125, 1.0):+.2f}" == "+0.40 [-0.12, +1.00]"
+
+
 def test_bootstrap_agrees_with_scipy_and_accepts_a_statistic():
     values = RNG.exponential(size=60)
     for statistic in (np.mean, np.median):
@@ -79,6 +83,19 @@ def test_blocks_do_not_change_the_draws_distribution(monkeypatch):
     assert draws.mean(axis=0) == pytest.approx(statistics.group_means(values, groups, 2), abs=0.03)
     null = statistics.permutation_null(values, groups, 2, permutations=2001)
     assert len(np.unique(null)) > 1990
+
+
+def test_accuracies_by_chance_are_binomial():
+    drawn = statistics.accuracies_by_chance([10, 50], 0.8, draws=20_000, seed=1)
+    assert drawn.shape == (20_000, 2)
+    for accuracies, size in zip(drawn.T, (10, 50), strict=True):
+        counts = np.bincount((accuracies * size).round().astype(int), minlength=size + 1)
+        expected = stats.binom.pmf(np.arange(size + 1), size, 0.8) * len(drawn)
+        common = expected > 5
+        assert (
+            stats.chisquare(counts[common], expected[common] * counts[common].sum() / expected[common].sum()).pvalue
+            > 0.01
+        )
 
 
 def test_permutation_null_matches_a_full_enumeration():
@@ -176,6 +193,8 @@ def test_benjamini_hochberg_is_scipys_adjusted_p_value_below_the_rate():
         (lambda: statistics.resample_group_means([1.0], [2], 2), r"codes in \[0, 2\), got 2 to 2"),
         (lambda: statistics.sign_flip_test([1.0], alternative="up"), "known: two-sided, greater, less"),
         (lambda: statistics.benjamini_hochberg([1.2]), "between 0 and 1"),
+        (lambda: statistics.accuracies_by_chance([3, 0], 0.5), "positive whole numbers"),
+        (lambda: statistics.accuracies_by_chance([3, 4], 1.5), r"accuracy must be in \[0, 1\], got 1.5"),
     ],
 )
 def test_bad_input_is_named(call, message):
