@@ -2,12 +2,12 @@
 
 ``python benchmarks/constrained_step.py [small_cnn|resnet18|epochs ...]``: five groups, batch 160, grey synthetic faces
 of 32 pixels, networks trained for an epoch, multipliers that are not zero. Forward and backward pass, with what a
-constraint adds between them; the optimizer's own step is left out, it is the same for all. Goals: equal losses 1.2 of a
-plain step; equal gradients and curvature three times the step of equal losses on the small network (two convolutions,
-three linear layers), twice with eigenvalues every fifth step, which is the mean of five steps here; as low as it goes
-on ResNet-18 with torchvision's stem. The last column is the cosine between the gradient of the whole objective and that by
-automatic differentiation. ``epochs`` compares trainings of the small network for three epochs, with what a constraint
-does between the epochs; goal: equal losses 1.5 of a plain training.
+constraint adds between them; the optimizer's own step is left out, it is the same for all. Goals: equal losses 1.2 of
+a plain step; equal gradients and curvature three times the step of equal losses on the small network (two
+convolutions, three linear layers), twice with eigenvalues every fifth step, which is the mean of five steps here; as
+low as it goes on ResNet-18 with torchvision's stem. The last column is the cosine between the gradient of the whole
+objective and that by automatic differentiation. ``epochs`` compares trainings of the small network for three epochs,
+with what a constraint does between the epochs; goal: equal losses 1.5 of a plain training.
 """
 
 from __future__ import annotations
