@@ -279,7 +279,7 @@ def group_gap_by_chance(table: pd.DataFrame, *, where: Mapping[str, Any], draws:
         Series indexed by seed.
 
     Raises:
-        ValueError: As `group_gap`.
+        ValueError: As `group_gap`, or if a group of a run has no samples.
     """
     rows = _select(table, where, (*RUN, "group", "size", "accuracy"))
     accuracy, sizes = (_by_run_and_group(rows, name) for name in ("accuracy", "size"))

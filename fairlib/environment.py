@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import re
+import time
 from importlib import metadata
 from pathlib import Path
 
@@ -21,8 +22,7 @@ def describe(device: str = "auto") -> dict[str, object]:
     Args:
         device: As of :func:`fairlib.fit`; a CUDA device is named by its product name.
     """
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = _resolved(device)
     return {
         "device": torch.cuda.get_device_name(device) if device.startswith("cuda") else device,
         "cpu": _cpu(),
@@ -34,10 +34,27 @@ def describe(device: str = "auto") -> dict[str, object]:
     }
 
 
+def clock(device: str = "auto") -> float:
+    """Seconds for a difference: of this process on the processor; of the wall, all work done, on a CUDA device.
+
+    Args:
+        device: As of :func:`fairlib.fit`.
+    """
+    device = _resolved(device)
+    if not device.startswith("cuda"):
+        return time.process_time()
+    torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
 def project() -> Path:
     """The project's folder, if the working directory lies in it; else (in Colab) the working directory itself."""
     here = Path.cwd()
     return next((folder for folder in (here, *here.parents) if (folder / "book" / "claims.yml").exists()), here)
+
+
+def _resolved(device: str) -> str:
+    return ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
 
 
 def _cpu() -> str:

@@ -56,13 +56,13 @@ def by_level(
 
     Args:
         axis: Where to draw.
-        values: Seeds in rows, levels in columns.
+        values: Seeds in rows, levels in columns; a level may occur twice.
         label: Of the line, for the legend.
         color: Of the line; the next of the palette by default.
         marker: Of the means.
         shift: To the right, so that lines which coincide stay apart.
     """
-    intervals = [statistics.t_interval(values[level].dropna()) for level in values]
+    intervals = [statistics.t_interval(column.dropna()) for _, column in values.items()]
     means = np.array([interval.estimate for interval in intervals])
     spread = np.array([(i.estimate - i.low, i.high - i.estimate) for i in intervals]).T
     spread = np.where(np.isfinite(spread), spread, np.nan)

@@ -16,6 +16,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fairlib._validation import check_number
+
 Alternative = Literal["two-sided", "greater", "less"]
 
 _BLOCK = 4_000_000  # entries of the largest temporary array: 32 MB of float64
@@ -167,11 +169,12 @@ def accuracies_by_chance(
         (draws, k).
 
     Raises:
-        ValueError: If a size is not a positive whole number, or the accuracy is not in [0, 1].
+        ValueError: If a size or ``draws`` is not a positive whole number, or the accuracy is not in [0, 1].
     """
     sizes = np.asarray(sizes)
     if not sizes.size or (sizes < 1).any() or (sizes % 1 != 0).any():
         raise ValueError(f"sizes must be positive whole numbers, got {sizes.tolist()}")
+    check_number("draws", draws, 1, whole=True)
     if not 0 <= accuracy <= 1:
         raise ValueError(f"accuracy must be in [0, 1], got {accuracy}")
     return np.random.default_rng(seed).binomial(sizes.astype(int), accuracy, (draws, len(sizes))) / sizes

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 import tomllib
 from pathlib import Path
 
@@ -170,3 +171,12 @@ def test_the_project_is_found_from_any_folder_below(tmp_path, monkeypatch):
     assert environment.project() == tmp_path
     (tmp_path / "book" / "claims.yml").unlink()
     assert environment.project() == below
+
+
+def test_the_clock_counts_what_is_computed_and_not_what_is_slept():
+    before, wall = environment.clock("cpu"), time.perf_counter()
+    time.sleep(0.2)
+    assert environment.clock("cpu") - before < 0.1
+    while time.perf_counter() - wall < 0.6:
+        pass
+    assert environment.clock("cpu") > before

@@ -22,6 +22,13 @@ def test_by_level_draws_means_and_t_intervals():
     plt.close(figure)
 
 
+def test_by_level_draws_two_columns_of_one_level():
+    figure, (axis,) = plots.new_figure()
+    plots.by_level(axis, pd.DataFrame([[1.0, 2.0, 3.0], [3.0, 4.0, 5.0]], columns=[10.0, 10.0, 20.0]))
+    assert axis.lines[0].get_xydata().tolist() == [[10, 2], [10, 3], [20, 4]]
+    plt.close(figure)
+
+
 def test_figures_are_white_in_dark_mode_too():
     figure, axes = plots.new_figure(2)
     assert figure.get_facecolor() == (1, 1, 1, 1) and len(axes) == 2

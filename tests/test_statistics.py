@@ -194,6 +194,7 @@ def test_benjamini_hochberg_is_scipys_adjusted_p_value_below_the_rate():
         (lambda: statistics.sign_flip_test([1.0], alternative="up"), "known: two-sided, greater, less"),
         (lambda: statistics.benjamini_hochberg([1.2]), "between 0 and 1"),
         (lambda: statistics.accuracies_by_chance([3, 0], 0.5), "positive whole numbers"),
+        (lambda: statistics.accuracies_by_chance([3, 4], 0.5, draws=0), "draws must lie in"),
         (lambda: statistics.accuracies_by_chance([3, 4], 1.5), r"accuracy must be in \[0, 1\], got 1.5"),
     ],
 )
