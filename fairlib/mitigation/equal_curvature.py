@@ -273,7 +273,7 @@ class _Frozen:
         self.gradient = self._at(0.0, weights)
         # A difference errs by the rounding of gradients over the step, a second difference over its square.
         double = weights[0].dtype == torch.float64
-        self.once, self.twice = (1e-6, 1e-4) if double else (1e-3, 3e-2)
+        self.once, self.twice = (1e-6, 1e-4) if double else (1e-3, 3e-3)
 
     def _at(self, *shifts: Any) -> Vector:
         """The gradient at the weights moved by ``length, direction, length, direction, ...``."""

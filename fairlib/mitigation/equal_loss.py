@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fairlib._validation import check_number, lookup
 from fairlib.data import GroupedDataset
-from fairlib.diagnostics.evaluation import evaluation_mode, placement
+from fairlib.diagnostics.evaluation import evaluation_mode, passes, placement
 from fairlib.groups import group_means
 from fairlib.mitigation.lagrangian import Lagrangian, MovingAverage, named, sizes_of
 from fairlib.training import Batch, Objective
@@ -68,7 +68,8 @@ class _EqualLossRun:
         self.sizes = sizes_of(data, "equal losses")
         self.multipliers = torch.zeros(data.num_groups, device=data.groups.device)
         self.wanted = {settings.primal, settings.dual}
-        self.full = self._losses() if self.wanted & {"full", "average"} else self.multipliers
+        believed = settings.primal == "full" or "average" in self.wanted  # Before the first epoch ends.
+        self.full = self._losses() if believed else self.multipliers
         self.average = MovingAverage(self.full, settings.decay)
         self.seen, self.batches = torch.zeros_like(self.multipliers), torch.zeros_like(self.multipliers)
 
@@ -103,7 +104,7 @@ class _EqualLossRun:
         device, dtype = placement(self.model)
         losses = []
         with evaluation_mode(self.model), torch.no_grad():
-            for index in torch.arange(len(self.data), device=device).split(1024):
+            for index in passes(self.data, device):
                 inputs = self.data.batch(index, dtype=dtype, device=device)
                 losses.append(self.objective(inputs, self.model(inputs), self.data.targets[index]))
         means, _ = group_means(torch.cat(losses), self.data.groups, self.data.num_groups)

@@ -18,6 +18,7 @@ GENERATOR = np.random.default_rng(0)
 INPUTS = GENERATOR.normal(size=(36, 4))
 GROUPS = GENERATOR.permutation([0] * 18 + [1] * 12 + [2] * 6)
 DATA = fairlib.GroupedDataset(INPUTS, (INPUTS[:, 0] * INPUTS[:, 1] > 0).astype(int), GROUPS)
+KINDS = {"frozen": equal_curvature._Frozen, "exact": equal_curvature._Exact}
 
 
 @cache
@@ -151,15 +152,27 @@ def test_both_ways_of_the_differences_and_a_mini_batch():
     for slope, bend in ((0.3, 0.1), (30.0, 0.1), (0.3, 0.0), (0.0, 0.1)):
         found = []
         for products, run in runs.items():
-            kind = {"frozen": equal_curvature._Frozen, "exact": equal_curvature._Exact}[products]
             weights = [weight.detach() for weight in net.parameters()]
-            group = kind(run._gradient_of(DATA.inputs[index], DATA.targets[index]), weights)
+            group = KINDS[products](run._gradient_of(DATA.inputs[index], DATA.targets[index]), weights)
             direction, image = group.combine(slope, bend, runs["exact"].vectors[0])
             alone, none = group.combine(slope, bend, None)
             assert none is None
             found.append([flat(direction), flat(image), flat(alone)])
         for one, other in zip(*found, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4 * float(other.abs().max()) + 1e-12)
+
+
+@pytest.mark.parametrize("scale", [1.0, 20.0])  # With the second the loss bends over a distance of a hundredth.
+def test_the_differences_in_float32_neither_lose_digits_nor_reach_too_far(scale):
+    net, inputs = network(nn.ReLU, torch.float32), scale * torch.as_tensor(INPUTS, dtype=torch.float32)
+    run = fairlib.EqualCurvature().start(net, DATA, None)
+    weights = [weight.detach() for weight in net.parameters()]
+    gradient = run._gradient_of(inputs, DATA.targets)
+    _, image = equal_curvature._Exact(gradient, weights).combine(0.0, 1.0, run.vectors[0])
+    vector = equal_curvature._unit(image)  # Nearly the top eigenvector with these inputs.
+    found, expected = (kind(gradient, weights).combine(0.0, 1.0, vector)[0] for kind in KINDS.values())
+    error = torch.linalg.vector_norm(flat(found) - flat(expected)) / torch.linalg.vector_norm(flat(expected))
+    assert error < 0.02
 
 
 def test_eigenvalues_every_third_step_count_threefold():
