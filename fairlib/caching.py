@@ -65,7 +65,7 @@ def cached_fit(model: nn.Module, data: GroupedDataset, *, folder: Path | None, *
     if settings.get("channels_last"):
         trained = trained.to(memory_format=torch.channels_last)
     trained._fairlib_training = record
-    return trained.to(_device(settings)).eval()
+    return trained.to(environment.resolve(settings.get("device", "auto"))).eval()
 
 
 def _known_code(model: nn.Module, settings: Mapping[str, object]) -> bool:
@@ -76,13 +76,8 @@ def _known_code(model: nn.Module, settings: Mapping[str, object]) -> bool:
     return ours and type(model).__module__.startswith("fairlib.models") and functions == (None, None)
 
 
-def _device(settings: Mapping[str, object]) -> str:
-    device = settings.get("device", "auto")
-    return ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else str(device)
-
-
 def _key(model: nn.Module, data: GroupedDataset, settings: Mapping[str, object]) -> str:
-    device = _device(settings)
+    device = environment.resolve(settings.get("device", "auto"))
     machine = environment.describe(device)
     plain = {
         name: value.fingerprint() if isinstance(value, GroupedDataset) else repr(value)

@@ -22,7 +22,7 @@ def describe(device: str = "auto") -> dict[str, object]:
     Args:
         device: As of :func:`fairlib.fit`; a CUDA device is named by its product name.
     """
-    device = _resolved(device)
+    device = resolve(device)
     return {
         "device": torch.cuda.get_device_name(device) if device.startswith("cuda") else device,
         "cpu": _cpu(),
@@ -34,13 +34,18 @@ def describe(device: str = "auto") -> dict[str, object]:
     }
 
 
+def resolve(device: str | torch.device) -> str:
+    """The name of a device; that of ``"auto"`` is CUDA where there is one, and else the processor."""
+    return ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else str(device)
+
+
 def clock(device: str = "auto") -> float:
     """Seconds for a difference: of this process on the processor; of the wall, all work done, on a CUDA device.
 
     Args:
         device: As of :func:`fairlib.fit`.
     """
-    device = _resolved(device)
+    device = resolve(device)
     if not device.startswith("cuda"):
         return time.process_time()
     torch.cuda.synchronize(device)
@@ -51,10 +56,6 @@ def project() -> Path:
     """The project's folder, if the working directory lies in it; else (in Colab) the working directory itself."""
     here = Path.cwd()
     return next((folder for folder in (here, *here.parents) if (folder / "book" / "claims.yml").exists()), here)
-
-
-def _resolved(device: str) -> str:
-    return ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
 
 
 def _cpu() -> str:

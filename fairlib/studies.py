@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
-from fairlib import masks, pruning
+from fairlib import environment, masks, pruning
 from fairlib._validation import check_number, check_settings, lookup
 from fairlib.caching import cached_fit, default_folder
 from fairlib.data import Splits, load
@@ -217,7 +217,7 @@ def _in_order(plan: _Plan, seeds: Sequence[int], workers: int | None) -> Iterato
     """
     from joblib import Parallel, cpu_count, delayed
 
-    on_gpu = torch.cuda.is_available() if plan.device == "auto" else torch.device(plan.device).type != "cpu"
+    on_gpu = torch.device(environment.resolve(plan.device)).type != "cpu"
     most = workers or (1 if on_gpu else cpu_count())
     start = time.perf_counter()
     yield _run(plan, seeds[0])

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from tqdm import tqdm
 
-from fairlib import masks
+from fairlib import environment, masks
 from fairlib._validation import check_number, lookup
 from fairlib.data import GroupedDataset
 from fairlib.diagnostics.evaluation import check_logits, placement, predict
@@ -191,7 +191,7 @@ def fit(
             classes of the data.
     """
     _check(epochs, batch_size, lr, momentum, weight_decay)
-    target = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
+    target = torch.device(environment.resolve(device))
     trained = copy.deepcopy(model).to(target)
     resident = data.to(target)
     fill_normalization(trained, resident)

@@ -180,3 +180,9 @@ def test_the_clock_counts_what_is_computed_and_not_what_is_slept():
     while time.perf_counter() - wall < 0.6:
         pass
     assert environment.clock("cpu") > before
+
+
+def test_a_device_is_chosen_only_where_it_is_left_open(monkeypatch):
+    for available, chosen in ((False, "cpu"), (True, "cuda")):
+        monkeypatch.setattr("torch.cuda.is_available", lambda available=available: available)
+        assert [environment.resolve(device) for device in ("auto", "cpu", "cuda:1")] == [chosen, "cpu", "cuda:1"]

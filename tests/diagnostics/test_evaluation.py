@@ -7,7 +7,7 @@ from fairlearn.metrics import MetricFrame
 from sklearn.metrics import accuracy_score, log_loss
 
 import fairlib
-from fairlib.diagnostics import group_performance, predict
+from fairlib.diagnostics import evaluation, group_performance, predict
 from fairlib.diagnostics.evaluation import full_precision
 
 
@@ -46,6 +46,15 @@ def test_chunks_do_not_show(cnn, images, monkeypatch):
     whole = predict(cnn, images)
     monkeypatch.setattr("fairlib.diagnostics.evaluation.CHUNK", 7)
     np.testing.assert_allclose(predict(cnn, images).logits, whole.logits, atol=1e-5)
+
+
+def test_passes_deal_all_samples_and_are_smaller_on_a_processor(images):
+    small = images.inputs[0].numel() * 50
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fairlib.diagnostics.evaluation.NUMBERS_CPU", small)
+        dealt = {kind: evaluation.passes(images, torch.device(kind)) for kind in ("cpu", "cuda")}
+    assert [len(index) for index in dealt["cpu"]] == [50, 50, 20] and [len(index) for index in dealt["cuda"]] == [120]
+    assert all(torch.cat(index).tolist() == list(range(120)) for index in dealt.values())
 
 
 def test_an_empty_group_is_nan(cnn, images):
