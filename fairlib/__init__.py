@@ -1,14 +1,15 @@
 """fairlib: who pays when a neural network is compressed?
 
 Group effects of compression - measured with their uncertainty, explained, and mitigated - in a few names:
-:func:`load` grouped data, :func:`build` and :func:`fit` a model, :func:`prune` it, :func:`audit` what that did to each
-group, or run a whole :func:`study`.
+:func:`load` grouped data, :func:`build` and :func:`fit` a model, :func:`prune` or :func:`linearize` it, :func:`audit`
+what that did to each group, or run a whole :func:`study`.
 """
 
 from fairlib._version import __version__
 from fairlib.auditing import Report, audit
 from fairlib.compaction import compact
 from fairlib.data import GroupedDataset, Splits, load
+from fairlib.linearization import linearize
 from fairlib.masks import restore, sparsity
 from fairlib.mitigation import AccuracyGap, EqualCurvature, EqualLoss, GroupDRO, Reweight
 from fairlib.models import build
@@ -33,6 +34,7 @@ __all__ = [
     "compact",
     "fit",
     "history",
+    "linearize",
     "load",
     "prune",
     "record",

@@ -16,7 +16,7 @@ import pandas as pd
 import torch
 from torch import nn
 
-from fairlib import environment, masks, plots, reporting, statistics
+from fairlib import environment, gates, masks, plots, reporting, statistics
 from fairlib._validation import lookup
 from fairlib.data import GroupedDataset
 from fairlib.diagnostics import DIAGNOSTICS, diagnose, predict
@@ -250,6 +250,7 @@ def _provenance(
     return {
         "model": f"{type(before).__name__}, {sum(p.numel() for p in before.parameters()):,} parameters",
         "sparsity": {"before": _sparsity(before), "after": _sparsity(after)},
+        "ReLUs kept": {"before": _relus(before), "after": _relus(after)},
         "samples": len(data),
         "input": f"{tuple(data.inputs.shape[1:])}, {scale}{outside}",
         "intervals": f"{level:.0%} percentile bootstrap over samples within groups, {resamples} draws",
@@ -263,6 +264,13 @@ def _sparsity(model: nn.Module) -> float:
         return masks.sparsity(model)
     except ValueError:
         return math.nan
+
+
+def _relus(model: nn.Module) -> str:
+    masks_ = gates.read(model).values()
+    if not masks_:
+        return "all"
+    return f"{sum(int(mask.sum()) for mask in masks_):,} of {sum(mask.numel() for mask in masks_):,}"
 
 
 def _write(path: str | Path, text: str) -> Path:

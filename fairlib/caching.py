@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from fairlib import environment
 from fairlib._version import __version__
 from fairlib.data import GroupedDataset
+from fairlib.distillation import Distillation
 from fairlib.training import TrainingRecord, fit
 
 
@@ -36,8 +37,8 @@ def cached_fit(model: nn.Module, data: GroupedDataset, *, folder: Path | None, *
     are frozen, the contents of the data, the settings, the source of ``fairlib``, the version of torch and its settings
     of precision, the processor or GPU, and the number of threads. It is one safetensors file (weights, those of
     ``keep`` too, and the history) that appears whole or not at all; one that cannot be read or does not match its
-    checksum is computed anew. A model or constraint with code from elsewhere, an ``objective`` or a ``sparsify`` cannot
-    be keyed and is always trained.
+    checksum is computed anew. A model, constraint or objective with code from elsewhere, a ``sparsify`` or a ``stop``
+    cannot be keyed and is always trained.
 
     Args:
         model: As of :func:`fairlib.fit`.
@@ -69,20 +70,19 @@ def cached_fit(model: nn.Module, data: GroupedDataset, *, folder: Path | None, *
 
 
 def _known_code(model: nn.Module, settings: Mapping[str, object]) -> bool:
-    """Whether model and constraint are fairlib's, whose source is in the key and whose ``repr`` tells all of them."""
-    constraint = settings.get("constraint")
-    ours = type(constraint).__module__.startswith("fairlib.mitigation") or constraint is None
-    functions = settings.get("objective"), settings.get("sparsify")
-    return ours and type(model).__module__.startswith("fairlib.models") and functions == (None, None)
+    """Whether model, constraint and objective are fairlib's, whose source is in the key, and nothing else is code."""
+    constraint, objective = settings.get("constraint"), settings.get("objective")
+    ours = constraint is None or type(constraint).__module__.startswith("fairlib.mitigation")
+    models = [model] if objective is None else [model, getattr(objective, "teacher", None)]
+    ours &= objective is None or isinstance(objective, Distillation)
+    ours &= all(type(one).__module__.startswith("fairlib.models") for one in models)
+    return ours and settings.get("sparsify") is None and settings.get("stop") is None
 
 
 def _key(model: nn.Module, data: GroupedDataset, settings: Mapping[str, object]) -> str:
     device = environment.resolve(settings.get("device", "auto"))
     machine = environment.describe(device)
-    plain = {
-        name: value.fingerprint() if isinstance(value, GroupedDataset) else repr(value)
-        for name, value in settings.items()
-    }
+    plain = {name: _plain(value) for name, value in settings.items()}
     parts = {
         "model": [repr(model), _checksum(model.state_dict()), [p.requires_grad for p in model.parameters()]],
         "data": data.fingerprint(),
@@ -92,6 +92,15 @@ def _key(model: nn.Module, data: GroupedDataset, settings: Mapping[str, object])
         "machine": [machine[name] for name in ("device", "cpu", "threads")],
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def _plain(value: object) -> str:
+    """A setting as a text that tells all of it."""
+    if isinstance(value, GroupedDataset):
+        return value.fingerprint()
+    if isinstance(value, Distillation):
+        return f"{value!r} {_checksum(value.teacher.state_dict())}"
+    return repr(value)
 
 
 @functools.cache

@@ -18,6 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from fairlib import gates
+
 _BUFFER = "weight_mask"
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
@@ -117,14 +119,15 @@ def sparsity(model: nn.Module) -> float:
 
 
 def restore(module: nn.Module, state_dict: Mapping[str, Tensor]) -> nn.Module:
-    """A copy of a freshly built dense module that holds the weights *and the masks* of ``state_dict``, in eval mode.
+    """A copy of a freshly built dense module with the weights, masks *and gates* of ``state_dict``, in eval mode.
 
     Raises:
-        ValueError: If a mask belongs to no prunable weight of the module.
+        ValueError: If a mask belongs to no prunable weight of the module, or a gate to no ReLU of it: gating has split
+            its ReLUs, so that it needs :func:`fairlib.linearization.gate` first.
         RuntimeError: If the other keys do not fit the module, as from ``load_state_dict``.
     """
     keep = {name.removesuffix("_mask"): mask.bool() for name, mask in state_dict.items() if name.endswith(_BUFFER)}
-    restored = apply(module, keep)
+    restored = gates.install(apply(module, keep), state_dict)
     restored.load_state_dict(state_dict)
     return restored
 

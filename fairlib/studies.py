@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,14 +15,15 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
-from fairlib import environment, masks, pruning
+from fairlib import environment, gates, linearization, masks, pruning
 from fairlib._validation import check_number, check_settings, lookup
 from fairlib.caching import cached_fit, default_folder
-from fairlib.data import Splits, load
+from fairlib.data import GroupedDataset, Splits, load
 from fairlib.diagnostics import DIAGNOSTICS, diagnose, group_performance
+from fairlib.distillation import Distillation
 from fairlib.mitigation import MITIGATIONS, AccuracyGap
 from fairlib.models import build
-from fairlib.training import Constraint, DivergenceError, fit
+from fairlib.training import Constraint, DivergenceError, Objective, fit
 
 Named = str | tuple[str, Mapping[str, object]]
 Data = Named | Splits | Callable[[int], Splits]
@@ -38,24 +40,64 @@ WHEN: dict[str, tuple[bool, bool]] = {
 COMPRESS = ("trained", "initial")
 
 # Arguments of fit that a study fills in itself.
-_OWN = ("val", "objective", "constraint", "sparsify", "start", "seed", "device", "progress")
+_OWN = ("val", "objective", "constraint", "sparsify", "stop", "start", "seed", "device", "progress")
 
 _STARTUP = 8.0  # Seconds until a worker process has imported torch on two cores.
 
 
 class Kind(NamedTuple):
-    """A kind of compression: its function, the check of a method's name and settings, whether a method with settings
-    trains, the argument that its level goes to, and what share of a model is kept."""
+    """A kind of compression.
+
+    Attributes:
+        run: From a model, a method's name and its settings to the compressed model, not finetuned.
+        check: Refuses a method's name or settings.
+        trains: Whether a method with settings trains.
+        level: The argument that the level goes to.
+        control: The level at which nothing is compressed.
+        kept: The share that a compressed model keeps of the dense one.
+        objective: Of the finetuning: from the dense model, the training set and a method's settings.
+        inherits: Whether a method's trainings are by default like the dense one.
+    """
 
     run: Callable[..., nn.Module]
     check: Callable[..., None]
     trains: Callable[[str, Mapping[str, object]], bool]
     level: str
-    kept: Callable[[nn.Module], float]
+    control: float
+    kept: Callable[[nn.Module, nn.Module], float]
+    objective: Callable[[nn.Module, GroupedDataset, Mapping[str, object]], Objective | None]
+    inherits: bool
+
+
+def _distillation(dense: nn.Module, data: GroupedDataset, settings: Mapping[str, object]) -> Distillation:
+    return Distillation(dense, data, **settings.get("distillation", {}))
+
+
+def _share_of_relus(model: nn.Module, dense: nn.Module) -> float:
+    return gates.count(model).attrs["total"] / int(gates.count(dense)["units"].sum())
 
 
 KINDS: dict[str, Kind] = {
-    "prune": Kind(pruning.prune, pruning.check, pruning.trains, "sparsity", lambda model: 1 - masks.sparsity(model)),
+    "prune": Kind(
+        run=pruning.prune,
+        check=pruning.check,
+        trains=pruning.trains,
+        level="sparsity",
+        control=0.0,
+        kept=lambda model, dense: 1 - masks.sparsity(model),
+        objective=lambda dense, data, settings: None,
+        inherits=True,
+    ),
+    "linearize": Kind(
+        run=partial(linearization.linearize, finetune=0),
+        check=partial(linearization.check, finetune=0),
+        trains=linearization.trains,
+        level="budget",
+        control=1.0,
+        kept=_share_of_relus,
+        objective=_distillation,
+        inherits=False,
+    ),
 }
 
 
@@ -108,18 +150,21 @@ def study(
         data: A name of ``fairlib.data.DATASETS``, ``(name, settings)`` for :func:`fairlib.load` (a ``seed`` there
             fixes the data), ready splits, or a function from a seed to splits.
         model: A name of ``fairlib.models.MODELS`` or ``(name, settings)`` for :func:`fairlib.build`.
-        method: With its kind, ``"prune:magnitude"``, or ``(name, settings)``.
-        levels: What that kind's function takes: sparsities in [0, 1). Level 0 is the control.
+        method: With its kind, ``"prune:magnitude"`` or ``"linearize:snl"``, or ``(name, settings)``.
+        levels: What that kind's function takes: sparsities in [0, 1) of :func:`fairlib.prune`, budgets in [0, 1] of
+            :func:`fairlib.linearize`. Sparsity 0 and budget 1 are the control.
         compress: ``"trained"``: the dense model is compressed, then finetuned. ``"initial"``: the network at its
             initial weights is compressed, trained like the dense one and finetuned.
         mitigation: A name of ``fairlib.mitigation.MITIGATIONS`` or ``(name, settings)``. ``"accuracy-gap"`` has the
             accuracies of the dense model for its reference in the finetuning, and none before.
         when: Of ``"never"``, ``"before"`` (in the dense training), ``"after"`` (in the finetuning), ``"both"``.
         seeds: One run each: initial weights, order of batches and, by default, the data.
-        train: Arguments of :func:`fairlib.fit` for the dense training, and for the trainings of a method that trains
-            unless its settings have a ``train`` of their own.
+        train: Arguments of :func:`fairlib.fit` for the dense training, and for the trainings of a pruning method that
+            trains unless its settings have a ``train`` of their own.
         finetune: Arguments of :func:`fairlib.fit` for the finetuning; ``{"epochs": 0}`` switches it off. What is not
-            given is as in ``train`` (but for ``keep``), with 5 epochs at a tenth of its learning rate by default.
+            given is as in ``train`` (but for ``keep``), with 5 epochs at a tenth of its learning rate by default. After
+            linearization, and for its control, the dense model is the teacher, as the method's setting
+            ``distillation`` says.
         data_seed: None draws and splits the data anew with each seed; a number fixes them for all.
         diagnostics: Names of ``fairlib.diagnostics.DIAGNOSTICS`` to add as columns; NaN where not computable.
         device: As of :func:`fairlib.fit`.
@@ -131,7 +176,7 @@ def study(
     Returns:
         One row per run, split and group: ``data model method level kept mitigation when seed stage split group size
         accuracy loss`` and the diagnostics. ``stage`` is ``dense``, ``control`` or ``compressed``; ``split`` is
-        ``train`` or ``test``; ``kept`` is the share of prunable weights kept, 1 for dense and control.
+        ``train`` or ``test``; ``kept`` is the share of prunable weights or of ReLUs kept, 1 for dense and control.
 
     Raises:
         ValueError: If a name is unknown, a level is out of range, a seed stands twice, or mitigation and ``when`` do
@@ -168,6 +213,8 @@ def _plan(
     """Check everything that can be checked before anything is trained."""
     full_name, method_settings = _named(method)
     kind, _, name = full_name.partition(":")
+    if own := {"finetune", "constraint"} & set(method_settings):
+        raise TypeError(f"{full_name!r} has no setting {min(own)!r} in a study, which has finetune= and mitigation=")
     lookup("kind of compression", kind, KINDS).check(name, **method_settings)
     lookup("network to compress", compress, dict.fromkeys(COMPRESS))
     if compress == "initial" and KINDS[kind].trains(name, method_settings):
@@ -181,7 +228,7 @@ def _plan(
     if mitigation is not None:
         name, settings = _named(mitigation)
         constraint = lookup("mitigation", name, MITIGATIONS)(**settings)
-    levels = list(levels)
+    levels = [level for level in levels if level != KINDS[kind].control]
     for level in levels:
         check_number("levels", level, 0, 1)
     for role, settings in (("train", train), ("finetune", finetune)):
@@ -192,7 +239,7 @@ def _plan(
         data=data,
         model=model,
         method=method,
-        levels=tuple(sorted({float(level) for level in levels} - {0.0})),
+        levels=tuple(sorted({float(level) for level in levels})),
         compress=compress,
         constraint=constraint,
         mitigation=_named(mitigation)[0] if mitigation else "none",
@@ -269,7 +316,7 @@ def _run_seed(plan: _Plan, seed: int) -> pd.DataFrame:
                 dense[early] = _fit(plan, start, splits, plan.train, early, seed)
             for stage, level, model in _models(plan, start, dense[early], splits, when, seed):
                 labels = {"level": level, "when": when, "seed": seed, "stage": stage}
-                frames.append(_measure(plan, model, splits, labels))
+                frames.append(_measure(plan, model, dense[early], splits, labels))
         return pd.concat(frames, ignore_index=True)
 
 
@@ -292,9 +339,10 @@ def _fit(
     mitigated: bool,
     seed: int,
     dense: nn.Module | None = None,
+    objective: Objective | None = None,
 ) -> nn.Module:
     """Train, under the constraint if ``mitigated``; one on drops counts them from ``dense`` where that is given."""
-    arguments = {"seed": seed, "device": plan.device, **settings}
+    arguments = {"seed": seed, "device": plan.device, "objective": objective, **settings}
     if mitigated:
         relative = dense is not None and isinstance(plan.constraint, AccuracyGap) and plan.constraint.reference is None
         arguments["constraint"] = plan.constraint.relative_to(dense, splits.train) if relative else plan.constraint
@@ -306,23 +354,28 @@ def _models(
 ) -> Iterator[tuple[str, float, nn.Module]]:
     """Stage, level and model: the dense one, the control, and one compressed to each level."""
     early, late = WHEN[when]
-    yield "dense", 0.0, dense
-    yield "control", 0.0, _fit(plan, dense, splits, plan.finetune, late, seed, dense)
     full_name, settings = _named(plan.method)
-    kind, _, name = full_name.partition(":")
+    kind_name, _, name = full_name.partition(":")
+    kind = KINDS[kind_name]
+    objective = kind.objective(dense, splits.train, settings)
+    yield "dense", kind.control, dense
+    yield "control", kind.control, _fit(plan, dense, splits, plan.finetune, late, seed, dense, objective)
     settings |= {"data": splits.train, "seed": seed}
-    if KINDS[kind].trains(name, settings):
-        train = {key: value for key, value in plan.train.items() if key != "keep"} | {"device": plan.device}
-        settings["train"] = train | ({"constraint": plan.constraint} if early else {}) | settings.get("train", {})
+    if kind.trains(name, settings):
+        train = {key: value for key, value in plan.train.items() if key != "keep"} if kind.inherits else {}
+        train |= {"device": plan.device} | ({"constraint": plan.constraint} if early and kind.inherits else {})
+        settings["train"] = train | settings.get("train", {})
     for level in plan.levels:
         original = start if plan.compress == "initial" else dense
-        small = KINDS[kind].run(original, name, **{KINDS[kind].level: level}, **settings)
+        small = kind.run(original, name, **{kind.level: level}, **settings)
         if plan.compress == "initial":
             small = _fit(plan, small, splits, plan.train, early, seed)
-        yield "compressed", level, _fit(plan, small, splits, plan.finetune, late, seed, dense)
+        yield "compressed", level, _fit(plan, small, splits, plan.finetune, late, seed, dense, objective)
 
 
-def _measure(plan: _Plan, model: nn.Module, splits: Splits, labels: Mapping[str, object]) -> pd.DataFrame:
+def _measure(
+    plan: _Plan, model: nn.Module, dense: nn.Module, splits: Splits, labels: Mapping[str, object]
+) -> pd.DataFrame:
     frames = []
     for split, data in (("train", splits.train), ("test", splits.test)):
         table = group_performance(model, data)
@@ -334,7 +387,7 @@ def _measure(plan: _Plan, model: nn.Module, splits: Splits, labels: Mapping[str,
         "data": splits.name,
         "model": _named(plan.model)[0],
         "method": _named(plan.method)[0],
-        "kept": 1.0 if labels["stage"] != "compressed" else KINDS[kind].kept(model),
+        "kept": 1.0 if labels["stage"] != "compressed" else KINDS[kind].kept(model, dense),
         "mitigation": "none" if labels["when"] == "never" else plan.mitigation,
         **labels,
     }

@@ -116,6 +116,13 @@ AUGMENTATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "crop+flip": lambda images: _flip(_crop(images)),
 }
 
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "sgd": torch.optim.SGD,
+    "adam": lambda parameters, *, lr, momentum, weight_decay: torch.optim.Adam(
+        parameters, lr=lr, weight_decay=weight_decay
+    ),
+}
+
 SCHEDULES: dict[str, Callable[[torch.optim.Optimizer, int], torch.optim.lr_scheduler.LRScheduler]] = {
     "constant": lambda optimizer, steps: torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0),
     "cosine": lambda optimizer, steps: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps),
@@ -133,11 +140,13 @@ def fit(
     batch_size: int = 64,
     momentum: float = 0.9,
     weight_decay: float = 5e-4,
+    optimizer: str = "sgd",
     schedule: str = "cosine",
     augment: str = "none",
     objective: Objective | None = None,
     constraint: Constraint | None = None,
     sparsify: Sparsifier | None = None,
+    stop: Callable[[Mapping[str, float]], bool] | None = None,
     start: int = 0,
     keep: int | Sequence[int] = (),
     seed: int = 0,
@@ -146,7 +155,7 @@ def fit(
     channels_last: bool = False,
     progress: bool = False,
 ) -> nn.Module:
-    r"""Train a copy of a classifier by SGD with momentum and give it back in eval mode.
+    r"""Train a copy of a classifier, by SGD with momentum unless asked otherwise, and give it back in eval mode.
 
     With gradient :math:`g` of the mean loss of a batch, learning rate :math:`\eta`, momentum :math:`\mu` and weight
     decay :math:`\gamma`, a step is :math:`v \leftarrow \mu v + g + \gamma \theta` and then
@@ -165,11 +174,13 @@ def fit(
         batch_size: Samples of a step. A last batch of a single sample joins the one before it.
         momentum: Of SGD, in [0, 1).
         weight_decay: Factor of the squared-norm penalty, on every parameter.
+        optimizer: ``"sgd"``, or ``"adam"``, with torch's factors of decay and without ``momentum``.
         schedule: ``"cosine"`` to zero by the step, ``"step"`` (x0.1 at 1/2 and at 3/4) or ``"constant"``.
         augment: ``"none"``, ``"flip"``, ``"crop"`` (shifts of up to an eighth) or ``"crop+flip"``, by the batch.
         objective: Per-sample losses; cross-entropy by default. A teacher plugs in here.
         constraint: For example ``fairlib.EqualLoss(step=0.02)``.
         sparsify: The masks of the model after each epoch; what is masked stays zero in the next.
+        stop: Ends the training after an epoch for whose row of the history it is true.
         start: Step at which to begin: the batches before it are drawn and passed over, and the learning rate is what
             the schedule gives there. Momentum begins at zero. Augmentation and dropout do not draw before it, so that
             with them other batches follow. For models rewound to :func:`weights_at` that step.
@@ -197,13 +208,15 @@ def fit(
     fill_normalization(trained, resident)
     batches = len(_split(torch.arange(len(data)), batch_size))
     check_number("start", start, 0, epochs * batches + 1, whole=True)
-    optimizer = torch.optim.SGD(trained.parameters(), lr=lr, momentum=momentum, weight_decay=weight_decay)
+    stepper = lookup("optimizer", optimizer, OPTIMIZERS)(
+        trained.parameters(), lr=lr, momentum=momentum, weight_decay=weight_decay
+    )
     loop = _Loop(
         model=trained,
         data=resident,
         batch_size=batch_size,
-        optimizer=optimizer,
-        scheduler=lookup("schedule", schedule, SCHEDULES)(optimizer, max(1, epochs * batches)),
+        optimizer=stepper,
+        scheduler=lookup("schedule", schedule, SCHEDULES)(stepper, max(1, epochs * batches)),
         augment=lookup("augmentation", augment, AUGMENTATIONS),
         objective=objective or _cross_entropy,
         autocast=lookup("precision", precision, {"float32": False, "bfloat16": True}),
@@ -225,6 +238,8 @@ def fit(
             row |= loop.validation(val)
             _refuse_divergence(row, epochs, lr, constraint)
             loop.history.append(row)
+            if stop and stop(row):
+                break
     trained._fairlib_training = TrainingRecord(loop.history, loop.kept)
     return trained.eval()
 
@@ -344,6 +359,18 @@ def steps_kept(module: nn.Module) -> list[int]:
     """The steps of its last :func:`fit` for which :func:`weights_at` has the weights of a module, ascending."""
     record = getattr(module, "_fairlib_training", None)
     return [] if record is None else sorted(record.kept)
+
+
+def extend_history(earlier: nn.Module, later: nn.Module) -> nn.Module:
+    """The later module; its history now begins with that of the earlier one, and its epochs are counted on from there.
+
+    Raises:
+        ValueError: If one of the two does not come from :func:`fit`.
+    """
+    first, second = _record(earlier), _record(later)
+    rows = first.history + [row | {"epoch": row["epoch"] + len(first.history)} for row in second.history]
+    later._fairlib_training = TrainingRecord(rows, second.kept)
+    return later
 
 
 def _record(module: nn.Module) -> TrainingRecord:

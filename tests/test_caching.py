@@ -9,6 +9,8 @@ from torch import nn
 import fairlib
 from fairlib import caching
 from fairlib.caching import cached_fit
+from fairlib.distillation import Distillation
+from fairlib.linearization import gate
 
 
 @pytest.fixture
@@ -121,3 +123,22 @@ def test_a_model_in_channels_last_comes_back_in_it(images, tmp_path):
     first, second = (cached_fit(model, images, folder=tmp_path, epochs=1, channels_last=True) for _ in range(2))
     assert first.layer1[0].conv1.weight.stride() == second.layer1[0].conv1.weight.stride()
     assert torch.equal(first(images.batch(range(8))), second(images.batch(range(8))))
+
+
+def test_what_a_teacher_taught_is_kept_by_teacher_and_settings(cnn, images, tmp_path, counted):
+    teacher, other = (fairlib.fit(cnn, images, epochs=25, seed=seed) for seed in (0, 1))
+    gated = gate(teacher)
+    for objective in (
+        Distillation(teacher, images),
+        Distillation(teacher, images),
+        Distillation(teacher, images, temperature=2.0),
+        Distillation(other, images),
+    ):
+        tuned = cached_fit(gated, images, folder=tmp_path, epochs=1, objective=objective)
+    assert len(counted) == 3
+    again = cached_fit(gated, images, folder=tmp_path, epochs=1, objective=Distillation(other, images))
+    assert len(counted) == 3 and _same(tuned, again)
+    foreign = Distillation(nn.Sequential(teacher), images)
+    for _ in range(2):
+        cached_fit(gated, images, folder=tmp_path, epochs=1, objective=foreign)
+    assert len(counted) == 5

@@ -173,3 +173,53 @@ def test_a_method_that_trains_gets_the_arguments_of_the_dense_training():
     settings = {"train": {"epochs": 3, "keep": 2, "lr": 0.1}, "method": ("prune:lottery", {"rewind": 2, "rate": 0.6})}
     table = study(**(SMALL | settings), levels=[0.5], seeds=[0])
     assert table.query("stage == 'compressed'")["kept"].iloc[0] == pytest.approx(0.5, abs=1e-3)
+
+
+LINEAR = SMALL | dict(model="tiny-resnet", method="linearize:random", train={"epochs": 8, "lr": 0.05})
+
+
+def test_a_study_of_linearization_has_budgets_and_a_distilled_control():
+    """The same steps by hand, on one thread as in a study."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    splits = fairlib.load("digits", size=120, seed=1)
+    dense = fairlib.fit(
+        fairlib.build("tiny-resnet", num_classes=10, in_channels=1, image_size=8, seed=1),
+        splits.train,
+        epochs=8,
+        lr=0.05,
+        seed=1,
+    )
+    tune = dict(finetune={"epochs": 1, "lr": 0.005}, data=splits.train, seed=1)
+    small = fairlib.linearize(dense, "random", budget=0.2, **tune)
+    control = fairlib.linearize(dense, "random", budget=1.0, **tune)
+    torch.set_num_threads(threads)
+    table = study(**LINEAR, levels=[1, 0.2, 0], seeds=[1]).query("split == 'test'")
+    runs = table.drop_duplicates(["stage", "level"])[["stage", "level", "kept"]]
+    expected = [("dense", 1.0, 1), ("control", 1.0, 1), ("compressed", 0.0, 0), ("compressed", 0.2, 461 / 2304)]
+    assert [tuple(row) for row in runs.to_numpy()] == [(a, b, pytest.approx(c)) for a, b, c in expected]
+    for stage, level, by_hand in (("dense", 1, dense), ("control", 1, control), ("compressed", 0.2, small)):
+        rows = table[(table["stage"] == stage) & (table["level"] == level)].set_index("group")
+        pd.testing.assert_frame_equal(rows[["size", "accuracy", "loss"]], group_performance(by_hand, splits.test))
+
+
+def test_a_mitigated_study_of_linearization_is_algorithm_1():
+    longer = LINEAR | {"finetune": {"epochs": 3}}  # Multipliers are zero in the first epoch.
+    table = study(**longer, levels=[0.1], seeds=[1], mitigation=("equal-loss", {"step": 1.0}), when=["never", "after"])
+    compressed = table[table["stage"] == "compressed"]
+    assert set(compressed["when"]) == {"never", "after"}
+    losses = compressed.pivot_table(index=["split", "group"], columns="when", values="loss")
+    assert not losses["never"].equals(losses["after"])
+
+
+@pytest.mark.parametrize("name", ["finetune", "constraint"])
+def test_the_finetuning_of_a_study_is_the_studys(name):
+    with pytest.raises(TypeError, match=f"'linearize:snl' has no setting '{name}' in a study"):
+        study(**LINEAR | {"method": ("linearize:snl", {name: None})}, levels=[0.1])
+
+
+def test_only_random_gates_can_be_trained_from_scratch():
+    table = study(**LINEAR, levels=[0.5], seeds=[0], compress="initial")
+    assert table[table["stage"] == "compressed"]["kept"].eq(0.5).all()
+    with pytest.raises(ValueError, match="compress='initial' needs a method that does not train"):
+        study(**LINEAR | {"method": "linearize:snl"}, levels=[0.5], compress="initial")

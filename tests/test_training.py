@@ -12,6 +12,8 @@ from torch.nn.functional import cross_entropy
 import fairlib
 from fairlib import training
 from fairlib.models import Normalize
+from fairlib.models.normalization import fill_normalization
+from fairlib.training import extend_history
 
 
 def _same(one: nn.Module, other: nn.Module) -> bool:
@@ -236,3 +238,30 @@ def test_vectors_are_normalized_feature_by_feature():
     torch.testing.assert_close(trained.normalize.std.flatten(), data.inputs.std(0, correction=0).float())
     with pytest.raises(ValueError, match=r"takes inputs of 4 channels, got \(40, 3\)"):
         fairlib.fit(model, fairlib.GroupedDataset(data.inputs[:, :3], data.targets, data.groups))
+
+
+def test_adam_is_torchs(cnn, images):
+    trained = fairlib.fit(cnn, images, epochs=1, lr=0.01, batch_size=120, weight_decay=0.1, optimizer="adam")
+    twin = copy.deepcopy(cnn)
+    fill_normalization(twin, images)
+    optimizer = torch.optim.Adam(twin.train().parameters(), lr=0.01, weight_decay=0.1)
+    torch.nn.functional.cross_entropy(twin(images.batch(slice(None))), images.targets).backward()
+    optimizer.step()
+    for one, other in zip(trained.parameters(), twin.parameters(), strict=True):
+        assert torch.allclose(one, other, atol=1e-5)
+    with pytest.raises(ValueError, match="unknown optimizer 'lbfgs'; known: sgd, adam"):
+        fairlib.fit(cnn, images, optimizer="lbfgs")
+
+
+def test_a_training_can_be_stopped_after_an_epoch(cnn, images):
+    stopped = fairlib.fit(cnn, images, epochs=9, schedule="constant", stop=lambda row: row["epoch"] == 3)
+    assert fairlib.history(stopped).index.tolist() == [1, 2, 3]
+    short = fairlib.fit(cnn, images, epochs=3, schedule="constant")
+    assert torch.equal(next(stopped.parameters()), next(short.parameters()))
+
+
+def test_a_history_can_go_on_from_an_earlier_one(cnn, images):
+    first = fairlib.fit(cnn, images, epochs=2)
+    second = extend_history(first, fairlib.fit(first, images, epochs=3))
+    assert fairlib.history(second).index.tolist() == [1, 2, 3, 4, 5]
+    assert fairlib.history(second)["loss"].tolist()[:2] == fairlib.history(first)["loss"].tolist()

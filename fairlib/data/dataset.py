@@ -14,7 +14,8 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from fairlib.data.splitting import seed_sequence
+from fairlib._validation import check_number
+from fairlib.data.splitting import seed_sequence, stratified_parts
 
 Index = int | slice | Sequence[int] | np.ndarray | Tensor
 """What selects samples: integers, a slice, or a boolean mask of length N."""
@@ -158,6 +159,20 @@ class GroupedDataset:
             order = np.random.default_rng([entropy, code]).permutation(len(members))
             keep[members[order[count:]]] = False
         return self.subset(keep)
+
+    def hold_out(self, share: float, seed: int = 0) -> tuple[GroupedDataset, GroupedDataset]:
+        """The data without a held-out part, and that part, which has ``share`` of every crossing of target and group.
+
+        Raises:
+            ValueError: If ``share`` is not in (0, 1), or leaves one of the two without samples.
+        """
+        check_number("share", share, 0, 1, beyond=True)
+        cells = (self.targets * self.num_groups + self.groups).cpu().numpy()
+        parts = stratified_parts(cells, (1 - share, share), np.random.default_rng(seed_sequence(seed)))
+        kept, held = (np.flatnonzero(parts == part) for part in range(2))
+        if not (len(kept) and len(held)):
+            raise ValueError(f"a share of {share} of {len(self)} samples leaves a part without samples")
+        return self.subset(kept), self.subset(held)
 
     def batch(self, index: Index, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> Tensor:
         """Inputs as a model is fed: uint8 becomes x / 255, floats stay; then ``normalize``, if it is given.

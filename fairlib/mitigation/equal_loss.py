@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from fairlib._validation import check_number, lookup
 from fairlib.data import GroupedDataset
 from fairlib.diagnostics.evaluation import evaluation_mode, passes, placement
+from fairlib.distillation import Distillation
 from fairlib.groups import group_means
 from fairlib.mitigation.lagrangian import Lagrangian, MovingAverage, named, sizes_of
 from fairlib.training import Batch, Objective
@@ -40,25 +41,40 @@ class EqualLoss(Lagrangian):
         dual: What the multipliers follow: the ``"full"`` training set in eval mode, the moving ``"average"`` at the end
             of an epoch, or the mean of the violations of each ``"batch"`` that had the group (Fioretto et al.).
         decay: Share of the old value in a moving average, by the step.
+        as_published: What the released code of [D] computes instead. Its penalty is detached, so that it has no
+            gradient; the divergence from a teacher is averaged over the classes, not summed, which divides its weight
+            by their number; multipliers grow by the *sum* over the batches of absolute batch violations, without those
+            of groups with a single sample in a batch. All other settings but ``step`` stay at their defaults.
 
     Raises:
         ValueError: If a setting is out of range or unknown; at the start of a training, if there is one group only.
 
     Source:
-        [T] Eq. 8 and section 6; Fioretto et al. (2020) for the dual method.
+        [T] Eq. 8 and section 6; Fioretto et al. (2020) for the dual method. With a teacher as the objective
+        (:class:`fairlib.distillation.Distillation`) it is Algorithm 1 of [D].
     """
 
     primal: str = "batch"
     dual: str = "full"
     decay: float = 0.9
+    as_published: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.as_published:
+            free = ("step", "as_published")
+            changed = [f.name for f in fields(self) if f.name not in free and getattr(self, f.name) != f.default]
+            if changed:
+                raise ValueError(
+                    f"as_published=True has no {', '.join(changed)}: the released code of [D] has no choice"
+                )
         for estimate in (self.primal, self.dual):
             lookup("estimate", estimate, dict.fromkeys(ESTIMATES))
         check_number("decay", self.decay, 0, 1)
 
-    def start(self, model: nn.Module, data: GroupedDataset, objective: Objective) -> _EqualLossRun:
+    def start(self, model: nn.Module, data: GroupedDataset, objective: Objective) -> _EqualLossRun | _PublishedRun:
+        if self.as_published:
+            return _PublishedRun(self.step, data, objective)
         return _EqualLossRun(self, model, data, objective)
 
 
@@ -109,3 +125,27 @@ class _EqualLossRun:
                 losses.append(self.objective(inputs, self.model(inputs), self.data.targets[index]))
         means, _ = group_means(torch.cat(losses), self.data.groups, self.data.num_groups)
         return means
+
+
+class _PublishedRun:
+    """What the released code of [D] computes in the place of its Algorithm 1."""
+
+    def __init__(self, step: float, data: GroupedDataset, objective: Objective) -> None:
+        self.step, self.data, self.objective = step, data, objective
+        if isinstance(objective, Distillation):
+            self.objective = replace(objective, reduction="elements")
+        self.multipliers = torch.zeros(len(sizes_of(data, "equal losses")), device=data.groups.device)
+        self.sums = torch.zeros_like(self.multipliers)
+
+    def loss(self, batch: Batch) -> Tensor:
+        losses = self.objective(batch.inputs, batch.logits, batch.targets)
+        means, counts = group_means(losses.detach(), batch.groups, self.data.num_groups)
+        violations = torch.where(counts > 1, (means - losses.detach().mean()).abs(), 0.0)
+        self.sums += violations
+        return losses.mean() + (self.multipliers.to(violations) * violations).sum()
+
+    def end_epoch(self) -> dict[str, float]:
+        self.multipliers = self.multipliers + self.step * self.sums
+        seen = named(self.data, violation=self.sums, multiplier=self.multipliers)
+        self.sums = torch.zeros_like(self.sums)
+        return seen

@@ -68,7 +68,11 @@ def build(
     check_number("in_channels", in_channels, 1, whole=True)
     check_number("image_size", image_size, 1, whole=True)
     with seeded(seed):
-        return constructor(num_classes, in_channels, image_size, **settings)
+        model = constructor(num_classes, in_channels, image_size, **settings)
+    model.input_shape = (in_channels, image_size, image_size)
+    model.recipe = {"name": name, "num_classes": num_classes, "in_channels": in_channels, "image_size": image_size}
+    model.recipe |= settings
+    return model
 
 
 def width_for(

@@ -216,6 +216,23 @@ def test_imbalance_refuses_what_it_cannot_give(many, sizes, error, message):
         many.imbalance(sizes)
 
 
+def test_a_held_out_part_has_its_share_of_every_crossing():
+    targets, groups = np.repeat([0, 1], [60, 40]), np.tile([0, 0, 0, 1], 25)
+    data = GroupedDataset(np.arange(100.0)[:, None], targets, groups)
+    rest, held = data.hold_out(0.2, seed=3)
+    assert sorted([*rest.inputs[:, 0].tolist(), *held.inputs[:, 0].tolist()]) == list(range(100))
+    for target in (0, 1):
+        for group in (0, 1):
+            whole, part = (int(((d.targets == target) & (d.groups == group)).sum()) for d in (data, held))
+            assert abs(part - 0.2 * whole) <= 1
+    assert data.hold_out(0.2, seed=3)[1].fingerprint() == held.fingerprint()
+    assert data.hold_out(0.2, seed=4)[1].fingerprint() != held.fingerprint()
+    with pytest.raises(ValueError, match=r"share must lie in \(0, 1\)"):
+        data.hold_out(1.0)
+    with pytest.raises(ValueError, match="leaves a part without samples"):
+        data.subset([0]).hold_out(0.2)
+
+
 def test_batch_feeds_uint8_as_fractions_of_255_and_floats_as_they_are(pictures):
     batch = pictures.batch([5, 1], dtype=torch.float64)
     assert batch.dtype == torch.float64

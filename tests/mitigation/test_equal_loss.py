@@ -7,6 +7,7 @@ from constrained import batch_of, linear, losses_by_group, opposed, plain
 from torch import nn
 
 import fairlib
+from fairlib.distillation import Distillation
 
 DATA, SIZES = opposed(), np.array([40, 15, 5])
 REFERENCES = {
@@ -197,3 +198,51 @@ def test_one_group_is_an_error():
     one = fairlib.GroupedDataset(DATA.inputs, DATA.targets, np.zeros(60, dtype=int))
     with pytest.raises(ValueError, match="equal losses needs at least two groups with members, got only: 0"):
         fairlib.fit(nn.Linear(3, 2), one, constraint=fairlib.EqualLoss(step=0.1))
+
+
+def _published(step: float = 1.0):
+    """A run of what the released code of [D] does, its student and its teacher's losses averaged over elements."""
+    teacher = fairlib.fit(linear(), DATA, epochs=20, lr=0.1)
+    objective = Distillation(teacher, DATA)
+    run = fairlib.EqualLoss(step=step, as_published=True).start(linear(), DATA, objective)
+    return run, Distillation(teacher, DATA, reduction="elements"), objective
+
+
+def test_the_published_penalty_has_no_gradient_and_its_divergence_is_divided_by_the_classes():
+    run, elements, _ = _published()
+    model = linear()
+    batch = batch_of(model, DATA)
+    reference = elements(batch.inputs, batch.logits, batch.targets).mean()
+    expected = torch.autograd.grad(reference, model.weight, retain_graph=True)[0]
+    for multipliers in (0.0, 50.0):
+        run.multipliers.fill_(multipliers)
+        loss = run.loss(batch)
+        gradient = torch.autograd.grad(loss, model.weight, retain_graph=True)[0]
+        assert torch.allclose(gradient, expected, atol=1e-7)
+        assert (loss > reference + 1e-3) == bool(multipliers)
+    live = fairlib.EqualLoss().start(model, DATA, _published()[2])
+    live.multipliers.fill_(50.0)
+    gradient = torch.autograd.grad(live.loss(batch), model.weight)[0]
+    assert not torch.allclose(gradient, expected, rtol=0.1)
+
+
+def test_the_published_multipliers_follow_the_sum_over_batches_without_single_samples():
+    run, elements, _ = _published(step=0.5)
+    model = linear()
+    whole = batch_of(model, DATA)
+    total = torch.zeros(3)
+    for index in (torch.arange(0, 30), torch.arange(30, 56)):  # The last has a single sample of the third group.
+        batch = type(whole)(*(value[index] for value in vars(whole).values()))
+        losses = elements(batch.inputs, batch.logits, batch.targets).detach()
+        run.loss(batch)
+        for code in range(3):
+            members = losses[batch.groups == code]
+            if len(members) > 1:
+                total[code] += (members.mean() - losses.mean()).abs()
+    seen = run.end_epoch()
+    assert [seen[f"multiplier[{name}]"] for name in DATA.group_names] == pytest.approx((0.5 * total).tolist(), rel=1e-5)
+
+
+def test_the_published_code_has_no_other_settings():
+    with pytest.raises(ValueError, match="as_published=True has no violation, dual"):
+        fairlib.EqualLoss(violation="signed", dual="batch", as_published=True)

@@ -1,0 +1,151 @@
+"""Linearization, one method a file. :func:`linearize` calls them by name."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+
+from torch import nn
+
+from fairlib import gates
+from fairlib._validation import check_number, check_settings, lookup
+from fairlib.data import GroupedDataset
+from fairlib.distillation import Distillation
+from fairlib.gates import count, gate
+from fairlib.linearization.deepreduce import deepreduce
+from fairlib.linearization.preactivation import preactivation
+from fairlib.linearization.random import random
+from fairlib.linearization.senet import senet
+from fairlib.linearization.snl import snl
+from fairlib.training import Constraint, extend_history, fit
+
+__all__ = ["FINETUNE", "METHODS", "check", "count", "gate", "linearize", "trains"]
+
+METHODS: dict[str, Callable[..., nn.Module]] = {
+    "snl": snl,
+    "deepreduce": deepreduce,
+    "senet": senet,
+    "random": random,
+    "preactivation": preactivation,
+}
+
+FINETUNE = {"epochs": 5, "lr": 1e-3}
+"""The learning rate of SNL's scripts, which have 100 epochs."""
+
+_OFFERED = ("relus", "data", "objective", "train", "val", "seed")  # What linearize hands to a method that asks for it.
+
+
+def linearize(
+    model: nn.Module,
+    method: str,
+    *,
+    data: GroupedDataset,
+    budget: float | None = None,
+    relus: int | None = None,
+    val: GroupedDataset | None = None,
+    teacher: nn.Module | None = None,
+    distillation: Mapping[str, object] | None = None,
+    train: Mapping[str, object] | None = None,
+    finetune: Mapping[str, object] | int | None = None,
+    constraint: Constraint | None = None,
+    seed: int = 0,
+    **settings,
+) -> nn.Module:
+    """Replace ReLUs by the identity, by a method of the registry :data:`fairlib.linearization.METHODS`.
+
+    Every ReLU becomes a gate (:func:`fairlib.linearization.gate`), the method chooses those that stay, and the network
+    is finetuned by distillation from the model that was given.
+
+    Args:
+        model: Trained; left as it is. One that was linearized before loses more of its ReLUs.
+        method: ``"snl"``, ``"deepreduce"``, ``"senet"``, ``"random"`` or ``"preactivation"``.
+        data: The training set.
+        budget: Share of the ReLUs kept, in [0, 1], of all those that the model ever had, its stem's included.
+        relus: The number of ReLUs kept, in place of ``budget``. Exactly one of the two.
+        val: Held-out data, for a method that needs some; by default it splits ``data`` by ``seed``.
+        teacher: Of all distillation; by default ``model``. It must do better than chance on ``data``.
+        distillation: Arguments of :class:`fairlib.distillation.Distillation`: temperature and weights.
+        train: Arguments of :func:`fairlib.fit` for a method that trains: ``"snl"``, ``"deepreduce"``, ``"senet"``.
+        finetune: Arguments of :func:`fairlib.fit` for the finetuning; what is missing is as in
+            :data:`fairlib.linearization.FINETUNE`. 0 switches it off.
+        constraint: For the finetuning: ``EqualLoss(step=mu)`` is Algorithm 1 of [D].
+        seed: Of everything random.
+        **settings: The method's own.
+
+    Returns:
+        A linearized copy in eval mode; :func:`fairlib.linearization.count` tells the ReLUs that it has.
+        :func:`fairlib.history` tells of the method's last training, if it trains, and then of the finetuning.
+
+    Raises:
+        ValueError: If a name is unknown, a budget is out of range or not given once, nothing is left to train with, the
+            teacher performs at chance, or the model cannot be gated.
+        TypeError: If a setting is unknown.
+        RuntimeError: If a method does not reach the budget.
+    """
+    check(method, train=train, finetune=finetune, distillation=distillation, constraint=constraint, **settings)
+    gated = gate(model, data)
+    wanted = _relus(gated, budget, relus)
+    function = METHODS[method]
+    tuned = None if finetune == 0 and finetune is not None else FINETUNE | dict(finetune or {})
+    needed = tuned is not None or trains(method, settings)
+    objective = Distillation(model if teacher is None else teacher, data, **(distillation or {})) if needed else None
+    offered = {"relus": wanted, "data": data, "objective": objective, "train": train or {}, "val": val, "seed": seed}
+    parameters = inspect.signature(function).parameters
+    linear = function(gated, **{name: offered[name] for name in _OFFERED if name in parameters}, **settings)
+    if tuned is None:
+        return linear
+    finetuned = fit(linear, data, **{"seed": seed, "objective": objective, "constraint": constraint} | tuned)
+    return extend_history(linear, finetuned) if trains(method, settings) else finetuned
+
+
+def check(
+    method: str,
+    *,
+    train: Mapping[str, object] | None = None,
+    finetune: Mapping[str, object] | int | None = None,
+    distillation: Mapping[str, object] | None = None,
+    constraint: Constraint | None = None,
+    **settings,
+) -> None:
+    """Refuse, before anything is trained, what :func:`linearize` would not understand.
+
+    Raises:
+        ValueError: If a name is unknown, ``train`` is given and nothing trains, or a constraint and no finetuning.
+        TypeError: If a setting is unknown.
+    """
+    function = lookup("linearization method", method, METHODS)
+    check_settings(f"linearization method {method!r}", function, settings, given=_OFFERED)
+    if train and not trains(method, settings):
+        raise ValueError(f"linearization method {method!r} trains nothing but the finetuning; leave out train=")
+    if isinstance(finetune, int) and finetune != 0:
+        raise ValueError(f"finetune must hold arguments of fairlib.fit, or be 0 to switch it off; got {finetune}")
+    if finetune == 0 and finetune is not None and constraint is not None:
+        raise ValueError("a constraint belongs to the finetuning, which finetune=0 switches off")
+    own = ("objective", "constraint", "sparsify", "stop", "start", "keep")
+    check_settings("train=", fit, train or {}, given=own)
+    check_settings("finetune=", fit, finetune or {}, given=own)
+    check_settings("distillation=", Distillation, distillation or {}, given=("teacher", "data"))
+
+
+def trains(method: str, settings: Mapping[str, object]) -> bool:
+    """Whether a method, with these settings, trains before the finetuning."""
+    return "train" in inspect.signature(METHODS[method]).parameters
+
+
+def _relus(model: nn.Module, budget: float | None, relus: int | None) -> int:
+    """How many ReLUs to keep.
+
+    Raises:
+        ValueError: If not exactly one of the two is given, or it is out of range.
+    """
+    if (budget is None) == (relus is None):
+        raise ValueError(f"give exactly one of budget= (a share) and relus= (a count), got {budget=} and {relus=}")
+    table = gates.count(model)
+    if relus is not None:
+        check_number("relus", relus, 0, whole=True)
+        wanted = relus
+    else:
+        check_number("budget", budget, 0, 1 + 1e-12)
+        wanted = round(min(1.0, budget) * int(table["units"].sum()))
+    gates.check_count(wanted, table.attrs["total"])
+    return wanted

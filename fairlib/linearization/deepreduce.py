@@ -1,0 +1,177 @@
+"""DeepReDuce: whole stages lose their ReLUs, the least critical first, then every second ReLU, then width."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+import torch
+from torch import nn
+
+from fairlib import gates
+from fairlib._validation import check_number
+from fairlib.data import GroupedDataset
+from fairlib.diagnostics.evaluation import predict
+from fairlib.models import build
+from fairlib.training import Objective, fit
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is done to a network: the stages that keep ReLUs, whether every second of them goes, and the scaling."""
+
+    stages: tuple[str, ...]
+    thinned: bool = False
+    width: float = 1.0
+    resolution: float = 1.0
+
+
+def deepreduce(
+    model: nn.Module,
+    *,
+    relus: int,
+    data: GroupedDataset,
+    objective: Objective,
+    train: Mapping[str, object],
+    val: GroupedDataset | None = None,
+    exponent: float = 0.07,
+    widths: Sequence[float] = (1.0,),
+    resolutions: Sequence[float] = (1.0,),
+    seed: int = 0,
+) -> nn.Module:
+    r"""Cull, thin and reshape, with a training by distillation after each step.
+
+    The *criticality* of stage k, with the accuracy :math:`A_k` of the network that has ReLUs in this stage only and
+    :math:`n_k` of them, is :math:`C_k = (A_k - \min_j A_j) / n_k^W`. *Culling* takes the ReLUs of the least critical
+    stages, *thinning* every second ReLU layer of the others: of a residual block the one after the sum. The stem has
+    none from the start. Of the networks that culling m = 0, 1, ... stages gives, thinned or not, the one with the most
+    ReLUs within the budget is chosen; only if there is none, the network is *reshaped*: built anew, with scaled widths
+    of its layers and a scaled resolution, and trained from scratch.
+
+    Args:
+        model: With gates, trained; left as it is.
+        relus: How many to keep at most. Few numbers can be met; :func:`fairlib.linearization.count` tells what was.
+        data: The training set.
+        objective: Per-sample losses of every training, those of the full network as a teacher.
+        train: Arguments of :func:`fairlib.fit` for every training: one for each stage's criticality, one for each step.
+        val: Where accuracies for the criticality are measured; a fifth of ``data`` by default, held out by ``seed``.
+        exponent: :math:`W`.
+        widths: Factors on the widths to try, in this order; they need a model of :func:`fairlib.build`.
+        resolutions: Factors 1/r on the resolution, r a whole number: by r times the stride of the first convolution.
+        seed: Of trainings, of the held-out part and of new weights.
+
+    Returns:
+        The trained network in eval mode, with binary gates.
+
+    Raises:
+        ValueError: If the model has fewer than two stages, no network meets the budget (the message names the
+            smallest), or a model that :func:`fairlib.build` did not build is to be reshaped.
+        DivergenceError: If a training diverges.
+
+    Source:
+        Jha, Ghodsi, Garg, Reagen, DeepReDuce: ReLU reduction for fast private inference (ICML 2021). Our choices where
+        we know it second-hand: the weights of every training are those of the model unless it is reshaped, and the
+        stem's ReLUs count in no stage.
+    """
+    check_number("exponent", exponent, 0)
+    found = gates.stages(model)
+    if len(found) < 2:
+        raise ValueError(f"{type(model).__name__} has {len(found)} stage of ReLUs; DeepReDuce chooses between stages")
+    settings = {"objective": objective, "seed": seed} | dict(train)
+    order = sorted(found, key=criticality(model, data, val, exponent, settings, seed).get)
+    plan = _choose(model, order, relus, widths, resolutions)
+    if (plan.width, plan.resolution) != (1.0, 1.0):
+        return fit(reshape(model, plan, seed), data, **settings)
+    network = model
+    for step in (Plan(plan.stages), plan) if plan.thinned else (plan,):
+        if set(step.stages) != set(found) or step.thinned or gates.stem(model):
+            network = fit(gates.apply(network, masks_of(network, step)), data, **settings)
+    return network
+
+
+def criticality(
+    model: nn.Module,
+    data: GroupedDataset,
+    val: GroupedDataset | None,
+    exponent: float,
+    settings: Mapping[str, object],
+    seed: int,
+) -> dict[str, float]:
+    """:math:`C_k` of every stage; 0 for the least critical one."""
+    rest, held = (data, val) if val is not None else data.hold_out(0.2, seed)
+    accuracy, sizes = {}, {}
+    for stage in gates.stages(model):
+        single = gates.apply(model, masks_of(model, Plan((stage,))))
+        sizes[stage] = gates.count(single).attrs["total"]
+        accuracy[stage] = float(predict(fit(single, rest, **settings), held).correct.mean())
+    lowest = min(accuracy.values())
+    return {stage: (value - lowest) / max(1, sizes[stage]) ** exponent for stage, value in accuracy.items()}
+
+
+def reshape(model: nn.Module, plan: Plan, seed: int) -> nn.Module:
+    """A new network of the model's architecture with the plan's width, resolution and gates.
+
+    Raises:
+        ValueError: If :func:`fairlib.build` did not build the model.
+    """
+    if not hasattr(model, "recipe"):
+        raise ValueError(f"a {type(model).__name__} that fairlib.build did not build cannot be reshaped")
+    recipe = dict(model.recipe)
+    recipe["width"] = recipe.get("width", 1.0) * plan.width
+    small = build(**recipe, seed=seed)
+    first = next(module for module in small.modules() if isinstance(module, nn.Conv2d))
+    first.stride = tuple(stride * round(1 / plan.resolution) for stride in first.stride)
+    like = next(model.parameters())
+    gated = gates.gate(small.to(like.device, like.dtype))
+    return gates.apply(gated, masks_of(gated, plan))
+
+
+def masks_of(model: nn.Module, plan: Plan) -> dict[str, torch.Tensor]:
+    """Masks for a plan: the gates of its stages keep what they have, thinned every second one; the others nothing."""
+    before, left = gates.read(model), set()
+    for stage, names in gates.stages(model).items():
+        if stage in plan.stages:
+            left |= set(names[::2] if plan.thinned else names)
+    return {name: mask & (name in left) for name, mask in before.items()}
+
+
+def _plans(order: Sequence[str], relus: int) -> Iterator[Plan]:
+    """What culling in an order can give, thinned or not; no ReLU at all only where none is asked for."""
+    for culled in range(len(order) if relus else len(order) + 1):
+        for thinned in (False, True):
+            yield Plan(tuple(order[culled:]), thinned)
+
+
+def _scalings(widths: Sequence[float], resolutions: Sequence[float]) -> Iterator[tuple[float, float]]:
+    for width, resolution in product(widths, resolutions):
+        check_number("widths", width, 0, 1.0 + 1e-9, beyond=True)
+        check_number("resolutions", resolution, 0, 1.0 + 1e-9, beyond=True)
+        if abs(1 / resolution - round(1 / resolution)) > 1e-6:
+            raise ValueError(f"resolutions must be 1, 1/2, 1/3, ..., got {resolution}")
+        yield width, resolution
+
+
+def _choose(
+    model: nn.Module, order: Sequence[str], relus: int, widths: Sequence[float], resolutions: Sequence[float]
+) -> Plan:
+    """The first scaling at which a plan meets the budget, and of its plans the one with the most ReLUs."""
+    smallest = None
+    for width, resolution in _scalings(widths, resolutions):
+        scaled = model
+        if (width, resolution) != (1.0, 1.0):
+            scaled = reshape(model, Plan(tuple(order), width=width, resolution=resolution), seed=0)
+        plans = {
+            Plan(plan.stages, plan.thinned, width, resolution): sum(
+                int(m.sum()) for m in masks_of(scaled, plan).values()
+            )
+            for plan in _plans(order, relus)
+        }
+        fitting = {plan: size for plan, size in plans.items() if size <= relus}
+        if fitting:
+            return max(fitting, key=fitting.get)
+        smallest = min([*plans.values(), *([smallest] if smallest is not None else [])])
+    raise ValueError(
+        f"DeepReDuce cannot come down to {relus} ReLUs: the smallest network that it reaches here has {smallest}; give "
+        "widths= and resolutions= to reshape it"
+    )

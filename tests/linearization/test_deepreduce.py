@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+from torch import nn
+
+import fairlib
+from fairlib import gates
+from fairlib.diagnostics import predict
+from fairlib.linearization import count, gate
+from fairlib.linearization.deepreduce import Plan, criticality, deepreduce, masks_of, reshape
+
+STAGES = ("layer1", "layer2", "layer3")
+TRAIN = {"epochs": 1, "lr": 0.02}
+
+
+def test_criticality_is_the_gain_over_the_worst_stage_by_relus(gated, images, objective):
+    """Each stage's network by hand."""
+    settings = {"objective": objective, "seed": 0} | TRAIN
+    found = criticality(gated, images, None, 0.5, settings, seed=1)
+    rest, held = images.hold_out(0.2, seed=1)
+    accuracy = {}
+    for stage in STAGES:
+        keep = {name: mask & name.startswith(stage) for name, mask in gates.read(gated).items()}
+        accuracy[stage] = predict(fairlib.fit(gates.apply(gated, keep), rest, **settings), held).correct.mean()
+    relus = dict(zip(STAGES, (1024, 512, 256), strict=True))
+    worst = min(accuracy.values())
+    assert found == pytest.approx({stage: (accuracy[stage] - worst) / relus[stage] ** 0.5 for stage in STAGES})
+    assert len(set(accuracy.values())) > 1 and min(found.values()) == 0
+
+
+@pytest.mark.parametrize("budget", [2304, 1792, 900, 600, 300, 200, 128])
+def test_the_network_is_the_largest_that_culling_in_order_and_thinning_can_give(gated, images, objective, budget):
+    """Against all that may be reached: the stages left are the most critical ones, and no larger choice fits."""
+    settings = dict(data=images, objective=objective, train=TRAIN, seed=0)
+    scores = criticality(gated, images, None, 0.07, {"objective": objective, "seed": 0} | TRAIN, seed=0)
+    order = sorted(STAGES, key=scores.get)
+    sizes = {"layer1": 1024, "layer2": 512, "layer3": 256}
+    reachable = [
+        sum(sizes[stage] for stage in order[culled:]) // (2 if thinned else 1)
+        for culled, thinned in product(range(3), (False, True))
+    ]
+    fitting = [size for size in reachable if size <= budget]
+    if not fitting:
+        with pytest.raises(ValueError, match=f"cannot come down to {budget} ReLUs.*has {min(reachable)}; give widths="):
+            deepreduce(gated, relus=budget, **settings)
+        return
+    linear = deepreduce(gated, relus=budget, **settings)
+    table = count(linear)
+    assert table.attrs["total"] == max(fitting) and table["relus"]["stem"] == 0
+
+
+def test_thinning_takes_the_relu_after_the_sum_of_every_block(gated):
+    thinned = masks_of(gated, Plan(STAGES, thinned=True))
+    assert {name for name, mask in thinned.items() if mask.any()} == {f"{stage}.0.relu1" for stage in STAGES}
+
+
+def test_no_relu_at_all(gated, images, objective):
+    linear = deepreduce(gated, relus=0, data=images, objective=objective, train=TRAIN)
+    assert count(linear).attrs["total"] == 0
+
+
+def test_a_network_that_is_still_too_large_is_reshaped(gated, images, objective):
+    settings = dict(data=images, objective=objective, train=TRAIN, seed=0)
+    linear = deepreduce(gated, relus=40, widths=(1.0, 0.5, 0.25), resolutions=(1.0, 0.5), **settings)
+    assert 0 < count(linear).attrs["total"] <= 40
+    assert sum(p.numel() for p in linear.parameters()) < sum(p.numel() for p in gated.parameters()) / 3
+    assert predict(linear, images).logits.shape == (120, 3)
+
+
+def test_the_reshaped_counts_of_resnet18():
+    """Stage 1 culled, thinned, half the width: 57,344; and half the resolution: 14,336 (Jha et al.)."""
+    model = gate(fairlib.build("resnet18", num_classes=10, image_size=32))
+    for resolution, relus in ((1.0, 57_344), (0.5, 14_336)):
+        plan = Plan(("layer2", "layer3", "layer4"), thinned=True, width=0.5, resolution=resolution)
+        assert count(reshape(model, plan, seed=0)).attrs["total"] == relus
+
+
+def test_a_model_from_elsewhere_cannot_be_reshaped_nor_one_stage_reduced(images, objective):
+    layers = [nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3)]
+    model = gate(nn.Sequential(*layers), images)
+    with pytest.raises(ValueError, match="has 1 stage of ReLUs"):
+        deepreduce(model, relus=5, data=images, objective=objective, train=TRAIN)
+    with pytest.raises(ValueError, match="did not build cannot be reshaped"):
+        reshape(model, Plan(("stage1",), width=0.5), seed=0)
+
+
+def test_only_whole_fractions_of_the_resolution(gated, images, objective):
+    with pytest.raises(ValueError, match="resolutions must be 1, 1/2, 1/3"):
+        deepreduce(gated, relus=9, data=images, objective=objective, train=TRAIN, resolutions=(0.7,))
