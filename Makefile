@@ -59,7 +59,7 @@ book: $(STAMP)
 
 test: $(STAMP)
 	lint-imports
-	pytest
+	pytest --numprocesses $(CORES) --dist loadgroup
 
 lint: $(STAMP)
 	ruff check .

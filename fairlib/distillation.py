@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy, kl_div
 
 from fairlib._validation import check_number, lookup
 from fairlib.data import GroupedDataset
-from fairlib.diagnostics.evaluation import predict
+from fairlib.diagnostics.evaluation import placement, predict
 
 REDUCTIONS = ("batchmean", "elements")
 
@@ -67,7 +67,8 @@ class Distillation:
 
     def __call__(self, inputs: Tensor, logits: Tensor, targets: Tensor) -> Tensor:
         """Losses ``(B,)``, differentiable in ``logits`` ``(B, C)``."""
-        self.teacher.to(inputs.device)
+        if placement(self.teacher)[0] != inputs.device:
+            self.teacher.to(inputs.device)
         with torch.no_grad():
             wanted = self.teacher(inputs).to(logits.dtype) / self.temperature
         followed = (logits / self.temperature).log_softmax(1)

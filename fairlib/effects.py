@@ -24,6 +24,7 @@ def drop_difference(
     *,
     level: float,
     share: float = 1 / 3,
+    relative: bool = False,
     where: Mapping[str, Any] | None = None,
     rank_where: Mapping[str, Any] | None = None,
 ) -> pd.Series:
@@ -37,6 +38,8 @@ def drop_difference(
         level: the compression level that is compared with the control.
         share: of the k groups, the ceil(share * k) smallest and as many largest are taken, by their size in
             the *training* split of the seed; ties are broken at random by the seed, never by name.
+        relative: drops as shares of the accuracy that these groups, on average, have under the control: the relative
+            drop of [D], which of single groups is undefined where one is never right.
         where: values of columns that select the rows, for instance ``{"setting": "equal"}``.
         rank_where: the same for the rows whose sizes rank the groups; by default those of ``where``. A control with
             equal sizes is ranked by the sizes that the same groups have, with the same seed, in the unequal setting:
@@ -50,7 +53,9 @@ def drop_difference(
             holds several runs per seed.
     """
     largest, smallest = (
-        accuracy_change(table, level=level, groups=groups, share=share, where=where, rank_where=rank_where)
+        accuracy_change(
+            table, level=level, groups=groups, share=share, relative=relative, where=where, rank_where=rank_where
+        )
         for groups in ("largest", "smallest")
     )
     return largest - smallest
@@ -90,22 +95,23 @@ def accuracy_change(
     level: float,
     groups: str,
     share: float = 1 / 3,
+    relative: bool = False,
     where: Mapping[str, Any] | None = None,
     rank_where: Mapping[str, Any] | None = None,
 ) -> pd.Series:
     """Test accuracy at ``level`` minus that of the control, by seed, for the smallest or the largest groups.
 
     Args:
-        table, level, share, where, rank_where: as in `drop_difference`.
+        table, level, share, relative, where, rank_where: as in `drop_difference`.
         groups: ``"smallest"`` or ``"largest"``.
 
     Returns:
         Series indexed by seed.
 
     Raises:
-        ValueError: As `drop_difference`, or if ``groups`` is unknown.
+        ValueError: As `drop_difference`, or if ``groups`` is unknown, or a relative change would be one of nothing.
     """
-    return _change(table, "accuracy", level, groups, share, where, rank_where)
+    return _change(table, "accuracy", level, groups, share, where, rank_where, relative)
 
 
 def group_difference(
@@ -342,6 +348,47 @@ def contrast(
     return one - other
 
 
+def level_trend(
+    table: pd.DataFrame,
+    *,
+    statistic: str,
+    control: float = 0.0,
+    where: Mapping[str, Any] | None = None,
+    **arguments: Any,
+) -> pd.Series:
+    """How steadily a statistic grows as the level moves away from the control: Spearman's rank correlation, by seed.
+
+    Args:
+        table: a study table with three levels or more.
+        statistic: name of one of `STATISTICS` that takes a ``level``.
+        control: the level of the control, 0 of pruning and 1 of linearization.
+        where: values of columns that select the rows.
+        arguments: further ones of the statistic.
+
+    Returns:
+        Series indexed by seed, in [-1, 1]; 0 for a seed in which the statistic is the same at all levels.
+
+    Raises:
+        ValueError: If the statistic is unknown, there are fewer than three levels, or as the statistic.
+    """
+    function = lookup("statistic", statistic, STATISTICS)
+    rows = _select(table, where or {}, STUDY)
+    levels = sorted(set(rows.loc[rows["stage"] == "compressed", "level"]), key=lambda level: abs(level - control))
+    if len(levels) < 3:
+        raise ValueError(f"a trend over levels needs three of them, got {levels}")
+    values = pd.DataFrame(
+        [function(table, level=level, where=where, **arguments).rename(place) for place, level in enumerate(levels)]
+    )
+    order = pd.Series(values.index, index=values.index, dtype=float)
+    constant = values.nunique() < 2
+    return (
+        values.loc[:, ~constant]
+        .corrwith(order, method="spearman")
+        .reindex(values.columns, fill_value=0.0)
+        .rename("value")
+    )
+
+
 def _change(
     table: pd.DataFrame,
     value: str,
@@ -350,6 +397,7 @@ def _change(
     share: float,
     where: Mapping[str, Any] | None,
     rank_where: Mapping[str, Any] | None,
+    relative: bool = False,
 ) -> pd.Series:
     """The mean change of a column against the control, for the smallest or the largest groups, by seed."""
     take_first = lookup("choice of groups", groups, {"smallest": True, "largest": False})
@@ -361,7 +409,13 @@ def _change(
     change = _by_seed_and_group(_compressed(rows[test], level), value) - before
     if not (change.index.equals(sizes.index) and change.columns.equals(sizes.columns)):
         raise ValueError("control (train and test) and compressed rows do not cover the same seeds and groups")
-    return _extreme(change, sizes, share, smallest=take_first)
+    mean = _extreme(change, sizes, share, smallest=take_first)
+    if not relative:
+        return mean
+    base = _extreme(before, sizes, share, smallest=take_first)
+    if not (base > 0).all():
+        raise ValueError(f"a relative change of the {groups} groups needs an {value} above 0 under the control")
+    return mean / base
 
 
 STATISTICS: dict[str, Callable[..., pd.Series]] = {
@@ -372,6 +426,7 @@ STATISTICS: dict[str, Callable[..., pd.Series]] = {
     "group_correlation": group_correlation,
     "group_difference": group_difference,
     "group_gap": group_gap,
+    "level_trend": level_trend,
     "loss_difference": loss_difference,
     "overall_accuracy": overall_accuracy,
     "spread_change": spread_change,

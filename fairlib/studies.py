@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -41,6 +42,9 @@ COMPRESS = ("trained", "initial")
 
 # Arguments of fit that a study fills in itself.
 _OWN = ("val", "objective", "constraint", "sparsify", "stop", "start", "seed", "device", "progress")
+
+_DISTANCE = "distance"  # From the dense model, which only a study knows.
+_MEASURED = dict.fromkeys([*DIAGNOSTICS, _DISTANCE], True)
 
 _STARTUP = 8.0  # Seconds until a worker process has imported torch on two cores.
 
@@ -140,7 +144,7 @@ def study(
     workers: int | None = None,
     progress: bool = False,
 ) -> pd.DataFrame:
-    """Train, compress and finetune, for every seed, level and time of mitigation, and measure every group.
+    r"""Train, compress and finetune, for every seed, level and time of mitigation, and measure every group.
 
     A run of one seed: a dense model is built and trained; for each level it is compressed and finetuned. The
     *control* is always there: the dense model finetuned in the same way without being compressed, since finetuning
@@ -166,7 +170,9 @@ def study(
             linearization, and for its control, the dense model is the teacher, as the method's setting
             ``distillation`` says.
         data_seed: None draws and splits the data anew with each seed; a number fixes them for all.
-        diagnostics: Names of ``fairlib.diagnostics.DIAGNOSTICS`` to add as columns; NaN where not computable.
+        diagnostics: Names of ``fairlib.diagnostics.DIAGNOSTICS`` to add as columns; NaN where not computable. Also
+            ``"distance"``: how far the weights have moved from those of the dense model,
+            :math:`\|\tilde\theta - \theta\|_2`, NaN where they are not the same weights.
         device: As of :func:`fairlib.fit`.
         cache: Folder of trained models (:mod:`fairlib.caching`); ``"auto"`` is the user's, None switches it off.
         workers: Processes; by default as many as there are cores, as soon as that saves more time than it costs. On
@@ -247,7 +253,7 @@ def _plan(
         train=train,
         finetune={key: value for key, value in train.items() if key != "keep"} | gentle | dict(finetune or {}),
         data_seed=data_seed,
-        diagnostics=tuple(name for name in diagnostics if lookup("diagnostic", name, DIAGNOSTICS)),
+        diagnostics=tuple(name for name in diagnostics if lookup("diagnostic", name, _MEASURED)),
         device=device,
         cache=default_folder() if cache == "auto" else None if cache is None else Path(cache),
     )
@@ -373,6 +379,14 @@ def _models(
         yield "compressed", level, _fit(plan, small, splits, plan.finetune, late, seed, dense, objective)
 
 
+def parameter_distance(model: nn.Module, dense: nn.Module) -> float:
+    """The Euclidean distance of two models' parameters; NaN if they do not have the same."""
+    ours, theirs = ({name: p.detach() for name, p in each.named_parameters()} for each in (model, dense))
+    if {name: p.shape for name, p in ours.items()} != {name: p.shape for name, p in theirs.items()}:
+        return math.nan
+    return math.sqrt(sum(float((ours[name] - theirs[name].to(ours[name])).double().square().sum()) for name in ours))
+
+
 def _measure(
     plan: _Plan, model: nn.Module, dense: nn.Module, splits: Splits, labels: Mapping[str, object]
 ) -> pd.DataFrame:
@@ -380,7 +394,10 @@ def _measure(
     for split, data in (("train", splits.train), ("test", splits.test)):
         table = group_performance(model, data)
         for diagnostic in plan.diagnostics:
-            table = table.join(diagnose(diagnostic, model, data)[0])
+            if diagnostic == _DISTANCE:
+                table = table.assign(distance=parameter_distance(model, dense))
+            else:
+                table = table.join(diagnose(diagnostic, model, data)[0])
         frames.append(table.reset_index().assign(split=split))
     kind = _named(plan.method)[0].partition(":")[0]
     known = {

@@ -30,6 +30,36 @@ def test_a_share_of_groups_is_averaged():
     assert effects.drop_difference(table, level=0.9, share=0.25).tolist() == pytest.approx([0.6])
 
 
+def test_a_relative_drop_is_a_share_of_what_the_groups_had():
+    """Smallest two: (.8, .4) -> (.7, .1), a drop of .2 of .6; largest two: (1, .5) -> (.9, .5), .05 of .75."""
+    table = study_table({3: [40, 30, 20, 10]}, {3: [1.0, 0.5, 0.8, 0.4]}, {3: [0.9, 0.5, 0.7, 0.1]})
+    relative = effects.drop_difference(table, level=0.9, share=0.5, relative=True)
+    assert relative.tolist() == pytest.approx([0.2 / 0.6 - 0.05 / 0.75])
+    smallest = effects.accuracy_change(table, level=0.9, share=0.5, groups="smallest", relative=True)
+    assert smallest.tolist() == pytest.approx([-0.2 / 0.6])
+    nothing = study_table({3: [40, 10]}, {3: [1.0, 0.0]}, {3: [0.9, 0.5]})
+    with pytest.raises(ValueError, match="a relative change of the smallest groups needs an accuracy above 0"):
+        effects.drop_difference(nothing, level=0.9, share=0.5, relative=True)
+
+
+def test_a_trend_is_the_rank_correlation_with_the_distance_from_the_control():
+    """Seed 0: drops of .1, .3, .2 at .5, .7, .9: 1 - 6 (0 + 1 + 1) / 24. Seed 1: steady. Seed 2: none."""
+    drops = {0.5: (0.1, 0.1, 0.2), 0.7: (0.3, 0.2, 0.2), 0.9: (0.2, 0.5, 0.2)}
+    sizes, before = {seed: [40, 10] for seed in range(3)}, {seed: [0.9, 0.9] for seed in range(3)}
+    parts = []
+    for level, values in drops.items():
+        part = study_table(sizes, before, {seed: [0.9, 0.9 - drop] for seed, drop in enumerate(values)})
+        compressed = part[(part["stage"] == "compressed") & (part["level"] == 0.9)]
+        parts += [part[part["stage"] != "compressed"]] * (level == 0.5) + [compressed.assign(level=level)]
+    table = pd.concat(parts)
+    trend = effects.level_trend(table, statistic="drop_difference", share=0.5)
+    assert trend.tolist() == pytest.approx([0.5, 1.0, 0.0])
+    turned = effects.level_trend(table, statistic="drop_difference", share=0.5, control=1.0)
+    assert turned.tolist() == pytest.approx([-0.5, -1.0, 0.0])
+    with pytest.raises(ValueError, match="needs three of them"):
+        effects.level_trend(table[table["level"] != 0.7], statistic="drop_difference", share=0.5)
+
+
 def test_groups_of_one_size_are_ranked_by_the_seed_and_not_by_name():
     seeds = range(300)
     flat, before, after = ({seed: row for seed in seeds} for row in ([20] * 3, [0.9] * 3, [0.6, 0.9, 0.9]))

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+import math
+
 import pandas as pd
 import pytest
 import torch
 
 import fairlib
 from fairlib.diagnostics import group_gradients, group_performance
-from fairlib.studies import study
+from fairlib.studies import parameter_distance, study
 
 SMALL = dict(
     data=("digits", {"size": 120}),
@@ -223,3 +225,16 @@ def test_only_random_gates_can_be_trained_from_scratch():
     assert table[table["stage"] == "compressed"]["kept"].eq(0.5).all()
     with pytest.raises(ValueError, match="compress='initial' needs a method that does not train"):
         study(**LINEAR | {"method": "linearize:snl"}, levels=[0.5], compress="initial")
+
+
+def test_the_distance_is_that_of_all_parameters_from_the_dense_model():
+    table = study(**SMALL, levels=[0.9], seeds=[2], diagnostics=["distance"])
+    distances = table.groupby("stage")["distance"].unique()
+    splits = fairlib.load("digits", size=120, seed=2)
+    model = fairlib.build("cnn", num_classes=10, in_channels=1, image_size=8, seed=2, **SMALL["model"][1])
+    dense = fairlib.fit(model, splits.train, epochs=2, lr=0.05, seed=2)
+    small = fairlib.fit(fairlib.prune(dense, "magnitude", sparsity=0.9), splits.train, epochs=1, lr=0.005, seed=2)
+    vectors = [torch.nn.utils.parameters_to_vector(each.parameters()) for each in (small, dense)]
+    assert distances["dense"].tolist() == [0] and distances["control"][0] > 0
+    assert distances["compressed"].tolist() == pytest.approx([(vectors[0] - vectors[1]).norm().item()], rel=1e-3)
+    assert math.isnan(parameter_distance(small, torch.nn.Linear(3, 3)))

@@ -56,6 +56,9 @@ class Visit:
     requests: list[str] = field(default_factory=list)
 
 
+pytestmark = pytest.mark.xdist_group("pages")  # One browser for all of them.
+
+
 @pytest.fixture(scope="module")
 def browser() -> Iterator:
     from playwright.sync_api import sync_playwright
