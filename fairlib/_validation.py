@@ -43,9 +43,18 @@ def check_settings(owner: str, function: Callable, settings: Mapping[str, object
 
 
 def check_number(
-    name: str, value: object, low: float, high: float = math.inf, *, whole: bool = False, beyond: bool = False
+    name: str,
+    value: object,
+    low: float,
+    high: float = math.inf,
+    *,
+    whole: bool = False,
+    beyond: bool = False,
+    upto: bool = False,
 ) -> None:
-    """Refuse what is no number in [low, high), in (low, high) where ``beyond``, or no integer where ``whole``.
+    """Refuse what is no number in [low, high), or no integer where ``whole``.
+
+    The range is without ``low`` where ``beyond``, and with ``high`` where ``upto``.
 
     Raises:
         TypeError: If the value is no number, or no integer where one is needed.
@@ -54,5 +63,6 @@ def check_number(
     kind, wanted = (Integral, "an integer") if whole else (Real, "a number")
     if isinstance(value, bool) or not isinstance(value, kind):
         raise TypeError(f"{name} must be {wanted}, got {value!r}")
-    if not low <= value < high or (beyond and value == low):
-        raise ValueError(f"{name} must lie in {'(' if beyond else '['}{low:g}, {high:g}), got {value}")
+    if not (low <= value < high or (upto and value == high)) or (beyond and value == low):
+        ends = "(" if beyond else "[", "]" if upto else ")"
+        raise ValueError(f"{name} must lie in {ends[0]}{low:g}, {high:g}{ends[1]}, got {value}")

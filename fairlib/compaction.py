@@ -14,7 +14,7 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from fairlib import masks
+from fairlib import gates, masks
 from fairlib._validation import check_number
 from fairlib.channels import Coupled, coupled_channels, example_inputs, kept, trace
 from fairlib.data import GroupedDataset
@@ -41,8 +41,9 @@ def compact(model: nn.Module, data: GroupedDataset | Tensor) -> nn.Module:
 
     Raises:
         ValueError: If ``data`` is missing, the channels of the model cannot be removed
-            (:func:`fairlib.channels.coupled_channels`), or the smaller module does not give the same outputs, to 1e-5
-            of their size: then it holds something of a channel's shape that is neither a weight nor a normalization.
+            (:func:`fairlib.channels.coupled_channels`), it was linearized before, or the smaller module does not give
+            the same outputs, to 1e-5 of their size: then it holds something of a channel's shape that is neither a
+            weight nor a normalization.
 
     Source:
         Fang et al. (2023), "DepGraph: towards any structural pruning", whose Torch-Pruning removes the channels.
@@ -50,6 +51,10 @@ def compact(model: nn.Module, data: GroupedDataset | Tensor) -> nn.Module:
     inputs = example_inputs(model, data, count=2)
     sets = coupled_channels(model, inputs)
     removed = _unread(model, sets)
+    if gates.gates(model) and any(gone.any() for gone in removed):
+        raise ValueError(
+            "the gates of a linearized model have the shapes of all its channels: compact first, linearize then"
+        )
     small = copy.deepcopy(model)
     graph = trace(small, inputs)
     try:

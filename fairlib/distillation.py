@@ -17,6 +17,10 @@ from fairlib.diagnostics.evaluation import placement, predict
 REDUCTIONS = ("batchmean", "elements")
 
 
+class UntrainedTeacherError(ValueError):
+    """A teacher knows nothing that could be taught."""
+
+
 @dataclass(frozen=True, eq=False)
 class Distillation:
     r"""Per-sample losses of a student that also follows a teacher.
@@ -41,8 +45,9 @@ class Distillation:
             divergence by their number C; it is what torch's ``"mean"`` computes, and the released code of [D] uses.
 
     Raises:
-        ValueError: If a setting is out of range or unknown, or if the teacher's accuracy, averaged over the classes,
-            cannot be told from 1/C: it is below 1/C plus two standard errors.
+        UntrainedTeacherError: If the teacher's accuracy, averaged over the C classes that the data have, cannot be told
+            from 1/C: it is below 1/C plus three standard errors. It is a ``ValueError``.
+        ValueError: If a setting is out of range or unknown.
         FloatingPointError: If the teacher's outputs are NaN or infinite.
 
     Source:
@@ -58,10 +63,7 @@ class Distillation:
     reduction: str = "batchmean"
 
     def __post_init__(self) -> None:
-        check_number("temperature", self.temperature, 0, beyond=True)
-        check_number("weight", self.weight, 0)
-        check_number("hard", self.hard, 0)
-        lookup("reduction", self.reduction, dict.fromkeys(REDUCTIONS))
+        check_values(self.temperature, self.weight, self.hard, self.reduction)
         _refuse_chance(self.teacher, self.data)
         object.__setattr__(self, "teacher", copy.deepcopy(self.teacher).eval().requires_grad_(False))
 
@@ -78,16 +80,26 @@ class Distillation:
         return self.hard * hard + self.weight * self.temperature**2 * divergence
 
 
+def check_values(
+    temperature: float = 4.0, weight: float = 1.0, hard: float = 1.0, reduction: str = "batchmean"
+) -> None:
+    """Refuse settings of :class:`Distillation` that are out of range or unknown, without a teacher."""
+    check_number("temperature", temperature, 0, beyond=True)
+    check_number("weight", weight, 0)
+    check_number("hard", hard, 0)
+    lookup("reduction", reduction, dict.fromkeys(REDUCTIONS))
+
+
 def _refuse_chance(teacher: nn.Module, data: GroupedDataset) -> None:
     correct, targets = predict(teacher, data).correct, data.targets.cpu().numpy()
     sizes = np.bincount(targets, minlength=data.num_classes)
     hits = np.bincount(targets, weights=correct, minlength=data.num_classes)
     present = sizes > 0
     accuracy = (hits[present] / sizes[present]).mean()
-    chance = 1 / data.num_classes
+    chance = 1 / present.sum()
     error = np.sqrt((chance * (1 - chance) / sizes[present]).sum()) / present.sum()
-    if accuracy < chance + 2 * error:
-        raise ValueError(
+    if accuracy < chance + 3 * error:
+        raise UntrainedTeacherError(
             f"the teacher performs at chance: its accuracy, averaged over the classes, is {accuracy:.3f}, and guessing "
             f"gives {chance:.3f} +- {error:.3f}; train it first"
         )

@@ -21,7 +21,7 @@ from fairlib._validation import check_number, check_settings, lookup
 from fairlib.caching import cached_fit, default_folder
 from fairlib.data import GroupedDataset, Splits, load
 from fairlib.diagnostics import DIAGNOSTICS, diagnose, group_performance
-from fairlib.distillation import Distillation
+from fairlib.distillation import Distillation, UntrainedTeacherError
 from fairlib.mitigation import MITIGATIONS, AccuracyGap
 from fairlib.models import build
 from fairlib.training import Constraint, DivergenceError, Objective, fit
@@ -189,6 +189,7 @@ def study(
             not fit.
         TypeError: If a setting is unknown.
         DivergenceError: If a training diverges; the message names the seed.
+        UntrainedTeacherError: If a dense model that is to teach performs at chance; the message names the seed.
     """
     plan = _plan(
         data, model, method, levels, compress, mitigation, when, train, finetune, data_seed, diagnostics, device, cache
@@ -297,8 +298,8 @@ def _run(plan: _Plan, seed: int) -> pd.DataFrame:
     """Everything of one seed."""
     try:
         return _run_seed(plan, seed)
-    except DivergenceError as error:  # What the other seeds have trained is in the cache.
-        raise DivergenceError(f"seed {seed}: {error}") from error
+    except (DivergenceError, UntrainedTeacherError) as error:  # What the other seeds have trained is in the cache.
+        raise type(error)(f"seed {seed}: {error}") from error
 
 
 def _run_seed(plan: _Plan, seed: int) -> pd.DataFrame:
@@ -363,7 +364,7 @@ def _models(
     full_name, settings = _named(plan.method)
     kind_name, _, name = full_name.partition(":")
     kind = KINDS[kind_name]
-    objective = kind.objective(dense, splits.train, settings)
+    objective = kind.objective(dense, splits.train, settings) if plan.finetune["epochs"] else None
     yield "dense", kind.control, dense
     yield "control", kind.control, _fit(plan, dense, splits, plan.finetune, late, seed, dense, objective)
     settings |= {"data": splits.train, "seed": seed}

@@ -362,15 +362,24 @@ def steps_kept(module: nn.Module) -> list[int]:
 
 
 def extend_history(earlier: nn.Module, later: nn.Module) -> nn.Module:
-    """The later module; its history now begins with that of the earlier one, and its epochs are counted on from there.
+    """The later module; its history begins with that of the earlier one, if it has one, and counts on from there.
 
     Raises:
-        ValueError: If one of the two does not come from :func:`fit`.
+        ValueError: If the later one does not come from :func:`fit`.
     """
-    first, second = _record(earlier), _record(later)
-    rows = first.history + [row | {"epoch": row["epoch"] + len(first.history)} for row in second.history]
+    record = getattr(earlier, "_fairlib_training", None)
+    if record is None or not record.history:
+        return later
+    first, second, done = record.history, _record(later), record.history[-1]["epoch"]
+    rows = first + [row | {"epoch": row["epoch"] + done} for row in second.history]
     later._fairlib_training = TrainingRecord(rows, second.kept)
     return later
+
+
+def forget_history(module: nn.Module) -> nn.Module:
+    """The module, changed in place, as if :func:`fit` had not trained it."""
+    module.__dict__.pop("_fairlib_training", None)
+    return module
 
 
 def _record(module: nn.Module) -> TrainingRecord:

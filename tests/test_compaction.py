@@ -12,6 +12,7 @@ from zoo import lively, zoo_model
 import fairlib
 from fairlib import masks
 from fairlib.compaction import compact, cost, export_onnx
+from fairlib.linearization import count, gate
 from fairlib.models import MODELS
 from fairlib.pruning.filter_norm import filter_norm
 from fairlib.pruning.fpgm import fpgm
@@ -137,8 +138,8 @@ def test_an_exported_model_computes_the_same_for_any_batch(cnn, images, tmp_path
     export_onnx(small, tmp_path / "small.onnx", images)
     assert [file.name for file in tmp_path.iterdir()] == ["small.onnx"]
     session = onnxruntime.InferenceSession(str(tmp_path / "small.onnx"))
-    for count in (1, 2, 120):
-        inputs = images.batch(range(count))
+    for samples in (1, 2, 120):
+        inputs = images.batch(range(samples))
         (found,) = session.run(["logits"], {"inputs": inputs.numpy()})
         assert np.abs(found - small(inputs).detach().numpy()).max() < 1e-5
 
@@ -181,3 +182,11 @@ def test_bad_input(cnn, images):
         compact(masks.apply(fixed, keep), torch.rand(1, 4))
     with pytest.raises(ValueError, match="repeats must lie in"):
         cost({"cnn": cnn}, images, repeats=0)
+
+
+def test_a_linearized_model_is_compacted_before_it_is_linearized(cnn, images):
+    narrow = fairlib.prune(cnn, "filter-norm", sparsity=0.5, data=images)
+    with pytest.raises(ValueError, match="compact first, linearize then"):
+        fairlib.compact(gate(narrow), images)
+    small = fairlib.compact(narrow, images)
+    assert count(small).attrs["total"] < count(narrow).attrs["total"]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from zoo import zoo_model
 import fairlib
 from fairlib import gates
 from fairlib.linearization import count, gate
-from fairlib.linearization.deepreduce import Plan, masks_of
+from fairlib.linearization.deepreduce import culled_and_thinned, masks_of
 
 IMAGES = torch.rand(3, 3, 16, 16, generator=torch.Generator().manual_seed(0))
 
@@ -114,8 +115,8 @@ def test_the_counts_of_deepreduce(name):
     gated = gate(fairlib.build(name, num_classes=10, image_size=32))
     for culled, wanted in TABLE[name].items():
         stages = tuple(f"layer{number}" for number in "1234" if number not in culled)
-        for thinned, relus in zip((False, True), wanted, strict=True):
-            assert sum(int(mask.sum()) for mask in masks_of(gated, Plan(stages, thinned)).values()) == relus
+        plans = list(culled_and_thinned(gated, stages, relus=1))[:2]  # No further stage culled.
+        assert [sum(int(mask.sum()) for mask in masks_of(gated, plan).values()) for plan in plans] == [*wanted]
 
 
 def test_stages_are_children_of_a_residual_network_and_resolutions_elsewhere():
@@ -125,6 +126,15 @@ def test_stages_are_children_of_a_residual_network_and_resolutions_elsewhere():
     assert [len(names) for names in vgg.values()] == [2, 2, 4, 4, 4]
     cnn = gates.stages(gate(fairlib.build("cnn", num_classes=3, image_size=8)))
     assert [len(names) for names in cnn.values()] == [1, 1, 2]
+    wide = gates.stages(gate(fairlib.build("wrn-22-8", num_classes=3, image_size=8, width=0.1)))
+    assert {stage: len(names) for stage, names in wide.items()} == {
+        "layer1": 6,
+        "layer2": 6,
+        "layer3": 6,
+        "final_relu": 1,
+    }
+    mobile = gates.stages(gate(fairlib.build("mobilenetv2", num_classes=3, image_size=16, width=0.25)))
+    assert len(mobile) == 4
 
 
 def test_relus_that_are_called_twice_are_split_by_call_site():
@@ -162,6 +172,62 @@ class _Functional(nn.Module):
         return torch.relu(self.second(hidden)).relu() + inputs
 
 
+class _Calls(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, inputs):
+        return self.function(inputs)
+
+
+class _Frozen(nn.Module):
+    """What torch.fx does not see: a part without gradients."""
+
+    def __init__(self):
+        super().__init__()
+        self.back, self.head = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, inputs):
+        with torch.no_grad():
+            hidden = F.relu(self.back(inputs))
+        return self.head(hidden)
+
+
+class _Rich(nn.Module):
+    """A root that has to be split, with all that a graph does not name."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.unused = nn.Linear(6, 6), nn.Linear(3, 3)
+        self.register_buffer("steps", torch.zeros(()))
+        self.relu = F.relu
+
+    def forward(self, inputs, skip=None):
+        hidden = self.relu(self.linear(inputs)) * torch.tensor(2.0)
+        return hidden if skip is None else hidden + skip
+
+    def predict(self, inputs):
+        return self(inputs).argmax(1)
+
+
+def test_all_else_of_a_split_module_stays_and_survives_copies_and_pickling():
+    model = _Rich()
+    model.register_forward_hook(lambda module, inputs, output: output + module.linear.bias.sum())
+    gated = gate(model, torch.zeros(1, 6))
+    inputs = torch.randn(5, 6)
+    model_without_lambda = gate(_Rich(), torch.zeros(1, 6))
+    thawed = pickle.loads(pickle.dumps(model_without_lambda))
+    assert torch.equal(thawed(inputs), model_without_lambda(inputs))
+    for each in (gated, copy.deepcopy(gated), gates.apply(gated, {})):
+        assert torch.equal(each(inputs), model(inputs)) and torch.equal(each.predict(inputs), model.predict(inputs))
+        assert isinstance(each, _Rich) and each.input_shape == (6,)
+        assert set(each.state_dict()) == {*model.state_dict(), *(f"{name}.keep" for name in gates.gates(each))}
+    linear = gates.apply(gated, {name: torch.zeros(6, dtype=torch.bool) for name in gates.gates(gated)})
+    again = gates.apply(gated, {})
+    assert not torch.equal(linear(inputs), again(inputs))
+
+
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_functional_relus_become_gates(wrapped):
     model = _Functional()
@@ -180,6 +246,13 @@ def test_functional_relus_become_gates(wrapped):
         (_Functional(dropout=True), "the model .*_Functional.* does something else in training than in evaluation"),
         (nn.Sequential(_Functional(branches=True)), "0 .*_Functional.* torch.fx cannot trace it"),
         (nn.Sequential(nn.Linear(6, 6), nn.GELU()), "1 is a GELU, which is no ReLU"),
+        (nn.Sequential(nn.Linear(6, 6), _Calls(F.gelu)), r"1 \(_Calls\) computes gelu, which is no ReLU"),
+        (nn.Sequential(nn.Linear(6, 6), _Calls(lambda x: x.clamp(0, 6))), "1 .* by a function that cannot be swapped"),
+        (
+            nn.Sequential(nn.Linear(6, 6), _Calls(lambda x: F.relu(x.view(-1, 2)).view(-1, 6))),
+            "1.relu gives .* batch of 2",
+        ),
+        (_Frozen(), "with other gradients"),
         (nn.Sequential(nn.Linear(6, 6)), "has no ReLU"),
         (nn.ReLU(), "nothing else"),
     ],
@@ -269,6 +342,10 @@ def test_gates_belong_to_one_image_size():
     model = gate(fairlib.build("tiny-resnet", num_classes=3, image_size=16))
     with pytest.raises(ValueError, match=r"gate of \(8, 16, 16\) ReLUs met inputs \(N, \*\(8, 32, 32\)\)"):
         model(torch.zeros(1, 3, 32, 32))
+    with pytest.raises(ValueError, match="gated for another image size"):
+        gate(model, torch.zeros(1, 3, 32, 32))
+    with pytest.raises(ValueError, match="does not take inputs"):
+        gate(fairlib.build("mlp", num_classes=3, image_size=16), torch.zeros(1, 3, 8, 8))
     with pytest.raises(ValueError, match="depends on the shape of the inputs: give data="):
         gate(nn.Sequential(nn.Linear(3, 3), nn.ReLU()))
 
@@ -322,7 +399,7 @@ def test_gates_survive_copies_state_dicts_and_restoring(cnn, images):
         assert count(other).attrs["total"] == 300 and fairlib.sparsity(other) == pytest.approx(0.5, abs=1e-3)
     trained = fairlib.fit(linear, images, epochs=2, weight_decay=0.1)
     assert all(torch.equal(mask, gates.read(linear)[name]) for name, mask in gates.read(trained).items())
-    with pytest.raises(ValueError, match=r"there is a gate for features\.1, which is no ReLU"):
+    with pytest.raises(ValueError, match=r"a gate for features\.1, and this Sequential has no module"):
         fairlib.restore(nn.Sequential(nn.Linear(3, 3)), {"features.1.keep": torch.ones(3, dtype=torch.bool)})
 
 
@@ -337,3 +414,68 @@ def test_gates_survive_copies_state_dicts_and_restoring(cnn, images):
 def test_masks_that_do_not_fit(cnn, mask, message):
     with pytest.raises(ValueError, match=message):
         gates.apply(gate(cnn), mask)
+
+
+@pytest.mark.parametrize("granularity", gates.GRANULARITIES)
+def test_learning_begins_where_the_gates_are(cnn, images, granularity):
+    """Also where a channel or a layer keeps some of its ReLUs only."""
+    gated = gate(cnn)
+    some = gates.apply(gated, gates.keep_highest(gated, gates.drawn(gated, "pixel", 0), 300)).double()
+    learning = copy.deepcopy(some)
+    gates.relax(learning, granularity)
+    inputs = images.batch(slice(10), dtype=torch.float64)
+    assert torch.equal(learning(inputs), some(inputs))
+    assert all(one.alpha.dtype == torch.float64 for one in gates.gates(learning).values())
+
+
+def test_relus_beside_gates_are_gated_and_counted_too(cnn):
+    grown = nn.Sequential(gate(cnn), nn.Linear(3, 10), nn.ReLU())
+    grown.input_shape = (1, 8, 8)
+    assert count(grown).attrs["total"] == 864 + 10
+    linear = gates.apply(gate(grown), {"2": torch.zeros(10, dtype=torch.bool)})
+    assert count(linear).attrs["total"] == 864
+
+
+def test_a_wrapped_residual_network_has_its_stem_and_its_stages():
+    network = fairlib.build("tiny-resnet", num_classes=3, image_size=8)
+    wrapped = gate(nn.Sequential(nn.Identity(), network), torch.zeros(1, 3, 8, 8))
+    assert count(wrapped).attrs["total_without_stem"] == count(network).attrs["total_without_stem"]
+    assert list(gates.stages(wrapped)) == ["layer1", "layer2", "layer3"]
+
+
+def test_other_buffers_called_keep_are_left_alone():
+    class Own(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(3, 3)
+            self.register_buffer("keep", torch.ones(3))
+
+    model = Own()
+    assert torch.equal(fairlib.restore(Own(), model.state_dict()).linear.weight, model.linear.weight)
+
+
+@pytest.mark.parametrize(
+    "name", ["resnet50", "densenet121", "googlenet", "mobilenet_v2", "shufflenet_v2_x0_5", "squeezenet1_1"]
+)
+def test_torchvision_networks_compute_the_same_in_both_modes(name):
+    torch.manual_seed(0)
+    settings = {"init_weights": True} if name == "googlenet" else {}
+    model = getattr(torchvision.models, name)(num_classes=4, **settings).eval()
+    inputs = torch.rand(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    if name == "googlenet":
+        model.aux_logits, model.aux1, model.aux2 = False, None, None
+    relus = []
+    handles = [
+        m.register_forward_hook(lambda m, i, o: relus.append(o[0].numel()))
+        for m in model.modules()
+        if isinstance(m, nn.ReLU | nn.ReLU6)
+    ]
+    with torch.no_grad():
+        expected = model(inputs)
+    for handle in handles:
+        handle.remove()
+    gated = gate(model, inputs)
+    assert torch.allclose(gated(inputs), expected, rtol=1e-3, atol=1e-4 * expected.abs().max().item())
+    if name in ("resnet50", "mobilenet_v2", "shufflenet_v2_x0_5", "squeezenet1_1"):  # The others call functions.
+        assert count(gated).attrs["total"] == sum(relus)
+    assert not any(isinstance(m, nn.Dropout) and m.training for m in gated.modules())

@@ -238,3 +238,11 @@ def test_the_distance_is_that_of_all_parameters_from_the_dense_model():
     assert distances["dense"].tolist() == [0] and distances["control"][0] > 0
     assert distances["compressed"].tolist() == pytest.approx([(vectors[0] - vectors[1]).norm().item()], rel=1e-3)
     assert math.isnan(parameter_distance(small, torch.nn.Linear(3, 3)))
+
+
+def test_a_teacher_at_chance_is_named_by_its_seed():
+    untrained = LINEAR | {"train": {"epochs": 0}}
+    with pytest.raises(ValueError, match="seed 3: the teacher performs at chance"):
+        study(**untrained, levels=[0.5], seeds=[3])
+    table = study(**untrained | {"finetune": {"epochs": 0}}, levels=[0.5], seeds=[3])
+    assert table["kept"].min() == 0.5

@@ -265,3 +265,6 @@ def test_a_history_can_go_on_from_an_earlier_one(cnn, images):
     second = extend_history(first, fairlib.fit(first, images, epochs=3))
     assert fairlib.history(second).index.tolist() == [1, 2, 3, 4, 5]
     assert fairlib.history(second)["loss"].tolist()[:2] == fairlib.history(first)["loss"].tolist()
+    late = fairlib.fit(cnn, images, epochs=4, start=4, batch_size=60)  # Epochs 3 and 4.
+    assert fairlib.history(extend_history(late, fairlib.fit(cnn, images, epochs=1))).index.tolist() == [3, 4, 5]
+    assert extend_history(cnn, second) is second

@@ -32,7 +32,8 @@ provenance), compiling, handing private values to their owner's process, and the
 each. Loopback adds no latency; on a network each message that waits for another adds one. ``messages`` counts what both
 send: a layer costs a fixed number as soon as it keeps one ReLU.
 
-The network of budget 0 is the intercept and the slope in ``kept`` the cost of a ReLU; seconds, unlike bytes, also jump
+``units`` is the number of ReLUs before any was made linear, ``relus`` that of those kept, ``kept`` their share. The
+network of budget 0 is the intercept and the slope in ``relus`` the cost of a ReLU; seconds, unlike bytes, also jump
 from no ReLU to a few, by the round trips of every layer that keeps some. By the engine's own profile, of the slower
 party, ``linear_seconds`` and ``linear_bytes`` (of both) are those of convolutions and the last layer, truncation
 included, ``relu_seconds`` of comparisons and the products with their bits (and of the scaling in the mean over pixels),
@@ -80,12 +81,12 @@ EXTENSION_MESSAGES = 1281
 OF_BOTH = ("cpu_seconds", "bytes_sent", "messages", "linear_bytes")
 OF_THE_SLOWER = ("seconds", "linear_seconds", "relu_seconds", "indexing_seconds")
 COLUMNS = (
-    *("network", "data", "image_size", "protocol", "batch", "budget", "relus", "kept", "repetition"),
+    *("network", "data", "image_size", "protocol", "batch", "budget", "units", "relus", "kept", "repetition"),
     *("seconds", "cpu_seconds", "bytes_sent", "messages"),
     *("linear_seconds", "linear_bytes", "relu_seconds", "indexing_seconds", "ot_extensions"),
     *("agreement", "max_logit_error"),
 )
-SHOWN = ("repetition", "data", "batch", "protocol", "kept", "seconds", "bytes_sent", "agreement")
+SHOWN = ("repetition", "data", "batch", "protocol", "relus", "seconds", "bytes_sent", "agreement")
 
 _OPERATION = re.compile(r"- pphlo\.(.+?), executed \d+ times, duration (\S+)s, send bytes (\d+)")
 _TOTAL = re.compile(r"Link details: total send bytes (\d+), recv bytes \d+, send actions (\d+)")
@@ -109,10 +110,10 @@ def main() -> None:
     jobs = [
         Job(network, batch, compiled(network, batch))
         for batch, network in itertools.product(arguments.batches, networks)
-        if batch == 1 or batch * network.about["relus"] <= arguments.largest
+        if batch == 1 or batch * network.about["units"] <= arguments.largest
     ]
     parties = {protocol: Parties(protocol) for protocol in arguments.protocols}
-    fullest = min(jobs, key=lambda job: (-job.network.about["budget"], job.network.about["relus"] * job.batch))
+    fullest = min(jobs, key=lambda job: (-job.network.about["budget"], job.network.about["units"] * job.batch))
     setup = {protocol: first_use(pair, fullest) for protocol, pair in parties.items()}
     arguments.output.parent.mkdir(parents=True, exist_ok=True)
     with arguments.output.open("w", newline="") as file:
@@ -157,9 +158,10 @@ class Network:
         weights = {name: value for name, value in arrays.items() if name.endswith((".weight", ".bias"))}
         keep = {name.removeprefix("keep."): value for name, value in arrays.items() if name.startswith("keep.")}
         about = {name: arrays[name].item() for name in ("network", "data", "image_size", "budget")}
-        kept = sum(int(mask.sum()) for mask in keep.values())
-        relus = sum(mask.size for mask in keep.values())
-        return cls({**about, "relus": relus, "kept": kept}, weights, keep, arrays["images"], arrays["logits"])
+        relus = sum(int(mask.sum()) for mask in keep.values())
+        units = sum(mask.size for mask in keep.values())
+        about |= {"units": units, "relus": relus, "kept": round(relus / units, 6)}
+        return cls(about, weights, keep, arrays["images"], arrays["logits"])
 
     def forward(self, images: jax.Array, weights: Mapping[str, jax.Array]) -> jax.Array:
         """Normalized images ``(N, C, H, W)`` to logits: a residual network of basic blocks, of the public masks."""

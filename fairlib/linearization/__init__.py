@@ -10,16 +10,28 @@ from torch import nn
 from fairlib import gates
 from fairlib._validation import check_number, check_settings, lookup
 from fairlib.data import GroupedDataset
-from fairlib.distillation import Distillation
+from fairlib.distillation import Distillation, check_values
 from fairlib.gates import count, gate
-from fairlib.linearization.deepreduce import deepreduce
+from fairlib.linearization.deepreduce import criticality, deepreduce
 from fairlib.linearization.preactivation import preactivation
 from fairlib.linearization.random import random
-from fairlib.linearization.senet import senet
-from fairlib.linearization.snl import snl
-from fairlib.training import Constraint, extend_history, fit
+from fairlib.linearization.senet import budgets, feeding_layers, senet
+from fairlib.linearization.snl import MASK_PHASE, snl
+from fairlib.training import Constraint, extend_history, fit, forget_history
 
-__all__ = ["FINETUNE", "METHODS", "check", "count", "gate", "linearize", "trains"]
+__all__ = [
+    "FINETUNE",
+    "MASK_PHASE",
+    "METHODS",
+    "budgets",
+    "check",
+    "count",
+    "criticality",
+    "feeding_layers",
+    "gate",
+    "linearize",
+    "trains",
+]
 
 METHODS: dict[str, Callable[..., nn.Module]] = {
     "snl": snl,
@@ -64,7 +76,8 @@ def linearize(
         relus: The number of ReLUs kept, in place of ``budget``. Exactly one of the two.
         val: Held-out data, for a method that needs some; by default it splits ``data`` by ``seed``.
         teacher: Of all distillation; by default ``model``. It must do better than chance on ``data``.
-        distillation: Arguments of :class:`fairlib.distillation.Distillation`: temperature and weights.
+        distillation: Arguments of :class:`fairlib.distillation.Distillation`: temperature and weights. This and
+            ``teacher`` have no effect where nothing is trained.
         train: Arguments of :func:`fairlib.fit` for a method that trains: ``"snl"``, ``"deepreduce"``, ``"senet"``.
         finetune: Arguments of :func:`fairlib.fit` for the finetuning; what is missing is as in
             :data:`fairlib.linearization.FINETUNE`. 0 switches it off.
@@ -83,7 +96,7 @@ def linearize(
         RuntimeError: If a method does not reach the budget.
     """
     check(method, train=train, finetune=finetune, distillation=distillation, constraint=constraint, **settings)
-    gated = gate(model, data)
+    gated = forget_history(gate(model, data))
     wanted = _relus(gated, budget, relus)
     function = METHODS[method]
     tuned = None if finetune == 0 and finetune is not None else FINETUNE | dict(finetune or {})
@@ -95,7 +108,7 @@ def linearize(
     if tuned is None:
         return linear
     finetuned = fit(linear, data, **{"seed": seed, "objective": objective, "constraint": constraint} | tuned)
-    return extend_history(linear, finetuned) if trains(method, settings) else finetuned
+    return extend_history(linear, finetuned)
 
 
 def check(
@@ -117,14 +130,15 @@ def check(
     check_settings(f"linearization method {method!r}", function, settings, given=_OFFERED)
     if train and not trains(method, settings):
         raise ValueError(f"linearization method {method!r} trains nothing but the finetuning; leave out train=")
-    if isinstance(finetune, int) and finetune != 0:
-        raise ValueError(f"finetune must hold arguments of fairlib.fit, or be 0 to switch it off; got {finetune}")
+    if not (finetune is None or isinstance(finetune, Mapping) or finetune == 0):
+        raise ValueError(f"finetune must hold arguments of fairlib.fit, or be 0 to switch it off; got {finetune!r}")
     if finetune == 0 and finetune is not None and constraint is not None:
         raise ValueError("a constraint belongs to the finetuning, which finetune=0 switches off")
     own = ("objective", "constraint", "sparsify", "stop", "start", "keep")
     check_settings("train=", fit, train or {}, given=own)
     check_settings("finetune=", fit, finetune or {}, given=own)
     check_settings("distillation=", Distillation, distillation or {}, given=("teacher", "data"))
+    check_values(**(distillation or {}))
 
 
 def trains(method: str, settings: Mapping[str, object]) -> bool:
@@ -145,7 +159,7 @@ def _relus(model: nn.Module, budget: float | None, relus: int | None) -> int:
         check_number("relus", relus, 0, whole=True)
         wanted = relus
     else:
-        check_number("budget", budget, 0, 1 + 1e-12)
-        wanted = round(min(1.0, budget) * int(table["units"].sum()))
+        check_number("budget", budget, 0, 1, upto=True)
+        wanted = round(budget * int(table["units"].sum()))
     gates.check_count(wanted, table.attrs["total"])
     return wanted

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -19,10 +19,9 @@ from fairlib.training import Objective, fit
 
 @dataclass(frozen=True)
 class Plan:
-    """What is done to a network: the stages that keep ReLUs, whether every second of them goes, and the scaling."""
+    """What is done to a network: the gates that keep their ReLUs, and the scaling."""
 
-    stages: tuple[str, ...]
-    thinned: bool = False
+    gates: tuple[str, ...]
     width: float = 1.0
     resolution: float = 1.0
 
@@ -44,10 +43,10 @@ def deepreduce(
 
     The *criticality* of stage k, with the accuracy :math:`A_k` of the network that has ReLUs in this stage only and
     :math:`n_k` of them, is :math:`C_k = (A_k - \min_j A_j) / n_k^W`. *Culling* takes the ReLUs of the least critical
-    stages, *thinning* every second ReLU layer of the others: of a residual block the one after the sum. The stem has
-    none from the start. Of the networks that culling m = 0, 1, ... stages gives, thinned or not, the one with the most
-    ReLUs within the budget is chosen; only if there is none, the network is *reshaped*: built anew, with scaled widths
-    of its layers and a scaled resolution, and trained from scratch.
+    stages, *thinning* every second ReLU layer of each other stage: of a basic residual block the one after the sum. The
+    stem has none from the start. Of the networks that culling m = 0, 1, ... stages gives, thinned or not, the one with
+    the most ReLUs within the budget is chosen; only if there is none, the network is *reshaped*: built anew, with
+    scaled widths of its layers and a scaled resolution, and trained from scratch.
 
     Args:
         model: With gates, trained; left as it is.
@@ -79,14 +78,16 @@ def deepreduce(
     if len(found) < 2:
         raise ValueError(f"{type(model).__name__} has {len(found)} stage of ReLUs; DeepReDuce chooses between stages")
     settings = {"objective": objective, "seed": seed} | dict(train)
-    order = sorted(found, key=criticality(model, data, val, exponent, settings, seed).get)
+    importance = criticality(model, data, val, exponent, settings, seed)
+    order = sorted(found, key=importance.get)
     plan = _choose(model, order, relus, widths, resolutions)
     if (plan.width, plan.resolution) != (1.0, 1.0):
         return fit(reshape(model, plan, seed), data, **settings)
-    network = model
-    for step in (Plan(plan.stages), plan) if plan.thinned else (plan,):
-        if set(step.stages) != set(found) or step.thinned or gates.stem(model):
-            network = fit(gates.apply(network, masks_of(network, step)), data, **settings)
+    network, everything = gates.apply(model, {}), set(gates.gates(model))
+    unthinned = tuple(name for names in found.values() if set(names) & set(plan.gates) for name in names)
+    for left in dict.fromkeys((unthinned, plan.gates)):
+        if set(left) != everything:
+            network = fit(gates.apply(network, masks_of(network, left)), data, **settings)
     return network
 
 
@@ -101,8 +102,8 @@ def criticality(
     """:math:`C_k` of every stage; 0 for the least critical one."""
     rest, held = (data, val) if val is not None else data.hold_out(0.2, seed)
     accuracy, sizes = {}, {}
-    for stage in gates.stages(model):
-        single = gates.apply(model, masks_of(model, Plan((stage,))))
+    for stage, names in gates.stages(model).items():
+        single = gates.apply(model, masks_of(model, names))
         sizes[stage] = gates.count(single).attrs["total"]
         accuracy[stage] = float(predict(fit(single, rest, **settings), held).correct.mean())
     lowest = min(accuracy.values())
@@ -120,33 +121,32 @@ def reshape(model: nn.Module, plan: Plan, seed: int) -> nn.Module:
     recipe = dict(model.recipe)
     recipe["width"] = recipe.get("width", 1.0) * plan.width
     small = build(**recipe, seed=seed)
-    first = next(module for module in small.modules() if isinstance(module, nn.Conv2d))
-    first.stride = tuple(stride * round(1 / plan.resolution) for stride in first.stride)
+    if plan.resolution != 1:
+        first = next(module for module in small.modules() if isinstance(module, nn.Conv2d))
+        first.stride = tuple(stride * round(1 / plan.resolution) for stride in first.stride)
+        del small.recipe  # It no longer tells how to build the network.
     like = next(model.parameters())
     gated = gates.gate(small.to(like.device, like.dtype))
-    return gates.apply(gated, masks_of(gated, plan))
+    return gates.apply(gated, masks_of(gated, plan.gates))
 
 
-def masks_of(model: nn.Module, plan: Plan) -> dict[str, torch.Tensor]:
-    """Masks for a plan: the gates of its stages keep what they have, thinned every second one; the others nothing."""
-    before, left = gates.read(model), set()
-    for stage, names in gates.stages(model).items():
-        if stage in plan.stages:
-            left |= set(names[::2] if plan.thinned else names)
-    return {name: mask & (name in left) for name, mask in before.items()}
+def masks_of(model: nn.Module, left: Collection[str]) -> dict[str, torch.Tensor]:
+    """Masks with which the gates named keep what they have, and the others nothing."""
+    return {name: mask & (name in left) for name, mask in gates.read(model).items()}
 
 
-def _plans(order: Sequence[str], relus: int) -> Iterator[Plan]:
-    """What culling in an order can give, thinned or not; no ReLU at all only where none is asked for."""
+def culled_and_thinned(model: nn.Module, order: Sequence[str], relus: int) -> Iterator[tuple[str, ...]]:
+    """The gates that culling stages in an order leaves, thinned or not; none only where no ReLU is asked for."""
+    found = gates.stages(model)
     for culled in range(len(order) if relus else len(order) + 1):
-        for thinned in (False, True):
-            yield Plan(tuple(order[culled:]), thinned)
+        for every in (1, 2):
+            yield tuple(name for stage in found if stage in order[culled:] for name in found[stage][::every])
 
 
 def _scalings(widths: Sequence[float], resolutions: Sequence[float]) -> Iterator[tuple[float, float]]:
     for width, resolution in product(widths, resolutions):
-        check_number("widths", width, 0, 1.0 + 1e-9, beyond=True)
-        check_number("resolutions", resolution, 0, 1.0 + 1e-9, beyond=True)
+        check_number("widths", width, 0, 1, beyond=True, upto=True)
+        check_number("resolutions", resolution, 0, 1, beyond=True, upto=True)
         if abs(1 / resolution - round(1 / resolution)) > 1e-6:
             raise ValueError(f"resolutions must be 1, 1/2, 1/3, ..., got {resolution}")
         yield width, resolution
@@ -155,22 +155,20 @@ def _scalings(widths: Sequence[float], resolutions: Sequence[float]) -> Iterator
 def _choose(
     model: nn.Module, order: Sequence[str], relus: int, widths: Sequence[float], resolutions: Sequence[float]
 ) -> Plan:
-    """The first scaling at which a plan meets the budget, and of its plans the one with the most ReLUs."""
+    """The first scaling at which a network meets the budget, and of its networks the one with the most ReLUs."""
     smallest = None
     for width, resolution in _scalings(widths, resolutions):
         scaled = model
         if (width, resolution) != (1.0, 1.0):
-            scaled = reshape(model, Plan(tuple(order), width=width, resolution=resolution), seed=0)
-        plans = {
-            Plan(plan.stages, plan.thinned, width, resolution): sum(
-                int(m.sum()) for m in masks_of(scaled, plan).values()
-            )
-            for plan in _plans(order, relus)
+            scaled = reshape(model, Plan(tuple(gates.gates(model)), width, resolution), seed=0)
+        sizes = {
+            left: sum(int(mask.sum()) for mask in masks_of(scaled, left).values())
+            for left in culled_and_thinned(model, order, relus)
         }
-        fitting = {plan: size for plan, size in plans.items() if size <= relus}
+        fitting = {left: size for left, size in sizes.items() if size <= relus and (size or not relus)}
         if fitting:
-            return max(fitting, key=fitting.get)
-        smallest = min([*plans.values(), *([smallest] if smallest is not None else [])])
+            return Plan(max(fitting, key=fitting.get), width, resolution)
+        smallest = min([*sizes.values(), *([] if smallest is None else [smallest])])
     raise ValueError(
         f"DeepReDuce cannot come down to {relus} ReLUs: the smallest network that it reaches here has {smallest}; give "
         "widths= and resolutions= to reshape it"

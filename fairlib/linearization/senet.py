@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -38,7 +37,7 @@ def senet(
        sensitivity :math:`\eta_l = 1 - d_l`: where few weights matter, ReLUs do.
     2. *Budget.* :math:`r_l` is proportional to :math:`\eta_l n_l` and at most the number :math:`n_l` of the layer's
        ReLUs; what is above is spread again, and :math:`\sum_l r_l` is ``relus`` exactly
-       (:func:`fairlib.linearization.senet.budgets`).
+       (:func:`fairlib.linearization.budgets`).
     3. *Location.* From random places, the partial-ReLU network is trained by
 
        .. math:: \ell + \frac\beta2 \sum_l \left\| \frac{\psi^{PR}_l}{\|\psi^{PR}_l\|}
@@ -73,7 +72,7 @@ def senet(
         Kundu, Lu, Zhang, Liu, Beerel, Learning to linearize deep neural networks for secure and efficient private
         inference (ICLR 2023). There is no code of theirs, and we know the method second-hand: the way to the sparse
         network, the rounding, which layer belongs to which activation
-        (:func:`fairlib.linearization.senet.feeding_layers`), ``beta`` and ``epsilon`` are our choices.
+        (:func:`fairlib.linearization.feeding_layers`), ``beta`` and ``epsilon`` are our choices.
     """
     check_number("density", density, 0, 1, beyond=True)
     check_number("beta", beta, 0)
@@ -81,6 +80,8 @@ def senet(
     if granularity == "layer":
         raise ValueError("granularity must be 'pixel' or 'channel': SENet gives every layer a budget of its own")
     settings = {"objective": objective, "seed": seed} | dict(train)
+    if settings.get("epochs") == 0:
+        raise ValueError("senet learns from its trainings; train= must have at least one epoch")
     capacities = {name: int(keep.sum()) for name, keep in gates.read(model).items()}
     shares = budgets(sensitivity(model, data, density, settings), capacities, relus)
     places = {}
@@ -108,15 +109,19 @@ def sensitivity(
 
 
 def feeding_layers(model: nn.Module, data: GroupedDataset) -> dict[str, str]:
-    """For every gate the layer whose output it takes: of those that ran since the gate before, the largest.
+    """For every gate the layer that makes its input: the last that ran since the gate before.
 
-    So the sum of a residual block belongs to its last convolution and not to the 1x1 convolution of its shortcut.
+    Layers that read what some layer before that gate has read already are left out: the 1x1 convolution in the shortcut
+    of a residual block, to which the sum does not belong, but to the last convolution of the block.
+
+    Raises:
+        ValueError: If a gate comes before any layer.
     """
-    ran: list[str] = []
-    weights = {name.removesuffix(".weight"): weight.numel() for name, weight in masks.prunable(model).items()}
-    watched = {*weights, *gates.gates(model)}
+    ran: list[tuple[str, Tensor]] = []  # The inputs too: while they are held, no other tensor is the same object.
+    layers = {name.removesuffix(".weight") for name in masks.prunable(model)}
+    watched = layers | set(gates.gates(model))
     handles = [
-        module.register_forward_hook(lambda *_, name=name: ran.append(name))
+        module.register_forward_pre_hook(lambda _, inputs, name=name: ran.append((name, inputs[0])))
         for name, module in model.named_modules()
         if name in watched
     ]
@@ -126,12 +131,21 @@ def feeding_layers(model: nn.Module, data: GroupedDataset) -> dict[str, str]:
     finally:
         for handle in handles:
             handle.remove()
-    positions = [position for position, name in enumerate(ran) if name not in weights]
-    feeding = {}
-    for before, position in pairwise([-1, *positions]):
-        # Two activations in a row belong to one layer.
-        since = ran[before + 1 : position] or [feeding[ran[before]]]
-        feeding[ran[position]] = max(since, key=weights.get)
+    feeding: dict[str, str] = {}
+    read: list[Tensor] = []
+    since: list[tuple[str, Tensor]] = []
+    layer = None
+    for name, inputs in ran:
+        if name in layers:
+            since.append((name, inputs))
+            continue
+        new = [each for each, what in since if not any(what is other for other in read)]
+        layer = new[-1] if new else since[-1][0] if since else layer
+        if layer is None:
+            raise ValueError(f"{name} comes before any layer, so that no weights tell its sensitivity")
+        feeding[name] = layer
+        read += [what for _, what in since]
+        since = []
     return {name: feeding[name] for name in gates.gates(model)}
 
 
@@ -203,7 +217,7 @@ class _LocationRun:
             output = self.outputs[self.partial][name]
             self.differences[name] += (output.detach() - wanted).abs().sum(0)
             mismatch = mismatch + (normalize(output.flatten(1)) - normalize(wanted.flatten(1))).norm(dim=1).mean()
-        self.mismatch += mismatch.detach()
+        self.mismatch = self.mismatch + mismatch.detach()
         self.batches += 1
         return batch.losses.mean() + self.settings.beta / 2 * mismatch
 
@@ -224,7 +238,7 @@ class _LocationRun:
     def _forget(self) -> None:
         masks_ = gates.read(self.full)
         self.differences = {name: torch.zeros(mask.shape, device=mask.device) for name, mask in masks_.items()}
-        self.mismatch, self.batches = torch.zeros(()), 0
+        self.mismatch, self.batches = 0.0, 0
 
 
 def _keep_output(outputs: dict[str, Tensor], name: str) -> Callable[..., None]:

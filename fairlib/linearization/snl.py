@@ -13,7 +13,7 @@ from fairlib._validation import check_number
 from fairlib.data import GroupedDataset
 from fairlib.training import Batch, Objective, fit
 
-TRAIN = {
+MASK_PHASE = {
     "epochs": 2000,
     "lr": 1e-3,
     "batch_size": 128,
@@ -47,9 +47,9 @@ def snl(
     .. math:: \ell(\theta, \alpha) + c \sum_j |\alpha_j|
 
     over all parameters. After each epoch the ReLUs left are counted, those with :math:`\alpha > t`. If there are not
-    fewer than ever before, and at least ``patience`` epochs have passed, :math:`c` grows by the factor ``growth``. The
-    phase ends when at most ``relus`` are left; then :math:`\alpha` becomes 1 or 0. The number that is kept is at most
-    ``relus`` and, since it is reached in steps, seldom that.
+    fewer than ever before, and at least ``patience`` epochs have passed, counted from one, :math:`c` grows by the
+    factor ``growth``. The phase ends when at most ``relus`` are left; then :math:`\alpha` becomes 1 or 0. The number
+    that is kept is at most ``relus`` and, since it is reached in steps, seldom that.
 
     The budget enters only where the phase ends: with one seed, a smaller budget goes the same way further. A model that
     was linearized before goes on from the ReLUs that it has.
@@ -60,7 +60,7 @@ def snl(
         data: The training set.
         objective: Per-sample losses :math:`\ell`: of SNL, those of a teacher.
         train: Arguments of :func:`fairlib.fit` for the mask phase; what is missing is as in
-            :data:`fairlib.linearization.snl.TRAIN`.
+            :data:`fairlib.linearization.MASK_PHASE`.
         penalty: :math:`c` at first. A channel or a layer is penalized for each of its ReLUs.
         growth: Factor of the penalty, above 1.
         patience: Epochs before the penalty may grow.
@@ -85,10 +85,11 @@ def snl(
     check_number("penalty", penalty, 0, beyond=True)
     check_number("growth", growth, 1, beyond=True)
     check_number("patience", patience, 0, whole=True)
+    check_number("threshold", threshold, 0)
     soft = gates.apply(model, {})
     gates.relax(soft, granularity)
     lasso = _Lasso(penalty, growth, patience, threshold)
-    settings = TRAIN | {"seed": seed} | dict(train)
+    settings = MASK_PHASE | {"seed": seed} | dict(train)
     soft = fit(soft, data, objective=objective, constraint=lasso, stop=lambda row: row["relus"] <= relus, **settings)
     alphas = {name: gate.alpha.detach() for name, gate in gates.gates(soft).items()}
     keep = {name: (alpha > threshold) & gates.read(soft)[name] for name, alpha in alphas.items()}
@@ -121,8 +122,6 @@ class _LassoRun:
     def __init__(self, settings: _Lasso, model: nn.Module) -> None:
         self.settings, self.penalty = settings, settings.penalty
         self.gates = list(gates.gates(model).values())
-        # Of how many ReLUs each alpha decides.
-        self.sizes = [gate.keep.numel() // gate.alpha.numel() for gate in self.gates]
         self.lowest, self.epoch = self._count(), 0
 
     def loss(self, batch: Batch) -> Tensor:
@@ -138,7 +137,8 @@ class _LassoRun:
         return seen
 
     def _norm(self) -> Tensor:
-        return sum(size * gate.alpha.abs().sum() for size, gate in zip(self.sizes, self.gates, strict=True))
+        """Over the ReLUs that the gates keep, of the alphas that decide of them."""
+        return sum((gate.alpha.abs() * gate.keep).sum() for gate in self.gates)
 
     def _count(self) -> int:
         with torch.no_grad():

@@ -44,7 +44,8 @@ class EqualLoss(Lagrangian):
         as_published: What the released code of [D] computes instead. Its penalty is detached, so that it has no
             gradient; the divergence from a teacher is averaged over the classes, not summed, which divides its weight
             by their number; multipliers grow by the *sum* over the batches of absolute batch violations, without those
-            of groups with a single sample in a batch. All other settings but ``step`` stay at their defaults.
+            of groups with a single sample in a batch. All other settings but ``step`` stay at their defaults. The
+            history's ``loss`` is that of the objective as given; ``objective`` is what was descended on.
 
     Raises:
         ValueError: If a setting is out of range or unknown; at the start of a training, if there is one group only.

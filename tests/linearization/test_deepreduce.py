@@ -9,7 +9,7 @@ import fairlib
 from fairlib import gates
 from fairlib.diagnostics import predict
 from fairlib.linearization import count, gate
-from fairlib.linearization.deepreduce import Plan, criticality, deepreduce, masks_of, reshape
+from fairlib.linearization.deepreduce import Plan, criticality, culled_and_thinned, deepreduce, masks_of, reshape
 
 STAGES = ("layer1", "layer2", "layer3")
 TRAIN = {"epochs": 1, "lr": 0.02}
@@ -52,7 +52,8 @@ def test_the_network_is_the_largest_that_culling_in_order_and_thinning_can_give(
 
 
 def test_thinning_takes_the_relu_after_the_sum_of_every_block(gated):
-    thinned = masks_of(gated, Plan(STAGES, thinned=True))
+    _, left, *_ = culled_and_thinned(gated, STAGES, relus=1)
+    thinned = masks_of(gated, left)
     assert {name for name, mask in thinned.items() if mask.any()} == {f"{stage}.0.relu1" for stage in STAGES}
 
 
@@ -72,9 +73,9 @@ def test_a_network_that_is_still_too_large_is_reshaped(gated, images, objective)
 def test_the_reshaped_counts_of_resnet18():
     """Stage 1 culled, thinned, half the width: 57,344; and half the resolution: 14,336 (Jha et al.)."""
     model = gate(fairlib.build("resnet18", num_classes=10, image_size=32))
+    *_, left = list(culled_and_thinned(model, [f"layer{number}" for number in "1234"], relus=1))[:4]
     for resolution, relus in ((1.0, 57_344), (0.5, 14_336)):
-        plan = Plan(("layer2", "layer3", "layer4"), thinned=True, width=0.5, resolution=resolution)
-        assert count(reshape(model, plan, seed=0)).attrs["total"] == relus
+        assert count(reshape(model, Plan(left, width=0.5, resolution=resolution), seed=0)).attrs["total"] == relus
 
 
 def test_a_model_from_elsewhere_cannot_be_reshaped_nor_one_stage_reduced(images, objective):
@@ -83,9 +84,25 @@ def test_a_model_from_elsewhere_cannot_be_reshaped_nor_one_stage_reduced(images,
     with pytest.raises(ValueError, match="has 1 stage of ReLUs"):
         deepreduce(model, relus=5, data=images, objective=objective, train=TRAIN)
     with pytest.raises(ValueError, match="did not build cannot be reshaped"):
-        reshape(model, Plan(("stage1",), width=0.5), seed=0)
+        reshape(model, Plan(("2",), width=0.5), seed=0)
 
 
 def test_only_whole_fractions_of_the_resolution(gated, images, objective):
     with pytest.raises(ValueError, match="resolutions must be 1, 1/2, 1/3"):
         deepreduce(gated, relus=9, data=images, objective=objective, train=TRAIN, resolutions=(0.7,))
+
+
+def test_a_small_budget_never_loses_all_relus_by_a_change_of_resolution(images):
+    """Where stages are told by resolution, those of the smaller images are others."""
+    model = fairlib.build("mobilenetv2", num_classes=3, in_channels=1, image_size=8, width=0.25, seed=0)
+    gated = gate(model)
+    plain = {
+        "data": images,
+        "objective": lambda inputs, logits, targets: logits.square().sum(1),
+        "train": {"epochs": 0},
+    }
+    for relus in (8000, 4000, 2000, 1290):
+        linear = deepreduce(gated, relus=relus, resolutions=(1.0, 0.5, 0.25), **plain)
+        assert 0 < count(linear).attrs["total"] <= relus
+    with pytest.raises(ValueError, match="cannot come down to 500 ReLUs"):
+        deepreduce(gated, relus=500, resolutions=(1.0, 0.5, 0.25), **plain)

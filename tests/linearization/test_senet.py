@@ -11,7 +11,7 @@ from torch.nn.functional import normalize
 
 import fairlib
 from fairlib import gates
-from fairlib.linearization import count
+from fairlib.linearization import count, gate
 from fairlib.linearization.senet import _Location, budgets, feeding_layers, senet, sensitivity
 from fairlib.training import Batch
 
@@ -54,6 +54,26 @@ def test_an_activation_belongs_to_the_convolution_before_it(gated, images):
         assert layers[f"layer{stage}.0.relu2"] == f"layer{stage}.0.conv2"
 
 
+@pytest.mark.parametrize(
+    ("name", "pairs"),
+    [
+        ("resnet50", {"layer2.0.relu3": "layer2.0.conv3", "layer2.0.relu1": "layer2.0.conv1"}),
+        ("mobilenetv2", {"features.4.conv.0.2": "features.4.conv.0.0", "features.4.conv.1.2": "features.4.conv.1.0"}),
+        ("wrn-22-8", {"layer2.0.relu2": "layer2.0.conv1", "layer2.1.relu1": "layer2.0.conv2"}),
+    ],
+)
+def test_shortcuts_and_projections_do_not_mislead(name, pairs):
+    model = gate(fairlib.build(name, num_classes=3, in_channels=1, image_size=16, width=0.125))
+    layers = feeding_layers(model, torch.zeros(1, 1, 16, 16))
+    assert {gate_: layers[gate_] for gate_ in pairs} == pairs
+
+
+def test_a_relu_before_any_layer_has_no_sensitivity():
+    model = gate(torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Linear(3, 3)), torch.zeros(1, 3))
+    with pytest.raises(ValueError, match="0 comes before any layer"):
+        feeding_layers(model, torch.zeros(1, 3))
+
+
 def test_sensitivity_is_the_share_of_weights_that_a_sparse_training_prunes(gated, images, objective):
     eta = sensitivity(gated, images, 0.2, {"objective": objective, "seed": 0} | TRAIN)
     sizes = {name: gated.get_submodule(layer).weight.numel() for name, layer in feeding_layers(gated, images).items()}
@@ -70,7 +90,7 @@ def test_the_budget_is_met_exactly_and_nothing_is_left_behind(gated, images, obj
     before = copy.deepcopy(gated.state_dict())
     linear = senet(gated, relus=relus, data=images, objective=objective, train=TRAIN)
     assert count(linear).attrs["total"] == relus
-    assert not any(gate._forward_hooks for model in (linear, gated) for gate in gates.gates(model).values())
+    assert not any(one._forward_hooks for model in (linear, gated) for one in gates.gates(model).values())
     assert all(torch.equal(value, before[name]) for name, value in gated.state_dict().items())
     assert {"mismatch", "settled"} <= set(fairlib.history(linear))
 
@@ -121,8 +141,9 @@ def _store(outputs, role, name):
         ({"beta": -1}, "beta must lie in"),
         ({"epsilon": -0.1}, "epsilon must lie in"),
         ({"granularity": "layer"}, "'pixel' or 'channel'"),
+        ({"train": {"epochs": 0}}, "at least one epoch"),
     ],
 )
 def test_settings_out_of_range(gated, images, objective, setting, message):
     with pytest.raises(ValueError, match=message):
-        senet(gated, relus=5, data=images, objective=objective, train=TRAIN, **setting)
+        senet(gated, relus=5, data=images, objective=objective, **{"train": TRAIN} | setting)

@@ -95,7 +95,9 @@ def test_a_budget_that_is_not_reached_is_an_error_unless_it_is_exact(learn):
     assert count(learn(100, train=QUICK | {"epochs": 1}, exact=True)).attrs["total"] == 100
 
 
-@pytest.mark.parametrize(("name", "value"), [("penalty", 0), ("growth", 1), ("patience", -1)])
+@pytest.mark.parametrize(
+    ("name", "value"), [("penalty", 0), ("growth", 1), ("patience", -1), ("threshold", float("nan"))]
+)
 def test_settings_out_of_range(learn, name, value):
     with pytest.raises(ValueError, match=f"{name} must lie in"):
         learn(100, **{name: value})
