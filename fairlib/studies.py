@@ -189,7 +189,7 @@ def study(
             not fit.
         TypeError: If a setting is unknown.
         DivergenceError: If a training diverges; the message names the seed.
-        UntrainedTeacherError: If a dense model that is to teach performs at chance; the message names the seed.
+        ValueError: If a dense model that is to teach performs at chance; the message names the seed.
     """
     plan = _plan(
         data, model, method, levels, compress, mitigation, when, train, finetune, data_seed, diagnostics, device, cache
