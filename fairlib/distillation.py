@@ -46,7 +46,7 @@ class Distillation:
 
     Raises:
         ValueError: If the teacher's accuracy, averaged over the C classes that the data have, cannot be told
-            from 1/C: it is below 1/C plus three standard errors..
+            from 1/C: it is below 1/C plus three standard errors.
         ValueError: If a setting is out of range or unknown.
         FloatingPointError: If the teacher's outputs are NaN or infinite.
 
