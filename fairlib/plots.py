@@ -79,6 +79,29 @@ def by_level(
     )
 
 
+def relu_traffic(axis: Axes, relus: int, measured: pd.DataFrame, protocol: str = "CHEETAH") -> None:
+    """A second axis above one of budgets: what two parties send for the ReLUs of one image, in kB.
+
+    The budget times the network's ReLUs times the bytes of one ReLU. These are the slope of bytes sent over ReLUs kept,
+    by least squares with an intercept for every network, image size and batch; what linear layers send is none of it.
+
+    Args:
+        axis: Over shares of ReLUs kept.
+        relus: The ReLUs of the network at a share of 1.
+        measured: Runs of an engine for private inference, with columns ``network image_size batch protocol relus
+            bytes_sent``; of a batch, the bytes of all its images.
+        protocol: Whose runs count.
+    """
+    runs = measured[measured["protocol"] == protocol]
+    runs = runs.assign(bytes=runs["bytes_sent"] / runs["batch"])[["network", "image_size", "batch", "relus", "bytes"]]
+    centred = runs[["relus", "bytes"]] - runs.groupby(["network", "image_size", "batch"]).transform("mean")
+    one = (centred["relus"] * centred["bytes"]).sum() / (centred["relus"] ** 2).sum()
+    scale = relus * one / 1000
+    above = axis.secondary_xaxis("top", functions=(lambda share: share * scale, lambda sent: sent / scale))
+    above.set_xlabel(f"kB for the ReLUs of an image ({protocol.capitalize()})", fontsize=8)
+    above.tick_params(labelsize=8)
+
+
 def accuracy_changes(axes: Sequence[Axes], study: pd.DataFrame) -> None:
     """Change of test accuracy against the control over sparsity, for the largest and the smallest third of groups.
 

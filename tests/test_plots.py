@@ -29,6 +29,22 @@ def test_by_level_draws_two_columns_of_one_level():
     plt.close(figure)
 
 
+def test_relu_traffic_is_the_slope_within_networks_times_the_relus():
+    kept = np.array([0, 50, 100])
+    small = pd.DataFrame({"network": "small", "batch": 1, "relus": kept, "bytes_sent": 7_000 + 90 * kept})
+    large = pd.DataFrame({"network": "large", "batch": 4, "relus": 10 * kept, "bytes_sent": 4 * (10 + 900 * kept)})
+    other = small.assign(bytes_sent=500 * kept, protocol="OTHER")
+    runs = pd.concat([small, large]).assign(protocol="CHEETAH")
+    figure, (axis,) = plots.new_figure()
+    axis.set(xscale="log", xlim=(0.01, 1))
+    plots.relu_traffic(axis, 2_000, pd.concat([runs, other]).assign(image_size=8))
+    figure.canvas.draw()
+    (above,) = axis.child_axes
+    np.testing.assert_allclose(above.get_xlim(), [1.8, 180])
+    assert above.get_xlabel() == "kB for the ReLUs of an image (Cheetah)"
+    plt.close(figure)
+
+
 def test_figures_are_white_in_dark_mode_too():
     figure, axes = plots.new_figure(2)
     assert figure.get_facecolor() == (1, 1, 1, 1) and len(axes) == 2
