@@ -114,7 +114,7 @@ def reshape(model: nn.Module, plan: Plan, seed: int) -> nn.Module:
     """A new network of the model's architecture with the plan's width, resolution and gates.
 
     Raises:
-        ValueError: If :func:`fairlib.build` did not build the model.
+        ValueError: If :func:`fairlib.build` did not build the model, or it does not work at the plan's resolution.
     """
     if not hasattr(model, "recipe"):
         raise ValueError(f"a {type(model).__name__} that fairlib.build did not build cannot be reshaped")
@@ -126,7 +126,10 @@ def reshape(model: nn.Module, plan: Plan, seed: int) -> nn.Module:
         first.stride = tuple(stride * round(1 / plan.resolution) for stride in first.stride)
         del small.recipe  # It no longer tells how to build the network.
     like = next(model.parameters())
-    gated = gates.gate(small.to(like.device, like.dtype))
+    try:
+        gated = gates.gate(small.to(like.device, like.dtype))
+    except ValueError as error:
+        raise ValueError(f"a {type(model).__name__} at {plan.resolution:g} of its resolution: {error}") from error
     return gates.apply(gated, masks_of(gated, plan.gates))
 
 

@@ -95,7 +95,15 @@ def senet(
 def sensitivity(
     model: nn.Module, data: GroupedDataset, density: float, settings: Mapping[str, object]
 ) -> dict[str, float]:
-    """:math:`\\eta_l` of every gate: one minus the share of weights that its layer keeps in a sparse training."""
+    r"""The ReLU sensitivity :math:`\eta_l = 1 - d_l` of every gate, step 1 of :func:`senet`.
+
+    :math:`d_l` is the share of weights that the layer before the gate (:func:`fairlib.linearization.feeding_layers`)
+    keeps when the network is pruned by magnitude, all layers together, in the course of a training: at a share
+    :math:`t` of the epochs the smallest :math:`t (1 - \mathrm{density})` of the weights are zero.
+
+    Source:
+        Kundu et al., Learning to linearize deep neural networks (ICLR 2023); the course of the pruning is our choice.
+    """
 
     def sparser(network: nn.Module, progress: float) -> dict[str, Tensor]:
         weights = masks.prunable(network)
