@@ -35,6 +35,8 @@ def check_settings(owner: str, function: Callable, settings: Mapping[str, object
     Raises:
         TypeError: If a setting is unknown; the message lists the known ones.
     """
+    if not isinstance(settings, Mapping):
+        raise TypeError(f"{owner} must hold settings by name, got {settings!r}")
     parameters = inspect.signature(function).parameters.values()
     known = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in set(given)]
     for name in settings:

@@ -37,7 +37,7 @@ _OTHER_OPERATORS = {
     *(_aten.elu, _aten.elu_, _aten.gelu, _aten.gelu_, _aten.glu, _aten.hardsigmoid, _aten.hardsigmoid_),
     *(_aten.hardswish, _aten.hardswish_, _aten.mish, _aten.mish_, _aten._prelu_kernel, _aten.rrelu_with_noise),
     *(_aten.sigmoid, _aten.sigmoid_, _aten.silu, _aten.silu_, _aten.softplus, _aten.tanh, _aten.tanh_),
-    *(_aten.threshold, _aten.threshold_),
+    *(_aten.threshold, _aten.threshold_, _aten.log_sigmoid_forward, _aten.softshrink, _aten.hardshrink),
 }
 
 
@@ -159,7 +159,7 @@ def refuse_unsplit(model: nn.Module, seen: Seen) -> None:
         name = seen.functions[0]
         raise ValueError(
             f"{name or 'the model'} ({type(model.get_submodule(name)).__name__}) computes a ReLU by a function that "
-            "cannot be swapped; make it an nn.ReLU in its __init__"
+            f"cannot be swapped; make it a module, made in its __init__: {', '.join(f'nn.{k.__name__}' for k in RELUS)}"
         )
     repeated = seen.repeated()
     if repeated:

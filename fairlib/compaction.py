@@ -69,6 +69,8 @@ def compact(model: nn.Module, data: GroupedDataset | Tensor) -> nn.Module:
         raise ValueError(f"{type(model).__name__} does not run without its unread channels: {error}") from error
     if not same:
         raise ValueError(f"{type(model).__name__} gives other outputs without its unread channels")
+    if hasattr(small, "recipe") and any(gone.any() for gone in removed):
+        del small.recipe  # It no longer tells how to build the network.
     return small.eval()
 
 

@@ -38,6 +38,7 @@ class Gate(nn.Module):
     Attributes:
         keep: Buffer, bool of that shape, True where the ReLU is kept.
         alpha: Parameter while it is learned (:func:`relax`), else None.
+        position: When the gate is called in a forward pass, beside the other gates of its model.
 
     Source:
         Cho et al., Selective network linearization for efficient private inference (ICML 2022).
@@ -52,6 +53,7 @@ class Gate(nn.Module):
             self.activation.inplace = False
         self.register_buffer(_BUFFER, torch.ones(*shape, dtype=torch.bool))
         self.register_parameter("alpha", None)
+        self.position = 0
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Inputs and outputs ``(N, *shape)``.
@@ -102,13 +104,15 @@ def gate(model: nn.Module, data: GroupedDataset | Tensor | None = None) -> nn.Mo
     names: dict[int, list[str]] = {}
     for name, module in gated.named_modules(remove_duplicate=False):
         names.setdefault(id(module), []).append(name)
-    for call in seen.calls:
-        activation = gated.get_submodule(call.name)
-        if isinstance(gated.get_submodule(call.caller), Gate):
+    for position, call in enumerate(seen.calls):
+        activation, caller = gated.get_submodule(call.name), gated.get_submodule(call.caller)
+        if isinstance(caller, Gate):
+            caller.position = position
             continue
         if call.name == "":
             raise ValueError(f"the model is a {type(model).__name__} and nothing else; put it into a Sequential")
         replacement = Gate(activation, call.shape).to(inputs.device).eval()
+        replacement.position = position
         for name in names[id(activation)]:
             gated.set_submodule(name, replacement)
     if not gates(gated):
@@ -119,19 +123,24 @@ def gate(model: nn.Module, data: GroupedDataset | Tensor | None = None) -> nn.Mo
 
 
 def install(model: nn.Module, state_dict: Mapping[str, Tensor]) -> nn.Module:
-    """The model, in which a gate stands in the place of every ReLU that has one in ``state_dict``.
+    """The model, in which a gate stands in the place of every ReLU that has one in ``state_dict``, in this order.
 
     Raises:
         ValueError: If the model has no module of a gate's name.
     """
     like = next(model.parameters(), torch.empty(0))
-    modules = dict(model.named_modules())
+    modules = dict(model.named_modules(remove_duplicate=False))
+    made: dict[int, Gate] = {}  # A ReLU of two names is one gate.
     for key, mask in state_dict.items():
         name, _, last = key.rpartition(".")
         if last != _BUFFER:
             continue
         if isinstance(modules.get(name), RELUS):
-            model.set_submodule(name, Gate(modules[name], mask.shape).to(like.device).eval())
+            replaced = modules[name]
+            if id(replaced) not in made:
+                made[id(replaced)] = Gate(replaced, mask.shape).to(like.device).eval()
+                made[id(replaced)].position = len(made)
+            model.set_submodule(name, made[id(replaced)])
         elif name not in modules:
             raise ValueError(
                 f"there is a gate for {name}, and this {type(model).__name__} has no module of that name; gating "
@@ -141,8 +150,9 @@ def install(model: nn.Module, state_dict: Mapping[str, Tensor]) -> nn.Module:
 
 
 def gates(model: nn.Module) -> dict[str, Gate]:
-    """The gates of a model by name, in the order of its modules."""
-    return {name: module for name, module in model.named_modules() if isinstance(module, Gate)}
+    """The gates of a model by name, in the order in which a forward pass calls them."""
+    found = {name: module for name, module in model.named_modules() if isinstance(module, Gate)}
+    return dict(sorted(found.items(), key=lambda item: item[1].position))
 
 
 def read(model: nn.Module) -> dict[str, Tensor]:
@@ -273,7 +283,7 @@ def count(model: nn.Module, image_size: int | None = None) -> pd.DataFrame:
             :func:`fairlib.build`, which know what they were made for.
 
     Returns:
-        Indexed by layer, in the order of the model's modules; columns ``relus``, those kept, and ``units``, those that
+        Indexed by layer, in the order of a forward pass; columns ``relus``, those kept, and ``units``, those that
         there were before any was made linear. The stem is called ``stem``: an activation before the stages of a
         residual network, which the papers do not count. ``attrs`` has ``total`` and ``total_without_stem``, sums of
         ``relus``.
@@ -330,7 +340,7 @@ def stem(model: nn.Module) -> str | None:
 
 
 def stages(model: nn.Module) -> dict[str, list[str]]:
-    """The gates by stage, in the order of the model's modules, without the stem.
+    """The gates by stage, in the order of a forward pass, without the stem.
 
     A stage is what lies in one child of the model, ``layer1`` of a ResNet, if three children or more have several gates
     and end at different resolutions. Else (VGG, MobileNetV2) consecutive gates of one resolution form a stage, called
@@ -357,7 +367,11 @@ def _without_common_prefix(names: Sequence[str]) -> list[str]:
 
 
 def _refuse_change(model: nn.Module, gated: nn.Module, inputs: Tensor) -> None:
-    """Refuse a gated copy with other outputs than the model in eval mode, or with other gradients of them."""
+    """Refuse a gated copy with other outputs than the model in eval mode, or with other gradients of them.
+
+    With all gates closed, too, it must compute the same with gradients and without: torch's TransformerEncoderLayer has
+    a faster way for evaluation, which calls no activation module.
+    """
     outputs, gradients = zip(*(_behaviour(each, inputs) for each in (copy.deepcopy(model).eval(), gated)), strict=True)
     same = gradients[0].keys() == gradients[1].keys() and _close(*outputs)
     if not (same and all(_close(gradients[0][name], gradients[1][name]) for name in gradients[0])):
@@ -365,6 +379,16 @@ def _refuse_change(model: nn.Module, gated: nn.Module, inputs: Tensor) -> None:
             f"{type(model).__name__} with gates computes something else, or with other gradients. Does an in-place "
             "ReLU change a tensor that is used again, or a module whose ReLUs are functions use torch.no_grad()? Make "
             "every ReLU a module with inplace=False"
+        )
+    linear = apply(gated, {name: torch.zeros((), dtype=torch.bool) for name in gates(gated)})
+    with torch.enable_grad():
+        expected = linear(1 * inputs.clone().requires_grad_()).detach()
+    with torch.no_grad():
+        outputs = linear(inputs)
+    if not _close(expected, outputs):
+        raise ValueError(
+            f"{type(model).__name__} computes something else without gradients, since gates are not called: "
+            "a module such as torch's TransformerEncoderLayer has a fast path of its own for evaluation"
         )
 
 

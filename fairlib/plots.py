@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from fairlib import effects, environment, statistics
+from fairlib._validation import lookup
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -91,7 +92,11 @@ def relu_traffic(axis: Axes, relus: int, measured: pd.DataFrame, protocol: str =
         measured: Runs of an engine for private inference, with columns ``network image_size batch protocol relus
             bytes_sent``; of a batch, the bytes of all its images.
         protocol: Whose runs count.
+
+    Raises:
+        ValueError: If the protocol is unknown.
     """
+    lookup("protocol", protocol, dict.fromkeys(measured["protocol"]))
     runs = measured[measured["protocol"] == protocol]
     runs = runs.assign(bytes=runs["bytes_sent"] / runs["batch"])[["network", "image_size", "batch", "relus", "bytes"]]
     centred = runs[["relus", "bytes"]] - runs.groupby(["network", "image_size", "batch"]).transform("mean")

@@ -34,6 +34,58 @@ def test_relus_that_are_called_twice_are_split_by_call_site():
     assert count(gates.apply(gated, keep)).attrs["total"] < count(gated).attrs["total"]
 
 
+class _LateStem(nn.Module):
+    """A residual network as many write it: its ReLUs are functions, or modules that its __init__ makes elsewhere."""
+
+    def __init__(self, functions: bool):
+        super().__init__()
+        self.layers = nn.Sequential(*(_LateBlock(functions, stride) for stride in (1, 2, 2)))
+        self.conv = nn.Conv2d(3, 4, 3, padding=1)
+        self.act = None if functions else nn.ReLU()
+        self.fc = nn.Linear(4, 3)
+
+    def forward(self, inputs):
+        hidden = self.conv(inputs)
+        hidden = F.relu(hidden) if self.act is None else self.act(hidden)
+        return self.fc(self.layers(hidden).mean((2, 3)))
+
+
+class _LateBlock(nn.Module):
+    def __init__(self, functions: bool, stride: int):
+        super().__init__()
+        self.relu = nn.ReLU()
+        self.first, self.second = nn.Conv2d(4, 4, 3, stride, 1), nn.Conv2d(4, 4, 3, 1, 1)
+        self.shortcut = nn.Conv2d(4, 4, 1, stride)
+        self.act = None if functions else nn.ReLU()
+
+    def forward(self, inputs):
+        hidden = self.first(inputs)
+        hidden = F.relu(hidden) if self.act is None else self.act(hidden)
+        return self.relu(self.second(hidden) + self.shortcut(inputs))
+
+
+@pytest.mark.parametrize("functions", [True, False])
+def test_gates_come_in_the_order_of_their_calls(functions):
+    gated = gate(_LateStem(functions), IMAGES)
+    shapes = [tuple(mask.shape[1:]) for mask in gates.read(gated).values()]
+    assert shapes == [(16, 16)] * 3 + [(8, 8)] * 2 + [(4, 4)] * 2
+    first, stem = ("relu_2", "relu") if functions else ("act", "act")
+    assert list(gates.gates(gated)) == [
+        stem,
+        *(f"layers.{block}.{name}" for block in range(3) for name in (first, "relu")),
+    ]
+    assert gates.stem(gated) == stem and count(gated).attrs["total_without_stem"] == 4 * (2 * 256 + 2 * 64 + 2 * 16)
+    assert [len(names) for names in gates.stages(copy.deepcopy(gated)).values()] == [2, 2, 2]
+
+
+def test_a_module_that_passes_its_gates_by_in_evaluation_is_refused():
+    """Without gradients torch's encoder layer does not call its activation; with frozen parameters it never does."""
+    for frozen in (False, True):
+        layer = nn.TransformerEncoderLayer(6, 2, 8, activation=nn.ReLU(), batch_first=True).requires_grad_(not frozen)
+        with pytest.raises(ValueError, match=r"since gates are not called.*fast path"):
+            gate(layer.eval(), torch.rand(2, 3, 6))
+
+
 class _Functional(nn.Module):
     """Two ReLUs that are functions, and one that is a method, around a shared module."""
 
@@ -126,6 +178,15 @@ def test_functional_relus_become_gates(wrapped):
         (nn.Sequential(_Functional(branches=True)), "0 .*_Functional.* torch.fx cannot trace it"),
         (nn.Sequential(nn.Linear(6, 6), nn.GELU()), "1 is a GELU, which is no ReLU"),
         (nn.Sequential(nn.Linear(6, 6), _Calls(F.gelu)), r"1 \(_Calls\) computes gelu, which is no ReLU"),
+        *(
+            (nn.Sequential(nn.Linear(6, 6), nn.ReLU(), _Calls(function)), f"computes {name}, which is no ReLU")
+            for function, name in (
+                (F.logsigmoid, "log_sigmoid_forward"),
+                (F.softshrink, "softshrink"),
+                (F.hardshrink, "hardshrink"),
+            )
+        ),
+        (nn.Sequential(nn.Linear(6, 6), _Calls(F.leaky_relu)), "cannot be swapped; .*nn.ReLU6, nn.LeakyReLU"),
         (nn.Sequential(nn.Linear(6, 6), _Calls(lambda x: x.clamp(0, 6))), "1 .* by a function that cannot be swapped"),
         (
             nn.Sequential(nn.Linear(6, 6), _Calls(lambda x: F.relu(x.view(-1, 2)).view(-1, 6))),
@@ -181,6 +242,10 @@ def test_a_module_under_two_names_is_replaced_under_both():
 
     gated = gate(Alias(), torch.zeros(1, 6))
     assert gated.act is gated.layers[1] and isinstance(gated.act, gates.Gate)
+    some = gates.apply(gated, {"layers.1": torch.arange(6) < 2})
+    for model in (Alias(), gated):
+        restored = fairlib.restore(model, some.state_dict())
+        assert restored.act is restored.layers[1] and restored.act.keep.tolist() == [True] * 2 + [False] * 4
 
 
 def test_a_relu_that_is_called_from_above_its_parent_is_split():

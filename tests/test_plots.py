@@ -42,6 +42,8 @@ def test_relu_traffic_is_the_slope_within_networks_times_the_relus():
     (above,) = axis.child_axes
     np.testing.assert_allclose(above.get_xlim(), [1.8, 180])
     assert above.get_xlabel() == "kB for the ReLUs of an image (Cheetah)"
+    with pytest.raises(ValueError, match="unknown protocol 'cheetah'; known: CHEETAH"):
+        plots.relu_traffic(axis, 2_000, runs, "cheetah")
     plt.close(figure)
 
 

@@ -220,7 +220,7 @@ def test_the_finetuning_of_a_study_is_the_studys(name):
         study(**LINEAR | {"method": ("linearize:snl", {name: None})}, levels=[0.1])
 
 
-def test_only_random_gates_can_be_trained_from_scratch():
+def test_gates_that_no_training_chooses_can_come_before_any_training():
     table = study(**LINEAR, levels=[0.5], seeds=[0], compress="initial")
     assert table[table["stage"] == "compressed"]["kept"].eq(0.5).all()
     with pytest.raises(ValueError, match="compress='initial' needs a method that does not train"):

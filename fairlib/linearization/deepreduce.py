@@ -9,7 +9,7 @@ from itertools import product
 import torch
 from torch import nn
 
-from fairlib import gates
+from fairlib import gates, masks
 from fairlib._validation import check_number
 from fairlib.data import GroupedDataset
 from fairlib.diagnostics.evaluation import predict
@@ -45,8 +45,9 @@ def deepreduce(
     :math:`n_k` of them, is :math:`C_k = (A_k - \min_j A_j) / n_k^W`. *Culling* takes the ReLUs of the least critical
     stages, *thinning* every second ReLU layer of each other stage: of a basic residual block the one after the sum. The
     stem has none from the start. Of the networks that culling m = 0, 1, ... stages gives, thinned or not, the one with
-    the most ReLUs within the budget is chosen; only if there is none, the network is *reshaped*: built anew, with
-    scaled widths of its layers and a scaled resolution, and trained from scratch.
+    the most ReLUs within the budget is chosen. If there is none at the first of the ``widths`` and ``resolutions``, by
+    default 1 and all there is, the next are tried: the network is *reshaped*, built anew with scaled widths of its
+    layers and a scaled resolution, and trained from scratch.
 
     Args:
         model: With gates, trained; left as it is.
@@ -56,7 +57,8 @@ def deepreduce(
         train: Arguments of :func:`fairlib.fit` for every training: one for each stage's criticality, one for each step.
         val: Where accuracies for the criticality are measured; a fifth of ``data`` by default, held out by ``seed``.
         exponent: :math:`W`.
-        widths: Factors on the widths to try, in this order; they need a model of :func:`fairlib.build`.
+        widths: Factors on the widths to try, in this order; they need a model as :func:`fairlib.build` gives it,
+            neither pruned nor linearized.
         resolutions: Factors 1/r on the resolution, r a whole number: by r times the stride of the first convolution.
         seed: Of trainings, of the held-out part and of new weights.
 
@@ -65,7 +67,8 @@ def deepreduce(
 
     Raises:
         ValueError: If the model has fewer than two stages, no network meets the budget (the message names the
-            smallest), or a model that :func:`fairlib.build` did not build is to be reshaped.
+            smallest), or a model is to be reshaped that :func:`fairlib.build` did not build, that has changed since, or
+            that does not work at the scaled resolution.
         DivergenceError: If a training diverges.
 
     Source:
@@ -74,13 +77,14 @@ def deepreduce(
         stem's ReLUs count in no stage.
     """
     check_number("exponent", exponent, 0)
+    scalings = _scalings(widths, resolutions)
     found = gates.stages(model)
     if len(found) < 2:
         raise ValueError(f"{type(model).__name__} has {len(found)} stage of ReLUs; DeepReDuce chooses between stages")
     settings = {"objective": objective, "seed": seed} | dict(train)
     importance = criticality(model, data, val, exponent, settings, seed)
     order = sorted(found, key=importance.get)
-    plan = _choose(model, order, relus, widths, resolutions)
+    plan = _choose(model, order, relus, scalings)
     if (plan.width, plan.resolution) != (1.0, 1.0):
         return fit(reshape(model, plan, seed), data, **settings)
     network, everything = gates.apply(model, {}), set(gates.gates(model))
@@ -114,15 +118,22 @@ def reshape(model: nn.Module, plan: Plan, seed: int) -> nn.Module:
     """A new network of the model's architecture with the plan's width, resolution and gates.
 
     Raises:
-        ValueError: If :func:`fairlib.build` did not build the model, or it does not work at the plan's resolution.
+        ValueError: If :func:`fairlib.build` did not build the model, it was compacted, reshaped, pruned or linearized
+            since, or it does not work at the plan's resolution.
     """
-    if not hasattr(model, "recipe"):
-        raise ValueError(f"a {type(model).__name__} that fairlib.build did not build cannot be reshaped")
+    changed = masks.read(model) or not all(mask.all() for mask in gates.read(model).values())
+    if not hasattr(model, "recipe") or changed:
+        raise ValueError(
+            f"a {type(model).__name__} cannot be reshaped unless it is as fairlib.build gave it: not compacted, nor "
+            "built for another resolution, with all its weights and ReLUs"
+        )
     recipe = dict(model.recipe)
     recipe["width"] = recipe.get("width", 1.0) * plan.width
     small = build(**recipe, seed=seed)
     if plan.resolution != 1:
-        first = next(module for module in small.modules() if isinstance(module, nn.Conv2d))
+        first = next((module for module in small.modules() if isinstance(module, nn.Conv2d)), None)
+        if first is None:
+            raise ValueError(f"a {type(model).__name__} has no convolution whose stride would scale its resolution")
         first.stride = tuple(stride * round(1 / plan.resolution) for stride in first.stride)
         del small.recipe  # It no longer tells how to build the network.
     like = next(model.parameters())
@@ -146,21 +157,22 @@ def culled_and_thinned(model: nn.Module, order: Sequence[str], relus: int) -> It
             yield tuple(name for stage in found if stage in order[culled:] for name in found[stage][::every])
 
 
-def _scalings(widths: Sequence[float], resolutions: Sequence[float]) -> Iterator[tuple[float, float]]:
+def _scalings(widths: Sequence[float], resolutions: Sequence[float]) -> list[tuple[float, float]]:
+    for name, values in (("widths", widths), ("resolutions", resolutions)):
+        if not (isinstance(values, Sequence) and values):
+            raise ValueError(f"{name} must be a sequence of factors, got {values!r}")
     for width, resolution in product(widths, resolutions):
         check_number("widths", width, 0, 1, beyond=True, upto=True)
         check_number("resolutions", resolution, 0, 1, beyond=True, upto=True)
         if abs(1 / resolution - round(1 / resolution)) > 1e-6:
             raise ValueError(f"resolutions must be 1, 1/2, 1/3, ..., got {resolution}")
-        yield width, resolution
+    return list(product(widths, resolutions))
 
 
-def _choose(
-    model: nn.Module, order: Sequence[str], relus: int, widths: Sequence[float], resolutions: Sequence[float]
-) -> Plan:
+def _choose(model: nn.Module, order: Sequence[str], relus: int, scalings: Sequence[tuple[float, float]]) -> Plan:
     """The first scaling at which a network meets the budget, and of its networks the one with the most ReLUs."""
     smallest = None
-    for width, resolution in _scalings(widths, resolutions):
+    for width, resolution in scalings:
         scaled = model
         if (width, resolution) != (1.0, 1.0):
             scaled = reshape(model, Plan(tuple(gates.gates(model)), width, resolution), seed=0)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+
 import torch
 from torch import Tensor, nn
 
 from fairlib import gates
 from fairlib.data import GroupedDataset
 from fairlib.diagnostics.evaluation import evaluation_mode, passes, placement
+from fairlib.models.normalization import fill_normalization
 
 
 def preactivation(model: nn.Module, *, relus: int, data: GroupedDataset, granularity: str = "pixel") -> nn.Module:
@@ -30,7 +33,12 @@ def preactivation(model: nn.Module, *, relus: int, data: GroupedDataset, granula
 
 
 def changes(model: nn.Module, data: GroupedDataset) -> dict[str, Tensor]:
-    """For every gate the mean change ``(C, H, W)`` that its ReLUs, kept or not, make or would make to the data."""
+    """For every gate the mean change ``(C, H, W)`` that its ReLUs, kept or not, make or would make to the data.
+
+    A network that was never trained normalizes its inputs as the first training would.
+    """
+    model = copy.deepcopy(model)
+    fill_normalization(model, data)
     found = gates.gates(model)
     totals = {name: torch.zeros(gate.keep.shape, device=gate.keep.device) for name, gate in found.items()}
 
@@ -40,13 +48,10 @@ def changes(model: nn.Module, data: GroupedDataset) -> dict[str, Tensor]:
 
         return hook
 
-    handles = [gate.register_forward_pre_hook(add(name)) for name, gate in found.items()]
+    for name, gate in found.items():
+        gate.register_forward_pre_hook(add(name))
     device, dtype = placement(model)
-    try:
-        with evaluation_mode(model), torch.inference_mode():
-            for index in passes(data, device):
-                model(data.batch(index, dtype=dtype, device=device))
-    finally:
-        for handle in handles:
-            handle.remove()
+    with evaluation_mode(model), torch.inference_mode():
+        for index in passes(data, device):
+            model(data.batch(index, dtype=dtype, device=device))
     return {name: total / len(data) for name, total in totals.items()}

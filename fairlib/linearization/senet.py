@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -77,8 +77,11 @@ def senet(
     check_number("density", density, 0, 1, beyond=True)
     check_number("beta", beta, 0)
     check_number("epsilon", epsilon, 0)
-    if granularity == "layer":
-        raise ValueError("granularity must be 'pixel' or 'channel': SENet gives every layer a budget of its own")
+    if granularity not in ("pixel", "channel"):
+        raise ValueError(
+            f"granularity must be 'pixel' or 'channel', since SENet gives every layer a budget of its own; got "
+            f"{granularity!r}"
+        )
     settings = {"objective": objective, "seed": seed} | dict(train)
     if settings.get("epochs") == 0:
         raise ValueError("senet learns from its trainings; train= must have at least one epoch")
@@ -194,12 +197,12 @@ def budgets(sensitivities: Mapping[str, float], capacities: Mapping[str, int], r
 class _Location:
     """The search for places, as a constraint of :func:`fairlib.fit`."""
 
-    full: nn.Module
-    shares: Mapping[str, int]
+    full: nn.Module = field(repr=False)
+    shares: Mapping[str, int] = field(repr=False)
     beta: float
     epsilon: float
     granularity: str
-    hooks: ExitStack  # Removes the hooks of the run from the network when it closes.
+    hooks: ExitStack = field(repr=False)  # Removes the hooks of the run from the network when it closes.
 
     def start(self, model: nn.Module, data: GroupedDataset, objective: Objective) -> _LocationRun:
         return _LocationRun(self, model)
@@ -234,6 +237,8 @@ class _LocationRun:
         for name in places.keys() - self.settled:
             budget = self.settings.shares[name]
             scores = gates.pooled(self.differences[name], self.settings.granularity)
+            if scores.isnan().any():
+                return {"mismatch": math.nan, "settled": float(len(self.settled))}  # Training has diverged, and ends.
             after = gates.keep_highest(self.full, {name: scores}, budget)
             moved = int((after[name] & ~places[name]).sum())
             if moved <= self.settings.epsilon * budget:

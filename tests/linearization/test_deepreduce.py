@@ -3,6 +3,7 @@ from __future__ import annotations
 from itertools import product
 
 import pytest
+import torch
 from torch import nn
 
 import fairlib
@@ -28,6 +29,30 @@ def test_criticality_is_the_gain_over_the_worst_stage_by_relus(gated, images, ob
     worst = min(accuracy.values())
     assert found == pytest.approx({stage: (accuracy[stage] - worst) / relus[stage] ** 0.5 for stage in STAGES})
     assert len(set(accuracy.values())) > 1 and min(found.values()) == 0
+
+
+def test_criticality_is_measured_on_held_out_data_if_there_are_any(gated, images, objective):
+    settings = {"objective": objective, "seed": 0} | TRAIN
+    train, val = images.hold_out(0.4, seed=5)
+    found = criticality(gated, train, val, 0.5, settings, seed=1)
+    keep = {stage: masks_of(gated, gates.stages(gated)[stage]) for stage in STAGES}
+    networks = {stage: fairlib.fit(gates.apply(gated, keep[stage]), train, **settings) for stage in STAGES}
+    accuracy = {stage: predict(network, val).correct.mean() for stage, network in networks.items()}
+    relus = dict(zip(STAGES, (1024, 512, 256), strict=True))
+    worst = min(accuracy.values())
+    assert found == pytest.approx({stage: (accuracy[stage] - worst) / relus[stage] ** 0.5 for stage in STAGES})
+
+
+def test_culling_and_thinning_each_have_a_training(gated, images, objective):
+    settings = {"objective": objective, "seed": 0} | TRAIN
+    scores = criticality(gated, images, None, 0.07, settings, seed=0)
+    left = max(STAGES, key=scores.get)
+    names = gates.stages(gated)[left]
+    relus = sum(int(gates.read(gated)[name].sum()) for name in names) // 2
+    culled = fairlib.fit(gates.apply(gated, masks_of(gated, names)), images, **settings)
+    thinned = fairlib.fit(gates.apply(culled, masks_of(culled, names[:1])), images, **settings)
+    found = deepreduce(gated, relus=relus, data=images, objective=objective, train=TRAIN, seed=0)
+    assert all(torch.equal(value, thinned.state_dict()[name]) for name, value in found.state_dict().items())
 
 
 @pytest.mark.parametrize("budget", [2304, 1792, 900, 600, 300, 200, 128])
@@ -83,13 +108,36 @@ def test_a_model_from_elsewhere_cannot_be_reshaped_nor_one_stage_reduced(images,
     model = gate(nn.Sequential(*layers), images)
     with pytest.raises(ValueError, match="has 1 stage of ReLUs"):
         deepreduce(model, relus=5, data=images, objective=objective, train=TRAIN)
-    with pytest.raises(ValueError, match="did not build cannot be reshaped"):
+    with pytest.raises(ValueError, match=r"a Sequential cannot be reshaped unless it is as fairlib\.build gave it"):
         reshape(model, Plan(("2",), width=0.5), seed=0)
+
+
+def test_what_was_changed_since_it_was_built_is_not_reshaped(dense, gated, images):
+    """A network of the old recipe would have weights, channels and ReLUs again that this one has lost."""
+    compact = fairlib.compact(fairlib.prune(dense, "filter-norm", sparsity=0.5, data=images), images)
+    linear = gates.apply(gated, {"relu": torch.zeros((), dtype=torch.bool)})
+    small = reshape(gated, Plan(tuple(gates.gates(gated)), resolution=0.5), seed=0)
+    for model in (compact, fairlib.prune(gated, "magnitude", sparsity=0.5), linear, small):
+        with pytest.raises(ValueError, match="cannot be reshaped"):
+            reshape(gate(model, images) if model is compact else model, Plan(("relu",), width=0.5), seed=0)
+
+
+def test_a_network_that_fits_one_resolution_only():
+    for name, message in (("cnn", r"a CNN at 0\.5 of its resolution"), ("mlp", "an? MLP has no convolution")):
+        model = gate(fairlib.build(name, num_classes=3, in_channels=1, image_size=8))
+        with pytest.raises(ValueError, match=message):
+            reshape(model, Plan(tuple(gates.gates(model)), resolution=0.5), seed=0)
 
 
 def test_only_whole_fractions_of_the_resolution(gated, images, objective):
     with pytest.raises(ValueError, match="resolutions must be 1, 1/2, 1/3"):
         deepreduce(gated, relus=9, data=images, objective=objective, train=TRAIN, resolutions=(0.7,))
+
+
+@pytest.mark.parametrize("widths", [(), 0.5])
+def test_factors_come_in_sequences(gated, images, objective, widths):
+    with pytest.raises(ValueError, match="widths must be a sequence of factors"):
+        deepreduce(gated, relus=9, data=images, objective=objective, train=TRAIN, widths=widths)
 
 
 def test_a_small_budget_never_loses_all_relus_by_a_change_of_resolution(images):

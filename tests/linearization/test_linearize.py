@@ -105,6 +105,32 @@ def test_another_teacher_can_teach(dense, images):
     assert not torch.equal(own.fc.weight, other.fc.weight)
 
 
+@pytest.mark.parametrize(("method", "least"), [("snl", 1), ("senet", 2), ("deepreduce", 4)])
+def test_every_training_follows_the_objective(gated, images, objective, method, least):
+    """120 images in batches of 40, and 96 of them in three as well."""
+    calls = []
+
+    def counted(inputs, logits, targets):
+        calls.append(len(inputs))
+        return objective(inputs, logits, targets)
+
+    train = {"epochs": 1, "batch_size": 40}
+    exact = {"exact": True} if method == "snl" else {}
+    METHODS[method](gated, relus=300, data=images, objective=counted, train=train, **exact)
+    assert len(calls) % 3 == 0 and len(calls) >= 3 * least and set(calls) <= {40, 16}
+
+
+def test_held_out_data_reach_the_method(dense, images, monkeypatch):
+    def method(model, *, relus, val, train):
+        seen.append(val)
+        return gates.apply(model, {})
+
+    seen = []
+    monkeypatch.setitem(METHODS, "deepreduce", method)
+    fairlib.linearize(dense, "deepreduce", data=images, val=images, budget=1.0, finetune=0)
+    assert seen == [images]
+
+
 def test_an_untrained_teacher_is_refused(images):
     fresh = fairlib.build("tiny-resnet", num_classes=3, in_channels=1, image_size=8)
     for parameter in fresh.fc.parameters():
@@ -121,6 +147,8 @@ def test_an_untrained_teacher_is_refused(images):
         ("relu", {}, ValueError, "unknown linearization method 'relu'; known: snl, deepreduce, senet, random"),
         ("random", {"penalty": 1}, TypeError, "unknown setting 'penalty' for linearization method 'random'"),
         ("random", {"train": {"epochs": 1}}, ValueError, "trains nothing but the finetuning"),
+        ("snl", {"train": 5}, TypeError, "train= must hold settings by name, got 5"),
+        ("snl", {"distillation": 4}, TypeError, "distillation= must hold settings by name, got 4"),
         ("snl", {"train": {"epoch": 1}}, TypeError, "unknown setting 'epoch' for train="),
         ("snl", {"finetune": {"objective": None}}, TypeError, "unknown setting 'objective' for finetune="),
         ("snl", {"finetune": 3}, ValueError, "or be 0 to switch it off; got 3"),

@@ -5,8 +5,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+import fairlib
 from fairlib import gates
-from fairlib.linearization import count
+from fairlib.linearization import count, gate
 from fairlib.linearization.preactivation import changes, preactivation
 from fairlib.linearization.random import random
 
@@ -33,6 +34,17 @@ def test_preactivation_keeps_the_largest_changes_and_linearizing_the_smallest_ch
     with torch.no_grad():
         original = gated(inputs)
         assert (gentle(inputs) - original).norm() < 0.5 * (blind(inputs) - original).norm()
+
+
+def test_a_network_without_training_sees_normalized_inputs(images):
+    """As after a training of no epoch, which fills the normalization."""
+    fresh = fairlib.build("tiny-resnet", num_classes=3, in_channels=1, image_size=8, seed=0)
+    known = gate(fairlib.fit(fresh, images, epochs=0))
+    found, expected = changes(gate(fresh), images), changes(known, images)
+    assert all(torch.allclose(found[name], expected[name], atol=1e-5) for name in expected)
+    with torch.no_grad():
+        plain = gate(fresh)(images.batch(slice(None)))
+    assert not torch.allclose(plain, known(images.batch(slice(None))), atol=1e-3)
 
 
 @pytest.mark.parametrize("granularity", ["channel", "layer"])

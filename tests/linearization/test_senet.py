@@ -85,6 +85,27 @@ def test_sensitivity_is_the_share_of_weights_that_a_sparse_training_prunes(gated
     assert 0.8 * total - others <= pruned <= 0.8 * total + 1
 
 
+def test_every_layer_has_the_budget_of_its_sensitivity(gated, images, objective):
+    linear = senet(gated, relus=300, data=images, objective=objective, train=TRAIN, density=0.2, seed=0)
+    eta = sensitivity(gated, images, 0.2, {"objective": objective, "seed": 0} | TRAIN)
+    wanted = budgets(eta, {name: mask.numel() for name, mask in gates.read(gated).items()}, 300)
+    assert {name: int(mask.sum()) for name, mask in gates.read(linear).items()} == wanted
+
+
+@pytest.mark.parametrize("batch", [0, 4])
+def test_a_search_that_diverges_says_so_shortly(gated, images, objective, batch):
+    calls = []
+
+    def broken(inputs, logits, targets):
+        calls.append(len(inputs))
+        losses = objective(inputs, logits, targets)
+        return losses * torch.nan if len(calls) > 2 * 3 * 3 // 2 + batch else losses
+
+    with pytest.raises(fairlib.DivergenceError, match="diverged at epoch") as caught:
+        senet(gated, relus=300, data=images, objective=broken, train=TRAIN | {"batch_size": 40})
+    assert len(str(caught.value)) < 500
+
+
 @pytest.mark.parametrize("relus", [1, 230, 1500])
 def test_the_budget_is_met_exactly_and_nothing_is_left_behind(gated, images, objective, relus):
     before = copy.deepcopy(gated.state_dict())
@@ -113,15 +134,17 @@ def test_places_go_to_the_largest_mismatch_and_settled_layers_stay(gated, images
         gated(inputs)
         losses = objective(inputs, logits, images.targets[:40])
         loss = run.loss(Batch(inputs, images.targets[:40], images.groups[:40], logits, losses))
-        mismatch = sum(
-            (normalize(outputs["partial", n].flatten(1)) - normalize(outputs["full", n].flatten(1))).norm(dim=1).mean()
-            for n in shares
-        )
-        assert loss.item() == pytest.approx((losses.mean() + 0.25 * mismatch).item(), rel=1e-5)
+        wanted = {name: normalize(outputs["full", name].detach().flatten(1)) for name in shares}
+        mismatch = sum((normalize(outputs["partial", n].flatten(1)) - wanted[n]).norm(dim=1).mean() for n in shares)
+        expected = losses.mean() + 0.25 * mismatch
+        assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
+        weights = list(start.parameters())
+        found, by_hand = (torch.autograd.grad(value, weights, retain_graph=True) for value in (loss, expected))
+        assert all(torch.allclose(one, other, atol=1e-6) for one, other in zip(found, by_hand, strict=True))
         seen = run.end_epoch()
         assert seen["mismatch"] == pytest.approx(mismatch.item(), rel=1e-5)
     for name, mask in gates.read(start).items():
-        difference = (outputs["partial", name] - outputs["full", name]).abs().mean(0).flatten()
+        difference = (outputs["partial", name] - outputs["full", name]).detach().abs().mean(0).flatten()
         assert int(mask.sum()) == 10
         assert difference[mask.flatten()].min() >= difference[~mask.flatten()].max()
         assert (name in run.settled) == torch.equal(mask, before[name])
@@ -129,7 +152,7 @@ def test_places_go_to_the_largest_mismatch_and_settled_layers_stay(gated, images
 
 def _store(outputs, role, name):
     def hook(module, inputs, output):
-        outputs[role, name] = output.detach()
+        outputs[role, name] = output
 
     return hook
 
@@ -141,6 +164,7 @@ def _store(outputs, role, name):
         ({"beta": -1}, "beta must lie in"),
         ({"epsilon": -0.1}, "epsilon must lie in"),
         ({"granularity": "layer"}, "'pixel' or 'channel'"),
+        ({"granularity": "row"}, "'pixel' or 'channel'"),
         ({"train": {"epochs": 0}}, "at least one epoch"),
     ],
 )

@@ -176,7 +176,7 @@ def test_a_group_without_members_has_no_violation(settings):
 
 def test_a_step_that_is_too_large_is_stopped_with_the_multipliers_in_the_message():
     net = nn.Sequential(nn.Linear(3, 16), nn.ReLU(), nn.Linear(16, 2))
-    with pytest.raises(fairlib.DivergenceError, match=r"multiplier\[2\] .*lower lr .* or the step of EqualLoss"):
+    with pytest.raises(fairlib.DivergenceError, match=r"multiplier\[2\] .*lower lr .* or the strength of EqualLoss"):
         fairlib.fit(net, DATA, epochs=20, lr=1.0, constraint=fairlib.EqualLoss(step=1e9))
 
 
