@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -80,6 +80,15 @@ def by_level(
     )
 
 
+def shares(axis: Axes, levels: Iterable[float], label: str) -> None:
+    """A logarithmic axis of shares, with ticks in percent at the levels of a study and nowhere else."""
+    ticks = sorted(set(levels))
+    axis.set_xscale("log")
+    axis.set_xticks(ticks, [f"{100 * tick:g} %" for tick in ticks])
+    axis.minorticks_off()
+    axis.set_xlabel(label)
+
+
 def relu_traffic(axis: Axes, relus: int, measured: pd.DataFrame, protocol: str = "CHEETAH") -> None:
     """A second axis above one of budgets: what two parties send for the ReLUs of one image, in kB.
 
@@ -87,7 +96,7 @@ def relu_traffic(axis: Axes, relus: int, measured: pd.DataFrame, protocol: str =
     by least squares with an intercept for every network, image size and batch; what linear layers send is none of it.
 
     Args:
-        axis: Over shares of ReLUs kept.
+        axis: Over shares of ReLUs kept, with its ticks where this one's shall be (:func:`fairlib.plots.shares`).
         relus: The ReLUs of the network at a share of 1.
         measured: Runs of an engine for private inference, with columns ``network image_size batch protocol relus
             bytes_sent``; of a batch, the bytes of all its images.
@@ -103,8 +112,9 @@ def relu_traffic(axis: Axes, relus: int, measured: pd.DataFrame, protocol: str =
     one = (centred["relus"] * centred["bytes"]).sum() / (centred["relus"] ** 2).sum()
     scale = relus * one / 1000
     above = axis.secondary_xaxis("top", functions=(lambda share: share * scale, lambda sent: sent / scale))
+    above.set_xticks(scale * axis.get_xticks(), [f"{scale * tick:.3g}" for tick in axis.get_xticks()], fontsize=8)
+    above.minorticks_off()
     above.set_xlabel(f"kB for the ReLUs of an image ({protocol.capitalize()})", fontsize=8)
-    above.tick_params(labelsize=8)
 
 
 def accuracy_changes(axes: Sequence[Axes], study: pd.DataFrame) -> None:

@@ -36,10 +36,14 @@ def test_relu_traffic_is_the_slope_within_networks_times_the_relus():
     other = small.assign(bytes_sent=500 * kept, protocol="OTHER")
     runs = pd.concat([small, large]).assign(protocol="CHEETAH")
     figure, (axis,) = plots.new_figure()
-    axis.set(xscale="log", xlim=(0.01, 1))
+    plots.shares(axis, [0.5, 0.02, 0.5], "kept")
+    axis.set_xlim(0.01, 1)
     plots.relu_traffic(axis, 2_000, pd.concat([runs, other]).assign(image_size=8))
     figure.canvas.draw()
+    assert axis.get_xticks().tolist() == [0.02, 0.5] and axis.get_xlabel() == "kept"
+    assert [tick.get_text() for tick in axis.get_xticklabels()] == ["2 %", "50 %"]
     (above,) = axis.child_axes
+    assert [tick.get_text() for tick in above.get_xticklabels()] == ["3.6", "90"]
     np.testing.assert_allclose(above.get_xlim(), [1.8, 180])
     assert above.get_xlabel() == "kB for the ReLUs of an image (Cheetah)"
     with pytest.raises(ValueError, match="unknown protocol 'cheetah'; known: CHEETAH"):
