@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from fairlib import gates, masks
-from fairlib._validation import check_number
+from fairlib._validation import check_number, check_settings
 from fairlib.data import GroupedDataset
 from fairlib.diagnostics.evaluation import predict
 from fairlib.models import build
@@ -37,6 +37,7 @@ def deepreduce(
     exponent: float = 0.07,
     widths: Sequence[float] = (1.0,),
     resolutions: Sequence[float] = (1.0,),
+    from_scratch: Mapping[str, object] | None = None,
     seed: int = 0,
 ) -> nn.Module:
     r"""Cull, thin and reshape, with a training by distillation after each step.
@@ -60,6 +61,8 @@ def deepreduce(
         widths: Factors on the widths to try, in this order; they need a model as :func:`fairlib.build` gives it,
             neither pruned nor linearized.
         resolutions: Factors 1/r on the resolution, r a whole number: by r times the stride of the first convolution.
+        from_scratch: What of ``train`` is different for a reshaped network, which begins with new weights: the epochs
+            and the learning rate with which the model was trained, as a rule.
         seed: Of trainings, of the held-out part and of new weights.
 
     Returns:
@@ -77,6 +80,7 @@ def deepreduce(
         stem's ReLUs count in no stage.
     """
     check_number("exponent", exponent, 0)
+    check_settings("from_scratch=", fit, from_scratch or {}, given=("objective", "constraint", "stop"))
     scalings = _scalings(widths, resolutions)
     found = gates.stages(model)
     if len(found) < 2:
@@ -86,7 +90,7 @@ def deepreduce(
     order = sorted(found, key=importance.get)
     plan = _choose(model, order, relus, scalings)
     if (plan.width, plan.resolution) != (1.0, 1.0):
-        return fit(reshape(model, plan, seed), data, **settings)
+        return fit(reshape(model, plan, seed), data, **settings | dict(from_scratch or {}))
     network, everything = gates.apply(model, {}), set(gates.gates(model))
     unthinned = tuple(name for names in found.values() if set(names) & set(plan.gates) for name in names)
     for left in dict.fromkeys((unthinned, plan.gates)):

@@ -95,6 +95,18 @@ def test_a_network_that_is_still_too_large_is_reshaped(gated, images, objective)
     assert predict(linear, images).logits.shape == (120, 3)
 
 
+def test_a_reshaped_network_has_a_training_of_its_own(gated, images, objective):
+    """By hand: the network that is chosen, at an eighth of the width, trained for five epochs."""
+    settings = dict(data=images, objective=objective, train=TRAIN, seed=0)
+    linear = deepreduce(gated, relus=100, widths=(1.0, 0.125), from_scratch={"epochs": 5, "lr": 0.05}, **settings)
+    left = tuple(name for name, mask in gates.read(linear).items() if mask.any())
+    small = reshape(gated, Plan(left, width=0.125), seed=0)
+    by_hand = fairlib.fit(small, images, objective=objective, epochs=5, lr=0.05, seed=0)
+    assert all(torch.equal(value, by_hand.state_dict()[name]) for name, value in linear.state_dict().items())
+    with pytest.raises(TypeError, match="unknown setting 'epoch' for from_scratch="):
+        deepreduce(gated, relus=40, from_scratch={"epoch": 5}, **settings)
+
+
 def test_the_reshaped_counts_of_resnet18():
     """Stage 1 culled, thinned, half the width: 57,344; and half the resolution: 14,336 (Jha et al.)."""
     model = gate(fairlib.build("resnet18", num_classes=10, image_size=32))
