@@ -249,12 +249,13 @@ def evaluate(claims: Sequence[Claim], root: str | Path) -> pd.DataFrame:
 
     Returns:
         One row per claim and table (one in all for a claim without tables): ``id evidence table verdict
-        reason estimate low high seeds p_value equivalence needed survives``. ``survives`` is False where a verdict does
-        not survive a false-discovery rate of 5 % (Benjamini and Hochberg) over all verdicts of the table,
-        else True.
+        reason estimate low high seeds p_value equivalence needed test survives``. ``test`` is a number: claims that ask
+        the same of the same table are one test. ``survives`` is False where a verdict does not survive a
+        false-discovery rate of 5 % (Benjamini and Hochberg) over all tests, else True.
     """
-    rows = []
+    rows, tests = [], {}
     for claim in claims:
+        asked = (claim.statistic, claim.direction, claim.threshold, claim.margin)
         for evidence, table in claim.tables.items() or [("", "")]:
             found = _judge(claim, Path(root, table))
             estimate, low, high = found.interval
@@ -263,11 +264,14 @@ def evaluate(claims: Sequence[Claim], root: str | Path) -> pd.DataFrame:
                 | {"verdict": found.name, "reason": found.reason}
                 | {"estimate": estimate, "low": low, "high": high, "seeds": found.seeds}
                 | {"p_value": found.p_value, "equivalence": found.equivalence, "needed": found.needed}
+                | {"test": tests.setdefault(f"{table}: {asked}", len(tests))}
             )
     results = pd.DataFrame(rows).astype({"needed": "Int64"})
     tested = (results["seeds"] >= MIN_SEEDS).to_numpy()
     results["survives"] = True
-    results.loc[tested, "survives"] = benjamini_hochberg(results.loc[tested, "p_value"], RATE)
+    p_values = results[tested].groupby("test")["p_value"].first()
+    rejected = pd.Series(benjamini_hochberg(p_values, RATE), index=p_values.index, dtype=bool)
+    results.loc[tested, "survives"] = results.loc[tested, "test"].map(rejected).astype(bool)
     results.loc[~results["verdict"].isin(DECIDED), "survives"] = True
     return results
 

@@ -216,7 +216,7 @@ def _plain(value: Any) -> str:
 
 
 def _discoveries(results: pd.DataFrame) -> list[str]:
-    tested = int((results["seeds"] >= MIN_SEEDS).sum())
+    tested = results.loc[results["seeds"] >= MIN_SEEDS, "test"].nunique()
     lost = results[~results["survives"]]
     head = f"Benjamini and Hochberg at a rate of {RATE:.0%} over {tested} tests of {MIN_SEEDS} seeds or more"
     if lost.empty:

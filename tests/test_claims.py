@@ -238,9 +238,10 @@ def test_a_group_without_accuracy_gets_no_verdict(tmp_path):
 def test_verdicts_that_chance_explains_among_many_do_not_survive(tmp_path):
     weak = np.array([0.2, 0.3, 0.4, 0.5, 0.6, 0.3, 0.5, -0.2, -0.1, 0.4])  # p = .02 by sign flips
     none = np.resize([-0.1, 0.1], 10)
-    write(tmp_path / "values.csv", weak=weak, none=none, strong=np.full(10, 0.5))
+    nothing = {f"none-{i}": none for i in range(20)}
+    write(tmp_path / "values.csv", weak=weak, strong=np.full(10, 0.5), **nothing)
     few = [claim(id="H-weak", statistic={"name": "column", "column": "weak"})]
-    many = [claim(id=f"H-none-{i}", statistic={"name": "column", "column": "none"}) for i in range(20)]
+    many = [claim(id=f"H-{name}", statistic={"name": "column", "column": name}) for name in nothing]
     alone = claims.evaluate(few, tmp_path).set_index("id")
     assert alone.loc["H-weak", "verdict"] == "supported"
     assert 0.01 < alone.loc["H-weak", "p_value"] < 0.05
@@ -250,6 +251,9 @@ def test_verdicts_that_chance_explains_among_many_do_not_survive(tmp_path):
     assert not crowded.loc["H-weak", "survives"]
     assert crowded.loc["H-strong", "survives"]
     assert crowded.loc["H-none-0", "survives"]  # undecided: there is no verdict to lose
+    again = [claim(id=f"H-again-{i}", statistic=strong.statistic) for i in range(30)]
+    echoed = claims.evaluate([*few, *many, strong, *again], tmp_path).set_index("id")
+    assert echoed["test"].nunique() == 22 and not echoed.loc["H-weak", "survives"]  # The same test again adds nothing.
 
 
 # History
