@@ -70,7 +70,7 @@ def test_paths_in_the_file_are_of_the_contracts_form():
     for entry in tested:
         part, name = re.fullmatch(r"notebooks/([a-z-]+)/([a-z-]+)\.ipynb", entry.notebook).groups()
         forms = {"default run": rf"_build/runs/{part}/{name}/records\.parquet",
-                 "embedded study": rf"results/{part}/{name}-(study|vgg19)\.csv",
+                 "embedded study": rf"results/{part}/{name}-(study|vgg19|networks|resnet34)\.csv",
                  "real-data run": rf"results/{part}/{name}-[a-z0-9]+\.csv"}  # fmt: skip
         for evidence, table in entry.tables.items():
             assert re.fullmatch(forms[evidence], table), (entry.id, table)
