@@ -45,9 +45,8 @@ class Distillation:
             divergence by their number C; it is what torch's ``"mean"`` computes, and the released code of [D] uses.
 
     Raises:
-        ValueError: If a setting is out of range or unknown; a :class:`UntrainedTeacherError` if the teacher's accuracy,
-            averaged over the C classes that the data have, is below 1/C plus three standard errors, so that it cannot
-            be told from guessing.
+        ValueError: If a setting is out of range or unknown, or the teacher's accuracy, averaged over the C classes that
+            the data have, is below 1/C plus three standard errors, so that it cannot be told from guessing.
         FloatingPointError: If the teacher's outputs are NaN or infinite.
 
     Source:
