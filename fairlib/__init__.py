@@ -11,16 +11,17 @@ from fairlib.compaction import compact
 from fairlib.data import GroupedDataset, Splits, load
 from fairlib.linearization import linearize
 from fairlib.masks import restore, sparsity
-from fairlib.mitigation import AccuracyGap, EqualCurvature, EqualLoss, GroupDRO, Reweight
+from fairlib.mitigation import AccuracyGap, EqualAccuracy, EqualCurvature, EqualLoss, GroupDRO, Reweight
 from fairlib.models import build
 from fairlib.pruning import prune
 from fairlib.runs import record
 from fairlib.studies import study
-from fairlib.training import DivergenceError, fit, history, weights_at
+from fairlib.training import DivergenceError, fit, gradient_evaluations, history, weights_at
 
 __all__ = [
     "AccuracyGap",
     "DivergenceError",
+    "EqualAccuracy",
     "EqualCurvature",
     "EqualLoss",
     "GroupDRO",
@@ -33,6 +34,7 @@ __all__ = [
     "build",
     "compact",
     "fit",
+    "gradient_evaluations",
     "history",
     "linearize",
     "load",

@@ -21,7 +21,7 @@ from fairlib import environment
 from fairlib._version import __version__
 from fairlib.data import GroupedDataset
 from fairlib.distillation import Distillation
-from fairlib.training import TrainingRecord, fit
+from fairlib.training import TrainingRecord, add_gradients, fit
 
 
 def default_folder() -> Path:
@@ -66,6 +66,7 @@ def cached_fit(model: nn.Module, data: GroupedDataset, *, folder: Path | None, *
     if settings.get("channels_last"):
         trained = trained.to(memory_format=torch.channels_last)
     trained._fairlib_training = record
+    add_gradients(trained, sum(row["gradients"] for row in record.history))
     return trained.to(environment.resolve(settings.get("device", "auto"))).eval()
 
 

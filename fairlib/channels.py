@@ -174,12 +174,7 @@ def select_channels(
     scores_of: Callable[[Tensor], Tensor],
     sparsity: float,
 ) -> dict[str, Tensor]:
-    r"""Masks that remove the channels of lowest score, at one rate in all layers.
-
-    Of a set of C coupled channels :math:`\min(\lfloor r C \rfloor, C - 1)` go: those that are masked already, then
-    those of lowest score, equal ones in their order. The last channel of a layer always stays. The rate :math:`r` is
-    the smallest at which ``round(sparsity * n)`` of all n prunable weights are masked, before or now; so the masks of
-    growing sparsity are nested, and a model that is as sparse already loses nothing.
+    r"""Masks that remove the channels of lowest score, at one rate in all layers, as :func:`lowest` says.
 
     Args:
         model: Left as it is.
@@ -192,42 +187,83 @@ def select_channels(
         As :func:`masks_for`.
 
     Raises:
-        ValueError: If a score is NaN, if one channel a layer is still denser than ``sparsity``, if an earlier mask and
-            this one together would empty a layer, or from :func:`coupled_channels`.
+        ValueError: As :func:`lowest` and :func:`coupled_channels`.
     """
     sets = coupled_channels(model, example_inputs(model, data))
-    orders = [_order(model, coupled, scores_of) for coupled in sets]
+    return masks_for(sets, lowest(model, sets, channel_scores(model, sets, scores_of), sparsity), model)
+
+
+def channel_scores(model: nn.Module, sets: Sequence[Coupled], scores_of: Callable[[Tensor], Tensor]) -> list[Tensor]:
+    """For each set the scores ``(C,)`` of its channels, :math:`-\\infty` for one of which a mask has left nothing.
+
+    ``scores_of`` is that of :func:`select_channels`.
+    """
+    scores = []
+    for coupled in sets:
+        filters, alive = _filters(model, coupled)
+        found = filters.new_full((coupled.size,), -torch.inf)
+        found[alive] = scores_of(filters[alive])
+        scores.append(found)
+    return scores
+
+
+def lowest(model: nn.Module, sets: Sequence[Coupled], scores: Sequence[Tensor], sparsity: float) -> list[Tensor]:
+    r"""The channels of lowest score, as many as make a model so sparse, at one rate in all layers.
+
+    Of a set of C coupled channels :math:`\min(\lfloor r C \rfloor, C - 1)` go: those that are masked already, then
+    those of lowest score, equal ones in their order. The last channel of a layer always stays. The rate :math:`r` is
+    the smallest at which ``round(sparsity * n)`` of all n prunable weights are masked, before or now; so the masks of
+    growing sparsity are nested, and a model that is as sparse already loses nothing.
+
+    Args:
+        model: The model of the sets; left as it is.
+        sets: As :func:`coupled_channels` gives them.
+        scores: For each set ``(C,)``.
+        sparsity: Share of zeros among the prunable weights, in [0, 1).
+
+    Returns:
+        For each set a bool vector ``(C,)``, True where the channel goes.
+
+    Raises:
+        ValueError: If a score is NaN, if one channel a layer is still denser than ``sparsity``, or if an earlier mask
+            and this one together would empty a layer.
+    """
+    for coupled, score in zip(sets, scores, strict=True):
+        if score.isnan().any():
+            raise ValueError(f"the scores of {', '.join(coupled.producers)} hold NaN; has training diverged?")
+    orders = [score.argsort(stable=True) for score in scores]
     # Channel i of the order, from 1 to C - 1, goes at rate i / C: the same fraction is the same floating-point number.
     rates = [torch.arange(1, coupled.size, dtype=torch.float64) / coupled.size for coupled in sets]
     steps = [0.0, *torch.cat([*rates, torch.zeros(0)]).unique().tolist()]
     weights, before = masks.prunable(model), masks.read(model)
     total = sum(weight.numel() for weight in weights.values())
 
-    def masks_at(rate: float) -> dict[str, Tensor]:
+    def removed_at(rate: float) -> list[Tensor]:
         removed = []
         for order, own in zip(orders, rates, strict=True):
             gone = torch.zeros(len(order), dtype=torch.bool, device=order.device)
             gone[order[: int((own <= rate).sum())]] = True
             removed.append(gone)
-        return masks_for(sets, removed, model)
+        return removed
 
-    def zeros(keep: dict[str, Tensor]) -> int:
+    def zeros(rate: float) -> int:
+        keep = masks_for(sets, removed_at(rate), model)
         return sum(int((~mask).sum()) for mask in (before | keep).values())
 
-    wanted, most = round(sparsity * total), zeros(masks_at(steps[-1]))
+    wanted, most = round(sparsity * total), zeros(steps[-1])
     if most < wanted:
         raise ValueError(
             f"sparsity {sparsity} is out of reach: with a single channel left in every layer {most} of {total} weights "
             f"are zero, a sparsity of {most / total:.4f}"
         )
-    keep = masks_at(steps[bisect_left(steps, wanted, key=lambda rate: zeros(masks_at(rate)))])
-    emptied = [name for name, mask in keep.items() if not mask.any()]
+    removed = removed_at(steps[bisect_left(steps, wanted, key=zeros)])
+    emptied = [name for name, mask in masks_for(sets, removed, model).items() if not mask.any()]
     if emptied:
         raise ValueError(
             f"sparsity {sparsity} would leave nothing of {emptied[0]}: the weights that an earlier mask has left there "
             "go with the channels"
         )
-    return keep
+    return removed
 
 
 def _refuse_grouped(model: nn.Module) -> None:
@@ -305,13 +341,3 @@ def _filters(model: nn.Module, coupled: Coupled) -> tuple[Tensor, Tensor]:
         left[channels] = before[name].flatten(1).any(1)[rows] if name in before else True
         alive = alive | left
     return torch.cat(parts, dim=1), alive
-
-
-def _order(model: nn.Module, coupled: Coupled, scores_of: Callable[[Tensor], Tensor]) -> Tensor:
-    """The channels in the order in which they go."""
-    filters, alive = _filters(model, coupled)
-    scores = filters.new_full((coupled.size,), -torch.inf)
-    scores[alive] = scores_of(filters[alive])
-    if scores.isnan().any():
-        raise ValueError(f"the scores of {', '.join(coupled.producers)} hold NaN; has training diverged?")
-    return scores.argsort(stable=True)

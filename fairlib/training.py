@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import pandas as pd
 import torch
@@ -56,7 +56,10 @@ class ConstraintRun(Protocol):
         ...
 
     def end_epoch(self) -> dict[str, float]:
-        """Act after an epoch (a dual update, say); the numbers go into the history."""
+        """Act after an epoch (a dual update, say); the numbers go into the history.
+
+        One called ``"gradients"`` tells how many sample gradients the constraint took beside those of the losses.
+        """
         ...
 
 
@@ -232,7 +235,9 @@ def fit(
             seen = loop.epoch(running)
             if seen is None:
                 continue
-            row = {"epoch": epoch} | seen | (running.end_epoch() if running else {})
+            reported = running.end_epoch() if running else {}
+            seen["gradients"] += reported.pop("gradients", 0)
+            row = {"epoch": epoch} | seen | reported
             if sparsify:
                 masks.impose(trained, sparsify(trained, epoch / epochs))
             row |= loop.validation(val)
@@ -241,7 +246,7 @@ def fit(
             if stop and stop(row):
                 break
     trained._fairlib_training = TrainingRecord(loop.history, loop.kept)
-    return trained.eval()
+    return add_gradients(trained, sum(row["gradients"] for row in loop.history)).eval()
 
 
 @dataclass
@@ -271,7 +276,8 @@ class _Loop:
         """Train on every batch of an epoch from step ``start`` on; None if that leaves none.
 
         Returns:
-            Learning rate of the first step, and mean loss and accuracy over the batches as they were met.
+            Learning rate of the first step, mean loss and accuracy over the batches as they were met, and how many
+            samples they had, whose gradients were taken.
         """
         self.model.train()
         rate, seen = math.nan, 0
@@ -293,7 +299,8 @@ class _Loop:
         if not seen:
             return None
         loss, accuracy, objective = (totals / seen).tolist()
-        return {"lr": rate, "loss": loss, "accuracy": accuracy} | ({"objective": objective} if running else {})
+        row = {"lr": rate, "loss": loss, "accuracy": accuracy, "gradients": seen}
+        return row | ({"objective": objective} if running else {})
 
     def _advance(self) -> None:
         """A step of optimizer (which does nothing without gradients) and schedule."""
@@ -333,14 +340,59 @@ def history(module: nn.Module) -> pd.DataFrame:
     """How the last :func:`fit` of a module went.
 
     Returns:
-        Indexed by epoch (from 1): ``lr loss accuracy`` on the training batches as they were met; under a constraint
-        ``objective``, what was descended on, and what the constraint reports (violations, multipliers); ``val_loss
-        val_accuracy`` after the epoch if there was a validation set.
+        Indexed by epoch (from 1): ``lr loss accuracy`` on the training batches as they were met; ``gradients``, how
+        many gradients of samples the epoch took; under a constraint ``objective``, what was descended on, and what the
+        constraint reports (violations, multipliers); ``val_loss val_accuracy`` after the epoch if there was a
+        validation set.
 
     Raises:
         ValueError: If the module does not come from :func:`fit`.
     """
     return pd.DataFrame(_record(module).history or {"epoch": []}).set_index("epoch")
+
+
+class _WithGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, gradient: Sequence[Tensor], *parameters: Tensor) -> Tensor:
+        ctx.gradient = gradient
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, outer: Tensor) -> tuple[Tensor | None, ...]:
+        return outer, None, *(outer * part for part in ctx.gradient)
+
+
+def with_gradient(value: Tensor, gradient: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tensor:
+    """A scalar with, on top of its own, a gradient in the parameters that is known already; for constraints."""
+    return _WithGradient.apply(value, gradient, *parameters)
+
+
+def taken_gradient(loss: Tensor, model: nn.Module) -> tuple[Tensor, dict[int, Tensor]]:
+    """The loss without its graph but with its gradient, and that gradient by the ``id`` of the parameter.
+
+    For constraints that need what the step will descend on: nothing is differentiated twice.
+    """
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    gradient = torch.autograd.grad(loss, parameters, materialize_grads=True)
+    found = {id(parameter): part for parameter, part in zip(parameters, gradient, strict=True)}
+    return with_gradient(loss.detach(), gradient, parameters), found
+
+
+def gradient_evaluations(module: nn.Module) -> int:
+    """How many gradients of samples have gone into a module: the price of a model, whatever the machine.
+
+    One is a forward and a backward pass of one sample; what :func:`fit` took of a batch of 64 counts as 64. All
+    trainings that led to the module count, the dense one too, with what their constraints took besides, and so do the
+    scores of the pruning methods that are made of gradients. A product of the Hessian with a vector counts as two. What
+    only evaluates counts nothing, and what did not come from fairlib is not known.
+    """
+    return getattr(module, "_fairlib_gradients", 0)
+
+
+def add_gradients(module: nn.Module, count: float) -> nn.Module:
+    """The module, changed in place: its :func:`gradient_evaluations` are ``count`` more."""
+    module._fairlib_gradients = gradient_evaluations(module) + int(count)
+    return module
 
 
 def weights_at(module: nn.Module, step: int) -> dict[str, Tensor]:

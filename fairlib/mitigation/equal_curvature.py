@@ -18,7 +18,7 @@ from fairlib.diagnostics.evaluation import evaluation_mode, full_precision, plac
 from fairlib.diagnostics.frozen import Pattern
 from fairlib.diagnostics.objective import MeanLoss, aliases, check_parameters, evaluate
 from fairlib.mitigation.lagrangian import Lagrangian, MovingAverage, named, sizes_of
-from fairlib.training import Batch, Objective
+from fairlib.training import Batch, Objective, with_gradient
 
 Vector = Sequence[Tensor]  # One tensor for each parameter.
 
@@ -120,6 +120,7 @@ class _EqualCurvatureRun:
         self.multipliers = torch.zeros(2, data.num_groups, dtype=torch.float64, device=self.sizes.device)
         self.vectors: dict[int, Vector] = {}
         self.shifts: dict[int, float] = {}
+        self.gradients = 0
         self.full = self._full_numbers()
         self.average = MovingAverage(self.full, settings.decay)
         self.exact = settings.products == "exact" or (settings.products == "auto" and self._smooth())
@@ -139,7 +140,7 @@ class _EqualCurvatureRun:
             with evaluation_mode(self.model), full_precision(), torch.enable_grad():
                 value, direction = self._penalty(batch)
             parameters = dict(self.model.named_parameters())
-            loss = _WithGradient.apply(loss + value.to(loss), direction, *(parameters[name] for name in self.names))
+            loss = with_gradient(loss + value.to(loss), direction, [parameters[name] for name in self.names])
         self.steps += 1
         return loss
 
@@ -205,6 +206,8 @@ class _EqualCurvatureRun:
             logits = evaluate(self.model, dict(zip(self.names, leaves, strict=True)), inputs, self.aliases)
             loss = cross_entropy(logits, targets)
             found = torch.autograd.grad(loss, leaves, create_graph=create_graph, materialize_grads=True)
+            # Differentiating the gradient, once for a slope and once more for a bend, costs a product each.
+            self.gradients += len(targets) * (5 if create_graph else 1)
             return leaves, self._project(found)
 
         return gradient
@@ -236,6 +239,7 @@ class _EqualCurvatureRun:
             flat = None if previous is None else torch.cat([part.flatten() for part in previous])
             found = extremes(loss, ends="largest", products="frozen", tol=1e-2, limit=100, seed=0, previous=flat)
             pair = found.pairs[-1]
+            self.gradients += len(loss.index) * (1 + 2 * found.hvps)
             self.vectors[code] = list(loss.split(pair.vector).values())
             self.shifts[code] = found.scale
             numbers[0, code], numbers[1, code] = loss.gradient().norm(), pair.value
@@ -256,7 +260,8 @@ class _EqualCurvatureRun:
             rows = zip(self.multipliers, violations, steps, strict=True)
             self.multipliers = torch.stack([self.settings.follow(*row) for row in rows])
         self.active = self.settings.dual == "average" or bool(self.multipliers.any())
-        return named(
+        taken, self.gradients = self.gradients, 0
+        return {"gradients": taken} | named(
             self.data,
             norm_violation=violations[0],
             eigenvalue_violation=violations[1],
@@ -328,19 +333,6 @@ class _Exact:
         return torch.autograd.grad(
             value, self.leaves, create_graph=create_graph, retain_graph=True, materialize_grads=True
         )
-
-
-class _WithGradient(torch.autograd.Function):
-    """A value with a gradient that is known already."""
-
-    @staticmethod
-    def forward(ctx: Any, value: Tensor, gradient: Vector, *parameters: Tensor) -> Tensor:
-        ctx.gradient = gradient
-        return value.clone()
-
-    @staticmethod
-    def backward(ctx: Any, outer: Tensor) -> tuple[Tensor | None, ...]:
-        return outer, None, *(outer * part for part in ctx.gradient)
 
 
 def _dot(a: Vector, b: Vector) -> Tensor:

@@ -10,6 +10,7 @@ from torch import nn
 
 from fairlib._validation import check_number, check_settings, lookup
 from fairlib.data import GroupedDataset
+from fairlib.pruning.bifp import bifp, bip
 from fairlib.pruning.fairgrape import fairgrape
 from fairlib.pruning.filter_norm import filter_norm
 from fairlib.pruning.fpgm import fpgm
@@ -29,6 +30,8 @@ METHODS: dict[str, Callable[..., nn.Module]] = {
     "snip": snip,
     "lottery": lottery,
     "fairgrape": fairgrape,
+    "bip": bip,
+    "bifp": bifp,
     "random": random,
 }
 
@@ -50,12 +53,13 @@ def prune(
 
     Args:
         model: Any module with convolutions or linear layers; left as it is.
-        method: ``"magnitude"``, ``"filter-norm"``, ``"fpgm"``, ``"snip"``, ``"lottery"``, ``"fairgrape"`` or
-            ``"random"``.
+        method: ``"magnitude"``, ``"filter-norm"``, ``"fpgm"``, ``"snip"``, ``"lottery"``, ``"fairgrape"``, ``"bip"``,
+            ``"bifp"`` or ``"random"``.
         sparsity: Share of zeros among the prunable weights (convolution and linear), in [0, 1).
         data: The training set. ``"magnitude"`` and ``"random"`` need none; ``"filter-norm"`` and ``"fpgm"`` look at
             the shape of its inputs only, and also take a tensor of inputs.
-        train: Arguments of :func:`fairlib.fit`, for ``"lottery"`` and for the schedules that train.
+        train: Arguments of :func:`fairlib.fit`, for ``"lottery"``, ``"bip"`` and ``"bifp"``, and for the schedules
+            that train.
         schedule: ``"one-shot"``, without any training; ``"iterative"`` (:func:`fairlib.pruning.iterative`) or
             ``"gradual"`` (:func:`fairlib.pruning.gradual`), or its name and settings. ``"lottery"`` has its own.
         seed: Of what a method draws and of trainings.

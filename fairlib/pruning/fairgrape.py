@@ -14,6 +14,7 @@ from fairlib._validation import check_number
 from fairlib.data import GroupedDataset
 from fairlib.diagnostics.evaluation import check_logits, placement
 from fairlib.pruning.gradients import mean_gradient, scored_copy
+from fairlib.training import add_gradients
 
 BLOCK = 1000
 """A step of the selection takes this part of what is still to be kept; with fewer left, a single weight."""
@@ -77,7 +78,7 @@ def fairgrape(
     for name, score in scores.items():
         count = score[0].numel() - round(sparsity * score[0].numel())
         keep[name] = _select(name, score, max(1, count), before.get(name))
-    return masks.apply(model, keep)
+    return add_gradients(masks.apply(model, keep), len(data))
 
 
 def importance(model: nn.Module, data: GroupedDataset, batch_size: int) -> dict[str, Tensor]:

@@ -10,6 +10,7 @@ from fairlib._validation import check_number
 from fairlib.data import GroupedDataset
 from fairlib.pruning.gradients import mean_gradient, scored_copy
 from fairlib.pruning.selection import keep_highest
+from fairlib.training import add_gradients
 
 
 def snip(
@@ -55,4 +56,4 @@ def snip(
     scored = scored_copy(model, data)
     gradients = mean_gradient(scored, data, index)
     scores = {name: (weight * gradients[name]).abs() for name, weight in masks.prunable(scored).items()}
-    return masks.apply(model, keep_highest(model, scores, sparsity))
+    return add_gradients(masks.apply(model, keep_highest(model, scores, sparsity)), len(index))

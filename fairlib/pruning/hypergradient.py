@@ -1,0 +1,117 @@
+r"""How the upper level's objective changes with the mask, when the weights follow: the gradient of a bi-level problem.
+
+With :math:`w = m \odot \theta`, let :math:`\theta^*(m)` minimize
+:math:`U_1(m \odot \theta) + \frac{\gamma}{2} \|\theta\|^2` and let :math:`\Phi(m) = U_2(m \odot \theta^*(m))`. With
+:math:`g_1 = \nabla U_1(w)`, :math:`g_2 = \nabla U_2(w)`, :math:`H_1 = \nabla^2 U_1(w)` and :math:`D` the diagonal
+matrix of :math:`m`, the implicit function theorem gives, at :math:`\theta^*`,
+
+.. math::
+    \nabla \Phi(m) = \theta \odot g_2 - g_1 \odot v - \theta \odot H_1 (m \odot v) , \qquad
+    (D H_1 D + \gamma I) \, v = m \odot g_2 .
+
+With :math:`H_1` taken for zero, :math:`v = m \odot g_2 / \gamma`, and what is left is that of BiP,
+:math:`(\theta - \frac{1}{\gamma} m \odot g_1) \odot g_2`.
+
+Source:
+    [B] Eq. 5, which leaves :math:`d\theta^*/dm` open; Zhang et al., Advancing model pruning via bi-level optimization
+    (NeurIPS 2022), for the form without a Hessian; conjugate gradients as in Pedregosa, Hyperparameter optimization
+    with approximate gradient (ICML 2016).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+Vector = Sequence[Tensor]
+
+
+def direct(theta: Vector, upper: Vector) -> list[Tensor]:
+    r"""The part without the weights' answer, :math:`\theta \odot g_2`."""
+    return [t * g for t, g in zip(theta, upper, strict=True)]
+
+
+def hessian_free(theta: Vector, lower: Vector, upper: Vector, gamma: float) -> list[Tensor]:
+    r""":math:`(\theta - \frac{1}{\gamma} m \odot g_1) \odot g_2`, where ``lower`` is :math:`m \odot g_1`."""
+    return [(t - low / gamma) * g for t, low, g in zip(theta, lower, upper, strict=True)]
+
+
+def implicit(
+    theta: Vector,
+    mask: Vector,
+    lower: Vector,
+    upper: Vector,
+    gamma: float,
+    *,
+    product: Callable[[Vector], Vector],
+    iterations: int = 10,
+    tol: float = 1e-3,
+) -> tuple[list[Tensor], int]:
+    r"""The whole gradient, by conjugate gradients.
+
+    The Hessian of a network need not be positive, nor :math:`D H_1 D + \gamma I`. Where the iteration meets a direction
+    of non-positive curvature it stops with what it has, as truncated Newton methods do; in the first step that is
+    :math:`v = m \odot g_2 / \gamma`.
+
+    Args:
+        theta: :math:`\theta`, a sequence of tensors, as all vectors here.
+        mask: :math:`m`.
+        lower: :math:`g_1`, where the mask is not zero; elsewhere it does not matter.
+        upper: :math:`g_2`.
+        gamma: :math:`\gamma`, positive.
+        product: From :math:`x` to :math:`H_1 x`.
+        iterations: Of conjugate gradients, at most.
+        tol: They end where the residual is this small, relative to the right side.
+
+    Returns:
+        :math:`\nabla \Phi`, and how many products were taken.
+    """
+    count = 0
+
+    def hessian(x: Vector) -> Vector:
+        nonlocal count
+        count += 1
+        return product(x)
+
+    def apply(x: Vector) -> list[Tensor]:
+        images = hessian([m * part for m, part in zip(mask, x, strict=True)])
+        return [m * image + gamma * part for m, image, part in zip(mask, images, x, strict=True)]
+
+    right = [m * g for m, g in zip(mask, upper, strict=True)]
+    v = conjugate_gradients(apply, right, start_scale=1 / gamma, iterations=iterations, tol=tol)
+    image = hessian([m * part for m, part in zip(mask, v, strict=True)])
+    terms = zip(theta, upper, lower, v, image, strict=True)
+    return [t * g - low * part - t * h for t, g, low, part, h in terms], count
+
+
+def conjugate_gradients(
+    apply: Callable[[Vector], Vector], right: Vector, *, start_scale: float, iterations: int, tol: float
+) -> list[Tensor]:
+    """The solution of ``apply(x) = right``, from zero; ``start_scale * right`` if the first curvature is not positive.
+
+    It ends where the residual has fallen by ``tol``, where a curvature is not positive, or after ``iterations``.
+    """
+    x = [torch.zeros_like(part) for part in right]
+    residual = [part.clone() for part in right]
+    direction = residual
+    square = first = dot(residual, residual)
+    for step in range(iterations):
+        if square <= tol**2 * first:
+            break
+        image = apply(direction)
+        curvature = dot(direction, image)
+        if curvature <= 0:
+            return x if step else [start_scale * part for part in right]
+        length = square / curvature
+        x = [a + length * b for a, b in zip(x, direction, strict=True)]
+        residual = [a - length * b for a, b in zip(residual, image, strict=True)]
+        square, before = dot(residual, residual), square
+        direction = [a + square / before * b for a, b in zip(residual, direction, strict=True)]
+    return x
+
+
+def dot(a: Vector, b: Vector) -> float:
+    """The inner product."""
+    return float(torch.stack([(x * y).sum() for x, y in zip(a, b, strict=True)]).sum())

@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from constrained import batch_of, linear, opposed, plain
+
+import fairlib
+from fairlib.groups import margins
+
+
+def test_the_loss_is_the_mean_loss_and_the_weighted_penalty():
+    """Groups of 40, 15 and 5: by loops over pairs."""
+    data, model = opposed(), linear()
+    batch = batch_of(model, data)
+    run = fairlib.EqualAccuracy(3.0, penalty="square", pairs="mean").start(model, data, plain)
+    accuracy = [
+        torch.sigmoid(margins(batch.logits, batch.targets))[batch.groups == code].mean().item() for code in range(3)
+    ]
+    pairs = [(accuracy[0] - accuracy[1]) ** 2, (accuracy[0] - accuracy[2]) ** 2, (accuracy[1] - accuracy[2]) ** 2]
+    assert run.loss(batch).item() == pytest.approx(batch.losses.mean().item() + 3 * sum(pairs) / 3)
+    assert run.end_epoch() == {"penalty": pytest.approx(sum(pairs))}
+
+
+def test_it_narrows_the_gap_between_groups():
+    """Labels of the smallest group are turned around, so no linear model is right about all."""
+    data = opposed()
+
+    def gap(model):
+        before = fairlib.audit(model, model, data, diagnostics=(), resamples=10)
+        return before.violations.loc["accuracy_after", "estimate"]
+
+    with pytest.warns(UserWarning, match="chance"):
+        plain_gap = gap(fairlib.fit(linear(), data, epochs=20, lr=0.5))
+        fair_gap = gap(fairlib.fit(linear(), data, epochs=20, lr=0.5, constraint=fairlib.EqualAccuracy(5.0)))
+    assert fair_gap < plain_gap - 0.3
+
+
+def test_one_group_is_refused():
+    data = opposed()
+    alone = data.subset((data.groups == 0).nonzero().flatten())
+    with pytest.raises(ValueError, match="equal accuracy needs at least two groups"):
+        fairlib.fit(linear(), alone, epochs=1, constraint=fairlib.EqualAccuracy())
