@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from fairlib import environment, gates, masks, plots, reporting, statistics
-from fairlib._validation import lookup
+from fairlib._validation import check_number, lookup
 from fairlib.data import GroupedDataset
 from fairlib.diagnostics import DIAGNOSTICS, diagnose, predict
 from fairlib.diagnostics.evaluation import placement
@@ -39,7 +39,7 @@ class Report:
             gradient_debiased_square``.
         violations: Max-min over groups, indexed by ``excessive_loss`` (Eq. 3 of [T]), ``accuracy_before``,
             ``accuracy_after`` and ``drop``: ``estimate low high``, and of its permutation null ``null_mean null_upper
-            p_value``.
+            p_value``; then the mean over all pairs of groups, ``pairs pairs_low pairs_high``.
         provenance: What was audited, on what, fed how, with which versions.
         notes: Warnings, and why what is NaN could not be computed.
         train: The same on the training set, if it was given.
@@ -50,6 +50,34 @@ class Report:
     provenance: dict[str, object]
     notes: list[str] = field(default_factory=list)
     train: Report | None = None
+
+    def fairness(self, tau: float = 0.05, *, pairs: str = "max") -> pd.DataFrame:
+        r"""Whether the groups are treated alike, up to a tolerance, by the definitions of [B].
+
+        - *Performance* fairness (Definition 1): the accuracies :math:`A_a` after compression differ by at most
+          :math:`\tau`.
+        - *Degradation* fairness (Definition 3): the drops :math:`R_a = A_a^{before} - A_a` (Definition 2, the column
+          ``drop`` of the table) do.
+
+        The definitions are about two groups. Of more, either the largest difference decides or the mean over all pairs.
+
+        Args:
+            tau: :math:`\tau`, at least 0.
+            pairs: ``"max"`` or ``"mean"``.
+
+        Returns:
+            Indexed by ``performance`` and ``degradation``: ``difference low high`` and ``verdict``: ``"fair"`` if the
+            whole interval is at most :math:`\tau`, ``"unfair"`` if it lies above, else ``"undecided"``.
+
+        Raises:
+            ValueError: If ``tau`` is negative or ``pairs`` is unknown.
+        """
+        check_number("tau", tau, 0)
+        columns = lookup("choice of pairs", pairs, _BY_PAIRS)
+        rows = self.violations.loc[["accuracy_after", "drop"], columns].set_axis(["difference", "low", "high"], axis=1)
+        rows.index = pd.Index(["performance", "degradation"], name="fairness")
+        verdict = np.where(rows["high"] <= tau, "fair", np.where(rows["low"] > tau, "unfair", "undecided"))
+        return rows.assign(verdict=verdict)
 
     def plot(self) -> Figure:
         """Accuracy before and after, and excessive loss, of every group with its size and interval."""
@@ -164,6 +192,7 @@ _DERIVED: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "loss_after": lambda means: means[..., 3],
     "excessive_loss": lambda means: means[..., 3] - means[..., 1],
 }
+_BY_PAIRS = {"max": ["estimate", "low", "high"], "mean": ["pairs", "pairs_low", "pairs_high"]}
 _VIOLATIONS = ("excessive_loss", "accuracy_before", "accuracy_after", "drop")
 
 
@@ -226,10 +255,13 @@ def _violations(
     means = statistics.group_means(samples, groups, draws.shape[1])[present]
     for name in _VIOLATIONS:
         derive = _DERIVED[name]
-        estimate = np.ptp(derive(means))
+        estimate, pairs = np.ptp(derive(means)), _mean_over_pairs(derive(means))
         # |gap of the estimates - true gap| is at most the range of the estimates' errors, of which these are draws.
         # Percentiles of resampled gaps would be biased upward and miss a true gap of 0 always.
-        reach = np.quantile(np.ptp(derive(draws[:, present]) - derive(means), axis=1), level)
+        # The mean over pairs is off by the mean over pairs of the errors' differences at most.
+        errors = derive(draws[:, present]) - derive(means)
+        reach = np.quantile(np.ptp(errors, axis=1), level)
+        pairs_reach = np.quantile(_mean_over_pairs(errors), level)
         null = statistics.permutation_test(derive(values), groups, draws.shape[1], permutations=resamples, seed=seed)
         rows[name] = {
             "estimate": estimate,
@@ -238,8 +270,19 @@ def _violations(
             "null_mean": null.mean,
             "null_upper": null.upper,
             "p_value": null.p_value,
+            "pairs": pairs,
+            "pairs_low": max(0.0, pairs - pairs_reach),
+            "pairs_high": pairs + pairs_reach,
         }
     return pd.DataFrame.from_dict(rows, orient="index").astype(float).rename_axis("violation")
+
+
+def _mean_over_pairs(values: np.ndarray) -> np.ndarray:
+    """The mean of all absolute differences along the last axis; NaN for fewer than two."""
+    first, second = np.triu_indices(values.shape[-1], 1)
+    if not len(first):
+        return np.full(values.shape[:-1], np.nan)
+    return np.abs(values[..., first] - values[..., second]).mean(axis=-1)
 
 
 def _provenance(

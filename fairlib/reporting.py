@@ -45,7 +45,7 @@ def _notes(report: Report) -> list[str]:
 
 def _body(report: Report) -> str:
     parts = [*_notes(report), _figure(report), "<h2>Groups</h2>", _rows(report.table), "<h2>Fairness violations</h2>"]
-    parts += ["<p>Largest difference between two groups, beside what permuted group labels give.</p>"]
+    parts += ["<p>Largest difference between two groups, beside what permuted group labels give; mean over pairs.</p>"]
     parts += [_rows(report.violations), "<h2>What was audited</h2>", "<dl>"]
     parts += [
         f"<dt>{html.escape(key)}</dt><dd>{html.escape(str(value))}</dd>" for key, value in report.provenance.items()

@@ -24,7 +24,7 @@ from fairlib.diagnostics import DIAGNOSTICS, diagnose, group_performance
 from fairlib.distillation import Distillation, UntrainedTeacherError
 from fairlib.mitigation import MITIGATIONS, AccuracyGap
 from fairlib.models import build
-from fairlib.training import Constraint, DivergenceError, Objective, fit
+from fairlib.training import Constraint, DivergenceError, Objective, fit, gradient_evaluations
 
 Named = str | tuple[str, Mapping[str, object]]
 Data = Named | Splits | Callable[[int], Splits]
@@ -43,8 +43,9 @@ COMPRESS = ("trained", "initial")
 # Arguments of fit that a study fills in itself.
 _OWN = ("val", "objective", "constraint", "sparsify", "stop", "start", "seed", "device", "progress")
 
-_DISTANCE = "distance"  # From the dense model, which only a study knows.
-_MEASURED = dict.fromkeys([*DIAGNOSTICS, _DISTANCE], True)
+# What only a study knows of a model: how far it is from the dense one, and what it took to train.
+_DISTANCE, _GRADIENTS = "distance", "gradients"
+_MEASURED = dict.fromkeys([*DIAGNOSTICS, _DISTANCE, _GRADIENTS], True)
 
 _STARTUP = 8.0  # Seconds until a worker process has imported torch on two cores.
 
@@ -172,7 +173,9 @@ def study(
         data_seed: None draws and splits the data anew with each seed; a number fixes them for all.
         diagnostics: Names of ``fairlib.diagnostics.DIAGNOSTICS`` to add as columns; NaN where not computable. Also
             ``"distance"``: how far the weights have moved from those of the dense model,
-            :math:`\|\tilde\theta - \theta\|_2`, NaN where they are not the same weights.
+            :math:`\|\tilde\theta - \theta\|_2`, NaN where they are not the same weights; and ``"gradients"``, the
+            gradients of samples that went into the model (:func:`fairlib.gradient_evaluations`), the dense training
+            included.
         device: As of :func:`fairlib.fit`.
         cache: Folder of trained models (:mod:`fairlib.caching`); ``"auto"`` is the user's, None switches it off.
         workers: Processes; by default as many as there are cores, as soon as that saves more time than it costs. On
@@ -397,6 +400,8 @@ def _measure(
         for diagnostic in plan.diagnostics:
             if diagnostic == _DISTANCE:
                 table = table.assign(distance=parameter_distance(model, dense))
+            elif diagnostic == _GRADIENTS:
+                table = table.assign(gradients=gradient_evaluations(model))
             else:
                 table = table.join(diagnose(diagnostic, model, data)[0])
         frames.append(table.reset_index().assign(split=split))

@@ -227,6 +227,14 @@ def test_gates_that_no_training_chooses_can_come_before_any_training():
         study(**LINEAR | {"method": "linearize:snl"}, levels=[0.5], compress="initial")
 
 
+def test_the_gradients_are_those_of_all_trainings():
+    """Two epochs of the dense network, one of finetuning, and a score."""
+    table = study(**SMALL | {"method": "prune:snip"}, levels=[0.9], seeds=[2], diagnostics=["gradients"])
+    size = table.loc[table["split"] == "train", "size"].groupby(table["stage"]).sum().iloc[0]
+    taken = table.groupby("stage")["gradients"].first()
+    assert taken.to_dict() == {"dense": 2 * size, "control": 3 * size, "compressed": 4 * size}
+
+
 def test_the_distance_is_that_of_all_parameters_from_the_dense_model():
     table = study(**SMALL, levels=[0.9], seeds=[2], diagnostics=["distance"])
     distances = table.groupby("stage")["distance"].unique()

@@ -13,7 +13,7 @@ import fairlib
 from fairlib import training
 from fairlib.models import Normalize
 from fairlib.models.normalization import fill_normalization
-from fairlib.training import extend_history
+from fairlib.training import extend_history, taken_gradient
 
 
 def _same(one: nn.Module, other: nn.Module) -> bool:
@@ -32,7 +32,7 @@ def test_learns_and_leaves_its_argument_alone(cnn, images):
     assert _same(cnn, before) and not trained.training
     curves = fairlib.history(trained)
     assert list(curves.index) == list(range(1, 13))
-    assert list(curves) == ["lr", "loss", "accuracy", "val_loss", "val_accuracy"]
+    assert list(curves) == ["lr", "loss", "accuracy", "gradients", "val_loss", "val_accuracy"]
     assert curves["val_accuracy"].iloc[-1] > 0.95 > curves["accuracy"].iloc[0]
 
 
@@ -268,3 +268,48 @@ def test_a_history_can_go_on_from_an_earlier_one(cnn, images):
     late = fairlib.fit(cnn, images, epochs=4, start=4, batch_size=60)  # Epochs 3 and 4.
     assert fairlib.history(extend_history(late, fairlib.fit(cnn, images, epochs=1))).index.tolist() == [3, 4, 5]
     assert extend_history(cnn, second) is second
+
+
+def test_gradients_of_samples_are_counted_over_all_trainings_of_a_module(cnn, images):
+    assert fairlib.gradient_evaluations(cnn) == 0
+    once = fairlib.fit(cnn, images, epochs=2, start=3, batch_size=50)
+    assert fairlib.history(once)["gradients"].tolist() == [
+        120
+    ]  # Three batches an epoch; the first three are passed over.
+    twice = fairlib.fit(once, images, epochs=1)
+    assert fairlib.gradient_evaluations(twice) == 240 and fairlib.gradient_evaluations(once) == 120
+    assert fairlib.gradient_evaluations(copy.deepcopy(twice)) == 240
+
+
+def test_what_a_constraint_differentiates_counts_too(cnn, images):
+    """Equal gradients: one more of each sample that a batch has, one nearby, and those of the training set."""
+
+    class Reporting:
+        def start(self, model, data, objective):
+            return self
+
+        def loss(self, batch):
+            return batch.losses.mean()
+
+        def end_epoch(self):
+            return {"gradients": 7, "other": 1.0}
+
+    history = fairlib.history(fairlib.fit(cnn, images, epochs=2, constraint=Reporting()))
+    assert history["gradients"].tolist() == [127, 127] and history["other"].tolist() == [1, 1]
+    curved = fairlib.fit(cnn, images, epochs=1, constraint=fairlib.EqualCurvature(step=0.1, eigenvalue_step=0.0))
+    assert fairlib.gradient_evaluations(curved) > 240
+
+
+def test_a_loss_whose_gradient_is_taken_keeps_value_and_gradient(cnn, images):
+    def loss(model):
+        return cross_entropy(model(images.batch(slice(None), dtype=torch.float32)), images.targets)
+
+    expected = loss(cnn)
+    expected.backward()
+    wanted = [parameter.grad.clone() for parameter in cnn.parameters()]
+    cnn.zero_grad()
+    value, found = taken_gradient(loss(cnn), cnn)
+    assert value.item() == expected.item()
+    (2 * value).backward()
+    for parameter, gradient in zip(cnn.parameters(), wanted, strict=True):
+        assert torch.equal(found[id(parameter)], gradient) and torch.allclose(parameter.grad, 2 * gradient)

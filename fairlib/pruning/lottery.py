@@ -12,7 +12,7 @@ from fairlib._validation import check_number
 from fairlib.data import GroupedDataset
 from fairlib.pruning.selection import keep_highest, shrinking
 from fairlib.randomness import seeded
-from fairlib.training import fit, steps_kept, weights_at
+from fairlib.training import add_gradients, fit, gradient_evaluations, steps_kept, weights_at
 
 
 def lottery(
@@ -82,4 +82,4 @@ def _initialized(model: nn.Module, seed: int) -> nn.Module:
                     f"{name or type(module).__name__} has parameters but no reset_parameters to initialize them by; "
                     f"give a model that fairlib.fit(..., keep=...) has trained"
                 )
-    return fresh
+    return add_gradients(fresh, -gradient_evaluations(fresh))  # What the model had learned is gone.

@@ -90,3 +90,22 @@ def test_bad_input(cnn, images):
 
     with pytest.raises(ValueError, match="Odd has parameters but no reset_parameters"):
         fairlib.prune(Odd(), "lottery", sparsity=0.5, data=images, train=TRAIN)
+
+
+def test_what_a_pruner_trains_and_scores_is_counted(dense, images):
+    """120 samples: 2 epochs dense and 2 for each of two rounds, or from step 7 of 20 on; one pass for a score."""
+
+    def taken(method, **settings):
+        small = fairlib.prune(dense, method, sparsity=0.75, data=images, **settings)
+        return fairlib.gradient_evaluations(small) - fairlib.gradient_evaluations(dense)
+
+    assert fairlib.gradient_evaluations(dense) == 240
+    assert taken("lottery", train=TRAIN, rate=0.5) == 480
+    assert taken("lottery", train=TRAIN, rate=0.5, rewind=7) == 480 - 2 * 7 * 12
+    assert taken("magnitude") == 0
+    assert taken("snip") == taken("fairgrape") == 120
+    assert taken("snip", samples=50) == 50
+    assert taken("fairgrape", schedule=("iterative", {"rate": 0.5}), train=TRAIN) == 120 + 240 + 120
+    plain = fairlib.fit(dense, images, **TRAIN)  # It kept no weights, so that the lottery begins anew.
+    anew = fairlib.prune(plain, "lottery", sparsity=0.5, data=images, train=TRAIN, rate=0.5)
+    assert fairlib.gradient_evaluations(plain) == 480 and fairlib.gradient_evaluations(anew) == 480
