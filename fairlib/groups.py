@@ -117,6 +117,15 @@ class AccuracyDifference:
         if self.as_published and (self.penalty, self.pairs) != ("absolute", "max"):
             raise ValueError("as_published=True is Eq. 4 as printed, signed: it has no penalty and no pairs to choose")
 
+    def refuse_without_gradient(self) -> None:
+        """Refuse a surrogate that nothing could be trained by.
+
+        Raises:
+            ValueError: If it is the indicator.
+        """
+        if self.surrogate == "indicator":
+            raise ValueError("surrogate 'indicator' has no gradient: it measures, and trains nothing")
+
     def __call__(self, logits: Tensor, targets: Tensor, groups: Tensor, num_groups: int) -> Tensor:
         """The penalty of samples with logits ``(N, C)``, a scalar that is differentiable in them."""
         values = SURROGATES[self.surrogate](margins(logits, targets) / self.temperature)

@@ -162,7 +162,8 @@ def study(
             initial weights is compressed, trained like the dense one and finetuned.
         mitigation: A name of ``fairlib.mitigation.MITIGATIONS`` or ``(name, settings)``. ``"accuracy-gap"`` has the
             accuracies of the dense model for its reference in the finetuning, and none before.
-        when: Of ``"never"``, ``"before"`` (in the dense training), ``"after"`` (in the finetuning), ``"both"``.
+        when: Of ``"never"``, ``"before"`` (in the dense training, and in those of a pruning method that trains, but for
+            ``"bip"`` and ``"bifp"``), ``"after"`` (in the finetuning), ``"both"``.
         seeds: One run each: initial weights, order of batches and, by default, the data.
         train: Arguments of :func:`fairlib.fit` for the dense training, and for the trainings of a pruning method that
             trains unless its settings have a ``train`` of their own.
@@ -373,7 +374,8 @@ def _models(
     settings |= {"data": splits.train, "seed": seed}
     if kind.trains(name, settings):
         train = {key: value for key, value in plan.train.items() if key != "keep"} if kind.inherits else {}
-        train |= {"device": plan.device} | ({"constraint": plan.constraint} if early and kind.inherits else {})
+        constrained = early and kind.inherits and name not in pruning.BILEVEL
+        train |= {"device": plan.device} | ({"constraint": plan.constraint} if constrained else {})
         settings["train"] = train | settings.get("train", {})
     for level in plan.levels:
         original = start if plan.compress == "initial" else dense

@@ -467,7 +467,7 @@ def _split(order: Tensor, batch_size: int) -> list[Tensor]:
 def _refuse_divergence(row: dict[str, float], epochs: int, lr: float, constraint: Constraint | None) -> None:
     if all(math.isfinite(value) for value in row.values()):
         return
-    others = {name: value for name, value in row.items() if name not in ("epoch", "lr")}
+    others = {name: value for name, value in row.items() if name not in ("epoch", "lr", "gradients")}
     advice = f"lower lr ({lr})" + (f", or the strength of {constraint}" if constraint else "")
     state = ", ".join(f"{name} {value:.3g}" for name, value in others.items())
     raise DivergenceError(f"training diverged at epoch {row['epoch']} of {epochs} ({state}); {advice}")

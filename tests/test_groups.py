@@ -66,6 +66,13 @@ def test_the_others_are_convex_upper_bounds_of_the_indicator(surrogate):
     u = SURROGATES[surrogate](z)
     assert bool((u >= (z > 0).double() - 1e-12).all())
     assert bool((u[2:] - 2 * u[1:-1] + u[:-2] >= -1e-12).all())
+    assert u[300].item() == pytest.approx(1)  # The smallest of their kind.
+
+
+def test_the_affine_surrogate_has_the_slope_of_the_sigmoid():
+    z = torch.zeros(1, requires_grad=True)
+    slopes = [torch.autograd.grad(SURROGATES[name](z).sum(), z)[0].item() for name in ("affine", "sigmoid")]
+    assert slopes == [0.25, 0.25]
 
 
 def test_penalties_and_pairs_of_three_groups_by_hand():

@@ -31,6 +31,10 @@ class EqualAccuracy(AccuracyDifference):
         [B] Section 4.3.1, corrected.
     """
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.refuse_without_gradient()
+
     def start(self, model: nn.Module, data: GroupedDataset, objective: Objective) -> _EqualAccuracyRun:
         return _EqualAccuracyRun(self, data)
 

@@ -151,10 +151,11 @@ class _EqualCurvatureRun:
         weights = [self.model.get_parameter(name).detach() for name in self.names]
         needed = self.settings.dual == "average" or bool(self.multipliers[1].any())
         curved = needed and self.steps % self.settings.every == 0
-        groups, present = {}, torch.zeros_like(self.average.values, dtype=torch.bool)
+        groups, members, present = {}, {}, torch.zeros_like(self.average.values, dtype=torch.bool)
         for code in self.codes:
             chosen = slice(None) if code == self.data.num_groups else batch.groups == code
-            if len(batch.targets[chosen]):
+            members[code] = len(batch.targets[chosen])
+            if members[code]:
                 kind = _Exact if self.exact else _Frozen
                 groups[code] = kind(self._gradient_of(batch.inputs[chosen], batch.targets[chosen]), weights)
                 present[:, code] = True
@@ -171,6 +172,7 @@ class _EqualCurvatureRun:
             slope, bend = factors[:, code].tolist()
             bend *= self.settings.every  # For the steps that leave it out.
             part, image = group.combine(slope, bend, self.vectors[code] if curved else None)
+            self.gradients += group.taken * members[code]
             direction = [a + b for a, b in zip(direction, self._project(part), strict=True)]
             if image is not None:
                 image = self._project(image)
@@ -206,8 +208,7 @@ class _EqualCurvatureRun:
             logits = evaluate(self.model, dict(zip(self.names, leaves, strict=True)), inputs, self.aliases)
             loss = cross_entropy(logits, targets)
             found = torch.autograd.grad(loss, leaves, create_graph=create_graph, materialize_grads=True)
-            # Differentiating the gradient, once for a slope and once more for a bend, costs a product each.
-            self.gradients += len(targets) * (5 if create_graph else 1)
+            self.gradients += len(targets)
             return leaves, self._project(found)
 
         return gradient
@@ -273,6 +274,8 @@ class _EqualCurvatureRun:
 class _Frozen:
     """A group's derivatives by differences of gradients, the kinks held where they are at the weights."""
 
+    taken = 0  # Beside the gradients that it asks for.
+
     def __init__(self, gradient: Callable[..., tuple[Vector, Vector]], weights: Vector) -> None:
         self._gradient, self.weights, self.pattern = gradient, weights, Pattern()
         self.gradient = self._at(0.0, weights)
@@ -319,7 +322,7 @@ class _Exact:
 
     def __init__(self, gradient: Callable[..., tuple[Vector, Vector]], weights: Vector) -> None:
         self.leaves, self._graph = gradient(weights, create_graph=True)
-        self.gradient = [part.detach() for part in self._graph]
+        self.gradient, self.taken = [part.detach() for part in self._graph], 0
 
     def combine(self, slope: float, bend: float, v: Vector | None) -> tuple[Vector, Vector | None]:
         total, image = slope * _dot(self._graph, _unit(self.gradient)), None
@@ -330,6 +333,7 @@ class _Exact:
         return self._derivative(total), image
 
     def _derivative(self, value: Tensor, *, create_graph: bool = False) -> Vector:
+        self.taken += 2
         return torch.autograd.grad(
             value, self.leaves, create_graph=create_graph, retain_graph=True, materialize_grads=True
         )

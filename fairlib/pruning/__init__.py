@@ -21,7 +21,7 @@ from fairlib.pruning.schedules import SCHEDULES, gradual, iterative
 from fairlib.pruning.snip import snip
 from fairlib.training import fit
 
-__all__ = ["METHODS", "SCHEDULES", "check", "gradual", "iterative", "prune", "trains"]
+__all__ = ["BILEVEL", "METHODS", "SCHEDULES", "check", "gradual", "iterative", "prune", "trains"]
 
 METHODS: dict[str, Callable[..., nn.Module]] = {
     "magnitude": magnitude,
@@ -34,6 +34,9 @@ METHODS: dict[str, Callable[..., nn.Module]] = {
     "bifp": bifp,
     "random": random,
 }
+
+BILEVEL = ("bip", "bifp")
+"""Methods with a rule of their own for what a training is held to, in the place of a constraint."""
 
 _OFFERED = ("sparsity", "data", "train", "seed")  # What prune hands to every method and schedule that asks for it.
 

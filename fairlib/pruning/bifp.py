@@ -6,24 +6,24 @@ import copy
 import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import parametrize
 
-from fairlib import channels, masks
+from fairlib import channels, environment, masks
 from fairlib._validation import check_number, lookup
 from fairlib.data import GroupedDataset
 from fairlib.data.splitting import stratified_parts
 from fairlib.diagnostics.evaluation import placement
+from fairlib.diagnostics.objective import aliases, evaluate
 from fairlib.groups import AccuracyDifference
 from fairlib.pruning.hypergradient import direct, hessian_free, implicit
-from fairlib.pruning.selection import keep_highest
+from fairlib.pruning.selection import keep_highest, ramped
 from fairlib.training import Batch, DivergenceError, Objective, fit, taken_gradient
 
 CONSTRAIN: dict[str, tuple[bool, bool]] = {
@@ -33,6 +33,8 @@ CONSTRAIN: dict[str, tuple[bool, bool]] = {
     "neither": (False, False),
 }
 """Which levels the fairness term is part of: (upper, masks; lower, weights)."""
+
+_FIT = {name: parameter.default for name, parameter in inspect.signature(fit).parameters.items()}
 
 HYPERGRADIENTS = ("hessian-free", "conjugate-gradient", "direct")
 
@@ -77,14 +79,17 @@ def bifp(
     many, the mask takes one on a batch of :math:`D_2`, along the gradient of the upper level
     (:mod:`fairlib.pruning.hypergradient`), and both start from the same mask and weights. Scores :math:`s`, at first
     the magnitudes of the weights over their mean, decide the mask: it keeps the k highest, and the gradient in the mask
-    is taken for that in the scores (straight-through), as BiP does. A weight that is not kept stays what it was, and
-    may return. Or the mask itself is *relaxed*: it moves within :math:`m \in [0, 1]^p`, :math:`\sum_j m_j \le k`, and
-    when the search is over the k largest entries become 1, their factors part of the weights. In the epochs after the
-    search the mask is fixed and the weights are trained on.
+    is taken for that in the scores (straight-through), as BiP does. A weight that is not kept has no gradient; momentum
+    and decay aside it stays what it was, and it may return. Or the mask is *relaxed*: the point of
+    :math:`m \in [0, 1]^p`, :math:`\sum_j m_j \le k`, that is nearest to the scores (a lazy projection); when the search
+    is over, the k highest scores become 1, and their factors a part of the weights. In the epochs after the search the
+    mask is fixed and the weights are trained on.
 
-    Gradients of both levels are taken in training mode; those of the upper one leave the statistics of batch
-    normalization alone. Its :math:`\gamma` is apart from the decay of ``train``: were it that small, the answer of the
-    weights, :math:`g_1 / \gamma`, would drown everything away from a minimum.
+    What answers to the mask in the hypergradient are the prunable weights; biases and normalization are held. Both
+    levels are in training mode, and the upper one leaves the statistics of batch normalization alone. It takes the
+    cross-entropy, without augmentation and in the dtype of the weights, whatever ``objective``, ``augment`` and
+    ``precision`` of ``train`` are. :math:`\gamma` is apart from the decay of ``train``: were it that small, the answer
+    of the weights, :math:`g_1 / \gamma`, would drown everything away from a minimum.
 
     Args:
         model: The trained model; left as it is.
@@ -98,8 +103,9 @@ def bifp(
         surrogate, temperature, penalty, tau, pairs: Of :class:`fairlib.groups.AccuracyDifference`.
         constrain: Which levels have the fairness term: ``"both"``, ``"masks"`` (the paper's "w/o w"), ``"weights"``
             ("w/o m") or ``"neither"``.
-        granularity: ``"weight"``, ranked among all; or ``"filter"``, channels with the weights that read them, at one
-            rate in all layers (:func:`fairlib.channels.lowest`).
+        granularity: ``"weight"``, ranked among all; or ``"filter"``, channels, at one rate in all layers
+            (:func:`fairlib.channels.lowest`). In the search the mask of a channel multiplies the weights that read it,
+            and in the end those that make it go as well.
         relaxed: Relaxed masks instead of scores.
         hypergradient: ``"hessian-free"``, ``"conjugate-gradient"``, or ``"direct"``: without the weights' answer.
         gamma: :math:`\gamma`, positive.
@@ -108,18 +114,21 @@ def bifp(
         mask_momentum: In [0, 1).
         every: Steps of the weights to one of the mask.
         val_batch_size: Samples of a step of the mask; 0 takes as many as a step of the weights has.
-        search: The share of the epochs, in (0, 1], in which the mask is learned.
-        gradual: Let the sparsity grow during the search, after a share t of it to :math:`1 - (1 - t)^3` of its end.
+        search: The share of the epochs, in (0, 1], rounded up, in which the mask is learned.
+        gradual: Let the sparsity grow during the search from that of the model, as the schedule
+            :func:`fairlib.pruning.gradual` does.
         seed: Of the split and of the training.
 
     Returns:
-        A masked copy in eval mode, trained; :func:`fairlib.history` tells by epoch the mean ``upper_objective`` and
-        ``penalty``, and ``moved``, the share of the kept weights that were not kept an epoch before.
+        A masked copy in eval mode, trained; :func:`fairlib.history` tells by epoch the mean ``upper_objective``, while
+        the mask is learned, the mean ``penalty`` of the lower level, and ``moved``, the share of the kept weights that
+        were not kept an epoch before.
 
     Raises:
-        ValueError: If a setting is out of range or unknown, fewer than two groups have members while ``fairness`` is
-            positive, filters cannot reach the sparsity, or the model is already sparser.
-        DivergenceError: If the training diverges or a score becomes NaN.
+        ValueError: If a setting is out of range or unknown, ``val`` has other groups or targets than ``data``, fewer
+            than two groups have members while ``fairness`` is positive, filters cannot reach the sparsity, the model is
+            already sparser, or ``train`` has what the method decides: a constraint, masks, or where to start and stop.
+        DivergenceError: If the training diverges or the gradient in the scores becomes infinite or NaN.
 
     Source:
         Dai et al., Integrating fairness and model pruning through bi-level optimization ([B]), Sections 4.2 and 4.3,
@@ -129,7 +138,6 @@ def bifp(
         our choice.
     """
     check_number("sparsity", sparsity, 0, 1)
-    check_number("held_out", held_out, 0, 1, beyond=True)
     upper, lower = lookup("level to constrain", constrain, CONSTRAIN)
     shape = lookup("granularity", granularity, GRANULARITIES)
     lookup("hypergradient", hypergradient, dict.fromkeys(HYPERGRADIENTS))
@@ -139,21 +147,23 @@ def bifp(
     check_number("every", every, 1, whole=True)
     check_number("val_batch_size", val_batch_size, 0, whole=True)
     check_number("search", search, 0, 1, beyond=True, upto=True)
-    if train.get("constraint") is not None:
-        raise ValueError("bi-level pruning has a fairness term of its own (fairness=), so train has no constraint")
-    check_number("train['epochs']", train.get("epochs", 10), 1, whole=True)
+    check_number("fairness", fairness, 0)
     term = AccuracyDifference(
         fairness, surrogate=surrogate, temperature=temperature, penalty=penalty, tau=tau, pairs=pairs
     )
-    if val is None:
-        data, val = _split_off(data, held_out, seed)
+    term.refuse_without_gradient()
+    settings = _of_fit(train)
+    check_number("train['epochs']", settings["epochs"], 1, whole=True)
+    data, val = _levels(data, val, held_out, seed)
     if fairness:
         _refuse_single_group(data, val)
-    dense = copy.deepcopy(model)
-    form = shape(dense, data)
-    form.choose(form.start(), sparsity)  # A sparsity that is out of reach is refused before anything is trained.
+    model = copy.deepcopy(model).to(environment.resolve(settings["device"]))
+    form = shape(model, data)
+    form.final(form.start(), sparsity)  # A sparsity that is out of reach is refused before anything is trained.
+    opened, names = _opened(model, relaxed)
     problem = _BiLevel(
         form=form,
+        names=names,
         sparsity=sparsity,
         val=val,
         upper=term if upper and fairness else None,
@@ -164,17 +174,12 @@ def bifp(
         mask_lr=mask_lr,
         mask_momentum=mask_momentum,
         every=every,
-        val_batch_size=val_batch_size or train.get("batch_size", 64),
-        rounds=max(1, math.ceil(search * train.get("epochs", 10))),
+        val_batch_size=val_batch_size or settings["batch_size"],
+        rounds=max(1, math.ceil(search * settings["epochs"] - 1e-9)),
         gradual=gradual,
     )
-    trained = fit(_opened(model), data, constraint=problem, **{"seed": seed} | dict(train))
-    keep = {name: layer.mask > 0 for name, layer in _masked(trained).items()}
-    for name in keep:
-        owner = trained.get_submodule(name.rpartition(".")[0])
-        parametrize.remove_parametrizations(owner, "weight", leave_parametrized=False)
-    masks.impose(trained, keep)
-    return trained
+    trained = fit(opened, data, constraint=problem, **{"seed": seed} | dict(train))
+    return _closed(trained, names, form.kept)
 
 
 def bip(model: nn.Module, **settings: object) -> nn.Module:
@@ -209,7 +214,13 @@ bip.__signature__ = inspect.Signature(
 
 
 class Form(Protocol):
-    """What is kept or not: from scores to masks of the weights, and from gradients in these to gradients in scores."""
+    """What is kept or not: from scores to masks of the weights.
+
+    Attributes:
+        kept: The masks of the last ``final``: parameter name to bool tensor.
+    """
+
+    kept: dict[str, Tensor]
 
     def start(self) -> list[Tensor]:
         """The scores of the dense model, with a mean of 1."""
@@ -223,8 +234,12 @@ class Form(Protocol):
         """The nearest relaxed masks: entries in [0, 1] whose sum is at most what ``choose`` keeps."""
         ...
 
-    def expand(self, scores: Sequence[Tensor]) -> list[Tensor]:
-        """Masks of the weights from entries in [0, 1] in the shapes of the scores; differentiable."""
+    def expand(self, entries: Sequence[Tensor]) -> list[Tensor]:
+        """Masks of the weights in the search, from entries in the shapes of the scores; linear in them."""
+        ...
+
+    def final(self, scores: Sequence[Tensor], sparsity: float) -> list[Tensor]:
+        """As ``choose``, for good: sets ``kept``."""
         ...
 
 
@@ -232,7 +247,8 @@ class Weights:
     """Every weight has a score, and all are ranked together."""
 
     def __init__(self, model: nn.Module, data: GroupedDataset) -> None:
-        self.model, self.weights = model, masks.prunable(model)
+        self.model, self.weights, self.before = model, masks.prunable(model), masks.read(model)
+        self.kept: dict[str, Tensor] = {}
 
     def start(self) -> list[Tensor]:
         sizes = [weight.detach().abs() for weight in self.weights.values()]
@@ -246,27 +262,40 @@ class Weights:
     def project(self, scores: Sequence[Tensor], sparsity: float) -> list[Tensor]:
         kept = sum(part.sum() for part in self.choose(scores, sparsity))
         flat = capped_simplex(torch.cat([score.flatten() for score in scores]), float(kept))
-        parts = flat.split([score.numel() for score in scores])
+        parts = [part.clone() for part in flat.split([score.numel() for score in scores])]
+        for part, score in zip(parts, scores, strict=True):
+            if not part.any():
+                part[score.argmax()] = 1  # No layer is emptied.
         return [part.reshape(score.shape) for part, score in zip(parts, scores, strict=True)]
 
-    def expand(self, scores: Sequence[Tensor]) -> list[Tensor]:
-        return list(scores)
+    def expand(self, entries: Sequence[Tensor]) -> list[Tensor]:
+        pairs = zip(self.weights, entries, strict=True)
+        return [entry * self.before[name] if name in self.before else entry for name, entry in pairs]
+
+    def final(self, scores: Sequence[Tensor], sparsity: float) -> list[Tensor]:
+        chosen = self.choose(scores, sparsity)
+        self.kept = {name: entry > 0 for name, entry in zip(self.weights, chosen, strict=True)}
+        return chosen
 
 
 class Filters:
     """Every channel has a score, and the same share of each layer's is kept."""
 
     def __init__(self, model: nn.Module, data: GroupedDataset) -> None:
-        self.model, self.weights = model, masks.prunable(model)
+        self.model, self.weights, self.before = model, masks.prunable(model), masks.read(model)
         self.sets = channels.coupled_channels(model, channels.example_inputs(model, data))
+        if not self.sets:
+            raise ValueError(f"{type(model).__name__} has no channel that can be removed; take granularity='weight'")
+        self.kept: dict[str, Tensor] = {}
         self.sparsity, self.gone = -1.0, []
 
     def start(self) -> list[Tensor]:
         norms = channels.channel_scores(self.model, self.sets, lambda filters: filters.norm(dim=1))
-        return [norm / norm[norm.isfinite()].mean() for norm in norms]
+        means = [norm[norm.isfinite()].mean() for norm in norms]
+        return [norm / mean if mean > 0 else norm for norm, mean in zip(norms, means, strict=True)]
 
     def choose(self, scores: Sequence[Tensor], sparsity: float) -> list[Tensor]:
-        if sparsity != self.sparsity:  # How many channels go depends on nothing else.
+        if sparsity != self.sparsity:  # How many channels go hardly depends on which; the end is exact.
             removed = channels.lowest(self.model, self.sets, scores, sparsity)
             self.sparsity, self.gone = sparsity, [int(part.sum()) for part in removed]
         kept = []
@@ -280,19 +309,22 @@ class Filters:
         kept = self.choose(scores, sparsity)
         return [capped_simplex(score, float(part.sum())) for score, part in zip(scores, kept, strict=True)]
 
-    def expand(self, scores: Sequence[Tensor]) -> list[Tensor]:
-        ends = [{name: weight.new_ones(weight.shape[axis]) for name, weight in self.weights.items()} for axis in (0, 1)]
-        for coupled, score in zip(self.sets, scores, strict=True):
-            for factors, end in zip(ends, (coupled.producers, coupled.readers), strict=True):
-                for name, (of, positions) in end.items():
-                    factors[name] = factors[name].index_put((positions,), score[of])
-        rows, columns = ends
-        crosses = [rows[name][:, None] * columns[name] for name in self.weights]
-        weights = self.weights.values()
-        return [
-            cross.reshape(*cross.shape, *[1] * (weight.ndim - 2)).expand(weight.shape)
-            for cross, weight in zip(crosses, weights, strict=True)
-        ]
+    def expand(self, entries: Sequence[Tensor]) -> list[Tensor]:
+        # Of what reads a channel alone: a mask of what makes it, too, would leave a removed one without a gradient.
+        columns = {name: weight.new_ones(weight.shape[1]) for name, weight in self.weights.items()}
+        for coupled, entry in zip(self.sets, entries, strict=True):
+            for name, (of, positions) in coupled.readers.items():
+                columns[name] = columns[name].index_put((positions,), entry[of])
+        expanded = []
+        for name, weight in self.weights.items():
+            mask = columns[name].reshape(1, -1, *[1] * (weight.ndim - 2)).expand(weight.shape)
+            expanded.append(mask * self.before[name] if name in self.before else mask)
+        return expanded
+
+    def final(self, scores: Sequence[Tensor], sparsity: float) -> list[Tensor]:
+        removed = channels.lowest(self.model, self.sets, scores, sparsity)
+        self.kept = channels.masks_for(self.sets, removed, self.model)
+        return [(~gone).to(score.dtype) for gone, score in zip(removed, scores, strict=True)]
 
 
 GRANULARITIES: dict[str, type[Form]] = {"weight": Weights, "filter": Filters}
@@ -302,20 +334,26 @@ def capped_simplex(point: Tensor, total: float) -> Tensor:
     r"""The point of :math:`\{m \in [0, 1]^n : \sum_j m_j \le t\}` that is nearest to a point.
 
     It is :math:`\operatorname{clip}(p_j - \mu, 0, 1)` with the smallest :math:`\mu \ge 0` that meets the sum, which is
-    found by bisection.
+    found by Newton steps, or by halving the interval where these leave it.
 
     Args:
         point: ``(n,)``.
         total: :math:`t`, at least 0.
     """
-    clipped = point.clamp(0, 1)
-    if float(clipped.sum()) <= total:
-        return clipped
-    low, high = 0.0, float(point.max())
-    for _ in range(50):
-        middle = (low + high) / 2
-        low, high = (middle, high) if float((point - middle).clamp(0, 1).sum()) > total else (low, middle)
-    return (point - high).clamp(0, 1)
+    low, high, shift = 0.0, max(0.0, float(point.max())), 0.0
+    for _ in range(60):
+        moved = point - shift
+        excess = float(moved.clamp(0, 1).sum()) - total
+        if abs(excess) <= 1e-6 * max(total, 1) or (shift == 0 and excess < 0):
+            break
+        low, high = (shift, high) if excess > 0 else (low, shift)
+        slope = float(((moved > 0) & (moved < 1)).sum())
+        shift = shift + excess / slope if slope else math.inf
+        if not low < shift < high:
+            shift = (low + high) / 2
+    else:
+        moved = point - high
+    return moved.clamp(0, 1)
 
 
 class _Mask(nn.Module):
@@ -331,25 +369,71 @@ class _Mask(nn.Module):
         return self.mask * weight
 
 
-def _opened(model: nn.Module) -> nn.Module:
+@dataclass(frozen=True)
+class _Names:
+    """Where a prunable weight is found: ``layer``, its names before and while it is a product."""
+
+    layer: str
+    weight: str
+    original: str
+    mask: str
+
+
+def _opened(model: nn.Module, relaxed: bool) -> tuple[nn.Module, list[_Names]]:
     """A copy in which every prunable weight is a product of a parameter and a mask."""
-    opened = copy.deepcopy(model)
+    opened, names = copy.deepcopy(model), []
     for name, weight in masks.prunable(opened).items():
-        owner = opened.get_submodule(name.rpartition(".")[0])
-        parametrize.register_parametrization(owner, "weight", _Mask(weight.detach()))
-    return opened
+        if relaxed and not weight.requires_grad:
+            raise ValueError(f"{name} is frozen, and a relaxed mask would change it; take relaxed=False")
+        layer = name.rpartition(".")[0]
+        inside = f"{name.removesuffix('weight')}parametrizations.weight."
+        parametrize.register_parametrization(opened.get_submodule(layer), "weight", _Mask(weight.detach()))
+        names.append(_Names(layer, name, f"{inside}original", f"{inside}0.mask"))
+    return opened, names
 
 
-def _masked(model: nn.Module) -> dict[str, _Mask]:
-    """The masks of an opened model by the names of the weights, in their order."""
-    found = ((name, module) for name, module in model.named_modules() if isinstance(module, _Mask))
-    return {name.removesuffix("parametrizations.weight.0") + "weight": module for name, module in found}
+def _closed(trained: nn.Module, names: Sequence[_Names], keep: Mapping[str, Tensor]) -> nn.Module:
+    """The trained model, in place, with parameters and masks as everywhere else."""
+    for name in names:
+        owner = trained.get_submodule(name.layer)
+        order = ["weight", *owner._parameters]
+        parametrize.remove_parametrizations(owner, "weight", leave_parametrized=False)
+        owner._parameters = {own: owner._parameters[own] for own in order}  # As in the dense model.
+    masks.impose(trained, keep)
+    return trained
 
 
-def _split_off(data: GroupedDataset, share: float, seed: int) -> tuple[GroupedDataset, GroupedDataset]:
-    """The rest, and a part that has its share of every cell of target and group."""
+def _of_fit(train: Mapping[str, object]) -> dict[str, object]:
+    """The arguments of ``fit``, those given and else its own.
+
+    Raises:
+        ValueError: If one is given that the method decides itself.
+    """
+    own = [name for name in ("constraint", "sparsify", "stop", "start", "keep") if name in train]
+    if own:
+        raise ValueError(
+            f"train has {own[0]}=, and bi-level pruning constrains, masks, begins and stops by a rule of its own"
+        )
+    return _FIT | dict(train)
+
+
+def _levels(
+    data: GroupedDataset, val: GroupedDataset | None, held_out: float, seed: int
+) -> tuple[GroupedDataset, GroupedDataset]:
+    """The data of the lower level and of the upper one, which has its share of every cell of target and group."""
+    if val is not None:
+        if (val.group_names, val.target_names) != (data.group_names, data.target_names):
+            raise ValueError(
+                f"val must have the groups and targets of data, {data.group_names} and {data.target_names}, got "
+                f"{val.group_names} and {val.target_names}"
+            )
+        return data, val
+    check_number("held_out", held_out, 0, 1, beyond=True)
     cells = (data.targets * data.num_groups + data.groups).cpu().numpy()
-    parts = stratified_parts(cells, (1 - share, share), np.random.default_rng([seed, 0]))
+    parts = stratified_parts(cells, (1 - held_out, held_out), np.random.default_rng([seed, 0]))
+    sizes = np.bincount(parts, minlength=2)
+    if not sizes.all():
+        raise ValueError(f"held_out = {held_out} splits {len(data)} samples into {sizes[0]} and {sizes[1]}")
     return tuple(data.subset(torch.from_numpy(np.flatnonzero(parts == part))) for part in (0, 1))
 
 
@@ -367,9 +451,10 @@ def _refuse_single_group(data: GroupedDataset, val: GroupedDataset) -> None:
 class _BiLevel:
     """The steps of the mask, as a constraint of :func:`fairlib.fit`."""
 
-    form: Form
+    form: Form = field(repr=False)
+    names: list[_Names] = field(repr=False)
     sparsity: float
-    val: GroupedDataset
+    val: GroupedDataset = field(repr=False)
     upper: AccuracyDifference | None
     lower: AccuracyDifference | None
     relaxed: bool
@@ -390,14 +475,15 @@ class _BiLevelRun:
     def __init__(self, settings: _BiLevel, model: nn.Module, data: GroupedDataset, objective: Objective) -> None:
         self.settings, self.model, self.objective = settings, model, objective
         self.device, self.dtype = placement(model)
-        self.val = settings.val.to(self.device)
-        self.masks = _masked(model)
-        self.names = [name.removesuffix("weight") + "parametrizations.weight." for name in self.masks]
-        self.theta = [model.get_parameter(f"{name}original") for name in self.names]
-        self.scores = [score.to(self.device) for score in settings.form.start()]
+        self.samples, self.groups, self.val = len(data), data.num_groups, settings.val.to(self.device)
+        self.theta = [model.get_parameter(name.original) for name in settings.names]
+        self.masks = [model.get_submodule(name.mask.removesuffix(".mask")) for name in settings.names]
+        self.aliases = aliases(model)
+        self.scores = settings.form.start()
         self.velocity = [torch.zeros_like(score) for score in self.scores]
-        self.epochs, self.steps, self.gradients = 0, 0, 0
-        self.totals, self.counts = torch.zeros(2, device=self.device), [0, 0]
+        self.begin = masks.sparsity(settings.form.model) if settings.gradual else settings.sparsity
+        self.epochs, self.steps, self.passed, self.gradients = 0, 0, 0, 0
+        self.seen: dict[str, list[Tensor]] = {"penalty": [], "upper_objective": []}
         self.batches = self._batches()
         self._impose()
         self.before = self._kept()
@@ -405,33 +491,29 @@ class _BiLevelRun:
     def loss(self, batch: Batch) -> Tensor:
         value = batch.losses.mean()
         if self.settings.lower:
-            penalty = self.settings.lower(batch.logits, batch.targets, batch.groups, self.val.num_groups)
+            penalty = self.settings.lower(batch.logits, batch.targets, batch.groups, self.groups)
             value = value + penalty
-            self._note(0, penalty)
+            self.seen["penalty"].append(penalty.detach())
         if self.epochs < self.settings.rounds and self.steps % self.settings.every == 0:
             value = self._step(batch, value)
-        self.steps += 1
+        self.steps, self.passed = self.steps + 1, self.passed + len(batch.targets)
         return value
 
     def end_epoch(self) -> dict[str, float]:
-        self.epochs += 1
+        self.epochs, self.passed = self.epochs + 1, 0
         if self.epochs == self.settings.rounds:
             self._settle()
-        elif self.epochs < self.settings.rounds:
-            self._impose()
         kept, before = self._kept(), self.before
         moved = sum(int((now & ~then).sum()) for now, then in zip(kept, before, strict=True))
-        means = [total / max(count, 1) for total, count in zip(self.totals.tolist(), self.counts, strict=True)]
-        report = {"penalty": means[0], "upper_objective": means[1], "gradients": self.gradients}
-        report["moved"] = moved / max(1, sum(int(now.sum()) for now in kept))
-        self.before, self.totals, self.counts, self.gradients = kept, torch.zeros_like(self.totals), [0, 0], 0
+        report = {"gradients": self.gradients, "moved": moved / max(1, sum(int(now.sum()) for now in kept))}
+        report |= {name: float(sum(values)) / len(values) for name, values in self.seen.items() if values}
+        self.before, self.gradients, self.seen = kept, 0, {name: [] for name in self.seen}
         return report
 
     def _step(self, batch: Batch, value: Tensor) -> Tensor:
         """A step of the mask; the loss of the weights' step, whose gradient may have been taken on the way."""
         upper = self._upper_gradient()
-        mask = [module.mask for module in self.masks.values()]
-        theta = [part.detach() for part in self.theta]
+        mask, theta = [module.mask for module in self.masks], [part.detach() for part in self.theta]
         if self.settings.hypergradient == "hessian-free":
             # The gradient in theta is the mask times that in the product, which is what the formula asks for.
             value, gradient = taken_gradient(value, self.model)
@@ -451,13 +533,15 @@ class _BiLevelRun:
         entries = [entry.clone().requires_grad_() for entry in self.entries]
         with torch.enable_grad():
             expanded = self.settings.form.expand(entries)
-        found = torch.autograd.grad(expanded, entries, grad_outputs=list(found))
+        moving = [(mask, part) for mask, part in zip(expanded, found, strict=True) if mask.requires_grad]
+        outputs, gradients = zip(*moving, strict=True)
+        found = torch.autograd.grad(outputs, entries, grad_outputs=gradients, materialize_grads=True)
         size = math.sqrt(sum(part.numel() for part in found))
         scale = torch.stack([part.norm() for part in found]).norm() / size
         if not scale.isfinite():
             raise DivergenceError(
                 f"the gradient in the scores of the mask is {float(scale)} after {self.steps} steps; lower "
-                f"train['lr'], mask_lr ({self.settings.mask_lr}), or fairness"
+                f"train['lr'], mask_lr ({self.settings.mask_lr}) or fairness"
             )
         scale = scale.clamp(min=torch.finfo(scale.dtype).tiny)
         for speed, part in zip(self.velocity, found, strict=True):
@@ -469,37 +553,30 @@ class _BiLevelRun:
     @torch.no_grad()
     def _impose(self) -> None:
         """Masks that follow from the scores."""
-        form, sparsity = self.settings.form, self._sparsity()
-        if self.settings.relaxed:
-            self.scores = self.entries = form.project(self.scores, sparsity)
-        else:
-            self.entries = form.choose(self.scores, sparsity)
-        self._mask(self.entries)
+        form = self.settings.form
+        self._mask((form.project if self.settings.relaxed else form.choose)(self.scores, self._sparsity()))
 
-    def _mask(self, entries: Sequence[Tensor]) -> None:
+    def _mask(self, entries: list[Tensor]) -> None:
+        self.entries = entries
         # Not in place: the step of the weights that is under way has the old masks in its graph.
-        for module, mask in zip(self.masks.values(), self.settings.form.expand(entries), strict=True):
+        for module, mask in zip(self.masks, self.settings.form.expand(entries), strict=True):
             module.mask = mask.to(module.mask.dtype).contiguous()
 
     @torch.no_grad()
     def _settle(self) -> None:
         """The end of the search: a relaxed mask becomes one of zeros and ones, its factors a part of the weights."""
-        self._impose()
         if self.settings.relaxed:
-            for theta, module in zip(self.theta, self.masks.values(), strict=True):
-                theta.mul_(torch.where(module.mask > 0, module.mask, 1))
-            self._mask(self.settings.form.choose(self.scores, self._sparsity()))
+            self._impose()
+            for theta, module in zip(self.theta, self.masks, strict=True):
+                theta.mul_(module.mask)
+        self._mask(self.settings.form.final(self.scores, self.settings.sparsity))
 
     def _sparsity(self) -> float:
-        progress = min(1.0, self.epochs / self.settings.rounds)
-        return self.settings.sparsity * (1 - (1 - progress) ** 3 if self.settings.gradual else 1)
+        progress = (self.epochs + self.passed / self.samples) / self.settings.rounds
+        return ramped(self.begin, self.settings.sparsity, progress)
 
     def _kept(self) -> list[Tensor]:
-        return [module.mask > 0 for module in self.masks.values()]
-
-    def _note(self, place: int, value: Tensor) -> None:
-        self.totals[place] += value.detach()
-        self.counts[place] += 1
+        return [module.mask > 0 for module in self.masks]
 
     def _batches(self) -> Iterator[Tensor]:
         """Batches of the held-out data, without end; what is left of a pass is left out."""
@@ -510,16 +587,16 @@ class _BiLevelRun:
 
     def _call(self, weights: Sequence[Tensor], inputs: Tensor) -> Tensor:
         """The model's logits at products of masks and weights; its buffers are left as they are."""
-        values = {name: buffer.clone() for name, buffer in self.model.named_buffers() if not name.endswith(".0.mask")}
-        for name, weight, module in zip(self.names, weights, self.masks.values(), strict=True):
-            values[f"{name}original"], values[f"{name}0.mask"] = weight, torch.ones_like(module.mask)
-        return functional_call(self.model, values, (inputs,))
+        state = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
+        for name, weight in zip(self.settings.names, weights, strict=True):
+            state[name.original], state[name.mask] = weight, torch.ones_like(weight)
+        return evaluate(self.model, state, inputs, self.aliases)
 
     def _products(self) -> list[Tensor]:
-        pairs = zip(self.theta, self.masks.values(), strict=True)
+        pairs = zip(self.theta, self.masks, strict=True)
         return [(theta.detach() * module.mask).requires_grad_() for theta, module in pairs]
 
-    def _upper_gradient(self) -> list[Tensor]:
+    def _upper_gradient(self) -> tuple[Tensor, ...]:
         """Of the upper objective on the next batch, in the products."""
         index = next(self.batches)
         targets = self.val.targets[index]
@@ -528,22 +605,24 @@ class _BiLevelRun:
             logits = self._call(products, self.val.batch(index, dtype=self.dtype, device=self.device))
             value = cross_entropy(logits, targets)
             if self.settings.upper:
-                value = value + self.settings.upper(logits, targets, self.val.groups[index], self.val.num_groups)
-            self._note(1, value)
-            self.gradients += len(index)
-            return list(torch.autograd.grad(value, products))
+                value = value + self.settings.upper(logits, targets, self.val.groups[index], self.groups)
+        self.seen["upper_objective"].append(value.detach())
+        self.gradients += len(index)
+        return torch.autograd.grad(value, products, materialize_grads=True)
 
-    def _lower_derivatives(self, batch: Batch) -> tuple[list[Tensor], Callable[[Sequence[Tensor]], list[Tensor]]]:
+    def _lower_derivatives(self, batch: Batch) -> tuple[list[Tensor], Callable[[Sequence[Tensor]], tuple[Tensor, ...]]]:
         """Of the lower objective on a batch: its gradient in the products, and the product with its Hessian."""
         with torch.enable_grad():
             products = self._products()
             logits = self._call(products, batch.inputs)
             value = self.objective(batch.inputs, logits, batch.targets).mean()
             if self.settings.lower:
-                value = value + self.settings.lower(logits, batch.targets, batch.groups, self.val.num_groups)
-            gradient = torch.autograd.grad(value, products, create_graph=True)
+                value = value + self.settings.lower(logits, batch.targets, batch.groups, self.groups)
+            gradient = torch.autograd.grad(value, products, create_graph=True, materialize_grads=True)
+        parts = [part for part in gradient if part.requires_grad]
 
-        def product(x: Sequence[Tensor]) -> list[Tensor]:
-            return list(torch.autograd.grad(gradient, products, grad_outputs=list(x), retain_graph=True))
+        def product(x: Sequence[Tensor]) -> tuple[Tensor, ...]:
+            chosen = [part for part, whole in zip(x, gradient, strict=True) if whole.requires_grad]
+            return torch.autograd.grad(parts, products, grad_outputs=chosen, retain_graph=True, materialize_grads=True)
 
         return [part.detach() for part in gradient], product

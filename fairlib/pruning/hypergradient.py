@@ -12,6 +12,9 @@ matrix of :math:`m`, the implicit function theorem gives, at :math:`\theta^*`,
 With :math:`H_1` taken for zero, :math:`v = m \odot g_2 / \gamma`, and what is left is that of BiP,
 :math:`(\theta - \frac{1}{\gamma} m \odot g_1) \odot g_2`.
 
+The weights are those that have a mask; what else a network has, biases and normalization, is held where it is, although
+it follows the mask, too.
+
 Source:
     [B] Eq. 5, which leaves :math:`d\theta^*/dm` open; Zhang et al., Advancing model pruning via bi-level optimization
     (NeurIPS 2022), for the form without a Hessian; conjugate gradients as in Pedregosa, Hyperparameter optimization

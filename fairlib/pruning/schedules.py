@@ -9,8 +9,8 @@ from torch import nn
 from fairlib import masks
 from fairlib._validation import check_number
 from fairlib.data import GroupedDataset
-from fairlib.pruning.selection import shrinking
-from fairlib.training import fit
+from fairlib.pruning.selection import ramped, shrinking
+from fairlib.training import add_gradients, fit, gradient_evaluations
 
 Once = Callable[[nn.Module, float], nn.Module]
 """A pruning method with all it needs: from a model and a sparsity to the pruned copy."""
@@ -43,11 +43,12 @@ def iterative(
         train: Arguments of :func:`fairlib.fit` between two rounds.
         rate: Share r, in (0, 1); 0.2 as in Frankle and Carbin (2019), 0.1 in FairGRAPE.
     """
-    once(model, sparsity)  # A sparsity that is out of reach is refused before anything is trained.
+    tried = once(model, sparsity)  # A sparsity that is out of reach is refused before anything is trained.
+    spent = gradient_evaluations(tried) - gradient_evaluations(model)
     *between, last = shrinking(sparsity, rate, start=masks.sparsity(model))
     for level in between:
         model = fit(once(model, level), data, **train)
-    return once(model, last)
+    return add_gradients(once(model, last), spent)
 
 
 def gradual(
@@ -62,7 +63,7 @@ def gradual(
     r"""One training in which the masks grow after each epoch, fast at first.
 
     From the model's sparsity :math:`s_0`, after a share t of the epochs it is
-    :math:`s + (s_0 - s) (1 - \min(1, t / t_1))^3`.
+    :math:`s + (s_0 - s) (1 - \min(1, t / t_1))^3` (:func:`fairlib.pruning.selection.ramped`).
 
     Args:
         once: The method.
@@ -78,13 +79,22 @@ def gradual(
     if not 0 < ramp <= 1:
         raise ValueError(f"ramp must lie in (0, 1], got {ramp}")
     check_number("train['epochs']", train.get("epochs", 1), 1, whole=True)
-    once(model, sparsity)  # A sparsity that is out of reach is refused before anything is trained.
-    start = masks.sparsity(model)
+    start, spent = masks.sparsity(model), 0
 
-    def sparsify(trained: nn.Module, progress: float) -> dict:
-        return masks.read(once(trained, sparsity + (start - sparsity) * (1 - min(1.0, progress / ramp)) ** 3))
+    def scored(dense: nn.Module, level: float) -> nn.Module:
+        nonlocal spent
+        pruned = once(dense, level)
+        spent += gradient_evaluations(pruned) - gradient_evaluations(dense)
+        return pruned
 
-    return fit(model, data, sparsify=sparsify, **train)
+    scored(model, sparsity)  # A sparsity that is out of reach is refused before anything is trained.
+    trained = fit(
+        model,
+        data,
+        sparsify=lambda model, progress: masks.read(scored(model, ramped(start, sparsity, progress / ramp))),
+        **train,
+    )
+    return add_gradients(trained, spent)
 
 
 SCHEDULES: dict[str, Callable[..., nn.Module]] = {

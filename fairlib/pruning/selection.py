@@ -103,3 +103,15 @@ def shrinking(sparsity: float, rate: float, start: float = 0.0) -> list[float]:
     while (level := 1 - (1 - start) * (1 - rate) ** (len(levels) + 1)) < sparsity - 1e-6:
         levels.append(level)
     return [*levels, sparsity]
+
+
+def ramped(start: float, end: float, progress: float) -> float:
+    r"""The sparsity after a share t of a gradual pruning, :math:`s_1 + (s_0 - s_1) (1 - \min(1, t))^3`.
+
+    >>> [ramped(0.0, 0.8, t) for t in (0.0, 0.5, 1.0)]
+    [0.0, 0.7, 0.8]
+
+    Source:
+        Zhu, Gupta, To prune, or not to prune (ICLR workshop 2018), Eq. 1.
+    """
+    return end + (start - end) * (1 - min(1.0, progress)) ** 3

@@ -5,6 +5,7 @@ import torch
 from constrained import batch_of, linear, opposed, plain
 
 import fairlib
+from fairlib.diagnostics import group_performance
 from fairlib.groups import margins
 
 
@@ -26,12 +27,11 @@ def test_it_narrows_the_gap_between_groups():
     data = opposed()
 
     def gap(model):
-        before = fairlib.audit(model, model, data, diagnostics=(), resamples=10)
-        return before.violations.loc["accuracy_after", "estimate"]
+        accuracy = group_performance(model, data)["accuracy"]
+        return accuracy.max() - accuracy.min()
 
-    with pytest.warns(UserWarning, match="chance"):
-        plain_gap = gap(fairlib.fit(linear(), data, epochs=20, lr=0.5))
-        fair_gap = gap(fairlib.fit(linear(), data, epochs=20, lr=0.5, constraint=fairlib.EqualAccuracy(5.0)))
+    plain_gap = gap(fairlib.fit(linear(), data, epochs=20, lr=0.5))
+    fair_gap = gap(fairlib.fit(linear(), data, epochs=20, lr=0.5, constraint=fairlib.EqualAccuracy(5.0)))
     assert fair_gap < plain_gap - 0.3
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import sys
 
 import numpy as np
@@ -33,85 +34,166 @@ def network(seed: int = 0) -> nn.Module:
     return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 2)).double()
 
 
-def one_step(model, data, val, **settings):
-    """A training of one step on all data, whose mask takes one step on all of ``val``."""
-    train = dict(epochs=1, lr=0.1, batch_size=len(data), momentum=0.0, weight_decay=0.0, schedule="constant")
-    plain = dict(data=data, val=val, val_batch_size=len(val), mask_momentum=0.0, search=1.0, **settings)
-    return fairlib.prune(model, "bifp", train=train, **plain)
+class Reference:
+    """Bi-level pruning of ``network`` by full batches, written out: one step of both levels an epoch."""
+
+    def __init__(
+        self,
+        data,
+        val,
+        *,
+        sparsity,
+        terms=None,
+        hypergradient="hessian-free",
+        gamma=1.0,
+        mask_lr=0.5,
+        mask_momentum=0.0,
+        relaxed=False,
+        begin=None,
+        rounds=1,
+    ):
+        nothing = AccuracyDifference(0.0)
+        self.data, self.val, self.terms = data, val, terms or (nothing, nothing)
+        self.sparsity, self.begin, self.rounds = sparsity, sparsity if begin is None else begin, rounds
+        self.hypergradient, self.gamma, self.relaxed = hypergradient, gamma, relaxed
+        self.mask_lr, self.mask_momentum, self.history = mask_lr, mask_momentum, []
+        self.state = {name: tensor.clone() for name, tensor in network().state_dict().items()}
+        self.sizes = [self.state[name].numel() for name in ("0.weight", "2.weight")]
+        flat = self.flat(self.state).abs()
+        self.scores, self.speed, self.epoch = flat / flat.mean(), torch.zeros_like(flat), 0
+        self.mask = self.soft()
+
+    def flat(self, state):
+        return torch.cat([state[name].flatten() for name in ("0.weight", "2.weight")])
+
+    def chosen(self, sparsity):
+        kept = torch.zeros_like(self.scores)
+        kept[self.scores.argsort(descending=True)[: len(kept) - round(sparsity * len(kept))]] = 1
+        return kept
+
+    def soft(self):
+        progress = min(1, self.epoch / self.rounds)
+        kept = self.chosen(self.sparsity - (self.sparsity - self.begin) * (1 - progress) ** 3)
+        return capped_simplex(self.scores, float(kept.sum())) if self.relaxed else kept
+
+    def objective(self, products, biases, data, term):
+        parts = zip(products.split(self.sizes), [(5, 6), (2, 5)], strict=True)
+        first, second = (part.reshape(shape) for part, shape in parts)
+        logits = torch.tanh(data.inputs @ first.T + biases[0]) @ second.T + biases[1]
+        return cross_entropy(logits, data.targets) + term(logits, data.targets, data.groups, 2)
+
+    def step(self):
+        theta, biases = self.flat(self.state), [self.state[name] for name in ("0.bias", "2.bias")]
+        w = (self.mask * theta).requires_grad_()
+        leaves = [bias.clone().requires_grad_() for bias in biases]
+        lower, *moves = torch.autograd.grad(self.objective(w, leaves, self.data, self.terms[1]), [w, *leaves])
+        before = self.mask
+        if self.epoch < self.rounds:
+            value = self.objective(w, biases, self.val, self.terms[0])
+            (upper,) = torch.autograd.grad(value, w)
+            found = theta * upper
+            if self.hypergradient == "hessian-free":
+                found = (theta - before * lower / self.gamma) * upper
+            elif self.hypergradient == "conjugate-gradient":
+                H = torch.autograd.functional.hessian(
+                    lambda w: self.objective(w, biases, self.data, self.terms[1]), w.detach()
+                )
+                v = torch.linalg.solve(before[:, None] * H * before + self.gamma * torch.eye(len(w)), before * upper)
+                found = found - lower * v - theta * (H @ (before * v))
+            self.speed = self.mask_momentum * self.speed + found / found.square().mean().sqrt()
+            self.scores = self.scores - self.mask_lr * self.speed
+            self.mask = self.soft()
+            self.history.append(value.item())
+        theta = theta - 0.1 * before * lower
+        biases = [bias - 0.1 * move for bias, move in zip(biases, moves, strict=True)]
+        self.epoch += 1
+        if self.epoch == self.rounds:
+            if self.relaxed:
+                self.mask = self.soft()
+                theta = theta * self.mask
+            self.mask = self.chosen(self.sparsity)
+        parts = theta.split(self.sizes)
+        self.state |= {"0.weight": parts[0].reshape(5, 6), "2.weight": parts[1].reshape(2, 5)}
+        self.state |= {"0.bias": biases[0], "2.bias": biases[1]}
+
+    def run(self, epochs):
+        moved = []
+        for _ in range(epochs):
+            before = self.mask > 0
+            self.step()
+            moved.append(float(((self.mask > 0) & ~before).sum() / (self.mask > 0).sum()))
+        return moved
 
 
-def level(model, weights, data, term):
-    """The objective with the prunable weights replaced, by a forward pass written out."""
-    (first, bias), (second, other) = [(weights[name], model.get_parameter(f"{name[0]}.bias")) for name in weights]
-    logits = torch.tanh(data.inputs @ first.T + bias) @ second.T + other
-    return cross_entropy(logits, data.targets) + term(logits, data.targets, data.groups, 2)
+def pruned(data, val, epochs, **settings):
+    """The same by the library."""
+    train = dict(epochs=epochs, lr=0.1, batch_size=len(data), momentum=0.0, weight_decay=0.0, schedule="constant")
+    same = dict(data=data, val=val, val_batch_size=len(val), train=train)
+    return fairlib.prune(network(), "bifp", **same, **settings)
 
 
-def by_hand(model, data, val, sparsity, hypergradient, gamma, mask_lr, terms):
-    """Scores and masks after one step, and the weights after theirs."""
-    theta = {name: weight.detach() for name, weight in masks.prunable(model).items()}
-    flat = torch.cat([part.abs().flatten() for part in theta.values()])
-    scores = flat / flat.mean()
-    kept = len(flat) - round(sparsity * len(flat))
+def agree(small, reference):
+    masks_, state = reference.mask.split(reference.sizes), reference.state
+    for name, mask in zip(("0.weight", "2.weight"), masks_, strict=True):
+        assert torch.equal(masks.read(small)[name].flatten(), mask > 0)
+        assert torch.allclose(small.state_dict()[name].flatten(), mask * state[name].flatten(), atol=1e-9)
+    for name in ("0.bias", "2.bias"):
+        assert torch.allclose(small.state_dict()[name], state[name], atol=1e-9)
 
-    def mask(scores):
-        chosen = torch.zeros_like(scores)
-        chosen[scores.argsort(descending=True)[:kept]] = 1
-        return dict(zip(theta, chosen.split([p.numel() for p in theta.values()]), strict=True))
 
-    m = {name: part.reshape(theta[name].shape) for name, part in mask(scores).items()}
-    products = {name: (m[name] * theta[name]).requires_grad_() for name in theta}
-    lower = torch.autograd.grad(level(model, products, data, terms[1]), list(products.values()))
-    upper = torch.autograd.grad(level(model, products, val, terms[0]), list(products.values()))
-    found = []
-    for name, g1, g2 in zip(theta, lower, upper, strict=True):
-        answer = m[name] * g1 / gamma if hypergradient == "hessian-free" else 0
-        found.append(((theta[name] - answer) * g2).flatten())
-    found = torch.cat(found)
-    scores = scores - mask_lr * found / found.square().mean().sqrt()
-    after = {name: part.reshape(theta[name].shape) for name, part in mask(scores).items()}
-    moved = {name: theta[name] - 0.1 * m[name] * g for (name, g) in zip(theta, lower, strict=True)}
-    return after, moved
+@pytest.fixture
+def levels(vectors):
+    return vectors.subset(range(0, 40, 2)), vectors.subset(range(1, 40, 2))
 
 
 @pytest.mark.parametrize("hypergradient", ["hessian-free", "direct"])
 @pytest.mark.parametrize("constrain", ["both", "masks", "weights", "neither"])
-def test_a_step_of_both_levels_by_hand(vectors, hypergradient, constrain):
+def test_a_step_of_both_levels_by_hand(levels, hypergradient, constrain):
     """The weights follow the old mask; what the new one lets back is what the weight was."""
-    data, val = vectors.subset(range(0, 40, 2)), vectors.subset(range(1, 40, 2))
-    model, term, nothing = network(), AccuracyDifference(2.0, penalty="square"), AccuracyDifference(0.0)
+    term, nothing = AccuracyDifference(2.0, penalty="square"), AccuracyDifference(0.0)
     terms = (term if constrain in ("both", "masks") else nothing, term if constrain in ("both", "weights") else nothing)
-    after, moved = by_hand(model, data, val, 0.6, hypergradient, 0.5, 0.8, terms)
-    pruned = one_step(
-        model,
-        data,
-        val,
-        sparsity=0.6,
-        fairness=2.0,
-        penalty="square",
-        constrain=constrain,
-        hypergradient=hypergradient,
-        gamma=0.5,
-        mask_lr=0.8,
+    same = dict(sparsity=0.6, hypergradient=hypergradient, gamma=0.5, mask_lr=0.8)
+    reference = Reference(*levels, terms=terms, **same)
+    moved = reference.run(1)
+    small = pruned(
+        *levels, 1, search=1.0, mask_momentum=0.0, fairness=2.0, penalty="square", constrain=constrain, **same
     )
-    for name, weight in masks.prunable(pruned).items():
-        assert torch.equal(masks.read(pruned)[name], after[name] > 0)
-        assert torch.allclose(weight, after[name] * moved[name])
-    magnitude = masks.read(fairlib.prune(model, "magnitude", sparsity=0.6))
-    assert any((magnitude[name] != (mask > 0)).any() for name, mask in after.items())
+    agree(small, reference)
+    history = fairlib.history(small)
+    assert moved[0] > 0 and history["moved"].tolist() == pytest.approx(moved)
+    assert history["upper_objective"].tolist() == pytest.approx(reference.history)
+    assert ("penalty" in history) == (constrain in ("both", "weights"))
 
 
-def test_conjugate_gradients_take_the_dense_hypergradient(vectors):
-    """With gamma so large that the curvature does not matter both are the direct gradient, and else they differ."""
-    data, val = vectors.subset(range(0, 40, 2)), vectors.subset(range(1, 40, 2))
-    same = dict(sparsity=0.6, mask_lr=0.8)
-    direct, far, near = (
-        one_step(network(), data, val, hypergradient=name, gamma=gamma, **same)
-        for name, gamma in (("direct", 1.0), ("conjugate-gradient", 1e6), ("conjugate-gradient", 0.05))
-    )
-    kept = [torch.cat([mask.flatten() for mask in masks.read(model).values()]) for model in (direct, far, near)]
-    assert torch.equal(kept[0], kept[1])
-    assert not torch.equal(kept[0], kept[2])
+@pytest.mark.parametrize("relaxed", [False, True])
+@pytest.mark.parametrize("gradual", [False, True])
+def test_many_steps_by_hand(levels, relaxed, gradual):
+    """Momentum, a sparsity that grows, projections, the end of the search, and two epochs behind it."""
+    same = dict(sparsity=0.7, mask_lr=0.1, mask_momentum=0.8, relaxed=relaxed)
+    reference = Reference(*levels, begin=0.0 if gradual else None, rounds=6, **same)
+    moved = reference.run(8)
+    small = pruned(*levels, 8, search=0.75, fairness=0.0, gradual=gradual, **same)
+    agree(small, reference)
+    history = fairlib.history(small)
+    assert history["moved"].tolist() == pytest.approx(moved) and moved[-2:] == [0, 0]
+    assert history["upper_objective"].iloc[:6].tolist() == pytest.approx(reference.history)
+    assert history["upper_objective"].iloc[6:].isna().all()
+
+
+def test_conjugate_gradients_take_the_dense_hypergradient(levels):
+    """With the fairness term in both levels; against the solution of the linear system by a dense matrix."""
+    term = AccuracyDifference(2.0, penalty="square")
+    same = dict(sparsity=0.6, hypergradient="conjugate-gradient", gamma=0.3, mask_lr=0.8)
+    reference = Reference(*levels, terms=(term, term), **same)
+    reference.run(1)
+    small = pruned(*levels, 1, search=1.0, mask_momentum=0.0, fairness=2.0, penalty="square", **same)
+    agree(small, reference)
+    # 20 of either level, 20 with a graph, and two for each product.
+    products = (fairlib.gradient_evaluations(small) - 60) / 40
+    assert 2 < products == int(products) <= 11
+    other = Reference(*levels, terms=(term, term), **same | {"hypergradient": "hessian-free"})
+    other.run(1)
+    assert not torch.equal(other.mask, reference.mask)
 
 
 def test_bip_is_bifp_without_fairness(dense, images):
@@ -137,7 +219,8 @@ def test_exactly_as_many_weights_are_kept(dense, images, relaxed, gradual, hyper
     assert small.state_dict().keys() == fairlib.prune(dense, "magnitude", sparsity=0.9).state_dict().keys()
     assert not small.training and all(torch.equal(state[name], tensor) for name, tensor in dense.state_dict().items())
     history = fairlib.history(small)
-    assert np.isfinite(history).all(axis=None) and history["moved"].iloc[-1] == 0
+    assert history["moved"].iloc[-1] == 0 and history["upper_objective"].isna().tolist() == [False, False, True]
+    assert np.isfinite(history.drop(columns="upper_objective")).all(axis=None)
 
 
 @pytest.mark.parametrize("relaxed", [False, True])
@@ -158,27 +241,35 @@ def test_whole_channels_go_at_one_rate(images, relaxed):
     assert all(torch.equal(kept[name], mask) for name, mask in expected.items())
 
 
-def test_the_gradient_in_a_channel_is_that_of_the_weights_that_make_and_read_it(images):
-    """By differences of the objective in the mask of one channel."""
-    from fairlib.pruning.bifp import Filters
+def test_the_gradient_in_a_removed_channel_tells_what_its_return_would_do(images):
+    """Of a channel that is gone its readers alone are zero: the objective's change with them is descended on."""
+    model = fairlib.fit(fairlib.build("tiny-resnet", num_classes=3, in_channels=1, image_size=8), images, epochs=2)
+    model = model.double()
+    form = sys.modules["fairlib.pruning.bifp"].Filters(model, images)
+    entries = form.choose(form.start(), 0.6)
+    inputs = images.batch(slice(None), dtype=torch.float64)
 
-    model = fairlib.build("cnn", num_classes=3, in_channels=1, image_size=8).double()
-    form = Filters(model, images)
-    generator = torch.Generator().manual_seed(0)
-    entries = [torch.rand(len(score), generator=generator, dtype=torch.float64) for score in form.start()]
-    slopes = [torch.randn(w.shape, generator=generator, dtype=torch.float64) for w in form.weights.values()]
-
-    def total(entries):
-        return sum((mask * slope).sum() for mask, slope in zip(form.expand(entries), slopes, strict=True))
+    def objective(entries):
+        weights = dict(zip(form.weights, form.expand(entries), strict=True))
+        products = {name: mask * form.weights[name] for name, mask in weights.items()}
+        return cross_entropy(torch.func.functional_call(model, products, (inputs,)), images.targets)
 
     leaves = [entry.clone().requires_grad_() for entry in entries]
-    found = torch.autograd.grad(total(leaves), leaves)
-    for place in range(len(entries)):
-        for channel in (0, len(entries[place]) - 1):
-            moved = [entry.clone() for entry in entries]
-            moved[place][channel] += 1e-6
-            slope = (total(moved) - total(entries)) / 1e-6
-            assert slope == pytest.approx(found[place][channel].item(), rel=1e-4, abs=1e-6)
+    found = torch.autograd.grad(objective(leaves), leaves)
+    slopes, ours = [], []
+    for place, entry in enumerate(entries):
+        for channel in (entry == 0).nonzero().flatten().tolist():
+            moved = [part.clone() for part in entries]
+            moved[place][channel] = 1e-5
+            slopes.append((objective(moved) - objective(entries)).item() / 1e-5)
+            ours.append(found[place][channel].item())
+    assert ours == pytest.approx(slopes, rel=1e-3, abs=1e-4)
+    assert np.abs(slopes).max() > 1e-2
+    # In the search the readers of a channel are masked, at its end what makes it is, too, which changes nothing.
+    one = dict(zip(form.weights, form.expand(form.final(form.start(), 0.6)), strict=True))
+    both = masks.apply(model, form.kept)
+    products = {name: mask * form.weights[name] for name, mask in one.items()}
+    assert torch.allclose(torch.func.functional_call(model, products, (inputs,)), both(inputs))
 
 
 def test_without_val_a_part_of_every_cell_is_held_out(dense, images, monkeypatch):
@@ -247,6 +338,9 @@ def test_the_projection_is_the_nearest_point(total):
     [
         (dict(sparsity=1.0), ValueError, "sparsity must lie in"),
         (dict(held_out=0.0), ValueError, "held_out must lie in"),
+        (dict(held_out=0.001), ValueError, "held_out = 0.001 splits 120 samples into 120 and 0"),
+        (dict(fairness=-1.0), ValueError, "fairness must lie in"),
+        (dict(surrogate="indicator"), ValueError, "has no gradient"),
         (dict(tau=-0.1), ValueError, "tau must lie in"),
         (dict(constrain="mask"), ValueError, "unknown level to constrain 'mask'"),
         (dict(granularity="layer"), ValueError, "unknown granularity 'layer'"),
@@ -254,8 +348,9 @@ def test_the_projection_is_the_nearest_point(total):
         (dict(gamma=0.0), ValueError, "gamma must lie in"),
         (dict(train=dict(epochs=0)), ValueError, r"train\['epochs'\] must lie in"),
         (dict(granularity="filter", sparsity=0.9999), ValueError, "out of reach: with a single channel left"),
-        (dict(train=TRAIN | {"constraint": fairlib.EqualLoss()}), ValueError, "has a fairness term of its own"),
-        (dict(train=TRAIN | {"lr": 1e30}), fairlib.DivergenceError, "lower"),
+        (dict(train=TRAIN | {"constraint": fairlib.EqualLoss()}), ValueError, "train has constraint=, and bi-level"),
+        (dict(train=TRAIN | {"stop": lambda row: True}), ValueError, "train has stop=, and bi-level"),
+        (dict(train=TRAIN | {"lr": 1e30}), fairlib.DivergenceError, "the gradient in the scores of the mask is nan"),
     ],
 )
 def test_what_cannot_be_done_is_refused(dense, images, settings, error, message):
@@ -282,9 +377,94 @@ def test_scores_that_are_no_number_are_refused(dense, images):
 
 def test_what_a_mask_has_pruned_stays_pruned(dense, images):
     half = fairlib.prune(dense, "magnitude", sparsity=0.5)
-    for relaxed in (False, True):
-        small = fairlib.prune(half, "bifp", sparsity=0.8, data=images, train=TRAIN, relaxed=relaxed, mask_lr=0.1)
-        assert fairlib.sparsity(small) == pytest.approx(0.8, abs=1e-3)
+    for settings in (dict(), dict(relaxed=True), dict(gradual=True), dict(granularity="filter")):
+        small = fairlib.prune(half, "bifp", sparsity=0.8, data=images, train=TRAIN, mask_lr=0.1, **settings)
+        assert fairlib.sparsity(small) >= 0.799
+        assert fairlib.sparsity(small) < 0.801 or "granularity" in settings
         assert all(not (masks.read(small)[name] & ~mask).any() for name, mask in masks.read(half).items())
+        assert all(not weight[~masks.read(small)[name]].any() for name, weight in masks.prunable(small).items())
     with pytest.raises(ValueError, match="are pruned already"):
         fairlib.prune(half, "bifp", sparsity=0.3, data=images, train=TRAIN)
+
+
+class Awkward(nn.Module):
+    """A layer inside a layer, one under two names, one that no output reads, and a frozen one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.outer = nn.Linear(6, 6)
+        self.outer.inner = nn.Linear(6, 6)
+        self.twin = self.outer.inner
+        self.unused = nn.Linear(6, 6)
+        self.frozen = nn.Linear(6, 6).requires_grad_(False)
+        self.last = nn.Linear(6, 2)
+
+    def forward(self, x):
+        return self.last(torch.tanh(self.frozen(torch.tanh(self.twin(torch.tanh(self.outer(x)))))))
+
+
+@pytest.mark.parametrize("hypergradient", ["hessian-free", "conjugate-gradient", "direct"])
+def test_awkward_modules_come_back_as_they_were(vectors, hypergradient):
+    torch.manual_seed(0)
+    model = Awkward().double()
+    with torch.no_grad():
+        model.outer.inner.weight.mul_(0.01)  # All but the last of its weights go, and of no other layer so many.
+    small = fairlib.prune(
+        model, "bifp", sparsity=0.3, data=vectors, train=TRAIN | {"lr": 1e-3}, hypergradient=hypergradient, mask_lr=1e-6
+    )
+    same = masks.read(fairlib.prune(model, "magnitude", sparsity=0.3))
+    assert all(torch.equal(mask, same[name]) for name, mask in masks.read(small).items())
+    assert [name for name, _ in small.named_parameters()] == [name for name, _ in model.named_parameters()]
+    assert small.twin is small.outer.inner and not hasattr(small.last, "parametrizations")
+    kept = masks.read(small)["frozen.weight"]
+    assert torch.equal(small.frozen.weight, model.frozen.weight * kept)
+    again = copy.deepcopy(small)
+    assert torch.equal(again(vectors.inputs), small(vectors.inputs))
+
+
+def test_a_relaxed_mask_of_a_frozen_weight_is_refused(vectors):
+    with pytest.raises(ValueError, match=r"frozen\.weight is frozen, and a relaxed mask would change it"):
+        fairlib.prune(Awkward().double(), "bifp", sparsity=0.3, data=vectors, train=TRAIN, relaxed=True)
+
+
+def test_held_out_data_must_be_of_the_same_kind(dense, images):
+    fewer = fairlib.GroupedDataset(images.inputs, images.targets, images.groups % 2)
+    with pytest.raises(ValueError, match="val must have the groups and targets of data"):
+        fairlib.prune(dense, "bifp", sparsity=0.5, data=images, val=fewer, train=TRAIN)
+
+
+def test_a_network_of_one_layer_has_no_channels(vectors):
+    with pytest.raises(ValueError, match="Linear has no channel that can be removed"):
+        fairlib.prune(nn.Linear(6, 2).double(), "bifp", sparsity=0.3, data=vectors, train=TRAIN, granularity="filter")
+
+
+def test_a_relaxed_mask_leaves_something_of_every_layer(dense, images):
+    """At 99 % the projection alone would empty the first layer, whose weights were made small."""
+    small = copy.deepcopy(dense)
+    with torch.no_grad():
+        next(iter(masks.prunable(small).values())).mul_(1e-3)
+    form = sys.modules["fairlib.pruning.bifp"].Weights(small, images)
+    assert all(part.any() for part in form.project(form.start(), 0.99))
+
+
+def test_the_split_follows_the_seed(dense, images):
+    kinds = [
+        fairlib.prune(dense, "bip", sparsity=0.5, data=images, train=TRAIN | {"seed": 0}, seed=s) for s in (0, 0, 1)
+    ]
+    weights = [torch.cat([p.flatten() for p in kind.parameters()]) for kind in kinds]
+    assert torch.equal(weights[0], weights[1]) and not torch.equal(weights[0], weights[2])
+
+
+def test_before_it_only_the_dense_training_is_mitigated():
+    table = fairlib.study(
+        ("digits", {"size": 120}),
+        ("cnn", {"channels": (4, 8), "hidden": (16, 8)}),
+        ("prune:bifp", {"search": 0.5}),
+        [0.8],
+        mitigation="equal-loss",
+        when=["never", "before"],
+        seeds=[0],
+        train={"epochs": 2},
+        finetune={"epochs": 1},
+    )
+    assert set(table["when"]) == {"never", "before"} and (table["kept"] < 0.21).any()

@@ -93,7 +93,10 @@ def test_bad_input(cnn, images):
 
 
 def test_what_a_pruner_trains_and_scores_is_counted(dense, images):
-    """120 samples: 2 epochs dense and 2 for each of two rounds, or from step 7 of 20 on; one pass for a score."""
+    """120 samples: 2 epochs dense and 2 for each of two rounds, or from step 7 of 20 on; one pass for a score.
+
+    A schedule scores once before it begins, to see whether it can reach the sparsity.
+    """
 
     def taken(method, **settings):
         small = fairlib.prune(dense, method, sparsity=0.75, data=images, **settings)
@@ -105,7 +108,8 @@ def test_what_a_pruner_trains_and_scores_is_counted(dense, images):
     assert taken("magnitude") == 0
     assert taken("snip") == taken("fairgrape") == 120
     assert taken("snip", samples=50) == 50
-    assert taken("fairgrape", schedule=("iterative", {"rate": 0.5}), train=TRAIN) == 120 + 240 + 120
+    assert taken("fairgrape", schedule=("iterative", {"rate": 0.5}), train=TRAIN) == 120 + 120 + 240 + 120
+    assert taken("snip", schedule="gradual", train=TRAIN) == 120 + 240 + 2 * 120
     plain = fairlib.fit(dense, images, **TRAIN)  # It kept no weights, so that the lottery begins anew.
     anew = fairlib.prune(plain, "lottery", sparsity=0.5, data=images, train=TRAIN, rate=0.5)
     assert fairlib.gradient_evaluations(plain) == 480 and fairlib.gradient_evaluations(anew) == 480
