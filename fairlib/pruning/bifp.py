@@ -7,7 +7,6 @@ import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -15,15 +14,16 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import parametrize
 
-from fairlib import channels, environment, masks
+from fairlib import environment, masks
 from fairlib._validation import check_number, lookup
 from fairlib.data import GroupedDataset
 from fairlib.data.splitting import stratified_parts
 from fairlib.diagnostics.evaluation import placement
 from fairlib.diagnostics.objective import aliases, evaluate
 from fairlib.groups import AccuracyDifference
+from fairlib.pruning.granularity import GRANULARITIES, Form
 from fairlib.pruning.hypergradient import direct, hessian_free, implicit
-from fairlib.pruning.selection import keep_highest, ramped
+from fairlib.pruning.selection import ramped
 from fairlib.training import Batch, DivergenceError, Objective, fit, taken_gradient
 
 CONSTRAIN: dict[str, tuple[bool, bool]] = {
@@ -211,149 +211,6 @@ _OF_FAIRNESS = ("fairness", "surrogate", "temperature", "penalty", "tau", "pairs
 bip.__signature__ = inspect.Signature(
     [parameter for name, parameter in inspect.signature(bifp).parameters.items() if name not in _OF_FAIRNESS]
 )
-
-
-class Form(Protocol):
-    """What is kept or not: from scores to masks of the weights.
-
-    Attributes:
-        kept: The masks of the last ``final``: parameter name to bool tensor.
-    """
-
-    kept: dict[str, Tensor]
-
-    def start(self) -> list[Tensor]:
-        """The scores of the dense model, with a mean of 1."""
-        ...
-
-    def choose(self, scores: Sequence[Tensor], sparsity: float) -> list[Tensor]:
-        """1 for the highest scores and 0 for the others, in the shapes of the scores."""
-        ...
-
-    def project(self, scores: Sequence[Tensor], sparsity: float) -> list[Tensor]:
-        """The nearest relaxed masks: entries in [0, 1] whose sum is at most what ``choose`` keeps."""
-        ...
-
-    def expand(self, entries: Sequence[Tensor]) -> list[Tensor]:
-        """Masks of the weights in the search, from entries in the shapes of the scores; linear in them."""
-        ...
-
-    def final(self, scores: Sequence[Tensor], sparsity: float) -> list[Tensor]:
-        """As ``choose``, for good: sets ``kept``."""
-        ...
-
-
-class Weights:
-    """Every weight has a score, and all are ranked together."""
-
-    def __init__(self, model: nn.Module, data: GroupedDataset) -> None:
-        self.model, self.weights, self.before = model, masks.prunable(model), masks.read(model)
-        self.kept: dict[str, Tensor] = {}
-
-    def start(self) -> list[Tensor]:
-        sizes = [weight.detach().abs() for weight in self.weights.values()]
-        mean = torch.cat([size.flatten() for size in sizes]).mean()
-        return [size / mean for size in sizes]
-
-    def choose(self, scores: Sequence[Tensor], sparsity: float) -> list[Tensor]:
-        keep = keep_highest(self.model, dict(zip(self.weights, scores, strict=True)), sparsity)
-        return [keep[name].to(score.dtype) for name, score in zip(self.weights, scores, strict=True)]
-
-    def project(self, scores: Sequence[Tensor], sparsity: float) -> list[Tensor]:
-        kept = sum(part.sum() for part in self.choose(scores, sparsity))
-        flat = capped_simplex(torch.cat([score.flatten() for score in scores]), float(kept))
-        parts = [part.clone() for part in flat.split([score.numel() for score in scores])]
-        for part, score in zip(parts, scores, strict=True):
-            if not part.any():
-                part[score.argmax()] = 1  # No layer is emptied.
-        return [part.reshape(score.shape) for part, score in zip(parts, scores, strict=True)]
-
-    def expand(self, entries: Sequence[Tensor]) -> list[Tensor]:
-        pairs = zip(self.weights, entries, strict=True)
-        return [entry * self.before[name] if name in self.before else entry for name, entry in pairs]
-
-    def final(self, scores: Sequence[Tensor], sparsity: float) -> list[Tensor]:
-        chosen = self.choose(scores, sparsity)
-        self.kept = {name: entry > 0 for name, entry in zip(self.weights, chosen, strict=True)}
-        return chosen
-
-
-class Filters:
-    """Every channel has a score, and the same share of each layer's is kept."""
-
-    def __init__(self, model: nn.Module, data: GroupedDataset) -> None:
-        self.model, self.weights, self.before = model, masks.prunable(model), masks.read(model)
-        self.sets = channels.coupled_channels(model, channels.example_inputs(model, data))
-        if not self.sets:
-            raise ValueError(f"{type(model).__name__} has no channel that can be removed; take granularity='weight'")
-        self.kept: dict[str, Tensor] = {}
-        self.sparsity, self.gone = -1.0, []
-
-    def start(self) -> list[Tensor]:
-        norms = channels.channel_scores(self.model, self.sets, lambda filters: filters.norm(dim=1))
-        means = [norm[norm.isfinite()].mean() for norm in norms]
-        return [norm / mean if mean > 0 else norm for norm, mean in zip(norms, means, strict=True)]
-
-    def choose(self, scores: Sequence[Tensor], sparsity: float) -> list[Tensor]:
-        if sparsity != self.sparsity:  # How many channels go hardly depends on which; the end is exact.
-            removed = channels.lowest(self.model, self.sets, scores, sparsity)
-            self.sparsity, self.gone = sparsity, [int(part.sum()) for part in removed]
-        kept = []
-        for score, gone in zip(scores, self.gone, strict=True):
-            entries = torch.ones_like(score)
-            entries[score.argsort(stable=True)[:gone]] = 0
-            kept.append(entries)
-        return kept
-
-    def project(self, scores: Sequence[Tensor], sparsity: float) -> list[Tensor]:
-        kept = self.choose(scores, sparsity)
-        return [capped_simplex(score, float(part.sum())) for score, part in zip(scores, kept, strict=True)]
-
-    def expand(self, entries: Sequence[Tensor]) -> list[Tensor]:
-        # Of what reads a channel alone: a mask of what makes it, too, would leave a removed one without a gradient.
-        columns = {name: weight.new_ones(weight.shape[1]) for name, weight in self.weights.items()}
-        for coupled, entry in zip(self.sets, entries, strict=True):
-            for name, (of, positions) in coupled.readers.items():
-                columns[name] = columns[name].index_put((positions,), entry[of])
-        expanded = []
-        for name, weight in self.weights.items():
-            mask = columns[name].reshape(1, -1, *[1] * (weight.ndim - 2)).expand(weight.shape)
-            expanded.append(mask * self.before[name] if name in self.before else mask)
-        return expanded
-
-    def final(self, scores: Sequence[Tensor], sparsity: float) -> list[Tensor]:
-        removed = channels.lowest(self.model, self.sets, scores, sparsity)
-        self.kept = channels.masks_for(self.sets, removed, self.model)
-        return [(~gone).to(score.dtype) for gone, score in zip(removed, scores, strict=True)]
-
-
-GRANULARITIES: dict[str, type[Form]] = {"weight": Weights, "filter": Filters}
-
-
-def capped_simplex(point: Tensor, total: float) -> Tensor:
-    r"""The point of :math:`\{m \in [0, 1]^n : \sum_j m_j \le t\}` that is nearest to a point.
-
-    It is :math:`\operatorname{clip}(p_j - \mu, 0, 1)` with the smallest :math:`\mu \ge 0` that meets the sum, which is
-    found by Newton steps, or by halving the interval where these leave it.
-
-    Args:
-        point: ``(n,)``.
-        total: :math:`t`, at least 0.
-    """
-    low, high, shift = 0.0, max(0.0, float(point.max())), 0.0
-    for _ in range(60):
-        moved = point - shift
-        excess = float(moved.clamp(0, 1).sum()) - total
-        if abs(excess) <= 1e-6 * max(total, 1) or (shift == 0 and excess < 0):
-            break
-        low, high = (shift, high) if excess > 0 else (low, shift)
-        slope = float(((moved > 0) & (moved < 1)).sum())
-        shift = shift + excess / slope if slope else math.inf
-        if not low < shift < high:
-            shift = (low + high) / 2
-    else:
-        moved = point - high
-    return moved.clamp(0, 1)
 
 
 class _Mask(nn.Module):

@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 import fairlib
 from fairlib import channels, masks
 from fairlib.groups import AccuracyDifference
-from fairlib.pruning.bifp import capped_simplex
+from fairlib.pruning.granularity import capped_simplex
 
 TRAIN = dict(epochs=3, lr=0.05, batch_size=30)
 
@@ -241,37 +241,6 @@ def test_whole_channels_go_at_one_rate(images, relaxed):
     assert all(torch.equal(kept[name], mask) for name, mask in expected.items())
 
 
-def test_the_gradient_in_a_removed_channel_tells_what_its_return_would_do(images):
-    """Of a channel that is gone its readers alone are zero: the objective's change with them is descended on."""
-    model = fairlib.fit(fairlib.build("tiny-resnet", num_classes=3, in_channels=1, image_size=8), images, epochs=2)
-    model = model.double()
-    form = sys.modules["fairlib.pruning.bifp"].Filters(model, images)
-    entries = form.choose(form.start(), 0.6)
-    inputs = images.batch(slice(None), dtype=torch.float64)
-
-    def objective(entries):
-        weights = dict(zip(form.weights, form.expand(entries), strict=True))
-        products = {name: mask * form.weights[name] for name, mask in weights.items()}
-        return cross_entropy(torch.func.functional_call(model, products, (inputs,)), images.targets)
-
-    leaves = [entry.clone().requires_grad_() for entry in entries]
-    found = torch.autograd.grad(objective(leaves), leaves)
-    slopes, ours = [], []
-    for place, entry in enumerate(entries):
-        for channel in (entry == 0).nonzero().flatten().tolist():
-            moved = [part.clone() for part in entries]
-            moved[place][channel] = 1e-5
-            slopes.append((objective(moved) - objective(entries)).item() / 1e-5)
-            ours.append(found[place][channel].item())
-    assert ours == pytest.approx(slopes, rel=1e-3, abs=1e-4)
-    assert np.abs(slopes).max() > 1e-2
-    # In the search the readers of a channel are masked, at its end what makes it is, too, which changes nothing.
-    one = dict(zip(form.weights, form.expand(form.final(form.start(), 0.6)), strict=True))
-    both = masks.apply(model, form.kept)
-    products = {name: mask * form.weights[name] for name, mask in one.items()}
-    assert torch.allclose(torch.func.functional_call(model, products, (inputs,)), both(inputs))
-
-
 def test_without_val_a_part_of_every_cell_is_held_out(dense, images, monkeypatch):
     seen = {}
 
@@ -314,23 +283,6 @@ def test_statistics_of_batch_normalization_come_from_the_lower_level_alone(image
     one, other = (kind.state_dict() for kind in kinds)
     assert one["1.num_batches_tracked"] == other["1.num_batches_tracked"] == 12
     assert all(torch.allclose(one[name], other[name], atol=1e-5) for name in ("1.running_mean", "1.running_var"))
-
-
-@pytest.mark.parametrize("total", [0.5, 2.0, 3.5, 10.0])
-def test_the_projection_is_the_nearest_point(total):
-    """Against scipy's solution of the quadratic program."""
-    from scipy.optimize import minimize
-
-    point = torch.randn(6, generator=torch.Generator().manual_seed(1), dtype=torch.float64) * 2
-    found = capped_simplex(point, total)
-    best = minimize(
-        lambda m: ((m - point.numpy()) ** 2).sum(),
-        np.full(6, min(total, 6) / 12),
-        bounds=[(0, 1)] * 6,
-        constraints={"type": "ineq", "fun": lambda m: total - m.sum()},
-        tol=1e-14,
-    )
-    assert found.numpy() == pytest.approx(best.x, abs=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -436,15 +388,6 @@ def test_held_out_data_must_be_of_the_same_kind(dense, images):
 def test_a_network_of_one_layer_has_no_channels(vectors):
     with pytest.raises(ValueError, match="Linear has no channel that can be removed"):
         fairlib.prune(nn.Linear(6, 2).double(), "bifp", sparsity=0.3, data=vectors, train=TRAIN, granularity="filter")
-
-
-def test_a_relaxed_mask_leaves_something_of_every_layer(dense, images):
-    """At 99 % the projection alone would empty the first layer, whose weights were made small."""
-    small = copy.deepcopy(dense)
-    with torch.no_grad():
-        next(iter(masks.prunable(small).values())).mul_(1e-3)
-    form = sys.modules["fairlib.pruning.bifp"].Weights(small, images)
-    assert all(part.any() for part in form.project(form.start(), 0.99))
 
 
 def test_the_split_follows_the_seed(dense, images):
