@@ -16,7 +16,8 @@ STUDY = ("seed", "stage", "split", "level", "group", "size")
 """The columns of a study table that its statistics need, beside the one that they measure."""
 
 RUN = ("seed", "stage", "level", "when")
-"""The columns that tell the runs of one study, with one mitigation, from each other."""
+"""The columns that tell the runs of one study, with one mitigation, from each other. In a table of several pruners
+their column, ``pruner``, does as well."""
 
 
 def drop_difference(
@@ -468,9 +469,10 @@ def _by_seed_and_group(rows: pd.DataFrame, value: str) -> pd.DataFrame:
 
 def _by_run_and_group(rows: pd.DataFrame, value: str) -> pd.DataFrame:
     """Runs in rows, groups in columns; exactly one value for each, and the same runs for all seeds."""
-    if rows.duplicated([*RUN, "group"]).any():
+    run = [*RUN, *(["pruner"] if "pruner" in rows else [])]
+    if rows.duplicated([*run, "group"]).any():
         raise ValueError("several rows per run and group; select one split, setting and mitigation with `where`")
-    values = rows.pivot(index=list(RUN), columns="group", values=value)
+    values = rows.pivot(index=run, columns="group", values=value)
     runs = values.index.droplevel("seed").value_counts()
     if values.isna().any(axis=None) or (runs < values.index.get_level_values("seed").nunique()).any():
         raise ValueError(f"the column {value} has a missing value, or a seed lacks a run that another has")
