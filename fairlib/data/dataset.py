@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from fairlib._validation import check_number
-from fairlib.data.splitting import seed_sequence, stratified_parts
+from fairlib.data.splitting import PARTS, seed_sequence, stratified_parts
 
 Index = int | slice | Sequence[int] | np.ndarray | Tensor
 """What selects samples: integers, a slice, or a boolean mask of length N."""
@@ -134,29 +134,31 @@ class GroupedDataset:
         extra = self._members(group).repeat(int(times) - 1)
         return self.subset(torch.cat([torch.arange(len(self), device=extra.device), extra]))
 
-    def imbalance(self, sizes: Mapping[str | int, int | float], seed: int = 0) -> GroupedDataset:
+    def imbalance(
+        self, sizes: Mapping[str | int | tuple[str | int, str | int], int | float], seed: int = 0
+    ) -> GroupedDataset:
         """Keep ``sizes[group]`` samples of each group named there, and all samples of the others.
 
-        Which samples stay is drawn for each group by itself, and a smaller size keeps a part of what a larger
-        one keeps. Their order stays.
+        A pair ``(group, target)`` names the samples of the group that have the target. Which samples stay is drawn for
+        each name by itself, and a smaller size keeps a part of what a larger one keeps. Their order stays.
 
         Args:
-            sizes: By name or code: a count (int, at least 1) or a share of the group (float in (0, 1],
+            sizes: By name or code: a count (int, at least 1) or a share of the samples named (float in (0, 1],
                 rounded to a count of at least 1).
             seed: Of the draw.
 
         Raises:
-            ValueError: If a group is unknown or named twice, or has fewer samples than asked for.
+            ValueError: If a group or target is unknown, a sample is named twice, or there are fewer than asked for.
         """
         entropy = seed_sequence(seed).entropy
-        keep = torch.ones(len(self), dtype=torch.bool)
-        codes = [self._code(group) for group in sizes]
-        if len(set(codes)) < len(codes):
-            raise ValueError(f"sizes names a group twice: {list(sizes)}")
-        for code, size in zip(codes, sizes.values(), strict=True):
-            members = self._members(code).cpu()
-            count = _checked_size(self.group_names[code], size, len(members))
-            order = np.random.default_rng([entropy, code]).permutation(len(members))
+        keep, named = torch.ones(len(self), dtype=torch.bool), torch.zeros(len(self), dtype=torch.bool)
+        for name, size in sizes.items():
+            codes, members = self._named(name)
+            if named[members].any():
+                raise ValueError(f"sizes names a sample twice: {list(sizes)}")
+            named[members] = True
+            count = _checked_size(name, size, len(members))
+            order = np.random.default_rng([entropy, *codes]).permutation(len(members))
             keep[members[order[count:]]] = False
         return self.subset(keep)
 
@@ -225,14 +227,18 @@ class GroupedDataset:
         return other
 
     def _code(self, group: str | int) -> int:
-        if group in self.group_names:
-            return self.group_names.index(group)
-        if isinstance(group, int | np.integer) and not isinstance(group, bool) and 0 <= group < self.num_groups:
-            return int(group)
-        raise ValueError(f"unknown group {group!r}; known: {', '.join(self.group_names)}")
+        return _code("group", self.group_names, group)
 
     def _members(self, group: str | int) -> Tensor:
         return torch.nonzero(self.groups == self._code(group)).flatten()
+
+    def _named(self, name: str | int | tuple[str | int, str | int]) -> tuple[list[int], Tensor]:
+        """The codes of a group, or of a group and a target, and the indices of its samples, on the CPU."""
+        if not isinstance(name, tuple):
+            return [self._code(name)], self._members(name).cpu()
+        group, target = name
+        codes = [self._code(group), _code("target", self.target_names, target)]
+        return codes, torch.nonzero((self.groups == codes[0]) & (self.targets == codes[1])).flatten().cpu()
 
     def _checked_index(self, index: Index) -> Tensor:
         if isinstance(index, slice):
@@ -270,6 +276,28 @@ class Splits:
 
     def __iter__(self) -> Iterator[GroupedDataset]:
         return iter((self.train, self.val, self.test))
+
+    def imbalance(
+        self, sizes: Mapping[str | int | tuple[str | int, str | int], int | float], seed: int = 0
+    ) -> Splits:
+        """The same with :meth:`GroupedDataset.imbalance` of all three parts: shares make the groups of all rarer alike.
+
+        Raises:
+            ValueError: As for one part.
+        """
+        parts = {name: getattr(self, name).imbalance(sizes, seed) for name in PARTS}
+        report = self.report | {name: len(part) for name, part in parts.items()}
+        report["imbalanced"] = sum(map(len, self)) - sum(map(len, parts.values()))
+        return Splits(**parts, name=self.name, report=report)
+
+
+def _code(kind: str, names: Sequence[str], name: str | int) -> int:
+    """The code of a group or target that is given by its name or its code."""
+    if name in names:
+        return names.index(name)
+    if isinstance(name, int | np.integer) and not isinstance(name, bool) and 0 <= name < len(names):
+        return int(name)
+    raise ValueError(f"unknown {kind} {name!r}; known: {', '.join(names)}")
 
 
 def _as_tensor(argument: str, values: ArrayLike | Tensor) -> Tensor:
@@ -344,14 +372,14 @@ def _checked_normalize(
     return mean, std
 
 
-def _checked_size(group: str, size: int | float, available: int) -> int:
-    """How many samples of ``group`` to keep."""
+def _checked_size(name: object, size: int | float, available: int) -> int:
+    """How many of the samples called ``name`` to keep."""
     if isinstance(size, bool) or not isinstance(size, int | float | np.integer | np.floating):
-        raise TypeError(f"sizes[{group!r}] must be a count (int) or a share (float), got {size!r}")
+        raise TypeError(f"sizes[{name!r}] must be a count (int) or a share (float), got {size!r}")
     if isinstance(size, int | np.integer):
         if not 1 <= size <= available:
-            raise ValueError(f"sizes[{group!r}] is {size}, but the group has {available} samples (1 to {available})")
+            raise ValueError(f"sizes[{name!r}] is {size}, but there are {available} samples (1 to {available})")
         return int(size)
     if not 0 < size <= 1:
-        raise ValueError(f"sizes[{group!r}] is {size}; a share must be in (0, 1], a count must be an int")
+        raise ValueError(f"sizes[{name!r}] is {size}; a share must be in (0, 1], a count must be an int")
     return max(1, round(size * available))

@@ -202,18 +202,45 @@ def test_imbalance_is_drawn_by_its_seed_nested_and_apart_for_each_group(many):
 @pytest.mark.parametrize(
     ("sizes", "error", "message"),
     [
-        ({"2": 21}, ValueError, r"sizes\['2'\] is 21, but the group has 20 samples"),
+        ({"2": 21}, ValueError, r"sizes\['2'\] is 21, but there are 20 samples"),
         ({"2": 0}, ValueError, "is 0"),
         ({"2": 1.5}, ValueError, r"a share must be in \(0, 1\]"),
         ({"2": float("nan")}, ValueError, "a share must be in"),
         ({"2": True}, TypeError, "count"),
         ({"9": 1}, ValueError, "unknown group '9'; known: 0, 1, 2"),
         ({"2": 3, 2: 4}, ValueError, "twice"),
+        ({"2": 3, ("2", 0): 2}, ValueError, "twice"),
+        ({("2", "lively"): 0.5}, ValueError, "unknown target 'lively'; known: 0"),
     ],
 )
 def test_imbalance_refuses_what_it_cannot_give(many, sizes, error, message):
     with pytest.raises(error, match=message):
         many.imbalance(sizes)
+
+
+def test_imbalance_of_a_target_within_a_group_leaves_all_else():
+    targets, groups = np.tile([0, 1], 50), np.repeat([0, 1], 50)
+    data = GroupedDataset(np.arange(100.0)[:, None], targets, groups, ("no", "yes"), ("A", "B"))
+    thin = data.imbalance({("B", "yes"): 0.2, ("A", 0): 10}, seed=1)
+    crossed = thin.groups * 2 + thin.targets
+    assert crossed.bincount().tolist() == [10, 25, 25, 5]
+    assert torch.equal(thin.groups, data.groups[thin.inputs.flatten().long()])
+    assert set(data.imbalance({("B", "yes"): 5}, seed=1).inputs.flatten().tolist()) < set(
+        data.imbalance({("B", "yes"): 6}, seed=1).inputs.flatten().tolist()
+    )
+
+
+def test_imbalance_of_splits_is_that_of_every_part_and_is_reported():
+    splits = fairlib.load("synthetic-faces", target="expression", size=400, image_size=8, shares=(0.5, 0.5))
+    thin = splits.imbalance({("B", "lively"): 0.1}, seed=2)
+    for part, whole in zip(thin, splits, strict=True):
+        lively = (whole.groups == 1) & (whole.targets == 1)
+        rare = (part.groups == 1) & (part.targets == 1)
+        assert int(rare.sum()) == max(1, round(0.1 * int(lively.sum())))
+        assert len(part) == len(whole) - int(lively.sum()) + int(rare.sum())
+    assert [thin.report[name] for name in ("train", "val", "test")] == [len(part) for part in thin]
+    assert thin.report["imbalanced"] == sum(map(len, splits)) - sum(map(len, thin))
+    assert thin.name == splits.name
 
 
 def test_a_held_out_part_has_its_share_of_every_crossing():
