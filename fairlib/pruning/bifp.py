@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -175,7 +176,7 @@ def bifp(
         mask_momentum=mask_momentum,
         every=every,
         val_batch_size=val_batch_size or settings["batch_size"],
-        rounds=max(1, math.ceil(search * settings["epochs"] - 1e-9)),
+        rounds=_search_epochs(settings["epochs"], search),
         gradual=gradual,
     )
     trained = fit(opened, data, constraint=problem, **{"seed": seed} | dict(train))
@@ -205,6 +206,42 @@ def bip(model: nn.Module, **settings: object) -> nn.Module:
         Zhang et al., Advancing model pruning via bi-level optimization (NeurIPS 2022).
     """
     return bifp(model, fairness=0.0, **settings)
+
+
+def epochs_within(budget: int, *, held_out: float = 0.25, search: float = 0.75) -> tuple[int, int]:
+    r"""How many epochs of :func:`bifp`, and of finetuning after it, take no more gradients than plain epochs do.
+
+    An epoch in which the mask is learned takes two gradients of each of the :math:`1 - h` of the data that are not held
+    out, with steps of both levels in turn, batches of one size and no product with a Hessian; one after that, one. So e
+    epochs cost :math:`(1 - h) (e + \lceil s e \rceil)` epochs of all data.
+
+    Args:
+        budget: Epochs of plain training on all data, at least 2. One is left for finetuning.
+        held_out: h, the share of the upper level.
+        search: s, the share of the epochs in which the mask is learned.
+
+    Returns:
+        The most epochs of :func:`bifp` that leave one for finetuning, at least 1; and all that are left, rounded down.
+
+    Raises:
+        ValueError: If a number is out of range, or the budget is too small for one epoch of both.
+    """
+    check_number("budget", budget, 2, whole=True)
+    check_number("held_out", held_out, 0, 1, beyond=True)
+    check_number("search", search, 0, 1, beyond=True, upto=True)
+
+    def cost(epochs: int) -> float:
+        return (1 - held_out) * (epochs + _search_epochs(epochs, search))
+
+    if cost(1) > budget - 1:
+        raise ValueError(f"a budget of {budget} epochs is less than {cost(1) + 1:g}, the least that both levels take")
+    own = next(epochs for epochs in itertools.count(1) if cost(epochs + 1) > budget - 1)
+    return own, math.floor(budget - cost(own) + 1e-9)
+
+
+def _search_epochs(epochs: int, search: float) -> int:
+    """In how many of the epochs the mask is learned."""
+    return max(1, math.ceil(search * epochs - 1e-9))
 
 
 _OF_FAIRNESS = ("fairness", "surrogate", "temperature", "penalty", "tau", "pairs", "constrain")

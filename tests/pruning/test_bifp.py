@@ -12,6 +12,7 @@ from torch.nn.functional import cross_entropy
 import fairlib
 from fairlib import channels, masks
 from fairlib.groups import AccuracyDifference
+from fairlib.pruning.bifp import epochs_within
 from fairlib.pruning.granularity import capped_simplex
 
 TRAIN = dict(epochs=3, lr=0.05, batch_size=30)
@@ -266,6 +267,32 @@ def test_the_gradients_of_both_levels_are_counted(dense, images):
     assert fairlib.gradient_evaluations(small) == before + 450
     every = fairlib.prune(dense, "bifp", sparsity=0.5, data=images, train=TRAIN, search=0.6, every=2)
     assert fairlib.gradient_evaluations(every) == before + 270 + 3 * 30
+
+
+@pytest.mark.parametrize(("held_out", "search"), [(0.25, 0.75), (0.5, 1.0), (0.2, 0.1)])
+def test_a_budget_of_epochs_is_spent_and_not_exceeded(dense, images, held_out, search):
+    size = len(images)
+
+    def cost(epochs):
+        train = TRAIN | {"epochs": epochs}
+        small = fairlib.prune(dense, "bifp", sparsity=0.5, data=images, train=train, held_out=held_out, search=search)
+        return (fairlib.gradient_evaluations(small) - fairlib.gradient_evaluations(dense)) / size
+
+    for budget in (3, 6):
+        own, left = epochs_within(budget, held_out=held_out, search=search)
+        assert left >= 1
+        slack = budget - left - cost(own)
+        assert -0.05 * own <= slack < 1  # A last batch is smaller below, and full above.
+        assert cost(own + 1) > budget - 1
+
+
+def test_a_budget_below_one_epoch_of_both_levels_is_refused():
+    assert epochs_within(12) == (8, 1)  # 0.75 * (8 + 6) = 10.5.
+    assert epochs_within(3) == (1, 1)
+    with pytest.raises(ValueError, match=r"2 epochs is less than 2\.5"):
+        epochs_within(2)
+    with pytest.raises(ValueError, match="budget must"):
+        epochs_within(1)
 
 
 def test_statistics_of_batch_normalization_come_from_the_lower_level_alone(images):
