@@ -1,7 +1,7 @@
 """Intervals, nulls, tests and power: how far a number can be trusted.
 
 Two units of resampling occur in this library, and they are never mixed. Over *seeds*, one value per run:
-`t_interval`, `bootstrap`, `sign_flip_test`, `seeds_needed`. Over *samples* within one run, each in its group:
+`t_interval`, `bootstrap`, `sign_flip_test`, `seeds_needed`, `t_power`. Over *samples* within one run, each in its group:
 `resample_group_means`, `permutation_null`. A paired comparison is made by passing
 differences.
 """
@@ -300,16 +300,31 @@ def seeds_needed(
     if normal > most:
         return None
     n = max(2, math.ceil(normal))
-    while deviation > 0 and _t_power(n, effect / deviation, tail) < power:
+    while deviation > 0 and t_power(n, effect / deviation, level=level) < power:
         n += 1
     return n
 
 
-def _t_power(n: int, effect: float, tail: float) -> float:
-    """Probability that the t of n values, their mean ``effect`` deviations away, passes its ``tail`` quantile."""
+def t_power(seeds: int, effect: float, *, level: float = 0.95) -> float:
+    r"""Probability that the t interval of so many values lies beyond a threshold, on the side of their true mean.
+
+    :math:`P(T_{n-1,\delta} > t_{n-1})`, :math:`\delta = d \sqrt n`, for normal values; it takes no account of the
+    interval lying beyond on the other side.
+
+    Args:
+        seeds: n, at least 2.
+        effect: d, the distance of the true mean from the threshold in standard deviations, 0 or more.
+        level: coverage of the interval, in (0, 1).
+
+    Raises:
+        ValueError: If a number is out of range.
+    """
     from scipy import stats
 
-    return stats.nct.sf(stats.t.ppf(tail, n - 1), n - 1, effect * math.sqrt(n))
+    check_number("seeds", seeds, 2, whole=True)
+    check_number("effect", effect, 0)
+    _check_level(level)
+    return float(stats.nct.sf(stats.t.ppf((1 + level) / 2, seeds - 1), seeds - 1, effect * math.sqrt(seeds)))
 
 
 def benjamini_hochberg(p_values: ArrayLike, rate: float = 0.05) -> NDArray[np.bool_]:

@@ -173,6 +173,19 @@ def test_seeds_needed_says_when_no_number_helps():
     assert statistics.seeds_needed([1.0, 1.0 + 1e-12]) == 2  # the noncentral t overflows here
 
 
+@pytest.mark.parametrize(("seeds", "effect", "level"), [(5, 1.0, 0.95), (20, 0.5, 0.95), (8, 0.7, 0.8)])
+def test_t_power_is_how_often_the_interval_clears_the_threshold(seeds, effect, level):
+    runs = np.random.default_rng(1).normal(effect, 1, size=(20_000, seeds))
+    half = stats.t.ppf((1 + level) / 2, seeds - 1) * runs.std(axis=1, ddof=1) / math.sqrt(seeds)
+    assert statistics.t_power(seeds, effect, level=level) == pytest.approx(np.mean(runs.mean(axis=1) > half), abs=0.012)
+
+
+def test_t_power_without_an_effect_is_one_tail():
+    assert statistics.t_power(7, 0.0) == pytest.approx(0.025)
+    with pytest.raises(ValueError, match="seeds must"):
+        statistics.t_power(1, 0.5)
+
+
 def test_benjamini_hochberg_is_scipys_adjusted_p_value_below_the_rate():
     for count in (1, 7, 40):
         p_values = RNG.uniform(size=count) ** 3
