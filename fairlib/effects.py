@@ -319,6 +319,34 @@ def overall_accuracy(table: pd.DataFrame, *, where: Mapping[str, Any]) -> pd.Ser
     return ((accuracy * sizes).sum(axis=1) / sizes.sum(axis=1)).groupby("seed").mean().rename("value")
 
 
+def by_run(table: pd.DataFrame, keys: Iterable[str]) -> pd.DataFrame:
+    r"""The overall accuracy and the gap of every run of a study.
+
+    Args:
+        table: a study table, or rows of it.
+        keys: the columns that tell its runs from each other: split, level and seed, say.
+
+    Returns:
+        One row per run, in the order of the table: ``keys``, ``accuracy`` :math:`\sum_a n_a A_a / \sum_a n_a`,
+        ``bias`` :math:`\max_a A_a - \min_a A_a`, and ``signed``, the accuracy of the first group by name minus that of
+        the last, which of two groups has a sign and no bias upwards.
+
+    Raises:
+        ValueError: If a column is missing, or a run has several rows for a group.
+    """
+    keys = list(keys)
+    rows = _select(table, {}, (*keys, "group", "size", "accuracy"))
+    if rows.duplicated([*keys, "group"]).any():
+        raise ValueError(f"several rows per group where {', '.join(keys)} are the same")
+    rows = rows.sort_values("group", kind="stable")
+    runs = rows.assign(right=rows["accuracy"] * rows["size"]).groupby(keys, sort=False)
+    sums, accuracy = runs[["right", "size"]].sum(), runs["accuracy"]
+    found = pd.DataFrame({"accuracy": sums["right"] / sums["size"], "bias": accuracy.max() - accuracy.min()})
+    found["signed"] = accuracy.first() - accuracy.last()
+    order = table.drop_duplicates(keys)[keys]
+    return order.merge(found.reset_index(), on=keys, how="left")
+
+
 def contrast(
     table: pd.DataFrame, *, of: str, where: Mapping[str, Any], against: Mapping[str, Any], **arguments: Any
 ) -> pd.Series:
@@ -444,6 +472,12 @@ def _select(table: pd.DataFrame, where: Mapping[str, Any], columns: Iterable[str
             if not (table[column] == value).any():
                 raise ValueError(f"the table has no row with {column} = {value!r}")
         table = table[table[column].isin(values)]
+    for column, wanted in where.items():
+        lost = [value for value in wanted if not (table[column] == value).any()] if isinstance(wanted, list) else []
+        if lost or table.empty:
+            raise ValueError(
+                f"the table has no row with {column} = {(lost or [wanted])[0]!r} and the rest of {dict(where)}"
+            )
     return table
 
 

@@ -1,9 +1,8 @@
 """Intervals, nulls, tests and power: how far a number can be trusted.
 
 Two units of resampling occur in this library, and they are never mixed. Over *seeds*, one value per run:
-`t_interval`, `bootstrap`, `sign_flip_test`, `seeds_needed`, `t_power`. Over *samples* within one run, each in its group:
-`resample_group_means`, `permutation_null`. A paired comparison is made by passing
-differences.
+`t_interval`, `bootstrap`, `sign_flip_test`, `seeds_needed`, `t_power`. Over *samples* within one run, each in its
+group: `resample_group_means`, `permutation_null`. A paired comparison is made by passing differences.
 """
 
 from __future__ import annotations

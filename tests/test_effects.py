@@ -174,6 +174,30 @@ def test_contrast_is_the_difference_of_two_statistics():
         effects.contrast(both, of="drop", where={}, against={})
 
 
+def test_by_run_agrees_with_the_statistics_of_single_runs():
+    rows = TABLE.assign(pruner="magnitude")
+    keys = ["pruner", "stage", "level", "seed"]
+    found = effects.by_run(rows, keys)
+    assert len(found) == len(rows.drop_duplicates(keys))
+    for row in found.itertuples():
+        where = {"stage": row.stage, "level": row.level, "seed": row.seed}
+        assert row.accuracy == pytest.approx(effects.overall_accuracy(rows, where=where).item())
+        assert row.bias == pytest.approx(effects.group_gap(rows, where=where).item())
+        one = rows[(rows[list(where)] == pd.Series(where)).all(axis=1)].set_index("group")["accuracy"].sort_index()
+        assert row.signed == pytest.approx(one.iloc[0] - one.iloc[-1])
+    assert found[keys].equals(rows.drop_duplicates(keys)[keys].reset_index(drop=True))
+    with pytest.raises(ValueError, match="several rows per group where seed are the same"):
+        effects.by_run(rows, ["seed"])
+
+
+def test_a_listed_value_must_be_left_when_all_conditions_hold():
+    one = TABLE.assign(pruner="one")
+    other = TABLE[TABLE["stage"] != "compressed"].assign(pruner="other")
+    where = {"pruner": ["one", "other"], "stage": "compressed"}
+    with pytest.raises(ValueError, match="no row with pruner = 'other' and the rest of"):
+        effects.group_gap(pd.concat([one, other]), where=where)
+
+
 def test_group_difference_by_hand():
     table = pd.DataFrame(
         {
