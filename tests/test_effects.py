@@ -175,7 +175,7 @@ def test_contrast_is_the_difference_of_two_statistics():
 
 
 def test_by_run_agrees_with_the_statistics_of_single_runs():
-    rows = TABLE.assign(pruner="magnitude")
+    rows = TABLE[TABLE["split"] == "test"].assign(pruner="magnitude", when="never")
     keys = ["pruner", "stage", "level", "seed"]
     found = effects.by_run(rows, keys)
     assert len(found) == len(rows.drop_duplicates(keys))
@@ -191,8 +191,8 @@ def test_by_run_agrees_with_the_statistics_of_single_runs():
 
 
 def test_a_listed_value_must_be_left_when_all_conditions_hold():
-    one = TABLE.assign(pruner="one")
-    other = TABLE[TABLE["stage"] != "compressed"].assign(pruner="other")
+    one = TABLE.assign(pruner="one", when="never")
+    other = TABLE[TABLE["stage"] != "compressed"].assign(pruner="other", when="never")
     where = {"pruner": ["one", "other"], "stage": "compressed"}
     with pytest.raises(ValueError, match="no row with pruner = 'other' and the rest of"):
         effects.group_gap(pd.concat([one, other]), where=where)
