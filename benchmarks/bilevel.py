@@ -62,6 +62,7 @@ def gradients() -> None:
     table = pd.DataFrame({"gradients": taken}).rename_axis("method")
     table["ratio"] = table["gradients"] / table.loc["lottery", "gradients"]
     print(table.to_string())
+    table.to_csv(interleaved.RESULTS / "bilevel_gradients.csv", float_format="%.5g")
 
 
 if __name__ == "__main__":

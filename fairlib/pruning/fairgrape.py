@@ -72,7 +72,10 @@ def fairgrape(
         raise ValueError(f"group {missing[0]!r} has no sample in the data, so nothing is known to be important to it")
     scores = _as_published(model, data, batch_size, lr) if as_published else importance(model, data, batch_size)
     if not any(score.any() for score in scores.values()):
-        raise ValueError("the importance of every weight is zero for every group: is every sample fitted exactly?")
+        raise ValueError(
+            "the importance of every weight is zero for every group: is every sample fitted exactly, or does no signal "
+            "pass the network any more?"
+        )
     before = masks.read(model)
     keep = {}
     for name, score in scores.items():
