@@ -39,7 +39,8 @@ class Report:
             gradient_debiased_square``.
         violations: Max-min over groups, indexed by ``excessive_loss`` (Eq. 3 of [T]), ``accuracy_before``,
             ``accuracy_after`` and ``drop``: ``estimate low high``, and of its permutation null ``null_mean null_upper
-            p_value``; then the mean over all pairs of groups, ``pairs pairs_low pairs_high``.
+            p_value``; then the mean over all pairs of groups, ``pairs pairs_low pairs_high``. All is NaN without two
+            groups that have samples, and the bounds are where a group has one.
         provenance: What was audited, on what, fed how, with which versions.
         notes: Warnings, and why what is NaN could not be computed.
         train: The same on the training set, if it was given.
@@ -60,6 +61,7 @@ class Report:
           ``drop`` of the table) do.
 
         The definitions are about two groups. Of more, either the largest difference decides or the mean over all pairs.
+        Intervals of small groups are too narrow, so while one has fewer than 30 samples nothing is called fair.
 
         Args:
             tau: :math:`\tau`, at least 0.
@@ -67,7 +69,8 @@ class Report:
 
         Returns:
             Indexed by ``performance`` and ``degradation``: ``difference low high`` and ``verdict``: ``"fair"`` if the
-            whole interval is at most :math:`\tau`, ``"unfair"`` if it lies above, else ``"undecided"``.
+            whole interval is at most :math:`\tau`, ``"unfair"`` if it lies above, ``"not computable"`` without two
+            groups that have samples, else ``"undecided"``; so, too, without an interval, where a group has one sample.
 
         Raises:
             ValueError: If ``tau`` is negative or ``pairs`` is unknown.
@@ -76,8 +79,11 @@ class Report:
         columns = lookup("choice of pairs", pairs, _BY_PAIRS)
         rows = self.violations.loc[["accuracy_after", "drop"], columns].set_axis(["difference", "low", "high"], axis=1)
         rows.index = pd.Index(["performance", "degradation"], name="fairness")
-        verdict = np.where(rows["high"] <= tau, "fair", np.where(rows["low"] > tau, "unfair", "undecided"))
-        return rows.assign(verdict=verdict)
+        sizes = self.table["size"].drop("all")
+        trusted = not sizes.between(1, SMALL - 1).any()
+        verdict = np.where(rows["low"] > tau, "unfair", "undecided")
+        verdict = np.where((rows["high"] <= tau) & trusted, "fair", verdict)
+        return rows.assign(verdict=np.where(rows["difference"].isna(), "not computable", verdict))
 
     def plot(self) -> Figure:
         """Accuracy before and after, and excessive loss, of every group with its size and interval."""
@@ -250,9 +256,13 @@ def _violations(
     resamples: int,
     seed: int,
 ) -> pd.DataFrame:
+    columns = ["estimate", "low", "high", "null_mean", "null_upper", "p_value", "pairs", "pairs_low", "pairs_high"]
+    if len(present) < 2:
+        return pd.DataFrame(np.nan, index=pd.Index(_VIOLATIONS, name="violation"), columns=columns)
     rows = {}
     values = samples.to_numpy()
     means = statistics.group_means(samples, groups, draws.shape[1])[present]
+    unknown = math.nan if (np.bincount(groups) == 1).any() else 0.0  # One sample has no error that could be resampled.
     for name in _VIOLATIONS:
         derive = _DERIVED[name]
         estimate, pairs = np.ptp(derive(means)), _mean_over_pairs(derive(means))
@@ -260,28 +270,18 @@ def _violations(
         # Percentiles of resampled gaps would be biased upward and miss a true gap of 0 always.
         # The mean over pairs is off by the mean over pairs of the errors' differences at most.
         errors = derive(draws[:, present]) - derive(means)
-        reach = np.quantile(np.ptp(errors, axis=1), level)
-        pairs_reach = np.quantile(_mean_over_pairs(errors), level)
+        reach = np.quantile(np.ptp(errors, axis=1), level) + unknown
+        pairs_reach = np.quantile(_mean_over_pairs(errors), level) + unknown
         null = statistics.permutation_test(derive(values), groups, draws.shape[1], permutations=resamples, seed=seed)
-        rows[name] = {
-            "estimate": estimate,
-            "low": max(0.0, estimate - reach),
-            "high": estimate + reach,
-            "null_mean": null.mean,
-            "null_upper": null.upper,
-            "p_value": null.p_value,
-            "pairs": pairs,
-            "pairs_low": max(0.0, pairs - pairs_reach),
-            "pairs_high": pairs + pairs_reach,
-        }
-    return pd.DataFrame.from_dict(rows, orient="index").astype(float).rename_axis("violation")
+        bounds = np.maximum(0.0, estimate - reach), estimate + reach
+        pairs_bounds = np.maximum(0.0, pairs - pairs_reach), pairs + pairs_reach
+        rows[name] = [estimate, *bounds, null.mean, null.upper, null.p_value, pairs, *pairs_bounds]
+    return pd.DataFrame.from_dict(rows, orient="index", columns=columns).astype(float).rename_axis("violation")
 
 
 def _mean_over_pairs(values: np.ndarray) -> np.ndarray:
-    """The mean of all absolute differences along the last axis; NaN for fewer than two."""
+    """The mean of all absolute differences along the last axis."""
     first, second = np.triu_indices(values.shape[-1], 1)
-    if not len(first):
-        return np.full(values.shape[:-1], np.nan)
     return np.abs(values[..., first] - values[..., second]).mean(axis=-1)
 
 

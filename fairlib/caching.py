@@ -74,6 +74,7 @@ def _known_code(model: nn.Module, settings: Mapping[str, object]) -> bool:
     """Whether model, constraint and objective are fairlib's, whose source is in the key, and nothing else is code."""
     constraint, objective = settings.get("constraint"), settings.get("objective")
     ours = constraint is None or type(constraint).__module__.startswith("fairlib.mitigation")
+    ours &= not callable(getattr(constraint, "surrogate", None))
     models = [model] if objective is None else [model, getattr(objective, "teacher", None)]
     ours &= objective is None or type(objective) is Distillation  # A subclass has code of its own.
     ours &= all(type(one).__module__.startswith("fairlib.models") for one in models)

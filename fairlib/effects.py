@@ -329,21 +329,25 @@ def by_run(table: pd.DataFrame, keys: Iterable[str]) -> pd.DataFrame:
     Returns:
         One row per run, in the order of the table: ``keys``, ``accuracy`` :math:`\sum_a n_a A_a / \sum_a n_a`,
         ``bias`` :math:`\max_a A_a - \min_a A_a`, and ``signed``, the accuracy of the first group by name minus that of
-        the last, which of two groups has a sign and no bias upwards.
+        the last, which of two groups has a sign and no bias upwards. A group without samples does not count.
 
     Raises:
-        ValueError: If a column is missing, or a run has several rows for a group.
+        ValueError: If a column is missing, a key or the accuracy of a group with samples is, or a run has several rows
+            for a group.
     """
     keys = list(keys)
     rows = _select(table, {}, (*keys, "group", "size", "accuracy"))
+    rows = rows[rows["size"] > 0]
+    if empty := [name for name in (*keys, "accuracy") if rows[name].isna().any()]:
+        raise ValueError(f"the column {empty[0]} has missing values")
     if rows.duplicated([*keys, "group"]).any():
         raise ValueError(f"several rows per group where {', '.join(keys)} are the same")
+    order = rows[keys].drop_duplicates()
     rows = rows.sort_values("group", kind="stable")
     runs = rows.assign(right=rows["accuracy"] * rows["size"]).groupby(keys, sort=False)
     sums, accuracy = runs[["right", "size"]].sum(), runs["accuracy"]
     found = pd.DataFrame({"accuracy": sums["right"] / sums["size"], "bias": accuracy.max() - accuracy.min()})
     found["signed"] = accuracy.first() - accuracy.last()
-    order = table.drop_duplicates(keys)[keys]
     return order.merge(found.reset_index(), on=keys, how="left")
 
 

@@ -76,9 +76,9 @@ class AccuracyDifference:
 
     Args:
         weight: :math:`\nu`, at least 0.
-        surrogate: A name of :data:`fairlib.groups.SURROGATES`. A convex one that is not affine is no consistent
-            estimate of an accuracy; the difference of two is, at least, 0 where the margins of both groups are
-            distributed alike.
+        surrogate: A name of :data:`fairlib.groups.SURROGATES`, or a function of margins ``(N,)`` that gives as many
+            values and can be differentiated. A convex one that is not affine is no consistent estimate of an accuracy;
+            the difference of two is, at least, 0 where the margins of both groups are distributed alike.
         temperature: :math:`T`, positive: the width of what the surrogate smooths.
         penalty: :math:`\varphi`: ``"absolute"``, :math:`|F|`; ``"square"``, :math:`F^2`; ``"hinge"``,
             :math:`\max(|F| - \tau, 0)`.
@@ -98,7 +98,7 @@ class AccuracyDifference:
 
     weight: float = 1.0
     _: KW_ONLY
-    surrogate: str = "sigmoid"
+    surrogate: str | Callable[[Tensor], Tensor] = "sigmoid"
     temperature: float = 1.0
     penalty: str = "absolute"
     tau: float = 0.0
@@ -107,7 +107,7 @@ class AccuracyDifference:
 
     def __post_init__(self) -> None:
         check_number("weight", self.weight, 0)
-        lookup("surrogate", self.surrogate, SURROGATES)
+        self._function()
         check_number("temperature", self.temperature, 0, beyond=True)
         lookup("penalty", self.penalty, dict.fromkeys(PENALTIES))
         check_number("tau", self.tau, 0)
@@ -126,9 +126,12 @@ class AccuracyDifference:
         if self.surrogate == "indicator":
             raise ValueError("surrogate 'indicator' has no gradient: it measures, and trains nothing")
 
+    def _function(self) -> Callable[[Tensor], Tensor]:
+        return self.surrogate if callable(self.surrogate) else lookup("surrogate", self.surrogate, SURROGATES)
+
     def __call__(self, logits: Tensor, targets: Tensor, groups: Tensor, num_groups: int) -> Tensor:
         """The penalty of samples with logits ``(N, C)``, a scalar that is differentiable in them."""
-        values = SURROGATES[self.surrogate](margins(logits, targets) / self.temperature)
+        values = self._function()(margins(logits, targets) / self.temperature)
         accuracies, counts = group_means(values, groups, num_groups)
         present = accuracies[counts > 0]
         if self.as_published:

@@ -323,7 +323,8 @@ def t_power(seeds: int, effect: float, *, level: float = 0.95) -> float:
     check_number("seeds", seeds, 2, whole=True)
     check_number("effect", effect, 0)
     _check_level(level)
-    return float(stats.nct.sf(stats.t.ppf((1 + level) / 2, seeds - 1), seeds - 1, effect * math.sqrt(seeds)))
+    power = float(stats.nct.sf(stats.t.ppf((1 + level) / 2, seeds - 1), seeds - 1, effect * math.sqrt(seeds)))
+    return 1.0 if math.isnan(power) else power  # The distribution overflows where the effect is very large.
 
 
 def benjamini_hochberg(p_values: ArrayLike, rate: float = 0.05) -> NDArray[np.bool_]:

@@ -370,12 +370,14 @@ def with_gradient(value: Tensor, gradient: Sequence[Tensor], parameters: Sequenc
 def taken_gradient(loss: Tensor, model: nn.Module) -> tuple[Tensor, dict[int, Tensor]]:
     """The loss without its graph but with its gradient, and that gradient by the ``id`` of the parameter.
 
-    For constraints that need what the step will descend on: nothing is differentiated twice.
+    For constraints that need what the step will descend on: nothing is differentiated twice. A parameter that the loss
+    does not depend on has no gradient here either.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    gradient = torch.autograd.grad(loss, parameters, materialize_grads=True)
-    found = {id(parameter): part for parameter, part in zip(parameters, gradient, strict=True)}
-    return with_gradient(loss.detach(), gradient, parameters), found
+    gradient = torch.autograd.grad(loss, parameters, allow_unused=True)
+    used = [(parameter, part) for parameter, part in zip(parameters, gradient, strict=True) if part is not None]
+    value = with_gradient(loss.detach(), [part for _, part in used], [parameter for parameter, _ in used])
+    return value, {id(parameter): part for parameter, part in used}
 
 
 def gradient_evaluations(module: nn.Module) -> int:

@@ -113,6 +113,26 @@ def test_the_definitions_of_a_fair_model(before, after, performance, degradation
         assert found["difference"].tolist() == pytest.approx(differences)
 
 
+@pytest.mark.filterwarnings("ignore:the model before compression cannot be told from chance")
+def test_nothing_is_called_fair_that_was_not_measured():
+    """One group; one of a single sample; one of a few, all right; and the same with enough of them."""
+
+    def found(size, pairs):
+        models, data = scripted((1.0, 1.0), (1.0, 1.0))
+        report = fairlib.audit(*models, data.subset(range(1000 + size)), diagnostics=(), resamples=50)
+        assert report.violations["estimate"].isna().all() == (size == 0)
+        return report.fairness(0.05, pairs=pairs)
+
+    for pairs in ("max", "mean"):
+        alone, single, few, enough = (found(size, pairs) for size in (0, 1, 29, 30))
+        assert set(alone["verdict"]) == {"not computable"} and alone[["difference", "low", "high"]].isna().all(
+            axis=None
+        )
+        assert set(single["verdict"]) == {"undecided"} and single[["low", "high"]].isna().all(axis=None)
+        assert single["difference"].tolist() == [0, 0]
+        assert set(few["verdict"]) == {"undecided"} and set(enough["verdict"]) == {"fair"}
+
+
 def test_a_tolerance_is_not_negative(pair, images):
     report = fairlib.audit(*pair, images, resamples=20, diagnostics=())
     with pytest.raises(ValueError, match="tau must lie in"):

@@ -108,6 +108,7 @@ def test_code_from_elsewhere_and_objectives_are_not_cached(cnn, images, tmp_path
     for _ in range(2):
         cached_fit(nn.Sequential(nn.Flatten(), nn.Linear(64, 3)), images, folder=tmp_path, epochs=1)
         cached_fit(cnn, images, folder=tmp_path, epochs=1, constraint=Mine())
+        cached_fit(cnn, images, folder=tmp_path, epochs=1, constraint=fairlib.EqualAccuracy(surrogate=torch.sigmoid))
         cached_fit(
             cnn,
             images,
@@ -115,7 +116,7 @@ def test_code_from_elsewhere_and_objectives_are_not_cached(cnn, images, tmp_path
             epochs=1,
             objective=lambda inputs, logits, targets: logits.square().sum(1),
         )
-    assert len(counted) == 6 and not list(tmp_path.iterdir())
+    assert len(counted) == 8 and not list(tmp_path.iterdir())
 
 
 def test_a_model_in_channels_last_comes_back_in_it(images, tmp_path):

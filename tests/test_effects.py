@@ -188,6 +188,11 @@ def test_by_run_agrees_with_the_statistics_of_single_runs():
     assert found[keys].equals(rows.drop_duplicates(keys)[keys].reset_index(drop=True))
     with pytest.raises(ValueError, match="several rows per group where seed are the same"):
         effects.by_run(rows, ["seed"])
+    first = rows["group"] == sorted(rows["group"])[0]
+    with pytest.raises(ValueError, match="the column accuracy has missing values"):
+        effects.by_run(rows.assign(accuracy=rows["accuracy"].mask(first)), keys)
+    without = rows.assign(accuracy=rows["accuracy"].mask(first), size=rows["size"].mask(first, 0))
+    pd.testing.assert_frame_equal(effects.by_run(without, keys), effects.by_run(rows[~first], keys))
 
 
 def test_a_listed_value_must_be_left_when_all_conditions_hold():

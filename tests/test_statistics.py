@@ -182,6 +182,7 @@ def test_t_power_is_how_often_the_interval_clears_the_threshold(seeds, effect, l
 
 def test_t_power_without_an_effect_is_one_tail():
     assert statistics.t_power(7, 0.0) == pytest.approx(0.025)
+    assert statistics.t_power(2, 1e12) == 1
     with pytest.raises(ValueError, match="seeds must"):
         statistics.t_power(1, 0.5)
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from fairlib._validation import check_number, check_settings, lookup
 from fairlib.data import GroupedDataset
-from fairlib.pruning.bifp import bifp, bip
+from fairlib.pruning.bifp import bifp, bip, epochs_within
 from fairlib.pruning.fairgrape import fairgrape
 from fairlib.pruning.filter_norm import filter_norm
 from fairlib.pruning.fpgm import fpgm
@@ -21,7 +21,7 @@ from fairlib.pruning.schedules import SCHEDULES, gradual, iterative
 from fairlib.pruning.snip import snip
 from fairlib.training import fit
 
-__all__ = ["BILEVEL", "METHODS", "SCHEDULES", "check", "gradual", "iterative", "prune", "trains"]
+__all__ = ["BILEVEL", "METHODS", "SCHEDULES", "check", "epochs_within", "gradual", "iterative", "prune", "trains"]
 
 METHODS: dict[str, Callable[..., nn.Module]] = {
     "magnitude": magnitude,

@@ -38,6 +38,7 @@ CONSTRAIN: dict[str, tuple[bool, bool]] = {
 _FIT = {name: parameter.default for name, parameter in inspect.signature(fit).parameters.items()}
 
 HYPERGRADIENTS = ("hessian-free", "conjugate-gradient", "direct")
+INITS = ("magnitude", "random")
 
 
 def bifp(
@@ -49,13 +50,15 @@ def bifp(
     val: GroupedDataset | None = None,
     held_out: float = 0.25,
     fairness: float = 1.0,
-    surrogate: str = "sigmoid",
+    surrogate: str | Callable[[Tensor], Tensor] = "sigmoid",
     temperature: float = 1.0,
     penalty: str = "absolute",
     tau: float = 0.0,
     pairs: str = "max",
+    as_published: bool = False,
     constrain: str = "both",
     granularity: str = "weight",
+    init: str = "magnitude",
     relaxed: bool = False,
     hypergradient: str = "hessian-free",
     gamma: float = 1.0,
@@ -79,12 +82,12 @@ def bifp(
     The lower level is a training by :func:`fairlib.fit` on :math:`D_1`. Before each of its steps, or before every so
     many, the mask takes one on a batch of :math:`D_2`, along the gradient of the upper level
     (:mod:`fairlib.pruning.hypergradient`), and both start from the same mask and weights. Scores :math:`s`, at first
-    the magnitudes of the weights over their mean, decide the mask: it keeps the k highest, and the gradient in the mask
-    is taken for that in the scores (straight-through), as BiP does. A weight that is not kept has no gradient; momentum
-    and decay aside it stays what it was, and it may return. Or the mask is *relaxed*: the point of
-    :math:`m \in [0, 1]^p`, :math:`\sum_j m_j \le k`, that is nearest to the scores (a lazy projection); when the search
-    is over, the k highest scores become 1, and their factors a part of the weights. In the epochs after the search the
-    mask is fixed and the weights are trained on.
+    the magnitudes of the weights (or the norms of filters) over their mean, decide the mask: it keeps the k highest,
+    and the gradient in the mask is taken for that in the scores (straight-through), as BiP does. A weight that is not
+    kept has no gradient; momentum and decay aside it stays what it was, and it may return. Or the mask is *relaxed*:
+    the point of :math:`m \in [0, 1]^p`, :math:`\sum_j m_j \le k`, that is nearest to the scores (a lazy projection);
+    when the search is over, the k highest scores become 1, and their factors a part of the weights. In the epochs after
+    the search the mask is fixed and the weights are trained on.
 
     What answers to the mask in the hypergradient are the prunable weights; biases and normalization are held. Both
     levels are in training mode, and the upper one leaves the statistics of batch normalization alone. It takes the
@@ -98,15 +101,19 @@ def bifp(
         data: The training set.
         train: Arguments of :func:`fairlib.fit` for the lower level; at least one epoch.
         val: :math:`D_2`. Without it a part of ``data`` is split off, drawn by ``seed`` from every cell of target and
-            group. On data that are trained on, a difference of accuracies closes by overfitting and says nothing.
+            group. On data that are trained on, a difference of accuracies closes by overfitting and says nothing; such
+            a part is new to the lower level, though not to a dense model that was trained on all of ``data``.
         held_out: The share of that part, in (0, 1).
         fairness: :math:`\nu`; 0 is BiP.
-        surrogate, temperature, penalty, tau, pairs: Of :class:`fairlib.groups.AccuracyDifference`.
+        surrogate, temperature, penalty, tau, pairs, as_published: Of :class:`fairlib.groups.AccuracyDifference`.
         constrain: Which levels have the fairness term: ``"both"``, ``"masks"`` (the paper's "w/o w"), ``"weights"``
             ("w/o m") or ``"neither"``.
         granularity: ``"weight"``, ranked among all; or ``"filter"``, channels, at one rate in all layers
             (:func:`fairlib.channels.lowest`). In the search the mask of a channel multiplies the weights that read it,
-            and in the end those that make it go as well.
+            and in the end those that make it go as well. What an earlier mask has left may make a sparsity impossible,
+            which shows when the channels are chosen.
+        init: The scores at the start, ``"magnitude"`` as above, or ``"random"``: uniform with a mean of 1, drawn by
+            ``seed``.
         relaxed: Relaxed masks instead of scores.
         hypergradient: ``"hessian-free"``, ``"conjugate-gradient"``, or ``"direct"``: without the weights' answer.
         gamma: :math:`\gamma`, positive.
@@ -127,8 +134,9 @@ def bifp(
 
     Raises:
         ValueError: If a setting is out of range or unknown, ``val`` has other groups or targets than ``data``, fewer
-            than two groups have members while ``fairness`` is positive, filters cannot reach the sparsity, the model is
-            already sparser, or ``train`` has what the method decides: a constraint, masks, or where to start and stop.
+            than two groups have members or one has them in one level only while ``fairness`` is positive, filters
+            cannot reach the sparsity, the model is already sparser, or ``train`` has what the method decides: a
+            constraint, masks, data of another level, or where to start and stop.
         DivergenceError: If the training diverges or the gradient in the scores becomes infinite or NaN.
 
     Source:
@@ -142,6 +150,8 @@ def bifp(
     upper, lower = lookup("level to constrain", constrain, CONSTRAIN)
     shape = lookup("granularity", granularity, GRANULARITIES)
     lookup("hypergradient", hypergradient, dict.fromkeys(HYPERGRADIENTS))
+    lookup("init", init, dict.fromkeys(INITS))
+    check_number("held_out", held_out, 0, 1, beyond=True)
     for name, number in (("gamma", gamma), ("mask_lr", mask_lr)):
         check_number(name, number, 0, beyond=True)
     check_number("mask_momentum", mask_momentum, 0, 1)
@@ -150,20 +160,28 @@ def bifp(
     check_number("search", search, 0, 1, beyond=True, upto=True)
     check_number("fairness", fairness, 0)
     term = AccuracyDifference(
-        fairness, surrogate=surrogate, temperature=temperature, penalty=penalty, tau=tau, pairs=pairs
+        fairness,
+        surrogate=surrogate,
+        temperature=temperature,
+        penalty=penalty,
+        tau=tau,
+        pairs=pairs,
+        as_published=as_published,
     )
     term.refuse_without_gradient()
     settings = _of_fit(train)
     check_number("train['epochs']", settings["epochs"], 1, whole=True)
     data, val = _levels(data, val, held_out, seed)
     if fairness:
-        _refuse_single_group(data, val)
+        _refuse_missing_groups(data, val)
     model = copy.deepcopy(model).to(environment.resolve(settings["device"]))
     form = shape(model, data)
-    form.final(form.start(), sparsity)  # A sparsity that is out of reach is refused before anything is trained.
+    scores = form.start() if init == "magnitude" else _random(form.start(), seed)
+    form.final(scores, sparsity)  # A sparsity that is out of reach is refused before anything is trained.
     opened, names = _opened(model, relaxed)
     problem = _BiLevel(
         form=form,
+        scores=scores,
         names=names,
         sparsity=sparsity,
         val=val,
@@ -233,9 +251,9 @@ def epochs_within(budget: int, *, held_out: float = 0.25, search: float = 0.75) 
     def cost(epochs: int) -> float:
         return (1 - held_out) * (epochs + _search_epochs(epochs, search))
 
-    if cost(1) > budget - 1:
+    if cost(1) > budget - 1 + 1e-9:
         raise ValueError(f"a budget of {budget} epochs is less than {cost(1) + 1:g}, the least that both levels take")
-    own = next(epochs for epochs in itertools.count(1) if cost(epochs + 1) > budget - 1)
+    own = next(epochs for epochs in itertools.count(1) if cost(epochs + 1) > budget - 1 + 1e-9)
     return own, math.floor(budget - cost(own) + 1e-9)
 
 
@@ -244,7 +262,7 @@ def _search_epochs(epochs: int, search: float) -> int:
     return max(1, math.ceil(search * epochs - 1e-9))
 
 
-_OF_FAIRNESS = ("fairness", "surrogate", "temperature", "penalty", "tau", "pairs", "constrain")
+_OF_FAIRNESS = ("fairness", "surrogate", "temperature", "penalty", "tau", "pairs", "as_published", "constrain")
 bip.__signature__ = inspect.Signature(
     [parameter for name, parameter in inspect.signature(bifp).parameters.items() if name not in _OF_FAIRNESS]
 )
@@ -308,6 +326,8 @@ def _of_fit(train: Mapping[str, object]) -> dict[str, object]:
         raise ValueError(
             f"train has {own[0]}=, and bi-level pruning constrains, masks, begins and stops by a rule of its own"
         )
+    if "val" in train:
+        raise ValueError("train has val=; the data of the upper level are val= of the method itself")
     return _FIT | dict(train)
 
 
@@ -322,7 +342,6 @@ def _levels(
                 f"{val.group_names} and {val.target_names}"
             )
         return data, val
-    check_number("held_out", held_out, 0, 1, beyond=True)
     cells = (data.targets * data.num_groups + data.groups).cpu().numpy()
     parts = stratified_parts(cells, (1 - held_out, held_out), np.random.default_rng([seed, 0]))
     sizes = np.bincount(parts, minlength=2)
@@ -331,13 +350,26 @@ def _levels(
     return tuple(data.subset(torch.from_numpy(np.flatnonzero(parts == part))) for part in (0, 1))
 
 
-def _refuse_single_group(data: GroupedDataset, val: GroupedDataset) -> None:
+def _random(scores: Sequence[Tensor], seed: int) -> list[Tensor]:
+    """Uniform scores with a mean of 1; what a mask has emptied stays lowest."""
+    generator = torch.Generator().manual_seed(seed)
+    drawn = [2 * torch.rand(score.shape, generator=generator).to(score) for score in scores]
+    return [torch.where(score.isfinite(), new, score) for score, new in zip(scores, drawn, strict=True)]
+
+
+def _refuse_missing_groups(data: GroupedDataset, val: GroupedDataset) -> None:
     for role, part in (("data", data), ("the held-out data", val)):
         present = [name for name, size in part.group_sizes.items() if size]
         if len(present) < 2:
             raise ValueError(
                 f"a difference of accuracies needs at least two groups with members; {role} have only: "
                 f"{', '.join(present) or 'none'}"
+            )
+    for name, here, there in zip(data.group_names, data.group_sizes, val.group_sizes, strict=True):
+        if bool(here) != bool(there):
+            raise ValueError(
+                f"group {name!r} has {here} samples in the data of the weights and {there} in those of the mask, and a "
+                "difference of accuracies needs it in both"
             )
 
 
@@ -346,6 +378,7 @@ class _BiLevel:
     """The steps of the mask, as a constraint of :func:`fairlib.fit`."""
 
     form: Form = field(repr=False)
+    scores: list[Tensor] = field(repr=False)
     names: list[_Names] = field(repr=False)
     sparsity: float
     val: GroupedDataset = field(repr=False)
@@ -373,7 +406,7 @@ class _BiLevelRun:
         self.theta = [model.get_parameter(name.original) for name in settings.names]
         self.masks = [model.get_submodule(name.mask.removesuffix(".mask")) for name in settings.names]
         self.aliases = aliases(model)
-        self.scores = settings.form.start()
+        self.scores = settings.scores
         self.velocity = [torch.zeros_like(score) for score in self.scores]
         self.begin = masks.sparsity(settings.form.model) if settings.gradual else settings.sparsity
         self.epochs, self.steps, self.passed, self.gradients = 0, 0, 0, 0

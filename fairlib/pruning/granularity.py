@@ -32,7 +32,10 @@ class Form(Protocol):
         ...
 
     def project(self, scores: Sequence[Tensor], sparsity: float) -> list[Tensor]:
-        """The nearest relaxed masks: entries in [0, 1] whose sum is at most what ``choose`` keeps."""
+        """The nearest relaxed masks: entries in [0, 1] whose sum is at most what ``choose`` keeps.
+
+        Of a layer that this would empty one more entry is 1.
+        """
         ...
 
     def expand(self, entries: Sequence[Tensor]) -> list[Tensor]:
@@ -54,7 +57,7 @@ class Weights:
     def start(self) -> list[Tensor]:
         sizes = [weight.detach().abs() for weight in self.weights.values()]
         mean = torch.cat([size.flatten() for size in sizes]).mean()
-        return [size / mean for size in sizes]
+        return [size / mean for size in sizes] if mean > 0 else sizes
 
     def choose(self, scores: Sequence[Tensor], sparsity: float) -> list[Tensor]:
         keep = keep_highest(self.model, dict(zip(self.weights, scores, strict=True)), sparsity)

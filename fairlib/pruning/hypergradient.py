@@ -32,13 +32,32 @@ Vector = Sequence[Tensor]
 
 
 def direct(theta: Vector, upper: Vector) -> list[Tensor]:
-    r"""The part without the weights' answer, :math:`\theta \odot g_2`."""
+    r"""The part without the weights' answer, :math:`\theta \odot g_2`.
+
+    Args:
+        theta: :math:`\theta`, a sequence of tensors, as all vectors here.
+        upper: :math:`g_2`, in the same shapes.
+
+    Returns:
+        In the same shapes.
+    """
     return [t * g for t, g in zip(theta, upper, strict=True)]
 
 
-def hessian_free(theta: Vector, lower: Vector, upper: Vector, gamma: float) -> list[Tensor]:
-    r""":math:`(\theta - \frac{1}{\gamma} m \odot g_1) \odot g_2`, where ``lower`` is :math:`m \odot g_1`."""
-    return [(t - low / gamma) * g for t, low, g in zip(theta, lower, upper, strict=True)]
+def hessian_free(theta: Vector, masked_lower: Vector, upper: Vector, gamma: float) -> list[Tensor]:
+    r"""The gradient with :math:`H_1` taken for zero, :math:`(\theta - \frac{1}{\gamma} m \odot g_1) \odot g_2`.
+
+    Args:
+        theta: :math:`\theta`, a sequence of tensors, as all vectors here.
+        masked_lower: :math:`m \odot g_1`, the gradient of :math:`U_1(m \odot \theta)` in :math:`\theta`, which the
+            step of the weights takes anyway; :func:`implicit` asks for :math:`g_1` instead.
+        upper: :math:`g_2`.
+        gamma: :math:`\gamma`, positive.
+
+    Returns:
+        In the same shapes.
+    """
+    return [(t - low / gamma) * g for t, low, g in zip(theta, masked_lower, upper, strict=True)]
 
 
 def implicit(
@@ -92,9 +111,18 @@ def implicit(
 def conjugate_gradients(
     apply: Callable[[Vector], Vector], right: Vector, *, start_scale: float, iterations: int, tol: float
 ) -> list[Tensor]:
-    """The solution of ``apply(x) = right``, from zero; ``start_scale * right`` if the first curvature is not positive.
+    """The solution of ``apply(x) = right`` by conjugate gradients, from zero.
 
-    It ends where the residual has fallen by ``tol``, where a curvature is not positive, or after ``iterations``.
+    Args:
+        apply: The product with a symmetric matrix.
+        right: A sequence of tensors.
+        start_scale: Where the curvature along the first direction is not positive, the answer is so many times
+            ``right``; along a later one, what has been found so far.
+        iterations: At most.
+        tol: They end where the residual is this small, relative to ``right``.
+
+    Returns:
+        In the shapes of ``right``.
     """
     x = [torch.zeros_like(part) for part in right]
     residual = [part.clone() for part in right]
@@ -116,5 +144,5 @@ def conjugate_gradients(
 
 
 def dot(a: Vector, b: Vector) -> float:
-    """The inner product."""
+    """The inner product of two sequences of tensors of the same shapes."""
     return float(torch.stack([(x * y).sum() for x, y in zip(a, b, strict=True)]).sum())

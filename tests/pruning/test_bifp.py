@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 import fairlib
 from fairlib import channels, masks
 from fairlib.groups import AccuracyDifference
-from fairlib.pruning.bifp import epochs_within
+from fairlib.pruning import epochs_within
 from fairlib.pruning.granularity import capped_simplex
 
 TRAIN = dict(epochs=3, lr=0.05, batch_size=30)
@@ -81,7 +81,7 @@ class Reference:
         parts = zip(products.split(self.sizes), [(5, 6), (2, 5)], strict=True)
         first, second = (part.reshape(shape) for part, shape in parts)
         logits = torch.tanh(data.inputs @ first.T + biases[0]) @ second.T + biases[1]
-        return cross_entropy(logits, data.targets) + term(logits, data.targets, data.groups, 2)
+        return cross_entropy(logits, data.targets) + term(logits, data.targets, data.groups, data.num_groups)
 
     def step(self):
         theta, biases = self.flat(self.state), [self.state[name] for name in ("0.bias", "2.bias")]
@@ -164,6 +164,109 @@ def test_a_step_of_both_levels_by_hand(levels, hypergradient, constrain):
     assert moved[0] > 0 and history["moved"].tolist() == pytest.approx(moved)
     assert history["upper_objective"].tolist() == pytest.approx(reference.history)
     assert ("penalty" in history) == (constrain in ("both", "weights"))
+
+
+def test_all_settings_of_the_term_reach_both_levels(vectors):
+    """Three groups, every setting off its default, and a batch of the mask that is larger than that of the weights."""
+    three = fairlib.GroupedDataset(vectors.inputs, vectors.targets, torch.arange(40) % 3)
+    parts = three.subset(range(14)), three.subset(range(14, 40))
+    settings = dict(surrogate="affine", temperature=0.3, penalty="hinge", tau=0.05, pairs="mean")
+    term = AccuracyDifference(4.0, **settings)
+    reference = Reference(*parts, terms=(term, term), sparsity=0.6, mask_lr=0.8)
+    reference.run(1)
+    agree(
+        pruned(*parts, 1, search=1.0, mask_momentum=0.0, fairness=4.0, sparsity=0.6, mask_lr=0.8, **settings), reference
+    )
+    printed = AccuracyDifference(4.0, as_published=True)
+    two = vectors.subset(range(14, 34)), vectors.subset(range(10, 40))
+    reference = Reference(*two, terms=(printed, printed), sparsity=0.6, mask_lr=0.8)
+    reference.run(1)
+    same = dict(search=1.0, mask_momentum=0.0, fairness=4.0, sparsity=0.6, mask_lr=0.8)
+    agree(pruned(*two, 1, as_published=True, **same), reference)
+
+
+def test_a_surrogate_of_ones_own_is_taken(levels):
+    same = dict(sparsity=0.6, search=1.0, fairness=2.0, mask_lr=0.8)
+    by_name, own, other = (
+        pruned(*levels, 2, surrogate=surrogate, **same).state_dict()["0.weight"]
+        for surrogate in ("sigmoid", torch.sigmoid, torch.tanh)
+    )
+    assert torch.equal(by_name, own) and not torch.equal(own, other)
+
+
+def test_channels_follow_a_step_of_their_scores(levels):
+    """By hand: at first the norms of rows; the gradient of a channel is the sum over the weights that read it."""
+    data, val = levels
+    first, bias, second, last = (tensor.clone() for tensor in network().state_dict().values())
+    scores = first.norm(dim=1) / first.norm(dim=1).mean()
+
+    def best(scores):
+        return torch.isin(torch.arange(5), scores.argsort(descending=True)[:2])
+
+    start = best(scores)
+    gradients = []
+    for part in levels:
+        columns = (second * start).requires_grad_()
+        logits = torch.tanh(part.inputs @ first.T + bias) @ columns.T + last
+        gradients += torch.autograd.grad(cross_entropy(logits, part.targets), columns)
+    lower, upper = gradients
+    found = ((second - start * lower / 0.5) * upper).sum(0)
+    kept = best(scores - 1.5 * found / found.square().mean().sqrt())
+    assert not torch.equal(kept, start)
+    small = pruned(
+        data,
+        val,
+        1,
+        sparsity=0.6,
+        granularity="filter",
+        fairness=0.0,
+        search=1.0,
+        gamma=0.5,
+        mask_lr=1.5,
+        mask_momentum=0.0,
+    )
+    assert torch.equal(masks.read(small)["0.weight"], kept[:, None].expand(5, 6))
+    assert torch.equal(masks.read(small)["2.weight"], kept[None].expand(2, 5))
+    unmoved = pruned(data, val, 1, sparsity=0.6, granularity="filter", fairness=0.0, search=1.0, mask_lr=1e-9)
+    assert torch.equal(masks.read(unmoved)["0.weight"], start[:, None].expand(5, 6))
+
+
+def test_random_scores_do_not_know_the_weights(levels):
+    def kept(seed, **settings):
+        small = pruned(*levels, 1, sparsity=0.6, mask_lr=1e-9, fairness=0.0, seed=seed, **settings)
+        return torch.cat([mask.flatten() for mask in masks.read(small).values()])
+
+    one, same, other = (kept(seed, init="random") for seed in (0, 0, 1))
+    assert torch.equal(one, same) and not torch.equal(one, other)
+    assert one.sum() == other.sum() == 16
+    drawn = 2 * torch.rand(30, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(one[:30].nonzero().flatten().sort().values, drawn.argsort()[-one[:30].sum() :].sort().values)
+    assert not torch.equal(one, kept(0))
+    channels_ = [kept(seed, init="random", granularity="filter") for seed in range(4)]
+    assert len({tuple(mask.tolist()) for mask in channels_}) > 1
+
+
+def test_without_a_gradient_the_scores_stay(levels):
+    """Inputs of zero and no biases: nothing reaches the masks, and nothing is divided by."""
+    data, _ = levels
+    nothing = fairlib.GroupedDataset(torch.zeros_like(data.inputs), data.targets, data.groups)
+    model = network()
+    with torch.no_grad():
+        model[0].bias.zero_()
+    train = dict(epochs=1, lr=0.1, batch_size=20)  # One step: later the biases are not zero any more.
+    small = fairlib.prune(model, "bip", sparsity=0.6, data=data, val=nothing, train=train, mask_lr=0.5)
+    same = masks.read(fairlib.prune(model, "magnitude", sparsity=0.6))
+    assert all(torch.equal(mask, same[name]) for name, mask in masks.read(small).items())
+
+
+def test_what_the_loss_does_not_read_is_left_alone(levels):
+    """Weight decay included, as in a plain training."""
+    model = network()
+    model[1].register_parameter("unread", nn.Parameter(torch.ones(2).double()))
+    train = dict(epochs=3, lr=0.1, weight_decay=0.1)
+    for hypergradient in ("hessian-free", "direct"):
+        same = dict(data=levels[0], val=levels[1], train=train, hypergradient=hypergradient)
+        assert fairlib.prune(model, "bip", sparsity=0.5, **same)[1].unread.tolist() == [1, 1]
 
 
 @pytest.mark.parametrize("relaxed", [False, True])
@@ -253,6 +356,8 @@ def test_without_val_a_part_of_every_cell_is_held_out(dense, images, monkeypatch
     fairlib.prune(dense, "bifp", sparsity=0.5, data=images, train=TRAIN, held_out=0.3, seed=4)
     assert len(seen["val"]) == 36 and len(seen["train"]) == 84
     assert seen["val"].group_sizes.tolist() == [24, 9, 3]
+    cells = [torch.bincount(part.targets * 3 + part.groups, minlength=9) for part in (seen["val"], images)]
+    assert ((cells[0] - 0.3 * cells[1]).abs() < 1).all()
     both = torch.cat([seen["train"].inputs, seen["val"].inputs]).flatten(1)
     assert torch.equal(both.sort(0).values, images.inputs.flatten(1).sort(0).values)
     fairlib.prune(dense, "bifp", sparsity=0.5, data=images, val=images, train=TRAIN)
@@ -289,6 +394,7 @@ def test_a_budget_of_epochs_is_spent_and_not_exceeded(dense, images, held_out, s
 def test_a_budget_below_one_epoch_of_both_levels_is_refused():
     assert epochs_within(12) == (8, 1)  # 0.75 * (8 + 6) = 10.5.
     assert epochs_within(3) == (1, 1)
+    assert epochs_within(4, held_out=0.7, search=1.0) == (5, 1)  # 0.3 * 10 = 3, and a little more in floating point.
     with pytest.raises(ValueError, match=r"2 epochs is less than 2\.5"):
         epochs_within(2)
     with pytest.raises(ValueError, match="budget must"):
@@ -325,6 +431,8 @@ def test_statistics_of_batch_normalization_come_from_the_lower_level_alone(image
         (dict(granularity="layer"), ValueError, "unknown granularity 'layer'"),
         (dict(hypergradient="exact"), ValueError, "unknown hypergradient 'exact'"),
         (dict(gamma=0.0), ValueError, "gamma must lie in"),
+        (dict(init="uniform"), ValueError, "unknown init 'uniform'"),
+        (dict(train=TRAIN | {"val": None}), ValueError, "train has val=; the data of the upper level are val="),
         (dict(train=dict(epochs=0)), ValueError, r"train\['epochs'\] must lie in"),
         (dict(granularity="filter", sparsity=0.9999), ValueError, "out of reach: with a single channel left"),
         (dict(train=TRAIN | {"constraint": fairlib.EqualLoss()}), ValueError, "train has constraint=, and bi-level"),
@@ -346,11 +454,26 @@ def test_a_single_group_is_refused_unless_nothing_is_asked_of_it(dense, images):
     assert fairlib.sparsity(fairlib.prune(dense, "bip", sparsity=0.5, data=alone, train=TRAIN)) >= 0.49
 
 
+def test_a_group_in_one_level_only_is_refused(dense, images):
+    last = (images.groups == 2).nonzero().flatten()
+    single = images.subset(torch.cat([(images.groups != 2).nonzero().flatten(), last[:1]]))
+    with pytest.raises(ValueError, match=r"'few' has [01] samples in the data of the weights and [01] in those of the"):
+        fairlib.prune(dense, "bifp", sparsity=0.5, data=single, train=TRAIN)
+    without = images.subset((images.groups != 2).nonzero().flatten())
+    with pytest.raises(ValueError, match="'few' has 10 samples in the data of the weights and 0 in those of the mask"):
+        fairlib.prune(dense, "bifp", sparsity=0.5, data=images, val=without, train=TRAIN)
+
+
 def test_scores_that_are_no_number_are_refused(dense, images):
     broken = fairlib.restore(dense, dense.state_dict())
     with torch.no_grad():
         next(iter(masks.prunable(broken).values())).flatten()[0] = torch.nan
     with pytest.raises(ValueError, match="hold NaN"):
+        fairlib.prune(broken, "bifp", sparsity=0.5, data=images, train=TRAIN)
+    with torch.no_grad():
+        for weight in masks.prunable(broken).values():
+            weight.zero_()
+    with pytest.raises(ValueError, match="are zero"):
         fairlib.prune(broken, "bifp", sparsity=0.5, data=images, train=TRAIN)
 
 
