@@ -19,19 +19,21 @@ from torch import nn
 
 import fairlib
 
-NETWORKS = {"small_cnn": ("cnn", 16, 640, 5), "resnet10": ("resnet10", 32, 256, 3)}
+NETWORKS = {"small_cnn": ("cnn", 16, 640, 8, 11), "resnet10": ("resnet10", 32, 256, 2, 3)}
+"""Architecture, height and width in pixels, samples, epochs of a run, rounds."""
+
 GOALS = {"BiFP, weights": 3.0, "BiFP, filters": 3.0}
 
 
 def one_network(name: str) -> None:
-    architecture, image_size, samples, rounds = NETWORKS[name]
+    architecture, image_size, samples, epochs, rounds = NETWORKS[name]
     faces = fairlib.load(
         "synthetic-faces", target="expression", shares=(0.8, 0.2), size=2000, image_size=image_size, seed=0
     )
     data, val = faces.train.subset(range(samples)), faces.test.subset(range(256))
     start = fairlib.build(architecture, num_classes=2, in_channels=1, image_size=image_size, seed=0)
     model = fairlib.fit(start, data, epochs=1, lr=0.02, seed=0)
-    train = {"epochs": 2, "lr": 0.02, "batch_size": 64}
+    train = {"epochs": epochs, "lr": 0.02, "batch_size": 64}
 
     def bifp(**settings: object) -> Callable[[], nn.Module]:
         arguments = {"data": data, "val": val, "train": train, "search": 1.0} | settings
