@@ -19,7 +19,7 @@ from torch import nn
 
 import fairlib
 
-NETWORKS = {"small_cnn": ("cnn", 16, 640, 8, 11), "resnet10": ("resnet10", 32, 256, 2, 3)}
+NETWORKS = {"small_cnn": ("cnn", 16, 640, 8, 11), "resnet10": ("resnet10", 32, 256, 1, 3)}
 """Architecture, height and width in pixels, samples, epochs of a run, rounds."""
 
 GOALS = {"BiFP, weights": 3.0, "BiFP, filters": 3.0}
