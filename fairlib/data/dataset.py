@@ -277,9 +277,7 @@ class Splits:
     def __iter__(self) -> Iterator[GroupedDataset]:
         return iter((self.train, self.val, self.test))
 
-    def imbalance(
-        self, sizes: Mapping[str | int | tuple[str | int, str | int], int | float], seed: int = 0
-    ) -> Splits:
+    def imbalance(self, sizes: Mapping[str | int | tuple[str | int, str | int], int | float], seed: int = 0) -> Splits:
         """The same with :meth:`GroupedDataset.imbalance` of all three parts: shares make the groups of all rarer alike.
 
         Raises:
