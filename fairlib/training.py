@@ -392,7 +392,7 @@ def gradient_evaluations(module: nn.Module) -> int:
 
 
 def add_gradients(module: nn.Module, count: float) -> nn.Module:
-    """The module, changed in place: its :func:`gradient_evaluations` are ``count`` more."""
+    """The module, changed in place: its :func:`fairlib.gradient_evaluations` are ``count`` more."""
     module._fairlib_gradients = gradient_evaluations(module) + int(count)
     return module
 

@@ -63,7 +63,7 @@ def gradual(
     r"""One training in which the masks grow after each epoch, fast at first.
 
     From the model's sparsity :math:`s_0`, after a share t of the epochs it is
-    :math:`s + (s_0 - s) (1 - \min(1, t / t_1))^3` (:func:`fairlib.pruning.selection.ramped`).
+    :math:`s + (s_0 - s) (1 - \min(1, t / t_1))^3`.
 
     Args:
         once: The method.
