@@ -61,7 +61,7 @@ class Report:
           ``drop`` of the table) do.
 
         The definitions are about two groups. Of more, either the largest difference decides or the mean over all pairs.
-        Intervals of small groups are too narrow, so while one has fewer than 30 samples nothing is called fair.
+        Intervals of small groups are too narrow, so while one has fewer than 30 samples nothing is decided.
 
         Args:
             tau: :math:`\tau`, at least 0.
@@ -70,7 +70,7 @@ class Report:
         Returns:
             Indexed by ``performance`` and ``degradation``: ``difference low high`` and ``verdict``: ``"fair"`` if the
             whole interval is at most :math:`\tau`, ``"unfair"`` if it lies above, ``"not computable"`` without two
-            groups that have samples, else ``"undecided"``; so, too, without an interval, where a group has one sample.
+            groups that have samples, else ``"undecided"``.
 
         Raises:
             ValueError: If ``tau`` is negative or ``pairs`` is unknown.
@@ -81,8 +81,8 @@ class Report:
         rows.index = pd.Index(["performance", "degradation"], name="fairness")
         sizes = self.table["size"].drop("all")
         trusted = not sizes.between(1, SMALL - 1).any()
-        verdict = np.where(rows["low"] > tau, "unfair", "undecided")
-        verdict = np.where((rows["high"] <= tau) & trusted, "fair", verdict)
+        verdict = np.where(rows["high"] <= tau, "fair", np.where(rows["low"] > tau, "unfair", "undecided"))
+        verdict = np.where(trusted, verdict, "undecided")
         return rows.assign(verdict=np.where(rows["difference"].isna(), "not computable", verdict))
 
     def plot(self) -> Figure:

@@ -114,11 +114,11 @@ def test_the_definitions_of_a_fair_model(before, after, performance, degradation
 
 
 @pytest.mark.filterwarnings("ignore:the model before compression cannot be told from chance")
-def test_nothing_is_called_fair_that_was_not_measured():
-    """One group; one of a single sample; one of a few, all right; and the same with enough of them."""
+def test_nothing_is_called_fair_or_unfair_that_was_not_measured():
+    """One group; one of a single sample; one of a few, all right or all wrong; and the same with enough of them."""
 
-    def found(size, pairs):
-        models, data = scripted((1.0, 1.0), (1.0, 1.0))
+    def found(size, pairs, right=1.0):
+        models, data = scripted((1.0, 1.0), (1.0, right))
         report = fairlib.audit(*models, data.subset(range(1000 + size)), diagnostics=(), resamples=50)
         assert report.violations["estimate"].isna().all() == (size == 0)
         return report.fairness(0.05, pairs=pairs)
@@ -131,6 +131,8 @@ def test_nothing_is_called_fair_that_was_not_measured():
         assert set(single["verdict"]) == {"undecided"} and single[["low", "high"]].isna().all(axis=None)
         assert single["difference"].tolist() == [0, 0]
         assert set(few["verdict"]) == {"undecided"} and set(enough["verdict"]) == {"fair"}
+        few, enough = (found(size, pairs, right=0.0) for size in (29, 30))
+        assert set(few["verdict"]) == {"undecided"} and set(enough["verdict"]) == {"unfair"}
 
 
 def test_a_tolerance_is_not_negative(pair, images):
