@@ -39,6 +39,17 @@ def resolve(device: str | torch.device) -> str:
     return ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else str(device)
 
 
+def workers(device: str | torch.device = "auto") -> int:
+    """Processes that train side by side with profit: as many as there are cores, and one on any other device.
+
+    Args:
+        device: As of :func:`fairlib.fit`.
+    """
+    from joblib import cpu_count
+
+    return cpu_count() if resolve(device).startswith("cpu") else 1
+
+
 def clock(device: str = "auto") -> float:
     """Seconds for a difference: of this process on the processor; of the wall, all work done, on a CUDA device.
 

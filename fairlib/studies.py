@@ -273,10 +273,9 @@ def _in_order(plan: _Plan, seeds: Sequence[int], workers: int | None) -> Iterato
 
     The first seed is computed here and timed.
     """
-    from joblib import Parallel, cpu_count, delayed
+    from joblib import Parallel, delayed
 
-    on_gpu = torch.device(environment.resolve(plan.device)).type != "cpu"
-    most = workers or (1 if on_gpu else cpu_count())
+    most = workers or environment.workers(plan.device)
     start = time.perf_counter()
     yield _run(plan, seeds[0])
     duration, rest = time.perf_counter() - start, seeds[1:]

@@ -11,6 +11,7 @@ import time
 import tomllib
 from pathlib import Path
 
+import joblib
 import pytest
 import yaml
 from packaging.requirements import Requirement
@@ -182,7 +183,9 @@ def test_the_clock_counts_what_is_computed_and_not_what_is_slept():
     assert environment.clock("cpu") > before
 
 
-def test_a_device_is_chosen_only_where_it_is_left_open(monkeypatch):
+def test_a_device_is_chosen_only_where_it_is_left_open_and_one_process_works_on_a_gpu(monkeypatch):
     for available, chosen in ((False, "cpu"), (True, "cuda")):
         monkeypatch.setattr("torch.cuda.is_available", lambda available=available: available)
         assert [environment.resolve(device) for device in ("auto", "cpu", "cuda:1")] == [chosen, "cpu", "cuda:1"]
+        counts = [environment.workers(device) for device in ("auto", "cpu", "cuda:1")]
+        assert counts == [1 if available else joblib.cpu_count(), joblib.cpu_count(), 1]
