@@ -65,7 +65,9 @@ def group_eigenvalues(
         ends: ``"largest"``, ``"smallest"`` or ``"both"``; what is not asked for is NaN.
         products: ``"frozen"`` as above, or ``"exact"`` for all of them.
         tol: Estimated error to aim at, relative to the larger of the two magnitudes, as far as it was met. Estimates
-            are good to a factor of about three. With no more parameters than ``limit`` the process exhausts the space.
+            are good to a factor of about three; a smallest eigenvalue at the edge of many others, as the zeros of a
+            convex loss are, may be missed by more. With no more parameters than ``limit`` the process exhausts the
+            space.
         limit: The largest number of steps of the process for a group. Its vectors take a gibibyte at most, or as
             much as twelve of them do; where it would need more it is restarted from the best ones.
         intervals: Add 95 % intervals of the largest eigenvalue.
