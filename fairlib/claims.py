@@ -29,7 +29,7 @@ import pandas as pd
 import yaml
 
 from fairlib._validation import lookup
-from fairlib.effects import STATISTICS
+from fairlib.effects import STATISTICS, MissingRowsError
 from fairlib.statistics import Interval, benjamini_hochberg, seeds_needed, sign_flip_test, t_interval
 
 MIN_SEEDS = 10
@@ -286,7 +286,7 @@ def on_table(claims: Sequence[Claim], table: pd.DataFrame, notebook: str) -> pd.
 
     Returns:
         Indexed by id: ``verdict estimate low high seeds``. A claim whose rows the table does not have is *not in this
-        run*.
+        run*; one whose rows do not give its statistic is *not computable*, with the reason.
     """
     rows = {}
     for claim in claims:
@@ -294,8 +294,10 @@ def on_table(claims: Sequence[Claim], table: pd.DataFrame, notebook: str) -> pd.
             continue
         try:
             found = verdict(STATISTICS[claim.statistic["name"]](table, **claim.arguments), claim)
-        except ValueError:
+        except MissingRowsError:
             rows[claim.id] = ["not in this run", math.nan, math.nan, math.nan, 0]
+        except ValueError as error:
+            rows[claim.id] = [f"not computable: {error}", math.nan, math.nan, math.nan, 0]
         else:
             rows[claim.id] = [found.name, *found.interval, found.seeds]
     columns = ["verdict", "estimate", "low", "high", "seeds"]

@@ -20,6 +20,10 @@ RUN = ("seed", "stage", "level", "when")
 their column, ``pruner``, does as well."""
 
 
+class MissingRowsError(ValueError):
+    """A table that lacks the columns or rows that a statistic is of: it belongs to another run."""
+
+
 def drop_difference(
     table: pd.DataFrame,
     *,
@@ -469,17 +473,17 @@ STATISTICS: dict[str, Callable[..., pd.Series]] = {
 
 def _select(table: pd.DataFrame, where: Mapping[str, Any], columns: Iterable[str]) -> pd.DataFrame:
     if missing := sorted({*columns, *where} - set(table.columns)):
-        raise ValueError(f"the table has no column {', '.join(missing)}")
+        raise MissingRowsError(f"the table has no column {', '.join(missing)}")
     for column, wanted in where.items():
         values = list(wanted) if isinstance(wanted, list | tuple) else [wanted]
         for value in values:
             if not (table[column] == value).any():
-                raise ValueError(f"the table has no row with {column} = {value!r}")
+                raise MissingRowsError(f"the table has no row with {column} = {value!r}")
         table = table[table[column].isin(values)]
     for column, wanted in where.items():
         lost = [value for value in wanted if not (table[column] == value).any()] if isinstance(wanted, list) else []
         if lost or table.empty:
-            raise ValueError(
+            raise MissingRowsError(
                 f"the table has no row with {column} = {(lost or [wanted])[0]!r} and the rest of {dict(where)}"
             )
     return table
@@ -491,7 +495,7 @@ def _compressed(rows: pd.DataFrame, level: float) -> pd.DataFrame:
     found = compressed[np.isclose(compressed["level"], level)]
     if found.empty:
         levels = sorted(compressed["level"].unique().tolist())
-        raise ValueError(f"the table has no compressed test rows at level {level}; its levels: {levels}")
+        raise MissingRowsError(f"the table has no compressed test rows at level {level}; its levels: {levels}")
     return found
 
 

@@ -278,3 +278,5 @@ def test_a_notebooks_claims_on_its_own_table():
     found = claims.on_table(asked, table, "notebooks/a.ipynb")
     assert found["verdict"].to_dict() == {"H-tested": "supported", "H-other-level": "not in this run"}
     assert found.loc["H-tested", ["estimate", "seeds"]].tolist() == pytest.approx([0.225, 12])
+    twice = claims.on_table(asked, pd.concat([table, table]), "notebooks/a.ipynb")
+    assert twice.loc["H-tested", "verdict"].startswith("not computable: several rows per seed and group")
