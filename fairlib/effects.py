@@ -412,7 +412,7 @@ def level_trend(
     rows = _select(table, where or {}, STUDY)
     levels = sorted(set(rows.loc[rows["stage"] == "compressed", "level"]), key=lambda level: abs(level - control))
     if len(levels) < 3:
-        raise ValueError(f"a trend over levels needs three of them, got {levels}")
+        raise MissingRowsError(f"a trend over levels needs three of them, got {levels}")
     values = pd.DataFrame(
         [function(table, level=level, where=where, **arguments).rename(place) for place, level in enumerate(levels)]
     )
