@@ -47,7 +47,8 @@ rule book:
     input: "_build/html/index.html", EXECUTED
 
 
-# One notebook at a time, with all cores: notebooks run their seeds in parallel processes, and most rebuilds are of one.
+# Two notebooks at a time, each of which runs its seeds in as many processes as there are cores: while one imports and
+# draws, which takes one core, the other trains. Snakemake also sets OMP_NUM_THREADS to `threads`.
 # `update`: Snakemake leaves the outputs in place, for `fairlib run` to keep or to replace.
 rule run:
     input: notebook="notebooks/{part}/{name}.ipynb", library=LIBRARY
@@ -56,7 +57,7 @@ rule run:
         update("_build/runs/{part}/{name}/notebook.ipynb"),
     log: "_build/logs/{part}/{name}.log"
     params: digest=lambda w: runs.digest(f"notebooks/{w.part}/{w.name}.ipynb", {})
-    threads: workflow.cores or 1
+    threads: max(1, (workflow.cores or 1) // 2)
     shell:
         """
         exec > {log} 2>&1
