@@ -15,7 +15,7 @@ from snakemake.exceptions import WorkflowError
 # Two files of fairlib without the rest of it: importing all imports torch, which takes seconds.
 sys.modules["fairlib"] = ModuleType("fairlib")
 sys.modules["fairlib"].__path__ = [str(Path(workflow.basedir, "fairlib"))]
-from fairlib import grids, runs
+from fairlib.evidence import grids, runs
 
 
 def files(*names):

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 import fairlib
-from fairlib import masks
-from fairlib.channels import coupled_channels, masks_for
-from fairlib.compaction import compact
+from fairlib.network import masks
+from fairlib.network.channels import coupled_channels, masks_for
+from fairlib.network.compaction import compact
 
 
 def without_filters(model: nn.Module, inputs: torch.Tensor, share: float) -> nn.Module:

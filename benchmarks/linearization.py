@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, kl_div
 
 import fairlib
-from fairlib import gates
-from fairlib.distillation import Distillation
 from fairlib.linearization import MASK_PHASE
 from fairlib.linearization.snl import _Lasso
+from fairlib.network import gates
+from fairlib.training.distillation import Distillation
 
 
 @dataclass

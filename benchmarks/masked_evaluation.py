@@ -12,7 +12,7 @@ import torch
 from torch.nn.utils import prune
 
 import fairlib
-from fairlib import masks
+from fairlib.network import masks
 
 
 def main() -> None:

@@ -7,16 +7,18 @@ what that did to each group, or run a whole :func:`study`.
 
 from fairlib._version import __version__
 from fairlib.auditing import Report, audit
-from fairlib.compaction import compact
 from fairlib.data import GroupedDataset, Splits, load
+from fairlib.evidence.runs import record
 from fairlib.linearization import linearize
-from fairlib.masks import restore, sparsity
 from fairlib.mitigation import AccuracyGap, EqualAccuracy, EqualCurvature, EqualLoss, GroupDRO, Reweight
 from fairlib.models import build
+from fairlib.network.compaction import compact
+from fairlib.network.masks import sparsity
+from fairlib.network.memory import gradient_evaluations, history, weights_at
+from fairlib.network.restore import restore
 from fairlib.pruning import prune
-from fairlib.runs import record
 from fairlib.studies import study
-from fairlib.training import DivergenceError, fit, gradient_evaluations, history, weights_at
+from fairlib.training import DivergenceError, fit
 
 __all__ = [
     "AccuracyGap",

@@ -8,7 +8,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from fairlib import grids, runs
+from fairlib.evidence import grids, runs
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -88,7 +88,7 @@ def _gather(arguments: argparse.Namespace) -> None:
 
 
 def _ledger(arguments: argparse.Namespace) -> None:
-    from fairlib import ledger
+    from fairlib.evidence import ledger
 
     ledger.write("book/claims.yml", ".", arguments.out)
 

@@ -16,15 +16,17 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
-from fairlib import environment, gates, linearization, masks, pruning
+from fairlib import environment, linearization, pruning
 from fairlib._validation import check_number, check_settings, lookup
-from fairlib.caching import cached_fit, default_folder
 from fairlib.data import GroupedDataset, Splits, load
 from fairlib.diagnostics import DIAGNOSTICS, diagnose, group_performance
-from fairlib.distillation import Distillation, UntrainedTeacherError
 from fairlib.mitigation import MITIGATIONS, AccuracyGap
 from fairlib.models import build
-from fairlib.training import Constraint, DivergenceError, Objective, fit, gradient_evaluations
+from fairlib.network import gates, masks
+from fairlib.network.memory import gradient_evaluations
+from fairlib.training import Constraint, DivergenceError, Objective, fit
+from fairlib.training.cache import cached_fit, default_folder
+from fairlib.training.distillation import Distillation, UntrainedTeacherError
 
 Named = str | tuple[str, Mapping[str, object]]
 Data = Named | Splits | Callable[[int], Splits]
@@ -178,7 +180,7 @@ def study(
             gradients of samples that went into the model (:func:`fairlib.gradient_evaluations`), the dense training
             included.
         device: As of :func:`fairlib.fit`.
-        cache: Folder of trained models (:mod:`fairlib.caching`); ``"auto"`` is the user's, None switches it off.
+        cache: Folder of trained models (:mod:`fairlib.training.cache`); ``"auto"`` is the user's, None switches it off.
         workers: Processes; by default as many as there are cores, as soon as that saves more time than it costs. On
             the CPU every run uses one thread, so that results do not depend on it.
         progress: Show a bar.

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fairlib import cli, runs
+from fairlib import cli
+from fairlib.evidence import runs
 
 ROOT = Path(__file__).parents[1]
 

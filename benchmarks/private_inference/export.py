@@ -26,7 +26,7 @@ from torch import nn
 from torch.nn.utils import fuse_conv_bn_eval
 
 import fairlib
-from fairlib import gates
+from fairlib.network import gates
 
 NETWORK = "tiny-resnet"
 BUDGETS = {"digits": (1, 0.5, 0.2, 0.1, 0.05, 0.02, 0), "synthetic-faces": (1, 0.5, 0.2, 0.05, 0)}

@@ -12,12 +12,13 @@ from fairlib._validation import lookup
 from fairlib.data import GroupedDataset
 from fairlib.diagnostics.boundary import MEASURES, boundary_distance, sample_boundary_distance
 from fairlib.diagnostics.curvature import ConvergenceWarning, group_eigenvalues, sweep_eigenvalues
-from fairlib.diagnostics.evaluation import Predictions, group_performance, predict
 from fairlib.diagnostics.exemplars import exemplars, group_exemplars
 from fairlib.diagnostics.gradients import group_gradients
 from fairlib.diagnostics.hessian_bound import hessian_bound
+from fairlib.diagnostics.performance import group_performance
 from fairlib.diagnostics.sample_gradients import sample_gradient_norms
 from fairlib.diagnostics.taylor import excessive_loss_bound, taylor_terms
+from fairlib.network.evaluation import Predictions, predict
 
 __all__ = [
     "DIAGNOSTICS",

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fairlib._validation import check_number, check_settings, lookup
 from fairlib.data import GroupedDataset
-from fairlib.diagnostics.evaluation import check_logits, chunks, evaluation_mode, full_precision, placement
+from fairlib.network.evaluation import check_logits, chunks, evaluation_mode, full_precision, placement
 from fairlib.statistics import t_interval
 
 CHUNK = 256  # Inputs of one pass at most,

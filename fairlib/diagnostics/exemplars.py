@@ -9,7 +9,7 @@ import pandas as pd
 from torch import nn
 
 from fairlib.data import GroupedDataset
-from fairlib.diagnostics.evaluation import predict
+from fairlib.network.evaluation import predict
 from fairlib.statistics import group_means
 
 

@@ -13,8 +13,8 @@ from torch.func import grad, jacrev, vjp, vmap
 
 from fairlib._validation import check_number
 from fairlib.data import GroupedDataset
-from fairlib.diagnostics.evaluation import evaluation_mode, full_precision
 from fairlib.diagnostics.objective import BUDGET, MeanLoss, members
+from fairlib.network.evaluation import evaluation_mode, full_precision
 
 COLUMNS = ("samples", "closeness", "spectral", "signed", "printed", "residual", "spectral_error")
 

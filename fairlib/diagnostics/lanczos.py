@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fairlib._validation import check_number
-from fairlib.diagnostics.evaluation import full_precision
+from fairlib.network.evaluation import full_precision
 
 BLOCK = 4096  # Entries of an inner product that are summed in their own type.
 ENDS = {"largest": (-1,), "smallest": (0,), "both": (-1, 0)}

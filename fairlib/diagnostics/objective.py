@@ -11,9 +11,9 @@ from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fairlib import masks
 from fairlib.data import GroupedDataset
-from fairlib.diagnostics.evaluation import CHUNK, check_logits, evaluation_mode, full_precision, placement
+from fairlib.network import masks
+from fairlib.network.evaluation import CHUNK, check_logits, evaluation_mode, full_precision, placement
 
 BUDGET = 2**29  # Bytes that one pass may keep for its backward pass; a Hessian-vector product keeps about thrice that.
 

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fairlib import masks
 from fairlib.data import GroupedDataset
-from fairlib.diagnostics.evaluation import full_precision
 from fairlib.diagnostics.layer_gradients import RULES
 from fairlib.diagnostics.objective import MeanLoss
+from fairlib.network import masks
+from fairlib.network.evaluation import full_precision
 
 KEPT = 2**27  # Bytes that one pass may keep for its backward pass.
 

@@ -10,11 +10,11 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from fairlib import masks
 from fairlib.data import GroupedDataset
 from fairlib.diagnostics.curvature import extremes, warn_of_doubtful
 from fairlib.diagnostics.lanczos import inner, norm
 from fairlib.diagnostics.objective import MeanLoss, check_parameters, members
+from fairlib.network import masks
 
 TERMS = ("first", "second", "taylor", "excessive_loss", "remainder")
 BOUND = ("norm", "largest", "step", "bound", "excessive_loss")

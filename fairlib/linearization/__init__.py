@@ -7,17 +7,18 @@ from collections.abc import Callable, Mapping
 
 from torch import nn
 
-from fairlib import gates
 from fairlib._validation import check_number, check_settings, lookup
 from fairlib.data import GroupedDataset
-from fairlib.distillation import Distillation, check_values
-from fairlib.gates import count, gate
 from fairlib.linearization.deepreduce import criticality, deepreduce
 from fairlib.linearization.preactivation import preactivation
 from fairlib.linearization.random import random
 from fairlib.linearization.senet import budgets, feeding_layers, senet
 from fairlib.linearization.snl import MASK_PHASE, snl
-from fairlib.training import Constraint, extend_history, fit, forget_history
+from fairlib.network import gates
+from fairlib.network.gates import count, gate
+from fairlib.network.memory import extend_history, forget_history
+from fairlib.training import Constraint, fit
+from fairlib.training.distillation import Distillation, check_values
 
 __all__ = [
     "FINETUNE",
@@ -76,8 +77,8 @@ def linearize(
         relus: The number of ReLUs kept, in place of ``budget``. Exactly one of the two.
         val: Held-out data, for a method that needs some; by default it splits ``data`` by ``seed``.
         teacher: Of all distillation; by default ``model``. It must do better than chance on ``data``.
-        distillation: Arguments of :class:`fairlib.distillation.Distillation`: temperature and weights. This and
-            ``teacher`` have no effect where nothing is trained.
+        distillation: Arguments of :class:`fairlib.training.distillation.Distillation`: temperature and weights. This
+            and ``teacher`` have no effect where nothing is trained.
         train: Arguments of :func:`fairlib.fit` for a method that trains: ``"snl"``, ``"deepreduce"``, ``"senet"``.
         finetune: Arguments of :func:`fairlib.fit` for the finetuning; what is missing is as in
             :data:`fairlib.linearization.FINETUNE`. 0 switches it off.

@@ -9,11 +9,11 @@ from itertools import product
 import torch
 from torch import nn
 
-from fairlib import gates, masks
 from fairlib._validation import check_number, check_settings
 from fairlib.data import GroupedDataset
-from fairlib.diagnostics.evaluation import predict
 from fairlib.models import build
+from fairlib.network import gates, masks
+from fairlib.network.evaluation import predict
 from fairlib.training import Objective, fit
 
 

@@ -7,10 +7,10 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from fairlib import gates
 from fairlib.data import GroupedDataset
-from fairlib.diagnostics.evaluation import evaluation_mode, passes, placement
 from fairlib.models.normalization import fill_normalization
+from fairlib.network import gates
+from fairlib.network.evaluation import evaluation_mode, passes, placement
 
 
 def preactivation(model: nn.Module, *, relus: int, data: GroupedDataset, granularity: str = "pixel") -> nn.Module:

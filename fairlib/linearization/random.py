@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from fairlib import gates
+from fairlib.network import gates
 
 
 def random(model: nn.Module, *, relus: int, seed: int = 0, granularity: str = "pixel") -> nn.Module:

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from fairlib import gates, masks
 from fairlib._validation import check_number
 from fairlib.data import GroupedDataset
+from fairlib.network import gates, masks
 from fairlib.training import Batch, Objective, fit
 
 

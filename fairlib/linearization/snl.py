@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fairlib import gates
 from fairlib._validation import check_number
 from fairlib.data import GroupedDataset
+from fairlib.network import gates
 from fairlib.training import Batch, Objective, fit
 
 MASK_PHASE = {

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from fairlib._validation import check_number
 from fairlib.data import GroupedDataset
-from fairlib.diagnostics.evaluation import predict
-from fairlib.groups import group_means
 from fairlib.mitigation.lagrangian import Lagrangian, named, sizes_of
+from fairlib.network.evaluation import predict
 from fairlib.training import Batch, Objective
+from fairlib.training.group_losses import group_means
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from fairlib.data import GroupedDataset
-from fairlib.groups import AccuracyDifference
 from fairlib.mitigation.lagrangian import sizes_of
 from fairlib.training import Batch, Objective
+from fairlib.training.group_losses import AccuracyDifference
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class EqualAccuracy(AccuracyDifference):
 
     Args:
         weight, surrogate, temperature, penalty, tau, pairs, as_published: Of
-            :class:`fairlib.groups.AccuracyDifference`.
+            :class:`fairlib.training.group_losses.AccuracyDifference`.
 
     Raises:
         ValueError: If a setting is out of range or unknown; at the start of a training, if there is one group only.

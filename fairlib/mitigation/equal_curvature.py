@@ -10,14 +10,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fairlib import masks
 from fairlib._validation import check_number, lookup
 from fairlib.data import GroupedDataset
 from fairlib.diagnostics.curvature import extremes
-from fairlib.diagnostics.evaluation import evaluation_mode, full_precision, placement
 from fairlib.diagnostics.frozen import Pattern
 from fairlib.diagnostics.objective import MeanLoss, aliases, check_parameters, evaluate
 from fairlib.mitigation.lagrangian import Lagrangian, MovingAverage, named, sizes_of
+from fairlib.network import masks
+from fairlib.network.evaluation import evaluation_mode, full_precision, placement
 from fairlib.training import Batch, Objective, with_gradient
 
 Vector = Sequence[Tensor]  # One tensor for each parameter.

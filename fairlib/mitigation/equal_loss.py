@@ -9,11 +9,11 @@ from torch import Tensor, nn
 
 from fairlib._validation import check_number, lookup
 from fairlib.data import GroupedDataset
-from fairlib.diagnostics.evaluation import evaluation_mode, passes, placement
-from fairlib.distillation import Distillation
-from fairlib.groups import group_means
 from fairlib.mitigation.lagrangian import Lagrangian, MovingAverage, named, sizes_of
+from fairlib.network.evaluation import evaluation_mode, passes, placement
 from fairlib.training import Batch, Objective
+from fairlib.training.distillation import Distillation
+from fairlib.training.group_losses import group_means
 
 ESTIMATES = ("batch", "average", "full")
 
@@ -52,7 +52,7 @@ class EqualLoss(Lagrangian):
 
     Source:
         [T] Eq. 8 and section 6; Fioretto et al. (2020) for the dual method. With a teacher as the objective
-        (:class:`fairlib.distillation.Distillation`) it is Algorithm 1 of [D].
+        (:class:`fairlib.training.distillation.Distillation`) it is Algorithm 1 of [D].
     """
 
     primal: str = "batch"

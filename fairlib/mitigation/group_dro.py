@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from fairlib._validation import check_number
 from fairlib.data import GroupedDataset
-from fairlib.groups import group_means
 from fairlib.mitigation.lagrangian import named, sizes_of
 from fairlib.training import Batch, Objective
+from fairlib.training.group_losses import group_means
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from fairlib._validation import check_number, check_settings, lookup
-from fairlib.masks import prunable
 from fairlib.models.cnn import CNN
 from fairlib.models.mlp import MLP
 from fairlib.models.mobilenet import MobileNetV2
@@ -105,7 +104,8 @@ def width_for(
     def count(step: int) -> int:
         with torch.device("meta"):
             model = build(name, **shape, **settings, width=step / 10_000)
-        return sum(weight.numel() for weight in prunable(model).values())
+        layers = (nn.Conv2d, nn.Linear)
+        return sum(layer.weight.numel() for layer in model.modules() if isinstance(layer, layers))
 
     low, high = count(_WIDTHS[0]), count(_WIDTHS[-1])
     if not low <= weights <= high:

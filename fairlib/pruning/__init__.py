@@ -70,7 +70,7 @@ def prune(
 
     Returns:
         A copy in eval mode whose pruned weights are zero and stay zero in any further training
-        (:mod:`fairlib.masks`). It is not finetuned unless the method or the schedule trains.
+        (:mod:`fairlib.network.masks`). It is not finetuned unless the method or the schedule trains.
 
     Raises:
         ValueError: If a name is unknown, ``sparsity`` is outside [0, 1), ``data`` is missing, or ``train`` is given and

@@ -15,17 +15,18 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import parametrize
 
-from fairlib import environment, masks
+from fairlib import environment
 from fairlib._validation import check_number, lookup
 from fairlib.data import GroupedDataset
 from fairlib.data.splitting import stratified_parts
-from fairlib.diagnostics.evaluation import placement
 from fairlib.diagnostics.objective import aliases, evaluate
-from fairlib.groups import AccuracyDifference
+from fairlib.network import masks
+from fairlib.network.evaluation import placement
 from fairlib.pruning.granularity import GRANULARITIES, Form
 from fairlib.pruning.hypergradient import direct, hessian_free, implicit
 from fairlib.pruning.selection import ramped
 from fairlib.training import Batch, DivergenceError, Objective, fit, taken_gradient
+from fairlib.training.group_losses import AccuracyDifference
 
 CONSTRAIN: dict[str, tuple[bool, bool]] = {
     "both": (True, True),
@@ -72,8 +73,8 @@ def bifp(
 ) -> nn.Module:
     r"""Prune by bi-level optimization, with the difference of the groups' accuracies in both levels.
 
-    With :math:`U(w) = J(w) + \nu \, \varphi(F(w))` (:class:`fairlib.groups.AccuracyDifference`) of weights
-    :math:`w = m \odot \theta`,
+    With :math:`U(w) = J(w) + \nu \, \varphi(F(w))` (:class:`fairlib.training.group_losses.AccuracyDifference`) of
+    weights :math:`w = m \odot \theta`,
 
     .. math::
         \min_{m, \, \|m\|_0 \le k} U(m \odot \theta^*(m); D_2) , \qquad
@@ -105,13 +106,14 @@ def bifp(
             a part is new to the lower level, though not to a dense model that was trained on all of ``data``.
         held_out: The share of that part, in (0, 1).
         fairness: :math:`\nu`; 0 is BiP.
-        surrogate, temperature, penalty, tau, pairs, as_published: Of :class:`fairlib.groups.AccuracyDifference`.
+        surrogate, temperature, penalty, tau, pairs, as_published: Of
+            :class:`fairlib.training.group_losses.AccuracyDifference`.
         constrain: Which levels have the fairness term: ``"both"``, ``"masks"`` (the paper's "w/o w"), ``"weights"``
             ("w/o m") or ``"neither"``.
         granularity: ``"weight"``, ranked among all; or ``"filter"``, channels, at one rate in all layers
-            (:func:`fairlib.channels.lowest`). In the search the mask of a channel multiplies the weights that read it,
-            and in the end those that make it go as well. What an earlier mask has left may make a sparsity impossible,
-            which shows when the channels are chosen.
+            (:func:`fairlib.network.channels.lowest`). In the search the mask of a channel multiplies the weights that
+            read it, and in the end those that make it go as well. What an earlier mask has left may make a sparsity
+            impossible, which shows when the channels are chosen.
         init: The scores at the start, ``"magnitude"`` as above, or ``"random"``: uniform with a mean of 1, drawn by
             ``seed``.
         relaxed: Relaxed masks instead of scores.

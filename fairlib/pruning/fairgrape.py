@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fairlib import masks
 from fairlib._validation import check_number
 from fairlib.data import GroupedDataset
-from fairlib.diagnostics.evaluation import check_logits, placement
+from fairlib.network import masks
+from fairlib.network.evaluation import check_logits, placement
+from fairlib.network.memory import add_gradients
 from fairlib.pruning.gradients import mean_gradient, scored_copy
-from fairlib.training import add_gradients
 
 BLOCK = 1000
 """A step of the selection takes this part of what is still to be kept; with fewer left, a single weight."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from fairlib import masks
 from fairlib._validation import check_number
-from fairlib.channels import select_channels
 from fairlib.data import GroupedDataset
+from fairlib.network import masks
+from fairlib.network.channels import select_channels
 
 
 def filter_norm(
@@ -19,7 +19,7 @@ def filter_norm(
     A channel's score is :math:`\|F_i\|_p`, the norm of the weights that produce it, without its bias; where a residual
     sum or a depthwise convolution ties channels of several layers, :math:`F_i` is the concatenation of their filters.
     The lowest go at one rate in all layers, with the weights that read them, as
-    :func:`fairlib.channels.select_channels` says.
+    :func:`fairlib.network.channels.select_channels` says.
 
     Args:
         model: The trained model; left as it is.

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from fairlib import masks
-from fairlib.channels import select_channels
 from fairlib.data import GroupedDataset
+from fairlib.network import masks
+from fairlib.network.channels import select_channels
 
 
 def fpgm(
@@ -18,7 +18,7 @@ def fpgm(
     A channel's score is the sum of the Euclidean distances of its filter to the others,
     :math:`\sum_j \|F_i - F_j\|_2`; the geometric median is the point that makes this sum smallest. Tied channels are
     scored by the concatenation of their filters. The lowest go at one rate in all layers, with the weights that read
-    them, as :func:`fairlib.channels.select_channels` says.
+    them, as :func:`fairlib.network.channels.select_channels` says.
 
     [B] describes it as removing "filters with the smallest geometric median", which is not the method: a filter has no
     geometric median, a layer has one. Torch-Pruning's importance of this name applies :math:`|w|^p` before it takes

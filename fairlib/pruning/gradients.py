@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fairlib import masks
 from fairlib.data import GroupedDataset
-from fairlib.diagnostics.evaluation import check_logits, placement
 from fairlib.models.normalization import fill_normalization
+from fairlib.network import masks
+from fairlib.network.evaluation import check_logits, placement
 
 CHUNK = 256  # Samples of one backward pass.
 

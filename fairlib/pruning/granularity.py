@@ -9,8 +9,8 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from fairlib import channels, masks
 from fairlib.data import GroupedDataset
+from fairlib.network import channels, masks
 from fairlib.pruning.selection import keep_highest
 
 

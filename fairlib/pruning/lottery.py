@@ -7,12 +7,13 @@ from collections.abc import Mapping
 
 from torch import nn
 
-from fairlib import masks
 from fairlib._validation import check_number
 from fairlib.data import GroupedDataset
+from fairlib.network import masks
+from fairlib.network.memory import add_gradients, gradient_evaluations, steps_kept, weights_at
 from fairlib.pruning.selection import keep_highest, shrinking
 from fairlib.randomness import seeded
-from fairlib.training import add_gradients, fit, gradient_evaluations, steps_kept, weights_at
+from fairlib.training import fit
 
 
 def lottery(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from fairlib import masks
+from fairlib.network import masks
 from fairlib.pruning.selection import keep_highest_within
 
 

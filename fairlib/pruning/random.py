@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from fairlib import masks
+from fairlib.network import masks
 from fairlib.pruning.selection import keep_highest_within
 
 

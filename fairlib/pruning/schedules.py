@@ -6,11 +6,12 @@ from collections.abc import Callable, Mapping
 
 from torch import nn
 
-from fairlib import masks
 from fairlib._validation import check_number
 from fairlib.data import GroupedDataset
+from fairlib.network import masks
+from fairlib.network.memory import add_gradients, gradient_evaluations
 from fairlib.pruning.selection import ramped, shrinking
-from fairlib.training import add_gradients, fit, gradient_evaluations
+from fairlib.training import fit
 
 Once = Callable[[nn.Module, float], nn.Module]
 """A pruning method with all it needs: from a model and a sparsity to the pruned copy."""

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from fairlib import masks
 from fairlib._validation import check_number
+from fairlib.network import masks
 
 
 def keep_highest(model: nn.Module, scores: Mapping[str, Tensor], sparsity: float) -> dict[str, Tensor]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from fairlib import masks
 from fairlib._validation import check_number
 from fairlib.data import GroupedDataset
+from fairlib.network import masks
+from fairlib.network.memory import add_gradients
 from fairlib.pruning.gradients import mean_gradient, scored_copy
 from fairlib.pruning.selection import keep_highest
-from fairlib.training import add_gradients
 
 
 def snip(

@@ -95,7 +95,10 @@ def test_pruned_weights_do_not_count(images):
     model = fairlib.prune(net("relu", 1), "magnitude", sparsity=0.7)
     table = group_eigenvalues(model, images, tol=1e-6, products="exact", dtype=torch.float64)
     kept = torch.cat(
-        [fairlib.masks.read(model).get(n, torch.ones_like(p) > 0).flatten() for n, p in model.named_parameters()]
+        [
+            fairlib.network.masks.read(model).get(n, torch.ones_like(p) > 0).flatten()
+            for n, p in model.named_parameters()
+        ]
     )
     for code, (_, row) in enumerate(table.iterrows()):
         values = torch.linalg.eigvalsh(dense_hessian(model, images, code)[kept][:, kept])

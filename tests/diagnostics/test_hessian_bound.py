@@ -226,7 +226,7 @@ def test_a_pruned_model_counts_only_the_weights_it_kept():
     np.testing.assert_allclose(lanczos["spectral"], table["spectral"], rtol=1e-3)
     model.load_state_dict({name: pruned.get_parameter(name) for name, _ in model.named_parameters()})
     assert (table["closeness"] < hessian_bound(model, data)["closeness"]).all()  # The same weights, all of them free.
-    nothing = fairlib.masks.apply(model, {"0.weight": torch.zeros(6, 3, dtype=torch.bool)})
+    nothing = fairlib.network.masks.apply(model, {"0.weight": torch.zeros(6, 3, dtype=torch.bool)})
     with pytest.raises(ValueError, match=r"every weight of 0\.weight is pruned"):
         hessian_bound(nothing, data, parameters=["0.weight"])
 

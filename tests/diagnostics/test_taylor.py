@@ -13,11 +13,11 @@ from smooth import dense_gradient, random_data, smooth_model
 from torch import nn
 
 import fairlib
-from fairlib import masks
 from fairlib.diagnostics import group_performance
 from fairlib.diagnostics.curvature import Found
 from fairlib.diagnostics.lanczos import Ritz
 from fairlib.diagnostics.taylor import excessive_loss_bound, taylor_terms
+from fairlib.network import masks
 
 BATCH_NORM = "the buffer .* of the compressed model differs"
 

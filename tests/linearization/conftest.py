@@ -6,8 +6,8 @@ import pytest
 from torch import nn
 
 import fairlib
-from fairlib.distillation import Distillation
 from fairlib.linearization import gate
+from fairlib.training.distillation import Distillation
 
 
 @pytest.fixture

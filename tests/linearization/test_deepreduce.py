@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 import fairlib
-from fairlib import gates
 from fairlib.diagnostics import predict
 from fairlib.linearization import count, gate
 from fairlib.linearization.deepreduce import Plan, criticality, culled_and_thinned, deepreduce, masks_of, reshape
+from fairlib.network import gates
 
 STAGES = ("layer1", "layer2", "layer3")
 TRAIN = {"epochs": 1, "lr": 0.02}

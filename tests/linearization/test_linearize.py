@@ -6,10 +6,10 @@ import pytest
 import torch
 
 import fairlib
-from fairlib import gates
 from fairlib.diagnostics import predict
-from fairlib.distillation import Distillation
 from fairlib.linearization import METHODS, count, gate
+from fairlib.network import gates
+from fairlib.training.distillation import Distillation
 
 TRAIN = {"snl": {"epochs": 60, "lr": 0.02, "batch_size": 40}, "deepreduce": {"epochs": 1}, "senet": {"epochs": 1}}
 

@@ -6,10 +6,10 @@ from torch import nn
 from torch.nn import functional as F
 
 import fairlib
-from fairlib import gates
 from fairlib.linearization import count, gate
 from fairlib.linearization.preactivation import changes, preactivation
 from fairlib.linearization.random import random
+from fairlib.network import gates
 
 
 def test_the_change_is_the_mean_negative_part_of_what_a_relu_gets(dense, gated, images):

@@ -4,8 +4,8 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
-from fairlib import gates
 from fairlib.linearization.random import random
+from fairlib.network import gates
 
 
 def test_random_gates_are_drawn_uniformly_exactly_and_nested(gated):

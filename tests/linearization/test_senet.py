@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from torch.nn.functional import normalize
 
 import fairlib
-from fairlib import gates
 from fairlib.linearization import count, gate
 from fairlib.linearization.senet import _Location, budgets, feeding_layers, senet, sensitivity
+from fairlib.network import gates
 from fairlib.training import Batch
 
 TRAIN = {"epochs": 3, "lr": 0.02}

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 import fairlib
-from fairlib import gates
 from fairlib.linearization import count
 from fairlib.linearization.snl import _Lasso, snl
+from fairlib.network import gates
 from fairlib.training import Batch
 
 QUICK = {"epochs": 60, "lr": 0.02, "batch_size": 40}

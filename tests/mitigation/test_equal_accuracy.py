@@ -6,7 +6,7 @@ from constrained import batch_of, linear, opposed, plain
 
 import fairlib
 from fairlib.diagnostics import group_performance
-from fairlib.groups import margins
+from fairlib.training.group_losses import margins
 
 
 def test_the_loss_is_the_mean_loss_and_the_weighted_penalty():

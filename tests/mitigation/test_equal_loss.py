@@ -7,7 +7,7 @@ from constrained import batch_of, linear, losses_by_group, opposed, plain
 from torch import nn
 
 import fairlib
-from fairlib.distillation import Distillation
+from fairlib.training.distillation import Distillation
 
 DATA, SIZES = opposed(), np.array([40, 15, 5])
 REFERENCES = {

@@ -11,8 +11,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fairlib
-from fairlib.masks import prunable
 from fairlib.models import MODELS, Normalize, width_for
+from fairlib.network.masks import prunable
 
 RESNETS = ["tiny-resnet", "resnet10", "resnet18", "resnet34", "resnet50"]
 NAMES = ["mlp", "cnn", *RESNETS, "vgg19", "mobilenetv2", "wrn-22-8"]

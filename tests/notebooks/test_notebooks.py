@@ -13,7 +13,7 @@ from pathlib import Path
 import papermill
 import pytest
 
-from fairlib import runs
+from fairlib.evidence import runs
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted(ROOT.glob("notebooks/*/*.ipynb"))

@@ -10,10 +10,10 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import fairlib
-from fairlib import channels, masks
-from fairlib.groups import AccuracyDifference
+from fairlib.network import channels, masks
 from fairlib.pruning import epochs_within
 from fairlib.pruning.granularity import capped_simplex
+from fairlib.training.group_losses import AccuracyDifference
 
 TRAIN = dict(epochs=3, lr=0.05, batch_size=30)
 

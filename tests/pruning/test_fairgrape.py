@@ -8,7 +8,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import fairlib
-from fairlib import masks
+from fairlib.network import masks
 from fairlib.pruning.fairgrape import _as_published, importance, in_turn
 
 

@@ -7,7 +7,7 @@ from torch.nn.utils import prune as torch_prune
 from zoo import zoo_model
 
 import fairlib
-from fairlib import masks
+from fairlib.network import masks
 from fairlib.pruning.filter_norm import filter_norm
 
 

@@ -9,7 +9,7 @@ from torch import nn
 from zoo import zoo_model
 
 import fairlib
-from fairlib import masks
+from fairlib.network import masks
 from fairlib.pruning.filter_norm import filter_norm
 from fairlib.pruning.fpgm import fpgm
 

@@ -8,7 +8,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import fairlib
-from fairlib import masks
+from fairlib.network import masks
 from fairlib.pruning.granularity import Filters, Weights, capped_simplex
 
 

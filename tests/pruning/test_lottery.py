@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import fairlib
-from fairlib import masks
+from fairlib.network import masks
 
 TRAIN = dict(epochs=2, lr=0.1, batch_size=12)
 

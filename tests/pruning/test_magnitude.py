@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.utils import prune as torch_prune
 
 import fairlib
-from fairlib import masks
+from fairlib.network import masks
 
 
 def _weights(model: nn.Module) -> np.ndarray:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import fairlib
-from fairlib import masks
+from fairlib.network import masks
 
 
 def _kept(model, **settings):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import fairlib
-from fairlib import masks
+from fairlib.network import masks
 from fairlib.pruning import gradual
 
 TRAIN = dict(epochs=4, lr=0.05, batch_size=12)

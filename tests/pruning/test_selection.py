@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from fairlib import masks
+from fairlib.network import masks
 from fairlib.pruning.selection import keep_highest, keep_highest_within, shrinking
 
 

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import fairlib
-from fairlib import masks
+from fairlib.network import masks
 
 
 def _gradient_of_an_explicit_mask(model: nn.Module, data: fairlib.GroupedDataset) -> dict[str, torch.Tensor]:

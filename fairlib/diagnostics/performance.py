@@ -1,0 +1,25 @@
+"""Accuracy and loss of every group."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+from torch import nn
+
+from fairlib.data import GroupedDataset
+from fairlib.network.evaluation import predict
+from fairlib.statistics import group_means
+
+
+def group_performance(model: nn.Module, data: GroupedDataset) -> pd.DataFrame:
+    r"""Size, accuracy and mean cross-entropy :math:`J(\theta; D_a)` of every group.
+
+    Returns:
+        Indexed by group in the order of the codes, columns ``size accuracy loss``. A group without samples has NaN.
+    """
+    predictions = predict(model, data)
+    values = np.stack([predictions.correct, predictions.loss], axis=1)
+    means = group_means(values, data.groups.cpu().numpy(), data.num_groups)
+    table = pd.DataFrame(means, index=pd.Index(data.group_names, name="group"), columns=["accuracy", "loss"])
+    table.insert(0, "size", data.group_sizes)
+    return table

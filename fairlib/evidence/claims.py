@@ -1,0 +1,318 @@
+"""Claims and their verdicts: what the papers say, a statistic for each, and what the records say to it.
+
+A claim is an entry of ``book/claims.yml``. Its statistic turns a study table into one value per seed;
+`verdict` compares these values with the claim's threshold. Nothing is typed: the ledger
+(:mod:`fairlib.evidence.ledger`) follows from the claims, the tables and the history of the claims file.
+
+Verdicts, with the 95 % t interval of the mean over seeds, in this order of precedence:
+
+| direction | supported | reversed | no effect |
+|---|---|---|---|
+| greater, less | interval beyond the threshold | beyond it on the other side | within threshold +- margin |
+| equal | interval within threshold +- margin | wholly outside it | |
+
+Everything else is *undecided*, and so is everything with fewer than `MIN_SEEDS` seeds.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import yaml
+
+from fairlib._validation import lookup
+from fairlib.effects import STATISTICS, MissingRowsError
+from fairlib.statistics import Interval, benjamini_hochberg, seeds_needed, sign_flip_test, t_interval
+
+MIN_SEEDS = 10
+RATE = 0.05
+PAPERS = {
+    "T": "Tran et al., Pruning has a disparate impact on model accuracy",
+    "B": "Dai et al., Integrating fairness and model pruning through bi-level optimization",
+    "D": "Das et al., Disparate impact on group accuracy of linearization for private inference",
+    "H": "This book",
+}
+KINDS = ("definition", "identity", "bound", "trend", "number", "method")
+DIRECTIONS = ("greater", "less", "equal")
+EVIDENCE = ("default run", "embedded study", "real-data run")
+REGISTERED = ("statistic", "direction", "threshold", "margin")
+DECIDED = ("supported", "reversed", "no effect")
+VERDICTS = (*DECIDED, "undecided", "not testable here", "not tested yet")
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One entry of the claims file; its header explains the fields.
+
+    Raises:
+        ValueError: If a field has no meaning; the message names the claim.
+    """
+
+    id: str
+    source: str
+    kind: str
+    statement: str
+    statistic: Mapping[str, Any] | None
+    direction: str | None
+    threshold: float | None
+    margin: float | None
+    notebook: str | None
+    tables: Mapping[str, str]
+    not_testable: str | None = None
+
+    def __post_init__(self) -> None:
+        try:
+            self._check()
+        except ValueError as error:
+            raise ValueError(f"claim {self.id!r}: {error}") from None
+
+    @property
+    def paper(self) -> str:
+        return self.id.partition("-")[0]
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """What the statistic is called with, beside the table."""
+        return {name: value for name, value in (self.statistic or {}).items() if name != "name"}
+
+    def _check(self) -> None:
+        if not re.fullmatch(r"[A-Z]-[A-Za-z0-9.-]+", self.id):
+            raise ValueError("an id is the letter of its paper, a hyphen, then letters, digits, dots and hyphens")
+        lookup("paper", self.paper, PAPERS)
+        lookup("kind", self.kind, dict.fromkeys(KINDS))
+        for name in ("source", "statement"):
+            if not isinstance(getattr(self, name), str) or not getattr(self, name).strip():
+                raise ValueError(f"{name} must be a text")
+        if not isinstance(self.tables, Mapping):
+            raise ValueError(f"tables must map kinds of evidence to paths, got {self.tables!r}")
+        for evidence in self.tables:
+            lookup("kind of evidence", evidence, dict.fromkeys(EVIDENCE))
+        if self.statistic is None:
+            given = [name for name in (*REGISTERED, "tables") if getattr(self, name) not in (None, {})]
+            if given:
+                raise ValueError(f"without a statistic there can be no {', '.join(given)}")
+            return
+        if self.not_testable:
+            raise ValueError("a claim with a statistic is testable; drop statistic or not_testable")
+        function = lookup("statistic", self.statistic.get("name"), STATISTICS)
+        try:
+            inspect.signature(function).bind(None, **self.arguments)
+        except TypeError as error:
+            raise ValueError(f"statistic {self.statistic['name']}: {error}") from None
+        lookup("direction", self.direction, dict.fromkeys(DIRECTIONS))
+        if not _is_number(self.threshold):
+            raise ValueError(f"threshold must be a finite number, got {self.threshold!r}")
+        if not _is_number(self.margin) or self.margin <= 0:
+            raise ValueError(f"margin must be a positive number, got {self.margin!r}")
+        if not self.tables:
+            raise ValueError("a claim with a statistic names the tables that test it")
+
+
+def load(path: str | Path) -> list[Claim]:
+    """Read and check the claims file.
+
+    Raises:
+        ValueError: If the file is not a list of claims, an entry lacks a field or has one too many, an id
+            stands twice, or a field has no meaning; the message names the claim.
+        FileNotFoundError: If there is no such file.
+    """
+    entries = parse(Path(path).read_text(encoding="utf-8"))
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) and "id" in entry for entry in entries):
+        raise ValueError(f"{path}: a list of entries is needed, each with an id")
+    known = {field.name for field in fields(Claim)}
+    claims: dict[str, Claim] = {}
+    for entry in entries:
+        missing, extra = sorted(known - set(entry) - {"not_testable"}), sorted(set(entry) - known)
+        if missing or extra:
+            raise ValueError(f"claim {entry['id']!r}: fields missing: {missing}, unknown: {extra}")
+        if entry["id"] in claims:
+            raise ValueError(f"claim {entry['id']!r}: the id stands twice")
+        claims[entry["id"]] = Claim(**entry)
+    return list(claims.values())
+
+
+def parse(text: str) -> Any:
+    """A claims file's text as plain data."""
+    return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+class Verdict(NamedTuple):
+    """What the values say of the claim.
+
+    Attributes:
+        name: one of `VERDICTS`.
+        reason: why it is undecided, not testable or not tested; what to mind otherwise; may be empty.
+        interval: mean over seeds and its 95 % t interval; NaN where nothing was computed.
+        seeds: number of values.
+        p_value: of the test the verdict rests on, by sign flips: two-sided against the threshold, or the
+            larger of the two one-sided ones against the ends of the margin where equivalence is asserted.
+        equivalence: whether that test asserts equality.
+        needed: where undecided, the number of seeds at which a verdict has 80 % power; None if over 100,000.
+    """
+
+    name: str
+    reason: str = ""
+    interval: Interval = Interval(math.nan, math.nan, math.nan)
+    seeds: int = 0
+    p_value: float = math.nan
+    needed: int | None = None
+    equivalence: bool = False
+
+
+def verdict(values: Iterable[float], claim: Claim) -> Verdict:
+    """Compare one value per seed with the claim's threshold; the rules stand at the head of this module.
+
+    The interval is Student's: over 10 seeds the percentile bootstrap covers 90 % where it says 95 %.
+
+    Args:
+        values: (n,), one per seed.
+        claim: one with a statistic.
+
+    Raises:
+        ValueError: If the claim has no statistic, or a value is missing or not finite.
+    """
+    if claim.statistic is None:
+        raise ValueError(f"claim {claim.id!r} has no statistic")
+    values = np.asarray(list(values), dtype=np.float64)
+    interval = t_interval(values)
+    name = _compare(interval, claim)
+    equivalence = name == "no effect" or (claim.direction == "equal" and name != "reversed")
+    p_value = _equivalence_p(values, claim) if equivalence else _difference_p(values, interval, claim)
+    reason, needed = "", None
+    if len(values) < MIN_SEEDS:
+        name, reason = "undecided", f"{len(values)} seeds; a verdict takes {MIN_SEEDS}"
+    if name == "undecided":
+        needed = _seeds_until_decided(values, interval.estimate, claim)
+        reason = reason or "the interval reaches across a bound"
+    elif name in ("supported", "reversed") and claim.direction != "equal" and _inside(interval, claim):
+        reason = f"beyond the threshold, yet within the margin of {claim.margin:g}"
+    return Verdict(name, reason, interval, len(values), p_value, needed, equivalence)
+
+
+def _compare(interval: Interval, claim: Claim) -> str:
+    above, below = interval.low - claim.threshold, interval.high - claim.threshold
+    if claim.direction == "equal":
+        if _inside(interval, claim):
+            return "supported"
+        return "reversed" if above > claim.margin or below < -claim.margin else "undecided"
+    if above > 0 or below < 0:
+        return "supported" if (above > 0) == (claim.direction == "greater") else "reversed"
+    return "no effect" if _inside(interval, claim) else "undecided"
+
+
+def _inside(interval: Interval, claim: Claim) -> bool:
+    return claim.threshold - claim.margin <= interval.low and interval.high <= claim.threshold + claim.margin
+
+
+def _difference_p(values: np.ndarray, interval: Interval, claim: Claim) -> float:
+    bound = claim.threshold
+    if claim.direction == "equal":
+        bound += math.copysign(claim.margin, interval.estimate - claim.threshold)
+    return sign_flip_test(values, bound)
+
+
+def _equivalence_p(values: np.ndarray, claim: Claim) -> float:
+    """Two one-sided tests (Schuirmann 1987)."""
+    return max(
+        sign_flip_test(values, claim.threshold - claim.margin, alternative="greater"),
+        sign_flip_test(values, claim.threshold + claim.margin, alternative="less"),
+    )
+
+
+def _seeds_until_decided(values: np.ndarray, mean: float, claim: Claim) -> int | None:
+    """Seeds until the interval leaves the nearest bound whose crossing decides."""
+    bounds = [] if claim.direction == "equal" else [claim.threshold]
+    if claim.direction == "equal" or abs(mean - claim.threshold) < claim.margin:
+        bounds.append(claim.threshold + math.copysign(claim.margin, mean - claim.threshold))
+    needed = [n for bound in bounds if (n := seeds_needed(values, bound)) is not None]
+    return max(MIN_SEEDS, min(needed)) if needed else None
+
+
+def evaluate(claims: Sequence[Claim], root: str | Path) -> pd.DataFrame:
+    """Verdicts of all claims from the tables they name.
+
+    Args:
+        claims: as `load` gives them.
+        root: the folder that the paths of the tables start from.
+
+    Returns:
+        One row per claim and table (one in all for a claim without tables): ``id evidence table verdict
+        reason estimate low high seeds p_value equivalence needed test survives``. ``test`` is a number: claims that ask
+        the same of the same table are one test. ``survives`` is False where a verdict does not survive a
+        false-discovery rate of 5 % (Benjamini and Hochberg) over all tests, else True.
+    """
+    rows, tests = [], {}
+    for claim in claims:
+        asked = (claim.statistic, claim.direction, claim.threshold, claim.margin)
+        for evidence, table in claim.tables.items() or [("", "")]:
+            found = _judge(claim, Path(root, table))
+            estimate, low, high = found.interval
+            rows.append(
+                {"id": claim.id, "evidence": evidence, "table": table}
+                | {"verdict": found.name, "reason": found.reason}
+                | {"estimate": estimate, "low": low, "high": high, "seeds": found.seeds}
+                | {"p_value": found.p_value, "equivalence": found.equivalence, "needed": found.needed}
+                | {"test": tests.setdefault(f"{table}: {asked}", len(tests))}
+            )
+    results = pd.DataFrame(rows).astype({"needed": "Int64"})
+    tested = (results["seeds"] >= MIN_SEEDS).to_numpy()
+    results["survives"] = True
+    p_values = results[tested].groupby("test")["p_value"].first()
+    rejected = pd.Series(benjamini_hochberg(p_values, RATE), index=p_values.index, dtype=bool)
+    results.loc[tested, "survives"] = results.loc[tested, "test"].map(rejected).astype(bool)
+    results.loc[~results["verdict"].isin(DECIDED), "survives"] = True
+    return results
+
+
+def on_table(claims: Sequence[Claim], table: pd.DataFrame, notebook: str) -> pd.DataFrame:
+    """Verdicts of the claims that a notebook tests, on a table of its own, with whatever parameters it ran.
+
+    Args:
+        claims: as `load` gives them.
+        table: a study table.
+        notebook: path of the notebook, as the claims name it.
+
+    Returns:
+        Indexed by id: ``verdict estimate low high seeds``. A claim whose rows the table does not have is *not in this
+        run*; one whose rows do not give its statistic is *not computable*, with the reason.
+    """
+    rows = {}
+    for claim in claims:
+        if claim.notebook != notebook or claim.statistic is None:
+            continue
+        try:
+            found = verdict(STATISTICS[claim.statistic["name"]](table, **claim.arguments), claim)
+        except MissingRowsError:
+            rows[claim.id] = ["not in this run", math.nan, math.nan, math.nan, 0]
+        except ValueError as error:
+            rows[claim.id] = [f"not computable: {error}", math.nan, math.nan, math.nan, 0]
+        else:
+            rows[claim.id] = [found.name, *found.interval, found.seeds]
+    columns = ["verdict", "estimate", "low", "high", "seeds"]
+    return pd.DataFrame.from_dict(rows, orient="index", columns=columns).rename_axis("claim")
+
+
+def _judge(claim: Claim, table: Path) -> Verdict:
+    if claim.not_testable:
+        return Verdict("not testable here", claim.not_testable)
+    if claim.statistic is None:
+        return Verdict("not tested yet")
+    if not table.is_file():
+        return Verdict("not tested yet", "its table has not been recorded")
+    records = pd.read_parquet(table) if table.suffix == ".parquet" else pd.read_csv(table)
+    try:
+        return verdict(STATISTICS[claim.statistic["name"]](records, **claim.arguments), claim)
+    except ValueError as error:
+        raise ValueError(f"claim {claim.id!r}, {table}: {error}") from None

@@ -1,0 +1,451 @@
+"""One papermill run, done safely, and what makes it out of date.
+
+A finished run is a folder with ``notebook.ipynb`` (executed), ``records.parquet`` (if the notebook called
+:func:`record`) and ``run.json``. The work is done in a temporary folder beside it, which is renamed when
+everything is on the disk: the run is there completely or not at all.
+
+The Snakefile loads this file without the rest of fairlib, so nothing is imported at its top that takes time.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import glob
+import hashlib
+import json
+import math
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Scalar = bool | int | float | str
+
+NOTEBOOK, RECORDS, RUN = "notebook.ipynb", "records.parquet", "run.json"
+
+_REPLACED = "replaced"  # In a run's folder for an instant: the run it takes the place of.
+_FOLDER = "FAIRLIB_RUN"  # In a run's kernel: where `record` writes to.
+_LIBRARY = Path(__file__).resolve().parents[1]
+_TYPES = {
+    "bool": (bool, "true or false"),
+    "int": (int, "an int"),
+    "float": (float, "a finite number"),
+    "str": (str, "a text"),
+}
+
+
+class ParameterError(ValueError):
+    """A parameter does not fit the notebook, or a notebook, parameter file or grid is none."""
+
+
+class RunError(RuntimeError):
+    """A run cannot begin, or has failed."""
+
+
+def record(table: pd.DataFrame) -> pd.DataFrame:
+    """Hand a tidy table to the run by which this notebook is executed; outside a run do nothing.
+
+    Further calls append rows.
+
+    Args:
+        table: One row per observation. Its index is not kept.
+
+    Returns:
+        The same table.
+
+    Raises:
+        TypeError: If it is no DataFrame, or has a column that Parquet cannot hold.
+        ValueError: If it is empty, its column names are not unique texts, its index has a name (and would be
+            lost), or its columns are not those recorded before.
+    """
+    import pandas as pd
+    import pyarrow
+
+    if not isinstance(table, pd.DataFrame):
+        raise TypeError(f"table must be a pandas DataFrame, got {type(table).__name__}")
+    columns = list(table)
+    if table.empty or not all(isinstance(name, str) for name in columns) or len(set(columns)) < len(columns):
+        raise ValueError(f"table must have rows, and unique texts for columns; got {len(table)} rows of {columns}")
+    if any(name is not None for name in table.index.names):
+        raise ValueError(f"the index {list(table.index.names)} of table would be lost; record table.reset_index()")
+    if _FOLDER not in os.environ:
+        return table
+    path = Path(os.environ[_FOLDER], RECORDS)
+    before = [pd.read_parquet(path)] if path.exists() else []
+    if before and list(before[0]) != columns:
+        raise ValueError(f"table must have the columns recorded before, {list(before[0])}, got {columns}")
+    try:
+        with written(path) as new:
+            pd.concat([*before, table]).to_parquet(new, index=False)
+    except pyarrow.ArrowException as error:
+        raise TypeError(f"table cannot be written as Parquet: {error}") from error
+    return table
+
+
+class Parameter(NamedTuple):
+    """A parameter of a notebook: the name of its type and its default."""
+
+    type: str
+    default: Scalar
+
+
+def parameters(notebook: str | Path) -> dict[str, Parameter]:
+    """What the first cell of a notebook that is tagged ``parameters`` assigns; nothing without such a cell.
+
+    The cell is parsed here since ``papermill.inspect_notebook`` goes line by line and leaves out some without
+    a word, for one a text with an equals sign in it.
+
+    Raises:
+        ParameterError: If something there is not ``name: type = literal``, or the file is not a notebook.
+    """
+    tagged = [cell for cell in _cells(notebook) if "parameters" in cell["metadata"].get("tags", [])]
+    try:
+        statements = ast.parse(_source(tagged[0])).body if tagged else []
+    except SyntaxError as error:
+        raise ParameterError(f"{notebook}: the cell tagged 'parameters' is not Python: {error}") from None
+    return dict(_parameter(notebook, statement) for statement in statements)
+
+
+def _parameter(notebook: str | Path, statement: ast.stmt) -> tuple[str, Parameter]:
+    match statement:
+        case ast.AnnAssign(ast.Name(name), ast.Name(kind), ast.Constant() | ast.UnaryOp(ast.USub()) as value) if (
+            kind in _TYPES
+        ):
+            return name, Parameter(kind, _checked(notebook, name, ast.literal_eval(value), kind))
+    raise ParameterError(
+        f"{notebook}: '{ast.unparse(statement)}' is not a parameter; write 'name: type = literal' with a type of "
+        f"{', '.join(_TYPES)}"
+    )
+
+
+def resolve(notebook: str | Path, given: Mapping[str, object]) -> dict[str, Scalar]:
+    """Every parameter of a notebook: the values given, in the types they have there, and the defaults of the rest.
+
+    An int serves as a float. A text is read as the type in question: the command line has only texts, and to YAML
+    ``1e-3`` is one.
+
+    Raises:
+        ParameterError: If a name is unknown or a value has another type.
+    """
+    known = parameters(notebook)
+    values = {name: parameter.default for name, parameter in known.items()}
+    for name, value in given.items():
+        if name not in known:
+            close = difflib.get_close_matches(str(name), known, n=1)
+            hint = f" (did you mean {close[0]!r}?)" if close else ""
+            raise ParameterError(f"{notebook}: unknown parameter {name!r}{hint}; known: {', '.join(known) or 'none'}")
+        kind = known[name].type
+        values[name] = _checked(notebook, name, _read(value, kind) if isinstance(value, str) else value, kind)
+    return values
+
+
+def _read(text: str, kind: str) -> object:
+    """The text as the type; the text itself if it is none."""
+    if kind == "bool":
+        return {"true": True, "false": False}.get(text.lower(), text)
+    try:
+        return _TYPES[kind][0](text)
+    except ValueError:
+        return text
+
+
+def _checked(notebook: str | Path, name: str, value: object, kind: str) -> Scalar:
+    wanted, description = _TYPES[kind]
+    if wanted is float and type(value) is int:
+        value = float(value)
+    if type(value) is not wanted or (wanted is float and not math.isfinite(value)):
+        raise ParameterError(f"{notebook}: parameter {name!r} must be {description}, got {value!r}")
+    return value
+
+
+def read_yaml(path: str | Path) -> dict[str, object]:
+    """A YAML file that maps names to values, as parameter files and grids are.
+
+    Raises:
+        ParameterError: If it is something else.
+    """
+    import yaml
+
+    try:
+        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise ParameterError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(content, dict):
+        raise ParameterError(f"{path} must map names to values, got {type(content).__name__}")
+    return content
+
+
+def _cells(notebook: str | Path) -> list[dict]:
+    try:
+        return json.loads(Path(notebook).read_text(encoding="utf-8"))["cells"]
+    except (ValueError, KeyError, TypeError):
+        raise ParameterError(f"{notebook} is not a Jupyter notebook") from None
+
+
+def _source(cell: Mapping) -> str:
+    return "".join(cell["source"])
+
+
+def project_root(path: str | Path) -> Path:
+    """The nearest folder above a file that holds ``pyproject.toml`` or ``_toc.yml``; else the file's folder."""
+    parents = Path(path).resolve().parents
+    return next((p for p in parents if (p / "pyproject.toml").is_file() or (p / "_toc.yml").is_file()), parents[0])
+
+
+def contents(notebook: str | Path, given: Mapping[str, object]) -> dict[str, str]:
+    """Digests of everything whose change makes a run out of date, by name.
+
+    These are the notebook's file, the values of its parameters, the files in ``results/`` and ``book/`` that its code
+    names (whatever their suffix; also by the beginning of a path), ``requirements.lock`` and all of fairlib.
+    """
+    notebook, root = Path(notebook), project_root(notebook)
+    values = json.dumps(resolve(notebook, given), sort_keys=True)
+    code = "\n".join(_source(cell) for cell in _cells(notebook) if cell["cell_type"] == "code")
+    named = tuple(str(PurePosixPath(name).with_suffix("")) for name in re.findall(r"\b(?:results|book)/[\w./-]*", code))
+    recorded = (path for folder in ("results", "book") for path in root.glob(f"{folder}/**/*"))
+    return {
+        "notebook": digest_files([notebook], notebook.parent),
+        "parameters": hashlib.sha256(values.encode()).hexdigest(),
+        "files it names": digest_files((p for p in recorded if p.relative_to(root).as_posix().startswith(named)), root),
+        "requirements.lock": digest_files([root / "requirements.lock"], root),
+        "fairlib": digest_files((p for p in _LIBRARY.rglob("*") if p.parent.name != "__pycache__"), _LIBRARY),
+    }
+
+
+def digest(notebook: str | Path, given: Mapping[str, object]) -> str:
+    """One digest of :func:`contents`."""
+    return _combined(contents(notebook, given))
+
+
+def digest_files(paths: Iterable[Path], root: Path) -> str:
+    """A digest of those paths that are files, by their names from ``root`` and their bytes, not their times."""
+    total = hashlib.sha256()
+    for path in sorted({path for path in paths if path.is_file()}):
+        data = path.read_bytes()
+        total.update(f"{path.relative_to(root).as_posix()} {len(data)}\n".encode() + data)
+    return total.hexdigest()
+
+
+def _combined(digests: Mapping[str, str]) -> str:
+    return hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest()
+
+
+def run(
+    notebook: str | Path, out: str | Path, given: Mapping[str, object] | None = None, *, force: bool = False
+) -> bool:
+    """Execute a notebook by papermill, in the root of its project, into the folder ``out``.
+
+    A finished run of the same contents is left alone. A failed one leaves nothing at ``out``, and its
+    notebook in the folder ``failed`` beside it.
+
+    Args:
+        notebook: Path of the notebook.
+        out: Folder of the run.
+        given: Values of parameters; the others keep their defaults.
+        force: Replace a finished run of other contents.
+
+    Returns:
+        Whether it was executed.
+
+    Raises:
+        ParameterError: If a parameter is unknown or ill-typed.
+        RunError: If ``out`` is something else or a finished run of other contents, papermill is missing, or
+            the notebook fails.
+        OSError: If something cannot be read or written.
+    """
+    notebook, out, given = Path(notebook), Path(out).resolve(), given or {}
+    values, wanted = resolve(notebook, given), contents(notebook, given)
+    finished = read_run(out)
+    if finished and finished["contents"] == wanted:
+        return False
+    if finished and not force:
+        changed = ", ".join(name for name in wanted if wanted[name] != finished["contents"].get(name))
+        raise RunError(f"{out} is finished with other contents ({changed}); --force replaces it")
+    _refuse_other_files(out)
+    failed = out.parent / "failed" / f"{out.name}.ipynb"
+    with _workspace(out) as folder:
+        started = datetime.now(UTC)
+        _execute(notebook, folder, {name: values[name] for name in given}, failed)
+        description = _describe(notebook, values, folder, started)
+        description |= {"contents": wanted, "digest": _combined(wanted)}
+        (folder / RUN).write_text(json.dumps(description, indent=1) + "\n", encoding="utf-8")
+        _place(folder, out, current=contents(notebook, given))
+    failed.unlink(missing_ok=True)
+    return True
+
+
+def _describe(notebook: Path, values: Mapping[str, Scalar], folder: Path, started: datetime) -> dict[str, object]:
+    from fairlib import environment
+
+    root = project_root(notebook)
+    return {
+        "notebook": notebook.resolve().relative_to(root).as_posix(),
+        "parameters": values,
+        "started": started.isoformat(timespec="seconds"),
+        "seconds": round((datetime.now(UTC) - started).total_seconds(), 1),
+        **environment.describe(str(values.get("device", "auto"))),
+        **_commit(root),
+        "files": sorted(path.name for path in folder.iterdir()),
+    }
+
+
+def read_run(out: str | Path) -> dict | None:
+    """The ``run.json`` of a finished run; None where there is none."""
+    try:
+        description = json.loads(Path(out, RUN).read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return description if all(Path(out, name).is_file() for name in description["files"]) else None
+
+
+def _refuse_other_files(out: Path) -> None:
+    if out.exists() and not out.is_dir():
+        raise RunError(f"{out} is a file; a run needs a folder of its own")
+    others = {path.name for path in out.iterdir()} - {NOTEBOOK, RECORDS, RUN, _REPLACED} if out.exists() else set()
+    if others:
+        raise RunError(f"{out} holds what is not a run's ({min(others)}, ...); a run needs a folder of its own")
+
+
+@contextmanager
+def _workspace(out: Path) -> Iterator[Path]:
+    """A temporary folder beside ``out``, removed in the end; first those are removed whose process is dead."""
+    here = socket.gethostname()
+    out.parent.mkdir(parents=True, exist_ok=True)
+    for folder in out.parent.glob(f"{glob.escape(out.name)}.tmp-*"):
+        host, _, pid = folder.name.removeprefix(f"{out.name}.tmp-").rpartition("-")
+        if host == here and pid.isdigit() and not _alive(int(pid)):
+            shutil.rmtree(folder, ignore_errors=True)
+    folder = out.with_name(f"{out.name}.tmp-{here}-{os.getpid()}")
+    folder.mkdir()
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+def _execute(notebook: Path, folder: Path, given: Mapping[str, Scalar], failed: Path) -> None:
+    try:
+        import papermill
+    except ImportError as error:
+        raise RunError("a run needs papermill: pip install 'who-pays[book]'") from error
+    executed = folder / NOTEBOOK
+    with tempfile.TemporaryDirectory() as profile:
+        # The kernel of this environment, with nothing of the user's own IPython.
+        settings = {_FOLDER: str(folder), "JUPYTER_PREFER_ENV_PATH": "1", "IPYTHONDIR": profile}
+        try:
+            with _environment(settings):
+                papermill.execute_notebook(
+                    _unformatted(notebook),
+                    _unformatted(executed),
+                    parameters=dict(given),
+                    kernel_name="python3",
+                    cwd=str(project_root(notebook)),
+                    progress_bar=sys.stderr.isatty(),
+                    stderr_file=sys.stderr,
+                )
+        except Exception as error:
+            if executed.exists():
+                failed.parent.mkdir(exist_ok=True)
+                shutil.copyfile(executed, failed)
+            name, text = getattr(error, "ename", type(error).__name__), getattr(error, "evalue", str(error))
+            raise RunError(f"{notebook} failed: {name}: {' '.join(text.split())} (see {failed})") from error
+    _tidy(executed)
+
+
+def _unformatted(path: Path) -> str:
+    """A path that papermill, which fills in parameters, leaves as it is."""
+    return str(path).replace("{", "{{").replace("}", "}}")
+
+
+@contextmanager
+def _environment(settings: Mapping[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in settings}
+    os.environ.update(settings)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def _tidy(executed: Path) -> None:
+    """Take progress bars and the temporary paths out of an executed notebook."""
+    notebook = json.loads(executed.read_text(encoding="utf-8"))
+    for name in ("input_path", "output_path"):
+        notebook["metadata"]["papermill"].pop(name)
+    for cell in notebook["cells"]:
+        for output in cell.get("outputs", []):
+            if output.get("name") == "stderr":
+                seen = re.sub(r"[^\n]*\r", "", "".join(output["text"]))
+                output["text"] = re.sub(r"^.*\d+%\|.*\|.*$", "", seen, flags=re.MULTILINE).strip()
+        if "outputs" in cell:
+            cell["outputs"] = [output for output in cell["outputs"] if output.get("text") != ""]
+    executed.write_text(json.dumps(notebook, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _commit(root: Path) -> dict[str, object]:
+    def git(*arguments: str) -> str:
+        return subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        return {"commit": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain"))}
+    except (OSError, subprocess.CalledProcessError):
+        return {"commit": None, "dirty": None}
+
+
+def _place(folder: Path, out: Path, current: Mapping[str, str]) -> None:
+    """Give the folder its name, unless another process has meanwhile finished a run of what is there now."""
+    finished = read_run(out)
+    if finished and finished["contents"] == current:
+        return
+    for path in (*folder.iterdir(), folder):
+        _sync(path)
+    if out.exists():
+        out.rename(folder / _REPLACED)
+    folder.rename(out)
+    shutil.rmtree(out / _REPLACED, ignore_errors=True)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def written(path: Path) -> Iterator[Path]:
+    """A path to write to that takes its place as a whole."""
+    new = path.with_name(f"{path.name}.tmp-{os.getpid()}")
+    try:
+        yield new
+        _sync(new)
+        new.replace(path)
+    finally:
+        new.unlink(missing_ok=True)

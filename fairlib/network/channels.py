@@ -1,0 +1,343 @@
+"""Channels: which of them belong together, and what the removal of some leaves.
+
+A channel is an output of a convolution or of a hidden linear layer. It is *produced* by a row of that layer's weight
+and *read* by columns of the weights of later layers. Channels that a residual sum adds belong together, and a depthwise
+convolution hands its channels through, so that its rows belong to what it reads. Torch-Pruning's dependency graph
+(Fang et al. 2023, "DepGraph") finds out. Since it takes every operation that it does not know for an elementwise one,
+its answer is checked by running the model.
+"""
+
+from __future__ import annotations
+
+import copy
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from fairlib.data import GroupedDataset
+from fairlib.network import masks
+
+if TYPE_CHECKING:
+    from torch_pruning import DependencyGraph
+    from torch_pruning.dependency import Group
+
+
+@dataclass(frozen=True)
+class Coupled:
+    """Channels of several layers that can only be removed together, channel by channel.
+
+    Attributes:
+        size: How many channels C.
+        producers: Parameter name to a pair of int64 vectors: row ``rows[i]`` of the weight makes channel
+            ``channels[i]``. Of the first one the rows are the channels, in their order.
+        readers: Parameter name to a pair of int64 vectors: column ``columns[i]``, that is
+            ``weight[:, columns[i]]``, reads channel ``channels[i]``; after a flattening, several columns read one.
+    """
+
+    size: int
+    producers: dict[str, tuple[Tensor, Tensor]]
+    readers: dict[str, tuple[Tensor, Tensor]]
+
+
+def example_inputs(model: nn.Module, data: GroupedDataset | Tensor | None, count: int = 1) -> Tensor:
+    """Inputs of the shape that ``data`` has, a ramp from 0 to 1, of the model's dtype and device.
+
+    Args:
+        model: What they are for.
+        data: A data set, or a tensor of inputs ``(N, ...)``; only its shape is used.
+        count: How many inputs.
+
+    Raises:
+        ValueError: If ``data`` is None.
+        TypeError: If it is neither a data set nor a tensor.
+    """
+    if data is None:
+        raise ValueError(
+            "data is needed, a GroupedDataset or a tensor of inputs (N, ...): with inputs of its shape the model is "
+            "run once, to see which channels belong together"
+        )
+    if not isinstance(data, GroupedDataset | Tensor):
+        raise TypeError(f"data must be a GroupedDataset or a tensor of inputs, got {type(data).__name__}")
+    shape = (count, *(data if isinstance(data, Tensor) else data.inputs).shape[1:])
+    weight = next(iter(masks.prunable(model).values()))
+    return torch.linspace(0, 1, torch.Size(shape).numel(), dtype=weight.dtype, device=weight.device).reshape(shape)
+
+
+def coupled_channels(model: nn.Module, inputs: Tensor) -> list[Coupled]:
+    """The channels of a model that can be removed, in sets that belong together.
+
+    In no set are the model's outputs, and what a residual sum or a depthwise convolution ties to its inputs.
+
+    Args:
+        model: Any module that Torch-Pruning can trace; left as it is.
+        inputs: Example inputs, as ``example_inputs`` gives them.
+
+    Raises:
+        ValueError: If the model has a grouped convolution that is not depthwise, cannot be traced, or mixes channels on
+            their way from the weights that make them to those that read them: a normalization over channels, say.
+    """
+    _refuse_grouped(model)
+    twin = copy.deepcopy(model)
+    graph = trace(twin, inputs)
+    names = {id(weight): name for name, weight in masks.prunable(twin).items()}
+    sets = [_coupled(graph, group, names) for group in graph.get_all_groups() if not _ends_outside(graph, group)]
+    if not _is_sealed(model, sets, inputs):
+        leaking = next((s for s in sets if not _is_sealed(model, [s], inputs)), sets[0])
+        raise ValueError(
+            f"the channels of {next(iter(leaking.producers))} cannot be removed: they reach the outputs of "
+            f"{type(model).__name__} not only through {', '.join(leaking.readers)}; an operation in between mixes "
+            "channels, such as a normalization over them or an attention"
+        )
+    return sets
+
+
+def trace(model: nn.Module, inputs: Tensor) -> DependencyGraph:
+    """Torch-Pruning's dependency graph of a model, which is put into eval mode and whose parameters are all unfrozen.
+
+    Raises:
+        ValueError: If the model cannot be traced.
+    """
+    import torch_pruning  # It takes a second.
+
+    leaf = nn.Parameter(inputs.detach().clone())
+    model.requires_grad_(True)
+    try:
+        with torch.enable_grad():
+            return torch_pruning.DependencyGraph().build_dependency(
+                model,
+                leaf,
+                # Both copies are nodes of the graph, which else would show neither the inputs nor the outputs.
+                forward_fn=lambda module, example: module(example.clone()),
+                output_transform=lambda outputs: outputs.clone(),
+                unwrapped_parameters=[(leaf, 1)],
+                verbose=False,
+            )
+    except Exception as error:
+        raise ValueError(
+            f"{type(model).__name__} cannot be traced with inputs {tuple(inputs.shape)}, so that its channels are not "
+            f"known: {type(error).__name__}: {error}"
+        ) from error
+
+
+def kept(sets: Sequence[Coupled], removed: Sequence[Tensor], model: nn.Module) -> dict[str, tuple[Tensor, Tensor]]:
+    """The rows and the columns of each weight that are left when channels are removed.
+
+    Args:
+        sets: As :func:`coupled_channels` gives them.
+        removed: For each set a bool vector ``(C,)``, True where the channel goes.
+        model: The model of the sets.
+
+    Returns:
+        Parameter name to bool vectors, over ``weight.shape[0]`` and over ``weight.shape[1]``, of the weights that make
+        or read a channel of the sets.
+    """
+    weights = masks.prunable(model)
+    left: dict[str, tuple[Tensor, Tensor]] = {}
+    for coupled, gone in zip(sets, removed, strict=True):
+        for axis, ends in enumerate((coupled.producers, coupled.readers)):
+            for name, (channels, positions) in ends.items():
+                weight = weights[name]
+                if name not in left:
+                    left[name] = tuple(
+                        torch.ones(size, dtype=torch.bool, device=weight.device) for size in weight.shape[:2]
+                    )
+                left[name][axis][positions[gone[channels]]] = False
+    return left
+
+
+def masks_for(sets: Sequence[Coupled], removed: Sequence[Tensor], model: nn.Module) -> dict[str, Tensor]:
+    """Masks for :func:`fairlib.network.masks.apply`: rows that make removed channels, columns that read them.
+
+    A removed channel then has no effect, whatever bias or BatchNorm it passes. Arguments are those of :func:`kept`.
+
+    Returns:
+        Parameter name to bool tensor of the weight's shape, True where the weight is kept; what a mask of the model
+        holds at zero stays so.
+    """
+    weights, before = masks.prunable(model), masks.read(model)
+    keep = {}
+    for name, (rows, columns) in kept(sets, removed, model).items():
+        cross = rows[:, None] & columns
+        keep[name] = cross.view(*cross.shape, *[1] * (weights[name].ndim - 2)).expand(weights[name].shape)
+        if name in before:
+            keep[name] = keep[name] & before[name]
+    return keep
+
+
+def select_channels(
+    model: nn.Module,
+    data: GroupedDataset | Tensor | None,
+    scores_of: Callable[[Tensor], Tensor],
+    sparsity: float,
+) -> dict[str, Tensor]:
+    r"""Masks that remove the channels of lowest score, at one rate in all layers, as :func:`lowest` says.
+
+    Args:
+        model: Left as it is.
+        data: A data set or a tensor of inputs; only its shape is used.
+        scores_of: From filters ``(n, F)`` to scores ``(n,)``. A row is the concatenation of the weights that produce a
+            channel, in all the layers of its set. Channels that are masked already are not among them.
+        sparsity: Share of zeros among the prunable weights, in [0, 1).
+
+    Returns:
+        As :func:`masks_for`.
+
+    Raises:
+        ValueError: As :func:`lowest` and :func:`coupled_channels`.
+    """
+    sets = coupled_channels(model, example_inputs(model, data))
+    return masks_for(sets, lowest(model, sets, channel_scores(model, sets, scores_of), sparsity), model)
+
+
+def channel_scores(model: nn.Module, sets: Sequence[Coupled], scores_of: Callable[[Tensor], Tensor]) -> list[Tensor]:
+    """For each set the scores ``(C,)`` of its channels, :math:`-\\infty` for one of which a mask has left nothing.
+
+    ``scores_of`` is that of :func:`select_channels`.
+    """
+    scores = []
+    for coupled in sets:
+        filters, alive = _filters(model, coupled)
+        found = filters.new_full((coupled.size,), -torch.inf)
+        found[alive] = scores_of(filters[alive])
+        scores.append(found)
+    return scores
+
+
+def lowest(model: nn.Module, sets: Sequence[Coupled], scores: Sequence[Tensor], sparsity: float) -> list[Tensor]:
+    r"""The channels of lowest score, as many as make a model so sparse, at one rate in all layers.
+
+    Of a set of C coupled channels :math:`\min(\lfloor r C \rfloor, C - 1)` go: those that are masked already, then
+    those of lowest score, equal ones in their order. The last channel of a layer always stays. The rate :math:`r` is
+    the smallest at which ``round(sparsity * n)`` of all n prunable weights are masked, before or now; so the masks of
+    growing sparsity are nested, and a model that is as sparse already loses nothing.
+
+    Args:
+        model: The model of the sets; left as it is.
+        sets: As :func:`coupled_channels` gives them.
+        scores: For each set ``(C,)``.
+        sparsity: Share of zeros among the prunable weights, in [0, 1).
+
+    Returns:
+        For each set a bool vector ``(C,)``, True where the channel goes.
+
+    Raises:
+        ValueError: If a score is NaN, if one channel a layer is still denser than ``sparsity``, or if an earlier mask
+            and this one together would empty a layer.
+    """
+    for coupled, score in zip(sets, scores, strict=True):
+        if score.isnan().any():
+            raise ValueError(f"the scores of {', '.join(coupled.producers)} hold NaN; has training diverged?")
+    orders = [score.argsort(stable=True) for score in scores]
+    # Channel i of the order, from 1 to C - 1, goes at rate i / C: the same fraction is the same floating-point number.
+    rates = [torch.arange(1, coupled.size, dtype=torch.float64) / coupled.size for coupled in sets]
+    steps = [0.0, *torch.cat([*rates, torch.zeros(0)]).unique().tolist()]
+    weights, before = masks.prunable(model), masks.read(model)
+    total = sum(weight.numel() for weight in weights.values())
+
+    def removed_at(rate: float) -> list[Tensor]:
+        removed = []
+        for order, own in zip(orders, rates, strict=True):
+            gone = torch.zeros(len(order), dtype=torch.bool, device=order.device)
+            gone[order[: int((own <= rate).sum())]] = True
+            removed.append(gone)
+        return removed
+
+    def zeros(rate: float) -> int:
+        keep = masks_for(sets, removed_at(rate), model)
+        return sum(int((~mask).sum()) for mask in (before | keep).values())
+
+    wanted, most = round(sparsity * total), zeros(steps[-1])
+    if most < wanted:
+        raise ValueError(
+            f"sparsity {sparsity} is out of reach: with a single channel left in every layer {most} of {total} weights "
+            f"are zero, a sparsity of {most / total:.4f}"
+        )
+    removed = removed_at(steps[bisect_left(steps, wanted, key=zeros)])
+    emptied = [name for name, mask in masks_for(sets, removed, model).items() if not mask.any()]
+    if emptied:
+        raise ValueError(
+            f"sparsity {sparsity} would leave nothing of {emptied[0]}: the weights that an earlier mask has left there "
+            "go with the channels"
+        )
+    return removed
+
+
+def _refuse_grouped(model: nn.Module) -> None:
+    for name, layer in model.named_modules():
+        if not isinstance(layer, nn.modules.conv._ConvNd):
+            continue
+        depthwise = layer.groups == layer.in_channels == layer.out_channels
+        if layer.transposed or (layer.groups > 1 and not depthwise):
+            raise ValueError(
+                f"{name} is {layer}; channels can be removed of ordinary and of depthwise convolutions, not of grouped "
+                "or transposed ones"
+            )
+
+
+def _ends_outside(graph: DependencyGraph, group: Group) -> bool:
+    """Whether a group holds outputs of the model, or is tied to its inputs."""
+    leaf = graph.unwrapped_parameters[0][0]
+    return any(item.dep.target.type.name == "OUTPUT" or item.dep.target.module is leaf for item in group)
+
+
+def _coupled(graph: DependencyGraph, group: Group, names: dict[int, str]) -> Coupled:
+    producers, readers = {}, {}
+    for item in group:
+        layer = item.dep.target.module
+        name = names.get(id(getattr(layer, "weight", None)))
+        if name is None:
+            continue
+        ends = producers if graph.is_out_channel_pruning_fn(item.dep.handler) else readers
+        ends[name] = tuple(torch.tensor(indices, device=layer.weight.device) for indices in (item.root_idxs, item.idxs))
+    size = len(group[0].idxs)
+    read = {channel for channels, _ in readers.values() for channel in channels.tolist()}
+    if len(read) < size:
+        raise ValueError(
+            f"{size - len(read)} of the {size} channels of {next(iter(producers))} are read by no weight of their own, "
+            "so that they cannot be removed one by one"
+        )
+    return Coupled(size, producers, readers)
+
+
+def _is_sealed(model: nn.Module, sets: list[Coupled], inputs: Tensor) -> bool:
+    """Whether what makes every second channel has no effect once the weights that read these channels are zero.
+
+    Asked of random parameters, since layers that start at zero would hide everything.
+    """
+    removed = [torch.arange(coupled.size, device=inputs.device) % 2 == 0 for coupled in sets]
+    probe = copy.deepcopy(model).eval()
+    left = kept(sets, removed, probe)
+    weights = masks.prunable(probe)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in probe.parameters():
+            spread = parameter[0].numel() ** -0.5 if parameter.ndim > 1 else 1.0
+            parameter.copy_(spread * torch.randn(parameter.shape, generator=generator))
+        for layer in probe.modules():
+            if isinstance(layer, nn.modules.batchnorm._NormBase):
+                layer.reset_running_stats()
+        for name, (_, columns) in left.items():
+            weights[name][:, ~columns] = 0
+        before = probe(inputs)
+        for name, (rows, _) in left.items():
+            weights[name][~rows] *= -1
+        return bool(((probe(inputs) - before).abs() <= 1e-5 * before.abs().max()).all())
+
+
+def _filters(model: nn.Module, coupled: Coupled) -> tuple[Tensor, Tensor]:
+    """The filters ``(C, F)`` of coupled channels, and which of them ``(C,)`` a mask has left anything of."""
+    weights, before = masks.prunable(model), masks.read(model)
+    parts, alive = [], False
+    for name, (channels, rows) in coupled.producers.items():
+        weight = weights[name].detach().flatten(1)
+        part = weight.new_zeros(coupled.size, weight.shape[1])
+        part[channels] = weight[rows]
+        parts.append(part)
+        left = torch.zeros(coupled.size, dtype=torch.bool, device=weight.device)
+        left[channels] = before[name].flatten(1).any(1)[rows] if name in before else True
+        alive = alive | left
+    return torch.cat(parts, dim=1), alive

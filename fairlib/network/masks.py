@@ -1,0 +1,160 @@
+"""Weight masks: which weights of a module are zero, and how they stay so.
+
+A pruned weight *is* zero in ``module.weight``, under its ordinary name, so evaluating a pruned model costs what
+evaluating the dense one costs. What keeps it zero is that its gradient is masked, whatever loop trains it: with a
+zero gradient, a zero weight has zero momentum and zero decay. What comes from elsewhere, momentum of a dense training
+or a re-initialization, is zeroed in the next forward pass that records gradients. Under ``torch.func.functional_call``
+the weights are the caller's, and so are their gradients. The mask is the buffer ``weight_mask`` beside the weight.
+"""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+BUFFER = "weight_mask"
+_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+
+def prunable(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The weights that pruning may zero: those of convolutions and linear layers, never biases or normalization.
+
+    Returns:
+        Parameter name, as in ``named_parameters``, to parameter, in the order of the model's modules.
+
+    Raises:
+        ValueError: If there are none; if a layer shares its weight with another module; or if a weight is computed from
+            others, by ``torch.nn.utils.prune`` or a parametrization, so that zeroing it would not hold.
+    """
+    weights: dict[str, nn.Parameter] = {}
+    owners: dict[int, list[str]] = defaultdict(list)
+    for prefix, module in model.named_modules():
+        for name, parameter in module._parameters.items():
+            owners[id(parameter)].append(f"{prefix}.{name}" if prefix else name)
+    for prefix, layer in _layers(model):
+        name = f"{prefix}.weight" if prefix else "weight"
+        if hasattr(layer, "weight_orig"):
+            raise ValueError(f"{name} is pruned by torch.nn.utils.prune; call prune.remove(module, 'weight') first")
+        if not isinstance(layer._parameters.get("weight"), nn.Parameter) and not parametrize.is_parametrized(layer):
+            raise ValueError(f"{name} is computed from other parameters (weight_norm?); make it a parameter first")
+        if parametrize.is_parametrized(layer, "weight"):
+            raise ValueError(
+                f"{name} is parametrized; call parametrize.remove_parametrizations(module, 'weight') first"
+            )
+        others = [other for other in owners[id(layer.weight)] if other != name]
+        if others:
+            raise ValueError(f"{name} and {others[0]} are one tied weight; untie them before pruning")
+        weights[name] = layer.weight
+    if not weights:
+        raise ValueError(f"{type(model).__name__} has no prunable weight: no convolution and no linear layer")
+    return weights
+
+
+def read(model: nn.Module) -> dict[str, Tensor]:
+    """The masks of a model: parameter name to bool tensor of the weight's shape, True where the weight is kept."""
+    return {
+        f"{prefix}.weight" if prefix else "weight": layer.weight_mask
+        for prefix, layer in _layers(model)
+        if BUFFER in layer._buffers
+    }
+
+
+def apply(model: nn.Module, keep: Mapping[str, Tensor]) -> nn.Module:
+    """A copy of the model in eval mode in which the weights outside ``keep`` are zero and stay zero.
+
+    Args:
+        model: Left as it is.
+        keep: Parameter name to bool tensor of the weight's shape, True where the weight is kept. Weights not named
+            keep the mask they have.
+
+    Raises:
+        ValueError: If a name is no prunable weight or a shape differs.
+    """
+    masked = copy.deepcopy(model)
+    impose(masked, keep)
+    return masked.eval()
+
+
+def impose(model: nn.Module, keep: Mapping[str, Tensor]) -> None:
+    """Mask a model in place; for a training loop, whose optimizer holds the parameters. Else as :func:`apply`."""
+    known = prunable(model)
+    for name, mask in keep.items():
+        if name not in known:
+            raise ValueError(f"cannot mask {name!r}: it is no prunable weight; known: {', '.join(known)}")
+        if mask.shape != known[name].shape or mask.dtype != torch.bool:
+            raise ValueError(
+                f"the mask of {name} must be bool {tuple(known[name].shape)}, got {mask.dtype} {tuple(mask.shape)}"
+            )
+    layers = dict(_layers(model))
+    for name, mask in keep.items():
+        layer = layers[name.removesuffix("weight").removesuffix(".")]
+        if BUFFER not in layer._buffers:
+            layer.register_buffer(BUFFER, mask.detach().clone().to(layer.weight.device))
+            layer.register_load_state_dict_post_hook(_zero)
+            layer.register_forward_pre_hook(_guard)
+        else:
+            layer.weight_mask.copy_(mask)
+        _zero(layer)
+    if keep and not any(hook is _guard for hook in model._forward_pre_hooks.values()):
+        model.register_forward_pre_hook(_guard)
+    _guard(model)
+
+
+def sparsity(model: nn.Module) -> float:
+    """The share of exact zeros among the prunable weights, in [0, 1].
+
+    Raises:
+        ValueError: If the model has no prunable weight.
+    """
+    weights = prunable(model).values()
+    return 1 - sum(int(weight.count_nonzero()) for weight in weights) / sum(weight.numel() for weight in weights)
+
+
+def _layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    return ((prefix, layer) for prefix, layer in model.named_modules() if isinstance(layer, _LAYERS))
+
+
+def _zero(layer: nn.Module, *_: object) -> None:
+    """Zero the masked weights; as a hook, after whatever ``load_state_dict`` brought."""
+    # Out of place: after load_state_dict(assign=True) the tensor is the caller's.
+    layer.weight.data = layer.weight.data.masked_fill(~layer.weight_mask, 0)
+
+
+class _GradientMask:
+    """A tensor hook that zeroes the gradient of a layer's masked weights."""
+
+    __torch_unserializable__ = True  # It holds a weak reference; a copy or an unpickled module gets its own.
+
+    def __init__(self, layer: nn.Module):
+        self.layer = weakref.ref(layer)
+
+    def __call__(self, gradient: Tensor) -> Tensor:
+        layer = self.layer()
+        return gradient if layer is None else gradient.masked_fill(~layer.weight_mask, 0)
+
+
+def _guard(module: nn.Module, *_: object) -> None:
+    """Zero every masked weight below ``module``, and give it its gradient mask if it lacks one.
+
+    A forward pre-hook, because tensor hooks do not survive ``deepcopy``, pickling or ``load_state_dict(assign=True)``,
+    while module hooks do. It stands on the layer and on the root: a root such as ``nn.MultiheadAttention`` reads the
+    weight of a layer that it never calls.
+    """
+    if not torch.is_grad_enabled():
+        return
+    for layer in module.modules():
+        weight = layer._parameters.get("weight")
+        if BUFFER not in layer._buffers or not isinstance(weight, nn.Parameter):
+            continue
+        weight.data.masked_fill_(~layer.weight_mask, 0)
+        if not weight.requires_grad:
+            continue
+        hooks = (weight._backward_hooks or {}).values()
+        if not any(isinstance(hook, _GradientMask) for hook in hooks):
+            weight.register_hook(_GradientMask(layer))

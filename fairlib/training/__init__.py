@@ -1,0 +1,20 @@
+"""The one training loop, the places where constraints and teachers plug into it, and trained models kept on disk."""
+
+from fairlib.training.gradients import taken_gradient, with_gradient
+from fairlib.training.loop import AUGMENTATIONS, OPTIMIZERS, SCHEDULES, DivergenceError, fit
+from fairlib.training.protocols import Batch, Constraint, ConstraintRun, Objective, Sparsifier
+
+__all__ = [
+    "AUGMENTATIONS",
+    "OPTIMIZERS",
+    "SCHEDULES",
+    "Batch",
+    "Constraint",
+    "ConstraintRun",
+    "DivergenceError",
+    "Objective",
+    "Sparsifier",
+    "fit",
+    "taken_gradient",
+    "with_gradient",
+]

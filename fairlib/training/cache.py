@@ -1,0 +1,161 @@
+"""Trained models kept on disk, so that no training is done twice."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import hashlib
+import json
+import os
+import tempfile
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from fairlib import environment
+from fairlib._version import __version__
+from fairlib.data import GroupedDataset
+from fairlib.network.memory import TrainingRecord, add_gradients
+from fairlib.training import fit
+from fairlib.training.distillation import Distillation
+
+
+def default_folder() -> Path:
+    """``$FAIRLIB_CACHE`` where set, else ``fairlib`` in the user's cache folder. It may be deleted at any time."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(os.environ.get("FAIRLIB_CACHE") or Path(base) / "fairlib")
+
+
+def cached_fit(model: nn.Module, data: GroupedDataset, *, folder: Path | None, **settings) -> nn.Module:
+    """:func:`fairlib.fit`, or what it gave the last time it was called with the same things.
+
+    An entry is keyed by everything that shapes the result: the model's structure, weights, masks and which parameters
+    are frozen, the contents of the data, the settings, the source of ``fairlib``, the version of torch and its settings
+    of precision, the processor or GPU, and the number of threads. It is one safetensors file (weights, those of
+    ``keep`` too, and the history) that appears whole or not at all; one that cannot be read or does not match its
+    checksum is computed anew. A model, constraint or objective with code from elsewhere, a ``sparsify`` or a ``stop``
+    cannot be keyed and is always trained.
+
+    Args:
+        model: As of :func:`fairlib.fit`.
+        data: As of :func:`fairlib.fit`.
+        folder: Where the entries lie; None switches the cache off.
+        **settings: Of :func:`fairlib.fit`.
+
+    Warns:
+        UserWarning: If the entry cannot be written; the trained model is given back all the same.
+    """
+    if folder is None or not _known_code(model, settings):
+        return fit(model, data, **settings)
+    path = folder / f"{_key(model, data, settings)}.safetensors"
+    found = _read(path)
+    if found is None:
+        trained = fit(model, data, **settings)
+        try:
+            _write(path, trained)
+        except (OSError, SafetensorError) as error:
+            warnings.warn(f"the trained model was not kept in the cache {folder}: {error}", stacklevel=2)
+        return trained
+    state, record = found
+    trained = copy.deepcopy(model)
+    trained.load_state_dict(state)
+    if settings.get("channels_last"):
+        trained = trained.to(memory_format=torch.channels_last)
+    trained._fairlib_training = record
+    add_gradients(trained, sum(row["gradients"] for row in record.history))
+    return trained.to(environment.resolve(settings.get("device", "auto"))).eval()
+
+
+def _known_code(model: nn.Module, settings: Mapping[str, object]) -> bool:
+    """Whether model, constraint and objective are fairlib's, whose source is in the key, and nothing else is code."""
+    constraint, objective = settings.get("constraint"), settings.get("objective")
+    ours = constraint is None or type(constraint).__module__.startswith("fairlib.mitigation")
+    ours &= not callable(getattr(constraint, "surrogate", None))
+    models = [model] if objective is None else [model, getattr(objective, "teacher", None)]
+    ours &= objective is None or type(objective) is Distillation  # A subclass has code of its own.
+    ours &= all(type(one).__module__.startswith("fairlib.models") for one in models)
+    return ours and settings.get("sparsify") is None and settings.get("stop") is None
+
+
+def _key(model: nn.Module, data: GroupedDataset, settings: Mapping[str, object]) -> str:
+    device = environment.resolve(settings.get("device", "auto"))
+    machine = environment.describe(device)
+    plain = {name: _plain(value) for name, value in settings.items()}
+    parts = {
+        "model": [repr(model), _checksum(model.state_dict()), [p.requires_grad for p in model.parameters()]],
+        "data": data.fingerprint(),
+        "settings": plain | {"device": device},
+        "code": [__version__, _source_digest(), torch.__version__],
+        "precision": [torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32],
+        "machine": [machine[name] for name in ("device", "cpu", "threads")],
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def _plain(value: object) -> str:
+    """A setting as a text that tells all of it."""
+    if isinstance(value, GroupedDataset):
+        return value.fingerprint()
+    if isinstance(value, Distillation):
+        return f"{value!r} {_checksum(value.teacher.state_dict())}"
+    return repr(value)
+
+
+@functools.cache
+def _source_digest() -> str:
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).resolve().parents[1].rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def _checksum(tensors: Mapping[str, Tensor], text: str = "") -> str:
+    digest = hashlib.sha256(text.encode())
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu().contiguous()
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
+def _write(path: Path, trained: nn.Module) -> None:
+    record = trained._fairlib_training
+    tensors = {f"state/{name}": tensor for name, tensor in trained.state_dict().items()}
+    for step, kept in record.kept.items():
+        tensors |= {f"kept/{step}/{name}": tensor for name, tensor in kept.items()}
+    tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    history = json.dumps(record.history)
+    metadata = {"history": history, "checksum": _checksum(tensors, history)}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
+    os.close(handle)
+    try:
+        save_file(tensors, temporary, metadata=metadata)
+        os.replace(temporary, path)
+    finally:
+        Path(temporary).unlink(missing_ok=True)
+
+
+def _read(path: Path) -> tuple[dict[str, Tensor], TrainingRecord] | None:
+    """Weights and record of an entry; None if there is none that can be trusted."""
+    try:
+        with safe_open(path, framework="pt") as entry:
+            tensors = {name: entry.get_tensor(name) for name in entry.keys()}  # noqa: SIM118 - it is no mapping
+            metadata = entry.metadata()
+        if metadata["checksum"] != _checksum(tensors, metadata["history"]):
+            return None
+        history = json.loads(metadata["history"])
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError):
+        return None
+    steps = {int(name.split("/")[1]) for name in tensors if name.startswith("kept/")}
+    kept = {step: _below(f"kept/{step}/", tensors) for step in steps}
+    return _below("state/", tensors), TrainingRecord(history, kept)
+
+
+def _below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

@@ -1,0 +1,104 @@
+"""Distillation: a teacher as the objective of :func:`fairlib.fit`."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import KW_ONLY, dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, kl_div
+
+from fairlib._validation import check_number, lookup
+from fairlib.data import GroupedDataset
+from fairlib.network.evaluation import placement, predict
+
+REDUCTIONS = ("batchmean", "elements")
+
+
+class UntrainedTeacherError(ValueError):
+    """A teacher knows nothing that could be taught."""
+
+
+@dataclass(frozen=True, eq=False)
+class Distillation:
+    r"""Per-sample losses of a student that also follows a teacher.
+
+    With logits :math:`z` of the student and :math:`t` of the teacher, temperature :math:`T` and weights
+    :math:`\alpha, \beta`,
+
+    .. math::
+        \ell = \alpha \, \mathrm{CE}(y, z)
+             + \beta \, T^2 \, \mathrm{KL}\big(\mathrm{softmax}(t / T) \,\|\, \mathrm{softmax}(z / T)\big) .
+
+    The divergence is summed over the classes, so that its mean over a batch is what torch calls ``batchmean``. The
+    teacher is a copy, frozen and in eval mode, and records no gradient.
+
+    Args:
+        teacher: A classifier, trained; left as it is.
+        data: Where it must do better than chance: the training set, as a rule.
+        temperature: :math:`T`, positive. SNL and [D] use 4.
+        weight: :math:`\beta`, of the divergence.
+        hard: :math:`\alpha`, of the cross-entropy with the true class.
+        reduction: ``"batchmean"``, or ``"elements"``: the mean over the classes instead of the sum, which divides the
+            divergence by their number C; it is what torch's ``"mean"`` computes, and the released code of [D] uses.
+
+    Raises:
+        ValueError: If a setting is out of range or unknown, or the teacher's accuracy, averaged over the C classes that
+            the data have, is below 1/C plus three standard errors, so that it cannot be told from guessing.
+        FloatingPointError: If the teacher's outputs are NaN or infinite.
+
+    Source:
+        Hinton, Vinyals, Dean, Distilling the knowledge in a neural network (2015); SNL (2022) for the weights.
+    """
+
+    teacher: nn.Module
+    data: GroupedDataset = field(repr=False)
+    _: KW_ONLY
+    temperature: float = 4.0
+    weight: float = 1.0
+    hard: float = 1.0
+    reduction: str = "batchmean"
+
+    def __post_init__(self) -> None:
+        check_values(self.temperature, self.weight, self.hard, self.reduction)
+        _refuse_chance(self.teacher, self.data)
+        object.__setattr__(self, "teacher", copy.deepcopy(self.teacher).eval().requires_grad_(False))
+
+    def __call__(self, inputs: Tensor, logits: Tensor, targets: Tensor) -> Tensor:
+        """Losses ``(B,)``, differentiable in ``logits`` ``(B, C)``."""
+        if placement(self.teacher)[0] != inputs.device:
+            self.teacher.to(inputs.device)
+        with torch.no_grad():
+            wanted = self.teacher(inputs).to(logits.dtype) / self.temperature
+        followed = (logits / self.temperature).log_softmax(1)
+        divergence = kl_div(followed, wanted.log_softmax(1), reduction="none", log_target=True)
+        divergence = divergence.sum(1) if self.reduction == "batchmean" else divergence.mean(1)
+        hard = cross_entropy(logits, targets, reduction="none")
+        return self.hard * hard + self.weight * self.temperature**2 * divergence
+
+
+def check_values(
+    temperature: float = 4.0, weight: float = 1.0, hard: float = 1.0, reduction: str = "batchmean"
+) -> None:
+    """Refuse settings of :class:`Distillation` that are out of range or unknown, without a teacher."""
+    check_number("temperature", temperature, 0, beyond=True)
+    check_number("weight", weight, 0)
+    check_number("hard", hard, 0)
+    lookup("reduction", reduction, dict.fromkeys(REDUCTIONS))
+
+
+def _refuse_chance(teacher: nn.Module, data: GroupedDataset) -> None:
+    correct, targets = predict(teacher, data).correct, data.targets.cpu().numpy()
+    sizes = np.bincount(targets, minlength=data.num_classes)
+    hits = np.bincount(targets, weights=correct, minlength=data.num_classes)
+    present = sizes > 0
+    accuracy = (hits[present] / sizes[present]).mean()
+    chance = 1 / present.sum()
+    error = np.sqrt((chance * (1 - chance) / sizes[present]).sum()) / present.sum()
+    if accuracy < chance + 3 * error:
+        raise UntrainedTeacherError(
+            f"the teacher performs at chance: its accuracy, averaged over the classes, is {accuracy:.3f}, and guessing "
+            f"gives {chance:.3f} +- {error:.3f}; train it first"
+        )

@@ -1,0 +1,282 @@
+"""Verdicts on numbers worked by hand, and a claims file from which nothing of the checklist may fall out."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from claim_samples import ENTRY, TABLE, claim, spread, untested, write
+
+from fairlib.evidence import claims
+
+ROOT = Path(__file__).resolve().parents[2]
+FILE = ROOT / "book" / "claims.yml"
+
+CHECKLIST = {
+    "T": """
+        eq-1 eq-2 eq-3 eq-4 eq-5 eq-6 eq-7 eq-8 eq-9 eq-10 eq-11 eq-12 eq-13 eq-14 eq-15
+        thm-1 thm-2 cor-1 prop-1 prop-2 prop-2-ce prop-2-mse prop-3
+        fig-1 fig-1-minority fig-1-majority fig-2 fig-3 fig-4a fig-4b fig-4c fig-5 fig-5-accuracy fig-6 fig-7
+        fig-7-gradient fig-7-distance fig-8 fig-8-accuracy fig-8-ethnicity fig-8-age fig-9 fig-9-cifar10 fig-9-svhn
+        fig-10 fig-11 fig-12 fig-13 fig-14 fig-15
+        tab-1 tab-1-accuracy tab-1-age tab-1-gender tab-1-svhn tab-1-mnist
+        tab-2 tab-2-before tab-2-accuracy tab-2-violation
+        verbal-cor-1-risk verbal-6.1-equal-losses verbal-6.1-equal-losses-hessian verbal-6.2-accuracy
+        verbal-6.2-after-before verbal-6.2-equalize verbal-6.2-cost verbal-c2-gradient verbal-c2-hessian
+        verbal-c3-all-others""",
+    "B": """
+        def-1 def-2 def-3 problem-fair problem-accuracy problem-pruning
+        eq-1 eq-2 eq-3 eq-4 eq-4-convex eq-5 eq-inner eq-mask
+        fig-1 fig-1-bias fig-1-sequential fig-2
+        fig-3 fig-3a fig-3b fig-3c fig-3d fig-3e fig-3f fig-3g fig-3h
+        fig-4 fig-4a fig-4b fig-4c fig-4d fig-4e fig-4f fig-4g fig-4h
+        fig-5 fig-5-lfw fig-5-celeba fig-6 fig-7 fig-7-mask fig-7-weights fig-8 fig-8-weights fig-8-mask
+        verbal-5-blond-accuracy verbal-5-blond-bias verbal-5-fairgrape""",
+    "D": """
+        def-accuracy-parity prop-4.1 prop-4.2 prop-4.3 thm-4.4 prop-4.5 eq-1 eq-2 eq-3 eq-4 a.1
+        eq-relative-drop alg-1 eq-mitigated-drop
+        fig-1 fig-2a fig-2b fig-3 fig-4 fig-5a fig-5b
+        fig-6 fig-6-r18-snl-svhn fig-6-r18-snl-cifar10 fig-6-r18-snl-age fig-6-r18-snl-race
+        fig-6-r34-snl-age fig-6-r34-snl-race fig-6-r18-dr-age fig-6-r18-dr-race
+        fig-7a fig-7b fig-7c fig-7d fig-8 fig-8-left fig-8-middle fig-8-right
+        fig-9 fig-9-snl-age fig-9-snl-race fig-9-dr-age fig-9-dr-race fig-10a fig-10b
+        fig-11 fig-11-r18-cifar10 fig-11-r18-svhn fig-11-r34-cifar10 fig-11-r34-svhn
+        fig-12 fig-12-r34-age fig-12-r34-race fig-12-r34-cifar10 fig-12-r18-cifar10
+        fig-13 fig-14 fig-15a fig-15b fig-15c
+        verbal-7-snl-consistent verbal-7-smallest-dr verbal-d1-gradient verbal-d1-distance""",
+}
+
+
+@pytest.fixture(autouse=True)
+def column_statistic(monkeypatch):
+    monkeypatch.setitem(claims.STATISTICS, "column", lambda table, *, column: table.set_index("seed")[column])
+
+
+# The claims file
+
+
+def test_the_file_holds_every_row_of_the_checklist_and_nothing_else():
+    expected = {f"{paper}-{name}" for paper, names in CHECKLIST.items() for name in names.split()}
+    assert {entry.id for entry in claims.load(FILE) if entry.paper != "H"} == expected
+
+
+def test_paths_in_the_file_are_of_the_contracts_form():
+    tested = [entry for entry in claims.load(FILE) if entry.statistic]
+    assert {"T-fig-1", "T-fig-1-majority", "T-fig-1-minority", "H-null-matthew"} <= {entry.id for entry in tested}
+    for entry in tested:
+        part, name = re.fullmatch(r"notebooks/([a-z-]+)/([a-z-]+)\.ipynb", entry.notebook).groups()
+        forms = {"default run": rf"_build/runs/{part}/{name}/records\.parquet",
+                 "embedded study": rf"results/{part}/{name}-(study|vgg19|networks|resnet34)\.csv",
+                 "real-data run": rf"results/{part}/{name}-[a-z0-9]+\.csv"}  # fmt: skip
+        for evidence, table in entry.tables.items():
+            assert re.fullmatch(forms[evidence], table), (entry.id, table)
+
+
+def test_effect_and_null_control_are_judged_by_the_same_measure():
+    by_id = {entry.id: entry for entry in claims.load(FILE)}
+    effect, null = by_id["T-fig-1"], by_id["H-null-matthew"]
+    ranked = {"where": None, "rank_where": effect.arguments["where"]}
+    assert effect.arguments | ranked == null.arguments | {"where": None}
+    assert (effect.threshold, effect.margin, effect.tables) == (null.threshold, null.margin, null.tables)
+    assert (effect.direction, null.direction) == ("greater", "equal")
+    assert (effect.arguments["where"], null.arguments["where"]) == (
+        {"setting": "unequal"},
+        {"setting": "equal"},
+    )
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"id": "X-fig-1"}, "claim 'X-fig-1': unknown paper 'X'; known: T, B, D, H"),
+        ({"id": "T fig 1"}, "an id is the letter"),
+        ({"kind": "guess"}, "unknown kind 'guess'; known: definition"),
+        ({"statement": ""}, "statement must be a text"),
+        ({"statistic": {"name": "median"}}, "claim 'H-x': unknown statistic 'median'; known: acc"),
+        ({"statistic": {"name": "column"}}, "statistic column: missing a required argument: 'column'"),
+        ({"statistic": {"name": "column", "column": "a", "levle": 1}}, "unexpected keyword argument 'levle'"),
+        ({"direction": "up"}, "unknown direction 'up'; known: greater, less, equal"),
+        ({"threshold": "0"}, "threshold must be a finite number, got '0'"),
+        ({"margin": 0}, "margin must be a positive number, got 0"),
+        ({"tables": {}}, "names the tables"),
+        ({"tables": {"my laptop": "a.csv"}}, "unknown kind of evidence 'my laptop'"),
+        ({"tables": ["a.csv"]}, "tables must map"),
+        ({"not_testable": "no data"}, "drop statistic or not_testable"),
+        ({"statistic": None}, "without a statistic there can be no direction, threshold, margin, tables"),
+    ],
+)  # fmt: skip
+def test_a_field_without_meaning_is_named_with_its_claim(changed, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        claim(**changed)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("claims: []", "a list of entries"),
+        ("- {source: x}", "each with an id"),
+        ("- {id: T-a, margn: 1}", "claim 'T-a': fields missing: .*'margin'.*, unknown: .'margn'."),
+        (
+            2 * ENTRY.format(id="T-a", statistic="{name: column, column: a}", direction="less", threshold=0),
+            "twice",
+        ),
+    ],
+)
+def test_a_broken_file_is_refused(tmp_path, text, message):
+    path = tmp_path / "claims.yml"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=message):
+        claims.load(path)
+
+
+# Verdicts
+
+
+@pytest.mark.parametrize(
+    ("values", "direction", "expected"),
+    [
+        (spread(0.1, 0.05), "greater", "supported"),
+        (spread(0.1, 0.05), "less", "reversed"),
+        (spread(-0.1, 0.05), "greater", "reversed"),
+        (spread(-0.1, 0.05), "less", "supported"),
+        (spread(0.0, 0.03), "greater", "no effect"),
+        (spread(0.01, 0.02), "less", "no effect"),
+        (spread(0.0, 0.05), "greater", "undecided"),
+        (spread(0.02, 0.05), "less", "undecided"),
+        (spread(0.0, 0.03), "equal", "supported"),
+        (spread(0.02, 0.01), "equal", "supported"),
+        (spread(0.1, 0.05), "equal", "reversed"),
+        (spread(-0.1, 0.05), "equal", "reversed"),
+        (spread(0.029, 0.01), "equal", "undecided"),
+        (np.zeros(10), "greater", "no effect"),
+    ],
+)
+def test_each_verdict(values, direction, expected):
+    found = claims.verdict(values, claim(direction))
+    assert found.name == expected
+    assert found.seeds == 10
+    assert found.interval.estimate == pytest.approx(values.mean())
+    assert (found.needed is not None) == (expected == "undecided")
+    shifted = claims.verdict(values + 0.7, claim(direction, threshold=0.7))
+    assert shifted.name == expected
+
+
+def test_fewer_seeds_than_ten_decide_nothing():
+    found = claims.verdict(spread(0.1, 0.05, 9), claim())
+    assert (found.name, found.reason, found.needed) == ("undecided", "9 seeds; a verdict takes 10", 10)
+    assert found.interval.low > 0
+    assert claims.verdict([0.1], claim()).name == "undecided"
+
+
+def test_an_effect_beyond_the_threshold_within_the_margin_is_supported_and_said_to_be_small():
+    found = claims.verdict(spread(0.015, 0.01), claim())
+    assert (found.name, found.reason) == ("supported", "beyond the threshold, yet within the margin of 0.03")
+
+
+def test_p_values_are_of_the_test_that_the_verdict_rests_on():
+    pattern = 1 / 2**10
+    assert claims.verdict(spread(0.1, 0.05), claim()).p_value == 2 * pattern
+    assert claims.verdict(spread(0.0, 0.02), claim()).p_value == pattern
+    assert claims.verdict(spread(0.0, 0.02), claim("equal")).p_value == pattern
+    assert claims.verdict(spread(0.1, 0.05), claim("equal")).p_value == 2 * pattern
+    # Against the end of the margin, where five of the ten values lie: they say nothing.
+    assert claims.verdict(spread(0.05, 0.02), claim("equal")).p_value == 2 / 2**5
+
+
+@pytest.mark.parametrize("direction", ["greater", "less", "equal"])
+@pytest.mark.parametrize("center", [0.004, 0.02, 0.035, -0.02])
+def test_the_number_of_seeds_that_it_takes_decides(center, direction):
+    found = claims.verdict(spread(center, 0.1), claim(direction))
+    assert found.name == "undecided"
+    assert found.needed > 10
+    again = np.resize(spread(center, 0.1), found.needed + found.needed % 2)
+    assert claims.verdict(again, claim(direction)).name != "undecided"
+
+
+def test_a_missing_value_is_no_verdict():
+    with pytest.raises(ValueError, match="finite"):
+        claims.verdict([0.1, np.nan], claim())
+    with pytest.raises(ValueError, match="has no statistic"):
+        claims.verdict([0.1], untested())
+
+
+# Evaluation
+
+
+def test_each_kind_of_evidence_gets_its_own_verdict(tmp_path):
+    write(tmp_path / "run.parquet", value=spread(0.1, 0.05))
+    write(tmp_path / "faces.csv", value=spread(-0.1, 0.05))
+    tables = {"default run": "run.parquet", "embedded study": "none.csv", "real-data run": "faces.csv"}
+    entries = [claim(tables=tables), untested(id="T-fig-2"), untested(id="B-fig-2", not_testable="a sketch")]
+    results = claims.evaluate(entries, tmp_path)
+    assert results["id"].tolist() == ["H-x", "H-x", "H-x", "T-fig-2", "B-fig-2"]
+    assert results["verdict"].tolist() == [
+        "supported", "not tested yet", "reversed", "not tested yet", "not testable here",
+    ]  # fmt: skip
+    assert results["reason"].tolist() == ["", "its table has not been recorded", "", "", "a sketch"]
+    assert results["estimate"].tolist()[:3] == pytest.approx([0.1, np.nan, -0.1], nan_ok=True)
+    assert results["survives"].all()
+
+
+def test_a_table_that_lacks_what_the_statistic_needs_stops_the_build(tmp_path):
+    TABLE.to_csv(tmp_path / "values.csv", index=False)
+    entry = claim(statistic={"name": "drop_difference", "level": 0.95})
+    with pytest.raises(ValueError, match=r"claim 'H-x', .*values\.csv: .*no compressed test rows at level 0\.95"):
+        claims.evaluate([entry], tmp_path)
+
+
+def test_a_group_without_accuracy_gets_no_verdict(tmp_path):
+    TABLE.assign(accuracy=TABLE["accuracy"].where(TABLE["group"] != "C")).to_csv(tmp_path / "values.csv", index=False)
+    with pytest.raises(ValueError, match="claim 'H-x'"):
+        claims.evaluate([claim(statistic={"name": "drop_difference", "level": 0.9})], tmp_path)
+
+
+def test_verdicts_that_chance_explains_among_many_do_not_survive(tmp_path):
+    weak = np.array([0.2, 0.3, 0.4, 0.5, 0.6, 0.3, 0.5, -0.2, -0.1, 0.4])  # p = .02 by sign flips
+    none = np.resize([-0.1, 0.1], 10)
+    nothing = {f"none-{i}": none for i in range(20)}
+    write(tmp_path / "values.csv", weak=weak, strong=np.full(10, 0.5), **nothing)
+    few = [claim(id="H-weak", statistic={"name": "column", "column": "weak"})]
+    many = [claim(id=f"H-{name}", statistic={"name": "column", "column": name}) for name in nothing]
+    alone = claims.evaluate(few, tmp_path).set_index("id")
+    assert alone.loc["H-weak", "verdict"] == "supported"
+    assert 0.01 < alone.loc["H-weak", "p_value"] < 0.05
+    assert alone.loc["H-weak", "survives"]
+    strong = claim(id="H-strong", statistic={"name": "column", "column": "strong"})
+    crowded = claims.evaluate([*few, *many, strong], tmp_path).set_index("id")
+    assert not crowded.loc["H-weak", "survives"]
+    assert crowded.loc["H-strong", "survives"]
+    assert crowded.loc["H-none-0", "survives"]  # undecided: there is no verdict to lose
+    again = [claim(id=f"H-again-{i}", statistic=strong.statistic) for i in range(30)]
+    echoed = claims.evaluate([*few, *many, strong, *again], tmp_path).set_index("id")
+    assert echoed["test"].nunique() == 22 and not echoed.loc["H-weak", "survives"]  # The same test again adds nothing.
+
+
+# History
+
+
+def test_claims_are_immutable():
+    entry = claim()
+    with pytest.raises(AttributeError):
+        entry.threshold = 1.0
+    assert replace(entry, threshold=1.0) != entry
+
+
+def test_a_notebooks_claims_on_its_own_table():
+    table = pd.concat([TABLE.assign(seed=TABLE["seed"] + 2 * shift) for shift in range(6)])
+    here = {"notebook": "notebooks/a.ipynb", "tables": {"default run": "a.csv"}}
+    asked = [
+        claim(id="H-tested", statistic={"name": "drop_difference", "level": 0.9}, **here),
+        claim(id="H-other-level", statistic={"name": "drop_difference", "level": 0.99}, **here),
+        claim(id="H-elsewhere", statistic={"name": "drop_difference", "level": 0.9}),
+        untested(id="H-untested", notebook="notebooks/a.ipynb"),
+    ]
+    found = claims.on_table(asked, table, "notebooks/a.ipynb")
+    assert found["verdict"].to_dict() == {"H-tested": "supported", "H-other-level": "not in this run"}
+    assert found.loc["H-tested", ["estimate", "seeds"]].tolist() == pytest.approx([0.225, 12])
+    twice = claims.on_table(asked, pd.concat([table, table]), "notebooks/a.ipynb")
+    assert twice.loc["H-tested", "verdict"].startswith("not computable: several rows per seed and group")

@@ -1,0 +1,150 @@
+"""Grids: checked as a whole, run point by point, gathered into tidy tables."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from toy_notebooks import write_notebook
+
+from fairlib.evidence import grids, runs
+from fairlib.evidence.runs import ParameterError, RunError
+
+# What `fairlib.record` does, without the time it takes to import torch.
+FAST_RECORD = """\
+import os
+import pandas as pd
+pd.DataFrame({"seed": range(seeds), "lr": lr}).to_parquet(os.environ["FAIRLIB_RUN"] + "/records.parquet")
+"""
+
+GRID = """\
+table: results/part/toy-study.csv
+runs:
+  - notebook: notebooks/part/toy.ipynb
+    file: params/toy.yml
+    parameters: {lr: 0.25}
+    grid: {data: [x, y/z], seeds: [1, 2]}
+  - notebook: notebooks/part/toy.ipynb
+    table: results/part/toy-quick.csv
+    parameters: {quick: false}
+"""
+
+
+@pytest.fixture
+def project(tmp_path):
+    (tmp_path / "_toc.yml").touch()
+    write_notebook(tmp_path / "notebooks" / "part" / "toy.ipynb", "print(seeds)")
+    return tmp_path
+
+
+@pytest.fixture
+def grid(project):
+    (project / "params" / "study").mkdir(parents=True)
+    (project / "params" / "toy.yml").write_text("lr: 0.125\nquick: false\n")
+    path = project / "params" / "study" / "part.yml"
+    path.write_text(GRID)
+    return path
+
+
+def finish(point: grids.Point, table: pd.DataFrame, **description) -> None:
+    """Leave a finished run at a point."""
+    point.out.mkdir(parents=True)
+    table.to_parquet(point.out / "records.parquet")
+    description = {
+        "notebook": point.notebook.as_posix(), "parameters": runs.resolve(point.notebook, point.parameters),
+        "started": "2026-01-01T00:00:00+00:00", "seconds": 1.5, "device": "cpu", "cpu": "c", "cores": 2, "threads": 1,
+        "platform": "p", "versions": {"torch": "2"}, "commit": "abc", "dirty": False, "contents": {}, "digest": "",
+        "files": ["records.parquet"],
+    } | description  # fmt: skip
+    (point.out / "run.json").write_text(json.dumps(description))
+
+
+class TestGrid:
+    def test_every_combination_is_a_run_with_a_name_of_its_own(self, grid, project):
+        points = grids.expand(grid)
+        varied = [(point.parameters.get("data"), point.parameters.get("seeds")) for point in points]
+        assert varied == [("x", 1), ("x", 2), ("y/z", 1), ("y/z", 2), (None, None)]
+        assert all(point.parameters["lr"] == 0.25 and point.parameters["quick"] is False for point in points[:4])
+        assert [point.table.name for point in points] == ["toy-study.csv"] * 4 + ["toy-quick.csv"]
+        assert points[2].id.startswith("toy-data=y_z-seeds=1-")
+        assert points[2].out.resolve() == project / "_build" / "sweeps" / "study-part" / points[2].id
+        grid.write_text(GRID.replace("[1, 2]", "[2, 3]"))
+        assert len({point.id for point in points} & {point.id for point in grids.expand(grid)}) == 3
+
+    @pytest.mark.parametrize(
+        ("old", "new", "message"),
+        [
+            ("seeds: [1, 2]", "sede: [1, 2]", "unknown parameter 'sede'"),
+            ("seeds: [1, 2]", "seeds: [1, two]", "'seeds' must be an int"),
+            ("seeds: [1, 2]", "seeds: 2", "seeds must be a list that is not empty, got 2"),
+            ("seeds: [1, 2]", "seeds: [1, 1]", "asks twice for toy-data=x-seeds=1"),
+            ("    grid:", "    gird:", "expected notebook, table, file, parameters, grid .*, got .*'gird'"),
+            ("table: results/part/toy-study.csv", "", r"\(needed: notebook, table\)"),
+            ("runs:", "points:", r"expected runs, table \(needed: runs\)"),
+        ],
+    )
+    def test_a_grid_is_checked_before_anything_runs(self, grid, old, new, message):
+        grid.write_text(GRID.replace(old, new, 1))
+        with pytest.raises(ParameterError, match=message):
+            grids.expand(grid)
+
+    def test_gathered_tables_are_tidy_and_say_where_they_come_from(self, grid, project):
+        for number, point in enumerate(grids.expand(grid)):
+            seed = point.parameters.get("seeds", 2)
+            finish(point, pd.DataFrame({"seeds": [seed], "value": [number + 1 / 3]}), commit=f"c{number % 2}")
+        tables = grids.gather(grid)
+        assert [table.name for table in tables] == ["toy-study.csv", "toy-quick.csv"]
+        table = pd.read_csv(tables[0])
+        assert list(table) == ["data", "seeds", "value"]
+        assert table["data"].tolist() == ["x", "x", "y/z", "y/z"]
+        assert table["value"].tolist() == [0.333333, 1.33333, 2.33333, 3.33333]
+        provenance = json.loads(tables[0].with_suffix(".json").read_text())
+        assert provenance["runs"] == 4 and provenance["seconds"] == 6.0 and provenance["commit"] == ["c0", "c1"]
+        assert provenance["parameters"] == {"seeds": [1, 2], "lr": 0.25, "data": ["x", "y/z"], "quick": False}
+        assert provenance["grid"] == "params/study/part.yml" and provenance["versions"] == {"torch": "2"}
+        assert provenance["sha256"] == hashlib.sha256(tables[0].read_bytes()).hexdigest()
+
+    def test_nothing_is_gathered_from_an_unfinished_grid(self, grid, project):
+        for point in grids.expand(grid)[1:]:
+            finish(point, pd.DataFrame({"value": [1]}))
+        with pytest.raises(RunError, match=r"1 of 4 runs for .*toy-study\.csv are not finished.*as toy-data=x-seeds=1"):
+            grids.gather(grid)
+        assert not (project / "results").exists()
+
+
+def test_a_sweep_runs_what_is_missing_and_refuses_what_is_out_of_date(grid, project, monkeypatch):
+    here = Path(__file__).parents[2]
+    shutil.copy(here / "Snakefile", project)
+    shutil.copytree(here / "fairlib", project / "fairlib")
+    monkeypatch.setattr(runs, "_LIBRARY", project / "fairlib")
+    monkeypatch.chdir(project)
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("PYTHONPATH", str(project))
+    notebook = write_notebook(project / "notebooks" / "part" / "toy.ipynb", FAST_RECORD)
+    grid.write_text("""\
+table: results/part/toy-study.csv
+runs:
+  - notebook: notebooks/part/toy.ipynb
+    grid: {seeds: [1, 2]}
+""")
+    finished = grids.expand(grid)[0]
+    contents = runs.contents(finished.notebook, finished.parameters)
+    finish(finished, pd.DataFrame({"seed": [7], "lr": [0.5]}), contents=contents)
+
+    def sweep() -> subprocess.CompletedProcess:
+        command = [sys.executable, "-m", "snakemake", "sweep", "--cores", "2", "--config", f"grid={grid}"]
+        return subprocess.run(command, capture_output=True, text=True, timeout=200)
+
+    done = sweep()
+    assert done.returncode == 0, done.stderr
+    assert pd.read_csv(project / "results" / "part" / "toy-study.csv")["seed"].tolist() == [7, 0, 1]
+    write_notebook(notebook, FAST_RECORD, "1")
+    refused = sweep()
+    assert refused.returncode != 0 and "2 of 2 runs are finished with other contents" in refused.stderr

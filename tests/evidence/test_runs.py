@@ -1,0 +1,312 @@
+"""Runs: done safely, once, and completely or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from toy_notebooks import RECORD, write_notebook
+
+from fairlib.evidence import runs
+from fairlib.evidence.runs import ParameterError, RunError
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """An empty project; what a run is out of date by is its own, fairlib included."""
+    (tmp_path / "_toc.yml").touch()
+    library = tmp_path / "library"
+    library.mkdir()
+    (library / "module.py").write_text("ONE = 1\n")
+    monkeypatch.setattr(runs, "_LIBRARY", library)
+    return tmp_path
+
+
+@pytest.fixture
+def notebook(project):
+    return write_notebook(project / "notebooks" / "part" / "toy.ipynb", "print(seeds)")
+
+
+@pytest.fixture
+def executed(monkeypatch):
+    """Instead of executing notebooks, list the parameters they are given; what a run leaves is `content`."""
+
+    class Executed(list):
+        content = "{}"
+
+        def __call__(self, notebook, folder, given, failed):
+            self.append(dict(given))
+            (folder / runs.NOTEBOOK).write_text(self.content)
+
+    calls = Executed()
+    monkeypatch.setattr(runs, "_execute", calls)
+    return calls
+
+
+class TestParameters:
+    def test_types_and_defaults_are_read_from_the_cell(self, notebook):
+        assert runs.parameters(notebook) == {
+            "seeds": ("int", 2), "lr": ("float", 0.5), "data": ("str", "a=b"), "quick": ("bool", True)
+        }  # fmt: skip
+
+    @pytest.mark.parametrize(
+        "line", ["x = 1", "x: int | None = None", "x: int = len('ab')", "x: int", "x: list = [1]", "import os"]
+    )
+    def test_anything_but_an_annotated_literal_is_refused(self, project, line):
+        path = write_notebook(project / "toy.ipynb", parameters=f"seed: int = 0\n{line}")
+        with pytest.raises(ParameterError, match=r"toy\.ipynb: '.*' is not a parameter"):
+            runs.parameters(path)
+
+    def test_a_default_of_another_type_is_refused(self, project):
+        path = write_notebook(project / "toy.ipynb", parameters="seed: int = 0.5")
+        with pytest.raises(ParameterError, match=r"'seed' must be an int, got 0\.5"):
+            runs.parameters(path)
+
+    def test_a_misspelt_name_is_refused_with_the_known_ones(self, notebook):
+        message = r"unknown parameter 'seed' \(did you mean 'seeds'\?\); known: seeds, lr, data, quick"
+        with pytest.raises(ParameterError, match=message):
+            runs.resolve(notebook, {"seed": 3})
+
+    @pytest.mark.parametrize(
+        ("name", "value", "expected"),
+        [
+            ("seeds", "5", 5), ("lr", "1e-3", 0.001), ("lr", 1, 1.0), ("data", "5", "5"), ("quick", "False", False),
+            ("quick", "true", True), ("data", "none", "none"),
+        ],
+    )  # fmt: skip
+    def test_texts_are_read_as_the_type_of_the_parameter(self, notebook, name, value, expected):
+        found = runs.resolve(notebook, {name: value})[name]
+        assert found == expected and type(found) is type(expected)
+
+    @pytest.mark.parametrize(
+        ("name", "value"),
+        [
+            ("seeds", "five"), ("seeds", 2.0), ("seeds", "2.5"), ("seeds", True), ("seeds", None), ("seeds", [1]),
+            ("lr", "fast"), ("lr", float("nan")), ("lr", "inf"), ("lr", True), ("data", 5), ("data", False),
+            ("quick", 1), ("quick", "no"),
+        ],
+    )  # fmt: skip
+    def test_ill_typed_values_are_refused(self, notebook, name, value):
+        with pytest.raises(ParameterError, match=f"parameter '{name}' must be .*, got"):
+            runs.resolve(notebook, {name: value})
+
+    def test_a_file_that_is_no_notebook_is_refused(self, project):
+        (project / "toy.ipynb").write_text("# a notebook?")
+        with pytest.raises(ParameterError, match="is not a Jupyter notebook"):
+            runs.parameters(project / "toy.ipynb")
+
+    @pytest.mark.parametrize("text", ["- 1\n- 2\n", "a: [1\n", ""])
+    def test_a_parameter_file_maps_names_to_values(self, tmp_path, text):
+        (tmp_path / "file.yml").write_text(text)
+        with pytest.raises(ParameterError, match=r"file\.yml"):
+            runs.read_yaml(tmp_path / "file.yml")
+
+
+class TestRecord:
+    def test_outside_a_run_nothing_is_written(self, tmp_path, monkeypatch):
+        monkeypatch.delenv("FAIRLIB_RUN", raising=False)
+        monkeypatch.chdir(tmp_path)
+        table = pd.DataFrame({"a": [1]})
+        assert runs.record(table) is table
+        assert not list(tmp_path.iterdir())
+
+    def test_in_a_run_the_rows_are_kept_and_appended_to(self, tmp_path, monkeypatch):
+        monkeypatch.setenv("FAIRLIB_RUN", str(tmp_path))
+        first, second = pd.DataFrame({"a": [1], "b": ["x"]}, index=[7]), pd.DataFrame({"a": [2, 3], "b": ["y", "z"]})
+        runs.record(first)
+        runs.record(second)
+        expected = pd.DataFrame({"a": [1, 2, 3], "b": ["x", "y", "z"]})
+        pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "records.parquet"), expected)
+        with pytest.raises(ValueError, match="must have the columns recorded before"):
+            runs.record(pd.DataFrame({"a": [1]}))
+
+    @pytest.mark.parametrize(
+        ("table", "error"),
+        [
+            ([1, 2], TypeError),
+            (pd.DataFrame({"a": []}), ValueError),
+            (pd.DataFrame([[1, 2]], columns=["a", "a"]), ValueError),
+            (pd.DataFrame([[1, 2]]), ValueError),
+            (pd.DataFrame({"a": [1]}, index=pd.Index([3], name="seed")), ValueError),
+            (pd.DataFrame({"a": [object()]}), TypeError),
+            (pd.DataFrame({"a": [1, "x"]}), TypeError),
+        ],
+    )
+    def test_what_is_no_tidy_table_is_refused_and_leaves_nothing(self, tmp_path, monkeypatch, table, error):
+        monkeypatch.setenv("FAIRLIB_RUN", str(tmp_path))
+        with pytest.raises(error, match="table"):
+            runs.record(table)
+        assert not list(tmp_path.iterdir())
+
+
+class TestContents:
+    def changed(self, notebook, change, given=None) -> set[str]:
+        before = runs.contents(notebook, {})
+        change()
+        after = runs.contents(notebook, given or {})
+        return {name for name in before if before[name] != after[name]}
+
+    def test_every_content_counts_by_itself(self, notebook, project):
+        assert self.changed(notebook, lambda: None, {"seeds": 3}) == {"parameters"}
+        assert self.changed(notebook, lambda: None, {"seeds": "2"}) == set()
+        module = project / "library" / "module.py"
+        assert self.changed(notebook, lambda: module.write_text("ONE = 2\n")) == {"fairlib"}
+        assert self.changed(notebook, lambda: module.rename(module.with_name("other.py"))) == {"fairlib"}
+        lock = project / "requirements.lock"
+        assert self.changed(notebook, lambda: lock.write_text("torch==1\n")) == {"requirements.lock"}
+        assert self.changed(notebook, lambda: write_notebook(notebook, "print(lr)")) == {"notebook"}
+
+    def test_times_do_not_count(self, notebook, project):
+        files = [path for path in project.rglob("*") if path.is_file()]
+        assert not self.changed(notebook, lambda: [os.utime(path, (0, 0)) for path in files])
+
+    def test_tables_that_the_code_names_count_and_no_others(self, project):
+        folder = project / "results" / "part"
+        folder.mkdir(parents=True)
+        (folder / "other.csv").write_text("a\n1\n")
+        path = write_notebook(project / "toy.ipynb", "Path('results/part/toy-study.csv')")
+        for name in ("toy-study.csv", "toy-study.json"):
+            assert self.changed(path, lambda name=name: (folder / name).write_text("x")) == {"files it names"}
+        assert not self.changed(path, lambda: (folder / "other.csv").write_text("a\n2\n"))
+        path = write_notebook(project / "toy.ipynb", "for name in names: read(f'results/part/{name}.csv')")
+        assert self.changed(path, lambda: (folder / "other.csv").write_text("a\n3\n")) == {"files it names"}
+
+
+class TestRun:
+    def test_the_folder_says_what_was_run(self, notebook, executed, project):
+        assert runs.run(notebook, project / "out", {"seeds": "3"})
+        assert executed == [{"seeds": 3}]
+        description = json.loads((project / "out" / "run.json").read_text())
+        assert description["notebook"] == "notebooks/part/toy.ipynb"
+        assert description["parameters"] == {"seeds": 3, "lr": 0.5, "data": "a=b", "quick": True}
+        assert description["digest"] == runs.digest(notebook, {"seeds": 3}) != runs.digest(notebook, {})
+        assert description["versions"]["python"] == ".".join(map(str, sys.version_info[:3]))
+        assert {"seconds", "started", "device", "cpu", "cores", "threads", "platform", "commit", "dirty"} < set(
+            description
+        )
+        assert sorted(path.name for path in project.iterdir()) == ["_toc.yml", "library", "notebooks", "out"]
+
+    def test_a_finished_run_is_skipped(self, notebook, executed, project):
+        assert runs.run(notebook, project / "out")
+        assert not runs.run(notebook, project / "out", {"seeds": 2})
+        assert not runs.run(notebook, project / "out", force=True)
+        assert len(executed) == 1
+
+    def test_a_finished_run_of_other_contents_is_replaced_only_by_force(self, notebook, executed, project):
+        runs.run(notebook, project / "out")
+        executed.content = '{"second": 1}'
+        with pytest.raises(RunError, match=r"finished with other contents \(parameters\); --force replaces it"):
+            runs.run(notebook, project / "out", {"seeds": 3})
+        assert (project / "out" / "notebook.ipynb").read_text() == "{}"
+        assert runs.run(notebook, project / "out", {"seeds": 3}, force=True)
+        assert (project / "out" / "notebook.ipynb").read_text() == '{"second": 1}'
+        assert runs.read_run(project / "out")["parameters"]["seeds"] == 3
+        assert sorted(path.name for path in (project / "out").iterdir()) == ["notebook.ipynb", "run.json"]
+
+    def test_a_run_that_lacks_a_file_is_not_finished(self, notebook, executed, project):
+        runs.run(notebook, project / "out")
+        (project / "out" / "notebook.ipynb").unlink()
+        assert runs.run(notebook, project / "out")
+        assert len(executed) == 2
+
+    def test_a_folder_with_other_files_is_left_alone(self, notebook, executed, project):
+        (project / "out").mkdir()
+        (project / "out" / "thesis.tex").write_text("years of work")
+        with pytest.raises(RunError, match=r"holds what is not a run's \(thesis\.tex"):
+            runs.run(notebook, project / "out", force=True)
+        assert (project / "out" / "thesis.tex").read_text() == "years of work"
+        with pytest.raises(RunError, match="is a file"):
+            runs.run(notebook, notebook)
+        assert not executed
+
+    def test_of_two_at_once_the_one_that_is_up_to_date_stays(self, notebook, project, monkeypatch):
+        out = project / "out"
+
+        def overtaken(path, folder, given, failed):
+            (folder / runs.NOTEBOOK).write_text("old")
+            (project / "library" / "module.py").write_text("ONE = 3\n")
+            with monkeypatch.context() as patch:
+                patch.setattr(runs, "_execute", lambda path, folder, *_: (folder / runs.NOTEBOOK).write_text("new"))
+                patch.setattr(os, "getpid", lambda: 2**22 + 1)
+                runs.run(notebook, out)
+
+        monkeypatch.setattr(runs, "_alive", lambda pid: True)
+        monkeypatch.setattr(runs, "_execute", overtaken)
+        runs.run(notebook, out)
+        assert (out / "notebook.ipynb").read_text() == "new"
+        assert not list(project.glob("out.tmp-*"))
+
+    def test_what_cannot_be_written_leaves_nothing(self, notebook, executed, project, monkeypatch):
+        def full(*arguments):
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(runs, "_sync", full)
+        with pytest.raises(OSError, match="No space left"):
+            runs.run(notebook, project / "out")
+        assert not list(project.glob("out*"))
+
+
+class TestKernel:
+    """Real executions."""
+
+    def test_a_run_records_and_leaves_no_progress_in_the_page(self, project, monkeypatch):
+        progress = "import sys\nfrom tqdm import tqdm\nlist(tqdm(range(3)))\nprint('a warning', file=sys.stderr)"
+        where = "import os\nprint(os.getcwd())"
+        path = write_notebook(project / "notebooks" / "part" / "toy.ipynb", where, progress, RECORD)
+        monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+        assert runs.run(path, project / "runs" / "{seeds}", {"seeds": 3})
+        out = project / "runs" / "{seeds}"
+        expected = pd.DataFrame({"seed": [0, 1, 2], "lr": [0.5] * 3})
+        pd.testing.assert_frame_equal(pd.read_parquet(out / "records.parquet"), expected)
+        cells = json.loads((out / "notebook.ipynb").read_text())["cells"]
+        outputs = [("".join(output["text"]), output["name"]) for cell in cells for output in cell["outputs"]]
+        assert outputs == [(f"{project}\n", "stdout"), ("a warning", "stderr")]
+        assert ".tmp-" not in (out / "notebook.ipynb").read_text()
+        assert "FAIRLIB_RUN" not in os.environ
+
+    def test_a_failed_run_leaves_its_notebook_under_failed(self, project):
+        path = write_notebook(project / "toy.ipynb", "print('so far')", "if quick:\n    raise ValueError('too\\nfast')")
+        with pytest.raises(RunError, match=r"toy\.ipynb failed: ValueError: too fast \(see .*failed/out\.ipynb\)"):
+            runs.run(path, project / "out")
+        assert "so far" in (project / "failed" / "out.ipynb").read_text()
+        assert not list(project.glob("out*"))
+        assert runs.run(path, project / "out", {"quick": False})
+        assert not (project / "failed" / "out.ipynb").exists()
+
+    def test_a_killed_run_leaves_nothing_that_looks_finished(self, project):
+        path = write_notebook(
+            project / "toy.ipynb", "import pathlib, time\npathlib.Path('begun').touch()\ntime.sleep(120 * quick)"
+        )
+        command = [sys.executable, "-m", "fairlib.cli", "run", str(path), "-o", str(project / "out")]
+        with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
+            wait_for(lambda: (project / "begun").exists() or process.poll() is not None)
+            process.send_signal(signal.SIGKILL)
+        assert (project / "begun").exists()
+        assert not (project / "out").exists()
+        assert len(list(project.glob("out.tmp-*"))) == 1
+        assert runs.run(path, project / "out", {"quick": False})
+        assert (project / "out" / "run.json").exists()
+        assert not list(project.glob("out.tmp-*"))
+
+    def test_a_full_disk_is_an_error_and_leaves_nothing(self, project):
+        big = "import numpy as np, pandas as pd\nfrom fairlib import record\n"
+        big += "record(pd.DataFrame({'x': np.random.default_rng(0).random(500_000)}));"
+        path = write_notebook(project / "toy.ipynb", big)
+        command = f"ulimit -f 1000; exec {sys.executable} -m fairlib.cli run {path} -o {project / 'out'}"
+        done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120)
+        assert done.returncode == 1
+        assert "File too large" in done.stderr.splitlines()[-1]
+        assert not list(project.glob("out*"))
+
+
+def wait_for(condition, seconds: float = 90) -> None:
+    end = time.monotonic() + seconds
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.1)

@@ -1,0 +1,214 @@
+from __future__ import annotations
+
+import copy
+import io
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrize
+from torch.nn.utils import prune as torch_prune
+
+import fairlib
+from fairlib.network import masks
+
+
+def _net() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def _half(model: nn.Module) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return {name: torch.rand(weight.shape, generator=generator) < 0.5 for name, weight in masks.prunable(model).items()}
+
+
+def _train(model: nn.Module, optimizer: type[torch.optim.Optimizer] = torch.optim.SGD, **settings) -> None:
+    """A loop that knows nothing of masks."""
+    settings = {"lr": 0.1, "weight_decay": 0.1} | settings
+    steps = optimizer(model.parameters(), **settings)
+    for _ in range(5):
+        steps.zero_grad()
+        model(torch.randn(16, 6)).square().sum().backward()
+        steps.step()
+
+
+def _holds(model: nn.Module, keep: dict[str, torch.Tensor]) -> bool:
+    weights = dict(model.named_parameters())
+    return all(
+        torch.equal(mask, masks.read(model)[name]) and bool((weights[name][~mask] == 0).all())
+        for name, mask in keep.items()
+    )
+
+
+def test_prunable_are_weights_of_convolutions_and_linear_layers_only():
+    names = list(masks.prunable(fairlib.build("tiny-resnet", num_classes=3, in_channels=1, image_size=8)))
+    assert "conv1.weight" in names and "layer2.0.downsample.0.weight" in names and "fc.weight" in names
+    assert not [name for name in names if "bn" in name or "bias" in name]
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW])
+@pytest.mark.parametrize("mode", ["train", "eval"])
+def test_masked_weights_stay_zero_in_any_loop(optimizer, mode):
+    dense = _net()
+    keep = _half(dense)
+    sparse = masks.apply(dense, keep)
+    getattr(sparse, mode)()
+    settings = {"momentum": 0.9} if optimizer is torch.optim.SGD else {}
+    before = copy.deepcopy(sparse.state_dict())
+    _train(sparse, optimizer, **settings)
+    assert _holds(sparse, keep)
+    assert not torch.equal(before["0.weight"], sparse.state_dict()["0.weight"])
+
+
+def test_apply_leaves_its_argument_alone():
+    dense = _net()
+    before = copy.deepcopy(dense.state_dict())
+    masks.apply(dense, _half(dense))
+    assert before.keys() == dense.state_dict().keys()
+    assert all(torch.equal(value, dense.state_dict()[name]) for name, value in before.items())
+    assert not dense._forward_pre_hooks
+
+
+@pytest.mark.parametrize("copying", ["deepcopy", "pickle", "of a copy"])
+def test_copies_keep_their_masks_in_training(copying):
+    sparse = masks.apply(_net(), keep := _half(_net()))
+    if copying == "pickle":
+        file = io.BytesIO()
+        torch.save(sparse, file)
+        file.seek(0)
+        twin = torch.load(file, weights_only=False)
+    else:
+        twin = copy.deepcopy(sparse)
+        twin = copy.deepcopy(twin) if copying == "of a copy" else twin
+    _train(twin.train(), momentum=0.9)
+    assert _holds(twin, keep)
+
+
+def test_a_copied_submodule_keeps_its_mask():
+    sparse = masks.apply(_net(), keep := _half(_net()))
+    layer = copy.deepcopy(sparse[0])
+    _train(layer, momentum=0.9)
+    assert bool((layer.weight[~keep["0.weight"]] == 0).all())
+
+
+def test_state_dict_round_trip_into_the_same_module_and_into_a_fresh_one():
+    sparse = masks.apply(_net(), keep := _half(_net()))
+    state = copy.deepcopy(sparse.state_dict())
+    assert set(state) == set(_net().state_dict()) | {"0.weight_mask", "3.weight_mask"}
+    _train(sparse.train())
+    sparse.load_state_dict(state)
+    _train(sparse, momentum=0.9)
+    assert _holds(sparse, keep)
+
+    fresh = _net()
+    restored = fairlib.restore(fresh, state)
+    inputs = torch.randn(4, 6)
+    assert torch.equal(restored(inputs), fairlib.restore(fresh, state)(inputs))
+    assert all(torch.equal(value, state[name]) for name, value in restored.state_dict().items())
+    assert not masks.read(fresh)
+    _train(restored.train(), momentum=0.9)
+    assert _holds(restored, keep)
+
+
+def test_loading_other_weights_leaves_masked_ones_at_zero():
+    sparse = masks.apply(_net(), keep := _half(_net()))
+    sparse.load_state_dict(_net().state_dict(), strict=False)
+    assert _holds(sparse, keep)
+    sparse.load_state_dict(sparse.state_dict(), assign=True)
+    _train(sparse.train(), momentum=0.9)
+    assert _holds(sparse, keep)
+
+
+def test_loading_by_assignment_leaves_the_callers_tensors_alone():
+    sparse, dense = masks.apply(_net(), _half(_net())), _net()
+    state = dense.state_dict() | {k: v for k, v in sparse.state_dict().items() if k.endswith("_mask")}
+    sparse.load_state_dict(state, assign=True)
+    assert fairlib.sparsity(dense) == 0 and fairlib.sparsity(sparse) > 0.4
+
+
+def test_what_comes_from_a_dense_training_is_gone_after_the_next_pass():
+    dense = _net()
+    optimizer = torch.optim.SGD(dense.parameters(), lr=0.1, momentum=0.9)
+    dense(torch.randn(16, 6)).square().sum().backward()
+    optimizer.step()
+    sparse = masks.apply(dense, keep := _half(dense)).train()
+    resumed = torch.optim.SGD(sparse.parameters(), lr=0.1, momentum=0.9)
+    resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    sparse[3].reset_parameters()
+    for _ in range(2):
+        resumed.zero_grad()
+        sparse(torch.randn(16, 6)).square().sum().backward()
+        resumed.step()
+    sparse(torch.randn(2, 6))
+    assert _holds(sparse, keep)
+
+
+def test_two_forward_passes_before_a_backward_pass():
+    sparse = masks.apply(_net(), keep := _half(_net()))
+    (sparse(torch.randn(4, 6)).sum() + sparse(torch.randn(4, 6)).sum()).backward()
+    assert bool((sparse[0].weight.grad[~keep["0.weight"]] == 0).all())
+
+
+def test_weights_read_by_the_root_but_not_called_stay_zero_in_a_copy():
+    attention = nn.MultiheadAttention(4, 2)
+    keep = {"out_proj.weight": torch.eye(4) > 0}
+    twin = copy.deepcopy(masks.apply(attention, keep))
+    inputs = torch.randn(3, 2, 4)
+    twin(inputs, inputs, inputs)[0].square().sum().backward()
+    assert bool((twin.out_proj.weight.grad[~keep["out_proj.weight"]] == 0).all())
+
+
+def test_gradients_of_kept_weights_are_those_of_the_same_function_without_masks():
+    sparse = masks.apply(_net(), keep := _half(_net()))
+    plain = _net().eval()
+    plain.load_state_dict({k: v for k, v in sparse.state_dict().items() if not k.endswith("_mask")})
+    inputs = torch.randn(4, 6)
+    sparse(inputs).sum().backward()
+    plain(inputs).sum().backward()
+    assert torch.equal(sparse[0].weight.grad, plain[0].weight.grad * keep["0.weight"])
+
+
+def test_sparsity_counts_zeros_among_prunable_weights():
+    net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+    keep = {"0.weight": torch.tensor([[True, False], [False, False]])}
+    assert fairlib.sparsity(masks.apply(net, keep)) == pytest.approx(3 / 6)
+
+
+def test_a_weight_tied_to_an_embedding_is_refused():
+    model = nn.ModuleDict({"read": nn.Embedding(5, 4), "write": nn.Linear(4, 5, bias=False)})
+    model["write"].weight = model["read"].weight
+    with pytest.raises(ValueError, match=r"write\.weight and read\.weight are one tied weight"):
+        fairlib.prune(model, "magnitude", sparsity=0.5)
+
+
+def test_weights_that_are_computed_are_refused():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        model = nn.utils.weight_norm(nn.Linear(4, 3))
+    with torch.no_grad():
+        model(torch.rand(1, 4))
+    with pytest.raises(ValueError, match=r"weight is computed from other parameters \(weight_norm\?\)"):
+        fairlib.prune(model, "magnitude", sparsity=0.5)
+
+
+def test_bad_models_and_masks_are_refused():
+    with pytest.raises(ValueError, match="no prunable weight"):
+        masks.prunable(nn.ReLU())
+    tied = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    tied[1].weight = tied[0].weight
+    with pytest.raises(ValueError, match=r"0\.weight and 1\.weight are one tied weight"):
+        masks.prunable(tied)
+    hooked = nn.Sequential(nn.Linear(2, 2))
+    torch_prune.random_unstructured(hooked[0], "weight", 0.5)
+    with pytest.raises(ValueError, match=r"prune\.remove"):
+        masks.prunable(hooked)
+    parametrized = nn.Linear(2, 2)
+    parametrize.register_parametrization(parametrized, "weight", nn.Identity())
+    with pytest.raises(ValueError, match="remove_parametrizations"):
+        masks.prunable(parametrized)
+    with pytest.raises(ValueError, match="no prunable weight; known"):
+        masks.apply(_net(), {"1.weight": torch.ones(8, dtype=torch.bool)})
+    with pytest.raises(ValueError, match=r"must be bool \(8, 6\)"):
+        masks.apply(_net(), {"0.weight": torch.ones(8, 6)})

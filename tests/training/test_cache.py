@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from torch import nn
+
+import fairlib
+from fairlib.linearization import gate
+from fairlib.training import cache
+from fairlib.training.cache import cached_fit
+from fairlib.training.distillation import Distillation
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    """How often a model was really trained."""
+    calls = []
+
+    def fit(*arguments, **settings):
+        calls.append(settings)
+        return fairlib.fit(*arguments, **settings)
+
+    monkeypatch.setattr(cache, "fit", fit)
+    return calls
+
+
+def _same(one: nn.Module, other: nn.Module) -> bool:
+    return one.state_dict().keys() == other.state_dict().keys() and all(
+        torch.equal(value, other.state_dict()[name]) for name, value in one.state_dict().items()
+    )
+
+
+def test_the_second_time_nothing_is_trained_and_everything_is_there(cnn, images, tmp_path, counted):
+    pruned = fairlib.prune(cnn, "magnitude", sparsity=0.5)
+    settings = dict(folder=tmp_path, epochs=2, keep=[0, 3], val=images)
+    first = cached_fit(pruned, images, **settings)
+    second = cached_fit(pruned, images, **settings)
+    assert len(counted) == 1 and _same(first, second) and not second.training
+    assert fairlib.history(first).equals(fairlib.history(second))
+    kept = fairlib.weights_at(second, 3)
+    assert all(torch.equal(value, kept[name]) for name, value in fairlib.weights_at(first, 3).items())
+    assert fairlib.sparsity(second) == fairlib.sparsity(pruned)
+
+
+def test_everything_that_shapes_the_result_is_in_the_key(cnn, images, tmp_path, counted, monkeypatch):
+    base = dict(folder=tmp_path, epochs=1)
+    cached_fit(cnn, images, **base)
+    cached_fit(fairlib.build("cnn", num_classes=3, in_channels=1, image_size=8, seed=1), images, **base)
+    cached_fit(fairlib.prune(cnn, "magnitude", sparsity=0.5), images, **base)
+    cached_fit(cnn, images.subset(range(119)), **base)
+    cached_fit(cnn, images, **base, seed=1)
+    cached_fit(cnn, images, **base, constraint=fairlib.EqualLoss(step=0.1))
+    cached_fit(cnn, images, **base, constraint=fairlib.EqualLoss(step=0.2))
+    cached_fit(cnn, images, **base, val=images)
+    frozen = fairlib.build("cnn", num_classes=3, in_channels=1, image_size=8, seed=0)
+    frozen.features.requires_grad_(False)
+    cached_fit(frozen, images, **base)
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "medium")
+    cached_fit(cnn, images, **base)
+    monkeypatch.setattr(cache, "_source_digest", lambda: "other code")
+    cached_fit(cnn, images, **base)
+    threads = torch.get_num_threads()
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads + 1)
+    cached_fit(cnn, images, **base)
+    assert len(counted) == 12 == len(list(tmp_path.glob("*.safetensors")))
+
+
+@pytest.mark.parametrize("damage", ["truncated", "flipped weight", "flipped history", "empty", "other bytes"])
+def test_a_corrupt_entry_is_computed_anew(cnn, images, tmp_path, counted, damage):
+    first = cached_fit(cnn, images, folder=tmp_path, epochs=1)
+    (path,) = tmp_path.glob("*.safetensors")
+    content = bytearray(path.read_bytes())
+    if damage == "truncated":
+        path.write_bytes(content[: len(content) // 2])
+    elif damage.startswith("flipped"):
+        position = -10 if damage == "flipped weight" else content.index(b"loss") + 9
+        content[position] ^= 1
+        path.write_bytes(content)
+    else:
+        path.write_bytes(b"" if damage == "empty" else b"not a tensor file")
+    again = cached_fit(cnn, images, folder=tmp_path, epochs=1)
+    assert len(counted) == 2 and _same(first, again)
+    assert fairlib.history(first).equals(fairlib.history(again))
+    cached_fit(cnn, images, folder=tmp_path, epochs=1)
+    assert len(counted) == 2
+
+
+def test_a_failed_write_costs_neither_the_training_nor_the_folder(cnn, images, tmp_path, monkeypatch):
+    def full(tensors, path, metadata):
+        with open(path, "wb") as file:
+            file.write(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(cache, "save_file", full)
+    with pytest.warns(UserWarning, match="not kept in the cache .*No space left"):
+        trained = cached_fit(cnn, images, folder=tmp_path, epochs=1)
+    assert _same(trained, fairlib.fit(cnn, images, epochs=1))
+    assert not list(tmp_path.iterdir())
+
+
+def test_code_from_elsewhere_and_objectives_are_not_cached(cnn, images, tmp_path, counted):
+    @dataclasses.dataclass(frozen=True)
+    class Mine(fairlib.EqualLoss):
+        pass
+
+    for _ in range(2):
+        cached_fit(nn.Sequential(nn.Flatten(), nn.Linear(64, 3)), images, folder=tmp_path, epochs=1)
+        cached_fit(cnn, images, folder=tmp_path, epochs=1, constraint=Mine())
+        cached_fit(cnn, images, folder=tmp_path, epochs=1, constraint=fairlib.EqualAccuracy(surrogate=torch.sigmoid))
+        cached_fit(
+            cnn,
+            images,
+            folder=tmp_path,
+            epochs=1,
+            objective=lambda inputs, logits, targets: logits.square().sum(1),
+        )
+    assert len(counted) == 8 and not list(tmp_path.iterdir())
+
+
+def test_a_model_in_channels_last_comes_back_in_it(images, tmp_path):
+    model = fairlib.build("tiny-resnet", num_classes=3, in_channels=1, image_size=8)
+    first, second = (cached_fit(model, images, folder=tmp_path, epochs=1, channels_last=True) for _ in range(2))
+    assert first.layer1[0].conv1.weight.stride() == second.layer1[0].conv1.weight.stride()
+    assert torch.equal(first(images.batch(range(8))), second(images.batch(range(8))))
+
+
+def test_what_a_teacher_taught_is_kept_by_teacher_and_settings(cnn, images, tmp_path, counted):
+    teacher, other = (fairlib.fit(cnn, images, epochs=25, seed=seed) for seed in (0, 1))
+    gated = gate(teacher)
+    for objective in (
+        Distillation(teacher, images),
+        Distillation(teacher, images),
+        Distillation(teacher, images, temperature=2.0),
+        Distillation(other, images),
+    ):
+        tuned = cached_fit(gated, images, folder=tmp_path, epochs=1, objective=objective)
+    assert len(counted) == 3
+    again = cached_fit(gated, images, folder=tmp_path, epochs=1, objective=Distillation(other, images))
+    assert len(counted) == 3 and _same(tuned, again)
+    foreign = Distillation(nn.Sequential(teacher), images)
+    for _ in range(2):
+        cached_fit(gated, images, folder=tmp_path, epochs=1, objective=foreign)
+    assert len(counted) == 5
+
+
+def test_what_a_cached_training_took_is_counted(cnn, images, tmp_path, counted):
+    first = fairlib.fit(cnn, images, epochs=1)
+    for _ in range(2):
+        assert fairlib.gradient_evaluations(cached_fit(first, images, folder=tmp_path, epochs=2)) == 360
+    assert len(counted) == 1
