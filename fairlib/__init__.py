@@ -17,11 +17,12 @@ from fairlib.network.masks import sparsity
 from fairlib.network.memory import gradient_evaluations, history, weights_at
 from fairlib.network.restore import restore
 from fairlib.pruning import prune
-from fairlib.studies import study
+from fairlib.studies import Arm, study
 from fairlib.training import DivergenceError, fit
 
 __all__ = [
     "AccuracyGap",
+    "Arm",
     "DivergenceError",
     "EqualAccuracy",
     "EqualCurvature",

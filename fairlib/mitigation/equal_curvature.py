@@ -18,13 +18,13 @@ from fairlib.diagnostics.objective import MeanLoss, aliases, check_parameters, e
 from fairlib.mitigation.lagrangian import Lagrangian, MovingAverage, named, sizes_of
 from fairlib.network import masks
 from fairlib.network.evaluation import evaluation_mode, full_precision, placement
-from fairlib.training import Batch, Objective, with_gradient
+from fairlib.training import Batch, Constraint, Objective, with_gradient
 
 Vector = Sequence[Tensor]  # One tensor for each parameter.
 
 
 @dataclass(frozen=True)
-class EqualCurvature(Lagrangian):
+class EqualCurvature(Lagrangian, Constraint):
     r"""Constrain :math:`\|g_a\|` and :math:`\lambda_{\max}(H_a)` of every group to those of the population, with the
     gradient and the Hessian of the group's mean cross-entropy.
 

@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from fairlib._validation import check_number
 from fairlib.data import GroupedDataset
 from fairlib.mitigation.lagrangian import named, sizes_of
-from fairlib.training import Batch, Objective
+from fairlib.training import Batch, Constraint, Objective
 from fairlib.training.group_losses import group_means
 
 
 @dataclass(frozen=True)
-class GroupDRO:
+class GroupDRO(Constraint):
     r"""Minimize :math:`\max_a J(\theta; D_a)`, as a game between the weights and a distribution over the groups.
 
     Each step descends on :math:`\sum_a q_a (J(B_a) + C / \sqrt{n_a})` with
