@@ -22,7 +22,7 @@ snakemake = snakemake $(1) --cores $(CORES) --nolock --rerun-incomplete --keep-g
 help:
 	@echo "make book     execute the notebooks that need it and build the book: _build/html/index.html"
 	@echo "make test     import walls, unit tests, notebooks with smoke parameters"
-	@echo "make lint     ruff and the import walls"
+	@echo "make lint     ruff, the import walls, and how much code there is"
 	@echo "make sweep GRID=params/study/pruning.yml"
 	@echo "              run a grid, go on where it stopped, gather its table into results/; FORCE=1 runs again what is"
 	@echo "              finished with other contents; on SLURM, with snakemake-executor-plugin-slurm installed, add"
@@ -65,6 +65,7 @@ lint: $(STAMP)
 	ruff check .
 	ruff format --check .
 	lint-imports
+	python tests/code_size.py
 
 sweep: $(STAMP)
 	@test -n "$(GRID)" || { echo "make sweep needs a grid: make sweep GRID=params/study/pruning.yml" >&2; exit 2; }
