@@ -6,6 +6,7 @@ A line of code is neither blank nor a comment nor part of a docstring. ``python 
 from __future__ import annotations
 
 import ast
+import functools
 import io
 import json
 import re
@@ -48,6 +49,7 @@ def library() -> dict[str, int]:
     return {path.relative_to(ROOT).as_posix(): code_lines(path.read_text(encoding="utf-8")) for path in paths}
 
 
+@functools.cache
 def notebooks() -> dict[str, int]:
     """Lines of code by page, ``part/name``."""
     return {page: sum(map(code_lines, cells(path))) for page, path in pages().items()}
