@@ -23,7 +23,7 @@ help:
 	@echo "make book     execute the notebooks that need it and build the book: _build/html/index.html"
 	@echo "make test     import walls, unit tests, notebooks with smoke parameters"
 	@echo "make lint     ruff, the import walls, and how much code there is"
-	@echo "make sweep GRID=params/study/pruning.yml"
+	@echo "make sweep GRID=params/study/pruning/matthew-effect.yml"
 	@echo "              run a grid, go on where it stopped, gather its table into results/; FORCE=1 runs again what is"
 	@echo "              finished with other contents; on SLURM, with snakemake-executor-plugin-slurm installed, add"
 	@echo "              SNAKEMAKE='--executor slurm --jobs 50 --slurm-status-command squeue'"
@@ -68,8 +68,8 @@ lint: $(STAMP)
 	python tests/code_size.py
 
 sweep: $(STAMP)
-	@test -n "$(GRID)" || { echo "make sweep needs a grid: make sweep GRID=params/study/pruning.yml" >&2; exit 2; }
-	@test -f "$(GRID)" || { echo "there is no grid $(GRID); there are: $$(ls params/*/*.yml | tr '\n' ' ')" >&2; exit 2; }
+	@test -n "$(GRID)" || { echo "make sweep needs a grid: make sweep GRID=params/study/pruning/matthew-effect.yml" >&2; exit 2; }
+	@test -f "$(GRID)" || { echo "there is no grid $(GRID); there are: $$(ls params/study/*/*.yml | tr '\n' ' ')" >&2; exit 2; }
 	@$(call locked,sweep,$(call snakemake,sweep --config grid="$(GRID)" $(if $(FORCE),force=1)))
 
 clean:

@@ -104,7 +104,7 @@ rule html:
         """
 
 
-# make sweep GRID=params/study/pruning.yml
+# make sweep GRID=params/study/pruning/matthew-effect.yml
 if "grid" in config:
     POINTS = {point.id: point for point in grids.expand(config["grid"])}
     FORCE = ["--force"] if config.get("force") else []

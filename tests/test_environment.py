@@ -159,7 +159,7 @@ def test_a_sweep_without_a_grid_says_how(door, tmp_path):
     stamp = re.search(r"touch (\S+)", door("--dry-run", "env").stdout)[1]
     (tmp_path / stamp).touch()
     done = door("sweep")
-    assert done.returncode != 0 and "GRID=params/study/pruning.yml" in done.stderr
+    assert done.returncode != 0 and "GRID=params/study/pruning/matthew-effect.yml" in done.stderr
     assert "there is no grid nowhere.yml" in door("sweep", "GRID=nowhere.yml").stderr
 
 

@@ -17,6 +17,18 @@ from toy_notebooks import write_notebook
 from fairlib.evidence import grids, runs
 from fairlib.evidence.runs import ParameterError, RunError
 
+ROOT = Path(__file__).parents[2]
+STUDIES = sorted(ROOT.glob("params/study/*/*.yml"))
+
+
+def named(study: Path) -> str:
+    return f"{study.parent.name}/{study.stem}"
+
+
+def provenance(study: Path) -> Path:
+    return (ROOT / runs.read_yaml(study)["table"]).with_suffix(".json")
+
+
 # What `fairlib.record` does, without the time it takes to import torch.
 FAST_RECORD = """\
 import os
@@ -120,9 +132,8 @@ class TestGrid:
 
 
 def test_a_sweep_runs_what_is_missing_and_refuses_what_is_out_of_date(grid, project, monkeypatch):
-    here = Path(__file__).parents[2]
-    shutil.copy(here / "Snakefile", project)
-    shutil.copytree(here / "fairlib", project / "fairlib")
+    shutil.copy(ROOT / "Snakefile", project)
+    shutil.copytree(ROOT / "fairlib", project / "fairlib")
     monkeypatch.setattr(runs, "_LIBRARY", project / "fairlib")
     monkeypatch.chdir(project)
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
@@ -148,3 +159,23 @@ runs:
     write_notebook(notebook, FAST_RECORD, "1")
     refused = sweep()
     assert refused.returncode != 0 and "2 of 2 runs are finished with other contents" in refused.stderr
+
+
+@pytest.mark.parametrize("study", STUDIES, ids=named)
+def test_a_study_is_a_grid_named_after_its_notebook_and_its_table(study):
+    part, name = study.parent.name, study.stem
+    for point in grids.expand(study):  # This also checks that the notebook knows the parameters.
+        own = point.notebook.stem
+        assert point.notebook.parent.name == part and name.startswith(own)
+        wanted = f"{name}-study" if name == own else name
+        assert point.table.resolve() == ROOT / "results" / part / f"{wanted}.csv"
+
+
+@pytest.mark.parametrize("study", [study for study in STUDIES if provenance(study).exists()], ids=named)
+def test_a_table_was_recorded_with_what_its_study_says(study):
+    recorded, points = json.loads(provenance(study).read_text()), grids.expand(study)
+    assert recorded["runs"] == len(points)
+    for name in points[0].parameters:
+        values = list(dict.fromkeys(runs.resolve(p.notebook, p.parameters)[name] for p in points))
+        found = recorded["parameters"][name]
+        assert (found if isinstance(found, list) else [found]) == values, name

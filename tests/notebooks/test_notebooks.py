@@ -27,7 +27,7 @@ def name(path: Path) -> str:
 def parameter_files() -> list[tuple[Path, Path]]:
     """Each parameter file with its notebook: the one of the same part whose name, or its beginning, it has."""
     pairs = []
-    for path in sorted(ROOT.glob("params/*/*/*.yml")):
+    for path in sorted([*ROOT.glob("params/paper/*/*.yml"), *ROOT.glob("params/smoke/*/*.yml")]):
         candidates = [n for n in NOTEBOOKS if n.parent.name == path.parent.name and path.stem.startswith(n.stem)]
         assert candidates, f"{name(path)} belongs to no notebook"
         pairs.append((path, max(candidates, key=lambda notebook: len(notebook.stem))))
