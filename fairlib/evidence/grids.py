@@ -10,8 +10,7 @@ name, of which every combination is a run. Paths start from the root of the proj
         parameters: {seeds: 10}
         grid: {model: [cnn, tiny-resnet], epochs: [20, 40]}
 
-The Snakefile executes the points and loads this file without the rest of fairlib, as it does
-:mod:`fairlib.evidence.runs`.
+The Snakefile executes the points.
 """
 
 from __future__ import annotations
@@ -26,7 +25,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fairlib.evidence.runs import RECORDS, ParameterError, RunError, project_root, read_run, read_yaml, resolve, written
+from fairlib.environment import written
+from fairlib.evidence.runs import RECORDS, ParameterError, RunError, project_root, read_run, read_yaml, resolve
 
 if TYPE_CHECKING:
     import pandas as pd

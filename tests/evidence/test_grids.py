@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from toy_notebooks import write_notebook
+from toy_notebooks import RECORD, write_notebook
 
+from fairlib import environment
 from fairlib.evidence import grids, runs
 from fairlib.evidence.runs import ParameterError, RunError
 
@@ -28,13 +29,6 @@ def named(study: Path) -> str:
 def provenance(study: Path) -> Path:
     return (ROOT / runs.read_yaml(study)["table"]).with_suffix(".json")
 
-
-# What `fairlib.record` does, without the time it takes to import torch.
-FAST_RECORD = """\
-import os
-import pandas as pd
-pd.DataFrame({"seed": range(seeds), "lr": lr}).to_parquet(os.environ["FAIRLIB_RUN"] + "/records.parquet")
-"""
 
 GRID = """\
 table: results/part/toy-study.csv
@@ -134,11 +128,11 @@ class TestGrid:
 def test_a_sweep_runs_what_is_missing_and_refuses_what_is_out_of_date(grid, project, monkeypatch):
     shutil.copy(ROOT / "Snakefile", project)
     shutil.copytree(ROOT / "fairlib", project / "fairlib")
-    monkeypatch.setattr(runs, "_LIBRARY", project / "fairlib")
+    monkeypatch.setattr(environment, "LIBRARY", project / "fairlib")
     monkeypatch.chdir(project)
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     monkeypatch.setenv("PYTHONPATH", str(project))
-    notebook = write_notebook(project / "notebooks" / "part" / "toy.ipynb", FAST_RECORD)
+    notebook = write_notebook(project / "notebooks" / "part" / "toy.ipynb", RECORD)
     grid.write_text("""\
 table: results/part/toy-study.csv
 runs:
@@ -156,7 +150,7 @@ runs:
     done = sweep()
     assert done.returncode == 0, done.stderr
     assert pd.read_csv(project / "results" / "part" / "toy-study.csv")["seed"].tolist() == [7, 0, 1]
-    write_notebook(notebook, FAST_RECORD, "1")
+    write_notebook(notebook, RECORD, "1")
     refused = sweep()
     assert refused.returncode != 0 and "2 of 2 runs are finished with other contents" in refused.stderr
 
