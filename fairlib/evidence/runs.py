@@ -211,12 +211,14 @@ def contents(notebook: str | Path, given: Mapping[str, object]) -> dict[str, str
     """Digests of everything whose change makes a run out of date, by name.
 
     These are the notebook's file, the values of its parameters, the files in ``results/`` and ``book/`` that its code
-    names (whatever their suffix; also by the beginning of a path), ``requirements.lock`` and what the code of fairlib
-    means (:func:`fairlib.environment.source_digest`), without the command line, grids, ledger and report page.
+    names (whatever their suffix; also by the beginning of a path), the claims if it asks for verdicts,
+    ``requirements.lock`` and what the code of fairlib means (:func:`fairlib.environment.source_digest`), without the
+    command line, grids, ledger and report page.
     """
     notebook, root = Path(notebook), project_root(notebook)
     values = json.dumps(resolve(notebook, given), sort_keys=True)
     code = "\n".join(_source(cell) for cell in _cells(notebook) if cell["cell_type"] == "code")
+    code += "\nbook/claims.yml" * ("claims.verdicts(" in code)
     named = tuple(str(PurePosixPath(name).with_suffix("")) for name in re.findall(r"\b(?:results|book)/[\w./-]*", code))
     recorded = (path for folder in ("results", "book") for path in root.glob(f"{folder}/**/*"))
     return {

@@ -182,6 +182,15 @@ class TestContents:
         path = write_notebook(project / "toy.ipynb", "for name in names: read(f'results/part/{name}.csv')")
         assert self.changed(path, lambda: (folder / "other.csv").write_text("a\n3\n")) == {"files it names"}
 
+    def test_the_claims_count_where_a_page_asks_for_verdicts(self, project):
+        claims = project / "book" / "claims.yml"
+        claims.parent.mkdir()
+        claims.write_text("[]")
+        asking = write_notebook(project / "toy.ipynb", "claims.verdicts(study, 'notebooks/part/toy.ipynb')")
+        assert self.changed(asking, lambda: claims.write_text("[] # one")) == {"files it names"}
+        other = write_notebook(project / "other.ipynb", "print('no verdicts')")
+        assert not self.changed(other, lambda: claims.write_text("[] # two"))
+
 
 class TestCode:
     """Which edits of fairlib make the runs of notebooks out of date."""
