@@ -14,6 +14,7 @@ from fairlib.data import GroupedDataset
 from fairlib.models import build
 from fairlib.network import gates, masks
 from fairlib.network.evaluation import predict
+from fairlib.network.memory import memory_of, remember
 from fairlib.training import Objective, fit
 
 
@@ -125,21 +126,20 @@ def reshape(model: nn.Module, plan: Plan, seed: int) -> nn.Module:
         ValueError: If :func:`fairlib.build` did not build the model, it was compacted, reshaped, pruned or linearized
             since, or it does not work at the plan's resolution.
     """
+    recipe = memory_of(model).recipe
     changed = masks.read(model) or not all(mask.all() for mask in gates.read(model).values())
-    if not hasattr(model, "recipe") or changed:
+    if recipe is None or changed:
         raise ValueError(
             f"a {type(model).__name__} cannot be reshaped unless it is as fairlib.build gave it: not compacted, nor "
             "built for another resolution, with all its weights and ReLUs"
         )
-    recipe = dict(model.recipe)
-    recipe["width"] = recipe.get("width", 1.0) * plan.width
-    small = build(**recipe, seed=seed)
+    small = build(**{**recipe, "width": recipe.get("width", 1.0) * plan.width}, seed=seed)
     if plan.resolution != 1:
         first = next((module for module in small.modules() if isinstance(module, nn.Conv2d)), None)
         if first is None:
             raise ValueError(f"a {type(model).__name__} has no convolution whose stride would scale its resolution")
         first.stride = tuple(stride * round(1 / plan.resolution) for stride in first.stride)
-        del small.recipe  # It no longer tells how to build the network.
+        remember(small, recipe=None)  # It no longer tells how to build the network.
     like = next(model.parameters())
     try:
         gated = gates.gate(small.to(like.device, like.dtype))

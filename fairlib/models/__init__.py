@@ -17,6 +17,7 @@ from fairlib.models.normalization import Normalize
 from fairlib.models.resnet import ResNet, resnet10, resnet18, resnet34, resnet50, tiny_resnet
 from fairlib.models.vgg import VGG19
 from fairlib.models.wide_resnet import WideResNet
+from fairlib.network.memory import remember
 from fairlib.randomness import seeded
 
 if TYPE_CHECKING:
@@ -81,10 +82,9 @@ def build(
     check_number("image_size", image_size, 1, whole=True)
     with seeded(seed):
         model = constructor(num_classes, in_channels, image_size, **settings)
-    model.input_shape = (in_channels, image_size, image_size)
-    model.recipe = {"name": name, "num_classes": num_classes, "in_channels": in_channels, "image_size": image_size}
-    model.recipe |= settings
-    return model
+    sizes = {"num_classes": num_classes, "in_channels": in_channels, "image_size": image_size}
+    shape = (in_channels, image_size, image_size)
+    return remember(model, price=0, recipe={"name": name, **sizes, **settings}, input_shape=shape)
 
 
 def _shape(

@@ -6,7 +6,6 @@ import copy
 import time
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +18,7 @@ from fairlib.data import GroupedDataset
 from fairlib.network import gates, masks
 from fairlib.network.channels import Coupled, coupled_channels, example_inputs, kept, trace
 from fairlib.network.evaluation import evaluation_mode
+from fairlib.network.memory import remember
 
 
 def compact(model: nn.Module, data: GroupedDataset | Tensor) -> nn.Module:
@@ -69,8 +69,8 @@ def compact(model: nn.Module, data: GroupedDataset | Tensor) -> nn.Module:
         raise ValueError(f"{type(model).__name__} does not run without its unread channels: {error}") from error
     if not same:
         raise ValueError(f"{type(model).__name__} gives other outputs without its unread channels")
-    if hasattr(small, "recipe") and any(gone.any() for gone in removed):
-        del small.recipe  # It no longer tells how to build the network.
+    if any(gone.any() for gone in removed):
+        remember(small, kept={}, recipe=None)  # Both are of the wide network.
     return small.eval()
 
 
@@ -181,7 +181,7 @@ def _read_by_zeros(coupled: Coupled, alive: Mapping[str, Tensor]) -> Tensor:
 
 
 def _restore_state(model: nn.Module, small: nn.Module, left: Mapping[str, tuple[Tensor, Tensor]]) -> None:
-    """Give the smaller module what Torch-Pruning does not know of: masks, frozen parameters, the history."""
+    """Give the smaller module what Torch-Pruning does not know of: masks and frozen parameters."""
     for name, mask in masks.read(model).items():
         layer = small.get_submodule(name.removesuffix("weight").removesuffix("."))
         if name in left:
@@ -189,8 +189,6 @@ def _restore_state(model: nn.Module, small: nn.Module, left: Mapping[str, tuple[
             layer.weight_mask = mask[rows][:, columns]
     for name, parameter in model.named_parameters():
         small.get_parameter(name).requires_grad_(parameter.requires_grad)
-    if hasattr(small, "_fairlib_training"):
-        small._fairlib_training = replace(small._fairlib_training, kept={})
 
 
 def _outputs(model: nn.Module, inputs: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ class Predictions:
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[nn.Module]:
     """Within the block the model is in eval mode; afterwards every submodule has the mode it had."""
-    training = [module for module in model.modules() if module.training]
+    training = [module for module in model.modules() if getattr(module, "training", False)]  # A frozen script has none.
     if training:
         model.eval()
     try:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from fairlib._validation import lookup
 from fairlib.data import GroupedDataset
+from fairlib.network.memory import memory_of, remember
 from fairlib.network.relu_calls import RELUS, refuse_unsplit, split, watch
 
 GRANULARITIES = ("pixel", "channel", "layer")
@@ -118,8 +119,7 @@ def gate(model: nn.Module, data: GroupedDataset | Tensor | None = None) -> nn.Mo
     if not gates(gated):
         raise ValueError(f"{type(model).__name__} has no ReLU to gate")
     _refuse_change(model, gated, inputs)
-    gated.input_shape = tuple(inputs.shape[1:])
-    return gated
+    return remember(gated, input_shape=tuple(inputs.shape[1:]))
 
 
 def install(model: nn.Module, state_dict: Mapping[str, Tensor]) -> nn.Module:
@@ -292,9 +292,9 @@ def count(model: nn.Module, image_size: int | None = None) -> pd.DataFrame:
         ValueError: If the image size is needed and missing, or the gates are for another one; as :func:`gate` for
             models that have ReLUs without gates.
     """
-    found = gates(model)
-    if found and image_size is not None and getattr(model, "input_shape", (image_size,))[-1] != image_size:
-        raise ValueError(f"the model was gated for images of {model.input_shape[-1]} pixels, not of {image_size}")
+    found, shape = gates(model), memory_of(model).input_shape
+    if found and image_size is not None and shape is not None and shape[-1] != image_size:
+        raise ValueError(f"the model was gated for images of {shape[-1]} pixels, not of {image_size}")
     inside = {id(one.activation) for one in found.values()}
     bare = any(isinstance(module, RELUS) and id(module) not in inside for module in model.modules())
     gated = gate(model, None if image_size is None else _blank(model, image_size)) if bare or not found else model
@@ -314,11 +314,10 @@ def example(model: nn.Module, data: GroupedDataset | Tensor | None) -> Tensor:
     Raises:
         ValueError: If neither ``data``, of which only the shape is used, nor :func:`fairlib.build` tells the shape.
     """
+    shape = memory_of(model).input_shape
     if data is not None:
         shape = (data if isinstance(data, Tensor) else data.inputs).shape[1:]
-    elif hasattr(model, "input_shape"):
-        shape = model.input_shape
-    else:
+    elif shape is None:
         raise ValueError(
             "the number of ReLUs depends on the shape of the inputs: give data=, a GroupedDataset or a tensor (N, ...)"
         )
@@ -435,7 +434,7 @@ def _blank(model: nn.Module, image_size: int) -> Tensor:
     layers = (module for module in model.modules() if isinstance(module, nn.Conv2d | nn.Linear))
     first = next(layers, None)
     if not isinstance(first, nn.Conv2d):
-        shape = getattr(model, "input_shape", None)
+        shape = memory_of(model).input_shape
         if shape is None:
             raise ValueError(f"an image size does not tell the inputs of {type(model).__name__}; gate it with its data")
         return torch.empty(1, shape[0], image_size, image_size)

@@ -13,6 +13,8 @@ from fairlib.network.masks import BUFFER, apply
 def restore(module: nn.Module, state_dict: Mapping[str, Tensor]) -> nn.Module:
     """A copy of a freshly built dense module with the weights, masks *and gates* of ``state_dict``, in eval mode.
 
+    How it was trained is in no ``state_dict``: its :func:`fairlib.history` and its price are unknown.
+
     Raises:
         ValueError: If a mask belongs to no prunable weight of the module, or a gate to no ReLU of it: gating has split
             its ReLUs, so that it needs :func:`fairlib.linearization.gate` first.

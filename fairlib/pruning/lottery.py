@@ -10,7 +10,7 @@ from torch import nn
 from fairlib._validation import check_number
 from fairlib.data import GroupedDataset
 from fairlib.network import masks
-from fairlib.network.memory import add_gradients, gradient_evaluations, steps_kept, weights_at
+from fairlib.network.memory import inherit, memory_of, remember, weights_at
 from fairlib.pruning.selection import keep_highest, shrinking
 from fairlib.randomness import seeded
 from fairlib.training import fit
@@ -62,12 +62,13 @@ def lottery(
     """
     check_number("rewind", rewind, 0, whole=True)
     settings = {"seed": seed, **train, "keep": rewind}
-    trained = model if steps_kept(model) else fit(_initialized(model, seed), data, **settings)
+    trained = model if memory_of(model).kept else fit(_initialized(model, seed), data, **settings)
     start = weights_at(trained, rewind)
     for level in shrinking(sparsity, rate, start=masks.sparsity(trained)):
         scores = {name: weight.abs() for name, weight in masks.prunable(trained).items()}
         ticket = copy.deepcopy(trained)
         ticket.load_state_dict({**ticket.state_dict(), **start})
+        inherit(ticket, trained)  # What led to the mask has gone into it.
         trained = fit(masks.apply(ticket, keep_highest(trained, scores, level)), data, start=rewind, **settings)
     return trained
 
@@ -83,4 +84,4 @@ def _initialized(model: nn.Module, seed: int) -> nn.Module:
                     f"{name or type(module).__name__} has parameters but no reset_parameters to initialize them by; "
                     f"give a model that fairlib.fit(..., keep=...) has trained"
                 )
-    return add_gradients(fresh, -gradient_evaluations(fresh))  # What the model had learned is gone.
+    return remember(fresh, price=0)  # What the model had learned is gone.

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from fairlib import environment
 from fairlib.data import GroupedDataset
-from fairlib.network.memory import TrainingRecord, add_gradients
+from fairlib.network.memory import add_gradients, inherit, memory_of
 from fairlib.training.distillation import Distillation
 from fairlib.training.loop import fit
 
@@ -62,13 +62,13 @@ def cached_fit(model: nn.Module, data: GroupedDataset, *, folder: Path | None, *
         except (OSError, SafetensorError) as error:
             warnings.warn(f"the trained model was not kept in the cache {folder}: {error}", stacklevel=2)
         return trained
-    state, record = found
+    state, history, kept = found
     trained = copy.deepcopy(model)
     trained.load_state_dict(state)
     if settings.get("channels_last"):
         trained = trained.to(memory_format=torch.channels_last)
-    trained._fairlib_training = record
-    add_gradients(trained, sum(row["gradients"] for row in record.history))
+    inherit(trained, model, history=history, kept=kept)
+    add_gradients(trained, sum(row["gradients"] for row in history))
     return trained.to(environment.resolve(settings.get("device", "auto"))).eval()
 
 
@@ -128,20 +128,20 @@ def _checksum(tensors: Mapping[str, Tensor], text: str = "") -> str:
 
 
 def _write(path: Path, trained: nn.Module) -> None:
-    record = trained._fairlib_training
+    memory = memory_of(trained)
     tensors = {f"state/{name}": tensor for name, tensor in trained.state_dict().items()}
-    for step, kept in record.kept.items():
+    for step, kept in memory.kept.items():
         tensors |= {f"kept/{step}/{name}": tensor for name, tensor in kept.items()}
     tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-    history = json.dumps(record.history)
+    history = json.dumps(memory.history)
     metadata = {"history": history, "checksum": _checksum(tensors, history)}
     path.parent.mkdir(parents=True, exist_ok=True)
     with environment.written(path) as new:
         save_file(tensors, new, metadata=metadata)
 
 
-def _read(path: Path) -> tuple[dict[str, Tensor], TrainingRecord] | None:
-    """Weights and record of an entry; None if there is none that can be trusted."""
+def _read(path: Path) -> tuple[dict[str, Tensor], list[dict[str, float]], dict[int, dict[str, Tensor]]] | None:
+    """Weights, history and kept weights of an entry; None if there is none that can be trusted."""
     try:
         with safe_open(path, framework="pt") as entry:
             tensors = {name: entry.get_tensor(name) for name in entry.keys()}  # noqa: SIM118 - it is no mapping
@@ -153,7 +153,7 @@ def _read(path: Path) -> tuple[dict[str, Tensor], TrainingRecord] | None:
         return None
     steps = {int(name.split("/")[1]) for name in tensors if name.startswith("kept/")}
     kept = {step: _below(f"kept/{step}/", tensors) for step in steps}
-    return _below("state/", tensors), TrainingRecord(history, kept)
+    return _below("state/", tensors), history, kept
 
 
 def _below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -19,7 +19,7 @@ from fairlib.data import GroupedDataset
 from fairlib.models.normalization import fill_normalization
 from fairlib.network import masks
 from fairlib.network.evaluation import check_logits, placement, predict
-from fairlib.network.memory import TrainingRecord, add_gradients
+from fairlib.network.memory import add_gradients, inherit
 from fairlib.randomness import seeded
 from fairlib.training.protocols import Batch, Constraint, ConstraintRun, Objective, Sparsifier
 
@@ -182,7 +182,7 @@ def fit(
             loop.history.append(row)
             if stop and stop(row):
                 break
-    trained._fairlib_training = TrainingRecord(loop.history, loop.kept)
+    inherit(trained, model, history=loop.history, kept=loop.kept)
     return add_gradients(trained, sum(row["gradients"] for row in loop.history)).eval()
 
 

@@ -120,6 +120,8 @@ def test_where_nothing_can_be_removed_the_result_is_a_copy(cnn, images):
     small = compact(sparse, images)
     assert small is not sparse and _shapes(small) == _shapes(sparse)
     assert all(torch.equal(value, small.state_dict()[name]) for name, value in sparse.state_dict().items())
+    same = compact(fairlib.fit(sparse, images, epochs=1, keep=0), images)
+    assert torch.equal(fairlib.weights_at(same, 0)["features.0.weight"], sparse.features[0].weight)
 
 
 def test_cost_by_hand(images):

@@ -11,6 +11,7 @@ import fairlib
 from fairlib.linearization import count, gate
 from fairlib.linearization.deepreduce import culled_and_thinned, masks_of
 from fairlib.network import gates
+from fairlib.network.memory import remember
 
 IMAGES = torch.rand(3, 3, 16, 16, generator=torch.Generator().manual_seed(0))
 
@@ -245,7 +246,7 @@ def test_learning_begins_where_the_gates_are(cnn, images, granularity):
 
 def test_relus_beside_gates_are_gated_and_counted_too(cnn):
     grown = nn.Sequential(gate(cnn), nn.Linear(3, 10), nn.ReLU())
-    grown.input_shape = (1, 8, 8)
+    remember(grown, input_shape=(1, 8, 8))
     assert count(grown).attrs["total"] == 864 + 10
     linear = gates.apply(gate(grown), {"2": torch.zeros(10, dtype=torch.bool)})
     assert count(linear).attrs["total"] == 864

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 import fairlib
 from fairlib.linearization import count, gate
 from fairlib.network import gates
+from fairlib.network.memory import memory_of
 
 IMAGES = torch.rand(3, 3, 16, 16, generator=torch.Generator().manual_seed(0))
 
@@ -152,7 +153,7 @@ def test_all_else_of_a_split_module_stays_and_survives_copies_and_pickling():
     assert torch.equal(thawed(inputs), model_without_lambda(inputs))
     for each in (gated, copy.deepcopy(gated), gates.apply(gated, {})):
         assert torch.equal(each(inputs), model(inputs)) and torch.equal(each.predict(inputs), model.predict(inputs))
-        assert isinstance(each, _Rich) and each.input_shape == (6,)
+        assert isinstance(each, _Rich) and memory_of(each).input_shape == (6,)
         assert set(each.state_dict()) == {*model.state_dict(), *(f"{name}.keep" for name in gates.gates(each))}
     linear = gates.apply(gated, {name: torch.zeros(6, dtype=torch.bool) for name in gates.gates(gated)})
     again = gates.apply(gated, {})
