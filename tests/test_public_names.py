@@ -67,7 +67,7 @@ def test_what_is_offered_are_the_names_and_the_modules():
 
 
 def test_an_unknown_name_is_an_error_of_the_ordinary_kind():
-    with pytest.raises(AttributeError, match=".*fairlib.*quantise"):
+    with pytest.raises(AttributeError, match=r"fairlib.*quantise"):
         _ = fairlib.quantise
     with pytest.raises(ImportError, match="cannot import name 'quantise' from 'fairlib'"):
         from fairlib import quantise  # noqa: F401
