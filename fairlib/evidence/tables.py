@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,14 +45,12 @@ class Recorded:
         return self.table is not None
 
     def __str__(self) -> str:
-        if self.table is None:
-            return f"{self.path.name}, not there"
         return plots.source(self.table, self.evidence, self.path.with_suffix(".json"))
 
     @property
     def evidence(self) -> str:
         """The kind of evidence: an embedded study or a real-data run."""
-        return "embedded study" if set(self._there()["data"].dropna()) <= set(EMBEDDED) else "real-data run"
+        return "embedded study" if set(self.table["data"].dropna()) <= set(EMBEDDED) else "real-data run"
 
     @property
     def provenance(self) -> dict[str, Any]:
@@ -83,11 +82,6 @@ class Recorded:
             from IPython.display import display
 
             display(numbers(self.table, *arguments, **settings))
-
-    def _there(self) -> pd.DataFrame:
-        if self.table is None:
-            raise FileNotFoundError(f"there is no recorded table {self.path}")
-        return self.table
 
 
 def recorded(path: str) -> Recorded:
@@ -133,13 +127,9 @@ def intervals(
         ValueError: If a value over seeds is missing or not finite.
     """
     spec = f"{'+' if sign else ''}.{digits}f"
-    texts = {
-        row: {
-            column: _text(value, spec) for column, value in (own if isinstance(own, Mapping) else {"mean": own}).items()
-        }
-        for row, own in values.items()
-    }
-    return _frame(texts, names)
+    rows = {row: own if isinstance(own, Mapping) else {"mean": own} for row, own in values.items()}
+    texts = {row: {column: _text(value, spec) for column, value in own.items()} for row, own in rows.items()}
+    return pd.DataFrame.from_dict(texts, orient="index").astype(object).fillna("").rename_axis(index=names)
 
 
 def tested(
@@ -155,15 +145,8 @@ def tested(
     Returns:
         DataFrame with the columns ``name``, ``p-value`` and ``seeds``.
     """
-    rows = {
-        row: {
-            name: f"{t_interval(own):.{digits}f}",
-            "p-value": f"{sign_flip_test(own):.{digits}f}",
-            "seeds": len(np.asarray(own)),
-        }
-        for row, own in values.items()
-    }
-    return _frame(rows, names)
+    rows = {row: {name: own, "p-value": float(sign_flip_test(own)), "seeds": len(own)} for row, own in values.items()}
+    return intervals(rows, names=names, digits=digits)
 
 
 def beside(
@@ -230,10 +213,9 @@ def correlations(
     rows: dict[Any, dict[str, object]] = {row: {} for row in pairs}
     for row, (x, y, where) in pairs.items():
         for heading, more in columns.items():
-            try:
+            rows[row][heading] = None
+            with suppress(ValueError):
                 rows[row][heading] = effects.group_correlation(table, x=x, y=y, where={**where, **more})
-            except ValueError:
-                rows[row][heading] = None
     return intervals(rows, names=names, digits=2)
 
 
@@ -244,8 +226,8 @@ def sizes(data: Mapping[str, GroupedDataset | Splits]) -> pd.DataFrame:
         data: By name what :func:`fairlib.load` gave, or one part of it.
     """
     counts = {name: sorted(getattr(part, "train", part).group_sizes, reverse=True) for name, part in data.items()}
-    rows = {name: dict(enumerate(map(str, own), 1)) for name, own in counts.items()}
-    return _frame(rows, "training images").rename_axis(columns="rank by size")
+    rows = {name: dict(enumerate(own, 1)) for name, own in counts.items()}
+    return intervals(rows, names="training images").rename_axis(columns="rank by size")
 
 
 def _text(value: object, spec: str) -> object:
@@ -254,9 +236,3 @@ def _text(value: object, spec: str) -> object:
     if np.ndim(value):
         return format(t_interval(value), spec)
     return format(value, spec) if isinstance(value, float | np.floating) else str(value)
-
-
-def _frame(rows: Mapping[Any, Mapping[str, object]], names: str | Sequence[str] | None) -> pd.DataFrame:
-    """A table of rows, in their order, with nothing where a row lacks a column."""
-    table = pd.DataFrame.from_dict({row: dict(own) for row, own in rows.items()}, orient="index")
-    return table.astype(object).fillna("").rename_axis(index=names)
