@@ -31,7 +31,8 @@ Row = Mapping[str, object]
 class Recorded:
     """A recorded table, or the place of one that is not there; true if it is there.
 
-    As a text it is the line that says where the table comes from (:func:`fairlib.plots.provenance`).
+    As a text it is the line that says where the table comes from (:func:`fairlib.plots.provenance`), an empty one if
+    there is none.
 
     Attributes:
         path: Path of the CSV file; its provenance lies beside it, under the same name with the suffix ``.json``.
@@ -45,12 +46,11 @@ class Recorded:
         return self.table is not None
 
     def __str__(self) -> str:
-        return plots.source(self.table, self.evidence, self.path.with_suffix(".json"))
-
-    @property
-    def evidence(self) -> str:
-        """The kind of evidence: an embedded study or a real-data run."""
-        return "embedded study" if set(self.table["data"].dropna()) <= set(EMBEDDED) else "real-data run"
+        if self.table is None:
+            return ""
+        embedded = set(self.table["data"].dropna()) <= set(EMBEDDED)
+        evidence = "embedded study" if embedded else "real-data run"
+        return plots.source(self.table, evidence, self.path.with_suffix(".json"))
 
     @property
     def provenance(self) -> dict[str, Any]:
@@ -59,7 +59,7 @@ class Recorded:
 
     def select(self, **where: Any) -> Recorded:
         """Some of its rows (:func:`fairlib.effects.select`), if it is there."""
-        return Recorded(self.path, effects.select(self.table, **where)) if self else self
+        return self if self.table is None else Recorded(self.path, effects.select(self.table, **where))
 
     def draw(self, figure: Callable[..., Figure], *arguments: object, **settings: object) -> None:
         """Draw a figure of the table, with the line that says where it comes from; nothing if there is no table.
@@ -68,7 +68,7 @@ class Recorded:
             figure: Called with the table and what follows; gives back a figure.
             arguments, settings: What follows.
         """
-        if self:
+        if self.table is not None:
             plots.provenance(figure(self.table, *arguments, **settings), self)
 
     def show(self, numbers: Callable[..., object], *arguments: object, **settings: object) -> None:
@@ -78,7 +78,7 @@ class Recorded:
             numbers: Called with the table and what follows.
             arguments, settings: What follows.
         """
-        if self:
+        if self.table is not None:
             from IPython.display import display
 
             display(numbers(self.table, *arguments, **settings))
@@ -228,6 +228,28 @@ def sizes(data: Mapping[str, GroupedDataset | Splits]) -> pd.DataFrame:
     counts = {name: sorted(getattr(part, "train", part).group_sizes, reverse=True) for name, part in data.items()}
     rows = {name: dict(enumerate(own, 1)) for name, own in counts.items()}
     return intervals(rows, names="training images").rename_axis(columns="rank by size")
+
+
+def cases(
+    statement: str, seed: int, excess: ArrayLike, *, tolerance: float = 1e-8, **labels: object
+) -> dict[str, object]:
+    """A row of a page of theory: in how many of some cases a statement is violated, and by how much at most.
+
+    Args:
+        statement: Name of the statement: the id of a claim.
+        seed: Seed of the cases.
+        excess: By how much the left side of an inequality exceeds the right one, or two sides of an equation differ,
+            case by case; any shape.
+        tolerance: Largest excess that is rounding.
+        labels: Further columns.
+
+    Returns:
+        ``statement seed cases violated discrepancy``: the number of cases, the share that exceeds the tolerance, the
+        largest excess or 0.
+    """
+    excess = np.asarray(excess, dtype=float)
+    found = {"violated": float((excess > tolerance).mean()), "discrepancy": max(float(excess.max()), 0.0)}
+    return {"statement": statement, "seed": seed, "cases": excess.size} | found | labels
 
 
 def _text(value: object, spec: str) -> object:
