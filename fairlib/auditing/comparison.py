@@ -16,9 +16,9 @@ from fairlib import environment, statistics
 from fairlib._validation import lookup
 from fairlib.auditing.report import SMALL, Report
 from fairlib.data import GroupedDataset
-from fairlib.diagnostics import DIAGNOSTICS, diagnose, predict
+from fairlib.diagnostics import DIAGNOSTICS, diagnose
 from fairlib.network import gates, masks
-from fairlib.network.evaluation import placement
+from fairlib.network.evaluation import placement, predict
 
 if TYPE_CHECKING:
     pass
