@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fairlib._validation import check_number, check_settings, lookup
 from fairlib.data import GroupedDataset
+from fairlib.diagnostics.computable import NotComputable, NotFinite, check_differentiable, differentiating
 from fairlib.network.evaluation import check_logits, chunks, evaluation_mode, full_precision, placement
 from fairlib.statistics import t_interval
 
@@ -87,14 +88,15 @@ def sample_boundary_distance(
         ``(N,)`` float64.
 
     Raises:
-        ValueError: If the measure is unknown or has no sign, a setting is out of range, or there is only one class.
+        NotComputable: If there is only one class, the measure needs gradients and torch cannot differentiate the model,
+            or (NotFinite) outputs or their gradients are NaN or infinite.
+        ValueError: If the measure is unknown or has no sign, or a setting is out of range.
         TypeError: If a setting is unknown.
-        FloatingPointError: If outputs or their gradients are NaN or infinite.
     """
     function = lookup("measure", measure, MEASURES)
     check_settings(f"measure {measure!r}", function, settings)
     if data.num_classes < 2:
-        raise ValueError(f"a decision boundary needs two classes; the data have one, {data.target_names[0]!r}")
+        raise NotComputable(f"a decision boundary needs two classes; the data have one, {data.target_names[0]!r}")
     device, dtype = placement(model)
 
     def classifier(inputs: Tensor) -> Tensor:
@@ -283,9 +285,10 @@ def _nearest(batch: Batch, inputs: Tensor, reference: Tensor) -> tuple[Tensor, T
     Returns:
         It, ``(n,)``, and the gradient over its norm, of the shape of the inputs; float64. Infinite where all vanish.
     """
-    with torch.enable_grad():
+    with differentiating():
         inputs = inputs.detach().requires_grad_()
         logits = batch.classifier(inputs)
+        check_differentiable(logits)
         columns = logits.sum(0)  # Samples do not interact: the gradient of a sum is that of each.
         gradients = [
             torch.autograd.grad(column, inputs, retain_graph=True, materialize_grads=True)[0] for column in columns
@@ -321,7 +324,7 @@ def _votes(batch: Batch, inputs: Tensor, sigma: float, draws: int, generator: to
 def _finite(name: str, tensor: Tensor) -> Tensor:
     broken = int((~tensor.detach().isfinite()).flatten(1).any(1).sum())
     if broken:
-        raise FloatingPointError(f"{name} are NaN or infinite on {broken} of {len(tensor)} samples")
+        raise NotFinite(f"{name} are NaN or infinite on {broken} of {len(tensor)} samples")
     return tensor
 
 

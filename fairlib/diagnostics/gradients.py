@@ -54,8 +54,8 @@ def group_gradients(
         one sample has no noise floor: NaN.
 
     Raises:
-        FloatingPointError: If the loss or the gradient is NaN or infinite.
-        ValueError: If a parameter name is unknown, there is nothing to differentiate, or ``blocks`` is below 2.
+        NotComputable: As :func:`fairlib.diagnostics.sample_gradient_norms`.
+        ValueError: If a parameter name is unknown, or ``blocks`` is below 2.
 
     Source:
         [T] Section 4 (group gradient norms); the noise floor is the classical variance of a mean, estimated as in a

@@ -13,6 +13,7 @@ from torch.func import grad, jacrev, vjp, vmap
 
 from fairlib._validation import check_number
 from fairlib.data import GroupedDataset
+from fairlib.diagnostics.computable import NotFinite, differentiating
 from fairlib.diagnostics.objective import BUDGET, MeanLoss, members
 from fairlib.network.evaluation import evaluation_mode, full_precision
 
@@ -80,8 +81,9 @@ def hessian_bound(
         one sample of several was (float64). A group without samples has NaN.
 
     Raises:
-        ValueError: If a parameter name is unknown, there is nothing to differentiate, or a number is out of range.
-        FloatingPointError: If logits or their derivatives are NaN or infinite.
+        NotComputable: If there is nothing to differentiate, torch cannot differentiate it twice, or (NotFinite) logits
+            or their derivatives are NaN or infinite.
+        ValueError: If a parameter name is unknown, or a number is out of range.
 
     Source:
         [T] Theorem 2 (Eqs 6, 10-13), [D] Proposition 4.5, both corrected: the spectral norm, or the signed end of the
@@ -92,6 +94,7 @@ def hessian_bound(
     if samples is not None:
         check_number("samples", samples, 1, whole=True)
     objective = MeanLoss(model, data, parameters=parameters, dtype=dtype)
+    objective.gradient_graph(objective.index[:1])  # Refuses what can be differentiated only once.
     derivatives = _Derivatives(objective)
     spectrum = partial(_spectrum, derivatives, tol=tol, limit=limit, seed=seed)
     size = _samples_at_once(derivatives, limit)
@@ -151,6 +154,7 @@ class _Derivatives:
             weights,
         )
 
+    @differentiating()
     def _each(self, together: Callable[..., Tensor], alone: Callable[..., Tensor], *arguments: Tensor) -> Tensor:
         if self._together and len(arguments[0]) > 1:
             try:
@@ -275,4 +279,4 @@ def _standard_error(values: Tensor, n: int) -> float:
 def _check_finite(what: str, values: Tensor) -> None:
     broken = int((~values.isfinite()).flatten(1).any(1).sum())
     if broken:
-        raise FloatingPointError(f"the {what} are NaN or infinite for {broken} of {len(values)} samples")
+        raise NotFinite(f"the {what} are NaN or infinite for {broken} of {len(values)} samples")

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fairlib._validation import check_number
+from fairlib.diagnostics.computable import NotFinite
 from fairlib.network.evaluation import full_precision
 
 BLOCK = 4096  # Entries of an inner product that are summed in their own type.
@@ -89,7 +90,7 @@ def lanczos(
             if beta > whole / 2:
                 break
         if not np.isfinite(beta):
-            raise FloatingPointError(f"product {count} of the operator is NaN or infinite")
+            raise NotFinite(f"product {count} of the operator is NaN or infinite")
         matrix = np.block([[matrix, column[:-1, None]], [column]])
         values, vectors = np.linalg.eigh(matrix)
         scale = max(scale, float(np.abs(values).max()))

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fairlib.data import GroupedDataset
+from fairlib.diagnostics.computable import NotFinite
 from fairlib.diagnostics.curvature import extremes, warn_of_doubtful
 from fairlib.diagnostics.lanczos import inner, norm
 from fairlib.diagnostics.objective import MeanLoss, check_parameters, members
@@ -62,7 +63,8 @@ def taylor_terms(
     Raises:
         ValueError: If the two differ in the name or the shape of a parameter, a name is unknown, or a weight outside
             the masks of ``model`` is not zero in ``compressed``.
-        FloatingPointError: If a loss or a term is NaN or infinite.
+        NotComputable: If there is nothing to differentiate, torch cannot differentiate it twice, or (NotFinite) a loss
+            or a term is NaN or infinite.
 
     Warns:
         UserWarning: If a buffer that is no mask differs.
@@ -129,7 +131,7 @@ def excessive_loss_bound(
 
     Raises:
         ValueError: As :func:`taylor_terms`.
-        FloatingPointError: As :func:`taylor_terms`.
+        NotComputable: As :func:`taylor_terms`.
 
     Warns:
         UserWarning: As :func:`taylor_terms`.
@@ -219,5 +221,5 @@ def _buffers(model: nn.Module) -> dict[str, Tensor]:
 def _finite(name: str, row: dict[str, float]) -> dict[str, float]:
     broken = [column for column, value in row.items() if not math.isfinite(value)]
     if broken:
-        raise FloatingPointError(f"{broken[0]} of group {name!r} is {row[broken[0]]}")
+        raise NotFinite(f"{broken[0]} of group {name!r} is {row[broken[0]]}")
     return row

@@ -14,10 +14,10 @@ from fairlib._validation import check_number, lookup
 from fairlib.data import GroupedDataset
 from fairlib.diagnostics.curvature import extremes
 from fairlib.diagnostics.frozen import Pattern
-from fairlib.diagnostics.objective import MeanLoss, aliases, check_parameters, evaluate
+from fairlib.diagnostics.objective import MeanLoss, check_parameters
 from fairlib.mitigation.lagrangian import Lagrangian, MovingAverage, named, sizes_of
 from fairlib.network import masks
-from fairlib.network.evaluation import evaluation_mode, full_precision, placement
+from fairlib.network.evaluation import aliases, evaluate, evaluation_mode, full_precision, placement
 from fairlib.training import Batch, Constraint, Objective, with_gradient
 
 Vector = Sequence[Tensor]  # One tensor for each parameter.
