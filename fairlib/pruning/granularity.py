@@ -91,7 +91,8 @@ class Filters:
         if not self.sets:
             raise ValueError(f"{type(model).__name__} has no channel that can be removed; take granularity='weight'")
         self.kept: dict[str, Tensor] = {}
-        self.sparsity, self.gone = -1.0, []
+        self.sparsity = -1.0
+        self.gone: list[int] = []
 
     def start(self) -> list[Tensor]:
         norms = channels.channel_scores(self.model, self.sets, lambda filters: filters.norm(dim=1))
