@@ -10,7 +10,7 @@ from torch import nn
 
 from fairlib._validation import check_number, check_settings, lookup
 from fairlib.data import GroupedDataset
-from fairlib.pruning.bifp import bifp, bip, epochs_within
+from fairlib.pruning.bifp import bifp, bip, bip_from_flat, epochs_within, from_flat
 from fairlib.pruning.fairgrape import fairgrape
 from fairlib.pruning.filter_norm import filter_norm
 from fairlib.pruning.fpgm import fpgm
@@ -37,6 +37,9 @@ METHODS: dict[str, Callable[..., nn.Module]] = {
 
 BILEVEL = ("bip", "bifp")
 """Methods with a rule of their own for what a training is held to, in the place of a constraint."""
+
+_GATHER = {"bip": bip_from_flat, "bifp": from_flat}
+"""From flat settings to the arguments of a method that takes objects."""
 
 _OFFERED = ("sparsity", "data", "train", "seed")  # What prune hands to every method and schedule that asks for it.
 
@@ -80,6 +83,7 @@ def prune(
     check(method, schedule=schedule, train=train, **settings)
     check_number("sparsity", sparsity, 0, 1)
     offered = {"data": data, "train": {"seed": seed, **(train or {})}, "seed": seed}
+    settings = _GATHER.get(method, dict)(**settings)
     once = partial(METHODS[method], **_asked_for(f"method {method!r}", METHODS[method], offered), **settings)
     name, options = _named(schedule)
     run = SCHEDULES[name]
@@ -106,7 +110,10 @@ def check(
         TypeError: If a setting is unknown.
     """
     function = lookup("pruning method", method, METHODS)
-    check_settings(f"pruning method {method!r}", function, settings, given=_OFFERED)
+    if method in _GATHER:
+        _GATHER[method](**settings)
+    else:
+        check_settings(f"pruning method {method!r}", function, settings, given=_OFFERED)
     name, options = _named(schedule)
     check_settings(f"schedule {name!r}", lookup("schedule", name, SCHEDULES), options, given=_OFFERED)
     if name != "one-shot" and _takes_train(function):
