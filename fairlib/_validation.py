@@ -61,12 +61,12 @@ def check_number(
     high: float = math.inf,
     *,
     whole: bool = False,
-    beyond: bool = False,
-    upto: bool = False,
+    low_open: bool = False,
+    high_closed: bool = False,
 ) -> None:
     """Refuse what is no number in [low, high), or no integer where ``whole``.
 
-    The range is without ``low`` where ``beyond``, and with ``high`` where ``upto``.
+    The interval is open at ``low`` where ``low_open``, and closed at ``high`` where ``high_closed``.
 
     Raises:
         TypeError: If the value is no number, or no integer where one is needed.
@@ -76,6 +76,6 @@ def check_number(
     acceptable = isinstance(value, kind) and not isinstance(value, bool)
     if not acceptable:
         raise TypeError(f"{name} must be {wanted}, got {value!r}")
-    if not (low <= value < high or (upto and value == high)) or (beyond and value == low):
-        ends = "(" if beyond else "[", "]" if upto else ")"
+    if not (low <= value < high or (high_closed and value == high)) or (low_open and value == low):
+        ends = "(" if low_open else "[", "]" if high_closed else ")"
         raise ValueError(f"{name} must lie in {ends[0]}{low:g}, {high:g}{ends[1]}, got {value}")

@@ -160,7 +160,7 @@ class Eigensearch:
     def __post_init__(self) -> None:
         lookup("choice of eigenvalues", self.ends, ENDS)
         lookup("kind of products", self.products, dict.fromkeys(PRODUCTS))
-        check_number("tol", self.tol, 0, beyond=True)
+        check_number("tol", self.tol, 0, low_open=True)
         check_number("limit", self.limit, 2, whole=True)
 
 

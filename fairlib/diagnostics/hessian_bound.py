@@ -92,7 +92,7 @@ def hessian_bound(
         spectrum, in the place of the largest eigenvalue, and logits in the place of f.
     """
     check_number("limit", limit, 1, whole=True)
-    check_number("tol", tol, 0, 1, beyond=True)
+    check_number("tol", tol, 0, 1, low_open=True)
     if samples is not None:
         check_number("samples", samples, 1, whole=True)
     objective = MeanLoss(model, data, parameters=parameters, dtype=dtype)

@@ -182,7 +182,7 @@ def _relus(model: nn.Module, budget: float | None, relus: int | None) -> int:
         check_number("relus", relus, 0, whole=True)
         wanted = relus
     else:
-        check_number("budget", budget, 0, 1, upto=True)
+        check_number("budget", budget, 0, 1, high_closed=True)
         wanted = round(budget * int(table["units"].sum()))
     gates.check_count(wanted, table.attrs["total"])
     return wanted

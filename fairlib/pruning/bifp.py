@@ -111,7 +111,7 @@ def bifp(
         our choice.
     """
     check_number("sparsity", sparsity, 0, 1)
-    check_number("held_out", held_out, 0, 1, beyond=True)
+    check_number("held_out", held_out, 0, 1, low_open=True)
     in_upper, in_lower = lookup("level to constrain", constrain, CONSTRAIN)
     form_of = lookup("granularity", granularity, GRANULARITIES)
     penalty.refuse_without_gradient()
@@ -239,7 +239,7 @@ def epochs_within(budget: int, *, held_out: float = 0.25, search: float = 0.75) 
         ValueError: If a number is out of range, or the budget is too small for one epoch of both.
     """
     check_number("budget", budget, 2, whole=True)
-    check_number("held_out", held_out, 0, 1, beyond=True)
+    check_number("held_out", held_out, 0, 1, low_open=True)
     mask = MaskSearch(search=search)
 
     def cost(epochs: int) -> float:

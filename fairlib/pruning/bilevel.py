@@ -68,12 +68,12 @@ class MaskSearch:
     def __post_init__(self) -> None:
         lookup("init", self.init, dict.fromkeys(INITS))
         lookup("hypergradient", self.hypergradient, dict.fromkeys(HYPERGRADIENTS))
-        check_number("gamma", self.gamma, 0, beyond=True)
-        check_number("lr of the mask", self.lr, 0, beyond=True)
+        check_number("gamma", self.gamma, 0, low_open=True)
+        check_number("lr of the mask", self.lr, 0, low_open=True)
         check_number("momentum of the mask", self.momentum, 0, 1)
         check_number("every", self.every, 1, whole=True)
         check_number("val_batch_size", self.val_batch_size, 0, whole=True)
-        check_number("search", self.search, 0, 1, beyond=True, upto=True)
+        check_number("search", self.search, 0, 1, low_open=True, high_closed=True)
 
     def rounds(self, epochs: int) -> int:
         """In how many of the epochs the mask is learned."""

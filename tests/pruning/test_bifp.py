@@ -356,25 +356,6 @@ def test_epochs_and_batches_that_are_not_given_are_those_of_a_training():
     assert {name: of_fit[name].default for name in DEFAULTS} == DEFAULTS
 
 
-@pytest.mark.parametrize(
-    ("setting", "message"),
-    [
-        (dict(init="uniform"), "unknown init 'uniform'; known: magnitude, random"),
-        (dict(hypergradient="exact"), "unknown hypergradient 'exact'; known: hessian-free, conjugate-gradient, direct"),
-        (dict(gamma=0.0), r"gamma must lie in \(0, inf\), got 0.0"),
-        (dict(lr=0.0), r"lr of the mask must lie in \(0, inf\), got 0.0"),
-        (dict(momentum=1.0), r"momentum of the mask must lie in \[0, 1\), got 1.0"),
-        (dict(every=0), r"every must lie in \[1, inf\), got 0"),
-        (dict(val_batch_size=-1), r"val_batch_size must lie in \[0, inf\), got -1"),
-        (dict(search=0.0), r"search must lie in \(0, 1\], got 0.0"),
-        (dict(search=1.1), r"search must lie in \(0, 1\], got 1.1"),
-    ],
-)
-def test_a_mask_search_that_makes_no_sense_is_refused(setting, message):
-    with pytest.raises(ValueError, match=message):
-        MaskSearch(**setting)
-
-
 @pytest.mark.parametrize("relaxed", [False, True])
 @pytest.mark.parametrize("gradual", [False, True])
 @pytest.mark.parametrize("hypergradient", ["hessian-free", "conjugate-gradient", "direct"])
