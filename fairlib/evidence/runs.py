@@ -355,7 +355,7 @@ def _execute(notebook: Path, folder: Path, given: Mapping[str, Scalar], failed: 
         # The kernel of this environment, with nothing of the user's own IPython.
         settings = {_FOLDER: str(folder), "JUPYTER_PREFER_ENV_PATH": "1", "IPYTHONDIR": profile}
         try:
-            with _environment(settings):
+            with variables(settings):
                 papermill.execute_notebook(
                     _unformatted(notebook),
                     _unformatted(executed),
@@ -380,7 +380,8 @@ def _unformatted(path: Path) -> str:
 
 
 @contextmanager
-def _environment(settings: Mapping[str, str]) -> Iterator[None]:
+def variables(settings: Mapping[str, str]) -> Iterator[None]:
+    """Set variables of the environment, and in the end put back what was there."""
     before = {name: os.environ.get(name) for name in settings}
     os.environ.update(settings)
     try:
