@@ -40,7 +40,7 @@ NOTEBOOK, RECORDS, RUN = "notebook.ipynb", "records.parquet", "run.json"
 _REPLACED = "replaced"  # In a run's folder for an instant: the run it takes the place of.
 _FOLDER = "FAIRLIB_RUN"  # In a run's kernel: where `record` writes to.
 # What no number and no page comes from. A report counts by its numbers; no page shows it as HTML.
-_LEFT_OUT = ("cli", "auditing/report", "evidence/grids", "evidence/ledger")
+_LEFT_OUT = ("cli", "auditing/report", "evidence/grids", "evidence/ledger", "evidence/verify")
 _TYPES = {
     "bool": (bool, "true or false"),
     "int": (int, "an int"),
@@ -359,7 +359,7 @@ def _execute(notebook: Path, folder: Path, given: Mapping[str, Scalar], failed: 
         # The kernel of this environment, with nothing of the user's own IPython.
         settings = {_FOLDER: str(folder), "JUPYTER_PREFER_ENV_PATH": "1", "IPYTHONDIR": profile}
         try:
-            with _environment(settings):
+            with variables(settings):
                 papermill.execute_notebook(
                     _unformatted(notebook),
                     _unformatted(executed),
@@ -384,7 +384,8 @@ def _unformatted(path: Path) -> str:
 
 
 @contextmanager
-def _environment(settings: Mapping[str, str]) -> Iterator[None]:
+def variables(settings: Mapping[str, str]) -> Iterator[None]:
+    """Set variables of the environment, and in the end put back what was there."""
     before = {name: os.environ.get(name) for name in settings}
     os.environ.update(settings)
     try:

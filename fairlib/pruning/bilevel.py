@@ -15,10 +15,9 @@ from torch.nn.utils import parametrize
 
 from fairlib._validation import check_number, lookup
 from fairlib.data import GroupedDataset
-from fairlib.diagnostics.objective import aliases, evaluate
 from fairlib.diagnostics.vectors import Parts
 from fairlib.network import masks
-from fairlib.network.evaluation import placement
+from fairlib.network.evaluation import aliases, evaluate, placement
 from fairlib.pruning.granularity import Form
 from fairlib.pruning.hypergradient import direct, hessian_free, implicit
 from fairlib.pruning.selection import ramped
