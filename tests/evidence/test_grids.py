@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from toy_notebooks import finish, write_notebook
+from toy_notebooks import RECORD, finish, write_notebook
 
 from fairlib import environment
 from fairlib.evidence import grids, runs
