@@ -1,7 +1,5 @@
 """Errors that help: the one place where a name is looked up and an argument is checked."""
 
-from __future__ import annotations
-
 import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping

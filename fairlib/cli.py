@@ -1,7 +1,5 @@
 """The console command: ``fairlib run``, ``fairlib gather``, ``fairlib verify``, ``fairlib ledger``."""
 
-from __future__ import annotations
-
 import argparse
 import re
 import signal

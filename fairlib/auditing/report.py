@@ -3,8 +3,6 @@
 No number is made here, and no page of the book comes from here: an edit executes no notebook.
 """
 
-from __future__ import annotations
-
 import html
 import io
 import math

@@ -1,7 +1,5 @@
 """Grouped data: what a data set is, how it is split, and the registry of those that can be loaded by name."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a data set hands over before target, group and split are chosen: pictures and their attributes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """What a model does to each group: performance, gradients, curvature, distance to the boundary. Nothing here trains."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 

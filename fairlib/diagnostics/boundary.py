@@ -1,7 +1,5 @@
 """How far a sample is from where its class changes: five measures that bear one name in the literature."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """What cannot be computed for a model, told from bugs and from bad input."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Gradient norms of groups, beside the noise that a group of that size shows anyway."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pandas as pd

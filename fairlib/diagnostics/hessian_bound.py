@@ -1,7 +1,5 @@
 """Theorem 2: the largest eigenvalue of a group's Hessian, bounded by closeness to the boundary and by errors."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 

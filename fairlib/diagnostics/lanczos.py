@@ -1,7 +1,5 @@
 """The extreme eigenvalues of symmetric operators that are known by their products only."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """The training objective as a function of the parameters, with the derivatives that the diagnostics are made of."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """The norm of every sample's own gradient, for little more than one gradient of them all costs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial

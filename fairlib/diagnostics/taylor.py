@@ -1,7 +1,5 @@
 r"""What a compression step does to the loss of every group: its expansion, and the bound of Theorem 1."""
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """The algebra of vectors of parameters: flat ones, summed in float64, or in parts, one tensor for each parameter."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from functools import reduce
 

@@ -8,8 +8,6 @@ Rows are matched by what identifies them: seed, varied parameters, group, level 
 agree in all of these, up to three columns of numbers that hold the same values in both tables join in.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import operator

@@ -1,7 +1,5 @@
 """Linearization, one method a file. :func:`linearize` calls them by name."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

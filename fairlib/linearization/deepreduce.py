@@ -1,7 +1,5 @@
 """DeepReDuce: whole stages lose their ReLUs, the least critical first, then every second ReLU, then width."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product

@@ -10,8 +10,6 @@ use is the update of a vector, a line of arithmetic. Absolute violations as in [
 and groups that a batch lacks would be ours with it, too.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """MobileNetV2 (Sandler et al. 2018), with torchvision's module names and each ReLU6 a module of its own."""
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 
 from fairlib._validation import check_number

@@ -1,7 +1,5 @@
 """What several architectures share: scaled channel counts, stems, and the initialization of convolutions."""
 
-from __future__ import annotations
-
 from torch import nn
 
 from fairlib._validation import check_number, lookup

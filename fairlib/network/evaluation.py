@@ -1,7 +1,5 @@
 """What a model does to every sample, and to every group on average."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Nothing else knows where that is kept: in one attribute, which goes along with `
 ``state_dict`` holds. Weights that ``load_state_dict`` brings are weights of which nothing is remembered.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace

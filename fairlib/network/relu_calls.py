@@ -6,8 +6,6 @@ replaced from outside. The others are split: the module that makes the calls get
 one, and parameters, buffers, submodules, attributes and hooks are its own.
 """
 
-from __future__ import annotations
-
 import copy
 import inspect
 import types

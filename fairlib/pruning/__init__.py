@@ -1,7 +1,5 @@
 """Pruning, one method a file. :func:`prune` calls them by name."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

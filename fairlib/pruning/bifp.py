@@ -1,7 +1,5 @@
 """Bi-level pruning, plain (BiP) and fair (BiFP): mask and weights are learned together, each for its own objective."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 import math

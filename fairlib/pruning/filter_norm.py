@@ -1,7 +1,5 @@
 """Filter-norm pruning: the channels of smallest filters go."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -1,7 +1,5 @@
 """What a learned mask decides about, single weights or whole channels: from scores to masks of the weights."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from typing import Protocol

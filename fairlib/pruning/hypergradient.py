@@ -21,8 +21,6 @@ Source:
     with approximate gradient (ICML 2016).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

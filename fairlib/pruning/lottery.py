@@ -1,7 +1,5 @@
 """The lottery ticket: iterative magnitude pruning, each round trained again from where the dense network began."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Mapping
 

@@ -1,7 +1,5 @@
 """When the weights go: at once, in rounds with training between, or in the course of one training."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 from torch import nn

@@ -1,7 +1,5 @@
 """From scores to masks: keep the highest, exactly as many as asked, ties decided by position."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

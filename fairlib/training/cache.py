@@ -1,7 +1,5 @@
 """Trained models kept on disk, so that no training is done twice."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import hashlib

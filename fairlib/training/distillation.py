@@ -1,7 +1,5 @@
 """Distillation: a teacher as the objective of :func:`fairlib.fit`."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import KW_ONLY, dataclass, field
 

@@ -1,7 +1,5 @@
 """Group losses and differences of accuracies that can be differentiated."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass

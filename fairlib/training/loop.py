@@ -1,7 +1,5 @@
 """The one training loop. Constraints, teachers and masks plug into it at :mod:`fairlib.training.protocols`."""
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
