@@ -13,7 +13,7 @@ from torch.func import grad, jacrev, vjp, vmap
 
 from fairlib._validation import check_number
 from fairlib.data import GroupedDataset
-from fairlib.diagnostics.computable import NotFinite, differentiating
+from fairlib.diagnostics.computable import differentiating, finite
 from fairlib.diagnostics.objective import BUDGET, MeanLoss, members
 from fairlib.network.evaluation import evaluation_mode, full_precision
 
@@ -170,7 +170,7 @@ def _sample_bounds(derivatives: _Derivatives, spectrum: Callable[..., tuple[Tens
     data = objective.data
     with torch.no_grad():
         logits = objective.logits(objective.theta, index)
-    _check_finite("logits", logits)
+    finite("the logits", logits)
     targets = data.labels(index, objective.device)
     p = logits.softmax(1)
     errors = p - nn.functional.one_hot(targets, data.num_classes)
@@ -193,7 +193,7 @@ def _closeness(p: Tensor, jacobians: Tensor) -> Tensor:
     factor = torch.diag_embed(root) - p.double()[:, :, None] * root[:, None, :]
     gram = (jacobians @ jacobians.mT).double()
     matrix = factor.mT @ gram @ factor
-    _check_finite("gradients of the logits", matrix)
+    finite("the gradients of the logits", matrix)
     return torch.linalg.eigvalsh(matrix)[:, -1].clamp(min=0)
 
 
@@ -204,7 +204,7 @@ def _spectrum(
     size = len(derivatives.point)
     if size <= limit:
         hessians = derivatives.hessians(index, errors)
-        _check_finite("second derivatives of the logits", hessians)
+        finite("the second derivatives of the logits", hessians)
         values = torch.linalg.eigvalsh(hessians.double())
         return values[:, 0], values[:, -1], torch.zeros_like(scale)
     start = torch.randn(size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(errors)
@@ -233,7 +233,7 @@ def _extreme_eigenvalues(
         for q in basis * 2:  # Twice is enough; the second is for what is nearly within the span.
             rest = rest.addcmul(torch.linalg.vecdot(q, rest)[:, None], q, value=-1)
         beta = rest.norm(dim=1)
-        _check_finite("second derivatives of the logits", beta[:, None])
+        finite("the second derivatives of the logits", beta[:, None])
         values, vectors = torch.linalg.eigh(matrix[:, : k + 1, : k + 1])
         residual = beta * vectors[:, -1, [0, -1]].abs().amax(1)
         now = torch.stack([values[:, 0], values[:, -1], residual], dim=1)
@@ -274,9 +274,3 @@ def _standard_error(values: Tensor, n: int) -> float:
     if len(values) == n:
         return 0.0
     return float("nan") if len(values) == 1 else float(values.std() * ((1 - len(values) / n) / len(values)) ** 0.5)
-
-
-def _check_finite(what: str, values: Tensor) -> None:
-    broken = int((~values.isfinite()).flatten(1).any(1).sum())
-    if broken:
-        raise NotFinite(f"the {what} are NaN or infinite for {broken} of {len(values)} samples")
