@@ -8,13 +8,10 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 
 from snakemake.exceptions import WorkflowError
 
-# Two files of fairlib without the rest of it: importing all imports torch, which takes seconds.
-sys.modules["fairlib"] = ModuleType("fairlib")
-sys.modules["fairlib"].__path__ = [str(Path(workflow.basedir, "fairlib"))]
+sys.path.insert(0, str(workflow.basedir))
 from fairlib.evidence import grids, runs
 
 
@@ -104,7 +101,7 @@ rule html:
         """
 
 
-# make sweep GRID=params/study/pruning.yml
+# make sweep GRID=params/study/pruning/matthew-effect.yml
 if "grid" in config:
     POINTS = {point.id: point for point in grids.expand(config["grid"])}
     FORCE = ["--force"] if config.get("force") else []

@@ -5,45 +5,8 @@ Group effects of compression - measured with their uncertainty, explained, and m
 what that did to each group, or run a whole :func:`study`.
 """
 
-from fairlib._version import __version__
-from fairlib.auditing import Report, audit
-from fairlib.data import GroupedDataset, Splits, load
-from fairlib.evidence.runs import record
-from fairlib.linearization import linearize
-from fairlib.mitigation import AccuracyGap, EqualAccuracy, EqualCurvature, EqualLoss, GroupDRO, Reweight
-from fairlib.models import build
-from fairlib.network.compaction import compact
-from fairlib.network.masks import sparsity
-from fairlib.network.memory import gradient_evaluations, history, weights_at
-from fairlib.network.restore import restore
-from fairlib.pruning import prune
-from fairlib.studies import study
-from fairlib.training import DivergenceError, fit
+import lazy_loader
 
-__all__ = [
-    "AccuracyGap",
-    "DivergenceError",
-    "EqualAccuracy",
-    "EqualCurvature",
-    "EqualLoss",
-    "GroupDRO",
-    "GroupedDataset",
-    "Report",
-    "Reweight",
-    "Splits",
-    "__version__",
-    "audit",
-    "build",
-    "compact",
-    "fit",
-    "gradient_evaluations",
-    "history",
-    "linearize",
-    "load",
-    "prune",
-    "record",
-    "restore",
-    "sparsity",
-    "study",
-    "weights_at",
-]
+# The names stand in __init__.pyi, for type checkers too. A module is imported when one of its names is first used: the
+# console command and the Snakefile need no torch, which takes seconds.
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -16,12 +16,101 @@ STUDY = ("seed", "stage", "split", "level", "group", "size")
 """The columns of a study table that its statistics need, beside the one that they measure."""
 
 RUN = ("seed", "stage", "level", "when")
-"""The columns that tell the runs of one study, with one mitigation, from each other. In a table of several pruners
-their column, ``pruner``, does as well."""
+"""The columns that tell the runs of one study, with one mitigation, from each other."""
+
+ARMS = ("arm", "pruner")
+"""Columns that name the arms of a study, and so tell its runs from each other too, where a table has them."""
 
 
 class MissingRowsError(ValueError):
     """A table that lacks the columns or rows that a statistic is of: it belongs to another run."""
+
+
+def select(table: pd.DataFrame, **where: Any) -> pd.DataFrame:
+    """Some rows of a table: ``select(study, stage="compressed", split="test", level=[0.5, 0.9])``.
+
+    Args:
+        table: any table.
+        where: values of columns; of a list, any of its values.
+
+    Raises:
+        ValueError: If there is no such column, or no row with one of the values.
+    """
+    return _select(table, where, ())
+
+
+def attach(table: pd.DataFrame, name: str, *, column: str, on: Iterable[str], where: Mapping[str, Any]) -> pd.DataFrame:
+    """The table with a column more: what a column is in those rows that ``where`` selects and that agree on ``on``.
+
+    So the size that a group has in the training part stands beside its row of the test part:
+    ``attach(study, "train_size", column="size", on=["seed", "group"], where={"stage": "dense", "split": "train"})``.
+
+    Args:
+        table: any table.
+        name: name of the new column.
+        column: the column that is looked up.
+        on: the columns by which a row finds the other one.
+        where: values of columns that select the other rows.
+
+    Returns:
+        A new table; NaN where a row finds no other.
+
+    Raises:
+        ValueError: If a column is missing, or rows that agree on ``on`` have different values.
+    """
+    on = list(on)
+    found = _select(table, where, (*on, column))[[*on, column]].drop_duplicates()
+    if found.duplicated(on).any():
+        raise ValueError(f"several values of {column} where {', '.join(on)} are the same; select rows with `where`")
+    return table.join(found.set_index(on)[column].rename(name), on=on)
+
+
+def price(table: pd.DataFrame) -> pd.Series:
+    """What was paid beside the dense training, row by row, in dense trainings: gradients over those of the dense - 1.
+
+    The dense network of a seed is the one with the fewest gradients: one that no constraint made dearer.
+
+    Args:
+        table: a study table with the diagnostic ``gradients`` and the dense networks.
+
+    Returns:
+        Series with the index of the table.
+
+    Raises:
+        ValueError: If a column or the dense rows are missing.
+    """
+    dense = _select(table, {"stage": "dense"}, ("seed", "gradients")).groupby("seed")["gradients"].min()
+    return (table["gradients"] / table["seed"].map(dense) - 1).rename("price")
+
+
+def by_level(
+    table: pd.DataFrame, *, of: str, where: Mapping[str, Any] | None = None, control: bool = False, **arguments: Any
+) -> pd.DataFrame:
+    """A statistic at every level of a study.
+
+    Args:
+        table: a study table.
+        of: name of one of `STATISTICS` that takes a ``level`` or a ``where``; the latter is computed of the test part
+            unless ``where`` names another.
+        where: values of columns that select the rows.
+        control: also compute it of the control, at its level; for statistics that are no change against the control.
+        arguments: further ones of the statistic.
+
+    Returns:
+        DataFrame with seeds in rows and levels in columns, as :func:`fairlib.plots.by_level` draws it.
+
+    Raises:
+        ValueError: As the statistic, or if its name is unknown.
+    """
+    function, where = lookup("statistic", of, STATISTICS), dict(where or {})
+    chosen = _select(table, where, ("stage", "level"))
+    levels = sorted(set(chosen.loc[chosen["stage"] == "compressed", "level"]))
+    if function in CHANGES:
+        return pd.DataFrame({level: function(table, level=level, where=where, **arguments) for level in levels})
+    stages = dict.fromkeys(chosen.loc[chosen["stage"] == "control", "level"] if control else [], "control")
+    stages |= dict.fromkeys(levels, "compressed")
+    at = {level: {"split": "test"} | where | {"stage": stage, "level": level} for level, stage in stages.items()}
+    return pd.DataFrame({level: function(table, where=at[level], **arguments) for level in sorted(at)})
 
 
 def drop_difference(
@@ -323,6 +412,23 @@ def overall_accuracy(table: pd.DataFrame, *, where: Mapping[str, Any]) -> pd.Ser
     return ((accuracy * sizes).sum(axis=1) / sizes.sum(axis=1)).groupby("seed").mean().rename("value")
 
 
+def overall_change(table: pd.DataFrame, *, level: float, where: Mapping[str, Any] | None = None) -> pd.Series:
+    """Test accuracy over all samples at ``level`` minus that of the control, by seed.
+
+    Args:
+        table, level, where: as in `drop_difference`.
+
+    Returns:
+        Series indexed by seed.
+
+    Raises:
+        ValueError: As `overall_accuracy`.
+    """
+    test = {"split": "test"} | dict(where or {})
+    after = overall_accuracy(table, where=test | {"stage": "compressed", "level": level})
+    return after - overall_accuracy(table, where=test | {"stage": "control"})
+
+
 def by_run(table: pd.DataFrame, keys: Iterable[str]) -> pd.DataFrame:
     r"""The overall accuracy and the gap of every run of a study.
 
@@ -463,12 +569,17 @@ STATISTICS: dict[str, Callable[..., pd.Series]] = {
     "group_correlation": group_correlation,
     "group_difference": group_difference,
     "group_gap": group_gap,
+    "group_gap_by_chance": group_gap_by_chance,
     "level_trend": level_trend,
     "loss_difference": loss_difference,
     "overall_accuracy": overall_accuracy,
+    "overall_change": overall_change,
     "spread_change": spread_change,
 }
 """By name: from a study table and the arguments of a claim to one value per seed."""
+
+CHANGES = (accuracy_change, drop_difference, loss_difference, overall_change, spread_change)
+"""Those that compare a level with the control."""
 
 
 def _select(table: pd.DataFrame, where: Mapping[str, Any], columns: Iterable[str]) -> pd.DataFrame:
@@ -511,7 +622,7 @@ def _by_seed_and_group(rows: pd.DataFrame, value: str) -> pd.DataFrame:
 
 def _by_run_and_group(rows: pd.DataFrame, value: str) -> pd.DataFrame:
     """Runs in rows, groups in columns; exactly one value for each, and the same runs for all seeds."""
-    run = [*RUN, *(["pruner"] if "pruner" in rows else [])]
+    run = [*RUN, *(name for name in ARMS if name in rows)]
     if rows.duplicated([*run, "group"]).any():
         raise ValueError("several rows per run and group; select one split, setting and mitigation with `where`")
     values = rows.pivot(index=run, columns="group", values=value)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 
 import fairlib
+from fairlib import environment
 
 # Threads that wait for each other make tiny models slow on a busy machine.
 torch.set_num_threads(1)
@@ -16,6 +20,14 @@ torch.set_num_threads(1)
 def _own_cache(tmp_path, monkeypatch):
     """No test reads or fills the user's cache."""
     monkeypatch.setenv("FAIRLIB_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def library(tmp_path, monkeypatch) -> Path:
+    """A copy of the code of fairlib, for tests to edit: the digests of code are of this copy."""
+    copy = shutil.copytree(environment.LIBRARY, tmp_path / "fairlib", ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(environment, "LIBRARY", copy)
+    return copy
 
 
 @pytest.fixture

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from fairlib import cli
-from fairlib.evidence import runs
+from fairlib.evidence import grids, runs
 
 ROOT = Path(__file__).parents[1]
 
@@ -82,3 +85,50 @@ def test_a_grid_that_is_none_is_refused(tmp_path, capsys):
     (tmp_path / "grid.yml").write_text("- 1\n")
     assert cli.main(["gather", str(tmp_path / "grid.yml")]) == 2
     assert "must map names to values, got list" in capsys.readouterr().err
+
+
+CLAIMS = """
+- id: H-x
+  source: a source
+  kind: trend
+  statement: a statement
+  statistic: {name: column_mean, column: value}
+  direction: greater
+  threshold: 0.0
+  margin: 0.1
+  notebook: null
+  tables: {default run: table.csv}
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "heavy"),
+    [
+        (["--help"], []),
+        (["gather", "grid.yml"], ["numpy", "pandas"]),
+        (["ledger", "ledger.md"], ["numpy", "pandas"]),
+    ],
+)
+def test_a_command_that_trains_nothing_starts_without_torch(notebook, tmp_path, words, heavy):
+    (tmp_path / "grid.yml").write_text("runs: [{notebook: toy.ipynb, table: gathered.csv}]")
+    (point,) = grids.expand(tmp_path / "grid.yml")
+    point.out.mkdir(parents=True)
+    pd.DataFrame({"value": [1.0]}).to_parquet(point.out / "records.parquet")
+    run = {"files": ["records.parquet"], "parameters": {}, "started": "2026-01-01T00:00:00+00:00", "seconds": 1.5}
+    (point.out / "run.json").write_text(json.dumps(run))
+    (tmp_path / "book").mkdir()
+    (tmp_path / "book" / "claims.yml").write_text(CLAIMS)
+    pd.DataFrame({"seed": range(10), "value": range(1, 11)}).to_csv(tmp_path / "table.csv", index=False)
+    code = f"""
+import sys
+from fairlib import cli
+try:
+    status = cli.main({words})
+except SystemExit as end:
+    status = end.code
+assert status == 0
+print([name for name in ("torch", "matplotlib", "numpy", "pandas") if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == str(heavy), done.stderr
+    assert (tmp_path / words[-1].replace("grid.yml", "gathered.csv")).exists() or words == ["--help"]

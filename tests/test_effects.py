@@ -331,3 +331,64 @@ def test_runs_that_cannot_be_compared_are_refused():
         effects.group_gap(table.assign(accuracy=0.0), relative=True, where={"split": "test"})
     with pytest.raises(ValueError, match="needs groups with samples"):
         effects.overall_accuracy(table.assign(size=0), where={"split": "test"})
+
+
+def test_select_gives_the_rows_with_the_values_asked_for():
+    found = effects.select(TABLE, stage="compressed", split="test", level=[0.5, 0.9])
+    assert found.equals(TABLE[(TABLE["stage"] == "compressed") & (TABLE["split"] == "test")])
+    with pytest.raises(ValueError, match=r"the table has no row with level = 0\.7"):
+        effects.select(TABLE, level=[0.5, 0.7])
+    with pytest.raises(ValueError, match="the table has no column setting"):
+        effects.select(TABLE, setting="equal")
+
+
+def test_attach_puts_the_value_of_other_rows_beside_each_row():
+    on = ["seed", "group"]
+    found = effects.attach(TABLE, "train_size", column="size", on=on, where={"stage": "dense", "split": "train"})
+    sizes = {0: {"A": 100, "B": 50, "C": 10}, 1: {"A": 10, "B": 50, "C": 100}}
+    assert found["train_size"].tolist() == [sizes[seed][group] for seed, group in TABLE[["seed", "group"]].to_numpy()]
+    assert found.drop(columns="train_size").equals(TABLE) and "train_size" not in TABLE
+    one = effects.attach(TABLE, "first", column="size", on=on, where={"seed": 0, "split": "train"})
+    assert one.loc[one["seed"] == 1, "first"].isna().all() and one.loc[one["seed"] == 0, "first"].notna().all()
+    with pytest.raises(ValueError, match="several values of size where seed, group are the same; select rows"):
+        effects.attach(TABLE, "size_of", column="size", on=on, where={"stage": "dense"})
+
+
+def test_a_price_is_in_trainings_of_the_plain_dense_network():
+    stages, seeds = ["dense", "compressed", "dense", "compressed"], [0, 0, 1, 1]
+    plain = pd.DataFrame({"seed": seeds, "stage": stages, "arm": "plain", "gradients": [100, 150, 200, 200]})
+    fair = pd.DataFrame({"seed": seeds, "stage": stages, "arm": "fair", "gradients": [110, 330, 220, 500]})
+    table = pd.concat([plain, fair], ignore_index=True)
+    assert effects.price(table).tolist() == pytest.approx([0, 0.5, 0, 0, 0.1, 2.3, 0.1, 1.5])
+    with pytest.raises(ValueError, match="no row with stage = 'dense'"):
+        effects.price(table[table["stage"] != "dense"])
+
+
+def test_overall_change_weighs_the_groups_by_their_test_samples():
+    """Seed 0: (.9, .7, .4) after (.9, .8, .7) of 10, 11 and 12 samples; seed 1: (.8, .8, .75)."""
+    found = effects.overall_change(TABLE.assign(when="never"), level=0.9)
+    assert found.tolist() == pytest.approx([-(11 * 0.1 + 12 * 0.3) / 33, (10 * -0.1 + 12 * 0.05) / 33])
+
+
+def test_by_level_is_the_statistic_at_every_level():
+    table = pd.concat([TABLE.assign(setting="a"), TABLE.assign(setting="b", accuracy=0.5)]).assign(when="never")
+    where = {"setting": "a"}
+    drops = effects.by_level(table, of="drop_difference", where=where, share=1 / 3)
+    assert list(drops) == [0.5, 0.9] and drops.index.tolist() == [0, 1]
+    pd.testing.assert_series_equal(drops[0.9], effects.drop_difference(TABLE, level=0.9), check_names=False)
+    gaps = effects.by_level(table, of="group_gap", where=where, control=True)
+    assert list(gaps) == [0.0, 0.5, 0.9]
+    assert gaps.to_numpy() == pytest.approx(np.array([[0.2, 0.0, 0.5], [0.2, 0.0, 0.05]]))
+    train = effects.by_level(table, of="overall_accuracy", where=where | {"split": "train"})
+    assert (train == 1.0).all(axis=None) and list(train) == [0.5, 0.9]
+    with pytest.raises(ValueError, match="unknown statistic 'drop'"):
+        effects.by_level(table, of="drop")
+
+
+def test_arms_are_runs_of_their_own():
+    """One arm has a gap of .2 at .9, the other none: the mean over both runs."""
+    rows = effects.select(TABLE.assign(when="never"), split="test", stage="control", seed=0)
+    both = pd.concat([rows.assign(arm="one"), rows.assign(arm="other", accuracy=0.5)])
+    assert effects.group_gap(both, where={}).tolist() == pytest.approx([0.1])
+    with pytest.raises(ValueError, match="several rows per run and group"):
+        effects.group_gap(both.drop(columns="arm"), where={})

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import tomllib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import joblib
@@ -93,7 +94,7 @@ def test_every_conda_requirement_has_a_reason():
     assert not without
 
 
-def test_importing_fairlib_needs_none_of_the_heavy_or_the_book_packages():
+def test_the_public_names_need_none_of_the_heavy_or_the_book_packages():
     heavy = [
         "torchvision",
         "sklearn",
@@ -105,7 +106,7 @@ def test_importing_fairlib_needs_none_of_the_heavy_or_the_book_packages():
         "IPython",
         "nbformat",
     ]
-    code = f"import sys, fairlib, fairlib.cli; print([name for name in {heavy} if name in sys.modules])"
+    code = f"import sys, fairlib.cli; from fairlib import *; print([name for name in {heavy} if name in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
 
 
@@ -126,7 +127,7 @@ def door(tmp_path):
 def test_help_names_every_command(door):
     for words in ([], ["help"]):
         text = door(*words).stdout
-        assert all(f"make {name}" in text for name in ("env", "book", "test", "lint", "sweep", "clean"))
+        assert all(f"make {name}" in text for name in ("env", "book", "test", "lint", "sweep", "verify", "clean"))
 
 
 def test_without_a_suitable_python_make_says_what_would_be(door, tmp_path):
@@ -154,13 +155,16 @@ def test_what_is_installed_depends_on_content_and_not_on_times(door, tmp_path):
     assert stamp() != before
 
 
-def test_a_sweep_without_a_grid_says_how(door, tmp_path):
+def test_a_sweep_without_a_grid_or_a_check_without_a_table_says_how(door, tmp_path):
     (tmp_path / ".venv").mkdir()
     stamp = re.search(r"touch (\S+)", door("--dry-run", "env").stdout)[1]
     (tmp_path / stamp).touch()
     done = door("sweep")
-    assert done.returncode != 0 and "GRID=params/study/pruning.yml" in done.stderr
+    assert done.returncode != 0 and "GRID=params/study/pruning/matthew-effect.yml" in done.stderr
     assert "there is no grid nowhere.yml" in door("sweep", "GRID=nowhere.yml").stderr
+    assert "TABLE=results/pruning/matthew-effect-study.csv" in door("verify").stderr
+    words = ("verify", "TABLE=a.csv", "SEEDS=2", "TOLERANCE=0.1", "AVX2=1")
+    assert 'fairlib verify "a.csv" --seeds 2 --tolerance 0.1 --avx2' in door("--dry-run", *words).stdout
 
 
 def test_the_project_is_found_from_any_folder_below(tmp_path, monkeypatch):
@@ -189,3 +193,56 @@ def test_a_device_is_chosen_only_where_it_is_left_open_and_one_process_works_on_
         assert [environment.resolve(device) for device in ("auto", "cpu", "cuda:1")] == [chosen, "cpu", "cuda:1"]
         counts = [environment.workers(device) for device in ("auto", "cpu", "cuda:1")]
         assert counts == [1 if available else joblib.cpu_count(), joblib.cpu_count(), 1]
+
+
+class TestWritten:
+    """Files that are written as a whole."""
+
+    def test_the_file_is_there_at_the_end_and_on_the_disk_before_it_is_named(self, tmp_path, monkeypatch):
+        path, synced = tmp_path / "table.csv", []
+        path.write_text("old")
+        sync = os.fsync
+        monkeypatch.setattr(os, "fsync", lambda file: (synced.append(path.read_text()), sync(file)))
+        with environment.written(path) as new:
+            new.write_text("new")
+            assert path.read_text() == "old"
+        assert path.read_text() == "new" and synced == ["old"] and list(tmp_path.iterdir()) == [path]
+
+    def test_an_error_leaves_what_was_there_and_nothing_else(self, tmp_path):
+        path = tmp_path / "table.csv"
+        path.write_text("old")
+        with pytest.raises(ZeroDivisionError), environment.written(path) as new:
+            new.write_text("half")
+            raise ZeroDivisionError
+        with pytest.raises(FileNotFoundError), environment.written(str(path)):
+            pass
+        assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
+
+    def test_a_file_gets_the_permissions_of_an_ordinary_one(self, tmp_path):
+        (tmp_path / "ordinary").touch()
+        with environment.written(tmp_path / "written") as new:
+            new.touch()
+        assert (tmp_path / "written").stat().st_mode == (tmp_path / "ordinary").stat().st_mode
+
+    def test_of_many_threads_and_processes_at_once_none_sees_half_a_file(self, tmp_path):
+        path = tmp_path / "shared"
+
+        def write(letter):
+            for _ in range(20):
+                with environment.written(path) as new:
+                    new.write_text(letter * 100_000)
+                text = path.read_text()
+                assert len(text) == 100_000 and len(set(text)) == 1
+
+        child = os.fork()
+        try:
+            with ThreadPoolExecutor(4) as pool:
+                list(pool.map(write, "abcd" if child else "efgh"))
+        except BaseException:
+            if not child:
+                os._exit(1)
+            raise
+        if not child:
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        assert list(tmp_path.iterdir()) == [path]

@@ -79,8 +79,170 @@ def test_accuracy_changes_draws_the_mean_over_seeds_of_smallest_and_largest():
     heights = [[line.get_ydata()[0] for line, *_ in axis.containers] for axis in axes]
     np.testing.assert_allclose(heights, [[-0.15, -0.45], [-0.15, -0.15]])
     assert [axis.get_title() for axis in axes] == ["unequal group sizes", "equal group sizes"]
-    assert [text.get_text() for text in axes[0].get_legend().get_texts()] == ["largest third", "smallest third"]
+    assert [text.get_text() for text in axes[0].get_legend().get_texts()] == [
+        "largest third (n=90)",
+        "smallest third (n=10)",
+    ]
     plt.close(figure)
+
+
+def drawn(axis):
+    """By label, what stands in error bars: the points, and the ends of their bars."""
+    found = {}
+    for container in axis.containers:
+        line, _, bars = container
+        ends = [segment.tolist() for collection in bars for segment in collection.get_segments()]
+        found[container.get_label()] = (line.get_xydata(), ends)
+    return found
+
+
+def test_lines_stand_side_by_side_with_looks_of_their_own():
+    one, two = pd.DataFrame({0.5: [1.0, 2.0]}), pd.DataFrame({0.5: [3.0, 5.0]})
+    figure, (left, right) = plots.new_figure(2)
+    plots.lines(left, {"one": one, "two": two}, apart=0.1, looks={"two": ("#123456", "v")})
+    assert [points[0].round(9).tolist() for points, _ in drawn(left).values()] == [[0.45, 1.5], [0.55, 4.0]]
+    assert left.containers[1][0].get_color() == "#123456" and left.containers[1][0].get_marker() == "v"
+    assert list(left.lines[-1].get_ydata()) == [0, 0]
+    right.set_xscale("log")
+    plots.lines(right, {"one": one, "two": two}, apart=3, zero=False)
+    assert [points[0].tolist() for points, _ in drawn(right).values()] == [[0.25, 1.5], [1.0, 4.0]]
+    assert [container[0].get_color() for container in right.containers] == list(plots.PALETTE[:2])
+    assert list(one) == [0.5]
+    plt.close(figure)
+
+
+def test_intervals_are_rows_of_means_with_t_intervals():
+    a, b, c = [0.1, 0.3], [0.2, 0.6], [0.5, 0.9]
+    figure, (axis,) = plots.new_figure()
+    plots.intervals(axis, {"one": {"x": a, "y": b}, "two $": {"y": c}}, zero=None)
+    found = drawn(axis)
+    np.testing.assert_allclose(found["x"][0], [[0.2, -0.11]])
+    np.testing.assert_allclose(found["y"][0], [[0.4, 0.11], [0.7, 1.0]])
+    for values, segment in zip([b, c], found["y"][1], strict=True):
+        np.testing.assert_allclose([x for x, _ in segment], statistics.t_interval(values)[1:])
+    assert [tick.get_text() for tick in axis.get_yticklabels()] == ["one", r"two \$"]
+    assert axis.get_ylim() == (1.5, -0.5) and len(axis.lines) == len(axis.containers) * 3
+    plt.close(figure)
+    figure, (axis,) = plots.new_figure()
+    plots.intervals(axis, {"one": a, "alone": [0.4]})
+    points, _ = next(iter(drawn(axis).values()))
+    np.testing.assert_allclose(points, [[0.2, 0], [0.4, 1]])
+    assert list(axis.lines[-1].get_xdata()) == [0, 0]
+    figure.canvas.draw()
+    plt.close(figure)
+
+
+def test_a_cross_has_intervals_in_both_directions():
+    x, y = [1.0, 3.0], [10.0, 20.0]
+    figure, (axis,) = plots.new_figure()
+    assert plots.cross(axis, x, y, label="a") == (2.0, 15.0)
+    _, (across, up) = drawn(axis)["a"]
+    np.testing.assert_allclose(across, [[end, 15.0] for end in statistics.t_interval(x)[1:]])
+    np.testing.assert_allclose(up, [[2.0, end] for end in statistics.t_interval(y)[1:]])
+    plots.cross(axis, [1.0], [2.0])
+    figure.canvas.draw()
+    plt.close(figure)
+
+
+def panel(control=0.0, level=0.9):
+    """Three groups and two seeds, whose sizes change places; compressed, b loses .2 and the others .1."""
+    sizes = {0: {"a": 90, "b": 50, "c": 10}, 1: {"a": 10, "b": 50, "c": 80}}
+    rows = [
+        {"seed": seed, "when": "never", "stage": stage, "level": at, "split": split, "group": group, "size": size,
+         "train_size": size, "accuracy": 0.8 - (stage == "compressed") * (0.2 if group == "b" else 0.1)}
+        for seed, counts in sizes.items()
+        for group, size in counts.items()
+        for stage, at in (("dense", control), ("control", control), ("compressed", level))
+        for split in ("train", "test")
+    ]  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def test_thirds_of_a_linearization_stand_over_budgets_with_everybody():
+    figure, (axis,) = plots.new_figure()
+    plots.thirds(axis, panel(control=1.0, level=0.1), everybody=True)
+    found = drawn(axis)
+    assert list(found) == ["all", "largest third (n=85)", "smallest third (n=10)"]
+    everybody = -np.mean([(90 * 0.1 + 50 * 0.2 + 10 * 0.1) / 150, (10 * 0.1 + 50 * 0.2 + 80 * 0.1) / 140])
+    np.testing.assert_allclose(
+        [points[0] for points, _ in found.values()], [[0.1, everybody]] + [[0.1, -0.1]] * 2, 0.01
+    )
+    assert axis.get_xscale() == "log" and axis.get_xlabel() == "budget: share of ReLUs kept"
+    assert axis.get_xticklabels()[0].get_text() == "10 %"
+    plt.close(figure)
+
+
+def test_groups_are_drawn_by_name_or_by_their_size_in_each_seed():
+    figure, (left, right) = plots.new_figure(2)
+    rows = panel()[lambda table: table["split"] == "test"]
+    plots.groups(left, rows, "accuracy")
+    found = drawn(left)
+    assert list(found) == ["a (n=50)", "b (n=50)", "c (n=45)"]
+    np.testing.assert_allclose([points[:, 1] for points, _ in found.values()], [[0.8, 0.7], [0.8, 0.6], [0.8, 0.7]])
+    plots.groups(right, rows, "train_size", extremes=True)
+    found = drawn(right)
+    assert list(found) == ["largest (n=85)", "middle (n=50)", "smallest (n=10)"]
+    np.testing.assert_allclose([points[:, 1] for points, _ in found.values()], [[85, 85], [50, 50], [10, 10]])
+    assert right.get_xlabel() == "sparsity (share of weights pruned)"
+    plt.close(figure)
+
+
+def test_a_history_is_that_of_the_largest_the_middle_and_the_smallest_group():
+    table = pd.DataFrame({f"multiplier[{name}]": [place, 2 * place] for place, name in enumerate("abc")}, index=[1, 2])
+    figure, (axis,) = plots.new_figure()
+    plots.history(axis, table, "multiplier", pd.Series({"a": 5, "b": 1000, "c": 70}))
+    assert {line.get_label(): line.get_ydata().tolist() for line in axis.lines} == {
+        "b (n=1,000)": [1, 2],
+        "c (n=70)": [2, 4],
+        "a (n=5)": [0, 0],
+    }
+    plt.close(figure)
+
+
+def test_an_axis_of_sizes_has_three_ticks():
+    figure, (axis,) = plots.new_figure()
+    plots.sizes(axis, [1200.4, 10, 70, 30, 10])
+    assert axis.get_xticks().tolist() == [10, 70, 1200.4] and axis.get_xscale() == "log"
+    assert [tick.get_text() for tick in axis.get_xticklabels()] == ["10", "70", "1,200"]
+    plt.close(figure)
+
+
+def test_a_legend_names_what_several_axes_show_once():
+    figure, axes = plots.new_figure(2)
+    for axis, labels in zip(axes, ("ab", "bc"), strict=True):
+        for label in labels:
+            axis.plot([0], [0], label=label)
+    plots.legend(figure, "who")
+    (found,) = figure.legends
+    assert [text.get_text() for text in found.get_texts()] == ["a", "b", "c"]
+    assert found.get_title().get_text() == "who"
+    plt.close(figure)
+
+
+def test_provenance_words_tables_and_takes_what_words_itself():
+    table = pd.DataFrame({"data": ["digits"], "model": ["cnn"], "method": ["prune:magnitude"], "seed": [0]})
+    figure, _ = plots.new_figure()
+    plots.provenance(figure, table, "and one more")
+    assert f"{plots.source(table, 'this run')}\nand one more" in [text.get_text() for text in figure.texts]
+    plt.close(figure)
+
+
+def test_more_than_three_methods_are_counted_by_arm():
+    few = pd.DataFrame({"data": "digits", "model": "cnn", "method": ["c", "a", "b", "b"], "seed": [0, 0, 1, 1]})
+    assert plots.source(few).startswith("digits, cnn, a, b, c, 2 seeds")
+    many = few.assign(method=list("abcd"))
+    assert "cnn, 4 methods, 2 seeds" in plots.source(many.assign(stage="compressed"))
+    arms = pd.DataFrame({"pruner": ["P&F", "F&P", "BiFP", "control"], "stage": ["compressed"] * 3 + ["control"]})
+    assert "cnn, 3 methods, 2 seeds" in plots.source(many.join(arms))
+    unstaged = many.join(arms["pruner"].rename("arm")).assign(level=[0.9, 0.9, 0.9, 0.0]).drop(columns="method")
+    assert "cnn, 3 methods, 2 seeds" in plots.source(unstaged)
+
+
+def test_a_table_recorded_in_parts_names_all_its_commits(tmp_path):
+    described = environment.describe("cpu") | {"commit": ["0123456789", "abcdefghi"], "dirty": [False, True]}
+    (tmp_path / "table.json").write_text(json.dumps(described))
+    table = pd.DataFrame({"data": ["digits"], "model": ["cnn"], "method": ["prune:magnitude"], "seed": [0]})
+    assert "commit 0123456, abcdefg with changes, " in plots.source(table, "embedded study", tmp_path / "table.json")
 
 
 @pytest.mark.parametrize(("dirty", "expected"), [(False, "commit 0123456, "), (True, "commit 0123456 with changes, ")])

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,16 +15,112 @@ import pandas as pd
 import torch
 from torch import nn
 
-from fairlib import environment, statistics
-from fairlib._validation import lookup
-from fairlib.auditing.report import SMALL, Report
+from fairlib import environment, plots, statistics
+from fairlib._validation import check_number, lookup
+from fairlib.auditing.report import body, finite, page, tables
 from fairlib.data import GroupedDataset
 from fairlib.diagnostics import DIAGNOSTICS, diagnose
 from fairlib.network import gates, masks
 from fairlib.network.evaluation import placement, predict
 
 if TYPE_CHECKING:
-    pass
+    from matplotlib.figure import Figure
+
+SMALL = 30  # Below so many samples a group's bootstrap interval covers clearly less than it says.
+
+_BY_PAIRS = {"max": ["estimate", "low", "high"], "mean": ["pairs", "pairs_low", "pairs_high"]}
+
+
+@dataclass(frozen=True)
+class Report:
+    """What :func:`audit` found.
+
+    Attributes:
+        table: Indexed by group, last row ``all`` (every sample): ``size``; ``accuracy_before accuracy_after drop
+            relative_drop loss_before loss_after excessive_loss``, each with ``_low`` and ``_high`` beside it; then the
+            diagnostics of the model before compression, ``gradient_norm gradient_noise_floor
+            gradient_debiased_square``.
+        violations: Max-min over groups, indexed by ``excessive_loss`` (Eq. 3 of [T]), ``accuracy_before``,
+            ``accuracy_after`` and ``drop``: ``estimate low high``, and of its permutation null ``null_mean null_upper
+            p_value``; then the mean over all pairs of groups, ``pairs pairs_low pairs_high``. All is NaN without two
+            groups that have samples, and the bounds are where a group has one.
+        provenance: What was audited, on what, fed how, with which versions.
+        notes: Warnings, and why what is NaN could not be computed.
+        train: The same on the training set, if it was given.
+    """
+
+    table: pd.DataFrame
+    violations: pd.DataFrame
+    provenance: dict[str, object]
+    notes: list[str] = field(default_factory=list)
+    train: Report | None = None
+
+    def fairness(self, tau: float = 0.05, *, pairs: str = "max") -> pd.DataFrame:
+        r"""Whether the groups are treated alike, up to a tolerance, by the definitions of [B].
+
+        - *Performance* fairness (Definition 1): the accuracies :math:`A_a` after compression differ by at most
+          :math:`\tau`.
+        - *Degradation* fairness (Definition 3): the drops :math:`R_a = A_a^{before} - A_a` (Definition 2, the column
+          ``drop`` of the table) do.
+
+        The definitions are about two groups. Of more, either the largest difference decides or the mean over all pairs.
+        Intervals of small groups are too narrow, so while one has fewer than 30 samples nothing is decided.
+
+        Args:
+            tau: :math:`\tau`, at least 0.
+            pairs: ``"max"`` or ``"mean"``.
+
+        Returns:
+            Indexed by ``performance`` and ``degradation``: ``difference low high`` and ``verdict``: ``"fair"`` if the
+            whole interval is at most :math:`\tau`, ``"unfair"`` if it lies above, ``"not computable"`` without two
+            groups that have samples, else ``"undecided"``.
+
+        Raises:
+            ValueError: If ``tau`` is negative or ``pairs`` is unknown.
+        """
+        check_number("tau", tau, 0)
+        columns = lookup("choice of pairs", pairs, _BY_PAIRS)
+        rows = self.violations.loc[["accuracy_after", "drop"], columns].set_axis(["difference", "low", "high"], axis=1)
+        rows.index = pd.Index(["performance", "degradation"], name="fairness")
+        sizes = self.table["size"].drop("all")
+        trusted = not sizes.between(1, SMALL - 1).any()
+        verdict = np.where(rows["high"] <= tau, "fair", np.where(rows["low"] > tau, "unfair", "undecided"))
+        verdict = np.where(trusted, verdict, "undecided")
+        return rows.assign(verdict=np.where(rows["difference"].isna(), "not computable", verdict))
+
+    def plot(self) -> Figure:
+        """Accuracy before and after, and excessive loss, of every group with its size and interval."""
+        return plots.audit(self.table)
+
+    def to_json(self, path: str | Path) -> Path:
+        """Write everything but the figure as JSON; what is NaN becomes null."""
+        return _write(path, json.dumps(finite(self._as_dict()), indent=1, allow_nan=False) + "\n")
+
+    def to_html(self, path: str | Path) -> Path:
+        """Write one self-contained HTML file: tables, figure and provenance, with no reference to anything outside."""
+        return _write(path, page(self._body()))
+
+    def _as_dict(self) -> dict[str, object]:
+        return {
+            "provenance": self.provenance,
+            "notes": self.notes,
+            "groups": self.table.reset_index().to_dict("records"),
+            "violations": self.violations.reset_index().to_dict("records"),
+            "train": self.train._as_dict() if self.train else None,
+        }
+
+    def _body(self) -> str:
+        train = self.train._body() if self.train else ""
+        return body(self.notes, self.table, self.violations, self.provenance, train)
+
+    def _repr_html_(self) -> str:
+        return tables(self.notes, self.table, self.violations)
+
+
+def _write(path: str | Path, text: str) -> Path:
+    with environment.written(path) as new:
+        new.write_text(text, encoding="utf-8")
+    return Path(path)
 
 
 def audit(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -36,16 +37,23 @@ DATASETS: dict[str, Callable[..., Collection]] = {
 }
 """By name: from a ``Request`` and the data set's own settings to its ``Collection``."""
 
+EQUAL: dict[str, dict[str, object]] = {"digits": {"imbalance": 1.0}, "synthetic-faces": {"shares": (0.2,) * 5}}
+"""Settings of the data sets that can be drawn with groups of equal size; of any other the larger groups are cut."""
+
 
 def load(
     name: str,
     *,
-    target: str | Sequence[str] | None = None,
-    group: str | Sequence[str] | None = None,
-    image_size: int | None = None,
+    target: str | Sequence[str] | None = "",
+    group: str | Sequence[str] | None = "",
+    image_size: int | None = 0,
+    limit: int | None = 0,
     root: str | Path = "data",
     seed: int = 0,
     fractions: Sequence[float] = (0.7, 0.1, 0.2),
+    equal: bool = False,
+    rare: Mapping[str | int | tuple[str | int, str | int], float] | None = None,
+    rare_in: Sequence[str] = PARTS,
     **settings: object,
 ) -> Splits:
     """Load a data set, split for training, validation and test.
@@ -57,31 +65,40 @@ def load(
 
     Args:
         name: One of ``DATASETS``.
-        target: The attribute to predict, or several, which are crossed; None for the data set's own default
+        target: The attribute to predict, or several, which are crossed; "" or None for the data set's own default
             (``folder`` has none).
         group: The attribute that defines the groups, likewise: ``["gender", "race"]`` makes "male x White".
-        image_size: Height and width in pixels; None for the data set's own default.
-        root: Folder that holds the data set's folder, or that folder itself.
+        image_size: Height and width in pixels; 0 or None for the data set's own default.
+        limit: How many samples are drawn by the seed, before anything is decoded; 0 or None for all. A data set that
+            has no ``limit`` but a ``size`` takes it as that: ``synthetic-faces`` draws so many faces.
+        root: Folder that holds the data set's folder, or that folder itself; not read for data that come with the
+            package or are drawn.
         seed: Governs all that is random in the data - what is drawn, and the split, from streams of their
             own - and is apart from the seeds of weights and of training.
         fractions: Shares of train, val and test. What a data set assigns to a part itself stays there.
-        settings: Of this data set: the keyword-only parameters of ``DATASETS[name]``.
+        equal: Make all groups of the training part equally large: by the settings in ``EQUAL``, or by cutting every
+            group to the size of the smallest.
+        rare: Shares of samples to keep, in (0, 1], by group or by ``(group, target)``, names or codes:
+            ``{(1, 1): 0.1}`` keeps a tenth of the second group's second target (:meth:`Splits.imbalance`).
+        rare_in: The parts that ``rare`` thins out.
+        settings: Settings of this data set: the keyword-only parameters of ``DATASETS[name]``.
 
     Returns:
         Splits whose inputs are uint8 ``(N, C, image_size, image_size)``.
 
     Raises:
-        ValueError: If a name, an attribute or a value is unknown or wrong, or a group has fewer than two
-            samples in a part.
+        ValueError: If a name, an attribute or a value is unknown or wrong, a group has fewer than two samples in a
+            part, or a setting is given twice (as itself and by ``limit`` or ``equal``).
         TypeError: If a setting is unknown.
         FileNotFoundError: If the data are not there.
         OSError: If an image cannot be read.
     """
     source = lookup("data set", name, DATASETS)
+    settings = _completed(name, source, settings, limit, equal)
     check_settings(f"data set {name!r}", source, settings)
     _check_image_size(image_size)
     draw_seed, split_seed = seed_sequence(seed).spawn(2)
-    request = Request(str(root), image_size, check_fractions(fractions), draw_seed)
+    request = Request(str(root), image_size or None, check_fractions(fractions), draw_seed)
     collection = source(request, **settings)
 
     targets, target_names = _select(name, collection, "target", target)
@@ -106,14 +123,33 @@ def load(
         **dropped,
         **{part: len(data) for part, data in splits.items()},
     }
-    return Splits(**splits, name=name, report=report)
+    splits = Splits(**splits, name=name, report=report)
+    if equal and name not in EQUAL:
+        smallest = int(splits.train.group_sizes.min())
+        splits = splits.imbalance(dict.fromkeys(group_names, smallest), seed, parts=("train",))
+    if rare:
+        splits = splits.imbalance({key: float(share) for key, share in rare.items()}, seed, parts=rare_in)
+    return splits
+
+
+def _completed(
+    name: str, source: Callable, settings: Mapping[str, object], limit: int | None, equal: bool
+) -> dict[str, object]:
+    """The data set's own settings, with those that ``limit`` and ``equal`` stand for."""
+    more = dict(EQUAL.get(name, {})) if equal else {}
+    if limit:
+        known = inspect.signature(source).parameters
+        more["size" if "size" in known and "limit" not in known else "limit"] = limit
+    if twice := sorted(set(more) & set(settings)):
+        raise ValueError(f"{twice[0]} of data set {name!r} is given twice: by limit= or equal=, and as {twice[0]}=")
+    return {**settings, **more}
 
 
 def _select(
     name: str, collection: Collection, role: str, asked: str | Sequence[str] | None
 ) -> tuple[np.ndarray, tuple[str, ...]]:
     """Codes and names of what was asked for as target or as group, or else of the default."""
-    attributes = getattr(collection, role) if asked is None else asked
+    attributes = getattr(collection, role) if asked is None or asked == "" else asked
     if attributes is None:
         known = ", ".join(collection.table) or "none"
         raise ValueError(f"data set {name!r} has no default {role}: give {role}=, of the attributes {known}")
@@ -136,5 +172,5 @@ def _complete(
 def _check_image_size(image_size: int | None) -> None:
     if image_size is None:
         return
-    if isinstance(image_size, bool) or not isinstance(image_size, int | np.integer) or image_size < 1:
-        raise ValueError(f"image_size must be a positive integer or None, got {image_size!r}")
+    if isinstance(image_size, bool) or not isinstance(image_size, int | np.integer) or image_size < 0:
+        raise ValueError(f"image_size must be a positive integer, or 0 for the data set's own, got {image_size!r}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 
 import numpy as np
@@ -14,7 +14,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from fairlib._validation import check_number
+from fairlib._validation import check_number, lookup
 from fairlib.data.splitting import PARTS, seed_sequence, stratified_parts
 
 Index = int | slice | Sequence[int] | np.ndarray | Tensor
@@ -162,13 +162,18 @@ class GroupedDataset:
             keep[members[order[count:]]] = False
         return self.subset(keep)
 
+    def random_groups(self, seed: int) -> GroupedDataset:
+        """The same samples in groups of the same sizes whose members are drawn: what is left of a group is its size."""
+        order = np.random.default_rng(seed).permutation(len(self))
+        return self._replace(self.inputs, self.targets, self.groups[order])
+
     def hold_out(self, share: float, seed: int = 0) -> tuple[GroupedDataset, GroupedDataset]:
         """The data without a held-out part, and that part, which has ``share`` of every crossing of target and group.
 
         Raises:
             ValueError: If ``share`` is not in (0, 1), or leaves one of the two without samples.
         """
-        check_number("share", share, 0, 1, beyond=True)
+        check_number("share", share, 0, 1, low_open=True)
         cells = (self.targets * self.num_groups + self.groups).cpu().numpy()
         parts = stratified_parts(cells, (1 - share, share), np.random.default_rng(seed_sequence(seed)))
         kept, held = (np.flatnonzero(parts == part) for part in range(2))
@@ -277,16 +282,28 @@ class Splits:
     def __iter__(self) -> Iterator[GroupedDataset]:
         return iter((self.train, self.val, self.test))
 
-    def imbalance(self, sizes: Mapping[str | int | tuple[str | int, str | int], int | float], seed: int = 0) -> Splits:
-        """The same with :meth:`GroupedDataset.imbalance` of all three parts: shares make the groups of all rarer alike.
+    def imbalance(
+        self,
+        sizes: Mapping[str | int | tuple[str | int, str | int], int | float],
+        seed: int = 0,
+        *,
+        parts: Sequence[str] = PARTS,
+    ) -> Splits:
+        """The same data with :meth:`GroupedDataset.imbalance` of all three parts, or of some of them.
+
+        Args:
+            sizes: As for one part; shares make the groups of all parts rarer alike.
+            seed: Seed of the draw.
+            parts: Names of the parts that are thinned out.
 
         Raises:
-            ValueError: As for one part.
+            ValueError: As for one part, or if a part is unknown.
         """
-        parts = {name: getattr(self, name).imbalance(sizes, seed) for name in PARTS}
-        report = self.report | {name: len(part) for name, part in parts.items()}
-        report["imbalanced"] = sum(map(len, self)) - sum(map(len, parts.values()))
-        return Splits(**parts, name=self.name, report=report)
+        whole = dict(zip(PARTS, self, strict=True))
+        thinned = {name: lookup("part", name, whole).imbalance(sizes, seed) for name in parts}
+        report = self.report | {name: len(part) for name, part in thinned.items()}
+        report["imbalanced"] = sum(len(whole[name]) - len(part) for name, part in thinned.items())
+        return replace(self, **thinned, report=report)
 
 
 def _code(kind: str, names: Sequence[str], name: str | int) -> int:

@@ -179,7 +179,7 @@ def deepfool(batch: Batch, *, steps: int = 50, overshoot: float = 0.02) -> Tenso
         (2016), Algorithm 2.
     """
     check_number("steps", steps, 1, whole=True)
-    check_number("overshoot", overshoot, 0, beyond=True)
+    check_number("overshoot", overshoot, 0, low_open=True)
     logits = _logits(batch)
     reference = _reference(batch, logits)
     inside = _leads(logits, reference)
@@ -238,10 +238,10 @@ def certified_radius(
     """
     from scipy.stats import beta, norm
 
-    check_number("sigma", sigma, 0, beyond=True)
+    check_number("sigma", sigma, 0, low_open=True)
     check_number("draws", draws, 1, whole=True)
     check_number("selection", selection, 1, whole=True)
-    check_number("confidence", confidence, 0, 1, beyond=True)
+    check_number("confidence", confidence, 0, 1, low_open=True)
     check_number("seed", seed, 0, whole=True)
     radii = []
     for i, inputs in zip(batch.index.tolist(), batch.inputs, strict=True):

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from fairlib._validation import check_number
 from fairlib.data import GroupedDataset
-from fairlib.diagnostics.lanczos import inner
 from fairlib.diagnostics.objective import MeanLoss, check_parameters, members
 from fairlib.diagnostics.sample_gradients import sample_gradient_norms
+from fairlib.diagnostics.vectors import inner
 
 
 def group_gradients(

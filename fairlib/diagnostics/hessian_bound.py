@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
+import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,7 @@ from torch.func import grad, jacrev, vjp, vmap
 from fairlib._validation import check_number
 from fairlib.data import GroupedDataset
 from fairlib.diagnostics.computable import differentiating, finite
+from fairlib.diagnostics.lanczos import KrylovInStep
 from fairlib.diagnostics.objective import BUDGET, MeanLoss, members
 from fairlib.network.evaluation import evaluation_mode, full_precision
 
@@ -90,7 +92,7 @@ def hessian_bound(
         spectrum, in the place of the largest eigenvalue, and logits in the place of f.
     """
     check_number("limit", limit, 1, whole=True)
-    check_number("tol", tol, 0, 1, beyond=True)
+    check_number("tol", tol, 0, 1, low_open=True)
     if samples is not None:
         check_number("samples", samples, 1, whole=True)
     objective = MeanLoss(model, data, parameters=parameters, dtype=dtype)
@@ -147,12 +149,15 @@ class _Derivatives:
 
     def hessians(self, index: Tensor, weights: Tensor) -> Tensor:
         r"""For each sample :math:`\sum_c w_c \nabla^2 z_c` ``(n, P, P)``."""
-        return self._each(
-            lambda i, weight: jacrev(grad(lambda point: self.logits(point, i) @ weight))(self.point),
-            lambda i, weight: functional.hessian(lambda point: self.logits(point, i) @ weight, self.point),
-            index,
-            weights,
-        )
+
+        def together(i: Tensor, weight: Tensor) -> Tensor:
+            gradient = grad(lambda point: self.logits(point, i) @ weight)
+            return jacrev(gradient)(self.point)
+
+        def alone(i: Tensor, weight: Tensor) -> Tensor:
+            return functional.hessian(lambda point: self.logits(point, i) @ weight, self.point)
+
+        return self._each(together, alone, index, weights)
 
     @differentiating()
     def _each(self, together: Callable[..., Tensor], alone: Callable[..., Tensor], *arguments: Tensor) -> Tensor:
@@ -203,48 +208,41 @@ def _spectrum(
     """Smallest and largest eigenvalue of every sample's S, and the larger of their residuals; float64 ``(n,)``."""
     size = len(derivatives.point)
     if size <= limit:
-        hessians = derivatives.hessians(index, errors)
-        finite("the second derivatives of the logits", hessians)
+        hessians = finite("the second derivatives of the logits", derivatives.hessians(index, errors))
         values = torch.linalg.eigvalsh(hessians.double())
         return values[:, 0], values[:, -1], torch.zeros_like(scale)
     start = torch.randn(size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(errors)
-    product = partial(derivatives.products, index, errors)
-    return _extreme_eigenvalues(product, start.expand(len(index), -1), tol=tol, limit=limit, scale=scale)
+
+    def product(vectors: Tensor) -> Tensor:
+        return finite("the second derivatives of the logits", derivatives.products(index, errors, vectors))
+
+    ends = _extreme_eigenvalues(product, start.expand(len(index), -1), scale.cpu().numpy(), tol=tol, limit=limit)
+    low, high, residual = torch.from_numpy(ends).to(scale).unbind(1)
+    return low, high, residual
 
 
 def _extreme_eigenvalues(
-    product: Callable[[Tensor], Tensor], start: Tensor, *, tol: float, limit: int, scale: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Smallest and largest eigenvalues of n symmetric operators, and the larger residual of both; each ``(n,)``.
+    product: Callable[[Tensor], Tensor], start: Tensor, scale: np.ndarray, *, tol: float, limit: int
+) -> np.ndarray:
+    """Smallest and largest eigenvalues of n symmetric operators, and the larger residual of both, ``(n, 3)``.
 
-    A Lanczos process with full reorthogonalization for each operator, in step. One ends, and keeps what it has, when
-    its residuals, and what its values moved by in the last step (a false one converges early where many are near zero),
-    are below ``tol`` times ``scale`` plus its largest absolute eigenvalue; all end after ``limit``.
+    A process ends, and keeps what it has, when its residuals, and what its values moved by in the last step (a false
+    one converges early where many are near zero), are below ``tol`` times ``scale`` plus its largest absolute
+    eigenvalue; all end after ``limit`` products.
     """
-    n = len(start)
-    basis = [start / start.norm(dim=1, keepdim=True)]
-    matrix = torch.zeros(n, limit, limit, dtype=torch.float64, device=start.device)
-    tol = max(tol, 100 * torch.finfo(start.dtype).eps)
-    found = torch.zeros(n, 3, dtype=torch.float64, device=start.device)
-    running = torch.ones(n, dtype=torch.bool, device=start.device)
-    for k in range(limit):
-        rest = product(basis[k])
-        matrix[:, k, k] = torch.linalg.vecdot(basis[k], rest)
-        for q in basis * 2:  # Twice is enough; the second is for what is nearly within the span.
-            rest = rest.addcmul(torch.linalg.vecdot(q, rest)[:, None], q, value=-1)
-        beta = rest.norm(dim=1)
-        finite("the second derivatives of the logits", beta[:, None])
-        values, vectors = torch.linalg.eigh(matrix[:, : k + 1, : k + 1])
-        residual = beta * vectors[:, -1, [0, -1]].abs().amax(1)
-        now = torch.stack([values[:, 0], values[:, -1], residual], dim=1)
-        moved = (now - found)[:, :2].abs().amax(1)
-        found = torch.where(running[:, None], now, found)
-        running &= torch.maximum(residual, moved) > tol * (scale + values[:, [0, -1]].abs().amax(1))
-        if k + 1 == limit or not running.any():
-            break
-        matrix[:, k, k + 1] = matrix[:, k + 1, k] = beta
-        basis.append(rest / beta.clamp(min=torch.finfo(rest.dtype).tiny)[:, None])
-    return found[:, 0], found[:, 1], found[:, 2]
+    process, tol = KrylovInStep(product, start), max(tol, 100 * torch.finfo(start.dtype).eps)
+    found, running = np.zeros((len(start), 3)), np.ones(len(start), dtype=bool)
+    while True:
+        process.extend()
+        residual = np.maximum(process.residual(0), process.residual(-1))
+        now = np.column_stack([process.values[:, 0], process.values[:, -1], residual])
+        moved = np.abs(now - found)[:, :2].max(1)
+        found[running] = now[running]
+        running &= np.maximum(residual, moved) > tol * (scale + np.abs(process.values).max(1))
+        running &= ~process.exhausted
+        if process.count >= limit or not running.any():
+            return found
+        process.grow()
 
 
 def _samples_at_once(derivatives: _Derivatives, limit: int) -> int:

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from fairlib.data import GroupedDataset
 from fairlib.diagnostics.computable import NotFinite
-from fairlib.diagnostics.curvature import extremes, warn_of_doubtful
-from fairlib.diagnostics.lanczos import inner, norm
+from fairlib.diagnostics.curvature import Eigensearch, extremes, warn_of_doubtful
 from fairlib.diagnostics.objective import MeanLoss, check_parameters, members
+from fairlib.diagnostics.vectors import inner, norm
 from fairlib.network import masks
 
 TERMS = ("first", "second", "taylor", "excessive_loss", "remainder")
@@ -150,7 +150,7 @@ def excessive_loss_bound(
             step, gradient = target - objective.theta, objective.gradient()
             length = norm(step)
             along = inner(objective.product(step), step) / length**2 if length else -math.inf
-            found = extremes(objective, ends="largest", products=products, tol=tol, limit=limit, seed=seed)
+            found = extremes(objective, Eigensearch("largest", products, tol, limit, seed))
             pairs[name] = found
             top = found.pairs[-1]
             largest = max(top.value + top.residual, along)

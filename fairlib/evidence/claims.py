@@ -304,6 +304,26 @@ def on_table(claims: Sequence[Claim], table: pd.DataFrame, notebook: str) -> pd.
     return pd.DataFrame.from_dict(rows, orient="index", columns=columns).rename_axis("claim")
 
 
+def verdicts(table: pd.DataFrame, notebook: str) -> pd.DataFrame:
+    """Verdicts of the claims that a page tests, on a table of its own: `on_table` with the project's claims.
+
+    Without the project's files (in Colab) there are none, and one sentence says so.
+
+    Args:
+        table: a study table.
+        notebook: path of the page, as the claims name it: ``"notebooks/pruning/removal.ipynb"``.
+
+    Returns:
+        As `on_table`.
+    """
+    from fairlib import environment
+
+    path = environment.project() / "book" / "claims.yml"
+    if not path.is_file():
+        print("The claims are one of the project's files, which are not here: run this page in its repository.")
+    return on_table(load(path) if path.is_file() else [], table, notebook)
+
+
 def _judge(claim: Claim, table: Path) -> Verdict:
     if claim.not_testable:
         return Verdict("not testable here", claim.not_testable)

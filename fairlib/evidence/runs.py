@@ -4,7 +4,7 @@ A finished run is a folder with ``notebook.ipynb`` (executed), ``records.parquet
 :func:`record`) and ``run.json``. The work is done in a temporary folder beside it, which is renamed when
 everything is on the disk: the run is there completely or not at all.
 
-The Snakefile loads this file without the rest of fairlib, so nothing is imported at its top that takes time.
+The Snakefile and the console command start with this file, so nothing is imported at its top that takes time.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, NamedTuple
 
+from fairlib import environment
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -37,7 +39,8 @@ NOTEBOOK, RECORDS, RUN = "notebook.ipynb", "records.parquet", "run.json"
 
 _REPLACED = "replaced"  # In a run's folder for an instant: the run it takes the place of.
 _FOLDER = "FAIRLIB_RUN"  # In a run's kernel: where `record` writes to.
-_LIBRARY = Path(__file__).resolve().parents[1]
+# What no number and no page comes from. A report counts by its numbers; no page shows it as HTML.
+_LEFT_OUT = ("cli", "auditing/report", "evidence/grids", "evidence/ledger", "evidence/verify")
 _TYPES = {
     "bool": (bool, "true or false"),
     "int": (int, "an int"),
@@ -87,7 +90,7 @@ def record(table: pd.DataFrame) -> pd.DataFrame:
     if before and list(before[0]) != columns:
         raise ValueError(f"table must have the columns recorded before, {list(before[0])}, got {columns}")
     try:
-        with written(path) as new:
+        with environment.written(path) as new:
             pd.concat([*before, table]).to_parquet(new, index=False)
     except pyarrow.ArrowException as error:
         raise TypeError(f"table cannot be written as Parquet: {error}") from error
@@ -208,11 +211,14 @@ def contents(notebook: str | Path, given: Mapping[str, object]) -> dict[str, str
     """Digests of everything whose change makes a run out of date, by name.
 
     These are the notebook's file, the values of its parameters, the files in ``results/`` and ``book/`` that its code
-    names (whatever their suffix; also by the beginning of a path), ``requirements.lock`` and all of fairlib.
+    names (whatever their suffix; also by the beginning of a path), the claims if it asks for verdicts,
+    ``requirements.lock`` and what the code of fairlib means (:func:`fairlib.environment.source_digest`), without the
+    command line, grids, ledger and report page.
     """
     notebook, root = Path(notebook), project_root(notebook)
     values = json.dumps(resolve(notebook, given), sort_keys=True)
     code = "\n".join(_source(cell) for cell in _cells(notebook) if cell["cell_type"] == "code")
+    code += "\nbook/claims.yml" * ("claims.verdicts(" in code)
     named = tuple(str(PurePosixPath(name).with_suffix("")) for name in re.findall(r"\b(?:results|book)/[\w./-]*", code))
     recorded = (path for folder in ("results", "book") for path in root.glob(f"{folder}/**/*"))
     return {
@@ -220,7 +226,7 @@ def contents(notebook: str | Path, given: Mapping[str, object]) -> dict[str, str
         "parameters": hashlib.sha256(values.encode()).hexdigest(),
         "files it names": digest_files((p for p in recorded if p.relative_to(root).as_posix().startswith(named)), root),
         "requirements.lock": digest_files([root / "requirements.lock"], root),
-        "fairlib": digest_files((p for p in _LIBRARY.rglob("*") if p.parent.name != "__pycache__"), _LIBRARY),
+        "fairlib": environment.source_digest(without=_LEFT_OUT),
     }
 
 
@@ -287,8 +293,6 @@ def run(
 
 
 def _describe(notebook: Path, values: Mapping[str, Scalar], folder: Path, started: datetime) -> dict[str, object]:
-    from fairlib import environment
-
     root = project_root(notebook)
     return {
         "notebook": notebook.resolve().relative_to(root).as_posix(),
@@ -355,7 +359,7 @@ def _execute(notebook: Path, folder: Path, given: Mapping[str, Scalar], failed: 
         # The kernel of this environment, with nothing of the user's own IPython.
         settings = {_FOLDER: str(folder), "JUPYTER_PREFER_ENV_PATH": "1", "IPYTHONDIR": profile}
         try:
-            with _environment(settings):
+            with variables(settings):
                 papermill.execute_notebook(
                     _unformatted(notebook),
                     _unformatted(executed),
@@ -380,7 +384,8 @@ def _unformatted(path: Path) -> str:
 
 
 @contextmanager
-def _environment(settings: Mapping[str, str]) -> Iterator[None]:
+def variables(settings: Mapping[str, str]) -> Iterator[None]:
+    """Set variables of the environment, and in the end put back what was there."""
     before = {name: os.environ.get(name) for name in settings}
     os.environ.update(settings)
     try:
@@ -424,28 +429,8 @@ def _place(folder: Path, out: Path, current: Mapping[str, str]) -> None:
     if finished and finished["contents"] == current:
         return
     for path in (*folder.iterdir(), folder):
-        _sync(path)
+        environment.sync(path)
     if out.exists():
         out.rename(folder / _REPLACED)
     folder.rename(out)
     shutil.rmtree(out / _REPLACED, ignore_errors=True)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-@contextmanager
-def written(path: Path) -> Iterator[Path]:
-    """A path to write to that takes its place as a whole."""
-    new = path.with_name(f"{path.name}.tmp-{os.getpid()}")
-    try:
-        yield new
-        _sync(new)
-        new.replace(path)
-    finally:
-        new.unlink(missing_ok=True)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from typing import Any
 
 from torch import nn
 
@@ -18,12 +18,14 @@ from fairlib.network import gates
 from fairlib.network.gates import count, gate
 from fairlib.network.memory import extend_history, forget_history
 from fairlib.training import Constraint, fit
+from fairlib.training.compressors import Method, Settings
 from fairlib.training.distillation import Distillation, check_values
 
 __all__ = [
     "FINETUNE",
     "MASK_PHASE",
     "METHODS",
+    "Linearization",
     "budgets",
     "check",
     "count",
@@ -34,18 +36,16 @@ __all__ = [
     "trains",
 ]
 
-METHODS: dict[str, Callable[..., nn.Module]] = {
-    "snl": snl,
-    "deepreduce": deepreduce,
-    "senet": senet,
-    "random": random,
-    "preactivation": preactivation,
+METHODS: dict[str, Method] = {
+    "snl": Method(snl, takes=("data", "objective", "train", "seed")),
+    "deepreduce": Method(deepreduce, takes=("data", "objective", "train", "val", "seed")),
+    "senet": Method(senet, takes=("data", "objective", "train", "seed")),
+    "random": Method(random, takes=("seed",)),
+    "preactivation": Method(preactivation, takes=("data",)),
 }
 
 FINETUNE = {"epochs": 5, "lr": 1e-3}
 """The learning rate of SNL's scripts, which have 100 epochs."""
-
-_OFFERED = ("relus", "data", "objective", "train", "val", "seed")  # What linearize hands to a method that asks for it.
 
 
 def linearize(
@@ -57,9 +57,9 @@ def linearize(
     relus: int | None = None,
     val: GroupedDataset | None = None,
     teacher: nn.Module | None = None,
-    distillation: Mapping[str, object] | None = None,
-    train: Mapping[str, object] | None = None,
-    finetune: Mapping[str, object] | int | None = None,
+    distillation: Settings | None = None,
+    train: Settings | None = None,
+    finetune: Settings | int | None = None,
     constraint: Constraint | None = None,
     seed: int = 0,
     **settings,
@@ -99,13 +99,13 @@ def linearize(
     check(method, train=train, finetune=finetune, distillation=distillation, constraint=constraint, **settings)
     gated = forget_history(gate(model, data))
     wanted = _relus(gated, budget, relus)
-    function = METHODS[method]
     tuned = None if finetune == 0 and finetune is not None else FINETUNE | dict(finetune or {})
     needed = tuned is not None or trains(method, settings)
     objective = Distillation(model if teacher is None else teacher, data, **(distillation or {})) if needed else None
-    offered = {"relus": wanted, "data": data, "objective": objective, "train": train or {}, "val": val, "seed": seed}
-    parameters = inspect.signature(function).parameters
-    linear = function(gated, **{name: offered[name] for name in _OFFERED if name in parameters}, **settings)
+    offered = {"data": data, "objective": objective, "train": train or {}, "val": val, "seed": seed}
+    linearizer = METHODS[method]
+    arguments = linearizer.arguments(f"linearization method {method!r}", offered, settings)
+    linear = linearizer.function(gated, relus=wanted, **arguments)
     if tuned is None:
         return linear
     finetuned = fit(linear, data, **{"seed": seed, "objective": objective, "constraint": constraint} | tuned)
@@ -115,9 +115,9 @@ def linearize(
 def check(
     method: str,
     *,
-    train: Mapping[str, object] | None = None,
-    finetune: Mapping[str, object] | int | None = None,
-    distillation: Mapping[str, object] | None = None,
+    train: Settings | None = None,
+    finetune: Settings | int | None = None,
+    distillation: Settings | None = None,
     constraint: Constraint | None = None,
     **settings,
 ) -> None:
@@ -127,8 +127,8 @@ def check(
         ValueError: If a name is unknown, ``train`` is given and nothing trains, or a constraint and no finetuning.
         TypeError: If a setting is unknown.
     """
-    function = lookup("linearization method", method, METHODS)
-    check_settings(f"linearization method {method!r}", function, settings, given=_OFFERED)
+    linearizer = lookup("linearization method", method, METHODS)
+    linearizer.check(f"linearization method {method!r}", settings, level="relus")
     if train and not trains(method, settings):
         raise ValueError(f"linearization method {method!r} trains nothing but the finetuning; leave out train=")
     if not (finetune is None or isinstance(finetune, Mapping) or finetune == 0):
@@ -142,9 +142,31 @@ def check(
     check_values(**(distillation or {}))
 
 
-def trains(method: str, settings: Mapping[str, object]) -> bool:
+def trains(method: str, settings: Settings) -> bool:
     """Whether a method, with these settings, trains before the finetuning."""
-    return "train" in inspect.signature(METHODS[method]).parameters
+    return METHODS[method].trains
+
+
+class Linearization:
+    """Linearization as a study sees it: the level is the budget, what is kept is the share of ReLUs."""
+
+    level, control, inherits = "budget", 1.0, False
+    trains = staticmethod(trains)
+
+    def compress(self, model: nn.Module, name: str, level: float, **settings: Any) -> nn.Module:
+        return linearize(model, name, budget=level, finetune=0, **settings)
+
+    def check(self, name: str, **settings: Any) -> None:
+        check(name, finetune=0, **settings)
+
+    def constrained(self, name: str) -> bool:
+        return METHODS[name].constrained
+
+    def kept(self, model: nn.Module, dense: nn.Module) -> float:
+        return count(model).attrs["total"] / int(count(dense)["units"].sum())
+
+    def objective(self, dense: nn.Module, data: GroupedDataset, settings: Settings) -> Distillation:
+        return Distillation(dense, data, **settings.get("distillation", {}))
 
 
 def _relus(model: nn.Module, budget: float | None, relus: int | None) -> int:
@@ -160,7 +182,7 @@ def _relus(model: nn.Module, budget: float | None, relus: int | None) -> int:
         check_number("relus", relus, 0, whole=True)
         wanted = relus
     else:
-        check_number("budget", budget, 0, 1, upto=True)
+        check_number("budget", budget, 0, 1, high_closed=True)
         wanted = round(budget * int(table["units"].sum()))
     gates.check_count(wanted, table.attrs["total"])
     return wanted

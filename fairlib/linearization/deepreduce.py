@@ -166,8 +166,8 @@ def _scalings(widths: Sequence[float], resolutions: Sequence[float]) -> list[tup
         if not (isinstance(values, Sequence) and values):
             raise ValueError(f"{name} must be a sequence of factors, got {values!r}")
     for width, resolution in product(widths, resolutions):
-        check_number("widths", width, 0, 1, beyond=True, upto=True)
-        check_number("resolutions", resolution, 0, 1, beyond=True, upto=True)
+        check_number("widths", width, 0, 1, low_open=True, high_closed=True)
+        check_number("resolutions", resolution, 0, 1, low_open=True, high_closed=True)
         if abs(1 / resolution - round(1 / resolution)) > 1e-6:
             raise ValueError(f"resolutions must be 1, 1/2, 1/3, ..., got {resolution}")
     return list(product(widths, resolutions))

@@ -74,7 +74,7 @@ def senet(
         network, the rounding, which layer belongs to which activation
         (:func:`fairlib.linearization.feeding_layers`), ``beta`` and ``epsilon`` are our choices.
     """
-    check_number("density", density, 0, 1, beyond=True)
+    check_number("density", density, 0, 1, low_open=True)
     check_number("beta", beta, 0)
     check_number("epsilon", epsilon, 0)
     if granularity not in ("pixel", "channel"):

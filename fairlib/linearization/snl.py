@@ -82,8 +82,8 @@ def snl(
         Cho, Joshi, Garg, Reagen, Hegde, Selective network linearization for efficient private inference (ICML 2022),
         and its code, from which the defaults are.
     """
-    check_number("penalty", penalty, 0, beyond=True)
-    check_number("growth", growth, 1, beyond=True)
+    check_number("penalty", penalty, 0, low_open=True)
+    check_number("growth", growth, 1, low_open=True)
     check_number("patience", patience, 0, whole=True)
     check_number("threshold", threshold, 0)
     soft = gates.apply(model, {})

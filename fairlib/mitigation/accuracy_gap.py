@@ -11,12 +11,12 @@ from fairlib._validation import check_number
 from fairlib.data import GroupedDataset
 from fairlib.mitigation.lagrangian import Lagrangian, named, sizes_of
 from fairlib.network.evaluation import predict
-from fairlib.training import Batch, Objective
+from fairlib.training import Batch, Constraint, Objective
 from fairlib.training.group_losses import group_means
 
 
 @dataclass(frozen=True)
-class AccuracyGap:
+class AccuracyGap(Constraint):
     r"""Constrain how much more accuracy a group may lose than all do: :math:`\psi_a \le \tau` for every group a, with
     :math:`\psi_a = (A_a^0 - A_a) - (A^0 - A)`, the drop of the group minus that of all samples.
 
@@ -58,9 +58,11 @@ class AccuracyGap:
         if self.reference is not None and not all(0 <= accuracy <= 1 for accuracy in self.reference):
             raise ValueError(f"reference accuracies must lie in [0, 1], got {self.reference}")
 
-    def relative_to(self, model: nn.Module, data: GroupedDataset) -> AccuracyGap:
-        """The same constraint with a model's accuracies on a training set for the reference."""
-        correct = torch.as_tensor(predict(model, data).correct, dtype=torch.float64)
+    def relative_to(self, dense: nn.Module, data: GroupedDataset) -> AccuracyGap:
+        """The same constraint with a model's accuracies on a training set as reference, unless it has one already."""
+        if self.reference is not None:
+            return self
+        correct = torch.as_tensor(predict(dense, data).correct, dtype=torch.float64)
         means, _ = group_means(correct, data.groups.cpu(), data.num_groups)
         return replace(self, reference=tuple(means.tolist()))
 

@@ -8,12 +8,12 @@ from torch import Tensor, nn
 
 from fairlib.data import GroupedDataset
 from fairlib.mitigation.lagrangian import sizes_of
-from fairlib.training import Batch, Objective
+from fairlib.training import Batch, Constraint, Objective
 from fairlib.training.group_losses import AccuracyDifference
 
 
 @dataclass(frozen=True)
-class EqualAccuracy(AccuracyDifference):
+class EqualAccuracy(AccuracyDifference, Constraint):
     r"""Minimize :math:`J(B) + \nu \, \varphi(F(B))`, with :math:`F` the difference of the accuracies in the batch.
 
     It is the lower level of [B], and what its two-stage rivals train with. The weight is fixed: there is no multiplier.

@@ -11,7 +11,7 @@ from fairlib._validation import check_number, lookup
 from fairlib.data import GroupedDataset
 from fairlib.mitigation.lagrangian import Lagrangian, MovingAverage, named, sizes_of
 from fairlib.network.evaluation import evaluation_mode, passes, placement
-from fairlib.training import Batch, Objective
+from fairlib.training import Batch, Constraint, Objective
 from fairlib.training.distillation import Distillation
 from fairlib.training.group_losses import group_means
 
@@ -19,7 +19,7 @@ ESTIMATES = ("batch", "average", "full")
 
 
 @dataclass(frozen=True)
-class EqualLoss(Lagrangian):
+class EqualLoss(Lagrangian, Constraint):
     r"""Constrain :math:`J(\theta; D_a) = J(\theta; D)` for every group :math:`a`.
 
     Each step descends on :math:`J(B) + \sum_a \lambda_a \nu_a`, where :math:`\nu_a` is the violation of the batch

@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from fairlib._validation import check_number
 from fairlib.data import GroupedDataset
 from fairlib.mitigation.lagrangian import named, sizes_of
-from fairlib.training import Batch, Objective
+from fairlib.training import Batch, Constraint, Objective
 from fairlib.training.group_losses import group_means
 
 
 @dataclass(frozen=True)
-class GroupDRO:
+class GroupDRO(Constraint):
     r"""Minimize :math:`\max_a J(\theta; D_a)`, as a game between the weights and a distribution over the groups.
 
     Each step descends on :math:`\sum_a q_a (J(B_a) + C / \sqrt{n_a})` with
@@ -39,7 +39,7 @@ class GroupDRO:
     adjustment: float = 0.0
 
     def __post_init__(self) -> None:
-        check_number("step", self.step, 0, beyond=True)
+        check_number("step", self.step, 0, low_open=True)
         check_number("adjustment", self.adjustment, 0)
 
     def start(self, model: nn.Module, data: GroupedDataset, objective: Objective) -> _GroupDRORun:

@@ -55,7 +55,7 @@ class Lagrangian:
     restart: bool = False
 
     def __post_init__(self) -> None:
-        check_number("step", self.step, 0, beyond=True)
+        check_number("step", self.step, 0, low_open=True)
         lookup("violation", self.violation, dict.fromkeys(VIOLATIONS))
         check_number("tolerance", self.tolerance, 0)
         if self.violation == "signed" and self.tolerance:

@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from fairlib._validation import check_number
 from fairlib.data import GroupedDataset
 from fairlib.mitigation.lagrangian import named, sizes_of
-from fairlib.training import Batch, Objective
+from fairlib.training import Batch, Constraint, Objective
 
 
 @dataclass(frozen=True)
-class Reweight:
+class Reweight(Constraint):
     r"""Minimize :math:`\frac{1}{N} \sum_i w_{a(i)} \ell_i` with :math:`w_a \propto n_a^{-p}` and a mean weight of 1.
 
     With :math:`p = 1` that is :math:`\frac{1}{k} \sum_a J(\theta; D_a)`, what upsampling all k groups to one size

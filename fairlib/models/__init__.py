@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -18,6 +19,9 @@ from fairlib.models.vgg import VGG19
 from fairlib.models.wide_resnet import WideResNet
 from fairlib.network.memory import remember
 from fairlib.randomness import seeded
+
+if TYPE_CHECKING:
+    from fairlib.data import GroupedDataset, Splits
 
 __all__ = ["CNN", "MLP", "MODELS", "VGG19", "MobileNetV2", "Normalize", "ResNet", "WideResNet", "build", "width_for"]
 
@@ -38,7 +42,14 @@ _WIDTHS = range(1, 1_000_000)  # In steps of 1e-4: finer than what changes a cha
 
 
 def build(
-    name: str, *, num_classes: int, in_channels: int = 3, image_size: int = 32, seed: int = 0, **settings
+    name: str,
+    *,
+    like: GroupedDataset | Splits | None = None,
+    num_classes: int | None = None,
+    in_channels: int | None = None,
+    image_size: int | None = None,
+    seed: int = 0,
+    **settings,
 ) -> nn.Module:
     """Build a freshly initialized model of the registry :data:`fairlib.models.MODELS`.
 
@@ -47,22 +58,24 @@ def build(
             (three stages of 8, 16 and 32 channels, one block each), or one of the papers' networks, which at 10
             classes have, in millions of parameters: ``"resnet10"`` 4.9, ``"resnet18"`` 11.2, ``"resnet34"`` 21.3,
             ``"resnet50"`` 23.5, ``"vgg19"`` 20.0 (139.6 above 64 pixels), ``"mobilenetv2"`` 2.2, ``"wrn-22-8"`` 17.2.
+        like: Data that the next three are read off.
         num_classes: Number of logits, at least 2.
-        in_channels: Channels of the images.
-        image_size: Height and width of the images, in pixels. Above 64 the papers' networks and ``"tiny-resnet"``
-            take their ImageNet form.
-        seed: Of the initial weights. The global generators are left as they were found.
+        in_channels: Channels of the images; 3 unless ``like`` is given.
+        image_size: Height and width of the images, in pixels; 32 unless ``like`` is given. Above 64 the papers'
+            networks and ``"tiny-resnet"`` take their ImageNet form.
+        seed: Seed of the initial weights. The global generators are left as they were found.
         **settings: The model's own. Every model has ``width``, a factor on its channels.
 
     Returns:
         A module that maps ``(N, in_channels, image_size, image_size)`` to logits ``(N, num_classes)``.
 
     Raises:
-        ValueError: If the name is unknown or a size is too small.
-        TypeError: If a setting is unknown.
+        ValueError: If the name is unknown, a size is too small, or one is not that of ``like``.
+        TypeError: If a setting is unknown, or there is neither ``like`` nor ``num_classes``.
     """
     constructor = lookup("model", name, MODELS)
     check_settings(f"model {name!r}", constructor, settings)
+    num_classes, in_channels, image_size = _shape(like, num_classes, in_channels, image_size)
     if num_classes < 2:
         raise ValueError(f"num_classes must be at least 2, got {num_classes}")
     check_number("in_channels", in_channels, 1, whole=True)
@@ -74,8 +87,35 @@ def build(
     return remember(model, price=0, recipe={"name": name, **sizes, **settings}, input_shape=shape)
 
 
+def _shape(
+    like: GroupedDataset | Splits | None, num_classes: int | None, in_channels: int | None, image_size: int | None
+) -> tuple[int, int, int]:
+    """Classes, channels and size of the images: as given, else those of ``like``, else 3 channels and 32 pixels."""
+    if like is None:
+        if num_classes is None:
+            raise TypeError("a model needs num_classes=, or data to read it off: like=")
+        return num_classes, 3 if in_channels is None else in_channels, 32 if image_size is None else image_size
+    data = getattr(like, "train", like)
+    _, channels, size, *_ = (*data.inputs.shape, 1)  # Vectors are images of a single position.
+    for name, value, known in (
+        ("num_classes", num_classes, data.num_classes),
+        ("in_channels", in_channels, channels),
+        ("image_size", image_size, size),
+    ):
+        if value not in (None, known):
+            raise ValueError(f"{name} is {value}, but {known} of the data given as like=: leave out one of the two")
+    return data.num_classes, channels, size
+
+
 def width_for(
-    name: str, weights: int, *, num_classes: int, in_channels: int = 3, image_size: int = 32, **settings
+    name: str,
+    weights: int,
+    *,
+    like: GroupedDataset | Splits | None = None,
+    num_classes: int | None = None,
+    in_channels: int | None = None,
+    image_size: int | None = None,
+    **settings,
 ) -> float:
     """The ``width`` at which a model has as nearly as possible a given number of prunable weights.
 
@@ -85,6 +125,7 @@ def width_for(
     Args:
         name: As for :func:`fairlib.build`.
         weights: The wanted number.
+        like: As for :func:`fairlib.build`.
         num_classes: As for :func:`fairlib.build`.
         in_channels: As for :func:`fairlib.build`.
         image_size: As for :func:`fairlib.build`.
@@ -99,7 +140,7 @@ def width_for(
         TypeError: As :func:`fairlib.build`.
     """
     check_number("weights", weights, 1, whole=True)
-    shape = dict(num_classes=num_classes, in_channels=in_channels, image_size=image_size)
+    shape = dict(like=like, num_classes=num_classes, in_channels=in_channels, image_size=image_size)
 
     def count(step: int) -> int:
         with torch.device("meta"):

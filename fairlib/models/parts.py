@@ -14,7 +14,7 @@ def scaled(channels: int, width: float) -> int:
         TypeError: If ``width`` is no number.
         ValueError: If ``width`` is not positive and finite.
     """
-    check_number("width", width, 0, beyond=True)
+    check_number("width", width, 0, low_open=True)
     return max(1, round(channels * width))
 
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 from torch import nn
 
 from fairlib._validation import check_number, check_settings, lookup
 from fairlib.data import GroupedDataset
-from fairlib.pruning.bifp import bifp, bip, epochs_within
+from fairlib.network import masks
+from fairlib.pruning.bifp import bifp, bip, bip_from_flat, epochs_within, from_flat
 from fairlib.pruning.fairgrape import fairgrape
 from fairlib.pruning.filter_norm import filter_norm
 from fairlib.pruning.fpgm import fpgm
@@ -20,25 +20,21 @@ from fairlib.pruning.random import random
 from fairlib.pruning.schedules import SCHEDULES, gradual, iterative
 from fairlib.pruning.snip import snip
 from fairlib.training import fit
+from fairlib.training.compressors import Method, Settings
 
-__all__ = ["BILEVEL", "METHODS", "SCHEDULES", "check", "epochs_within", "gradual", "iterative", "prune", "trains"]
+__all__ = ["METHODS", "SCHEDULES", "Pruning", "check", "epochs_within", "gradual", "iterative", "prune", "trains"]
 
-METHODS: dict[str, Callable[..., nn.Module]] = {
-    "magnitude": magnitude,
-    "filter-norm": filter_norm,
-    "fpgm": fpgm,
-    "snip": snip,
-    "lottery": lottery,
-    "fairgrape": fairgrape,
-    "bip": bip,
-    "bifp": bifp,
-    "random": random,
+METHODS: dict[str, Method] = {
+    "magnitude": Method(magnitude),
+    "filter-norm": Method(filter_norm, takes=("data",)),
+    "fpgm": Method(fpgm, takes=("data",)),
+    "snip": Method(snip, takes=("data", "seed")),
+    "lottery": Method(lottery, takes=("data", "train", "seed")),
+    "fairgrape": Method(fairgrape, takes=("data",)),
+    "bip": Method(bip, takes=("data", "train", "seed"), constrained=False, gather=bip_from_flat),
+    "bifp": Method(bifp, takes=("data", "train", "seed"), constrained=False, gather=from_flat),
+    "random": Method(random, takes=("seed",)),
 }
-
-BILEVEL = ("bip", "bifp")
-"""Methods with a rule of their own for what a training is held to, in the place of a constraint."""
-
-_OFFERED = ("sparsity", "data", "train", "seed")  # What prune hands to every method and schedule that asks for it.
 
 
 def prune(
@@ -47,8 +43,8 @@ def prune(
     *,
     sparsity: float,
     data: GroupedDataset | None = None,
-    train: Mapping[str, object] | None = None,
-    schedule: str | tuple[str, Mapping[str, object]] = "one-shot",
+    train: Settings | None = None,
+    schedule: str | tuple[str, Settings] = "one-shot",
     seed: int = 0,
     **settings,
 ) -> nn.Module:
@@ -80,23 +76,23 @@ def prune(
     check(method, schedule=schedule, train=train, **settings)
     check_number("sparsity", sparsity, 0, 1)
     offered = {"data": data, "train": {"seed": seed, **(train or {})}, "seed": seed}
-    once = partial(METHODS[method], **_asked_for(f"method {method!r}", METHODS[method], offered), **settings)
+    pruner = METHODS[method]
+    once = partial(pruner.function, **pruner.arguments(f"method {method!r}", offered, settings))
     name, options = _named(schedule)
-    run = SCHEDULES[name]
-    return run(
+    plan = SCHEDULES[name]
+    return plan.function(
         lambda dense, level: once(dense, sparsity=level),
         model,
         sparsity,
-        **_asked_for(f"schedule {name!r}", run, offered),
-        **options,
+        **plan.arguments(f"schedule {name!r}", offered, options),
     )
 
 
 def check(
     method: str,
     *,
-    schedule: str | tuple[str, Mapping[str, object]] = "one-shot",
-    train: Mapping[str, object] | None = None,
+    schedule: str | tuple[str, Settings] = "one-shot",
+    train: Settings | None = None,
     **settings,
 ) -> None:
     """Refuse, before anything is trained, what :func:`prune` would not understand.
@@ -105,38 +101,42 @@ def check(
         ValueError: If a name is unknown, or a method that has its own schedule is given another.
         TypeError: If a setting is unknown.
     """
-    function = lookup("pruning method", method, METHODS)
-    check_settings(f"pruning method {method!r}", function, settings, given=_OFFERED)
+    pruner = lookup("pruning method", method, METHODS)
+    pruner.check(f"pruning method {method!r}", settings, level="sparsity")
     name, options = _named(schedule)
-    check_settings(f"schedule {name!r}", lookup("schedule", name, SCHEDULES), options, given=_OFFERED)
-    if name != "one-shot" and _takes_train(function):
+    lookup("schedule", name, SCHEDULES).check(f"schedule {name!r}", options)
+    if name != "one-shot" and pruner.trains:
         raise ValueError(f"pruning method {method!r} has its own schedule; schedule must be 'one-shot', got {name!r}")
     if train and not trains(method, {"schedule": schedule}):
         raise ValueError(f"pruning method {method!r} with schedule {name!r} trains nothing; leave out train=")
     check_settings("train=", fit, train or {}, given=("start", "keep", "sparsify"))
 
 
-def trains(method: str, settings: Mapping[str, object]) -> bool:
+def trains(method: str, settings: Settings) -> bool:
     """Whether :func:`prune` trains with this method and, among its settings, this schedule."""
     name, _ = _named(settings.get("schedule", "one-shot"))
-    return _takes_train(METHODS[method]) or _takes_train(SCHEDULES[name])
+    return METHODS[method].trains or SCHEDULES[name].trains
 
 
-def _takes_train(function: Callable) -> bool:
-    return "train" in inspect.signature(function).parameters
+class Pruning:
+    """Pruning as a study sees it: the level is the sparsity, what is kept is the share of prunable weights."""
+
+    level, control, inherits = "sparsity", 0.0, True
+    check = staticmethod(check)
+    trains = staticmethod(trains)
+
+    def compress(self, model: nn.Module, name: str, level: float, **settings: Any) -> nn.Module:
+        return prune(model, name, sparsity=level, **settings)
+
+    def constrained(self, name: str) -> bool:
+        return METHODS[name].constrained
+
+    def kept(self, model: nn.Module, dense: nn.Module) -> float:
+        return 1 - masks.sparsity(model)
+
+    def objective(self, dense: nn.Module, data: GroupedDataset, settings: Settings) -> None:
+        return None
 
 
-def _named(schedule: str | tuple[str, Mapping[str, object]]) -> tuple[str, Mapping[str, object]]:
+def _named(schedule: str | tuple[str, Settings]) -> tuple[str, Settings]:
     return (schedule, {}) if isinstance(schedule, str) else schedule
-
-
-def _asked_for(owner: str, function: Callable, offered: Mapping[str, object]) -> dict[str, object]:
-    """What of the offer a method or schedule has parameters for.
-
-    Raises:
-        ValueError: If it needs the data and there are none.
-    """
-    wanted = inspect.signature(function).parameters
-    if "data" in wanted and offered["data"] is None:
-        raise ValueError(f"{owner} needs data=, the training set")
-    return {name: value for name, value in offered.items() if name in wanted}

@@ -38,7 +38,7 @@ def filter_norm(
         Li et al. (2017), "Pruning filters for efficient ConvNets", with ``norm=1``; one layer of a residual sum decides
         there for the others.
     """
-    check_number("norm", norm, 0, beyond=True)
+    check_number("norm", norm, 0, low_open=True)
 
     def scores(filters: Tensor) -> Tensor:
         return torch.linalg.vector_norm(filters, ord=norm, dim=1)

@@ -12,6 +12,7 @@ from fairlib.network import masks
 from fairlib.network.memory import add_gradients, gradient_evaluations
 from fairlib.pruning.selection import ramped, shrinking
 from fairlib.training import fit
+from fairlib.training.compressors import Method
 
 Once = Callable[[nn.Module, float], nn.Module]
 """A pruning method with all it needs: from a model and a sparsity to the pruned copy."""
@@ -98,9 +99,9 @@ def gradual(
     return add_gradients(trained, spent)
 
 
-SCHEDULES: dict[str, Callable[..., nn.Module]] = {
-    "one-shot": one_shot,
-    "iterative": iterative,
-    "gradual": gradual,
+SCHEDULES: dict[str, Method] = {
+    "one-shot": Method(one_shot),
+    "iterative": Method(iterative, takes=("data", "train")),
+    "gradual": Method(gradual, takes=("data", "train")),
 }
 """By name: from a method, a model, a sparsity and a schedule's own settings to the pruned copy."""

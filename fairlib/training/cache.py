@@ -7,7 +7,6 @@ import functools
 import hashlib
 import json
 import os
-import tempfile
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,11 +17,13 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from fairlib import environment
-from fairlib._version import __version__
 from fairlib.data import GroupedDataset
 from fairlib.network.memory import add_gradients, inherit, memory_of
-from fairlib.training import fit
 from fairlib.training.distillation import Distillation
+from fairlib.training.loop import fit
+
+# What no training runs. What a compressor did to the model before is told by the weights and masks in the key.
+_LEFT_OUT = ("cli", "studies", "effects", "plots", "auditing", "evidence", "pruning", "linearization")
 
 
 def default_folder() -> Path:
@@ -35,11 +36,11 @@ def cached_fit(model: nn.Module, data: GroupedDataset, *, folder: Path | None, *
     """:func:`fairlib.fit`, or what it gave the last time it was called with the same things.
 
     An entry is keyed by everything that shapes the result: the model's structure, weights, masks and which parameters
-    are frozen, the contents of the data, the settings, the source of ``fairlib``, the version of torch and its settings
-    of precision, the processor or GPU, and the number of threads. It is one safetensors file (weights, those of
-    ``keep`` too, and the history) that appears whole or not at all; one that cannot be read or does not match its
-    checksum is computed anew. A model, constraint or objective with code from elsewhere, a ``sparsify`` or a ``stop``
-    cannot be keyed and is always trained.
+    are frozen, the contents of the data, the settings, the code of ``fairlib`` that training runs (docstrings, comments
+    and formatting do not count), the version of torch and its settings of precision, the processor or GPU, and the
+    number of threads. It is one safetensors file (weights, those of ``keep`` too, and the history) that appears whole
+    or not at all; one that cannot be read or does not match its checksum is computed anew. A model, constraint or
+    objective with code from elsewhere, a ``sparsify`` or a ``stop`` cannot be keyed and is always trained.
 
     Args:
         model: As of :func:`fairlib.fit`.
@@ -76,10 +77,16 @@ def _known_code(model: nn.Module, settings: Mapping[str, object]) -> bool:
     constraint, objective = settings.get("constraint"), settings.get("objective")
     ours = constraint is None or type(constraint).__module__.startswith("fairlib.mitigation")
     ours &= not callable(getattr(constraint, "surrogate", None))
-    models = [model] if objective is None else [model, getattr(objective, "teacher", None)]
     ours &= objective is None or type(objective) is Distillation  # A subclass has code of its own.
-    ours &= all(type(one).__module__.startswith("fairlib.models") for one in models)
-    return ours and settings.get("sparsify") is None and settings.get("stop") is None
+    ours &= settings.get("sparsify") is None and settings.get("stop") is None
+    return ours and _ours(model) and (objective is None or _ours(objective.teacher))
+
+
+def _ours(model: nn.Module) -> bool:
+    """Whether a model is one of the zoo's, and all that it is made of has code in the key."""
+    parts = {type(part).__module__ for part in model.modules()}
+    known = ("torch.nn.", "fairlib.models.", "fairlib.network.")
+    return type(model).__module__.startswith("fairlib.models.") and all(part.startswith(known) for part in parts)
 
 
 def _key(model: nn.Module, data: GroupedDataset, settings: Mapping[str, object]) -> str:
@@ -90,7 +97,7 @@ def _key(model: nn.Module, data: GroupedDataset, settings: Mapping[str, object])
         "model": [repr(model), _checksum(model.state_dict()), [p.requires_grad for p in model.parameters()]],
         "data": data.fingerprint(),
         "settings": plain | {"device": device},
-        "code": [__version__, _source_digest(), torch.__version__],
+        "code": [_source_digest(), torch.__version__],
         "precision": [torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32],
         "machine": [machine[name] for name in ("device", "cpu", "threads")],
     }
@@ -108,10 +115,7 @@ def _plain(value: object) -> str:
 
 @functools.cache
 def _source_digest() -> str:
-    digest = hashlib.sha256()
-    for path in sorted(Path(__file__).resolve().parents[1].rglob("*.py")):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
+    return environment.source_digest(without=_LEFT_OUT)
 
 
 def _checksum(tensors: Mapping[str, Tensor], text: str = "") -> str:
@@ -132,13 +136,8 @@ def _write(path: Path, trained: nn.Module) -> None:
     history = json.dumps(memory.history)
     metadata = {"history": history, "checksum": _checksum(tensors, history)}
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
-    os.close(handle)
-    try:
-        save_file(tensors, temporary, metadata=metadata)
-        os.replace(temporary, path)
-    finally:
-        Path(temporary).unlink(missing_ok=True)
+    with environment.written(path) as new:
+        save_file(tensors, new, metadata=metadata)
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], list[dict[str, float]], dict[int, dict[str, Tensor]]] | None:

@@ -58,6 +58,10 @@ class Constraint(Protocol):
         """Begin a training of ``model``, which changes under way, on ``data``, which lies on the model's device."""
         ...
 
+    def relative_to(self, dense: nn.Module, data: GroupedDataset) -> Constraint:
+        """The constraint of a finetuning, where it counts from the model before compression; by default as it is."""
+        return self
+
 
 class Sparsifier(Protocol):
     """Masks that follow a training: what pruning plugs in when it goes on while the model trains."""

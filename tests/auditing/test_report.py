@@ -19,7 +19,7 @@ SHOWN = SimpleNamespace(  # What a report shows in a notebook.
 
 
 def test_an_estimate_stands_with_its_bounds_in_one_cell_and_what_is_missing_is_said():
-    shown = tables(SHOWN)
+    shown = tables(SHOWN.notes, SHOWN.table, SHOWN.violations)
     assert "<th>group</th><th>size</th><th>drop</th></tr>" in shown
     assert "<tr><th>a&lt;b</th><td>12</td><td>0.25 [0.125, 0.5]</td></tr>" in shown
     assert "<tr><th>c</th><td>3</td><td>not computed</td></tr>" in shown

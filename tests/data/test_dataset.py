@@ -310,3 +310,11 @@ def test_channels_last_and_reversed_arrays():
         GroupedDataset(images, [0, 1], [0, 1])
     reversed_channels = images.transpose(0, 3, 1, 2)[:, ::-1]
     assert np.array_equal(GroupedDataset(reversed_channels, [0, 1], [0, 1]).inputs.numpy(), reversed_channels)
+
+
+def test_random_groups_keep_samples_targets_and_group_sizes():
+    data = GroupedDataset(np.eye(6), [0, 1, 0, 1, 0, 1], [0, 0, 0, 0, 1, 2], group_names=["a", "b", "c"])
+    drawn = data.random_groups(3)
+    assert torch.equal(drawn.inputs, data.inputs) and torch.equal(drawn.targets, data.targets)
+    assert drawn.group_sizes.equals(data.group_sizes) and drawn.group_names == data.group_names
+    assert drawn.groups.tolist() == np.array([0, 0, 0, 0, 1, 2])[np.random.default_rng(3).permutation(6)].tolist()

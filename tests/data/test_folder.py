@@ -109,8 +109,9 @@ def test_limit_draws_by_the_seed(root):
     first, again, other = (sorted(rows(*small(root, group="hair", limit=40, seed=seed))) for seed in (0, 0, 1))
     assert first == again != other
     assert len(first) == 40
-    with pytest.raises(ValueError, match="limit must be None or a positive integer, got 0"):
-        small(root, limit=0)
+    with pytest.raises(ValueError, match="limit must be None or a positive integer, got -1"):
+        small(root, limit=-1)
+    assert rows(*small(root, group="hair", limit=0)) == rows(*small(root, group="hair"))
 
 
 def test_target_and_group_have_no_default(root):

@@ -147,7 +147,63 @@ def test_errors_help(people):
         load("people", target="race")
     with pytest.raises(ValueError, match=r"group 'young x Ur' has 1 sample in the val split"):
         load("people", group=["age", "town"], fractions=(0.9, 0.05, 0.05))
-    with pytest.raises(ValueError, match="image_size must be a positive integer or None, got 0"):
-        load("people", image_size=0)
+    with pytest.raises(ValueError, match="image_size must be a positive integer, or 0 for .* own, got -1"):
+        load("people", image_size=-1)
     with pytest.raises(TypeError, match="seed must be an integer"):
         load("people", seed=None)
+
+
+def same(one, other):
+    return [part.fingerprint() for part in one] == [part.fingerprint() for part in other]
+
+
+def test_an_empty_text_and_zero_stand_for_the_default_of_every_data_set(people):
+    empty = {"target": "", "group": "", "image_size": 0, "limit": 0, "root": "nowhere"}
+    assert same(load("people", **empty), load("people"))
+    assert same(load("people", target=None, group=None, image_size=None, limit=None), load("people"))
+    for name in ("digits", "synthetic-faces"):
+        assert same(load(name, **empty, seed=3), load(name, seed=3))
+
+
+def test_a_limit_is_the_size_of_data_that_are_drawn():
+    assert same(load("synthetic-faces", limit=300), load("synthetic-faces", size=300))
+    assert same(load("digits", limit=100), load("digits", size=100))
+    with pytest.raises(ValueError, match="size of data set 'digits' is given twice: by limit= or equal=, and as size="):
+        load("digits", limit=100, size=200)
+
+
+def test_a_limit_is_refused_where_there_is_nothing_to_limit(people):
+    with pytest.raises(TypeError, match="unknown setting 'limit' for data set 'people'; known: copies"):
+        load("people", limit=50)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"), [("digits", {"imbalance": 1.0}), ("synthetic-faces", {"shares": [0.2] * 5})]
+)
+def test_data_that_can_be_drawn_with_equal_groups_are_drawn_so(name, settings):
+    assert same(load(name, equal=True, seed=2), load(name, **settings, seed=2))
+    with pytest.raises(ValueError, match="is given twice: by limit= or equal="):
+        load(name, equal=True, **settings)
+
+
+def test_the_training_part_of_any_other_is_cut_to_the_smallest_group(people):
+    plain, equal = load("people", group="age", copies=5, seed=1), load("people", group="age", copies=5, seed=1, equal=True)
+    smallest = plain.train.group_sizes.min()
+    by_hand = plain.train.imbalance(dict.fromkeys(plain.train.group_names, int(smallest)), seed=1)
+    assert set(equal.train.group_sizes) == {smallest} and plain.train.group_sizes.nunique() > 1
+    assert equal.train.fingerprint() == by_hand.fingerprint()
+    assert equal.test.fingerprint() == plain.test.fingerprint()
+    assert equal.report["imbalanced"] == len(plain.train) - len(equal.train)
+
+
+def test_rare_keeps_shares_of_groups_and_of_crossings_by_code_or_name(people):
+    plain = load("people", target="age", group="town", seed=4)
+    by_hand = plain.imbalance({("Uruk", "old"): 0.25}, seed=4)
+    assert same(load("people", seed=4, rare={(1, 2): 0.25}), by_hand)
+    assert same(load("people", seed=4, rare={(1, 2): 1}), plain)  # A share, never a count.
+    train = load("people", seed=4, rare={1: 0.5}, rare_in=["train"])
+    assert train.train.fingerprint() == plain.train.imbalance({"Uruk": 0.5}, seed=4).fingerprint()
+    assert train.val.fingerprint() == plain.val.fingerprint()
+    assert train.report["train"] == len(train.train) and train.report["test"] == len(plain.test)
+    with pytest.raises(ValueError, match="unknown part 'tests'; known: train, val, test"):
+        load("people", rare={1: 0.5}, rare_in=["tests"])

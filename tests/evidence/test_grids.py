@@ -12,17 +12,23 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from toy_notebooks import write_notebook
+from toy_notebooks import RECORD, finish, write_notebook
 
+from fairlib import environment
 from fairlib.evidence import grids, runs
 from fairlib.evidence.runs import ParameterError, RunError
 
-# What `fairlib.record` does, without the time it takes to import torch.
-FAST_RECORD = """\
-import os
-import pandas as pd
-pd.DataFrame({"seed": range(seeds), "lr": lr}).to_parquet(os.environ["FAIRLIB_RUN"] + "/records.parquet")
-"""
+ROOT = Path(__file__).parents[2]
+STUDIES = sorted(ROOT.glob("params/study/*/*.yml"))
+
+
+def named(study: Path) -> str:
+    return f"{study.parent.name}/{study.stem}"
+
+
+def provenance(study: Path) -> Path:
+    return (ROOT / runs.read_yaml(study)["table"]).with_suffix(".json")
+
 
 GRID = """\
 table: results/part/toy-study.csv
@@ -51,19 +57,6 @@ def grid(project):
     path = project / "params" / "study" / "part.yml"
     path.write_text(GRID)
     return path
-
-
-def finish(point: grids.Point, table: pd.DataFrame, **description) -> None:
-    """Leave a finished run at a point."""
-    point.out.mkdir(parents=True)
-    table.to_parquet(point.out / "records.parquet")
-    description = {
-        "notebook": point.notebook.as_posix(), "parameters": runs.resolve(point.notebook, point.parameters),
-        "started": "2026-01-01T00:00:00+00:00", "seconds": 1.5, "device": "cpu", "cpu": "c", "cores": 2, "threads": 1,
-        "platform": "p", "versions": {"torch": "2"}, "commit": "abc", "dirty": False, "contents": {}, "digest": "",
-        "files": ["records.parquet"],
-    } | description  # fmt: skip
-    (point.out / "run.json").write_text(json.dumps(description))
 
 
 class TestGrid:
@@ -120,14 +113,13 @@ class TestGrid:
 
 
 def test_a_sweep_runs_what_is_missing_and_refuses_what_is_out_of_date(grid, project, monkeypatch):
-    here = Path(__file__).parents[2]
-    shutil.copy(here / "Snakefile", project)
-    shutil.copytree(here / "fairlib", project / "fairlib")
-    monkeypatch.setattr(runs, "_LIBRARY", project / "fairlib")
+    shutil.copy(ROOT / "Snakefile", project)
+    shutil.copytree(ROOT / "fairlib", project / "fairlib")
+    monkeypatch.setattr(environment, "LIBRARY", project / "fairlib")
     monkeypatch.chdir(project)
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     monkeypatch.setenv("PYTHONPATH", str(project))
-    notebook = write_notebook(project / "notebooks" / "part" / "toy.ipynb", FAST_RECORD)
+    notebook = write_notebook(project / "notebooks" / "part" / "toy.ipynb", RECORD)
     grid.write_text("""\
 table: results/part/toy-study.csv
 runs:
@@ -145,6 +137,26 @@ runs:
     done = sweep()
     assert done.returncode == 0, done.stderr
     assert pd.read_csv(project / "results" / "part" / "toy-study.csv")["seed"].tolist() == [7, 0, 1]
-    write_notebook(notebook, FAST_RECORD, "1")
+    write_notebook(notebook, RECORD, "1")
     refused = sweep()
     assert refused.returncode != 0 and "2 of 2 runs are finished with other contents" in refused.stderr
+
+
+@pytest.mark.parametrize("study", STUDIES, ids=named)
+def test_a_study_is_a_grid_named_after_its_notebook_and_its_table(study):
+    part, name = study.parent.name, study.stem
+    for point in grids.expand(study):  # This also checks that the notebook knows the parameters.
+        own = point.notebook.stem
+        assert point.notebook.parent.name == part and name.startswith(own)
+        wanted = f"{name}-study" if name == own else name
+        assert point.table.resolve() == ROOT / "results" / part / f"{wanted}.csv"
+
+
+@pytest.mark.parametrize("study", [study for study in STUDIES if provenance(study).exists()], ids=named)
+def test_a_table_was_recorded_with_what_its_study_says(study):
+    recorded, points = json.loads(provenance(study).read_text()), grids.expand(study)
+    assert recorded["runs"] == len(points)
+    for name in points[0].parameters:
+        values = list(dict.fromkeys(runs.resolve(p.notebook, p.parameters)[name] for p in points))
+        found = recorded["parameters"][name]
+        assert (found if isinstance(found, list) else [found]) == values, name

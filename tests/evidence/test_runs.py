@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,8 +14,10 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from edits import HARMFUL, HARMLESS, edit_files, find, other_body
 from toy_notebooks import RECORD, write_notebook
 
+from fairlib import environment
 from fairlib.evidence import runs
 from fairlib.evidence.runs import ParameterError, RunError
 
@@ -25,7 +29,7 @@ def project(tmp_path, monkeypatch):
     library = tmp_path / "library"
     library.mkdir()
     (library / "module.py").write_text("ONE = 1\n")
-    monkeypatch.setattr(runs, "_LIBRARY", library)
+    monkeypatch.setattr(environment, "LIBRARY", library)
     return tmp_path
 
 
@@ -178,6 +182,79 @@ class TestContents:
         path = write_notebook(project / "toy.ipynb", "for name in names: read(f'results/part/{name}.csv')")
         assert self.changed(path, lambda: (folder / "other.csv").write_text("a\n3\n")) == {"files it names"}
 
+    def test_the_claims_count_where_a_page_asks_for_verdicts(self, project):
+        claims = project / "book" / "claims.yml"
+        claims.parent.mkdir()
+        claims.write_text("[]")
+        asking = write_notebook(project / "toy.ipynb", "claims.verdicts(study, 'notebooks/part/toy.ipynb')")
+        assert self.changed(asking, lambda: claims.write_text("[] # one")) == {"files it names"}
+        other = write_notebook(project / "other.ipynb", "print('no verdicts')")
+        assert not self.changed(other, lambda: claims.write_text("[] # two"))
+
+
+class TestCode:
+    """Which edits of fairlib make the runs of notebooks out of date."""
+
+    @pytest.fixture
+    def changes(self, tmp_path, library):
+        """Whether an edit of a file, or of every file in a folder, makes a notebook's run out of date."""
+        notebook = write_notebook(tmp_path / "toy.ipynb", "print(seeds)")
+
+        def changes(name, edit) -> bool:
+            before = runs.contents(notebook, {})
+            assert edit_files(library / name, edit)
+            after = runs.contents(notebook, {})
+            assert {name for name in before if before[name] != after[name]} <= {"fairlib"}
+            return before != after
+
+        return changes
+
+    @pytest.mark.parametrize("edit", HARMLESS)
+    def test_docstrings_comments_and_formatting_do_not_count(self, changes, edit):
+        assert not changes("", edit)
+
+    @pytest.mark.parametrize("name", runs._LEFT_OUT)
+    def test_the_command_line_grids_ledger_and_report_page_do_not_count(self, library, changes, name):
+        assert not changes(find(library, name), other_body)
+
+    @pytest.mark.parametrize("edit", HARMFUL)
+    @pytest.mark.parametrize("name", ["statistics.py", "training/loop.py", "plots.py", "auditing/comparison.py"])
+    def test_a_number_a_default_and_a_statement_count(self, changes, name, edit):
+        assert changes(name, edit)
+
+    def test_a_release_the_claims_and_the_names_and_bytes_of_files_count(self, changes, library):
+        assert changes("_version.py", lambda text: text.replace('= "', '= "9'))
+        assert changes("evidence/claims.py", other_body)
+        table = library / "data" / "table.csv"
+        table.write_text("1\n")
+        assert changes("data/table.csv", lambda text: "1\n\n")
+        before = environment.source_digest()
+        table.rename(table.with_name("other.csv"))
+        assert environment.source_digest() != before
+
+    def test_a_file_is_parsed_once(self, library, monkeypatch):
+        first = environment.source_digest()
+        monkeypatch.setattr(ast, "parse", None)
+        assert environment.source_digest() == first != environment.source_digest(runs._LEFT_OUT)
+
+    def test_no_page_shows_what_does_not_count(self):
+        for path in Path(__file__).parents[2].glob("notebooks/*/*.ipynb"):
+            cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+            code = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+            assert not re.search(r"import .*\b(cli|grids|ledger|report)$", code, re.MULTILINE), path
+            assert not shown_reports(ast.parse(code.replace("%pip", "pass  #"))), (
+                f"{path}: runs._LEFT_OUT names report.py"
+            )
+
+    def test_an_edit_of_a_comment_leaves_a_run_finished(self, notebook, executed, project):
+        module = project / "library" / "module.py"
+        runs.run(notebook, project / "out")
+        module.write_text('"""One."""\n\nONE = (1)  # not two\n')
+        assert not runs.run(notebook, project / "out")
+        module.write_text('"""One."""\n\nONE = (2)  # not two\n')
+        with pytest.raises(RunError, match=r"finished with other contents \(fairlib\)"):
+            runs.run(notebook, project / "out")
+
 
 class TestRun:
     def test_the_folder_says_what_was_run(self, notebook, executed, project):
@@ -247,7 +324,7 @@ class TestRun:
         def full(*arguments):
             raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr(runs, "_sync", full)
+        monkeypatch.setattr(environment, "sync", full)
         with pytest.raises(OSError, match="No space left"):
             runs.run(notebook, project / "out")
         assert not list(project.glob("out*"))
@@ -304,6 +381,17 @@ class TestKernel:
         assert done.returncode == 1
         assert "File too large" in done.stderr.splitlines()[-1]
         assert not list(project.glob("out*"))
+
+
+def shown_reports(tree: ast.AST) -> list[str]:
+    """Where more is done with what `fairlib.audit` gives than to read an attribute that is no page."""
+    parents = {child: parent for parent in ast.walk(tree) for child in ast.iter_child_nodes(parent)}
+    audits = [node for node in parents if isinstance(node, ast.Call) and ast.unparse(node.func) == "fairlib.audit"]
+    named = {parents[node].targets[0].id for node in audits if isinstance(parents[node], ast.Assign)}
+    reports = [node for node in audits if not isinstance(parents[node], ast.Assign)]
+    reports += [n for n in parents if isinstance(n, ast.Name) and n.id in named and isinstance(n.ctx, ast.Load)]
+    harmless = {"table", "violations", "provenance", "notes", "train", "fairness", "plot"}
+    return [ast.unparse(parents[n]) for n in reports if getattr(parents[n], "attr", "") not in harmless]
 
 
 def wait_for(condition, seconds: float = 90) -> None:

@@ -9,6 +9,7 @@ import fairlib
 from fairlib.diagnostics import predict
 from fairlib.linearization import METHODS, count, gate
 from fairlib.network import gates
+from fairlib.training.compressors import Method
 from fairlib.training.distillation import Distillation
 
 TRAIN = {"snl": {"epochs": 60, "lr": 0.02, "batch_size": 40}, "deepreduce": {"epochs": 1}, "senet": {"epochs": 1}}
@@ -116,7 +117,7 @@ def test_every_training_follows_the_objective(gated, images, objective, method, 
 
     train = {"epochs": 1, "batch_size": 40}
     exact = {"exact": True} if method == "snl" else {}
-    METHODS[method](gated, relus=300, data=images, objective=counted, train=train, **exact)
+    METHODS[method].function(gated, relus=300, data=images, objective=counted, train=train, **exact)
     assert len(calls) % 3 == 0 and len(calls) >= 3 * least and set(calls) <= {40, 16}
 
 
@@ -126,7 +127,7 @@ def test_held_out_data_reach_the_method(dense, images, monkeypatch):
         return gates.apply(model, {})
 
     seen = []
-    monkeypatch.setitem(METHODS, "deepreduce", method)
+    monkeypatch.setitem(METHODS, "deepreduce", Method(method, takes=("train", "val")))
     fairlib.linearize(dense, "deepreduce", data=images, val=images, budget=1.0, finetune=0)
     assert seen == [images]
 

@@ -67,6 +67,26 @@ def test_trains_is_copied_and_is_pruned(name, images):
     assert not torch.equal(pruned(inputs), trained(inputs))
 
 
+def test_a_model_like_data_has_their_classes_channels_and_size(images):
+    by_hand = fairlib.build("cnn", num_classes=images.num_classes, in_channels=1, image_size=8, seed=3, width=0.5)
+    for settings in ({}, {"in_channels": 1}):
+        like = fairlib.build("cnn", like=images, seed=3, width=0.5, **settings)
+        assert like.recipe == by_hand.recipe
+        assert all(torch.equal(one, other) for one, other in zip(like.parameters(), by_hand.parameters(), strict=True))
+    splits = fairlib.load("digits")
+    assert fairlib.build("mlp", like=splits)(splits.test.batch([0])).shape == (1, 10)
+    vectors = fairlib.GroupedDataset(np.eye(4), [0, 1, 0, 1], [0, 0, 1, 1])
+    assert fairlib.build("mlp", like=vectors).recipe["in_channels"] == 4
+    assert width_for("cnn", 500, like=splits) == width_for("cnn", 500, num_classes=10, in_channels=1, image_size=8)
+
+
+def test_a_model_that_contradicts_the_data_is_refused(images):
+    with pytest.raises(ValueError, match="image_size is 16, but 8 of the data given as like=: leave out one"):
+        fairlib.build("cnn", like=images, image_size=16)
+    with pytest.raises(TypeError, match="needs num_classes=, or data to read it off: like="):
+        fairlib.build("cnn", in_channels=1)
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_seed_decides_the_weights_and_nothing_else_notices(name):
     torch.manual_seed(5)

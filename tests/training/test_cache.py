@@ -1,12 +1,17 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
+from edits import HARMFUL, HARMLESS, edit_files, find
 from torch import nn
 
 import fairlib
+from fairlib import environment
 from fairlib.linearization import gate
 from fairlib.training import cache
 from fairlib.training.cache import cached_fit
@@ -67,6 +72,56 @@ def test_everything_that_shapes_the_result_is_in_the_key(cnn, images, tmp_path, 
     assert len(counted) == 12 == len(list(tmp_path.glob("*.safetensors")))
 
 
+@pytest.fixture
+def changes(library, monkeypatch):
+    """Whether an edit of a file, or of every file in a folder, changes what the entries are keyed by."""
+    monkeypatch.setattr(cache, "_source_digest", cache._source_digest.__wrapped__)
+
+    def changes(name, edit) -> bool:
+        before = cache._source_digest()
+        assert edit_files(library / name, edit)
+        return cache._source_digest() != before
+
+    return changes
+
+
+@pytest.mark.parametrize("edit", HARMLESS)
+def test_docstrings_comments_and_formatting_void_no_entry(cnn, images, tmp_path, counted, changes, edit):
+    cached_fit(cnn, images, folder=tmp_path / "cache", epochs=1)
+    assert not changes("", edit)
+    cached_fit(cnn, images, folder=tmp_path / "cache", epochs=1)
+    assert len(counted) == 1
+
+
+@pytest.mark.parametrize("name", cache._LEFT_OUT)
+def test_code_that_no_training_runs_voids_no_entry(library, changes, name):
+    assert not changes(find(library, name), lambda text: text + "\nONE = 1\n")
+
+
+def test_code_that_training_runs_imports_nothing_that_is_left_out():
+    names = [path.relative_to(environment.LIBRARY).with_suffix("") for path in environment.LIBRARY.rglob("*.py")]
+    counted = sorted(name for name in names if not any(map(name.is_relative_to, cache._LEFT_OUT)))
+    imports = "\n".join(f"import {'.'.join(('fairlib', *name.parts))}" for name in counted)
+    code = f"import sys\n{imports}\nprint(*(name for name in sys.modules if name.startswith('fairlib.')))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    imported = [Path(*name.split(".")[1:]) for name in done.stdout.split()]
+    assert Path("training/loop") in imported, done.stderr
+    assert not [name for name in imported if any(map(name.is_relative_to, cache._LEFT_OUT))]
+
+
+@pytest.mark.parametrize("edit", HARMFUL)
+@pytest.mark.parametrize("name", ["training/loop.py", "diagnostics/curvature.py", "models/cnn.py", "data/dataset.py"])
+def test_a_number_a_default_and_a_statement_of_what_training_runs_void_the_entries(changes, name, edit):
+    assert changes(name, edit)
+
+
+def test_a_release_voids_the_entries(cnn, images, tmp_path, counted, changes):
+    cached_fit(cnn, images, folder=tmp_path / "cache", epochs=1)
+    assert changes("_version.py", lambda text: text.replace('= "', '= "9'))
+    cached_fit(cnn, images, folder=tmp_path / "cache", epochs=1)
+    assert len(counted) == 2
+
+
 @pytest.mark.parametrize("damage", ["truncated", "flipped weight", "flipped history", "empty", "other bytes"])
 def test_a_corrupt_entry_is_computed_anew(cnn, images, tmp_path, counted, damage):
     first = cached_fit(cnn, images, folder=tmp_path, epochs=1)
@@ -105,7 +160,14 @@ def test_code_from_elsewhere_and_objectives_are_not_cached(cnn, images, tmp_path
     class Mine(fairlib.EqualLoss):
         pass
 
+    class Halved(nn.ReLU):
+        def forward(self, inputs):
+            return super().forward(inputs) / 2
+
+    theirs = fairlib.build("cnn", num_classes=3, in_channels=1, image_size=8)
+    theirs.features[1] = Halved()
     for _ in range(2):
+        cached_fit(theirs, images, folder=tmp_path, epochs=1)
         cached_fit(nn.Sequential(nn.Flatten(), nn.Linear(64, 3)), images, folder=tmp_path, epochs=1)
         cached_fit(cnn, images, folder=tmp_path, epochs=1, constraint=Mine())
         cached_fit(cnn, images, folder=tmp_path, epochs=1, constraint=fairlib.EqualAccuracy(surrogate=torch.sigmoid))
@@ -116,7 +178,7 @@ def test_code_from_elsewhere_and_objectives_are_not_cached(cnn, images, tmp_path
             epochs=1,
             objective=lambda inputs, logits, targets: logits.square().sum(1),
         )
-    assert len(counted) == 8 and not list(tmp_path.iterdir())
+    assert len(counted) == 10 and not list(tmp_path.iterdir())
 
 
 def test_a_model_in_channels_last_comes_back_in_it(images, tmp_path):

@@ -1,0 +1,316 @@
+"""One seed of a study: its networks, each trained once, and what is measured of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from torch import Tensor, nn
+
+from fairlib import environment
+from fairlib.data import GroupedDataset, Splits, load
+from fairlib.diagnostics import DIAGNOSTICS, diagnose, group_performance
+from fairlib.models import build
+from fairlib.network.memory import gradient_evaluations
+from fairlib.studies.arms import WHEN, Function, Named, Plan, named
+from fairlib.training import Batch, Constraint, ConstraintRun, DivergenceError, Objective, fit
+from fairlib.training.cache import cached_fit
+from fairlib.training.compressors import Settings
+
+# What only a study knows of a model: how far it is from the dense one, and what it took to train.
+DISTANCE, GRADIENTS = "distance", "gradients"
+MEASURED = (*DIAGNOSTICS, DISTANCE, GRADIENTS)
+
+CONTRACT = ("data", "model", "method", "level", "kept", "mitigation", "when", "seed", "stage", "split", "group")
+"""The columns that tell the rows of a study's table apart, in their order."""
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """One network of a study, as a ``measure`` sees it.
+
+    Attributes:
+        model: The network, in eval mode.
+        dense: The network that it was compressed or finetuned from.
+        splits: The data of the seed.
+        seed: The seed.
+        arm: Name of the arm; empty in a study without arms.
+        stage: ``"dense"``, ``"control"`` or ``"compressed"``.
+        level: Level of the compression.
+        when: Time of the mitigation.
+        all: Every run of the seed, in the order of the table, this one included.
+        timing: ``seconds`` and ``dual_seconds`` of the finetuning, where the study keeps the time.
+    """
+
+    model: nn.Module
+    dense: nn.Module
+    splits: Splits
+    seed: int
+    arm: str
+    stage: str
+    level: float
+    when: str
+    all: list[Run]
+    timing: Mapping[str, float]
+
+    def other(self, arm: str) -> Run:
+        """The run of another arm at the same stage and level.
+
+        Raises:
+            KeyError: If there is none, or several.
+        """
+        found = [run for run in self.all if (run.arm, run.stage, run.level) == (arm, self.stage, self.level)]
+        if len(found) != 1:
+            raise KeyError(f"{len(found)} runs of arm {arm!r} at stage {self.stage!r} and level {self.level:g}")
+        return found[0]
+
+
+Measure = Callable[[Run], pd.DataFrame | Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Study:
+    """A study whose arguments are checked, ready to be run seed by seed in any process."""
+
+    data: Named | Splits | Callable[[int], Splits]
+    model: Named | Function
+    arms: tuple[Plan, ...]
+    train: Settings
+    data_seed: int | None
+    diagnostics: tuple[str, ...]
+    measure: Measure | None
+    clock: bool
+    divergence: str
+    device: str
+    cache: Path | None
+
+
+class Seed:
+    """The networks of one seed.
+
+    Attributes:
+        reasons: Why diagnostics could not be computed.
+        diverged: The runs that diverged, where a study skips these.
+    """
+
+    def __init__(self, study: Study, seed: int) -> None:
+        self.study, self.seed = study, seed
+        self.splits = _splits(study, seed)
+        self.start = _build(study.model, self.splits, seed)
+        self.trained: dict[str, tuple[nn.Module, Mapping[str, float]]] = {}
+        self.measured: dict[int, pd.DataFrame] = {}
+        self.reasons: list[str] = []
+        self.diverged: list[dict[str, Any]] = []
+
+    def table(self) -> pd.DataFrame:
+        """The rows of all networks."""
+        frames, runs = [], []
+        for arm in self.study.arms:
+            for run in self._runs(arm, runs):
+                if self.study.measure is None:
+                    frames.append(self._rows(arm, run))
+                else:  # All are kept and then measured: one may look at the others.
+                    runs.append(run)
+        arms = {arm.name: arm for arm in self.study.arms}
+        frames += [self._rows(arms[run.arm], run) for run in runs]
+        return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
+
+    def _runs(self, arm: Plan, runs: list[Run]) -> Iterator[Run]:
+        """The dense network, the control, and one compressed to each level, for each time of mitigation."""
+        control = arm.compressor.control
+        for when in arm.when:
+            early, late = WHEN[when]
+            first, last = (arm.constraint if chosen else None for chosen in (early, late))
+            dense = None
+            with self._skipping(arm, "dense", control, when):
+                dense, _ = self._once(f"dense {first!r}", partial(self._fit, self.start, self.study.train, first))
+            if dense is None:
+                continue
+            run = partial(Run, dense=dense, splits=self.splits, seed=self.seed, arm=arm.name, when=when, all=runs)
+            yield run(dense, stage="dense", level=control, timing={})
+            teacher = None
+            if arm.finetune["epochs"]:
+                teacher = arm.compressor.objective(dense, self.splits.train, arm.settings)
+            held = last.relative_to(dense, self.splits.train) if last else None
+            finetune = partial(
+                self._fit, settings=arm.finetune, constraint=held, objective=teacher, clock=self.study.clock
+            )
+            for stage, level in (("control", control), *(("compressed", level) for level in arm.levels)):
+                tuned = None
+                with self._skipping(arm, stage, level, when):
+                    if stage == "control":
+                        alike = f"control {first!r} {held!r} {sorted(arm.finetune.items())} {teacher!r}"
+                        tuned = self._once(alike, partial(finetune, dense))
+                    else:
+                        tuned = finetune(self._compressed(arm, dense, level, first))
+                if tuned is not None:
+                    yield run(tuned[0], stage=stage, level=level, timing=tuned[1])
+
+    @contextmanager
+    def _skipping(self, arm: Plan, stage: str, level: float, when: str) -> Iterator[None]:
+        try:
+            yield
+        except DivergenceError as error:
+            if self.study.divergence == "raise":
+                raise
+            where = {"arm": arm.name, "seed": self.seed, "stage": stage, "level": level, "when": when}
+            self.diverged.append(where | {"reason": str(error)})
+
+    def _once(self, key: str, train: Callable[[], tuple[nn.Module, Mapping[str, float]]]):
+        """What several arms have in common, trained once."""
+        if key not in self.trained:
+            self.trained[key] = train()
+        return self.trained[key]
+
+    def _compressed(self, arm: Plan, dense: nn.Module, level: float, constraint: Constraint | None) -> nn.Module:
+        settings: dict[str, Any] = {**arm.settings, "data": self.splits.train, "seed": self.seed}
+        compressor = arm.compressor
+        if compressor.trains(arm.method, arm.settings):
+            train = {key: value for key, value in arm.train.items() if key != "keep"} if compressor.inherits else {}
+            train["device"] = self.study.device
+            if constraint and compressor.inherits and compressor.constrained(arm.method):
+                train["constraint"] = constraint
+            settings["train"] = train | dict(settings.get("train", {}))
+        if arm.compress == "trained":
+            return compressor.compress(dense, arm.method, level, **settings)
+        small = compressor.compress(self.start, arm.method, level, **settings)
+        return self._fit(small, arm.train, constraint)[0]
+
+    def _fit(
+        self,
+        model: nn.Module,
+        settings: Settings,
+        constraint: Constraint | None = None,
+        objective: Objective | None = None,
+        clock: bool = False,
+    ) -> tuple[nn.Module, dict[str, float]]:
+        """The trained copy, and how long that took, if anybody looks at the clock."""
+        arguments = {"seed": self.seed, "device": self.study.device, "objective": objective, **settings}
+        if not clock:
+            arguments |= {"constraint": constraint} if constraint else {}
+            return cached_fit(model, self.splits.train, folder=self.study.cache, **arguments), {}
+        clocked = _Clocked(constraint, self.study.device) if constraint else None
+        before = environment.clock(self.study.device)
+        trained = fit(model, self.splits.train, constraint=clocked, **arguments)
+        seconds = environment.clock(self.study.device) - before
+        return trained, {"seconds": seconds, "dual_seconds": clocked.seconds if clocked else 0.0}
+
+    def _rows(self, arm: Plan, run: Run) -> pd.DataFrame:
+        """The rows of one network."""
+        table = self.measured.get(id(run.model))
+        if table is None:
+            table = self._look(run)
+        if run.stage != "compressed":  # Shared, and alive as long as this seed is.
+            self.measured[id(run.model)] = table
+        if self.study.clock:
+            table = table.assign(**{"seconds": math.nan, "dual_seconds": math.nan, **run.timing})
+        if self.study.measure:
+            table = _added(table, self.study.measure(run))
+        known = {
+            "data": self.splits.name,
+            "model": _name(self.study.model),
+            "method": arm.full_name,
+            "level": run.level,
+            "kept": 1.0 if run.stage != "compressed" else arm.compressor.kept(run.model, run.dense),
+            "mitigation": "none" if run.when == "never" else arm.mitigation,
+            "when": run.when,
+            "seed": self.seed,
+            "stage": run.stage,
+        } | ({"arm": arm.name} if arm.name else {})
+        table = table.assign(**known)
+        order = [*CONTRACT, "size", "accuracy", "loss", *(["arm"] if arm.name else [])]
+        return table[order + [name for name in table if name not in order]]
+
+    def _look(self, run: Run) -> pd.DataFrame:
+        """Performance and diagnostics of every group on the training and on the test set."""
+        frames = []
+        for split, data in (("train", self.splits.train), ("test", self.splits.test)):
+            table = group_performance(run.model, data)
+            for name in self.study.diagnostics:
+                table = self._diagnosed(table, name, run, data)
+            frames.append(table.reset_index().assign(split=split))
+        return pd.concat(frames, ignore_index=True)
+
+    def _diagnosed(self, table: pd.DataFrame, name: str, run: Run, data: GroupedDataset) -> pd.DataFrame:
+        if name == DISTANCE:
+            return table.assign(distance=parameter_distance(run.model, run.dense))
+        if name == GRADIENTS:
+            return table.assign(gradients=gradient_evaluations(run.model))
+        columns, reason = diagnose(name, run.model, data)
+        self.reasons += [reason] if reason else []
+        return table.join(columns)
+
+
+class _Clocked:
+    """A constraint whose work between the epochs is timed apart, in seconds."""
+
+    def __init__(self, constraint: Constraint, device: str) -> None:
+        self.constraint, self.device, self.seconds = constraint, device, 0.0
+
+    def start(self, model: nn.Module, data: GroupedDataset, objective: Objective) -> _Clocked:
+        self.run: ConstraintRun = self._timed(self.constraint.start, model, data, objective)
+        return self
+
+    def loss(self, batch: Batch) -> Tensor:
+        return self.run.loss(batch)
+
+    def end_epoch(self) -> dict[str, float]:
+        return self._timed(self.run.end_epoch)
+
+    def relative_to(self, dense: nn.Module, data: GroupedDataset) -> _Clocked:
+        return self
+
+    def _timed(self, function: Callable[..., Any], *arguments: object) -> Any:
+        before = environment.clock(self.device)
+        result = function(*arguments)
+        self.seconds += environment.clock(self.device) - before
+        return result
+
+
+def parameter_distance(model: nn.Module, dense: nn.Module) -> float:
+    """The Euclidean distance of two models' parameters; NaN if they do not have the same."""
+    ours, theirs = ({name: p.detach() for name, p in each.named_parameters()} for each in (model, dense))
+    if {name: p.shape for name, p in ours.items()} != {name: p.shape for name, p in theirs.items()}:
+        return math.nan
+    return math.sqrt(sum(float((ours[name] - theirs[name].to(ours[name])).double().square().sum()) for name in ours))
+
+
+def _added(table: pd.DataFrame, found: pd.DataFrame | Mapping[str, Any]) -> pd.DataFrame:
+    """The rows of a network with what a measure found."""
+    if not isinstance(found, pd.DataFrame):
+        return table.assign(**found)
+    keys = ["split", "group"]
+    if not set(keys) <= set(found):
+        return pd.concat([table, found], ignore_index=True)
+    new = found[[*keys, *(name for name in found if name not in table)]]
+    known = pd.MultiIndex.from_frame(found[keys]).isin(pd.MultiIndex.from_frame(table[keys]))
+    joined = table.merge(new, on=keys, how="left", validate="one_to_one")
+    return pd.concat([joined, found[~known]], ignore_index=True) if not known.all() else joined
+
+
+def _splits(study: Study, seed: int) -> Splits:
+    if isinstance(study.data, Splits):
+        return study.data
+    if study.data_seed is not None:
+        seed = study.data_seed
+    if callable(study.data):
+        return study.data(seed)
+    name, settings = named(study.data)
+    return load(name, **({"seed": seed} | settings))
+
+
+def _build(model: Named | Function, splits: Splits, seed: int) -> nn.Module:
+    if callable(model):
+        return model(splits, seed)
+    name, settings = named(model)
+    return build(name, like=splits, seed=seed, **settings)
+
+
+def _name(model: Named | Function) -> str:
+    return model.__name__ if callable(model) else named(model)[0]

@@ -1,0 +1,188 @@
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+
+import fairlib
+from fairlib import Arm, study
+from fairlib.diagnostics import group_performance
+from fairlib.network import masks
+from fairlib.studies import Run, by_seed
+
+SMALL = dict(
+    data=("digits", {"size": 120}),
+    model=("cnn", {"channels": (4, 8), "hidden": (16, 8)}),
+    train={"epochs": 2, "lr": 0.05},
+    finetune={"epochs": 2},
+    seeds=[0],
+    cache=None,
+)
+FAIR = ("equal-loss", {"step": 5.0})
+
+
+@pytest.fixture
+def trainings(monkeypatch):
+    """What a study has trained."""
+    calls = []
+
+    def cached_fit(model, data, *, folder, **settings):
+        calls.append(settings)
+        return fairlib.fit(model, data, **settings)
+
+    monkeypatch.setattr("fairlib.studies.seed.cached_fit", cached_fit)
+    return calls
+
+
+def test_the_rows_of_an_arm_are_those_of_a_study_with_that_arm_alone():
+    arms = {
+        "plain": Arm("prune:magnitude"),
+        "F&P": Arm("prune:magnitude", FAIR, "before"),
+        "P&F": Arm("prune:magnitude", FAIR, "after", finetune={"epochs": 3}),
+        "early": Arm("prune:snip", compress="initial", levels=[0.5], train={"epochs": 1}),
+    }
+    table = study(**SMALL, levels=[0.5, 0.9], arms=arms)
+    alone = {
+        "plain": study(**SMALL, method="prune:magnitude", levels=[0.5, 0.9]),
+        "F&P": study(**SMALL, method="prune:magnitude", levels=[0.5, 0.9], mitigation=FAIR, when="before"),
+        "P&F": study(
+            **SMALL | {"finetune": {"epochs": 3}},
+            method="prune:magnitude",
+            levels=[0.5, 0.9],
+            mitigation=FAIR,
+            when="after",
+        ),
+    }
+    assert list(table)[-1] == "arm" and list(table["arm"].unique()) == list(arms)
+    for name, expected in alone.items():
+        rows = table[table["arm"] == name].drop(columns="arm").reset_index(drop=True)
+        pd.testing.assert_frame_equal(rows, expected)
+    assert set(table.loc[(table["arm"] == "early") & (table["stage"] == "compressed"), "level"]) == {0.5}
+
+
+def test_arms_share_dense_networks_and_control(trainings):
+    arms = {
+        "a": Arm("prune:magnitude"),
+        "b": Arm("prune:random"),
+        "c": Arm("prune:random", when="after"),
+        "d": Arm("prune:random", when="before"),
+    }
+    study(**SMALL, arms=arms, levels=[0.5], mitigation=FAIR)
+    held = [bool(settings.get("constraint")) for settings in trainings]
+    # Two dense networks, plain and fair; controls of a (and b), of c and of d; four networks that were pruned.
+    assert len(trainings) == 2 + 3 + 4 and sum(held) == 1 + 1 + 1
+
+
+def test_an_own_function_is_a_method():
+    def keep_half(model: nn.Module, *, level: float, data, seed: int) -> nn.Module:
+        generator = np.random.default_rng(seed)
+        keep = {
+            name: torch.as_tensor(generator.random(tuple(weight.shape)) >= level)
+            for name, weight in masks.prunable(model).items()
+        }
+        return masks.apply(model, keep)
+
+    table = study(**SMALL, method=keep_half, levels=[0.5])
+    assert set(table["method"]) == {"keep_half"}
+    kept = table.groupby("stage")["kept"].first()
+    assert kept["control"] == 1 and kept["compressed"] == pytest.approx(0.5, abs=0.1)
+
+
+def test_an_own_function_builds_the_model():
+    def network(splits: fairlib.Splits, seed: int) -> nn.Module:
+        return fairlib.build("cnn", num_classes=10, in_channels=1, image_size=8, seed=seed, **SMALL["model"][1])
+
+    own = study(**SMALL | {"model": network}, method="prune:magnitude", levels=[0.5])
+    named = study(**SMALL, method="prune:magnitude", levels=[0.5])
+    assert set(own["model"]) == {"network"}
+    pd.testing.assert_frame_equal(own.drop(columns="model"), named.drop(columns="model"))
+
+
+def test_a_measure_adds_columns_to_rows_and_rows_to_the_table():
+    def measured(run: Run) -> pd.DataFrame:
+        val = group_performance(run.model, run.splits.val).reset_index().assign(split="val")
+        known = pd.DataFrame({"group": run.splits.train.group_names, "split": "train", "twice": 2 * run.seed + 2})
+        return pd.concat([val, known])
+
+    table = study(**SMALL, method="prune:magnitude", levels=[0.5], measure=measured)
+    assert set(table["split"]) == {"train", "test", "val"}
+    assert (table.loc[table["split"] == "train", "twice"] == 2).all()
+    assert table.loc[table["split"] != "train", "twice"].isna().all()
+    splits = fairlib.load("digits", size=120, seed=0)
+    val = table[(table["split"] == "val") & (table["stage"] == "dense")]
+    assert val["size"].sum() == len(splits.val) and set(val["method"]) == {"prune:magnitude"}
+
+
+def test_scalars_of_a_measure_become_columns_and_a_measure_sees_the_other_arms():
+    def between(run: Run) -> dict[str, float]:
+        return {"apart": fairlib.studies.parameter_distance(run.model, run.other("a").model)}
+
+    arms = {"a": Arm("prune:magnitude"), "b": Arm("prune:random")}
+    table = study(**SMALL, arms=arms, levels=[0.5], measure=between)
+    apart = table.drop_duplicates(["arm", "stage"]).set_index(["arm", "stage"])["apart"]
+    assert (apart["a"] == 0).all() and apart["b", "dense"] == 0 and apart["b", "compressed"] > 0
+
+
+@pytest.mark.parametrize("what", ["columns", "rows"])
+def test_a_measure_that_gives_something_else_for_another_seed_is_refused(what):
+    def fickle(run: Run) -> dict[str, float] | pd.DataFrame:
+        if what == "columns":
+            return {f"of seed {run.seed}": 1.0}
+        return pd.DataFrame({"point": range(run.seed + 1)})
+
+    with pytest.raises(ValueError, match=f"measure gives other {what} for seed 1"):
+        study(**SMALL | {"seeds": [0, 1]}, method="prune:magnitude", levels=[0.5], measure=fickle)
+
+
+def test_the_clock_tells_what_the_finetuning_took():
+    full = Arm("prune:magnitude", ("equal-loss", {"step": 1.0}), "after", finetune={"epochs": 8})
+    arms = {"plain": Arm("prune:magnitude", finetune={"epochs": 1}), "held": full}
+    table = study(**SMALL, arms=arms, levels=[0.5], clock=True)
+    runs = table.drop_duplicates(["arm", "stage"]).set_index(["arm", "stage"])
+    assert runs.loc[("plain", "dense"), ["seconds", "dual_seconds"]].isna().all()
+    assert runs.loc[("plain", "compressed"), "dual_seconds"] == 0
+    assert 0 < runs.loc[("held", "compressed"), "dual_seconds"] < runs.loc[("held", "compressed"), "seconds"]
+    plain = study(**SMALL, arms=arms, levels=[0.5])
+    pd.testing.assert_frame_equal(table[list(plain)], plain)
+
+
+def test_a_run_that_diverges_is_listed_where_it_may_be_skipped():
+    arms = {"good": Arm("prune:magnitude"), "bad": Arm("prune:magnitude", finetune={"lr": 1e38})}
+    table = study(**SMALL, arms=arms, levels=[0.5], divergence="skip")
+    assert set(table.loc[table["arm"] == "bad", "stage"]) == {"dense"}
+    assert [run["stage"] for run in table.attrs["diverged"]] == ["control", "compressed"]
+    assert all("diverged" in run["reason"] for run in table.attrs["diverged"])
+    with pytest.raises(fairlib.DivergenceError, match="seed 0: training diverged"):
+        study(**SMALL, arms=arms, levels=[0.5])
+
+
+@pytest.mark.parametrize(
+    ("arms", "message"),
+    [
+        ({"a": Arm()}, "arm 'a': a method is needed"),
+        (
+            [("a", Arm("prune:magnitude")), ("a", Arm("prune:random"))],
+            r"arms must have names, each once; got \['a', 'a'\]",
+        ),
+        ({}, "arms must have names"),
+        (
+            {"a": Arm("prune:magnitude", train={"epochs": 9})},
+            "'epochs': 9} asks for another dense network",
+        ),
+        ({"a": Arm("prune:magnitude", when="after")}, r"arm 'a': when=\['after'\] needs a mitigation"),
+    ],
+)
+def test_arms_that_make_no_sense_are_refused(arms, message):
+    with pytest.raises(ValueError, match=message):
+        study(**SMALL, arms=arms, levels=[0.5])
+
+
+def test_a_study_without_any_method_is_refused():
+    with pytest.raises(ValueError, match="a method is needed"):
+        study(**SMALL, levels=[0.5])
+
+
+def test_by_seed_keeps_the_order_of_the_seeds():
+    assert by_seed(lambda seed: seed**2, [3, 1, 2], workers=2) == [9, 1, 4]
