@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fairlib._validation import check_number, check_settings, lookup
 from fairlib.data import GroupedDataset
-from fairlib.diagnostics.computable import NotComputable, NotFinite, check_differentiable, differentiating
+from fairlib.diagnostics.computable import NotComputable, check_differentiable, differentiating, finite
 from fairlib.network.evaluation import check_logits, chunks, evaluation_mode, full_precision, placement
 from fairlib.statistics import t_interval
 
@@ -100,7 +100,7 @@ def sample_boundary_distance(
     def classifier(inputs: Tensor) -> Tensor:
         logits = model(inputs)
         check_logits(logits, data)
-        return _finite("the model's outputs", logits)
+        return finite("the model's outputs", logits)
 
     distances = []
     with evaluation_mode(model), full_precision():
@@ -291,7 +291,7 @@ def _nearest(batch: Batch, inputs: Tensor, reference: Tensor) -> tuple[Tensor, T
         gradients = [
             torch.autograd.grad(column, inputs, retain_graph=True, materialize_grads=True)[0] for column in columns
         ]
-    slopes = _finite("the gradients of the model's outputs", torch.stack(gradients, 1).double().flatten(2))
+    slopes = finite("the gradients of the model's outputs", torch.stack(gradients, 1).double().flatten(2))
     chosen = reference[..., None].expand(-1, 1, slopes.shape[2])
     slopes = slopes.gather(1, chosen) - slopes  # (n, classes, inputs)
     gaps = logits.detach().double().gather(1, reference) - logits.detach().double()
@@ -317,13 +317,6 @@ def _votes(batch: Batch, inputs: Tensor, sigma: float, draws: int, generator: to
             logits = batch.classifier(inputs + sigma * noise)
         votes = votes + torch.bincount(logits.argmax(1), minlength=logits.shape[1])
     return votes
-
-
-def _finite(name: str, tensor: Tensor) -> Tensor:
-    broken = int((~tensor.detach().isfinite()).flatten(1).any(1).sum())
-    if broken:
-        raise NotFinite(f"{name} are NaN or infinite on {broken} of {len(tensor)} samples")
-    return tensor
 
 
 def _summary(values: np.ndarray) -> tuple[float, float, float]:

@@ -32,6 +32,18 @@ _DEAD_ENDS = {
 }
 
 
+def finite(what: str, samples: Tensor) -> Tensor:
+    """What is known of samples, ``(N, ...)``, if it is finite.
+
+    Raises:
+        NotFinite: If it is NaN or infinite, and for how many samples.
+    """
+    broken = int((~samples.detach()[:, None].isfinite()).flatten(1).any(1).sum())
+    if broken:
+        raise NotFinite(f"{what} are NaN or infinite on {broken} of {len(samples)} samples")
+    return samples
+
+
 @contextmanager
 def differentiating() -> Iterator[None]:
     """Within the block gradients are recorded, and what torch refuses to differentiate is not computable.

@@ -86,7 +86,8 @@ def group_eigenvalues(
         biased upward, which no interval shows.
 
     Raises:
-        FloatingPointError: If the loss or a product is NaN or infinite.
+        NotComputable: If there is nothing to differentiate, torch cannot differentiate it twice, or (NotFinite) a loss
+            or a product is NaN or infinite.
         TypeError, ValueError: If a setting is out of range or a name unknown.
 
     Warns:

@@ -12,7 +12,7 @@ from torch.func import grad, jacrev, vjp, vmap
 
 from fairlib._validation import check_number
 from fairlib.data import GroupedDataset
-from fairlib.diagnostics.computable import NotFinite, differentiating
+from fairlib.diagnostics.computable import differentiating, finite
 from fairlib.diagnostics.lanczos import KrylovInStep
 from fairlib.diagnostics.objective import BUDGET, MeanLoss, members
 from fairlib.network.evaluation import evaluation_mode, full_precision
@@ -173,7 +173,7 @@ def _sample_bounds(derivatives: _Derivatives, spectrum: Callable[..., tuple[Tens
     data = objective.data
     with torch.no_grad():
         logits = objective.logits(objective.theta, index)
-    _check_finite("logits", logits)
+    finite("the logits", logits)
     targets = data.labels(index, objective.device)
     p = logits.softmax(1)
     errors = p - nn.functional.one_hot(targets, data.num_classes)
@@ -196,7 +196,7 @@ def _closeness(p: Tensor, jacobians: Tensor) -> Tensor:
     factor = torch.diag_embed(root) - p.double()[:, :, None] * root[:, None, :]
     gram = (jacobians @ jacobians.mT).double()
     matrix = factor.mT @ gram @ factor
-    _check_finite("gradients of the logits", matrix)
+    finite("the gradients of the logits", matrix)
     return torch.linalg.eigvalsh(matrix)[:, -1].clamp(min=0)
 
 
@@ -206,16 +206,13 @@ def _spectrum(
     """Smallest and largest eigenvalue of every sample's S, and the larger of their residuals; float64 ``(n,)``."""
     size = len(derivatives.point)
     if size <= limit:
-        hessians = derivatives.hessians(index, errors)
-        _check_finite("second derivatives of the logits", hessians)
+        hessians = finite("the second derivatives of the logits", derivatives.hessians(index, errors))
         values = torch.linalg.eigvalsh(hessians.double())
         return values[:, 0], values[:, -1], torch.zeros_like(scale)
     start = torch.randn(size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(errors)
 
     def product(vectors: Tensor) -> Tensor:
-        images = derivatives.products(index, errors, vectors)
-        _check_finite("second derivatives of the logits", images)
-        return images
+        return finite("the second derivatives of the logits", derivatives.products(index, errors, vectors))
 
     ends = _extreme_eigenvalues(product, start.expand(len(index), -1), scale.cpu().numpy(), tol=tol, limit=limit)
     low, high, residual = torch.from_numpy(ends).to(scale).unbind(1)
@@ -273,9 +270,3 @@ def _standard_error(values: Tensor, n: int) -> float:
     if len(values) == n:
         return 0.0
     return float("nan") if len(values) == 1 else float(values.std() * ((1 - len(values) / n) / len(values)) ** 0.5)
-
-
-def _check_finite(what: str, values: Tensor) -> None:
-    broken = int((~values.isfinite()).flatten(1).any(1).sum())
-    if broken:
-        raise NotFinite(f"the {what} are NaN or infinite for {broken} of {len(values)} samples")

@@ -9,13 +9,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fairlib.data import GroupedDataset
-from fairlib.diagnostics.computable import (
-    NotComputable,
-    NotFinite,
-    check_differentiable,
-    check_graph,
-    differentiating,
-)
+from fairlib.diagnostics.computable import NotComputable, NotFinite, check_differentiable, check_graph, differentiating
 from fairlib.network import masks
 from fairlib.network.evaluation import (
     CHUNK,

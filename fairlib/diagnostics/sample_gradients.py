@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fairlib.data import GroupedDataset
-from fairlib.diagnostics.computable import NotFinite, differentiating
+from fairlib.diagnostics.computable import differentiating, finite
 from fairlib.diagnostics.layer_gradients import RULES
 from fairlib.diagnostics.objective import MeanLoss, differentiate
 from fairlib.network import masks
@@ -69,11 +69,7 @@ def sample_gradient_norms(
             raise
         except (_Unsupported, RuntimeError):
             squares = _one_by_one(loss)
-    norms = squares.sqrt().cpu().numpy()
-    if not np.isfinite(norms).all():
-        broken = int((~np.isfinite(norms)).sum())
-        raise NotFinite(f"the gradient is NaN or infinite on {broken} of {len(data)} samples")
-    return norms
+    return finite("the gradients", squares.sqrt().cpu()).numpy()
 
 
 def _in_one_pass(loss: MeanLoss) -> Tensor:
@@ -139,10 +135,7 @@ def _forward(loss: MeanLoss, theta: Tensor, index: Tensor) -> tuple[Tensor, Tens
     A gradient is proportional to that norm. So the pass back is over numbers of order one also where a sample is fitted
     so well that float32 rounds p - 1 to zero, or squares fall below its range.
     """
-    logits = loss.logits(theta, index)
-    broken = int((~logits.detach().isfinite()).any(1).sum())
-    if broken:
-        raise NotFinite(f"the model's outputs are NaN or infinite on {broken} of {len(index)} samples")
+    logits = finite("the model's outputs", loss.logits(theta, index))
     targets = loss.data.labels(index, loss.device)[:, None]
     residual = logits.detach().double().softmax(1).scatter(1, targets, 0)
     residual.scatter_(1, targets, -residual.sum(1, keepdim=True))

@@ -23,7 +23,7 @@ from fairlib.diagnostics import (
     hessian_bound,
     taylor_terms,
 )
-from fairlib.diagnostics.computable import NotFinite, check_graph, differentiating
+from fairlib.diagnostics.computable import NotFinite, check_graph, differentiating, finite
 
 
 class _Linear(nn.Module):
@@ -113,6 +113,11 @@ ONCE = {
 }
 
 
+@pytest.fixture(autouse=True)
+def _same_weights():
+    torch.manual_seed(0)
+
+
 def _data(dtype=np.float32) -> fairlib.GroupedDataset:
     generator = np.random.default_rng(0)
     return fairlib.GroupedDataset(
@@ -160,6 +165,7 @@ def test_what_can_be_differentiated_once_has_gradients_and_no_curvature(build, r
 
 def test_an_audit_goes_on_and_notes_the_reason():
     model = _Linear(torch.detach)
+    nn.init.zeros_(model.layer.weight)
     with pytest.warns(UserWarning, match="chance"):
         report = fairlib.audit(model, model, _data(), diagnostics=["gradient", "boundary"], resamples=20)
     assert report.table["gradient_norm"].isna().all() and report.table["boundary_mean"].notna().sum() == 2
@@ -167,8 +173,10 @@ def test_an_audit_goes_on_and_notes_the_reason():
 
 
 def test_a_frozen_script_can_be_audited():
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 3)).eval()
+    nn.init.zeros_(model[1].weight)
     with pytest.warns(FutureWarning, match="freeze"):
-        frozen = torch.jit.freeze(torch.jit.script(nn.Sequential(nn.Flatten(), nn.Linear(64, 3)).eval()))
+        frozen = torch.jit.freeze(torch.jit.script(model))
     with pytest.warns(UserWarning, match="chance"):
         report = fairlib.audit(frozen, frozen, _data(), resamples=20)
     assert any("no parameter that requires a gradient" in note for note in report.notes)
@@ -203,6 +211,15 @@ def test_what_is_not_finite_is_not_computable(name):
     table, said = diagnose(name, _Linear(lambda logits: logits * torch.nan), _data())
     assert table.isna().all().all() and "nan" in said.lower()
     assert issubclass(NotFinite, FloatingPointError)
+
+
+def test_samples_that_are_not_finite_are_counted():
+    for samples in (torch.ones(3), torch.ones(3, 2), torch.ones(3, 2, 2), torch.ones(0, 2)):
+        assert finite("the outputs", samples) is samples
+    samples = torch.ones(4, 2)
+    samples[1, 0], samples[2] = torch.nan, torch.inf
+    with pytest.raises(NotFinite, match="the outputs are NaN or infinite on 2 of 4 samples"):
+        finite("the outputs", samples)
 
 
 def test_one_class_has_no_boundary():
