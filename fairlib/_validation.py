@@ -21,7 +21,7 @@ def lookup(kind: str, name: str, registry: Mapping[str, T]) -> T:
         raise ValueError(f"unknown {kind} {name!r}; known: {', '.join(registry)}") from None
 
 
-def check_settings(owner: str, function: Callable, settings: Mapping[str, object], given: Iterable[str] = ()) -> None:
+def check_settings(owner: str, function: Callable, settings: Mapping[str, Any], given: Iterable[str] = ()) -> None:
     """Refuse a setting that ``function`` has no keyword-only parameter for.
 
     Args:

@@ -8,6 +8,7 @@ import io
 import math
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -38,7 +39,7 @@ def body(
     notes: Sequence[str],
     table: pd.DataFrame,
     violations: pd.DataFrame,
-    provenance: Mapping[str, object],
+    provenance: Mapping[str, Any],
     train: str = "",
 ) -> str:
     """All that a report holds as an HTML fragment, with its figure; every name in it is escaped.

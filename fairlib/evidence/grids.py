@@ -23,7 +23,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fairlib.environment import written
 from fairlib.evidence.runs import RECORDS, ParameterError, RunError, project_root, read_run, read_yaml, resolve
@@ -47,7 +47,7 @@ class Point:
 
     id: str
     notebook: Path
-    parameters: Mapping[str, object]
+    parameters: Mapping[str, Any]
     varied: tuple[str, ...]
     table: Path
     out: Path
@@ -87,7 +87,7 @@ def _points(grid: Path, entry: Mapping, shared: Mapping) -> Iterator[Point]:
         yield Point(id, notebook, given, tuple(axes), table, root / "_build" / "sweeps" / name / id)
 
 
-def run_name(notebook: Path, varied: Mapping[str, object], parameters: Mapping[str, object]) -> str:
+def run_name(notebook: Path, varied: Mapping[str, Any], parameters: Mapping[str, Any]) -> str:
     """Readable, and by a digest of all parameters unique."""
     label = "-".join([notebook.stem, *(f"{name}={value}" for name, value in varied.items())])
     digest = hashlib.sha256(json.dumps(parameters, sort_keys=True).encode()).hexdigest()

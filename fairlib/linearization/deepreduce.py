@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
+from typing import Any
 
 import torch
 from torch import nn
@@ -31,12 +32,12 @@ def deepreduce(
     relus: int,
     data: GroupedDataset,
     objective: Objective,
-    train: Mapping[str, object],
+    train: Mapping[str, Any],
     val: GroupedDataset | None = None,
     exponent: float = 0.07,
     widths: Sequence[float] = (1.0,),
     resolutions: Sequence[float] = (1.0,),
-    from_scratch: Mapping[str, object] | None = None,
+    from_scratch: Mapping[str, Any] | None = None,
     seed: int = 0,
 ) -> nn.Module:
     r"""Cull, thin and reshape, with a training by distillation after each step.
@@ -103,7 +104,7 @@ def criticality(
     data: GroupedDataset,
     val: GroupedDataset | None,
     exponent: float,
-    settings: Mapping[str, object],
+    settings: Mapping[str, Any],
     seed: int,
 ) -> dict[str, float]:
     """:math:`C_k` of every stage; 0 for the least critical one."""

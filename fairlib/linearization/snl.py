@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +31,7 @@ def snl(
     relus: int,
     data: GroupedDataset,
     objective: Objective,
-    train: Mapping[str, object],
+    train: Mapping[str, Any],
     penalty: float = 1e-5,
     growth: float = 1.1,
     patience: int = 5,

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Mapping
+from typing import Any
 
 from torch import nn
 
@@ -19,7 +20,7 @@ def lottery(
     *,
     sparsity: float,
     data: GroupedDataset,
-    train: Mapping[str, object],
+    train: Mapping[str, Any],
     rewind: int = 0,
     rate: float = 0.2,
     seed: int = 0,
