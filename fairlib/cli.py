@@ -5,6 +5,7 @@ import re
 import signal
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from fairlib.evidence import grids, runs
 
@@ -78,7 +79,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run(arguments: argparse.Namespace) -> None:
     signal.signal(signal.SIGTERM, _end)
-    given = {}
+    given: dict[str, Any] = {}
     for path in arguments.files:
         given |= runs.read_yaml(path)
     given |= dict(arguments.parameters)

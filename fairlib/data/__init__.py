@@ -1,10 +1,9 @@
 """Grouped data: what a data set is, how it is split, and the registry of those that can be loaded by name."""
 
-from typing import Any
-
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 

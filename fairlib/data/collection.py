@@ -1,9 +1,8 @@
 """What a data set hands over before target, group and split are chosen: pictures and their attributes."""
 
-from typing import Any
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pandas as pd

@@ -46,6 +46,14 @@ DECIDED = ("supported", "reversed", "no effect")
 VERDICTS = (*DECIDED, "undecided", "not testable here", "not tested yet")
 
 
+class Criterion(NamedTuple):
+    """Direction, threshold and margin of equivalence of a claim."""
+
+    direction: str
+    threshold: float
+    margin: float
+
+
 @dataclass(frozen=True)
 class Claim:
     """One entry of the claims file; its header explains the fields.
@@ -77,6 +85,17 @@ class Claim:
         return self.id.partition("-")[0]
 
     @property
+    def criterion(self) -> Criterion:
+        """What the values of a claim with a statistic are held against.
+
+        Raises:
+            ValueError: If it has no statistic.
+        """
+        if self.statistic is None or self.direction is None or self.threshold is None or self.margin is None:
+            raise ValueError(f"claim {self.id!r} has no statistic")
+        return Criterion(self.direction, self.threshold, self.margin)
+
+    @property
     def arguments(self) -> dict[str, Any]:
         """What the statistic is called with, beside the table."""
         return {name: value for name, value in (self.statistic or {}).items() if name != "name"}
@@ -100,15 +119,15 @@ class Claim:
             return
         if self.not_testable:
             raise ValueError("a claim with a statistic is testable; drop statistic or not_testable")
-        function = lookup("statistic", self.statistic.get("name"), STATISTICS)
+        function = lookup("statistic", str(self.statistic.get("name")), STATISTICS)
         try:
             inspect.signature(function).bind(None, **self.arguments)
         except TypeError as error:
             raise ValueError(f"statistic {self.statistic['name']}: {error}") from None
-        lookup("direction", self.direction, dict.fromkeys(DIRECTIONS))
+        lookup("direction", str(self.direction), dict.fromkeys(DIRECTIONS))
         if not _is_number(self.threshold):
             raise ValueError(f"threshold must be a finite number, got {self.threshold!r}")
-        if not _is_number(self.margin) or self.margin <= 0:
+        if self.margin is None or not _is_number(self.margin) or self.margin <= 0:
             raise ValueError(f"margin must be a positive number, got {self.margin!r}")
         if not self.tables:
             raise ValueError("a claim with a statistic names the tables that test it")
@@ -181,59 +200,61 @@ def verdict(values: Iterable[float], claim: Claim) -> Verdict:
     Raises:
         ValueError: If the claim has no statistic, or a value is missing or not finite.
     """
-    if claim.statistic is None:
-        raise ValueError(f"claim {claim.id!r} has no statistic")
+    criterion = claim.criterion
     values = np.asarray(list(values), dtype=np.float64)
     interval = t_interval(values)
-    name = _compare(interval, claim)
-    equivalence = name == "no effect" or (claim.direction == "equal" and name != "reversed")
-    p_value = _equivalence_p(values, claim) if equivalence else _difference_p(values, interval, claim)
+    name = _compare(interval, criterion)
+    equivalence = name == "no effect" or (criterion.direction == "equal" and name != "reversed")
+    p_value = _equivalence_p(values, criterion) if equivalence else _difference_p(values, interval, criterion)
     reason, needed = "", None
     if len(values) < MIN_SEEDS:
         name, reason = "undecided", f"{len(values)} seeds; a verdict takes {MIN_SEEDS}"
     if name == "undecided":
-        needed = _seeds_until_decided(values, interval.estimate, claim)
+        needed = _seeds_until_decided(values, interval.estimate, criterion)
         reason = reason or "the interval reaches across a bound"
-    elif name in ("supported", "reversed") and claim.direction != "equal" and _inside(interval, claim):
-        reason = f"beyond the threshold, yet within the margin of {claim.margin:g}"
+    elif name in ("supported", "reversed") and criterion.direction != "equal" and _inside(interval, criterion):
+        reason = f"beyond the threshold, yet within the margin of {criterion.margin:g}"
     return Verdict(name, reason, interval, len(values), p_value, needed, equivalence)
 
 
-def _compare(interval: Interval, claim: Claim) -> str:
-    above, below = interval.low - claim.threshold, interval.high - claim.threshold
-    if claim.direction == "equal":
-        if _inside(interval, claim):
+def _compare(interval: Interval, criterion: Criterion) -> str:
+    above, below = interval.low - criterion.threshold, interval.high - criterion.threshold
+    if criterion.direction == "equal":
+        if _inside(interval, criterion):
             return "supported"
-        return "reversed" if above > claim.margin or below < -claim.margin else "undecided"
+        return "reversed" if above > criterion.margin or below < -criterion.margin else "undecided"
     if above > 0 or below < 0:
-        return "supported" if (above > 0) == (claim.direction == "greater") else "reversed"
-    return "no effect" if _inside(interval, claim) else "undecided"
+        return "supported" if (above > 0) == (criterion.direction == "greater") else "reversed"
+    return "no effect" if _inside(interval, criterion) else "undecided"
 
 
-def _inside(interval: Interval, claim: Claim) -> bool:
-    return claim.threshold - claim.margin <= interval.low and interval.high <= claim.threshold + claim.margin
-
-
-def _difference_p(values: np.ndarray, interval: Interval, claim: Claim) -> float:
-    bound = claim.threshold
-    if claim.direction == "equal":
-        bound += math.copysign(claim.margin, interval.estimate - claim.threshold)
-    return sign_flip_test(values, bound)
-
-
-def _equivalence_p(values: np.ndarray, claim: Claim) -> float:
-    """Two one-sided tests (Schuirmann 1987)."""
-    return max(
-        sign_flip_test(values, claim.threshold - claim.margin, alternative="greater"),
-        sign_flip_test(values, claim.threshold + claim.margin, alternative="less"),
+def _inside(interval: Interval, criterion: Criterion) -> bool:
+    return (
+        criterion.threshold - criterion.margin <= interval.low
+        and interval.high <= criterion.threshold + criterion.margin
     )
 
 
-def _seeds_until_decided(values: np.ndarray, mean: float, claim: Claim) -> int | None:
+def _difference_p(values: np.ndarray, interval: Interval, criterion: Criterion) -> float:
+    bound = criterion.threshold
+    if criterion.direction == "equal":
+        bound += math.copysign(criterion.margin, interval.estimate - criterion.threshold)
+    return sign_flip_test(values, bound)
+
+
+def _equivalence_p(values: np.ndarray, criterion: Criterion) -> float:
+    """Two one-sided tests (Schuirmann 1987)."""
+    return max(
+        sign_flip_test(values, criterion.threshold - criterion.margin, alternative="greater"),
+        sign_flip_test(values, criterion.threshold + criterion.margin, alternative="less"),
+    )
+
+
+def _seeds_until_decided(values: np.ndarray, mean: float, criterion: Criterion) -> int | None:
     """Seeds until the interval leaves the nearest bound whose crossing decides."""
-    bounds = [] if claim.direction == "equal" else [claim.threshold]
-    if claim.direction == "equal" or abs(mean - claim.threshold) < claim.margin:
-        bounds.append(claim.threshold + math.copysign(claim.margin, mean - claim.threshold))
+    bounds = [] if criterion.direction == "equal" else [criterion.threshold]
+    if criterion.direction == "equal" or abs(mean - criterion.threshold) < criterion.margin:
+        bounds.append(criterion.threshold + math.copysign(criterion.margin, mean - criterion.threshold))
     needed = [n for bound in bounds if (n := seeds_needed(values, bound)) is not None]
     return max(MIN_SEEDS, min(needed)) if needed else None
 
@@ -251,7 +272,8 @@ def evaluate(claims: Sequence[Claim], root: str | Path) -> pd.DataFrame:
         the same of the same table are one test. ``survives`` is False where a verdict does not survive a
         false-discovery rate of 5 % (Benjamini and Hochberg) over all tests, else True.
     """
-    rows, tests = [], {}
+    rows: list[dict[str, Any]] = []
+    tests: dict[str, int] = {}
     for claim in claims:
         asked = (claim.statistic, claim.direction, claim.threshold, claim.margin)
         for evidence, table in claim.tables.items() or [("", "")]:

@@ -63,18 +63,16 @@ def expand(grid: str | Path) -> list[Point]:
     _check(grid, content, {"runs": list, "table": str}, needed={"runs"})
     shared = {name: content[name] for name in content if name == "table"}
     points = [point for entry in content["runs"] for point in _points(Path(grid), entry, shared)]
-    seen = set()
-    for point in points:
-        if point.id in seen:
-            raise ParameterError(f"{grid}: asks twice for {point.id}")
-        seen.add(point.id)
+    ids = [point.id for point in points]
+    if twice := [id for place, id in enumerate(ids) if id in ids[:place]]:
+        raise ParameterError(f"{grid}: asks twice for {twice[0]}")
     return points
 
 
 def _points(grid: Path, entry: Mapping, shared: Mapping) -> Iterator[Point]:
     kinds = {"notebook": str, "table": str, "file": str, "parameters": dict, "grid": dict}
     _check(grid, entry, kinds, needed={"notebook", "table"} - set(shared))
-    entry = {"parameters": {}, "grid": {}} | shared | entry
+    entry = {"parameters": {}, "grid": {}, **shared, **entry}
     axes = entry["grid"]
     _check(grid, axes, dict.fromkeys(axes, list), needed=set(axes))
     root = Path(os.path.relpath(project_root(grid)))
@@ -94,7 +92,7 @@ def run_name(notebook: Path, varied: Mapping[str, Any], parameters: Mapping[str,
     return f"{re.sub(r'[^0-9A-Za-z_.=-]+', '_', label)[:100]}-{digest[:8]}"
 
 
-def _check(grid: str | Path, found: object, kinds: Mapping[str, type], needed: set[str]) -> None:
+def _check(grid: str | Path, found: Any, kinds: Mapping[str, type], needed: set[str]) -> None:
     if not isinstance(found, dict) or set(found) - set(kinds) or needed - set(found):
         raise ParameterError(
             f"{grid}: expected {', '.join(kinds)} (needed: {', '.join(sorted(needed))}), got {found!r}"
@@ -135,7 +133,7 @@ def _gather(grid: str | Path, points: Sequence[Point], table: Path) -> None:
         new_table.write_text(tabulate(points), encoding="utf-8", newline="\n")
         provenance = {
             "grid": Path(os.path.relpath(grid, project_root(grid))).as_posix(),
-            **_provenance(runs),
+            **_provenance([run for run in runs if run]),
             "sha256": hashlib.sha256(new_table.read_bytes()).hexdigest(),
         }
         new_provenance.write_text(json.dumps(provenance, indent=1) + "\n", encoding="utf-8")

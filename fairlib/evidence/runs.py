@@ -41,7 +41,7 @@ _REPLACED = "replaced"  # In a run's folder for an instant: the run it takes the
 _FOLDER = "FAIRLIB_RUN"  # In a run's kernel: where `record` writes to.
 # What no number and no page comes from. A report counts by its numbers; no page shows it as HTML.
 _LEFT_OUT = ("cli", "auditing/report", "evidence/grids", "evidence/ledger", "evidence/verify")
-_TYPES = {
+_TYPES: dict[str, tuple[type, str]] = {
     "bool": (bool, "true or false"),
     "int": (int, "an int"),
     "float": (float, "a finite number"),
@@ -164,16 +164,17 @@ def _read(text: str, kind: str) -> object:
         return text
 
 
-def _checked(notebook: str | Path, name: str, value: object, kind: str) -> Scalar:
+def _checked(notebook: str | Path, name: str, value: Any, kind: str) -> Scalar:
     wanted, description = _TYPES[kind]
     if wanted is float and type(value) is int:
         value = float(value)
-    if type(value) is not wanted or (wanted is float and not math.isfinite(value)):
+    fits = type(value) is wanted and (not isinstance(value, float) or math.isfinite(value))
+    if not fits:
         raise ParameterError(f"{notebook}: parameter {name!r} must be {description}, got {value!r}")
     return value
 
 
-def read_yaml(path: str | Path) -> dict[str, object]:
+def read_yaml(path: str | Path) -> dict[str, Any]:
     """A YAML file that maps names to values, as parameter files and grids are.
 
     Raises:

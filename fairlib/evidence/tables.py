@@ -14,12 +14,11 @@ import pandas as pd
 from numpy.typing import ArrayLike
 
 from fairlib import effects, environment, plots
+from fairlib.data import GroupedDataset, Splits
 from fairlib.statistics import sign_flip_test, t_interval
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from fairlib.data import GroupedDataset, Splits
 
 EMBEDDED = ("digits", "synthetic-faces", "parabola")
 """Data that come with the package or are drawn: what is measured on others is a real-data run."""
@@ -145,7 +144,9 @@ def tested(
     Returns:
         DataFrame with the columns ``name``, ``p-value`` and ``seeds``.
     """
-    rows = {row: {name: own, "p-value": float(sign_flip_test(own)), "seeds": len(own)} for row, own in values.items()}
+    rows = {
+        row: {name: own, "p-value": float(sign_flip_test(own)), "seeds": np.size(own)} for row, own in values.items()
+    }
     return intervals(rows, names=names, digits=digits)
 
 
@@ -225,8 +226,10 @@ def sizes(data: Mapping[str, GroupedDataset | Splits]) -> pd.DataFrame:
     Args:
         data: By name what :func:`fairlib.load` gave, or one part of it.
     """
-    counts = {name: sorted(getattr(part, "train", part).group_sizes, reverse=True) for name, part in data.items()}
-    rows = {name: dict(enumerate(own, 1)) for name, own in counts.items()}
+    rows: dict[str, Row] = {}
+    for name, part in data.items():
+        sizes = (part if isinstance(part, GroupedDataset) else part.train).group_sizes
+        rows[name] = {str(rank): size for rank, size in enumerate(sorted(sizes, reverse=True), 1)}
     return intervals(rows, names="training images").rename_axis(columns="rank by size")
 
 
@@ -252,7 +255,7 @@ def cases(
     return {"statement": statement, "seed": seed, "cases": excess.size} | found | labels
 
 
-def _text(value: object, spec: str) -> object:
+def _text(value: Any, spec: str) -> object:
     if value is None or isinstance(value, str):
         return value or ""
     if np.ndim(value):

@@ -60,7 +60,7 @@ def verify(table: str | Path, *, seeds: int = 1, tolerance: float = TOLERANCE, a
     points = _points(table, recorded, seeds, "-avx2" if avx2 else "")
     threads = recorded.get("threads")
     _execute(points, {"OMP_NUM_THREADS": str(threads if isinstance(threads, int) else 1)} | (_AVX2 if avx2 else {}))
-    here = runs.read_run(points[0].out)
+    here = runs.read_run(points[0].out) or {}
     print(f"recorded with {', '.join(_environment(recorded))}")
     other = [fact for fact in _environment(here) if fact not in _environment(recorded)]
     print(f"here {', '.join(other) or 'the same'}, at commit {_commit(here)}")

@@ -16,7 +16,7 @@ from fairlib.network import gates
 from fairlib.network.gates import count, gate
 from fairlib.network.memory import extend_history, forget_history
 from fairlib.training import Constraint, fit
-from fairlib.training.compressors import Method, Settings
+from fairlib.training.compressors import Compressor, Method, Settings
 from fairlib.training.distillation import Distillation, check_values
 
 __all__ = [
@@ -42,7 +42,7 @@ METHODS: dict[str, Method] = {
     "preactivation": Method(preactivation, takes=("data",)),
 }
 
-FINETUNE = {"epochs": 5, "lr": 1e-3}
+FINETUNE: dict[str, Any] = {"epochs": 5, "lr": 1e-3}
 """The learning rate of SNL's scripts, which have 100 epochs."""
 
 
@@ -97,7 +97,7 @@ def linearize(
     check(method, train=train, finetune=finetune, distillation=distillation, constraint=constraint, **settings)
     gated = forget_history(gate(model, data))
     wanted = _relus(gated, budget, relus)
-    tuned = None if finetune == 0 and finetune is not None else FINETUNE | dict(finetune or {})
+    tuned = FINETUNE | dict(finetune or {}) if finetune is None or isinstance(finetune, Mapping) else None
     needed = tuned is not None or trains(method, settings)
     objective = Distillation(model if teacher is None else teacher, data, **(distillation or {})) if needed else None
     offered = {"data": data, "objective": objective, "train": train or {}, "val": val, "seed": seed}
@@ -131,11 +131,11 @@ def check(
         raise ValueError(f"linearization method {method!r} trains nothing but the finetuning; leave out train=")
     if not (finetune is None or isinstance(finetune, Mapping) or finetune == 0):
         raise ValueError(f"finetune must hold arguments of fairlib.fit, or be 0 to switch it off; got {finetune!r}")
-    if finetune == 0 and finetune is not None and constraint is not None:
+    if finetune == 0 and constraint is not None:
         raise ValueError("a constraint belongs to the finetuning, which finetune=0 switches off")
     own = ("objective", "constraint", "sparsify", "stop", "start", "keep")
     check_settings("train=", fit, train or {}, given=own)
-    check_settings("finetune=", fit, finetune or {}, given=own)
+    check_settings("finetune=", fit, finetune if isinstance(finetune, Mapping) else {}, given=own)
     check_settings("distillation=", Distillation, distillation or {}, given=("teacher", "data"))
     check_values(**(distillation or {}))
 
@@ -145,11 +145,13 @@ def trains(method: str, settings: Settings) -> bool:
     return METHODS[method].trains
 
 
-class Linearization:
+class Linearization(Compressor):
     """Linearization as a study sees it: the level is the budget, what is kept is the share of ReLUs."""
 
     level, control, inherits = "budget", 1.0, False
-    trains = staticmethod(trains)
+
+    def trains(self, name: str, settings: Settings) -> bool:
+        return trains(name, settings)
 
     def compress(self, model: nn.Module, name: str, level: float, **settings: Any) -> nn.Module:
         return linearize(model, name, budget=level, finetune=0, **settings)
@@ -176,11 +178,10 @@ def _relus(model: nn.Module, budget: float | None, relus: int | None) -> int:
     if (budget is None) == (relus is None):
         raise ValueError(f"give exactly one of budget= (a share) and relus= (a count), got {budget=} and {relus=}")
     table = gates.count(model)
-    if relus is not None:
-        check_number("relus", relus, 0, whole=True)
-        wanted = relus
-    else:
+    if budget is not None:
         check_number("budget", budget, 0, 1, high_closed=True)
-        wanted = round(budget * int(table["units"].sum()))
+        relus = round(budget * int(table["units"].sum()))
+    wanted = 0 if relus is None else relus
+    check_number("relus", wanted, 0, whole=True)
     gates.check_count(wanted, table.attrs["total"])
     return wanted

@@ -85,9 +85,9 @@ def deepreduce(
     found = gates.stages(model)
     if len(found) < 2:
         raise ValueError(f"{type(model).__name__} has {len(found)} stage of ReLUs; DeepReDuce chooses between stages")
-    settings = {"objective": objective, "seed": seed} | dict(train)
+    settings: dict[str, Any] = {"objective": objective, "seed": seed, **train}
     importance = criticality(model, data, val, exponent, settings, seed)
-    order = sorted(found, key=importance.get)
+    order = sorted(found, key=importance.__getitem__)
     plan = _choose(model, order, relus, scalings)
     if (plan.width, plan.resolution) != (1.0, 1.0):
         return fit(reshape(model, plan, seed), data, **settings | dict(from_scratch or {}))
@@ -185,7 +185,7 @@ def _choose(model: nn.Module, order: Sequence[str], relus: int, scalings: Sequen
         }
         fitting = {left: size for left, size in sizes.items() if size <= relus and (size or not relus)}
         if fitting:
-            return Plan(max(fitting, key=fitting.get), width, resolution)
+            return Plan(max(fitting, key=fitting.__getitem__), width, resolution)
         smallest = min([*sizes.values(), *([] if smallest is None else [smallest])])
     raise ValueError(
         f"DeepReDuce cannot come down to {relus} ReLUs: the smallest network that it reaches here has {smallest}; give "

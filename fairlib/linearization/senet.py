@@ -15,7 +15,7 @@ from torch.nn.functional import normalize
 from fairlib._validation import check_number
 from fairlib.data import GroupedDataset
 from fairlib.network import gates, masks
-from fairlib.training import Batch, Objective, fit
+from fairlib.training import Batch, Constraint, Objective, fit
 
 
 def senet(
@@ -83,12 +83,12 @@ def senet(
             f"granularity must be 'pixel' or 'channel', since SENet gives every layer a budget of its own; got "
             f"{granularity!r}"
         )
-    settings = {"objective": objective, "seed": seed} | dict(train)
+    settings: dict[str, Any] = {"objective": objective, "seed": seed, **train}
     if settings.get("epochs") == 0:
         raise ValueError("senet learns from its trainings; train= must have at least one epoch")
     capacities = {name: int(keep.sum()) for name, keep in gates.read(model).items()}
     shares = budgets(sensitivity(model, data, density, settings), capacities, relus)
-    places = {}
+    places: dict[str, Tensor] = {}
     for name, scores in gates.drawn(model, granularity, seed).items():
         places |= gates.keep_highest(model, {name: scores}, shares[name])
     with ExitStack() as hooks:
@@ -195,7 +195,7 @@ def budgets(sensitivities: Mapping[str, float], capacities: Mapping[str, int], r
 
 
 @dataclass(frozen=True)
-class _Location:
+class _Location(Constraint):
     """The search for places, as a constraint of :func:`fairlib.fit`."""
 
     full: nn.Module = field(repr=False)
@@ -210,6 +210,9 @@ class _Location:
 
 
 class _LocationRun:
+    mismatch: Tensor | float
+    batches: int
+
     def __init__(self, settings: _Location, model: nn.Module) -> None:
         self.settings, self.partial = settings, model
         self.full = gates.apply(settings.full, {}).to(next(model.parameters()).device)

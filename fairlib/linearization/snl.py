@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from fairlib._validation import check_number
 from fairlib.data import GroupedDataset
 from fairlib.network import gates
-from fairlib.training import Batch, Objective, fit
+from fairlib.training import Batch, Constraint, Objective, fit
 
-MASK_PHASE = {
+MASK_PHASE: dict[str, Any] = {
     "epochs": 2000,
     "lr": 1e-3,
     "batch_size": 128,
@@ -92,7 +92,7 @@ def snl(
     lasso = _Lasso(penalty, growth, patience, threshold)
     settings = MASK_PHASE | {"seed": seed} | dict(train)
     soft = fit(soft, data, objective=objective, constraint=lasso, stop=lambda row: row["relus"] <= relus, **settings)
-    alphas = {name: gate.alpha.detach() for name, gate in gates.gates(soft).items()}
+    alphas = {name: gate.alpha.detach() for name, gate in gates.gates(soft).items() if gate.alpha is not None}
     keep = {name: (alpha > threshold) & gates.read(soft)[name] for name, alpha in alphas.items()}
     left = sum(int(mask.sum()) for mask in keep.values())
     if exact:
@@ -107,7 +107,7 @@ def snl(
 
 
 @dataclass(frozen=True)
-class _Lasso:
+class _Lasso(Constraint):
     """The penalty on the gates, as a constraint of :func:`fairlib.fit`."""
 
     penalty: float
@@ -122,8 +122,9 @@ class _Lasso:
 class _LassoRun:
     def __init__(self, settings: _Lasso, model: nn.Module) -> None:
         self.settings, self.penalty = settings, settings.penalty
-        self.gates = list(gates.gates(model).values())
-        self.lowest, self.epoch = self._count(), 0
+        found = gates.gates(model).values()
+        self.learned = [(gate.alpha, gate.keep) for gate in found if gate.alpha is not None]
+        self.lowest, self.epoch = float(self._count()), 0
 
     def loss(self, batch: Batch) -> Tensor:
         return batch.losses.mean() + self.penalty * self._norm()
@@ -139,9 +140,10 @@ class _LassoRun:
 
     def _norm(self) -> Tensor:
         """Over the ReLUs that the gates keep, of the alphas that decide of them."""
-        return sum((gate.alpha.abs() * gate.keep).sum() for gate in self.gates)
+        first, *others = [(alpha.abs() * keep).sum() for alpha, keep in self.learned]
+        return sum(others, first)
 
     def _count(self) -> int:
         with torch.no_grad():
-            left = [((gate.alpha > self.settings.threshold) & gate.keep).sum() for gate in self.gates]
+            left = [((alpha > self.settings.threshold) & keep).sum() for alpha, keep in self.learned]
         return int(torch.stack(left).sum())

@@ -42,7 +42,8 @@ class EqualAccuracy(AccuracyDifference, Constraint):
 class _EqualAccuracyRun:
     def __init__(self, settings: EqualAccuracy, data: GroupedDataset) -> None:
         self.settings, self.groups = settings, len(sizes_of(data, "equal accuracy"))
-        self.seen, self.batches = 0.0, 0
+        self.seen: Tensor | float = 0.0
+        self.batches = 0
 
     def loss(self, batch: Batch) -> Tensor:
         penalty = self.settings(batch.logits, batch.targets, batch.groups, self.groups)

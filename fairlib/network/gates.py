@@ -45,6 +45,9 @@ class Gate(nn.Module):
 
     keep: Tensor
 
+    alpha: nn.Parameter | None
+    keep: Tensor
+
     def __init__(self, activation: nn.Module, shape: Sequence[int]):
         super().__init__()
         self.activation = copy.deepcopy(activation)

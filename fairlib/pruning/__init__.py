@@ -18,7 +18,7 @@ from fairlib.pruning.random import random
 from fairlib.pruning.schedules import SCHEDULES, gradual, iterative
 from fairlib.pruning.snip import snip
 from fairlib.training import fit
-from fairlib.training.compressors import Method, Settings
+from fairlib.training.compressors import Compressor, Method, Settings
 
 __all__ = ["METHODS", "SCHEDULES", "Pruning", "check", "epochs_within", "gradual", "iterative", "prune", "trains"]
 
@@ -116,12 +116,16 @@ def trains(method: str, settings: Settings) -> bool:
     return METHODS[method].trains or SCHEDULES[name].trains
 
 
-class Pruning:
+class Pruning(Compressor):
     """Pruning as a study sees it: the level is the sparsity, what is kept is the share of prunable weights."""
 
     level, control, inherits = "sparsity", 0.0, True
-    check = staticmethod(check)
-    trains = staticmethod(trains)
+
+    def check(self, name: str, **settings: Any) -> None:
+        check(name, **settings)
+
+    def trains(self, name: str, settings: Settings) -> bool:
+        return trains(name, settings)
 
     def compress(self, model: nn.Module, name: str, level: float, **settings: Any) -> nn.Module:
         return prune(model, name, sparsity=level, **settings)

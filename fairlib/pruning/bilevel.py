@@ -21,7 +21,7 @@ from fairlib.network.evaluation import aliases, evaluate, placement
 from fairlib.pruning.granularity import Form
 from fairlib.pruning.hypergradient import direct, hessian_free, implicit
 from fairlib.pruning.selection import ramped
-from fairlib.training import Batch, DivergenceError, Objective, taken_gradient
+from fairlib.training import Batch, Constraint, DivergenceError, Objective, taken_gradient
 from fairlib.training.group_losses import AccuracyDifference
 
 HYPERGRADIENTS = ("hessian-free", "conjugate-gradient", "direct")
@@ -139,7 +139,7 @@ def closed(model: nn.Module, products: Sequence[Product], keep: Mapping[str, Ten
 
 
 @dataclass(frozen=True)
-class BiLevel:
+class BiLevel(Constraint):
     """The steps of the mask, as a constraint of :func:`fairlib.fit` on an opened model.
 
     Args:

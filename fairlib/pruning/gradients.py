@@ -34,10 +34,10 @@ def scored_copy(model: nn.Module, data: GroupedDataset) -> nn.Module:
 
 def _is_fresh(module: _BatchNorm) -> bool:
     """Whether its statistics are those of no batch; the counter alone is missing in old checkpoints."""
-    counted = module.num_batches_tracked
-    if not module.track_running_stats or counted is None or counted:
+    counted, mean, variance = module.num_batches_tracked, module.running_mean, module.running_var
+    if not module.track_running_stats or counted is None or counted or mean is None or variance is None:
         return False
-    return not module.running_mean.any() and bool((module.running_var == 1).all())
+    return not mean.any() and bool((variance == 1).all())
 
 
 def mean_gradient(scored: nn.Module, data: GroupedDataset, index: Tensor) -> dict[str, Tensor]:

@@ -80,7 +80,7 @@ def gradual(
     if not 0 < ramp <= 1:
         raise ValueError(f"ramp must lie in (0, 1], got {ramp}")
     check_number("train['epochs']", train.get("epochs", 1), 1, whole=True)
-    start, spent = masks.sparsity(model), 0
+    start, spent = masks.sparsity(model), 0.0
 
     def scored(dense: nn.Module, level: float) -> nn.Module:
         nonlocal spent

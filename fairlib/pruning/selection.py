@@ -96,7 +96,7 @@ def shrinking(sparsity: float, rate: float, start: float = 0.0) -> list[float]:
         ValueError: If ``rate`` is not in (0, 1).
     """
     check_number("rate", rate, 0, 1, low_open=True)
-    levels = []
+    levels: list[float] = []
     # A sparsity that is printed with six digits, such as 0.790285, is meant as the end of a round.
     while (level := 1 - (1 - start) * (1 - rate) ** (len(levels) + 1)) < sparsity - 1e-6:
         levels.append(level)

@@ -117,11 +117,12 @@ def _plan(name: str, arm: Arm, shared: Arm, train: Settings) -> Plan:
     compressor.check(method, **settings)
     for role, arguments in (("train", arm.train), ("finetune", shared.finetune), ("finetune", arm.finetune)):
         check_settings(f"{role}=", fit, arguments or {}, given=OWN)
-    lookup("network to compress", full.compress, dict.fromkeys(COMPRESS))
+    compress = full.compress or "trained"
+    lookup("network to compress", compress, dict.fromkeys(COMPRESS))
     trains = compressor.trains(method, settings)
-    if full.compress == "initial" and trains:
+    if compress == "initial" and trains:
         raise ValueError(f"compress='initial' needs a method that does not train, and {full_name!r} as set up does")
-    if arm.train and not trains and full.compress == "trained":
+    if arm.train and not trains and compress == "trained":
         raise ValueError(
             f"{where}train={dict(arm.train)} asks for another dense network, since {full_name!r} itself trains "
             "nothing; all arms share the dense network of train= of the study: make it a study of its own"
@@ -136,7 +137,7 @@ def _plan(name: str, arm: Arm, shared: Arm, train: Settings) -> Plan:
         method,
         settings,
         _levels(full.levels or (), compressor.control),
-        full.compress,
+        compress,
         mitigation,
         constraint,
         when,
@@ -181,7 +182,7 @@ def named(choice: Named) -> tuple[str, dict[str, Any]]:
 
 
 @dataclass(frozen=True)
-class _Own:
+class _Own(Compressor):
     """A function of one's own as a kind of compression."""
 
     function: Function

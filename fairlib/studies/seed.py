@@ -110,7 +110,8 @@ class Seed:
 
     def table(self) -> pd.DataFrame:
         """The rows of all networks."""
-        frames, runs = [], []
+        frames: list[pd.DataFrame] = []
+        runs: list[Run] = []
         for arm in self.study.arms:
             for run in self._runs(arm, runs):
                 if self.study.measure is None:

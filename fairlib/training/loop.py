@@ -215,7 +215,8 @@ class _Loop:
             samples they had, whose gradients were taken.
         """
         self.model.train()
-        rate, seen = math.nan, 0
+        rate: float | Tensor = math.nan
+        seen = 0
         totals = torch.zeros(3, device=self.device)  # Read once an epoch: reading waits for a GPU.
         for index in _split(torch.randperm(len(self.data)).to(self.device), self.batch_size):
             self.optimizer.zero_grad(set_to_none=True)

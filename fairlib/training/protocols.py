@@ -66,6 +66,6 @@ class Constraint(Protocol):
 class Sparsifier(Protocol):
     """Masks that follow a training: what pruning plugs in when it goes on while the model trains."""
 
-    def __call__(self, model: nn.Module, progress: float) -> Mapping[str, Tensor]:
+    def __call__(self, model: nn.Module, progress: float, /) -> Mapping[str, Tensor]:
         """Masks (see :mod:`fairlib.network.masks`) of the model after a share ``progress`` in (0, 1] of the epochs."""
         ...
