@@ -2,7 +2,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help env book test lint sweep clean
+.PHONY: help env book test lint sweep verify clean
 .DELETE_ON_ERROR:
 
 CORES ?= $(shell nproc)
@@ -27,6 +27,8 @@ help:
 	@echo "              run a grid, go on where it stopped, gather its table into results/; FORCE=1 runs again what is"
 	@echo "              finished with other contents; on SLURM, with snakemake-executor-plugin-slurm installed, add"
 	@echo "              SNAKEMAKE='--executor slurm --jobs 50 --slurm-status-command squeue'"
+	@echo "make verify TABLE=results/pruning/matthew-effect-study.csv [SEEDS=1] [TOLERANCE=1e-5] [AVX2=1]"
+	@echo "              run the first seeds of a recorded table again and compare; AVX2=1 rounds as a CPU without AVX-512"
 	@echo "make env      only set up .venv; every command does that when it is needed"
 	@echo "make clean    remove what was built; .venv, results/ and the finished runs of sweeps stay"
 	@echo
@@ -71,6 +73,10 @@ sweep: $(STAMP)
 	@test -n "$(GRID)" || { echo "make sweep needs a grid: make sweep GRID=params/study/pruning/matthew-effect.yml" >&2; exit 2; }
 	@test -f "$(GRID)" || { echo "there is no grid $(GRID); there are: $$(ls params/study/*/*.yml | tr '\n' ' ')" >&2; exit 2; }
 	@$(call locked,sweep,$(call snakemake,sweep --config grid="$(GRID)" $(if $(FORCE),force=1)))
+
+verify: $(STAMP)
+	@test -n "$(TABLE)" || { echo "make verify needs a table: make verify TABLE=results/pruning/matthew-effect-study.csv" >&2; exit 2; }
+	@$(call locked,verify,fairlib verify "$(TABLE)" --seeds $(or $(SEEDS),1) $(if $(TOLERANCE),--tolerance $(TOLERANCE)) $(if $(AVX2),--avx2))
 
 clean:
 	[ ! -d _build ] || find _build -mindepth 1 -maxdepth 1 ! -name sweeps ! -name '.*.lock' -exec rm -rf {} +

@@ -1,6 +1,4 @@
-"""The console command: ``fairlib run``, ``fairlib gather``, ``fairlib ledger``."""
-
-from __future__ import annotations
+"""The console command: ``fairlib run``, ``fairlib gather``, ``fairlib verify``, ``fairlib ledger``."""
 
 import argparse
 import re
@@ -18,12 +16,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: Its words; those of the process by default.
 
     Returns:
-        0 when it is done, 1 when it failed, 2 when it was asked for something that does not exist. An error is one line
-        on standard error, after the notebook's traceback if there is one.
+        0 when it is done, 1 when it failed or a table does not agree, 2 when it was asked for something that does not
+        exist. An error is one line on standard error, after the notebook's traceback if there is one.
     """
     arguments = _parser().parse_args(argv)
     try:
-        arguments.command(arguments)
+        return arguments.command(arguments) or 0
     except (runs.RunError, OSError, ValueError) as error:
         trace = getattr(error.__cause__, "traceback", None)
         if trace:
@@ -32,7 +30,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2 if isinstance(error, runs.ParameterError) else 1
     except KeyboardInterrupt:
         return 130
-    return 0
 
 
 def _end(number: int, frame: object) -> None:
@@ -66,6 +63,13 @@ def _parser() -> argparse.ArgumentParser:
     gather.add_argument("grid")
     gather.set_defaults(command=_gather)
 
+    verify = commands.add_parser("verify", help="run the first seeds of a recorded table again and compare")
+    verify.add_argument("table")
+    verify.add_argument("--seeds", type=int, default=1, help="how many seeds; 1 by default")
+    verify.add_argument("--tolerance", type=float, help="largest relative difference that agrees; 1e-5 by default")
+    verify.add_argument("--avx2", action="store_true", help="compute as a CPU without AVX-512 does")
+    verify.set_defaults(command=_verify)
+
     ledger = commands.add_parser("ledger", help="write the ledger page of book/claims.yml")
     ledger.add_argument("out")
     ledger.set_defaults(command=_ledger)
@@ -85,6 +89,15 @@ def _run(arguments: argparse.Namespace) -> None:
 def _gather(arguments: argparse.Namespace) -> None:
     for table in grids.gather(arguments.grid):
         print(table)
+
+
+def _verify(arguments: argparse.Namespace) -> int:
+    from fairlib.evidence import verify
+
+    signal.signal(signal.SIGTERM, _end)
+    tolerance = verify.TOLERANCE if arguments.tolerance is None else arguments.tolerance
+    agrees = verify.verify(arguments.table, seeds=arguments.seeds, tolerance=tolerance, avx2=arguments.avx2)
+    return 0 if agrees else 1
 
 
 def _ledger(arguments: argparse.Namespace) -> None:

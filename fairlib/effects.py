@@ -1,7 +1,5 @@
 """What compression does to groups, as one number for each seed: from a study table to what a claim is tested on."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Randomness that stays where it is used: torch's generators, seeded for a while and then put back."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

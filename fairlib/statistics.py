@@ -5,8 +5,6 @@ Two units of resampling occur in this library, and they are never mixed. Over *s
 group: `resample_group_means`, `permutation_null`. A paired comparison is made by passing differences.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from itertools import product

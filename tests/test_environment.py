@@ -127,7 +127,7 @@ def door(tmp_path):
 def test_help_names_every_command(door):
     for words in ([], ["help"]):
         text = door(*words).stdout
-        assert all(f"make {name}" in text for name in ("env", "book", "test", "lint", "sweep", "clean"))
+        assert all(f"make {name}" in text for name in ("env", "book", "test", "lint", "sweep", "verify", "clean"))
 
 
 def test_without_a_suitable_python_make_says_what_would_be(door, tmp_path):
@@ -155,13 +155,16 @@ def test_what_is_installed_depends_on_content_and_not_on_times(door, tmp_path):
     assert stamp() != before
 
 
-def test_a_sweep_without_a_grid_says_how(door, tmp_path):
+def test_a_sweep_without_a_grid_or_a_check_without_a_table_says_how(door, tmp_path):
     (tmp_path / ".venv").mkdir()
     stamp = re.search(r"touch (\S+)", door("--dry-run", "env").stdout)[1]
     (tmp_path / stamp).touch()
     done = door("sweep")
     assert done.returncode != 0 and "GRID=params/study/pruning/matthew-effect.yml" in done.stderr
     assert "there is no grid nowhere.yml" in door("sweep", "GRID=nowhere.yml").stderr
+    assert "TABLE=results/pruning/matthew-effect-study.csv" in door("verify").stderr
+    words = ("verify", "TABLE=a.csv", "SEEDS=2", "TOLERANCE=0.1", "AVX2=1")
+    assert 'fairlib verify "a.csv" --seeds 2 --tolerance 0.1 --avx2' in door("--dry-run", *words).stdout
 
 
 def test_the_project_is_found_from_any_folder_below(tmp_path, monkeypatch):

@@ -36,15 +36,13 @@ def test_importing_fairlib_imports_nothing_else():
 
 
 def test_type_checkers_see_the_names_where_they_come_from_at_run_time():
-    (block,) = [
-        node for node in ast.parse(Path(fairlib.__file__).read_text(encoding="utf-8")).body if isinstance(node, ast.If)
-    ]
-    assert ast.unparse(block.test) == "TYPE_CHECKING"
-    seen = {alias.name: node.module for node in block.body for alias in node.names}
-    assert seen == {name: f"fairlib.{home}" for name, home in fairlib._HOME.items()}
-    assert sorted([*seen, "__version__"]) == sorted(fairlib.__all__)
+    stub = Path(fairlib.__file__).with_suffix(".pyi").read_text(encoding="utf-8")
+    imports = [node for node in ast.parse(stub).body if isinstance(node, ast.ImportFrom)]
+    seen = {alias.asname: f".{node.module or ''}" for node in imports for alias in node.names}
+    assert sorted(seen) == sorted(fairlib.__all__)
     for name, module in seen.items():
-        assert getattr(fairlib, name) is getattr(importlib.import_module(module), name)
+        home = importlib.import_module(module, "fairlib") if module != "." else fairlib
+        assert getattr(fairlib, name) is getattr(home, name)
 
 
 def test_every_module_is_reached_after_importing_fairlib_only():
@@ -64,11 +62,12 @@ fairlib.statistics.t_interval, fairlib.effects.STATISTICS, fairlib.environment.c
 
 
 def test_what_is_offered_are_the_names_and_the_modules():
-    assert set(dir(fairlib)) == set(fairlib.__all__) | PACKAGES | MODULES
+    assert set(dir(fairlib)) == set(fairlib.__all__)
+    assert set(fairlib.__all__) >= PACKAGES | MODULES
 
 
 def test_an_unknown_name_is_an_error_of_the_ordinary_kind():
-    with pytest.raises(AttributeError, match="module 'fairlib' has no attribute 'quantise'"):
+    with pytest.raises(AttributeError, match=r"fairlib.*quantise"):
         _ = fairlib.quantise
     with pytest.raises(ImportError, match="cannot import name 'quantise' from 'fairlib'"):
         from fairlib import quantise  # noqa: F401

@@ -38,7 +38,7 @@ def test_numbers_that_are_refused(value, error):
 
 def test_ends_of_a_range_nan_and_whole_numbers():
     with pytest.raises(ValueError, match=r"x must lie in \(0, inf\), got 0"):
-        check_number("x", 0, 0, beyond=True)
+        check_number("x", 0, 0, low_open=True)
     for value in (float("nan"), float("inf"), -1e-9):
         with pytest.raises(ValueError, match=r"x must lie in \[0, inf\)"):
             check_number("x", value, 0)

@@ -5,6 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pandas as pd
+
+from fairlib.evidence import grids, runs
+
 PARAMETERS = """\
 seeds: int = 2  # number of seeds
 lr: float = 0.5  # learning rate
@@ -26,3 +30,16 @@ def write_notebook(path: Path, *code: str, parameters: str = PARAMETERS) -> Path
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(content))
     return path
+
+
+def finish(point: grids.Point, table: pd.DataFrame, **description) -> None:
+    """Leave a finished run at a point."""
+    point.out.mkdir(parents=True, exist_ok=True)
+    table.to_parquet(point.out / "records.parquet")
+    description = {
+        "notebook": point.notebook.as_posix(), "parameters": runs.resolve(point.notebook, point.parameters),
+        "started": "2026-01-01T00:00:00+00:00", "seconds": 1.5, "device": "cpu", "cpu": "c", "cores": 2, "threads": 1,
+        "platform": "p", "versions": {"torch": "2"}, "commit": "abc", "dirty": False, "contents": {}, "digest": "",
+        "files": ["records.parquet"],
+    } | description  # fmt: skip
+    (point.out / "run.json").write_text(json.dumps(description))

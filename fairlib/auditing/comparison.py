@@ -19,9 +19,9 @@ from fairlib import environment, plots, statistics
 from fairlib._validation import check_number, lookup
 from fairlib.auditing.report import body, finite, page, tables
 from fairlib.data import GroupedDataset
-from fairlib.diagnostics import DIAGNOSTICS, diagnose, predict
+from fairlib.diagnostics import DIAGNOSTICS, diagnose
 from fairlib.network import gates, masks
-from fairlib.network.evaluation import placement
+from fairlib.network.evaluation import placement, predict
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

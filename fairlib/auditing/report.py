@@ -3,13 +3,12 @@
 No number is made here, and no page of the book comes from here: an edit executes no notebook.
 """
 
-from __future__ import annotations
-
 import html
 import io
 import math
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -40,7 +39,7 @@ def body(
     notes: Sequence[str],
     table: pd.DataFrame,
     violations: pd.DataFrame,
-    provenance: Mapping[str, object],
+    provenance: Mapping[str, Any],
     train: str = "",
 ) -> str:
     """All that a report holds as an HTML fragment, with its figure; every name in it is escaped.

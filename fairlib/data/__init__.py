@@ -1,6 +1,6 @@
 """Grouped data: what a data set is, how it is split, and the registry of those that can be loaded by name."""
 
-from __future__ import annotations
+from typing import Any
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -133,7 +133,7 @@ def load(
 
 
 def _completed(
-    name: str, source: Callable, settings: Mapping[str, object], limit: int | None, equal: bool
+    name: str, source: Callable, settings: Mapping[str, Any], limit: int | None, equal: bool
 ) -> dict[str, object]:
     """The data set's own settings, with those that ``limit`` and ``equal`` stand for."""
     more = dict(EQUAL.get(name, {})) if equal else {}

@@ -1,7 +1,5 @@
 """CelebA: faces of celebrities with 40 attributes, in the layout of its authors."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -1,6 +1,6 @@
 """What a data set hands over before target, group and split are chosen: pictures and their attributes."""
 
-from __future__ import annotations
+from typing import Any
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -47,7 +47,7 @@ class Collection:
     target: str | None
     group: str | None
     parts: np.ndarray | None = None
-    report: Mapping[str, object] = field(default_factory=dict)
+    report: Mapping[str, Any] = field(default_factory=dict)
 
 
 def draw(count: int, limit: int | None, rng: np.random.Generator) -> np.ndarray:

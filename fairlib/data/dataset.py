@@ -173,7 +173,7 @@ class GroupedDataset:
         Raises:
             ValueError: If ``share`` is not in (0, 1), or leaves one of the two without samples.
         """
-        check_number("share", share, 0, 1, beyond=True)
+        check_number("share", share, 0, 1, low_open=True)
         cells = (self.targets * self.num_groups + self.groups).cpu().numpy()
         parts = stratified_parts(cells, (1 - share, share), np.random.default_rng(seed_sequence(seed)))
         kept, held = (np.flatnonzero(parts == part) for part in range(2))

@@ -1,7 +1,5 @@
 """Handwritten digits that come with scikit-learn, made imbalanced."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 

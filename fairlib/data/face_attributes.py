@@ -1,7 +1,5 @@
 """Pictures of faces with a table of attributes that are there or not: what CelebA and LFW have in common."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A folder of images and a table that says what is in them: the way to one's own data."""
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Pictures from files: find the folder, decode in threads, resize."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Pictures with one label each and a test part of their own: CIFAR-10, SVHN, MNIST and Fashion-MNIST."""
 
-from __future__ import annotations
-
 import gzip
 import zlib
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Labeled Faces in the Wild: faces of people by name, with the attributes of two other groups of authors."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Honest splits: duplicates out first, then parts in which every target x group cell has its share."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from hashlib import blake2b
 

@@ -1,7 +1,5 @@
 """Synthetic faces whose groups differ in size and, if asked, in spread, and in nothing else."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

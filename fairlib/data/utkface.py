@@ -1,7 +1,5 @@
 """UTKFace: faces of people with age, gender and race, in the layout of its authors."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

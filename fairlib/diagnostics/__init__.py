@@ -1,7 +1,5 @@
 """What a model does to each group: performance, gradients, curvature, distance to the boundary. Nothing here trains."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -11,6 +9,7 @@ from torch import nn
 from fairlib._validation import lookup
 from fairlib.data import GroupedDataset
 from fairlib.diagnostics.boundary import MEASURES, boundary_distance, sample_boundary_distance
+from fairlib.diagnostics.computable import NotComputable, NotFinite
 from fairlib.diagnostics.curvature import ConvergenceWarning, group_eigenvalues, sweep_eigenvalues
 from fairlib.diagnostics.exemplars import exemplars, group_exemplars
 from fairlib.diagnostics.gradients import group_gradients
@@ -24,6 +23,8 @@ __all__ = [
     "DIAGNOSTICS",
     "MEASURES",
     "ConvergenceWarning",
+    "NotComputable",
+    "NotFinite",
     "Predictions",
     "boundary_distance",
     "diagnose",
@@ -68,15 +69,16 @@ def diagnose(name: str, model: nn.Module, data: GroupedDataset) -> tuple[pd.Data
     """A diagnostic of ``DIAGNOSTICS`` by name, its name before those of its columns.
 
     Returns:
-        The table by group, and None; where it cannot be computed, a table of NaN and the reason.
+        The table by group, and None; where it raises :class:`NotComputable`, a table of NaN and the reason.
 
     Raises:
         ValueError: If the name is unknown.
+        Exception: Whatever else the diagnostic raises: the input is bad, or it has a bug.
     """
     diagnostic = lookup("diagnostic", name, DIAGNOSTICS)
     try:
         table, reason = diagnostic.function(model, data), None
-    except (ArithmeticError, RuntimeError, TypeError, ValueError) as error:
+    except NotComputable as error:
         index = pd.Index(data.group_names, name="group")
         table = pd.DataFrame(float("nan"), index=index, columns=list(diagnostic.columns))
         reason = f"{name}: could not be computed for this model ({error})"

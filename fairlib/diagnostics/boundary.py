@@ -1,7 +1,5 @@
 """How far a sample is from where its class changes: five measures that bear one name in the literature."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -12,6 +10,7 @@ from torch import Tensor, nn
 
 from fairlib._validation import check_number, check_settings, lookup
 from fairlib.data import GroupedDataset
+from fairlib.diagnostics.computable import NotComputable, check_differentiable, differentiating, finite
 from fairlib.network.evaluation import check_logits, chunks, evaluation_mode, full_precision, placement
 from fairlib.statistics import t_interval
 
@@ -87,20 +86,21 @@ def sample_boundary_distance(
         ``(N,)`` float64.
 
     Raises:
-        ValueError: If the measure is unknown or has no sign, a setting is out of range, or there is only one class.
+        NotComputable: If there is only one class, the measure needs gradients and torch cannot differentiate the model,
+            or (NotFinite) outputs or their gradients are NaN or infinite.
+        ValueError: If the measure is unknown or has no sign, or a setting is out of range.
         TypeError: If a setting is unknown.
-        FloatingPointError: If outputs or their gradients are NaN or infinite.
     """
     function = lookup("measure", measure, MEASURES)
     check_settings(f"measure {measure!r}", function, settings)
     if data.num_classes < 2:
-        raise ValueError(f"a decision boundary needs two classes; the data have one, {data.target_names[0]!r}")
+        raise NotComputable(f"a decision boundary needs two classes; the data have one, {data.target_names[0]!r}")
     device, dtype = placement(model)
 
     def classifier(inputs: Tensor) -> Tensor:
         logits = model(inputs)
         check_logits(logits, data)
-        return _finite("the model's outputs", logits)
+        return finite("the model's outputs", logits)
 
     distances = []
     with evaluation_mode(model), full_precision():
@@ -177,7 +177,7 @@ def deepfool(batch: Batch, *, steps: int = 50, overshoot: float = 0.02) -> Tenso
         (2016), Algorithm 2.
     """
     check_number("steps", steps, 1, whole=True)
-    check_number("overshoot", overshoot, 0, beyond=True)
+    check_number("overshoot", overshoot, 0, low_open=True)
     logits = _logits(batch)
     reference = _reference(batch, logits)
     inside = _leads(logits, reference)
@@ -236,10 +236,10 @@ def certified_radius(
     """
     from scipy.stats import beta, norm
 
-    check_number("sigma", sigma, 0, beyond=True)
+    check_number("sigma", sigma, 0, low_open=True)
     check_number("draws", draws, 1, whole=True)
     check_number("selection", selection, 1, whole=True)
-    check_number("confidence", confidence, 0, 1, beyond=True)
+    check_number("confidence", confidence, 0, 1, low_open=True)
     check_number("seed", seed, 0, whole=True)
     radii = []
     for i, inputs in zip(batch.index.tolist(), batch.inputs, strict=True):
@@ -283,14 +283,15 @@ def _nearest(batch: Batch, inputs: Tensor, reference: Tensor) -> tuple[Tensor, T
     Returns:
         It, ``(n,)``, and the gradient over its norm, of the shape of the inputs; float64. Infinite where all vanish.
     """
-    with torch.enable_grad():
+    with differentiating():
         inputs = inputs.detach().requires_grad_()
         logits = batch.classifier(inputs)
+        check_differentiable(logits)
         columns = logits.sum(0)  # Samples do not interact: the gradient of a sum is that of each.
         gradients = [
             torch.autograd.grad(column, inputs, retain_graph=True, materialize_grads=True)[0] for column in columns
         ]
-    slopes = _finite("the gradients of the model's outputs", torch.stack(gradients, 1).double().flatten(2))
+    slopes = finite("the gradients of the model's outputs", torch.stack(gradients, 1).double().flatten(2))
     chosen = reference[..., None].expand(-1, 1, slopes.shape[2])
     slopes = slopes.gather(1, chosen) - slopes  # (n, classes, inputs)
     gaps = logits.detach().double().gather(1, reference) - logits.detach().double()
@@ -316,13 +317,6 @@ def _votes(batch: Batch, inputs: Tensor, sigma: float, draws: int, generator: to
             logits = batch.classifier(inputs + sigma * noise)
         votes = votes + torch.bincount(logits.argmax(1), minlength=logits.shape[1])
     return votes
-
-
-def _finite(name: str, tensor: Tensor) -> Tensor:
-    broken = int((~tensor.detach().isfinite()).flatten(1).any(1).sum())
-    if broken:
-        raise FloatingPointError(f"{name} are NaN or infinite on {broken} of {len(tensor)} samples")
-    return tensor
 
 
 def _summary(values: np.ndarray) -> tuple[float, float, float]:

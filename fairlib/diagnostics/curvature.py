@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -15,8 +17,9 @@ from torch import Tensor, nn
 from fairlib._validation import check_number, lookup
 from fairlib.data import GroupedDataset
 from fairlib.diagnostics.frozen import Pattern
-from fairlib.diagnostics.lanczos import ENDS, Ritz, error_estimate, inner, lanczos, norm
+from fairlib.diagnostics.lanczos import ENDS, Ritz, error_estimate, lanczos
 from fairlib.diagnostics.objective import BUDGET, MeanLoss, check_finite, differentiate, members
+from fairlib.diagnostics.vectors import inner, norm, total, unit
 
 PRODUCTS = ("frozen", "exact")
 BLOCKS = 32  # Blocks of a group among which its curvature varies.
@@ -83,7 +86,8 @@ def group_eigenvalues(
         biased upward, which no interval shows.
 
     Raises:
-        FloatingPointError: If the loss or a product is NaN or infinite.
+        NotComputable: If there is nothing to differentiate, torch cannot differentiate it twice, or (NotFinite) a loss
+            or a product is NaN or infinite.
         TypeError, ValueError: If a setting is out of range or a name unknown.
 
     Warns:
@@ -95,12 +99,14 @@ def group_eigenvalues(
         [T] Theorem 1 and Section 5 (group Hessians). Lanczos with residual bounds: Parlett, The Symmetric Eigenvalue
         Problem (1998), Chapters 11 and 13. Products by differentiating twice: Pearlmutter (1994).
     """
-    (table,) = _tables({None: model}, data, parameters, dtype, ends, products, tol, limit, intervals, seed)
+    search = Eigensearch(ends, products, tol, limit, seed)
+    loss_of = partial(MeanLoss, parameters=parameters, dtype=dtype)
+    (table,) = _tables({None: model}, data, loss_of, search, intervals)
     return table
 
 
 def sweep_eigenvalues(
-    models: Mapping[object, nn.Module],
+    models: Mapping[Any, nn.Module],
     data: GroupedDataset,
     *,
     parameters: Sequence[str] | None = None,
@@ -131,29 +137,44 @@ def sweep_eigenvalues(
     """
     if not models:
         raise ValueError("a sweep needs at least one model")
-    tables = _tables(models, data, parameters, dtype, ends, products, tol, limit, intervals, seed)
+    search = Eigensearch(ends, products, tol, limit, seed)
+    loss_of = partial(MeanLoss, parameters=parameters, dtype=dtype)
+    tables = _tables(models, data, loss_of, search, intervals)
     named = [table.assign(model=[name] * len(table)) for name, table in zip(models, tables, strict=True)]
     return pd.concat(named).set_index("model", append=True).swaplevel()
 
 
+@dataclass(frozen=True)
+class Eigensearch:
+    """Which eigenvalues are wanted and how they are sought; the settings are those of :func:`group_eigenvalues`.
+
+    Raises:
+        TypeError, ValueError: If a setting is out of range or a name unknown.
+    """
+
+    ends: str = "both"
+    products: str = "frozen"
+    tol: float = 3e-4
+    limit: int = 100
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        lookup("choice of eigenvalues", self.ends, ENDS)
+        lookup("kind of products", self.products, dict.fromkeys(PRODUCTS))
+        check_number("tol", self.tol, 0, low_open=True)
+        check_number("limit", self.limit, 2, whole=True)
+
+
 def _tables(
-    models: Mapping[object, nn.Module],
+    models: Mapping[Any, nn.Module],
     data: GroupedDataset,
-    parameters: Sequence[str] | None,
-    dtype: torch.dtype | None,
-    ends: str,
-    products: str,
-    tol: float,
-    limit: int,
+    loss_of: Callable[..., MeanLoss],
+    search: Eigensearch,
     intervals: bool,
-    seed: int,
 ) -> list[pd.DataFrame]:
-    lookup("choice of eigenvalues", ends, ENDS)
-    lookup("kind of products", products, dict.fromkeys(PRODUCTS))
-    check_number("tol", tol, 0, beyond=True)
-    check_number("limit", limit, 2, whole=True)
+    """A table for each model; the search in a group starts from what was found in the model before."""
     columns = ["largest", "smallest", "residual", "hvps", *(["largest_low", "largest_high"] if intervals else [])]
-    previous: list[Tensor | None] = [None] * data.num_groups
+    previous: dict[str, Tensor] = {}
     tables = []
     for key, model in models.items():
         rows, pairs = {}, {}
@@ -162,17 +183,15 @@ def _tables(
             if not len(index):
                 rows[name] = dict.fromkeys(columns, float("nan"))
                 continue
-            loss = MeanLoss(model, data, index, parameters=parameters, dtype=dtype)
-            found = extremes(
-                loss, ends=ends, products=products, tol=tol, limit=limit, seed=seed, previous=previous[code]
-            )
-            previous[code] = sum(pair.vector for pair in found.pairs.values())
-            rows[name] = found.row() | (_interval(loss, found, seed) if intervals else {})
+            loss = loss_of(model, data, index)
+            found = extremes(loss, search, previous.get(name))
+            previous[name] = total(pair.vector for pair in found.pairs.values())
+            rows[name] = found.row() | (_interval(loss, found, search.seed) if intervals else {})
             pairs[name if key is None else f"{name} of model {key}"] = found
-        warn_of_doubtful(pairs, tol, stacklevel=4)
+        warn_of_doubtful(pairs, search.tol, stacklevel=4)
         tables.append(pd.DataFrame.from_dict(rows, orient="index", columns=columns).rename_axis("group").astype(float))
     small = data.group_sizes[(data.group_sizes > 0) & (data.group_sizes < SMALL)]
-    if intervals and ends != "smallest" and len(small):
+    if intervals and search.ends != "smallest" and len(small):
         warnings.warn(
             f"groups with fewer than {SMALL} members are too small for an interval: {', '.join(small.index)}",
             stacklevel=3,
@@ -202,20 +221,20 @@ class _Products:
 
     def __post_init__(self) -> None:
         self.step = {torch.float64: 1e-6}.get(self.loss.dtype, 1e-3)
-        self.single = len(self.loss.chunks) == 1
+        single = len(self.loss.chunks) == 1
         sum_, held = torch.zeros_like(self.loss.theta), 0
         for chunk in self.loss.chunks:
             with Pattern() as pattern:
-                point, gradient = self.loss.gradient_graph(chunk) if self.single else self._at(self.loss.theta, chunk)
+                point, gradient = self.loss.gradient_graph(chunk) if single else self._at(self.loss.theta, chunk)
             sum_ += gradient.detach()
             held += pattern.nbytes
             self.patterns.append(pattern if held <= BUDGET else None)
-        self.graph = (point, gradient) if self.single else None
+        self.graph = (point, gradient) if single else None
         self.gradient = check_finite("gradient", self.loss.project(sum_ / len(self.loss.index)))
 
     def exact(self, vector: Tensor) -> Tensor:
         self.count += 1
-        if not self.single:
+        if self.graph is None:
             return self.loss.product(vector)
         product = differentiate(*self.graph, self.loss.project(vector), retain=True)
         return self.loss.project(product / len(self.loss.index))
@@ -263,53 +282,40 @@ class Found:
         return values | {"residual": self.residual, "hvps": self.hvps}
 
 
-def extremes(
-    loss: MeanLoss,
-    *,
-    ends: str,
-    products: str,
-    tol: float,
-    limit: int,
-    seed: int,
-    previous: Tensor | None = None,
-) -> Found:
+def extremes(loss: MeanLoss, search: Eigensearch, previous: Tensor | None = None) -> Found:
     """The wanted eigenpairs of one Hessian, as :func:`group_eigenvalues` says; ``previous`` is for a warm start."""
     known = _Products(loss)
-    start = _start(known, previous, ends, seed)
+    start = _start(known, previous, search)
     room = max(8, int(BASIS / 1.5 / start.nbytes))
-    if len(start) <= limit:  # So few that exhausting the space costs little.
-        products, tol = "exact", 0.0
-    if products == "frozen":
-        pairs, scale, _ = lanczos(known.frozen, start, ends=ends, tol=tol, limit=limit, room=room)
+    small = len(start) <= search.limit  # So few parameters that exhausting the space costs little.
+    tol = 0.0 if small else search.tol
+    if search.products == "frozen" and not small:
+        pairs, scale, _ = lanczos(known.frozen, start, ends=search.ends, tol=tol, limit=search.limit, room=room)
         pairs = {place: _verified(known.exact, pair) for place, pair in pairs.items()}
         found = Found(pairs, scale, known.count)
-        if found.converged(tol) or known.count >= limit:
+        if found.converged(tol) or known.count >= search.limit:
             return found
-        start = sum(_unit(pair.vector) for pair in pairs.values()) + 0.1 * _unit(start)
-    pairs, scale, _ = lanczos(known.exact, start, ends=ends, tol=tol, limit=max(2, limit - known.count), room=room)
+        start = total(unit(pair.vector) for pair in pairs.values()) + 0.1 * unit(start)
+    limit = max(2, search.limit - known.count)
+    pairs, scale, _ = lanczos(known.exact, start, ends=search.ends, tol=tol, limit=limit, room=room)
     return Found(pairs, scale, known.count)
 
 
-def _start(products: _Products, previous: Tensor | None, ends: str, seed: int) -> Tensor:
+def _start(products: _Products, previous: Tensor | None, search: Eigensearch) -> Tensor:
     """Where a Lanczos process begins: directions that are likely to be curved, and a little of every other."""
-    loss, generator = products.loss, torch.Generator().manual_seed(seed)
-    noise = _unit(loss.project(torch.randn(loss.theta.shape, generator=generator).to(loss.theta)))
-    if ends != "largest":
+    loss, generator = products.loss, torch.Generator().manual_seed(search.seed)
+    noise = unit(loss.project(torch.randn(loss.theta.shape, generator=generator).to(loss.theta)))
+    if search.ends != "largest":
         # With little of its part in the null space, which is most of it and would pass for the smallest eigenvalue's.
-        noise = _unit(products.frozen(noise)) + 0.03 * noise
+        noise = unit(products.frozen(noise)) + 0.03 * noise
     if previous is None:
-        return _unit(products.gradient) + _unit(loss.sampled_gradient(generator)) + noise
+        return unit(products.gradient) + unit(loss.sampled_gradient(generator)) + noise
     if previous.shape != noise.shape:
         raise ValueError("the models of a sweep must have the same parameters")
-    return _unit(loss.project(previous)) + 0.3 * _unit(products.gradient) + 0.1 * noise
+    return unit(loss.project(previous)) + 0.3 * unit(products.gradient) + 0.1 * noise
 
 
-def _unit(vector: Tensor) -> Tensor:
-    length = norm(vector)
-    return vector / length if length else vector
-
-
-def _verified(product, pair: Ritz) -> Ritz:
+def _verified(product: Callable[[Tensor], Tensor], pair: Ritz) -> Ritz:
     """The pair with value, residual and error by an exact product."""
     image = product(pair.vector)
     value = inner(pair.vector, image)
@@ -327,7 +333,7 @@ def _interval(loss: MeanLoss, found: Found, seed: int) -> dict[str, float]:
     blocks = dealt.tensor_split(min(BLOCKS, n))
     deviations = []
     for block in blocks:
-        product = sum(differentiate(*loss.gradient_graph(chunk), pair.vector) for chunk in block.split(loss.chunk))
+        product = total(differentiate(*loss.gradient_graph(chunk), pair.vector) for chunk in block.split(loss.chunk))
         deviations.append(inner(pair.vector, product) / len(block) - pair.value)
     sizes = np.array([len(block) for block in blocks])
     variance = float((sizes * np.square(deviations)).sum()) / (len(blocks) - 1) / n

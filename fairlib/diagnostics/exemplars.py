@@ -1,7 +1,5 @@
 """Pruning-identified exemplars: the samples about which dense and compressed networks, as populations, disagree."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Gradient norms of groups, beside the noise that a group of that size shows anyway."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pandas as pd
@@ -10,9 +8,9 @@ from torch import Tensor, nn
 
 from fairlib._validation import check_number
 from fairlib.data import GroupedDataset
-from fairlib.diagnostics.lanczos import inner
 from fairlib.diagnostics.objective import MeanLoss, check_parameters, members
 from fairlib.diagnostics.sample_gradients import sample_gradient_norms
+from fairlib.diagnostics.vectors import inner
 
 
 def group_gradients(
@@ -54,8 +52,8 @@ def group_gradients(
         one sample has no noise floor: NaN.
 
     Raises:
-        FloatingPointError: If the loss or the gradient is NaN or infinite.
-        ValueError: If a parameter name is unknown, there is nothing to differentiate, or ``blocks`` is below 2.
+        NotComputable: As :func:`fairlib.diagnostics.sample_gradient_norms`.
+        ValueError: If a parameter name is unknown, or ``blocks`` is below 2.
 
     Source:
         [T] Section 4 (group gradient norms); the noise floor is the classical variance of a mean, estimated as in a

@@ -1,10 +1,9 @@
 """Theorem 2: the largest eigenvalue of a group's Hessian, bounded by closeness to the boundary and by errors."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 
+import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor, nn
@@ -13,6 +12,8 @@ from torch.func import grad, jacrev, vjp, vmap
 
 from fairlib._validation import check_number
 from fairlib.data import GroupedDataset
+from fairlib.diagnostics.computable import differentiating, finite
+from fairlib.diagnostics.lanczos import KrylovInStep
 from fairlib.diagnostics.objective import BUDGET, MeanLoss, members
 from fairlib.network.evaluation import evaluation_mode, full_precision
 
@@ -80,18 +81,20 @@ def hessian_bound(
         one sample of several was (float64). A group without samples has NaN.
 
     Raises:
-        ValueError: If a parameter name is unknown, there is nothing to differentiate, or a number is out of range.
-        FloatingPointError: If logits or their derivatives are NaN or infinite.
+        NotComputable: If there is nothing to differentiate, torch cannot differentiate it twice, or (NotFinite) logits
+            or their derivatives are NaN or infinite.
+        ValueError: If a parameter name is unknown, or a number is out of range.
 
     Source:
         [T] Theorem 2 (Eqs 6, 10-13), [D] Proposition 4.5, both corrected: the spectral norm, or the signed end of the
         spectrum, in the place of the largest eigenvalue, and logits in the place of f.
     """
     check_number("limit", limit, 1, whole=True)
-    check_number("tol", tol, 0, 1, beyond=True)
+    check_number("tol", tol, 0, 1, low_open=True)
     if samples is not None:
         check_number("samples", samples, 1, whole=True)
     objective = MeanLoss(model, data, parameters=parameters, dtype=dtype)
+    objective.gradient_graph(objective.index[:1])  # Refuses what can be differentiated only once.
     derivatives = _Derivatives(objective)
     spectrum = partial(_spectrum, derivatives, tol=tol, limit=limit, seed=seed)
     size = _samples_at_once(derivatives, limit)
@@ -144,13 +147,17 @@ class _Derivatives:
 
     def hessians(self, index: Tensor, weights: Tensor) -> Tensor:
         r"""For each sample :math:`\sum_c w_c \nabla^2 z_c` ``(n, P, P)``."""
-        return self._each(
-            lambda i, weight: jacrev(grad(lambda point: self.logits(point, i) @ weight))(self.point),
-            lambda i, weight: functional.hessian(lambda point: self.logits(point, i) @ weight, self.point),
-            index,
-            weights,
-        )
 
+        def together(i: Tensor, weight: Tensor) -> Tensor:
+            gradient = grad(lambda point: self.logits(point, i) @ weight)
+            return jacrev(gradient)(self.point)
+
+        def alone(i: Tensor, weight: Tensor) -> Tensor:
+            return functional.hessian(lambda point: self.logits(point, i) @ weight, self.point)
+
+        return self._each(together, alone, index, weights)
+
+    @differentiating()
     def _each(self, together: Callable[..., Tensor], alone: Callable[..., Tensor], *arguments: Tensor) -> Tensor:
         if self._together and len(arguments[0]) > 1:
             try:
@@ -166,7 +173,7 @@ def _sample_bounds(derivatives: _Derivatives, spectrum: Callable[..., tuple[Tens
     data = objective.data
     with torch.no_grad():
         logits = objective.logits(objective.theta, index)
-    _check_finite("logits", logits)
+    finite("the logits", logits)
     targets = data.labels(index, objective.device)
     p = logits.softmax(1)
     errors = p - nn.functional.one_hot(targets, data.num_classes)
@@ -189,7 +196,7 @@ def _closeness(p: Tensor, jacobians: Tensor) -> Tensor:
     factor = torch.diag_embed(root) - p.double()[:, :, None] * root[:, None, :]
     gram = (jacobians @ jacobians.mT).double()
     matrix = factor.mT @ gram @ factor
-    _check_finite("gradients of the logits", matrix)
+    finite("the gradients of the logits", matrix)
     return torch.linalg.eigvalsh(matrix)[:, -1].clamp(min=0)
 
 
@@ -199,48 +206,41 @@ def _spectrum(
     """Smallest and largest eigenvalue of every sample's S, and the larger of their residuals; float64 ``(n,)``."""
     size = len(derivatives.point)
     if size <= limit:
-        hessians = derivatives.hessians(index, errors)
-        _check_finite("second derivatives of the logits", hessians)
+        hessians = finite("the second derivatives of the logits", derivatives.hessians(index, errors))
         values = torch.linalg.eigvalsh(hessians.double())
         return values[:, 0], values[:, -1], torch.zeros_like(scale)
     start = torch.randn(size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(errors)
-    product = partial(derivatives.products, index, errors)
-    return _extreme_eigenvalues(product, start.expand(len(index), -1), tol=tol, limit=limit, scale=scale)
+
+    def product(vectors: Tensor) -> Tensor:
+        return finite("the second derivatives of the logits", derivatives.products(index, errors, vectors))
+
+    ends = _extreme_eigenvalues(product, start.expand(len(index), -1), scale.cpu().numpy(), tol=tol, limit=limit)
+    low, high, residual = torch.from_numpy(ends).to(scale).unbind(1)
+    return low, high, residual
 
 
 def _extreme_eigenvalues(
-    product: Callable[[Tensor], Tensor], start: Tensor, *, tol: float, limit: int, scale: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Smallest and largest eigenvalues of n symmetric operators, and the larger residual of both; each ``(n,)``.
+    product: Callable[[Tensor], Tensor], start: Tensor, scale: np.ndarray, *, tol: float, limit: int
+) -> np.ndarray:
+    """Smallest and largest eigenvalues of n symmetric operators, and the larger residual of both, ``(n, 3)``.
 
-    A Lanczos process with full reorthogonalization for each operator, in step. One ends, and keeps what it has, when
-    its residuals, and what its values moved by in the last step (a false one converges early where many are near zero),
-    are below ``tol`` times ``scale`` plus its largest absolute eigenvalue; all end after ``limit``.
+    A process ends, and keeps what it has, when its residuals, and what its values moved by in the last step (a false
+    one converges early where many are near zero), are below ``tol`` times ``scale`` plus its largest absolute
+    eigenvalue; all end after ``limit`` products.
     """
-    n = len(start)
-    basis = [start / start.norm(dim=1, keepdim=True)]
-    matrix = torch.zeros(n, limit, limit, dtype=torch.float64, device=start.device)
-    tol = max(tol, 100 * torch.finfo(start.dtype).eps)
-    found = torch.zeros(n, 3, dtype=torch.float64, device=start.device)
-    running = torch.ones(n, dtype=torch.bool, device=start.device)
-    for k in range(limit):
-        rest = product(basis[k])
-        matrix[:, k, k] = torch.linalg.vecdot(basis[k], rest)
-        for q in basis * 2:  # Twice is enough; the second is for what is nearly within the span.
-            rest = rest.addcmul(torch.linalg.vecdot(q, rest)[:, None], q, value=-1)
-        beta = rest.norm(dim=1)
-        _check_finite("second derivatives of the logits", beta[:, None])
-        values, vectors = torch.linalg.eigh(matrix[:, : k + 1, : k + 1])
-        residual = beta * vectors[:, -1, [0, -1]].abs().amax(1)
-        now = torch.stack([values[:, 0], values[:, -1], residual], dim=1)
-        moved = (now - found)[:, :2].abs().amax(1)
-        found = torch.where(running[:, None], now, found)
-        running &= torch.maximum(residual, moved) > tol * (scale + values[:, [0, -1]].abs().amax(1))
-        if k + 1 == limit or not running.any():
-            break
-        matrix[:, k, k + 1] = matrix[:, k + 1, k] = beta
-        basis.append(rest / beta.clamp(min=torch.finfo(rest.dtype).tiny)[:, None])
-    return found[:, 0], found[:, 1], found[:, 2]
+    process, tol = KrylovInStep(product, start), max(tol, 100 * torch.finfo(start.dtype).eps)
+    found, running = np.zeros((len(start), 3)), np.ones(len(start), dtype=bool)
+    while True:
+        process.extend()
+        residual = np.maximum(process.residual(0), process.residual(-1))
+        now = np.column_stack([process.values[:, 0], process.values[:, -1], residual])
+        moved = np.abs(now - found)[:, :2].max(1)
+        found[running] = now[running]
+        running &= np.maximum(residual, moved) > tol * (scale + np.abs(process.values).max(1))
+        running &= ~process.exhausted
+        if process.count >= limit or not running.any():
+            return found
+        process.grow()
 
 
 def _samples_at_once(derivatives: _Derivatives, limit: int) -> int:
@@ -270,9 +270,3 @@ def _standard_error(values: Tensor, n: int) -> float:
     if len(values) == n:
         return 0.0
     return float("nan") if len(values) == 1 else float(values.std() * ((1 - len(values) / n) / len(values)) ** 0.5)
-
-
-def _check_finite(what: str, values: Tensor) -> None:
-    broken = int((~values.isfinite()).flatten(1).any(1).sum())
-    if broken:
-        raise FloatingPointError(f"the {what} are NaN or infinite for {broken} of {len(values)} samples")

@@ -1,18 +1,17 @@
-"""The extreme eigenvalues of a symmetric operator that is known by its products only."""
+"""The extreme eigenvalues of symmetric operators that are known by their products only."""
 
-from __future__ import annotations
-
+import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fairlib._validation import check_number
-from fairlib.network.evaluation import full_precision
+from fairlib.diagnostics.computable import NotFinite
+from fairlib.diagnostics.vectors import inner, norm, total
 
-BLOCK = 4096  # Entries of an inner product that are summed in their own type.
 ENDS = {"largest": (-1,), "smallest": (0,), "both": (-1, 0)}
 """Which eigenvalues are wanted: their places in ascending order."""
 
@@ -30,6 +29,110 @@ class Ritz(NamedTuple):
     residual: float
     error: float
     gap: float
+
+
+class Krylov:
+    r"""What a Lanczos process with full reorthogonalization knows of a symmetric operator.
+
+    After k products these are an orthonormal basis of :math:`\operatorname{span}\{q, Aq, \dots, A^{k-1} q\}`, the
+    operator in that basis ``(k, k)``, and its eigenvalues there, the Ritz values ``(k,)``, ascending. Inner products
+    are summed in float64, whatever the type of the vectors.
+
+    Args:
+        product: :math:`v \mapsto Av` for vectors ``(P,)``.
+        start: :math:`q`, ``(P,)``, not zero.
+    """
+
+    values: np.ndarray
+
+    def __init__(self, product: Callable[[Tensor], Tensor], start: Tensor) -> None:
+        self.product, self.count = product, 0
+        self.basis = [self._divided(start, self._inner(start, start) ** 0.5)]
+        self.matrix = np.zeros((*start.shape[:-1], 0, 0))
+        self.scale: Any = 0.0
+
+    def extend(self) -> None:
+        """Take a product, with the last vector of the basis.
+
+        Raises:
+            NotFinite: If it is NaN or infinite.
+        """
+        rest = self.product(self.basis[-1]).clone()
+        self.count += 1
+        size = len(self.basis)
+        bordered = np.zeros((*rest.shape[:-1], size, size))
+        bordered[..., :-1, :-1] = self.matrix
+        whole = self._inner(rest, rest) ** 0.5
+        for _ in range(2):  # Twice is enough; the second is for what is nearly within the span.
+            for j, q in enumerate(self.basis):
+                overlap = self._inner(q, rest)
+                self._subtract(rest, overlap, q)
+                bordered[..., -1, j] += overlap
+            beta = self._inner(rest, rest) ** 0.5
+            if np.all(beta > whole / 2):
+                break
+        if not np.isfinite(beta).all():
+            raise NotFinite(f"product {self.count} of the operator is NaN or infinite")
+        bordered[..., :, -1] = bordered[..., -1, :]
+        self.matrix, self.rest, self.beta = bordered, rest, beta
+        self.values, self._coefficients = self._decomposed(bordered)
+        self.scale = np.maximum(self.scale, np.abs(self.values).max(-1))
+
+    @property
+    def exhausted(self) -> Any:
+        """Whether the span is the whole space or invariant."""
+        nothing = self.beta <= 1e-6 * self.scale * torch.finfo(self.rest.dtype).eps ** 0.25
+        return nothing | (len(self.basis) == self.rest.shape[-1])
+
+    def residual(self, place: int) -> Any:
+        r""":math:`\|Av - \theta v\|` of the Ritz pair at a place."""
+        return self.beta * np.abs(self._coefficients[..., -1, place])
+
+    def vector(self, place: int) -> Tensor:
+        """The unit Ritz vector at a place."""
+        return _combined(self.basis, self._coefficients[:, place])
+
+    def grow(self) -> None:
+        """Take what was new in the last product into the basis."""
+        self.basis.append(self._divided(self.rest, np.maximum(self.beta, torch.finfo(self.rest.dtype).tiny)))
+
+    def restart(self, places: np.ndarray) -> None:
+        """Let the Ritz vectors at some places be the basis."""
+        self.basis, self.matrix = [self.vector(place) for place in places], np.diag(self.values[places])
+
+    # What depends on the shape of the vectors.
+
+    def _inner(self, one: Tensor, other: Tensor) -> Any:
+        return inner(one, other)
+
+    def _divided(self, vector: Tensor, number: Any) -> Tensor:
+        return vector / float(number)
+
+    def _subtract(self, rest: Tensor, number: Any, q: Tensor) -> None:
+        rest.sub_(q, alpha=number)
+
+    def _decomposed(self, matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return np.linalg.eigh(matrix)
+
+
+class KrylovInStep(Krylov):
+    """The same of n operators in step: vectors are ``(n, P)``, and all numbers have an axis of operators in front.
+
+    There are neither Ritz vectors nor restarts.
+    """
+
+    def _inner(self, one: Tensor, other: Tensor) -> np.ndarray:
+        return (one * other).sum(1, dtype=torch.float64).cpu().numpy()
+
+    def _divided(self, vector: Tensor, number: Any) -> Tensor:
+        return vector / torch.as_tensor(number).to(vector)[:, None]
+
+    def _subtract(self, rest: Tensor, number: Any, q: Tensor) -> None:
+        rest.addcmul_(q, torch.as_tensor(number).to(rest)[:, None], value=-1)
+
+    def _decomposed(self, matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        values, vectors = torch.linalg.eigh(torch.from_numpy(matrix))  # Many small ones: numpy's threads are no help.
+        return values.numpy(), vectors.numpy()
 
 
 def lanczos(
@@ -64,49 +167,30 @@ def lanczos(
         products.
 
     Raises:
-        FloatingPointError: If a product is NaN or infinite.
+        NotFinite: If a product is NaN or infinite.
         ValueError: If ``room`` is too small.
 
     Source:
         Parlett, The Symmetric Eigenvalue Problem (1998), Chapter 13; thick restarts: Wu and Simon, Thick-restart
         Lanczos method for large symmetric eigenvalue problems (2000).
     """
-    basis, count = [start / norm(start)], 0
-    matrix = np.empty((0, 0))  # The operator in the basis.
-    scale, lowest = 0.0, np.inf
     if room is not None:
         check_number("room", room, 8, whole=True)
+    process, lowest = Krylov(product, start), math.inf
     while True:
-        rest, count = product(basis[-1]).clone(), count + 1
-        whole = norm(rest)
-        column = np.zeros(len(basis))
-        for _ in range(2):  # Twice is enough; the second is for what is nearly within the span.
-            for j, q in enumerate(basis):
-                overlap = inner(q, rest)
-                rest.sub_(q, alpha=overlap)
-                column[j] += overlap
-            beta = norm(rest)
-            if beta > whole / 2:
-                break
-        if not np.isfinite(beta):
-            raise FloatingPointError(f"product {count} of the operator is NaN or infinite")
-        matrix = np.block([[matrix, column[:-1, None]], [column]])
-        values, vectors = np.linalg.eigh(matrix)
-        scale = max(scale, float(np.abs(values).max()))
-        pairs = {place: _error(values, beta * abs(vectors[-1, place]), place) for place in ENDS[ends]}
-        exhausted = len(basis) == start.numel() or beta <= 1e-6 * scale * torch.finfo(start.dtype).eps ** 0.25
-        settled = 0 not in pairs or lowest - values[0] <= tol * scale
+        process.extend()
+        values, bound = process.values, tol * process.scale
+        errors = {place: _error(values, process.residual(place), place) for place in ENDS[ends]}
+        settled = 0 not in errors or lowest - values[0] <= bound
         lowest = values[0]
-        if exhausted or count >= limit or (settled and all(pair[1] <= tol * scale for pair in pairs.values())):
+        converged = settled and all(error <= bound for _, error, _ in errors.values())
+        if converged or process.exhausted or process.count >= limit:
             break
-        if len(basis) == room:
-            kept = _nearest(values, room // 2, ends)
-            basis, matrix = [_combined(basis, vectors[:, place]) for place in kept], np.diag(values[kept])
-        basis.append(rest / beta)
-    found = {}
-    for place, (residual, error, gap) in pairs.items():
-        found[place] = Ritz(float(values[place]), _combined(basis, vectors[:, place]), residual, error, gap)
-    return found, scale, count
+        if len(process.basis) == room:
+            process.restart(_nearest(values, room // 2, ends))
+        process.grow()
+    found = {place: Ritz(float(values[place]), process.vector(place), *known) for place, known in errors.items()}
+    return found, float(process.scale), process.count
 
 
 def _nearest(values: np.ndarray, count: int, ends: str) -> np.ndarray:
@@ -118,7 +202,7 @@ def _nearest(values: np.ndarray, count: int, ends: str) -> np.ndarray:
 
 def _combined(basis: list[Tensor], coefficients: np.ndarray) -> Tensor:
     """The unit vector along a combination of vectors."""
-    vector = sum(q * float(c) for q, c in zip(basis, coefficients, strict=True))
+    vector = total(q * float(c) for q, c in zip(basis, coefficients, strict=True))
     return vector / norm(vector)
 
 
@@ -136,15 +220,3 @@ def _error(values: np.ndarray, residual: float, place: int) -> tuple[float, floa
 def error_estimate(residual: float, gap: float) -> float:
     r""":math:`\min(r, r^2 / \delta)`."""
     return min(residual, residual**2 / gap) if gap > 0 else residual
-
-
-@full_precision()
-def inner(one: Tensor, other: Tensor) -> float:
-    """An inner product, by blocks that are summed in float64: one over millions of float32 entries is off by 1e-4."""
-    whole = len(one) // BLOCK * BLOCK
-    blocks = one[:whole].reshape(-1, 1, BLOCK) @ other[:whole].reshape(-1, BLOCK, 1)
-    return float(blocks.sum(dtype=torch.float64) + (one[whole:] * other[whole:]).sum(dtype=torch.float64))
-
-
-def norm(vector: Tensor) -> float:
-    return inner(vector, vector) ** 0.5

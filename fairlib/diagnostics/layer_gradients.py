@@ -5,8 +5,6 @@ A rule takes ``(layer, inputs, gradients, kinds, mask)``: what the layer got ``(
 squared norm ``(N,)`` (float64) for each of ``kinds``. ``RULES`` are all of them, by type of layer.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

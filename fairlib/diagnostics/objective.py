@@ -1,19 +1,25 @@
 """The training objective as a function of the parameters, with the derivatives that the diagnostics are made of."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
-from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fairlib.data import GroupedDataset
+from fairlib.diagnostics.computable import NotComputable, NotFinite, check_differentiable, check_graph, differentiating
 from fairlib.network import masks
-from fairlib.network.evaluation import CHUNK, check_logits, evaluation_mode, full_precision, placement
+from fairlib.network.evaluation import (
+    CHUNK,
+    aliases,
+    check_logits,
+    evaluate,
+    evaluation_mode,
+    full_precision,
+    placement,
+)
 
 BUDGET = 2**29  # Bytes that one pass may keep for its backward pass; a Hessian-vector product keeps about thrice that.
 
@@ -33,8 +39,9 @@ class MeanLoss:
         dtype: The floating type of the computation; by default that of the parameters.
 
     Raises:
-        ValueError: If a parameter name is unknown, there is nothing to differentiate, no sample, or a batch
-            normalization without running statistics.
+        NotComputable: If there is nothing to differentiate, torch cannot differentiate it, or a batch normalization has
+            no running statistics.
+        ValueError: If a parameter name is unknown, or there is no sample.
     """
 
     def __init__(
@@ -52,7 +59,7 @@ class MeanLoss:
             raise ValueError("a mean loss needs at least one sample")
         for name, module in model.named_modules():
             if isinstance(module, _BatchNorm) and module.running_mean is None:
-                raise ValueError(
+                raise NotComputable(
                     f"{name} normalizes by its batch also in eval mode; the loss of a sample is not defined"
                 )
         self.device, own = placement(model)
@@ -91,12 +98,12 @@ class MeanLoss:
         """The sum of the losses of some samples; differentiable in ``theta``.
 
         Raises:
-            FloatingPointError: If it is NaN or infinite.
+            NotFinite: If it is NaN or infinite.
         """
         targets = self.data.labels(chunk, self.device)
         loss = cross_entropy(self.logits(theta, chunk), targets, reduction="sum")
         if not loss.isfinite():
-            raise FloatingPointError(f"the loss of {len(chunk)} samples is {loss.item()}")
+            raise NotFinite(f"the loss of {len(chunk)} samples is {loss.item()}")
         return loss
 
     def value(self, theta: Tensor | None = None) -> float:
@@ -115,6 +122,7 @@ class MeanLoss:
         return check_finite("gradient", self.project(sum_ / len(index)))
 
     @full_precision()
+    @differentiating()
     def sampled_gradient(self, generator: torch.Generator) -> Tensor:
         r"""The gradient if each label were drawn from the model's prediction for its sample, over some of the samples.
 
@@ -126,7 +134,7 @@ class MeanLoss:
             logits = self.logits(point, chunk)
             drawn = torch.multinomial(logits.detach().cpu().softmax(1), 1, generator=generator).flatten()
             loss = cross_entropy(logits, drawn.to(self.device), reduction="sum")
-            sum_ += torch.autograd.grad(loss, point, materialize_grads=True)[0]
+            sum_ += differentiate(point, loss)
         return self.project(sum_ / len(some))
 
     def product(self, vector: Tensor) -> Tensor:
@@ -137,18 +145,21 @@ class MeanLoss:
         return self.project(sum_ / len(self.index))
 
     def gradient_graph(self, chunk: Tensor) -> tuple[Tensor, Tensor]:
-        """A point at the model's parameters, and the gradient there of the sum over some samples, with its graph."""
+        """A point at the model's parameters, and the gradient there of the sum over some samples, with its graph.
+
+        Raises:
+            NotComputable: If the graph has a function that can be differentiated only once.
+        """
         point = self.theta.detach().requires_grad_()
-        return point, self.total_gradient(point, chunk, create_graph=True)
+        gradient = self.total_gradient(point, chunk, create_graph=True)
+        check_graph(gradient)
+        return point, gradient
 
     @full_precision()
+    @differentiating()
     def total_gradient(self, point: Tensor, chunk: Tensor, *, create_graph: bool = False) -> Tensor:
         """The gradient of the sum of the losses of some samples at a point that requires one."""
-        total = self.total(point, chunk)
-        if not total.requires_grad:  # The parameters that were asked for have no part in the logits.
-            return torch.zeros_like(point)
-        (gradient,) = torch.autograd.grad(total, point, create_graph=create_graph, materialize_grads=True)
-        return gradient
+        return differentiate(point, self.total(point, chunk), create_graph=create_graph)
 
     def project(self, vector: Tensor) -> Tensor:
         """A vector with zeros at the pruned weights."""
@@ -165,13 +176,17 @@ class MeanLoss:
         ones = self.split(torch.ones_like(theta))
         flat = torch.cat([kept.get(name, one).to(theta).flatten() for name, one in ones.items()])
         if not flat.any():
-            raise ValueError(f"nothing to differentiate: every weight of {', '.join(self.names)} is pruned")
+            raise NotComputable(f"nothing to differentiate: every weight of {', '.join(self.names)} is pruned")
         return flat
 
+    @differentiating()
     def samples_within(self, budget: int) -> int:
         """How many samples one pass may take so that what it keeps for its backward pass stays within ``budget``.
 
         As if all parameters were differentiated: the activations before the first that is differentiated count, too.
+
+        Raises:
+            NotComputable: If the model cannot be differentiated by any of them.
         """
         state = self.split(self.theta.detach()) | self.fixed
         weights = dict(self.model.named_parameters())
@@ -185,43 +200,24 @@ class MeanLoss:
                 saved[storage.data_ptr()] = storage.nbytes()
             return tensor
 
-        with torch.enable_grad(), saved_tensors_hooks(pack, lambda tensor: tensor):
+        with saved_tensors_hooks(pack, lambda tensor: tensor):
             inputs = self.data.batch(self.index[:1], dtype=self.dtype, device=self.device)
             with evaluation_mode(self.model):
                 graph = evaluate(self.model, state, inputs, self.aliases)
+        check_logits(graph, self.data)
+        check_differentiable(graph)
         del graph  # It kept the memory of the saved tensors from being used again.
         return max(1, min(len(self.index), CHUNK, budget // max(1, sum(saved.values()))))
-
-
-def evaluate(model: nn.Module, state: Mapping[str, Tensor], inputs: Tensor, names: Mapping[str, str]) -> Tensor:
-    """The model's outputs with other parameters and buffers, those of ``state``; ``names`` are the model's ``aliases``.
-
-    Every owner of a tied parameter gets it, and a module that goes by several names gets it once:
-    ``torch.func.functional_call`` with its own tying would leave such a module damaged. What is not in ``state`` stays.
-    """
-    tensors = {alias: state[name] for alias, name in names.items() if name in state}
-    return functional_call(model, tensors, (inputs,), tie_weights=False)
-
-
-def aliases(model: nn.Module) -> dict[str, str]:
-    """Every name of a parameter or buffer -> the one under which ``named_parameters`` or ``named_buffers`` gives it."""
-    canonical = {id(tensor): name for name, tensor in (*model.named_parameters(), *model.named_buffers())}
-    return {
-        f"{prefix}.{own}" if prefix else own: canonical[id(tensor)]
-        for prefix, module in model.named_modules()
-        for own, tensor in (*module._parameters.items(), *module._buffers.items())
-        if tensor is not None
-    }
 
 
 def check_finite(what: str, vector: Tensor) -> Tensor:
     """The vector, if it is finite.
 
     Raises:
-        FloatingPointError: If an entry is NaN or infinite.
+        NotFinite: If an entry is NaN or infinite.
     """
     if not vector.isfinite().all():
-        raise FloatingPointError(f"the {what} has entries that are NaN or infinite")
+        raise NotFinite(f"the {what} has entries that are NaN or infinite")
     return vector
 
 
@@ -231,19 +227,28 @@ def members(data: GroupedDataset, code: int) -> Tensor:
 
 
 @full_precision()
-def differentiate(point: Tensor, gradient: Tensor, vector: Tensor, *, retain: bool = False) -> Tensor:
-    """The derivative of ``vector @ gradient`` in the point; zero where the gradient does not depend on it."""
-    if not gradient.requires_grad:
+@differentiating()
+def differentiate(
+    point: Tensor, output: Tensor, vector: Tensor | None = None, *, retain: bool = False, create_graph: bool = False
+) -> Tensor:
+    """The derivative of ``vector @ output``, or of a number, in the point; zero where that does not depend on it.
+
+    Raises:
+        NotComputable: If torch cannot differentiate it.
+    """
+    if not output.requires_grad:
         return torch.zeros_like(point)
-    (product,) = torch.autograd.grad(gradient, point, vector, retain_graph=retain, materialize_grads=True)
-    return product
+    graphs = {"retain_graph": retain or create_graph, "create_graph": create_graph}
+    (derivative,) = torch.autograd.grad(output, point, vector, materialize_grads=True, **graphs)
+    return derivative
 
 
 def check_parameters(model: nn.Module, names: Sequence[str] | None) -> list[str]:
     """The names of the parameters to differentiate: those asked for, by default all that require a gradient.
 
     Raises:
-        ValueError: If a name is unknown or there is none.
+        NotComputable: If no parameter requires a gradient.
+        ValueError: If a name is unknown, or named twice.
     """
     known = dict(model.named_parameters())
     chosen = [name for name, weight in known.items() if weight.requires_grad] if names is None else list(names)
@@ -253,5 +258,5 @@ def check_parameters(model: nn.Module, names: Sequence[str] | None) -> list[str]
     if len(set(chosen)) < len(chosen) or (names is not None and not chosen):
         raise ValueError(f"parameters must name one parameter or more, each once, got {chosen}")
     if not chosen:
-        raise ValueError(f"{type(model).__name__} has no parameter that requires a gradient")
+        raise NotComputable(f"{type(model).__name__} has no parameter that requires a gradient")
     return chosen

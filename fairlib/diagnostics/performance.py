@@ -1,7 +1,5 @@
 """Accuracy and loss of every group."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 from torch import nn

@@ -1,7 +1,5 @@
 """The norm of every sample's own gradient, for little more than one gradient of them all costs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -12,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from fairlib.data import GroupedDataset
+from fairlib.diagnostics.computable import differentiating, finite
 from fairlib.diagnostics.layer_gradients import RULES
-from fairlib.diagnostics.objective import MeanLoss
+from fairlib.diagnostics.objective import MeanLoss, differentiate
 from fairlib.network import masks
 from fairlib.network.evaluation import full_precision
 
@@ -54,27 +53,23 @@ def sample_gradient_norms(
         ``(N,)`` float64.
 
     Raises:
-        ValueError: If a parameter name is unknown, there is nothing to differentiate, or a batch normalization has no
-            running statistics.
-        FloatingPointError: If a loss or a gradient is NaN or infinite.
+        NotComputable: If there is nothing to differentiate, torch cannot differentiate it, a batch normalization has no
+            running statistics, or (NotFinite) outputs or a gradient are NaN or infinite.
+        ValueError: If a parameter name is unknown.
 
     Source:
         Goodfellow, Efficient per-example gradient computations (2015); the choice between the two forms: Bu, Mao and
         Xu, Scalable and efficient training of large convolutional neural networks with differential privacy (2022).
     """
     loss = MeanLoss(model, data, parameters=parameters, dtype=dtype)
-    with full_precision():
+    with full_precision(), differentiating():
         try:
             squares = _in_one_pass(loss)
         except torch.OutOfMemoryError:
             raise
         except (_Unsupported, RuntimeError):
             squares = _one_by_one(loss)
-    norms = squares.sqrt().cpu().numpy()
-    if not np.isfinite(norms).all():
-        broken = int((~np.isfinite(norms)).sum())
-        raise FloatingPointError(f"the gradient is NaN or infinite on {broken} of {len(data)} samples")
-    return norms
+    return finite("the gradients", squares.sqrt().cpu()).numpy()
 
 
 def _in_one_pass(loss: MeanLoss) -> Tensor:
@@ -130,8 +125,7 @@ def _by_autograd(loss: MeanLoss, i: int) -> Tensor:
     """The squared norms of one sample, by parameter."""
     point = loss.theta.detach().requires_grad_()
     logits, residual, scale = _forward(loss, point, torch.tensor([i]))
-    (gradient,) = torch.autograd.grad(logits, point, residual, materialize_grads=True)
-    parts = loss.split(loss.project(gradient)).values()
+    parts = loss.split(loss.project(differentiate(point, logits, residual))).values()
     return torch.stack([part.double().square().sum() for part in parts]) * scale.square()
 
 
@@ -141,10 +135,7 @@ def _forward(loss: MeanLoss, theta: Tensor, index: Tensor) -> tuple[Tensor, Tens
     A gradient is proportional to that norm. So the pass back is over numbers of order one also where a sample is fitted
     so well that float32 rounds p - 1 to zero, or squares fall below its range.
     """
-    logits = loss.logits(theta, index)
-    broken = int((~logits.detach().isfinite()).any(1).sum())
-    if broken:
-        raise FloatingPointError(f"the model's outputs are NaN or infinite on {broken} of {len(index)} samples")
+    logits = finite("the model's outputs", loss.logits(theta, index))
     targets = loss.data.labels(index, loss.device)[:, None]
     residual = logits.detach().double().softmax(1).scatter(1, targets, 0)
     residual.scatter_(1, targets, -residual.sum(1, keepdim=True))

@@ -1,7 +1,5 @@
 r"""What a compression step does to the loss of every group: its expansion, and the bound of Theorem 1."""
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Iterator, Sequence
@@ -11,9 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from fairlib.data import GroupedDataset
-from fairlib.diagnostics.curvature import extremes, warn_of_doubtful
-from fairlib.diagnostics.lanczos import inner, norm
+from fairlib.diagnostics.computable import NotFinite
+from fairlib.diagnostics.curvature import Eigensearch, extremes, warn_of_doubtful
 from fairlib.diagnostics.objective import MeanLoss, check_parameters, members
+from fairlib.diagnostics.vectors import inner, norm
 from fairlib.network import masks
 
 TERMS = ("first", "second", "taylor", "excessive_loss", "remainder")
@@ -62,7 +61,8 @@ def taylor_terms(
     Raises:
         ValueError: If the two differ in the name or the shape of a parameter, a name is unknown, or a weight outside
             the masks of ``model`` is not zero in ``compressed``.
-        FloatingPointError: If a loss or a term is NaN or infinite.
+        NotComputable: If there is nothing to differentiate, torch cannot differentiate it twice, or (NotFinite) a loss
+            or a term is NaN or infinite.
 
     Warns:
         UserWarning: If a buffer that is no mask differs.
@@ -129,7 +129,7 @@ def excessive_loss_bound(
 
     Raises:
         ValueError: As :func:`taylor_terms`.
-        FloatingPointError: As :func:`taylor_terms`.
+        NotComputable: As :func:`taylor_terms`.
 
     Warns:
         UserWarning: As :func:`taylor_terms`.
@@ -148,7 +148,7 @@ def excessive_loss_bound(
             step, gradient = target - objective.theta, objective.gradient()
             length = norm(step)
             along = inner(objective.product(step), step) / length**2 if length else -math.inf
-            found = extremes(objective, ends="largest", products=products, tol=tol, limit=limit, seed=seed)
+            found = extremes(objective, Eigensearch("largest", products, tol, limit, seed))
             pairs[name] = found
             top = found.pairs[-1]
             largest = max(top.value + top.residual, along)
@@ -219,5 +219,5 @@ def _buffers(model: nn.Module) -> dict[str, Tensor]:
 def _finite(name: str, row: dict[str, float]) -> dict[str, float]:
     broken = [column for column, value in row.items() if not math.isfinite(value)]
     if broken:
-        raise FloatingPointError(f"{broken[0]} of group {name!r} is {row[broken[0]]}")
+        raise NotFinite(f"{broken[0]} of group {name!r} is {row[broken[0]]}")
     return row

@@ -14,8 +14,6 @@ Verdicts, with the 95 % t interval of the mean over seeds, in this order of prec
 Everything else is *undecided*, and so is everything with fewer than `MIN_SEEDS` seeds.
 """
 
-from __future__ import annotations
-
 import inspect
 import math
 import re

@@ -23,7 +23,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fairlib.environment import written
 from fairlib.evidence.runs import RECORDS, ParameterError, RunError, project_root, read_run, read_yaml, resolve
@@ -47,7 +47,7 @@ class Point:
 
     id: str
     notebook: Path
-    parameters: Mapping[str, object]
+    parameters: Mapping[str, Any]
     varied: tuple[str, ...]
     table: Path
     out: Path
@@ -83,11 +83,11 @@ def _points(grid: Path, entry: Mapping, shared: Mapping) -> Iterator[Point]:
     name = "-".join(Path(os.path.relpath(grid, root)).with_suffix("").parts).removeprefix("params-")
     for values in itertools.product(*axes.values()):
         given = fixed | dict(zip(axes, values, strict=True))
-        id = _name(notebook, {axis: given[axis] for axis in axes}, resolve(notebook, given))
+        id = run_name(notebook, {axis: given[axis] for axis in axes}, resolve(notebook, given))
         yield Point(id, notebook, given, tuple(axes), table, root / "_build" / "sweeps" / name / id)
 
 
-def _name(notebook: Path, varied: Mapping[str, object], parameters: Mapping[str, object]) -> str:
+def run_name(notebook: Path, varied: Mapping[str, Any], parameters: Mapping[str, Any]) -> str:
     """Readable, and by a digest of all parameters unique."""
     label = "-".join([notebook.stem, *(f"{name}={value}" for name, value in varied.items())])
     digest = hashlib.sha256(json.dumps(parameters, sort_keys=True).encode()).hexdigest()
@@ -124,8 +124,6 @@ def gather(grid: str | Path) -> list[Path]:
 
 
 def _gather(grid: str | Path, points: Sequence[Point], table: Path) -> None:
-    import pandas as pd
-
     runs = [read_run(point.out) for point in points]
     lacking = [p.id for p, run in zip(points, runs, strict=True) if not run or RECORDS not in run["files"]]
     if lacking:
@@ -134,13 +132,20 @@ def _gather(grid: str | Path, points: Sequence[Point], table: Path) -> None:
         )
     table.parent.mkdir(parents=True, exist_ok=True)
     with written(table) as new_table, written(table.with_suffix(".json")) as new_provenance:
-        pd.concat(map(_records, points)).to_csv(new_table, index=False, float_format="%.6g", lineterminator="\n")
+        new_table.write_text(tabulate(points), encoding="utf-8", newline="\n")
         provenance = {
             "grid": Path(os.path.relpath(grid, project_root(grid))).as_posix(),
             **_provenance(runs),
             "sha256": hashlib.sha256(new_table.read_bytes()).hexdigest(),
         }
         new_provenance.write_text(json.dumps(provenance, indent=1) + "\n", encoding="utf-8")
+
+
+def tabulate(points: Iterable[Point]) -> str:
+    """The records of finished runs as a table is stored: CSV with six significant digits."""
+    import pandas as pd
+
+    return pd.concat(map(_records, points)).to_csv(index=False, float_format="%.6g", lineterminator="\n")
 
 
 def _records(point: Point) -> pd.DataFrame:
@@ -158,13 +163,14 @@ def _provenance(runs: Sequence[Mapping]) -> dict[str, object]:
         "started": min(run["started"] for run in runs),
         "seconds": round(sum(run["seconds"] for run in runs), 1),
         "parameters": {
-            name: _one_or_all(run["parameters"].get(name) for run in runs) for run in runs for name in run["parameters"]
+            name: one_or_all(run["parameters"].get(name) for run in runs) for run in runs for name in run["parameters"]
         },
-        **{name: _one_or_all(run[name] for run in runs) for name in runs[0] if name not in own},
+        **{name: one_or_all(run[name] for run in runs) for name in runs[0] if name not in own},
     }
 
 
-def _one_or_all(values: Iterable) -> object:
+def one_or_all(values: Iterable) -> object:
+    """The value that all have; else the list of the different ones, in their order."""
     different = []
     for value in values:
         if value not in different:

@@ -1,7 +1,5 @@
 """The ledger: the page that shows every claim, its verdicts, and whatever was changed after it was registered."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from collections.abc import Iterable, Iterator, Sequence

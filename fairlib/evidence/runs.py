@@ -26,7 +26,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fairlib import environment
 
@@ -40,7 +40,7 @@ NOTEBOOK, RECORDS, RUN = "notebook.ipynb", "records.parquet", "run.json"
 _REPLACED = "replaced"  # In a run's folder for an instant: the run it takes the place of.
 _FOLDER = "FAIRLIB_RUN"  # In a run's kernel: where `record` writes to.
 # What no number and no page comes from. A report counts by its numbers; no page shows it as HTML.
-_LEFT_OUT = ("cli", "auditing/report", "evidence/grids", "evidence/ledger")
+_LEFT_OUT = ("cli", "auditing/report", "evidence/grids", "evidence/ledger", "evidence/verify")
 _TYPES = {
     "bool": (bool, "true or false"),
     "int": (int, "an int"),
@@ -133,7 +133,7 @@ def _parameter(notebook: str | Path, statement: ast.stmt) -> tuple[str, Paramete
     )
 
 
-def resolve(notebook: str | Path, given: Mapping[str, object]) -> dict[str, Scalar]:
+def resolve(notebook: str | Path, given: Mapping[str, Any]) -> dict[str, Scalar]:
     """Every parameter of a notebook: the values given, in the types they have there, and the defaults of the rest.
 
     An int serves as a float. A text is read as the type in question: the command line has only texts, and to YAML
@@ -207,7 +207,7 @@ def project_root(path: str | Path) -> Path:
     return next((p for p in parents if (p / "pyproject.toml").is_file() or (p / "_toc.yml").is_file()), parents[0])
 
 
-def contents(notebook: str | Path, given: Mapping[str, object]) -> dict[str, str]:
+def contents(notebook: str | Path, given: Mapping[str, Any]) -> dict[str, str]:
     """Digests of everything whose change makes a run out of date, by name.
 
     These are the notebook's file, the values of its parameters, the files in ``results/`` and ``book/`` that its code
@@ -230,7 +230,7 @@ def contents(notebook: str | Path, given: Mapping[str, object]) -> dict[str, str
     }
 
 
-def digest(notebook: str | Path, given: Mapping[str, object]) -> str:
+def digest(notebook: str | Path, given: Mapping[str, Any]) -> str:
     """One digest of :func:`contents`."""
     return _combined(contents(notebook, given))
 
@@ -248,9 +248,7 @@ def _combined(digests: Mapping[str, str]) -> str:
     return hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest()
 
 
-def run(
-    notebook: str | Path, out: str | Path, given: Mapping[str, object] | None = None, *, force: bool = False
-) -> bool:
+def run(notebook: str | Path, out: str | Path, given: Mapping[str, Any] | None = None, *, force: bool = False) -> bool:
     """Execute a notebook by papermill, in the root of its project, into the folder ``out``.
 
     A finished run of the same contents is left alone. A failed one leaves nothing at ``out``, and its
@@ -359,7 +357,7 @@ def _execute(notebook: Path, folder: Path, given: Mapping[str, Scalar], failed: 
         # The kernel of this environment, with nothing of the user's own IPython.
         settings = {_FOLDER: str(folder), "JUPYTER_PREFER_ENV_PATH": "1", "IPYTHONDIR": profile}
         try:
-            with _environment(settings):
+            with variables(settings):
                 papermill.execute_notebook(
                     _unformatted(notebook),
                     _unformatted(executed),
@@ -384,7 +382,8 @@ def _unformatted(path: Path) -> str:
 
 
 @contextmanager
-def _environment(settings: Mapping[str, str]) -> Iterator[None]:
+def variables(settings: Mapping[str, str]) -> Iterator[None]:
+    """Set variables of the environment, and in the end put back what was there."""
     before = {name: os.environ.get(name) for name in settings}
     os.environ.update(settings)
     try:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 EMBEDDED = ("digits", "synthetic-faces", "parabola")
 """Data that come with the package or are drawn: what is measured on others is a real-data run."""
 
-Row = Mapping[str, object]
+Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,7 +1,5 @@
 """Linearization, one method a file. :func:`linearize` calls them by name."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
@@ -182,7 +180,7 @@ def _relus(model: nn.Module, budget: float | None, relus: int | None) -> int:
         check_number("relus", relus, 0, whole=True)
         wanted = relus
     else:
-        check_number("budget", budget, 0, 1, upto=True)
+        check_number("budget", budget, 0, 1, high_closed=True)
         wanted = round(budget * int(table["units"].sum()))
     gates.check_count(wanted, table.attrs["total"])
     return wanted

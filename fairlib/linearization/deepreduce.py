@@ -1,10 +1,9 @@
 """DeepReDuce: whole stages lose their ReLUs, the least critical first, then every second ReLU, then width."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
+from typing import Any
 
 import torch
 from torch import nn
@@ -33,12 +32,12 @@ def deepreduce(
     relus: int,
     data: GroupedDataset,
     objective: Objective,
-    train: Mapping[str, object],
+    train: Mapping[str, Any],
     val: GroupedDataset | None = None,
     exponent: float = 0.07,
     widths: Sequence[float] = (1.0,),
     resolutions: Sequence[float] = (1.0,),
-    from_scratch: Mapping[str, object] | None = None,
+    from_scratch: Mapping[str, Any] | None = None,
     seed: int = 0,
 ) -> nn.Module:
     r"""Cull, thin and reshape, with a training by distillation after each step.
@@ -105,7 +104,7 @@ def criticality(
     data: GroupedDataset,
     val: GroupedDataset | None,
     exponent: float,
-    settings: Mapping[str, object],
+    settings: Mapping[str, Any],
     seed: int,
 ) -> dict[str, float]:
     """:math:`C_k` of every stage; 0 for the least critical one."""
@@ -166,8 +165,8 @@ def _scalings(widths: Sequence[float], resolutions: Sequence[float]) -> list[tup
         if not (isinstance(values, Sequence) and values):
             raise ValueError(f"{name} must be a sequence of factors, got {values!r}")
     for width, resolution in product(widths, resolutions):
-        check_number("widths", width, 0, 1, beyond=True, upto=True)
-        check_number("resolutions", resolution, 0, 1, beyond=True, upto=True)
+        check_number("widths", width, 0, 1, low_open=True, high_closed=True)
+        check_number("resolutions", resolution, 0, 1, low_open=True, high_closed=True)
         if abs(1 / resolution - round(1 / resolution)) > 1e-6:
             raise ValueError(f"resolutions must be 1, 1/2, 1/3, ..., got {resolution}")
     return list(product(widths, resolutions))

@@ -1,7 +1,5 @@
 """Preactivation gates: keep the ReLUs that change most of what passes them."""
 
-from __future__ import annotations
-
 import copy
 
 import torch

@@ -1,7 +1,5 @@
 """Random gates: the baseline that knows nothing."""
 
-from __future__ import annotations
-
 from torch import nn
 
 from fairlib.network import gates

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +24,7 @@ def senet(
     relus: int,
     data: GroupedDataset,
     objective: Objective,
-    train: Mapping[str, object],
+    train: Mapping[str, Any],
     density: float = 0.1,
     beta: float = 1.0,
     epsilon: float = 0.05,
@@ -74,7 +75,7 @@ def senet(
         network, the rounding, which layer belongs to which activation
         (:func:`fairlib.linearization.feeding_layers`), ``beta`` and ``epsilon`` are our choices.
     """
-    check_number("density", density, 0, 1, beyond=True)
+    check_number("density", density, 0, 1, low_open=True)
     check_number("beta", beta, 0)
     check_number("epsilon", epsilon, 0)
     if granularity not in ("pixel", "channel"):
@@ -96,7 +97,7 @@ def senet(
 
 
 def sensitivity(
-    model: nn.Module, data: GroupedDataset, density: float, settings: Mapping[str, object]
+    model: nn.Module, data: GroupedDataset, density: float, settings: Mapping[str, Any]
 ) -> dict[str, float]:
     r"""The ReLU sensitivity :math:`\eta_l = 1 - d_l` of every gate, step 1 of :func:`senet`.
 

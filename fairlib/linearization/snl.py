@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +31,7 @@ def snl(
     relus: int,
     data: GroupedDataset,
     objective: Objective,
-    train: Mapping[str, object],
+    train: Mapping[str, Any],
     penalty: float = 1e-5,
     growth: float = 1.1,
     patience: int = 5,
@@ -82,8 +83,8 @@ def snl(
         Cho, Joshi, Garg, Reagen, Hegde, Selective network linearization for efficient private inference (ICML 2022),
         and its code, from which the defaults are.
     """
-    check_number("penalty", penalty, 0, beyond=True)
-    check_number("growth", growth, 1, beyond=True)
+    check_number("penalty", penalty, 0, low_open=True)
+    check_number("growth", growth, 1, low_open=True)
     check_number("patience", patience, 0, whole=True)
     check_number("threshold", threshold, 0)
     soft = gates.apply(model, {})

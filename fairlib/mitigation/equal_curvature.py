@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,15 +12,14 @@ from torch.nn.functional import cross_entropy
 
 from fairlib._validation import check_number, lookup
 from fairlib.data import GroupedDataset
-from fairlib.diagnostics.curvature import extremes
+from fairlib.diagnostics.curvature import Eigensearch, extremes
 from fairlib.diagnostics.frozen import Pattern
-from fairlib.diagnostics.objective import MeanLoss, aliases, check_parameters, evaluate
+from fairlib.diagnostics.objective import MeanLoss, check_parameters
+from fairlib.diagnostics.vectors import Parts, dot, moved, parts_norm, parts_unit
 from fairlib.mitigation.lagrangian import Lagrangian, MovingAverage, named, sizes_of
 from fairlib.network import masks
-from fairlib.network.evaluation import evaluation_mode, full_precision, placement
+from fairlib.network.evaluation import aliases, evaluate, evaluation_mode, full_precision, placement
 from fairlib.training import Batch, Constraint, Objective, with_gradient
-
-Vector = Sequence[Tensor]  # One tensor for each parameter.
 
 
 @dataclass(frozen=True)
@@ -118,7 +117,7 @@ class _EqualCurvatureRun:
         if settings.population == "all":
             self.codes.append(data.num_groups)
         self.multipliers = torch.zeros(2, data.num_groups, dtype=torch.float64, device=self.sizes.device)
-        self.vectors: dict[int, Vector] = {}
+        self.vectors: dict[int, Parts] = {}
         self.shifts: dict[int, float] = {}
         self.gradients = 0
         self.full = self._full_numbers()
@@ -131,7 +130,7 @@ class _EqualCurvatureRun:
         """Masks may change between epochs (:class:`fairlib.training.Sparsifier`)."""
         kept = masks.read(self.model)
         self.kept = [kept.get(name) for name in self.names]
-        self.vectors = {code: _unit(self._project(vector)) for code, vector in self.vectors.items()}
+        self.vectors = {code: parts_unit(self._project(vector)) for code, vector in self.vectors.items()}
         self.fresh = True
 
     def loss(self, batch: Batch) -> Tensor:
@@ -144,7 +143,7 @@ class _EqualCurvatureRun:
         self.steps += 1
         return loss
 
-    def _penalty(self, batch: Batch) -> tuple[Tensor, Vector]:
+    def _penalty(self, batch: Batch) -> tuple[Tensor, Parts]:
         """The value of the penalty, and its gradient."""
         if not self.fresh:
             self._read_masks()
@@ -159,7 +158,7 @@ class _EqualCurvatureRun:
                 kind = _Exact if self.exact else _Frozen
                 groups[code] = kind(self._gradient_of(batch.inputs[chosen], batch.targets[chosen]), weights)
                 present[:, code] = True
-        norms = torch.stack([_norm(group.gradient) for group in groups.values()])
+        norms = torch.stack([parts_norm(group.gradient) for group in groups.values()])
         seen = self.average.values.clone()
         seen[0, list(groups)] = norms.to(seen)
         present[1] = False
@@ -167,7 +166,7 @@ class _EqualCurvatureRun:
         here = torch.tensor([code in groups for code in range(self.data.num_groups)], device=self.sizes.device)
         multipliers = self.multipliers * here  # Nothing is asked for a group that is absent.
         factors = self._factors(self._believed(), multipliers)
-        direction: Vector = [torch.zeros_like(weight) for weight in weights]
+        direction: Parts = [torch.zeros_like(weight) for weight in weights]
         for code, group in groups.items():
             slope, bend = factors[:, code].tolist()
             bend *= self.settings.every  # For the steps that leave it out.
@@ -176,7 +175,7 @@ class _EqualCurvatureRun:
             direction = [a + b for a, b in zip(direction, self._project(part), strict=True)]
             if image is not None:
                 image = self._project(image)
-                seen[1, code], present[1, code] = _dot(self.vectors[code], image), True
+                seen[1, code], present[1, code] = dot(self.vectors[code], image), True
                 self._follow(code, image)
         present[0] = False
         self.average.update(seen, present)
@@ -199,11 +198,11 @@ class _EqualCurvatureRun:
         weights = self.settings.weights(multipliers, gaps.detach())
         return torch.autograd.grad((weights * gaps).sum(), point)[0]
 
-    def _gradient_of(self, inputs: Tensor, targets: Tensor) -> Callable[..., tuple[Vector, Vector]]:
+    def _gradient_of(self, inputs: Tensor, targets: Tensor) -> Callable[..., tuple[Parts, Parts]]:
         """From weights to the leaves at which they were taken and the gradient there of the mean cross-entropy."""
         inputs, targets = inputs.detach(), targets.detach()
 
-        def gradient(weights: Vector, *, create_graph: bool = False) -> tuple[Vector, Vector]:
+        def gradient(weights: Parts, *, create_graph: bool = False) -> tuple[Parts, Parts]:
             leaves = [weight.detach().requires_grad_() for weight in weights]
             logits = evaluate(self.model, dict(zip(self.names, leaves, strict=True)), inputs, self.aliases)
             loss = cross_entropy(logits, targets)
@@ -213,15 +212,15 @@ class _EqualCurvatureRun:
 
         return gradient
 
-    def _project(self, vector: Vector) -> Vector:
+    def _project(self, vector: Parts) -> Parts:
         """Zeros at the pruned weights."""
         return [part if kept is None else part * kept for part, kept in zip(vector, self.kept, strict=True)]
 
-    def _follow(self, code: int, image: Vector) -> None:
+    def _follow(self, code: int, image: Parts) -> None:
         """Replace the eigenvector by its image, shifted."""
-        moved = [a + self.shifts[code] * b for a, b in zip(image, self.vectors[code], strict=True)]
-        if _norm(moved) > 0:
-            self.vectors[code] = _unit(moved)
+        shifted = moved(image, self.shifts[code], self.vectors[code])
+        if parts_norm(shifted) > 0:
+            self.vectors[code] = parts_unit(shifted)
 
     def _smooth(self) -> bool:
         device, dtype = placement(self.model)
@@ -238,7 +237,7 @@ class _EqualCurvatureRun:
             loss = MeanLoss(self.model, self.data, index)
             previous = self.vectors.get(code)
             flat = None if previous is None else torch.cat([part.flatten() for part in previous])
-            found = extremes(loss, ends="largest", products="frozen", tol=1e-2, limit=100, seed=0, previous=flat)
+            found = extremes(loss, Eigensearch("largest", tol=1e-2), flat)
             pair = found.pairs[-1]
             self.gradients += len(loss.index) * (1 + 2 * found.hvps)
             self.vectors[code] = list(loss.split(pair.vector).values())
@@ -276,28 +275,28 @@ class _Frozen:
 
     taken = 0  # Beside the gradients that it asks for.
 
-    def __init__(self, gradient: Callable[..., tuple[Vector, Vector]], weights: Vector) -> None:
+    def __init__(self, gradient: Callable[..., tuple[Parts, Parts]], weights: Parts) -> None:
         self._gradient, self.weights, self.pattern = gradient, weights, Pattern()
         self.gradient = self._at(0.0, weights)
         # A difference errs by the rounding of gradients over the step, a second difference over its square.
         double = weights[0].dtype == torch.float64
         self.once, self.twice = (1e-6, 1e-4) if double else (1e-3, 3e-3)
 
-    def _at(self, *shifts: Any) -> Vector:
+    def _at(self, *shifts: Any) -> Parts:
         """The gradient at the weights moved by ``length, direction, length, direction, ...``."""
-        moved = self.weights
+        point = self.weights
         for length, direction in zip(shifts[::2], shifts[1::2], strict=True):
             if length:
-                moved = [torch.add(a, b, alpha=length) for a, b in zip(moved, direction, strict=True)]
+                point = [torch.add(a, b, alpha=length) for a, b in zip(point, direction, strict=True)]
         with self.pattern:
-            return self._gradient(moved)[1]
+            return self._gradient(point)[1]
 
-    def combine(self, slope: float, bend: float, v: Vector | None) -> tuple[Vector, Vector | None]:
+    def combine(self, slope: float, bend: float, v: Parts | None) -> tuple[Parts, Parts | None]:
         """``slope`` times the gradient of the norm plus ``bend`` times that of the eigenvalue, and v's image.
 
         Without v only the first.
         """
-        u, step = _unit(self.gradient), self.twice
+        u, step = parts_unit(self.gradient), self.twice
         if v is None:
             return self._slope(slope, u), None
         shift = step**2 * slope / (2 * bend) if bend else float("inf")
@@ -310,7 +309,7 @@ class _Frozen:
             return second, image
         return [a + b for a, b in zip(second, self._slope(slope, u), strict=True)], image
 
-    def _slope(self, slope: float, u: Vector) -> Vector:
+    def _slope(self, slope: float, u: Parts) -> Parts:
         if not slope:
             return [torch.zeros_like(part) for part in u]
         ahead = self._at(self.once, u)
@@ -320,34 +319,20 @@ class _Frozen:
 class _Exact:
     """The same by automatic differentiation."""
 
-    def __init__(self, gradient: Callable[..., tuple[Vector, Vector]], weights: Vector) -> None:
+    def __init__(self, gradient: Callable[..., tuple[Parts, Parts]], weights: Parts) -> None:
         self.leaves, self._graph = gradient(weights, create_graph=True)
         self.gradient, self.taken = [part.detach() for part in self._graph], 0
 
-    def combine(self, slope: float, bend: float, v: Vector | None) -> tuple[Vector, Vector | None]:
-        total, image = slope * _dot(self._graph, _unit(self.gradient)), None
+    def combine(self, slope: float, bend: float, v: Parts | None) -> tuple[Parts, Parts | None]:
+        total, image = slope * dot(self._graph, parts_unit(self.gradient)), None
         if v is not None:
-            graph = self._derivative(_dot(self._graph, v), create_graph=True)
-            total = total + bend * _dot(graph, v)
+            graph = self._derivative(dot(self._graph, v), create_graph=True)
+            total = total + bend * dot(graph, v)
             image = [part.detach() for part in graph]
         return self._derivative(total), image
 
-    def _derivative(self, value: Tensor, *, create_graph: bool = False) -> Vector:
+    def _derivative(self, value: Tensor, *, create_graph: bool = False) -> Parts:
         self.taken += 2
         return torch.autograd.grad(
             value, self.leaves, create_graph=create_graph, retain_graph=True, materialize_grads=True
         )
-
-
-def _dot(a: Vector, b: Vector) -> Tensor:
-    return torch.stack([(x * y).sum() for x, y in zip(a, b, strict=True)]).sum()
-
-
-def _unit(vector: Vector) -> Vector:
-    """The vector at length 1; zero stays zero."""
-    length = _norm(vector)
-    return [part / length for part in vector] if length > 0 else vector
-
-
-def _norm(vector: Vector) -> Tensor:
-    return torch.stack(torch._foreach_norm(list(vector))).norm()

@@ -39,7 +39,7 @@ class GroupDRO(Constraint):
     adjustment: float = 0.0
 
     def __post_init__(self) -> None:
-        check_number("step", self.step, 0, beyond=True)
+        check_number("step", self.step, 0, low_open=True)
         check_number("adjustment", self.adjustment, 0)
 
     def start(self, model: nn.Module, data: GroupedDataset, objective: Objective) -> _GroupDRORun:

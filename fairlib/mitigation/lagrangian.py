@@ -10,8 +10,6 @@ use is the update of a vector, a line of arithmetic. Absolute violations as in [
 and groups that a batch lacks would be ours with it, too.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 
@@ -55,7 +53,7 @@ class Lagrangian:
     restart: bool = False
 
     def __post_init__(self) -> None:
-        check_number("step", self.step, 0, beyond=True)
+        check_number("step", self.step, 0, low_open=True)
         lookup("violation", self.violation, dict.fromkeys(VIOLATIONS))
         check_number("tolerance", self.tolerance, 0)
         if self.violation == "signed" and self.tolerance:

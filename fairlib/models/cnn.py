@@ -1,7 +1,5 @@
 """Two convolutions and three linear layers: the small network of [T] Table 2."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from torch import Tensor, nn

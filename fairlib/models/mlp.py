@@ -1,7 +1,5 @@
 """Linear layers with ReLUs between: the network that sees no image in its pixels."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """MobileNetV2 (Sandler et al. 2018), with torchvision's module names and each ReLU6 a module of its own."""
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 
 from fairlib._validation import check_number
@@ -61,7 +59,7 @@ class MobileNetV2(nn.Module):
 
     def __init__(self, num_classes: int, in_channels: int, image_size: int, *, width: float = 1.0, stem: str = "auto"):
         super().__init__()
-        check_number("width", width, 0, beyond=True)
+        check_number("width", width, 0, low_open=True)
         small = is_small(stem, image_size)
         channels, last = _multiple_of_8(32 * width), _multiple_of_8(1280 * max(1.0, width))
         self.normalize = Normalize(in_channels)

@@ -1,7 +1,5 @@
 """The normalization of inputs, carried by the model so that it cannot be forgotten when the model is used."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

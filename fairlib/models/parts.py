@@ -1,7 +1,5 @@
 """What several architectures share: scaled channel counts, stems, and the initialization of convolutions."""
 
-from __future__ import annotations
-
 from torch import nn
 
 from fairlib._validation import check_number, lookup
@@ -14,7 +12,7 @@ def scaled(channels: int, width: float) -> int:
         TypeError: If ``width`` is no number.
         ValueError: If ``width`` is not positive and finite.
     """
-    check_number("width", width, 0, beyond=True)
+    check_number("width", width, 0, low_open=True)
     return max(1, round(channels * width))
 
 

@@ -1,7 +1,5 @@
 """Residual networks (He et al. 2016), each ReLU a module of its own so that it can be gated."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 

@@ -1,7 +1,5 @@
 """VGG-19 (Simonyan and Zisserman 2015), with torchvision's module names and each ReLU a module of its own."""
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 
 from fairlib.models.normalization import Normalize

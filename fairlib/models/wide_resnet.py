@@ -1,7 +1,5 @@
 """Wide residual networks (Zagoruyko and Komodakis 2016), each ReLU a module of its own so that it can be gated."""
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 
 from fairlib.models.normalization import Normalize

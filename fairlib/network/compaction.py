@@ -1,7 +1,5 @@
 """Removal for real: from structured masks to a smaller module, what that saves, and its export."""
 
-from __future__ import annotations
-
 import copy
 import time
 import warnings

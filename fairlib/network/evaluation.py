@@ -1,14 +1,13 @@
 """What a model does to every sample, and to every group on average."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
 from fairlib.data import GroupedDataset
@@ -88,6 +87,27 @@ def check_logits(logits: Tensor, data: GroupedDataset) -> None:
             f"the model must give logits (N, {data.num_classes}), one for each class of the data "
             f"({', '.join(data.target_names)}); it gives {tuple(logits.shape)}"
         )
+
+
+def evaluate(model: nn.Module, state: Mapping[str, Tensor], inputs: Tensor, names: Mapping[str, str]) -> Tensor:
+    """The model's outputs with other parameters and buffers, those of ``state``; ``names`` are the model's ``aliases``.
+
+    Every owner of a tied parameter gets it, and a module that goes by several names gets it once:
+    ``torch.func.functional_call`` with its own tying would leave such a module damaged. What is not in ``state`` stays.
+    """
+    tensors = {alias: state[name] for alias, name in names.items() if name in state}
+    return functional_call(model, tensors, (inputs,), tie_weights=False)
+
+
+def aliases(model: nn.Module) -> dict[str, str]:
+    """Every name of a parameter or buffer -> the one under which ``named_parameters`` or ``named_buffers`` gives it."""
+    canonical = {id(tensor): name for name, tensor in (*model.named_parameters(), *model.named_buffers())}
+    return {
+        f"{prefix}.{own}" if prefix else own: canonical[id(tensor)]
+        for prefix, module in model.named_modules()
+        for own, tensor in (*module._parameters.items(), *module._buffers.items())
+        if tensor is not None
+    }
 
 
 def predict(model: nn.Module, data: GroupedDataset) -> Predictions:

@@ -5,8 +5,6 @@ kept; what is not kept passes as it is. While a method learns what to keep, the 
 mixes the two. What computes the ReLU stays a module of its own in the gate.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Mapping, Sequence
 from itertools import groupby

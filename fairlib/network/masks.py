@@ -7,8 +7,6 @@ or a re-initialization, is zeroed in the next forward pass that records gradient
 the weights are the caller's, and so are their gradients. The mask is the buffer ``weight_mask`` beside the weight.
 """
 
-from __future__ import annotations
-
 import copy
 import weakref
 from collections import defaultdict

@@ -4,11 +4,10 @@ Nothing else knows where that is kept: in one attribute, which goes along with `
 ``state_dict`` holds. Weights that ``load_state_dict`` brings are weights of which nothing is remembered.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pandas as pd
 from torch import Tensor, nn
@@ -31,7 +30,7 @@ class TrainingMemory:
     history: Sequence[Mapping[str, float]] | None = None
     kept: Mapping[int, dict[str, Tensor]] = field(default_factory=dict)
     price: int | None = None
-    recipe: Mapping[str, object] | None = None
+    recipe: Mapping[str, Any] | None = None
     input_shape: tuple[int, ...] | None = None
 
 

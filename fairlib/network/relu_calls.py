@@ -6,14 +6,13 @@ replaced from outside. The others are split: the module that makes the calls get
 one, and parameters, buffers, submodules, attributes and hooks are its own.
 """
 
-from __future__ import annotations
-
 import copy
 import inspect
 import types
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -198,7 +197,7 @@ class _Functions(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-def _clamps_at_zero(args: tuple, kwargs: Mapping[str, object]) -> bool:
+def _clamps_at_zero(args: tuple, kwargs: Mapping[str, Any]) -> bool:
     low = args[1] if len(args) > 1 else kwargs.get("min")
     return isinstance(low, int | float) and low == 0
 
@@ -262,7 +261,7 @@ def _name_for(node: Node, module: nn.Module, used: set[str]) -> str:
     return name
 
 
-def _with_forward(base: type[nn.Module], source: str, names: Mapping[str, object]) -> type[nn.Module]:
+def _with_forward(base: type[nn.Module], source: str, names: Mapping[str, Any]) -> type[nn.Module]:
     """A subclass with another forward method, which can be copied and pickled although nobody can import it."""
     scope = dict(names)
     exec(source, scope)
@@ -276,7 +275,7 @@ def _with_forward(base: type[nn.Module], source: str, names: Mapping[str, object
     return type(base.__name__, (base,), members | {"__doc__": base.__doc__})
 
 
-def _rebuild(base: type[nn.Module], source: str, others: Mapping[str, object], modules: Mapping[str, str]) -> nn.Module:
+def _rebuild(base: type[nn.Module], source: str, others: Mapping[str, Any], modules: Mapping[str, str]) -> nn.Module:
     import importlib
 
     names = dict(others) | {key: importlib.import_module(name) for key, name in modules.items()}

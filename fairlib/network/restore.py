@@ -1,7 +1,5 @@
 """A saved state put back into a freshly built model, masks and gates included."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from torch import Tensor, nn

@@ -1,7 +1,5 @@
 """Pruning, one method a file. :func:`prune` calls them by name."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 
@@ -10,7 +8,7 @@ from torch import nn
 from fairlib._validation import check_number, check_settings, lookup
 from fairlib.data import GroupedDataset
 from fairlib.network import masks
-from fairlib.pruning.bifp import bifp, bip, epochs_within
+from fairlib.pruning.bifp import bifp, bip, bip_from_flat, epochs_within, from_flat
 from fairlib.pruning.fairgrape import fairgrape
 from fairlib.pruning.filter_norm import filter_norm
 from fairlib.pruning.fpgm import fpgm
@@ -31,8 +29,8 @@ METHODS: dict[str, Method] = {
     "snip": Method(snip, takes=("data", "seed")),
     "lottery": Method(lottery, takes=("data", "train", "seed")),
     "fairgrape": Method(fairgrape, takes=("data",)),
-    "bip": Method(bip, takes=("data", "train", "seed"), constrained=False),
-    "bifp": Method(bifp, takes=("data", "train", "seed"), constrained=False),
+    "bip": Method(bip, takes=("data", "train", "seed"), constrained=False, gather=bip_from_flat),
+    "bifp": Method(bifp, takes=("data", "train", "seed"), constrained=False, gather=from_flat),
     "random": Method(random, takes=("seed",)),
 }
 

@@ -1,7 +1,5 @@
 """FairGRAPE: every layer keeps, of each group's importance, the share that the group had before."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

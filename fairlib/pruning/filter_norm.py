@@ -1,7 +1,5 @@
 """Filter-norm pruning: the channels of smallest filters go."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 
@@ -38,7 +36,7 @@ def filter_norm(
         Li et al. (2017), "Pruning filters for efficient ConvNets", with ``norm=1``; one layer of a residual sum decides
         there for the others.
     """
-    check_number("norm", norm, 0, beyond=True)
+    check_number("norm", norm, 0, low_open=True)
 
     def scores(filters: Tensor) -> Tensor:
         return torch.linalg.vector_norm(filters, ord=norm, dim=1)

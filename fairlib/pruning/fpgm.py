@@ -1,7 +1,5 @@
 """FPGM: the channels whose filters the others of their layer replace best go."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

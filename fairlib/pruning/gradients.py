@@ -1,7 +1,5 @@
 """The gradient of the loss in the prunable weights, which several scores are made of."""
 
-from __future__ import annotations
-
 import copy
 import math
 

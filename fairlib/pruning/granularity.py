@@ -1,9 +1,7 @@
 """What a learned mask decides about, single weights or whole channels: from scores to masks of the weights."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -18,9 +16,11 @@ class Form(Protocol):
     """What is kept or not: from scores to masks of the weights.
 
     Attributes:
+        model: The model whose weights are ranked.
         kept: The masks of the last ``final``: parameter name to bool tensor.
     """
 
+    model: nn.Module
     kept: dict[str, Tensor]
 
     def start(self) -> list[Tensor]:
@@ -91,7 +91,8 @@ class Filters:
         if not self.sets:
             raise ValueError(f"{type(model).__name__} has no channel that can be removed; take granularity='weight'")
         self.kept: dict[str, Tensor] = {}
-        self.sparsity, self.gone = -1.0, []
+        self.sparsity = -1.0
+        self.gone: list[int] = []
 
     def start(self) -> list[Tensor]:
         norms = channels.channel_scores(self.model, self.sets, lambda filters: filters.norm(dim=1))
@@ -131,7 +132,7 @@ class Filters:
         return [(~gone).to(score.dtype) for gone, score in zip(removed, scores, strict=True)]
 
 
-GRANULARITIES: dict[str, type[Form]] = {"weight": Weights, "filter": Filters}
+GRANULARITIES: dict[str, Callable[[nn.Module, GroupedDataset], Form]] = {"weight": Weights, "filter": Filters}
 
 
 def capped_simplex(point: Tensor, total: float) -> Tensor:

@@ -21,17 +21,15 @@ Source:
     with approximate gradient (ICML 2016).
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-Vector = Sequence[Tensor]
+from fairlib.diagnostics.vectors import Parts, dot, moved
 
 
-def direct(theta: Vector, upper: Vector) -> list[Tensor]:
+def direct(theta: Parts, upper: Parts) -> list[Tensor]:
     r"""The part without the weights' answer, :math:`\theta \odot g_2`.
 
     Args:
@@ -44,7 +42,7 @@ def direct(theta: Vector, upper: Vector) -> list[Tensor]:
     return [t * g for t, g in zip(theta, upper, strict=True)]
 
 
-def hessian_free(theta: Vector, masked_lower: Vector, upper: Vector, gamma: float) -> list[Tensor]:
+def hessian_free(theta: Parts, masked_lower: Parts, upper: Parts, gamma: float) -> list[Tensor]:
     r"""The gradient with :math:`H_1` taken for zero, :math:`(\theta - \frac{1}{\gamma} m \odot g_1) \odot g_2`.
 
     Args:
@@ -61,13 +59,13 @@ def hessian_free(theta: Vector, masked_lower: Vector, upper: Vector, gamma: floa
 
 
 def implicit(
-    theta: Vector,
-    mask: Vector,
-    lower: Vector,
-    upper: Vector,
+    theta: Parts,
+    mask: Parts,
+    lower: Parts,
+    upper: Parts,
     gamma: float,
     *,
-    product: Callable[[Vector], Vector],
+    product: Callable[[Parts], Parts],
     iterations: int = 10,
     tol: float = 1e-3,
 ) -> tuple[list[Tensor], int]:
@@ -92,12 +90,12 @@ def implicit(
     """
     count = 0
 
-    def hessian(x: Vector) -> Vector:
+    def hessian(x: Parts) -> Parts:
         nonlocal count
         count += 1
         return product(x)
 
-    def apply(x: Vector) -> list[Tensor]:
+    def apply(x: Parts) -> list[Tensor]:
         images = hessian([m * part for m, part in zip(mask, x, strict=True)])
         return [m * image + gamma * part for m, image, part in zip(mask, images, x, strict=True)]
 
@@ -109,7 +107,7 @@ def implicit(
 
 
 def conjugate_gradients(
-    apply: Callable[[Vector], Vector], right: Vector, *, start_scale: float, iterations: int, tol: float
+    apply: Callable[[Parts], Parts], right: Parts, *, start_scale: float, iterations: int, tol: float
 ) -> list[Tensor]:
     """The solution of ``apply(x) = right`` by conjugate gradients, from zero.
 
@@ -127,22 +125,16 @@ def conjugate_gradients(
     x = [torch.zeros_like(part) for part in right]
     residual = [part.clone() for part in right]
     direction = residual
-    square = first = dot(residual, residual)
+    square = first = float(dot(residual, residual))
     for step in range(iterations):
         if square <= tol**2 * first:
             break
         image = apply(direction)
-        curvature = dot(direction, image)
+        curvature = float(dot(direction, image))
         if curvature <= 0:
             return x if step else [start_scale * part for part in right]
         length = square / curvature
-        x = [a + length * b for a, b in zip(x, direction, strict=True)]
-        residual = [a - length * b for a, b in zip(residual, image, strict=True)]
-        square, before = dot(residual, residual), square
-        direction = [a + square / before * b for a, b in zip(residual, direction, strict=True)]
+        x, residual = moved(x, length, direction), moved(residual, -length, image)
+        square, before = float(dot(residual, residual)), square
+        direction = moved(residual, square / before, direction)
     return x
-
-
-def dot(a: Vector, b: Vector) -> float:
-    """The inner product of two sequences of tensors of the same shapes."""
-    return float(torch.stack([(x * y).sum() for x, y in zip(a, b, strict=True)]).sum())

@@ -1,9 +1,8 @@
 """The lottery ticket: iterative magnitude pruning, each round trained again from where the dense network began."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Mapping
+from typing import Any
 
 from torch import nn
 
@@ -21,7 +20,7 @@ def lottery(
     *,
     sparsity: float,
     data: GroupedDataset,
-    train: Mapping[str, object],
+    train: Mapping[str, Any],
     rewind: int = 0,
     rate: float = 0.2,
     seed: int = 0,

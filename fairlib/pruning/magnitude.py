@@ -1,7 +1,5 @@
 """Magnitude pruning: the smallest weights go."""
 
-from __future__ import annotations
-
 from torch import nn
 
 from fairlib.network import masks

@@ -1,7 +1,5 @@
 """Random pruning: what any method has to beat."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

@@ -1,8 +1,7 @@
 """When the weights go: at once, in rounds with training between, or in the course of one training."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from torch import nn
 
@@ -29,7 +28,7 @@ def iterative(
     sparsity: float,
     *,
     data: GroupedDataset,
-    train: Mapping[str, object],
+    train: Mapping[str, Any],
     rate: float = 0.2,
 ) -> nn.Module:
     r"""Rounds that each prune a share r of the weights left, with a training between two.
@@ -59,7 +58,7 @@ def gradual(
     sparsity: float,
     *,
     data: GroupedDataset,
-    train: Mapping[str, object],
+    train: Mapping[str, Any],
     ramp: float = 0.75,
 ) -> nn.Module:
     r"""One training in which the masks grow after each epoch, fast at first.

@@ -1,7 +1,5 @@
 """From scores to masks: keep the highest, exactly as many as asked, ties decided by position."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch
@@ -97,7 +95,7 @@ def shrinking(sparsity: float, rate: float, start: float = 0.0) -> list[float]:
     Raises:
         ValueError: If ``rate`` is not in (0, 1).
     """
-    check_number("rate", rate, 0, 1, beyond=True)
+    check_number("rate", rate, 0, 1, low_open=True)
     levels = []
     # A sparsity that is printed with six digits, such as 0.790285, is meant as the end of a round.
     while (level := 1 - (1 - start) * (1 - rate) ** (len(levels) + 1)) < sparsity - 1e-6:

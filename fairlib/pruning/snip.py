@@ -1,7 +1,5 @@
 """SNIP: the weights go whose removal would change the loss least, to first order."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

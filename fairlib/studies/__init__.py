@@ -1,7 +1,5 @@
 """Studies: data x model x arms x levels x seeds, run and gathered into one tidy table."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial

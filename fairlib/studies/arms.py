@@ -1,7 +1,5 @@
 """The arms of a study: what they share, what is theirs, and everything that can be checked before a training."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace

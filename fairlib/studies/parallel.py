@@ -1,7 +1,5 @@
 """A function called for every seed, in as many processes as pay."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial

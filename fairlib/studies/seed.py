@@ -309,9 +309,7 @@ def _build(model: Named | Function, splits: Splits, seed: int) -> nn.Module:
     if callable(model):
         return model(splits, seed)
     name, settings = named(model)
-    _, channels, size, *_ = (*splits.train.inputs.shape, 1)  # Vectors are images of a single position.
-    shape = {"num_classes": splits.train.num_classes, "in_channels": channels, "image_size": size}
-    return build(name, **shape, seed=seed, **settings)
+    return build(name, like=splits, seed=seed, **settings)
 
 
 def _name(model: Named | Function) -> str:

@@ -1,6 +1,6 @@
 """The one training loop, the places where constraints and teachers plug into it, and trained models kept on disk."""
 
-from fairlib.training import cache, distillation, group_losses
+from fairlib.training import cache, compressors, distillation, group_losses
 from fairlib.training.gradients import taken_gradient, with_gradient
 from fairlib.training.loop import AUGMENTATIONS, OPTIMIZERS, SCHEDULES, DivergenceError, fit
 from fairlib.training.protocols import Batch, Constraint, ConstraintRun, Objective, Sparsifier
@@ -16,6 +16,7 @@ __all__ = [
     "Objective",
     "Sparsifier",
     "cache",
+    "compressors",
     "distillation",
     "fit",
     "group_losses",

@@ -1,7 +1,5 @@
 """Trained models kept on disk, so that no training is done twice."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import hashlib
@@ -10,6 +8,7 @@ import os
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -72,7 +71,7 @@ def cached_fit(model: nn.Module, data: GroupedDataset, *, folder: Path | None, *
     return trained.to(environment.resolve(settings.get("device", "auto"))).eval()
 
 
-def _known_code(model: nn.Module, settings: Mapping[str, object]) -> bool:
+def _known_code(model: nn.Module, settings: Mapping[str, Any]) -> bool:
     """Whether model, constraint and objective are fairlib's, whose source is in the key, and nothing else is code."""
     constraint, objective = settings.get("constraint"), settings.get("objective")
     ours = constraint is None or type(constraint).__module__.startswith("fairlib.mitigation")
@@ -89,7 +88,7 @@ def _ours(model: nn.Module) -> bool:
     return type(model).__module__.startswith("fairlib.models.") and all(part.startswith(known) for part in parts)
 
 
-def _key(model: nn.Module, data: GroupedDataset, settings: Mapping[str, object]) -> str:
+def _key(model: nn.Module, data: GroupedDataset, settings: Mapping[str, Any]) -> str:
     device = environment.resolve(settings.get("device", "auto"))
     machine = environment.describe(device)
     plain = {name: _plain(value) for name, value in settings.items()}

@@ -1,7 +1,5 @@
 """What every kind of compression offers to a study, and what a registry tells of each of its methods."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol

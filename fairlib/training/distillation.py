@@ -1,7 +1,5 @@
 """Distillation: a teacher as the objective of :func:`fairlib.fit`."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import KW_ONLY, dataclass, field
 
@@ -83,7 +81,7 @@ def check_values(
     temperature: float = 4.0, weight: float = 1.0, hard: float = 1.0, reduction: str = "batchmean"
 ) -> None:
     """Refuse settings of :class:`Distillation` that are out of range or unknown, without a teacher."""
-    check_number("temperature", temperature, 0, beyond=True)
+    check_number("temperature", temperature, 0, low_open=True)
     check_number("weight", weight, 0)
     check_number("hard", hard, 0)
     lookup("reduction", reduction, dict.fromkeys(REDUCTIONS))

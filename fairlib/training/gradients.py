@@ -1,7 +1,5 @@
 """Gradients that are known already, for constraints that need them before the step."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

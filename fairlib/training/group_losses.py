@@ -1,7 +1,5 @@
 """Group losses and differences of accuracies that can be differentiated."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
@@ -108,7 +106,7 @@ class AccuracyDifference:
     def __post_init__(self) -> None:
         check_number("weight", self.weight, 0)
         self._function()
-        check_number("temperature", self.temperature, 0, beyond=True)
+        check_number("temperature", self.temperature, 0, low_open=True)
         lookup("penalty", self.penalty, dict.fromkeys(PENALTIES))
         check_number("tau", self.tau, 0)
         lookup("choice of pairs", self.pairs, dict.fromkeys(PAIRS))

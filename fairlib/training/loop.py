@@ -1,7 +1,5 @@
 """The one training loop. Constraints, teachers and masks plug into it at :mod:`fairlib.training.protocols`."""
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -283,7 +281,7 @@ def _steps_to_keep(keep: int | Sequence[int], start: int, steps: int) -> set[int
 def _check(epochs: int, batch_size: int, lr: float, momentum: float, weight_decay: float) -> None:
     check_number("epochs", epochs, 0, whole=True)
     check_number("batch_size", batch_size, 1, whole=True)
-    check_number("lr", lr, 0, beyond=True)
+    check_number("lr", lr, 0, low_open=True)
     check_number("momentum", momentum, 0, 1)
     check_number("weight_decay", weight_decay, 0)
 

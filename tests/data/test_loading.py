@@ -187,7 +187,10 @@ def test_data_that_can_be_drawn_with_equal_groups_are_drawn_so(name, settings):
 
 
 def test_the_training_part_of_any_other_is_cut_to_the_smallest_group(people):
-    plain, equal = load("people", group="age", copies=5, seed=1), load("people", group="age", copies=5, seed=1, equal=True)
+    plain, equal = (
+        load("people", group="age", copies=5, seed=1),
+        load("people", group="age", copies=5, seed=1, equal=True),
+    )
     smallest = plain.train.group_sizes.min()
     by_hand = plain.train.imbalance(dict.fromkeys(plain.train.group_names, int(smallest)), seed=1)
     assert set(equal.train.group_sizes) == {smallest} and plain.train.group_sizes.nunique() > 1

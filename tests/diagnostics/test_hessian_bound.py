@@ -298,7 +298,7 @@ def test_bad_input():
     with pytest.raises(ValueError, match=r"logits \(N, 4\)"):
         hessian_bound(model, random_data(11, classes=4))
     root = Curve(lambda t, x: (t * x).abs().sqrt())
-    with pytest.raises(FloatingPointError, match="gradients of the logits are NaN or infinite for 2 of 2 samples"):
+    with pytest.raises(FloatingPointError, match="gradients of the logits are NaN or infinite on 2 of 2 samples"):
         hessian_bound(root, _positives(2))
     model[2].weight.data[0, 0] = math.inf
     with pytest.raises(FloatingPointError):
@@ -308,8 +308,8 @@ def test_bad_input():
 def test_second_derivatives_that_are_not_finite():
     """|t|^(3/2) at zero has a gradient and no second derivative; in a network of some more parameters likewise."""
     power = Curve(lambda t, x: (t * x).abs() ** 1.5)
-    with pytest.raises(FloatingPointError, match="second derivatives of the logits are NaN or infinite for 1 of 1"):
+    with pytest.raises(FloatingPointError, match="second derivatives of the logits are NaN or infinite on 1 of 1"):
         hessian_bound(power, _positives())
     wide = nn.Sequential(nn.Linear(1, 3, bias=False).double(), power)
-    with pytest.raises(FloatingPointError, match="second derivatives of the logits are NaN or infinite for 1 of 1"):
+    with pytest.raises(FloatingPointError, match="second derivatives of the logits are NaN or infinite on 1 of 1"):
         hessian_bound(wide, _positives(), limit=2)

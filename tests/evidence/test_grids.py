@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from toy_notebooks import RECORD, write_notebook
+from toy_notebooks import RECORD, finish, write_notebook
 
 from fairlib import environment
 from fairlib.evidence import grids, runs
@@ -57,19 +57,6 @@ def grid(project):
     path = project / "params" / "study" / "part.yml"
     path.write_text(GRID)
     return path
-
-
-def finish(point: grids.Point, table: pd.DataFrame, **description) -> None:
-    """Leave a finished run at a point."""
-    point.out.mkdir(parents=True)
-    table.to_parquet(point.out / "records.parquet")
-    description = {
-        "notebook": point.notebook.as_posix(), "parameters": runs.resolve(point.notebook, point.parameters),
-        "started": "2026-01-01T00:00:00+00:00", "seconds": 1.5, "device": "cpu", "cpu": "c", "cores": 2, "threads": 1,
-        "platform": "p", "versions": {"torch": "2"}, "commit": "abc", "dirty": False, "contents": {}, "digest": "",
-        "files": ["records.parquet"],
-    } | description  # fmt: skip
-    (point.out / "run.json").write_text(json.dumps(description))
 
 
 class TestGrid:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
+import inspect
 import sys
 
 import numpy as np
@@ -12,6 +14,9 @@ from torch.nn.functional import cross_entropy
 import fairlib
 from fairlib.network import channels, masks
 from fairlib.pruning import epochs_within
+from fairlib.pruning.bifp import BIP_FLAT, FLAT, bifp, bip, bip_from_flat, from_flat
+from fairlib.pruning.bifp import TRAIN as DEFAULTS
+from fairlib.pruning.bilevel import MaskSearch
 from fairlib.pruning.granularity import capped_simplex
 from fairlib.training.group_losses import AccuracyDifference
 
@@ -293,7 +298,7 @@ def test_conjugate_gradients_take_the_dense_hypergradient(levels):
     small = pruned(*levels, 1, search=1.0, mask_momentum=0.0, fairness=2.0, penalty="square", **same)
     agree(small, reference)
     # 20 of either level, 20 with a graph, and two for each product.
-    products = (fairlib.gradient_evaluations(small) - 60) / 40
+    products = (fairlib.history(small)["gradients"].sum() - 60) / 40
     assert 2 < products == int(products) <= 11
     other = Reference(*levels, terms=(term, term), **same | {"hypergradient": "hessian-free"})
     other.run(1)
@@ -309,6 +314,46 @@ def test_bip_is_bifp_without_fairness(dense, images):
     assert any(not torch.equal(a, b) for a, b in zip(one.parameters(), fair.parameters(), strict=True))
     with pytest.raises(TypeError, match="unknown setting 'surrogate' for pruning method 'bip'"):
         fairlib.prune(dense, "bip", sparsity=0.8, data=images, train=TRAIN, surrogate="affine")
+
+
+def test_objects_say_what_flat_settings_say(dense, images):
+    """Every flat setting off its default, and the same by objects."""
+    term = dict(surrogate="affine", temperature=0.5, penalty="hinge", tau=0.01, pairs="mean")
+    search = dict(init="random", relaxed=True, hypergradient="direct", gamma=0.5, every=2, search=0.5)
+    search |= dict(val_batch_size=20, gradual=True)
+    own = dict(val=images.subset(range(0, 120, 2)), held_out=0.5, granularity="filter")
+    flat = term | search | own | dict(mask_lr=0.1, mask_momentum=0.5)
+    same = dict(sparsity=0.7, data=images, train=TRAIN)
+    mask, penalty = MaskSearch(**search, lr=0.1, momentum=0.5), AccuracyDifference(2.0, **term)
+    expected = own | {"mask": mask, "penalty": penalty, "constrain": "masks"}
+    assert from_flat(**flat, fairness=2.0, constrain="masks") == expected
+    assert bip_from_flat(**{name: flat[name] for name in BIP_FLAT}) == own | {"mask": mask}
+    by_name = fairlib.prune(dense, "bifp", **same, **flat, fairness=2.0, constrain="masks").state_dict()
+    found = bifp(dense, **same, **expected).state_dict()
+    assert all(torch.equal(value, by_name[name]) for name, value in found.items())
+    plain = fairlib.prune(dense, "bip", **same, mask_lr=0.1).state_dict()
+    found = bip(dense, **same, mask=MaskSearch(lr=0.1)).state_dict()
+    assert all(torch.equal(value, plain[name]) for name, value in found.items())
+
+
+def test_every_setting_of_the_objects_has_a_flat_name():
+    """And no name stands for two of them."""
+    renamed = {"weight": "fairness", "lr": "mask_lr", "momentum": "mask_momentum"}
+    fields = [field.name for one in (AccuracyDifference, MaskSearch) for field in dataclasses.fields(one)]
+    parameters = set(inspect.signature(bifp).parameters) - {"model", "sparsity", "data", "train", "seed", "mask"}
+    assert sorted(FLAT) == sorted({*(renamed.get(name, name) for name in fields), *parameters})
+    assert len(set(FLAT)) == len(FLAT) and set(BIP_FLAT) < set(FLAT)
+    assert from_flat() == {"mask": MaskSearch(), "penalty": AccuracyDifference()}
+    for gather, method in ((from_flat, "bifp"), (bip_from_flat, "bip")):
+        with pytest.raises(
+            TypeError, match=f"unknown setting 'mask_rate' for pruning method '{method}'; known: .*mask_lr"
+        ):
+            gather(mask_rate=0.1)
+
+
+def test_epochs_and_batches_that_are_not_given_are_those_of_a_training():
+    of_fit = inspect.signature(fairlib.fit).parameters
+    assert {name: of_fit[name].default for name in DEFAULTS} == DEFAULTS
 
 
 @pytest.mark.parametrize("relaxed", [False, True])

@@ -1,0 +1,326 @@
+"""Two levels at work: a mask that moves between the steps of a training, as a constraint of :func:`fairlib.fit`."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.nn.utils import parametrize
+
+from fairlib._validation import check_number, lookup
+from fairlib.data import GroupedDataset
+from fairlib.diagnostics.vectors import Parts
+from fairlib.network import masks
+from fairlib.network.evaluation import aliases, evaluate, placement
+from fairlib.pruning.granularity import Form
+from fairlib.pruning.hypergradient import direct, hessian_free, implicit
+from fairlib.pruning.selection import ramped
+from fairlib.training import Batch, DivergenceError, Objective, taken_gradient
+from fairlib.training.group_losses import AccuracyDifference
+
+HYPERGRADIENTS = ("hessian-free", "conjugate-gradient", "direct")
+INITS = ("magnitude", "random")
+
+
+@dataclass(frozen=True)
+class MaskSearch:
+    r"""How :func:`fairlib.pruning.bifp` learns its mask.
+
+    Args:
+        init: Scores at the start: ``"magnitude"``, the magnitudes of weights or norms of filters over their mean; or
+            ``"random"``, uniform with a mean of 1, drawn by the method's ``seed``.
+        relaxed: Masks with entries in [0, 1] during the search, in the place of zeros and ones.
+        hypergradient: ``"hessian-free"``, ``"conjugate-gradient"``, or ``"direct"``: without the weights' answer
+            (:mod:`fairlib.pruning.hypergradient`).
+        gamma: :math:`\gamma`, the decay of the lower level in the hypergradient, positive.
+        lr: Step of the scores, by gradient descent with momentum on a gradient that is divided by its root mean
+            square: in units of a mean score.
+        momentum: Momentum of that descent, in [0, 1).
+        every: Steps of the weights to one of the mask.
+        val_batch_size: Samples of a step of the mask; 0 takes as many as a step of the weights has.
+        search: Share of the epochs, in (0, 1], rounded up, in which the mask is learned.
+        gradual: Let the sparsity grow during the search from that of the model, as the schedule
+            :func:`fairlib.pruning.gradual` does.
+
+    Raises:
+        TypeError: If a setting is no number where one is needed.
+        ValueError: If a setting is out of range or unknown.
+    """
+
+    init: str = "magnitude"
+    relaxed: bool = False
+    hypergradient: str = "hessian-free"
+    gamma: float = 1.0
+    lr: float = 0.01
+    momentum: float = 0.9
+    every: int = 1
+    val_batch_size: int = 0
+    search: float = 0.75
+    gradual: bool = False
+
+    def __post_init__(self) -> None:
+        lookup("init", self.init, dict.fromkeys(INITS))
+        lookup("hypergradient", self.hypergradient, dict.fromkeys(HYPERGRADIENTS))
+        check_number("gamma", self.gamma, 0, low_open=True)
+        check_number("lr of the mask", self.lr, 0, low_open=True)
+        check_number("momentum of the mask", self.momentum, 0, 1)
+        check_number("every", self.every, 1, whole=True)
+        check_number("val_batch_size", self.val_batch_size, 0, whole=True)
+        check_number("search", self.search, 0, 1, low_open=True, high_closed=True)
+
+    def rounds(self, epochs: int) -> int:
+        """In how many of the epochs the mask is learned."""
+        return max(1, math.ceil(self.search * epochs - 1e-9))
+
+    def start(self, form: Form, seed: int) -> list[Tensor]:
+        """The scores at the start; what an earlier mask has emptied is lowest, also among random ones."""
+        scores = form.start()
+        if self.init == "magnitude":
+            return scores
+        generator = torch.Generator().manual_seed(seed)
+        drawn = [2 * torch.rand(score.shape, generator=generator).to(score) for score in scores]
+        return [torch.where(score.isfinite(), new, score) for score, new in zip(scores, drawn, strict=True)]
+
+
+class _Mask(nn.Module):
+    """A weight as a product with its mask; what the mask sets to zero stays in the parameter."""
+
+    mask: Tensor
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("mask", torch.ones_like(weight))
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return self.mask * weight
+
+
+@dataclass(frozen=True)
+class Product:
+    """Names of a prunable weight that is a product: its ``layer``, the parameter and the buffer of the mask."""
+
+    layer: str
+    original: str
+    mask: str
+
+
+def opened(model: nn.Module, relaxed: bool) -> tuple[nn.Module, list[Product]]:
+    """A copy in which every prunable weight is a product of a parameter and a mask.
+
+    Raises:
+        ValueError: If a relaxed mask would change a frozen weight.
+    """
+    model, products = copy.deepcopy(model), []
+    for name, weight in masks.prunable(model).items():
+        if relaxed and not weight.requires_grad:
+            raise ValueError(f"{name} is frozen, and a relaxed mask would change it; take relaxed=False")
+        layer = name.rpartition(".")[0]
+        inside = f"{name.removesuffix('weight')}parametrizations.weight."
+        parametrize.register_parametrization(model.get_submodule(layer), "weight", _Mask(weight.detach()))
+        products.append(Product(layer, f"{inside}original", f"{inside}0.mask"))
+    return model, products
+
+
+def closed(model: nn.Module, products: Sequence[Product], keep: Mapping[str, Tensor]) -> nn.Module:
+    """The opened model, changed in place, with parameters and masks as everywhere else."""
+    for product in products:
+        owner = model.get_submodule(product.layer)
+        order = ["weight", *owner._parameters]
+        parametrize.remove_parametrizations(owner, "weight", leave_parametrized=False)
+        owner._parameters = {own: owner._parameters[own] for own in order}  # As in the dense model.
+    masks.impose(model, keep)
+    return model
+
+
+@dataclass(frozen=True)
+class BiLevel:
+    """The steps of the mask, as a constraint of :func:`fairlib.fit` on an opened model.
+
+    Args:
+        form: What the mask decides about.
+        products: Names of the prunable weights.
+        scores: Scores at the start.
+        sparsity: Share of zeros at the end of the search.
+        val: Data of the upper level.
+        upper: Fairness term of the upper level, if any.
+        lower: Fairness term of the lower level, if any.
+        search: How the mask is learned.
+        rounds: Epochs of the search.
+        batch_size: Samples of a step of the mask.
+    """
+
+    form: Form = field(repr=False)
+    products: list[Product] = field(repr=False)
+    scores: list[Tensor] = field(repr=False)
+    sparsity: float
+    val: GroupedDataset = field(repr=False)
+    upper: AccuracyDifference | None
+    lower: AccuracyDifference | None
+    search: MaskSearch
+    rounds: int
+    batch_size: int
+
+    def start(self, model: nn.Module, data: GroupedDataset, objective: Objective) -> _BiLevelRun:
+        return _BiLevelRun(self, model, data, objective)
+
+
+class _BiLevelRun:
+    def __init__(self, settings: BiLevel, model: nn.Module, data: GroupedDataset, objective: Objective) -> None:
+        self.settings, self.search, self.form = settings, settings.search, settings.form
+        self.model, self.objective = model, objective
+        self.device, self.dtype = placement(model)
+        self.samples, self.groups, self.val = len(data), data.num_groups, settings.val.to(self.device)
+        self.theta = [model.get_parameter(product.original) for product in settings.products]
+        modules = (model.get_submodule(product.mask.removesuffix(".mask")) for product in settings.products)
+        self.masks = [cast(_Mask, module) for module in modules]
+        self.aliases = aliases(model)
+        self.scores = settings.scores
+        self.velocity = [torch.zeros_like(score) for score in self.scores]
+        self.begin = masks.sparsity(self.form.model) if self.search.gradual else settings.sparsity
+        self.epochs, self.steps, self.passed, self.gradients = 0, 0, 0, 0
+        self.seen: dict[str, list[Tensor]] = {"penalty": [], "upper_objective": []}
+        self.batches = self._batches()
+        self._impose()
+        self.before = self._kept()
+
+    def loss(self, batch: Batch) -> Tensor:
+        value = batch.losses.mean()
+        if self.settings.lower:
+            penalty = self.settings.lower(batch.logits, batch.targets, batch.groups, self.groups)
+            value = value + penalty
+            self.seen["penalty"].append(penalty.detach())
+        if self.epochs < self.settings.rounds and self.steps % self.search.every == 0:
+            value = self._step(batch, value)
+        self.steps, self.passed = self.steps + 1, self.passed + len(batch.targets)
+        return value
+
+    def end_epoch(self) -> dict[str, float]:
+        self.epochs, self.passed = self.epochs + 1, 0
+        if self.epochs == self.settings.rounds:
+            self._settle()
+        kept, before = self._kept(), self.before
+        moved = sum(int((now & ~then).sum()) for now, then in zip(kept, before, strict=True))
+        report = {"gradients": self.gradients, "moved": moved / max(1, sum(int(now.sum()) for now in kept))}
+        report |= {name: float(sum(values)) / len(values) for name, values in self.seen.items() if values}
+        self.before, self.gradients, self.seen = kept, 0, {name: [] for name in self.seen}
+        return report
+
+    def _step(self, batch: Batch, value: Tensor) -> Tensor:
+        """A step of the mask; the loss of the weights' step, whose gradient may have been taken on the way."""
+        upper, theta = self._upper_gradient(), [part.detach() for part in self.theta]
+        if self.search.hypergradient == "hessian-free":
+            # The gradient in theta is the mask times that in the product, which is what the formula asks for.
+            value, gradient = taken_gradient(value, self.model)
+            masked = [gradient.get(id(part), torch.zeros_like(part)) for part in self.theta]
+            found = hessian_free(theta, masked, upper, self.search.gamma)
+        elif self.search.hypergradient == "conjugate-gradient":
+            lower, product = self._lower_derivatives(batch)
+            mask = [module.mask for module in self.masks]
+            found, products = implicit(theta, mask, lower, upper, self.search.gamma, product=product)
+            self.gradients += len(batch.targets) * (1 + 2 * products)
+        else:
+            found = direct(theta, upper)
+        self._move(found)
+        return value
+
+    def _move(self, found: Parts) -> None:
+        """From the gradient in the masks of the weights to new scores and masks."""
+        entries = [entry.clone().requires_grad_() for entry in self.entries]
+        with torch.enable_grad():
+            expanded = self.form.expand(entries)
+        moving = [(mask, part) for mask, part in zip(expanded, found, strict=True) if mask.requires_grad]
+        outputs, gradients = zip(*moving, strict=True)
+        slopes = torch.autograd.grad(outputs, entries, grad_outputs=gradients, materialize_grads=True)
+        size = math.sqrt(sum(part.numel() for part in slopes))
+        scale = torch.stack([part.norm() for part in slopes]).norm() / size
+        if not scale.isfinite():
+            raise DivergenceError(
+                f"the gradient in the scores of the mask is {float(scale)} after {self.steps} steps; lower "
+                f"train['lr'], the lr of the mask ({self.search.lr}) or the weight of the penalty"
+            )
+        scale = scale.clamp(min=torch.finfo(scale.dtype).tiny)
+        for speed, part in zip(self.velocity, slopes, strict=True):
+            speed.mul_(self.search.momentum).add_(part / scale)
+        step = self.search.lr
+        self.scores = [score - step * speed for score, speed in zip(self.scores, self.velocity, strict=True)]
+        self._impose()
+
+    @torch.no_grad()
+    def _impose(self) -> None:
+        """Masks that follow from the scores."""
+        progress = (self.epochs + self.passed / self.samples) / self.settings.rounds
+        sparsity = ramped(self.begin, self.settings.sparsity, progress)
+        self._mask((self.form.project if self.search.relaxed else self.form.choose)(self.scores, sparsity))
+
+    def _mask(self, entries: list[Tensor]) -> None:
+        self.entries = entries
+        # Not in place: the step of the weights that is under way has the old masks in its graph.
+        for module, mask in zip(self.masks, self.form.expand(entries), strict=True):
+            module.mask = mask.to(module.mask.dtype).contiguous()
+
+    @torch.no_grad()
+    def _settle(self) -> None:
+        """The end of the search: a relaxed mask becomes one of zeros and ones, its factors a part of the weights."""
+        if self.search.relaxed:
+            self._impose()
+            for theta, module in zip(self.theta, self.masks, strict=True):
+                theta.mul_(module.mask)
+        self._mask(self.form.final(self.scores, self.settings.sparsity))
+
+    def _kept(self) -> list[Tensor]:
+        return [module.mask > 0 for module in self.masks]
+
+    def _batches(self) -> Iterator[Tensor]:
+        """Batches of the held-out data, without end; what is left of a pass is left out."""
+        size = min(len(self.val), self.settings.batch_size)
+        while True:
+            order = torch.randperm(len(self.val)).to(self.device)
+            yield from order[: len(order) // size * size].split(size)
+
+    def _products(self) -> list[Tensor]:
+        pairs = zip(self.theta, self.masks, strict=True)
+        return [(theta.detach() * module.mask).requires_grad_() for theta, module in pairs]
+
+    def _call(self, weights: Parts, inputs: Tensor) -> Tensor:
+        """The model's logits at products of masks and weights; its buffers are left as they are."""
+        state = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
+        for product, weight in zip(self.settings.products, weights, strict=True):
+            state[product.original], state[product.mask] = weight, torch.ones_like(weight)
+        return evaluate(self.model, state, inputs, self.aliases)
+
+    def _upper_gradient(self) -> Parts:
+        """Of the upper objective on the next batch, in the products."""
+        index = next(self.batches)
+        targets = self.val.targets[index]
+        with torch.enable_grad():
+            products = self._products()
+            logits = self._call(products, self.val.batch(index, dtype=self.dtype, device=self.device))
+            value = cross_entropy(logits, targets)
+            if self.settings.upper:
+                value = value + self.settings.upper(logits, targets, self.val.groups[index], self.groups)
+        self.seen["upper_objective"].append(value.detach())
+        self.gradients += len(index)
+        return torch.autograd.grad(value, products, materialize_grads=True)
+
+    def _lower_derivatives(self, batch: Batch) -> tuple[Parts, Callable[[Parts], Parts]]:
+        """Of the lower objective on a batch: its gradient in the products, and the product with its Hessian."""
+        with torch.enable_grad():
+            products = self._products()
+            logits = self._call(products, batch.inputs)
+            value = self.objective(batch.inputs, logits, batch.targets).mean()
+            if self.settings.lower:
+                value = value + self.settings.lower(logits, batch.targets, batch.groups, self.groups)
+            gradient = torch.autograd.grad(value, products, create_graph=True, materialize_grads=True)
+        parts = [part for part in gradient if part.requires_grad]
+
+        def product(x: Parts) -> Parts:
+            chosen = [part for part, whole in zip(x, gradient, strict=True) if whole.requires_grad]
+            return torch.autograd.grad(parts, products, grad_outputs=chosen, retain_graph=True, materialize_grads=True)
+
+        return [part.detach() for part in gradient], product
