@@ -226,10 +226,10 @@ def sizes(data: Mapping[str, GroupedDataset | Splits]) -> pd.DataFrame:
     Args:
         data: By name what :func:`fairlib.load` gave, or one part of it.
     """
-    rows: dict[str, Row] = {}
+    rows: dict[str, Any] = {}
     for name, part in data.items():
         sizes = (part if isinstance(part, GroupedDataset) else part.train).group_sizes
-        rows[name] = {str(rank): size for rank, size in enumerate(sorted(sizes, reverse=True), 1)}
+        rows[name] = {rank: size for rank, size in enumerate(sorted(sizes, reverse=True), 1)}
     return intervals(rows, names="training images").rename_axis(columns="rank by size")
 
 
