@@ -49,8 +49,9 @@ def study(
     r"""Train, compress and finetune, for every seed, arm, level and time of mitigation, and measure every group.
 
     For each seed a dense model is built and trained; each arm compresses it to each of its levels and finetunes it. The
-    *control* is always there: the dense model finetuned in the same way without being compressed, since finetuning
-    alone changes groups differently. Arms share what they have in common: the data, the dense networks and the control.
+    *control* is there unless an arm declines it: the dense model finetuned in the same way without being compressed,
+    since finetuning alone changes groups differently. Arms share what they have in common: the data, the dense networks
+    and the control.
 
     Args:
         data: A name of ``fairlib.data.DATASETS``, ``(name, settings)`` for :func:`fairlib.load` (a ``seed`` there

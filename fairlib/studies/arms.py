@@ -53,6 +53,8 @@ class Arm:
             compressed at its initial weights, on top of the study's. The dense network is the study's own.
         compress: As in :func:`study`.
         levels: As in :func:`study`.
+        control: Whether the arm has a control. False spares what nobody asks for: the dense network finetuned under a
+            mitigation.
     """
 
     method: Named | Function | None = None
@@ -62,6 +64,7 @@ class Arm:
     train: Settings | None = None
     compress: str | None = None
     levels: Iterable[float] | None = None
+    control: bool = True
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,7 @@ class Plan:
     method: str
     settings: Settings
     levels: tuple[float, ...]
+    control: bool
     compress: str
     mitigation: str
     constraint: Constraint | None
@@ -137,6 +141,7 @@ def _plan(name: str, arm: Arm, shared: Arm, train: Settings) -> Plan:
         method,
         settings,
         _levels(full.levels or (), compressor.control),
+        arm.control,
         compress,
         mitigation,
         constraint,

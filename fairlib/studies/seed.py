@@ -142,7 +142,8 @@ class Seed:
             finetune = partial(
                 self._fit, settings=arm.finetune, constraint=held, objective=teacher, clock=self.study.clock
             )
-            for stage, level in (("control", control), *(("compressed", level) for level in arm.levels)):
+            stages = [("control", control)] * arm.control + [("compressed", level) for level in arm.levels]
+            for stage, level in stages:
                 tuned = None
                 with self._skipping(arm, stage, level, when):
                     if stage == "control":

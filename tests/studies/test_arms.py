@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -73,6 +75,16 @@ def test_arms_share_dense_networks_and_control(trainings):
     held = [bool(settings.get("constraint")) for settings in trainings]
     # Two dense networks, plain and fair; controls of a (and b), of c and of d; four networks that were pruned.
     assert len(trainings) == 2 + 3 + 4 and sum(held) == 1 + 1 + 1
+
+
+def test_an_arm_without_a_control_trains_none_and_changes_nothing_else(trainings):
+    arms = {"plain": Arm("prune:magnitude"), "held": Arm("prune:magnitude", FAIR, "after")}
+    both = study(**SMALL, arms=arms, levels=[0.5])
+    trainings.clear()
+    table = study(**SMALL, arms=arms | {"held": replace(arms["held"], control=False)}, levels=[0.5])
+    assert len(trainings) == 1 + 1 + 2 and sum(bool(each.get("constraint")) for each in trainings) == 1
+    others = both[(both["arm"] == "plain") | (both["stage"] != "control")].reset_index(drop=True)
+    pd.testing.assert_frame_equal(table, others)
 
 
 def test_an_own_function_is_a_method():
