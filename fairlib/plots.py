@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -271,20 +271,6 @@ def relu_traffic(axis: Axes, relus: int, measured: pd.DataFrame, protocol: str =
     above.set_xticks(scale * axis.get_xticks(), [f"{scale * tick:.3g}" for tick in axis.get_xticks()], fontsize=8)
     above.minorticks_off()
     above.set_xlabel(f"kB for the ReLUs of an image ({protocol.capitalize()})", fontsize=8)
-
-
-def accuracy_changes(axes: Sequence[Axes], study: pd.DataFrame) -> None:
-    """:func:`thirds` for every value of the column ``setting``, ranked by the sizes of the first.
-
-    Args:
-        axes: One for each value, in the order of the table.
-        study: Table of :func:`fairlib.study`, with the column ``setting``.
-    """
-    names = list(dict.fromkeys(study["setting"]))
-    for axis, setting in zip(axes, names, strict=True):
-        thirds(axis, study, where={"setting": setting}, rank_where={"setting": names[0]})
-        axis.set_title(f"{setting} group sizes")
-    axes[0].legend(frameon=False, loc="lower left", title="groups")
 
 
 def provenance(figure: Figure, *sources: object) -> None:

@@ -64,7 +64,7 @@ def test_provenance_is_on_the_figure():
     plt.close(figure)
 
 
-def test_accuracy_changes_draws_the_mean_over_seeds_of_smallest_and_largest():
+def test_thirds_are_the_means_over_seeds_of_the_groups_that_are_smallest_and_largest_elsewhere():
     rows = [
         {"setting": setting, "seed": seed, "stage": stage, "level": level, "split": split, "group": group,
          "size": size, "accuracy": accuracy - loss * (stage == "compressed") * (1 + seed)}
@@ -75,14 +75,11 @@ def test_accuracy_changes_draws_the_mean_over_seeds_of_smallest_and_largest():
         for group, size, accuracy, loss in (("a", 90, 0.9, 0.1), ("b", 50, 0.9, 0.2), ("c", 10, 0.8, loss_of_small))
     ]  # fmt: skip
     figure, axes = plots.new_figure(2)
-    plots.accuracy_changes(axes, pd.DataFrame(rows))
+    for axis, setting in zip(axes, ("unequal", "equal"), strict=True):
+        plots.thirds(axis, pd.DataFrame(rows), where={"setting": setting}, rank_where={"setting": "unequal"})
     heights = [[line.get_ydata()[0] for line, *_ in axis.containers] for axis in axes]
     np.testing.assert_allclose(heights, [[-0.15, -0.45], [-0.15, -0.15]])
-    assert [axis.get_title() for axis in axes] == ["unequal group sizes", "equal group sizes"]
-    assert [text.get_text() for text in axes[0].get_legend().get_texts()] == [
-        "largest third (n=90)",
-        "smallest third (n=10)",
-    ]
+    assert axes[0].get_legend_handles_labels()[1] == ["largest third (n=90)", "smallest third (n=10)"]
     plt.close(figure)
 
 
