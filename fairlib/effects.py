@@ -107,15 +107,10 @@ def by_level(
     levels = sorted(set(chosen.loc[chosen["stage"] == "compressed", "level"]))
     if function in CHANGES:
         return pd.DataFrame({level: function(table, level=level, where=where, **arguments) for level in levels})
-    stages = {level: "compressed" for level in levels}
-    if control:
-        stages = {level: "control" for level in chosen.loc[chosen["stage"] == "control", "level"]} | stages
-    return pd.DataFrame(
-        {
-            level: function(table, where={"split": "test"} | where | {"stage": stage, "level": level}, **arguments)
-            for level, stage in sorted(stages.items())
-        }
-    )
+    stages = dict.fromkeys(chosen.loc[chosen["stage"] == "control", "level"] if control else [], "control")
+    stages |= dict.fromkeys(levels, "compressed")
+    at = {level: {"split": "test"} | where | {"stage": stage, "level": level} for level, stage in stages.items()}
+    return pd.DataFrame({level: function(table, where=at[level], **arguments) for level in sorted(at)})
 
 
 def drop_difference(

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442", "#000000")
 MARKERS = "osD^vP<>"
 
+Look = tuple[int | str, str]
+"""A colour, by its place in `PALETTE` or by name, and a marker."""
+
 
 def new_figure(
     columns: int = 1, *, width: float = 8.0, height: float = 3.4, sharey: bool = False
@@ -29,15 +32,8 @@ def new_figure(
     """A figure with a row of axes, in the look of the book: white also in dark mode, no frame, a light grid."""
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(
-        1,
-        columns,
-        figsize=(width, height),
-        facecolor="white",
-        layout="constrained",
-        sharey=sharey,
-        squeeze=False,
-    )
+    look = {"figsize": (width, height), "facecolor": "white", "layout": "constrained"}
+    figure, axes = plt.subplots(1, columns, sharey=sharey, squeeze=False, **look)
     for axis in axes[0]:
         axis.spines[["top", "right"]].set_visible(False)
         axis.grid(axis="y", color="#dddddd", linewidth=0.8)
@@ -66,26 +62,16 @@ def by_level(
         shift: To the right, so that lines which coincide stay apart.
     """
     means, spread = _bars(column.dropna() for _, column in values.items())
-    axis.errorbar(
-        np.array(list(values)) + shift,
-        means,
-        yerr=spread,
-        label=label,
-        color=color,
-        marker=marker,
-        markersize=4,
-        capsize=2,
-        linewidth=1.4,
-    )
+    look = {"color": color, "marker": marker, "markersize": 4, "capsize": 2, "linewidth": 1.4}
+    axis.errorbar(np.array(list(values)) + shift, means, yerr=spread, label=label, **look)
 
 
 def lines(
     axis: Axes,
     values: Mapping[str, pd.DataFrame],
     *,
-    looks: Mapping[str, tuple[int | str, str]] | None = None,
+    looks: Mapping[str, Look] | None = None,
     apart: float = 0.0,
-    factor: float = 1.0,
     zero: bool = True,
 ) -> None:
     """A line for each of several things, as :func:`by_level` draws one, side by side.
@@ -94,15 +80,13 @@ def lines(
         axis: Where to draw.
         values: By label, seeds in rows and levels in columns.
         looks: Colour (a place in `PALETTE` or a name) and marker by label; else one after the other.
-        apart: Distance from one line to the next along the x axis.
-        factor: The same as a factor, for a logarithmic axis.
+        apart: Distance from one line to the next along the x axis; on a logarithmic axis as a share.
         zero: Mark the height zero.
     """
     for place, (label, table) in enumerate(values.items()):
-        color, marker = (looks or {}).get(label, (place % len(PALETTE), MARKERS[place % len(MARKERS)]))
-        middle = place - (len(values) - 1) / 2
-        moved = table.set_axis(np.array(list(table), dtype=float) * factor**middle + apart * middle, axis=1)
-        by_level(axis, moved, label=label, color=PALETTE[color] if isinstance(color, int) else color, marker=marker)
+        x, middle = np.array(list(table), dtype=float), place - (len(values) - 1) / 2
+        moved = x * (1 + apart) ** middle if axis.get_xscale() == "log" else x + apart * middle
+        by_level(axis, table.set_axis(moved, axis=1), label=label, **_look(looks, label, place))
     if zero:
         axis.axhline(0, color="#555555", linewidth=0.8)
 
@@ -111,7 +95,7 @@ def intervals(
     axis: Axes,
     values: Mapping[str, ArrayLike | Mapping[str, ArrayLike]],
     *,
-    looks: Mapping[str, tuple[int | str, str]] | None = None,
+    looks: Mapping[str, Look] | None = None,
     zero: float | None = 0.0,
 ) -> None:
     """A row for each name: the mean over seeds with its 95 % t interval, or several with colours of their own.
@@ -126,20 +110,12 @@ def intervals(
     table = {name: own if isinstance(own, Mapping) else {"": own} for name, own in values.items()}
     labels = list(dict.fromkeys(label for own in table.values() for label in own))
     for place, label in enumerate(labels):
-        color, marker = (looks or {}).get(label, (place % len(PALETTE), MARKERS[place % len(MARKERS)]))
-        known = {row: own[label] for row, own in enumerate(table.values()) if label in own}
-        means, spread = _bars(known.values())
-        axis.errorbar(
-            means,
-            np.array(list(known)) + min(0.22, 0.8 / len(labels)) * (place - (len(labels) - 1) / 2),
-            xerr=spread,
-            color=PALETTE[color] if isinstance(color, int) else color,
-            marker=marker,
-            linestyle="none",
-            markersize=4.5,
-            capsize=2,
-            label=label or None,
-        )
+        known = {row: own for row, own in enumerate(table.values()) if label in own}
+        means, spread = _bars(own[label] for own in known.values())
+        apart = min(0.22, 0.8 / len(labels))
+        rows = [row + apart * (list(own).index(label) - (len(own) - 1) / 2) for row, own in known.items()]
+        look = _look(looks, label, place) | {"linestyle": "none", "markersize": 4.5, "capsize": 2}
+        axis.errorbar(means, rows, xerr=spread, label=label or None, **look)
     if zero is not None:
         axis.axvline(zero, color="#555555", linewidth=0.8)
     axis.grid(axis="y", visible=False)
@@ -187,9 +163,10 @@ def thirds(
             study, of="accuracy_change", groups=groups, where=where, rank_where=rank_where
         )
     looks = [("#555555", "D")] * everybody + [(0, "s"), (1, "o")]
-    lines(axis, found, looks=dict(zip(found, looks, strict=True)), apart=0.006 * _is_pruning(study))
     levels(axis, effects.select(study, **where))
-    axis.set_ylabel("change of test accuracy\nagainst the control")
+    lines(axis, found, looks=dict(zip(found, looks, strict=True)), apart=0.006)
+    if axis.get_subplotspec().is_first_col():
+        axis.set_ylabel("change of test accuracy\nagainst the control")
 
 
 def groups(axis: Axes, rows: pd.DataFrame, column: str, *, extremes: bool = False) -> None:
@@ -202,22 +179,18 @@ def groups(axis: Axes, rows: pd.DataFrame, column: str, *, extremes: bool = Fals
         extremes: Draw the largest, the middle and the smallest group of each seed, whichever these are.
     """
     rows = rows[rows["stage"].isin(["control", "compressed"])]
+    names = rows.groupby("group")["train_size"].mean().sort_values(ascending=False).index
+    parts, looks = {_plain(name): rows[rows["group"] == name] for name in names}, None
     if extremes:
         order = rows.groupby(["seed", "level"])["train_size"].rank(method="first", ascending=False)
-        last = rows["group"].nunique()
-        parts = {"largest": rows[order == 1], "middle": rows[order == (last + 1) // 2], "smallest": rows[order == last]}
-        looks = [(0, "s"), (2, "^"), (1, "o")]
-    else:
-        sizes = rows.groupby("group")["train_size"].mean().sort_values(ascending=False)
-        parts = {_plain(name): rows[rows["group"] == name] for name in sizes.index}
-        looks = [(place % len(PALETTE), MARKERS[place % len(MARKERS)]) for place in range(len(parts))]
+        places = {"largest": 1, "middle": (len(names) + 1) // 2, "smallest": len(names)}
+        parts, looks = {name: rows[order == place] for name, place in places.items()}, [(0, "s"), (2, "^"), (1, "o")]
     found = {
         f"{name} (n={part['train_size'].mean():,.0f})": part.pivot(index="seed", columns="level", values=column)
         for name, part in parts.items()
     }
-    looks = dict(zip(found, looks, strict=True))
-    lines(axis, found, looks=looks, apart=0.004 * _is_pruning(rows), zero=False)
     levels(axis, rows)
+    lines(axis, found, looks=looks and dict(zip(found, looks, strict=True)), apart=0.004, zero=False)
 
 
 def history(axis: Axes, table: pd.DataFrame, what: str, sizes: pd.Series) -> None:
@@ -239,21 +212,16 @@ def history(axis: Axes, table: pd.DataFrame, what: str, sizes: pd.Series) -> Non
 
 def levels(axis: Axes, study: pd.DataFrame) -> None:
     """Name the axis of levels: sparsities as they are, budgets of ReLUs in percent on a logarithmic scale."""
-    if _is_pruning(study):
-        axis.set_xlabel("sparsity (share of weights pruned)")
-    else:
+    if (study.loc[study["stage"] == "control", "level"] == 1).any():  # A budget; that of a sparsity is 0.
         shares(axis, study.loc[study["stage"] == "compressed", "level"], "budget: share of ReLUs kept")
-
-
-def _is_pruning(study: pd.DataFrame) -> bool:
-    """Whether the control's level is a sparsity of 0 and not a budget of 1."""
-    return not (study.loc[study["stage"] == "control", "level"] == 1).any()
+    else:
+        axis.set_xlabel("sparsity (share of weights pruned)")
 
 
 def sizes(axis: Axes, values: Iterable[float], label: str = "training images of the group") -> None:
     """A logarithmic axis of group sizes, with ticks at the smallest, the middle and the largest and nowhere else."""
     values = sorted(set(values))
-    ticks = sorted({values[0], values[len(values) // 2], values[-1]})
+    ticks = sorted({values[place] for place in (0, len(values) // 2, -1)})
     axis.set_xscale("log")
     axis.set_xticks(ticks, [f"{tick:,.0f}" for tick in ticks])
     axis.minorticks_off()
@@ -389,16 +357,13 @@ def _bars(values: Iterable[ArrayLike]) -> tuple[np.ndarray, np.ndarray]:
 
 def _points(axis: Axes, table: pd.DataFrame, name: str, rows: np.ndarray, color: str, label: str | None = None) -> None:
     error = np.stack([table[name] - table[f"{name}_low"], table[f"{name}_high"] - table[name]])
-    axis.errorbar(
-        table[name],
-        rows,
-        xerr=np.maximum(error, 0),
-        fmt="o",
-        color=color,
-        label=label,
-        markersize=5,
-        capsize=2,
-    )
+    look = {"fmt": "o", "color": color, "label": label, "markersize": 5, "capsize": 2}
+    axis.errorbar(table[name], rows, xerr=np.maximum(error, 0), **look)
+
+
+def _look(looks: Mapping[str, Look] | None, label: str, place: int) -> dict[str, Any]:
+    color, marker = (looks or {}).get(label, (place % len(PALETTE), MARKERS[place % len(MARKERS)]))
+    return {"color": PALETTE[color] if isinstance(color, int) else color, "marker": marker}
 
 
 def _plain(name: object) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,7 +31,8 @@ Row = Mapping[str, object]
 class Recorded:
     """A recorded table, or the place of one that is not there; true if it is there.
 
-    As a text it is the line that says where the table comes from (:func:`fairlib.plots.provenance`).
+    As a text it is the line that says where the table comes from (:func:`fairlib.plots.provenance`), an empty one if
+    there is none.
 
     Attributes:
         path: Path of the CSV file; its provenance lies beside it, under the same name with the suffix ``.json``.
@@ -45,13 +47,10 @@ class Recorded:
 
     def __str__(self) -> str:
         if self.table is None:
-            return f"{self.path.name}, not there"
-        return plots.source(self.table, self.evidence, self.path.with_suffix(".json"))
-
-    @property
-    def evidence(self) -> str:
-        """The kind of evidence: an embedded study or a real-data run."""
-        return "embedded study" if set(self._there()["data"].dropna()) <= set(EMBEDDED) else "real-data run"
+            return ""
+        embedded = set(self.table["data"].dropna()) <= set(EMBEDDED)
+        evidence = "embedded study" if embedded else "real-data run"
+        return plots.source(self.table, evidence, self.path.with_suffix(".json"))
 
     @property
     def provenance(self) -> dict[str, Any]:
@@ -60,7 +59,7 @@ class Recorded:
 
     def select(self, **where: Any) -> Recorded:
         """Some of its rows (:func:`fairlib.effects.select`), if it is there."""
-        return Recorded(self.path, effects.select(self.table, **where)) if self else self
+        return self if self.table is None else Recorded(self.path, effects.select(self.table, **where))
 
     def draw(self, figure: Callable[..., Figure], *arguments: object, **settings: object) -> None:
         """Draw a figure of the table, with the line that says where it comes from; nothing if there is no table.
@@ -69,7 +68,7 @@ class Recorded:
             figure: Called with the table and what follows; gives back a figure.
             arguments, settings: What follows.
         """
-        if self:
+        if self.table is not None:
             plots.provenance(figure(self.table, *arguments, **settings), self)
 
     def show(self, numbers: Callable[..., object], *arguments: object, **settings: object) -> None:
@@ -79,15 +78,10 @@ class Recorded:
             numbers: Called with the table and what follows.
             arguments, settings: What follows.
         """
-        if self:
+        if self.table is not None:
             from IPython.display import display
 
             display(numbers(self.table, *arguments, **settings))
-
-    def _there(self) -> pd.DataFrame:
-        if self.table is None:
-            raise FileNotFoundError(f"there is no recorded table {self.path}")
-        return self.table
 
 
 def recorded(path: str) -> Recorded:
@@ -133,13 +127,9 @@ def intervals(
         ValueError: If a value over seeds is missing or not finite.
     """
     spec = f"{'+' if sign else ''}.{digits}f"
-    texts = {
-        row: {
-            column: _text(value, spec) for column, value in (own if isinstance(own, Mapping) else {"mean": own}).items()
-        }
-        for row, own in values.items()
-    }
-    return _frame(texts, names)
+    rows = {row: own if isinstance(own, Mapping) else {"mean": own} for row, own in values.items()}
+    texts = {row: {column: _text(value, spec) for column, value in own.items()} for row, own in rows.items()}
+    return pd.DataFrame.from_dict(texts, orient="index").astype(object).fillna("").rename_axis(index=names)
 
 
 def tested(
@@ -155,15 +145,8 @@ def tested(
     Returns:
         DataFrame with the columns ``name``, ``p-value`` and ``seeds``.
     """
-    rows = {
-        row: {
-            name: f"{t_interval(own):.{digits}f}",
-            "p-value": f"{sign_flip_test(own):.{digits}f}",
-            "seeds": len(np.asarray(own)),
-        }
-        for row, own in values.items()
-    }
-    return _frame(rows, names)
+    rows = {row: {name: own, "p-value": float(sign_flip_test(own)), "seeds": len(own)} for row, own in values.items()}
+    return intervals(rows, names=names, digits=digits)
 
 
 def beside(
@@ -230,10 +213,9 @@ def correlations(
     rows: dict[Any, dict[str, object]] = {row: {} for row in pairs}
     for row, (x, y, where) in pairs.items():
         for heading, more in columns.items():
-            try:
+            rows[row][heading] = None
+            with suppress(ValueError):
                 rows[row][heading] = effects.group_correlation(table, x=x, y=y, where={**where, **more})
-            except ValueError:
-                rows[row][heading] = None
     return intervals(rows, names=names, digits=2)
 
 
@@ -244,8 +226,30 @@ def sizes(data: Mapping[str, GroupedDataset | Splits]) -> pd.DataFrame:
         data: By name what :func:`fairlib.load` gave, or one part of it.
     """
     counts = {name: sorted(getattr(part, "train", part).group_sizes, reverse=True) for name, part in data.items()}
-    rows = {name: dict(enumerate(map(str, own), 1)) for name, own in counts.items()}
-    return _frame(rows, "training images").rename_axis(columns="rank by size")
+    rows = {name: dict(enumerate(own, 1)) for name, own in counts.items()}
+    return intervals(rows, names="training images").rename_axis(columns="rank by size")
+
+
+def cases(
+    statement: str, seed: int, excess: ArrayLike, *, tolerance: float = 1e-8, **labels: object
+) -> dict[str, object]:
+    """A row of a page of theory: in how many of some cases a statement is violated, and by how much at most.
+
+    Args:
+        statement: Name of the statement: the id of a claim.
+        seed: Seed of the cases.
+        excess: By how much the left side of an inequality exceeds the right one, or two sides of an equation differ,
+            case by case; any shape.
+        tolerance: Largest excess that is rounding.
+        labels: Further columns.
+
+    Returns:
+        ``statement seed cases violated discrepancy``: the number of cases, the share that exceeds the tolerance, the
+        largest excess or 0.
+    """
+    excess = np.asarray(excess, dtype=float)
+    found = {"violated": float((excess > tolerance).mean()), "discrepancy": max(float(excess.max()), 0.0)}
+    return {"statement": statement, "seed": seed, "cases": excess.size} | found | labels
 
 
 def _text(value: object, spec: str) -> object:
@@ -254,9 +258,3 @@ def _text(value: object, spec: str) -> object:
     if np.ndim(value):
         return format(t_interval(value), spec)
     return format(value, spec) if isinstance(value, float | np.floating) else str(value)
-
-
-def _frame(rows: Mapping[Any, Mapping[str, object]], names: str | Sequence[str] | None) -> pd.DataFrame:
-    """A table of rows, in their order, with nothing where a row lacks a column."""
-    table = pd.DataFrame.from_dict({row: dict(own) for row, own in rows.items()}, orient="index")
-    return table.astype(object).fillna("").rename_axis(index=names)
