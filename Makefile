@@ -22,7 +22,7 @@ snakemake = snakemake $(1) --cores $(CORES) --nolock --rerun-incomplete --keep-g
 help:
 	@echo "make book     execute the notebooks that need it and build the book: _build/html/index.html"
 	@echo "make test     import walls, unit tests, notebooks with smoke parameters"
-	@echo "make lint     ruff, the import walls, and how much code there is"
+	@echo "make lint     ruff, the import walls, types, and how much code there is"
 	@echo "make sweep GRID=params/study/pruning/matthew-effect.yml"
 	@echo "              run a grid, go on where it stopped, gather its table into results/; FORCE=1 runs again what is"
 	@echo "              finished with other contents; on SLURM, with snakemake-executor-plugin-slurm installed, add"
@@ -67,6 +67,7 @@ lint: $(STAMP)
 	ruff check .
 	ruff format --check .
 	lint-imports
+	mypy
 	python tests/code_size.py
 
 sweep: $(STAMP)
@@ -80,4 +81,4 @@ verify: $(STAMP)
 
 clean:
 	[ ! -d _build ] || find _build -mindepth 1 -maxdepth 1 ! -name sweeps ! -name '.*.lock' -exec rm -rf {} +
-	rm -rf .snakemake .pytest_cache .ruff_cache .import_linter_cache
+	rm -rf .snakemake .pytest_cache .ruff_cache .import_linter_cache .mypy_cache

@@ -147,7 +147,7 @@ def test_errors_help(people):
         load("people", target="race")
     with pytest.raises(ValueError, match=r"group 'young x Ur' has 1 sample in the val split"):
         load("people", group=["age", "town"], fractions=(0.9, 0.05, 0.05))
-    with pytest.raises(ValueError, match="image_size must be a positive integer, or 0 for .* own, got -1"):
+    with pytest.raises(ValueError, match=r"image_size must be a positive integer, or 0 for .* own, got -1"):
         load("people", image_size=-1)
     with pytest.raises(TypeError, match="seed must be an integer"):
         load("people", seed=None)
