@@ -50,8 +50,8 @@ def study(
 
     For each seed a dense model is built and trained; each arm compresses it to each of its levels and finetunes it. The
     *control* is there unless an arm declines it: the dense model finetuned in the same way without being compressed,
-    since finetuning alone changes groups differently. Arms share what they have in common: the data, the dense networks
-    and the control.
+    since finetuning alone changes groups differently. Arms share what they have in common: the data, the dense
+    networks, the control, and the compressed networks of those that compress alike and differ after it.
 
     Args:
         data: A name of ``fairlib.data.DATASETS``, ``(name, settings)`` for :func:`fairlib.load` (a ``seed`` there

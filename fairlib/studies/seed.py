@@ -103,7 +103,7 @@ class Seed:
         self.study, self.seed = study, seed
         self.splits = _splits(study, seed)
         self.start = _build(study.model, self.splits, seed)
-        self.trained: dict[str, tuple[nn.Module, Mapping[str, float]]] = {}
+        self.trained: dict[str, Any] = {}
         self.measured: dict[int, pd.DataFrame] = {}
         self.reasons: list[str] = []
         self.diverged: list[dict[str, Any]] = []
@@ -150,7 +150,10 @@ class Seed:
                         alike = f"control {first!r} {held!r} {sorted(arm.finetune.items())} {teacher!r}"
                         tuned = self._once(alike, partial(finetune, dense))
                     else:
-                        tuned = finetune(self._compressed(arm, dense, level, first))
+                        how = f"{arm.compressor!r} {arm.method} {arm.compress} {level} {first!r}"
+                        how += f" {sorted(arm.settings.items())} {sorted(arm.train.items())}"
+                        small = self._once(how, partial(self._compressed, arm, dense, level, first))
+                        tuned = finetune(small)
                 if tuned is not None:
                     yield run(tuned[0], stage=stage, level=level, timing=tuned[1])
 
@@ -164,8 +167,8 @@ class Seed:
             where = {"arm": arm.name, "seed": self.seed, "stage": stage, "level": level, "when": when}
             self.diverged.append(where | {"reason": str(error)})
 
-    def _once(self, key: str, train: Callable[[], tuple[nn.Module, Mapping[str, float]]]):
-        """What several arms have in common, trained once."""
+    def _once(self, key: str, train: Callable[[], Any]) -> Any:
+        """What several arms have in common, trained or compressed once."""
         if key not in self.trained:
             self.trained[key] = train()
         return self.trained[key]

@@ -12,6 +12,7 @@ import fairlib
 from fairlib import Arm, study
 from fairlib.diagnostics import group_performance
 from fairlib.network import masks
+from fairlib.pruning import Pruning
 from fairlib.studies import Run, by_seed
 
 SMALL = dict(
@@ -85,6 +86,25 @@ def test_an_arm_without_a_control_trains_none_and_changes_nothing_else(trainings
     assert len(trainings) == 1 + 1 + 2 and sum(bool(each.get("constraint")) for each in trainings) == 1
     others = both[(both["arm"] == "plain") | (both["stage"] != "control")].reset_index(drop=True)
     pd.testing.assert_frame_equal(table, others)
+
+
+def test_arms_that_compress_alike_share_the_compressed_network(monkeypatch):
+    levels, compress = [], Pruning.compress
+
+    def counted(self, model, name, level, **settings):
+        levels.append((name, level))
+        return compress(self, model, name, level, **settings)
+
+    monkeypatch.setattr(Pruning, "compress", counted)
+    arms = {
+        "plain": Arm("prune:random"),
+        "fair after it": Arm("prune:random", mitigation=FAIR, when="after"),
+        "fair before it": Arm("prune:random", mitigation=FAIR, when="before"),
+        "by magnitude": Arm("prune:magnitude"),
+    }
+    study(**SMALL, arms=arms, levels=[0.5, 0.8])
+    # The network that was fair before is another one, and so is what is left of it.
+    assert levels == [(name, level) for name in ("random", "random", "magnitude") for level in (0.5, 0.8)]
 
 
 def test_an_own_function_is_a_method():
