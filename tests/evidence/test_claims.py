@@ -97,7 +97,7 @@ def test_effect_and_null_control_are_judged_by_the_same_measure():
         ({"kind": "guess"}, "unknown kind 'guess'; known: definition"),
         ({"statement": ""}, "statement must be a text"),
         ({"statistic": {"name": "median"}}, "claim 'H-x': unknown statistic 'median'; known: acc"),
-        ({"statistic": {"name": "column"}}, r"statistic column: missing a required .*argument: 'column'"),
+        ({"statistic": {"name": "column"}}, "statistic column: missing a required "),
         ({"statistic": {"name": "column", "column": "a", "levle": 1}}, "unexpected keyword argument 'levle'"),
         ({"direction": "up"}, "unknown direction 'up'; known: greater, less, equal"),
         ({"threshold": "0"}, "threshold must be a finite number, got '0'"),
