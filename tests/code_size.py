@@ -22,7 +22,6 @@ LONG = {  # Pages over the cap that they should keep; they may become shorter, n
     "bilevel/loss-between": 214,
     "explanation/group-curvature": 272,
     "mitigation/dual-step": 475,
-    "mitigation/price-of-fairness": 412,
     "theory/excessive-loss": 317,
 }
 ALIKE = 3  # Lines from which on a body may not stand twice.
