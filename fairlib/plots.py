@@ -22,9 +22,6 @@ if TYPE_CHECKING:
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442", "#000000")
 MARKERS = "osD^vP<>"
 
-Look = tuple[int | str, str]
-"""A colour, by its place in `PALETTE` or by name, and a marker."""
-
 
 def new_figure(
     columns: int = 1, *, width: float = 8.0, height: float = 3.4, sharey: bool = False
@@ -70,7 +67,7 @@ def lines(
     axis: Axes,
     values: Mapping[str, pd.DataFrame],
     *,
-    looks: Mapping[str, Look] | None = None,
+    looks: Mapping[str, tuple[int | str, str]] | None = None,
     apart: float = 0.0,
     zero: bool = True,
 ) -> None:
@@ -95,7 +92,7 @@ def intervals(
     axis: Axes,
     values: Mapping[str, ArrayLike | Mapping[str, ArrayLike]],
     *,
-    looks: Mapping[str, Look] | None = None,
+    looks: Mapping[str, tuple[int | str, str]] | None = None,
     zero: float | None = 0.0,
 ) -> None:
     """A row for each name: the mean over seeds with its 95 % t interval, or several with colours of their own.
@@ -347,7 +344,7 @@ def _points(axis: Axes, table: pd.DataFrame, name: str, rows: np.ndarray, color:
     axis.errorbar(table[name], rows, xerr=np.maximum(error, 0), **look)
 
 
-def _look(looks: Mapping[str, Look] | None, label: str, place: int) -> dict[str, Any]:
+def _look(looks: Mapping[str, tuple[int | str, str]] | None, label: str, place: int) -> dict[str, Any]:
     color, marker = (looks or {}).get(label, (place % len(PALETTE), MARKERS[place % len(MARKERS)]))
     return {"color": PALETTE[color] if isinstance(color, int) else color, "marker": marker}
 

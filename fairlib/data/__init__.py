@@ -78,7 +78,7 @@ def load(
         equal: Make all groups of the training part equally large: by the settings in ``EQUAL``, or by cutting every
             group to the size of the smallest.
         rare: Shares of samples to keep, in (0, 1], by group or by ``(group, target)``, names or codes:
-            ``{(1, 1): 0.1}`` keeps a tenth of the second group's second target (:meth:`Splits.imbalance`).
+            ``{(1, 1): 0.1}`` keeps a tenth of the second group's second target (``Splits.imbalance``).
         rare_in: The parts that ``rare`` thins out.
         settings: Settings of this data set: the keyword-only parameters of ``DATASETS[name]``.
 

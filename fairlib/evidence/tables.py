@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 EMBEDDED = ("digits", "synthetic-faces", "parabola")
-"""Data that come with the package or are drawn: what is measured on others is a real-data run."""
+"""Names of data that come with the package or are drawn; what is measured on others is a real-data run."""
 
 Row = Mapping[str, Any]
 
@@ -53,7 +53,7 @@ class Recorded:
 
     @property
     def provenance(self) -> dict[str, Any]:
-        """The file beside the table: grid, parameters, hardware, versions, commit."""
+        """Grid, parameters, hardware, versions and commit, from the file beside the table."""
         return json.loads(self.path.with_suffix(".json").read_text(encoding="utf-8"))
 
     def select(self, **where: Any) -> Recorded:

@@ -48,9 +48,9 @@ def verify(table: str | Path, *, seeds: int = 1, tolerance: float = TOLERANCE, a
         times are printed and do not count.
 
     Raises:
-        ParameterError: If the table, its provenance, notebook or data do not exist, or no grid recorded it.
-        RunError: If the notebook fails, or no columns identify the rows.
-        ValueError: If ``seeds`` or ``tolerance`` is out of range.
+        ValueError: If the table, its provenance, notebook or data do not exist, no grid recorded it, or a number is out
+            of range.
+        RuntimeError: If the notebook fails, or no columns identify the rows.
     """
     check_number("seeds", seeds, 1, whole=True)
     check_number("tolerance", tolerance, 0)
@@ -185,7 +185,7 @@ def compare(recorded: pd.DataFrame, fresh: pd.DataFrame, varied: Sequence[str]) 
         varied: Parameters that tell runs apart, where they are columns.
 
     Raises:
-        RunError: If no columns identify the rows.
+        RuntimeError: If no columns identify the rows.
     """
     scope = [name for name in dict.fromkeys(["seed", *varied]) if name in recorded and name in fresh]
     old = recorded[_rows(recorded, scope).isin(_rows(fresh, scope))] if scope else recorded

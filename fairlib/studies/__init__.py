@@ -82,11 +82,11 @@ def study(
             :math:`\|\tilde\theta - \theta\|_2`, NaN where they are not the same weights; and ``"gradients"``, the
             gradients of samples that went into the model (:func:`fairlib.gradient_evaluations`), the dense training
             included.
-        measure: A function of a :class:`Run`. Scalars by name become columns of all its rows. A table with the columns
-            ``split`` and ``group`` adds its other columns to the rows of these, and rows for those that are new; other
-            tables add rows only. It must give the same rows for every seed.
-        clock: Add ``seconds``, what the finetuning took (:func:`fairlib.environment.clock`), and ``dual_seconds``, the
-            part of it that a constraint spent between the epochs. The finetuning then never comes from the cache.
+        measure: A function of a :class:`fairlib.studies.Run`. Scalars by name become columns of all its rows. A table
+            with the columns ``split`` and ``group`` adds its other columns to the rows of these, and rows for those
+            that are new; other tables add rows only. It must give the same rows for every seed.
+        clock: Add ``seconds``, what the finetuning took (CPU: process time; CUDA: wall clock), and ``dual_seconds``,
+            the part of it that a constraint spent between the epochs. The finetuning then never comes from the cache.
         divergence: ``"raise"``, or ``"skip"``: a run that diverges leaves no rows, and ``table.attrs["diverged"]``
             lists it with arm, seed, level, time of mitigation and the reason.
         device: As in :func:`fairlib.fit`.

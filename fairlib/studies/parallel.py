@@ -3,26 +3,24 @@
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import Any
 
 import torch
 from tqdm import tqdm
 
 from fairlib import environment
 
-T = TypeVar("T")
-
 _STARTUP = 8.0  # Seconds until a worker process has imported torch on two cores.
 
 
 def by_seed(
-    function: Callable[[int], T],
+    function: Callable[[int], Any],
     seeds: Iterable[int],
     *,
     device: str = "auto",
     workers: int | None = None,
     progress: bool = False,
-) -> list[T]:
+) -> list[Any]:
     """Call a function for every seed, here or in processes, whichever is faster.
 
     On the CPU every call uses one thread, so that results do not depend on the number of processes. The first seed is
@@ -50,7 +48,7 @@ def by_seed(
     return list(tqdm(results, total=len(seeds), desc="seeds", leave=False) if progress else results)
 
 
-def _in_order(function: Callable[[int], T], seeds: Sequence[int], most: int, wanted: bool) -> Iterator[T]:
+def _in_order(function: Callable[[int], Any], seeds: Sequence[int], most: int, wanted: bool) -> Iterator[Any]:
     from joblib import Parallel, delayed
 
     start = time.perf_counter()
@@ -64,7 +62,7 @@ def _in_order(function: Callable[[int], T], seeds: Sequence[int], most: int, wan
     yield from Parallel(n_jobs=processes, return_as="generator")(delayed(function)(seed) for seed in rest)
 
 
-def _on_one_thread(function: Callable[[int], T], seed: int) -> T:
+def _on_one_thread(function: Callable[[int], Any], seed: int) -> Any:
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
