@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import fairlib
 from fairlib.models import MODELS, Normalize, width_for
 from fairlib.network.masks import prunable
+from fairlib.network.memory import memory_of
 
 RESNETS = ["tiny-resnet", "resnet10", "resnet18", "resnet34", "resnet50"]
 NAMES = ["mlp", "cnn", *RESNETS, "vgg19", "mobilenetv2", "wrn-22-8"]
@@ -71,12 +72,12 @@ def test_a_model_like_data_has_their_classes_channels_and_size(images):
     by_hand = fairlib.build("cnn", num_classes=images.num_classes, in_channels=1, image_size=8, seed=3, width=0.5)
     for settings in ({}, {"in_channels": 1}):
         like = fairlib.build("cnn", like=images, seed=3, width=0.5, **settings)
-        assert like.recipe == by_hand.recipe
+        assert memory_of(like).recipe == memory_of(by_hand).recipe
         assert all(torch.equal(one, other) for one, other in zip(like.parameters(), by_hand.parameters(), strict=True))
     splits = fairlib.load("digits")
     assert fairlib.build("mlp", like=splits)(splits.test.batch([0])).shape == (1, 10)
     vectors = fairlib.GroupedDataset(np.eye(4), [0, 1, 0, 1], [0, 0, 1, 1])
-    assert fairlib.build("mlp", like=vectors).recipe["in_channels"] == 4
+    assert memory_of(fairlib.build("mlp", like=vectors)).recipe["in_channels"] == 4
     assert width_for("cnn", 500, like=splits) == width_for("cnn", 500, num_classes=10, in_channels=1, image_size=8)
 
 
