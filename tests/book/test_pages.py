@@ -25,6 +25,7 @@ FLAGS = [
 pytestmark = [
     needs_book,
     pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on the PATH (Debian: apt install chromium)"),
+    pytest.mark.xdist_group("pages"),  # One browser for all of them.
 ]
 
 # What a page shows once its formulas are set; code may hold dollars and backslashes, prose may not.
@@ -54,9 +55,6 @@ class Visit:
     facts: dict = field(default_factory=dict)
     complaints: list[str] = field(default_factory=list)
     requests: list[str] = field(default_factory=list)
-
-
-pytestmark = pytest.mark.xdist_group("pages")  # One browser for all of them.
 
 
 @pytest.fixture(scope="module")
