@@ -113,6 +113,7 @@ def study(
     """
     shared = Arm(method, mitigation, when, finetune, None, compress, levels)
     check_settings("train=", fit, train or {}, given=OWN)
+    lookup("answer to divergence", divergence, dict.fromkeys(DIVERGENCE))
     plan = Study(
         data=data,
         model=model,
@@ -122,7 +123,7 @@ def study(
         diagnostics=tuple(name for name in diagnostics if lookup("diagnostic", name, dict.fromkeys(MEASURED, True))),
         measure=measure,
         clock=clock,
-        divergence=lookup("answer to divergence", divergence, dict(zip(DIVERGENCE, DIVERGENCE, strict=True))),
+        divergence=divergence,
         device=device,
         cache=default_folder() if cache == "auto" else None if cache is None else Path(cache),
     )

@@ -218,3 +218,19 @@ def test_a_study_without_any_method_is_refused():
 
 def test_by_seed_keeps_the_order_of_the_seeds():
     assert by_seed(lambda seed: seed**2, [3, 1, 2], workers=2) == [9, 1, 4]
+
+
+def test_a_diagnostic_that_cannot_be_computed_is_warned_of_once_with_the_reason(monkeypatch):
+    def nothing(name, model, data):
+        empty = pd.DataFrame({f"{name}_norm": float("nan")}, index=pd.Index(data.group_names, name="group"))
+        return empty, f"{name}: no derivative"
+
+    monkeypatch.setattr("fairlib.studies.seed.diagnose", nothing)
+    with pytest.warns(UserWarning, match="gradient: no derivative") as warned:
+        table = study(**SMALL | {"seeds": [0, 1]}, method="prune:magnitude", levels=[0.5], diagnostics=["gradient"])
+    assert len(warned) == 1 and table["gradient_norm"].isna().all()
+
+
+def test_an_unknown_answer_to_divergence_is_refused():
+    with pytest.raises(ValueError, match="unknown answer to divergence 'ignore'; known: raise, skip"):
+        study(**SMALL, method="prune:magnitude", levels=[0.5], divergence="ignore")
