@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,14 @@ torch.set_num_threads(1)
 def _own_cache(tmp_path, monkeypatch):
     """No test reads or fills the user's cache."""
     monkeypatch.setenv("FAIRLIB_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture(autouse=True)
+def _no_open_figure():
+    """A figure that a test draws is open in no other test."""
+    yield
+    if "matplotlib.pyplot" in sys.modules:
+        sys.modules["matplotlib.pyplot"].close("all")
 
 
 @pytest.fixture
