@@ -12,37 +12,33 @@ from fairlib.data.face_attributes import faces_with
 from fairlib.data.images import find_files
 
 HOW_TO_GET = (
-    "CelebA (non-commercial research only) comes from its project page, 'Large-scale CelebFaces Attributes "
-    "(CelebA) Dataset' by Liu, Luo, Wang and Tang: get the aligned and cropped images (img_align_celeba), "
-    "list_attr_celeba.txt and list_eval_partition.txt and put all three into root/celeba/; root is load's "
-    "argument (default 'data')."
+    "CelebA (non-commercial research only): get img_align_celeba, list_attr_celeba.txt and list_eval_partition.txt "
+    "from its project page, 'Large-scale CelebFaces Attributes (CelebA) Dataset', into root/celeba/ (load's root)"
 )
 
 
 def celeba(request: Request, *, limit: int | None = None) -> Collection:
-    """202,599 aligned faces, ``celeba/img_align_celeba/*.jpg``, with the 40 attributes of ``list_attr_celeba.txt``.
+    """Load 202,599 aligned faces, ``celeba/img_align_celeba/*.jpg``, with the attributes of ``list_attr_celeba.txt``.
 
-    Pictures are 178 x 218; the 178 x 178 in the middle are taken. Pictures without attributes (``unlisted``)
+    Pictures have 178 x 218 pixels, of which the middle 178 x 178 are used. Pictures without attributes (``unlisted``)
     and attributes without a picture (``missing``) are left out and counted.
 
-    The parts are those of ``list_eval_partition.txt``, in which no person stands in two. Where that file is
-    not there, or gives one of the parts no picture that is, the split is random and stratified, as that of
-    any other data set, and people stand on both sides; ``partition`` in the report says "official" or
-    "stratified".
+    The split is that of ``list_eval_partition.txt``, in which no person is in two parts. If that file is missing, or
+    a part has none of the pictures that were found, the split is random and stratified, and a person may be in
+    several parts; ``partition`` in the report says "official" or "stratified".
 
     Attributes: the 40 under their own names (``Blond_Hair``, the default target; ``Male``, ...), with the
-    values no and yes; and ``gender`` (female, male), which is ``Male`` in words: the default group.
+    values no and yes; and ``gender`` (female, male), which is ``Male`` by another name: the default group.
 
     Args:
-        request: What ``load`` asks for; ``image_size`` defaults to 64 (RGB).
-        limit: Draw that many of the pictures by the seed, before anything is decoded; None or more than there
-            are takes all.
+        request: Arguments of :func:`fairlib.load`; ``image_size`` defaults to 64 (RGB).
+        limit: Number of pictures to draw by the seed, before any is decoded; None, or more than there are, for all.
 
     Raises:
-        FileNotFoundError: If the pictures or their attributes are not there; says how to get them.
+        FileNotFoundError: If the pictures or their attributes are missing; says how to get them.
         ValueError: If an attribute is neither -1 nor 1, no picture has attributes, or ``limit`` is not a
             positive integer.
-        OSError: On decoding, if a picture cannot be read; names the file.
+        OSError: If a picture cannot be read, when it is decoded; names the file.
 
     Source: Z. Liu, P. Luo, X. Wang, X. Tang, Deep Learning Face Attributes in the Wild, ICCV 2015.
     """
@@ -62,7 +58,7 @@ def celeba(request: Request, *, limit: int | None = None) -> Collection:
 
 
 def _read_attributes(file: Path) -> pd.DataFrame:
-    """Which attributes each picture has: bool, a row for each."""
+    """Read which attributes each picture has: bool, a row for each picture."""
     if not file.is_file():
         raise FileNotFoundError(f"found no file {str(file)!r}. {HOW_TO_GET}")
     with open(file, encoding="utf-8") as lines:
@@ -74,7 +70,7 @@ def _read_attributes(file: Path) -> pd.DataFrame:
 
 
 def _read_partition(file: Path, names: Sequence[str]) -> pd.Series | None:
-    """The part of each picture that is listed; None unless every part has one of the pictures."""
+    """Read the part of each of the named pictures; None unless every part has one of them."""
     if not file.is_file():
         return None
     partition = pd.read_csv(file, sep=r"\s+", header=None, index_col=0)[1]

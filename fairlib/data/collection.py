@@ -1,4 +1,4 @@
-"""What a data set hands over before target, group and split are chosen: pictures and their attributes."""
+"""What a data set provides before target, group and split are chosen: pictures and their attributes."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import ArrayLike
 
 from fairlib._validation import lookup
 
@@ -15,30 +16,30 @@ class Request:
     """What ``load`` asks every data set for; a data set's own settings are its keyword-only parameters.
 
     Attributes:
-        root: Folder that holds the data set's folder, or that folder itself (data sets that come in files).
+        root: Folder that holds the data set's folder, or that folder itself (for data sets that are files).
         image_size: Height and width in pixels, or None for the data set's own default.
-        fractions: Shares of train, val and test.
-        seed: The stream from which the data set draws all that it draws.
+        fractions: Shares of train, val and test; three numbers with sum 1.
+        seed: Seed of all that is random in the data set.
     """
 
     root: str
     image_size: int | None
-    fractions: tuple[float, float, float]
+    fractions: tuple[float, ...]
     seed: np.random.SeedSequence
 
 
 @dataclass(frozen=True)
 class Collection:
-    """All samples of a data set, their pictures not yet decoded.
+    """All samples of a data set, before their pictures are decoded.
 
     Attributes:
-        table: A row for each sample, a column for each attribute: categorical, NaN where it is undefined; or
-            float, which cannot be a target or a group as it stands.
-        images: From an integer index ``(n,)`` to the pictures of those rows, uint8 ``(n, C, H, W)``.
-        target, group: The attributes that are taken when none is asked for; None if one must be.
-        parts: Codes (0 train, 1 val, 2 test) of samples that the data set itself assigns, -1 for those it
-            leaves open, ``(N,)``; None if it leaves all open.
-        report: What was found and skipped.
+        table: A row for each sample and a column for each attribute: categorical, NaN where it is undefined; or float,
+            which can be neither target nor group.
+        images: Function from an integer index ``(n,)`` to the pictures of those rows, uint8 ``(n, C, H, W)``.
+        target, group: Names of the default target and the default group; None if the user has to choose.
+        parts: Part of each sample, int ``(N,)``: 0 train, 1 val, 2 test, -1 if :func:`fairlib.load` is to assign it;
+            None if it is to assign all.
+        report: Counts of what was found and what was skipped.
     """
 
     table: pd.DataFrame
@@ -49,8 +50,23 @@ class Collection:
     report: Mapping[str, Any] = field(default_factory=dict)
 
 
+def check_count(name: str, value: object, wanted: str = "a positive integer") -> None:
+    """Refuse an argument that is not a positive integer.
+
+    Raises:
+        ValueError: If ``value`` is not a positive integer; names the argument, and says what is ``wanted``.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+        raise ValueError(f"{name} must be {wanted}, got {value!r}")
+
+
+def table_of(**columns: tuple[ArrayLike, Sequence[str]]) -> pd.DataFrame:
+    """Make a table of categorical attributes, each given by its codes ``(N,)`` (-1: undefined) and their names."""
+    return pd.DataFrame({name: pd.Categorical.from_codes(codes, [*names]) for name, (codes, names) in columns.items()})
+
+
 def draw(count: int, limit: int | None, rng: np.random.Generator) -> np.ndarray:
-    """The samples that a data set uses: all, or ``limit`` of them drawn, before anything is decoded.
+    """Choose the samples that a data set uses: all of them, or ``limit`` at random.
 
     Returns:
         Ascending indices, int64 ``(min(limit, count),)``.
@@ -58,48 +74,45 @@ def draw(count: int, limit: int | None, rng: np.random.Generator) -> np.ndarray:
     Raises:
         ValueError: If ``limit`` is neither None nor a positive integer.
     """
-    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int | np.integer) or limit < 1):
-        raise ValueError(f"limit must be None or a positive integer, got {limit!r}")
-    if limit is None or limit >= count:
+    if limit is None:
         return np.arange(count)
-    return np.sort(rng.choice(count, limit, replace=False))
+    check_count("limit", limit, "None or a positive integer")
+    return np.sort(rng.choice(count, limit, replace=False)) if limit < count else np.arange(count)
 
 
 def select(table: pd.DataFrame, names: str | Sequence[str]) -> tuple[np.ndarray, tuple[str, ...]]:
-    """One attribute of the table, or the crossing of several.
+    """Select one attribute of a table, or cross several.
 
     Args:
-        table: Columns, those that are asked for categorical.
-        names: A column, or several: ``["gender", "race"]`` has the values "male x White", "male x Black", ...
-            A column ``Wavy_Hair`` is also found as "Wavy Hair".
+        table: A column for each attribute; the selected ones must be categorical.
+        names: Name of a column, or several: ``["gender", "race"]`` has the values "male x White", "male x Black", ...
+            A column ``Wavy_Hair`` may also be called "Wavy Hair".
 
     Returns:
-        int64 codes ``(N,)``, -1 where one of the attributes is undefined, and the names of the values.
+        Codes, int64 ``(N,)``, -1 where one of the attributes is undefined; and the names of the values.
 
     Raises:
-        ValueError: If an attribute is unknown (the message lists the known ones), is a quantity, or has fewer
-            than two values; if none is given or one stands twice.
+        ValueError: If an attribute is unknown (the message lists the known ones), is a quantity, or has fewer than two
+            values; if no attribute is given, or one is given twice.
     """
     names = [names] if isinstance(names, str) else list(names)
     if not names or len(set(names)) < len(names):
         raise ValueError(f"attributes to cross must be one or more, each once; got {names}")
-    columns = {name: table[name] for name in table}
-    codes, values = np.zeros(len(table), dtype=np.int64), ("",)
+    codes, values = np.zeros(len(table), dtype=np.int64), [""]
     for name in names:
-        known = name if name in columns else name.replace(" ", "_")
-        column = _categories(name, lookup("attribute", known, columns))
+        known = name if name in table else name.replace(" ", "_")
+        column = _categories(name, lookup("attribute", known, {column: table[column] for column in table}))
         added = column.codes.to_numpy().astype(np.int64)
         codes = np.where((codes < 0) | (added < 0), -1, codes * len(column.categories) + added)
-        values = tuple(f"{left} x {right}" if left else right for left in values for right in column.categories)
-    return codes, values
+        values = [f"{left} x {right}" if left else right for left in values for right in column.categories]
+    return codes, tuple(values)
 
 
-def _categories(name: str, column: pd.Series) -> pd.api.extensions.ExtensionArray:
+def _categories(name: str, column: pd.Series) -> Any:
+    """The accessor ``.cat`` of a column that has classes or groups."""
     if not isinstance(column.dtype, pd.CategoricalDtype):
-        raise ValueError(
-            f"attribute {name!r} has {column.nunique()} distinct numbers, too many for classes or groups: add a "
-            "column with bins of it (pandas.cut) to the table, and name that one"
-        )
+        found = f"attribute {name!r} has {column.nunique()} distinct numbers"
+        raise ValueError(f"{found}, too many for classes: name a column with bins of it (pandas.cut) instead")
     values = list(column.cat.categories)
     if len(values) < 2:
         raise ValueError(f"attribute {name!r} must have at least two values, got {', '.join(values) or 'none'}")

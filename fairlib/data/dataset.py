@@ -1,12 +1,14 @@
-"""Grouped data: inputs with a target and a group each, checked once, never changed."""
+"""Grouped data: inputs, each with a target and a group. Checked when built, never changed."""
 
 from __future__ import annotations
 
 import copy
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from hashlib import sha256
+from numbers import Integral
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -20,6 +22,9 @@ from fairlib.data.splitting import PARTS, seed_sequence, stratified_parts
 Index = int | slice | Sequence[int] | np.ndarray | Tensor
 """What selects samples: integers, a slice, or a boolean mask of length N."""
 
+Sizes = Mapping[str | int | tuple[str | int, str | int], int | float]
+"""Counts or shares by group or by ``(group, target)``; both are given by name or code."""
+
 
 class GroupedDataset:
     """Samples ``(x_i, y_i, a_i)``: an input, a target class and a group, for i = 1..N.
@@ -30,17 +35,17 @@ class GroupedDataset:
         targets: Integers ``(N,)``, codes into ``target_names``.
         groups: Integers ``(N,)``, codes into ``group_names``.
         target_names: Names of the classes; by default "0", "1", ... up to the largest target.
-        group_names: Names of the groups; likewise.
+        group_names: Names of the groups; by default "0", "1", ... up to the largest group.
         normalize: ``(mean, std)``, one number for each channel (or feature), for a model that expects
-            ``(x - mean) / std``; None for one that normalizes itself.
+            ``(x - mean) / std``; None for a model that normalizes its inputs itself.
 
     Attributes:
-        inputs, targets, groups: The tensors; targets and groups int64. On the CPU until ``to``.
+        inputs, targets, groups: The tensors; targets and groups int64. On the CPU until ``to`` moves them.
         target_names, group_names: Tuples of distinct strings.
         normalize: None or a pair of tuples of floats.
 
-    The data are copied, and no method changes its object. As a sequence it yields ``(input, target, group)``,
-    so that a ``torch.utils.data.DataLoader`` takes it; ``batch`` is how a model is fed.
+    The data are copied, and no method changes its object. An index gives ``(input, target, group)``, so that a
+    ``torch.utils.data.DataLoader`` accepts the data set; ``batch`` gives inputs in the form that a model takes.
 
     >>> inputs = [[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]]
     >>> data = GroupedDataset(inputs, targets=[0, 1, 0], groups=[0, 0, 1], group_names=["many", "few"])
@@ -50,9 +55,9 @@ class GroupedDataset:
     tensor([[4., 5.]], dtype=torch.float64)
 
     Raises:
-        TypeError: If a dtype is none of the above.
+        TypeError: If inputs, targets or groups have another dtype.
         ValueError: If shapes disagree, there is no sample, an input is NaN or infinite, a code has no name,
-            or a name stands twice.
+            or a name is given twice.
     """
 
     def __init__(
@@ -73,17 +78,17 @@ class GroupedDataset:
 
     @property
     def num_classes(self) -> int:
-        """How many classes have a name, whether or not they have a sample."""
+        """Number of classes, including those without a sample."""
         return len(self.target_names)
 
     @property
     def num_groups(self) -> int:
-        """How many groups have a name, whether or not they have a sample."""
+        """Number of groups, including those without a sample."""
         return len(self.group_names)
 
     @property
     def group_sizes(self) -> pd.Series:
-        """Samples of each group, int64, indexed by group name in the order of the codes."""
+        """Number of samples of each group, int64, indexed by group name in the order of the codes."""
         sizes = torch.bincount(self.groups, minlength=self.num_groups).cpu().numpy()
         return pd.Series(sizes, index=pd.Index(self.group_names, name="group"), name="size")
 
@@ -99,21 +104,21 @@ class GroupedDataset:
         return f"GroupedDataset({len(self)} samples, {kind}, {self.num_classes} classes, groups {groups})"
 
     def subset(self, index: Index) -> GroupedDataset:
-        """The samples at ``index``, in its order; names stay, also those of groups that are gone.
+        """Select the samples at ``index``, in that order. All names stay, even of groups without a sample left.
 
         Raises:
-            IndexError: If an index is out of range or a mask is not N long.
+            IndexError: If an index is out of range or the length of a mask is not N.
             TypeError: If ``index`` holds neither integers nor booleans.
-            ValueError: If it selects no sample.
+            ValueError: If ``index`` selects no sample.
         """
-        index = self._checked_index(index)
-        return self._replace(self.inputs[index], self.targets[index], self.groups[index])
+        rows = self._rows(index)
+        return self._replace(self.inputs[rows], self.targets[rows], self.groups[rows])
 
     def group(self, group: str | int) -> GroupedDataset:
-        """The samples of one group, given by its name or its code.
+        """Select the samples of one group, given by its name or its code.
 
         Raises:
-            ValueError: If there is no such group (the message lists the known ones), or it has no sample.
+            ValueError: If the group is unknown (the message lists the known ones) or has no sample.
         """
         members = self._members(group)
         if not len(members):
@@ -121,54 +126,53 @@ class GroupedDataset:
         return self.subset(members)
 
     def upsample(self, group: str | int, times: int) -> GroupedDataset:
-        """All samples, and those of ``group`` (a name or a code) ``times`` times: [T] Figs 14 and 15.
+        """Repeat the samples of ``group`` (a name or a code), so that each is there ``times`` times: [T] Figs 14, 15.
 
         Raises:
             TypeError: If ``times`` is not an integer.
-            ValueError: If it is below 1, or the group is unknown.
+            ValueError: If ``times`` is below 1, or the group is unknown.
         """
-        if isinstance(times, bool) or not isinstance(times, int | np.integer):
-            raise TypeError(f"times must be an integer, got {times!r}")
-        if times < 1:
-            raise ValueError(f"times must be at least 1, got {times}")
+        check_number("times", times, 1, whole=True)
         extra = self._members(group).repeat(int(times) - 1)
         return self.subset(torch.cat([torch.arange(len(self), device=extra.device), extra]))
 
-    def imbalance(
-        self, sizes: Mapping[str | int | tuple[str | int, str | int], int | float], seed: int = 0
-    ) -> GroupedDataset:
-        """Keep ``sizes[group]`` samples of each group named there, and all samples of the others.
+    def imbalance(self, sizes: Sizes, seed: int = 0) -> GroupedDataset:
+        """Keep ``sizes[group]`` samples of each group in ``sizes``, drawn at random, and all samples of other groups.
 
-        A pair ``(group, target)`` names the samples of the group that have the target. Which samples stay is drawn for
-        each name by itself, and a smaller size keeps a part of what a larger one keeps. Their order stays.
+        A key ``(group, target)`` means the samples of the group that have the target. Each key has a random stream of
+        its own, and a smaller size keeps a subset of what a larger size keeps. The samples stay in their order.
 
         Args:
-            sizes: By name or code: a count (int, at least 1) or a share of the samples named (float in (0, 1],
-                rounded to a count of at least 1).
-            seed: Of the draw.
+            sizes: For a group, or a group and a target, by name or code: a count (int, at least 1), or a share of its
+                samples (float in (0, 1], rounded to a count of at least 1).
+            seed: Seed of the draw.
 
         Raises:
-            ValueError: If a group or target is unknown, a sample is named twice, or there are fewer than asked for.
+            TypeError: If a size or the seed is not a number.
+            ValueError: If a group or target is unknown, two keys share a sample, or a size is out of range.
         """
-        entropy = seed_sequence(seed).entropy
+        check_number("seed", seed, 0, whole=True)
         keep, named = torch.ones(len(self), dtype=torch.bool), torch.zeros(len(self), dtype=torch.bool)
         for name, size in sizes.items():
             codes, members = self._named(name)
             if named[members].any():
-                raise ValueError(f"sizes names a sample twice: {list(sizes)}")
+                raise ValueError(f"sizes names a sample twice: keys must not overlap, got {list(sizes)}")
             named[members] = True
             count = _checked_size(name, size, len(members))
-            order = np.random.default_rng([entropy, *codes]).permutation(len(members))
+            order = np.random.default_rng([int(seed), *codes]).permutation(len(members))
             keep[members[order[count:]]] = False
         return self.subset(keep)
 
     def random_groups(self, seed: int) -> GroupedDataset:
-        """The same samples in groups of the same sizes whose members are drawn: what is left of a group is its size."""
+        """Assign the samples to random groups of the same sizes, which differ in nothing but size."""
         order = np.random.default_rng(seed).permutation(len(self))
         return self._replace(self.inputs, self.targets, self.groups[order])
 
     def hold_out(self, share: float, seed: int = 0) -> tuple[GroupedDataset, GroupedDataset]:
-        """The data without a held-out part, and that part, which has ``share`` of every crossing of target and group.
+        """Split off a held-out part at random, with ``share`` of every crossing of target and group.
+
+        Returns:
+            The data without the held-out part, and the held-out part.
 
         Raises:
             ValueError: If ``share`` is not in (0, 1), or leaves one of the two without samples.
@@ -182,20 +186,22 @@ class GroupedDataset:
         return self.subset(kept), self.subset(held)
 
     def batch(self, index: Index, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> Tensor:
-        """Inputs as a model is fed: uint8 becomes x / 255, floats stay; then ``normalize``, if it is given.
+        """Return inputs in the form that a model takes: uint8 as x / 255, floats unchanged; then normalized.
+
+        The normalization is ``(x - mean) / std`` if the data set has ``normalize``; otherwise there is none.
 
         Args:
-            index: Which samples, as in ``subset``; a single integer makes a batch of one.
-            dtype: A floating dtype, that of the model's parameters.
-            device: Where the model is.
+            index: Integers, a slice, or a boolean mask of length N; a single integer makes a batch of one.
+            dtype: Floating dtype of the model's parameters.
+            device: Device of the model.
 
         Returns:
-            ``(B, C, H, W)`` or ``(B, D)``, of ``dtype``, on ``device``.
+            Tensor ``(B, C, H, W)`` or ``(B, D)`` of ``dtype`` on ``device``.
         """
         # An index tensor is taken as it is: to look at its values would wait for a GPU at every step of a training.
-        trusted = isinstance(index, Tensor) and index.dtype == torch.int64 and index.ndim == 1
-        index = index.to(self.inputs.device) if trusted else self._checked_index(index)
-        chosen = self.inputs[index].to(device)
+        if not (isinstance(index, Tensor) and index.dtype == torch.int64 and index.ndim == 1):
+            index = self._rows(index)
+        chosen = self.inputs[index.to(self.inputs.device)].to(device)
         inputs = chosen.to(dtype).div_(255) if chosen.dtype == torch.uint8 else chosen.to(dtype)
         if self.normalize is None:
             return inputs
@@ -204,25 +210,19 @@ class GroupedDataset:
         return (inputs - mean) / std
 
     def labels(self, index: Tensor, device: torch.device | str = "cpu") -> Tensor:
-        """Targets of the samples at ``index``, int64 ``(B,)``, on ``device``."""
+        """Return the targets of the samples at ``index``, int64 ``(B,)``, on ``device``."""
         return self.targets[index.to(self.targets.device)].to(device)
 
     def to(self, device: torch.device | str) -> GroupedDataset:
-        """The same data with its tensors on ``device``."""
+        """Return the data set with its tensors on ``device``."""
         return self._replace(self.inputs.to(device), self.targets.to(device), self.groups.to(device))
 
     def fingerprint(self) -> str:
-        """SHA-256 (hexadecimal) of all that the data set holds, wherever its tensors are."""
-        header = [
-            str(self.inputs.dtype),
-            list(self.inputs.shape),
-            self.target_names,
-            self.group_names,
-            self.normalize,
-        ]
+        """Compute the SHA-256 (hexadecimal) of all that the data set holds; it does not depend on the device."""
+        header = [str(self.inputs.dtype), list(self.inputs.shape), self.target_names, self.group_names, self.normalize]
         digest = sha256(json.dumps(header).encode())
         for tensor in (self.inputs, self.targets, self.groups):
-            digest.update(tensor.cpu().contiguous().numpy().ravel())
+            digest.update(tensor.cpu().contiguous().numpy().ravel().data)
         return digest.hexdigest()
 
     def _replace(self, inputs: Tensor, targets: Tensor, groups: Tensor) -> GroupedDataset:
@@ -231,36 +231,33 @@ class GroupedDataset:
         other.inputs, other.targets, other.groups = inputs, targets, groups
         return other
 
-    def _code(self, group: str | int) -> int:
-        return _code("group", self.group_names, group)
-
     def _members(self, group: str | int) -> Tensor:
-        return torch.nonzero(self.groups == self._code(group)).flatten()
+        return torch.nonzero(self.groups == _code("group", self.group_names, group)).flatten()
 
     def _named(self, name: str | int | tuple[str | int, str | int]) -> tuple[list[int], Tensor]:
         """The codes of a group, or of a group and a target, and the indices of its samples, on the CPU."""
-        if not isinstance(name, tuple):
-            return [self._code(name)], self._members(name).cpu()
-        group, target = name
-        codes = [self._code(group), _code("target", self.target_names, target)]
-        return codes, torch.nonzero((self.groups == codes[0]) & (self.targets == codes[1])).flatten().cpu()
+        group, target = name if isinstance(name, tuple) else (name, None)
+        members, codes = self._members(group), [_code("group", self.group_names, group)]
+        if target is not None:
+            codes.append(_code("target", self.target_names, target))
+            members = members[self.targets[members] == codes[-1]]
+        return codes, members.cpu()
 
-    def _checked_index(self, index: Index) -> Tensor:
-        if isinstance(index, slice):
-            index = torch.arange(len(self))[index]
-        elif not isinstance(index, Tensor):
-            index = np.asarray(index)
-            index = torch.tensor(index.astype(np.int64) if index.size == 0 else index)
-        index = index.reshape(-1).to(self.inputs.device)
-        if index.is_floating_point() or index.is_complex():
-            raise TypeError(f"index must hold integers or booleans, got {index.dtype}")
-        if index.dtype == torch.bool:
-            if len(index) != len(self):
-                raise IndexError(f"a mask must have one entry for each of the {len(self)} samples, got {len(index)}")
-            index = torch.nonzero(index).flatten()
-        if not len(index):
+    def _rows(self, index: Index) -> Tensor:
+        """The integers that an index stands for, int64, where the inputs are."""
+        if not isinstance(index, Tensor):
+            chosen = np.arange(len(self))[index] if isinstance(index, slice) else np.asarray(index)
+            index = torch.tensor(chosen if chosen.size else chosen.astype(np.int64))
+        rows = index.reshape(-1).to(self.inputs.device)
+        if rows.is_floating_point() or rows.is_complex():
+            raise TypeError(f"index must hold integers or booleans, got {rows.dtype}")
+        if rows.dtype == torch.bool:
+            if len(rows) != len(self):
+                raise IndexError(f"a mask must have one entry for each of the {len(self)} samples, got {len(rows)}")
+            rows = torch.nonzero(rows).flatten()
+        if not len(rows):
             raise ValueError(f"index selects none of the {len(self)} samples")
-        return index.long()
+        return rows.long()
 
 
 @dataclass(frozen=True, eq=False)
@@ -269,45 +266,40 @@ class Splits:
 
     Attributes:
         train, val, test: Disjoint parts with the same names of targets and groups.
-        name: Of the data set.
-        report: What was found, skipped, dropped and used, as counts (and names of skipped files).
+        name: Name of the data set.
+        report: Counts of what was found, skipped, dropped and used (and names of skipped files).
     """
 
     train: GroupedDataset
     val: GroupedDataset
     test: GroupedDataset
     name: str
-    report: dict[str, object] = field(default_factory=dict)
+    report: dict[str, Any] = field(default_factory=dict)
 
     def __iter__(self) -> Iterator[GroupedDataset]:
         return iter((self.train, self.val, self.test))
 
-    def imbalance(
-        self,
-        sizes: Mapping[str | int | tuple[str | int, str | int], int | float],
-        seed: int = 0,
-        *,
-        parts: Sequence[str] = PARTS,
-    ) -> Splits:
-        """The same data with :meth:`GroupedDataset.imbalance` of all three parts, or of some of them.
+    def imbalance(self, sizes: Sizes, seed: int = 0, *, parts: Sequence[str] = PARTS) -> Splits:
+        """Apply :meth:`GroupedDataset.imbalance` to all three parts, or to some of them.
 
         Args:
-            sizes: As for one part; shares make the groups of all parts rarer alike.
+            sizes: Counts or shares to keep in each part, by group or ``(group, target)``; other groups stay whole.
             seed: Seed of the draw.
-            parts: Names of the parts that are thinned out.
+            parts: Names of the parts in which samples are dropped.
 
         Raises:
-            ValueError: As for one part, or if a part is unknown.
+            TypeError: If a size or the seed is not a number.
+            ValueError: If a part, a group or a target is unknown, two keys share a sample, or a size is out of range.
         """
         whole = dict(zip(PARTS, self, strict=True))
         thinned = {name: lookup("part", name, whole).imbalance(sizes, seed) for name in parts}
         report = self.report | {name: len(part) for name, part in thinned.items()}
         report["imbalanced"] = sum(len(whole[name]) - len(part) for name, part in thinned.items())
-        return replace(self, **thinned, report=report)
+        return Splits(**(whole | thinned), name=self.name, report=report)
 
 
 def _code(kind: str, names: Sequence[str], name: str | int) -> int:
-    """The code of a group or target that is given by its name or its code."""
+    """The code of a group or a target that is given by name or code."""
     if name in names:
         return names.index(name)
     if isinstance(name, int | np.integer) and not isinstance(name, bool) and 0 <= name < len(names):
@@ -316,7 +308,7 @@ def _code(kind: str, names: Sequence[str], name: str | int) -> int:
 
 
 def _as_tensor(argument: str, values: ArrayLike | Tensor) -> Tensor:
-    """A copy on the CPU."""
+    """Copy numbers to a tensor on the CPU."""
     if isinstance(values, Tensor):
         return values.detach().to("cpu", copy=True)
     array = np.asarray(values)
@@ -328,43 +320,38 @@ def _as_tensor(argument: str, values: ArrayLike | Tensor) -> Tensor:
 def _checked_inputs(values: ArrayLike | Tensor) -> Tensor:
     inputs = _as_tensor("inputs", values)
     if inputs.dtype not in (torch.uint8, torch.float32, torch.float64):
-        raise TypeError(f"inputs must be uint8, float32 or float64, got {str(inputs.dtype).removeprefix('torch.')}")
-    dimensions = (4,) if inputs.dtype == torch.uint8 else (2, 4)
-    if inputs.ndim not in dimensions:
-        wanted = "(N, C, H, W)" if inputs.dtype == torch.uint8 else "(N, C, H, W) or (N, D)"
+        raise TypeError(f"inputs must be uint8, float32 or float64, got {inputs.dtype}")
+    shapes = {4: "(N, C, H, W)"} if inputs.dtype == torch.uint8 else {4: "(N, C, H, W)", 2: "(N, D)"}
+    if inputs.ndim not in shapes:
+        wanted = " or ".join(shapes.values())
         raise ValueError(f"{inputs.dtype} inputs must have shape {wanted}, got {tuple(inputs.shape)}")
     if inputs.ndim == 4 and inputs.shape[1] == inputs.shape[2] > 4 and inputs.shape[3] in (1, 3, 4):
         raise ValueError(f"inputs {tuple(inputs.shape)} look like (N, H, W, C); give inputs.transpose(0, 3, 1, 2)")
     if not inputs.numel():
         raise ValueError(f"inputs are empty: shape {tuple(inputs.shape)}")
-    if inputs.is_floating_point():
-        bad = ~torch.isfinite(inputs)
-        if bad.any():
-            first = tuple(torch.nonzero(bad)[0].tolist())
-            raise ValueError(f"inputs hold {int(bad.sum())} NaN or infinite values, the first at index {first}")
+    if inputs.is_floating_point() and len(bad := torch.nonzero(~torch.isfinite(inputs))):
+        raise ValueError(f"inputs hold {len(bad)} NaN or infinite values, the first at index {tuple(bad[0].tolist())}")
     return inputs
 
 
 def _checked_codes(argument: str, values: ArrayLike | Tensor, count: int) -> Tensor:
     codes = _as_tensor(argument, values)
     if codes.is_floating_point() or codes.is_complex() or codes.dtype == torch.bool:
-        found = str(codes.dtype).removeprefix("torch.")
-        raise TypeError(f"{argument} must be integers (codes 0, 1, ...), got {found}; convert them with .astype(int)")
+        raise TypeError(f"{argument} must be integers (codes 0, 1, ...), got {codes.dtype}: convert with .astype(int)")
     if codes.shape != (count,):
         raise ValueError(f"{argument} must have shape ({count},), one for each input, got {tuple(codes.shape)}")
     return codes.long()
 
 
 def _checked_names(kind: str, codes: Tensor, names: Sequence[str] | None) -> tuple[str, ...]:
-    """The names of the codes, and the promise that every code has one."""
+    """Return the names of the codes, one for every code."""
     low, high = int(codes.min()), int(codes.max())
     if names is None:
-        names = tuple(str(code) for code in range(high + 1))
+        names = tuple(map(str, range(high + 1)))
     elif isinstance(names, str) or not all(isinstance(name, str) for name in names):
         raise TypeError(f"{kind}_names must be a sequence of strings, got {names!r}")
-    twice = sorted({name for name in names if list(names).count(name) > 1})
-    if twice:
-        raise ValueError(f"{kind}_names must be distinct, but {', '.join(map(repr, twice))} stands more than once")
+    if twice := sorted({name for name in names if list(names).count(name) > 1}):
+        raise ValueError(f"{kind}_names must be distinct, but {', '.join(map(repr, twice))} is given more than once")
     if low < 0 or high >= len(names):
         wrong = low if low < 0 else high
         first = int(torch.nonzero(codes == wrong)[0])
@@ -381,20 +368,16 @@ def _checked_normalize(
     except (TypeError, ValueError):
         raise TypeError(f"normalize must be (mean, std), a sequence of numbers each, got {normalize!r}") from None
     if len(mean) != channels or len(std) != channels:
-        raise ValueError(f"normalize must hold {channels} means and stds, one a channel, got {normalize!r}")
+        raise ValueError(f"normalize must hold {channels} means and stds, one for each channel, got {normalize!r}")
     if not np.isfinite([*mean, *std]).all() or min(std) <= 0:
         raise ValueError(f"normalize must hold finite means and positive stds, got {normalize!r}")
     return mean, std
 
 
 def _checked_size(name: object, size: int | float, available: int) -> int:
-    """How many of the samples called ``name`` to keep."""
-    if isinstance(size, bool) or not isinstance(size, int | float | np.integer | np.floating):
-        raise TypeError(f"sizes[{name!r}] must be a count (int) or a share (float), got {size!r}")
-    if isinstance(size, int | np.integer):
-        if not 1 <= size <= available:
-            raise ValueError(f"sizes[{name!r}] is {size}, but there are {available} samples (1 to {available})")
+    """The number of samples to keep for one key of ``sizes``."""
+    if isinstance(size, Integral):
+        check_number(f"sizes[{name!r}], a count,", size, 1, available, whole=True, high_closed=True)
         return int(size)
-    if not 0 < size <= 1:
-        raise ValueError(f"sizes[{name!r}] is {size}; a share must be in (0, 1], a count must be an int")
+    check_number(f"sizes[{name!r}], a share (a count is an int),", size, 0, 1, low_open=True, high_closed=True)
     return max(1, round(size * available))

@@ -1,37 +1,35 @@
-"""Handwritten digits that come with scikit-learn, made imbalanced."""
+"""The handwritten digits of scikit-learn, made imbalanced."""
 
 import numpy as np
-import pandas as pd
 
-from fairlib.data.collection import Collection, Request
+from fairlib.data.collection import Collection, Request, check_count, table_of
 from fairlib.data.images import resize
 from fairlib.data.splitting import MINIMUM, apportion
 
 
 def digits(request: Request, *, imbalance: float = 10.0, size: int = 450) -> Collection:
-    """Scikit-learn's 1,797 digits (8 x 8, grey), with class sizes that fall geometrically.
+    """Load scikit-learn's 1,797 digits (8 x 8, grey), with class sizes that fall geometrically.
 
-    In train and val the k-th most frequent digit (k = 0..9) has a share proportional to
-    ``imbalance ** (-k / 9)``; **which digit is how frequent is drawn from the seed**, so that over seeds size
-    has nothing to do with shape. ``imbalance=1`` is the control: the same number of training images, equal
-    shares. The test part is balanced: as many images of each digit as are left of the one with the fewest, so
-    that accuracy is estimated equally well for all.
+    In train and val the k-th most frequent digit (k = 0..9) has a share proportional to ``imbalance ** (-k / 9)``;
+    **which digit is how frequent is drawn from the seed**, so that over seeds the size of a class is independent of
+    its shape. ``imbalance=1`` is the control: the same number of training images, equal shares. The test part is
+    balanced, so that accuracy is estimated equally well for all digits: of each it has as many images as are left of
+    the digit with the fewest.
 
-    The training part has ``size`` images in all (10.0 and 450 make 110, 85, ..., 11), the validation part
-    ``size * val / train`` more by ``fractions``, at least two of each digit; the share of test in
-    ``fractions`` has no effect. For one seed the test images of a larger imbalance are among those of a
-    smaller one.
+    The training part has ``size`` images in all (450 with imbalance 10 gives classes of 110, 85, ..., 11), the
+    validation part ``size * val / train`` by ``fractions``, at least two of each digit; the share of test in
+    ``fractions`` has no effect. For one seed the test images of a larger imbalance are among those of a smaller one.
 
-    Attributes ``digit`` (0 to 9) and ``parity`` (even, odd); values 0 to 16 become ``round(x * 255 / 16)``.
+    Attributes: ``digit`` (0 to 9) and ``parity`` (even, odd). Pixel values 0 to 16 become ``round(x * 255 / 16)``.
 
     Args:
-        request: What ``load`` asks for; ``image_size`` defaults to 8, others are scaled from it.
-        imbalance: Largest over smallest class, at least 1.
-        size: Images in the training part.
+        request: Arguments of :func:`fairlib.load`; ``image_size`` defaults to 8, other sizes are scaled from it.
+        imbalance: Size of the largest class over that of the smallest, at least 1.
+        size: Number of images in the training part.
 
     Raises:
-        ValueError: If ``imbalance`` is below 1, ``size`` is not a positive integer, or there are too few
-            images.
+        ValueError: If ``imbalance`` is below 1, ``size`` is not a positive integer, or too few images are left for
+            the test part.
 
     Source: E. Alpaydin, C. Kaynak, Optical Recognition of Handwritten Digits, UCI Machine Learning
         Repository, 1998.
@@ -40,8 +38,7 @@ def digits(request: Request, *, imbalance: float = 10.0, size: int = 450) -> Col
 
     if not (np.isfinite(imbalance) and imbalance >= 1):
         raise ValueError(f"imbalance must be at least 1 (largest over smallest class), got {imbalance!r}")
-    if not isinstance(size, int | np.integer) or size < 1:
-        raise ValueError(f"size must be a positive integer, got {size!r}")
+    check_count("size", size)
     bunch = load_digits()
     rng = np.random.default_rng(request.seed)
     order = rng.permutation(10)
@@ -53,12 +50,8 @@ def digits(request: Request, *, imbalance: float = 10.0, size: int = 450) -> Col
     left = np.array([len(draw) for draw in draws]) - train - val
     test = left.min()
     if test < MINIMUM:
-        scarce = left.argmin()
-        raise ValueError(
-            f"size={size} with imbalance={imbalance} takes {train[scarce]} + {val[scarce]} images "
-            f"(train + val) of digit {order[scarce]}, which has {len(draws[scarce])}, and leaves fewer than "
-            f"{MINIMUM} for the test: lower one of them"
-        )
+        scarce = f"size={size} with imbalance={imbalance} leaves fewer than {MINIMUM} images"
+        raise ValueError(f"{scarce} of digit {order[left.argmin()]} for the test part: lower size or imbalance")
 
     # The test comes first in each draw, so that test sets of one seed are nested over imbalances.
     counts = [(test, t, v) for t, v in zip(train, val, strict=True)]
@@ -67,12 +60,7 @@ def digits(request: Request, *, imbalance: float = 10.0, size: int = 450) -> Col
     images = resize(bunch.images[rows, None] * (255 / 16), request.image_size or 8)
     digit = bunch.target[rows]
     return Collection(
-        table=pd.DataFrame(
-            {
-                "digit": pd.Categorical.from_codes(digit, [str(d) for d in range(10)]),
-                "parity": pd.Categorical.from_codes(digit % 2, ["even", "odd"]),
-            }
-        ),
+        table=table_of(digit=(digit, "0123456789"), parity=(digit % 2, ("even", "odd"))),
         images=np.rint(images).astype(np.uint8).__getitem__,
         target="digit",
         group="digit",

@@ -6,34 +6,25 @@ from dataclasses import dataclass
 
 import numpy as np
 
-FACTORS = (
-    "face width",
-    "face length",
-    "hair shade",
-    "hairline",
-    "eye distance",
-    "eye size",
-    "brow tilt",
-    "nose length",
-    "mouth width",
-    "mouth curve",
-)
-"""What the columns of the factors mean."""
+FACTORS = ("width", "length", "shade", "hairline", "spacing", "eye", "tilt", "nose", "mouth", "curve")
+"""The numbers that shape a face, in the order of the columns of ``factors``."""
+
+Length = np.ndarray | float
 
 CHUNK = 256
-"""Pictures drawn at a time: as many as keep the intermediate arrays in the processor's cache."""
+"""Number of pictures drawn at a time: few enough to keep the intermediate arrays in the CPU's cache."""
 
 
 @dataclass(frozen=True)
 class Pose:
-    """How each of n faces stands before the camera; drawn apart from who it is.
+    """Position, size and light of n faces in their pictures, independent of the factors of the faces.
 
     Attributes:
-        shift: ``(n, 2)``, right and down, in half pictures.
-        angle: ``(n,)``, radians.
-        scale: ``(n,)``, 1 is the ordinary size.
-        light: ``(n,)``, brightness, 1 is the ordinary one.
-        slope: ``(n, 2)``, change of brightness from the middle to the right and lower edge.
+        shift: Displacement to the right and down, in half pictures, ``(n, 2)``.
+        angle: Rotation in radians, ``(n,)``.
+        scale: Size relative to the ordinary size, ``(n,)``.
+        light: Brightness relative to the ordinary brightness, ``(n,)``.
+        slope: Relative change of brightness from the middle to the right and to the lower edge, ``(n, 2)``.
     """
 
     shift: np.ndarray
@@ -44,7 +35,7 @@ class Pose:
 
     @classmethod
     def draw(cls, count: int, rng: np.random.Generator) -> Pose:
-        """Independent jitter for ``count`` faces."""
+        """Draw independent, uniform poses for ``count`` faces."""
         return cls(
             shift=rng.uniform(-0.06, 0.06, (count, 2)),
             angle=rng.uniform(-0.1, 0.1, count),
@@ -54,20 +45,21 @@ class Pose:
         )
 
     def __getitem__(self, index: slice) -> Pose:
-        parts = (self.shift, self.angle, self.scale, self.light, self.slope)
-        return Pose(*(part[index] for part in parts))
+        return Pose(*(values[index] for values in vars(self).values()))
 
 
 def draw_faces(factors: np.ndarray, pose: Pose, size: int) -> np.ndarray:
-    """Draw grey faces.
+    """Paint grey faces.
 
     Args:
-        factors: ``(n, 10)``, each in [-1, 1]; the columns are ``FACTORS``.
-        pose: Of the n faces.
-        size: Height and width in pixels.
+        factors: The numbers that shape each face, ``(n, 10)``, in [-1, 1]: width and length of the face, shade of the
+            hair, height of the hairline, distance and size of the eyes, tilt of the brows, length of the nose, width
+            and curve of the mouth.
+        pose: Position, size and light of the n faces.
+        size: Height and width of the pictures in pixels.
 
     Returns:
-        float32 ``(n, 1, size, size)`` in [0, 1].
+        Pictures, float32 ``(n, 1, size, size)`` in [0, 1].
     """
     images = np.empty((len(factors), 1, size, size), dtype=np.float32)
     for start in range(0, len(factors), CHUNK):
@@ -116,15 +108,15 @@ def _draw(factors: np.ndarray, pose: Pose, size: int) -> np.ndarray:
 
 
 def _columns(values: np.ndarray) -> np.ndarray:
-    """``(n, k)`` to ``(k, n, 1, 1)``: one number a picture, to combine with its pixels."""
+    """Turn ``(n, k)`` into ``(k, n, 1, 1)``: k times one number for each picture, to combine with its pixels."""
     return values.T[:, :, None, None].astype(np.float32)
 
 
-def _ellipse(x: np.ndarray, y: np.ndarray, half_width: np.ndarray, half_height: np.ndarray) -> np.ndarray:
-    """Signed distance to an ellipse around the origin (inside is negative), to first order."""
+def _ellipse(x: np.ndarray, y: np.ndarray, half_width: Length, half_height: Length) -> np.ndarray:
+    """Signed distance to an ellipse around the origin (negative inside), to first order."""
     return (np.hypot(x / half_width, y / half_height) - 1) * np.minimum(half_width, half_height)
 
 
-def _stroke(along: np.ndarray, across: np.ndarray, half_length: np.ndarray, half_width: float) -> np.ndarray:
-    """Signed distance to a bar around the origin (exact beside it, the larger of two at its corners)."""
+def _stroke(along: np.ndarray, across: np.ndarray, half_length: Length, half_width: Length) -> np.ndarray:
+    """Signed distance to a bar around the origin (exact beside it, the larger of two distances at its corners)."""
     return np.maximum(np.abs(along) - half_length, np.abs(across) - half_width)

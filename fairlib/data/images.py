@@ -1,7 +1,7 @@
-"""Pictures from files: find the folder, decode in threads, resize."""
+"""Pictures from files: find them, decode them in threads, resize them."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -10,42 +10,43 @@ import torch
 from tqdm import tqdm
 
 BLOCK = 64
-"""Pictures that a thread decodes at a time."""
+"""Number of pictures that a thread decodes at a time."""
 
 
 def find_files(root: str, folders: Sequence[str], pattern: str, how_to_get: str) -> list[Path]:
-    """The files of a data set, sorted by name.
+    """Find the files of a data set.
 
     Args:
-        root: The folder that holds the data set's folder, or that folder itself.
-        folders: Names that the data set's folder may have; the first that holds such a file is taken.
-        pattern: Of its files, as in ``Path.glob``.
-        how_to_get: What to do when there are none, for the error.
+        root: Folder that holds the data set's folder, or that folder itself.
+        folders: Names that the data set's folder may have; the first that holds a matching file is taken.
+        pattern: Pattern of the files for ``Path.glob``, relative to the data set's folder.
+        how_to_get: How to get the data, for the error.
+
+    Returns:
+        The paths, sorted.
 
     Raises:
-        FileNotFoundError: If no place has such a file; says where it looked and how to get the data.
+        FileNotFoundError: If no file matches; says where it looked and how to get the data.
     """
     places = [*(Path(root) / folder for folder in folders), Path(root)]
     for place in places:
-        files = sorted(place.glob(pattern))
-        if files:
+        if files := sorted(place.glob(pattern)):
             return files
     looked = " and ".join(repr(str(place / pattern)) for place in places)
     raise FileNotFoundError(f"found no file in {looked}. {how_to_get}")
 
 
 def decode(files: Sequence[Path], image_size: int) -> np.ndarray:
-    """Decode pictures in threads (PIL works without the interpreter lock) and scale their middle to a square.
+    """Decode pictures in threads (PIL releases the interpreter lock), crop them to squares and scale them.
 
-    Of a picture that is no square the largest one in its middle is taken: 178 x 178 of CelebA's 178 x 218
-    pixels. JPEG files are decoded at the smallest scale that suffices, then resized with a triangle filter as
-    wide as the scale asks for (``PIL.Image.BILINEAR``, antialiased).
+    The crop is the largest square in the middle: 178 x 178 of CelebA's 178 x 218 pixels. JPEG files are decoded at
+    the smallest scale that suffices, then resized with an antialiasing triangle filter (``PIL.Image.BILINEAR``).
 
     Returns:
-        uint8 ``(N, 3, image_size, image_size)``, RGB.
+        RGB images, uint8 ``(N, 3, image_size, image_size)``.
 
     Raises:
-        OSError: If a file cannot be read, or has more than 8 bits a channel; names it.
+        OSError: If a file cannot be read or has more than 8 bits for each channel; names the file.
     """
     images = np.empty((len(files), 3, image_size, image_size), dtype=np.uint8)
 
@@ -56,10 +57,14 @@ def decode(files: Sequence[Path], image_size: int) -> np.ndarray:
     starts = range(0, len(files), BLOCK)
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         # Shown on a terminal only, and only when it takes long enough to wonder.
-        progress = {"desc": "decoding", "leave": False, "disable": None, "delay": 2}
-        for _ in tqdm(pool.map(read, starts), total=len(starts), **progress):
-            pass
+        done = tqdm(pool.map(read, starts), "decoding", len(starts), leave=False, disable=None, delay=2)
+        list(done)
     return images
+
+
+def decoder(files: Sequence[Path], image_size: int) -> Callable[[np.ndarray], np.ndarray]:
+    """Make the function that decodes the files at an integer index ``(n,)``; see :func:`decode`."""
+    return lambda rows: decode([files[row] for row in rows], image_size)
 
 
 def _decode_one(file: Path, image_size: int) -> np.ndarray:
@@ -68,7 +73,7 @@ def _decode_one(file: Path, image_size: int) -> np.ndarray:
     try:
         with Image.open(file) as image:
             if image.mode[0] in "IF":
-                raise ValueError(f"its mode is {image.mode!r}, more than 8 bits a channel")
+                raise ValueError(f"its mode is {image.mode!r}, which has more than 8 bits a channel")
             image.draft("RGB", (image_size, image_size))
             side = min(image.size)
             left, top = ((length - side) / 2 for length in image.size)
@@ -80,10 +85,10 @@ def _decode_one(file: Path, image_size: int) -> np.ndarray:
 
 
 def resize(images: np.ndarray, image_size: int) -> np.ndarray:
-    """Scale pictures ``(N, C, H, W)`` of any dtype to squares, bilinear and antialiased.
+    """Scale pictures ``(N, C, H, W)`` of any dtype to squares, by antialiased bilinear interpolation.
 
     Returns:
-        ``(N, C, image_size, image_size)``, in the units of the input: uint8 stay uint8, all others become
+        Array ``(N, C, image_size, image_size)`` in the units of the input: uint8 stays uint8, any other dtype becomes
         float32.
     """
     pixels = torch.from_numpy(images)

@@ -1,48 +1,49 @@
-"""Pictures with one label each and a test part of their own: CIFAR-10, SVHN, MNIST and Fashion-MNIST."""
+"""Pictures with one label each and an official test part: CIFAR-10, SVHN, MNIST and Fashion-MNIST."""
 
 import gzip
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from fairlib._validation import lookup
-from fairlib.data.collection import Collection, Request, draw
-from fairlib.data.images import decode, find_files, resize
+from fairlib.data.collection import Collection, Request, draw, table_of
+from fairlib.data.images import decoder, find_files, resize
+
+Shares = Sequence[float] | None
+"""Share of each class that is kept; None keeps all."""
 
 DIGITS = tuple("0123456789")
 CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 GARMENTS = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
 
 
-def cifar10(
-    request: Request, *, keep: Sequence[float] | None = None, limit: int | None = None, download: bool = False
-) -> Collection:
-    """60,000 colour pictures of ten kinds of things (32 x 32), 10,000 of them the official test part.
+def cifar10(request: Request, *, keep: Shares = None, limit: int | None = None, download: bool = False) -> Collection:
+    """Load CIFAR-10: 60,000 colour pictures of ten kinds of things (32 x 32), 10,000 of them the official test part.
 
-    Either its authors' files, ``cifar-10-batches-py`` (in ``root`` or in ``root/cifar10``; torchvision reads
-    them and checks their digests), or else pictures in folders named by class,
-    ``cifar10/train/<class>/*.jpg`` and ``cifar10/test/<class>/*.jpg`` (or png).
+    The files are either those of its authors, ``cifar-10-batches-py`` (in ``root`` or in ``root/cifar10``; torchvision
+    reads them and checks their digests), or pictures in folders named by class, ``cifar10/train/<class>/*.jpg`` and
+    ``cifar10/test/<class>/*.jpg`` (or png).
 
-    The test part stays as it is, and the validation part is split from the training part. Of a picture that
-    stands in both, the training part keeps its copy and the test part loses it.
+    The official test part is kept, and the validation part is split from the training part. A picture that is in both
+    the training and the test part is dropped from the test part.
 
     Attribute ``label``: airplane, automobile, bird, cat, deer, dog, frog, horse, ship, truck.
 
     Args:
-        request: What ``load`` asks for; ``image_size`` defaults to 32.
+        request: Arguments of :func:`fairlib.load`; ``image_size`` defaults to 32.
         keep: Share of each class, in (0, 1], that is kept in the training part and in the test part, drawn by
-            the seed; None keeps all. ``(0.9,) * 5 + (0.1,) * 5`` are [D]'s groups.
-        limit: Draw that many of the pictures that are left, of both parts; None or more than there are takes
-            all.
-        download: Get the files from their authors into ``root``, if they are not there.
+            the seed; None keeps all. ``(0.9,) * 5 + (0.1,) * 5`` gives the groups of [D].
+        limit: Number of pictures to draw by the seed from what ``keep`` leaves of both parts; None, or more than there
+            are, for all.
+        download: Download missing files from their authors into ``root``.
 
     Raises:
         FileNotFoundError: If the files are in neither layout, or not the original ones; says how to get them.
         ValueError: If a class folder has another name, or a setting is out of its range.
-        OSError: On decoding, if a picture cannot be read.
+        OSError: If a picture cannot be read, when it is decoded.
 
     Source: A. Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009.
     """
@@ -61,33 +62,30 @@ def cifar10(
         files = [find_files(request.root, ["cifar10"], f"{part}/*/*.[jp]*g", how_to_get) for part in ("train", "test")]
         codes = {name: code for code, name in enumerate(CIFAR10)}
         labels = [[lookup("class folder", file.parent.name, codes) for file in half] for half in files]
-        paths = files[0] + files[1]
-
-        def images(rows: np.ndarray) -> np.ndarray:
-            return decode([paths[row] for row in rows], request.image_size or 32)
-
-    return _collection(request, "label", CIFAR10, images, *labels, keep, limit)
+        images = decoder(files[0] + files[1], request.image_size or 32)
+    return _collection(request, "label", CIFAR10, images, labels, keep, limit)
 
 
-def svhn(
-    request: Request, *, keep: Sequence[float] | None = None, limit: int | None = None, download: bool = False
-) -> Collection:
-    """99,289 house numbers' digits in colour (32 x 32), 26,032 of them the official test part.
+def svhn(request: Request, *, keep: Shares = None, limit: int | None = None, download: bool = False) -> Collection:
+    """Load SVHN: 99,289 digits of house numbers in colour (32 x 32), 26,032 of them the official test part.
 
-    ``svhn/train_32x32.mat`` and ``svhn/test_32x32.mat``, the cropped digits of its authors; torchvision reads
-    them and checks their digests. The "extra" part is not used. Parts, ``keep``, ``limit`` and ``download``
-    are those of ``cifar10``; digits are imbalanced as they are on houses (1 is three times as frequent as 9).
+    The files are ``svhn/train_32x32.mat`` and ``svhn/test_32x32.mat``, the cropped digits of its authors; torchvision
+    reads them and checks their digests. The "extra" part is not used. The official test part is kept, and the
+    validation part is split from the training part. Digits are as imbalanced as on houses (1 is three times as
+    frequent as 9).
 
     Attribute ``digit``: 0 to 9.
 
     Args:
-        request: What ``load`` asks for; ``image_size`` defaults to 32.
-        keep: Share of each digit that is kept; ``(0.9,) * 5 + (0.3,) * 5`` is what [D]'s finetuning keeps.
-        limit: Draw that many of what is left.
-        download: Get the files into ``root/svhn``, if they are not there.
+        request: Arguments of :func:`fairlib.load`; ``image_size`` defaults to 32.
+        keep: Share of each digit, in (0, 1], that is kept in the training part and in the test part, drawn by the
+            seed; None keeps all. ``(0.9,) * 5 + (0.3,) * 5`` is what the finetuning of [D] keeps.
+        limit: Number of pictures to draw by the seed from what ``keep`` leaves of both parts; None, or more than there
+            are, for all.
+        download: Download missing files from their authors into ``root/svhn``.
 
     Raises:
-        FileNotFoundError: If the files are not there, or not the original ones; says how to get them.
+        FileNotFoundError: If the files are missing, or not the original ones; says how to get them.
         ValueError: If a setting is out of its range.
 
     Source: Y. Netzer, T. Wang, A. Coates, A. Bissacco, B. Wu, A. Y. Ng, Reading Digits in Natural Images with
@@ -100,28 +98,28 @@ def svhn(
     home = root if (root / "train_32x32.mat").is_file() else root / "svhn"
     halves = [_verified(datasets.SVHN, how_to_get, home, download, split=part) for part in ("train", "test")]
     images = _scaled(np.concatenate([half.data for half in halves]), request.image_size or 32)
-    return _collection(request, "digit", DIGITS, images, *(half.labels for half in halves), keep, limit)
+    return _collection(request, "digit", DIGITS, images, [half.labels for half in halves], keep, limit)
 
 
-def mnist(
-    request: Request, *, keep: Sequence[float] | None = None, limit: int | None = None, download: bool = False
-) -> Collection:
-    """70,000 handwritten digits (28 x 28, grey), 10,000 of them the official test part.
+def mnist(request: Request, *, keep: Shares = None, limit: int | None = None, download: bool = False) -> Collection:
+    """Load MNIST: 70,000 handwritten digits (28 x 28, grey), 10,000 of them the official test part.
 
-    Its authors' four idx files, as they are or gzipped, in ``MNIST/raw``: torchvision's layout. Parts,
-    ``keep``, ``limit`` and ``download`` are those of ``cifar10``.
+    The files are the four idx files of its authors in ``MNIST/raw`` (torchvision's layout), gzipped or not. The
+    official test part is kept, and the validation part is split from the training part.
 
     Attribute ``digit``: 0 to 9.
 
     Args:
-        request: What ``load`` asks for; ``image_size`` defaults to 28.
-        keep: Share of each digit that is kept.
-        limit: Draw that many of what is left.
-        download: Get the files into ``root``, if they are not there.
+        request: Arguments of :func:`fairlib.load`; ``image_size`` defaults to 28.
+        keep: Share of each digit, in (0, 1], that is kept in the training part and in the test part, drawn by the
+            seed; None keeps all.
+        limit: Number of pictures to draw by the seed from what ``keep`` leaves of both parts; None, or more than there
+            are, for all.
+        download: Download missing files into ``root``.
 
     Raises:
-        FileNotFoundError: If a file is not there; says how to get it.
-        OSError: If a file is no whole idx file.
+        FileNotFoundError: If a file is missing; says how to get it.
+        OSError: If a file is not a complete idx file.
         ValueError: If a setting is out of its range.
 
     Source: Y. LeCun, L. Bottou, Y. Bengio, P. Haffner, Gradient-Based Learning Applied to Document
@@ -131,19 +129,27 @@ def mnist(
 
 
 def fashion_mnist(
-    request: Request, *, keep: Sequence[float] | None = None, limit: int | None = None, download: bool = False
+    request: Request, *, keep: Shares = None, limit: int | None = None, download: bool = False
 ) -> Collection:
-    """70,000 pictures of garments (28 x 28, grey), 10,000 of them the official test part: ``FashionMNIST/raw``.
+    """Load Fashion-MNIST: 70,000 pictures of garments (28 x 28, grey), 10,000 of them the official test part.
 
-    All else is as in ``mnist``, errors included.
+    The files are the four idx files of its authors in ``FashionMNIST/raw`` (torchvision's layout), gzipped or not. The
+    official test part is kept, and the validation part is split from the training part.
 
     Attribute ``label``: T-shirt/top, Trouser, Pullover, Dress, Coat, Sandal, Shirt, Sneaker, Bag, Ankle boot.
 
     Args:
-        request: What ``load`` asks for; ``image_size`` defaults to 28.
-        keep: Share of each class that is kept.
-        limit: Draw that many of what is left.
-        download: Get the files into ``root``, if they are not there.
+        request: Arguments of :func:`fairlib.load`; ``image_size`` defaults to 28.
+        keep: Share of each class, in (0, 1], that is kept in the training part and in the test part, drawn by the
+            seed; None keeps all.
+        limit: Number of pictures to draw by the seed from what ``keep`` leaves of both parts; None, or more than there
+            are, for all.
+        download: Download missing files into ``root``.
+
+    Raises:
+        FileNotFoundError: If a file is missing; says how to get it.
+        OSError: If a file is not a complete idx file.
+        ValueError: If a setting is out of its range.
 
     Source: H. Xiao, K. Rasul, R. Vollgraf, Fashion-MNIST: a Novel Image Dataset for Benchmarking Machine
         Learning Algorithms, 2017.
@@ -152,16 +158,10 @@ def fashion_mnist(
 
 
 def _idx_collection(
-    request: Request,
-    name: str,
-    attribute: str,
-    values: Sequence[str],
-    keep: Sequence[float] | None,
-    limit: int | None,
-    download: bool,
+    request: Request, name: str, attribute: str, values: Sequence[str], keep: Shares, limit: int | None, download: bool
 ) -> Collection:
     root = Path(request.root)
-    # The two data sets name their files alike: only the folder tells them apart.
+    # MNIST and Fashion-MNIST use the same names of files: only the folder distinguishes them.
     home = root if root.name == name else root / name
     how_to_get = f"{name}: download=True gets it; by hand, put its four idx files (gzipped or not) there"
     if download:
@@ -173,11 +173,11 @@ def _idx_collection(
         for kind in ("images-idx3", "labels-idx1")
     )
     pixels = np.concatenate(images)[:, None]
-    return _collection(request, attribute, values, _scaled(pixels, request.image_size or 28), *labels, keep, limit)
+    return _collection(request, attribute, values, _scaled(pixels, request.image_size or 28), labels, keep, limit)
 
 
 def _read_idx(folder: Path, name: str, how_to_get: str) -> np.ndarray:
-    """An array of bytes: two zeros, the type (8), how many dimensions, their big-endian sizes, the bytes."""
+    """Read an array of bytes: after two zeros its type (8), number of dimensions, sizes (big-endian), and values."""
     file = next((file for file in (folder / name, folder / f"{name}.gz") if file.is_file()), None)
     if file is None:
         raise FileNotFoundError(f"found no file {name} or {name}.gz in {str(folder)!r}. {how_to_get}")
@@ -190,8 +190,8 @@ def _read_idx(folder: Path, name: str, how_to_get: str) -> np.ndarray:
         raise OSError(f"cannot read {str(file)!r} ({error}): get it again") from error
 
 
-def _verified(reader: Callable, how_to_get: str, home: Path, download: bool, **which: object):
-    """What torchvision reads: it checks digests first, since a changed pickle may hold any code."""
+def _verified(reader: Callable, how_to_get: str, home: Path, download: bool, **which: Any) -> Any:
+    """Let torchvision read the files: it checks their digests first, since a changed pickle may hold any code."""
     try:
         return reader(home, download=download, **which)
     except RuntimeError as error:
@@ -207,19 +207,17 @@ def _collection(
     attribute: str,
     values: Sequence[str],
     images: Callable[[np.ndarray], np.ndarray],
-    train: Sequence[int],
-    test: Sequence[int],
-    keep: Sequence[float] | None,
+    halves: Sequence[np.ndarray | Sequence[int]],
+    keep: Shares,
     limit: int | None,
 ) -> Collection:
-    """Pictures of the training part, then those of the test part, given by rows; ``train`` and ``test`` are codes."""
-    labels = np.concatenate([train, test])
-    parts = np.repeat([-1, 2], [len(train), len(test)])
+    """Collect pictures, given by rows: the training part, then the test part; ``halves`` are the codes of both."""
+    labels, parts = np.concatenate(halves), np.repeat([-1, 2], [len(half) for half in halves])
     rng = np.random.default_rng(request.seed)
     rows = np.arange(len(labels)) if keep is None else _kept(labels, parts, keep, len(values), rng)
     rows = rows[draw(len(rows), limit, rng)]
     return Collection(
-        table=pd.DataFrame({attribute: pd.Categorical.from_codes(labels[rows], values)}),
+        table=table_of(**{attribute: (labels[rows], values)}),
         images=lambda index: images(rows[index]),
         target=attribute,
         group=attribute,
@@ -231,7 +229,7 @@ def _collection(
 def _kept(
     labels: np.ndarray, parts: np.ndarray, keep: Sequence[float], classes: int, rng: np.random.Generator
 ) -> np.ndarray:
-    """Ascending rows: of every class and part its share, rounded to a count."""
+    """Draw the rows that are kept, ascending: of every class and part its share, rounded to a count."""
     shares = np.asarray(keep, dtype=float)
     if shares.shape != (classes,) or not ((shares > 0) & (shares <= 1)).all():
         raise ValueError(f"keep must be {classes} shares in (0, 1], one for each class, got {keep!r}")

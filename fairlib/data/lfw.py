@@ -15,40 +15,36 @@ from fairlib.data.splitting import whole_parts
 FOLDERS = ("lfw", "lfw-deepfunneled", "lfw_funneled")
 
 HOW_TO_GET = (
-    "LFW (for research) comes from its project page, 'Labeled Faces in the Wild': unpack the images so that "
-    "root/lfw/ (or lfw-deepfunneled, lfw_funneled) holds a folder for each person, with "
-    "Person_Name/Person_Name_0001.jpg and so on. Its attributes come apart: put lfw_attributes.txt (Kumar et "
-    "al., 'Attribute and Simile Classifiers for Face Verification') or lfw_att_40.mat (LFWA, Liu et al., "
-    "'Deep Learning Face Attributes in the Wild') into that folder or beside it; root is load's argument "
-    "(default 'data')."
+    "LFW (for research): unpack the images of the project page 'Labeled Faces in the Wild' so that root/lfw/, "
+    "lfw-deepfunneled/ or lfw_funneled/ (root: argument of load) holds Person_Name/Person_Name_0001.jpg and so on; "
+    "into that folder or beside it put lfw_attributes.txt (Kumar et al., 'Attribute and Simile Classifiers for Face "
+    "Verification') or lfw_att_40.mat (LFWA, Liu et al., 'Deep Learning Face Attributes in the Wild')"
 )
 
 
 def lfw(request: Request, *, source: str = "auto", limit: int | None = None) -> Collection:
-    """13,233 pictures (250 x 250) of 5,749 people, of which 13,143 have attributes; **split by person**.
+    """Load 13,233 pictures (250 x 250) of 5,749 people, of which 13,143 have attributes; **split by person**.
 
-    No person stands in two parts: a network knows a face that it was trained on. Whole people are dealt out
-    by the seed, so that the pictures of men and those of women (a person is what most of their pictures are
-    labelled) follow ``fractions`` as closely as people with many pictures allow; the target is not
-    stratified. Pictures without attributes (``unlisted``) and attributes without a picture (``missing``) are
-    left out and counted.
+    No person is in two parts, since a network recognizes a face that it was trained on. People are assigned to parts
+    at random, so that the pictures of men and those of women (a person's gender is that of most of their pictures)
+    follow ``fractions`` as closely as people with many pictures allow; the split is not stratified by target. Pictures
+    without attributes (``unlisted``) and attributes without a picture (``missing``) are left out and counted.
 
-    Attributes, with the values no and yes: Kumar's 73 are real-valued scores of classifiers, yes where above
-    0; LFWA's 40 have the names of CelebA's. A blank in a name is an underscore, ``Wavy_Hair`` (the default
-    target). ``gender`` (female, male) is ``Male`` in words: the default group.
+    Attributes have the values no and yes. Kumar's 73 are real-valued scores of classifiers: above 0 is yes. LFWA's 40
+    have the names of CelebA's. Blanks in names become underscores: ``Wavy_Hair`` (the default target). ``gender``
+    (female, male) is ``Male`` by another name: the default group.
 
     Args:
-        request: What ``load`` asks for; ``image_size`` defaults to 64 (RGB).
-        source: Whose attributes: ``"kumar"`` (``lfw_attributes.txt``), ``"lfwa"`` (``lfw_att_40.mat``), or
-            ``"auto"``: the first of them that is there; ``attributes`` in the report says which.
-        limit: Draw that many of the pictures by the seed, before anything is decoded; None or more than there
-            are takes all.
+        request: Arguments of :func:`fairlib.load`; ``image_size`` defaults to 64 (RGB).
+        source: Authors of the attributes: ``"kumar"`` (``lfw_attributes.txt``), ``"lfwa"`` (``lfw_att_40.mat``), or
+            ``"auto"`` for the first of the two whose file exists; ``attributes`` in the report says which.
+        limit: Number of pictures to draw by the seed, before any is decoded; None, or more than there are, for all.
 
     Raises:
-        FileNotFoundError: If the pictures or their attributes are not there; says how to get them.
+        FileNotFoundError: If the pictures or their attributes are missing; says how to get them.
         ValueError: If ``source`` is unknown, its file names no attributes, no picture has any, or ``limit`` is not
             a positive integer.
-        OSError: On decoding, if a picture cannot be read; names the file.
+        OSError: If a picture cannot be read, when it is decoded; names the file.
 
     Source: G. B. Huang, M. Ramesh, T. Berg, E. Learned-Miller, Labeled Faces in the Wild, 2007; N. Kumar,
         A. C. Berg, P. N. Belhumeur, S. K. Nayar, Attribute and Simile Classifiers for Face Verification, ICCV
@@ -68,33 +64,32 @@ def lfw(request: Request, *, source: str = "auto", limit: int | None = None) -> 
 
 
 def _find_attributes(folder: Path, source: str) -> tuple[str, Path]:
-    """Whose attributes are there, of those asked for, and the file."""
-    asked = READERS if source == "auto" else {source: lookup("source", source, {"auto": None} | READERS)}
-    for name, (file, _) in asked.items():
+    """Find the first file of attributes among those that ``source`` means: its name in ``READERS``, and its path."""
+    names = lookup("source", source, {"auto": list(READERS), **{name: [name] for name in READERS}})
+    for name in names:
         for place in (folder, folder.parent):
-            if (place / file).is_file():
-                return name, place / file
-    wanted = " or ".join(file for file, _ in asked.values())
+            if (file := place / READERS[name][0]).is_file():
+                return name, file
+    wanted = " or ".join(READERS[name][0] for name in names)
     raise FileNotFoundError(f"found no {wanted} in {str(folder)!r} or {str(folder.parent)!r}. {HOW_TO_GET}")
 
 
 def _read_kumar(file: Path) -> pd.DataFrame:
-    """Tab-separated: comments, then ``# person imagenum Male ...``, then a row for each picture."""
+    """Read tab-separated text: comments, then ``# person imagenum Male ...``, then a row for each picture."""
     with open(file, encoding="utf-8") as lines:
         above, header = next(((i, line) for i, line in enumerate(lines) if "imagenum" in line), (0, ""))
     if not header:
         raise ValueError(f"{str(file)!r} has no line '# person imagenum Male ...' that names the attributes")
     names = [name.strip() for name in header.lstrip("#").strip().split("\t")]
-    scores = pd.read_csv(
-        file, sep="\t", skiprows=above + 1, header=None, names=names, usecols=range(len(names)), index_col=False
-    )
+    columns = range(len(names))
+    scores = pd.read_csv(file, sep="\t", skiprows=above + 1, names=names, usecols=columns, index_col=False)
     person = scores.pop("person").str.strip().str.replace(" ", "_")
     scores.index = person + scores.pop("imagenum").map("_{:04d}.jpg".format)
     return scores > 0
 
 
 def _read_lfwa(file: Path) -> pd.DataFrame:
-    r"""MATLAB: ``name`` (person\picture), ``AttrName`` and ``label``, 0 or 1."""
+    r"""Read a MATLAB file of ``name`` (person\picture), ``AttrName`` and ``label`` (0 or 1)."""
     from scipy.io import loadmat
 
     mat = loadmat(file, squeeze_me=True)
@@ -103,4 +98,4 @@ def _read_lfwa(file: Path) -> pd.DataFrame:
 
 
 READERS = {"kumar": ("lfw_attributes.txt", _read_kumar), "lfwa": ("lfw_att_40.mat", _read_lfwa)}
-"""By source: the file, and from the file to a table of bool, a row for each picture."""
+"""Sources of attributes: the name of the file, and the function that reads it to bool, a row for each picture."""

@@ -1,36 +1,36 @@
-"""Honest splits: duplicates out first, then parts in which every target x group cell has its share."""
+"""Honest splits: first duplicates are dropped, then every crossing of target and group is shared out alike."""
 
 from collections.abc import Sequence
 from hashlib import blake2b
 
 import numpy as np
+from numpy.typing import ArrayLike
+
+from fairlib._validation import check_number
 
 PARTS = ("train", "val", "test")
 """The parts of a split, in the order of their codes."""
 
 MINIMUM = 2
-"""Samples that every group must have in every part: with fewer, nothing about it has a spread."""
+"""Samples that every group must have in every part: a single one gives no standard error."""
 
 
 def seed_sequence(seed: int) -> np.random.SeedSequence:
-    """The root of a data set's random streams.
+    """Turn the seed of a data set into the root of its random streams.
 
     Raises:
         TypeError: If ``seed`` is not an integer.
-        ValueError: If it is negative.
+        ValueError: If ``seed`` is negative.
     """
-    if isinstance(seed, bool) or not hasattr(seed, "__index__"):
-        raise TypeError(f"seed must be an integer, got {seed!r}")
-    if seed < 0:
-        raise ValueError(f"seed must not be negative, got {seed}")
+    check_number("seed", seed, 0, whole=True)
     return np.random.SeedSequence(int(seed))
 
 
-def check_fractions(fractions: Sequence[float]) -> tuple[float, float, float]:
-    """Give back ``fractions`` as three floats whose sum is 1.
+def check_fractions(fractions: Sequence[float]) -> tuple[float, ...]:
+    """Return ``fractions`` as three floats whose sum is 1.
 
     Raises:
-        ValueError: Unless they are three positive numbers with sum 1.
+        ValueError: If they are not three positive numbers with sum 1.
     """
     shares = tuple(float(f) for f in fractions)
     if len(shares) != len(PARTS) or not all(f > 0 for f in shares) or abs(sum(shares) - 1) > 1e-6:
@@ -38,13 +38,13 @@ def check_fractions(fractions: Sequence[float]) -> tuple[float, float, float]:
     return tuple(f / sum(shares) for f in shares)
 
 
-def apportion(total: int, weights: Sequence[float]) -> np.ndarray:
-    """Whole numbers with sum ``total``, proportional to ``weights`` (largest remainders; ties to the first).
+def apportion(total: int, weights: ArrayLike) -> np.ndarray:
+    """Divide ``total`` into whole numbers proportional to ``weights``, by the largest remainders.
 
-    Each is ``total * w / sum(weights)``, rounded up or down.
+    Each is ``total * w / sum(weights)``, rounded up or down; of equal remainders the first is rounded up first.
 
     Returns:
-        int64 ``(len(weights),)``.
+        int64 ``(len(weights),)`` with sum ``total``.
     """
     quotas = total * np.asarray(weights, dtype=float) / np.sum(weights)
     counts = np.floor(quotas).astype(np.int64)
@@ -57,12 +57,12 @@ def drop_duplicates(images: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray,
     """Of images with the same bytes keep the first if their labels agree, and none if they do not.
 
     Args:
-        images: ``(N, ...)``, any dtype.
-        labels: int ``(N, L)``: what they have to agree on, the target and group that were asked for.
+        images: Array ``(N, ...)`` of any dtype.
+        labels: Codes of target and group, int ``(N, L)``: copies agree if all L are equal.
 
     Returns:
-        The indices that stay, ascending, and how many went: ``duplicates`` (copies of an image that
-        stays) and ``conflicting`` (copies whose labels disagree).
+        The indices of the images that are kept, ascending, and how many were dropped: ``duplicates`` (copies of an
+        image that is kept) and ``conflicting`` (copies whose labels disagree).
     """
     copies: dict[bytes, list[int]] = {}
     for index, image in enumerate(images):
@@ -73,57 +73,54 @@ def drop_duplicates(images: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray,
     return keep, {"duplicates": duplicates, "conflicting": len(images) - len(keep) - duplicates}
 
 
-def stratified_parts(cells: np.ndarray, fractions: Sequence[float], rng: np.random.Generator) -> np.ndarray:
-    """Deal samples out to parts so that every cell follows ``fractions``.
+def stratified_parts(cells: np.ndarray, fractions: ArrayLike, rng: np.random.Generator) -> np.ndarray:
+    """Assign samples to parts at random, so that every cell (a crossing of target and group) follows ``fractions``.
 
-    Of a cell with n samples, part p gets ``floor(n * fractions[p])`` and at most one more. The leftover
-    samples of a cell go to the parts that lag furthest behind over all cells so far, so that the totals
-    follow too, and which sample goes where is drawn.
+    Of a cell with n samples, part p gets ``floor(n * fractions[p])`` and at most one more. The leftover samples of a
+    cell go to the parts that lag furthest behind over all cells so far, so that the totals follow ``fractions`` too.
 
     Args:
-        cells: int ``(N,)``, the cell of each sample.
+        cells: The cell of each sample, int ``(N,)``.
         fractions: One positive share for each part, with sum 1.
-        rng: Draws; the result depends on nothing else.
+        rng: Generator that draws which sample goes where.
 
     Returns:
-        int64 ``(N,)``, the part of each sample.
+        The part of each sample, int64 ``(N,)``.
     """
-    fractions = np.asarray(fractions, dtype=float)
+    shares = np.asarray(fractions, dtype=float)
     parts = np.empty(len(cells), dtype=np.int64)
-    lag = np.zeros(len(fractions))
+    lag = np.zeros(len(shares))
     for cell in np.unique(cells):
         members = np.flatnonzero(cells == cell)
-        quotas = len(members) * fractions
+        quotas = len(members) * shares
         # 7.000000000000001 and 6.999999999 are 7: without the nudge a rounding error costs a whole sample.
         counts = np.floor(quotas + 1e-9).astype(np.int64)
         lag += quotas - counts
         behind = np.argsort(-lag, kind="stable")[: len(members) - counts.sum()]
         counts[behind] += 1
         lag[behind] -= 1
-        parts[members] = rng.permutation(np.repeat(np.arange(len(fractions)), counts))
+        parts[members] = rng.permutation(np.repeat(np.arange(len(shares)), counts))
     return parts
 
 
-def whole_parts(
-    units: np.ndarray, cells: np.ndarray, fractions: Sequence[float], rng: np.random.Generator
-) -> np.ndarray:
-    """Deal whole units (all pictures of a person) out to parts, so that no unit stands in two.
+def whole_parts(units: np.ndarray, cells: np.ndarray, fractions: ArrayLike, rng: np.random.Generator) -> np.ndarray:
+    """Assign whole units (all pictures of a person) to parts at random, so that no unit is in two parts.
 
-    The units come from the largest to the smallest, in random order where they are equal. Each goes to a part
-    that is drawn with a probability proportional to the samples which that part still lacks in the unit's
-    cell: so every cell follows ``fractions`` as closely as its units allow.
+    The units are taken from the largest to the smallest, equally large ones in random order. Each goes to a part that
+    is drawn with a probability proportional to the samples which that part still lacks in the unit's cell: so every
+    cell follows ``fractions`` as closely as its units allow.
 
     Args:
-        units: int ``(N,)``, the unit of each sample: 0 to U - 1.
-        cells: int ``(U,)``, the cell of each unit.
+        units: The unit of each sample, int ``(N,)``, 0 to U - 1.
+        cells: The cell (the gender of a person, say) of each unit, int ``(U,)``.
         fractions: One positive share for each part, with sum 1.
-        rng: Draws; the result depends on nothing else.
+        rng: Generator that draws which unit goes where.
 
     Returns:
-        int64 ``(N,)``, the part of each sample.
+        The part of each sample, int64 ``(N,)``.
     """
     sizes = np.bincount(units)
-    lack = np.outer(np.bincount(cells, weights=sizes), fractions)
+    lack = np.outer(np.bincount(cells, weights=sizes), np.asarray(fractions))
     order = rng.permutation(len(sizes))
     parts = np.empty(len(sizes), dtype=np.int64)
     for unit in order[np.argsort(-sizes[order], kind="stable")]:
@@ -134,17 +131,26 @@ def whole_parts(
 
 
 def check_group_sizes(parts: np.ndarray, groups: np.ndarray, group_names: Sequence[str]) -> None:
-    """Refuse a split in which a group cannot be measured.
+    """Refuse a split in which a group has too few samples to measure anything.
 
     Raises:
         ValueError: If a group has fewer than two samples in a part; names the group, the part and the count.
     """
     for code, group in enumerate(group_names):
-        sizes = np.bincount(parts[groups == code], minlength=len(PARTS))
-        for part, size in zip(PARTS, sizes, strict=True):
+        for part, size in zip(PARTS, np.bincount(parts[groups == code], minlength=len(PARTS)), strict=True):
             if size < MINIMUM:
-                raise ValueError(
-                    f"group {group!r} has {size} sample{'' if size == 1 else 's'} in the {part} split; every "
-                    f"group needs at least {MINIMUM} in each: load more data, choose coarser groups or other "
-                    "fractions"
-                )
+                found = f"group {group!r} has {size} sample{'' if size == 1 else 's'} in the {part} split"
+                raise ValueError(f"{found}, and needs {MINIMUM}: load more data, or choose coarser groups")
+
+
+def fill_parts(
+    given: np.ndarray | None, cells: np.ndarray, fractions: Sequence[float], rng: np.random.Generator
+) -> np.ndarray:
+    """Assign the samples that a data set left open (-1, or all) to the parts that the data set does not fill itself."""
+    parts = np.full(len(cells), -1) if given is None else given.copy()
+    undecided = parts < 0
+    free = np.setdiff1d(np.arange(len(PARTS)), parts)
+    if undecided.any():
+        shares = np.asarray(fractions)[free]
+        parts[undecided] = free[stratified_parts(cells[undecided], shares / shares.sum(), rng)]
+    return parts

@@ -5,8 +5,8 @@ import re
 import numpy as np
 import pandas as pd
 
-from fairlib.data.collection import Collection, Request, draw
-from fairlib.data.images import decode, find_files
+from fairlib.data.collection import Collection, Request, draw, table_of
+from fairlib.data.images import decoder, find_files
 
 GENDERS = ("male", "female")
 RACES = ("White", "Black", "Asian", "Indian", "Others")
@@ -19,31 +19,29 @@ AGE4 = ("2-12", "13-17", "18-64", "65 and over")
 NAME = re.compile(r"(\d{1,3})_([01])_([0-4])_\d")
 
 HOW_TO_GET = (
-    "UTKFace (research use only) comes from its project page, 'UTKFace: Large Scale Face Dataset' by Zhang, "
-    "Song and Qi: get the part 'Aligned & Cropped Faces' and unpack it, so that root/UTKFace/ holds files "
-    "named [age]_[gender]_[race]_[date].jpg.chip.jpg; root is load's argument (default 'data')."
+    "UTKFace (research use only): from the project page 'UTKFace: Large Scale Face Dataset' get 'Aligned & Cropped "
+    "Faces' and unpack it: root/UTKFace/ (root: argument of load) must hold [age]_[gender]_[race]_[date].jpg.chip.jpg"
 )
 
 
 def utkface(request: Request, *, limit: int | None = None) -> Collection:
-    """23,704 aligned and cropped faces, labelled by file name: ``[age]_[gender]_[race]_[date].jpg.chip.jpg``.
+    """Load 23,704 aligned and cropped faces, labelled by file name: ``[age]_[gender]_[race]_[date].jpg.chip.jpg``.
 
-    Files whose name lacks a field are skipped, counted as ``malformed`` and named in the report.
+    Files whose name lacks a field are skipped; the report counts them as ``malformed`` and names them.
 
     Attributes:
-        ``race`` (White, Black, Asian, Indian, Others), ``gender`` (male, female), ``age9`` (nine bins from
-        the edges 10, 15, 20, 25, 30, 40, 50, 60, an edge being the first age of its bin: Balancing Act's,
-        since [T] prints none) and ``age4`` ([D]: 2-12, 13-17, 18-64, 65 and over; undefined at ages 0 and 1).
+        ``race`` (White, Black, Asian, Indian, Others), ``gender`` (male, female), ``age9`` (nine bins that begin at
+        the ages 0, 10, 15, 20, 25, 30, 40, 50, 60, as in Balancing Act, since [T] prints none) and ``age4`` (the
+        bins of [D]: 2-12, 13-17, 18-64, 65 and over; undefined at ages 0 and 1).
 
     Args:
-        request: What ``load`` asks for; ``image_size`` defaults to 64 (RGB).
-        limit: Draw that many of the usable files by the seed, before anything is decoded; None or more than
-            there are takes all.
+        request: Arguments of :func:`fairlib.load`; ``image_size`` defaults to 64 (RGB).
+        limit: Number of usable files to draw by the seed, before any is decoded; None, or more than there are, for all.
 
     Raises:
-        FileNotFoundError: If there is no such folder or it is empty; says how to get the data.
+        FileNotFoundError: If the folder is missing or empty; says how to get the data.
         ValueError: If no file has a usable name, or ``limit`` is not a positive integer.
-        OSError: On decoding, if an image cannot be read; names the file.
+        OSError: If a picture cannot be read, when it is decoded; names the file.
 
     Source: Z. Zhang, Y. Song, H. Qi, Age Progression/Regression by Conditional Adversarial Autoencoder, CVPR
         2017.
@@ -58,7 +56,7 @@ def utkface(request: Request, *, limit: int | None = None) -> Collection:
     paths, ages, genders, races = zip(*usable, strict=True)
     return Collection(
         table=attributes(np.array(ages), np.array(genders), np.array(races)),
-        images=lambda index: decode([paths[i] for i in index], request.image_size or 64),
+        images=decoder(paths, request.image_size or 64),
         target="race",
         group="race",
         report={
@@ -71,12 +69,6 @@ def utkface(request: Request, *, limit: int | None = None) -> Collection:
 
 
 def attributes(ages: np.ndarray, genders: np.ndarray, races: np.ndarray) -> pd.DataFrame:
-    """The table of attributes from the numbers in the file names, each ``(N,)``."""
-    return pd.DataFrame(
-        {
-            "race": pd.Categorical.from_codes(races, RACES),
-            "gender": pd.Categorical.from_codes(genders, GENDERS),
-            "age9": pd.Categorical.from_codes(np.digitize(ages, AGE9_EDGES), AGE9),
-            "age4": pd.Categorical.from_codes(np.digitize(ages, AGE4_EDGES) - 1, AGE4),
-        }
-    )
+    """Make the table of attributes from the numbers in the file names, each ``(N,)``."""
+    ages9, ages4 = np.digitize(ages, AGE9_EDGES), np.digitize(ages, AGE4_EDGES) - 1
+    return table_of(race=(races, RACES), gender=(genders, GENDERS), age9=(ages9, AGE9), age4=(ages4, AGE4))

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from fairlib.models.normalization import Normalize
-from fairlib.models.parts import scaled
+from fairlib.models.parts import linear_layers, scaled
 
 
 class CNN(nn.Module):
@@ -16,8 +16,8 @@ class CNN(nn.Module):
         in_channels: Channels of the images.
         image_size: Height and width of the images, in pixels; at least 4, since each pooling halves it.
         channels: Output channels of the two convolutions.
-        hidden: Widths of the two hidden linear layers. [T] prints neither; with the defaults the network has 7,818
-            parameters on 8x8 grey images and 10 classes.
+        hidden: Widths of the two hidden linear layers. [T] prints neither ``channels`` nor ``hidden``; with the
+            defaults the network has 7,818 parameters on 8x8 grey images and 10 classes.
         width: Multiplies ``channels`` and ``hidden`` (rounded, at least 1).
 
     Raises:
@@ -40,22 +40,11 @@ class CNN(nn.Module):
         first, second = (scaled(size, width) for size in channels)
         wide, narrow = (scaled(size, width) for size in hidden)
         self.normalize = Normalize(in_channels)
-        self.features = nn.Sequential(
-            nn.Conv2d(in_channels, first, 3, padding=1),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Conv2d(first, second, 3, padding=1),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Flatten(),
-        )
-        self.classifier = nn.Sequential(
-            nn.Linear(second * (image_size // 4) ** 2, wide),
-            nn.ReLU(),
-            nn.Linear(wide, narrow),
-            nn.ReLU(),
-            nn.Linear(narrow, num_classes),
-        )
+        layers: list[nn.Module] = []
+        for before, after in ((in_channels, first), (first, second)):
+            layers += [nn.Conv2d(before, after, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
+        self.features = nn.Sequential(*layers, nn.Flatten())
+        self.classifier = nn.Sequential(*linear_layers([second * (image_size // 4) ** 2, wide, narrow, num_classes]))
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Images ``(N, C, H, W)`` to logits ``(N, num_classes)``."""

@@ -1,12 +1,11 @@
-"""Linear layers with ReLUs between: the network that sees no image in its pixels."""
+"""Linear layers with ReLUs between: a network that ignores where in the image a pixel is."""
 
 from collections.abc import Sequence
-from itertools import pairwise
 
 from torch import Tensor, nn
 
 from fairlib.models.normalization import Normalize
-from fairlib.models.parts import scaled
+from fairlib.models.parts import linear_layers, scaled
 
 
 class MLP(nn.Module):
@@ -32,9 +31,8 @@ class MLP(nn.Module):
         super().__init__()
         self.shape = (in_channels, image_size, image_size)
         self.normalize = Normalize(in_channels)
-        sizes = [in_channels * image_size**2, *(scaled(size, width) for size in hidden)]
-        layers = [module for a, b in pairwise(sizes) for module in (nn.Linear(a, b), nn.ReLU())]
-        self.classifier = nn.Sequential(nn.Flatten(), *layers, nn.Linear(sizes[-1], num_classes))
+        sizes = [in_channels * image_size**2, *(scaled(size, width) for size in hidden), num_classes]
+        self.classifier = nn.Sequential(nn.Flatten(), *linear_layers(sizes))
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Images ``(N, C, H, W)``, or the same flattened to ``(N, C * H * W)``, to logits ``(N, num_classes)``."""

@@ -7,15 +7,7 @@ from fairlib.models.normalization import Normalize
 from fairlib.models.parts import initialize_convolutions, is_small
 
 # Expansion, channels, blocks and stride of each stage.
-_STAGES = (
-    (1, 16, 1, 1),
-    (6, 24, 2, 2),
-    (6, 32, 3, 2),
-    (6, 64, 4, 2),
-    (6, 96, 3, 1),
-    (6, 160, 3, 2),
-    (6, 320, 1, 1),
-)
+_STAGES = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
 
 
 class InvertedResidual(nn.Module):
@@ -47,8 +39,8 @@ class MobileNetV2(nn.Module):
         num_classes: Number of logits.
         in_channels: Channels of the images.
         image_size: Height and width in pixels. Above 64, five convolutions have stride 2: the stem and the first
-            blocks of 24, 32, 64 and 160 channels. Up to 64 the first two of them, the stem and the first block of 24
-            channels, have stride 1 instead; three halvings remain.
+            blocks of 24, 32, 64 and 160 channels. Up to 64, the stem and the first block of 24 channels have stride 1
+            instead, so that the resolution is halved three times rather than five.
         width: Multiplies the channels by the paper's rule: to the nearest multiple of 8 that is at least 8 and at
             least 90 % of the product. The 1280 channels before the linear layer only grow.
         stem: ``"auto"`` chooses by ``image_size``; ``"small"`` and ``"imagenet"`` choose the strides at any size.

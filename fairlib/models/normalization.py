@@ -1,4 +1,4 @@
-"""The normalization of inputs, carried by the model so that it cannot be forgotten when the model is used."""
+"""The normalization of inputs: part of the model, so that nobody can forget it when they use the model."""
 
 import torch
 from torch import Tensor, nn
@@ -7,10 +7,11 @@ from fairlib.data import GroupedDataset
 
 
 class Normalize(nn.Module):
-    """Per channel ``(x - mean) / std``, with ``mean`` and ``std`` buffers of the model.
+    """Normalize each channel to ``(x - mean) / std``, with ``mean`` and ``std`` buffers of the model.
 
-    They are 0 and 1, the identity, until the first :func:`fairlib.fit` fills them from its training set; later fits
-    leave them, so that a model that is finetuned on other data still sees inputs on the scale it was trained on.
+    Mean and standard deviation are 0 and 1, the identity, until the first :func:`fairlib.fit` computes them from its
+    training set. Later fits leave them: a model that is finetuned on other data sees inputs on the scale on which it
+    was trained.
 
     Args:
         channels: Number of channels C of the inputs ``(N, C, H, W)``.
@@ -27,7 +28,7 @@ class Normalize(nn.Module):
         self.register_buffer("fitted", torch.tensor(False))
 
     def fill(self, mean: Tensor, std: Tensor) -> None:
-        """Set both buffers, in place, from vectors ``(C,)``. A channel that never varies keeps ``std`` 1."""
+        """Set ``mean`` and ``std`` in place, from vectors ``(C,)``. A channel that never varies gets ``std`` 1."""
         self.mean.copy_(mean.reshape(self.mean.shape))
         self.std.copy_(torch.where(std > 0, std, 1.0).reshape(self.std.shape))
         self.fitted.fill_(True)
@@ -37,18 +38,19 @@ class Normalize(nn.Module):
 
 
 def fill_normalization(model: nn.Module, data: GroupedDataset) -> None:
-    """Set, in place, every normalization of a model that is still the identity, from all of the data.
+    """Compute mean and standard deviation of each channel over ``data``, and set them in ``model``, in place.
+
+    Only a :class:`Normalize` that was never filled is changed.
 
     Raises:
-        ValueError: If the data have another number of channels.
+        ValueError: If the data have another number of channels than the model.
     """
     empty = [module for module in model.modules() if isinstance(module, Normalize) and not module.fitted]
     if not empty:
         return
-    channels = data.inputs.shape[1]
-    if any(module.mean.numel() != channels for module in empty):
+    if any(module.mean.numel() != data.inputs.shape[1] for module in empty):
         raise ValueError(f"the model takes inputs of {empty[0].mean.numel()} channels, got {tuple(data.inputs.shape)}")
-    total, squares = 0.0, 0.0
+    total = squares = torch.zeros((), dtype=torch.float64, device=data.inputs.device)
     for index in torch.arange(len(data)).split(1024):
         inputs = data.batch(index, dtype=torch.float64, device=data.inputs.device)
         over = (0, *range(2, inputs.ndim))

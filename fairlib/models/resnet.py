@@ -1,6 +1,6 @@
 """Residual networks (He et al. 2016), each ReLU a module of its own so that it can be gated."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 from torch import Tensor, nn
@@ -9,13 +9,17 @@ from fairlib.models.normalization import Normalize
 from fairlib.models.parts import initialize_convolutions, is_small, residual_stem, scaled
 
 
-class BasicBlock(nn.Module):
+class Block(nn.Module):
+    """A block of a residual network, built from its input channels, its channels and its stride."""
+
+    expansion = 1  # Output channels over channels.
+
+
+class BasicBlock(Block):
     """``relu(bn(conv(relu(bn(conv(x))))) + shortcut(x))``, both convolutions 3x3.
 
     Module names are torchvision's, except that the two ReLUs are two modules.
     """
-
-    expansion = 1
 
     def __init__(self, in_channels: int, channels: int, stride: int):
         super().__init__()
@@ -32,8 +36,8 @@ class BasicBlock(nn.Module):
         return self.relu2(self.bn2(self.conv2(hidden)) + self.downsample(inputs))
 
 
-class Bottleneck(nn.Module):
-    """Convolutions of 1x1, 3x3 and 1x1, the last to four times as many channels; the 3x3 carries the stride.
+class Bottleneck(Block):
+    """Convolutions of 1x1, 3x3 and 1x1 beside a shortcut: the 3x3 has the stride, the last four times the channels.
 
     Module names are torchvision's, except that the three ReLUs are three modules.
     """
@@ -100,7 +104,7 @@ class ResNet(nn.Module):
         if len(widths) != len(blocks):
             raise ValueError(f"widths and blocks must be equally long, got {len(widths)} and {len(blocks)}")
         widths = [scaled(channels, width) for channels in widths]
-        block = Bottleneck if bottleneck else BasicBlock
+        block: type[Block] = Bottleneck if bottleneck else BasicBlock
         self.normalize = Normalize(in_channels)
         self.conv1, self.maxpool = residual_stem(in_channels, widths[0], is_small(stem, image_size))
         self.bn1 = nn.BatchNorm2d(widths[0])
@@ -121,8 +125,8 @@ class ResNet(nn.Module):
         return self.fc(hidden.mean(dim=(2, 3)))
 
 
-def stack(block: Callable[..., nn.Module], in_channels: int, channels: int, depth: int, stride: int) -> nn.Sequential:
-    """A stage: ``depth`` blocks of ``channels``, the first of which has the stride."""
+def stack(block: type[Block], in_channels: int, channels: int, depth: int, stride: int) -> nn.Sequential:
+    """Build a stage: ``depth`` blocks of ``channels``, the first with the stride, all others with stride 1."""
     first = block(in_channels, channels, stride)
     return nn.Sequential(first, *(block(channels * block.expansion, channels, 1) for _ in range(depth - 1)))
 

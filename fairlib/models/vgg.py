@@ -17,7 +17,7 @@ class VGG19(nn.Module):
         image_size: Height and width in pixels. Up to 64 the head is the mean over positions and one linear layer
             (20 M parameters); above, it is ImageNet's: positions averaged to 7x7, then linear layers of 4096 and
             4096 with dropout 0.5 (143.7 M parameters at 1000 classes). A pooling that would meet a single position
-            is left out, so that images below 32 pixels pass.
+            is left out, so that images below 32 pixels are accepted.
         batch_norm: Whether a batch normalization follows each convolution.
         width: Multiplies the channels and the widths of the hidden linear layers (rounded, at least 1).
     """

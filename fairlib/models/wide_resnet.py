@@ -4,16 +4,14 @@ from torch import Tensor, nn
 
 from fairlib.models.normalization import Normalize
 from fairlib.models.parts import initialize_convolutions, is_small, residual_stem, scaled
-from fairlib.models.resnet import stack
+from fairlib.models.resnet import Block, stack
 
 
-class PreactivationBlock(nn.Module):
+class PreactivationBlock(Block):
     """``conv(relu(bn(conv(a)))) + x`` with ``a = relu(bn(x))``, both convolutions 3x3.
 
     Where the shape changes, a 1x1 convolution of ``a`` replaces ``x`` in the sum.
     """
-
-    expansion = 1
 
     def __init__(self, in_channels: int, channels: int, stride: int):
         super().__init__()
@@ -35,8 +33,8 @@ class PreactivationBlock(nn.Module):
 class WideResNet(nn.Module):
     """A pre-activation residual network of three stages, of 16, 32 and 64 times ``widening`` channels.
 
-    The stem has no activation of its own; the last sum has, ``final_relu``. At 32 pixels WRN-22-8 has 1,359,872 ReLUs
-    for each image without those 32,768.
+    The stem has no ReLU of its own, but a ReLU, ``final_relu``, follows the last sum. At 32 x 32 pixels WRN-22-8 has
+    1,359,872 ReLUs for each image, not counting the 32,768 of ``final_relu``.
 
     Args:
         num_classes: Number of logits.
@@ -44,8 +42,8 @@ class WideResNet(nn.Module):
         image_size: Height and width in pixels. Up to 64 the stem is a 3x3 convolution of stride 1; above, 7x7 of
             stride 2 and a 3x3 max-pooling of stride 2. The second and third stage halve the resolution.
         depth: Number of layers, 6 n + 4 for n blocks in each stage.
-        widening: Factor on the channels of the stages; not on the stem's 16.
-        width: Multiplies all channels, the stem's included (rounded, at least 1).
+        widening: Multiplies the channels of the three stages, not the stem's 16.
+        width: Multiplies all channels, including the stem's (rounded, at least 1).
         stem: ``"auto"`` chooses by ``image_size``; ``"small"`` and ``"imagenet"`` choose a stem at any size.
 
     Raises:

@@ -83,7 +83,7 @@ def test_limit_keeps_the_partition_and_decodes_no_more(root, monkeypatch):
     partition(root, lambda i: i % 3)
     decoded = []
     monkeypatch.setattr(
-        "fairlib.data.face_attributes.decode", lambda files, size: decoded.append(len(files)) or decode(files, size)
+        "fairlib.data.images.decode", lambda files, size: decoded.append(len(files)) or decode(files, size)
     )
     splits = small(root, limit=50, target="Bald")
     assert decoded == [50]

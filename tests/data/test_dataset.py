@@ -66,8 +66,8 @@ def test_a_data_loader_takes_it(pictures):
     [
         (np.zeros((3, 2), dtype=np.uint8), ValueError, r"uint8 inputs must have shape \(N, C, H, W\)"),
         (np.zeros((3, 2, 2)), ValueError, r"got \(3, 2, 2\)"),
-        (np.zeros((3, 2), dtype=np.int64), TypeError, "got int64"),
-        (np.zeros((3, 2), dtype=np.float16), TypeError, "got float16"),
+        (np.zeros((3, 2), dtype=np.int64), TypeError, "got torch.int64"),
+        (np.zeros((3, 2), dtype=np.float16), TypeError, "got torch.float16"),
         (np.array([["a"], ["b"], ["c"]]), TypeError, "must be numbers"),
         (np.zeros((0, 2)), ValueError, "empty"),
         (np.zeros((3, 0)), ValueError, "empty"),
@@ -164,7 +164,7 @@ def test_upsample_repeats_one_group_only(pictures):
     assert pictures.upsample("few", 1).fingerprint() == pictures.fingerprint()
     assert len(pictures) == 6
     for times, error in ((0, ValueError), (1.5, TypeError), (True, TypeError)):
-        with pytest.raises(error, match="times must be"):
+        with pytest.raises(error, match="times must"):
             pictures.upsample("few", times)
 
 
@@ -202,10 +202,10 @@ def test_imbalance_is_drawn_by_its_seed_nested_and_apart_for_each_group(many):
 @pytest.mark.parametrize(
     ("sizes", "error", "message"),
     [
-        ({"2": 21}, ValueError, r"sizes\['2'\] is 21, but there are 20 samples"),
-        ({"2": 0}, ValueError, "is 0"),
-        ({"2": 1.5}, ValueError, r"a share must be in \(0, 1\]"),
-        ({"2": float("nan")}, ValueError, "a share must be in"),
+        ({"2": 21}, ValueError, r"sizes\['2'\], a count, must lie in \[1, 20\], got 21"),
+        ({"2": 0}, ValueError, r"must lie in \[1, 20\], got 0"),
+        ({"2": 1.5}, ValueError, r"a share \(a count is an int\), must lie in \(0, 1\], got 1.5"),
+        ({"2": float("nan")}, ValueError, r"a share .* must lie in \(0, 1\], got nan"),
         ({"2": True}, TypeError, "count"),
         ({"9": 1}, ValueError, "unknown group '9'; known: 0, 1, 2"),
         ({"2": 3, 2: 4}, ValueError, "twice"),

@@ -142,7 +142,7 @@ def test_limit_draws_by_the_seed_before_decoding(root, monkeypatch):
         decoded.append({file.name for file in files})
         return decode(files, image_size)
 
-    monkeypatch.setattr(utkface, "decode", spy)
+    monkeypatch.setattr("fairlib.data.images.decode", spy)
     for seed in (0, 1, 0):
         splits = small(root, limit=30, seed=seed)
         assert sum(map(len, splits)) == len(decoded[-1]) == splits.report["not_drawn"] == 30

@@ -159,7 +159,7 @@ def test_bad_names_and_settings():
         fairlib.build("resnet", num_classes=2)
     with pytest.raises(TypeError, match="unknown setting 'depth' for model 'cnn'; known: channels, hidden, width"):
         fairlib.build("cnn", num_classes=2, depth=3)
-    with pytest.raises(ValueError, match="num_classes must be at least 2, got 1"):
+    with pytest.raises(ValueError, match=r"num_classes must lie in \[2, inf\), got 1"):
         fairlib.build("cnn", num_classes=1)
     with pytest.raises(ValueError, match=r"in_channels must lie in \[1, inf\), got 0"):
         fairlib.build("cnn", num_classes=2, in_channels=0)
