@@ -219,7 +219,7 @@ def pooled(values: Tensor, granularity: str) -> Tensor:
     return values.mean(tuple(range(first, values.ndim)), keepdim=True) if first < values.ndim else values
 
 
-def keep_highest(model: nn.Module, scores: Mapping[str, Tensor], relus: int) -> dict[str, Tensor]:
+def keep_relus(model: nn.Module, scores: Mapping[str, Tensor], relus: int) -> dict[str, Tensor]:
     """Masks that keep the ReLUs of highest score in all gates together, as many as a budget allows.
 
     Args:
@@ -254,7 +254,7 @@ def keep_highest(model: nn.Module, scores: Mapping[str, Tensor], relus: int) -> 
 
 
 def drawn(model: nn.Module, granularity: str, seed: int) -> dict[str, Tensor]:
-    """Uniformly random scores for :func:`keep_highest`, of single ReLUs or of what is kept as a whole."""
+    """Uniformly random scores for :func:`keep_relus`, of single ReLUs or of what is kept as a whole."""
     generator = torch.Generator().manual_seed(seed)
     scores = {}
     for name, keep in read(model).items():
