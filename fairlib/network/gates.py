@@ -361,16 +361,15 @@ def stages(model: nn.Module) -> dict[str, list[str]]:
     ends = [resolution[part[-1]] for part in children.values() if len(part) > 1]
     if len(ends) > 2 and len(set(ends)) == len(ends):
         return children
-    runs = groupby(names, resolution.get)
-    return {f"stage{number}": list(part) for number, (_, part) in enumerate(runs, start=1)}
+    return {f"stage{i}": list(part) for i, (_, part) in enumerate(groupby(names, resolution.get), start=1)}
 
 
-def _replace(model: nn.Module, relu: nn.Module, gate: Gate) -> None:
-    """Put a gate, in eval mode, in the place of a ReLU, under every name that it has."""
-    gate.to(placement(model)[0]).eval()
+def _replace(model: nn.Module, relu: nn.Module, by: Gate) -> None:
+    """Put a gate, in eval mode, in the place of a ReLU, under every name that the ReLU has."""
+    by.to(placement(model)[0]).eval()
     for name, module in list(model.named_modules(remove_duplicate=False)):
         if module is relu:
-            model.set_submodule(name, gate)
+            model.set_submodule(name, by)
 
 
 def _without_common_prefix(names: Sequence[str]) -> list[str]:

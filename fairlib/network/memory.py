@@ -56,10 +56,11 @@ def history(module: nn.Module) -> pd.DataFrame:
     """Tabulate how the last :func:`fit` of a module went.
 
     Returns:
-        Indexed by epoch (from 1): the learning rate ``lr``; ``loss`` in nats and ``accuracy``, means over the training
-        batches, each before its step; ``gradients``, the number of gradients of samples that the epoch took; under a
-        constraint the mean ``objective`` that was minimized, and what the constraint reports (violations,
-        multipliers); ``val_loss`` and ``val_accuracy`` after the epoch if there was a validation set.
+        Indexed by epoch (from 1). ``lr``: the learning rate of the first step. ``loss`` and ``accuracy``: means over
+        the training samples, each before the step of its batch. ``gradients``: the number of gradients of samples that
+        the epoch took. Under a constraint also ``objective``, the mean of what was minimized, and what the constraint
+        reports (violations, multipliers). With a validation set also ``val_loss`` and ``val_accuracy`` on it after the
+        epoch, the loss in nats.
 
     Raises:
         ValueError: If the module does not come from :func:`fit`, or ``load_state_dict`` gave it other weights since.

@@ -35,9 +35,8 @@ _MODULES |= {"relu": nn.ReLU, "relu_": nn.ReLU}
 # Operators by name, without the underscore of those that work in place.
 _RELU_OPERATORS = {"relu", "leaky_relu", "hardtanh"}
 _CLAMPS = {"clamp", "clamp_min"}
-_OTHER_OPERATORS = {"elu", "gelu", "glu", "hardsigmoid", "hardswish", "mish", "prelu_kernel", "rrelu_with_noise"}
-_OTHER_OPERATORS |= {"sigmoid", "silu", "softplus", "tanh", "threshold", "log_sigmoid_forward", "softshrink"}
-_OTHER_OPERATORS |= {"hardshrink"}
+_OTHERS = {"elu", "gelu", "glu", "hardsigmoid", "hardswish", "mish", "prelu_kernel", "rrelu_with_noise", "hardshrink"}
+_OTHERS |= {"sigmoid", "silu", "softplus", "tanh", "threshold", "log_sigmoid_forward", "softshrink"}
 
 
 @dataclass(frozen=True)
@@ -197,7 +196,7 @@ class _Operators(TorchDispatchMode):
         if not isinstance(module, RELUS):
             if operator in _RELU_OPERATORS or (operator in _CLAMPS and _clamps_at_zero(args, settings)):
                 self.seen.functions.append(name)
-            elif operator in _OTHER_OPERATORS:
+            elif operator in _OTHERS:
                 raise ValueError(_no_relu(f"{_named(name, module)} computes {operator}"))
         return function(*args, **settings)
 

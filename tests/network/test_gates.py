@@ -210,6 +210,7 @@ def test_gates_survive_copies_state_dicts_and_restoring(cnn, images):
     linear = gates.apply(gated, gates.keep_relus(gated, gates.drawn(gated, "pixel", 0), 300))
     restored = fairlib.restore(fairlib.build("cnn", num_classes=3, in_channels=1, image_size=8), linear.state_dict())
     inputs = images.batch(slice(5))
+    assert list(gates.gates(restored)) == list(gates.gates(linear))
     for other in (copy.deepcopy(linear), restored):
         assert torch.equal(other(inputs), linear(inputs))
         assert count(other).attrs["total"] == 300 and fairlib.sparsity(other) == pytest.approx(0.5, abs=1e-3)
