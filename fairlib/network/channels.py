@@ -75,7 +75,7 @@ def coupled_channels(model: nn.Module, inputs: Tensor) -> list[Coupled]:
 
     Args:
         model: Any module that Torch-Pruning can trace; left as it is.
-        inputs: Example inputs, such as those of :func:`example_inputs`.
+        inputs: Example inputs, such as those of ``example_inputs``.
 
     Raises:
         ValueError: If the model has a grouped convolution that is not depthwise, cannot be traced, or mixes channels on
@@ -101,7 +101,7 @@ def trace(model: nn.Module, inputs: Tensor) -> DependencyGraph:
 
     Args:
         model: A copy that may change: it is put into eval mode, and its parameters are all unfrozen.
-        inputs: Example inputs, such as those of :func:`example_inputs`.
+        inputs: Example inputs, such as those of ``example_inputs``.
 
     Raises:
         ValueError: If the model cannot be traced.

@@ -112,7 +112,7 @@ def evaluate(model: nn.Module, state: Mapping[str, Tensor], inputs: Tensor, name
         model: Left as it is.
         state: Name of a parameter or buffer to tensor; those not named are the model's own.
         inputs: ``(N, ...)``.
-        names: The :func:`aliases` of the model.
+        names: What :func:`aliases` gives for the model.
 
     Returns:
         The model's outputs.

@@ -63,7 +63,7 @@ class Gate(nn.Module):
         if inputs.shape[1:] != self.keep.shape:
             raise ValueError(
                 f"a gate of {tuple(self.keep.shape)} ReLUs met inputs (N, *{tuple(inputs.shape[1:])}): the model was "
-                "gated for another image size; gate the model without gates for this one"
+                "gated for another image size; gate the original model for this one"
             )
         active = self.activation(inputs)
         share = self.keep if self.alpha is None else self.alpha * self.keep
@@ -320,7 +320,7 @@ def example(model: nn.Module, data: GroupedDataset | Tensor | None) -> Tensor:
     """Draw two random inputs in [0, 1] of the shape that a model takes, on its device and of its dtype.
 
     Args:
-        model: What the inputs are for.
+        model: The model that takes the inputs.
         data: A data set or a tensor of inputs ``(N, ...)``; only its shape is used. Not needed for models of
             :func:`fairlib.build`, which know what they were built for.
 
