@@ -27,7 +27,7 @@ def preactivation(model: nn.Module, *, relus: int, data: GroupedDataset, granula
         A copy in eval mode; nothing is trained.
     """
     scores = {name: gates.pooled(change, granularity) for name, change in changes(model, data).items()}
-    return gates.apply(model, gates.keep_highest(model, scores, relus))
+    return gates.apply(model, gates.keep_relus(model, scores, relus))
 
 
 def changes(model: nn.Module, data: GroupedDataset) -> dict[str, Tensor]:

@@ -18,4 +18,4 @@ def random(model: nn.Module, *, relus: int, seed: int = 0, granularity: str = "p
     Returns:
         A copy in eval mode; nothing is trained.
     """
-    return gates.apply(model, gates.keep_highest(model, gates.drawn(model, granularity, seed), relus))
+    return gates.apply(model, gates.keep_relus(model, gates.drawn(model, granularity, seed), relus))

@@ -90,7 +90,7 @@ def senet(
     shares = budgets(sensitivity(model, data, density, settings), capacities, relus)
     places: dict[str, Tensor] = {}
     for name, scores in gates.drawn(model, granularity, seed).items():
-        places |= gates.keep_highest(model, {name: scores}, shares[name])
+        places |= gates.keep_relus(model, {name: scores}, shares[name])
     with ExitStack() as hooks:
         location = _Location(model, shares, beta, epsilon, granularity, hooks)
         return fit(gates.apply(model, places), data, constraint=location, **settings)
@@ -243,7 +243,7 @@ class _LocationRun:
             scores = gates.pooled(self.differences[name], self.settings.granularity)
             if scores.isnan().any():
                 return {"mismatch": math.nan, "settled": float(len(self.settled))}  # Training has diverged, and ends.
-            after = gates.keep_highest(self.full, {name: scores}, budget)
+            after = gates.keep_relus(self.full, {name: scores}, budget)
             moved = int((after[name] & ~places[name]).sum())
             if moved <= self.settings.epsilon * budget:
                 self.settled.add(name)

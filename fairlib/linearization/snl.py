@@ -96,7 +96,7 @@ def snl(
     keep = {name: (alpha > threshold) & gates.read(soft)[name] for name, alpha in alphas.items()}
     left = sum(int(mask.sum()) for mask in keep.values())
     if exact:
-        keep = gates.keep_highest(soft, alphas, relus)
+        keep = gates.keep_relus(soft, alphas, relus)
     elif left > relus:
         raise RuntimeError(
             f"SNL has {left} ReLUs left after {settings['epochs']} epochs, more than the {relus} asked for; give more "

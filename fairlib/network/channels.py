@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from fairlib.data import GroupedDataset
 from fairlib.network import masks
+from fairlib.network.evaluation import placement
 
 if TYPE_CHECKING:
     from torch_pruning import DependencyGraph
@@ -31,11 +32,11 @@ class Coupled:
     """Channels of several layers that can only be removed together, channel by channel.
 
     Attributes:
-        size: How many channels C.
-        producers: Parameter name to a pair of int64 vectors: row ``rows[i]`` of the weight makes channel
-            ``channels[i]``. Of the first one the rows are the channels, in their order.
-        readers: Parameter name to a pair of int64 vectors: column ``columns[i]``, that is
-            ``weight[:, columns[i]]``, reads channel ``channels[i]``; after a flattening, several columns read one.
+        size: Number C of channels.
+        producers: Parameter name to ``(channels, rows)``, int64 vectors: row ``rows[i]`` of the weight makes channel
+            ``channels[i]``. The rows of the first parameter are the channels, in their order.
+        readers: Parameter name to ``(channels, columns)``, int64 vectors: ``weight[:, columns[i]]`` reads channel
+            ``channels[i]``; after a flattening, several columns read one channel.
     """
 
     size: int
@@ -44,37 +45,37 @@ class Coupled:
 
 
 def example_inputs(model: nn.Module, data: GroupedDataset | Tensor | None, count: int = 1) -> Tensor:
-    """Inputs of the shape that ``data`` has, a ramp from 0 to 1, of the model's dtype and device.
+    """Make inputs of the shape that ``data`` has: a ramp from 0 to 1, of the model's dtype and device.
 
     Args:
-        model: What they are for.
+        model: The model that takes the inputs.
         data: A data set, or a tensor of inputs ``(N, ...)``; only its shape is used.
-        count: How many inputs.
+        count: Number of inputs.
+
+    Returns:
+        ``(count, ...)``.
 
     Raises:
         ValueError: If ``data`` is None.
-        TypeError: If it is neither a data set nor a tensor.
+        TypeError: If ``data`` is neither a data set nor a tensor.
     """
     if data is None:
-        raise ValueError(
-            "data is needed, a GroupedDataset or a tensor of inputs (N, ...): with inputs of its shape the model is "
-            "run once, to see which channels belong together"
-        )
+        raise ValueError("data is needed, a GroupedDataset or a tensor (N, ...): its shape tells which channels match")
     if not isinstance(data, GroupedDataset | Tensor):
         raise TypeError(f"data must be a GroupedDataset or a tensor of inputs, got {type(data).__name__}")
-    shape = (count, *(data if isinstance(data, Tensor) else data.inputs).shape[1:])
-    weight = next(iter(masks.prunable(model).values()))
-    return torch.linspace(0, 1, torch.Size(shape).numel(), dtype=weight.dtype, device=weight.device).reshape(shape)
+    shape = torch.Size([count, *(data if isinstance(data, Tensor) else data.inputs).shape[1:]])
+    device, dtype = placement(model)
+    return torch.linspace(0, 1, shape.numel(), dtype=dtype, device=device).reshape(shape)
 
 
 def coupled_channels(model: nn.Module, inputs: Tensor) -> list[Coupled]:
-    """The channels of a model that can be removed, in sets that belong together.
+    """Find the channels of a model that can be removed, in sets that belong together.
 
-    In no set are the model's outputs, and what a residual sum or a depthwise convolution ties to its inputs.
+    No set holds the model's outputs, nor what a residual sum or a depthwise convolution ties to its inputs.
 
     Args:
         model: Any module that Torch-Pruning can trace; left as it is.
-        inputs: Example inputs, as ``example_inputs`` gives them.
+        inputs: Example inputs, such as those of ``example_inputs``.
 
     Raises:
         ValueError: If the model has a grouped convolution that is not depthwise, cannot be traced, or mixes channels on
@@ -90,13 +91,17 @@ def coupled_channels(model: nn.Module, inputs: Tensor) -> list[Coupled]:
         raise ValueError(
             f"the channels of {next(iter(leaking.producers))} cannot be removed: they reach the outputs of "
             f"{type(model).__name__} not only through {', '.join(leaking.readers)}; an operation in between mixes "
-            "channels, such as a normalization over them or an attention"
+            "channels, such as a normalization over channels or an attention"
         )
     return sets
 
 
 def trace(model: nn.Module, inputs: Tensor) -> DependencyGraph:
-    """Torch-Pruning's dependency graph of a model, which is put into eval mode and whose parameters are all unfrozen.
+    """Build Torch-Pruning's dependency graph of a model.
+
+    Args:
+        model: A copy that may change: it is put into eval mode, and its parameters are all unfrozen.
+        inputs: Example inputs, such as those of ``example_inputs``.
 
     Raises:
         ValueError: If the model cannot be traced.
@@ -118,17 +123,17 @@ def trace(model: nn.Module, inputs: Tensor) -> DependencyGraph:
             )
     except Exception as error:
         raise ValueError(
-            f"{type(model).__name__} cannot be traced with inputs {tuple(inputs.shape)}, so that its channels are not "
-            f"known: {type(error).__name__}: {error}"
+            f"{type(model).__name__} cannot be traced with inputs {tuple(inputs.shape)} for its channels: "
+            f"{type(error).__name__}: {error}"
         ) from error
 
 
 def kept(sets: Sequence[Coupled], removed: Sequence[Tensor], model: nn.Module) -> dict[str, tuple[Tensor, Tensor]]:
-    """The rows and the columns of each weight that are left when channels are removed.
+    """Find the rows and the columns of each weight that are left when channels are removed.
 
     Args:
-        sets: As :func:`coupled_channels` gives them.
-        removed: For each set a bool vector ``(C,)``, True where the channel goes.
+        sets: The sets of :func:`coupled_channels`.
+        removed: For each set a bool vector ``(C,)``, True where the channel is removed.
         model: The model of the sets.
 
     Returns:
@@ -140,23 +145,27 @@ def kept(sets: Sequence[Coupled], removed: Sequence[Tensor], model: nn.Module) -
     for coupled, gone in zip(sets, removed, strict=True):
         for axis, ends in enumerate((coupled.producers, coupled.readers)):
             for name, (channels, positions) in ends.items():
-                weight = weights[name]
                 if name not in left:
-                    left[name] = tuple(
-                        torch.ones(size, dtype=torch.bool, device=weight.device) for size in weight.shape[:2]
-                    )
+                    rows, columns = weights[name].shape[:2]
+                    left[name] = (gone.new_ones(rows), gone.new_ones(columns))
                 left[name][axis][positions[gone[channels]]] = False
     return left
 
 
 def masks_for(sets: Sequence[Coupled], removed: Sequence[Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """Masks for :func:`fairlib.network.masks.apply`: rows that make removed channels, columns that read them.
+    """Make the masks, for :func:`fairlib.network.masks.apply`, that remove channels.
 
-    A removed channel then has no effect, whatever bias or BatchNorm it passes. Arguments are those of :func:`kept`.
+    They zero the rows that make a channel and the columns that read it. A removed channel then has no effect, whatever
+    bias or BatchNorm it passes.
+
+    Args:
+        sets: The sets of :func:`coupled_channels`.
+        removed: For each set a bool vector ``(C,)``, True where the channel is removed.
+        model: The model of the sets.
 
     Returns:
-        Parameter name to bool tensor of the weight's shape, True where the weight is kept; what a mask of the model
-        holds at zero stays so.
+        Parameter name to bool tensor of the weight's shape, True where the weight is kept; weights that a mask of the
+        model holds at zero stay masked.
     """
     weights, before = masks.prunable(model), masks.read(model)
     keep = {}
@@ -169,34 +178,38 @@ def masks_for(sets: Sequence[Coupled], removed: Sequence[Tensor], model: nn.Modu
 
 
 def select_channels(
-    model: nn.Module,
-    data: GroupedDataset | Tensor | None,
-    scores_of: Callable[[Tensor], Tensor],
-    sparsity: float,
+    model: nn.Module, data: GroupedDataset | Tensor | None, scores_of: Callable[[Tensor], Tensor], sparsity: float
 ) -> dict[str, Tensor]:
-    r"""Masks that remove the channels of lowest score, at one rate in all layers, as :func:`lowest` says.
+    """Make masks that remove the channels of lowest score, at one rate in all layers (see :func:`lowest`).
 
     Args:
         model: Left as it is.
-        data: A data set or a tensor of inputs; only its shape is used.
-        scores_of: From filters ``(n, F)`` to scores ``(n,)``. A row is the concatenation of the weights that produce a
-            channel, in all the layers of its set. Channels that are masked already are not among them.
+        data: A data set or a tensor of inputs ``(N, ...)``; only its shape is used.
+        scores_of: Function from filters ``(n, F)`` to scores ``(n,)``. A filter is the concatenation of the weights
+            that produce a channel, in all the layers of its set. Channels that are masked already are left out.
         sparsity: Share of zeros among the prunable weights, in [0, 1).
 
     Returns:
-        As :func:`masks_for`.
+        Parameter name to bool tensor of the weight's shape, True where the weight is kept.
 
     Raises:
-        ValueError: As :func:`lowest` and :func:`coupled_channels`.
+        ValueError: If the model's channels cannot be removed (:func:`coupled_channels`), a score is NaN, or the
+            sparsity is out of reach (:func:`lowest`).
     """
     sets = coupled_channels(model, example_inputs(model, data))
     return masks_for(sets, lowest(model, sets, channel_scores(model, sets, scores_of), sparsity), model)
 
 
 def channel_scores(model: nn.Module, sets: Sequence[Coupled], scores_of: Callable[[Tensor], Tensor]) -> list[Tensor]:
-    """For each set the scores ``(C,)`` of its channels, :math:`-\\infty` for one of which a mask has left nothing.
+    r"""Score the channels of each set.
 
-    ``scores_of`` is that of :func:`select_channels`.
+    Args:
+        model: The model of the sets.
+        sets: The sets of :func:`coupled_channels`.
+        scores_of: Function from filters ``(n, F)`` to scores ``(n,)``, for :func:`select_channels`.
+
+    Returns:
+        For each set ``(C,)``; :math:`-\infty` for a channel of which a mask has left nothing.
     """
     scores = []
     for coupled in sets:
@@ -208,21 +221,21 @@ def channel_scores(model: nn.Module, sets: Sequence[Coupled], scores_of: Callabl
 
 
 def lowest(model: nn.Module, sets: Sequence[Coupled], scores: Sequence[Tensor], sparsity: float) -> list[Tensor]:
-    r"""The channels of lowest score, as many as make a model so sparse, at one rate in all layers.
+    r"""Select the channels of lowest score, as many as make a model so sparse, at one rate in all layers.
 
-    Of a set of C coupled channels :math:`\min(\lfloor r C \rfloor, C - 1)` go: those that are masked already, then
-    those of lowest score, equal ones in their order. The last channel of a layer always stays. The rate :math:`r` is
-    the smallest at which ``round(sparsity * n)`` of all n prunable weights are masked, before or now; so the masks of
-    growing sparsity are nested, and a model that is as sparse already loses nothing.
+    Of a set of C coupled channels :math:`\min(\lfloor r C \rfloor, C - 1)` are removed: those that are masked already,
+    then those of lowest score, equal ones in their order. The last channel of a layer always stays. The rate :math:`r`
+    is the smallest at which ``round(sparsity * n)`` of all n prunable weights are masked, before or now; so the masks
+    of growing sparsity are nested, and a model that is as sparse already loses nothing.
 
     Args:
         model: The model of the sets; left as it is.
-        sets: As :func:`coupled_channels` gives them.
-        scores: For each set ``(C,)``.
+        sets: The sets of :func:`coupled_channels`.
+        scores: For each set the scores ``(C,)`` of its channels.
         sparsity: Share of zeros among the prunable weights, in [0, 1).
 
     Returns:
-        For each set a bool vector ``(C,)``, True where the channel goes.
+        For each set a bool vector ``(C,)``, True where the channel is removed.
 
     Raises:
         ValueError: If a score is NaN, if one channel a layer is still denser than ``sparsity``, or if an earlier mask
@@ -231,20 +244,15 @@ def lowest(model: nn.Module, sets: Sequence[Coupled], scores: Sequence[Tensor], 
     for coupled, score in zip(sets, scores, strict=True):
         if score.isnan().any():
             raise ValueError(f"the scores of {', '.join(coupled.producers)} hold NaN; has training diverged?")
-    orders = [score.argsort(stable=True) for score in scores]
-    # Channel i of the order, from 1 to C - 1, goes at rate i / C: the same fraction is the same floating-point number.
+    ranks = [score.argsort(stable=True).argsort() for score in scores]
+    # The i-th lowest channel, from 1 to C - 1, goes at rate i / C: the same fraction is the same floating-point number.
     rates = [torch.arange(1, coupled.size, dtype=torch.float64) / coupled.size for coupled in sets]
     steps = [0.0, *torch.cat([*rates, torch.zeros(0)]).unique().tolist()]
     weights, before = masks.prunable(model), masks.read(model)
     total = sum(weight.numel() for weight in weights.values())
 
     def removed_at(rate: float) -> list[Tensor]:
-        removed = []
-        for order, own in zip(orders, rates, strict=True):
-            gone = torch.zeros(len(order), dtype=torch.bool, device=order.device)
-            gone[order[: int((own <= rate).sum())]] = True
-            removed.append(gone)
-        return removed
+        return [rank < int((own <= rate).sum()) for rank, own in zip(ranks, rates, strict=True)]
 
     def zeros(rate: float) -> int:
         keep = masks_for(sets, removed_at(rate), model)
@@ -253,28 +261,22 @@ def lowest(model: nn.Module, sets: Sequence[Coupled], scores: Sequence[Tensor], 
     wanted, most = round(sparsity * total), zeros(steps[-1])
     if most < wanted:
         raise ValueError(
-            f"sparsity {sparsity} is out of reach: with a single channel left in every layer {most} of {total} weights "
-            f"are zero, a sparsity of {most / total:.4f}"
+            f"sparsity {sparsity} is out of reach: with one channel left in every layer {most} of {total} weights are "
+            f"zero, a sparsity of {most / total:.4f}"
         )
     removed = removed_at(steps[bisect_left(steps, wanted, key=zeros)])
     emptied = [name for name, mask in masks_for(sets, removed, model).items() if not mask.any()]
     if emptied:
-        raise ValueError(
-            f"sparsity {sparsity} would leave nothing of {emptied[0]}: the weights that an earlier mask has left there "
-            "go with the channels"
-        )
+        raise ValueError(f"sparsity {sparsity} would leave nothing of {emptied[0]}, where an earlier mask left little")
     return removed
 
 
 def _refuse_grouped(model: nn.Module) -> None:
-    for name, layer in model.named_modules():
-        if not isinstance(layer, nn.modules.conv._ConvNd):
-            continue
-        depthwise = layer.groups == layer.in_channels == layer.out_channels
-        if layer.transposed or (layer.groups > 1 and not depthwise):
+    convolutions = {name: layer for name, layer in model.named_modules() if isinstance(layer, nn.modules.conv._ConvNd)}
+    for name, layer in convolutions.items():
+        if layer.transposed or not (layer.groups == 1 or layer.groups == layer.in_channels == layer.out_channels):
             raise ValueError(
-                f"{name} is {layer}; channels can be removed of ordinary and of depthwise convolutions, not of grouped "
-                "or transposed ones"
+                f"{name} is {layer}; channels can be removed of ordinary and of depthwise convolutions, no others"
             )
 
 
@@ -285,14 +287,16 @@ def _ends_outside(graph: DependencyGraph, group: Group) -> bool:
 
 
 def _coupled(graph: DependencyGraph, group: Group, names: dict[int, str]) -> Coupled:
-    producers, readers = {}, {}
+    producers: dict[str, tuple[Tensor, Tensor]] = {}
+    readers: dict[str, tuple[Tensor, Tensor]] = {}
     for item in group:
         layer = item.dep.target.module
         name = names.get(id(getattr(layer, "weight", None)))
         if name is None:
             continue
         ends = producers if graph.is_out_channel_pruning_fn(item.dep.handler) else readers
-        ends[name] = tuple(torch.tensor(indices, device=layer.weight.device) for indices in (item.root_idxs, item.idxs))
+        channels, positions = (torch.tensor(ids, device=layer.weight.device) for ids in (item.root_idxs, item.idxs))
+        ends[name] = channels, positions
     size = len(group[0].idxs)
     read = {channel for channels, _ in readers.values() for channel in channels.tolist()}
     if len(read) < size:
@@ -306,7 +310,7 @@ def _coupled(graph: DependencyGraph, group: Group, names: dict[int, str]) -> Cou
 def _is_sealed(model: nn.Module, sets: list[Coupled], inputs: Tensor) -> bool:
     """Whether what makes every second channel has no effect once the weights that read these channels are zero.
 
-    Asked of random parameters, since layers that start at zero would hide everything.
+    It is tested with random parameters, since layers that start at zero would hide everything.
     """
     removed = [torch.arange(coupled.size, device=inputs.device) % 2 == 0 for coupled in sets]
     probe = copy.deepcopy(model).eval()
@@ -331,13 +335,10 @@ def _is_sealed(model: nn.Module, sets: list[Coupled], inputs: Tensor) -> bool:
 def _filters(model: nn.Module, coupled: Coupled) -> tuple[Tensor, Tensor]:
     """The filters ``(C, F)`` of coupled channels, and which of them ``(C,)`` a mask has left anything of."""
     weights, before = masks.prunable(model), masks.read(model)
-    parts, alive = [], False
+    parts, alive = [], []
     for name, (channels, rows) in coupled.producers.items():
         weight = weights[name].detach().flatten(1)
-        part = weight.new_zeros(coupled.size, weight.shape[1])
-        part[channels] = weight[rows]
-        parts.append(part)
-        left = torch.zeros(coupled.size, dtype=torch.bool, device=weight.device)
-        left[channels] = before[name].flatten(1).any(1)[rows] if name in before else True
-        alive = alive | left
-    return torch.cat(parts, dim=1), alive
+        parts.append(weight.new_zeros(coupled.size, weight.shape[1]).index_copy(0, channels, weight[rows]))
+        left = before[name].flatten(1).any(1)[rows] if name in before else torch.ones_like(rows, dtype=torch.bool)
+        alive.append(left.new_zeros(coupled.size).index_copy(0, channels, left))
+    return torch.cat(parts, dim=1), torch.stack(alive).any(0)

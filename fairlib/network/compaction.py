@@ -1,10 +1,11 @@
-"""Removal for real: from structured masks to a smaller module, what that saves, and its export."""
+"""Compaction: from structured masks to a physically smaller module, what that saves, and its export to ONNX."""
 
 import copy
 import time
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -20,12 +21,12 @@ from fairlib.network.memory import remember
 
 
 def compact(model: nn.Module, data: GroupedDataset | Tensor) -> nn.Module:
-    """A physically smaller module with the same outputs: every channel that nothing reads is removed.
+    """Copy a model without the channels that nothing reads: a physically smaller module with the same outputs.
 
     A channel is removed when all the weights that read it are zero, which makes it exact whatever produces it; the
-    structured methods of :func:`fairlib.prune` leave such channels, an unstructured one hardly ever does. What removed
-    channels alone have read is then read by nothing, and goes too. One channel of a layer always stays. Where nothing
-    can be removed, the result is a copy.
+    structured methods of :func:`fairlib.prune` leave such channels, an unstructured one hardly ever does. Channels that
+    removed channels alone have read are then removed too. One channel of a layer always stays. Where nothing can be
+    removed, the result is a plain copy.
 
     The remaining weights keep their masks, so that training goes on as it would have in the masked model. The history
     of a training is kept, the weights that ``fit(..., keep=)`` kept are not: their shapes are those of the wide model.
@@ -49,15 +50,14 @@ def compact(model: nn.Module, data: GroupedDataset | Tensor) -> nn.Module:
     inputs = example_inputs(model, data, count=2)
     sets = coupled_channels(model, inputs)
     removed = _unread(model, sets)
-    if gates.gates(model) and any(gone.any() for gone in removed):
-        raise ValueError(
-            "the gates of a linearized model have the shapes of all its channels: compact first, linearize then"
-        )
+    smaller = any(gone.any() for gone in removed)
+    if smaller and gates.gates(model):
+        raise ValueError("the gates of a linearized model need all of its channels: compact first, linearize then")
     small = copy.deepcopy(model)
     graph = trace(small, inputs)
     try:
         for coupled, gone in zip(sets, removed, strict=True):
-            root = small.get_submodule(next(iter(coupled.producers)).removesuffix("weight").removesuffix("."))
+            root = small.get_submodule(next(iter(coupled.producers)).rpartition(".")[0])
             if gone.any():
                 prune = graph.get_pruner_of_module(root).prune_out_channels
                 graph.get_pruning_group(root, prune, gone.nonzero().flatten().tolist()).prune()
@@ -67,7 +67,7 @@ def compact(model: nn.Module, data: GroupedDataset | Tensor) -> nn.Module:
         raise ValueError(f"{type(model).__name__} does not run without its unread channels: {error}") from error
     if not same:
         raise ValueError(f"{type(model).__name__} gives other outputs without its unread channels")
-    if any(gone.any() for gone in removed):
+    if smaller:
         remember(small, kept={}, recipe=None)  # Both are of the wide network.
     return small.eval()
 
@@ -75,14 +75,14 @@ def compact(model: nn.Module, data: GroupedDataset | Tensor) -> nn.Module:
 def cost(
     models: Mapping[str, nn.Module], data: GroupedDataset | Tensor, *, batch_size: int = 64, repeats: int = 11
 ) -> pd.DataFrame:
-    """What models need: parameters, multiply-accumulates and measured latency.
+    """Measure what models need: parameters, multiply-accumulates and latency.
 
     Args:
-        models: By name, such as ``{"dense": dense, "compact": small}``, each on the device where it is measured.
+        models: Name to model, such as ``{"dense": dense, "compact": small}``, each on the device where it is measured.
         data: A data set, or a tensor of inputs ``(N, ...)``; only the shape of its inputs is used.
-        batch_size: Of the timed passes.
-        repeats: How many passes of each model are timed, in turns, so that a disturbance meets all of them; one more
-            goes before.
+        batch_size: Number of inputs of a timed pass.
+        repeats: Number of timed passes of each model, after an untimed one. The models take turns, so that a
+            disturbance meets all of them.
 
     Returns:
         Indexed by model: ``parameters``; ``macs``, the multiply-accumulates of convolutions and matrix products for one
@@ -92,22 +92,19 @@ def cost(
     check_number("batch_size", batch_size, 1, whole=True)
     check_number("repeats", repeats, 1, whole=True)
     batches = {name: example_inputs(model, data, count=batch_size) for name, model in models.items()}
-    seconds = {name: [] for name in models}
+    seconds: dict[str, list[float]] = {name: [] for name in models}
     for _ in range(repeats + 1):
         for name, model in models.items():
-            seconds[name].append(_seconds(model, batches[name]))
-    rows = {}
-    for name, model in models.items():
-        low, median, high = np.quantile(seconds[name][1:], [0.25, 0.5, 0.75])
-        rows[name] = {
-            "parameters": sum(parameter.numel() for parameter in model.parameters()),
-            "macs": _macs(model, batches[name][:1]),
-            "latency": median,
-            "latency_low": low,
-            "latency_high": high,
-        }
-    table = pd.DataFrame.from_dict(rows, orient="index").astype({"parameters": "int64", "macs": "int64"})
-    table.index.name = "model"
+            start = _now(batches[name].device)
+            _outputs(model, batches[name])
+            seconds[name].append(_now(batches[name].device) - start)
+    low, median, high = np.quantile([times[1:] for times in seconds.values()], [0.25, 0.5, 0.75], axis=1)
+    columns = {
+        "parameters": [sum(parameter.numel() for parameter in model.parameters()) for model in models.values()],
+        "macs": [_macs(model, batches[name][:1]) for name, model in models.items()],
+    }
+    columns |= {"latency": median, "latency_low": low, "latency_high": high}
+    table = pd.DataFrame(columns, index=pd.Index(models, name="model"))
     table.attrs |= {"batch_size": batch_size, "threads": torch.get_num_threads()}
     return table
 
@@ -115,7 +112,7 @@ def cost(
 def export_onnx(model: nn.Module, path: str | Path, data: GroupedDataset | Tensor) -> None:
     """Write a model as ONNX, in eval mode, and check that onnxruntime computes the same with it.
 
-    Its input is called ``inputs``, its output ``logits``; the first dimension of both is free. Needs the extra
+    The input is called ``inputs`` and the output ``logits``; the first dimension of both is free. This needs the extra
     ``compact``: ``pip install 'who-pays[compact]'``.
 
     Args:
@@ -130,20 +127,13 @@ def export_onnx(model: nn.Module, path: str | Path, data: GroupedDataset | Tenso
     import onnxruntime
 
     twin = copy.deepcopy(model).cpu().eval()
+    settings: dict[str, Any] = {"dynamo": True, "external_data": False, "verbose": False}
+    settings |= {"input_names": ["inputs"], "output_names": ["logits"]}
+    settings["dynamic_shapes"] = ({0: torch.export.Dim("batch")},)
     with warnings.catch_warnings(), torch.no_grad():
-        # Of torch and onnxscript about their own insides; what counts is checked below.
+        # Torch and onnxscript warn about their own internals; the outputs are checked below.
         warnings.simplefilter("ignore")
-        torch.onnx.export(
-            twin,
-            (example_inputs(twin, data, count=2),),
-            path,
-            dynamo=True,
-            external_data=False,
-            verbose=False,
-            input_names=["inputs"],
-            output_names=["logits"],
-            dynamic_shapes=({0: torch.export.Dim("batch")},),
-        )
+        torch.onnx.export(twin, (example_inputs(twin, data, count=2),), path, **settings)
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     for count in (1, 3):
         inputs = example_inputs(twin, data, count=count)
@@ -154,7 +144,7 @@ def export_onnx(model: nn.Module, path: str | Path, data: GroupedDataset | Tenso
 
 
 def _unread(model: nn.Module, sets: Sequence[Coupled]) -> list[Tensor]:
-    """For each set the channels that only zeros read, but one where that is all of them; as for ``kept``."""
+    """For each set a bool vector, True at channels that only zeros read; where that is all of them, one stays."""
     alive = {name: weight.detach() != 0 for name, weight in masks.prunable(model).items()}
     removed: list[Tensor] = []
     while True:
@@ -167,10 +157,8 @@ def _unread(model: nn.Module, sets: Sequence[Coupled]) -> list[Tensor]:
 
 
 def _read_by_zeros(coupled: Coupled, alive: Mapping[str, Tensor]) -> Tensor:
-    unread = None
+    unread = torch.ones(coupled.size, dtype=torch.bool, device=next(iter(alive.values())).device)
     for name, (channels, columns) in coupled.readers.items():
-        if unread is None:
-            unread = torch.ones(coupled.size, dtype=torch.bool, device=channels.device)
         read = alive[name].transpose(0, 1).flatten(1).any(1)
         unread[channels[read[columns]]] = False
     if unread.all():
@@ -181,10 +169,9 @@ def _read_by_zeros(coupled: Coupled, alive: Mapping[str, Tensor]) -> Tensor:
 def _restore_state(model: nn.Module, small: nn.Module, left: Mapping[str, tuple[Tensor, Tensor]]) -> None:
     """Give the smaller module what Torch-Pruning does not know of: masks and frozen parameters."""
     for name, mask in masks.read(model).items():
-        layer = small.get_submodule(name.removesuffix("weight").removesuffix("."))
         if name in left:
             rows, columns = left[name]
-            layer.weight_mask = mask[rows][:, columns]
+            small.get_submodule(name.rpartition(".")[0]).weight_mask = mask[rows][:, columns]
     for name, parameter in model.named_parameters():
         small.get_parameter(name).requires_grad_(parameter.requires_grad)
 
@@ -204,14 +191,11 @@ def _agree(found: Tensor, expected: Tensor) -> bool:
     return found.shape == expected.shape and bool(((found - expected).abs() <= 1e-5 * scale).all())
 
 
-def _seconds(model: nn.Module, inputs: Tensor) -> float:
-    if inputs.is_cuda:
-        torch.cuda.synchronize(inputs.device)
-    start = time.perf_counter()
-    _outputs(model, inputs)
-    if inputs.is_cuda:
-        torch.cuda.synchronize(inputs.device)
-    return time.perf_counter() - start
+def _now(device: torch.device) -> float:
+    """Timestamp in seconds, after all work on the device. Subtract two."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
 
 
 def _macs(model: nn.Module, inputs: Tensor) -> int:

@@ -12,14 +12,20 @@ from torch.nn.functional import cross_entropy
 
 from fairlib.data import GroupedDataset
 
-CHUNK = 1024  # Samples of one pass at most.
-NUMBERS = 2**20  # Numbers in the inputs of one pass at most: activations take about a thousand times their memory.
-NUMBERS_CPU = 2**18  # The same on a processor, where larger activations took a small network twice the time.
+CHUNK = 1024  # Most samples of one pass.
+NUMBERS = 2**20  # Most numbers in the inputs of one pass: activations take about a thousand times their memory.
+NUMBERS_CPU = 2**18  # Most numbers on a CPU, where larger activations took a small network twice the time.
 
 
 @dataclass(frozen=True)
 class Predictions:
-    """Per sample, ``logits`` ``(N, C)``, cross-entropy ``loss`` in nats ``(N,)`` (float64) and ``correct`` ``(N,)``."""
+    """What a classifier says of N samples.
+
+    Attributes:
+        logits: Float64 ``(N, C)``, one for each class.
+        loss: Cross-entropy of each sample in nats, float64 ``(N,)``.
+        correct: Bool ``(N,)``, True where the largest logit is that of the target.
+    """
 
     logits: np.ndarray
     loss: np.ndarray
@@ -28,7 +34,7 @@ class Predictions:
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[nn.Module]:
-    """Within the block the model is in eval mode; afterwards every submodule has the mode it had."""
+    """Hold a model in eval mode within the block; afterwards every submodule has the mode it had."""
     training = [module for module in model.modules() if getattr(module, "training", False)]  # A frozen script has none.
     if training:
         model.eval()
@@ -41,35 +47,42 @@ def evaluation_mode(model: nn.Module) -> Iterator[nn.Module]:
 
 @contextmanager
 def full_precision() -> Iterator[None]:
-    """Within the block a GPU computes in float32 what is float32: TF32, the default of convolutions, keeps 10 bits."""
+    """Turn TF32 off within the block: a GPU's default for float32 convolutions, it keeps 10 bits of the mantissa."""
     if not torch.cuda.is_available():
         yield
         return
     cudnn, before = torch.backends.cudnn, torch.get_float32_matmul_precision()
-    others = {"enabled": cudnn.enabled, "benchmark": cudnn.benchmark, "deterministic": cudnn.deterministic}
+    others = {name: getattr(cudnn, name) for name in ("enabled", "benchmark", "benchmark_limit", "deterministic")}
     torch.set_float32_matmul_precision("highest")
     try:
-        with cudnn.flags(**others, benchmark_limit=cudnn.benchmark_limit, allow_tf32=False):
+        with cudnn.flags(**others, allow_tf32=False):
             yield
     finally:
         torch.set_float32_matmul_precision(before)
 
 
 def placement(model: nn.Module) -> tuple[torch.device, torch.dtype]:
-    """Device and floating dtype of a model's parameters; CPU and float32 where it has none."""
-    for tensor in model.parameters():
-        if tensor.is_floating_point():
-            return tensor.device, tensor.dtype
-    return torch.device("cpu"), torch.float32
+    """Tell device and floating dtype of a model's parameters; CPU and float32 where it has none."""
+    like = next((tensor for tensor in model.parameters() if tensor.is_floating_point()), None)
+    return (torch.device("cpu"), torch.float32) if like is None else (like.device, like.dtype)
 
 
 def passes(data: GroupedDataset, device: torch.device) -> tuple[Tensor, ...]:
-    """The positions of all samples, dealt to forward passes on a device."""
+    """Split the positions of all samples into forward passes that suit a device; int64 vectors, in order."""
     return chunks(data, CHUNK, NUMBERS_CPU if device.type == "cpu" else NUMBERS)
 
 
 def chunks(data: GroupedDataset, samples: int, numbers: int) -> tuple[Tensor, ...]:
-    """The positions of all samples, dealt to passes of so many samples and numbers in their inputs at most."""
+    """Split the positions of all samples into passes.
+
+    Args:
+        data: The samples.
+        samples: Most samples of one pass.
+        numbers: Most numbers in the inputs of one pass; a pass has one sample at least.
+
+    Returns:
+        Int64 vectors, in order.
+    """
     return torch.arange(len(data)).split(max(1, min(samples, numbers // data.inputs[0].numel())))
 
 
@@ -90,20 +103,29 @@ def check_logits(logits: Tensor, data: GroupedDataset) -> None:
 
 
 def evaluate(model: nn.Module, state: Mapping[str, Tensor], inputs: Tensor, names: Mapping[str, str]) -> Tensor:
-    """The model's outputs with other parameters and buffers, those of ``state``; ``names`` are the model's ``aliases``.
+    """Evaluate a model with other parameters and buffers.
 
     Every owner of a tied parameter gets it, and a module that goes by several names gets it once:
-    ``torch.func.functional_call`` with its own tying would leave such a module damaged. What is not in ``state`` stays.
+    ``torch.func.functional_call`` with its own tying would leave such a module damaged.
+
+    Args:
+        model: Left as it is.
+        state: Name of a parameter or buffer to tensor; those not named are the model's own.
+        inputs: ``(N, ...)``.
+        names: What :func:`aliases` gives for the model.
+
+    Returns:
+        The model's outputs.
     """
     tensors = {alias: state[name] for alias, name in names.items() if name in state}
     return functional_call(model, tensors, (inputs,), tie_weights=False)
 
 
 def aliases(model: nn.Module) -> dict[str, str]:
-    """Every name of a parameter or buffer -> the one under which ``named_parameters`` or ``named_buffers`` gives it."""
+    """Map every name of a parameter or buffer to the one that ``named_parameters`` or ``named_buffers`` gives it."""
     canonical = {id(tensor): name for name, tensor in (*model.named_parameters(), *model.named_buffers())}
     return {
-        f"{prefix}.{own}" if prefix else own: canonical[id(tensor)]
+        f"{prefix}.{own}".removeprefix("."): canonical[id(tensor)]
         for prefix, module in model.named_modules()
         for own, tensor in (*module._parameters.items(), *module._buffers.items())
         if tensor is not None

@@ -1,7 +1,7 @@
 """Weight masks: which weights of a module are zero, and how they stay so.
 
 A pruned weight *is* zero in ``module.weight``, under its ordinary name, so evaluating a pruned model costs what
-evaluating the dense one costs. What keeps it zero is that its gradient is masked, whatever loop trains it: with a
+evaluating the dense one costs. It stays zero because its gradient is masked, whatever loop trains it: with a
 zero gradient, a zero weight has zero momentum and zero decay. What comes from elsewhere, momentum of a dense training
 or a re-initialization, is zeroed in the next forward pass that records gradients. Under ``torch.func.functional_call``
 the weights are the caller's, and so are their gradients. The mask is the buffer ``weight_mask`` beside the weight.
@@ -9,19 +9,22 @@ the weights are the caller's, and so are their gradients. The mask is the buffer
 
 import copy
 import weakref
-from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from fairlib._validation import lookup
+from fairlib.network.evaluation import aliases
+
 BUFFER = "weight_mask"
-_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+_Layer = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
 
 
 def prunable(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The weights that pruning may zero: those of convolutions and linear layers, never biases or normalization.
+    """List the weights that pruning may zero: those of convolutions and linear layers, never biases or normalization.
 
     Returns:
         Parameter name, as in ``named_parameters``, to parameter, in the order of the model's modules.
@@ -30,41 +33,36 @@ def prunable(model: nn.Module) -> dict[str, nn.Parameter]:
         ValueError: If there are none; if a layer shares its weight with another module; or if a weight is computed from
             others, by ``torch.nn.utils.prune`` or a parametrization, so that zeroing it would not hold.
     """
-    weights: dict[str, nn.Parameter] = {}
-    owners: dict[int, list[str]] = defaultdict(list)
-    for prefix, module in model.named_modules():
-        for name, parameter in module._parameters.items():
-            owners[id(parameter)].append(f"{prefix}.{name}" if prefix else name)
-    for prefix, layer in _layers(model):
-        name = f"{prefix}.weight" if prefix else "weight"
+    weights, names = {}, aliases(model)
+    for name, layer in _layers(model):
+        weight = layer._parameters.get("weight")
         if hasattr(layer, "weight_orig"):
             raise ValueError(f"{name} is pruned by torch.nn.utils.prune; call prune.remove(module, 'weight') first")
-        if not isinstance(layer._parameters.get("weight"), nn.Parameter) and not parametrize.is_parametrized(layer):
-            raise ValueError(f"{name} is computed from other parameters (weight_norm?); make it a parameter first")
         if parametrize.is_parametrized(layer, "weight"):
-            raise ValueError(
-                f"{name} is parametrized; call parametrize.remove_parametrizations(module, 'weight') first"
-            )
-        others = [other for other in owners[id(layer.weight)] if other != name]
-        if others:
-            raise ValueError(f"{name} and {others[0]} are one tied weight; untie them before pruning")
-        weights[name] = layer.weight
+            raise ValueError(f"{name} is parametrized; call parametrize.remove_parametrizations(module, 'weight')")
+        if weight is None:
+            raise ValueError(f"{name} is computed from other parameters (weight_norm?); make it a parameter first")
+        tied = [other for other, first in names.items() if first == names[name] and other != name]
+        if tied:
+            raise ValueError(f"{name} and {tied[0]} are one tied weight; untie them before pruning")
+        weights[name] = weight
     if not weights:
         raise ValueError(f"{type(model).__name__} has no prunable weight: no convolution and no linear layer")
     return weights
 
 
 def read(model: nn.Module) -> dict[str, Tensor]:
-    """The masks of a model: parameter name to bool tensor of the weight's shape, True where the weight is kept."""
-    return {
-        f"{prefix}.weight" if prefix else "weight": layer.weight_mask
-        for prefix, layer in _layers(model)
-        if BUFFER in layer._buffers
-    }
+    """Read the masks of a model.
+
+    Returns:
+        Parameter name to bool tensor of the weight's shape, True where the weight is kept; layers without a mask are
+        left out.
+    """
+    return {name: mask for name, layer in _layers(model) if (mask := layer._buffers.get(BUFFER)) is not None}
 
 
 def apply(model: nn.Module, keep: Mapping[str, Tensor]) -> nn.Module:
-    """A copy of the model in eval mode in which the weights outside ``keep`` are zero and stay zero.
+    """Copy a model, in eval mode, with the weights outside ``keep`` zero; they stay zero in any training.
 
     Args:
         model: Left as it is.
@@ -80,32 +78,46 @@ def apply(model: nn.Module, keep: Mapping[str, Tensor]) -> nn.Module:
 
 
 def impose(model: nn.Module, keep: Mapping[str, Tensor]) -> None:
-    """Mask a model in place; for a training loop, whose optimizer holds the parameters. Else as :func:`apply`."""
-    known = prunable(model)
+    """Mask a model in place, for a training loop whose optimizer holds its parameters.
+
+    Args:
+        model: Its masked weights become zero and stay so.
+        keep: Parameter name to bool tensor of the weight's shape, True where the weight is kept. Weights not named
+            keep the mask they have.
+
+    Raises:
+        ValueError: If a name is no prunable weight or a shape differs; then the model is as it was.
+    """
+    known, layers = prunable(model), dict(_layers(model))
     for name, mask in keep.items():
-        if name not in known:
-            raise ValueError(f"cannot mask {name!r}: it is no prunable weight; known: {', '.join(known)}")
-        if mask.shape != known[name].shape or mask.dtype != torch.bool:
-            raise ValueError(
-                f"the mask of {name} must be bool {tuple(known[name].shape)}, got {mask.dtype} {tuple(mask.shape)}"
-            )
-    layers = dict(_layers(model))
+        check_mask(name, mask, lookup("prunable weight", name, known).shape)
     for name, mask in keep.items():
-        layer = layers[name.removesuffix("weight").removesuffix(".")]
-        if BUFFER not in layer._buffers:
+        layer = layers[name]
+        before = layer._buffers.get(BUFFER)
+        if before is not None:
+            before.copy_(mask)
+        else:
             layer.register_buffer(BUFFER, mask.detach().clone().to(layer.weight.device))
             layer.register_load_state_dict_post_hook(_zero)
             layer.register_forward_pre_hook(_guard)
-        else:
-            layer.weight_mask.copy_(mask)
         _zero(layer)
     if keep and not any(hook is _guard for hook in model._forward_pre_hooks.values()):
         model.register_forward_pre_hook(_guard)
     _guard(model)
 
 
+def check_mask(name: str, mask: Tensor, shape: torch.Size) -> None:
+    """Refuse a mask of another dtype than bool or of another shape.
+
+    Raises:
+        ValueError: Naming what is masked, the shape that is needed, and dtype and shape of the mask.
+    """
+    if mask.shape != shape or mask.dtype != torch.bool:
+        raise ValueError(f"the mask of {name} must be bool {tuple(shape)}, got {mask.dtype} {tuple(mask.shape)}")
+
+
 def sparsity(model: nn.Module) -> float:
-    """The share of exact zeros among the prunable weights, in [0, 1].
+    """Compute the share of exact zeros among the prunable weights, in [0, 1].
 
     Raises:
         ValueError: If the model has no prunable weight.
@@ -114,14 +126,17 @@ def sparsity(model: nn.Module) -> float:
     return 1 - sum(int(weight.count_nonzero()) for weight in weights) / sum(weight.numel() for weight in weights)
 
 
-def _layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    return ((prefix, layer) for prefix, layer in model.named_modules() if isinstance(layer, _LAYERS))
+def _layers(model: nn.Module) -> Iterator[tuple[str, _Layer]]:
+    """The layers whose weights can be pruned, by the name of the weight."""
+    for prefix, layer in model.named_modules():
+        if isinstance(layer, _Layer):
+            yield f"{prefix}.weight".removeprefix("."), layer
 
 
-def _zero(layer: nn.Module, *_: object) -> None:
+def _zero(layer: _Layer, *_: object) -> None:
     """Zero the masked weights; as a hook, after whatever ``load_state_dict`` brought."""
     # Out of place: after load_state_dict(assign=True) the tensor is the caller's.
-    layer.weight.data = layer.weight.data.masked_fill(~layer.weight_mask, 0)
+    layer.weight.data = layer.weight.data.masked_fill(~layer.get_buffer(BUFFER), 0)
 
 
 class _GradientMask:
@@ -134,7 +149,7 @@ class _GradientMask:
 
     def __call__(self, gradient: Tensor) -> Tensor:
         layer = self.layer()
-        return gradient if layer is None else gradient.masked_fill(~layer.weight_mask, 0)
+        return gradient if layer is None else gradient.masked_fill(~layer.get_buffer(BUFFER), 0)
 
 
 def _guard(module: nn.Module, *_: object) -> None:
@@ -147,12 +162,10 @@ def _guard(module: nn.Module, *_: object) -> None:
     if not torch.is_grad_enabled():
         return
     for layer in module.modules():
-        weight = layer._parameters.get("weight")
-        if BUFFER not in layer._buffers or not isinstance(weight, nn.Parameter):
+        weight, mask = layer._parameters.get("weight"), layer._buffers.get(BUFFER)
+        if mask is None or not isinstance(weight, nn.Parameter):
             continue
-        weight.data.masked_fill_(~layer.weight_mask, 0)
-        if not weight.requires_grad:
-            continue
+        weight.data.masked_fill_(~mask, 0)
         hooks = (weight._backward_hooks or {}).values()
-        if not any(isinstance(hook, _GradientMask) for hook in hooks):
+        if weight.requires_grad and not any(isinstance(hook, _GradientMask) for hook in hooks):
             weight.register_hook(_GradientMask(layer))

@@ -1,7 +1,7 @@
 """What fairlib remembers of a module: how it was built and trained, and how many gradients went into it.
 
-Nothing else knows where that is kept: in one attribute, which goes along with ``deepcopy`` and pickling, and which no
-``state_dict`` holds. Weights that ``load_state_dict`` brings are weights of which nothing is remembered.
+The memory is one attribute of the module, which only this file knows. ``deepcopy`` and pickling copy it, no
+``state_dict`` holds it, and ``load_state_dict`` deletes what it says of the weights.
 """
 
 import math
@@ -17,14 +17,14 @@ _ATTRIBUTE = "_fairlib_memory"
 
 @dataclass(frozen=True)
 class TrainingMemory:
-    """What is known of a module; what is not is None.
+    """What is known of a module; what is unknown is None.
 
     Attributes:
         history: One row for each epoch of the last :func:`fairlib.fit`.
-        kept: Step of that training to the ``state_dict`` after it.
-        price: How many gradients of samples have gone into the module.
+        kept: Number of optimizer steps of the last :func:`fairlib.fit` to the ``state_dict`` after them.
+        price: Number of gradients of samples that have gone into the module.
         recipe: The arguments of :func:`fairlib.build` that give the architecture.
-        input_shape: Of one input, ``(C, H, W)`` or ``(D,)``.
+        input_shape: Shape of one input, ``(C, H, W)`` or ``(D,)``.
     """
 
     history: Sequence[Mapping[str, float]] | None = None
@@ -35,17 +35,17 @@ class TrainingMemory:
 
 
 def memory_of(module: nn.Module) -> TrainingMemory:
-    """What is known of a module; of one that fairlib has never met, nothing."""
+    """Look up what is known of a module; of one that fairlib has never met, nothing."""
     return getattr(module, _ATTRIBUTE, TrainingMemory())
 
 
 def remember(module: nn.Module, **facts) -> nn.Module:
-    """The module, changed in place: these attributes of its :class:`TrainingMemory` are replaced."""
+    """Replace attributes of a module's :class:`TrainingMemory`, in place, and give back the module."""
     return inherit(module, module, **facts)
 
 
 def inherit(module: nn.Module, source: nn.Module, **facts) -> nn.Module:
-    """The module, changed in place: it remembers what another one does, with these attributes replaced."""
+    """Give a module the memory of another one with some attributes replaced, in place, and give back the module."""
     if not hasattr(module, _ATTRIBUTE):
         module.register_load_state_dict_post_hook(_forget_training)
     setattr(module, _ATTRIBUTE, replace(memory_of(source), **facts))
@@ -53,13 +53,14 @@ def inherit(module: nn.Module, source: nn.Module, **facts) -> nn.Module:
 
 
 def history(module: nn.Module) -> pd.DataFrame:
-    """How the last :func:`fit` of a module went.
+    """Tabulate how the last :func:`fit` of a module went.
 
     Returns:
-        Indexed by epoch (from 1): ``lr loss accuracy`` on the training batches as they were met; ``gradients``, how
-        many gradients of samples the epoch took; under a constraint ``objective``, what was descended on, and what the
-        constraint reports (violations, multipliers); ``val_loss val_accuracy`` after the epoch if there was a
-        validation set.
+        Indexed by epoch (from 1). ``lr``: the learning rate of the first step. ``loss`` and ``accuracy``: means over
+        the training samples, each before the step of its batch. ``gradients``: the number of gradients of samples that
+        the epoch took. Under a constraint also ``objective``, the mean of what was minimized, and what the constraint
+        reports (violations, multipliers). With a validation set also ``val_loss`` and ``val_accuracy`` on it after the
+        epoch, the loss in nats.
 
     Raises:
         ValueError: If the module does not come from :func:`fit`, or ``load_state_dict`` gave it other weights since.
@@ -68,34 +69,37 @@ def history(module: nn.Module) -> pd.DataFrame:
 
 
 def gradient_evaluations(module: nn.Module) -> int | float:
-    """How many gradients of samples have gone into a module: the price of a model, whatever the machine.
+    """Count the gradients of samples that have gone into a module: the price of a model, whatever the machine.
 
-    One is a forward and a backward pass of one sample; what :func:`fit` took of a batch of 64 counts as 64. All
-    trainings that led to the module count, the dense one too, with what their constraints took besides, and so do the
-    scores of the pruning methods that are made of gradients. A product of the Hessian with a vector counts as two. What
-    only evaluates counts nothing.
+    One gradient is a forward and a backward pass of one sample: a step of :func:`fit` on a batch of 64 counts as 64.
+    All trainings that led to the module count, the dense one and the extra gradients of constraints included, and so do
+    gradients that a pruning method computes for its scores. A product of the Hessian with a vector counts as two, an
+    evaluation as nothing. Training by other loops than fairlib's is not seen.
 
     Returns:
-        NaN where the price is not known: of a module that :func:`build` did not make, also after :func:`fit`, whose
-        own part is the column ``gradients`` of :func:`history`; and of one whose weights were loaded, by
-        ``load_state_dict`` or :func:`restore`. ``fairlib.network.memory.remember(module, price=0)`` tells that nothing
-        has gone into a module yet. What other loops than fairlib's train is not seen.
+        The number; NaN where it is not known: for a module that :func:`build` did not make, also after :func:`fit`
+        (whose own number is the column ``gradients`` of :func:`history`), and for one whose weights were loaded, by
+        ``load_state_dict`` or :func:`restore`. Call ``fairlib.network.memory.remember(module, price=0)`` on a module of
+        your own into which nothing has gone yet.
     """
     price = memory_of(module).price
     return math.nan if price is None else price
 
 
 def add_gradients(module: nn.Module, count: float) -> nn.Module:
-    """The module, changed in place: its :func:`fairlib.gradient_evaluations` are ``count`` more, if they are known."""
+    """Add ``count`` to a module's :func:`fairlib.gradient_evaluations`, if known, in place; give back the module."""
     price = memory_of(module).price
     return module if price is None else remember(module, price=price + int(count))
 
 
 def weights_at(module: nn.Module, step: int) -> dict[str, Tensor]:
-    """The ``state_dict`` that a module had after ``step`` optimizer steps of its last :func:`fit`.
+    """Look up the ``state_dict`` that a module had after ``step`` optimizer steps of its last :func:`fit`.
+
+    Returns:
+        A copy of it.
 
     Raises:
-        ValueError: If it was not kept by ``fit(..., keep=step)``; the message lists the steps that were.
+        ValueError: If it was not kept by ``fit(..., keep=step)``; the message lists the steps that were kept.
     """
     _history(module)
     kept = memory_of(module).kept
@@ -105,10 +109,13 @@ def weights_at(module: nn.Module, step: int) -> dict[str, Tensor]:
 
 
 def extend_history(earlier: nn.Module, later: nn.Module) -> nn.Module:
-    """The later module; its history begins with that of the earlier one, if it has one, and counts on from there.
+    """Put the history of an earlier module before that of a later one, whose epochs count on from there, in place.
+
+    Returns:
+        The later module; unchanged where the earlier one has no history.
 
     Raises:
-        ValueError: If the later one does not come from :func:`fit`.
+        ValueError: If the later module does not come from :func:`fit`.
     """
     first = memory_of(earlier).history
     if not first:
@@ -118,12 +125,12 @@ def extend_history(earlier: nn.Module, later: nn.Module) -> nn.Module:
 
 
 def forget_history(module: nn.Module) -> nn.Module:
-    """The module, changed in place, as if :func:`fit` had not trained it, but for its price."""
+    """Forget, in place, that :func:`fit` has trained a module, but not its price; give back the module."""
     return remember(module, history=None, kept={})
 
 
 def _forget_training(module: nn.Module, *_: object) -> None:
-    """Forget what the weights were made by; as a hook, after ``load_state_dict`` has brought others."""
+    """Forget how the weights came about; as a hook, after ``load_state_dict`` has brought others."""
     remember(module, history=None, kept={}, price=None)
 
 

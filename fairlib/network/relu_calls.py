@@ -7,11 +7,14 @@ one, and parameters, buffers, submodules, attributes and hooks are its own.
 """
 
 import copy
+import importlib
 import inspect
+import itertools
 import types
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,24 +28,26 @@ RELUS = (nn.ReLU, nn.ReLU6, nn.LeakyReLU)
 
 _NO_ACTIVATIONS = (nn.Softmax, nn.Softmax2d, nn.LogSoftmax, nn.Softmin, nn.MultiheadAttention)
 
-# What torch's tracer shows where a function or a method is called, and the module that does the same.
-_FUNCTIONS = {torch.relu: nn.ReLU, torch.relu_: nn.ReLU, relu: nn.ReLU, relu6: nn.ReLU6}
-_METHODS = {"relu": nn.ReLU, "relu_": nn.ReLU}
+# Functions and methods, as torch's tracer shows them, and the module that does the same.
+_MODULES: dict[Any, type[nn.Module]] = {torch.relu: nn.ReLU, torch.relu_: nn.ReLU, relu: nn.ReLU, relu6: nn.ReLU6}
+_MODULES |= {"relu": nn.ReLU, "relu_": nn.ReLU}
 
-_aten = torch.ops.aten
-_RELU_OPERATORS = {_aten.relu, _aten.relu_, _aten.leaky_relu, _aten.leaky_relu_, _aten.hardtanh, _aten.hardtanh_}
-_CLAMPS = {_aten.clamp, _aten.clamp_, _aten.clamp_min, _aten.clamp_min_}
-_OTHER_OPERATORS = {
-    *(_aten.elu, _aten.elu_, _aten.gelu, _aten.gelu_, _aten.glu, _aten.hardsigmoid, _aten.hardsigmoid_),
-    *(_aten.hardswish, _aten.hardswish_, _aten.mish, _aten.mish_, _aten._prelu_kernel, _aten.rrelu_with_noise),
-    *(_aten.sigmoid, _aten.sigmoid_, _aten.silu, _aten.silu_, _aten.softplus, _aten.tanh, _aten.tanh_),
-    *(_aten.threshold, _aten.threshold_, _aten.log_sigmoid_forward, _aten.softshrink, _aten.hardshrink),
-}
+# Operators by name, without the underscore of those that work in place.
+_RELU_OPERATORS = {"relu", "leaky_relu", "hardtanh"}
+_CLAMPS = {"clamp", "clamp_min"}
+_OTHERS = {"elu", "gelu", "glu", "hardsigmoid", "hardswish", "mish", "prelu_kernel", "rrelu_with_noise", "hardshrink"}
+_OTHERS |= {"sigmoid", "silu", "softplus", "tanh", "threshold", "log_sigmoid_forward", "softshrink"}
 
 
 @dataclass(frozen=True)
 class Call:
-    """A ReLU module was called: its name, the name of the module that called it, the shape of its output."""
+    """A call of a ReLU module in a forward pass.
+
+    Attributes:
+        name: Name of the ReLU module.
+        caller: Name of the module that called it.
+        shape: Shape of its output without the batch.
+    """
 
     name: str
     caller: str
@@ -51,25 +56,23 @@ class Call:
 
 @dataclass
 class Seen:
-    """What happened in a forward pass, in order.
+    """The ReLUs of a forward pass, in order.
 
     Attributes:
-        calls: Of ReLU modules.
+        calls: Calls of ReLU modules.
         functions: Names of the modules that computed a ReLU by a function.
-        others: Names of modules and of the other activations that they computed by a function.
     """
 
     calls: list[Call] = field(default_factory=list)
     functions: list[str] = field(default_factory=list)
-    others: list[tuple[str, str]] = field(default_factory=list)
 
     def repeated(self) -> list[Call]:
-        """The calls of modules that were called more than once."""
+        """List the calls of modules that were called more than once."""
         times = Counter(call.name for call in self.calls)
         return [call for call in self.calls if times[call.name] > 1]
 
     def to_split(self) -> list[str]:
-        """The modules that call a function, or a ReLU module that is called more than once; inner ones first."""
+        """Name the modules that call a function, or a ReLU module that is called more than once; inner ones first."""
         callers = {*self.functions, *(call.caller for call in self.repeated())}
         return sorted(callers, key=lambda name: (-name.count(".") - bool(name), name))
 
@@ -83,28 +86,28 @@ def watch(model: nn.Module, inputs: Tensor) -> Seen:
         ValueError: If an activation is no ReLU, the model does not take such inputs or gives no tensor, or a ReLU's
             output does not have the samples in its first dimension.
     """
-    seen, stack = Seen(), [("", model)]
-    handles = []
+    operators, handles = _Operators(model), []
 
-    def enter(name: str):
-        return lambda module, _: stack.append((name, module))
-
-    def leave(module: nn.Module, _: object, output: object) -> None:
-        name, _ = stack.pop()
+    def leave(module: nn.Module, _: object, output: Tensor) -> None:
+        name, _ = operators.stack.pop()
         if not isinstance(module, RELUS):
             return
         if len(output) != len(inputs):
             raise ValueError(
-                f"{name} gives {tuple(output.shape)} for a batch of {len(inputs)}: only ReLUs whose first dimension is "
-                "that of the samples can be counted"
+                f"{name} gives {tuple(output.shape)} for a batch of {len(inputs)}: ReLUs can be counted only where the "
+                "first dimension is that of the samples"
             )
-        seen.calls.append(Call(name, stack[-1][0], tuple(output.shape[1:])))
+        operators.seen.calls.append(Call(name, operators.stack[-1][0], tuple(output.shape[1:])))
 
     for name, module in model.named_modules():
-        _refuse_activation(name, module)
-        handles += [module.register_forward_pre_hook(enter(name)), module.register_forward_hook(leave)]
+        kind = type(module)
+        is_activation = kind.__module__ == "torch.nn.modules.activation" and not isinstance(module, _NO_ACTIVATIONS)
+        if is_activation and not isinstance(module, RELUS):
+            raise ValueError(_no_relu(f"{name or 'the model'} is a {kind.__name__}"))
+        enter = partial(operators.enter, name)
+        handles += [module.register_forward_pre_hook(enter), module.register_forward_hook(leave)]
     try:
-        with torch.no_grad(), _Functions(stack, seen):
+        with torch.no_grad(), operators:
             outputs = model(inputs)
     except (RuntimeError, TypeError) as error:
         raise ValueError(
@@ -115,23 +118,22 @@ def watch(model: nn.Module, inputs: Tensor) -> Seen:
             handle.remove()
     if not isinstance(outputs, Tensor):
         raise ValueError(f"{type(model).__name__} gives a {type(outputs).__name__}, where logits are needed")
-    for name, operator in seen.others:
-        raise ValueError(
-            f"{name or 'the model'} ({type(model.get_submodule(name)).__name__}) computes {operator}, which is no "
-            "ReLU: it would need a protocol of its own, and can be neither gated nor counted"
-        )
-    return seen
+    return operators.seen
 
 
 def split(model: nn.Module, caller: str) -> None:
     """Give every ReLU that a module of the model calls a submodule of its own, in place.
+
+    Args:
+        model: A model in eval mode.
+        caller: Name of the module that calls the ReLUs.
 
     Raises:
         ValueError: If ``torch.fx`` cannot trace the module, or it does something else in training than in evaluation;
             the message names it, with the fix.
     """
     module = model.get_submodule(caller)
-    graph = _graph(module, f"{caller or 'the model'} ({type(module).__name__})")
+    graph = _graph(module, _named(caller, module))
     used: set[str] = set()
     for node in list(graph.nodes):
         activation = _activation_of(node, module)
@@ -141,60 +143,62 @@ def split(model: nn.Module, caller: str) -> None:
         module._modules[name] = activation
         used.add(name)
         with graph.inserting_before(node):
-            replacement = graph.call_module(name, (node.all_input_nodes[0],))
-        node.replace_all_uses_with(replacement)
+            node.replace_all_uses_with(graph.call_module(name, (node.all_input_nodes[0],)))
         graph.erase_node(node)
     code = graph.python_code("self")
     module.__class__ = _with_forward(type(module), code.src, code.globals)
 
 
 def refuse_unsplit(model: nn.Module, seen: Seen) -> None:
-    """After splitting: refuse what is still no ReLU module of its own.
+    """Refuse a model that splitting has left with ReLUs that are no module with one call.
+
+    Args:
+        model: The model after splitting.
+        seen: What :func:`watch` saw of it.
 
     Raises:
-        ValueError: Naming the module, with the fix.
+        ValueError: If there is one; the message names it, with the fix.
     """
-    if seen.functions:
-        name = seen.functions[0]
+    for name in seen.functions:
         raise ValueError(
-            f"{name or 'the model'} ({type(model.get_submodule(name)).__name__}) computes a ReLU by a function that "
-            f"cannot be swapped; make it a module, made in its __init__: {', '.join(f'nn.{k.__name__}' for k in RELUS)}"
+            f"{_named(name, model.get_submodule(name))} computes a ReLU by a function that cannot be swapped; make one "
+            f"of {', '.join(f'nn.{kind.__name__}' for kind in RELUS)} in its __init__ and call that"
         )
-    repeated = seen.repeated()
-    if repeated:
-        name = repeated[0].name
+    for name, times in Counter(call.name for call in seen.repeated()).items():
         raise ValueError(
-            f"{name} is called {sum(call.name == name for call in repeated)} times in a forward pass, since the module "
-            "around it is; give every call a module of its own"
+            f"{name} is called {times} times in a forward pass, since the module around it is; give every call its "
+            "own module"
         )
 
 
-def _refuse_activation(name: str, module: nn.Module) -> None:
-    kind = type(module)
-    is_activation = kind.__module__ == "torch.nn.modules.activation" and not isinstance(module, _NO_ACTIVATIONS)
-    if is_activation and not isinstance(module, RELUS):
-        raise ValueError(
-            f"{name or 'the model'} is a {kind.__name__}, which is no ReLU: it would need a protocol of its own, and "
-            f"can be neither gated nor counted; ReLUs are {', '.join(kind.__name__ for kind in RELUS)}"
-        )
+def _named(name: str, module: nn.Module) -> str:
+    return f"{name or 'the model'} ({type(module).__name__})"
 
 
-class _Functions(TorchDispatchMode):
-    """Notes which module computes an activation that is no module."""
+def _no_relu(found: str) -> str:
+    kinds = ", ".join(kind.__name__ for kind in RELUS)
+    return f"{found}, which is no ReLU and can be neither gated nor counted; ReLUs are {kinds}"
 
-    def __init__(self, stack: list[tuple[str, nn.Module]], seen: Seen):
+
+class _Operators(TorchDispatchMode):
+    """Notes which module computes a ReLU that is no module, and refuses other activations."""
+
+    def __init__(self, model: nn.Module):
         super().__init__()
-        self.stack, self.seen = stack, seen
+        self.seen, self.stack = Seen(), [("", model)]
+
+    def enter(self, name: str, module: nn.Module, _: object) -> None:
+        self.stack.append((name, module))
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         name, module = self.stack[-1]
-        packet = function.overloadpacket
+        operator, settings = str(function.overloadpacket).removeprefix("aten.").strip("_"), kwargs or {}
         if not isinstance(module, RELUS):
-            if packet in _RELU_OPERATORS or (packet in _CLAMPS and _clamps_at_zero(args, kwargs or {})):
+            if operator in _RELU_OPERATORS or (operator in _CLAMPS and _clamps_at_zero(args, settings)):
                 self.seen.functions.append(name)
-            elif packet in _OTHER_OPERATORS:
-                self.seen.others.append((name, str(packet).removeprefix("aten.").strip("_")))
-        return function(*args, **(kwargs or {}))
+            elif operator in _OTHERS:
+                raise ValueError(_no_relu(f"{_named(name, module)} computes {operator}"))
+        return function(*args, **settings)
 
 
 def _clamps_at_zero(args: tuple, kwargs: Mapping[str, Any]) -> bool:
@@ -210,55 +214,42 @@ class _Shallow(Tracer):
 
 
 def _graph(module: nn.Module, own: str) -> Graph:
-    """The graph of a module, the same in training and in evaluation."""
+    """The graph of a module in eval mode, which is the same in training."""
     why = f"{own} calls ReLUs as functions or one nn.ReLU several times"
     fix = "give every call an nn.ReLU of its own in its __init__"
-    twin = copy.deepcopy(module)
+    twin = copy.deepcopy(module).train()
     try:
-        graph, training = _trace(module, False), _trace(twin, True)
+        graph, training = _trace(module), _trace(twin)
     except Exception as error:
         raise ValueError(f"{why}, and torch.fx cannot trace it ({type(error).__name__}: {error}); {fix}") from error
-    constants = [node.target for node in graph.nodes if node.op == "get_attr" and "_constant" in node.target]
-    if str(graph) != str(training) or any(
-        not torch.equal(getattr(module, name), getattr(twin, name)) for name in constants
-    ):
-        raise ValueError(
-            f"{why}, and does something else in training than in evaluation, so that no graph can stand for it; {fix}"
-        )
+    constants = [str(node.target) for node in graph.nodes if node.op == "get_attr" and "_constant" in node.target]
+    same = str(graph) == str(training)
+    if not (same and all(torch.equal(getattr(module, name), getattr(twin, name)) for name in constants)):
+        raise ValueError(f"{why}, and does something else in training than in evaluation, which no graph can do; {fix}")
     return graph
 
 
-def _trace(module: nn.Module, training: bool) -> Graph:
-    modes = [(part, part.training) for part in module.modules()]
-    module.train(training)
+def _trace(module: nn.Module) -> Graph:
     parameters = inspect.signature(module.forward).parameters
-    absent = {name: None for name, parameter in parameters.items() if parameter.default is None}
-    try:
-        return _Shallow().trace(module, absent)
-    finally:
-        for part, mode in modes:
-            part.training = mode
+    return _Shallow().trace(module, {name: None for name, value in parameters.items() if value.default is None})
 
 
 def _activation_of(node: Node, module: nn.Module) -> nn.Module | None:
     """A ReLU of its own for a node that calls one; None for other nodes."""
     if node.op == "call_module":
-        called = module.get_submodule(node.target)
+        called = module.get_submodule(str(node.target))
         return copy.deepcopy(called) if isinstance(called, RELUS) else None
-    kind = {"call_function": _FUNCTIONS, "call_method": _METHODS}.get(node.op, {}).get(node.target)
+    kind = _MODULES.get(node.target) if node.op in ("call_function", "call_method") else None
     return kind() if kind else None
 
 
 def _name_for(node: Node, module: nn.Module, used: set[str]) -> str:
     """The name of the ReLU that is called, for its first call here; then the name with a number."""
-    wanted = node.target.replace(".", "_") if node.op == "call_module" else "relu"
+    wanted = str(node.target).replace(".", "_") if node.op == "call_module" else "relu"
     if node.op == "call_module" and wanted in module._modules and wanted not in used:
         return wanted
-    number, name = 1, wanted
-    while hasattr(module, name):
-        number += 1
-        name = f"{wanted}_{number}"
-    return name
+    numbered = (f"{wanted}_{number}" for number in itertools.count(2))
+    return next(name for name in itertools.chain([wanted], numbered) if not hasattr(module, name))
 
 
 def _with_forward(base: type[nn.Module], source: str, names: Mapping[str, Any]) -> type[nn.Module]:
@@ -276,8 +267,6 @@ def _with_forward(base: type[nn.Module], source: str, names: Mapping[str, Any]) 
 
 
 def _rebuild(base: type[nn.Module], source: str, others: Mapping[str, Any], modules: Mapping[str, str]) -> nn.Module:
-    import importlib
-
     names = dict(others) | {key: importlib.import_module(name) for key, name in modules.items()}
     kind = _with_forward(base, source, names)
     return kind.__new__(kind)

@@ -9,14 +9,18 @@ from fairlib.network.masks import BUFFER, apply
 
 
 def restore(module: nn.Module, state_dict: Mapping[str, Tensor]) -> nn.Module:
-    """A copy of a freshly built dense module with the weights, masks *and gates* of ``state_dict``, in eval mode.
+    """Copy a freshly built dense module, in eval mode, with the weights, masks *and gates* of ``state_dict``.
 
     How it was trained is in no ``state_dict``: its :func:`fairlib.history` and its price are unknown.
 
+    Args:
+        module: Left as it is.
+        state_dict: The state of a pruned, linearized or dense module of the same architecture.
+
     Raises:
-        ValueError: If a mask belongs to no prunable weight of the module, or a gate to no ReLU of it: gating has split
-            its ReLUs, so that it needs :func:`fairlib.linearization.gate` first.
-        RuntimeError: If the other keys do not fit the module, as from ``load_state_dict``.
+        ValueError: If a mask belongs to no prunable weight of the module, or a gate to no module of it. The latter
+            happens where gating has split ReLUs: call :func:`fairlib.linearization.gate` on the module first.
+        RuntimeError: If other keys do not fit the module (``load_state_dict``).
     """
     keep = {name.removesuffix("_mask"): mask.bool() for name, mask in state_dict.items() if name.endswith(BUFFER)}
     restored = install(apply(module, keep), state_dict)

@@ -39,7 +39,7 @@ def test_linearizing_is_gating_choosing_and_finetuning_by_distillation(dense, im
         dense, images, budget=0.2, seed=4, finetune={"epochs": 3, "lr": 0.01}, distillation={"weight": 2}
     )
     gated = gate(dense)
-    chosen = gates.apply(gated, gates.keep_highest(gated, gates.drawn(gated, "pixel", 4), round(0.2 * 2304)))
+    chosen = gates.apply(gated, gates.keep_relus(gated, gates.drawn(gated, "pixel", 4), round(0.2 * 2304)))
     by_hand = fairlib.fit(chosen, images, epochs=3, lr=0.01, seed=4, objective=Distillation(dense, images, weight=2))
     assert all(torch.equal(value, by_hand.state_dict()[name]) for name, value in linear.state_dict().items())
     untuned = linearize(dense, images, budget=0.2, seed=4, finetune=0)

@@ -121,7 +121,7 @@ def test_places_go_to_the_largest_mismatch_and_settled_layers_stay(gated, images
     shares = {name: 10 for name in gates.read(gated)}
     start = gates.apply(gated, {})
     for name, scores in gates.drawn(start, "pixel", 0).items():
-        gates.impose(start, gates.keep_highest(start, {name: scores}, 10))
+        gates.impose(start, gates.keep_relus(start, {name: scores}, 10))
     before = {name: mask.clone() for name, mask in gates.read(start).items()}
     inputs = images.batch(slice(40))
     with ExitStack() as hooks:

@@ -251,7 +251,7 @@ def test_bad_input(cnn, images):
         channels.select_channels(cnn, images, lambda filters: filters.sum(1) * torch.nan, 0.5)
 
 
-def test_half_of_the_examples_dtype_and_shape_come_from_the_model_and_the_data(images):
+def test_example_inputs_have_the_dtype_of_the_model_and_the_shape_of_the_data(images):
     model = lively(fairlib.build("cnn", num_classes=3, in_channels=1, image_size=8)).double()
     assert channels.example_inputs(model, images, count=3).shape == (3, 1, 8, 8)
     assert channels.example_inputs(model, torch.zeros(5, 7, dtype=torch.uint8)).dtype == torch.float64

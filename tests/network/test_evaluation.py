@@ -49,7 +49,7 @@ def test_chunks_do_not_show(cnn, images, monkeypatch):
     np.testing.assert_allclose(predict(cnn, images).logits, whole.logits, atol=1e-5)
 
 
-def test_passes_deal_all_samples_and_are_smaller_on_a_processor(images):
+def test_passes_hold_every_sample_once_and_are_smaller_on_a_cpu(images):
     small = images.inputs[0].numel() * 50
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("fairlib.network.evaluation.NUMBERS_CPU", small)

@@ -170,6 +170,13 @@ def test_gradients_of_kept_weights_are_those_of_the_same_function_without_masks(
     assert torch.equal(sparse[0].weight.grad, plain[0].weight.grad * keep["0.weight"])
 
 
+def test_a_refused_mask_leaves_the_model_as_it_was():
+    model = _net()
+    with pytest.raises(ValueError, match=r"the mask of 3\.weight must be bool \(3, 8\), got torch\.bool \(8,\)"):
+        masks.impose(model, {"0.weight": _half(model)["0.weight"], "3.weight": torch.ones(8, dtype=torch.bool)})
+    assert not masks.read(model) and torch.equal(model[0].weight, _net()[0].weight)
+
+
 def test_sparsity_counts_zeros_among_prunable_weights():
     net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
     keep = {"0.weight": torch.tensor([[True, False], [False, False]])}
@@ -208,7 +215,7 @@ def test_bad_models_and_masks_are_refused():
     parametrize.register_parametrization(parametrized, "weight", nn.Identity())
     with pytest.raises(ValueError, match="remove_parametrizations"):
         masks.prunable(parametrized)
-    with pytest.raises(ValueError, match="no prunable weight; known"):
+    with pytest.raises(ValueError, match=r"unknown prunable weight '1\.weight'; known: 0\.weight, 3\.weight"):
         masks.apply(_net(), {"1.weight": torch.ones(8, dtype=torch.bool)})
     with pytest.raises(ValueError, match=r"must be bool \(8, 6\)"):
         masks.apply(_net(), {"0.weight": torch.ones(8, 6)})
