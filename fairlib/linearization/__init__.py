@@ -43,7 +43,7 @@ METHODS: dict[str, Method] = {
 }
 
 FINETUNE: dict[str, Any] = {"epochs": 5, "lr": 1e-3}
-"""The learning rate of SNL's scripts, which have 100 epochs."""
+"""Default arguments of :func:`fairlib.fit` for the finetuning. The learning rate is that of SNL's scripts."""
 
 
 def linearize(
@@ -68,28 +68,29 @@ def linearize(
     is finetuned by distillation from the model that was given.
 
     Args:
-        model: Trained; left as it is. One that was linearized before loses more of its ReLUs.
+        model: A trained model; not changed. One that was linearized before loses more of its ReLUs.
         method: ``"snl"``, ``"deepreduce"``, ``"senet"``, ``"random"`` or ``"preactivation"``.
         data: The training set.
-        budget: Share of the ReLUs kept, in [0, 1], of all those that the model ever had, its stem's included.
-        relus: The number of ReLUs kept, in place of ``budget``. Exactly one of the two.
-        val: Held-out data, for a method that needs some; by default it splits ``data`` by ``seed``.
-        teacher: Of all distillation; by default ``model``. It must do better than chance on ``data``.
-        distillation: Arguments of :class:`fairlib.training.distillation.Distillation`: temperature and weights. This
-            and ``teacher`` have no effect where nothing is trained.
+        budget: Share of ReLUs to keep, in [0, 1], of all ReLUs that the model ever had, the stem's included.
+        relus: Number of ReLUs to keep. Exactly one of ``budget`` and ``relus`` must be given.
+        val: Held-out data, for a method that needs some; by default such a method splits ``data`` by ``seed``.
+        teacher: Teacher of every distillation; by default ``model``. It must do better than chance on ``data``.
+        distillation: Arguments of :class:`fairlib.training.distillation.Distillation`: temperature and weights. Like
+            ``teacher``, it has no effect if nothing is trained.
         train: Arguments of :func:`fairlib.fit` for a method that trains: ``"snl"``, ``"deepreduce"``, ``"senet"``.
-        finetune: Arguments of :func:`fairlib.fit` for the finetuning; what is missing is as in
-            :data:`fairlib.linearization.FINETUNE`. 0 switches it off.
-        constraint: For the finetuning: ``EqualLoss(step=mu)`` is Algorithm 1 of [D].
-        seed: Of everything random.
-        **settings: The method's own.
+        finetune: Arguments of :func:`fairlib.fit` for the finetuning, which replace those of
+            :data:`fairlib.linearization.FINETUNE`; 0 switches the finetuning off.
+        constraint: Constraint of the finetuning; ``EqualLoss(step=mu)`` is Algorithm 1 of [D].
+        seed: Seed of everything random.
+        **settings: Further arguments of the method, such as ``granularity="channel"``.
 
     Returns:
-        A linearized copy in eval mode; :func:`fairlib.linearization.count` tells the ReLUs that it has.
-        :func:`fairlib.history` tells of the method's last training, if it trains, and then of the finetuning.
+        A linearized copy in eval mode; :func:`fairlib.linearization.count` counts its ReLUs. :func:`fairlib.history`
+        holds the method's last training, if it trains, followed by the finetuning.
 
     Raises:
-        ValueError: If a name is unknown, a budget is out of range or not given once, nothing is left to train with, the
+        ValueError: If a name is unknown, ``budget`` or ``relus`` is out of range, not exactly one of the two is given,
+            ``train`` is given although the method does not train, a constraint is given without finetuning, the
             teacher performs at chance, or the model cannot be gated.
         TypeError: If a setting is unknown.
         RuntimeError: If a method does not reach the budget.
@@ -119,10 +120,11 @@ def check(
     constraint: Constraint | None = None,
     **settings,
 ) -> None:
-    """Refuse, before anything is trained, what :func:`linearize` would not understand.
+    """Check the arguments of :func:`linearize` before anything is trained.
 
     Raises:
-        ValueError: If a name is unknown, ``train`` is given and nothing trains, or a constraint and no finetuning.
+        ValueError: If a name is unknown, ``train`` is given although the method does not train, or a constraint is
+            given without finetuning.
         TypeError: If a setting is unknown.
     """
     linearizer = lookup("linearization method", method, METHODS)
@@ -141,12 +143,12 @@ def check(
 
 
 def trains(method: str, settings: Settings) -> bool:
-    """Whether a method, with these settings, trains before the finetuning."""
+    """Tell whether a method trains before the finetuning."""
     return METHODS[method].trains
 
 
 class Linearization(Compressor):
-    """Linearization as a study sees it: the level is the budget, what is kept is the share of ReLUs."""
+    """Linearization, for a study: the level is the budget, and ``kept`` is the share of ReLUs that are kept."""
 
     level, control, inherits = "budget", 1.0, False
 
@@ -170,7 +172,7 @@ class Linearization(Compressor):
 
 
 def _relus(model: nn.Module, budget: float | None, relus: int | None) -> int:
-    """How many ReLUs to keep.
+    """Compute the number of ReLUs to keep.
 
     Raises:
         ValueError: If not exactly one of the two is given, or it is out of range.

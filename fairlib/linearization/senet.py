@@ -1,11 +1,12 @@
-"""SENet-style linearization: budgets by layer from the sensitivity of its weights, places from activation mismatch."""
+"""SENet-style linearization: each layer's budget from the sensitivity of its weights, places by activation mismatch."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from fairlib._validation import check_number
 from fairlib.data import GroupedDataset
 from fairlib.network import gates, masks
 from fairlib.training import Batch, Constraint, Objective, fit
+from fairlib.training.compressors import Settings
 
 
 def senet(
@@ -24,7 +26,7 @@ def senet(
     relus: int,
     data: GroupedDataset,
     objective: Objective,
-    train: Mapping[str, Any],
+    train: Settings,
     density: float = 0.1,
     beta: float = 1.0,
     epsilon: float = 0.05,
@@ -33,37 +35,38 @@ def senet(
 ) -> nn.Module:
     r"""Give each layer a budget, find the places of its ReLUs, and train the network with them.
 
-    1. *Sensitivity.* The weights are pruned by magnitude in the course of one training to the share ``density``, a
-       share that falls evenly by the epoch. A layer that keeps a share :math:`d_l` of its weights has the ReLU
+    1. *Sensitivity.* In the course of one training the weights are pruned by magnitude; the share that is kept falls by
+       the same amount each epoch, to ``density``. A layer that keeps a share :math:`d_l` of its weights has the ReLU
        sensitivity :math:`\eta_l = 1 - d_l`: where few weights matter, ReLUs do.
-    2. *Budget.* :math:`r_l` is proportional to :math:`\eta_l n_l` and at most the number :math:`n_l` of the layer's
-       ReLUs; what is above is spread again, and :math:`\sum_l r_l` is ``relus`` exactly
+    2. *Budget.* A layer's budget :math:`r_l` is proportional to :math:`\eta_l n_l` and at most :math:`n_l`, its number
+       of ReLUs; what exceeds the limit goes to other layers, and :math:`\sum_l r_l` is exactly ``relus``
        (:func:`fairlib.linearization.budgets`).
-    3. *Location.* From random places, the partial-ReLU network is trained by
+    3. *Location.* Starting with ReLUs at random places, the partial-ReLU network is trained on the loss
 
        .. math:: \ell + \frac\beta2 \sum_l \left\| \frac{\psi^{PR}_l}{\|\psi^{PR}_l\|}
                  - \frac{\psi^{AR}_l}{\|\psi^{AR}_l\|} \right\|_2
 
-       with :math:`\psi_l` the outputs of a layer's activation in this network (PR) and in the model that was given (AR:
-       all ReLUs), the mean over the batch. After each epoch the layer's ReLUs go to the :math:`r_l` places with the
-       largest mean :math:`|\psi^{PR} - \psi^{AR}|`; a layer is left alone once no more than a share ``epsilon`` of
-       its ReLUs moves.
+       averaged over the batch, where :math:`\psi_l` are the outputs of a layer's activation in this network (PR,
+       partial ReLU) and in ``model`` (AR, all ReLUs). After each epoch the layer's ReLUs move to the :math:`r_l` places
+       with the largest mean :math:`|\psi^{PR} - \psi^{AR}|`. Once no more than a share ``epsilon`` of its ReLUs moves,
+       the layer is settled and its places stay.
 
     Args:
-        model: With gates, trained; left as it is.
-        relus: How many to keep at most; of single pixels exactly so many.
+        model: A trained model with gates; not changed.
+        relus: Largest number of ReLUs to keep; single pixels are kept to exactly this number.
         data: The training set.
-        objective: Per-sample losses :math:`\ell`: cross-entropy and divergence from the model that was given.
+        objective: Per-sample losses :math:`\ell`; in SENet cross-entropy plus divergence from ``model``.
         train: Arguments of :func:`fairlib.fit` for the trainings of steps 1 and 3.
-        density: Share of the weights left at the end of step 1.
-        beta: Weight of the mismatch.
-        epsilon: When a layer's places are settled, a share of its ReLUs.
-        granularity: ``"pixel"``, or ``"channel"``, whose ReLUs are kept as a whole where the layer's budget allows.
-        seed: Of trainings and of the first places.
+        density: Share of the weights kept at the end of step 1, in (0, 1).
+        beta: Weight :math:`\beta` of the mismatch.
+        epsilon: Share of a layer's ReLUs that may still move when it is settled.
+        granularity: What is kept as a whole: ``"pixel"`` or ``"channel"``. A channel that does not fit into the rest of
+            its layer's budget is skipped.
+        seed: Seed of the trainings and of the first places.
 
     Returns:
-        The trained copy in eval mode with binary gates; :func:`fairlib.history` tells by epoch ``mismatch`` and
-        ``settled``, the number of layers that are.
+        The trained copy in eval mode with binary gates; :func:`fairlib.history` has, by epoch, the ``mismatch`` and the
+        number of ``settled`` layers.
 
     Raises:
         ValueError: If a setting is out of range.
@@ -71,21 +74,17 @@ def senet(
 
     Source:
         Kundu, Lu, Zhang, Liu, Beerel, Learning to linearize deep neural networks for secure and efficient private
-        inference (ICLR 2023). There is no code of theirs, and we know the method second-hand: the way to the sparse
-        network, the rounding, which layer belongs to which activation
-        (:func:`fairlib.linearization.feeding_layers`), ``beta`` and ``epsilon`` are our choices.
+        inference (ICLR 2023). The authors released no code, and we know the method second-hand. Our choices are: how
+        the sparse network is trained, the rounding, the layer that belongs to an activation
+        (:func:`fairlib.linearization.feeding_layers`), ``beta`` and ``epsilon``.
     """
     check_number("density", density, 0, 1, low_open=True)
     check_number("beta", beta, 0)
     check_number("epsilon", epsilon, 0)
     if granularity not in ("pixel", "channel"):
-        raise ValueError(
-            f"granularity must be 'pixel' or 'channel', since SENet gives every layer a budget of its own; got "
-            f"{granularity!r}"
-        )
+        raise ValueError(f"granularity must be 'pixel' or 'channel', got {granularity!r}: every layer has a budget")
+    check_number("train['epochs']", train.get("epochs", 1), 1, whole=True)
     settings: dict[str, Any] = {"objective": objective, "seed": seed, **train}
-    if settings.get("epochs") == 0:
-        raise ValueError("senet learns from its trainings; train= must have at least one epoch")
     capacities = {name: int(keep.sum()) for name, keep in gates.read(model).items()}
     shares = budgets(sensitivity(model, data, density, settings), capacities, relus)
     places: dict[str, Tensor] = {}
@@ -96,17 +95,24 @@ def senet(
         return fit(gates.apply(model, places), data, constraint=location, **settings)
 
 
-def sensitivity(
-    model: nn.Module, data: GroupedDataset, density: float, settings: Mapping[str, Any]
-) -> dict[str, float]:
-    r"""The ReLU sensitivity :math:`\eta_l = 1 - d_l` of every gate, step 1 of :func:`senet`.
+def sensitivity(model: nn.Module, data: GroupedDataset, density: float, settings: Settings) -> dict[str, float]:
+    r"""Compute the ReLU sensitivity :math:`\eta_l = 1 - d_l` of every gate, step 1 of :func:`senet`.
 
-    :math:`d_l` is the share of weights that the layer before the gate (:func:`fairlib.linearization.feeding_layers`)
-    keeps when the network is pruned by magnitude, all layers together, in the course of a training: at a share
-    :math:`t` of the epochs the smallest :math:`t (1 - \mathrm{density})` of the weights are zero.
+    The layer before the gate (:func:`fairlib.linearization.feeding_layers`) keeps a share :math:`d_l` of its weights
+    when the network is pruned by magnitude in the course of a training, all layers together: after a share :math:`t` of
+    the epochs the smallest :math:`t (1 - \mathrm{density})` of the weights are zero.
+
+    Args:
+        model: A trained model with gates; not changed.
+        data: The training set.
+        density: Share of the weights kept at the end of the training, in (0, 1).
+        settings: Arguments of :func:`fairlib.fit`.
+
+    Returns:
+        Name of a gate to its sensitivity, in [0, 1].
 
     Source:
-        Kundu et al., Learning to linearize deep neural networks (ICLR 2023); the course of the pruning is our choice.
+        Kundu et al., Learning to linearize deep neural networks (ICLR 2023); how the share falls is our choice.
     """
 
     def sparser(network: nn.Module, progress: float) -> dict[str, Tensor]:
@@ -121,28 +127,30 @@ def sensitivity(
 
 
 def feeding_layers(model: nn.Module, data: GroupedDataset) -> dict[str, str]:
-    """For every gate the layer that makes its input: the last that ran since the gate before.
+    """Find for every gate the layer that makes its input: the last convolution or linear layer after the previous gate.
 
-    Layers that read what some layer before that gate has read already are left out: the 1x1 convolution in the shortcut
-    of a residual block, to which the sum does not belong, but to the last convolution of the block.
+    A layer is left out if another one has read its input before the previous gate. This leaves out the 1x1 convolution
+    in the shortcut of a residual block: the gate after the sum belongs to the block's last convolution.
+
+    Args:
+        model: A model with gates; not changed.
+        data: The training set; only the shape of its inputs is used.
+
+    Returns:
+        Name of a gate to the name of its layer, in the order of the gates.
 
     Raises:
         ValueError: If a gate comes before any layer.
     """
-    ran: list[tuple[str, Tensor]] = []  # The inputs too: while they are held, no other tensor is the same object.
+    ran: list[tuple[str, Tensor]] = []  # With inputs: while they are referenced, no other tensor has their identity.
     layers = {name.removesuffix(".weight") for name in masks.prunable(model)}
     watched = layers | set(gates.gates(model))
-    handles = [
-        module.register_forward_pre_hook(lambda _, inputs, name=name: ran.append((name, inputs[0])))
-        for name, module in model.named_modules()
-        if name in watched
-    ]
-    try:
-        with torch.no_grad():
-            model(gates.example(model, data))
-    finally:
-        for handle in handles:
-            handle.remove()
+    with ExitStack() as hooks, torch.no_grad():
+        for name, module in model.named_modules():
+            if name in watched:
+                hook = module.register_forward_pre_hook(lambda _, inputs, name=name: ran.append((name, inputs[0])))
+                hooks.callback(hook.remove)
+        model(gates.example(model, data))
     feeding: dict[str, str] = {}
     read: list[Tensor] = []
     since: list[tuple[str, Tensor]] = []
@@ -154,7 +162,7 @@ def feeding_layers(model: nn.Module, data: GroupedDataset) -> dict[str, str]:
         new = [each for each, what in since if not any(what is other for other in read)]
         layer = new[-1] if new else since[-1][0] if since else layer
         if layer is None:
-            raise ValueError(f"{name} comes before any layer, so that no weights tell its sensitivity")
+            raise ValueError(f"{name} comes before any layer with weights, from which its sensitivity is computed")
         feeding[name] = layer
         read += [what for _, what in since]
         since = []
@@ -162,10 +170,10 @@ def feeding_layers(model: nn.Module, data: GroupedDataset) -> dict[str, str]:
 
 
 def budgets(sensitivities: Mapping[str, float], capacities: Mapping[str, int], relus: int) -> dict[str, int]:
-    r"""Whole numbers :math:`r_l \le n_l` with sum ``relus``, proportional to :math:`\eta_l n_l` below their limits.
+    r"""Split a budget: integers :math:`r_l \le n_l` with sum ``relus``, proportional to :math:`\eta_l n_l`.
 
-    What a layer's limit cuts off is spread over the others in the same proportion until nothing is left; remainders go
-    to the largest fractions. Layers without sensitivity come last.
+    What exceeds a layer's limit :math:`n_l` is spread over the other layers in the same proportion, until nothing
+    exceeds; rounding is by the largest remainders. Layers of sensitivity 0 get ReLUs only when all others are full.
 
     >>> budgets({"a": 0.5, "b": 1.0}, {"a": 100, "b": 20}, relus=60)
     {'a': 43, 'b': 17}
@@ -173,9 +181,15 @@ def budgets(sensitivities: Mapping[str, float], capacities: Mapping[str, int], r
     {'a': 40, 'b': 20}
 
     Args:
-        sensitivities: :math:`\eta_l \ge 0`.
-        capacities: :math:`n_l`.
-        relus: Between 0 and their sum.
+        sensitivities: Name of a layer to its sensitivity :math:`\eta_l \ge 0`.
+        capacities: Name of a layer to its number of ReLUs :math:`n_l`.
+        relus: Number of ReLUs to keep, between 0 and the sum of the capacities.
+
+    Returns:
+        Name of a layer to its budget :math:`r_l`.
+
+    Raises:
+        ValueError: If ``relus`` is negative or more than the sum of the capacities.
     """
     gates.check_count(relus, sum(capacities.values()))
     given, open_ = dict.fromkeys(capacities, 0.0), set(capacities)
@@ -203,7 +217,7 @@ class _Location(Constraint):
     beta: float
     epsilon: float
     granularity: str
-    hooks: ExitStack = field(repr=False)  # Removes the hooks of the run from the network when it closes.
+    hooks: ExitStack = field(repr=False)  # Removes the hooks from the networks when it closes.
 
     def start(self, model: nn.Module, data: GroupedDataset, objective: Objective) -> _LocationRun:
         return _LocationRun(self, model)
@@ -219,8 +233,8 @@ class _LocationRun:
         self.outputs: dict[nn.Module, dict[str, Tensor]] = {self.partial: {}, self.full: {}}
         for network, outputs in self.outputs.items():
             for name, gate in gates.gates(network).items():
-                handle = gate.register_forward_hook(_keep_output(outputs, name))
-                settings.hooks.callback(handle.remove)
+                hook = gate.register_forward_hook(partial(_keep_output, outputs, name))
+                settings.hooks.callback(hook.remove)
         self.settled: set[str] = set()
         self._forget()
 
@@ -241,8 +255,8 @@ class _LocationRun:
         for name in places.keys() - self.settled:
             budget = self.settings.shares[name]
             scores = gates.pooled(self.differences[name], self.settings.granularity)
-            if scores.isnan().any():
-                return {"mismatch": math.nan, "settled": float(len(self.settled))}  # Training has diverged, and ends.
+            if scores.isnan().any():  # The training has diverged, and ends.
+                return {"mismatch": math.nan, "settled": float(len(self.settled))}
             after = gates.keep_relus(self.full, {name: scores}, budget)
             moved = int((after[name] & ~places[name]).sum())
             if moved <= self.settings.epsilon * budget:
@@ -253,13 +267,10 @@ class _LocationRun:
         return seen
 
     def _forget(self) -> None:
-        masks_ = gates.read(self.full)
-        self.differences = {name: torch.zeros(mask.shape, device=mask.device) for name, mask in masks_.items()}
+        full = gates.read(self.full)
+        self.differences = {name: torch.zeros(mask.shape, device=mask.device) for name, mask in full.items()}
         self.mismatch, self.batches = 0.0, 0
 
 
-def _keep_output(outputs: dict[str, Tensor], name: str) -> Callable[..., None]:
-    def hook(gate: gates.Gate, inputs: tuple[Tensor], output: Tensor) -> None:
-        outputs[name] = output
-
-    return hook
+def _keep_output(outputs: dict[str, Tensor], name: str, gate: nn.Module, inputs: tuple[Tensor], output: Tensor) -> None:
+    outputs[name] = output

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,16 +12,12 @@ from fairlib._validation import check_number
 from fairlib.data import GroupedDataset
 from fairlib.network import gates
 from fairlib.training import Batch, Constraint, Objective, fit
+from fairlib.training.compressors import Settings
 
-MASK_PHASE: dict[str, Any] = {
-    "epochs": 2000,
-    "lr": 1e-3,
-    "batch_size": 128,
-    "optimizer": "adam",
-    "schedule": "constant",
-    "weight_decay": 0.0,
-}
-"""The mask phase of SNL's scripts. It ends when the budget is met."""
+MASK_PHASE: dict[str, Any] = dict(
+    epochs=2000, lr=1e-3, batch_size=128, optimizer="adam", schedule="constant", weight_decay=0.0
+)
+"""Default arguments of :func:`fairlib.fit` for the mask phase, from SNL's scripts. It ends when the budget is met."""
 
 
 def snl(
@@ -31,7 +26,7 @@ def snl(
     relus: int,
     data: GroupedDataset,
     objective: Objective,
-    train: Mapping[str, Any],
+    train: Settings,
     penalty: float = 1e-5,
     growth: float = 1.1,
     patience: int = 5,
@@ -42,46 +37,47 @@ def snl(
 ) -> nn.Module:
     r"""Learn which ReLUs to keep, under a penalty that grows until few enough are left.
 
-    Every gate computes :math:`\alpha \, \mathrm{ReLU}(x) + (1 - \alpha) x` with an unconstrained :math:`\alpha`, 1 at
-    first. The mask phase descends on
+    Every gate computes :math:`\alpha \, \mathrm{ReLU}(x) + (1 - \alpha) x` with an unconstrained :math:`\alpha` that
+    starts at 1. The mask phase minimizes
 
     .. math:: \ell(\theta, \alpha) + c \sum_j |\alpha_j|
 
-    over all parameters. After each epoch the ReLUs left are counted, those with :math:`\alpha > t`. If there are not
-    fewer than ever before, and at least ``patience`` epochs have passed, counted from one, :math:`c` grows by the
-    factor ``growth``. The phase ends when at most ``relus`` are left; then :math:`\alpha` becomes 1 or 0. The number
-    that is kept is at most ``relus`` and, since it is reached in steps, seldom that.
+    over all parameters. After each epoch the ReLUs with :math:`\alpha > t` are counted. If their number is no new
+    minimum, and at least ``patience`` epochs have passed, :math:`c` is multiplied by ``growth``. The phase ends when at
+    most ``relus`` are left; then :math:`\alpha` becomes 1 or 0. Since the number falls in steps, fewer than ``relus``
+    are usually kept.
 
-    The budget enters only where the phase ends: with one seed, a smaller budget goes the same way further. A model that
-    was linearized before goes on from the ReLUs that it has.
+    The budget only decides when the phase ends: with one seed, a smaller budget follows the same path further. A model
+    that was linearized before starts from the ReLUs that it has.
 
     Args:
-        model: With gates; left as it is.
-        relus: How many to keep at most.
+        model: A model with gates; not changed.
+        relus: Largest number of ReLUs to keep.
         data: The training set.
-        objective: Per-sample losses :math:`\ell`: of SNL, those of a teacher.
-        train: Arguments of :func:`fairlib.fit` for the mask phase; what is missing is as in
+        objective: Per-sample losses :math:`\ell`; in SNL those of a distillation.
+        train: Arguments of :func:`fairlib.fit` for the mask phase, which replace those of
             :data:`fairlib.linearization.MASK_PHASE`.
-        penalty: :math:`c` at first. A channel or a layer is penalized for each of its ReLUs.
-        growth: Factor of the penalty, above 1.
-        patience: Epochs before the penalty may grow.
-        threshold: :math:`t`.
-        exact: Keep, of single pixels exactly, ``relus`` with the largest :math:`\alpha` at the end of the phase.
-        granularity: Who shares an :math:`\alpha`: ``"pixel"``, nobody; ``"channel"``; ``"layer"``.
-        seed: Of the mask phase.
+        penalty: Initial weight c of the penalty. A channel or a layer is penalized for each of its ReLUs.
+        growth: Factor by which c grows, above 1.
+        patience: Number of epochs before c may grow.
+        threshold: Threshold t above which a ReLU counts as kept.
+        exact: Whether to keep the ReLUs with the largest :math:`\alpha` at the end of the phase, of single pixels
+            exactly ``relus``.
+        granularity: What has an :math:`\alpha` of its own: a ``"pixel"``, a ``"channel"`` or a ``"layer"``.
+        seed: Seed of the mask phase.
 
     Returns:
-        A copy in eval mode with the weights of the mask phase and binary gates; :func:`fairlib.history` tells by epoch
-        ``relus`` and ``penalty``.
+        A copy in eval mode with the weights of the mask phase and binary gates; :func:`fairlib.history` has the columns
+        ``relus`` and ``penalty``, by epoch.
 
     Raises:
         ValueError: If a setting is out of range.
-        RuntimeError: If more ReLUs than ``relus`` are left after the last epoch; not if ``exact``.
+        RuntimeError: If more ReLUs than ``relus`` are left after the last epoch, and ``exact`` is False.
         DivergenceError: If the training diverges.
 
     Source:
         Cho, Joshi, Garg, Reagen, Hegde, Selective network linearization for efficient private inference (ICML 2022),
-        and its code, from which the defaults are.
+        and its code, which has the same defaults.
     """
     check_number("penalty", penalty, 0, low_open=True)
     check_number("growth", growth, 1, low_open=True)
@@ -98,10 +94,9 @@ def snl(
     if exact:
         keep = gates.keep_relus(soft, alphas, relus)
     elif left > relus:
-        raise RuntimeError(
-            f"SNL has {left} ReLUs left after {settings['epochs']} epochs, more than the {relus} asked for; give more "
-            f"epochs, a larger penalty ({penalty}) or a larger growth ({growth}), or take exact=True"
-        )
+        advice = f"give more epochs, a larger penalty ({penalty}) or growth ({growth}), or take exact=True"
+        found = f"{left} ReLUs left after {settings['epochs']} epochs, more than the {relus} asked for"
+        raise RuntimeError(f"SNL has {found}; {advice}")
     gates.impose(soft, keep)
     return soft
 
@@ -139,7 +134,7 @@ class _LassoRun:
         return seen
 
     def _norm(self) -> Tensor:
-        """Over the ReLUs that the gates keep, of the alphas that decide of them."""
+        """Compute the sum of the absolute alphas over the ReLUs that the gates still have."""
         first, *others = [(alpha.abs() * keep).sum() for alpha, keep in self.learned]
         return sum(others, first)
 

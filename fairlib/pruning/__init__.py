@@ -22,6 +22,9 @@ from fairlib.training.compressors import Compressor, Method, Settings
 
 __all__ = ["METHODS", "SCHEDULES", "Pruning", "check", "epochs_within", "gradual", "iterative", "prune", "trains"]
 
+Schedule = str | tuple[str, Settings]
+"""The name of a schedule, or its name and settings."""
+
 METHODS: dict[str, Method] = {
     "magnitude": Method(magnitude),
     "filter-norm": Method(filter_norm, takes=("data",)),
@@ -42,33 +45,34 @@ def prune(
     sparsity: float,
     data: GroupedDataset | None = None,
     train: Settings | None = None,
-    schedule: str | tuple[str, Settings] = "one-shot",
+    schedule: Schedule = "one-shot",
     seed: int = 0,
     **settings,
 ) -> nn.Module:
     """Prune a model by a method of the registry :data:`fairlib.pruning.METHODS`.
 
     Args:
-        model: Any module with convolutions or linear layers; left as it is.
+        model: Any module with convolutions or linear layers; not changed.
         method: ``"magnitude"``, ``"filter-norm"``, ``"fpgm"``, ``"snip"``, ``"lottery"``, ``"fairgrape"``, ``"bip"``,
             ``"bifp"`` or ``"random"``.
         sparsity: Share of zeros among the prunable weights (convolution and linear), in [0, 1).
-        data: The training set. ``"magnitude"`` and ``"random"`` need none; ``"filter-norm"`` and ``"fpgm"`` look at
-            the shape of its inputs only, and also take a tensor of inputs.
-        train: Arguments of :func:`fairlib.fit`, for ``"lottery"``, ``"bip"`` and ``"bifp"``, and for the schedules
-            that train.
-        schedule: ``"one-shot"``, without any training; ``"iterative"`` (:func:`fairlib.pruning.iterative`) or
-            ``"gradual"`` (:func:`fairlib.pruning.gradual`), or its name and settings. ``"lottery"`` has its own.
-        seed: Of what a method draws and of trainings.
-        **settings: The method's own, such as ``scope="layer"`` of ``"magnitude"``.
+        data: The training set. ``"magnitude"`` and ``"random"`` need none; ``"filter-norm"`` and ``"fpgm"`` use only
+            the shape of its inputs, and also take a tensor of inputs.
+        train: Arguments of :func:`fairlib.fit` for each training; only for a method or a schedule that trains
+            (``"lottery"``, ``"bip"``, ``"bifp"``; ``"iterative"``, ``"gradual"``).
+        schedule: ``"one-shot"`` (all weights at once, no training), ``"iterative"``
+            (:func:`fairlib.pruning.iterative`) or ``"gradual"`` (:func:`fairlib.pruning.gradual`); or a pair of such a
+            name and its settings. ``"lottery"``, ``"bip"`` and ``"bifp"`` have a schedule of their own.
+        seed: Seed of the method's random choices and of its trainings.
+        **settings: Further arguments of the method, such as ``scope="layer"`` of ``"magnitude"``.
 
     Returns:
-        A copy in eval mode whose pruned weights are zero and stay zero in any further training
+        A copy in eval mode whose pruned weights are zero, and stay zero in any further training
         (:mod:`fairlib.network.masks`). It is not finetuned unless the method or the schedule trains.
 
     Raises:
-        ValueError: If a name is unknown, ``sparsity`` is outside [0, 1), ``data`` is missing, or ``train`` is given and
-            nothing trains.
+        ValueError: If a name is unknown, ``sparsity`` is outside [0, 1), ``data`` is missing, or ``train`` is given
+            although nothing is trained.
         TypeError: If a setting is unknown.
     """
     check(method, schedule=schedule, train=train, **settings)
@@ -78,25 +82,16 @@ def prune(
     once = partial(pruner.function, **pruner.arguments(f"method {method!r}", offered, settings))
     name, options = _named(schedule)
     plan = SCHEDULES[name]
-    return plan.function(
-        lambda dense, level: once(dense, sparsity=level),
-        model,
-        sparsity,
-        **plan.arguments(f"schedule {name!r}", offered, options),
-    )
+    arguments = plan.arguments(f"schedule {name!r}", offered, options)
+    return plan.function(lambda dense, level: once(dense, sparsity=level), model, sparsity, **arguments)
 
 
-def check(
-    method: str,
-    *,
-    schedule: str | tuple[str, Settings] = "one-shot",
-    train: Settings | None = None,
-    **settings,
-) -> None:
-    """Refuse, before anything is trained, what :func:`prune` would not understand.
+def check(method: str, *, schedule: Schedule = "one-shot", train: Settings | None = None, **settings) -> None:
+    """Check the arguments of :func:`prune` before anything is trained.
 
     Raises:
-        ValueError: If a name is unknown, or a method that has its own schedule is given another.
+        ValueError: If a name is unknown, a method that has its own schedule is given another, or ``train`` is given
+            although nothing is trained.
         TypeError: If a setting is unknown.
     """
     pruner = lookup("pruning method", method, METHODS)
@@ -111,13 +106,13 @@ def check(
 
 
 def trains(method: str, settings: Settings) -> bool:
-    """Whether :func:`prune` trains with this method and, among its settings, this schedule."""
+    """Tell whether :func:`prune` trains, given a method and settings that may hold a ``schedule``."""
     name, _ = _named(settings.get("schedule", "one-shot"))
     return METHODS[method].trains or SCHEDULES[name].trains
 
 
 class Pruning(Compressor):
-    """Pruning as a study sees it: the level is the sparsity, what is kept is the share of prunable weights."""
+    """Pruning, for a study: the level is the sparsity, and ``kept`` is the share of prunable weights that are kept."""
 
     level, control, inherits = "sparsity", 0.0, True
 
@@ -140,5 +135,5 @@ class Pruning(Compressor):
         return None
 
 
-def _named(schedule: str | tuple[str, Settings]) -> tuple[str, Settings]:
+def _named(schedule: Schedule) -> tuple[str, Settings]:
     return (schedule, {}) if isinstance(schedule, str) else schedule

@@ -3,32 +3,24 @@
 import copy
 import itertools
 import math
-from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-import torch
 from torch import nn
 
 from fairlib import environment
 from fairlib._validation import check_names, check_number, lookup
 from fairlib.data import GroupedDataset
-from fairlib.data.splitting import stratified_parts
 from fairlib.pruning.bilevel import BiLevel, MaskSearch, closed, opened
 from fairlib.pruning.granularity import GRANULARITIES
 from fairlib.training import fit
+from fairlib.training.compressors import Settings
 from fairlib.training.group_losses import AccuracyDifference
 
-CONSTRAIN: dict[str, tuple[bool, bool]] = {
-    "both": (True, True),
-    "masks": (True, False),
-    "weights": (False, True),
-    "neither": (False, False),
-}
-"""Which levels the fairness term is part of: (upper, masks; lower, weights)."""
+CONSTRAIN = {"both": (True, True), "masks": (True, False), "weights": (False, True), "neither": (False, False)}
+"""Whether the fairness term is part of the upper level (masks), and whether of the lower one (weights)."""
 
 TRAIN = {"epochs": 10, "batch_size": 64, "device": "auto"}
-"""Arguments of :func:`fairlib.fit` on which the steps of the mask depend, where they are not given."""
+"""Defaults of those arguments of :func:`fairlib.fit` on which the steps of the mask depend."""
 
 
 def bifp(
@@ -36,7 +28,7 @@ def bifp(
     *,
     sparsity: float,
     data: GroupedDataset,
-    train: Mapping[str, Any],
+    train: Settings,
     val: GroupedDataset | None = None,
     held_out: float = 0.25,
     penalty: AccuracyDifference = AccuracyDifference(1.0),
@@ -45,68 +37,67 @@ def bifp(
     granularity: str = "weight",
     seed: int = 0,
 ) -> nn.Module:
-    r"""Prune by bi-level optimization, with the difference of the groups' accuracies in both levels.
+    r"""Prune by bi-level optimization, with a penalty on the difference of the groups' accuracies in both levels.
 
-    With :math:`U(w) = J(w) + \nu \, \varphi(F(w))` (:class:`fairlib.training.group_losses.AccuracyDifference`) of
-    weights :math:`w = m \odot \theta`,
+    With weights :math:`w = m \odot \theta` and the objective :math:`U(w) = J(w) + \nu \, \varphi(F(w))`, cross-entropy
+    and penalty (:class:`fairlib.training.group_losses.AccuracyDifference`), it solves
 
     .. math::
         \min_{m, \, \|m\|_0 \le k} U(m \odot \theta^*(m); D_2) , \qquad
         \theta^*(m) = \operatorname{argmin}_\theta U(m \odot \theta; D_1) + \tfrac{\gamma}{2} \|\theta\|^2 .
 
-    The lower level is a training by :func:`fairlib.fit` on :math:`D_1`. Before each of its steps, or before every so
-    many, the mask takes one on a batch of :math:`D_2`, along the gradient of the upper level
-    (:mod:`fairlib.pruning.hypergradient`), and both start from the same mask and weights. Scores :math:`s`, at first
-    the magnitudes of the weights (or the norms of filters) over their mean, decide the mask: it keeps the k highest,
-    and the gradient in the mask is taken for that in the scores (straight-through), as BiP does. A weight that is not
-    kept has no gradient; momentum and decay aside it stays what it was, and it may return. Or the mask is *relaxed*:
-    the point of :math:`m \in [0, 1]^p`, :math:`\sum_j m_j \le k`, that is nearest to the scores (a lazy projection);
-    when the search is over, the k highest scores become 1, and their factors a part of the weights. In the epochs after
-    the search the mask is fixed and the weights are trained on.
+    The lower level is a training by :func:`fairlib.fit` on :math:`D_1`. Before each of its steps (or every
+    ``mask.every`` steps) the mask takes a step on a batch of :math:`D_2`, along the gradient of the upper level
+    (:mod:`fairlib.pruning.hypergradient`); both steps start from the same mask and weights. The mask keeps the k
+    weights of highest score; scores start as the magnitudes of the weights (or the norms of filters) divided by their
+    mean. The gradient with respect to the mask is used as that with respect to the scores (straight-through), as in
+    BiP. A weight that is not kept has no gradient; apart from momentum and decay it does not change, and it may return.
+    A *relaxed* mask is the projection of the scores onto :math:`m \in [0, 1]^p`, :math:`\sum_j m_j \le k`; at the end
+    of the search the weights are multiplied by it, and the k highest scores are kept. In the epochs after the search
+    the mask is fixed and training goes on.
 
-    What answers to the mask in the hypergradient are the prunable weights; biases and normalization are held. Both
-    levels are in training mode, and the upper one leaves the statistics of batch normalization alone. It takes the
-    cross-entropy, without augmentation and in the dtype of the weights, whatever ``objective``, ``augment`` and
-    ``precision`` of ``train`` are. :math:`\gamma` is apart from the decay of ``train``: were it that small, the answer
-    of the weights, :math:`g_1 / \gamma`, would drown everything away from a minimum.
+    In the hypergradient only the prunable weights follow the mask; biases and normalization are constants. Both levels
+    run in training mode, and the upper one does not update the statistics of batch normalization. The upper level uses
+    the cross-entropy, without augmentation and in the dtype of the weights, whatever ``objective``, ``augment`` and
+    ``precision`` of ``train`` are. :math:`\gamma` is not the weight decay of ``train``, which is so small that
+    :math:`g_1 / \gamma` would dominate everywhere but at a minimum.
 
     Args:
-        model: The trained model; left as it is.
-        sparsity: Share of zeros among the prunable weights, in [0, 1); by filters, that is at least reached.
+        model: The trained model; not changed.
+        sparsity: Share of zeros among the prunable weights, in [0, 1); of ``granularity="filter"`` the smallest share.
         data: The training set.
         train: Arguments of :func:`fairlib.fit` for the lower level; at least one epoch, by default 10.
-        val: :math:`D_2`. Without it a part of ``data`` is split off, drawn by ``seed`` from every cell of target and
-            group. On data that are trained on, a difference of accuracies closes by overfitting and says nothing; such
-            a part is new to the lower level, though not to a dense model that was trained on all of ``data``.
-        held_out: The share of that part, in (0, 1).
-        penalty: :math:`\nu \, \varphi(F)`; with a weight :math:`\nu` of 0 the method is BiP.
-        mask: How the mask is learned.
-        constrain: Which levels have the fairness term: ``"both"``, ``"masks"`` (the paper's "w/o w"), ``"weights"``
+        val: Data :math:`D_2` of the upper level. By default a random part of ``data`` is held out, the same share of
+            every crossing of target and group. On training data a difference of accuracies closes by overfitting and
+            says nothing. The held-out part is new to the lower level, but not to a dense model trained on all ``data``.
+        held_out: Share of ``data`` that is held out if ``val`` is not given, in (0, 1).
+        penalty: Fairness term :math:`\nu \, \varphi(F)`; with a weight :math:`\nu` of 0 the method is BiP.
+        mask: Settings of the search for the mask.
+        constrain: Levels that include the fairness term: ``"both"``, ``"masks"`` (the paper's "w/o w"), ``"weights"``
             ("w/o m") or ``"neither"``.
-        granularity: ``"weight"``, ranked among all; or ``"filter"``, channels, at one rate in all layers
-            (:func:`fairlib.network.channels.lowest`). In the search the mask of a channel multiplies the weights that
-            read it, and in the end those that make it go as well. What an earlier mask has left may make a sparsity
-            impossible, which shows when the channels are chosen.
+        granularity: ``"weight"``: single weights, ranked over all layers together. ``"filter"``: channels, at one rate
+            in all layers (:func:`fairlib.network.channels.lowest`); the search masks the weights that read a channel,
+            and in the end those that make it are pruned as well.
         seed: Seed of the split, of random scores and of the training.
 
     Returns:
-        A masked copy in eval mode, trained; :func:`fairlib.history` tells by epoch the mean ``upper_objective``, while
-        the mask is learned, the mean ``penalty`` of the lower level, and ``moved``, the share of the kept weights that
-        were not kept an epoch before.
+        A trained masked copy in eval mode. :func:`fairlib.history` has, by epoch, the mean ``upper_objective`` (during
+        the search), the mean ``penalty`` of the lower level, and ``moved``, the share of the kept weights that were not
+        kept one epoch before.
 
     Raises:
-        ValueError: If a setting is out of range or unknown, ``val`` has other groups or targets than ``data``, fewer
-            than two groups have members or one has them in one level only while the penalty has a weight, filters
-            cannot reach the sparsity, the model is already sparser, or ``train`` has what the method decides: a
-            constraint, masks, data of another level, or where to start and stop.
-        DivergenceError: If the training diverges or the gradient in the scores becomes infinite or NaN.
+        ValueError: If a setting is out of range or unknown; ``val`` has other groups or targets than ``data``; the
+            penalty has a weight, and fewer than two groups have members or a group has members in one level only;
+            the sparsity cannot be reached by filters (an earlier mask can be the reason); the model is already sparser;
+            or ``train`` holds something that the method decides, such as a constraint.
+        DivergenceError: If the training diverges or the gradient of the scores becomes infinite or NaN.
 
     Source:
         Dai et al., Integrating fairness and model pruning through bi-level optimization ([B]), Sections 4.2 and 4.3,
         corrected; Zhang et al., Advancing model pruning via bi-level optimization (NeurIPS 2022). Steps of both levels
         from one point: Dagréou et al., A framework for bilevel optimization that enables stochastic and global variance
-        reduction algorithms (NeurIPS 2022). What [B] leaves open, which is all settings but the form of both levels, is
-        our choice.
+        reduction algorithms (NeurIPS 2022). [B] gives no settings, only the form of both levels; the settings are our
+        choice.
     """
     check_number("sparsity", sparsity, 0, 1)
     check_number("held_out", held_out, 0, 1, low_open=True)
@@ -114,9 +105,9 @@ def bifp(
     form_of = lookup("granularity", granularity, GRANULARITIES)
     penalty.refuse_without_gradient()
     settings = _training(train, seed)
-    data, val = _levels(data, val, held_out, seed)
-    if penalty.weight:
-        _refuse_missing_groups(data, val)
+    if val is None:
+        data, val = data.hold_out(held_out, seed)
+    _check_levels(data, val, penalty)
     form = form_of(copy.deepcopy(model).to(environment.resolve(settings["device"])), data)
     scores = mask.start(form, seed)
     form.final(scores, sparsity)  # A sparsity that is out of reach is refused before anything is trained.
@@ -138,32 +129,35 @@ def bifp(
 
 
 def bip(
-    model: nn.Module, *, sparsity: float, data: GroupedDataset, train: Mapping[str, Any], seed: int = 0, **settings: Any
+    model: nn.Module, *, sparsity: float, data: GroupedDataset, train: Settings, seed: int = 0, **settings: Any
 ) -> nn.Module:
-    """Prune by bi-level optimization, without a fairness term: :func:`fairlib.pruning.bifp` with a weight of 0.
+    """Prune by bi-level optimization without a fairness term: :func:`fairlib.pruning.bifp` with a penalty of weight 0.
 
-    The released code of BiP differs: its upper level takes the batches of the training set in reverse order; its
-    implicit term has a learning rate, 1e-4, in the place of the inverse of gamma, and the square of one gradient in the
-    place of a product of two, so that it is a thousandth of the direct one; and its masks have an optimizer of their
-    own, without a unit.
+    The released code of BiP differs: its upper level uses the batches of the training set in reverse order; its
+    implicit term has a learning rate, 1e-4, instead of the inverse of gamma, and the square of one gradient instead of
+    a product of two, which makes it a thousandth of the direct term; and an optimizer of their own, without
+    normalization of the gradient, updates the masks.
 
     Args:
-        model: The trained model; left as it is.
-        sparsity, data, train, seed: As in :func:`fairlib.pruning.bifp`.
-        **settings: The ``val``, ``held_out``, ``mask`` and ``granularity`` of :func:`fairlib.pruning.bifp`.
+        model: The trained model; not changed.
+        sparsity: Share of zeros among the prunable weights, in [0, 1).
+        data: The training set.
+        train: Arguments of :func:`fairlib.fit` for the lower level.
+        seed: Seed of the split, of random scores and of the training.
+        **settings: Arguments ``val``, ``held_out``, ``mask`` and ``granularity`` of :func:`fairlib.pruning.bifp`.
 
     Returns:
-        A masked copy in eval mode, trained.
+        A trained masked copy in eval mode.
 
     Raises:
-        ValueError: As :func:`fairlib.pruning.bifp`.
-        DivergenceError: As :func:`fairlib.pruning.bifp`.
+        ValueError: If a setting is out of range or unknown, or the sparsity cannot be reached.
+        DivergenceError: If the training diverges or the gradient of the scores becomes infinite or NaN.
 
     Source:
         Zhang et al., Advancing model pruning via bi-level optimization (NeurIPS 2022).
     """
-    term = AccuracyDifference(0.0)
-    return bifp(model, sparsity=sparsity, data=data, train=train, seed=seed, penalty=term, **settings)
+    plain = AccuracyDifference(0.0)
+    return bifp(model, sparsity=sparsity, data=data, train=train, seed=seed, penalty=plain, **settings)
 
 
 _PENALTY = {"fairness": "weight"} | {
@@ -174,17 +168,17 @@ _MASK = {"mask_lr": "lr", "mask_momentum": "momentum"} | {
 }
 _OWN = ("val", "held_out", "granularity", "constrain")
 FLAT = (*_PENALTY, *_MASK, *_OWN)
-"""Settings of :func:`bifp` as ``fairlib.prune(model, "bifp", fairness=2.0, mask_lr=0.1)`` and papermill take them.
+"""Flat settings of :func:`bifp`, for ``fairlib.prune(model, "bifp", fairness=2.0, mask_lr=0.1)`` and papermill.
 
-``fairness`` is the weight of the penalty, ``mask_lr`` and ``mask_momentum`` are those of :class:`MaskSearch`; what else
-penalty and mask have goes by its own name."""
+``fairness`` is the weight of the penalty; ``mask_lr`` and ``mask_momentum`` are ``lr`` and ``momentum`` of
+:class:`MaskSearch`; the other settings of the penalty and of the mask have their own names."""
 
 BIP_FLAT = (*_MASK, *_OWN[:-1])
-"""Settings of :func:`bip`, likewise."""
+"""Flat settings of :func:`bip`, with the names of :data:`FLAT`."""
 
 
 def from_flat(**settings: Any) -> dict[str, Any]:
-    """The arguments of :func:`bifp` that flat settings stand for.
+    """Turn flat settings into arguments of :func:`bifp`.
 
     >>> from_flat(fairness=2.0, mask_lr=0.1, val=None)["mask"].lr
     0.1
@@ -199,7 +193,7 @@ def from_flat(**settings: Any) -> dict[str, Any]:
 
 
 def bip_from_flat(**settings: Any) -> dict[str, Any]:
-    """The arguments of :func:`bip` that flat settings stand for.
+    """Turn flat settings into arguments of :func:`bip`.
 
     Raises:
         TypeError: If a name is not in :data:`BIP_FLAT`; the message lists the known ones.
@@ -209,29 +203,30 @@ def bip_from_flat(**settings: Any) -> dict[str, Any]:
     return _gathered(settings)
 
 
-def _gathered(settings: Mapping[str, Any]) -> dict[str, Any]:
+def _gathered(settings: Settings) -> dict[str, Any]:
     own = {name: settings[name] for name in _OWN if name in settings}
     return own | {"mask": MaskSearch(**_renamed(settings, _MASK))}
 
 
-def _renamed(settings: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+def _renamed(settings: Settings, names: dict[str, str]) -> dict[str, Any]:
     return {own: settings[name] for name, own in names.items() if name in settings}
 
 
 def epochs_within(budget: int, *, held_out: float = 0.25, search: float = 0.75) -> tuple[int, int]:
-    r"""How many epochs of :func:`bifp`, and of finetuning after it, take no more gradients than plain epochs do.
+    r"""Split a budget of epochs between :func:`bifp` and finetuning, by the number of gradients that they compute.
 
-    An epoch in which the mask is learned takes two gradients of each of the :math:`1 - h` of the data that are not held
-    out, with steps of both levels in turn, batches of one size and no product with a Hessian; one after that, one. So e
-    epochs cost :math:`(1 - h) (e + \lceil s e \rceil)` epochs of all data.
+    A share :math:`1 - h` of the data is not held out. For each of these samples an epoch of the search computes two
+    gradients (with steps of both levels in turn, batches of equal size and no products with a Hessian), and a later
+    epoch one. So e epochs cost as much as :math:`(1 - h) (e + \lceil s e \rceil)` epochs on all data.
 
     Args:
-        budget: Epochs of plain training on all data, at least 2. One is left for finetuning.
-        held_out: h, the share of the upper level.
-        search: s, the share of the epochs in which the mask is learned.
+        budget: Epochs of plain training on all data, at least 2; at least one of them is left for finetuning.
+        held_out: Share h of the data that the upper level uses.
+        search: Share s of the epochs in which the mask is learned.
 
     Returns:
-        The most epochs of :func:`bifp` that leave one for finetuning, at least 1; and all that are left, rounded down.
+        The largest possible number of epochs of :func:`bifp`, and the number of whole epochs left for finetuning; both
+        are at least 1.
 
     Raises:
         ValueError: If a number is out of range, or the budget is too small for one epoch of both.
@@ -244,60 +239,32 @@ def epochs_within(budget: int, *, held_out: float = 0.25, search: float = 0.75) 
         return (1 - held_out) * (epochs + mask.rounds(epochs))
 
     if cost(1) > budget - 1 + 1e-9:
-        raise ValueError(f"a budget of {budget} epochs is less than {cost(1) + 1:g}, the least that both levels take")
+        raise ValueError(f"budget must be at least {cost(1) + 1:g} epochs, got {budget}")
     own = next(epochs for epochs in itertools.count(1) if cost(epochs + 1) > budget - 1 + 1e-9)
     return own, math.floor(budget - cost(own) + 1e-9)
 
 
-def _training(train: Mapping[str, Any], seed: int) -> dict[str, Any]:
-    """Arguments of ``fit`` for the lower level.
-
-    Raises:
-        ValueError: If one is given that the method decides itself, or there is no epoch.
-    """
-    own = [name for name in ("constraint", "sparsify", "stop", "start", "keep") if name in train]
+def _training(train: Settings, seed: int) -> dict[str, Any]:
+    """Complete the arguments of ``fit`` for the lower level, and refuse those that the method sets itself."""
+    own = [name for name in ("constraint", "sparsify", "stop", "start", "keep", "val") if name in train]
     if own:
-        raise ValueError(
-            f"train has {own[0]}=, and bi-level pruning constrains, masks, begins and stops by a rule of its own"
-        )
-    if "val" in train:
-        raise ValueError("train has val=; the data of the upper level are val= of the method itself")
+        raise ValueError(f"train has {own[0]}=, which bi-level pruning sets itself (val= is an argument beside train=)")
     settings = TRAIN | {"seed": seed} | dict(train)
     check_number("train['epochs']", settings["epochs"], 1, whole=True)
     return settings
 
 
-def _levels(
-    data: GroupedDataset, val: GroupedDataset | None, held_out: float, seed: int
-) -> tuple[GroupedDataset, GroupedDataset]:
-    """The data of the lower level and of the upper one, which has its share of every cell of target and group."""
-    if val is not None:
-        if (val.group_names, val.target_names) != (data.group_names, data.target_names):
-            raise ValueError(
-                f"val must have the groups and targets of data, {data.group_names} and {data.target_names}, got "
-                f"{val.group_names} and {val.target_names}"
-            )
-        return data, val
-    cells = (data.targets * data.num_groups + data.groups).cpu().numpy()
-    parts = stratified_parts(cells, (1 - held_out, held_out), np.random.default_rng([seed, 0]))
-    sizes = np.bincount(parts, minlength=2)
-    if not sizes.all():
-        raise ValueError(f"held_out = {held_out} splits {len(data)} samples into {sizes[0]} and {sizes[1]}")
-    lower, upper = (data.subset(torch.from_numpy(np.flatnonzero(parts == part))) for part in (0, 1))
-    return lower, upper
-
-
-def _refuse_missing_groups(data: GroupedDataset, val: GroupedDataset) -> None:
+def _check_levels(data: GroupedDataset, val: GroupedDataset, penalty: AccuracyDifference) -> None:
+    """Refuse data whose groups and targets differ between the levels, or on which the penalty cannot be computed."""
+    wanted, found = ((part.group_names, part.target_names) for part in (data, val))
+    if found != wanted:
+        raise ValueError(f"val must have the groups and targets of data, {wanted}, got {found}")
+    if not penalty.weight:
+        return
     for role, part in (("data", data), ("the held-out data", val)):
         present = [name for name, size in part.group_sizes.items() if size]
         if len(present) < 2:
-            raise ValueError(
-                f"a difference of accuracies needs at least two groups with members; {role} have only: "
-                f"{', '.join(present) or 'none'}"
-            )
+            raise ValueError(f"bifp needs at least two groups with members; {role} have only: {', '.join(present)}")
     for name, here, there in zip(data.group_names, data.group_sizes, val.group_sizes, strict=True):
         if bool(here) != bool(there):
-            raise ValueError(
-                f"group {name!r} has {here} samples in the data of the weights and {there} in those of the mask, and a "
-                "difference of accuracies needs it in both"
-            )
+            raise ValueError(f"group {name!r} must be in both data and held-out data, has {here} and {there} samples")

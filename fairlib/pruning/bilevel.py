@@ -1,4 +1,4 @@
-"""Two levels at work: a mask that moves between the steps of a training, as a constraint of :func:`fairlib.fit`."""
+"""Bi-level pruning as a constraint of :func:`fairlib.fit`: a mask that is updated between the steps of a training."""
 
 from __future__ import annotations
 
@@ -30,26 +30,26 @@ INITS = ("magnitude", "random")
 
 @dataclass(frozen=True)
 class MaskSearch:
-    r"""How :func:`fairlib.pruning.bifp` learns its mask.
+    r"""Settings of the search for a mask in :func:`fairlib.pruning.bifp`.
 
     Args:
-        init: Scores at the start: ``"magnitude"``, the magnitudes of weights or norms of filters over their mean; or
-            ``"random"``, uniform with a mean of 1, drawn by the method's ``seed``.
-        relaxed: Masks with entries in [0, 1] during the search, in the place of zeros and ones.
-        hypergradient: ``"hessian-free"``, ``"conjugate-gradient"``, or ``"direct"``: without the weights' answer
-            (:mod:`fairlib.pruning.hypergradient`).
-        gamma: :math:`\gamma`, the decay of the lower level in the hypergradient, positive.
-        lr: Step of the scores, by gradient descent with momentum on a gradient that is divided by its root mean
-            square: in units of a mean score.
-        momentum: Momentum of that descent, in [0, 1).
-        every: Steps of the weights to one of the mask.
-        val_batch_size: Samples of a step of the mask; 0 takes as many as a step of the weights has.
+        init: Scores at the start: ``"magnitude"``, the magnitudes of weights (or norms of filters) divided by their
+            mean; or ``"random"``, uniform in [0, 2), with the ``seed`` of the method.
+        relaxed: Whether masks have entries in [0, 1] during the search, instead of zeros and ones.
+        hypergradient: Form of the gradient of the mask (:mod:`fairlib.pruning.hypergradient`): ``"hessian-free"``,
+            ``"conjugate-gradient"``, or ``"direct"``, which ignores how the weights follow the mask.
+        gamma: Weight decay :math:`\gamma` of the lower level in the hypergradient, positive.
+        lr: Step size of the scores, in units of the mean initial score: gradient descent with momentum on a gradient
+            that is divided by its root mean square.
+        momentum: Momentum of the gradient descent on the scores, in [0, 1).
+        every: Number of steps of the weights per step of the mask.
+        val_batch_size: Number of samples per step of the mask; 0 takes the batch size of the weights.
         search: Share of the epochs, in (0, 1], rounded up, in which the mask is learned.
-        gradual: Let the sparsity grow during the search from that of the model, as the schedule
-            :func:`fairlib.pruning.gradual` does.
+        gradual: Whether the sparsity grows during the search from that of the model, by the formula of
+            :func:`fairlib.pruning.gradual`.
 
     Raises:
-        TypeError: If a setting is no number where one is needed.
+        TypeError: If a setting is not a number where one is needed.
         ValueError: If a setting is out of range or unknown.
     """
 
@@ -75,11 +75,11 @@ class MaskSearch:
         check_number("search", self.search, 0, 1, low_open=True, high_closed=True)
 
     def rounds(self, epochs: int) -> int:
-        """In how many of the epochs the mask is learned."""
+        """Compute the number of the ``epochs`` in which the mask is learned."""
         return max(1, math.ceil(self.search * epochs - 1e-9))
 
     def start(self, form: Form, seed: int) -> list[Tensor]:
-        """The scores at the start; what an earlier mask has emptied is lowest, also among random ones."""
+        """Compute the scores at the start; channels that an earlier mask has emptied keep a score of minus infinity."""
         scores = form.start()
         if self.init == "magnitude":
             return scores
@@ -89,7 +89,7 @@ class MaskSearch:
 
 
 class _Mask(nn.Module):
-    """A weight as a product with its mask; what the mask sets to zero stays in the parameter."""
+    """A parametrization: the weight is mask times parameter; where the mask is zero the parameter is kept."""
 
     mask: Tensor
 
@@ -103,7 +103,7 @@ class _Mask(nn.Module):
 
 @dataclass(frozen=True)
 class Product:
-    """Names of a prunable weight that is a product: its ``layer``, the parameter and the buffer of the mask."""
+    """A weight that is mask times parameter: names of its ``layer``, of the parameter and of the mask's buffer."""
 
     layer: str
     original: str
@@ -111,7 +111,7 @@ class Product:
 
 
 def opened(model: nn.Module, relaxed: bool) -> tuple[nn.Module, list[Product]]:
-    """A copy in which every prunable weight is a product of a parameter and a mask.
+    """Copy a model such that every prunable weight is a product of a parameter and a mask.
 
     Raises:
         ValueError: If a relaxed mask would change a frozen weight.
@@ -128,31 +128,31 @@ def opened(model: nn.Module, relaxed: bool) -> tuple[nn.Module, list[Product]]:
 
 
 def closed(model: nn.Module, products: Sequence[Product], keep: Mapping[str, Tensor]) -> nn.Module:
-    """The opened model, changed in place, with parameters and masks as everywhere else."""
+    """Turn an opened model (``opened``) back into an ordinary masked one, in place, and return it."""
     for product in products:
         owner = model.get_submodule(product.layer)
         order = ["weight", *owner._parameters]
         parametrize.remove_parametrizations(owner, "weight", leave_parametrized=False)
-        owner._parameters = {own: owner._parameters[own] for own in order}  # As in the dense model.
+        owner._parameters = {own: owner._parameters[own] for own in order}  # The order of the dense model.
     masks.impose(model, keep)
     return model
 
 
 @dataclass(frozen=True)
 class BiLevel(Constraint):
-    """The steps of the mask, as a constraint of :func:`fairlib.fit` on an opened model.
+    """The steps of the mask, as a constraint of :func:`fairlib.fit` on an opened model (``opened``).
 
     Args:
-        form: What the mask decides about.
-        products: Names of the prunable weights.
+        form: What has a score, weights or channels.
+        products: Names of the prunable weights, their parameters and masks.
         scores: Scores at the start.
         sparsity: Share of zeros at the end of the search.
         val: Data of the upper level.
         upper: Fairness term of the upper level, if any.
         lower: Fairness term of the lower level, if any.
-        search: How the mask is learned.
-        rounds: Epochs of the search.
-        batch_size: Samples of a step of the mask.
+        search: Settings of the search for the mask.
+        rounds: Number of epochs in which the mask is learned.
+        batch_size: Number of samples per step of the mask.
     """
 
     form: Form = field(repr=False)
@@ -212,10 +212,10 @@ class _BiLevelRun:
         return report
 
     def _step(self, batch: Batch, value: Tensor) -> Tensor:
-        """A step of the mask; the loss of the weights' step, whose gradient may have been taken on the way."""
+        """Take a step of the mask and return the loss for the step of the weights, perhaps with its gradient taken."""
         upper, theta = self._upper_gradient(), [part.detach() for part in self.theta]
         if self.search.hypergradient == "hessian-free":
-            # The gradient in theta is the mask times that in the product, which is what the formula asks for.
+            # The gradient with respect to theta is the mask times that with respect to the product: m * g_1.
             value, gradient = taken_gradient(value, self.model)
             masked = [gradient.get(id(part), torch.zeros_like(part)) for part in self.theta]
             found = hessian_free(theta, masked, upper, self.search.gamma)
@@ -230,7 +230,7 @@ class _BiLevelRun:
         return value
 
     def _move(self, found: Parts) -> None:
-        """From the gradient in the masks of the weights to new scores and masks."""
+        """Update scores and masks, given the gradient with respect to the masks of the weights."""
         entries = [entry.clone().requires_grad_() for entry in self.entries]
         with torch.enable_grad():
             expanded = self.form.expand(entries)
@@ -240,10 +240,8 @@ class _BiLevelRun:
         size = math.sqrt(sum(part.numel() for part in slopes))
         scale = torch.stack([part.norm() for part in slopes]).norm() / size
         if not scale.isfinite():
-            raise DivergenceError(
-                f"the gradient in the scores of the mask is {float(scale)} after {self.steps} steps; lower "
-                f"train['lr'], the lr of the mask ({self.search.lr}) or the weight of the penalty"
-            )
+            advice = f"lower train['lr'], mask_lr = {self.search.lr} or the weight of the penalty"
+            raise DivergenceError(f"the gradient of the mask's scores is {float(scale)}; {advice}")
         scale = scale.clamp(min=torch.finfo(scale.dtype).tiny)
         for speed, part in zip(self.velocity, slopes, strict=True):
             speed.mul_(self.search.momentum).add_(part / scale)
@@ -253,20 +251,20 @@ class _BiLevelRun:
 
     @torch.no_grad()
     def _impose(self) -> None:
-        """Masks that follow from the scores."""
+        """Set the masks that follow from the scores."""
         progress = (self.epochs + self.passed / self.samples) / self.settings.rounds
         sparsity = ramped(self.begin, self.settings.sparsity, progress)
         self._mask((self.form.project if self.search.relaxed else self.form.choose)(self.scores, sparsity))
 
     def _mask(self, entries: list[Tensor]) -> None:
         self.entries = entries
-        # Not in place: the step of the weights that is under way has the old masks in its graph.
+        # Not in place: the current step of the weights has the old masks in its graph.
         for module, mask in zip(self.masks, self.form.expand(entries), strict=True):
             module.mask = mask.to(module.mask.dtype).contiguous()
 
     @torch.no_grad()
     def _settle(self) -> None:
-        """The end of the search: a relaxed mask becomes one of zeros and ones, its factors a part of the weights."""
+        """End the search: multiply the weights by a relaxed mask, and set the final mask of zeros and ones."""
         if self.search.relaxed:
             self._impose()
             for theta, module in zip(self.theta, self.masks, strict=True):
@@ -277,7 +275,7 @@ class _BiLevelRun:
         return [module.mask > 0 for module in self.masks]
 
     def _batches(self) -> Iterator[Tensor]:
-        """Batches of the held-out data, without end; what is left of a pass is left out."""
+        """Draw batches of the held-out data without end; of each pass the last, smaller batch is left out."""
         size = min(len(self.val), self.settings.batch_size)
         while True:
             order = torch.randperm(len(self.val)).to(self.device)
@@ -288,14 +286,14 @@ class _BiLevelRun:
         return [(theta.detach() * module.mask).requires_grad_() for theta, module in pairs]
 
     def _call(self, weights: Parts, inputs: Tensor) -> Tensor:
-        """The model's logits at products of masks and weights; its buffers are left as they are."""
+        """Compute the model's logits for given products of masks and weights; its buffers are not changed."""
         state = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
         for product, weight in zip(self.settings.products, weights, strict=True):
             state[product.original], state[product.mask] = weight, torch.ones_like(weight)
         return evaluate(self.model, state, inputs, self.aliases)
 
     def _upper_gradient(self) -> Parts:
-        """Of the upper objective on the next batch, in the products."""
+        """Compute the gradient of the upper objective on the next batch, with respect to the products."""
         index = next(self.batches)
         targets = self.val.targets[index]
         with torch.enable_grad():
@@ -309,7 +307,7 @@ class _BiLevelRun:
         return torch.autograd.grad(value, products, materialize_grads=True)
 
     def _lower_derivatives(self, batch: Batch) -> tuple[Parts, Callable[[Parts], Parts]]:
-        """Of the lower objective on a batch: its gradient in the products, and the product with its Hessian."""
+        """Compute the lower objective's gradient with respect to the products, and the product with its Hessian."""
         with torch.enable_grad():
             products = self._products()
             logits = self._call(products, batch.inputs)

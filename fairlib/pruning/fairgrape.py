@@ -1,4 +1,4 @@
-"""FairGRAPE: every layer keeps, of each group's importance, the share that the group had before."""
+"""FairGRAPE: prune so that every layer keeps each group's share of the importance of its weights."""
 
 import math
 
@@ -15,7 +15,7 @@ from fairlib.network.memory import add_gradients
 from fairlib.pruning.gradients import mean_gradient, scored_copy
 
 BLOCK = 1000
-"""A step of the selection takes this part of what is still to be kept; with fewer left, a single weight."""
+"""A step of the selection takes 1 / BLOCK of the weights still to be kept, at least one."""
 
 
 def fairgrape(
@@ -29,37 +29,38 @@ def fairgrape(
 ) -> nn.Module:
     r"""Prune so that no group loses a larger share of its important weights than another, without retraining.
 
-    The importance of weight i for group a is :math:`I_{ia} = \frac1B \sum_b (w_i\, g_{iab})^2` with :math:`g_{ab}` the
-    gradient of the mean cross-entropy over batch b of the group, and the target of a layer is
+    The importance of weight i for group a is :math:`I_{ia} = \frac1B \sum_b (w_i\, g_{iab})^2`, where :math:`g_{ab}`
+    is the gradient of the mean cross-entropy over batch b of the group, and a layer's target share for the group is
     :math:`p_a = \sum_i I_{ia} / \sum_{a'} \sum_i I_{ia'}`. Each layer of n weights keeps exactly
-    ``n - round(sparsity * n)``, at least one, chosen in turn: the group whose share of the importance kept so far lies
-    furthest below its target takes the weight most important to it of those not yet kept (equal ones in the order of
-    the weights). Weights that a mask of the model holds at zero are never taken.
+    ``n - round(sparsity * n)`` of them, at least one. They are chosen in turns: the group whose share of the importance
+    kept so far lies furthest below its target takes the weight most important to it of those not yet kept (of equal
+    ones the first in the order of the weights). Weights that a mask of the model holds at zero are never taken.
 
-    The turns are taken one by one as soon as fewer than 2,000 weights are still to be kept in a layer; before, a turn
-    takes a thousandth of them at once, which moves the final shares by less than 0.001.
+    While 2,000 or more weights are still to be kept in a layer, a turn takes a thousandth of them at once, which
+    changes the final shares by less than 0.001; after that, one weight.
 
-    A group is cut into batches of equal size, give or take one: the square of a batch's gradient holds its noise too,
-    so groups that are smaller than a batch count for more than they should. The paper alternates scoring with
+    A group is split into batches of equal size, give or take one. The square of a batch's gradient contains its noise
+    too, so groups that are smaller than a batch count for more than they should. The paper alternates scoring with
     retraining: ``schedule=("iterative", {"rate": 0.1})`` of :func:`fairlib.prune`.
 
     Args:
-        model: The trained model; left as it is. Scored in eval mode, but for batch normalizations that have seen no
-            batch.
+        model: The trained model; not changed. It is scored in eval mode, except for batch normalizations that have seen
+            no batch.
         sparsity: Share of zeros in every layer, in [0, 1).
         data: The training set; each of its groups must have a sample.
-        batch_size: Largest number of samples b of a gradient; 64 in the paper.
-        as_published: Score as the released code does: gradients are never cleared, so that each batch's holds those of
-            all batches and groups before it; an optimizer (Adam) moves the model under way; and only the last group's
-            importance is divided by its number of batches, which lowers its target. The order of the groups matters.
-        lr: Of that optimizer: the first learning rate of the authors' training.
+        batch_size: Largest number of samples per gradient; 64 in the paper.
+        as_published: Score as the released code does: gradients are never cleared, so that each batch's gradient
+            includes those of all batches and groups before it; an optimizer (Adam) changes the model between batches;
+            and only the last group's importance is divided by its number of batches, which lowers its target. The order
+            of the groups then matters.
+        lr: Learning rate of the optimizer of ``as_published``; the default is the first one of the authors' training.
 
     Returns:
         A masked copy in eval mode.
 
     Raises:
-        ValueError: If a group has no sample, an importance is NaN or infinite, all are zero, or a layer is already
-            sparser than asked.
+        ValueError: If a group has no sample, an importance is NaN or infinite, all importances are zero, or a layer is
+            already sparser than asked.
 
     Source:
         Lin, Kim, Joo, FairGRAPE: fairness-aware gradient pruning method for face attribute classification (ECCV 2022).
@@ -67,23 +68,17 @@ def fairgrape(
     check_number("batch_size", batch_size, 1, whole=True)
     missing = [name for name, size in data.group_sizes.items() if not size]
     if missing:
-        raise ValueError(f"group {missing[0]!r} has no sample in the data, so nothing is known to be important to it")
+        raise ValueError(f"group {missing[0]!r} has no sample in the data; every group needs one")
     scores = _as_published(model, data, batch_size, lr) if as_published else importance(model, data, batch_size)
     if not any(score.any() for score in scores.values()):
-        raise ValueError(
-            "the importance of every weight is zero for every group: is every sample fitted exactly, or does no signal "
-            "pass the network any more?"
-        )
+        raise ValueError("all importances are zero: every sample is fitted exactly, or no signal passes the network")
     before = masks.read(model)
-    keep = {}
-    for name, score in scores.items():
-        count = score[0].numel() - round(sparsity * score[0].numel())
-        keep[name] = _select(name, score, max(1, count), before.get(name))
+    keep = {name: _select(name, score, sparsity, before.get(name)) for name, score in scores.items()}
     return add_gradients(masks.apply(model, keep), len(data))
 
 
 def importance(model: nn.Module, data: GroupedDataset, batch_size: int) -> dict[str, Tensor]:
-    """The importances I of every prunable weight: parameter name to ``(groups, *shape)``."""
+    """Compute the importances I of every prunable weight: parameter name to ``(groups, *shape)``."""
     scored = scored_copy(model, data)
     weights = masks.prunable(scored)
     totals = _no_importance(weights, data.num_groups)
@@ -97,19 +92,18 @@ def importance(model: nn.Module, data: GroupedDataset, batch_size: int) -> dict[
 
 def _as_published(model: nn.Module, data: GroupedDataset, batch_size: int, lr: float) -> dict[str, Tensor]:
     scored = scored_copy(model, data)
-    scored.zero_grad()  # Once, and not again: that is the point.
+    scored.zero_grad()  # Only here: the released code never clears the gradients.
     device, dtype = placement(scored)
     weights = masks.prunable(scored)
     optimizer = torch.optim.Adam(scored.parameters(), lr=lr)
     totals = _no_importance(weights, data.num_groups)
     for group, batches in enumerate(_batches(data, batch_size)):
         for index in batches:
-            targets = data.labels(index, device)
             logits = scored(data.batch(index, dtype=dtype, device=device))
             check_logits(logits, data)
-            cross_entropy(logits, targets).backward()
+            cross_entropy(logits, data.labels(index, device)).backward()
             for name, weight in weights.items():
-                if weight.grad is not None:  # The model may not use it.
+                if weight.grad is not None:  # None: the model does not use the weight.
                     totals[name][group] += (weight.detach().float() * weight.grad.float()).square()
             optimizer.step()
     for total in totals.values():
@@ -118,22 +112,23 @@ def _as_published(model: nn.Module, data: GroupedDataset, batch_size: int, lr: f
 
 
 def _no_importance(weights: dict[str, nn.Parameter], groups: int) -> dict[str, Tensor]:
-    """Zeros to add to, in single precision, since the squares of half precision vanish."""
+    """Make zeros to add importances to, in single precision: squares of half-precision numbers underflow."""
     return {name: torch.zeros(groups, *weight.shape, device=weight.device) for name, weight in weights.items()}
 
 
 def _batches(data: GroupedDataset, batch_size: int) -> list[tuple[Tensor, ...]]:
-    """The samples of every group, in batches of equal size, give or take one."""
+    """Split the samples of every group into batches of equal size, give or take one."""
     members = [(data.groups == group).nonzero().flatten().cpu() for group in range(data.num_groups)]
     return [index.tensor_split(math.ceil(len(index) / batch_size)) for index in members]
 
 
-def _select(name: str, score: Tensor, count: int, mask: Tensor | None) -> Tensor:
-    """The mask of a layer that keeps ``count`` weights by their importances ``(groups, *shape)``."""
+def _select(name: str, score: Tensor, sparsity: float, mask: Tensor | None) -> Tensor:
+    """Make the mask of a layer of this sparsity from the importances ``(groups, *shape)`` of its weights."""
+    count = max(1, score[0].numel() - round(sparsity * score[0].numel()))
     if not score.isfinite().all():
         raise ValueError(f"the importances of {name} are not all finite; has training diverged?")
     if mask is not None and count > int(mask.sum()):
-        raise ValueError(f"{name} shall keep {count} weights, but only {int(mask.sum())} are not pruned already")
+        raise ValueError(f"{name} should keep {count} weights, but only {int(mask.sum())} are not pruned already")
     flat = score.flatten(1).double()
     free = torch.ones_like(flat[0], dtype=torch.bool) if mask is None else mask.flatten()
     order = flat.masked_fill(~free, -1).sort(dim=1, descending=True, stable=True).indices[:, :count]
@@ -143,16 +138,16 @@ def _select(name: str, score: Tensor, count: int, mask: Tensor | None) -> Tensor
 
 
 def in_turn(scores: np.ndarray, order: np.ndarray, count: int, block: int = BLOCK) -> np.ndarray:
-    """The weights that the groups take in turn.
+    """Choose weights of a layer by letting the groups take them in turns.
 
     Args:
-        scores: Importances ``(groups, n)``, not negative.
-        order: For each group, the weights of a layer by falling importance, ``(groups, count)`` or more.
-        count: How many to take.
-        block: A turn takes 1 / ``block`` of what is still to be taken, at least one weight.
+        scores: Importances of the weights, ``(groups, n)``, not negative.
+        order: For each group the positions of the weights by falling importance, ``(groups, count)`` or more.
+        count: Number of weights to take.
+        block: A turn takes 1 / ``block`` of the weights still to be taken, at least one.
 
     Returns:
-        int64 ``(count,)``, positions of the weights.
+        Positions of the weights taken, int64 ``(count,)``.
     """
     totals = scores.sum(axis=1)
     target = totals / totals.sum() if totals.any() else np.full(len(totals), 1 / len(totals))

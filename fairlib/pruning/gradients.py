@@ -1,4 +1,4 @@
-"""The gradient of the loss in the prunable weights, which several scores are made of."""
+"""The gradient of the loss with respect to the prunable weights, from which several methods compute their scores."""
 
 import copy
 import math
@@ -17,10 +17,10 @@ CHUNK = 256  # Samples of one backward pass.
 
 
 def scored_copy(model: nn.Module, data: GroupedDataset) -> nn.Module:
-    """A copy to take gradients of, so that scoring changes nothing: in eval mode, every prunable weight differentiable.
+    """Copy a model to take gradients of: in eval mode, with every prunable weight differentiable.
 
-    What a network at initialization lacks is supplied: the normalization of its inputs is filled from the data, as the
-    first training would, and a batch normalization that has seen no batch normalizes by those it is given.
+    For a network at initialization the normalization of its inputs is filled from the data, as the first training would
+    do, and a batch normalization that has seen no batch normalizes by the batches it is given.
     """
     scored = copy.deepcopy(model).eval()
     fill_normalization(scored, data)
@@ -33,7 +33,7 @@ def scored_copy(model: nn.Module, data: GroupedDataset) -> nn.Module:
 
 
 def _is_fresh(module: _BatchNorm) -> bool:
-    """Whether its statistics are those of no batch; the counter alone is missing in old checkpoints."""
+    """Tell whether a batch normalization has seen no batch. Old checkpoints have no counter, hence the statistics."""
     counted, mean, variance = module.num_batches_tracked, module.running_mean, module.running_var
     if not module.track_running_stats or counted is None or counted or mean is None or variance is None:
         return False
@@ -41,9 +41,9 @@ def _is_fresh(module: _BatchNorm) -> bool:
 
 
 def mean_gradient(scored: nn.Module, data: GroupedDataset, index: Tensor) -> dict[str, Tensor]:
-    r""":math:`\nabla_w \frac1n \sum_i \ell_i` over the samples at ``index`` ``(n,)``, for every prunable weight.
+    r"""Compute :math:`\nabla_w \frac1n \sum_i \ell_i` over the samples at ``index`` ``(n,)``, by prunable weight.
 
-    Zero where a mask of the model holds the weight at zero.
+    The gradient is zero where a mask of the model holds the weight at zero.
 
     Returns:
         Parameter name to tensor of the weight's shape.
@@ -51,7 +51,7 @@ def mean_gradient(scored: nn.Module, data: GroupedDataset, index: Tensor) -> dic
     device, dtype = placement(scored)
     weights = masks.prunable(scored)
     total = {name: torch.zeros_like(weight) for name, weight in weights.items()}
-    # Chunks of equal size: of a single sample at the end batch normalization would make nothing.
+    # Chunks of equal size: batch normalization could do nothing with a single sample at the end.
     for chunk in index.tensor_split(math.ceil(len(index) / CHUNK)):
         logits = scored(data.batch(chunk, dtype=dtype, device=device))
         check_logits(logits, data)

@@ -1,4 +1,4 @@
-"""What a learned mask decides about, single weights or whole channels: from scores to masks of the weights."""
+"""What a learned mask keeps or prunes, single weights or whole channels: from scores to masks of the weights."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -13,38 +13,33 @@ from fairlib.pruning.selection import keep_highest
 
 
 class Form(Protocol):
-    """What is kept or not: from scores to masks of the weights.
+    """From scores of single weights or channels to masks of the weights.
 
     Attributes:
         model: The model whose weights are ranked.
-        kept: The masks of the last ``final``: parameter name to bool tensor.
+        kept: Masks that the last call of ``final`` made: parameter name to bool tensor.
     """
 
     model: nn.Module
     kept: dict[str, Tensor]
 
     def start(self) -> list[Tensor]:
-        """The scores of the dense model, with a mean of 1."""
-        ...
+        """Compute scores from the magnitudes of the model's weights, with a mean of 1."""
 
     def choose(self, scores: Sequence[Tensor], sparsity: float) -> list[Tensor]:
-        """1 for the highest scores and 0 for the others, in the shapes of the scores."""
-        ...
+        """Make entries that are 1 for the highest scores and 0 for the others, in the shapes of the scores."""
 
     def project(self, scores: Sequence[Tensor], sparsity: float) -> list[Tensor]:
-        """The nearest relaxed masks: entries in [0, 1] whose sum is at most what ``choose`` keeps.
+        """Make relaxed entries: the nearest to the scores in [0, 1] with a sum of at most what ``choose`` keeps.
 
-        Of a layer that this would empty one more entry is 1.
+        In a layer that this would empty the highest score gets 1.
         """
-        ...
 
     def expand(self, entries: Sequence[Tensor]) -> list[Tensor]:
-        """Masks of the weights in the search, from entries in the shapes of the scores; linear in them."""
-        ...
+        """Make the masks of the weights for the search, from entries in the shapes of the scores; linear in them."""
 
     def final(self, scores: Sequence[Tensor], sparsity: float) -> list[Tensor]:
-        """As ``choose``, for good: sets ``kept``."""
-        ...
+        """Choose entries like ``choose``, exactly, and set ``kept``."""
 
 
 class Weights:
@@ -83,7 +78,7 @@ class Weights:
 
 
 class Filters:
-    """Every channel has a score, and the same share of each layer's is kept."""
+    """Every channel has a score, and the same share of each layer's channels is kept."""
 
     def __init__(self, model: nn.Module, data: GroupedDataset) -> None:
         self.model, self.weights, self.before = model, masks.prunable(model), masks.read(model)
@@ -100,7 +95,7 @@ class Filters:
         return [norm / mean if mean > 0 else norm for norm, mean in zip(norms, means, strict=True)]
 
     def choose(self, scores: Sequence[Tensor], sparsity: float) -> list[Tensor]:
-        if sparsity != self.sparsity:  # How many channels go hardly depends on which; the end is exact.
+        if sparsity != self.sparsity:  # The number of channels hardly depends on the scores; ``final`` is exact.
             removed = channels.lowest(self.model, self.sets, scores, sparsity)
             self.sparsity, self.gone = sparsity, [int(part.sum()) for part in removed]
         kept = []
@@ -115,7 +110,7 @@ class Filters:
         return [capped_simplex(score, float(part.sum())) for score, part in zip(scores, kept, strict=True)]
 
     def expand(self, entries: Sequence[Tensor]) -> list[Tensor]:
-        # Of what reads a channel alone: a mask of what makes it, too, would leave a removed one without a gradient.
+        # Only weights that read a channel: with a mask on those that make it, too, a removed channel has no gradient.
         columns = {name: weight.new_ones(weight.shape[1]) for name, weight in self.weights.items()}
         for coupled, entry in zip(self.sets, entries, strict=True):
             for name, (of, positions) in coupled.readers.items():
@@ -136,14 +131,17 @@ GRANULARITIES: dict[str, Callable[[nn.Module, GroupedDataset], Form]] = {"weight
 
 
 def capped_simplex(point: Tensor, total: float) -> Tensor:
-    r"""The point of :math:`\{m \in [0, 1]^n : \sum_j m_j \le t\}` that is nearest to a point.
+    r"""Project a point p onto :math:`\{m \in [0, 1]^n : \sum_j m_j \le t\}`.
 
-    It is :math:`\operatorname{clip}(p_j - \mu, 0, 1)` with the smallest :math:`\mu \ge 0` that meets the sum, which is
-    found by Newton steps, or by halving the interval where these leave it.
+    The nearest point is :math:`\operatorname{clip}(p_j - \mu, 0, 1)` with the smallest :math:`\mu \ge 0` that meets the
+    sum. It is found by Newton steps, or by bisection where these leave the interval.
 
     Args:
-        point: ``(n,)``.
-        total: :math:`t`, at least 0.
+        point: The point p, ``(n,)``.
+        total: Largest sum t, at least 0.
+
+    Returns:
+        The nearest point, ``(n,)``.
     """
     low, high, shift = 0.0, max(0.0, float(point.max())), 0.0
     for _ in range(60):

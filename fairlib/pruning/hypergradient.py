@@ -1,4 +1,4 @@
-r"""How the upper level's objective changes with the mask, when the weights follow: the gradient of a bi-level problem.
+r"""The gradient of a bi-level problem: how the upper level's objective changes with the mask when the weights follow.
 
 With :math:`w = m \odot \theta`, let :math:`\theta^*(m)` minimize
 :math:`U_1(m \odot \theta) + \frac{\gamma}{2} \|\theta\|^2` and let :math:`\Phi(m) = U_2(m \odot \theta^*(m))`. With
@@ -9,11 +9,11 @@ matrix of :math:`m`, the implicit function theorem gives, at :math:`\theta^*`,
     \nabla \Phi(m) = \theta \odot g_2 - g_1 \odot v - \theta \odot H_1 (m \odot v) , \qquad
     (D H_1 D + \gamma I) \, v = m \odot g_2 .
 
-With :math:`H_1` taken for zero, :math:`v = m \odot g_2 / \gamma`, and what is left is that of BiP,
+If :math:`H_1` is set to zero, :math:`v = m \odot g_2 / \gamma`, and the gradient is that of BiP,
 :math:`(\theta - \frac{1}{\gamma} m \odot g_1) \odot g_2`.
 
-The weights are those that have a mask; what else a network has, biases and normalization, is held where it is, although
-it follows the mask, too.
+The weights are those that have a mask. The other parameters of a network, biases and normalization, are treated as
+constants, although they follow the mask, too.
 
 Source:
     [B] Eq. 5, which leaves :math:`d\theta^*/dm` open; Zhang et al., Advancing model pruning via bi-level optimization
@@ -30,30 +30,30 @@ from fairlib.diagnostics.vectors import Parts, dot, moved
 
 
 def direct(theta: Parts, upper: Parts) -> list[Tensor]:
-    r"""The part without the weights' answer, :math:`\theta \odot g_2`.
+    r"""Compute the part that ignores how the weights follow the mask, :math:`\theta \odot g_2`.
 
     Args:
-        theta: :math:`\theta`, a sequence of tensors, as all vectors here.
-        upper: :math:`g_2`, in the same shapes.
+        theta: Weights :math:`\theta`, a sequence of tensors, like every vector in this module.
+        upper: Gradient :math:`g_2` of the upper level, in the shapes of ``theta``.
 
     Returns:
-        In the same shapes.
+        Tensors in the shapes of ``theta``.
     """
     return [t * g for t, g in zip(theta, upper, strict=True)]
 
 
 def hessian_free(theta: Parts, masked_lower: Parts, upper: Parts, gamma: float) -> list[Tensor]:
-    r"""The gradient with :math:`H_1` taken for zero, :math:`(\theta - \frac{1}{\gamma} m \odot g_1) \odot g_2`.
+    r"""Compute the gradient with :math:`H_1 = 0`, :math:`(\theta - \frac{1}{\gamma} m \odot g_1) \odot g_2`.
 
     Args:
-        theta: :math:`\theta`, a sequence of tensors, as all vectors here.
-        masked_lower: :math:`m \odot g_1`, the gradient of :math:`U_1(m \odot \theta)` in :math:`\theta`, which the
-            step of the weights takes anyway; :func:`implicit` asks for :math:`g_1` instead.
-        upper: :math:`g_2`.
-        gamma: :math:`\gamma`, positive.
+        theta: Weights :math:`\theta`, a sequence of tensors.
+        masked_lower: Product :math:`m \odot g_1`: the gradient of :math:`U_1(m \odot \theta)` with respect to
+            :math:`\theta`, which the step of the weights computes anyway.
+        upper: Gradient :math:`g_2` of the upper level.
+        gamma: Weight decay :math:`\gamma` of the lower level, positive.
 
     Returns:
-        In the same shapes.
+        Tensors in the shapes of ``theta``.
     """
     return [(t - low / gamma) * g for t, low, g in zip(theta, masked_lower, upper, strict=True)]
 
@@ -69,24 +69,24 @@ def implicit(
     iterations: int = 10,
     tol: float = 1e-3,
 ) -> tuple[list[Tensor], int]:
-    r"""The whole gradient, by conjugate gradients.
+    r"""Compute the whole gradient; :math:`v` is found by conjugate gradients.
 
-    The Hessian of a network need not be positive, nor :math:`D H_1 D + \gamma I`. Where the iteration meets a direction
-    of non-positive curvature it stops with what it has, as truncated Newton methods do; in the first step that is
-    :math:`v = m \odot g_2 / \gamma`.
+    The Hessian of a network need not be positive definite, nor :math:`D H_1 D + \gamma I`. At a direction of
+    non-positive curvature the iteration stops with its current solution, as truncated Newton methods do; in the first
+    step that is :math:`v = m \odot g_2 / \gamma`.
 
     Args:
-        theta: :math:`\theta`, a sequence of tensors, as all vectors here.
-        mask: :math:`m`.
-        lower: :math:`g_1`, where the mask is not zero; elsewhere it does not matter.
-        upper: :math:`g_2`.
-        gamma: :math:`\gamma`, positive.
-        product: From :math:`x` to :math:`H_1 x`.
-        iterations: Of conjugate gradients, at most.
-        tol: They end where the residual is this small, relative to the right side.
+        theta: Weights :math:`\theta`, a sequence of tensors.
+        mask: Mask :math:`m`.
+        lower: Gradient :math:`g_1` of the lower level; where the mask is zero its value does not matter.
+        upper: Gradient :math:`g_2` of the upper level.
+        gamma: Weight decay :math:`\gamma` of the lower level, positive.
+        product: Function from :math:`x` to :math:`H_1 x`.
+        iterations: Largest number of steps of the conjugate gradients.
+        tol: Norm of the residual, relative to that of the right-hand side, at which they stop.
 
     Returns:
-        :math:`\nabla \Phi`, and how many products were taken.
+        The gradient :math:`\nabla \Phi`, and the number of products with the Hessian.
     """
     count = 0
 
@@ -109,22 +109,21 @@ def implicit(
 def conjugate_gradients(
     apply: Callable[[Parts], Parts], right: Parts, *, start_scale: float, iterations: int, tol: float
 ) -> list[Tensor]:
-    """The solution of ``apply(x) = right`` by conjugate gradients, from zero.
+    """Solve ``apply(x) = right`` by conjugate gradients, from zero.
 
     Args:
         apply: The product with a symmetric matrix.
-        right: A sequence of tensors.
-        start_scale: Where the curvature along the first direction is not positive, the answer is so many times
-            ``right``; along a later one, what has been found so far.
-        iterations: At most.
-        tol: They end where the residual is this small, relative to ``right``.
+        right: The right-hand side, a sequence of tensors.
+        start_scale: If the curvature along the first direction is not positive, the result is ``start_scale * right``;
+            along a later direction, the solution so far.
+        iterations: Largest number of steps.
+        tol: Norm of the residual, relative to that of ``right``, at which they stop.
 
     Returns:
-        In the shapes of ``right``.
+        The solution, tensors in the shapes of ``right``.
     """
     x = [torch.zeros_like(part) for part in right]
-    residual = [part.clone() for part in right]
-    direction = residual
+    residual = direction = [part.clone() for part in right]
     square = first = float(dot(residual, residual))
     for step in range(iterations):
         if square <= tol**2 * first:

@@ -1,8 +1,6 @@
-"""The lottery ticket: iterative magnitude pruning, each round trained again from where the dense network began."""
+"""The lottery ticket: prune by magnitude in rounds, and train again from an early step of the dense training."""
 
 import copy
-from collections.abc import Mapping
-from typing import Any
 
 from torch import nn
 
@@ -13,6 +11,7 @@ from fairlib.network.memory import inherit, memory_of, remember, weights_at
 from fairlib.pruning.selection import keep_highest, shrinking
 from fairlib.randomness import seeded
 from fairlib.training import fit
+from fairlib.training.compressors import Settings
 
 
 def lottery(
@@ -20,38 +19,37 @@ def lottery(
     *,
     sparsity: float,
     data: GroupedDataset,
-    train: Mapping[str, Any],
+    train: Settings,
     rewind: int = 0,
     rate: float = 0.2,
     seed: int = 0,
 ) -> nn.Module:
     r"""Prune by magnitude in rounds, rewinding weights *and* schedule before each training.
 
-    With :math:`\theta_k` the weights after k steps of the dense training, round i = 1, 2, ... prunes the trained
-    network by global magnitude to sparsity :math:`\min(s, 1 - (1 - r)^i)` (from a model pruned before, a share r of
-    what it has left each round), sets the weights that are left back to
-    :math:`\theta_k` - batch statistics too - and trains them to the end from step k on: with the learning rates of the
-    dense training, and with its batches unless augmentation or dropout draw in between. The network that the last round
-    has trained is given back; ``weights_at(it, rewind)`` is the ticket.
+    Let :math:`\theta_k` be the weights after k steps of the dense training. Round i = 1, 2, ... prunes the trained
+    network by global magnitude to sparsity :math:`\min(s, 1 - (1 - r)^i)` (each round a share r of the weights left, if
+    the model was pruned before), sets the weights that are left and the batch statistics back to those of step k, and
+    trains from step k to the end: with the learning rates of the dense training, and with its batches unless
+    augmentation or dropout use random numbers in between.
 
     Args:
-        model: The trained dense network; left as it is. If ``fit(..., keep=rewind)`` trained it, its own weights at
-            that step are rewound to, and it is what the first round prunes. If it kept no weights at all, every module
-            is initialized anew by its ``reset_parameters``, from ``seed``, and trained densely first; of the model that
-            leaves the architecture and the normalization of inputs.
+        model: The trained dense network; not changed. If ``fit(..., keep=rewind)`` trained it, the first round prunes
+            it, and its weights at that step are the ones restored. If it kept the weights of no step, every module is
+            initialized anew by its ``reset_parameters``, from ``seed``, and trained densely first; then only the
+            model's architecture and its normalization of inputs matter.
         sparsity: Share of zeros among the prunable weights, in [0, 1).
         data: The training set.
-        train: Arguments of :func:`fairlib.fit` of each training; those of the dense training.
-        rewind: Step k: 0 is the initialization.
+        train: Arguments of :func:`fairlib.fit` for each training; should be those of the dense training.
+        rewind: Step k to go back to; 0 is the initialization.
         rate: Share r of the weights left that each round prunes, in (0, 1).
-        seed: Of the initialization and of each training (order of batches, augmentation).
+        seed: Seed of the initialization and of each training (order of batches, augmentation).
 
     Returns:
-        A trained masked copy in eval mode.
+        The masked copy that the last round has trained, in eval mode; ``fairlib.weights_at(it, rewind)`` is the ticket.
 
     Raises:
-        ValueError: If ``rate`` or ``rewind`` is out of range, the model is already sparser than asked or kept the
-            weights of other steps only, or it must be initialized anew and a module with parameters has no
+        ValueError: If ``rate`` or ``rewind`` is out of range, the model is already sparser than asked, it kept weights
+            but not those of step ``rewind``, or it must be initialized anew and a module with parameters has no
             ``reset_parameters``.
         DivergenceError: If a training diverges.
 
@@ -79,8 +77,6 @@ def _initialized(model: nn.Module, seed: int) -> nn.Module:
             if hasattr(module, "reset_parameters"):
                 module.reset_parameters()
             elif next(module.parameters(recurse=False), None) is not None:
-                raise ValueError(
-                    f"{name or type(module).__name__} has parameters but no reset_parameters to initialize them by; "
-                    f"give a model that fairlib.fit(..., keep=...) has trained"
-                )
+                what = f"{name or type(module).__name__} has parameters but no reset_parameters to initialize them by"
+                raise ValueError(f"{what}; give a model that fairlib.fit(..., keep=...) has trained")
     return remember(fresh, price=0)  # What the model had learned is gone.

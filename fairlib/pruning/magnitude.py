@@ -1,4 +1,4 @@
-"""Magnitude pruning: the smallest weights go."""
+"""Magnitude pruning: zero the weights of smallest absolute value."""
 
 from torch import nn
 
@@ -10,11 +10,11 @@ def magnitude(model: nn.Module, *, sparsity: float, scope: str = "global") -> nn
     """Zero the weights of smallest absolute value, without retraining.
 
     With n prunable weights (convolution and linear; never biases or normalization), the ``round(sparsity * n)``
-    weights of smallest ``|w|`` become zero, but never the largest of a layer; equal ones in the order of the
-    parameters. The masks of growing sparsity are nested.
+    weights of smallest ``|w|`` become zero, but never the largest of a layer. Of equal weights those that come first in
+    the order of the parameters are pruned first. The masks of growing sparsity are nested.
 
     Args:
-        model: The trained model; left as it is.
+        model: The trained model; not changed.
         sparsity: Share of zeros among the prunable weights, in [0, 1).
         scope: ``"global"`` ranks all weights together, so that a layer of small weights may lose nearly all of
             them; ``"layer"`` prunes the same share of every layer.

@@ -1,4 +1,4 @@
-"""Random pruning: what any method has to beat."""
+"""Random pruning: the baseline that any method has to beat."""
 
 import torch
 from torch import nn
@@ -11,11 +11,11 @@ def random(model: nn.Module, *, sparsity: float, scope: str = "layer", seed: int
     """Zero weights drawn at random, without retraining.
 
     Args:
-        model: Left as it is.
+        model: Any module with convolutions or linear layers; not changed.
         sparsity: Share of zeros among the prunable weights, in [0, 1).
-        scope: ``"layer"`` draws the same share of every layer; ``"global"`` draws from all together, so that shares
-            differ by chance. At least one weight of every layer stays.
-        seed: Of the draw. The masks of growing sparsity are nested for one seed.
+        scope: ``"layer"`` draws the same share of every layer; ``"global"`` draws from all layers together, so that
+            their shares differ by chance. At least one weight of every layer stays.
+        seed: Seed of the random choice. With one seed the masks of growing sparsity are nested.
 
     Returns:
         A masked copy in eval mode.
@@ -24,8 +24,6 @@ def random(model: nn.Module, *, sparsity: float, scope: str = "layer", seed: int
         ValueError: If ``scope`` is unknown or the model is already sparser than asked.
     """
     generator = torch.Generator().manual_seed(seed)
-    scores = {
-        name: torch.rand(weight.shape, generator=generator).to(weight.device)
-        for name, weight in masks.prunable(model).items()
-    }
+    weights = masks.prunable(model)
+    scores = {name: torch.rand(w.shape, generator=generator).to(w.device) for name, w in weights.items()}
     return masks.apply(model, keep_highest_within(model, scores, sparsity, scope))

@@ -1,9 +1,8 @@
-"""When the weights go: at once, in rounds with training between, or in the course of one training."""
+"""When weights are pruned: all at once, in rounds with training in between, or in the course of one training."""
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
-from torch import nn
+from torch import Tensor, nn
 
 from fairlib._validation import check_number
 from fairlib.data import GroupedDataset
@@ -11,38 +10,33 @@ from fairlib.network import masks
 from fairlib.network.memory import add_gradients, gradient_evaluations
 from fairlib.pruning.selection import ramped, shrinking
 from fairlib.training import fit
-from fairlib.training.compressors import Method
+from fairlib.training.compressors import Method, Settings
 
 Once = Callable[[nn.Module, float], nn.Module]
-"""A pruning method with all it needs: from a model and a sparsity to the pruned copy."""
+"""A pruning method whose other arguments are set: takes a model and a sparsity, returns the pruned copy."""
 
 
 def one_shot(once: Once, model: nn.Module, sparsity: float) -> nn.Module:
-    """All weights at once; nothing is trained."""
+    """Prune all weights at once; nothing is trained."""
     return once(model, sparsity)
 
 
 def iterative(
-    once: Once,
-    model: nn.Module,
-    sparsity: float,
-    *,
-    data: GroupedDataset,
-    train: Mapping[str, Any],
-    rate: float = 0.2,
+    once: Once, model: nn.Module, sparsity: float, *, data: GroupedDataset, train: Settings, rate: float = 0.2
 ) -> nn.Module:
-    r"""Rounds that each prune a share r of the weights left, with a training between two.
+    r"""Prune in rounds, each a share r of the weights left, and train between the rounds.
 
-    From the model's sparsity :math:`s_0`, round i ends at :math:`s_i = 1 - (1 - s_0)(1 - r)^i`. The weights go on from
-    where they are. After the last round nothing is trained.
+    From the model's sparsity :math:`s_0`, round i ends at :math:`s_i = 1 - (1 - s_0)(1 - r)^i`. Each training continues
+    from the weights as they are; there is none after the last round.
 
     Args:
-        once: The method.
-        model: Left as it is.
-        sparsity: After the last round.
+        once: The pruning method.
+        model: The model to prune; not changed.
+        sparsity: Sparsity after the last round.
         data: The training set.
-        train: Arguments of :func:`fairlib.fit` between two rounds.
-        rate: Share r, in (0, 1); 0.2 as in Frankle and Carbin (2019), 0.1 in FairGRAPE.
+        train: Arguments of :func:`fairlib.fit` for each training between two rounds.
+        rate: Share r of the weights left that each round prunes, in (0, 1); 0.2 in Frankle and Carbin (2019), 0.1 in
+            FairGRAPE.
     """
     tried = once(model, sparsity)  # A sparsity that is out of reach is refused before anything is trained.
     spent = gradient_evaluations(tried) - gradient_evaluations(model)
@@ -53,32 +47,25 @@ def iterative(
 
 
 def gradual(
-    once: Once,
-    model: nn.Module,
-    sparsity: float,
-    *,
-    data: GroupedDataset,
-    train: Mapping[str, Any],
-    ramp: float = 0.75,
+    once: Once, model: nn.Module, sparsity: float, *, data: GroupedDataset, train: Settings, ramp: float = 0.75
 ) -> nn.Module:
-    r"""One training in which the masks grow after each epoch, fast at first.
+    r"""Prune more weights after each epoch of one training, most of them early.
 
-    From the model's sparsity :math:`s_0`, after a share t of the epochs it is
+    With :math:`s_0` the model's sparsity and :math:`s` the one asked for, the sparsity after a share t of the epochs is
     :math:`s + (s_0 - s) (1 - \min(1, t / t_1))^3`.
 
     Args:
-        once: The method.
-        model: Left as it is.
-        sparsity: From :math:`t_1` on.
+        once: The pruning method.
+        model: The model to prune; not changed.
+        sparsity: Sparsity that is reached after a share :math:`t_1` of the epochs.
         data: The training set.
         train: Arguments of :func:`fairlib.fit`; at least one epoch.
-        ramp: The share :math:`t_1` of the epochs after which the masks stay, in (0, 1]; the rest is finetuning.
+        ramp: Share :math:`t_1` of the epochs, in (0, 1]; in the epochs after it the masks are fixed (finetuning).
 
     Source:
         Zhu, Gupta, To prune, or not to prune (ICLR workshop 2018), Eq. 1.
     """
-    if not 0 < ramp <= 1:
-        raise ValueError(f"ramp must lie in (0, 1], got {ramp}")
+    check_number("ramp", ramp, 0, 1, low_open=True, high_closed=True)
     check_number("train['epochs']", train.get("epochs", 1), 1, whole=True)
     start, spent = masks.sparsity(model), 0.0
 
@@ -89,13 +76,11 @@ def gradual(
         return pruned
 
     scored(model, sparsity)  # A sparsity that is out of reach is refused before anything is trained.
-    trained = fit(
-        model,
-        data,
-        sparsify=lambda model, progress: masks.read(scored(model, ramped(start, sparsity, progress / ramp))),
-        **train,
-    )
-    return add_gradients(trained, spent)
+
+    def sparsify(network: nn.Module, progress: float) -> dict[str, Tensor]:
+        return masks.read(scored(network, ramped(start, sparsity, progress / ramp)))
+
+    return add_gradients(fit(model, data, sparsify=sparsify, **train), spent)
 
 
 SCHEDULES: dict[str, Method] = {
@@ -103,4 +88,4 @@ SCHEDULES: dict[str, Method] = {
     "iterative": Method(iterative, takes=("data", "train")),
     "gradual": Method(gradual, takes=("data", "train")),
 }
-"""By name: from a method, a model, a sparsity and a schedule's own settings to the pruned copy."""
+"""Schedules by name. Each takes a pruning method, a model, a sparsity and settings, and returns the pruned copy."""

@@ -1,6 +1,4 @@
-"""From scores to masks: keep the highest, exactly as many as asked, ties decided by position."""
-
-from collections.abc import Mapping
+"""From scores to masks: keep the weights of highest score, exactly as many as asked; ties are decided by position."""
 
 import torch
 from torch import Tensor, nn
@@ -9,16 +7,16 @@ from fairlib._validation import check_number
 from fairlib.network import masks
 
 
-def keep_highest(model: nn.Module, scores: Mapping[str, Tensor], sparsity: float) -> dict[str, Tensor]:
-    """Masks that keep the weights of highest score among all the weights scored together.
+def keep_highest(model: nn.Module, scores: dict[str, Tensor], sparsity: float) -> dict[str, Tensor]:
+    """Make masks that keep the weights of highest score, ranked over all tensors together.
 
-    Of n scored weights in L tensors exactly ``min(round(sparsity * n), n - L)`` are pruned: the lowest scores, and
-    among equal ones those that come first in the order of ``scores`` and, within a tensor, of its elements. The highest
+    Of n scored weights in L tensors exactly ``min(round(sparsity * n), n - L)`` are pruned: those of lowest score, and
+    of equal scores those that come first in the order of ``scores`` and, within a tensor, of its elements. The highest
     of each tensor stays, so that no layer is emptied. Weights that a mask of the model already holds at zero are pruned
     before any other. So the masks of two sparsities are nested.
 
     Args:
-        model: Read for the masks it has.
+        model: The model of the weights; only the masks that it has are read.
         scores: Parameter name to scores of the weight's shape.
         sparsity: Share of zeros among the scored weights, in [0, 1).
 
@@ -39,23 +37,16 @@ def keep_highest(model: nn.Module, scores: Mapping[str, Tensor], sparsity: float
     count = min(round(sparsity * flat.numel()), flat.numel() - alive)
     already = sum(int((~pruned_before[name]).sum()) for name in scores if name in pruned_before)
     if count < already:
-        raise ValueError(
-            f"sparsity {sparsity} asks for {count} zeros, but {already} of {flat.numel()} weights are pruned already"
-        )
-    kept = _keep(flat, flat.numel() - count)
-    sizes = [score.numel() for score in scores.values()]
-    return {
-        name: part.reshape(score.shape) for (name, score), part in zip(scores.items(), kept.split(sizes), strict=True)
-    }
+        raise ValueError(f"sparsity {sparsity} asks for {count} zeros, but {already} weights are pruned already")
+    parts = _keep(flat, flat.numel() - count).split([score.numel() for score in scores.values()])
+    return {name: part.reshape(scores[name].shape) for name, part in zip(scores, parts, strict=True)}
 
 
-def keep_highest_within(
-    model: nn.Module, scores: Mapping[str, Tensor], sparsity: float, scope: str
-) -> dict[str, Tensor]:
-    """:func:`keep_highest` among all weights together (``"global"``) or layer by layer (``"layer"``).
+def keep_highest_within(model: nn.Module, scores: dict[str, Tensor], sparsity: float, scope: str) -> dict[str, Tensor]:
+    """Call :func:`keep_highest` for all weights together (``"global"``) or for each layer alone (``"layer"``).
 
     Raises:
-        ValueError: If ``scope`` is neither; otherwise as :func:`keep_highest`.
+        ValueError: If ``scope`` is neither, or :func:`keep_highest` refuses the scores or the sparsity.
     """
     if scope == "global":
         return keep_highest(model, scores, sparsity)
@@ -65,14 +56,14 @@ def keep_highest_within(
 
 
 def _ranked(score: Tensor, mask: Tensor | None) -> Tensor:
-    """A tensor's scores as a vector: what is masked lowest, and the best weight (the last of equal ones) highest."""
+    """Flatten scores: masked weights become the lowest, the best weight (the last of equal ones) the highest."""
     flat = score.flatten() if mask is None else score.masked_fill(~mask, -torch.inf).flatten()
     best = (flat == flat.max()).nonzero()[-1]
     return flat if flat[best].isneginf() else flat.index_fill(0, best, torch.inf)
 
 
 def _keep(scores: Tensor, count: int) -> Tensor:
-    """True at the ``count`` highest of a vector; among those equal to the lowest kept one, at the last."""
+    """Mark the ``count`` highest scores of a vector; of those equal to the lowest one kept, the last."""
     keep = torch.ones_like(scores, dtype=torch.bool)
     pruned = scores.numel() - count
     if pruned == 0:
@@ -85,7 +76,7 @@ def _keep(scores: Tensor, count: int) -> Tensor:
 
 
 def shrinking(sparsity: float, rate: float, start: float = 0.0) -> list[float]:
-    """The sparsities of rounds that each prune a share ``rate`` of what is left, up to ``sparsity``, which is the last.
+    """List the sparsities of rounds that each prune a share ``rate`` of the weights left; the last is ``sparsity``.
 
     From sparsity :math:`s_0`, round i ends at :math:`1 - (1 - s_0)(1 - r)^i`.
 
@@ -97,16 +88,16 @@ def shrinking(sparsity: float, rate: float, start: float = 0.0) -> list[float]:
     """
     check_number("rate", rate, 0, 1, low_open=True)
     levels: list[float] = []
-    # A sparsity that is printed with six digits, such as 0.790285, is meant as the end of a round.
+    # A sparsity printed with six digits, such as 0.790285, means the end of a round, which it misses by under 1e-6.
     while (level := 1 - (1 - start) * (1 - rate) ** (len(levels) + 1)) < sparsity - 1e-6:
         levels.append(level)
     return [*levels, sparsity]
 
 
 def ramped(start: float, end: float, progress: float) -> float:
-    r"""The sparsity after a share t of a gradual pruning, :math:`s_1 + (s_0 - s_1) (1 - \min(1, t))^3`.
+    r"""Compute the sparsity after a share t of a gradual pruning, :math:`s_1 + (s_0 - s_1) (1 - \min(1, t))^3`.
 
-    >>> [ramped(0.0, 0.8, t) for t in (0.0, 0.5, 1.0)]
+    >>> [round(ramped(0.0, 0.8, t), 3) for t in (0.0, 0.5, 1.0)]
     [0.0, 0.7, 0.8]
 
     Source:

@@ -1,4 +1,4 @@
-"""SNIP: the weights go whose removal would change the loss least, to first order."""
+"""SNIP: zero the weights whose removal would change the loss least, to first order."""
 
 import torch
 from torch import nn
@@ -16,33 +16,34 @@ def snip(
 ) -> nn.Module:
     r"""Zero the weights of smallest connection sensitivity, without retraining.
 
-    With a factor :math:`c_j` on every weight, the sensitivity is the gradient of the mean cross-entropy in the factor,
+    With a factor :math:`c_j` on every weight, the sensitivity is the gradient of the mean cross-entropy with respect to
+    the factor,
 
     .. math:: s_j = \left| \partial L(c \odot w) / \partial c_j \right|_{c = 1} = | w_j \, \partial L / \partial w_j |.
 
     Dividing by the sum of all, as the paper does, changes no rank. All weights (convolution and linear; never biases,
-    which the authors' code prunes as well, nor normalization) are ranked together and exactly
-    ``round(sparsity * n)`` pruned, equal ones in the order of the parameters; the most sensitive of every layer stays.
+    which the authors' code prunes as well, nor normalization) are ranked together, and exactly ``round(sparsity * n)``
+    of them are pruned, equal ones in the order of the parameters; the most sensitive of every layer stays.
 
-    The paper scores *at initialization* and then trains: ``fit(prune(build(...), "snip", ...), ...)``. [B] applies it
-    to a *trained* network, which is another method by the same formula: there the gradient is nearly zero, and what is
-    left of it is noise and the samples that are not fitted. The model that is given decides which of the two it is.
+    The paper scores *at initialization* and then trains: ``fit(prune(build(...), "snip", ...), ...)``. [B] applies the
+    same formula to a *trained* network, which makes it another method: there the gradient is nearly zero, and what is
+    left of it comes from noise and from samples that are not fitted. Which of the two it is depends on ``model``.
 
     Args:
-        model: At initialization or trained; left as it is. Scored in eval mode, but for batch normalizations that have
-            seen no batch, which normalize by the batch (up to 256 samples).
+        model: A model at initialization, or a trained one; not changed. It is scored in eval mode, except that batch
+            normalizations that have seen no batch normalize by the batch (up to 256 samples).
         sparsity: Share of zeros among the prunable weights, in [0, 1).
         data: The training set.
-        samples: How many of it are drawn, by ``seed``, for the score; None takes all. The paper takes one batch: 100 on
-            MNIST, 128 on CIFAR-10.
-        seed: Of that draw.
+        samples: Number of random samples of ``data`` to score with; None takes all. The paper takes one batch: 100
+            samples on MNIST, 128 on CIFAR-10.
+        seed: Seed of the random choice of samples.
 
     Returns:
         A masked copy in eval mode.
 
     Raises:
-        ValueError: If there are fewer samples than asked, a score is NaN, all are zero (where every sample is fitted to
-            the last digit), or the model is already sparser than asked.
+        ValueError: If ``data`` has fewer samples than asked, a score is NaN, all scores are zero (every sample is
+            fitted to the last digit), or the model is already sparser than asked.
 
     Source:
         Lee, Ajanthan, Torr, SNIP: single-shot network pruning based on connection sensitivity (ICLR 2019).

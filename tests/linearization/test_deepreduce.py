@@ -9,7 +9,7 @@ from torch import nn
 import fairlib
 from fairlib.diagnostics import predict
 from fairlib.linearization import count, gate
-from fairlib.linearization.deepreduce import Plan, criticality, culled_and_thinned, deepreduce, masks_of, reshape
+from fairlib.linearization.deepreduce import criticality, culled_and_thinned, deepreduce, masks_of, reshape
 from fairlib.network import gates
 
 STAGES = ("layer1", "layer2", "layer3")
@@ -89,7 +89,7 @@ def test_no_relu_at_all(gated, images, objective):
 
 def test_a_network_that_is_still_too_large_is_reshaped(gated, images, objective):
     settings = dict(data=images, objective=objective, train=TRAIN, seed=0)
-    linear = deepreduce(gated, relus=40, widths=(1.0, 0.5, 0.25), resolutions=(1.0, 0.5), **settings)
+    linear = deepreduce(gated, relus=40, widths=(1.0, 0.5, 0.25, 0.125), **settings)
     assert 0 < count(linear).attrs["total"] <= 40
     assert sum(p.numel() for p in linear.parameters()) < sum(p.numel() for p in gated.parameters()) / 3
     assert predict(linear, images).logits.shape == (120, 3)
@@ -100,7 +100,7 @@ def test_a_reshaped_network_has_a_training_of_its_own(gated, images, objective):
     settings = dict(data=images, objective=objective, train=TRAIN, seed=0)
     linear = deepreduce(gated, relus=100, widths=(1.0, 0.125), from_scratch={"epochs": 5, "lr": 0.05}, **settings)
     left = tuple(name for name, mask in gates.read(linear).items() if mask.any())
-    small = reshape(gated, Plan(left, width=0.125), seed=0)
+    small = reshape(gated, left, width=0.125, seed=0)
     by_hand = fairlib.fit(small, images, objective=objective, epochs=5, lr=0.05, seed=0)
     assert all(torch.equal(value, by_hand.state_dict()[name]) for name, value in linear.state_dict().items())
     with pytest.raises(TypeError, match="unknown setting 'epoch' for from_scratch="):
@@ -108,11 +108,10 @@ def test_a_reshaped_network_has_a_training_of_its_own(gated, images, objective):
 
 
 def test_the_reshaped_counts_of_resnet18():
-    """Stage 1 culled, thinned, half the width: 57,344; and half the resolution: 14,336 (Jha et al.)."""
+    """Stage 1 culled, thinned, half the width: 57,344 (Jha et al.)."""
     model = gate(fairlib.build("resnet18", num_classes=10, image_size=32))
     *_, left = list(culled_and_thinned(model, [f"layer{number}" for number in "1234"], relus=1))[:4]
-    for resolution, relus in ((1.0, 57_344), (0.5, 14_336)):
-        assert count(reshape(model, Plan(left, width=0.5, resolution=resolution), seed=0)).attrs["total"] == relus
+    assert count(reshape(model, left, width=0.5, seed=0)).attrs["total"] == 57_344
 
 
 def test_a_model_from_elsewhere_cannot_be_reshaped_nor_one_stage_reduced(images, objective):
@@ -121,29 +120,16 @@ def test_a_model_from_elsewhere_cannot_be_reshaped_nor_one_stage_reduced(images,
     with pytest.raises(ValueError, match="has 1 stage of ReLUs"):
         deepreduce(model, relus=5, data=images, objective=objective, train=TRAIN)
     with pytest.raises(ValueError, match=r"a Sequential cannot be reshaped unless it is as fairlib\.build gave it"):
-        reshape(model, Plan(("2",), width=0.5), seed=0)
+        reshape(model, ["2"], width=0.5, seed=0)
 
 
 def test_what_was_changed_since_it_was_built_is_not_reshaped(dense, gated, images):
     """A network of the old recipe would have weights, channels and ReLUs again that this one has lost."""
     compact = fairlib.compact(fairlib.prune(dense, "filter-norm", sparsity=0.5, data=images), images)
     linear = gates.apply(gated, {"relu": torch.zeros((), dtype=torch.bool)})
-    small = reshape(gated, Plan(tuple(gates.gates(gated)), resolution=0.5), seed=0)
-    for model in (compact, fairlib.prune(gated, "magnitude", sparsity=0.5), linear, small):
+    for model in (compact, fairlib.prune(gated, "magnitude", sparsity=0.5), linear):
         with pytest.raises(ValueError, match="cannot be reshaped"):
-            reshape(gate(model, images) if model is compact else model, Plan(("relu",), width=0.5), seed=0)
-
-
-def test_a_network_that_fits_one_resolution_only():
-    for name, message in (("cnn", r"a CNN at 0\.5 of its resolution"), ("mlp", "an? MLP has no convolution")):
-        model = gate(fairlib.build(name, num_classes=3, in_channels=1, image_size=8))
-        with pytest.raises(ValueError, match=message):
-            reshape(model, Plan(tuple(gates.gates(model)), resolution=0.5), seed=0)
-
-
-def test_only_whole_fractions_of_the_resolution(gated, images, objective):
-    with pytest.raises(ValueError, match="resolutions must be 1, 1/2, 1/3"):
-        deepreduce(gated, relus=9, data=images, objective=objective, train=TRAIN, resolutions=(0.7,))
+            reshape(gate(model, images) if model is compact else model, ["relu"], width=0.5, seed=0)
 
 
 @pytest.mark.parametrize("widths", [(), 0.5])
@@ -152,17 +138,15 @@ def test_factors_come_in_sequences(gated, images, objective, widths):
         deepreduce(gated, relus=9, data=images, objective=objective, train=TRAIN, widths=widths)
 
 
-def test_a_small_budget_never_loses_all_relus_by_a_change_of_resolution(images):
-    """Where stages are told by resolution, those of the smaller images are others."""
-    model = fairlib.build("mobilenetv2", num_classes=3, in_channels=1, image_size=8, width=0.25, seed=0)
-    gated = gate(model)
+def test_a_small_budget_never_loses_all_relus_where_stages_are_told_by_resolution(images):
+    gated = gate(fairlib.build("mobilenetv2", num_classes=3, in_channels=1, image_size=8, width=0.25, seed=0))
     plain = {
         "data": images,
         "objective": lambda inputs, logits, targets: logits.square().sum(1),
         "train": {"epochs": 0},
     }
     for relus in (8000, 4000, 2000, 1290):
-        linear = deepreduce(gated, relus=relus, resolutions=(1.0, 0.5, 0.25), **plain)
+        linear = deepreduce(gated, relus=relus, widths=(1.0, 0.5, 0.25), **plain)
         assert 0 < count(linear).attrs["total"] <= relus
-    with pytest.raises(ValueError, match="cannot come down to 500 ReLUs"):
-        deepreduce(gated, relus=500, resolutions=(1.0, 0.5, 0.25), **plain)
+    with pytest.raises(ValueError, match="cannot come down to 10 ReLUs"):
+        deepreduce(gated, relus=10, widths=(1.0, 0.5, 0.25), **plain)

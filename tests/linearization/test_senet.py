@@ -166,7 +166,7 @@ def _store(outputs, role, name):
         ({"epsilon": -0.1}, "epsilon must lie in"),
         ({"granularity": "layer"}, "'pixel' or 'channel'"),
         ({"granularity": "row"}, "'pixel' or 'channel'"),
-        ({"train": {"epochs": 0}}, "at least one epoch"),
+        ({"train": {"epochs": 0}}, r"train\['epochs'\] must lie in \[1, inf\), got 0"),
     ],
 )
 def test_settings_out_of_range(gated, images, objective, setting, message):
