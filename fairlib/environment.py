@@ -158,8 +158,6 @@ def sync(path: Path) -> None:
 
 
 def _cpu() -> str:
-    try:
-        names = re.findall(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    except OSError:
-        names = []
+    info = Path("/proc/cpuinfo")
+    names = re.findall(r"^model name\s*: (.*)$", info.read_text() if info.exists() else "", re.MULTILINE)
     return names[0] if names else platform.processor() or platform.machine()

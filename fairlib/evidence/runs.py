@@ -350,14 +350,14 @@ def _execute(notebook: Path, folder: Path, given: Mapping[str, Scalar], failed: 
     executed = folder / NOTEBOOK
     # Papermill fills in parameters where a path has braces.
     source, target = (str(path).replace("{", "{{").replace("}", "}}") for path in (notebook, executed))
-    settings = {"kernel_name": "python3", "cwd": str(project_root(notebook))}
-    streams = {"progress_bar": sys.stderr.isatty(), "stderr_file": sys.stderr}
+    settings: dict[str, Any] = {"parameters": dict(given), "kernel_name": "python3", "cwd": str(project_root(notebook))}
+    settings |= {"progress_bar": sys.stderr.isatty(), "stderr_file": sys.stderr}
     with tempfile.TemporaryDirectory() as profile:
         # The kernel of this environment, with nothing of the user's own IPython.
         kernel = {_FOLDER: str(folder), "JUPYTER_PREFER_ENV_PATH": "1", "IPYTHONDIR": profile}
         try:
             with variables(kernel):
-                papermill.execute_notebook(source, target, parameters=dict(given), **settings, **streams)
+                papermill.execute_notebook(source, target, **settings)
         except Exception as error:
             if executed.exists():
                 failed.parent.mkdir(exist_ok=True)

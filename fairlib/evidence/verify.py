@@ -60,8 +60,7 @@ def verify(table: str | Path, *, seeds: int = 1, tolerance: float = TOLERANCE, a
     points = _points(table, recorded, seeds, "-avx2" if avx2 else "")
     threads = recorded.get("threads")
     _execute(points, {"OMP_NUM_THREADS": str(threads if isinstance(threads, int) else 1)} | (_AVX2 if avx2 else {}))
-    here = runs.read_run(points[0].out) or {}
-    _print_environments(recorded, here)
+    _print_environments(recorded, runs.read_run(points[0].out) or {})
     found = compare(_read(table), _read(StringIO(grids.tabulate(points))), points[0].varied)
     verdicts = _verdicts(table, found.replaced)
     changed = verdicts[verdicts["recorded"] != verdicts["again"]]
@@ -118,9 +117,7 @@ def _points(table: Path, recorded: Mapping[str, Any], seeds: int, suffix: str) -
     return list(points.values())
 
 
-def _varied(
-    table: Path, root: Path, recorded: Mapping[str, Any], lists: Mapping[str, list[Any]]
-) -> list[dict[str, Any]]:
+def _varied(table: Path, root: Path, recorded: Mapping[str, Any], lists: Mapping[str, list[Any]]) -> list[dict]:
     """The values that varied, run by run: all combinations if there were as many runs, else those of the grid."""
     combined = [dict(zip(lists, values, strict=True)) for values in itertools.product(*lists.values())]
     if len(combined) == recorded["runs"]:
