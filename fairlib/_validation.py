@@ -1,4 +1,4 @@
-"""Errors that help: the one place where a name is looked up and an argument is checked."""
+"""Helpful errors: the one place where names are looked up and arguments are checked."""
 
 import inspect
 import math
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 def lookup(kind: str, name: str, registry: Mapping[str, T]) -> T:
-    """Give back ``registry[name]``.
+    """Look up ``registry[name]``.
 
     Raises:
         ValueError: If the name is unknown; the message lists the known ones.
@@ -25,26 +25,26 @@ def check_settings(owner: str, function: Callable, settings: Mapping[str, Any], 
     """Refuse a setting that ``function`` has no keyword-only parameter for.
 
     Args:
-        owner: What the settings are for, as the error shall name it: ``"model 'cnn'"``.
-        function: Its keyword-only parameters are the known settings.
-        settings: What the caller asked for.
-        given: Parameters that the library fills in itself, hence no settings.
+        owner: Name of what the settings are for in the error message: ``"model 'cnn'"``.
+        function: Function whose keyword-only parameters are the known settings.
+        settings: Settings by name.
+        given: Names of parameters that the library fills in, and that are therefore not settings.
 
     Raises:
-        TypeError: If a setting is unknown; the message lists the known ones.
+        TypeError: If ``settings`` is not a mapping, or a setting is unknown; the message lists the known ones.
     """
     if not isinstance(settings, Mapping):
-        raise TypeError(f"{owner} must hold settings by name, got {settings!r}")
+        raise TypeError(f"settings for {owner} must be a mapping from names to values, got {settings!r}")
     parameters = inspect.signature(function).parameters.values()
     known = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in set(given)]
     check_names(owner, settings, known)
 
 
 def check_names(owner: str, settings: Iterable[str], known: Iterable[str]) -> None:
-    """Refuse a setting whose name is not known.
+    """Refuse unknown names of settings.
 
     Raises:
-        TypeError: If there is one; the message lists the known ones.
+        TypeError: If a name is unknown; the message lists the known ones.
     """
     known = list(known)
     for name in settings:
@@ -62,13 +62,20 @@ def check_number(
     low_open: bool = False,
     high_closed: bool = False,
 ) -> None:
-    """Refuse what is no number in [low, high), or no integer where ``whole``.
+    """Refuse an argument that is not a number in [low, high).
 
-    The interval is open at ``low`` where ``low_open``, and closed at ``high`` where ``high_closed``.
+    Args:
+        name: Name of the argument in the error message.
+        value: Value of the argument.
+        low: Lower end of the range.
+        high: Upper end of the range.
+        whole: Refuse numbers that are not integers.
+        low_open: Refuse ``low`` itself.
+        high_closed: Accept ``high`` itself.
 
     Raises:
-        TypeError: If the value is no number, or no integer where one is needed.
-        ValueError: If it is out of range.
+        TypeError: If the value is not a number, or not an integer where ``whole``.
+        ValueError: If the value is out of range.
     """
     kind, wanted = (Integral, "an integer") if whole else (Real, "a number")
     acceptable = isinstance(value, kind) and not isinstance(value, bool)

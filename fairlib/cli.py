@@ -14,11 +14,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command.
 
     Args:
-        argv: Its words; those of the process by default.
+        argv: Words of the command; by default those of the process.
 
     Returns:
-        0 when it is done, 1 when it failed or a table does not agree, 2 when it was asked for something that does not
-        exist. An error is one line on standard error, after the notebook's traceback if there is one.
+        0 for success, 1 for a failure or a table that does not agree, 2 for an argument that does not exist or is not
+        valid. An error is one line on standard error, after the notebook's traceback if there is one.
     """
     arguments = _parser().parse_args(argv)
     try:
@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _end(number: int, frame: object) -> None:
-    """Leave by an exception, so that kernels end and temporary folders go."""
+    """Exit by an exception, so that kernels are ended and temporary folders removed."""
     sys.exit(128 + number)
 
 
@@ -44,19 +44,12 @@ def _parser() -> argparse.ArgumentParser:
 
     run = commands.add_parser("run", help="execute a notebook by papermill, safely")
     run.add_argument("notebook")
+    several: dict[str, Any] = {"action": "append", "default": []}
+    run.add_argument("-p", dest="given", nargs=2, metavar=("NAME", "VALUE"), help="value of a parameter", **several)
+    run.add_argument("-f", dest="files", metavar="FILE", help="YAML file of parameters; -p takes precedence", **several)
     run.add_argument(
-        "-p",
-        nargs=2,
-        action="append",
-        default=[],
-        dest="parameters",
-        metavar=("NAME", "VALUE"),
-        help="a parameter",
+        "-o", dest="out", metavar="DIR", required=True, help="folder of the run; appears once it is finished"
     )
-    run.add_argument(
-        "-f", action="append", default=[], dest="files", metavar="FILE", help="parameters in YAML; -p wins"
-    )
-    run.add_argument("-o", required=True, dest="out", metavar="DIR", help="folder of the run, made when it is finished")
     run.add_argument("--force", action="store_true", help="replace a finished run of other contents")
     run.set_defaults(command=_run)
 
@@ -66,8 +59,10 @@ def _parser() -> argparse.ArgumentParser:
 
     verify = commands.add_parser("verify", help="run the first seeds of a recorded table again and compare")
     verify.add_argument("table")
-    verify.add_argument("--seeds", type=int, default=1, help="how many seeds; 1 by default")
-    verify.add_argument("--tolerance", type=float, help="largest relative difference that agrees; 1e-5 by default")
+    verify.add_argument("--seeds", type=int, default=1, help="number of seeds; 1 by default")
+    verify.add_argument(
+        "--tolerance", type=float, help="largest relative difference that counts as agreement; 1e-5 by default"
+    )
     verify.add_argument("--avx2", action="store_true", help="compute as a CPU without AVX-512 does")
     verify.set_defaults(command=_verify)
 
@@ -82,9 +77,9 @@ def _run(arguments: argparse.Namespace) -> None:
     given: dict[str, Any] = {}
     for path in arguments.files:
         given |= runs.read_yaml(path)
-    given |= dict(arguments.parameters)
+    given |= dict(arguments.given)
     executed = runs.run(arguments.notebook, arguments.out, given, force=arguments.force)
-    print(f"{arguments.out}: {'finished' if executed else 'was finished already, nothing to do'}")
+    print(f"{arguments.out}: {'finished' if executed else 'already finished, nothing to do'}")
 
 
 def _gather(arguments: argparse.Namespace) -> None:

@@ -1,4 +1,7 @@
-"""What compression does to groups, as one number for each seed: from a study table to what a claim is tested on."""
+"""What compression does to groups, as one number for each seed: the statistics that claims are tested on.
+
+Everywhere *the control* is the network of ratio 0: finetuned like the compressed one, but not compressed.
+"""
 
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -11,25 +14,27 @@ from fairlib._validation import lookup
 from fairlib.statistics import accuracies_by_chance
 
 STUDY = ("seed", "stage", "split", "level", "group", "size")
-"""The columns of a study table that its statistics need, beside the one that they measure."""
+"""Columns of a study table that a change against the control needs, beside the one that is measured."""
 
 RUN = ("seed", "stage", "level", "when")
-"""The columns that tell the runs of one study, with one mitigation, from each other."""
+"""Columns that identify a run of a study with one mitigation."""
 
 ARMS = ("arm", "pruner")
-"""Columns that name the arms of a study, and so tell its runs from each other too, where a table has them."""
+"""Columns that name the arms of a study; where a table has them they identify its runs, too."""
+
+Rows = Mapping[str, Any]  # Values of columns that select rows; a list stands for any of its values.
 
 
 class MissingRowsError(ValueError):
-    """A table that lacks the columns or rows that a statistic is of: it belongs to another run."""
+    """Raised where a table lacks the columns or rows that a statistic needs: it comes from another run."""
 
 
 def select(table: pd.DataFrame, **where: Any) -> pd.DataFrame:
-    """Some rows of a table: ``select(study, stage="compressed", split="test", level=[0.5, 0.9])``.
+    """Select rows of a table: ``select(study, stage="compressed", split="test", level=[0.5, 0.9])``.
 
     Args:
-        table: any table.
-        where: values of columns; of a list, any of its values.
+        table: Any table.
+        where: Value of each column; a list selects the rows with any of its values.
 
     Raises:
         ValueError: If there is no such column, or no row with one of the values.
@@ -37,21 +42,21 @@ def select(table: pd.DataFrame, **where: Any) -> pd.DataFrame:
     return _select(table, where, ())
 
 
-def attach(table: pd.DataFrame, name: str, *, column: str, on: Iterable[str], where: Mapping[str, Any]) -> pd.DataFrame:
-    """The table with a column more: what a column is in those rows that ``where`` selects and that agree on ``on``.
+def attach(table: pd.DataFrame, name: str, *, column: str, on: Iterable[str], where: Rows) -> pd.DataFrame:
+    """Add a column that is looked up in other rows of the same table.
 
-    So the size that a group has in the training part stands beside its row of the test part:
+    To put the training size of a group beside each row of its test part:
     ``attach(study, "train_size", column="size", on=["seed", "group"], where={"stage": "dense", "split": "train"})``.
 
     Args:
-        table: any table.
-        name: name of the new column.
-        column: the column that is looked up.
-        on: the columns by which a row finds the other one.
-        where: values of columns that select the other rows.
+        table: Any table.
+        name: Name of the new column.
+        column: Column that is looked up.
+        on: Columns in which a row and the one that it looks up agree.
+        where: Values of columns that select the rows to look up.
 
     Returns:
-        A new table; NaN where a row finds no other.
+        A new table; NaN where there is no row to look up.
 
     Raises:
         ValueError: If a column is missing, or rows that agree on ``on`` have different values.
@@ -64,12 +69,12 @@ def attach(table: pd.DataFrame, name: str, *, column: str, on: Iterable[str], wh
 
 
 def price(table: pd.DataFrame) -> pd.Series:
-    """What was paid beside the dense training, row by row, in dense trainings: gradients over those of the dense - 1.
+    """Compute what each row cost beyond the dense training, in dense trainings: gradients / gradients of the dense - 1.
 
-    The dense network of a seed is the one with the fewest gradients: one that no constraint made dearer.
+    The dense network of a seed is the one with the fewest gradients, trained without a constraint.
 
     Args:
-        table: a study table with the diagnostic ``gradients`` and the dense networks.
+        table: Table of :func:`fairlib.study` with the diagnostic ``gradients`` and the rows of dense networks.
 
     Returns:
         Series with the index of the table.
@@ -82,23 +87,23 @@ def price(table: pd.DataFrame) -> pd.Series:
 
 
 def by_level(
-    table: pd.DataFrame, *, of: str, where: Mapping[str, Any] | None = None, control: bool = False, **arguments: Any
+    table: pd.DataFrame, *, of: str, where: Rows | None = None, control: bool = False, **arguments: Any
 ) -> pd.DataFrame:
-    """A statistic at every level of a study.
+    """Compute a statistic at every level of a study.
 
     Args:
-        table: a study table.
-        of: name of one of `STATISTICS` that takes a ``level`` or a ``where``; the latter is computed of the test part
+        table: Table of :func:`fairlib.study`.
+        of: Name of one of `STATISTICS` that takes a ``level`` or a ``where``; the latter is computed on the test part
             unless ``where`` names another.
-        where: values of columns that select the rows.
-        control: also compute it of the control, at its level; for statistics that are no change against the control.
-        arguments: further ones of the statistic.
+        where: Values of columns that select the rows.
+        control: Also compute it for the control, at its level; for statistics that do not compare with it.
+        arguments: Further arguments of the statistic.
 
     Returns:
         DataFrame with seeds in rows and levels in columns, as :func:`fairlib.plots.by_level` draws it.
 
     Raises:
-        ValueError: As the statistic, or if its name is unknown.
+        ValueError: If the name of the statistic is unknown, or the statistic refuses the table.
     """
     function, where = lookup("statistic", of, STATISTICS), dict(where or {})
     chosen = _select(table, where, ("stage", "level"))
@@ -117,40 +122,36 @@ def drop_difference(
     level: float,
     share: float = 1 / 3,
     relative: bool = False,
-    where: Mapping[str, Any] | None = None,
-    rank_where: Mapping[str, Any] | None = None,
+    where: Rows | None = None,
+    rank_where: Rows | None = None,
 ) -> pd.Series:
-    """How much more test accuracy the smallest groups lose than the largest, by seed.
+    """Compute how much more test accuracy the smallest groups lose than the largest, by seed.
 
-    The drop of a group is its accuracy under the ratio-0 control of the same seed minus its accuracy
-    compressed at ``level``; the value is the mean drop of the smallest groups minus that of the largest.
+    The drop of a group is its accuracy under the control of the same seed minus its accuracy compressed at ``level``;
+    the value is the mean drop of the smallest groups minus that of the largest.
 
     Args:
-        table: a study table.
-        level: the compression level that is compared with the control.
-        share: of the k groups, the ceil(share * k) smallest and as many largest are taken, by their size in
-            the *training* split of the seed; ties are broken at random by the seed, never by name.
-        relative: drops as shares of the accuracy that these groups, on average, have under the control: the relative
-            drop of [D], which of single groups is undefined where one is never right.
-        where: values of columns that select the rows, for instance ``{"setting": "equal"}``.
-        rank_where: the same for the rows whose sizes rank the groups; by default those of ``where``. A control with
-            equal sizes is ranked by the sizes that the same groups have, with the same seed, in the unequal setting:
-            so it would show whatever else singles these groups out.
+        table: Table of :func:`fairlib.study`.
+        level: Compression level that is compared with the control.
+        share: Of k groups, the ceil(share * k) smallest and as many largest are taken, by their size in the *training*
+            split of the seed; ties are broken at random by the seed, never by name.
+        relative: Divide the drop by the mean accuracy of the same groups under the control. This is the relative drop
+            of [D], taken over several groups since it is undefined for a single one that is never right.
+        where: Values of columns that select the rows, for instance ``{"setting": "equal"}``.
+        rank_where: Values of columns that select the rows whose sizes rank the groups; by default those of ``where``. A
+            setting with equal sizes is ranked by the sizes that the same groups have, with the same seed, in the
+            unequal setting, and so shows whatever else sets these groups apart.
 
     Returns:
         Series indexed by seed.
 
     Raises:
-        ValueError: If a column, the level or the control is missing, a seed is incomplete, or the selection
-            holds several runs per seed.
+        ValueError: If a column, the level or the control is missing, a seed is incomplete, several runs per seed are
+            selected, or a relative drop would divide by 0.
     """
-    largest, smallest = (
-        accuracy_change(
-            table, level=level, groups=groups, share=share, relative=relative, where=where, rank_where=rank_where
-        )
-        for groups in ("largest", "smallest")
-    )
-    return largest - smallest
+    settings: dict[str, Any] = {"level": level, "share": share, "relative": relative}
+    settings |= {"where": where, "rank_where": rank_where}
+    return accuracy_change(table, groups="largest", **settings) - accuracy_change(table, groups="smallest", **settings)
 
 
 def loss_difference(
@@ -158,27 +159,30 @@ def loss_difference(
     *,
     level: float,
     share: float = 1 / 3,
-    where: Mapping[str, Any] | None = None,
-    rank_where: Mapping[str, Any] | None = None,
+    where: Rows | None = None,
+    rank_where: Rows | None = None,
 ) -> pd.Series:
-    """How much more test loss (nats) the smallest groups gain than the largest, by seed.
+    """Compute how much more test loss (nats) the smallest groups gain than the largest, by seed.
 
-    As `drop_difference`, with the rise of the mean cross-entropy of a group in place of its drop of accuracy: positive
-    where the small pay, in both. The two can disagree in sign, since a loss has no upper end.
+    This is `drop_difference` for the rise of the mean cross-entropy in place of the drop of accuracy: both are positive
+    where the small groups pay. They can disagree in sign, since a loss has no upper end.
 
     Args:
-        table, level, share, where, rank_where: as in `drop_difference`.
+        table: Table of :func:`fairlib.study`.
+        level: Compression level that is compared with the control.
+        share: Share of groups that are the smallest, and the largest (`drop_difference`).
+        where: Values of columns that select the rows.
+        rank_where: Values of columns that select the rows whose sizes rank the groups.
 
     Returns:
         Series indexed by seed.
 
     Raises:
-        ValueError: As `drop_difference`.
+        ValueError: If a column, the level or the control is missing, a seed is incomplete, or several runs per seed are
+            selected.
     """
-    smallest, largest = (
-        _change(table, "loss", level, groups, share, where, rank_where) for groups in ("smallest", "largest")
-    )
-    return smallest - largest
+    change, _, sizes = _against_control(table, "loss", level, where, rank_where)
+    return _smallest_minus_largest(change, sizes, share)
 
 
 def accuracy_change(
@@ -188,35 +192,49 @@ def accuracy_change(
     groups: str,
     share: float = 1 / 3,
     relative: bool = False,
-    where: Mapping[str, Any] | None = None,
-    rank_where: Mapping[str, Any] | None = None,
+    where: Rows | None = None,
+    rank_where: Rows | None = None,
 ) -> pd.Series:
-    """Test accuracy at ``level`` minus that of the control, by seed, for the smallest or the largest groups.
+    """Compute test accuracy at ``level`` minus that of the control, by seed, for the smallest or the largest groups.
 
     Args:
-        table, level, share, relative, where, rank_where: as in `drop_difference`.
+        table: Table of :func:`fairlib.study`.
+        level: Compression level that is compared with the control.
         groups: ``"smallest"`` or ``"largest"``.
+        share: Share of groups that are the smallest, and the largest (`drop_difference`).
+        relative: Divide by the mean accuracy of these groups under the control.
+        where: Values of columns that select the rows.
+        rank_where: Values of columns that select the rows whose sizes rank the groups.
 
     Returns:
         Series indexed by seed.
 
     Raises:
-        ValueError: As `drop_difference`, or if ``groups`` is unknown, or a relative change would be one of nothing.
+        ValueError: If ``groups`` is unknown, a column, the level or the control is missing, a seed is incomplete,
+            several runs per seed are selected, or a relative change would divide by 0.
     """
-    return _change(table, "accuracy", level, groups, share, where, rank_where, relative)
+    smallest = lookup("choice of groups", groups, {"smallest": True, "largest": False})
+    change, before, sizes = _against_control(table, "accuracy", level, where, rank_where)
+    mean = _extreme(change, sizes, share, smallest=smallest)
+    if not relative:
+        return mean
+    base = _extreme(before, sizes, share, smallest=smallest)
+    if not (base > 0).all():
+        raise ValueError(f"a relative change of the {groups} groups needs an accuracy above 0 under the control")
+    return mean / base
 
 
 def group_difference(
-    table: pd.DataFrame, *, column: str, rank: str = "train_size", share: float = 1 / 3, where: Mapping[str, Any]
+    table: pd.DataFrame, *, column: str, rank: str = "train_size", share: float = 1 / 3, where: Rows
 ) -> pd.Series:
-    """The mean of a column over the smallest groups minus that over the largest, by seed.
+    """Compute the mean of a column over the smallest groups minus that over the largest, by seed.
 
     Args:
-        table: one row per seed and group, once ``where`` has selected.
-        column: whose mean is taken.
-        rank: the column of sizes that ranks the groups; ties are broken at random by the seed.
-        share: as in `drop_difference`.
-        where: values of columns that select the rows.
+        table: One row per seed and group, once ``where`` has selected.
+        column: Name of the column.
+        rank: Name of the column of sizes that ranks the groups; ties are broken at random by the seed.
+        share: Share of groups that are the smallest, and the largest (`drop_difference`).
+        where: Values of columns that select the rows.
 
     Returns:
         Series indexed by seed.
@@ -225,23 +243,25 @@ def group_difference(
         ValueError: If a column is missing or the selection holds several rows per seed and group.
     """
     rows = _select(table, where, ("seed", "group", column, rank))
-    values, sizes = (_by_seed_and_group(rows, name) for name in (column, rank))
-    return _extreme(values, sizes, share, smallest=True) - _extreme(values, sizes, share, smallest=False)
+    return _smallest_minus_largest(_by_seed_and_group(rows, column), _by_seed_and_group(rows, rank), share)
 
 
 def groups_by_size(
-    table: pd.DataFrame, *, column: str, rank: str = "train_size", where: Mapping[str, Any] | None = None
+    table: pd.DataFrame, *, column: str, rank: str = "train_size", where: Rows | None = None
 ) -> pd.DataFrame:
-    """A column over the groups from the smallest to the largest, whichever these are with each seed.
+    """Sort the values of a column from the smallest to the largest group of each seed.
 
     Args:
-        table, column, rank, where: as in `group_difference`.
+        table: One row per seed and group, once ``where`` has selected.
+        column: Name of the column.
+        rank: Name of the column of sizes that ranks the groups; ties are broken at random by the seed.
+        where: Values of columns that select the rows.
 
     Returns:
         DataFrame with seeds in rows and ranks in columns, each named by the mean size over the seeds.
 
     Raises:
-        ValueError: As `group_difference`.
+        ValueError: If a column is missing or the selection holds several rows per seed and group.
     """
     rows = _select(table, where or {}, ("seed", "group", column, rank))
     values, sizes = (_by_seed_and_group(rows, name) for name in (column, rank))
@@ -250,44 +270,44 @@ def groups_by_size(
     return pd.DataFrame(values, index=sizes.index, columns=pd.Index(means.mean(axis=0), name=rank))
 
 
-def group_correlation(table: pd.DataFrame, *, x: str, y: str, where: Mapping[str, Any]) -> pd.Series:
-    """Spearman's rank correlation of two columns over the groups, by seed; never pooled over seeds.
+def group_correlation(table: pd.DataFrame, *, x: str, y: str, where: Rows) -> pd.Series:
+    """Compute Spearman's rank correlation of two columns over the groups, by seed; never pooled over seeds.
 
     Args:
-        table: one row per seed and group, once ``where`` has selected.
-        x, y: names of columns.
-        where: values of columns that select the rows.
+        table: One row per seed and group, once ``where`` has selected.
+        x, y: Names of the columns.
+        where: Values of columns that select the rows.
 
     Returns:
         Series indexed by seed, in [-1, 1].
 
     Raises:
         ValueError: If a column is missing, the selection holds several rows per seed and group, there are fewer than
-            three groups, or a column is missing a value or constant over the groups of a seed.
+            three groups, or a column has a missing value or is constant over the groups of a seed.
     """
     rows = _select(table, where, ("seed", "group", x, y))
-    ranks = [_by_seed_and_group(rows, name).rank(axis=1) for name in (x, y)]
-    if len(ranks[0].columns) < 3:
-        raise ValueError(f"a correlation over groups needs three groups, got {len(ranks[0].columns)}")
-    for name, values in zip((x, y), ranks, strict=True):
+    ranks = {name: _by_seed_and_group(rows, name).rank(axis=1) for name in (x, y)}
+    if len(ranks[x].columns) < 3:
+        raise ValueError(f"a correlation over groups needs three groups, got {len(ranks[x].columns)}")
+    for name, values in ranks.items():
         if values.isna().any(axis=None) or (values.nunique(axis=1) < 2).any():
             raise ValueError(f"the column {name} has a missing value or is constant over the groups of a seed")
-    return ranks[0].corrwith(ranks[1], axis=1).rename("value")
+    return ranks[x].corrwith(ranks[y], axis=1).rename("value")
 
 
-def column_mean(table: pd.DataFrame, *, column: str, where: Mapping[str, Any] | None = None) -> pd.Series:
-    """The mean of a column over the rows of each seed: for tables that hold what is tested.
+def column_mean(table: pd.DataFrame, *, column: str, where: Rows | None = None) -> pd.Series:
+    """Compute the mean of a column over the rows of each seed.
 
     Args:
-        table: one row or more per seed, once ``where`` has selected.
-        column: whose mean is taken.
-        where: values of columns that select the rows.
+        table: One row or more per seed, once ``where`` has selected.
+        column: Name of the column.
+        where: Values of columns that select the rows.
 
     Returns:
         Series indexed by seed.
 
     Raises:
-        ValueError: If a column is missing or a value is.
+        ValueError: If the column is missing or has missing values.
     """
     rows = _select(table, where or {}, ("seed", column))
     if rows[column].isna().any():
@@ -295,11 +315,11 @@ def column_mean(table: pd.DataFrame, *, column: str, where: Mapping[str, Any] | 
     return rows.groupby("seed")[column].mean().astype(float).rename("value")
 
 
-def spread_change(table: pd.DataFrame, *, level: float, where: Mapping[str, Any] | None = None) -> pd.Series:
-    r"""How much more the groups' test accuracies vary than under the control, by seed, without what sampling adds.
+def spread_change(table: pd.DataFrame, *, level: float, where: Rows | None = None) -> pd.Series:
+    r"""Compute how much more the groups' test accuracies vary than under the control, by seed, free of sampling noise.
 
     The gap between the best and the worst of several noisy accuracies is large by chance alone, and the larger the
-    lower they are. The variance between k groups can be freed of that exactly: with accuracy :math:`A_a` on
+    lower they are. The variance between k groups has no such bias: with accuracy :math:`A_a` on
     :math:`n_a` test samples and :math:`\bar A` the mean over groups,
 
     .. math::
@@ -309,13 +329,16 @@ def spread_change(table: pd.DataFrame, *, level: float, where: Mapping[str, Any]
     V at ``level`` minus V of the control. Two groups whose accuracies lie d apart have a V of :math:`d^2 / 2`.
 
     Args:
-        table, level, where: as in `drop_difference`.
+        table: Table of :func:`fairlib.study`.
+        level: Compression level that is compared with the control.
+        where: Values of columns that select the rows.
 
     Returns:
         Series indexed by seed.
 
     Raises:
-        ValueError: As `drop_difference`, or if there is only one group, or one with fewer than two test samples.
+        ValueError: If a column, the level or the control is missing, a seed is incomplete, several runs per seed are
+            selected, there is only one group, or one has fewer than two test samples.
     """
     rows = _select(table, where or {}, (*STUDY, "accuracy"))
     rows = rows[rows["split"] == "test"]
@@ -333,21 +356,19 @@ def _variance_between(accuracy: pd.DataFrame, sizes: pd.DataFrame) -> pd.Series:
     return accuracy.var(axis=1, ddof=1, skipna=False) - sampling
 
 
-def group_gap(
-    table: pd.DataFrame, *, where: Mapping[str, Any], column: str = "accuracy", relative: bool = False
-) -> pd.Series:
-    r"""How far apart the groups lie: :math:`\max_a x_a - \min_a x_a`, by seed, the mean over the runs selected.
+def group_gap(table: pd.DataFrame, *, where: Rows, column: str = "accuracy", relative: bool = False) -> pd.Series:
+    r"""Compute the gap between groups, :math:`\max_a x_a - \min_a x_a`, by seed, as the mean over the runs selected.
 
-    Of test accuracies it is what the experiments of [T] call the fairness violation. It is large by chance alone, the
-    larger the smaller the groups and the nearer to one another the true values: one gap says little, and the difference
-    of two gaps of the same groups (`contrast`) is, in expectation, nearer to zero than that of the true ones.
+    For test accuracies this is what the experiments of [T] call the fairness violation. It is biased upward, the more
+    so the smaller the groups and the closer their true values: one gap says little, and the difference of two gaps of
+    the same groups (`contrast`) is, in expectation, closer to zero than that of the true ones.
 
     Args:
-        table: one row per run and group, once ``where`` has selected; a run is a seed, stage, level and time of
+        table: One row per run and group, once ``where`` has selected; a run is a seed, stage, level and time of
             mitigation.
-        where: values of columns that select the rows.
-        column: :math:`x`.
-        relative: divide by the mean of :math:`x` over the groups, which must be positive: for columns whose scale
+        where: Values of columns that select the rows.
+        column: Name of the column :math:`x`.
+        relative: Divide by the mean of :math:`x` over the groups, which must be positive: for columns whose scale
             changes from run to run.
 
     Returns:
@@ -364,44 +385,46 @@ def group_gap(
     return (gaps / means if relative else gaps).groupby("seed").mean().rename("value")
 
 
-def group_gap_by_chance(table: pd.DataFrame, *, where: Mapping[str, Any], draws: int = 200, seed: int = 0) -> pd.Series:
-    """The gap of test accuracies if all groups of a run had its overall accuracy, by seed, the mean over the runs.
+def group_gap_by_chance(table: pd.DataFrame, *, where: Rows, draws: int = 200, seed: int = 0) -> pd.Series:
+    """Compute the gap that chance alone would give if all groups of a run had its overall accuracy, by seed.
 
     Args:
-        table, where: as in `group_gap`.
-        draws: how many times the accuracies of a run's groups are drawn
-            (:func:`fairlib.statistics.accuracies_by_chance`); the gap is the mean over these.
-        seed: of the draws.
+        table: One row per run and group, once ``where`` has selected (`group_gap`).
+        where: Values of columns that select the rows.
+        draws: Number of times that the accuracies of a run's groups are drawn
+            (:func:`fairlib.statistics.accuracies_by_chance`); the gap is the mean over these, and over the runs.
+        seed: Seed of the draws.
 
     Returns:
         Series indexed by seed.
 
     Raises:
-        ValueError: As `group_gap`, or if a group of a run has no samples.
+        ValueError: If a column or a value is missing, a run has several rows for a group, the seeds do not have the
+            same runs, or a group of a run has no samples.
     """
     rows = _select(table, where, (*RUN, "group", "size", "accuracy"))
     accuracy, sizes = (_by_run_and_group(rows, name) for name in ("accuracy", "size"))
     generator = np.random.default_rng(seed)
-    gaps = {}
+    gaps = []
     for run, counts in sizes.iterrows():
         overall = np.average(accuracy.loc[run], weights=counts)
-        drawn = accuracies_by_chance(counts, overall, draws=draws, seed=generator)
-        gaps[run] = np.ptp(drawn, axis=1).mean()
-    gaps = pd.Series(gaps).rename_axis(sizes.index.names)
-    return gaps.groupby("seed").mean().rename("value")
+        gaps.append(np.ptp(accuracies_by_chance(counts, overall, draws=draws, seed=generator), axis=1).mean())
+    return pd.Series(gaps, sizes.index).groupby("seed").mean().rename("value")
 
 
-def overall_accuracy(table: pd.DataFrame, *, where: Mapping[str, Any]) -> pd.Series:
-    r"""The accuracy over all samples, :math:`\sum_a n_a A_a / \sum_a n_a`, by seed, the mean over the runs selected.
+def overall_accuracy(table: pd.DataFrame, *, where: Rows) -> pd.Series:
+    r"""Compute the accuracy over all samples, :math:`\sum_a n_a A_a / \sum_a n_a`, by seed, as the mean over the runs.
 
     Args:
-        table, where: as in `group_gap`.
+        table: One row per run and group, once ``where`` has selected (`group_gap`).
+        where: Values of columns that select the rows.
 
     Returns:
         Series indexed by seed.
 
     Raises:
-        ValueError: As `group_gap`.
+        ValueError: If a column or a value is missing, a run has several rows for a group, the seeds do not have the
+            same runs, or a run has no samples.
     """
     rows = _select(table, where, (*RUN, "group", "size", "accuracy"))
     accuracy, sizes = (_by_run_and_group(rows, name) for name in ("accuracy", "size"))
@@ -410,17 +433,19 @@ def overall_accuracy(table: pd.DataFrame, *, where: Mapping[str, Any]) -> pd.Ser
     return ((accuracy * sizes).sum(axis=1) / sizes.sum(axis=1)).groupby("seed").mean().rename("value")
 
 
-def overall_change(table: pd.DataFrame, *, level: float, where: Mapping[str, Any] | None = None) -> pd.Series:
-    """Test accuracy over all samples at ``level`` minus that of the control, by seed.
+def overall_change(table: pd.DataFrame, *, level: float, where: Rows | None = None) -> pd.Series:
+    """Compute test accuracy over all samples at ``level`` minus that of the control, by seed.
 
     Args:
-        table, level, where: as in `drop_difference`.
+        table: Table of :func:`fairlib.study`.
+        level: Compression level that is compared with the control.
+        where: Values of columns that select the rows.
 
     Returns:
         Series indexed by seed.
 
     Raises:
-        ValueError: As `overall_accuracy`.
+        ValueError: If a column, a value, the level or the control is missing, or the seeds do not have the same runs.
     """
     test = {"split": "test"} | dict(where or {})
     after = overall_accuracy(table, where=test | {"stage": "compressed", "level": level})
@@ -428,20 +453,20 @@ def overall_change(table: pd.DataFrame, *, level: float, where: Mapping[str, Any
 
 
 def by_run(table: pd.DataFrame, keys: Iterable[str]) -> pd.DataFrame:
-    r"""The overall accuracy and the gap of every run of a study.
+    r"""Compute the overall accuracy and the gap of every run of a study.
 
     Args:
-        table: a study table, or rows of it.
-        keys: the columns that tell its runs from each other: split, level and seed, say.
+        table: Table of :func:`fairlib.study`, or rows of it.
+        keys: Columns that identify a run, for instance split, level and seed.
 
     Returns:
         One row per run, in the order of the table: ``keys``, ``accuracy`` :math:`\sum_a n_a A_a / \sum_a n_a`,
         ``bias`` :math:`\max_a A_a - \min_a A_a`, and ``signed``, the accuracy of the first group by name minus that of
-        the last, which of two groups has a sign and no bias upwards. A group without samples does not count.
+        the last, which for two groups is not biased upward. Groups without samples do not count.
 
     Raises:
-        ValueError: If a column is missing, a key or the accuracy of a group with samples is, or a run has several rows
-            for a group.
+        ValueError: If a column, a key or the accuracy of a group with samples is missing, or a run has several rows for
+            a group.
     """
     keys = list(keys)
     rows = _select(table, {}, (*keys, "group", "size", "accuracy"))
@@ -459,24 +484,22 @@ def by_run(table: pd.DataFrame, keys: Iterable[str]) -> pd.DataFrame:
     return order.merge(found.reset_index(), on=keys, how="left")
 
 
-def contrast(
-    table: pd.DataFrame, *, of: str, where: Mapping[str, Any], against: Mapping[str, Any], **arguments: Any
-) -> pd.Series:
-    """A statistic of some rows minus the same statistic of others, by seed: one pruner against another, say.
+def contrast(table: pd.DataFrame, *, of: str, where: Rows, against: Rows, **arguments: Any) -> pd.Series:
+    """Subtract a statistic of some rows from the same statistic of others, by seed: one pruner against another, say.
 
     Args:
-        table: a study table.
-        of: name of one of `STATISTICS`.
-        where: values of columns that select the rows.
-        against: the same for the rows whose value is subtracted.
-        arguments: further ones of the statistic.
+        table: Table of :func:`fairlib.study`.
+        of: Name of one of `STATISTICS`.
+        where: Values of columns that select the rows.
+        against: Values of columns that select the rows whose value is subtracted.
+        arguments: Further arguments of the statistic.
 
     Returns:
         Series indexed by seed.
 
     Raises:
-        ValueError: If the statistic is unknown, the two do not cover the same seeds, or not the same groups where gaps
-            or overall accuracies are compared, or as the statistic.
+        ValueError: If the statistic is unknown or refuses the table, or the two sides do not cover the same seeds, or
+            not the same groups where gaps or overall accuracies are compared.
     """
     function = lookup("statistic", of, STATISTICS)
     if function in (group_gap, overall_accuracy):
@@ -490,58 +513,39 @@ def contrast(
 
 
 def level_trend(
-    table: pd.DataFrame,
-    *,
-    statistic: str,
-    control: float = 0.0,
-    where: Mapping[str, Any] | None = None,
-    **arguments: Any,
+    table: pd.DataFrame, *, statistic: str, control: float = 0.0, where: Rows | None = None, **arguments: Any
 ) -> pd.Series:
-    """How steadily a statistic grows as the level moves away from the control: Spearman's rank correlation, by seed.
+    """Compute how steadily a statistic grows with the distance from the control: Spearman's rank correlation, by seed.
 
     Args:
-        table: a study table with three levels or more.
-        statistic: name of one of `STATISTICS` that takes a ``level``.
-        control: the level of the control, 0 of pruning and 1 of linearization.
-        where: values of columns that select the rows.
-        arguments: further ones of the statistic.
+        table: Table of :func:`fairlib.study` with three levels or more.
+        statistic: Name of one of `STATISTICS` that takes a ``level``.
+        control: Level of the control: 0 for pruning, 1 for linearization.
+        where: Values of columns that select the rows.
+        arguments: Further arguments of the statistic.
 
     Returns:
         Series indexed by seed, in [-1, 1]; 0 for a seed in which the statistic is the same at all levels.
 
     Raises:
-        ValueError: If the statistic is unknown, there are fewer than three levels, or as the statistic.
+        ValueError: If the statistic is unknown or refuses the table, or there are fewer than three levels.
     """
     function = lookup("statistic", statistic, STATISTICS)
     rows = _select(table, where or {}, STUDY)
     levels = sorted(set(rows.loc[rows["stage"] == "compressed", "level"]), key=lambda level: abs(level - control))
     if len(levels) < 3:
         raise MissingRowsError(f"a trend over levels needs three of them, got {levels}")
-    values = pd.DataFrame(
-        [function(table, level=level, where=where, **arguments).rename(place) for place, level in enumerate(levels)]
-    )
+    found = [function(table, level=level, where=where, **arguments) for level in levels]
+    values = pd.DataFrame(found).reset_index(drop=True)
     order = pd.Series(values.index, index=values.index, dtype=float)
-    constant = values.nunique() < 2
-    return (
-        values.loc[:, ~constant]
-        .corrwith(order, method="spearman")
-        .reindex(values.columns, fill_value=0.0)
-        .rename("value")
-    )
+    trend = values.loc[:, values.nunique() >= 2].corrwith(order, method="spearman")
+    return trend.reindex(values.columns, fill_value=0.0).rename("value")
 
 
-def _change(
-    table: pd.DataFrame,
-    value: str,
-    level: float,
-    groups: str,
-    share: float,
-    where: Mapping[str, Any] | None,
-    rank_where: Mapping[str, Any] | None,
-    relative: bool = False,
-) -> pd.Series:
-    """The mean change of a column against the control, for the smallest or the largest groups, by seed."""
-    take_first = lookup("choice of groups", groups, {"smallest": True, "largest": False})
+def _against_control(
+    table: pd.DataFrame, value: str, level: float, where: Rows | None, rank_where: Rows | None
+) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
+    """Change of a column against the control, the column under the control, and training sizes, by seed and group."""
     rows = _select(table, where or {}, (*STUDY, value))
     controls, test = rows["stage"] == "control", rows["split"] == "test"
     ranked = rows if rank_where is None else _select(table, rank_where, STUDY)
@@ -550,51 +554,35 @@ def _change(
     change = _by_seed_and_group(_compressed(rows[test], level), value) - before
     if not (change.index.equals(sizes.index) and change.columns.equals(sizes.columns)):
         raise ValueError("control (train and test) and compressed rows do not cover the same seeds and groups")
-    mean = _extreme(change, sizes, share, smallest=take_first)
-    if not relative:
-        return mean
-    base = _extreme(before, sizes, share, smallest=take_first)
-    if not (base > 0).all():
-        raise ValueError(f"a relative change of the {groups} groups needs an {value} above 0 under the control")
-    return mean / base
+    return change, before, sizes
 
-
-STATISTICS: dict[str, Callable[..., pd.Series]] = {
-    "accuracy_change": accuracy_change,
-    "column_mean": column_mean,
-    "contrast": contrast,
-    "drop_difference": drop_difference,
-    "group_correlation": group_correlation,
-    "group_difference": group_difference,
-    "group_gap": group_gap,
-    "group_gap_by_chance": group_gap_by_chance,
-    "level_trend": level_trend,
-    "loss_difference": loss_difference,
-    "overall_accuracy": overall_accuracy,
-    "overall_change": overall_change,
-    "spread_change": spread_change,
-}
-"""By name: from a study table and the arguments of a claim to one value per seed."""
 
 CHANGES = (accuracy_change, drop_difference, loss_difference, overall_change, spread_change)
-"""Those that compare a level with the control."""
+"""Statistics that compare a level with the control."""
+
+STATISTICS: dict[str, Callable[..., pd.Series]] = {
+    function.__name__: function
+    for function in (
+        accuracy_change, column_mean, contrast, drop_difference, group_correlation, group_difference, group_gap,
+        group_gap_by_chance, level_trend, loss_difference, overall_accuracy, overall_change, spread_change,
+    )
+}  # fmt: skip
+"""By name the functions that turn a study table, and the arguments of a claim, into one value per seed."""
 
 
-def _select(table: pd.DataFrame, where: Mapping[str, Any], columns: Iterable[str]) -> pd.DataFrame:
+def _select(table: pd.DataFrame, where: Rows, columns: Iterable[str]) -> pd.DataFrame:
     if missing := sorted({*columns, *where} - set(table.columns)):
         raise MissingRowsError(f"the table has no column {', '.join(missing)}")
     for column, wanted in where.items():
         values = list(wanted) if isinstance(wanted, list | tuple) else [wanted]
-        for value in values:
-            if not (table[column] == value).any():
-                raise MissingRowsError(f"the table has no row with {column} = {value!r}")
+        if absent := [value for value in values if not (table[column] == value).any()]:
+            raise MissingRowsError(f"the table has no row with {column} = {absent[0]!r}")
         table = table[table[column].isin(values)]
     for column, wanted in where.items():
         lost = [value for value in wanted if not (table[column] == value).any()] if isinstance(wanted, list) else []
         if lost or table.empty:
-            raise MissingRowsError(
-                f"the table has no row with {column} = {(lost or [wanted])[0]!r} and the rest of {dict(where)}"
-            )
+            rest = f"{(lost or [wanted])[0]!r} and the rest of {dict(where)}"
+            raise MissingRowsError(f"the table has no row with {column} = {rest}")
     return table
 
 
@@ -610,8 +598,7 @@ def _compressed(rows: pd.DataFrame, level: float) -> pd.DataFrame:
 
 def _by_seed_and_group(rows: pd.DataFrame, value: str) -> pd.DataFrame:
     """Seeds in rows, groups in columns, both sorted; exactly one value for each."""
-    doubled = rows.duplicated(["seed", "group"])
-    if doubled.any():
+    if rows.duplicated(["seed", "group"]).any():
         settings = rows.columns.difference(["seed", "group", "size", "accuracy", "loss"], sort=False)
         varying = [column for column in settings if rows[column].astype(str).nunique() > 1]
         raise ValueError(f"several rows per seed and group; select with `where` one of: {', '.join(varying)}")
@@ -640,6 +627,10 @@ def _extreme(values: pd.DataFrame, sizes: pd.DataFrame, share: float, *, smalles
         order = _by_size(sizes.loc[seed].to_numpy(), seed)
         chosen[seed] = row.iloc[order[:count] if smallest else order[-count:]].mean(skipna=False)
     return pd.Series(chosen, name="value").rename_axis("seed")
+
+
+def _smallest_minus_largest(values: pd.DataFrame, sizes: pd.DataFrame, share: float) -> pd.Series:
+    return _extreme(values, sizes, share, smallest=True) - _extreme(values, sizes, share, smallest=False)
 
 
 def _by_size(sizes: np.ndarray, seed: int) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""What surrounds a run: hardware and versions, what the code means, the project's folder, files written as a whole.
+"""What surrounds a run: hardware and versions, a digest of the code, the project's folder, files written as a whole.
 
 The console command and the Snakefile start with this file, so nothing is imported at its top that takes time.
 """
@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fairlib._version import __version__
 
@@ -27,11 +27,16 @@ PACKAGES = ("torch", "torchvision", "numpy", "scipy", "pandas", "scikit-learn", 
 LIBRARY = Path(__file__).resolve().parent
 
 
-def describe(device: str = "auto") -> dict[str, object]:
-    """Device, processor, cores, threads, platform and the versions of what computes.
+def describe(device: str = "auto") -> dict[str, Any]:
+    """Describe the hardware and package versions of a run.
 
     Args:
-        device: As of :func:`fairlib.fit`; a CUDA device is named by its product name.
+        device: Name of the device that computes, or ``"auto"`` (:func:`resolve`).
+
+    Returns:
+        ``device`` (of a CUDA device its product name), ``cpu``, ``cpu_capability`` (the vector instructions that
+        PyTorch uses, for example ``"AVX2"`` or ``"AVX512"``, which round differently), ``cores``, ``threads``,
+        ``platform`` and ``versions``.
     """
     import torch
 
@@ -39,6 +44,7 @@ def describe(device: str = "auto") -> dict[str, object]:
     return {
         "device": torch.cuda.get_device_name(device) if device.startswith("cuda") else device,
         "cpu": _cpu(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "platform": platform.platform(),
@@ -48,7 +54,7 @@ def describe(device: str = "auto") -> dict[str, object]:
 
 
 def resolve(device: str | torch.device) -> str:
-    """The name of a device; that of ``"auto"`` is CUDA where there is one, and else the processor."""
+    """Give back the name of a device; ``"auto"`` is ``"cuda"`` where there is a CUDA device, else ``"cpu"``."""
     if device != "auto":
         return str(device)
     import torch
@@ -57,10 +63,10 @@ def resolve(device: str | torch.device) -> str:
 
 
 def workers(device: str | torch.device = "auto") -> int:
-    """Processes that train side by side with profit: as many as there are cores, and one on any other device.
+    """Give back how many processes should train at the same time: one per core on the CPU, one on any other device.
 
     Args:
-        device: As of :func:`fairlib.fit`.
+        device: Name of the device that trains, or ``"auto"`` (:func:`resolve`).
     """
     from joblib import cpu_count
 
@@ -68,10 +74,10 @@ def workers(device: str | torch.device = "auto") -> int:
 
 
 def clock(device: str = "auto") -> float:
-    """Seconds for a difference: of this process on the processor; of the wall, all work done, on a CUDA device.
+    """Timestamp in seconds (CPU: process time; CUDA: synchronized wall clock). Subtract two.
 
     Args:
-        device: As of :func:`fairlib.fit`.
+        device: Name of the device that computes, or ``"auto"`` (:func:`resolve`).
     """
     device = resolve(device)
     if not device.startswith("cuda"):
@@ -83,16 +89,16 @@ def clock(device: str = "auto") -> float:
 
 
 def project() -> Path:
-    """The project's folder, if the working directory lies in it; else (in Colab) the working directory itself."""
+    """Find the project's folder above the working directory; outside it (in Colab) the working directory itself."""
     here = Path.cwd()
     return next((folder for folder in (here, *here.parents) if (folder / "book" / "claims.yml").exists()), here)
 
 
 def source_digest(without: Collection[str] = ()) -> str:
-    """Digest of what the code of fairlib means: an edit of a docstring, a comment or the formatting leaves it as it is.
+    """Digest the meaning of fairlib's code: edits of docstrings, comments or formatting do not change it.
 
-    What counts of a Python file is its name and its syntax tree without the statements that are only a text; of any
-    other file, its name and its bytes.
+    A Python file counts by its name and its syntax tree without the statements that are only a text; any other file by
+    its name and its bytes.
 
     Args:
         without: Modules and packages to leave out, as paths from the library's folder without a suffix.
@@ -114,7 +120,7 @@ def _meaning(content: bytes, path: Path) -> str:
 
 
 def _plain(node: object) -> str:
-    """A syntax tree as a text. Fields that are empty are left out, since new versions of Python add such."""
+    """A syntax tree as a text, without its empty fields, since new versions of Python add such."""
     if isinstance(node, list):
         return f"[{','.join([_plain(item) for item in node if not _is_text(item)])}]"
     if not isinstance(node, ast.AST):
@@ -129,9 +135,9 @@ def _is_text(node: object) -> bool:
 
 @contextmanager
 def written(path: str | Path) -> Iterator[Path]:
-    """A new path beside ``path`` to write to; it takes the place of ``path`` as a whole, or not at all after an error.
+    """Write a file as a whole or not at all: the block writes to a new path, which replaces ``path`` unless it fails.
 
-    Each call has a path of its own, so that threads and processes may write the same file at once; the last one wins.
+    Each call has a new path, so that threads and processes may write the same file at the same time; the last one wins.
     """
     new = Path(f"{path}.{os.urandom(8).hex()}.tmp")
     try:
@@ -152,8 +158,6 @@ def sync(path: Path) -> None:
 
 
 def _cpu() -> str:
-    try:
-        names = re.findall(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    except OSError:
-        names = []
+    info = Path("/proc/cpuinfo")
+    names = re.findall(r"^model name\s*: (.*)$", info.read_text() if info.exists() else "", re.MULTILINE)
     return names[0] if names else platform.processor() or platform.machine()

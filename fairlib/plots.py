@@ -1,9 +1,9 @@
-"""Figures with one look: white, colour-blind-safe, every estimate with its interval and every group with its size."""
+"""Figures in one style: white, colour-blind-safe, every estimate with its interval and every group with its size."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,18 +18,28 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Okabe and Ito (2008), told apart with any colour vision.
+# Okabe and Ito (2008): distinguishable with any colour vision.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442", "#000000")
 MARKERS = "osD^vP<>"
+
+_Look = tuple[int | str, str]  # Colour, as an index into `PALETTE` or a name, and marker.
+
+_BY_SIZE: list[_Look] = [(0, "s"), (2, "^"), (1, "o")]  # The largest, the middle and the smallest group.
 
 
 def new_figure(
     columns: int = 1, *, width: float = 8.0, height: float = 3.4, sharey: bool = False
-) -> tuple[Figure, list]:
-    """A figure with a row of axes, in the look of the book: white also in dark mode, no frame, a light grid."""
+) -> tuple[Figure, list[Axes]]:
+    """Make a figure with a row of axes, in the style of the book: white also in dark mode, no frame, a light grid.
+
+    Args:
+        columns: Number of axes.
+        width, height: Size of the figure in inches.
+        sharey: Whether the axes share their vertical scale.
+    """
     import matplotlib.pyplot as plt
 
-    look = {"figsize": (width, height), "facecolor": "white", "layout": "constrained"}
+    look: dict[str, Any] = {"figsize": (width, height), "facecolor": "white", "layout": "constrained"}
     figure, axes = plt.subplots(1, columns, sharey=sharey, squeeze=False, **look)
     for axis in axes[0]:
         axis.spines[["top", "right"]].set_visible(False)
@@ -40,27 +50,20 @@ def new_figure(
 
 
 def by_level(
-    axis: Axes,
-    values: pd.DataFrame,
-    *,
-    label: str | None = None,
-    color: str | None = None,
-    marker: str = "o",
-    shift: float = 0.0,
+    axis: Axes, values: pd.DataFrame, *, label: str | None = None, color: str | None = None, marker: str = "o"
 ) -> None:
-    """A line of means over seeds against level, with 95 % t intervals.
+    """Draw a line of means over seeds against level, with 95 % t intervals.
 
     Args:
-        axis: Where to draw.
+        axis: Axis to draw on.
         values: Seeds in rows, levels in columns; a level may occur twice.
-        label: Of the line, for the legend.
-        color: Of the line; the next of the palette by default.
-        marker: Of the means.
-        shift: To the right, so that lines which coincide stay apart.
+        label: Label of the line in the legend.
+        color: Colour of the line; by default the next one of the palette.
+        marker: Marker of the means.
     """
     means, spread = _bars(column.dropna() for _, column in values.items())
-    look = {"color": color, "marker": marker, "markersize": 4, "capsize": 2, "linewidth": 1.4}
-    axis.errorbar(np.array(list(values)) + shift, means, yerr=spread, label=label, **look)
+    look: dict[str, Any] = {"color": color, "marker": marker, "markersize": 4, "capsize": 2, "linewidth": 1.4}
+    axis.errorbar(np.array(list(values)), means, yerr=spread, label=label, **look)
 
 
 def lines(
@@ -71,14 +74,14 @@ def lines(
     apart: float = 0.0,
     zero: bool = True,
 ) -> None:
-    """A line for each of several things, as :func:`by_level` draws one, side by side.
+    """Draw several lines of means over seeds against level, side by side (:func:`by_level`).
 
     Args:
-        axis: Where to draw.
-        values: By label, seeds in rows and levels in columns.
-        looks: Colour (a place in `PALETTE` or a name) and marker by label; else one after the other.
+        axis: Axis to draw on.
+        values: By label a table with seeds in rows and levels in columns.
+        looks: By label the colour (an index into `PALETTE` or a name) and the marker; the next ones by default.
         apart: Distance from one line to the next along the x axis; on a logarithmic axis as a share.
-        zero: Mark the height zero.
+        zero: Whether to draw a horizontal line at zero.
     """
     for place, (label, table) in enumerate(values.items()):
         x, middle = np.array(list(table), dtype=float), place - (len(values) - 1) / 2
@@ -95,14 +98,14 @@ def intervals(
     looks: Mapping[str, tuple[int | str, str]] | None = None,
     zero: float | None = 0.0,
 ) -> None:
-    """A row for each name: the mean over seeds with its 95 % t interval, or several with colours of their own.
+    """Draw a row for each name: the mean over seeds with its 95 % t interval, or several such in different colours.
 
     Args:
-        axis: Where to draw; of several that share their rows, the first names them.
-        values: One value per seed by name, or a mapping of several such by label:
+        axis: Axis to draw on.
+        values: By name of the row one value per seed, or by label several such:
             ``{"BiFP": {"0.8": ..., "0.95": ...}}``.
-        looks: As for :func:`lines`, by label.
-        zero: Where a vertical line is drawn; None for none.
+        looks: By label the colour (an index into `PALETTE` or a name) and the marker; the next ones by default.
+        zero: Position of a vertical line; None for no line.
     """
     table = {name: own if isinstance(own, Mapping) else {"": own} for name, own in values.items()}
     labels = list(dict.fromkeys(label for own in table.values() for label in own))
@@ -115,23 +118,23 @@ def intervals(
         axis.errorbar(means, rows, xerr=spread, label=label or None, **look)
     if zero is not None:
         axis.axvline(zero, color="#555555", linewidth=0.8)
-    axis.grid(axis="y", visible=False)
-    axis.grid(axis="x", color="#dddddd", linewidth=0.8)
+    _grid_of_columns(axis)
     axis.set_yticks(range(len(table)), [_plain(name) for name in table])
     axis.set_ylim(len(table) - 0.5, -0.5)
 
 
 def cross(axis: Axes, x: ArrayLike, y: ArrayLike, **look: Any) -> tuple[float, float]:
-    """A point at two means over seeds, with 95 % t intervals in both directions; gives back the two means.
+    """Draw a point at two means over seeds, with 95 % t intervals in both directions, and give back the two means.
 
     Args:
-        axis: Where to draw.
+        axis: Axis to draw on.
         x, y: One value per seed, ``(n,)``.
         look: Further arguments of ``errorbar``.
     """
-    means, spread = _bars([x, y])
-    axis.errorbar(*means, xerr=spread[:, :1], yerr=spread[:, 1:], **({"marker": "o", "capsize": 2} | look))
-    return float(means[0]), float(means[1])
+    (across, up), spread = _bars([x, y])
+    settings: dict[str, Any] = {"marker": "o", "capsize": 2, **look}
+    axis.errorbar(across, up, xerr=spread[:, :1], yerr=spread[:, 1:], **settings)
+    return float(across), float(up)
 
 
 def thirds(
@@ -142,16 +145,17 @@ def thirds(
     rank_where: Mapping[str, Any] | None = None,
     everybody: bool = False,
 ) -> None:
-    """Change of test accuracy against the control over the level, for the largest and the smallest third of groups.
+    """Draw the change of test accuracy against the control over the level, for the largest and smallest third.
 
     Args:
-        axis: Where to draw.
+        axis: Axis to draw on.
         study: Table of :func:`fairlib.study`.
-        where, rank_where: As in :func:`fairlib.effects.drop_difference`.
-        everybody: Also draw the change over all test samples.
+        where: Values of columns that select the rows.
+        rank_where: Values of columns that select the rows whose sizes rank the groups; by default those of ``where``.
+        everybody: Whether to draw the change over all test samples, too.
     """
     where = dict(where or {})
-    ranked = effects.select(study, **(rank_where or where) | {"stage": "control", "split": "train"})
+    ranked = effects.select(study, **dict(rank_where or where) | {"stage": "control", "split": "train"})
     sizes = effects.groups_by_size(ranked, column="size", rank="size").columns
     third = -(-len(sizes) // 3)
     found = {"all": effects.by_level(study, of="overall_change", where=where)} if everybody else {}
@@ -159,56 +163,62 @@ def thirds(
         found[f"{groups} third (n={part.to_numpy().mean():,.0f})"] = effects.by_level(
             study, of="accuracy_change", groups=groups, where=where, rank_where=rank_where
         )
-    looks = [("#555555", "D")] * everybody + [(0, "s"), (1, "o")]
+    looks: list[_Look] = [*[("#555555", "D")] * everybody, (0, "s"), (1, "o")]
     levels(axis, effects.select(study, **where))
     lines(axis, found, looks=dict(zip(found, looks, strict=True)), apart=0.006)
-    if axis.get_subplotspec().is_first_col():
+    place = axis.get_subplotspec()
+    if place is None or place.is_first_col():
         axis.set_ylabel("change of test accuracy\nagainst the control")
 
 
 def groups(axis: Axes, rows: pd.DataFrame, column: str, *, extremes: bool = False) -> None:
-    """A column over the level for every group, the largest first.
+    """Draw the mean of a column over seeds against level for every group, the largest first.
 
     Args:
-        axis: Where to draw.
+        axis: Axis to draw on.
         rows: Rows of one part of the data, with a column ``train_size``; those of dense networks are left out.
-        column: Whose mean over seeds is drawn.
-        extremes: Draw the largest, the middle and the smallest group of each seed, whichever these are.
+        column: Name of the column.
+        extremes: Draw the largest, the middle and the smallest group of each seed instead, whichever these are.
     """
     rows = rows[rows["stage"].isin(["control", "compressed"])]
     names = rows.groupby("group")["train_size"].mean().sort_values(ascending=False).index
-    parts, looks = {_plain(name): rows[rows["group"] == name] for name in names}, None
+    parts = {_plain(name): rows[rows["group"] == name] for name in names}
     if extremes:
         order = rows.groupby(["seed", "level"])["train_size"].rank(method="first", ascending=False)
         places = {"largest": 1, "middle": (len(names) + 1) // 2, "smallest": len(names)}
-        parts, looks = {name: rows[order == place] for name, place in places.items()}, [(0, "s"), (2, "^"), (1, "o")]
+        parts = {name: rows[order == place] for name, place in places.items()}
     found = {
         f"{name} (n={part['train_size'].mean():,.0f})": part.pivot(index="seed", columns="level", values=column)
         for name, part in parts.items()
     }
     levels(axis, rows)
-    lines(axis, found, looks=looks and dict(zip(found, looks, strict=True)), apart=0.004, zero=False)
+    looks = dict(zip(found, _BY_SIZE, strict=True)) if extremes else None
+    lines(axis, found, looks=looks, apart=0.004, zero=False)
 
 
 def history(axis: Axes, table: pd.DataFrame, what: str, sizes: pd.Series) -> None:
-    """What a constraint recorded, epoch by epoch, of the largest, the middle and the smallest group.
+    """Draw what a constraint recorded in each epoch, for the largest, the middle and the smallest group.
 
     Args:
-        axis: Where to draw.
-        table: Of :func:`fairlib.history`, with a column ``what[group]`` for every group.
-        what: ``"violation"`` or ``"multiplier"``, or what else the constraint recorded.
+        axis: Axis to draw on.
+        table: Table of :func:`fairlib.history`, with a column ``what[group]`` for every group.
+        what: ``"violation"``, ``"multiplier"`` or another quantity that the constraint recorded.
         sizes: Training samples by group.
     """
     names = sizes.sort_values().index
-    chosen = (names[-1], names[len(names) // 2], names[0])
-    for name, color, marker in zip(chosen, (0, 2, 1), "s^o", strict=True):
-        look = {"color": PALETTE[color], "marker": marker, "markersize": 4}
-        axis.plot(table[f"{what}[{name}]"], label=f"{_plain(name)} (n={sizes[name]:,.0f})", **look)
+    for name, look in zip((names[-1], names[len(names) // 2], names[0]), _BY_SIZE, strict=True):
+        label = f"{_plain(name)} (n={sizes[name]:,.0f})"
+        axis.plot(table[f"{what}[{name}]"], label=label, markersize=4, **_look({label: look}, label, 0))
     axis.set_xlabel("epoch")
 
 
 def levels(axis: Axes, study: pd.DataFrame) -> None:
-    """Name the axis of levels: sparsities as they are, budgets of ReLUs in percent on a logarithmic scale."""
+    """Label the axis of levels: sparsities as they are, ReLU budgets in percent on a logarithmic scale.
+
+    Args:
+        axis: Axis whose x axis is labelled.
+        study: Table of :func:`fairlib.study`.
+    """
     if (study.loc[study["stage"] == "control", "level"] == 1).any():  # A budget; that of a sparsity is 0.
         shares(axis, study.loc[study["stage"] == "compressed", "level"], "budget: share of ReLUs kept")
     else:
@@ -216,44 +226,67 @@ def levels(axis: Axes, study: pd.DataFrame) -> None:
 
 
 def sizes(axis: Axes, values: Iterable[float], label: str = "training images of the group") -> None:
-    """A logarithmic axis of group sizes, with ticks at the smallest, the middle and the largest and nowhere else."""
+    """Make the x axis logarithmic, with ticks at the smallest, the middle and the largest group size only.
+
+    Args:
+        axis: Axis whose x axis is changed.
+        values: Sizes of the groups.
+        label: Label of the x axis.
+    """
     values = sorted(set(values))
-    ticks = sorted({values[place] for place in (0, len(values) // 2, -1)})
-    axis.set_xscale("log")
-    axis.set_xticks(ticks, [f"{tick:,.0f}" for tick in ticks])
-    axis.minorticks_off()
-    axis.set_xlabel(label)
+    _logarithmic(axis, sorted({values[place] for place in (0, len(values) // 2, -1)}), "{:,.0f}".format, label)
 
 
 def legend(figure: Figure, title: str = "", *, right: bool = False) -> None:
-    """One legend for all axes of a figure, each label once, above them or to their right."""
+    """Draw one legend for all axes of a figure, each label once, above them or to their right.
+
+    Args:
+        figure: Figure whose axes have labels.
+        title: Title of the legend; none by default.
+        right: Whether the legend is to the right of the axes, rather than above them.
+    """
     pairs = [axis.get_legend_handles_labels() for axis in figure.axes]
     found = {label: handle for handles, labels in pairs for handle, label in zip(handles, labels, strict=True)}
-    place, columns = ("outside right upper", 1) if right else ("outside upper center", min(len(found), 5))
-    figure.legend(list(found.values()), list(found), loc=place, ncols=columns, frameon=False, title=title or None)
+    look: dict[str, Any] = {"loc": "outside right upper"} if right else {"loc": "outside upper center"}
+    columns = 1 if right else min(len(found), 5)
+    figure.legend(list(found.values()), list(found), ncols=columns, frameon=False, title=title or None, **look)
 
 
 def shares(axis: Axes, levels: Iterable[float], label: str) -> None:
-    """A logarithmic axis of shares, with ticks in percent at the levels of a study and nowhere else."""
-    ticks = sorted(set(levels))
+    """Make the x axis logarithmic, with ticks in percent at the levels of a study only.
+
+    Args:
+        axis: Axis whose x axis is changed.
+        levels: Shares in (0, 1].
+        label: Label of the x axis.
+    """
+    _logarithmic(axis, sorted(set(levels)), lambda share: f"{100 * share:g} %", label)
+
+
+def _logarithmic(axis: Axes, ticks: Sequence[float], name: Callable[[float], str], label: str) -> None:
     axis.set_xscale("log")
-    axis.set_xticks(ticks, [f"{100 * tick:g} %" for tick in ticks])
+    axis.set_xticks(ticks, [name(tick) for tick in ticks])
     axis.minorticks_off()
     axis.set_xlabel(label)
 
 
-def relu_traffic(axis: Axes, relus: int, measured: pd.DataFrame, protocol: str = "CHEETAH") -> None:
-    """A second axis above one of budgets: what two parties send for the ReLUs of one image, in kB.
+def _grid_of_columns(axis: Axes) -> None:
+    axis.grid(axis="y", visible=False)
+    axis.grid(axis="x", color="#dddddd", linewidth=0.8)
 
-    The budget times the network's ReLUs times the bytes of one ReLU. These are the slope of bytes sent over ReLUs kept,
-    by least squares with an intercept for every network, image size and batch; what linear layers send is none of it.
+
+def relu_traffic(axis: Axes, relus: int, measured: pd.DataFrame, protocol: str = "CHEETAH") -> None:
+    """Add a second axis above one of ReLU budgets: what two parties send for the ReLUs of one image, in kB.
+
+    This is the budget times the network's ReLUs times the bytes per ReLU: the slope of bytes sent over ReLUs kept, by
+    least squares with an intercept for every network, image size and batch. Traffic of linear layers does not count.
 
     Args:
-        axis: Over shares of ReLUs kept, with its ticks where this one's shall be (:func:`fairlib.plots.shares`).
-        relus: The ReLUs of the network at a share of 1.
+        axis: Axis over shares of ReLUs kept, whose ticks the second axis shares (:func:`fairlib.plots.shares`).
+        relus: Number of ReLUs of the network at a share of 1.
         measured: Runs of an engine for private inference, with columns ``network image_size batch protocol relus
-            bytes_sent``; of a batch, the bytes of all its images.
-        protocol: Whose runs count.
+            bytes_sent``; the bytes are those of all images of a batch.
+        protocol: Name of the protocol whose runs count.
 
     Raises:
         ValueError: If the protocol is unknown.
@@ -271,24 +304,24 @@ def relu_traffic(axis: Axes, relus: int, measured: pd.DataFrame, protocol: str =
 
 
 def provenance(figure: Figure, *sources: object) -> None:
-    """A line under the figure that says where it comes from.
+    """Write under the figure where it comes from.
 
     Args:
-        figure: Any.
-        sources: The table of a study that ran here, a recorded table (:func:`fairlib.evidence.tables.recorded`) or a
-            text; a line for each.
+        figure: Any figure.
+        sources: For each line the table of a study that ran here, a recorded table
+            (:func:`fairlib.evidence.tables.recorded`) or a text.
     """
     text = "\n".join(source(each) if isinstance(each, pd.DataFrame) else str(each) for each in sources)
     figure.supxlabel(text, fontsize=8, color="#555555", x=0.01, ha="left")
 
 
 def source(table: pd.DataFrame, evidence: str = "this run", recorded: str | Path | None = None) -> str:
-    """Where a study's table comes from, in one line for :func:`provenance`.
+    """Say in one line where a study's table comes from, for :func:`provenance`.
 
     Args:
         table: Table of :func:`fairlib.study`. More than three methods are counted, by arm where it has arms.
-        evidence: The kind: this run, an embedded study, a real-data run.
-        recorded: The JSON file beside a recorded table; without it the line names what runs here.
+        evidence: Kind of evidence: this run, an embedded study, a real-data run.
+        recorded: JSON file beside a recorded table; without it the line names this machine and its versions.
     """
     described = environment.describe() if recorded is None else json.loads(Path(recorded).read_text(encoding="utf-8"))
     device = described["cpu"] if described["device"] == "cpu" else described["device"]
@@ -302,7 +335,7 @@ def source(table: pd.DataFrame, evidence: str = "this run", recorded: str | Path
 
 
 def _methods(table: pd.DataFrame) -> str:
-    """The names of up to three methods, or how many there are; a table without a method has arms."""
+    """The names of up to three methods, or how many there are; a table without methods has arms."""
     arm = next((name for name in effects.ARMS if name in table), "method")
     named = sorted(set(table["method" if "method" in table else arm].dropna()))
     if len(named) <= 3:
@@ -312,7 +345,7 @@ def _methods(table: pd.DataFrame) -> str:
 
 
 def audit(table: pd.DataFrame) -> Figure:
-    """Accuracy before and after, and excessive loss, of every group in the table of a :class:`fairlib.Report`."""
+    """Draw accuracy before and after, and excessive loss, of every group in the table of a :class:`fairlib.Report`."""
     figure, (left, right) = new_figure(2, width=9.0, height=1.6 + 0.35 * len(table))
     rows = np.arange(len(table))[::-1]
     for shift, when, color in ((0.13, "before", PALETTE[0]), (-0.13, "after", PALETTE[1])):
@@ -325,13 +358,12 @@ def audit(table: pd.DataFrame) -> Figure:
     right.set_xlabel("excessive loss (nats)")
     left.legend(frameon=False)
     for axis in (left, right):
-        axis.grid(axis="y", visible=False)
-        axis.grid(axis="x", color="#dddddd", linewidth=0.8)
+        _grid_of_columns(axis)
     return figure
 
 
 def _bars(values: Iterable[ArrayLike]) -> tuple[np.ndarray, np.ndarray]:
-    """Means over seeds ``(n,)`` and how far their 95 % t intervals reach down and up ``(2, n)``; NaN of one seed."""
+    """Means over seeds ``(n,)`` and how far their 95 % t intervals reach down and up ``(2, n)``; NaN for one seed."""
     found = [statistics.t_interval(each) for each in values]
     means = np.array([interval.estimate for interval in found])
     spread = np.array([(i.estimate - i.low, i.high - i.estimate) for i in found]).T
@@ -340,15 +372,15 @@ def _bars(values: Iterable[ArrayLike]) -> tuple[np.ndarray, np.ndarray]:
 
 def _points(axis: Axes, table: pd.DataFrame, name: str, rows: np.ndarray, color: str, label: str | None = None) -> None:
     error = np.stack([table[name] - table[f"{name}_low"], table[f"{name}_high"] - table[name]])
-    look = {"fmt": "o", "color": color, "label": label, "markersize": 5, "capsize": 2}
+    look: dict[str, Any] = {"fmt": "o", "color": color, "label": label, "markersize": 5, "capsize": 2}
     axis.errorbar(table[name], rows, xerr=np.maximum(error, 0), **look)
 
 
-def _look(looks: Mapping[str, tuple[int | str, str]] | None, label: str, place: int) -> dict[str, Any]:
+def _look(looks: Mapping[str, _Look] | None, label: str, place: int) -> dict[str, Any]:
     color, marker = (looks or {}).get(label, (place % len(PALETTE), MARKERS[place % len(MARKERS)]))
     return {"color": PALETTE[color] if isinstance(color, int) else color, "marker": marker}
 
 
 def _plain(name: object) -> str:
-    """A name as it is: a dollar sign would switch matplotlib to mathematics."""
+    """Escape dollar signs, which would switch matplotlib to mathematics."""
     return str(name).replace("$", r"\$")

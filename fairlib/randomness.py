@@ -8,10 +8,9 @@ import torch
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Within the block torch's global generators (CPU and CUDA) start from ``seed``; afterwards they are as they were.
+    """Seed torch's global generators (CPU and CUDA) within a block, and restore their states afterwards.
 
-    What runs inside, dropout and initializers included, depends on ``seed`` alone; what runs outside does not
-    notice.
+    Code inside the block, dropout and initializers included, depends on ``seed`` alone; code outside is not affected.
 
     Raises:
         TypeError: If ``seed`` is not an integer.

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -33,7 +33,7 @@ _BY_PAIRS = {"max": ["estimate", "low", "high"], "mean": ["pairs", "pairs_low", 
 
 @dataclass(frozen=True)
 class Report:
-    """What :func:`audit` found.
+    """The findings of :func:`audit`.
 
     Attributes:
         table: Indexed by group, last row ``all`` (every sample): ``size``; ``accuracy_before accuracy_after drop
@@ -41,34 +41,34 @@ class Report:
             diagnostics of the model before compression, ``gradient_norm gradient_noise_floor
             gradient_debiased_square``.
         violations: Max-min over groups, indexed by ``excessive_loss`` (Eq. 3 of [T]), ``accuracy_before``,
-            ``accuracy_after`` and ``drop``: ``estimate low high``, and of its permutation null ``null_mean null_upper
-            p_value``; then the mean over all pairs of groups, ``pairs pairs_low pairs_high``. All is NaN without two
-            groups that have samples, and the bounds are where a group has one.
-        provenance: What was audited, on what, fed how, with which versions.
-        notes: Warnings, and why what is NaN could not be computed.
-        train: The same on the training set, if it was given.
+            ``accuracy_after`` and ``drop``: ``estimate low high``, and its permutation null, ``null_mean null_upper
+            p_value``; then the mean over all pairs of groups, ``pairs pairs_low pairs_high``. Everything is NaN without
+            two groups that have samples, and bounds are NaN where a group has only one sample.
+        provenance: Models, data, how they were fed, intervals, hardware and versions.
+        notes: Warnings, and the reasons for what is NaN.
+        train: The report on the training set, if one was given.
     """
 
     table: pd.DataFrame
     violations: pd.DataFrame
-    provenance: dict[str, object]
+    provenance: dict[str, Any]
     notes: list[str] = field(default_factory=list)
     train: Report | None = None
 
     def fairness(self, tau: float = 0.05, *, pairs: str = "max") -> pd.DataFrame:
-        r"""Whether the groups are treated alike, up to a tolerance, by the definitions of [B].
+        r"""Decide whether the groups are treated alike, up to a tolerance, by the definitions of [B].
 
         - *Performance* fairness (Definition 1): the accuracies :math:`A_a` after compression differ by at most
           :math:`\tau`.
         - *Degradation* fairness (Definition 3): the drops :math:`R_a = A_a^{before} - A_a` (Definition 2, the column
           ``drop`` of the table) do.
 
-        The definitions are about two groups. Of more, either the largest difference decides or the mean over all pairs.
-        Intervals of small groups are too narrow, so while one has fewer than 30 samples nothing is decided.
+        The definitions are about two groups. With more, either the largest difference decides or the mean over all
+        pairs. Intervals of small groups are too narrow: nothing is decided if a group has fewer than 30 samples.
 
         Args:
-            tau: :math:`\tau`, at least 0.
-            pairs: ``"max"`` or ``"mean"``.
+            tau: Tolerance :math:`\tau`, at least 0.
+            pairs: ``"max"`` for the largest difference, ``"mean"`` for the mean over all pairs.
 
         Returns:
             Indexed by ``performance`` and ``degradation``: ``difference low high`` and ``verdict``: ``"fair"`` if the
@@ -83,24 +83,24 @@ class Report:
         rows = self.violations.loc[["accuracy_after", "drop"], columns].set_axis(["difference", "low", "high"], axis=1)
         rows.index = pd.Index(["performance", "degradation"], name="fairness")
         sizes = self.table["size"].drop("all")
-        trusted = not sizes.between(1, SMALL - 1).any()
-        verdict = np.where(rows["high"] <= tau, "fair", np.where(rows["low"] > tau, "unfair", "undecided"))
-        verdict = np.where(trusted, verdict, "undecided")
-        return rows.assign(verdict=np.where(rows["difference"].isna(), "not computable", verdict))
+        small = np.full(len(rows), sizes.between(1, SMALL - 1).any())
+        conditions = [rows["difference"].isna(), small, rows["high"] <= tau, rows["low"] > tau]
+        verdicts = ["not computable", "undecided", "fair", "unfair"]
+        return rows.assign(verdict=np.select(conditions, verdicts, "undecided"))
 
     def plot(self) -> Figure:
-        """Accuracy before and after, and excessive loss, of every group with its size and interval."""
+        """Draw accuracy before and after, and excessive loss, of every group with its size and interval."""
         return plots.audit(self.table)
 
     def to_json(self, path: str | Path) -> Path:
-        """Write everything but the figure as JSON; what is NaN becomes null."""
+        """Write everything but the figure as JSON; NaN becomes null."""
         return _write(path, json.dumps(finite(self._as_dict()), indent=1, allow_nan=False) + "\n")
 
     def to_html(self, path: str | Path) -> Path:
-        """Write one self-contained HTML file: tables, figure and provenance, with no reference to anything outside."""
+        """Write one self-contained HTML file: tables, figure and provenance, without references to other files."""
         return _write(path, page(self._body()))
 
-    def _as_dict(self) -> dict[str, object]:
+    def _as_dict(self) -> dict[str, Any]:
         return {
             "provenance": self.provenance,
             "notes": self.notes,
@@ -139,24 +139,24 @@ def audit(
     For group :math:`a` with samples :math:`D_a`, dense parameters :math:`\hat\theta` and compressed ones
     :math:`\bar\theta`:
 
-    - ``drop`` is accuracy before minus accuracy after, ``relative_drop`` that over accuracy before ([D]), undefined
-      where accuracy before is 0;
+    - ``drop`` is accuracy before minus accuracy after, ``relative_drop`` is the drop divided by accuracy before ([D]),
+      undefined where that is 0;
     - ``excessive_loss`` is :math:`R(a) = J(\bar\theta; D_a) - J(\hat\theta; D_a)` in nats ([T] Eq. 2);
     - the fairness violation is :math:`\xi(D) = \max_{a, a'} |R(a) - R(a')|` ([T] Eq. 3), and likewise the largest
-      differences of accuracies and of drops. A maximum over noisy groups is biased upward, so each stands beside its
-      mean and 95th percentile when the group labels are permuted, and the p-value of what was seen.
+      differences of accuracies and of drops. A maximum over noisy groups is biased upward, so each is compared with
+      its permutation null: mean and 95th percentile under permuted group labels, and the p-value.
 
     Args:
-        before: The dense model, any classifier that gives logits; left as it is.
-        after: The compressed model.
-        test: Where accuracy and loss are measured.
-        train: The training set, on whose objective the theory speaks; if given, ``report.train`` has the same on it.
+        before: Dense model, any classifier that gives logits; it is not changed.
+        after: Compressed model.
+        test: Data on which accuracy and loss are measured.
+        train: Training set, whose objective the theory is about; if given, ``report.train`` is the report on it.
         diagnostics: Names of :data:`fairlib.diagnostics.DIAGNOSTICS`, computed for the model before compression.
-        level: Coverage of the intervals: bootstrap over samples within each group, paired between models; percentiles
-            for the groups' estimates; for the largest differences the estimate plus and minus the quantile of the
-            range of the resampled errors, which covers at least as often as it says.
-        resamples: Bootstrap draws, and permutations.
-        seed: Of both.
+        level: Coverage of the intervals, which resample the samples within each group, paired between models:
+            percentiles for the groups' estimates; for the largest differences the estimate plus and minus the quantile
+            of the range of the resampled errors, which covers at least as often as it says.
+        resamples: Number of bootstrap draws, and of permutations.
+        seed: Seed of the bootstrap and of the permutations.
 
     Raises:
         ValueError: If outputs do not match the classes of the data, a diagnostic is unknown, or a group is called
@@ -167,12 +167,11 @@ def audit(
         UserWarning: If the dense model does no better than always answering the most frequent class.
     """
     if "all" in test.group_names:
-        raise ValueError("no group may be called 'all': that is the name of the row for all samples")
+        raise ValueError("no group of test may be called 'all': that is the name of the row for all samples")
     for name in diagnostics:
         lookup("diagnostic", name, DIAGNOSTICS)
     frames = [_samples(model, test, role) for model, role in ((before, "before"), (after, "after"))]
     samples = pd.concat(frames, axis=1)
-    present = [code for code in range(test.num_groups) if (test.groups == code).any()]
     notes = _size_notes(test)
     groups = test.groups.cpu().numpy()
     draws = statistics.resample_group_means(samples, groups, test.num_groups, resamples=resamples, seed=seed)
@@ -191,15 +190,10 @@ def audit(
         notes += [reason] if reason else []
     if (table["accuracy_before"] == 0).any():
         notes.append("relative_drop is undefined where accuracy before compression is 0")
-    return Report(
-        table,
-        _violations(samples, groups, present, draws, level, resamples, seed),
-        _provenance(before, after, test, level, resamples),
-        notes,
-        None
-        if train is None
-        else audit(before, after, train, diagnostics=diagnostics, level=level, resamples=resamples, seed=seed),
-    )
+    violations = _violations(samples.to_numpy(), groups, draws, level, resamples, seed)
+    settings: dict[str, Any] = {"diagnostics": diagnostics, "level": level, "resamples": resamples, "seed": seed}
+    on_train = audit(before, after, train, **settings) if train is not None else None
+    return Report(table, violations, _provenance(before, after, test, level, resamples), notes, on_train)
 
 
 _DERIVED: dict[str, Callable[[np.ndarray], np.ndarray]] = {
@@ -215,16 +209,11 @@ _VIOLATIONS = ("excessive_loss", "accuracy_before", "accuracy_after", "drop")
 
 
 def _size_notes(data: GroupedDataset) -> list[str]:
-    """What is wrong with the intervals of small groups."""
-    notes = []
-    for name, size in data.group_sizes.items():
-        if size == 0:
-            notes.append(f"group {name} has no sample here")
-        elif size == 1:
-            notes.append(f"group {name} has one sample here, hence no interval")
-        elif size < SMALL:
-            notes.append(f"group {name} has {size} samples here: bootstrap intervals of so few are too narrow")
-    return notes
+    """Warnings about groups whose intervals are too narrow or missing."""
+    said = {0: "no sample here", 1: "one sample here, hence no interval"}
+    few = "{} samples here: bootstrap intervals of so few are too narrow"
+    small = [(name, size) for name, size in data.group_sizes.items() if size < SMALL]
+    return [f"group {name} has {said.get(size, few.format(size))}" for name, size in small]
 
 
 def _samples(model: nn.Module, data: GroupedDataset, role: str) -> pd.DataFrame:
@@ -250,9 +239,7 @@ def _table(
     for name, derive in _DERIVED.items():
         columns[name] = derive(with_all(means))
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore", RuntimeWarning
-            )  # An empty group is NaN in every draw, and so are its bounds.
+            warnings.simplefilter("ignore", RuntimeWarning)  # An empty group is NaN in every draw, as are its bounds.
             low, high = (np.nanquantile(derive(with_all(draws)), q, axis=0) for q in ((1 - level) / 2, (1 + level) / 2))
         low[:-1][sizes == 1] = high[:-1][sizes == 1] = np.nan
         columns[f"{name}_low"], columns[f"{name}_high"] = low, high
@@ -260,31 +247,25 @@ def _table(
 
 
 def _violations(
-    samples: pd.DataFrame,
-    groups: np.ndarray,
-    present: list[int],
-    draws: np.ndarray,
-    level: float,
-    resamples: int,
-    seed: int,
+    samples: np.ndarray, groups: np.ndarray, draws: np.ndarray, level: float, resamples: int, seed: int
 ) -> pd.DataFrame:
+    present = np.unique(groups)
     columns = ["estimate", "low", "high", "null_mean", "null_upper", "p_value", "pairs", "pairs_low", "pairs_high"]
     if len(present) < 2:
         return pd.DataFrame(np.nan, index=pd.Index(_VIOLATIONS, name="violation"), columns=columns)
     rows = {}
-    values = samples.to_numpy()
     means = statistics.group_means(samples, groups, draws.shape[1])[present]
     unknown = math.nan if (np.bincount(groups) == 1).any() else 0.0  # One sample has no error that could be resampled.
     for name in _VIOLATIONS:
         derive = _DERIVED[name]
         estimate, pairs = np.ptp(derive(means)), _mean_over_pairs(derive(means))
         # |gap of the estimates - true gap| is at most the range of the estimates' errors, of which these are draws.
-        # Percentiles of resampled gaps would be biased upward and miss a true gap of 0 always.
-        # The mean over pairs is off by the mean over pairs of the errors' differences at most.
+        # Percentiles of resampled gaps would be biased upward and always miss a true gap of 0.
+        # The error of the mean over pairs is at most the mean over pairs of the errors' differences.
         errors = derive(draws[:, present]) - derive(means)
         reach = np.quantile(np.ptp(errors, axis=1), level) + unknown
         pairs_reach = np.quantile(_mean_over_pairs(errors), level) + unknown
-        null = statistics.permutation_test(derive(values), groups, draws.shape[1], permutations=resamples, seed=seed)
+        null = statistics.permutation_test(derive(samples), groups, draws.shape[1], permutations=resamples, seed=seed)
         bounds = np.maximum(0.0, estimate - reach), estimate + reach
         pairs_bounds = np.maximum(0.0, pairs - pairs_reach), pairs + pairs_reach
         rows[name] = [estimate, *bounds, null.mean, null.upper, null.p_value, pairs, *pairs_bounds]
@@ -299,7 +280,7 @@ def _mean_over_pairs(values: np.ndarray) -> np.ndarray:
 
 def _provenance(
     before: nn.Module, after: nn.Module, data: GroupedDataset, level: float, resamples: int
-) -> dict[str, object]:
+) -> dict[str, Any]:
     scale = "uint8 divided by 255" if data.inputs.dtype == torch.uint8 else f"{data.inputs.dtype} as they are"
     outside = f"; then mean {data.normalize[0]}, std {data.normalize[1]}" if data.normalize else ""
     return {
@@ -322,7 +303,5 @@ def _sparsity(model: nn.Module) -> float:
 
 
 def _relus(model: nn.Module) -> str:
-    masks_ = gates.read(model).values()
-    if not masks_:
-        return "all"
-    return f"{sum(int(mask.sum()) for mask in masks_):,} of {sum(mask.numel() for mask in masks_):,}"
+    kept = gates.read(model).values()
+    return f"{sum(int(gate.sum()) for gate in kept):,} of {sum(gate.numel() for gate in kept):,}" if kept else "all"

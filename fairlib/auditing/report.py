@@ -1,6 +1,6 @@
-"""How what an audit found is shown: one self-contained HTML page, plain tables, plain data.
+"""How an audit is shown: one self-contained HTML page, plain tables, plain data.
 
-No number is made here, and no page of the book comes from here: an edit executes no notebook.
+No number is computed here, and no page of the book is made here: an edit executes no notebook.
 """
 
 import html
@@ -27,7 +27,7 @@ img { max-width: 100% }
 
 
 def page(content: str) -> str:
-    """A whole HTML page that refers to nothing outside, around what :func:`body` gives."""
+    """Wrap the fragment of :func:`body` into an HTML page that refers to no other file."""
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>Audit of a compressed model</title>'
         f"<style>{_STYLE}</style></head><body>\n<h1>Who pays? Audit of a compressed model</h1>\n"
@@ -36,20 +36,16 @@ def page(content: str) -> str:
 
 
 def body(
-    notes: Sequence[str],
-    table: pd.DataFrame,
-    violations: pd.DataFrame,
-    provenance: Mapping[str, Any],
-    train: str = "",
+    notes: Sequence[str], table: pd.DataFrame, violations: pd.DataFrame, provenance: Mapping[str, Any], train: str = ""
 ) -> str:
-    """All that a report holds as an HTML fragment, with its figure; every name in it is escaped.
+    """Write a whole report as an HTML fragment, with its figure; every name in it is escaped.
 
     Args:
-        notes: As in :class:`fairlib.Report`.
-        table: As in :class:`fairlib.Report`.
-        violations: As in :class:`fairlib.Report`.
-        provenance: As in :class:`fairlib.Report`.
-        train: The fragment about the training set.
+        notes: Notes of the :class:`fairlib.Report`.
+        table: Table of the report.
+        violations: Fairness violations of the report.
+        provenance: Provenance of the report.
+        train: Fragment about the training set.
     """
     parts = [*_notes(notes), _figure(table), "<h2>Groups</h2>", _rows(table), "<h2>Fairness violations</h2>"]
     parts += ["<p>Largest difference between two groups, beside what permuted group labels give; mean over pairs.</p>"]
@@ -62,7 +58,7 @@ def body(
 
 
 def tables(notes: Sequence[str], table: pd.DataFrame, violations: pd.DataFrame) -> str:
-    """Notes and tables as an HTML fragment, for a notebook's output."""
+    """Write notes and tables as an HTML fragment, for the output of a notebook."""
     return "\n".join([*_notes(notes), _rows(table), _rows(violations)])
 
 
@@ -105,7 +101,7 @@ def _rows(table: pd.DataFrame) -> str:
 
 
 def finite(value: object) -> object:
-    """The same structure with plain JSON types and null for what is not finite."""
+    """Convert a structure to plain JSON types, with null for numbers that are not finite."""
     if isinstance(value, dict):
         return {str(key): finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""Claims and their verdicts: what the papers say, a statistic for each, and what the records say to it.
+"""Claims and their verdicts: what the papers say, a statistic for each, and what the recorded tables say about it.
 
 A claim is an entry of ``book/claims.yml``. Its statistic turns a study table into one value per seed;
 `verdict` compares these values with the claim's threshold. Nothing is typed: the ledger
@@ -11,7 +11,7 @@ Verdicts, with the 95 % t interval of the mean over seeds, in this order of prec
 | greater, less | interval beyond the threshold | beyond it on the other side | within threshold +- margin |
 | equal | interval within threshold +- margin | wholly outside it | |
 
-Everything else is *undecided*, and so is everything with fewer than `MIN_SEEDS` seeds.
+All other cases, and all with fewer than `MIN_SEEDS` seeds, are *undecided*.
 """
 
 import inspect
@@ -26,6 +26,7 @@ import numpy as np
 import pandas as pd
 import yaml
 
+from fairlib import environment
 from fairlib._validation import lookup
 from fairlib.effects import STATISTICS, MissingRowsError
 from fairlib.statistics import Interval, benjamini_hochberg, seeds_needed, sign_flip_test, t_interval
@@ -53,13 +54,18 @@ class Criterion(NamedTuple):
     threshold: float
     margin: float
 
+    @property
+    def ends(self) -> tuple[float, float]:
+        """Lower and upper end of the margin of equivalence."""
+        return self.threshold - self.margin, self.threshold + self.margin
+
 
 @dataclass(frozen=True)
 class Claim:
     """One entry of the claims file; its header explains the fields.
 
     Raises:
-        ValueError: If a field has no meaning; the message names the claim.
+        ValueError: If a field has an invalid value; the message names the claim.
     """
 
     id: str
@@ -86,10 +92,10 @@ class Claim:
 
     @property
     def criterion(self) -> Criterion:
-        """What the values of a claim with a statistic are held against.
+        """Direction, threshold and margin of a claim with a statistic.
 
         Raises:
-            ValueError: If it has no statistic.
+            ValueError: If the claim has no statistic.
         """
         if self.statistic is None or self.direction is None or self.threshold is None or self.margin is None:
             raise ValueError(f"claim {self.id!r} has no statistic")
@@ -97,7 +103,7 @@ class Claim:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """What the statistic is called with, beside the table."""
+        """Arguments of the statistic, beside the table."""
         return {name: value for name, value in (self.statistic or {}).items() if name != "name"}
 
     def _check(self) -> None:
@@ -113,37 +119,37 @@ class Claim:
         for evidence in self.tables:
             lookup("kind of evidence", evidence, dict.fromkeys(EVIDENCE))
         if self.statistic is None:
-            given = [name for name in (*REGISTERED, "tables") if getattr(self, name) not in (None, {})]
-            if given:
+            if given := [name for name in (*REGISTERED, "tables") if getattr(self, name) not in (None, {})]:
                 raise ValueError(f"without a statistic there can be no {', '.join(given)}")
             return
         if self.not_testable:
-            raise ValueError("a claim with a statistic is testable; drop statistic or not_testable")
+            raise ValueError("a claim has either a statistic or the reason not_testable, not both")
         function = lookup("statistic", str(self.statistic.get("name")), STATISTICS)
         try:
             inspect.signature(function).bind(None, **self.arguments)
         except TypeError as error:
             raise ValueError(f"statistic {self.statistic['name']}: {error}") from None
         lookup("direction", str(self.direction), dict.fromkeys(DIRECTIONS))
-        if not _is_number(self.threshold):
-            raise ValueError(f"threshold must be a finite number, got {self.threshold!r}")
-        if self.margin is None or not _is_number(self.margin) or self.margin <= 0:
+        for name, value in (("threshold", self.threshold), ("margin", self.margin)):
+            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+                raise ValueError(f"{name} must be a finite number, got {value!r}")
+        if self.criterion.margin <= 0:
             raise ValueError(f"margin must be a positive number, got {self.margin!r}")
         if not self.tables:
-            raise ValueError("a claim with a statistic names the tables that test it")
+            raise ValueError("a claim with a statistic needs the tables that test it, got none")
 
 
 def load(path: str | Path) -> list[Claim]:
     """Read and check the claims file.
 
     Raises:
-        ValueError: If the file is not a list of claims, an entry lacks a field or has one too many, an id
-            stands twice, or a field has no meaning; the message names the claim.
+        ValueError: If the file is not a list of claims, an entry lacks a field or has an unknown one, an id is a
+            duplicate, or a field has an invalid value; the message names the claim.
         FileNotFoundError: If there is no such file.
     """
     entries = parse(Path(path).read_text(encoding="utf-8"))
     if not isinstance(entries, list) or not all(isinstance(entry, dict) and "id" in entry for entry in entries):
-        raise ValueError(f"{path}: a list of entries is needed, each with an id")
+        raise ValueError(f"{path} must be a list of entries, each with an id")
     known = {field.name for field in fields(Claim)}
     claims: dict[str, Claim] = {}
     for entry in entries:
@@ -151,32 +157,28 @@ def load(path: str | Path) -> list[Claim]:
         if missing or extra:
             raise ValueError(f"claim {entry['id']!r}: fields missing: {missing}, unknown: {extra}")
         if entry["id"] in claims:
-            raise ValueError(f"claim {entry['id']!r}: the id stands twice")
+            raise ValueError(f"claim {entry['id']!r}: duplicate id")
         claims[entry["id"]] = Claim(**entry)
     return list(claims.values())
 
 
 def parse(text: str) -> Any:
-    """A claims file's text as plain data."""
+    """Read the text of a claims file as plain data."""
     return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
 class Verdict(NamedTuple):
-    """What the values say of the claim.
+    """What the values say about the claim.
 
     Attributes:
-        name: one of `VERDICTS`.
-        reason: why it is undecided, not testable or not tested; what to mind otherwise; may be empty.
-        interval: mean over seeds and its 95 % t interval; NaN where nothing was computed.
-        seeds: number of values.
-        p_value: of the test the verdict rests on, by sign flips: two-sided against the threshold, or the
-            larger of the two one-sided ones against the ends of the margin where equivalence is asserted.
-        equivalence: whether that test asserts equality.
-        needed: where undecided, the number of seeds at which a verdict has 80 % power; None if over 100,000.
+        name: One of `VERDICTS`.
+        reason: Why the claim is undecided, not testable or not tested, or a reservation; may be empty.
+        interval: Mean over seeds and its 95 % t interval; NaN where nothing was computed.
+        seeds: Number of values.
+        p_value: P-value of the sign-flip test that the verdict rests on: two-sided against the threshold, or the larger
+            of the two one-sided ones against the ends of the margin where equivalence is asserted.
+        needed: Number of seeds at which an undecided claim has a verdict with 80 % power; None if over 100,000.
+        equivalence: Whether the test asserts equality.
     """
 
     name: str
@@ -189,13 +191,13 @@ class Verdict(NamedTuple):
 
 
 def verdict(values: Iterable[float], claim: Claim) -> Verdict:
-    """Compare one value per seed with the claim's threshold; the rules stand at the head of this module.
+    """Compare one value per seed with the claim's threshold, by the table at the top of this module.
 
     The interval is Student's: over 10 seeds the percentile bootstrap covers 90 % where it says 95 %.
 
     Args:
-        values: (n,), one per seed.
-        claim: one with a statistic.
+        values: One value per seed, ``(n,)``.
+        claim: Claim with a statistic.
 
     Raises:
         ValueError: If the claim has no statistic, or a value is missing or not finite.
@@ -205,7 +207,7 @@ def verdict(values: Iterable[float], claim: Claim) -> Verdict:
     interval = t_interval(values)
     name = _compare(interval, criterion)
     equivalence = name == "no effect" or (criterion.direction == "equal" and name != "reversed")
-    p_value = _equivalence_p(values, criterion) if equivalence else _difference_p(values, interval, criterion)
+    p_value = _p_value(values, interval.estimate, criterion, equivalence)
     reason, needed = "", None
     if len(values) < MIN_SEEDS:
         name, reason = "undecided", f"{len(values)} seeds; a verdict takes {MIN_SEEDS}"
@@ -229,25 +231,17 @@ def _compare(interval: Interval, criterion: Criterion) -> str:
 
 
 def _inside(interval: Interval, criterion: Criterion) -> bool:
-    return (
-        criterion.threshold - criterion.margin <= interval.low
-        and interval.high <= criterion.threshold + criterion.margin
-    )
+    low, high = criterion.ends
+    return low <= interval.low and interval.high <= high
 
 
-def _difference_p(values: np.ndarray, interval: Interval, criterion: Criterion) -> float:
-    bound = criterion.threshold
+def _p_value(values: np.ndarray, mean: float, criterion: Criterion, equivalence: bool) -> float:
+    low, high = criterion.ends
+    if equivalence:  # Two one-sided tests (Schuirmann 1987).
+        return max(sign_flip_test(values, low, alternative="greater"), sign_flip_test(values, high, alternative="less"))
     if criterion.direction == "equal":
-        bound += math.copysign(criterion.margin, interval.estimate - criterion.threshold)
-    return sign_flip_test(values, bound)
-
-
-def _equivalence_p(values: np.ndarray, criterion: Criterion) -> float:
-    """Two one-sided tests (Schuirmann 1987)."""
-    return max(
-        sign_flip_test(values, criterion.threshold - criterion.margin, alternative="greater"),
-        sign_flip_test(values, criterion.threshold + criterion.margin, alternative="less"),
-    )
+        return sign_flip_test(values, low if mean < criterion.threshold else high)
+    return sign_flip_test(values, criterion.threshold)
 
 
 def _seeds_until_decided(values: np.ndarray, mean: float, criterion: Criterion) -> int | None:
@@ -260,49 +254,42 @@ def _seeds_until_decided(values: np.ndarray, mean: float, criterion: Criterion) 
 
 
 def evaluate(claims: Sequence[Claim], root: str | Path) -> pd.DataFrame:
-    """Verdicts of all claims from the tables they name.
+    """Compute the verdicts of all claims from the tables they name.
 
     Args:
-        claims: as `load` gives them.
-        root: the folder that the paths of the tables start from.
+        claims: Claims of the claims file (:func:`load`).
+        root: Folder that the paths of the tables start from.
 
     Returns:
-        One row per claim and table (one in all for a claim without tables): ``id evidence table verdict
-        reason estimate low high seeds p_value equivalence needed test survives``. ``test`` is a number: claims that ask
-        the same of the same table are one test. ``survives`` is False where a verdict does not survive a
-        false-discovery rate of 5 % (Benjamini and Hochberg) over all tests, else True.
+        One row per claim and table (one in all for a claim without tables): ``id evidence table verdict reason estimate
+        low high seeds p_value equivalence needed test survives``. ``test`` is a number: claims that ask the same of the
+        same table are one test. ``survives`` is False where a verdict does not survive a false-discovery rate of 5 %
+        (Benjamini and Hochberg) over all tests, else True.
     """
-    rows: list[dict[str, Any]] = []
+    rows: list[list[Any]] = []
     tests: dict[str, int] = {}
     for claim in claims:
         asked = (claim.statistic, claim.direction, claim.threshold, claim.margin)
         for evidence, table in claim.tables.items() or [("", "")]:
             found = _judge(claim, Path(root, table))
-            estimate, low, high = found.interval
-            rows.append(
-                {"id": claim.id, "evidence": evidence, "table": table}
-                | {"verdict": found.name, "reason": found.reason}
-                | {"estimate": estimate, "low": low, "high": high, "seeds": found.seeds}
-                | {"p_value": found.p_value, "equivalence": found.equivalence, "needed": found.needed}
-                | {"test": tests.setdefault(f"{table}: {asked}", len(tests))}
-            )
-    results = pd.DataFrame(rows).astype({"needed": "Int64"})
-    tested = (results["seeds"] >= MIN_SEEDS).to_numpy()
-    results["survives"] = True
-    p_values = results[tested].groupby("test")["p_value"].first()
-    rejected = pd.Series(benjamini_hochberg(p_values, RATE), index=p_values.index, dtype=bool)
-    results.loc[tested, "survives"] = results.loc[tested, "test"].map(rejected).astype(bool)
-    results.loc[~results["verdict"].isin(DECIDED), "survives"] = True
-    return results
+            test = tests.setdefault(f"{table}: {asked}", len(tests))
+            rows.append([claim.id, evidence, table, found.name, found.reason, *found.interval, found.seeds])
+            rows[-1] += [found.p_value, found.equivalence, found.needed, test]
+    columns = ["id", "evidence", "table", "verdict", "reason", "estimate", "low", "high", "seeds"]
+    columns += ["p_value", "equivalence", "needed", "test"]
+    results = pd.DataFrame(rows, columns=columns).astype({"needed": "Int64"})
+    p_values = results[results["seeds"] >= MIN_SEEDS].groupby("test")["p_value"].first()
+    rejected = p_values.index[benjamini_hochberg(p_values, RATE)]
+    return results.assign(survives=~results["verdict"].isin(DECIDED) | results["test"].isin(rejected))
 
 
 def on_table(claims: Sequence[Claim], table: pd.DataFrame, notebook: str) -> pd.DataFrame:
-    """Verdicts of the claims that a notebook tests, on a table of its own, with whatever parameters it ran.
+    """Compute the verdicts of the claims that a notebook tests, on its own table, whatever its parameters.
 
     Args:
-        claims: as `load` gives them.
-        table: a study table.
-        notebook: path of the notebook, as the claims name it.
+        claims: Claims of the claims file (:func:`load`).
+        table: Table of :func:`fairlib.study`.
+        notebook: Path of the notebook, as the claims name it.
 
     Returns:
         Indexed by id: ``verdict estimate low high seeds``. A claim whose rows the table does not have is *not in this
@@ -325,19 +312,17 @@ def on_table(claims: Sequence[Claim], table: pd.DataFrame, notebook: str) -> pd.
 
 
 def verdicts(table: pd.DataFrame, notebook: str) -> pd.DataFrame:
-    """Verdicts of the claims that a page tests, on a table of its own: `on_table` with the project's claims.
+    """Compute the verdicts of the project's claims that a page tests, on its own table.
 
     Without the project's files (in Colab) there are none, and one sentence says so.
 
     Args:
-        table: a study table.
-        notebook: path of the page, as the claims name it: ``"notebooks/pruning/removal.ipynb"``.
+        table: Table of :func:`fairlib.study`.
+        notebook: Path of the page, as the claims name it: ``"notebooks/pruning/removal.ipynb"``.
 
     Returns:
-        As `on_table`.
+        Table of :func:`on_table`.
     """
-    from fairlib import environment
-
     path = environment.project() / "book" / "claims.yml"
     if not path.is_file():
         print("The claims are one of the project's files, which are not here: run this page in its repository.")

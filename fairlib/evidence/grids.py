@@ -23,13 +23,11 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fairlib.environment import written
-from fairlib.evidence.runs import RECORDS, ParameterError, RunError, project_root, read_run, read_yaml, resolve
-
-if TYPE_CHECKING:
-    import pandas as pd
+from fairlib.evidence import runs
+from fairlib.evidence.runs import RECORDS, ParameterError, RunError, read_yaml
 
 
 @dataclass(frozen=True)
@@ -37,12 +35,12 @@ class Point:
     """One run of a grid.
 
     Attributes:
-        id: Its name, which depends on its parameters only.
-        notebook: What is executed.
-        parameters: What is given; the others keep their defaults.
-        varied: The names of those that the grid varies.
-        table: Where its records are gathered.
-        out: The folder of the run.
+        id: Name of the run, which depends on its parameters only.
+        notebook: Path of the notebook.
+        parameters: Values of parameters; the others keep their defaults.
+        varied: Names of the parameters that the grid varies.
+        table: Path of the table in which the records are gathered.
+        out: Folder of the run.
     """
 
     id: str
@@ -54,59 +52,56 @@ class Point:
 
 
 def expand(grid: str | Path) -> list[Point]:
-    """The runs of a grid file, in its order.
+    """List the runs of a grid file, in its order.
 
     Raises:
-        ParameterError: If it is not a grid, asks for a run twice, or a parameter does not fit its notebook.
+        ParameterError: If the file is not a grid or has a duplicate run, or a parameter does not fit its notebook.
     """
     content = read_yaml(grid)
     _check(grid, content, {"runs": list, "table": str}, needed={"runs"})
-    shared = {name: content[name] for name in content if name == "table"}
-    points = [point for entry in content["runs"] for point in _points(Path(grid), entry, shared)]
+    points = [point for entry in content["runs"] for point in _points(Path(grid), entry, content.get("table"))]
     ids = [point.id for point in points]
-    if twice := [id for place, id in enumerate(ids) if id in ids[:place]]:
-        raise ParameterError(f"{grid}: asks twice for {twice[0]}")
+    if duplicates := [id for place, id in enumerate(ids) if id in ids[:place]]:
+        raise ParameterError(f"{grid}: duplicate run {duplicates[0]}")
     return points
 
 
-def _points(grid: Path, entry: Mapping, shared: Mapping) -> Iterator[Point]:
+def _points(grid: Path, entry: Mapping[str, Any], table_of_all: str | None) -> Iterator[Point]:
     kinds = {"notebook": str, "table": str, "file": str, "parameters": dict, "grid": dict}
-    _check(grid, entry, kinds, needed={"notebook", "table"} - set(shared))
-    entry = {"parameters": {}, "grid": {}, **shared, **entry}
+    _check(grid, entry, kinds, needed={"notebook"} if table_of_all else {"notebook", "table"})
+    entry = {"parameters": {}, "grid": {}, "table": table_of_all, **entry}
     axes = entry["grid"]
     _check(grid, axes, dict.fromkeys(axes, list), needed=set(axes))
-    root = Path(os.path.relpath(project_root(grid)))
+    root = Path(os.path.relpath(runs.project_root(grid)))
     notebook, table = root / entry["notebook"], root / entry["table"]
     fixed = (read_yaml(root / entry["file"]) if "file" in entry else {}) | entry["parameters"]
     name = "-".join(Path(os.path.relpath(grid, root)).with_suffix("").parts).removeprefix("params-")
     for values in itertools.product(*axes.values()):
         given = fixed | dict(zip(axes, values, strict=True))
-        id = run_name(notebook, {axis: given[axis] for axis in axes}, resolve(notebook, given))
+        id = run_name(notebook, {axis: given[axis] for axis in axes}, runs.resolve(notebook, given))
         yield Point(id, notebook, given, tuple(axes), table, root / "_build" / "sweeps" / name / id)
 
 
 def run_name(notebook: Path, varied: Mapping[str, Any], parameters: Mapping[str, Any]) -> str:
-    """Readable, and by a digest of all parameters unique."""
+    """Name a run by its notebook and varied parameters, and by a digest of all parameters, which makes it unique."""
     label = "-".join([notebook.stem, *(f"{name}={value}" for name, value in varied.items())])
-    digest = hashlib.sha256(json.dumps(parameters, sort_keys=True).encode()).hexdigest()
-    return f"{re.sub(r'[^0-9A-Za-z_.=-]+', '_', label)[:100]}-{digest[:8]}"
+    return f"{re.sub(r'[^0-9A-Za-z_.=-]+', '_', label)[:100]}-{runs.digest_values(parameters)[:8]}"
 
 
 def _check(grid: str | Path, found: Any, kinds: Mapping[str, type], needed: set[str]) -> None:
     if not isinstance(found, dict) or set(found) - set(kinds) or needed - set(found):
-        raise ParameterError(
-            f"{grid}: expected {', '.join(kinds)} (needed: {', '.join(sorted(needed))}), got {found!r}"
-        )
+        known = f"{', '.join(kinds)} (needed: {', '.join(sorted(needed))})"
+        raise ParameterError(f"{grid}: expected {known}, got {found!r}")
     for name, value in found.items():
         if not isinstance(value, kinds[name]) or (name in needed and not value):
-            raise ParameterError(f"{grid}: {name} must be a {kinds[name].__name__} that is not empty, got {value!r}")
+            raise ParameterError(f"{grid}: {name} must be a non-empty {kinds[name].__name__}, got {value!r}")
 
 
 def gather(grid: str | Path) -> list[Path]:
     """Write the tables of a grid, CSV with six significant digits, each with its provenance in a JSON file beside it.
 
-    A table has the rows of its runs in the order of the grid, with columns for the parameters that the grid varies
-    where the records do not have them. Where the runs do not agree, the provenance is a list.
+    A table has the rows of its runs in the order of the grid, and a column for each parameter that the grid varies,
+    unless the records have one. Provenance in which the runs differ is a list.
 
     Returns:
         The paths of the tables.
@@ -122,54 +117,52 @@ def gather(grid: str | Path) -> list[Path]:
 
 
 def _gather(grid: str | Path, points: Sequence[Point], table: Path) -> None:
-    runs = [read_run(point.out) for point in points]
-    lacking = [p.id for p, run in zip(points, runs, strict=True) if not run or RECORDS not in run["files"]]
-    if lacking:
-        raise RunError(
-            f"{len(lacking)} of {len(points)} runs for {table} are not finished or recorded nothing, as {lacking[0]}"
-        )
+    found = [runs.read_run(point.out) for point in points]
+    if lacking := [p.id for p, run in zip(points, found, strict=True) if not run or RECORDS not in run["files"]]:
+        count = f"{len(lacking)} of {len(points)} runs for {table}"
+        raise RunError(f"{count} are not finished or recorded nothing, the first: {lacking[0]}")
     table.parent.mkdir(parents=True, exist_ok=True)
     with written(table) as new_table, written(table.with_suffix(".json")) as new_provenance:
         new_table.write_text(tabulate(points), encoding="utf-8", newline="\n")
         provenance = {
-            "grid": Path(os.path.relpath(grid, project_root(grid))).as_posix(),
-            **_provenance([run for run in runs if run]),
+            "grid": Path(os.path.relpath(grid, runs.project_root(grid))).as_posix(),
+            **_provenance([run for run in found if run]),
             "sha256": hashlib.sha256(new_table.read_bytes()).hexdigest(),
         }
         new_provenance.write_text(json.dumps(provenance, indent=1) + "\n", encoding="utf-8")
 
 
 def tabulate(points: Iterable[Point]) -> str:
-    """The records of finished runs as a table is stored: CSV with six significant digits."""
+    """Format the records of finished runs as a table is stored: CSV with six significant digits."""
     import pandas as pd
 
-    return pd.concat(map(_records, points)).to_csv(index=False, float_format="%.6g", lineterminator="\n")
+    parts = []
+    for point in points:
+        records = pd.read_parquet(point.out / RECORDS)
+        new = {name: point.parameters[name] for name in point.varied if name not in records}
+        parts.append(records.assign(**new)[[*new, *records]])
+    return pd.concat(parts).to_csv(index=False, float_format="%.6g", lineterminator="\n")
 
 
-def _records(point: Point) -> pd.DataFrame:
-    import pandas as pd
-
-    records = pd.read_parquet(point.out / RECORDS)
-    new = {name: point.parameters[name] for name in point.varied if name not in records}
-    return records.assign(**new)[[*new, *records]]
-
-
-def _provenance(runs: Sequence[Mapping]) -> dict[str, object]:
+def _provenance(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     own = {"parameters", "started", "seconds", "files", "digest"}
     return {
-        "runs": len(runs),
-        "started": min(run["started"] for run in runs),
-        "seconds": round(sum(run["seconds"] for run in runs), 1),
-        "parameters": {
-            name: one_or_all(run["parameters"].get(name) for run in runs) for run in runs for name in run["parameters"]
-        },
-        **{name: one_or_all(run[name] for run in runs) for name in runs[0] if name not in own},
+        "runs": len(found),
+        "started": min(run["started"] for run in found),
+        "seconds": round(sum(run["seconds"] for run in found), 1),
+        "parameters": _common([run["parameters"] for run in found]),
+        **{name: value for name, value in _common(found).items() if name not in own},
     }
 
 
-def one_or_all(values: Iterable) -> object:
-    """The value that all have; else the list of the different ones, in their order."""
-    different = []
+def _common(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """By name the value that all runs share, or the list of the different ones; None of a run that lacks the name."""
+    return {name: one_or_all(run.get(name) for run in found) for run in found for name in run}
+
+
+def one_or_all(values: Iterable[Any]) -> Any:
+    """Give back the value that all share; else the list of the different ones, in their order."""
+    different: list[Any] = []
     for value in values:
         if value not in different:
             different.append(value)

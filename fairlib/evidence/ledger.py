@@ -1,7 +1,6 @@
-"""The ledger: the page that shows every claim, its verdicts, and whatever was changed after it was registered."""
+"""The ledger: the page that shows every claim, its verdicts, and every change after its registration."""
 
 import re
-import subprocess
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
@@ -10,10 +9,22 @@ import pandas as pd
 import yaml
 
 from fairlib.evidence.claims import MIN_SEEDS, PAPERS, RATE, REGISTERED, VERDICTS, Claim, evaluate, load, parse
+from fairlib.evidence.runs import git
+
+_INTRODUCTION = (
+    "This page is computed from the claims file and the recorded tables; nothing on it is typed. Each claim's "
+    "statistic gives one value per seed, and a verdict compares the 95 % t interval of their mean with the claim's "
+    "threshold: *supported*, the interval lies beyond the threshold; *reversed*, beyond it on the other side; *no "
+    f"effect*, within the margin of equivalence; *undecided*, none of these, or fewer than {MIN_SEEDS} seeds. A "
+    "claim of equality is *supported* within the margin and *reversed* wholly outside it. P-values are those of "
+    "sign-flip tests against the threshold or, where equality is asserted, against the ends of the margin. The "
+    "kinds of evidence: *default run*, made by the build of this book; *embedded study*, recorded, on data that the "
+    "book carries; *real-data run*, recorded, at the papers' scale only where that is said."
+)
 
 
 class History(NamedTuple):
-    """Changes of registered claims: ``id field before after commit date``; and how much history was at hand.
+    """Changes of registered claims, ``id field before after commit date``, and how much of the history is known.
 
     ``known`` is ``"complete"``, ``"shallow"`` (a clone without all commits) or ``"none"`` (no git checkout).
     """
@@ -23,10 +34,10 @@ class History(NamedTuple):
 
 
 def changes(path: str | Path) -> History:
-    """Every change of statistic, direction, threshold or margin of a claim after it first had a statistic.
+    """List every change of statistic, direction, threshold or margin of a claim after it first had a statistic.
 
-    Follows the first parents of the commits in which the claims file changed, then the file as it lies there
-    (commit ``"not committed"``). A claim that was removed is a change, too.
+    Follows the first parents of the commits in which the claims file changed, then the file as it is now (commit ``"not
+    committed"``). Removing a claim is a change, too.
     """
     path = Path(path)
     rows: list[tuple[Any, ...]] = []
@@ -37,47 +48,33 @@ def changes(path: str | Path) -> History:
             continue
         for name, before in registered.items():
             after = now.get(name, dict.fromkeys(REGISTERED, "removed"))
-            rows += [
-                (name, field, before[field], after[field], commit, date)
-                for field in REGISTERED
-                if before[field] != after[field]
-            ]
+            changed = [field for field in REGISTERED if before[field] != after[field]]
+            rows += [(name, field, before[field], after[field], commit, date) for field in changed]
             registered[name] = after
         registered |= {name: entry for name, entry in now.items() if entry["statistic"] is not None}
     columns = ["id", "field", "before", "after", "commit", "date"]
-    shallow = _git(path.parent, "rev-parse", "--is-shallow-repository")
+    shallow = git(path.parent, "rev-parse", "--is-shallow-repository")
     known = {None: "none", "true\n": "shallow"}.get(shallow, "complete")
     return History(pd.DataFrame(rows, columns=columns, dtype=object), known)
 
 
 def _versions(path: Path) -> Iterator[tuple[str, str, str]]:
     """Commit, date and text of each version of the file, the oldest first."""
-    log = _git(path.parent, "log", "--first-parent", "--reverse", "--format=%h %cs", "--", path.name)
+    log = git(path.parent, "log", "--first-parent", "--reverse", "--format=%h %cs", "--", path.name)
     if log is None:
         return
     for line in log.splitlines():
         commit, date = line.split()
-        text = _git(path.parent, "show", f"{commit}:./{path.name}")
-        if text is not None:
+        if (text := git(path.parent, "show", f"{commit}:./{path.name}")) is not None:
             yield commit, date, text
     yield "not committed", "", path.read_text(encoding="utf-8")
 
 
 def _registered(text: str) -> dict[str, dict[str, Any]] | None:
-    """The registered fields of each claim in one version of the file; None where it is no list of claims."""
+    """The registered fields of each claim in one version of the file; None where the file is not a list of claims."""
     try:
         return {entry["id"]: {field: entry.get(field) for field in REGISTERED} for entry in parse(text)}
     except (yaml.YAMLError, TypeError, KeyError, AttributeError):
-        return None
-
-
-def _git(folder: Path, *arguments: str) -> str | None:
-    """Standard output of git, or None where git, the checkout or the object is missing."""
-    try:
-        return subprocess.run(
-            ["git", *arguments], cwd=folder, capture_output=True, text=True, encoding="utf-8", check=True
-        ).stdout
-    except (OSError, subprocess.CalledProcessError):
         return None
 
 
@@ -89,40 +86,23 @@ def write(claims_path: str | Path, root: str | Path, out: str | Path) -> None:
 
 
 def page(claims: Sequence[Claim], results: pd.DataFrame, history: History) -> str:
-    """The ledger page: counts, a table for each paper, changes of registered claims, doubtful verdicts.
+    """Write the text of the ledger: counts, a table for each paper, changes of registered claims, doubtful verdicts.
 
     Args:
-        claims: as `load` gives them.
-        results: as `evaluate` gives them.
-        history: as `changes` gives it.
+        claims: Claims of the claims file (:func:`fairlib.evidence.claims.load`).
+        results: Verdicts of these claims (:func:`fairlib.evidence.claims.evaluate`).
+        history: Changes of the claims file (:func:`changes`).
 
     Returns:
-        MyST markdown, for a page in the folder ``book``; other pages link to a claim by
-        ``[T-fig-1](#T-fig-1)``.
+        MyST markdown for a page in the folder ``book``; other pages link to a claim by ``[T-fig-1](#T-fig-1)``.
     """
-    parts = ["(ledger)=", "# The ledger of claims", "", _introduction(), "", *_summary(claims, results), ""]
+    parts = ["(ledger)=", "# The ledger of claims", "", _INTRODUCTION, "", *_summary(claims, results), ""]
     for paper, title in PAPERS.items():
-        own = [claim for claim in claims if claim.paper == paper]
-        if own:
+        if own := [claim for claim in claims if claim.paper == paper]:
             parts += [f"## [{paper}] {title}", "", *_claims_table(own, results), ""]
     parts += ["## Changes of registered claims", "", *_changes_section(history), ""]
     parts += ["## Verdicts that do not survive the false-discovery rate", "", *_discoveries(results), ""]
     return "\n".join(parts)
-
-
-def _introduction() -> str:
-    return (
-        "This page is computed from the claims file and the recorded tables; nothing on it is typed. Each "
-        "claim's statistic gives one value per seed, and a verdict compares the 95 % t interval of their "
-        "mean with the claim's threshold: *supported*, the interval lies beyond the threshold; "
-        "*reversed*, beyond it on the other side; *no effect*, within the margin of equivalence; "
-        f"*undecided*, none of these, or fewer than {MIN_SEEDS} seeds. A claim of equality is *supported* "
-        "within the margin and *reversed* wholly outside it. P-values are those of "
-        "sign-flip tests against the threshold or, where equality is asserted, against the ends of the margin. The "
-        "kinds of evidence: *default run*, made by the build of this book; *embedded study*, recorded, on "
-        "data that the book carries; *real-data run*, recorded, at the papers' scale only where that is "
-        "said."
-    )
 
 
 def _summary(claims: Sequence[Claim], results: pd.DataFrame) -> list[str]:
@@ -136,33 +116,30 @@ def _summary(claims: Sequence[Claim], results: pd.DataFrame) -> list[str]:
     for paper in present:
         total = sum(own == paper for own in papers.values())
         lines += _pipe_row([f"[{paper}]", total, *(counts.get((paper, name), 0) for name in VERDICTS)])
-    return [
-        *lines,
-        "",
-        "A claim with several kinds of evidence counts once in each verdict that it got.",
-    ]
+    return [*lines, "", "A claim with several kinds of evidence counts once in each verdict that it got."]
 
 
 def _pipe_row(cells: Iterable[Any]) -> list[str]:
     return ["| " + " | ".join(str(cell) for cell in cells) + " |"]
 
 
+def _list_table(rows: Iterable[Iterable[str]], *options: str) -> list[str]:
+    """A table of MyST, whose first row is its header."""
+    lines = ["```{list-table}", ":header-rows: 1", *options, ""]
+    for first, *others in rows:
+        lines += [f"* - {first}", *(f"  - {cell}" for cell in others)]
+    return [*lines, "```"]
+
+
 def _claims_table(claims: Sequence[Claim], results: pd.DataFrame) -> list[str]:
-    lines = ["```{list-table}", ":header-rows: 1", ":widths: 13 57 30", "",
-             "* - Claim", "  - Statement", "  - Verdict"]  # fmt: skip
+    rows = [["Claim", "Statement", "Verdict"]]
     for claim in claims:
-        lines += [
-            f"* - ({claim.id})=",
-            f"    {claim.id}",
-            f"  - {escape(claim.statement)} *({escape(claim.source)})*",
-        ]
         verdicts = [_evidence_line(row) for row in results[results["id"] == claim.id].itertuples()]
         if claim.notebook:
             verdicts.append(f"[{escape(PurePosixPath(claim.notebook).stem)}](../{claim.notebook})")
-        lines.append(f"  - {verdicts[0]}")
-        for line in verdicts[1:]:
-            lines += ["", f"    {line}"]
-    return [*lines, "```"]
+        statement = f"{escape(claim.statement)} *({escape(claim.source)})*"
+        rows.append([f"({claim.id})=\n    {claim.id}", statement, "\n\n    ".join(verdicts)])
+    return _list_table(rows, ":widths: 13 57 30")
 
 
 def _evidence_line(row: Any) -> str:
@@ -191,20 +168,13 @@ def _changes_section(history: History) -> list[str]:
     if history.known == "shallow":
         lines += ["Not fully known: this page was built from a shallow clone.", ""]
     if history.changes.empty:
-        return [
-            *lines,
-            "No statistic, direction, threshold or margin was changed after it was first written.",
-        ]
-    lines += ["```{list-table}", ":header-rows: 1", "", "* - Claim", "  - Field", "  - Before", "  - After",
-              "  - Commit"]  # fmt: skip
+        return [*lines, "No statistic, direction, threshold or margin was changed after it was first written."]
+    rows = [["Claim", "Field", "Before", "After", "Commit"]]
     for row in history.changes.itertuples():
-        lines += [
-            f"* - [{row.id}](#{row.id})" if row.after != "removed" else f"* - {row.id}",
-            f"  - {row.field}",
-        ]
-        lines += [f"  - {escape(_plain(row.before))}", f"  - {escape(_plain(row.after))}"]
-        lines.append(f"  - {row.commit} {row.date}".rstrip())
-    return [*lines, "```"]
+        name = row.id if row.after == "removed" else f"[{row.id}](#{row.id})"
+        values = [escape(_plain(value)) for value in (row.before, row.after)]
+        rows.append([name, row.field, *values, f"{row.commit} {row.date}".rstrip()])
+    return [*lines, *_list_table(rows)]
 
 
 def _plain(value: Any) -> str:
@@ -225,7 +195,7 @@ def _discoveries(results: pd.DataFrame) -> list[str]:
 
 
 def escape(text: str) -> str:
-    """Text for a MyST table cell: one line, $mathematics$ untouched, all other markup escaped."""
+    """Escape a text for a MyST table cell: one line, $mathematics$ untouched, all other markup escaped."""
     parts = re.split(r"(\$[^$]+\$)", " ".join(text.split()))
     parts[::2] = [re.sub(r"([\\`*_<>\[\]{}|#~^$&@])", r"\\\1", part) for part in parts[::2]]
     return re.sub(r"^(\d*)([-+.)](?=\s|$)|\()", r"\1\\\2", "".join(parts))

@@ -1,8 +1,8 @@
 """One papermill run, done safely, and what makes it out of date.
 
 A finished run is a folder with ``notebook.ipynb`` (executed), ``records.parquet`` (if the notebook called
-:func:`record`) and ``run.json``. The work is done in a temporary folder beside it, which is renamed when
-everything is on the disk: the run is there completely or not at all.
+:func:`record`) and ``run.json``. Work happens in a temporary folder beside it, which is renamed when everything is on
+the disk: the run is there completely or not at all.
 
 The Snakefile and the console command start with this file, so nothing is imported at its top that takes time.
 """
@@ -39,7 +39,7 @@ NOTEBOOK, RECORDS, RUN = "notebook.ipynb", "records.parquet", "run.json"
 
 _REPLACED = "replaced"  # In a run's folder for an instant: the run it takes the place of.
 _FOLDER = "FAIRLIB_RUN"  # In a run's kernel: where `record` writes to.
-# What no number and no page comes from. A report counts by its numbers; no page shows it as HTML.
+# Modules that no number and no page comes from: no page shows a report as HTML.
 _LEFT_OUT = ("cli", "auditing/report", "evidence/grids", "evidence/ledger", "evidence/verify")
 _TYPES: dict[str, tuple[type, str]] = {
     "bool": (bool, "true or false"),
@@ -50,15 +50,15 @@ _TYPES: dict[str, tuple[type, str]] = {
 
 
 class ParameterError(ValueError):
-    """A parameter does not fit the notebook, or a notebook, parameter file or grid is none."""
+    """Raised where a parameter does not fit its notebook, or a notebook, parameter file or grid is not valid."""
 
 
 class RunError(RuntimeError):
-    """A run cannot begin, or has failed."""
+    """Raised where a run cannot begin, or has failed."""
 
 
 def record(table: pd.DataFrame) -> pd.DataFrame:
-    """Hand a tidy table to the run by which this notebook is executed; outside a run do nothing.
+    """Save a tidy table with the run that executes this notebook; outside a run do nothing.
 
     Further calls append rows.
 
@@ -69,8 +69,8 @@ def record(table: pd.DataFrame) -> pd.DataFrame:
         The same table.
 
     Raises:
-        TypeError: If it is no DataFrame, or has a column that Parquet cannot hold.
-        ValueError: If it is empty, its column names are not unique texts, its index has a name (and would be
+        TypeError: If ``table`` is not a DataFrame, or has a column that Parquet cannot hold.
+        ValueError: If ``table`` is empty, its column names are not unique texts, its index has a name (and would be
             lost), or its columns are not those recorded before.
     """
     import pandas as pd
@@ -82,7 +82,7 @@ def record(table: pd.DataFrame) -> pd.DataFrame:
     if table.empty or not all(isinstance(name, str) for name in columns) or len(set(columns)) < len(columns):
         raise ValueError(f"table must have rows, and unique texts for columns; got {len(table)} rows of {columns}")
     if any(name is not None for name in table.index.names):
-        raise ValueError(f"the index {list(table.index.names)} of table would be lost; record table.reset_index()")
+        raise ValueError(f"index {list(table.index.names)} of table would be lost; record table.reset_index()")
     if _FOLDER not in os.environ:
         return table
     path = Path(os.environ[_FOLDER], RECORDS)
@@ -98,24 +98,24 @@ def record(table: pd.DataFrame) -> pd.DataFrame:
 
 
 class Parameter(NamedTuple):
-    """A parameter of a notebook: the name of its type and its default."""
+    """The type of a notebook's parameter, by name, and its default."""
 
     type: str
     default: Scalar
 
 
 def parameters(notebook: str | Path) -> dict[str, Parameter]:
-    """What the first cell of a notebook that is tagged ``parameters`` assigns; nothing without such a cell.
+    """Read the parameters of a notebook from its first cell that is tagged ``parameters``; none without such a cell.
 
-    The cell is parsed here since ``papermill.inspect_notebook`` goes line by line and leaves out some without
-    a word, for one a text with an equals sign in it.
+    The cell is parsed here since ``papermill.inspect_notebook`` goes line by line and silently leaves out some
+    parameters, for example a text with an equals sign in it.
 
     Raises:
-        ParameterError: If something there is not ``name: type = literal``, or the file is not a notebook.
+        ParameterError: If a statement is not ``name: type = literal``, or the file is not a notebook.
     """
     tagged = [cell for cell in _cells(notebook) if "parameters" in cell["metadata"].get("tags", [])]
     try:
-        statements = ast.parse(_source(tagged[0])).body if tagged else []
+        statements = ast.parse(tagged[0]["source"]).body if tagged else []
     except SyntaxError as error:
         raise ParameterError(f"{notebook}: the cell tagged 'parameters' is not Python: {error}") from None
     return dict(_parameter(notebook, statement) for statement in statements)
@@ -123,21 +123,18 @@ def parameters(notebook: str | Path) -> dict[str, Parameter]:
 
 def _parameter(notebook: str | Path, statement: ast.stmt) -> tuple[str, Parameter]:
     match statement:
-        case ast.AnnAssign(ast.Name(name), ast.Name(kind), ast.Constant() | ast.UnaryOp(ast.USub()) as value) if (
-            kind in _TYPES
-        ):
-            return name, Parameter(kind, _checked(notebook, name, ast.literal_eval(value), kind))
-    raise ParameterError(
-        f"{notebook}: '{ast.unparse(statement)}' is not a parameter; write 'name: type = literal' with a type of "
-        f"{', '.join(_TYPES)}"
-    )
+        case ast.AnnAssign(ast.Name(name), ast.Name(kind), ast.Constant() | ast.UnaryOp(ast.USub()) as value):
+            if kind in _TYPES:
+                return name, Parameter(kind, _checked(notebook, name, ast.literal_eval(value), kind))
+    wanted = f"write 'name: type = literal' with a type of {', '.join(_TYPES)}"
+    raise ParameterError(f"{notebook}: '{ast.unparse(statement)}' is not a parameter; {wanted}")
 
 
 def resolve(notebook: str | Path, given: Mapping[str, Any]) -> dict[str, Scalar]:
-    """Every parameter of a notebook: the values given, in the types they have there, and the defaults of the rest.
+    """Complete the parameters of a notebook: the given values, checked against its types, and the other defaults.
 
-    An int serves as a float. A text is read as the type in question: the command line has only texts, and to YAML
-    ``1e-3`` is one.
+    An int is taken for a float. A text is converted to the type of its parameter: the command line gives only texts,
+    and YAML reads ``1e-3`` as one.
 
     Raises:
         ParameterError: If a name is unknown or a value has another type.
@@ -155,7 +152,7 @@ def resolve(notebook: str | Path, given: Mapping[str, Any]) -> dict[str, Scalar]
 
 
 def _read(text: str, kind: str) -> object:
-    """The text as the type; the text itself if it is none."""
+    """Convert a text to a type; give back the text where that is not possible."""
     if kind == "bool":
         return {"true": True, "false": False}.get(text.lower(), text)
     try:
@@ -175,10 +172,10 @@ def _checked(notebook: str | Path, name: str, value: Any, kind: str) -> Scalar:
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
-    """A YAML file that maps names to values, as parameter files and grids are.
+    """Read a YAML file that maps names to values: a parameter file or a grid.
 
     Raises:
-        ParameterError: If it is something else.
+        ParameterError: If the file is something else.
     """
     import yaml
 
@@ -191,40 +188,36 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     return content
 
 
-def _cells(notebook: str | Path) -> list[dict]:
+def _cells(notebook: str | Path) -> list[dict[str, Any]]:
     try:
-        return json.loads(Path(notebook).read_text(encoding="utf-8"))["cells"]
+        cells = json.loads(Path(notebook).read_text(encoding="utf-8"))["cells"]
     except (ValueError, KeyError, TypeError):
         raise ParameterError(f"{notebook} is not a Jupyter notebook") from None
-
-
-def _source(cell: Mapping) -> str:
-    return "".join(cell["source"])
+    return [cell | {"source": "".join(cell["source"])} for cell in cells]
 
 
 def project_root(path: str | Path) -> Path:
-    """The nearest folder above a file that holds ``pyproject.toml`` or ``_toc.yml``; else the file's folder."""
+    """Find the nearest folder above a file that holds ``pyproject.toml`` or ``_toc.yml``; else the file's folder."""
     parents = Path(path).resolve().parents
     return next((p for p in parents if (p / "pyproject.toml").is_file() or (p / "_toc.yml").is_file()), parents[0])
 
 
 def contents(notebook: str | Path, given: Mapping[str, Any]) -> dict[str, str]:
-    """Digests of everything whose change makes a run out of date, by name.
+    """Digest everything whose change makes a run out of date, by name.
 
-    These are the notebook's file, the values of its parameters, the files in ``results/`` and ``book/`` that its code
-    names (whatever their suffix; also by the beginning of a path), the claims if it asks for verdicts,
-    ``requirements.lock`` and what the code of fairlib means (:func:`fairlib.environment.source_digest`), without the
-    command line, grids, ledger and report page.
+    The notebook's file, the values of its parameters, the files in ``results/`` and ``book/`` that its code names
+    (whatever their suffix; also by the beginning of a path), the claims if it asks for verdicts, ``requirements.lock``
+    and the meaning of fairlib's code (:func:`fairlib.environment.source_digest`), without the command line, grids,
+    ledger, verification and report page.
     """
     notebook, root = Path(notebook), project_root(notebook)
-    values = json.dumps(resolve(notebook, given), sort_keys=True)
-    code = "\n".join(_source(cell) for cell in _cells(notebook) if cell["cell_type"] == "code")
+    code = "\n".join(cell["source"] for cell in _cells(notebook) if cell["cell_type"] == "code")
     code += "\nbook/claims.yml" * ("claims.verdicts(" in code)
     named = tuple(str(PurePosixPath(name).with_suffix("")) for name in re.findall(r"\b(?:results|book)/[\w./-]*", code))
     recorded = (path for folder in ("results", "book") for path in root.glob(f"{folder}/**/*"))
     return {
         "notebook": digest_files([notebook], notebook.parent),
-        "parameters": hashlib.sha256(values.encode()).hexdigest(),
+        "parameters": digest_values(resolve(notebook, given)),
         "files it names": digest_files((p for p in recorded if p.relative_to(root).as_posix().startswith(named)), root),
         "requirements.lock": digest_files([root / "requirements.lock"], root),
         "fairlib": environment.source_digest(without=_LEFT_OUT),
@@ -232,12 +225,12 @@ def contents(notebook: str | Path, given: Mapping[str, Any]) -> dict[str, str]:
 
 
 def digest(notebook: str | Path, given: Mapping[str, Any]) -> str:
-    """One digest of :func:`contents`."""
-    return _combined(contents(notebook, given))
+    """Digest the :func:`contents` of a run as one text."""
+    return digest_values(contents(notebook, given))
 
 
 def digest_files(paths: Iterable[Path], root: Path) -> str:
-    """A digest of those paths that are files, by their names from ``root`` and their bytes, not their times."""
+    """Digest those paths that are files: their names from ``root`` and their bytes, not their times."""
     total = hashlib.sha256()
     for path in sorted({path for path in paths if path.is_file()}):
         data = path.read_bytes()
@@ -245,15 +238,16 @@ def digest_files(paths: Iterable[Path], root: Path) -> str:
     return total.hexdigest()
 
 
-def _combined(digests: Mapping[str, str]) -> str:
-    return hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest()
+def digest_values(values: Mapping[str, Any]) -> str:
+    """Digest values by name, whatever their order."""
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 def run(notebook: str | Path, out: str | Path, given: Mapping[str, Any] | None = None, *, force: bool = False) -> bool:
     """Execute a notebook by papermill, in the root of its project, into the folder ``out``.
 
-    A finished run of the same contents is left alone. A failed one leaves nothing at ``out``, and its
-    notebook in the folder ``failed`` beside it.
+    A finished run of the same contents is left alone. A failed run leaves nothing at ``out``, and its notebook in the
+    folder ``failed`` beside it.
 
     Args:
         notebook: Path of the notebook.
@@ -262,13 +256,13 @@ def run(notebook: str | Path, out: str | Path, given: Mapping[str, Any] | None =
         force: Replace a finished run of other contents.
 
     Returns:
-        Whether it was executed.
+        Whether the notebook was executed.
 
     Raises:
         ParameterError: If a parameter is unknown or ill-typed.
-        RunError: If ``out`` is something else or a finished run of other contents, papermill is missing, or
-            the notebook fails.
-        OSError: If something cannot be read or written.
+        RunError: If ``out`` holds other files or, without ``force``, a finished run of other contents; if papermill is
+            missing; or if the notebook fails.
+        OSError: If a file cannot be read or written.
     """
     notebook, out, given = Path(notebook), Path(out).resolve(), given or {}
     values, wanted = resolve(notebook, given), contents(notebook, given)
@@ -284,7 +278,7 @@ def run(notebook: str | Path, out: str | Path, given: Mapping[str, Any] | None =
         started = datetime.now(UTC)
         _execute(notebook, folder, {name: values[name] for name in given}, failed)
         description = _describe(notebook, values, folder, started)
-        description |= {"contents": wanted, "digest": _combined(wanted)}
+        description |= {"contents": wanted, "digest": digest_values(wanted)}
         (folder / RUN).write_text(json.dumps(description, indent=1) + "\n", encoding="utf-8")
         _place(folder, out, current=contents(notebook, given))
     failed.unlink(missing_ok=True)
@@ -293,19 +287,21 @@ def run(notebook: str | Path, out: str | Path, given: Mapping[str, Any] | None =
 
 def _describe(notebook: Path, values: Mapping[str, Scalar], folder: Path, started: datetime) -> dict[str, object]:
     root = project_root(notebook)
+    commit, status = git(root, "rev-parse", "HEAD"), git(root, "status", "--porcelain")
     return {
         "notebook": notebook.resolve().relative_to(root).as_posix(),
         "parameters": values,
         "started": started.isoformat(timespec="seconds"),
         "seconds": round((datetime.now(UTC) - started).total_seconds(), 1),
         **environment.describe(str(values.get("device", "auto"))),
-        **_commit(root),
+        "commit": commit and commit.strip(),
+        "dirty": None if commit is None else bool(status),
         "files": sorted(path.name for path in folder.iterdir()),
     }
 
 
 def read_run(out: str | Path) -> dict | None:
-    """The ``run.json`` of a finished run; None where there is none."""
+    """Read the ``run.json`` of a finished run; None where there is none."""
     try:
         description = json.loads(Path(out, RUN).read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
@@ -315,15 +311,15 @@ def read_run(out: str | Path) -> dict | None:
 
 def _refuse_other_files(out: Path) -> None:
     if out.exists() and not out.is_dir():
-        raise RunError(f"{out} is a file; a run needs a folder of its own")
+        raise RunError(f"out must be a folder, {out} is a file")
     others = {path.name for path in out.iterdir()} - {NOTEBOOK, RECORDS, RUN, _REPLACED} if out.exists() else set()
     if others:
-        raise RunError(f"{out} holds what is not a run's ({min(others)}, ...); a run needs a folder of its own")
+        raise RunError(f"out must be a folder for this run alone, {out} holds other files ({min(others)}, ...)")
 
 
 @contextmanager
 def _workspace(out: Path) -> Iterator[Path]:
-    """A temporary folder beside ``out``, removed in the end; first those are removed whose process is dead."""
+    """Make a temporary folder beside ``out`` and remove it in the end, like those that dead processes left."""
     here = socket.gethostname()
     out.parent.mkdir(parents=True, exist_ok=True)
     for folder in out.parent.glob(f"{glob.escape(out.name)}.tmp-*"):
@@ -341,10 +337,8 @@ def _workspace(out: Path) -> Iterator[Path]:
 def _alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
+    except OSError as error:
+        return isinstance(error, PermissionError)
     return True
 
 
@@ -354,20 +348,16 @@ def _execute(notebook: Path, folder: Path, given: Mapping[str, Scalar], failed: 
     except ImportError as error:
         raise RunError("a run needs papermill: pip install 'who-pays[book]'") from error
     executed = folder / NOTEBOOK
+    # Papermill fills in parameters where a path has braces.
+    source, target = (str(path).replace("{", "{{").replace("}", "}}") for path in (notebook, executed))
+    settings: dict[str, Any] = {"parameters": dict(given), "kernel_name": "python3", "cwd": str(project_root(notebook))}
+    settings |= {"progress_bar": sys.stderr.isatty(), "stderr_file": sys.stderr}
     with tempfile.TemporaryDirectory() as profile:
         # The kernel of this environment, with nothing of the user's own IPython.
-        settings = {_FOLDER: str(folder), "JUPYTER_PREFER_ENV_PATH": "1", "IPYTHONDIR": profile}
+        kernel = {_FOLDER: str(folder), "JUPYTER_PREFER_ENV_PATH": "1", "IPYTHONDIR": profile}
         try:
-            with variables(settings):
-                papermill.execute_notebook(
-                    _unformatted(notebook),
-                    _unformatted(executed),
-                    parameters=dict(given),
-                    kernel_name="python3",
-                    cwd=str(project_root(notebook)),
-                    progress_bar=sys.stderr.isatty(),
-                    stderr_file=sys.stderr,
-                )
+            with variables(kernel):
+                papermill.execute_notebook(source, target, **settings)
         except Exception as error:
             if executed.exists():
                 failed.parent.mkdir(exist_ok=True)
@@ -377,28 +367,21 @@ def _execute(notebook: Path, folder: Path, given: Mapping[str, Scalar], failed: 
     _tidy(executed)
 
 
-def _unformatted(path: Path) -> str:
-    """A path that papermill, which fills in parameters, leaves as it is."""
-    return str(path).replace("{", "{{").replace("}", "}}")
-
-
 @contextmanager
 def variables(settings: Mapping[str, str]) -> Iterator[None]:
-    """Set variables of the environment, and in the end put back what was there."""
-    before = {name: os.environ.get(name) for name in settings}
+    """Set environment variables, and in the end restore the former ones."""
+    before = {name: os.environ[name] for name in settings if name in os.environ}
     os.environ.update(settings)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        for name in settings:
+            del os.environ[name]
+        os.environ.update(before)
 
 
 def _tidy(executed: Path) -> None:
-    """Take progress bars and the temporary paths out of an executed notebook."""
+    """Remove progress bars and temporary paths from an executed notebook."""
     notebook = json.loads(executed.read_text(encoding="utf-8"))
     for name in ("input_path", "output_path"):
         notebook["metadata"]["papermill"].pop(name)
@@ -412,18 +395,18 @@ def _tidy(executed: Path) -> None:
     executed.write_text(json.dumps(notebook, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def _commit(root: Path) -> dict[str, object]:
-    def git(*arguments: str) -> str:
-        return subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=True).stdout.strip()
-
+def git(folder: Path, *arguments: str) -> str | None:
+    """Run git in a folder and give back its standard output; None where git, the checkout or the object is missing."""
     try:
-        return {"commit": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain"))}
+        return subprocess.run(
+            ["git", *arguments], cwd=folder, capture_output=True, text=True, encoding="utf-8", check=True
+        ).stdout
     except (OSError, subprocess.CalledProcessError):
-        return {"commit": None, "dirty": None}
+        return None
 
 
 def _place(folder: Path, out: Path, current: Mapping[str, str]) -> None:
-    """Give the folder its name, unless another process has meanwhile finished a run of what is there now."""
+    """Rename the folder to ``out``, unless another process has finished a run of the current contents there."""
     finished = read_run(out)
     if finished and finished["contents"] == current:
         return

@@ -1,4 +1,4 @@
-"""What a page shows of numbers: recorded tables where they are there, and values over seeds as tables of texts."""
+"""Tables that pages show: recorded ones where they exist, and values over seeds formatted as texts."""
 
 from __future__ import annotations
 
@@ -21,21 +21,22 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 EMBEDDED = ("digits", "synthetic-faces", "parabola")
-"""Names of data that come with the package or are drawn; what is measured on others is a real-data run."""
+"""Names of data sets that come with the package or are drawn; a study of any other one is a real-data run."""
 
 Row = Mapping[str, Any]
+Names = str | Sequence[str] | None
 
 
 @dataclass(frozen=True, eq=False)
 class Recorded:
-    """A recorded table, or the place of one that is not there; true if it is there.
+    """A recorded table, or the path of a missing one; true if the table exists.
 
-    As a text it is the line that says where the table comes from (:func:`fairlib.plots.provenance`), an empty one if
-    there is none.
+    As a text it is the line that says where the table comes from (:func:`fairlib.plots.provenance`); empty if the table
+    is missing.
 
     Attributes:
-        path: Path of the CSV file; its provenance lies beside it, under the same name with the suffix ``.json``.
-        table: The table, with the names of groups as texts; None if there is none.
+        path: Path of the CSV file; its provenance has the same name with the suffix ``.json``.
+        table: The table, with the names of groups as texts; None if it is missing.
     """
 
     path: Path
@@ -47,35 +48,34 @@ class Recorded:
     def __str__(self) -> str:
         if self.table is None:
             return ""
-        embedded = set(self.table["data"].dropna()) <= set(EMBEDDED)
-        evidence = "embedded study" if embedded else "real-data run"
+        evidence = "embedded study" if self.table["data"].dropna().isin(EMBEDDED).all() else "real-data run"
         return plots.source(self.table, evidence, self.path.with_suffix(".json"))
 
     @property
     def provenance(self) -> dict[str, Any]:
-        """Grid, parameters, hardware, versions and commit, from the file beside the table."""
+        """Grid, parameters, hardware, versions and commit of the recording."""
         return json.loads(self.path.with_suffix(".json").read_text(encoding="utf-8"))
 
     def select(self, **where: Any) -> Recorded:
-        """Some of its rows (:func:`fairlib.effects.select`), if it is there."""
+        """Select rows (:func:`fairlib.effects.select`) if the table exists."""
         return self if self.table is None else Recorded(self.path, effects.select(self.table, **where))
 
     def draw(self, figure: Callable[..., Figure], *arguments: object, **settings: object) -> None:
-        """Draw a figure of the table, with the line that says where it comes from; nothing if there is no table.
+        """Draw a figure of the table, with the line that says where it comes from, if the table exists.
 
         Args:
-            figure: Called with the table and what follows; gives back a figure.
-            arguments, settings: What follows.
+            figure: Function that draws the table, its first argument, and gives back a figure.
+            arguments, settings: Further arguments of the function.
         """
         if self.table is not None:
             plots.provenance(figure(self.table, *arguments, **settings), self)
 
     def show(self, numbers: Callable[..., object], *arguments: object, **settings: object) -> None:
-        """Show what a function says of the table, mostly a table of numbers; nothing if there is no table.
+        """Display the result of a function of the table, for example a table of numbers, if the table exists.
 
         Args:
-            numbers: Called with the table and what follows.
-            arguments, settings: What follows.
+            numbers: Function whose first argument is the table.
+            arguments, settings: Further arguments of the function.
         """
         if self.table is not None:
             from IPython.display import display
@@ -84,13 +84,13 @@ class Recorded:
 
 
 def recorded(path: str) -> Recorded:
-    """A table that was recorded in ``results/``; where it is not there, one sentence says why.
+    """Read a table that was recorded in ``results/``; if it is missing, print one sentence that says why.
 
     Without the project's files (in Colab) nobody can know whether there is such a table, and the sentence says that.
 
     Args:
-        path: Path of the CSV file from the root of the project. On a page it is written out, since what a page depends
-            on is found by these texts.
+        path: Path of the CSV file from the root of the project. On a page it has to be a literal, since the files that
+            a page depends on are found by these texts.
     """
     root = environment.project()
     if (root / path).is_file():
@@ -103,20 +103,16 @@ def recorded(path: str) -> Recorded:
 
 
 def intervals(
-    values: Mapping[Any, ArrayLike | Row],
-    *,
-    names: str | Sequence[str] | None = None,
-    digits: int = 3,
-    sign: bool = False,
+    values: Mapping[Any, ArrayLike | Row], *, names: Names = None, digits: int = 3, sign: bool = False
 ) -> pd.DataFrame:
-    """Means over seeds with their 95 % t intervals, as texts: ``0.123 [0.101, 0.145]``.
+    """Format means over seeds with their 95 % t intervals as texts: ``0.123 [0.101, 0.145]``.
 
     Args:
-        values: By row - a text, or a tuple for several levels of rows - what stands in its columns: one value per seed
-            ``(n,)``, of which the interval is shown; a number or a text, which is shown as it is; None for nothing. Or
-            one value per seed for each row, where there is one column, "mean".
-        names: Name of the rows, or one for each of their levels.
-        digits: Digits after the point.
+        values: By row (a text, or a tuple for several levels of rows) the contents of its columns by name: one value
+            per seed ``(n,)``, shown by mean and interval; a number or a text, shown as it is; None for an empty cell.
+            For a single column, "mean", one value per seed by row.
+        names: Name of the rows, or of each of their levels.
+        digits: Digits after the decimal point.
         sign: Whether positive numbers have a sign.
 
     Returns:
@@ -131,22 +127,19 @@ def intervals(
     return pd.DataFrame.from_dict(texts, orient="index").astype(object).fillna("").rename_axis(index=names)
 
 
-def tested(
-    values: Mapping[Any, ArrayLike], name: str, *, names: str | Sequence[str] | None = None, digits: int = 3
-) -> pd.DataFrame:
-    """Means over seeds against zero: 95 % t interval, p-value of flipping signs, number of seeds.
+def tested(values: Mapping[Any, ArrayLike], name: str, *, names: Names = None, digits: int = 3) -> pd.DataFrame:
+    """Test means over seeds against zero: 95 % t interval, p-value of the sign-flip test, number of seeds.
 
     Args:
-        values: One value per seed by row, as in :func:`intervals`.
-        name: What the values are: the first column.
-        names, digits: As in :func:`intervals`.
+        values: By row one value per seed, ``(n,)``.
+        name: Name of the quantity, which heads the first column.
+        names: Name of the rows, or of each of their levels.
+        digits: Digits after the decimal point.
 
     Returns:
         DataFrame with the columns ``name``, ``p-value`` and ``seeds``.
     """
-    rows = {
-        row: {name: own, "p-value": float(sign_flip_test(own)), "seeds": np.size(own)} for row, own in values.items()
-    }
+    rows = {row: {name: own, "p-value": sign_flip_test(own), "seeds": np.size(own)} for row, own in values.items()}
     return intervals(rows, names=names, digits=digits)
 
 
@@ -159,15 +152,15 @@ def beside(
     minus: Sequence[str] | None = None,
     digits: int = 3,
 ) -> pd.DataFrame:
-    """Arms beside each other: means with 95 % t intervals, and differences from a rival, paired within the seed.
+    """Compare arms: means with 95 % t intervals, and differences from a rival arm, paired within the seed.
 
     Args:
-        runs: One row per arm and seed, as :func:`fairlib.effects.by_run` gives it.
-        columns: Columns whose means are shown, or their headings by column.
-        by: The column that names the arms, or several: an arm is then a tuple.
-        rival: The arm that is subtracted from all others; or a mapping from arms to the rival of each. Empty for none.
-        minus: Columns whose differences are shown; all by default.
-        digits: Digits after the point.
+        runs: One row per arm and seed (:func:`fairlib.effects.by_run`).
+        columns: Names of the columns whose means are shown, or a mapping from these to their headings.
+        by: Name of the column that names the arms, or several names: an arm is then a tuple.
+        rival: Name of the arm that is subtracted from all others, or a mapping from arms to rivals; empty for none.
+        minus: Names of the columns whose differences are shown; all by default.
+        digits: Digits after the decimal point.
 
     Returns:
         DataFrame of texts with a row for each arm, in the order of the table.
@@ -182,7 +175,7 @@ def beside(
     places = {key if len(keys) > 1 else key[0]: key for key in tuples}
     rivals = dict(rival) if isinstance(rival, Mapping) else {arm: rival for arm in places if rival and arm != rival}
     if unknown := [other for other in rivals.values() if other not in places]:
-        raise ValueError(f"there is no {unknown[0]!r} to compare with; known: {', '.join(map(str, places))}")
+        raise ValueError(f"unknown rival {unknown[0]!r}; known: {', '.join(map(str, places))}")
     against = "its rival" if isinstance(rival, Mapping) else rival
     rows: dict[Any, dict[str, pd.Series]] = {}
     for arm, key in places.items():
@@ -198,15 +191,15 @@ def correlations(
     pairs: Mapping[Any, tuple[str, str, Mapping[str, Any]]],
     columns: Mapping[str, Mapping[str, Any]],
     *,
-    names: str | Sequence[str] | None = None,
+    names: Names = None,
 ) -> pd.DataFrame:
-    """Rank correlations over groups (:func:`fairlib.effects.group_correlation`), as texts.
+    """Format rank correlations over groups (:func:`fairlib.effects.group_correlation`) as texts.
 
     Args:
-        table: A study table.
-        pairs: By row the two columns that are correlated and the values of columns that select rows.
-        columns: By heading the further values of columns that select rows.
-        names: As in :func:`intervals`.
+        table: Table of :func:`fairlib.study`.
+        pairs: By row the names of two columns and the values of columns that select its rows.
+        columns: By heading further values of columns that select rows.
+        names: Name of the rows, or of each of their levels.
 
     Returns:
         DataFrame of texts, empty ones where a correlation is not defined.
@@ -221,30 +214,30 @@ def correlations(
 
 
 def sizes(data: Mapping[str, GroupedDataset | Splits]) -> pd.DataFrame:
-    """Training images of the groups, from the largest to the smallest, for several data sets or settings.
+    """List the training images of the groups, from the largest to the smallest, for several data sets or settings.
 
     Args:
-        data: By name what :func:`fairlib.load` gave, or one part of it.
+        data: By name the splits of :func:`fairlib.load`, or one part of them.
     """
     rows: dict[str, Any] = {}
     for name, part in data.items():
-        sizes = (part if isinstance(part, GroupedDataset) else part.train).group_sizes
-        rows[name] = {rank: size for rank, size in enumerate(sorted(sizes, reverse=True), 1)}
+        found = (part if isinstance(part, GroupedDataset) else part.train).group_sizes
+        rows[name] = dict(enumerate(sorted(found, reverse=True), 1))
     return intervals(rows, names="training images").rename_axis(columns="rank by size")
 
 
 def cases(
     statement: str, seed: int, excess: ArrayLike, *, tolerance: float = 1e-8, **labels: object
 ) -> dict[str, object]:
-    """A row of a page of theory: in how many of some cases a statement is violated, and by how much at most.
+    """Count in how many random cases a statement of theory is violated, and by how much at most.
 
     Args:
-        statement: Name of the statement: the id of a claim.
+        statement: Id of the claim.
         seed: Seed of the cases.
-        excess: By how much the left side of an inequality exceeds the right one, or two sides of an equation differ,
-            case by case; any shape.
-        tolerance: Largest excess that is rounding.
-        labels: Further columns.
+        excess: For each case the left side of an inequality minus the right one, or the difference of the two sides of
+            an equation; any shape.
+        tolerance: Largest excess that counts as rounding.
+        labels: Further columns of the row.
 
     Returns:
         ``statement seed cases violated discrepancy``: the number of cases, the share that exceeds the tolerance, the

@@ -1,11 +1,11 @@
 """Check recorded tables: run their first seeds again with the recorded parameters, and compare digit by digit.
 
-Every combination that the grid varied is run; of runs that differ in ``first_seed`` only, the first. Trained models are
-not taken from the cache, and a kernel gets as many threads as it had for the recording. Finished runs of an earlier
-check are reused while their contents are the same.
+Every combination that the grid varied is run; of runs that differ in ``first_seed`` alone, only the first. Trained
+models are not taken from the cache, and a kernel gets as many threads as it had for the recording. Finished runs of an
+earlier check are reused while their contents are the same.
 
-Rows are matched by what identifies them: seed, varied parameters, group, level and columns of text. Where several rows
-agree in all of these, up to three columns of numbers that hold the same values in both tables join in.
+Rows are matched by seed, varied parameters, group, level and columns of text. If these do not identify them, up to
+three columns of numbers that hold the same values in both tables are added.
 """
 
 import itertools
@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -30,7 +30,7 @@ from fairlib.evidence.runs import ParameterError, RunError
 TOLERANCE = 1e-5  # Six digits are stored: rounding alone can make nearly equal numbers differ by one in the last.
 
 _AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}  # Read by PyTorch and by the oneDNN inside it.
-# What a clock measured, and what is jackknifed over all seeds of a run and so differs when fewer are run.
+# Clock times, and what is jackknifed over all seeds of a run and so differs when fewer are run.
 _NOT_COUNTED = re.compile(r"seconds|^time_ratio$|^dual_share$|^hypervolume$")
 
 
@@ -39,7 +39,7 @@ def verify(table: str | Path, *, seeds: int = 1, tolerance: float = TOLERANCE, a
 
     Args:
         table: CSV file in ``results/``, with its provenance in a JSON file beside it.
-        seeds: Number of seeds for each combination of varied parameters, at most what one recorded run had.
+        seeds: Number of seeds for each combination of varied parameters, at most that of a recorded run.
         tolerance: Largest relative difference that counts as agreement.
         avx2: Compute as a CPU without AVX-512 does, for a table that was recorded on one: they round differently.
 
@@ -60,14 +60,11 @@ def verify(table: str | Path, *, seeds: int = 1, tolerance: float = TOLERANCE, a
     points = _points(table, recorded, seeds, "-avx2" if avx2 else "")
     threads = recorded.get("threads")
     _execute(points, {"OMP_NUM_THREADS": str(threads if isinstance(threads, int) else 1)} | (_AVX2 if avx2 else {}))
-    here = runs.read_run(points[0].out) or {}
-    print(f"recorded with {', '.join(_environment(recorded))}")
-    other = [fact for fact in _environment(here) if fact not in _environment(recorded)]
-    print(f"here {', '.join(other) or 'the same'}, at commit {_commit(here)}")
+    _print_environments(recorded, runs.read_run(points[0].out) or {})
     found = compare(_read(table), _read(StringIO(grids.tabulate(points))), points[0].varied)
     verdicts = _verdicts(table, found.replaced)
     changed = verdicts[verdicts["recorded"] != verdicts["again"]]
-    _print_columns(found)
+    _print_comparison(found)
     print(f"verdicts: {len(verdicts)} claims name this table, {len(changed)} would change")
     for claim, verdict in changed.iterrows():
         print(f"  {claim}: {verdict['recorded']} -> {verdict['again']}")
@@ -78,10 +75,10 @@ def verify(table: str | Path, *, seeds: int = 1, tolerance: float = TOLERANCE, a
     return agrees
 
 
-def _provenance(table: Path) -> dict:
+def _provenance(table: Path) -> dict[str, Any]:
     beside = table.with_suffix(".json")
     if table.suffix != ".csv" or not table.is_file():
-        raise ParameterError(f"there is no recorded table {table}; tables are CSV files in results/")
+        raise ParameterError(f"table must be a CSV file in results/, there is no recorded table {table}")
     if not beside.is_file():
         raise ParameterError(f"{table} has no provenance: without {beside.name} its parameters are unknown")
     recorded = json.loads(beside.read_text(encoding="utf-8"))
@@ -92,12 +89,12 @@ def _provenance(table: Path) -> dict:
     return recorded
 
 
-def _commit(run: Mapping) -> str:
+def _commit(run: Mapping[str, Any]) -> str:
     return f"{run.get('commit')}{' with uncommitted changes' if run.get('dirty') else ''}"
 
 
-def _points(table: Path, recorded: Mapping, seeds: int, suffix: str) -> list[grids.Point]:
-    """The runs to do. What of the recording cannot be had any more is printed."""
+def _points(table: Path, recorded: Mapping[str, Any], seeds: int, suffix: str) -> list[grids.Point]:
+    """The runs to do. Print which recorded parameters no longer exist, and which new ones keep their default."""
     root = Path(os.path.relpath(runs.project_root(table)))
     notebook = root / recorded["notebook"]
     if not notebook.is_file():
@@ -120,8 +117,8 @@ def _points(table: Path, recorded: Mapping, seeds: int, suffix: str) -> list[gri
     return list(points.values())
 
 
-def _varied(table: Path, root: Path, recorded: Mapping, lists: Mapping[str, list]) -> list[dict]:
-    """The values that varied, run by run: all combinations if they are as many as there were runs, else the grid's."""
+def _varied(table: Path, root: Path, recorded: Mapping[str, Any], lists: Mapping[str, list[Any]]) -> list[dict]:
+    """The values that varied, run by run: all combinations if there were as many runs, else those of the grid."""
     combined = [dict(zip(lists, values, strict=True)) for values in itertools.product(*lists.values())]
     if len(combined) == recorded["runs"]:
         return combined
@@ -145,21 +142,30 @@ def _execute(points: Sequence[grids.Point], settings: Mapping[str, str]) -> None
                 raise (ParameterError if absent else RunError)(str(error)) from None
 
 
-def _environment(run: Mapping) -> list[str]:
+def _print_environments(recorded: Mapping[str, Any], here: Mapping[str, Any]) -> None:
+    print(f"recorded with {', '.join(_environment(recorded))}")
+    other = [fact for fact in _environment(here) if fact not in _environment(recorded)]
+    print(f"here {', '.join(other) or 'the same'}, at commit {_commit(here)}")
+    then, now = recorded.get("cpu_capability"), here.get("cpu_capability")
+    if then and now and then != now:
+        print(f"recorded with the vector instructions {then}, run again with {now}, which round differently")
+
+
+def _environment(run: Mapping[str, Any]) -> list[str]:
     versions = run.get("versions")
     named = versions if isinstance(versions, dict) else {"versions": versions}  # A list where the runs differed.
     return [f"{name} {value}" for name, value in {"device": run.get("device"), "CPU": run.get("cpu"), **named}.items()]
 
 
 def _read(table: Path | StringIO) -> pd.DataFrame:
-    """Every cell as text; numbers read the same whether they were stored as integers or as floats."""
+    """Read every cell as a text; a number gives the same text whether it was stored as an integer or as a float."""
     cells = pd.read_csv(table, dtype=str, keep_default_na=False)
     numbers = cells.apply(pd.to_numeric, errors="coerce")
     return cells.where(numbers.isna(), numbers.map("{:.15g}".format))
 
 
 class Comparison(NamedTuple):
-    """A recorded table beside its first seeds, run again.
+    """A recorded table compared with its first seeds, run again.
 
     Attributes:
         keys: Columns by which rows are matched.
@@ -167,7 +173,7 @@ class Comparison(NamedTuple):
             ``relative`` (largest differences; infinite where only one is a number), ``where`` (keys of the row that
             differs most) and ``counts`` (False for clock times).
         problems: Rows and columns that only one of the tables has.
-        replaced: The recorded table with the new numbers in it, all but those that do not count.
+        replaced: The recorded table with the new numbers in it, but for those that do not count.
     """
 
     keys: list[str]
@@ -180,9 +186,9 @@ def compare(recorded: pd.DataFrame, fresh: pd.DataFrame, varied: Sequence[str]) 
     """Compare rows that were run again with the recorded rows of the same seeds.
 
     Args:
-        recorded: Table whose cells are texts.
-        fresh: Table whose cells are texts.
-        varied: Parameters that tell runs apart, where they are columns.
+        recorded: Recorded table; its cells are texts.
+        fresh: Rows that were run again; their cells are texts.
+        varied: Names of the parameters that varied; those that are columns identify rows, with the seed.
 
     Raises:
         RuntimeError: If no columns identify the rows.
@@ -224,9 +230,7 @@ def _keys(old: pd.DataFrame, new: pd.DataFrame, scope: list[str]) -> list[str]:
             if keys and not old.duplicated(keys).any() and not new.duplicated(keys).any():
                 return keys
     other = ", ".join(name for name in numbers if name not in equal)
-    raise RunError(
-        f"{', '.join(certain)} do not identify the rows; other values than recorded are in {other or 'none'}"
-    )
+    raise RunError(f"{', '.join(certain)} do not identify the rows; columns whose values changed: {other or 'none'}")
 
 
 def _is_number(cells: pd.Series) -> bool:
@@ -234,7 +238,7 @@ def _is_number(cells: pd.Series) -> bool:
     return pd.to_numeric(cells[cells != ""], errors="coerce").notna().all() and (cells != "").any()
 
 
-def _difference(old: pd.Series, new: pd.Series) -> tuple:
+def _difference(old: pd.Series, new: pd.Series) -> tuple[Any, ...]:
     x, y = (pd.to_numeric(column, errors="coerce") for column in (old, new))
     same = old == new
     absolute = (x - y).abs().mask(same, 0).fillna(np.inf)
@@ -249,7 +253,7 @@ def _label(row: Sequence[str], among: pd.MultiIndex) -> str:
 
 
 def _verdicts(table: Path, replaced: pd.DataFrame) -> pd.DataFrame:
-    """Verdicts of the claims that name the table: as recorded, and with the numbers of now."""
+    """Verdicts of the claims that name the table: as recorded, and with the new numbers."""
     root = runs.project_root(table)
     path, name = root / "book" / "claims.yml", table.resolve().relative_to(root).as_posix()
     known = claims.load(path) if path.is_file() else []
@@ -258,7 +262,7 @@ def _verdicts(table: Path, replaced: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame({name: claims.on_table(asked, pd.read_csv(text), "")["verdict"] for name, text in both.items()})
 
 
-def _print_columns(found: Comparison) -> None:
+def _print_comparison(found: Comparison) -> None:
     print(f"rows matched by {', '.join(found.keys)}")
     for name, row in found.columns.iterrows():
         worst = f", largest difference {row['absolute']:.2g}, relative {row['relative']:.2g} at {row['where']}"

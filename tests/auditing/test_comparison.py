@@ -284,7 +284,7 @@ def test_bad_input(pair, cnn, images):
     with torch.no_grad():
         cnn.classifier[4].bias[0] = torch.nan
     named = fairlib.GroupedDataset(images.inputs, images.targets, images.groups, group_names=["all", "b", "c"])
-    with pytest.raises(ValueError, match="no group may be called 'all'"):
+    with pytest.raises(ValueError, match="no group of test may be called 'all'"):
         fairlib.audit(*pair, named)
     with pytest.raises(FloatingPointError, match=r"after compression: .* NaN or infinite on 120 of 120"):
         fairlib.audit(pair[0], cnn, images)

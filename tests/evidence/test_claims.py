@@ -102,10 +102,10 @@ def test_effect_and_null_control_are_judged_by_the_same_measure():
         ({"direction": "up"}, "unknown direction 'up'; known: greater, less, equal"),
         ({"threshold": "0"}, "threshold must be a finite number, got '0'"),
         ({"margin": 0}, "margin must be a positive number, got 0"),
-        ({"tables": {}}, "names the tables"),
+        ({"tables": {}}, "needs the tables that test it"),
         ({"tables": {"my laptop": "a.csv"}}, "unknown kind of evidence 'my laptop'"),
         ({"tables": ["a.csv"]}, "tables must map"),
-        ({"not_testable": "no data"}, "drop statistic or not_testable"),
+        ({"not_testable": "no data"}, "either a statistic or the reason not_testable"),
         ({"statistic": None}, "without a statistic there can be no direction, threshold, margin, tables"),
     ],
 )  # fmt: skip
@@ -117,12 +117,12 @@ def test_a_field_without_meaning_is_named_with_its_claim(changed, message):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("claims: []", "a list of entries"),
+        ("claims: []", "must be a list of entries"),
         ("- {source: x}", "each with an id"),
         ("- {id: T-a, margn: 1}", "claim 'T-a': fields missing: .*'margin'.*, unknown: .'margn'."),
         (
             2 * ENTRY.format(id="T-a", statistic="{name: column, column: a}", direction="less", threshold=0),
-            "twice",
+            "claim 'T-a': duplicate id",
         ),
     ],
 )

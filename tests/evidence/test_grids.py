@@ -76,8 +76,8 @@ class TestGrid:
         [
             ("seeds: [1, 2]", "sede: [1, 2]", "unknown parameter 'sede'"),
             ("seeds: [1, 2]", "seeds: [1, two]", "'seeds' must be an int"),
-            ("seeds: [1, 2]", "seeds: 2", "seeds must be a list that is not empty, got 2"),
-            ("seeds: [1, 2]", "seeds: [1, 1]", "asks twice for toy-data=x-seeds=1"),
+            ("seeds: [1, 2]", "seeds: 2", "seeds must be a non-empty list, got 2"),
+            ("seeds: [1, 2]", "seeds: [1, 1]", "duplicate run toy-data=x-seeds=1"),
             ("    grid:", "    gird:", "expected notebook, table, file, parameters, grid .*, got .*'gird'"),
             ("table: results/part/toy-study.csv", "", r"\(needed: notebook, table\)"),
             ("runs:", "points:", r"expected runs, table \(needed: runs\)"),
@@ -104,10 +104,18 @@ class TestGrid:
         assert provenance["grid"] == "params/study/part.yml" and provenance["versions"] == {"torch": "2"}
         assert provenance["sha256"] == hashlib.sha256(tables[0].read_bytes()).hexdigest()
 
+    def test_a_run_may_lack_what_later_ones_describe(self, grid):
+        for number, point in enumerate(grids.expand(grid)):
+            finish(point, pd.DataFrame({"value": [number]}), **({"cpu_capability": "AVX2"} if number % 2 else {}))
+        provenance = json.loads(grids.gather(grid)[0].with_suffix(".json").read_text())
+        assert provenance["cpu_capability"] == [None, "AVX2"] and provenance["device"] == "cpu"
+
     def test_nothing_is_gathered_from_an_unfinished_grid(self, grid, project):
         for point in grids.expand(grid)[1:]:
             finish(point, pd.DataFrame({"value": [1]}))
-        with pytest.raises(RunError, match=r"1 of 4 runs for .*toy-study\.csv are not finished.*as toy-data=x-seeds=1"):
+        with pytest.raises(
+            RunError, match=r"1 of 4 runs for .*toy-study\.csv are not finished.*first: toy-data=x-seeds=1"
+        ):
             grids.gather(grid)
         assert not (project / "results").exists()
 

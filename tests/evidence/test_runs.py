@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+import torch
 from edits import HARMFUL, HARMLESS, edit_files, find, other_body
 from toy_notebooks import RECORD, write_notebook
 
@@ -265,6 +266,7 @@ class TestRun:
         assert description["parameters"] == {"seeds": 3, "lr": 0.5, "data": "a=b", "quick": True}
         assert description["digest"] == runs.digest(notebook, {"seeds": 3}) != runs.digest(notebook, {})
         assert description["versions"]["python"] == ".".join(map(str, sys.version_info[:3]))
+        assert description["cpu_capability"] == torch.backends.cpu.get_cpu_capability()
         assert {"seconds", "started", "device", "cpu", "cores", "threads", "platform", "commit", "dirty"} < set(
             description
         )
@@ -296,7 +298,7 @@ class TestRun:
     def test_a_folder_with_other_files_is_left_alone(self, notebook, executed, project):
         (project / "out").mkdir()
         (project / "out" / "thesis.tex").write_text("years of work")
-        with pytest.raises(RunError, match=r"holds what is not a run's \(thesis\.tex"):
+        with pytest.raises(RunError, match=r"holds other files \(thesis\.tex"):
             runs.run(notebook, project / "out", force=True)
         assert (project / "out" / "thesis.tex").read_text() == "years of work"
         with pytest.raises(RunError, match="is a file"):

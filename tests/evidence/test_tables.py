@@ -150,7 +150,7 @@ def test_arms_stand_beside_each_other_and_are_subtracted_within_the_seed():
     assert table["gap minus that of a"].tolist() == [text_of([0.2, 0.3]), "", text_of([-0.1, 0.2])]
     assert list(table) == ["gap", "kept", "gap minus that of a"]
     assert list(tables.beside(RUNS, ["bias"])) == ["bias"]
-    with pytest.raises(ValueError, match="there is no 'd' to compare with; known: b, a, c"):
+    with pytest.raises(ValueError, match="unknown rival 'd'; known: b, a, c"):
         tables.beside(RUNS, ["bias"], rival="d")
 
 

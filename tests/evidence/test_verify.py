@@ -84,14 +84,15 @@ def record(grid: str = GRID, change=lambda table: table) -> Path:
 @pytest.fixture
 def rerun(project, monkeypatch):
     """What is asked of `runs.run`, which is not run: its records are computed here, and changed by ``.change``."""
-    asked = SimpleNamespace(change=lambda table: table, parameters=[], variables={})
+    asked = SimpleNamespace(change=lambda table: table, parameters=[], variables={}, description={})
 
     def run(notebook, out, given, *, force):
         values = runs.resolve(notebook, given)
         asked.parameters.append(values)
         asked.variables = {name: os.environ.get(name) for name in ("OMP_NUM_THREADS", "ONEDNN_MAX_CPU_ISA")}
         asked.cache = os.environ["FAIRLIB_CACHE"]
-        finish(SimpleNamespace(out=out, notebook=notebook, parameters=given), asked.change(computed(values)))
+        point = SimpleNamespace(out=out, notebook=notebook, parameters=given)
+        finish(point, asked.change(computed(values)), **asked.description)
 
     monkeypatch.setattr(runs, "run", run)
     return asked
@@ -138,6 +139,29 @@ def test_runs_have_the_recorded_threads_no_cache_and_on_demand_other_instruction
     assert rerun.cache != cache == os.environ["FAIRLIB_CACHE"] and not Path(rerun.cache).exists()
     verify.verify(table, avx2=True)
     assert rerun.variables["ONEDNN_MAX_CPU_ISA"] == "AVX2"
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "said"),
+    [
+        (
+            "AVX2",
+            "AVX512",
+            "recorded with the vector instructions AVX2, run again with AVX512, which round differently\n",
+        ),
+        (["AVX2", "AVX512"], "AVX512", "the vector instructions ['AVX2', 'AVX512'], run again with AVX512,"),
+        ("AVX512", "AVX512", None),
+        (None, "AVX512", None),
+        ("AVX512", None, None),
+    ],
+)
+def test_vector_instructions_are_mentioned_where_they_are_known_and_differ(rerun, capsys, then, now, said):
+    table = record()
+    described = json.loads(table.with_suffix(".json").read_text()) | ({"cpu_capability": then} if then else {})
+    table.with_suffix(".json").write_text(json.dumps(described))
+    rerun.description = {"cpu_capability": now} if now else {}
+    assert verify.verify(table)
+    assert (said or "") in (found := capsys.readouterr().out) and (said is not None) == ("vector" in found)
 
 
 def test_a_changed_number_is_named_with_its_size_and_place(rerun, capsys):
@@ -263,7 +287,7 @@ def test_rows_that_nothing_identifies_are_an_error(rerun, capsys):
     rerun.change = lambda table: table.assign(step=table["step"] * 2, accuracy=table["accuracy"] * 2)
     assert cli.main(["verify", str(table)]) == 1
     error = capsys.readouterr().err
-    what = "seed, data, first_seed, group do not identify the rows; other values than recorded are in step, accuracy"
+    what = "seed, data, first_seed, group do not identify the rows; columns whose values changed: step, accuracy"
     assert error == f"fairlib: {what}\n"
 
 
@@ -298,7 +322,7 @@ class TestWhatDoesNotExist:
 
     def test_a_table(self, rerun, refused):
         assert "there is no recorded table results/nothing.csv" in refused("results/nothing.csv")
-        assert "tables are CSV files" in refused(record().with_suffix(".json"))
+        assert "table must be a CSV file in results/" in refused(record().with_suffix(".json"))
 
     def test_a_provenance(self, rerun, refused):
         table = record()
