@@ -12,7 +12,7 @@ from fairlib.data import GroupedDataset
 from fairlib.mitigation.lagrangian import Lagrangian, named, sizes_of
 from fairlib.network.evaluation import predict
 from fairlib.training import Batch, Constraint, Objective
-from fairlib.training.group_losses import group_means
+from fairlib.training.group_losses import means_and_counts
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class AccuracyGap(Constraint):
         if self.reference is not None:
             return self
         correct = torch.as_tensor(predict(dense, data).correct, dtype=torch.float64)
-        means, _ = group_means(correct, data.groups.cpu(), data.num_groups)
+        means, _ = means_and_counts(correct, data.groups.cpu(), data.num_groups)
         return replace(self, reference=tuple(means.tolist()))
 
     def start(self, model: nn.Module, data: GroupedDataset, objective: Objective) -> _AccuracyGapRun:
@@ -87,7 +87,7 @@ class _AccuracyGapRun:
         self.memory = torch.full((data.num_groups, settings.memory), torch.nan, device=device)
 
     def loss(self, batch: Batch) -> Tensor:
-        means, counts = group_means(batch.losses, batch.groups, self.data.num_groups)
+        means, counts = means_and_counts(batch.losses, batch.groups, self.data.num_groups)
         gaps = self.dual.gaps(means, counts)
         loss = batch.losses.mean() + (self.multipliers.to(gaps) * gaps).sum()
         self._remember(batch, counts)

@@ -13,7 +13,7 @@ from fairlib.mitigation.lagrangian import Lagrangian, MovingAverage, named, size
 from fairlib.network.evaluation import evaluation_mode, passes, placement
 from fairlib.training import Batch, Constraint, Objective
 from fairlib.training.distillation import Distillation
-from fairlib.training.group_losses import group_means
+from fairlib.training.group_losses import means_and_counts
 
 ESTIMATES = ("batch", "average", "full")
 
@@ -91,7 +91,7 @@ class _EqualLossRun:
         self.seen, self.batches = torch.zeros_like(self.multipliers), torch.zeros_like(self.multipliers)
 
     def loss(self, batch: Batch) -> Tensor:
-        means, counts = group_means(batch.losses, batch.groups, self.data.num_groups)
+        means, counts = means_and_counts(batch.losses, batch.groups, self.data.num_groups)
         gaps = self.settings.gaps(means, counts)
         self.average.update(means, counts > 0)
         self.seen += torch.where(counts > 0, self.settings.violations(gaps.detach()), 0.0)
@@ -124,7 +124,7 @@ class _EqualLossRun:
             for index in passes(self.data, device):
                 inputs = self.data.batch(index, dtype=dtype, device=device)
                 losses.append(self.objective(inputs, self.model(inputs), self.data.targets[index]))
-        means, _ = group_means(torch.cat(losses), self.data.groups, self.data.num_groups)
+        means, _ = means_and_counts(torch.cat(losses), self.data.groups, self.data.num_groups)
         return means
 
 
@@ -140,7 +140,7 @@ class _PublishedRun:
 
     def loss(self, batch: Batch) -> Tensor:
         losses = self.objective(batch.inputs, batch.logits, batch.targets)
-        means, counts = group_means(losses.detach(), batch.groups, self.data.num_groups)
+        means, counts = means_and_counts(losses.detach(), batch.groups, self.data.num_groups)
         violations = torch.where(counts > 1, (means - losses.detach().mean()).abs(), 0.0)
         self.sums += violations
         return losses.mean() + (self.multipliers.to(violations) * violations).sum()

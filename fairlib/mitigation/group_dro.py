@@ -11,7 +11,7 @@ from fairlib._validation import check_number
 from fairlib.data import GroupedDataset
 from fairlib.mitigation.lagrangian import named, sizes_of
 from fairlib.training import Batch, Constraint, Objective
-from fairlib.training.group_losses import group_means
+from fairlib.training.group_losses import means_and_counts
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class _GroupDRORun:
         self.logs = (sizes > 0).double().log()
 
     def loss(self, batch: Batch) -> Tensor:
-        means, counts = group_means(batch.losses, batch.groups, self.data.num_groups)
+        means, counts = means_and_counts(batch.losses, batch.groups, self.data.num_groups)
         raised = torch.where(counts > 0, means + self.extra.to(means), 0.0)
         self.logs = (self.logs + self.settings.step * raised.detach().double()).log_softmax(0)
         return (self.logs.exp().to(raised) * raised).sum()

@@ -24,7 +24,7 @@ PENALTIES = ("absolute", "square", "hinge")
 PAIRS = ("max", "mean")
 
 
-def group_means(values: Tensor, groups: Tensor, num_groups: int) -> tuple[Tensor, Tensor]:
+def means_and_counts(values: Tensor, groups: Tensor, num_groups: int) -> tuple[Tensor, Tensor]:
     r"""The mean of ``values`` over each group, :math:`\frac{1}{|D_a|} \sum_{i \in D_a} v_i`.
 
     Args:
@@ -35,9 +35,8 @@ def group_means(values: Tensor, groups: Tensor, num_groups: int) -> tuple[Tensor
     Returns:
         Means ``(k,)`` and counts ``(k,)``. The mean of a group without samples is 0, with gradient 0; its count tells.
     """
-    member = one_hot(groups, num_groups).to(
-        values.dtype
-    )  # A product sums in a fixed order; scattering on CUDA does not.
+    # A product sums in a fixed order; scattering on CUDA does not.
+    member = one_hot(groups, num_groups).to(values.dtype)
     counts = member.sum(0)
     return (values @ member) / counts.clamp(min=1), counts.to(torch.int64)
 
@@ -130,7 +129,7 @@ class AccuracyDifference:
     def __call__(self, logits: Tensor, targets: Tensor, groups: Tensor, num_groups: int) -> Tensor:
         """The penalty of samples with logits ``(N, C)``, a scalar that is differentiable in them."""
         values = self._function()(margins(logits, targets) / self.temperature)
-        accuracies, counts = group_means(values, groups, num_groups)
+        accuracies, counts = means_and_counts(values, groups, num_groups)
         present = accuracies[counts > 0]
         if self.as_published:
             if num_groups != 2:
