@@ -1,4 +1,4 @@
-"""Reweighting: every group counts alike, whatever its size."""
+"""Reweighting: every group counts the same, whatever its size."""
 
 from __future__ import annotations
 
@@ -17,13 +17,15 @@ class Reweight(Constraint):
     r"""Minimize :math:`\frac{1}{N} \sum_i w_{a(i)} \ell_i` with :math:`w_a \propto n_a^{-p}` and a mean weight of 1.
 
     With :math:`p = 1` that is :math:`\frac{1}{k} \sum_a J(\theta; D_a)`, what upsampling all k groups to one size
-    minimizes in expectation; with :math:`p = 0` it is the plain loss. A batch takes the mean of its weighted losses.
+    minimizes in expectation; with :math:`p = 0` it is the plain loss. The loss of a batch is the mean of its weighted
+    losses.
 
     Args:
-        power: :math:`p`, at least 0.
+        power: Exponent :math:`p`, at least 0.
 
     Raises:
-        ValueError: If it is negative; at the start of a training, if there is one group only.
+        TypeError: If ``power`` is not a number.
+        ValueError: If ``power`` is negative; at the start of a training, if fewer than two groups have members.
 
     Source:
         Inverse-probability weights, textbook; as a baseline for group robustness, Sagawa et al. (2020).
