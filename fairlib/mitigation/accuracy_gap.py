@@ -1,7 +1,5 @@
 """Accuracy gap: the excess drop in accuracy of each group is kept below a tolerance (CEAG)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import torch
@@ -11,7 +9,7 @@ from fairlib._validation import check_number
 from fairlib.data import GroupedDataset
 from fairlib.mitigation.lagrangian import Lagrangian, named, sizes_of
 from fairlib.network.evaluation import predict
-from fairlib.training import Batch, Constraint, Objective
+from fairlib.training import Batch, Constraint, ConstraintRun, Objective
 from fairlib.training.group_losses import means_and_counts
 
 
@@ -58,7 +56,7 @@ class AccuracyGap(Constraint):
         if self.reference is not None and not all(0 <= accuracy <= 1 for accuracy in self.reference):
             raise ValueError(f"reference must hold accuracies in [0, 1], got {self.reference}")
 
-    def relative_to(self, dense: nn.Module, data: GroupedDataset) -> AccuracyGap:
+    def relative_to(self, dense: nn.Module, data: GroupedDataset) -> Constraint:
         """Return the constraint with the dense model's accuracies on the data as reference, if it has none."""
         if self.reference is not None:
             return self
@@ -66,7 +64,7 @@ class AccuracyGap(Constraint):
         means, _ = means_and_counts(correct, data.groups.cpu(), data.num_groups)
         return replace(self, reference=tuple(means.tolist()))
 
-    def start(self, model: nn.Module, data: GroupedDataset, objective: Objective) -> _AccuracyGapRun:
+    def start(self, model: nn.Module, data: GroupedDataset, objective: Objective) -> ConstraintRun:
         return _AccuracyGapRun(self, data)
 
     def _dual(self) -> Lagrangian:

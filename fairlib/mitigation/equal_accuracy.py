@@ -1,14 +1,12 @@
 """Equal accuracies: a penalty on the differences between groups' accuracies, by a surrogate ([B] Eq. 4)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from torch import Tensor, nn
 
 from fairlib.data import GroupedDataset
 from fairlib.mitigation.lagrangian import sizes_of
-from fairlib.training import Batch, Constraint, Objective
+from fairlib.training import Batch, Constraint, ConstraintRun, Objective
 from fairlib.training.group_losses import AccuracyDifference
 
 
@@ -37,7 +35,7 @@ class EqualAccuracy(AccuracyDifference, Constraint):
         super().__post_init__()
         self.refuse_without_gradient()
 
-    def start(self, model: nn.Module, data: GroupedDataset, objective: Objective) -> _EqualAccuracyRun:
+    def start(self, model: nn.Module, data: GroupedDataset, objective: Objective) -> ConstraintRun:
         return _EqualAccuracyRun(self, data)
 
 

@@ -1,7 +1,5 @@
 """Equal gradients and curvature: each group's gradient norm and largest eigenvalue are constrained ([T] Eq. 7)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +17,7 @@ from fairlib.diagnostics.vectors import Parts, dot, moved, parts_norm, parts_uni
 from fairlib.mitigation.lagrangian import Lagrangian, MovingAverage, named, sizes_of
 from fairlib.network import masks
 from fairlib.network.evaluation import aliases, evaluate, evaluation_mode, full_precision, placement
-from fairlib.training import Batch, Constraint, Objective, with_gradient
+from fairlib.training import Batch, Constraint, ConstraintRun, Objective, with_gradient
 
 
 @dataclass(frozen=True)
@@ -99,7 +97,7 @@ class EqualCurvature(Lagrangian, Constraint):
         lookup("kind of products", self.products, dict.fromkeys(("auto", "frozen", "exact")))
         check_number("decay", self.decay, 0, 1)
 
-    def start(self, model: nn.Module, data: GroupedDataset, objective: Objective) -> _EqualCurvatureRun:
+    def start(self, model: nn.Module, data: GroupedDataset, objective: Objective) -> ConstraintRun:
         return _EqualCurvatureRun(self, model, data)
 
 

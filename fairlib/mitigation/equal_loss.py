@@ -1,7 +1,5 @@
 """Equal losses: each group's loss is constrained to that of the population ([T] Eq. 8), by Lagrangian duality."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields, replace
 
 import torch
@@ -11,7 +9,7 @@ from fairlib._validation import check_number, lookup
 from fairlib.data import GroupedDataset
 from fairlib.mitigation.lagrangian import Lagrangian, MovingAverage, named, sizes_of
 from fairlib.network.evaluation import evaluation_mode, passes, placement
-from fairlib.training import Batch, Constraint, Objective
+from fairlib.training import Batch, Constraint, ConstraintRun, Objective
 from fairlib.training.distillation import Distillation
 from fairlib.training.group_losses import means_and_counts
 
@@ -58,15 +56,13 @@ class EqualLoss(Lagrangian, Constraint):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.as_published:
-            free = ("step", "as_published")
-            changed = [f.name for f in fields(self) if f.name not in free and getattr(self, f.name) != f.default]
-            if changed:
-                raise ValueError(f"as_published=True has no {', '.join(changed)}: all but step must be the default")
+        changed = [field.name for field in fields(self) if getattr(self, field.name) != field.default]
+        if self.as_published and (others := [name for name in changed if name not in ("step", "as_published")]):
+            raise ValueError(f"as_published=True has no {', '.join(others)}: all but step must be the default")
         lookup("estimate", self.dual, dict.fromkeys(("batch", "average", "full")))
         check_number("decay", self.decay, 0, 1)
 
-    def start(self, model: nn.Module, data: GroupedDataset, objective: Objective) -> _EqualLossRun | _PublishedRun:
+    def start(self, model: nn.Module, data: GroupedDataset, objective: Objective) -> ConstraintRun:
         if self.as_published:
             return _PublishedRun(self.step, data, objective)
         return _EqualLossRun(self, model, data, objective)

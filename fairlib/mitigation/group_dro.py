@@ -1,7 +1,5 @@
 """Group DRO: minimize the loss of the worst group (Sagawa et al. 2020)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +8,7 @@ from torch import Tensor, nn
 from fairlib._validation import check_number
 from fairlib.data import GroupedDataset
 from fairlib.mitigation.lagrangian import named, sizes_of
-from fairlib.training import Batch, Constraint, Objective
+from fairlib.training import Batch, Constraint, ConstraintRun, Objective
 from fairlib.training.group_losses import means_and_counts
 
 
@@ -43,7 +41,7 @@ class GroupDRO(Constraint):
         check_number("step", self.step, 0, low_open=True)
         check_number("adjustment", self.adjustment, 0)
 
-    def start(self, model: nn.Module, data: GroupedDataset, objective: Objective) -> _GroupDRORun:
+    def start(self, model: nn.Module, data: GroupedDataset, objective: Objective) -> ConstraintRun:
         return _GroupDRORun(self, data)
 
 

@@ -1,7 +1,5 @@
 """Reweighting: every group counts the same, whatever its size."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from torch import Tensor, nn
@@ -9,7 +7,7 @@ from torch import Tensor, nn
 from fairlib._validation import check_number
 from fairlib.data import GroupedDataset
 from fairlib.mitigation.lagrangian import named, sizes_of
-from fairlib.training import Batch, Constraint, Objective
+from fairlib.training import Batch, Constraint, ConstraintRun, Objective
 
 
 @dataclass(frozen=True)
@@ -36,7 +34,7 @@ class Reweight(Constraint):
     def __post_init__(self) -> None:
         check_number("power", self.power, 0)
 
-    def start(self, model: nn.Module, data: GroupedDataset, objective: Objective) -> _ReweightRun:
+    def start(self, model: nn.Module, data: GroupedDataset, objective: Objective) -> ConstraintRun:
         return _ReweightRun(self, data)
 
 

@@ -87,7 +87,7 @@ class Compressor(Protocol):
         """Return a copy of a model, compressed to a level by the method of that name and not finetuned."""
 
     def check(self, name: str, **settings: Any) -> None:
-        """Refuse a name or settings that :meth:`compress` does not know; by default nothing is refused."""
+        """Refuse a name or settings that :meth:`compress` does not know."""
 
     def trains(self, name: str, settings: Settings) -> bool:
         """Return whether the method trains with these settings; by default False."""

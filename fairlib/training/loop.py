@@ -219,8 +219,7 @@ class _Loop:
             number of per-sample gradients; None if all steps were skipped.
         """
         self.model.train()
-        rate: float | Tensor = math.nan
-        seen = 0
+        rate, seen = math.nan, 0
         totals = torch.zeros(3, device=self.device)  # Read once an epoch: reading waits for a GPU.
         for index in _split(torch.randperm(len(self.data)).to(self.device), self.batch_size):
             self.optimizer.zero_grad(set_to_none=True)
@@ -228,7 +227,7 @@ class _Loop:
                 self._advance()
                 continue
             if not seen:
-                rate = self.scheduler.get_last_lr()[0]
+                rate = float(self.scheduler.get_last_lr()[0])
             batch = self._forward(index)
             loss = running.loss(batch) if running else batch.losses.mean()
             loss.backward()
