@@ -1,4 +1,4 @@
-"""Constraints that hold groups together while a model trains, one a file. :func:`fairlib.fit` takes them."""
+"""Mitigations: constraints on groups that :func:`fairlib.fit` takes as ``constraint``, one a file."""
 
 from fairlib.mitigation.accuracy_gap import AccuracyGap
 from fairlib.mitigation.equal_accuracy import EqualAccuracy

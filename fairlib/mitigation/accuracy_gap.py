@@ -1,6 +1,4 @@
-"""The accuracy gap of each group held below a tolerance (CEAG), with memories of each group's last results."""
-
-from __future__ import annotations
+"""Accuracy gap: the excess drop in accuracy of each group is kept below a tolerance (CEAG)."""
 
 from dataclasses import dataclass, replace
 
@@ -11,35 +9,35 @@ from fairlib._validation import check_number
 from fairlib.data import GroupedDataset
 from fairlib.mitigation.lagrangian import Lagrangian, named, sizes_of
 from fairlib.network.evaluation import predict
-from fairlib.training import Batch, Constraint, Objective
-from fairlib.training.group_losses import group_means
+from fairlib.training import Batch, Constraint, ConstraintRun, Objective
+from fairlib.training.group_losses import means_and_counts
 
 
 @dataclass(frozen=True)
 class AccuracyGap(Constraint):
-    r"""Constrain how much more accuracy a group may lose than all do: :math:`\psi_a \le \tau` for every group a, with
-    :math:`\psi_a = (A_a^0 - A_a) - (A^0 - A)`, the drop of the group minus that of all samples.
+    r"""Constrain how much more accuracy a group loses than all samples do: :math:`\psi_a \le \tau` for every group a,
+    with :math:`\psi_a = (A_a^0 - A_a) - (A^0 - A)`, the drop of the group minus the drop of all samples.
 
     The multipliers follow the accuracies, which cannot be differentiated: after each step
-    :math:`\lambda_a \leftarrow \max(\lambda_a + s (\psi_a - \tau), 0)`, and to 0 where :math:`\psi_a \le \tau` by
-    ``restart``. The weights descend on
-    :math:`J(B) + \sum_a \lambda_a (J(B_a) - J(B))`, in which losses stand for the accuracies. Accuracies are those of
-    the last ``memory`` samples of each group as they were met in training, so that the estimate of a group that is rare
-    in batches rests on more than a batch's few. A group that is absent keeps its estimate, and nothing is
-    updated for it; a group not met yet has no violation.
+    :math:`\lambda_a \leftarrow \max(\lambda_a + s (\psi_a - \tau), 0)`, and with ``restart`` 0 where
+    :math:`\psi_a \le \tau`. The weights descend on :math:`J(B) + \sum_a \lambda_a (J(B_a) - J(B))`, where losses
+    replace the accuracies. Accuracies are those of the last ``memory`` samples of each group at the steps that trained
+    on them, so that a group that is rare in batches has an estimate from more than a few samples. A group absent from a
+    batch keeps its estimate and its multiplier; a group not met yet has no violation.
 
     Args:
-        step: The dual step :math:`s`, positive.
-        tolerance: :math:`\tau`, at least 0.
-        memory: How many samples of each group are remembered.
-        restart: A multiplier returns to 0 where its constraint is met.
-        reference: The accuracies :math:`A_a^0` of the groups before compression, on the training set, in the order of
-            the codes; :meth:`relative_to` takes them from a model, and :func:`fairlib.study` from the dense one. By
-            default all are 1, and the constraint is on the gap :math:`A - A_a` itself.
+        step: Dual step :math:`s`, positive.
+        tolerance: Tolerance :math:`\tau`, at least 0.
+        memory: Number of samples of each group that are remembered, at least 1.
+        restart: Whether a multiplier returns to 0 when its constraint is met.
+        reference: Accuracies :math:`A_a^0` of the groups before compression, on the training set, in the order of the
+            group codes. :meth:`relative_to` sets them from a model, as :func:`fairlib.study` does from the dense one.
+            By default all are 1, so that the constraint is on the gap :math:`A - A_a` itself.
 
     Raises:
-        ValueError: If a setting is out of range; at the start of a training, if there is one group only, or as many
-            reference accuracies as there are groups were not given.
+        TypeError: If a number is none.
+        ValueError: If a setting is out of range; at the start of a training, if fewer than two groups have members, or
+            if the number of reference accuracies is not that of the groups.
 
     Source:
         Hashemizadeh, Ramirez, Sukumaran, Farnadi, Lacoste-Julien and Gallego-Posada, Balancing Act: constraining
@@ -56,38 +54,37 @@ class AccuracyGap(Constraint):
         self._dual()
         check_number("memory", self.memory, 1, whole=True)
         if self.reference is not None and not all(0 <= accuracy <= 1 for accuracy in self.reference):
-            raise ValueError(f"reference accuracies must lie in [0, 1], got {self.reference}")
+            raise ValueError(f"reference must hold accuracies in [0, 1], got {self.reference}")
 
-    def relative_to(self, dense: nn.Module, data: GroupedDataset) -> AccuracyGap:
-        """The same constraint with a model's accuracies on a training set as reference, unless it has one already."""
+    def relative_to(self, dense: nn.Module, data: GroupedDataset) -> Constraint:
+        """Return the constraint with the dense model's accuracies on the data as reference, if it has none."""
         if self.reference is not None:
             return self
         correct = torch.as_tensor(predict(dense, data).correct, dtype=torch.float64)
-        means, _ = group_means(correct, data.groups.cpu(), data.num_groups)
+        means, _ = means_and_counts(correct, data.groups.cpu(), data.num_groups)
         return replace(self, reference=tuple(means.tolist()))
 
-    def start(self, model: nn.Module, data: GroupedDataset, objective: Objective) -> _AccuracyGapRun:
-        return _AccuracyGapRun(self, self._dual(), data)
+    def start(self, model: nn.Module, data: GroupedDataset, objective: Objective) -> ConstraintRun:
+        return _AccuracyGapRun(self, data)
 
     def _dual(self) -> Lagrangian:
         return Lagrangian(self.step, "one-sided", self.tolerance, restart=self.restart)
 
 
 class _AccuracyGapRun:
-    def __init__(self, settings: AccuracyGap, dual: Lagrangian, data: GroupedDataset) -> None:
-        self.dual, self.data = dual, data
-        self.sizes = sizes_of(data, "an accuracy gap")
+    def __init__(self, settings: AccuracyGap, data: GroupedDataset) -> None:
+        self.dual, self.data, self.sizes = settings._dual(), data, sizes_of(data, "an accuracy gap")
         reference = (1.0,) * data.num_groups if settings.reference is None else settings.reference
         if len(reference) != data.num_groups:
-            raise ValueError(f"{len(reference)} reference accuracies for {data.num_groups} groups")
+            raise ValueError(f"{len(reference)} reference accuracies for {data.num_groups} groups; give one for each")
         device = data.groups.device
         self.reference = torch.tensor(reference, device=device)
         self.multipliers = torch.zeros(data.num_groups, device=device)
-        # A row of the last results for each group, NaN where there is none yet; the oldest first.
+        # For each group its last results, the oldest first; NaN where there is none yet.
         self.memory = torch.full((data.num_groups, settings.memory), torch.nan, device=device)
 
     def loss(self, batch: Batch) -> Tensor:
-        means, counts = group_means(batch.losses, batch.groups, self.data.num_groups)
+        means, counts = means_and_counts(batch.losses, batch.groups, self.data.num_groups)
         gaps = self.dual.gaps(means, counts)
         loss = batch.losses.mean() + (self.multipliers.to(gaps) * gaps).sum()
         self._remember(batch, counts)
@@ -102,7 +99,7 @@ class _AccuracyGapRun:
             self.memory[code] = row[-self.memory.shape[1] :]
 
     def _gaps(self) -> Tensor:
-        """What each group has lost beyond what all have, ``(k,)``."""
+        """Drop of each group minus the drop of all, ``(k,)``."""
         known = ~self.memory.isnan().all(1)
         drops = self.reference - self.memory.nanmean(1)
         return self.dual.gaps(torch.where(known, drops, 0.0), self.sizes * known)

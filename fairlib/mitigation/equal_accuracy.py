@@ -1,6 +1,4 @@
-"""Equal accuracies: a penalty on the differences between groups' accuracies, through a surrogate ([B] Eq. 4)."""
-
-from __future__ import annotations
+"""Equal accuracies: a penalty on the differences between groups' accuracies, by a surrogate ([B] Eq. 4)."""
 
 from dataclasses import dataclass
 
@@ -8,24 +6,26 @@ from torch import Tensor, nn
 
 from fairlib.data import GroupedDataset
 from fairlib.mitigation.lagrangian import sizes_of
-from fairlib.training import Batch, Constraint, Objective
+from fairlib.training import Batch, Constraint, ConstraintRun, Objective
 from fairlib.training.group_losses import AccuracyDifference
 
 
 @dataclass(frozen=True)
 class EqualAccuracy(AccuracyDifference, Constraint):
-    r"""Minimize :math:`J(B) + \nu \, \varphi(F(B))`, with :math:`F` the difference of the accuracies in the batch.
+    r"""Minimize :math:`J(B) + \nu \, \varphi(F(B))`, where :math:`F` is the difference between groups' accuracies.
 
-    It is the lower level of [B], and what its two-stage rivals train with. The weight is fixed: there is no multiplier.
-    A mean over a batch is noisy, and :math:`E|F|` and :math:`E[F^2]` are positive by chance where :math:`F` is zero on
-    average: large batches help.
+    This is the lower level of [B], and what the two-stage methods that it compares with train on. The weight
+    :math:`\nu` is fixed: there is no multiplier. Large batches help, since an accuracy of a batch is noisy, and
+    :math:`E|F|` and :math:`E[F^2]` are positive even where :math:`F` is zero on average.
 
     Args:
-        weight, surrogate, temperature, penalty, tau, pairs, as_published: Of
+        weight, surrogate, temperature, penalty, tau, pairs, as_published: Arguments of
             :class:`fairlib.training.group_losses.AccuracyDifference`.
 
     Raises:
-        ValueError: If a setting is out of range or unknown; at the start of a training, if there is one group only.
+        TypeError: If a number is none.
+        ValueError: If a setting is out of range or unknown, or the surrogate has no gradient; at the start of a
+            training, if fewer than two groups have members.
 
     Source:
         [B] Section 4.3.1, corrected.
@@ -35,7 +35,7 @@ class EqualAccuracy(AccuracyDifference, Constraint):
         super().__post_init__()
         self.refuse_without_gradient()
 
-    def start(self, model: nn.Module, data: GroupedDataset, objective: Objective) -> _EqualAccuracyRun:
+    def start(self, model: nn.Module, data: GroupedDataset, objective: Objective) -> ConstraintRun:
         return _EqualAccuracyRun(self, data)
 
 

@@ -1,7 +1,5 @@
 """Group DRO: minimize the loss of the worst group (Sagawa et al. 2020)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
@@ -10,8 +8,8 @@ from torch import Tensor, nn
 from fairlib._validation import check_number
 from fairlib.data import GroupedDataset
 from fairlib.mitigation.lagrangian import named, sizes_of
-from fairlib.training import Batch, Constraint, Objective
-from fairlib.training.group_losses import group_means
+from fairlib.training import Batch, Constraint, ConstraintRun, Objective
+from fairlib.training.group_losses import means_and_counts
 
 
 @dataclass(frozen=True)
@@ -19,16 +17,17 @@ class GroupDRO(Constraint):
     r"""Minimize :math:`\max_a J(\theta; D_a)`, as a game between the weights and a distribution over the groups.
 
     Each step descends on :math:`\sum_a q_a (J(B_a) + C / \sqrt{n_a})` with
-    :math:`q_a \leftarrow q_a \exp(\eta (J(B_a) + C / \sqrt{n_a}))`, normalized to a sum of 1; q is uniform at first. A
-    group absent from the batch keeps its part before the normalization and adds nothing.
+    :math:`q_a \leftarrow q_a \exp(\eta (J(B_a) + C / \sqrt{n_a}))`, normalized to a sum of 1; q is uniform at first.
+    For a group absent from the batch :math:`q_a` changes by the normalization alone, and nothing is added to the loss.
 
     Args:
-        step: :math:`\eta`, positive.
-        adjustment: :math:`C`, at least 0: how much more a small group, of size :math:`n_a` in the training set, is
-            guarded against the distance between its training loss and its true one.
+        step: Step :math:`\eta` of the distribution over the groups, positive.
+        adjustment: Group adjustment :math:`C`, at least 0. It allows for a small group, of size :math:`n_a` in the
+            training set, having a training loss further below its true one.
 
     Raises:
-        ValueError: If a setting is out of range; at the start of a training, if there is one group only.
+        TypeError: If a setting is not a number.
+        ValueError: If a setting is out of range; at the start of a training, if fewer than two groups have members.
 
     Source:
         Sagawa, Koh, Hashimoto and Liang, Distributionally robust neural networks for group shifts (2020): Algorithm 1,
@@ -42,7 +41,7 @@ class GroupDRO(Constraint):
         check_number("step", self.step, 0, low_open=True)
         check_number("adjustment", self.adjustment, 0)
 
-    def start(self, model: nn.Module, data: GroupedDataset, objective: Objective) -> _GroupDRORun:
+    def start(self, model: nn.Module, data: GroupedDataset, objective: Objective) -> ConstraintRun:
         return _GroupDRORun(self, data)
 
 
@@ -51,11 +50,11 @@ class _GroupDRORun:
         self.settings, self.data = settings, data
         sizes = sizes_of(data, "group DRO")
         self.extra = torch.where(sizes > 0, settings.adjustment / sizes.clamp(min=1).sqrt(), 0.0)
-        # As logarithms: a weight that has fallen below the range of numbers could not rise again.
+        # Logarithms, since a weight that has underflowed to 0 could not rise again.
         self.logs = (sizes > 0).double().log()
 
     def loss(self, batch: Batch) -> Tensor:
-        means, counts = group_means(batch.losses, batch.groups, self.data.num_groups)
+        means, counts = means_and_counts(batch.losses, batch.groups, self.data.num_groups)
         raised = torch.where(counts > 0, means + self.extra.to(means), 0.0)
         self.logs = (self.logs + self.settings.step * raised.detach().double()).log_softmax(0)
         return (self.logs.exp().to(raised) * raised).sum()

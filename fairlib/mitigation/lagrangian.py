@@ -1,13 +1,13 @@
-r"""Lagrangian duality for constraints on groups: gaps, multipliers, and how they move. Shared by the methods.
+r"""Lagrangian duality for constraints on groups: gaps, violations and multipliers, which several mitigations share.
 
 A constraint is a gap :math:`h_a(\theta)` for every group :math:`a`: some quantity of the group minus that of the
-population. Training descends on :math:`J + \sum_a \lambda_a \nu_a`; a dual update lets the multiplier
-:math:`\lambda_a`, zero at first, follow the violation :math:`\nu_a`.
+population. Training descends on :math:`J + \sum_a \lambda_a \nu_a`, with a violation :math:`\nu_a` of the gap and a
+multiplier :math:`\lambda_a`, which is zero at first; a dual update moves the multiplier by the violation.
 
-Written here and not taken from ``cooper-optim`` (1.0), whose multipliers do the same for signed equalities and for
-inequalities: its optimizers own both steps of a training, :func:`fairlib.fit` owns the first, and what would be left to
-use is the update of a vector, a line of arithmetic. Absolute violations as in [T], gaps between groups, moving averages
-and groups that a batch lacks would be ours with it, too.
+``cooper-optim`` (1.0) has such multipliers for signed equalities and for inequalities. It is not used, since its
+optimizers take both the primal and the dual step, and :func:`fairlib.fit` takes the primal one: what would be left is
+the update of a vector, a line of arithmetic, while the absolute violations of [T], gaps between groups, moving averages
+and groups that a batch lacks would still have to be written here.
 """
 
 import math
@@ -19,29 +19,27 @@ from torch import Tensor
 from fairlib._validation import check_number, lookup
 from fairlib.data import GroupedDataset
 
-VIOLATIONS = ("absolute", "signed", "one-sided")
-POPULATIONS = ("all", "groups", "others")
-
 
 @dataclass(frozen=True)
 class Lagrangian:
-    r"""How violations count and multipliers move.
+    r"""The settings of a Lagrangian: what a violation is, and how multipliers follow it.
 
     Args:
-        step: The dual step :math:`s`, positive.
+        step: Dual step :math:`s`, positive.
         violation: ``"absolute"``: :math:`\nu = \max(|h| - \tau, 0)`, whose multipliers never fall (Fioretto et al.,
             [T]). ``"signed"``: :math:`\nu = h` with multipliers of either sign, the dual ascent of an equality.
             ``"one-sided"``: :math:`\nu = h - \tau`, :math:`\lambda \leftarrow \max(\lambda + s \nu, 0)`, the projected
             dual ascent of :math:`h \le \tau`: only groups that are worse off than the population are held. It is
             negative where the constraint is met.
-        tolerance: :math:`\tau`, at least 0; a signed violation has none.
-        population: What a group is compared with: the mean over ``"all"`` samples, that of all ``"groups"``, each
-            counting once, or that of the ``"others"``. Of all samples a large group is a large part, and its
-            constraint all but empty.
-        cap: Multipliers stay within [-cap, cap].
-        restart: A multiplier returns to 0 where its constraint is met; not with signed violations.
+        tolerance: Tolerance :math:`\tau`, at least 0; a signed violation has none.
+        population: Value that a group is compared with: the mean over ``"all"`` samples, the mean over all
+            ``"groups"``, each counting once, or the mean over the samples of the ``"others"``. A large group makes up
+            much of all samples, so that comparing it with these hardly constrains it.
+        cap: Largest absolute value of a multiplier, positive.
+        restart: Whether a multiplier returns to 0 when its constraint is met; not with signed violations.
 
     Raises:
+        TypeError: If a number is none.
         ValueError: If a setting is out of range or unknown.
     """
 
@@ -54,51 +52,51 @@ class Lagrangian:
 
     def __post_init__(self) -> None:
         check_number("step", self.step, 0, low_open=True)
-        lookup("violation", self.violation, dict.fromkeys(VIOLATIONS))
+        lookup("violation", self.violation, dict.fromkeys(("absolute", "signed", "one-sided")))
         check_number("tolerance", self.tolerance, 0)
-        if self.violation == "signed" and self.tolerance:
-            raise ValueError("a signed violation has no tolerance; take 'absolute' or 'one-sided'")
-        if self.violation == "signed" and self.restart:
-            raise ValueError("a signed violation has no restart; take 'absolute' or 'one-sided'")
-        lookup("population", self.population, dict.fromkeys(POPULATIONS))
-        if not self.cap > 0:
-            raise ValueError(f"cap must be positive, got {self.cap}")
+        if self.violation == "signed" and (self.tolerance or self.restart):
+            name = "tolerance" if self.tolerance else "restart"
+            raise ValueError(f"a signed violation has no {name}; take violation 'absolute' or 'one-sided'")
+        lookup("population", self.population, dict.fromkeys(("all", "groups", "others")))
+        check_number("cap", self.cap, 0, low_open=True, high_closed=True)
 
     def gaps(self, values: Tensor, sizes: Tensor) -> Tensor:
-        """:func:`gaps` from this population."""
+        """Compute each group's value minus that of the population, by :func:`gaps`."""
         return gaps(values, sizes, self.population)
 
     def violations(self, gaps: Tensor) -> Tensor:
-        r""":math:`\nu_a` of gaps ``(k,)``."""
+        r"""Compute the violations :math:`\nu_a` of gaps :math:`h_a`, both ``(k,)``."""
         if self.violation == "absolute":
             return (gaps.abs() - self.tolerance).clamp(min=0)
         return gaps - self.tolerance
 
     def weights(self, multipliers: Tensor, gaps: Tensor) -> Tensor:
-        r"""The factors :math:`\lambda_a \, d\nu_a / dh_a` ``(k,)`` that the gaps have in the penalty's gradient."""
+        r"""Compute the factors :math:`\lambda_a \, d\nu_a / dh_a` of the gaps' gradients in the penalty's, ``(k,)``."""
         if self.violation != "absolute":
             return multipliers
         return multipliers * gaps.sign() * (gaps.abs() > self.tolerance)
 
     def ascend(self, multipliers: Tensor, gaps: Tensor) -> Tensor:
-        """The multipliers ``(k,)`` after a dual step on gaps ``(k,)``."""
+        """Return the multipliers ``(k,)`` after a dual step on gaps ``(k,)``."""
         return self.follow(multipliers, self.violations(gaps))
 
     def follow(self, multipliers: Tensor, violations: Tensor, step: float | None = None) -> Tensor:
-        """The multipliers ``(k,)`` after a dual step on violations ``(k,)``."""
+        """Return the multipliers ``(k,)`` after a dual step on violations ``(k,)``; ``step`` replaces the own one."""
         after = multipliers + (self.step if step is None else step) * violations
         after = after.clamp(-self.cap if self.violation == "signed" else 0.0, self.cap)
         return after * (violations > 0) if self.restart else after
 
 
 def gaps(values: Tensor, sizes: Tensor, population: str) -> Tensor:
-    """Each group's value minus that of a population; 0, with gradient 0, for a group of size 0.
+    """Compute each group's value minus that of a population.
 
     Args:
-        values: ``(k,)``, of each group.
-        sizes: ``(k,)``, what each group counts in the population.
-        population: ``"all"``, ``"groups"`` or ``"others"`` (:class:`Lagrangian`). Where there are no others the gap
-            is 0.
+        values: Value of each group, ``(k,)``.
+        sizes: Weight of each group in the population, ``(k,)``.
+        population: ``"all"``, ``"groups"`` or ``"others"``, as in :class:`Lagrangian`.
+
+    Returns:
+        Gaps ``(k,)``; 0, with gradient 0, for a group of size 0 and for one that has no others to compare with.
     """
     present = sizes > 0
     weights = present.to(values) if population == "groups" else sizes.to(values)
@@ -109,25 +107,25 @@ def gaps(values: Tensor, sizes: Tensor, population: str) -> Tensor:
 
 
 class MovingAverage:
-    """Exponential moving averages by group; a group that is absent keeps its own.
+    """Exponential moving averages by group; an absent group keeps its average.
 
     Args:
-        start: Values ``(..., k)`` before anything was seen.
-        decay: Share of the old value, in [0, 1).
+        start: Initial averages ``(..., k)``.
+        decay: Weight of the old average in an update, in [0, 1).
     """
 
     def __init__(self, start: Tensor, decay: float) -> None:
         self.values, self.decay = start.clone(), decay
 
     def update(self, values: Tensor, present: Tensor) -> Tensor:
-        """Take in values ``(..., k)`` of the groups that are present; returns the averages ``(..., k)``."""
+        """Update by the values ``(..., k)`` of the groups that are present, and return the averages ``(..., k)``."""
         mixed = self.decay * self.values + (1 - self.decay) * values.detach()
         self.values = torch.where(present, mixed, self.values)
         return self.values
 
 
 def named(data: GroupedDataset, **columns: Tensor) -> dict[str, float]:
-    """What a constraint reports to the history: ``"violation[group]"`` and the like."""
+    """Name each group's value as the history of a training does: ``"violation[group]"``."""
     return {
         f"{what.replace('_', ' ')}[{name}]": value
         for what, values in columns.items()
@@ -136,7 +134,11 @@ def named(data: GroupedDataset, **columns: Tensor) -> dict[str, float]:
 
 
 def sizes_of(data: GroupedDataset, what: str) -> Tensor:
-    """The numbers of members ``(k,)`` of the groups, on the device of the data.
+    """Count the members of each group, int64 ``(k,)`` on the device of the data.
+
+    Args:
+        data: Training set.
+        what: Name of the constraint in the error message.
 
     Raises:
         ValueError: If fewer than two groups have a member.

@@ -1,6 +1,4 @@
-"""Reweighting: every group counts alike, whatever its size."""
-
-from __future__ import annotations
+"""Reweighting: every group counts the same, whatever its size."""
 
 from dataclasses import dataclass
 
@@ -9,7 +7,7 @@ from torch import Tensor, nn
 from fairlib._validation import check_number
 from fairlib.data import GroupedDataset
 from fairlib.mitigation.lagrangian import named, sizes_of
-from fairlib.training import Batch, Constraint, Objective
+from fairlib.training import Batch, Constraint, ConstraintRun, Objective
 
 
 @dataclass(frozen=True)
@@ -17,13 +15,15 @@ class Reweight(Constraint):
     r"""Minimize :math:`\frac{1}{N} \sum_i w_{a(i)} \ell_i` with :math:`w_a \propto n_a^{-p}` and a mean weight of 1.
 
     With :math:`p = 1` that is :math:`\frac{1}{k} \sum_a J(\theta; D_a)`, what upsampling all k groups to one size
-    minimizes in expectation; with :math:`p = 0` it is the plain loss. A batch takes the mean of its weighted losses.
+    minimizes in expectation; with :math:`p = 0` it is the plain loss. The loss of a batch is the mean of its weighted
+    losses.
 
     Args:
-        power: :math:`p`, at least 0.
+        power: Exponent :math:`p`, at least 0.
 
     Raises:
-        ValueError: If it is negative; at the start of a training, if there is one group only.
+        TypeError: If ``power`` is not a number.
+        ValueError: If ``power`` is negative; at the start of a training, if fewer than two groups have members.
 
     Source:
         Inverse-probability weights, textbook; as a baseline for group robustness, Sagawa et al. (2020).
@@ -34,7 +34,7 @@ class Reweight(Constraint):
     def __post_init__(self) -> None:
         check_number("power", self.power, 0)
 
-    def start(self, model: nn.Module, data: GroupedDataset, objective: Objective) -> _ReweightRun:
+    def start(self, model: nn.Module, data: GroupedDataset, objective: Objective) -> ConstraintRun:
         return _ReweightRun(self, data)
 
 

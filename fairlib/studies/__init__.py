@@ -1,4 +1,4 @@
-"""Studies: data x model x arms x levels x seeds, run and gathered into one tidy table."""
+"""Studies: every combination of seed, arm, level and time of mitigation, run and gathered into one tidy table."""
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping
@@ -19,8 +19,6 @@ from fairlib.training.compressors import Settings
 from fairlib.training.distillation import UntrainedTeacherError
 
 __all__ = ["COMPRESSORS", "WHEN", "Arm", "Run", "by_seed", "parameter_distance", "study"]
-
-DIVERGENCE = ("raise", "skip")
 
 
 def study(
@@ -48,63 +46,66 @@ def study(
 ) -> pd.DataFrame:
     r"""Train, compress and finetune, for every seed, arm, level and time of mitigation, and measure every group.
 
-    For each seed a dense model is built and trained; each arm compresses it to each of its levels and finetunes it. The
-    *control* is there unless an arm declines it: the dense model finetuned in the same way without being compressed,
-    since finetuning alone changes groups differently. Arms share what they have in common: the data, the dense
-    networks, the control, and the compressed networks of those that compress alike and differ after it.
+    For each seed a dense model is built and trained; each arm compresses it to each of its levels and finetunes it.
+    Finetuning alone changes some groups more than others, so each arm has a *control* unless it declines it: the dense
+    model, finetuned in the same way without being compressed. Arms share data, dense networks, controls and compressed
+    networks wherever these are the same.
 
     Args:
-        data: A name of ``fairlib.data.DATASETS``, ``(name, settings)`` for :func:`fairlib.load` (a ``seed`` there
-            fixes the data), ready splits, or a function from a seed to splits.
-        model: A name of ``fairlib.models.MODELS``, ``(name, settings)`` for :func:`fairlib.build`, or a function from
-            splits and a seed to a module.
-        method: With its kind, ``"prune:magnitude"`` or ``"linearize:snl"``, or ``(name, settings)``; or a function from
-            a module and ``level=``, ``data=`` and ``seed=`` to a compressed copy, whose level 0 is the control.
-        levels: What that kind's function takes: sparsities in [0, 1) of :func:`fairlib.prune`, budgets in [0, 1] of
+        data: Name of a data set (``fairlib.data.DATASETS``), ``(name, settings)`` for :func:`fairlib.load` (a ``seed``
+            among the settings fixes the data), ready splits, or a function from a seed to splits.
+        model: Name of an architecture (``fairlib.models.MODELS``), ``(name, settings)`` for :func:`fairlib.build`, or a
+            function from splits and a seed to a module.
+        method: Name with its kind, ``"prune:magnitude"`` or ``"linearize:snl"``, ``(name, settings)``, or a function
+            from a module and ``level=``, ``data=`` and ``seed=`` to a compressed copy, whose level 0 is the control.
+        levels: Levels of compression: sparsities in [0, 1) for :func:`fairlib.prune`, budgets in [0, 1] for
             :func:`fairlib.linearize`. Sparsity 0 and budget 1 are the control.
-        arms: Several ways through the study, by name; what an :class:`Arm` leaves out is as in the other arguments.
-        compress: ``"trained"``: the dense model is compressed, then finetuned. ``"initial"``: the network at its
+        arms: Several ways through the study, by name. An argument that an :class:`Arm` leaves out is the study's.
+        compress: ``"trained"`` if the dense model is compressed and finetuned; ``"initial"`` if the network at its
             initial weights is compressed, trained like the dense one and finetuned.
-        mitigation: A name of ``fairlib.mitigation.MITIGATIONS`` or ``(name, settings)``. ``"accuracy-gap"`` has the
-            accuracies of the dense model for its reference in the finetuning, and none before.
-        when: Any of ``"never"``, ``"before"`` (in the dense training, and in those of a pruning method that trains, but
-            for ``"bip"`` and ``"bifp"``), ``"after"`` (in the finetuning), ``"both"``.
-        seeds: One run each: initial weights, order of batches and, by default, the data.
+        mitigation: Name of a mitigation (``fairlib.mitigation.MITIGATIONS``) or ``(name, settings)``. The reference of
+            ``"accuracy-gap"`` is the dense model's accuracies in the finetuning; in the dense training it has none.
+        when: Times of mitigation, any of ``"never"``, ``"before"`` (in the dense training, and in the trainings of a
+            pruning method other than ``"bip"`` and ``"bifp"``), ``"after"`` (in the finetuning) and ``"both"``.
+        seeds: Seeds of the runs: of initial weights, batch order and, unless ``data_seed`` fixes them, the data.
         train: Arguments of :func:`fairlib.fit` for the dense training, and for the trainings of a pruning method that
             trains unless its settings have a ``train`` of their own.
-        finetune: Arguments of :func:`fairlib.fit` for the finetuning; ``{"epochs": 0}`` switches it off. What is not
-            given is as in ``train`` (but for ``keep``), with 5 epochs at a tenth of its learning rate by default. After
-            linearization, and for its control, the dense model is the teacher, as the method's setting
-            ``distillation`` says.
-        data_seed: None draws and splits the data anew with each seed; a number fixes them for all.
-        diagnostics: Names of ``fairlib.diagnostics.DIAGNOSTICS`` to add as columns; NaN, with a warning, where not
-            computable. Also ``"distance"``: how far the weights have moved from those of the dense model,
-            :math:`\|\tilde\theta - \theta\|_2`, NaN where they are not the same weights; and ``"gradients"``, the
-            gradients of samples that went into the model (:func:`fairlib.gradient_evaluations`), the dense training
-            included.
-        measure: A function of a :class:`fairlib.studies.Run`. Scalars by name become columns of all its rows. A table
-            with the columns ``split`` and ``group`` adds its other columns to the rows of these, and rows for those
-            that are new; other tables add rows only. It must give the same rows for every seed.
-        clock: Add ``seconds``, what the finetuning took (CPU: process time; CUDA: wall clock), and ``dual_seconds``,
-            the part of it that a constraint spent between the epochs. The finetuning then never comes from the cache.
-        divergence: ``"raise"``, or ``"skip"``: a run that diverges leaves no rows, and ``table.attrs["diverged"]``
-            lists it with arm, seed, level, time of mitigation and the reason.
-        device: As in :func:`fairlib.fit`.
-        cache: Folder of trained models (:mod:`fairlib.training.cache`); ``"auto"`` is the user's, None switches it off.
-        workers: Number of processes; by default as many as there are cores, as soon as that saves more time than it
-            costs. On the CPU every run uses one thread, so that results do not depend on it.
-        progress: Show a bar.
+        finetune: Arguments of :func:`fairlib.fit` for the finetuning; ``{"epochs": 0}`` switches it off. By default 5
+            epochs at a tenth of the learning rate of ``train``, whose other arguments but ``keep`` apply too. After
+            linearization, and for its control, the dense model is the teacher of a distillation, whose settings are the
+            method's setting ``distillation``.
+        data_seed: Seed of the data of all runs; None loads and splits them anew with each run's seed.
+        diagnostics: Names of ``fairlib.diagnostics.DIAGNOSTICS`` to add as columns, NaN with a warning where they
+            cannot be computed. ``"distance"`` is the distance of the weights from those of the dense model,
+            :math:`\|\tilde\theta - \theta\|_2`, NaN if the two do not have the same parameters; ``"gradients"`` is the
+            number of per-sample gradients that went into the model, dense training included
+            (:func:`fairlib.gradient_evaluations`).
+        measure: Function of a :class:`fairlib.studies.Run`. Scalars by name become columns of all rows of the run. A
+            table with the columns ``split`` and ``group`` adds its other columns to the rows of that split and group,
+            and new rows if there are none; other tables add rows only. It must give the same rows for every seed.
+        clock: Whether to add ``seconds``, the duration of the finetuning (CPU: process time; CUDA: wall clock), and
+            ``dual_seconds``, the part that a constraint spent between epochs. The finetuning is then never read from
+            the cache.
+        divergence: ``"raise"``, or ``"skip"`` to leave out a run that diverges and list it in
+            ``table.attrs["diverged"]`` with arm, seed, stage, level, time of mitigation and reason.
+        device: ``"auto"`` (CUDA if available) or a torch device.
+        cache: Folder of trained models (:mod:`fairlib.training.cache`); ``"auto"`` is the user's cache folder, None
+            switches the cache off.
+        workers: Number of processes; by default one for each core if that saves more time than starting them takes. On
+            the CPU every run uses one thread, so that results do not depend on it.
+        progress: Whether to show a progress bar.
 
     Returns:
         One row per run, split and group: ``data model method level kept mitigation when seed stage split group size
         accuracy loss``, with arms ``arm``, then the diagnostics and what ``measure`` added. ``stage`` is ``dense``,
         ``control`` or ``compressed``; ``split`` is ``train`` or ``test``; ``kept`` is the share of prunable weights or
-        of ReLUs kept, 1 for dense and control. The rows of an arm are those of a study with that arm alone.
+        of ReLUs kept, 1 for dense and control. The rows of an arm are the same as in a study with that arm alone.
 
     Raises:
-        ValueError: If a name is unknown, a level is out of range, a seed or an arm is named twice, an arm has no method
-            or needs a dense network of its own, mitigation and ``when`` do not fit, or a measure gives other rows for
-            another seed; or if a dense model that is to teach performs at chance, where the message names the seed.
+        ValueError: If a name is unknown, a level is out of range, there is a duplicate seed or arm, an arm has no
+            method or needs a dense network of its own, ``when`` needs a mitigation and there is none, or a measure
+            gives other rows for another seed; or if a dense model that is to teach performs at chance (names the
+            seed).
         TypeError: If a setting is unknown.
         DivergenceError: If a training diverges; the message names the seed.
 
@@ -113,7 +114,7 @@ def study(
     """
     shared = Arm(method, mitigation, when, finetune, None, compress, levels)
     check_settings("train=", fit, train or {}, given=OWN)
-    lookup("answer to divergence", divergence, dict.fromkeys(DIVERGENCE))
+    lookup("answer to divergence", divergence, dict.fromkeys(("raise", "skip")))
     plan = Study(
         data=data,
         model=model,
@@ -140,22 +141,21 @@ def study(
 
 
 def _run(plan: Study, number: int) -> tuple[pd.DataFrame, list[str], list[dict[str, Any]]]:
-    """Everything of one seed: its rows, why diagnostics are missing, and which runs diverged."""
+    """Table of one seed, reasons of missing diagnostics, and diverged runs."""
     try:
         seed = Seed(plan, number)
         return seed.table(), seed.reasons, seed.diverged
-    except (DivergenceError, UntrainedTeacherError) as error:  # What the other seeds have trained is in the cache.
+    except (DivergenceError, UntrainedTeacherError) as error:
         raise type(error)(f"seed {number}: {error}") from error
 
 
 def _refuse_other_rows(tables: list[pd.DataFrame]) -> None:
-    """Refuse a measure that gives other rows or columns for one seed than for the first, for the runs they share."""
+    """Refuse a measure whose rows or columns for a run of a later seed differ from those of the first seed."""
     run = [name for name in ("arm", "stage", "level", "when") if name in tables[0]]
     shapes = [table.fillna({"split": "", "group": ""}).groupby([*run, "split", "group"]).size() for table in tables]
     for table, shape in zip(tables[1:], shapes[1:], strict=True):
         seed = table["seed"].iloc[0]
-        if set(table) != set(tables[0]):
-            odd = sorted(set(table) ^ set(tables[0]))
+        if odd := sorted(set(table) ^ set(tables[0])):
             raise ValueError(f"measure gives other columns for seed {seed}: {', '.join(odd)}")
         one, other = (each.groupby(run).agg(lambda part: part.droplevel(run).to_dict()) for each in (shapes[0], shape))
         both = one.index.intersection(other.index)

@@ -1,14 +1,13 @@
-"""The arms of a study: what they share, what is theirs, and everything that can be checked before a training."""
+"""The arms of a study, completed and checked before anything is trained."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
 
 from fairlib._validation import check_number, check_settings, lookup
-from fairlib.data import GroupedDataset
 from fairlib.linearization import Linearization
 from fairlib.mitigation import MITIGATIONS
 from fairlib.network import masks
@@ -20,41 +19,32 @@ Named = str | tuple[str, Settings]
 Function = Callable[..., nn.Module]
 
 COMPRESSORS: dict[str, Compressor] = {"prune": Pruning(), "linearize": Linearization()}
-"""The kinds of compression by the word before the colon in a method's name."""
+"""Kinds of compression, by the word before the colon in a method's name."""
 
-WHEN: dict[str, tuple[bool, bool]] = {
-    "never": (False, False),
-    "before": (True, False),
-    "after": (False, True),
-    "both": (True, True),
-}
-"""In which of its two trainings a run is mitigated: (dense, finetuning)."""
-
-COMPRESS = ("trained", "initial")
-"""Which network is compressed."""
+WHEN = {"never": (False, False), "before": (True, False), "after": (False, True), "both": (True, True)}
+"""Whether a run is mitigated in its dense training and in its finetuning, by the name of the time."""
 
 OWN = ("val", "objective", "constraint", "sparsify", "stop", "start", "seed", "device", "progress")
-"""Arguments of :func:`fairlib.fit` that a study fills in itself."""
+"""Arguments of :func:`fairlib.fit` that the study sets itself."""
 
 
 @dataclass(frozen=True)
 class Arm:
-    """One way through a study: what is compressed by which method, how it is trained, and when it is mitigated.
+    """One way through a study: the method and levels of compression, the trainings, and the mitigation.
 
-    What is left out is as in the study. All arms of a study share its data, its networks before compression and, where
-    they finetune alike, the control.
+    An argument that is None is the one of the study. All arms of a study share its data, its networks before
+    compression and, if they finetune alike, the control.
 
     Args:
-        method: As in :func:`study`.
-        mitigation: As in :func:`study`.
-        when: As in :func:`study`.
-        finetune: Arguments of :func:`fairlib.fit` for the finetuning, on top of the study's.
-        train: Arguments of :func:`fairlib.fit` for the trainings of a method that trains, or of the network that was
-            compressed at its initial weights, on top of the study's. The dense network is the study's own.
-        compress: As in :func:`study`.
-        levels: As in :func:`study`.
-        control: Whether the arm has a control. False spares what nobody asks for: the dense network finetuned under a
-            mitigation.
+        method: Method of compression: a name with its kind, ``(name, settings)`` or a function (:func:`study`).
+        mitigation: Name of a mitigation or ``(name, settings)``.
+        when: Times of mitigation: any of ``"never"``, ``"before"``, ``"after"`` and ``"both"``.
+        finetune: Arguments of :func:`fairlib.fit` for the finetuning, which override the study's one by one.
+        train: Arguments of :func:`fairlib.fit`, which override the study's one by one, for the trainings of a method
+            that trains or of a network that is compressed at its initial weights. The dense training is the study's.
+        compress: Network that is compressed: ``"trained"`` or ``"initial"``.
+        levels: Levels of compression.
+        control: Whether the arm has a control, the dense network finetuned in the same way. False saves its training.
     """
 
     method: Named | Function | None = None
@@ -69,11 +59,12 @@ class Arm:
 
 @dataclass(frozen=True)
 class Plan:
-    """An arm whose settings are complete and checked, its method taken apart.
+    """An arm whose settings are complete and checked.
 
     Attributes:
         name: Name of the arm; empty in a study without arms.
         full_name: Name of the method with its kind, ``"prune:magnitude"``.
+        compressor: Kind of compression.
         method: Name of the method within its kind.
         settings: Settings of the method.
     """
@@ -94,11 +85,16 @@ class Plan:
 
 
 def plans(arms: Mapping[str, Arm] | Iterable[tuple[str, Arm]] | None, shared: Arm, train: Settings) -> tuple[Plan, ...]:
-    """Complete and check all arms before anything is trained; without any, the study is its only arm.
+    """Complete and check all arms.
+
+    Args:
+        arms: Arms by name; None if the study itself is the only one.
+        shared: Arguments of the study, which an arm takes where it has none of its own.
+        train: Arguments of the dense training.
 
     Raises:
-        ValueError: As :func:`fairlib.study`.
-        TypeError: As :func:`fairlib.study`.
+        ValueError: If an arm has no name, no method or an argument that does not fit; names the arm.
+        TypeError: If a setting is unknown.
     """
     if arms is None:
         return (_plan("", Arm(), shared, train),)
@@ -111,48 +107,32 @@ def plans(arms: Mapping[str, Arm] | Iterable[tuple[str, Arm]] | None, shared: Ar
 
 def _plan(name: str, arm: Arm, shared: Arm, train: Settings) -> Plan:
     where = f"arm {name!r}: " if name else ""
-    given = {field.name: getattr(arm, field.name) for field in fields(arm)}
-    full = replace(shared, **{key: value for key, value in given.items() if value is not None})
+    full = replace(shared, **{key: value for key, value in vars(arm).items() if value is not None})
     if full.method is None:
-        raise ValueError(f"{where}a method is needed, as method= of the study or of each arm")
-    full_name, compressor, method, settings = _method(full.method)
+        raise ValueError(f"{where}a method is needed, as method= of the study or of the arm")
+    chosen = full_name, compressor, method, settings = _method(full.method)
     if own := {"finetune", "constraint"} & set(settings):
         raise TypeError(f"{full_name!r} has no setting {min(own)!r} in a study, which has finetune= and mitigation=")
     compressor.check(method, **settings)
     for role, arguments in (("train", arm.train), ("finetune", shared.finetune), ("finetune", arm.finetune)):
         check_settings(f"{role}=", fit, arguments or {}, given=OWN)
     compress = full.compress or "trained"
-    lookup("network to compress", compress, dict.fromkeys(COMPRESS))
+    lookup("network to compress", compress, dict.fromkeys(("trained", "initial")))
     trains = compressor.trains(method, settings)
     if compress == "initial" and trains:
         raise ValueError(f"compress='initial' needs a method that does not train, and {full_name!r} as set up does")
     if arm.train and not trains and compress == "trained":
-        raise ValueError(
-            f"{where}train={dict(arm.train)} asks for another dense network, since {full_name!r} itself trains "
-            "nothing; all arms share the dense network of train= of the study: make it a study of its own"
-        )
-    mitigation, constraint, when = _mitigation(full, where)
+        why = f"{full_name!r} itself trains nothing, and all arms share one; make it a study of its own"
+        raise ValueError(f"{where}train={dict(arm.train)} asks for another dense network: {why}")
+    mitigated, levels = _mitigation(full, where), _levels(full.levels or (), compressor.control)
     gentle = {"epochs": 5, "lr": float(train.get("lr", 0.05)) / 10}
     inherited = {key: value for key, value in train.items() if key != "keep"}
-    return Plan(
-        name,
-        full_name,
-        compressor,
-        method,
-        settings,
-        _levels(full.levels or (), compressor.control),
-        arm.control,
-        compress,
-        mitigation,
-        constraint,
-        when,
-        train={**train, **(arm.train or {})},
-        finetune=inherited | gentle | dict(shared.finetune or {}) | dict(arm.finetune or {}),
-    )
+    tune = inherited | gentle | dict(shared.finetune or {}) | dict(arm.finetune or {})
+    return Plan(name, *chosen, levels, arm.control, compress, *mitigated, {**train, **(arm.train or {})}, tune)
 
 
 def _method(choice: Named | Function) -> tuple[str, Compressor, str, dict[str, Any]]:
-    """Name with the kind, kind, name within the kind, and settings."""
+    """Full name, kind of compression, name within the kind, and settings."""
     if not isinstance(choice, str | tuple):
         return choice.__name__, _Own(choice), choice.__name__, {}
     full_name, settings = named(choice)
@@ -161,7 +141,7 @@ def _method(choice: Named | Function) -> tuple[str, Compressor, str, dict[str, A
 
 
 def _mitigation(arm: Arm, where: str) -> tuple[str, Constraint | None, tuple[str, ...]]:
-    """Name, constraint and times."""
+    """Name and constraint of the mitigation, and its times."""
     when = (arm.when,) if isinstance(arm.when, str) else tuple(arm.when or ())
     for time in when:
         lookup("time of mitigation", time, WHEN)
@@ -174,21 +154,21 @@ def _mitigation(arm: Arm, where: str) -> tuple[str, Constraint | None, tuple[str
 
 
 def _levels(levels: Iterable[float], control: float) -> tuple[float, ...]:
-    """The levels but that of the control, ascending."""
+    """The levels except the control's, ascending, each once."""
     chosen = [level for level in levels if level != control]
     for level in chosen:
         check_number("levels", level, 0, 1)
-    return tuple(sorted({float(level) for level in chosen}))
+    return tuple(sorted(set(map(float, chosen))))
 
 
 def named(choice: Named) -> tuple[str, dict[str, Any]]:
-    """Name and settings of what is given by its name alone or with settings."""
+    """Name and settings of a choice; none if it is a name alone."""
     return (choice, {}) if isinstance(choice, str) else (choice[0], dict(choice[1]))
 
 
 @dataclass(frozen=True)
 class _Own(Compressor):
-    """A function of one's own as a kind of compression."""
+    """A user's function as a kind of compression."""
 
     function: Function
     level: str = "level"
@@ -199,19 +179,10 @@ class _Own(Compressor):
         return self.function(model, level=level, **settings)
 
     def check(self, name: str, **settings: Any) -> None:
-        """Nothing is known of it that could be checked."""
-
-    def trains(self, name: str, settings: Settings) -> bool:
-        return False
-
-    def constrained(self, name: str) -> bool:
-        return False
+        """Nothing is known of the function that could be refused."""
 
     def kept(self, model: nn.Module, dense: nn.Module) -> float:
         try:
             return 1 - masks.sparsity(model)
         except ValueError:
             return math.nan
-
-    def objective(self, dense: nn.Module, data: GroupedDataset, settings: Settings) -> None:
-        return None

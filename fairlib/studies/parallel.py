@@ -1,4 +1,4 @@
-"""A function called for every seed, in as many processes as pay."""
+"""Calling a function for every seed, in several processes if that is faster."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -10,7 +10,7 @@ from tqdm import tqdm
 
 from fairlib import environment
 
-_STARTUP = 8.0  # Seconds until a worker process has imported torch on two cores.
+_STARTUP = 8.0  # Seconds that a worker process takes to import torch, on two cores.
 
 
 def by_seed(
@@ -21,31 +21,30 @@ def by_seed(
     workers: int | None = None,
     progress: bool = False,
 ) -> list[Any]:
-    """Call a function for every seed, here or in processes, whichever is faster.
+    """Call a function for every seed, in this process or in several, whichever is faster.
 
     On the CPU every call uses one thread, so that results do not depend on the number of processes. The first seed is
-    computed here and timed.
+    computed in this process and timed.
 
     Args:
-        function: What is called with each seed; it and its results must be picklable (cloudpickle serves functions of a
-            notebook).
-        seeds: At least one, each once.
-        device: As in :func:`fairlib.fit`; only on the CPU do processes run side by side.
-        workers: Number of processes; by default as many as there are cores, as soon as that saves more time than it
-            costs.
-        progress: Show a bar.
+        function: Function of one seed. It and its results must be picklable by cloudpickle, which handles functions
+            defined in a notebook.
+        seeds: Seeds, at least one and without duplicates.
+        device: ``"auto"`` (CUDA if available) or a torch device; only on the CPU are several processes used.
+        workers: Number of processes; by default one for each core if that saves more time than starting them takes.
+        progress: Whether to show a progress bar.
 
     Returns:
         The results in the order of the seeds.
 
     Raises:
-        ValueError: If there is no seed, or one is named twice.
+        ValueError: If there is no seed, or a duplicate one.
     """
     seeds = list(seeds)
     if not seeds or len(set(seeds)) < len(seeds):
-        raise ValueError(f"seeds must name at least one seed, and each once; got {seeds}")
+        raise ValueError(f"seeds must hold at least one seed, and each once; got {seeds}")
     results = _in_order(partial(_on_one_thread, function), seeds, workers or environment.workers(device), bool(workers))
-    return list(tqdm(results, total=len(seeds), desc="seeds", leave=False) if progress else results)
+    return list(tqdm(results, total=len(seeds), desc="seeds", leave=False, disable=not progress))
 
 
 def _in_order(function: Callable[[int], Any], seeds: Sequence[int], most: int, wanted: bool) -> Iterator[Any]:

@@ -1,4 +1,4 @@
-"""One seed of a study: its networks, each trained once, and what is measured of them."""
+"""One seed of a study: its networks, each trained once, and their rows of the table."""
 
 from __future__ import annotations
 
@@ -23,29 +23,28 @@ from fairlib.training import Batch, Constraint, ConstraintRun, DivergenceError, 
 from fairlib.training.cache import cached_fit
 from fairlib.training.compressors import Settings
 
-# What only a study knows of a model: how far it is from the dense one, and what it took to train.
-DISTANCE, GRADIENTS = "distance", "gradients"
-MEASURED = (*DIAGNOSTICS, DISTANCE, GRADIENTS)
+MEASURED = (*DIAGNOSTICS, "distance", "gradients")
+"""Names of what can be asked for as ``diagnostics`` of a study."""
 
 CONTRACT = ("data", "model", "method", "level", "kept", "mitigation", "when", "seed", "stage", "split", "group")
-"""The columns that tell the rows of a study's table apart, in their order."""
+"""Columns that identify a row of a study's table, in order."""
 
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """One network of a study, as a ``measure`` sees it.
+    """One network of a study: what a ``measure`` gets.
 
     Attributes:
         model: The network, in eval mode.
-        dense: The network that it was compressed or finetuned from.
-        splits: The data of the seed.
-        seed: The seed.
+        dense: Dense network that it was compressed or finetuned from.
+        splits: Data of the seed.
+        seed: Seed of the run.
         arm: Name of the arm; empty in a study without arms.
         stage: ``"dense"``, ``"control"`` or ``"compressed"``.
         level: Level of the compression.
         when: Time of the mitigation.
-        all: Every run of the seed, in the order of the table, this one included.
-        timing: ``seconds`` and ``dual_seconds`` of the finetuning, where the study keeps the time.
+        all: All runs of the seed, this one included, in the order of the table.
+        timing: ``seconds`` and ``dual_seconds`` of the finetuning in a study with ``clock=True``; else empty.
     """
 
     model: nn.Module
@@ -60,10 +59,10 @@ class Run:
     timing: Mapping[str, float]
 
     def other(self, arm: str) -> Run:
-        """The run of another arm at the same stage and level.
+        """Return the run of another arm at the same stage and level.
 
         Raises:
-            KeyError: If there is none, or several.
+            KeyError: If there is no such run, or several.
         """
         found = [run for run in self.all if (run.arm, run.stage, run.level) == (arm, self.stage, self.level)]
         if len(found) != 1:
@@ -76,7 +75,7 @@ Measure = Callable[[Run], pd.DataFrame | Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Study:
-    """A study whose arguments are checked, ready to be run seed by seed in any process."""
+    """The checked arguments of a study, from which any process can run one of its seeds."""
 
     data: Named | Splits | Callable[[int], Splits]
     model: Named | Function
@@ -92,11 +91,11 @@ class Study:
 
 
 class Seed:
-    """The networks of one seed.
+    """The networks of one seed of a study, and their measurements.
 
     Attributes:
-        reasons: Why diagnostics could not be computed.
-        diverged: The runs that diverged, where a study skips these.
+        reasons: Reasons why diagnostics could not be computed.
+        diverged: Runs that diverged, if the study skips them.
     """
 
     def __init__(self, study: Study, seed: int) -> None:
@@ -109,25 +108,24 @@ class Seed:
         self.diverged: list[dict[str, Any]] = []
 
     def table(self) -> pd.DataFrame:
-        """The rows of all networks."""
+        """Train all networks and return the rows of the seed."""
         frames: list[pd.DataFrame] = []
         runs: list[Run] = []
         for arm in self.study.arms:
             for run in self._runs(arm, runs):
                 if self.study.measure is None:
                     frames.append(self._rows(arm, run))
-                else:  # All are kept and then measured: one may look at the others.
+                else:  # Measured when all are there, since a measure may look at the others.
                     runs.append(run)
         arms = {arm.name: arm for arm in self.study.arms}
         frames += [self._rows(arms[run.arm], run) for run in runs]
         return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
 
     def _runs(self, arm: Plan, runs: list[Run]) -> Iterator[Run]:
-        """The dense network, the control, and one compressed to each level, for each time of mitigation."""
+        """For each time of mitigation: the dense network, the control, and a compressed network for each level."""
         control = arm.compressor.control
         for when in arm.when:
-            early, late = WHEN[when]
-            first, last = (arm.constraint if chosen else None for chosen in (early, late))
+            first, last = (arm.constraint if chosen else None for chosen in WHEN[when])
             dense = None
             with self._skipping(arm, "dense", control, when):
                 dense, _ = self._once(f"dense {first!r}", partial(self._fit, self.start, self.study.train, first))
@@ -135,16 +133,13 @@ class Seed:
                 continue
             run = partial(Run, dense=dense, splits=self.splits, seed=self.seed, arm=arm.name, when=when, all=runs)
             yield run(dense, stage="dense", level=control, timing={})
-            teacher = None
-            if arm.finetune["epochs"]:
-                teacher = arm.compressor.objective(dense, self.splits.train, arm.settings)
-            held = last.relative_to(dense, self.splits.train) if last else None
-            finetune = partial(
-                self._fit, settings=arm.finetune, constraint=held, objective=teacher, clock=self.study.clock
-            )
+            data = self.splits.train
+            teacher = arm.compressor.objective(dense, data, arm.settings) if arm.finetune["epochs"] else None
+            held = last.relative_to(dense, data) if last else None
+            settings = {**arm.finetune, "objective": teacher}
+            finetune = partial(self._fit, settings=settings, constraint=held, clock=self.study.clock)
             stages = [("control", control)] * arm.control + [("compressed", level) for level in arm.levels]
             for stage, level in stages:
-                tuned = None
                 with self._skipping(arm, stage, level, when):
                     if stage == "control":
                         alike = f"control {first!r} {held!r} {sorted(arm.finetune.items())} {teacher!r}"
@@ -154,7 +149,6 @@ class Seed:
                         how += f" {sorted(arm.settings.items())} {sorted(arm.train.items())}"
                         small = self._once(how, partial(self._compressed, arm, dense, level, first))
                         tuned = finetune(small)
-                if tuned is not None:
                     yield run(tuned[0], stage=stage, level=level, timing=tuned[1])
 
     @contextmanager
@@ -168,7 +162,7 @@ class Seed:
             self.diverged.append(where | {"reason": str(error)})
 
     def _once(self, key: str, train: Callable[[], Any]) -> Any:
-        """What several arms have in common, trained or compressed once."""
+        """The result of ``train`` for a key; computed once and shared by arms."""
         if key not in self.trained:
             self.trained[key] = train()
         return self.trained[key]
@@ -188,15 +182,10 @@ class Seed:
         return self._fit(small, arm.train, constraint)[0]
 
     def _fit(
-        self,
-        model: nn.Module,
-        settings: Settings,
-        constraint: Constraint | None = None,
-        objective: Objective | None = None,
-        clock: bool = False,
+        self, model: nn.Module, settings: Settings, constraint: Constraint | None = None, clock: bool = False
     ) -> tuple[nn.Module, dict[str, float]]:
-        """The trained copy, and how long that took, if anybody looks at the clock."""
-        arguments = {"seed": self.seed, "device": self.study.device, "objective": objective, **settings}
+        """The trained copy, and its ``seconds`` and ``dual_seconds`` with ``clock``."""
+        arguments = {"seed": self.seed, "device": self.study.device, **settings}
         if not clock:
             arguments |= {"constraint": constraint} if constraint else {}
             return cached_fit(model, self.splits.train, folder=self.study.cache, **arguments), {}
@@ -207,11 +196,9 @@ class Seed:
         return trained, {"seconds": seconds, "dual_seconds": clocked.seconds if clocked else 0.0}
 
     def _rows(self, arm: Plan, run: Run) -> pd.DataFrame:
-        """The rows of one network."""
-        table = self.measured.get(id(run.model))
-        if table is None:
-            table = self._look(run)
-        if run.stage != "compressed":  # Shared, and alive as long as this seed is.
+        """Rows of one network."""
+        table = self.measured[id(run.model)] if id(run.model) in self.measured else self._look(run)
+        if run.stage != "compressed":  # Shared by arms, and alive as long as this seed is.
             self.measured[id(run.model)] = table
         if self.study.clock:
             table = table.assign(**{"seconds": math.nan, "dual_seconds": math.nan, **run.timing})
@@ -233,7 +220,7 @@ class Seed:
         return table[order + [name for name in table if name not in order]]
 
     def _look(self, run: Run) -> pd.DataFrame:
-        """Performance and diagnostics of every group on the training and on the test set."""
+        """Performance and diagnostics of every group on the training set and on the test set."""
         frames = []
         for split, data in (("train", self.splits.train), ("test", self.splits.test)):
             table = group_performance(run.model, data)
@@ -243,17 +230,17 @@ class Seed:
         return pd.concat(frames, ignore_index=True)
 
     def _diagnosed(self, table: pd.DataFrame, name: str, run: Run, data: GroupedDataset) -> pd.DataFrame:
-        if name == DISTANCE:
+        if name == "distance":
             return table.assign(distance=parameter_distance(run.model, run.dense))
-        if name == GRADIENTS:
+        if name == "gradients":
             return table.assign(gradients=gradient_evaluations(run.model))
         columns, reason = diagnose(name, run.model, data)
         self.reasons += [reason] if reason else []
         return table.join(columns)
 
 
-class _Clocked:
-    """A constraint whose work between the epochs is timed apart, in seconds."""
+class _Clocked(Constraint):
+    """A constraint at work in one training; ``seconds`` is the time that it takes outside the batches."""
 
     def __init__(self, constraint: Constraint, device: str) -> None:
         self.constraint, self.device, self.seconds = constraint, device, 0.0
@@ -268,9 +255,6 @@ class _Clocked:
     def end_epoch(self) -> dict[str, float]:
         return self._timed(self.run.end_epoch)
 
-    def relative_to(self, dense: nn.Module, data: GroupedDataset) -> _Clocked:
-        return self
-
     def _timed(self, function: Callable[..., Any], *arguments: object) -> Any:
         before = environment.clock(self.device)
         result = function(*arguments)
@@ -279,7 +263,7 @@ class _Clocked:
 
 
 def parameter_distance(model: nn.Module, dense: nn.Module) -> float:
-    """The Euclidean distance of two models' parameters; NaN if they do not have the same."""
+    """Compute the Euclidean distance between two models' parameters; NaN if their names or shapes differ."""
     ours, theirs = ({name: p.detach() for name, p in each.named_parameters()} for each in (model, dense))
     if {name: p.shape for name, p in ours.items()} != {name: p.shape for name, p in theirs.items()}:
         return math.nan
@@ -287,7 +271,7 @@ def parameter_distance(model: nn.Module, dense: nn.Module) -> float:
 
 
 def _added(table: pd.DataFrame, found: pd.DataFrame | Mapping[str, Any]) -> pd.DataFrame:
-    """The rows of a network with what a measure found."""
+    """Rows of a network together with what a measure returned."""
     if not isinstance(found, pd.DataFrame):
         return table.assign(**found)
     keys = ["split", "group"]
@@ -302,8 +286,7 @@ def _added(table: pd.DataFrame, found: pd.DataFrame | Mapping[str, Any]) -> pd.D
 def _splits(study: Study, seed: int) -> Splits:
     if isinstance(study.data, Splits):
         return study.data
-    if study.data_seed is not None:
-        seed = study.data_seed
+    seed = seed if study.data_seed is None else study.data_seed
     if callable(study.data):
         return study.data(seed)
     name, settings = named(study.data)

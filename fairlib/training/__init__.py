@@ -1,25 +1,10 @@
-"""The one training loop, the places where constraints and teachers plug into it, and trained models kept on disk."""
+"""The training loop, the places where constraints and teachers plug into it, and trained models kept on disk."""
 
 from fairlib.training import cache, compressors, distillation, group_losses
 from fairlib.training.gradients import taken_gradient, with_gradient
 from fairlib.training.loop import AUGMENTATIONS, OPTIMIZERS, SCHEDULES, DivergenceError, fit
 from fairlib.training.protocols import Batch, Constraint, ConstraintRun, Objective, Sparsifier
 
-__all__ = [
-    "AUGMENTATIONS",
-    "OPTIMIZERS",
-    "SCHEDULES",
-    "Batch",
-    "Constraint",
-    "ConstraintRun",
-    "DivergenceError",
-    "Objective",
-    "Sparsifier",
-    "cache",
-    "compressors",
-    "distillation",
-    "fit",
-    "group_losses",
-    "taken_gradient",
-    "with_gradient",
-]
+__all__ = ["AUGMENTATIONS", "OPTIMIZERS", "SCHEDULES", "DivergenceError", "fit"]
+__all__ += ["Batch", "Constraint", "ConstraintRun", "Objective", "Sparsifier", "taken_gradient", "with_gradient"]
+__all__ += ["cache", "compressors", "distillation", "group_losses"]

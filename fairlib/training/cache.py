@@ -1,4 +1,4 @@
-"""Trained models kept on disk, so that no training is done twice."""
+"""Trained models kept on disk, so that no training runs twice."""
 
 import copy
 import functools
@@ -21,34 +21,41 @@ from fairlib.network.memory import add_gradients, inherit, memory_of
 from fairlib.training.distillation import Distillation
 from fairlib.training.loop import fit
 
-# What no training runs. What a compressor did to the model before is told by the weights and masks in the key.
+# No training runs this code. What a compressor did to the model before shows in the weights and masks in the key.
 _LEFT_OUT = ("cli", "studies", "effects", "plots", "auditing", "evidence", "pruning", "linearization")
 
 
 def default_folder() -> Path:
-    """``$FAIRLIB_CACHE`` where set, else ``fairlib`` in the user's cache folder. It may be deleted at any time."""
+    """Return the cache folder: ``$FAIRLIB_CACHE`` if set, else ``fairlib`` in the user's cache folder.
+
+    It may be deleted at any time.
+    """
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(os.environ.get("FAIRLIB_CACHE") or Path(base) / "fairlib")
 
 
-def cached_fit(model: nn.Module, data: GroupedDataset, *, folder: Path | None, **settings) -> nn.Module:
-    """:func:`fairlib.fit`, or what it gave the last time it was called with the same things.
+def cached_fit(model: nn.Module, data: GroupedDataset, *, folder: Path | None, **settings: Any) -> nn.Module:
+    """Train as :func:`fairlib.fit` does, or load what it returned for the same arguments before.
 
-    An entry is keyed by everything that shapes the result: the model's structure, weights, masks and which parameters
-    are frozen, the contents of the data, the settings, the code of ``fairlib`` that training runs (docstrings, comments
-    and formatting do not count), the version of torch and its settings of precision, the processor or GPU, and the
-    number of threads. It is one safetensors file (weights, those of ``keep`` too, and the history) that appears whole
-    or not at all; one that cannot be read or does not match its checksum is computed anew. A model, constraint or
-    objective with code from elsewhere, a ``sparsify`` or a ``stop`` cannot be keyed and is always trained.
+    The key of an entry covers everything that shapes the result: the model's structure, weights, masks and which
+    parameters are frozen, the contents of the data, the settings, the code of ``fairlib`` that training runs
+    (docstrings, comments and formatting do not count), the version of torch and its precision settings, the CPU or GPU,
+    and the number of threads. An entry is one safetensors file with the weights, those kept by ``keep`` and the
+    history, written as a whole or not at all. An entry that cannot be read or fails its checksum is computed anew.
+    A training is never cached if its model, constraint or objective has code from outside ``fairlib``, or if it has a
+    ``sparsify`` or a ``stop``.
 
     Args:
-        model: As of :func:`fairlib.fit`.
-        data: As of :func:`fairlib.fit`.
-        folder: Where the entries lie; None switches the cache off.
-        **settings: Of :func:`fairlib.fit`.
+        model: Model to train; it is not changed.
+        data: Training set.
+        folder: Folder of the entries; None switches the cache off.
+        **settings: Keyword arguments of :func:`fairlib.fit`.
+
+    Returns:
+        The trained copy of the model, as :func:`fairlib.fit` returns it.
 
     Warns:
-        UserWarning: If the entry cannot be written; the trained model is given back all the same.
+        UserWarning: If the entry cannot be written; the trained model is returned all the same.
     """
     if folder is None or not _known_code(model, settings):
         return fit(model, data, **settings)
@@ -72,7 +79,7 @@ def cached_fit(model: nn.Module, data: GroupedDataset, *, folder: Path | None, *
 
 
 def _known_code(model: nn.Module, settings: Mapping[str, Any]) -> bool:
-    """Whether model, constraint and objective are fairlib's, whose source is in the key, and nothing else is code."""
+    """Whether all code among model and settings is that of fairlib, whose source is in the key."""
     constraint, objective = settings.get("constraint"), settings.get("objective")
     ours = constraint is None or type(constraint).__module__.startswith("fairlib.mitigation")
     ours &= not callable(getattr(constraint, "surrogate", None))
@@ -82,7 +89,7 @@ def _known_code(model: nn.Module, settings: Mapping[str, Any]) -> bool:
 
 
 def _ours(model: nn.Module) -> bool:
-    """Whether a model is one of the zoo's, and all that it is made of has code in the key."""
+    """Whether a model is one of fairlib's, made of modules of fairlib and torch alone."""
     parts = {type(part).__module__ for part in model.modules()}
     known = ("torch.nn.", "fairlib.models.", "fairlib.network.")
     return type(model).__module__.startswith("fairlib.models.") and all(part.startswith(known) for part in parts)
@@ -91,11 +98,10 @@ def _ours(model: nn.Module) -> bool:
 def _key(model: nn.Module, data: GroupedDataset, settings: Mapping[str, Any]) -> str:
     device = environment.resolve(settings.get("device", "auto"))
     machine = environment.describe(device)
-    plain = {name: _plain(value) for name, value in settings.items()}
     parts = {
         "model": [repr(model), _checksum(model.state_dict()), [p.requires_grad for p in model.parameters()]],
         "data": data.fingerprint(),
-        "settings": plain | {"device": device},
+        "settings": {name: _plain(value) for name, value in settings.items()} | {"device": device},
         "code": [_source_digest(), torch.__version__],
         "precision": [torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32],
         "machine": [machine[name] for name in ("device", "cpu", "threads")],
@@ -104,7 +110,7 @@ def _key(model: nn.Module, data: GroupedDataset, settings: Mapping[str, Any]) ->
 
 
 def _plain(value: object) -> str:
-    """A setting as a text that tells all of it."""
+    """A setting as a text that is equal for equal settings only."""
     if isinstance(value, GroupedDataset):
         return value.fingerprint()
     if isinstance(value, Distillation):
@@ -140,7 +146,7 @@ def _write(path: Path, trained: nn.Module) -> None:
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], list[dict[str, float]], dict[int, dict[str, Tensor]]] | None:
-    """Weights, history and kept weights of an entry; None if there is none that can be trusted."""
+    """Weights, history and kept weights of an entry; None if it is missing, unreadable or fails its checksum."""
     try:
         with safe_open(path, framework="pt") as entry:
             tensors = {name: entry.get_tensor(name) for name in entry.keys()}  # noqa: SIM118 - it is no mapping

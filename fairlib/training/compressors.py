@@ -1,4 +1,4 @@
-"""What every kind of compression offers to a study, and what a registry tells of each of its methods."""
+"""The entries of the registries of compression methods, and what a study asks of a kind of compression."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -22,10 +22,9 @@ class Method:
         function: Takes the model, then keyword arguments only.
         takes: Arguments that the caller of the registry fills in, among ``"data"``, ``"train"``, ``"seed"``, ``"val"``
             and ``"objective"``. A method that takes ``"train"`` trains; one that takes ``"data"`` cannot do without.
-        constrained: Whether a constraint may be among the arguments of its training; a method with a rule of its own
-            for what a training is held to has none.
-        gather: Turns flat settings into the function's own arguments, where these are objects, and refuses unknown
-            ones with a TypeError.
+        constrained: Whether its training accepts a constraint. A method that brings its own constraint does not.
+        gather: Turns flat settings into the function's arguments where these are objects; raises a TypeError for an
+            unknown setting. None if settings and arguments are the same.
     """
 
     function: Callable[..., nn.Module]
@@ -39,10 +38,15 @@ class Method:
         return "train" in self.takes
 
     def arguments(self, owner: str, offered: Settings, settings: Settings) -> dict[str, Any]:
-        """What the function is called with: its share of what is offered, and its own settings.
+        """Return the keyword arguments to call the function with.
+
+        Args:
+            owner: Name of the method in error messages, ``"pruning method 'snip'"``.
+            offered: What the caller of the registry can fill in, by name; the function gets what it ``takes``.
+            settings: Settings of the method.
 
         Raises:
-            ValueError: If it needs the training set and there is none.
+            ValueError: If the method needs the training set and ``offered["data"]`` is None.
         """
         if "data" in self.takes and offered["data"] is None:
             raise ValueError(f"{owner} needs data=, the training set")
@@ -53,9 +57,9 @@ class Method:
         """Refuse settings that the function does not have.
 
         Args:
-            owner: What the settings are for, as the error names it.
-            settings: What the caller asked for.
-            level: The argument that says how far to compress, which is no setting.
+            owner: Name of the method in error messages, ``"pruning method 'snip'"``.
+            settings: Settings of the method.
+            level: Name of the argument that says how far to compress, which is not a setting.
 
         Raises:
             TypeError: If a setting is unknown; the message lists the known ones.
@@ -70,9 +74,9 @@ class Compressor(Protocol):
     """A kind of compression, as a study sees it.
 
     Attributes:
-        level: The argument that says how far to compress: ``"sparsity"``, ``"budget"``.
-        control: The level at which nothing is compressed.
-        inherits: Whether the trainings of its methods are by default like the dense one.
+        level: Name of the argument that says how far to compress: ``"sparsity"``, ``"budget"``.
+        control: Level at which nothing is compressed.
+        inherits: Whether a method that trains uses the arguments of the dense training by default.
     """
 
     level: str
@@ -80,25 +84,22 @@ class Compressor(Protocol):
     inherits: bool
 
     def compress(self, model: nn.Module, name: str, level: float, **settings: Any) -> nn.Module:
-        """Compress a model to a level by the method of that name, without any finetuning."""
-        ...
+        """Return a copy of a model, compressed to a level by the method of that name and not finetuned."""
 
     def check(self, name: str, **settings: Any) -> None:
-        """Refuse a name or settings that :meth:`compress` would not understand, before anything is trained."""
-        ...
+        """Refuse a name or settings that :meth:`compress` does not know."""
 
     def trains(self, name: str, settings: Settings) -> bool:
-        """Whether the method trains with these settings."""
-        ...
+        """Return whether the method trains with these settings; by default False."""
+        return False
 
     def constrained(self, name: str) -> bool:
-        """Whether a constraint may be among the arguments of the method's training."""
-        ...
+        """Return whether the method's training accepts a constraint; by default False."""
+        return False
 
     def kept(self, model: nn.Module, dense: nn.Module) -> float:
-        """The share that a compressed model keeps of the dense one, in [0, 1]."""
-        ...
+        """Return the share, in [0, 1], that a compressed model keeps of the dense one."""
 
     def objective(self, dense: nn.Module, data: GroupedDataset, settings: Settings) -> Objective | None:
-        """The objective of the finetuning; None is the cross-entropy."""
-        ...
+        """Return the objective of the finetuning; by default None, the cross-entropy."""
+        return None

@@ -1,4 +1,4 @@
-"""Distillation: a teacher as the objective of :func:`fairlib.fit`."""
+"""Distillation: a trained teacher as the objective of :func:`fairlib.fit`."""
 
 import copy
 from dataclasses import KW_ONLY, dataclass, field
@@ -12,11 +12,9 @@ from fairlib._validation import check_number, lookup
 from fairlib.data import GroupedDataset
 from fairlib.network.evaluation import placement, predict
 
-REDUCTIONS = ("batchmean", "elements")
-
 
 class UntrainedTeacherError(ValueError):
-    """A teacher knows nothing that could be taught."""
+    """The teacher of a distillation performs at chance."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,11 +32,11 @@ class Distillation:
     teacher is a copy, frozen and in eval mode, and records no gradient.
 
     Args:
-        teacher: A classifier, trained; left as it is.
-        data: Where it must do better than chance: the training set, as a rule.
+        teacher: A trained classifier; it is not changed.
+        data: Data on which the teacher must be better than chance, usually the training set.
         temperature: :math:`T`, positive. SNL and [D] use 4.
-        weight: :math:`\beta`, of the divergence.
-        hard: :math:`\alpha`, of the cross-entropy with the true class.
+        weight: Weight :math:`\beta` of the divergence, at least 0.
+        hard: Weight :math:`\alpha` of the cross-entropy with the true class, at least 0.
         reduction: ``"batchmean"``, or ``"elements"``: the mean over the classes instead of the sum, which divides the
             divergence by their number C; it is what torch's ``"mean"`` computes, and the released code of [D] uses.
 
@@ -65,7 +63,7 @@ class Distillation:
         object.__setattr__(self, "teacher", copy.deepcopy(self.teacher).eval().requires_grad_(False))
 
     def __call__(self, inputs: Tensor, logits: Tensor, targets: Tensor) -> Tensor:
-        """Losses ``(B,)``, differentiable in ``logits`` ``(B, C)``."""
+        """Return the losses ``(B,)`` of a batch, differentiable in ``logits`` ``(B, C)``."""
         if placement(self.teacher)[0] != inputs.device:
             self.teacher.to(inputs.device)
         with torch.no_grad():
@@ -80,11 +78,11 @@ class Distillation:
 def check_values(
     temperature: float = 4.0, weight: float = 1.0, hard: float = 1.0, reduction: str = "batchmean"
 ) -> None:
-    """Refuse settings of :class:`Distillation` that are out of range or unknown, without a teacher."""
+    """Refuse settings of :class:`Distillation` that are out of range or unknown; no teacher is needed for that."""
     check_number("temperature", temperature, 0, low_open=True)
     check_number("weight", weight, 0)
     check_number("hard", hard, 0)
-    lookup("reduction", reduction, dict.fromkeys(REDUCTIONS))
+    lookup("reduction", reduction, dict.fromkeys(("batchmean", "elements")))
 
 
 def _refuse_chance(teacher: nn.Module, data: GroupedDataset) -> None:
@@ -96,7 +94,5 @@ def _refuse_chance(teacher: nn.Module, data: GroupedDataset) -> None:
     chance = 1 / present.sum()
     error = np.sqrt((chance * (1 - chance) / sizes[present]).sum()) / present.sum()
     if accuracy < chance + 3 * error:
-        raise UntrainedTeacherError(
-            f"the teacher performs at chance: its accuracy, averaged over the classes, is {accuracy:.3f}, and guessing "
-            f"gives {chance:.3f} +- {error:.3f}; train it first"
-        )
+        known = f"its accuracy by class is {accuracy:.3f} on average, guessing gives {chance:.3f} +- {error:.3f}"
+        raise UntrainedTeacherError(f"the teacher performs at chance: {known}; train it first")

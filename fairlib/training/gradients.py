@@ -1,4 +1,4 @@
-"""Gradients that are known already, for constraints that need them before the step."""
+"""Scalars whose gradient is known in advance, for constraints that need or compute it themselves."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -19,15 +19,22 @@ class _WithGradient(torch.autograd.Function):
 
 
 def with_gradient(value: Tensor, gradient: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tensor:
-    """A scalar with, on top of its own, a gradient in the parameters that is known already; for constraints."""
+    """Return a scalar to whose gradient in the parameters a known one is added.
+
+    Args:
+        value: Scalar; what it depends on by itself is differentiated as usual.
+        gradient: The tensors to add, one for each parameter and of its shape.
+        parameters: The parameters.
+    """
     return _WithGradient.apply(value, gradient, *parameters)
 
 
 def taken_gradient(loss: Tensor, model: nn.Module) -> tuple[Tensor, dict[int, Tensor]]:
-    """The loss without its graph but with its gradient, and that gradient by the ``id`` of the parameter.
+    """Differentiate a loss now, so that a constraint can use the gradient before the step without a second pass.
 
-    For constraints that need what the step will descend on: nothing is differentiated twice. A parameter that the loss
-    does not depend on has no gradient here either.
+    Returns:
+        The loss, whose ``backward`` delivers the gradient that was taken, and that gradient by the ``id`` of the
+        parameter. Parameters that the loss does not depend on are left out.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     gradient = torch.autograd.grad(loss, parameters, allow_unused=True)

@@ -20,12 +20,9 @@ SURROGATES: dict[str, Callable[[Tensor], Tensor]] = {
 r"""Surrogates :math:`u` of :math:`1(z > 0)` by name. The sigmoid and the affine one are *consistent*,
 :math:`u(z) + u(-z) = 1`; the hinge and the logistic one are convex upper bounds. The indicator has no gradient."""
 
-PENALTIES = ("absolute", "square", "hinge")
-PAIRS = ("max", "mean")
 
-
-def group_means(values: Tensor, groups: Tensor, num_groups: int) -> tuple[Tensor, Tensor]:
-    r"""The mean of ``values`` over each group, :math:`\frac{1}{|D_a|} \sum_{i \in D_a} v_i`.
+def means_and_counts(values: Tensor, groups: Tensor, num_groups: int) -> tuple[Tensor, Tensor]:
+    r"""Compute the mean of ``values`` over each group, :math:`\frac{1}{|D_a|} \sum_{i \in D_a} v_i`, and its size.
 
     Args:
         values: Floating ``(N,)``; gradients flow through.
@@ -33,26 +30,25 @@ def group_means(values: Tensor, groups: Tensor, num_groups: int) -> tuple[Tensor
         num_groups: Number of groups k.
 
     Returns:
-        Means ``(k,)`` and counts ``(k,)``. The mean of a group without samples is 0, with gradient 0; its count tells.
+        Means ``(k,)`` and counts int64 ``(k,)``. The mean of a group without samples is 0, with gradient 0.
     """
-    member = one_hot(groups, num_groups).to(
-        values.dtype
-    )  # A product sums in a fixed order; scattering on CUDA does not.
+    # A product sums in a fixed order; scattering on CUDA does not.
+    member = one_hot(groups, num_groups).to(values.dtype)
     counts = member.sum(0)
     return (values @ member) / counts.clamp(min=1), counts.to(torch.int64)
 
 
 def margins(logits: Tensor, targets: Tensor) -> Tensor:
-    r"""The margins :math:`z_y - \max_{j \ne y} z_j`, positive where the answer is right.
+    r"""Compute the margins :math:`z_y - \max_{j \ne y} z_j`, positive where the prediction is right.
 
-    Of two classes it is :math:`y f(x)` with labels :math:`y = \pm 1` and :math:`f = z_1 - z_0`.
+    With two classes a margin is :math:`y f(x)` for labels :math:`y = \pm 1` and :math:`f = z_1 - z_0`.
 
     Args:
         logits: ``(N, C)``.
         targets: int64 ``(N,)``.
 
     Returns:
-        ``(N,)``, differentiable.
+        Margins ``(N,)``, differentiable in the logits.
     """
     own = logits.gather(1, targets[:, None])
     others = logits.masked_fill(one_hot(targets, logits.shape[1]).bool(), -torch.inf)
@@ -73,18 +69,20 @@ class AccuracyDifference:
     group put back, where :math:`P(S = s)` is the group's share of the samples.
 
     Args:
-        weight: :math:`\nu`, at least 0.
+        weight: Weight :math:`\nu` of the penalty, at least 0.
         surrogate: A name of :data:`fairlib.training.group_losses.SURROGATES`, or a function of margins ``(N,)`` that
             gives as many values and can be differentiated. A convex one that is not affine is no consistent estimate of
             an accuracy; the difference of two is, at least, 0 where the margins of both groups are distributed alike.
-        temperature: :math:`T`, positive: the width of what the surrogate smooths.
-        penalty: :math:`\varphi`: ``"absolute"``, :math:`|F|`; ``"square"``, :math:`F^2`; ``"hinge"``,
+        temperature: :math:`T`, positive: the width over which the surrogate smooths the step at margin 0.
+        penalty: The function :math:`\varphi`: ``"absolute"``, :math:`|F|`; ``"square"``, :math:`F^2`; ``"hinge"``,
             :math:`\max(|F| - \tau, 0)`.
-        tau: :math:`\tau` of the hinge, the difference that is tolerated, at least 0.
-        pairs: ``"max"`` or ``"mean"`` over pairs of groups; for two groups the same.
-        as_published: :math:`\nu` times Eq. 4 as it is printed, :math:`\frac{1}{N} \sum_i u(r_i / T) / P(S_i) - 1`,
-            which for the indicator is the sum of two accuracies minus 1: for two groups only, signed, and without
-            :math:`\varphi`. :math:`P` is the group's share of the samples at hand.
+        tau: Difference :math:`\tau` that the hinge tolerates, at least 0.
+        pairs: ``"max"`` for the largest cost of a pair of groups, ``"mean"`` for the mean over the pairs; with two
+            groups both are the same.
+        as_published: Whether to compute Eq. 4 as it is printed, times :math:`\nu`:
+            :math:`\frac{1}{N} \sum_i u(r_i / T) / P(S_i) - 1`, where :math:`P` is the group's share of the samples at
+            hand. For the indicator that is the sum of two accuracies minus 1. It is signed, for two groups only, and
+            without :math:`\varphi`.
 
     Raises:
         ValueError: If a name is unknown, a number out of range, ``tau`` given without the hinge, or a penalty with
@@ -107,34 +105,34 @@ class AccuracyDifference:
         check_number("weight", self.weight, 0)
         self._function()
         check_number("temperature", self.temperature, 0, low_open=True)
-        lookup("penalty", self.penalty, dict.fromkeys(PENALTIES))
+        lookup("penalty", self.penalty, dict.fromkeys(("absolute", "square", "hinge")))
         check_number("tau", self.tau, 0)
-        lookup("choice of pairs", self.pairs, dict.fromkeys(PAIRS))
+        lookup("choice of pairs", self.pairs, dict.fromkeys(("max", "mean")))
         if self.tau and self.penalty != "hinge":
             raise ValueError(f"tau = {self.tau} is the tolerance of penalty 'hinge', and penalty is {self.penalty!r}")
         if self.as_published and (self.penalty, self.pairs) != ("absolute", "max"):
             raise ValueError("as_published=True is Eq. 4 as printed, signed: it has no penalty and no pairs to choose")
 
     def refuse_without_gradient(self) -> None:
-        """Refuse a surrogate that nothing could be trained by.
+        """Refuse a surrogate without a gradient, with which nothing can be trained.
 
         Raises:
-            ValueError: If it is the indicator.
+            ValueError: If the surrogate is the indicator.
         """
         if self.surrogate == "indicator":
-            raise ValueError("surrogate 'indicator' has no gradient: it measures, and trains nothing")
+            raise ValueError("surrogate 'indicator' has no gradient: it can measure, not train; take 'sigmoid'")
 
     def _function(self) -> Callable[[Tensor], Tensor]:
         return self.surrogate if callable(self.surrogate) else lookup("surrogate", self.surrogate, SURROGATES)
 
     def __call__(self, logits: Tensor, targets: Tensor, groups: Tensor, num_groups: int) -> Tensor:
-        """The penalty of samples with logits ``(N, C)``, a scalar that is differentiable in them."""
+        """Compute the penalty of N samples: a scalar, differentiable in the logits ``(N, C)``."""
         values = self._function()(margins(logits, targets) / self.temperature)
-        accuracies, counts = group_means(values, groups, num_groups)
+        accuracies, counts = means_and_counts(values, groups, num_groups)
         present = accuracies[counts > 0]
         if self.as_published:
             if num_groups != 2:
-                raise ValueError(f"Eq. 4 of [B] as printed is about two groups, and these are {num_groups}")
+                raise ValueError(f"as_published=True (Eq. 4 of [B]) is about two groups, and these are {num_groups}")
             return self.weight * (present.sum() - 1)
         if len(present) < 2:
             return self.weight * 0 * values.sum()

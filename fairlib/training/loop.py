@@ -1,4 +1,4 @@
-"""The one training loop. Constraints, teachers and masks plug into it at :mod:`fairlib.training.protocols`."""
+"""The training loop. Constraints, teachers and masks plug into it as :mod:`fairlib.training.protocols`."""
 
 import copy
 import math
@@ -23,7 +23,7 @@ from fairlib.training.protocols import Batch, Constraint, ConstraintRun, Objecti
 
 
 class DivergenceError(FloatingPointError):
-    """Training has left the floating-point numbers."""
+    """The loss or the outputs of a training have become infinite or NaN."""
 
 
 def _cross_entropy(inputs: Tensor, logits: Tensor, targets: Tensor) -> Tensor:
@@ -56,9 +56,7 @@ AUGMENTATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": torch.optim.SGD,
-    "adam": lambda parameters, *, lr, momentum, weight_decay: torch.optim.Adam(
-        parameters, lr=lr, weight_decay=weight_decay
-    ),
+    "adam": lambda parameters, *, momentum, **settings: torch.optim.Adam(parameters, **settings),
 }
 
 SCHEDULES: dict[str, Callable[[torch.optim.Optimizer, int], torch.optim.lr_scheduler.LRScheduler]] = {
@@ -93,62 +91,69 @@ def fit(
     channels_last: bool = False,
     progress: bool = False,
 ) -> nn.Module:
-    r"""Train a copy of a classifier, by SGD with momentum unless asked otherwise, and give it back in eval mode.
+    r"""Train a copy of a classifier, by SGD with momentum unless asked otherwise, and return it in eval mode.
 
     With gradient :math:`g` of the mean loss of a batch, learning rate :math:`\eta`, momentum :math:`\mu` and weight
     decay :math:`\gamma`, a step is :math:`v \leftarrow \mu v + g + \gamma \theta` and then
-    :math:`\theta \leftarrow \theta - \eta v`. The data are moved to the device once, as they are (uint8 images stay
-    uint8), and fed by the batch. On one CPU the result is bit-identical for one seed and one number of threads; on CUDA
-    cuDNN is held to deterministic algorithms, and torch's settings of TF32 stand as they are. The weights of the last
-    epoch are returned: nothing is selected.
+    :math:`\theta \leftarrow \theta - \eta v`. The data are moved to the device once, in their own dtype (uint8
+    images stay uint8), and converted batch by batch. On one CPU the result is bit-identical for one seed and one number
+    of threads. On CUDA, cuDNN is restricted to deterministic algorithms; torch's TF32 settings are not changed. The
+    weights of the last epoch are returned: nothing is selected.
 
     Args:
-        model: Any module that maps inputs to logits; left as it is. A model of the zoo whose normalization is not set
-            yet has it set from ``data``.
-        data: The training set.
-        val: Where loss and accuracy are measured after each epoch, for the history.
-        epochs: Passes over ``data``; 0 gives back a copy.
-        lr: Learning rate at the start.
-        batch_size: Samples of a step. A last batch of a single sample joins the one before it.
-        momentum: Of SGD, in [0, 1).
-        weight_decay: Factor of the squared-norm penalty, on every parameter.
-        optimizer: ``"sgd"``, or ``"adam"``, with torch's factors of decay and without ``momentum``.
-        schedule: ``"cosine"`` to zero by the step, ``"step"`` (x0.1 at 1/2 and at 3/4) or ``"constant"``.
-        augment: ``"none"``, ``"flip"``, ``"crop"`` (shifts of up to an eighth) or ``"crop+flip"``, by the batch.
-        objective: Per-sample losses; cross-entropy by default. A teacher plugs in here.
-        constraint: For example ``fairlib.EqualLoss(step=0.02)``.
-        sparsify: The masks of the model after each epoch; what is masked stays zero in the next.
-        stop: Ends the training after an epoch for whose row of the history it is true.
-        start: Step at which to begin: the batches before it are drawn and passed over, and the learning rate is what
-            the schedule gives there. Momentum begins at zero. Augmentation and dropout do not draw before it, so that
-            with them other batches follow. For models rewound to :func:`weights_at` that step.
-        keep: Numbers of steps after which the weights are kept for :func:`weights_at`; 0 is before the first.
-        seed: Order of batches, augmentation and dropout. The global generators are left as they were found.
-        device: ``"auto"`` (CUDA where there is one) or a torch device. The result stays there.
+        model: Any module that maps inputs to logits; it is not changed. In the copy of a model made by
+            :func:`fairlib.build` the normalization, if it is not set yet, is set from ``data``.
+        data: Training set.
+        val: Validation set, on which loss and accuracy are measured after each epoch for the history.
+        epochs: Number of passes over ``data``, at least 0.
+        lr: Learning rate at the start, positive.
+        batch_size: Samples per step. A last batch of a single sample joins the one before it.
+        momentum: Momentum of SGD, in [0, 1).
+        weight_decay: Factor :math:`\gamma` of the weight decay of every parameter, at least 0.
+        optimizer: ``"sgd"``, or ``"adam"`` with torch's default decay rates, which ignores ``momentum``.
+        schedule: Learning rate after each step: ``"cosine"`` down to zero, ``"step"`` (a tenth from 1/2 and again from
+            3/4 of the steps on) or ``"constant"``.
+        augment: Augmentation of each batch: ``"none"``, ``"flip"``, ``"crop"`` (shifts of up to an eighth of the image)
+            or ``"crop+flip"``.
+        objective: Per-sample losses, for example a :class:`fairlib.training.distillation.Distillation`; cross-entropy
+            by default.
+        constraint: Constraint on groups, for example ``fairlib.EqualLoss(step=0.02)``.
+        sparsify: Function that gives new masks after each epoch; masked weights stay zero in the next epoch.
+        stop: Function of an epoch's row of the history; the training ends after the first epoch for which it is true.
+        start: Step at which to begin, for models rewound to :func:`weights_at` that step. The batches before it are
+            drawn and skipped, the learning rate is that of the schedule at this step, and momentum begins at zero.
+            Augmentation and dropout draw nothing for skipped steps, so with them the batches differ from those of an
+            uninterrupted training.
+        keep: Steps after which the weights are kept for :func:`weights_at`; 0 is before the first step.
+        seed: Seed of batch order, augmentation and dropout. The global generators are left as they were found.
+        device: ``"auto"`` (CUDA if available) or a torch device. The result stays there.
         precision: ``"float32"`` or ``"bfloat16"`` (autocast; weights stay float32).
-        channels_last: Memory format of images and weights; faster where convolutions are large.
-        progress: Show a bar.
+        channels_last: Whether images and weights have torch's channels-last format, faster for large convolutions.
+        progress: Whether to show a progress bar.
 
     Returns:
-        The trained copy, in eval mode; :func:`history` tells how it went.
+        The trained copy in eval mode; :func:`history` gives its loss and accuracy by epoch.
 
     Raises:
-        DivergenceError: If the loss, or the output after an epoch, becomes infinite or NaN; the message says at which
-            epoch and what to lower.
-        TypeError: If a setting is no number, or no integer where one is needed.
+        DivergenceError: If the loss, or an output after an epoch, becomes infinite or NaN; the message names the epoch
+            and the settings to lower.
+        TypeError: If a setting is not a number, or not an integer where one is needed.
         ValueError: If a setting is out of range, an input does not fit the model, or the outputs do not match the
             classes of the data.
     """
-    _check(epochs, batch_size, lr, momentum, weight_decay)
+    check_number("epochs", epochs, 0, whole=True)
+    check_number("batch_size", batch_size, 1, whole=True)
+    check_number("lr", lr, 0, low_open=True)
+    check_number("momentum", momentum, 0, 1)
+    check_number("weight_decay", weight_decay, 0)
     target = torch.device(environment.resolve(device))
     trained = copy.deepcopy(model).to(target)
     resident = data.to(target)
     fill_normalization(trained, resident)
     batches = len(_split(torch.arange(len(data)), batch_size))
     check_number("start", start, 0, epochs * batches + 1, whole=True)
-    stepper = lookup("optimizer", optimizer, OPTIMIZERS)(
-        trained.parameters(), lr=lr, momentum=momentum, weight_decay=weight_decay
-    )
+    make = lookup("optimizer", optimizer, OPTIMIZERS)
+    stepper = make(trained.parameters(), lr=lr, momentum=momentum, weight_decay=weight_decay)
     loop = _Loop(
         model=trained,
         data=resident,
@@ -165,8 +170,7 @@ def fit(
     with seeded(seed), _reproducible():
         running = constraint.start(trained, resident, loop.objective) if constraint else None
         loop.keep_weights()
-        rounds = range(1, epochs + 1)
-        for epoch in tqdm(rounds, desc="epochs", leave=False) if progress else rounds:
+        for epoch in tqdm(range(1, epochs + 1), desc="epochs", leave=False, disable=not progress):
             seen = loop.epoch(running)
             if seen is None:
                 continue
@@ -208,15 +212,14 @@ class _Loop:
         self.model.to(memory_format=self.layout)
 
     def epoch(self, running: ConstraintRun | None) -> dict[str, float] | None:
-        """Train on every batch of an epoch from step ``start`` on; None if that leaves none.
+        """Train for an epoch, skipping the steps before ``start``.
 
         Returns:
-            Learning rate of the first step, mean loss and accuracy over the batches as they were met, and how many
-            samples they had, whose gradients were taken.
+            Learning rate of the first step, mean loss and accuracy over the batches when they were trained on, and the
+            number of per-sample gradients; None if all steps were skipped.
         """
         self.model.train()
-        rate: float | Tensor = math.nan
-        seen = 0
+        rate, seen = math.nan, 0
         totals = torch.zeros(3, device=self.device)  # Read once an epoch: reading waits for a GPU.
         for index in _split(torch.randperm(len(self.data)).to(self.device), self.batch_size):
             self.optimizer.zero_grad(set_to_none=True)
@@ -224,7 +227,7 @@ class _Loop:
                 self._advance()
                 continue
             if not seen:
-                rate = self.scheduler.get_last_lr()[0]
+                rate = float(self.scheduler.get_last_lr()[0])
             batch = self._forward(index)
             loss = running.loss(batch) if running else batch.losses.mean()
             loss.backward()
@@ -236,17 +239,17 @@ class _Loop:
             return None
         loss, accuracy, objective = (totals / seen).tolist()
         row = {"lr": rate, "loss": loss, "accuracy": accuracy, "gradients": seen}
-        return row | ({"objective": objective} if running else {})
+        return row | {"objective": objective} if running else row
 
     def _advance(self) -> None:
-        """A step of optimizer (which does nothing without gradients) and schedule."""
+        """Step the optimizer, which does nothing without gradients, and the schedule."""
         self.optimizer.step()
         self.scheduler.step()
         self.step += 1
         self.keep_weights()
 
     def validation(self, val: GroupedDataset | None) -> dict[str, float]:
-        """Loss and accuracy after the epoch; NaN where the weights have left the numbers."""
+        """Validation loss and accuracy after an epoch; NaN if an output is infinite or NaN."""
         try:
             seen = predict(self.model, self.data.subset(range(1)) if val is None else val)
         except FloatingPointError:
@@ -279,16 +282,8 @@ def _steps_to_keep(keep: int | Sequence[int], start: int, steps: int) -> set[int
     return wanted
 
 
-def _check(epochs: int, batch_size: int, lr: float, momentum: float, weight_decay: float) -> None:
-    check_number("epochs", epochs, 0, whole=True)
-    check_number("batch_size", batch_size, 1, whole=True)
-    check_number("lr", lr, 0, low_open=True)
-    check_number("momentum", momentum, 0, 1)
-    check_number("weight_decay", weight_decay, 0)
-
-
 def _split(order: Tensor, batch_size: int) -> list[Tensor]:
-    """Batches of an epoch; a single sample at the end, of which batch normalization makes nothing, joins the last."""
+    """Batches of an epoch; a last sample alone, which batch normalization cannot train on, joins the batch before."""
     parts = list(order.split(batch_size))
     if len(parts) > 1 and len(parts[-1]) == 1:
         parts[-2:] = [torch.cat(parts[-2:])]
@@ -298,15 +293,15 @@ def _split(order: Tensor, batch_size: int) -> list[Tensor]:
 def _refuse_divergence(row: dict[str, float], epochs: int, lr: float, constraint: Constraint | None) -> None:
     if all(math.isfinite(value) for value in row.values()):
         return
-    others = {name: value for name, value in row.items() if name not in ("epoch", "lr", "gradients")}
     advice = f"lower lr ({lr})" + (f", or the strength of {constraint}" if constraint else "")
-    state = ", ".join(f"{name} {value:.3g}" for name, value in others.items())
+    left_out = ("epoch", "lr", "gradients")
+    state = ", ".join(f"{name} {value:.3g}" for name, value in row.items() if name not in left_out)
     raise DivergenceError(f"training diverged at epoch {row['epoch']} of {epochs} ({state}); {advice}")
 
 
 @contextmanager
 def _reproducible() -> Iterator[None]:
-    """cuDNN picks the same algorithm every time; its settings are put back afterwards."""
+    """Within the block cuDNN picks the same algorithm every time; afterwards its settings are restored."""
     cudnn = torch.backends.cudnn
     before = cudnn.deterministic, cudnn.benchmark
     cudnn.deterministic, cudnn.benchmark = True, False

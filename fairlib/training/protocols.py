@@ -18,16 +18,23 @@ from fairlib.data import GroupedDataset
 
 
 class Objective(Protocol):
-    """What a sample's loss is: the place of a teacher."""
+    """Per-sample losses, cross-entropy by default; a teacher plugs in here."""
 
     def __call__(self, inputs: Tensor, logits: Tensor, targets: Tensor) -> Tensor:
         """Losses ``(B,)`` of a batch, differentiable in ``logits`` ``(B, C)``."""
-        ...
 
 
 @dataclass(frozen=True)
 class Batch:
-    """One step's data, as the model saw it: ``inputs``, ``targets``, ``groups``, ``logits`` and ``losses`` ``(B,)``."""
+    """A batch of B samples as the model saw it in one step.
+
+    Attributes:
+        inputs: ``(B, C, H, W)`` or ``(B, D)``, augmented, in the dtype of the model.
+        targets: int64 ``(B,)``.
+        groups: int64 codes ``(B,)``.
+        logits: ``(B, C)`` over C classes.
+        losses: Per-sample objective ``(B,)``, differentiable in the logits.
+    """
 
     inputs: Tensor
     targets: Tensor
@@ -37,35 +44,42 @@ class Batch:
 
 
 class ConstraintRun(Protocol):
-    """A constraint at work in one training: this is what holds state."""
+    """The state of a constraint during one training."""
 
     def loss(self, batch: Batch) -> Tensor:
-        """The scalar to descend on, in place of ``batch.losses.mean()``."""
-        ...
+        """Return the scalar to descend on, in place of ``batch.losses.mean()``."""
 
     def end_epoch(self) -> dict[str, float]:
-        """Act after an epoch (a dual update, say); the numbers go into the history.
+        """Act after an epoch, for example by a dual update, and return numbers by name for the history.
 
-        One called ``"gradients"`` tells how many sample gradients the constraint took beside those of the losses.
+        ``"gradients"`` among them is the number of per-sample gradients that the constraint took itself.
         """
-        ...
 
 
 class Constraint(Protocol):
-    """The settings of a constraint, without state."""
+    """The settings of a constraint, without state: what :func:`fairlib.fit` takes as ``constraint``."""
 
     def start(self, model: nn.Module, data: GroupedDataset, objective: Objective) -> ConstraintRun:
-        """Begin a training of ``model``, which changes under way, on ``data``, which lies on the model's device."""
-        ...
+        """Begin a training.
+
+        Args:
+            model: The model that is trained; its weights change from step to step.
+            data: Training set, on the model's device.
+            objective: Per-sample losses of the training.
+        """
 
     def relative_to(self, dense: nn.Module, data: GroupedDataset) -> Constraint:
-        """The constraint of a finetuning, where it counts from the model before compression; by default as it is."""
+        """Return the constraint for finetuning after compression; by default the constraint itself.
+
+        Args:
+            dense: The model before compression, which the constraint may compare with.
+            data: Training set.
+        """
         return self
 
 
 class Sparsifier(Protocol):
-    """Masks that follow a training: what pruning plugs in when it goes on while the model trains."""
+    """Masks that change while a model trains."""
 
     def __call__(self, model: nn.Module, progress: float, /) -> Mapping[str, Tensor]:
-        """Masks (see :mod:`fairlib.network.masks`) of the model after a share ``progress`` in (0, 1] of the epochs."""
-        ...
+        """Return the masks (:mod:`fairlib.network.masks`) for a share ``progress``, in (0, 1], of the epochs done."""

@@ -99,7 +99,7 @@ def test_errors():
         ({"step": 0}, "step must lie"),
         ({"memory": 0}, "memory must"),
         ({"tolerance": -1}, "tolerance must"),
-        ({"reference": (0.5, 1.5)}, "reference accuracies must lie"),
+        ({"reference": (0.5, 1.5)}, r"reference must hold accuracies in \[0, 1\]"),
     ):
         with pytest.raises(ValueError, match=message):
             fairlib.AccuracyGap(**settings)

@@ -101,7 +101,7 @@ def test_moving_average_against_its_weights():
         ({"violation": "signed", "tolerance": 0.1}, "a signed violation has no tolerance"),
         ({"violation": "signed", "restart": True}, "a signed violation has no restart"),
         ({"population": "some"}, "unknown population 'some'"),
-        ({"cap": 0}, "cap must be positive, got 0"),
+        ({"cap": 0}, r"cap must lie in \(0, inf\], got 0"),
     ],
 )
 def test_errors(settings, message):
