@@ -19,7 +19,7 @@ NUMBERS = 2**18  # and numbers in them: some measures keep the activations for a
 
 
 @dataclass(frozen=True)
-class Batch:
+class Samples:
     """Some samples as a measure sees them.
 
     Attributes:
@@ -107,11 +107,11 @@ def sample_boundary_distance(
         for index in chunks(data, CHUNK, NUMBERS):
             inputs = data.batch(index, dtype=dtype, device=device)
             targets = data.labels(index, device) if signed else None
-            distances.append(function(Batch(classifier, inputs, targets, index), **settings).double().cpu())
+            distances.append(function(Samples(classifier, inputs, targets, index), **settings).double().cpu())
     return torch.cat(distances).numpy()
 
 
-def probability_margin(batch: Batch) -> Tensor:
+def probability_margin(samples: Samples) -> Tensor:
     r"""Probability of the predicted class minus that of the runner-up, :math:`p_{(1)} - p_{(2)}`; no unit, in [0, 1].
 
     Signed :math:`p_y - \max_{j \neq y} p_j`, in [-1, 1]. It is a distance between outputs: it says how far the
@@ -120,13 +120,13 @@ def probability_margin(batch: Batch) -> Tensor:
     Source:
         What the released code of [D] computes.
     """
-    probabilities = _logits(batch).softmax(1)
-    reference = _reference(batch, probabilities)
+    probabilities = _logits(samples).softmax(1)
+    reference = _reference(samples, probabilities)
     others = probabilities.scatter(1, reference, -1.0).amax(1)
     return probabilities.gather(1, reference)[:, 0] - others
 
 
-def closeness(batch: Batch) -> Tensor:
+def closeness(samples: Samples) -> Tensor:
     r"""Half the largest eigenvalue of :math:`\operatorname{diag}(p) - p p^\top`; no unit, in [0, 1/4]; it has no sign.
 
     For two classes that is :math:`p(1 - p)`, the factor of Theorem 2, and for more what takes its place in the
@@ -139,14 +139,14 @@ def closeness(batch: Batch) -> Tensor:
     Source:
         [T] Theorem 2, which calls it closeness and, in its appendix, distance to the decision boundary.
     """
-    if batch.targets is not None:
+    if samples.targets is not None:
         raise ValueError("closeness p(1 - p) is the same on both sides of the boundary: it has no sign")
-    probabilities = _logits(batch).softmax(1)
+    probabilities = _logits(samples).softmax(1)
     covariance = probabilities.diag_embed() - probabilities[:, :, None] * probabilities[:, None, :]
     return torch.linalg.eigvalsh(covariance)[:, -1].clamp(min=0) / 2
 
 
-def linearized(batch: Batch) -> Tensor:
+def linearized(samples: Samples) -> Tensor:
     r"""Distance to the boundary of the linearized logits, in the input's unit (Euclidean norm).
 
     With c the predicted class (signed: the true one),
@@ -157,10 +157,10 @@ def linearized(batch: Batch) -> Tensor:
     Source:
         Moosavi-Dezfooli, Fawzi and Frossard, DeepFool (2016); Elsayed et al., Large margin deep networks (2018).
     """
-    return _nearest(batch, batch.inputs, _reference(batch, _logits(batch)))[0]
+    return _nearest(samples, samples.inputs, _reference(samples, _logits(samples)))[0]
 
 
-def deepfool(batch: Batch, *, steps: int = 50, overshoot: float = 0.02) -> Tensor:
+def deepfool(samples: Samples, *, steps: int = 50, overshoot: float = 0.02) -> Tensor:
     r"""Length of the perturbation that repeated linearization finds, in the input's unit (Euclidean norm).
 
     From :math:`x_0 = x` it goes to the nearest boundary of the classifier linearized at :math:`x_t`, until
@@ -168,7 +168,7 @@ def deepfool(batch: Batch, *, steps: int = 50, overshoot: float = 0.02) -> Tenso
     upper bound of the distance, up to the overshoot. Signed, it goes to the boundary of the true class, whichever side.
 
     Args:
-        batch: The samples.
+        samples: Samples, as a measure sees them.
         steps: The largest number of linearizations; a sample that has not crossed by then is infinitely far.
         overshoot: By what share the perturbation is lengthened to test whether it has crossed.
 
@@ -178,22 +178,22 @@ def deepfool(batch: Batch, *, steps: int = 50, overshoot: float = 0.02) -> Tenso
     """
     check_number("steps", steps, 1, whole=True)
     check_number("overshoot", overshoot, 0, low_open=True)
-    logits = _logits(batch)
-    reference = _reference(batch, logits)
+    logits = _logits(samples)
+    reference = _reference(samples, logits)
     inside = _leads(logits, reference)
-    moved = torch.zeros_like(batch.inputs, dtype=torch.float64)
+    moved = torch.zeros_like(samples.inputs, dtype=torch.float64)
     found = torch.full((len(moved),), torch.inf, dtype=torch.float64, device=moved.device)
     walking = torch.arange(len(moved), device=moved.device)
     for _ in range(steps):
-        here = (batch.inputs[walking] + moved[walking]).to(batch.inputs)
-        ratio, direction = _nearest(batch, here, reference[walking])
+        here = (samples.inputs[walking] + moved[walking]).to(samples.inputs)
+        ratio, direction = _nearest(samples, here, reference[walking])
         found[walking[ratio == 0]] = moved[walking[ratio == 0]].flatten(1).norm(dim=1)  # On a boundary.
         # No boundary in sight: it stays infinitely far.
         walking, ratio, direction = (tensor[ratio.isfinite() & (ratio != 0)] for tensor in (walking, ratio, direction))
         moved[walking] -= _along(ratio, direction)
-        beyond = (batch.inputs[walking] + (1 + overshoot) * moved[walking]).to(batch.inputs)
+        beyond = (samples.inputs[walking] + (1 + overshoot) * moved[walking]).to(samples.inputs)
         with torch.no_grad():
-            crossed = _leads(batch.classifier(beyond), reference[walking]) != inside[walking]
+            crossed = _leads(samples.classifier(beyond), reference[walking]) != inside[walking]
         found[walking[crossed]] = moved[walking[crossed]].flatten(1).norm(dim=1)
         walking = walking[~crossed]
         if not len(walking):
@@ -202,7 +202,7 @@ def deepfool(batch: Batch, *, steps: int = 50, overshoot: float = 0.02) -> Tenso
 
 
 def certified_radius(
-    batch: Batch,
+    samples: Samples,
     *,
     sigma: float = 0.25,
     draws: int = 1000,
@@ -222,7 +222,7 @@ def certified_radius(
     and confidence :math:`1 - \alpha`, 2.46 sigma by default, and is about another classifier than the model.
 
     Args:
-        batch: The samples.
+        samples: Samples, as a measure sees them.
         sigma: Standard deviation of the noise, in the input's unit. [T] cites the measure and prints no sigma; 0.25 is
             among the paper's.
         draws: Noisy copies that estimate :math:`p_A`; the paper takes 100,000.
@@ -242,13 +242,13 @@ def certified_radius(
     check_number("confidence", confidence, 0, 1, low_open=True)
     check_number("seed", seed, 0, whole=True)
     radii = []
-    for i, inputs in zip(batch.index.tolist(), batch.inputs, strict=True):
+    for i, inputs in zip(samples.index.tolist(), samples.inputs, strict=True):
         generator = torch.Generator().manual_seed(int(np.random.SeedSequence([seed, i]).generate_state(1)[0]))
-        chosen = int(_votes(batch, inputs, sigma, selection, generator).argmax())
-        agreeing = int(_votes(batch, inputs, sigma, draws, generator)[chosen])
+        chosen = int(_votes(samples, inputs, sigma, selection, generator).argmax())
+        agreeing = int(_votes(samples, inputs, sigma, draws, generator)[chosen])
         low = beta.ppf(1 - confidence, agreeing, draws - agreeing + 1) if agreeing else 0.0
         radius = max(0.0, sigma * float(norm.ppf(low)))
-        right = batch.targets is None or chosen == int(batch.targets[len(radii)])
+        right = samples.targets is None or chosen == int(samples.targets[len(radii)])
         radii.append(radius if right else -radius)
     return torch.tensor(radii, dtype=torch.float64)
 
@@ -262,14 +262,14 @@ MEASURES: dict[str, Callable[..., Tensor]] = {
 }
 
 
-def _logits(batch: Batch) -> Tensor:
+def _logits(samples: Samples) -> Tensor:
     with torch.no_grad():
-        return batch.classifier(batch.inputs).double()
+        return samples.classifier(samples.inputs).double()
 
 
-def _reference(batch: Batch, scores: Tensor) -> Tensor:
+def _reference(samples: Samples, scores: Tensor) -> Tensor:
     """The class whose boundary is meant, ``(n, 1)``."""
-    return (scores.argmax(1) if batch.targets is None else batch.targets)[:, None]
+    return (scores.argmax(1) if samples.targets is None else samples.targets)[:, None]
 
 
 def _leads(logits: Tensor, reference: Tensor) -> Tensor:
@@ -277,7 +277,7 @@ def _leads(logits: Tensor, reference: Tensor) -> Tensor:
     return logits.argmax(1) == reference[:, 0]
 
 
-def _nearest(batch: Batch, inputs: Tensor, reference: Tensor) -> tuple[Tensor, Tensor]:
+def _nearest(samples: Samples, inputs: Tensor, reference: Tensor) -> tuple[Tensor, Tensor]:
     r"""The smallest :math:`(z_c - z_j) / \|\nabla_x (z_c - z_j)\|` over the classes j other than c, the reference.
 
     Returns:
@@ -285,7 +285,7 @@ def _nearest(batch: Batch, inputs: Tensor, reference: Tensor) -> tuple[Tensor, T
     """
     with differentiating():
         inputs = inputs.detach().requires_grad_()
-        logits = batch.classifier(inputs)
+        logits = samples.classifier(inputs)
         check_differentiable(logits)
         columns = logits.sum(0)  # Samples do not interact: the gradient of a sum is that of each.
         gradients = [
@@ -307,14 +307,14 @@ def _along(length: Tensor, direction: Tensor) -> Tensor:
     return length.view(-1, *[1] * (direction.ndim - 1)) * direction
 
 
-def _votes(batch: Batch, inputs: Tensor, sigma: float, draws: int, generator: torch.Generator) -> Tensor:
+def _votes(samples: Samples, inputs: Tensor, sigma: float, draws: int, generator: torch.Generator) -> Tensor:
     """How often the model gives each class to one input under noise, ``(C,)``."""
     votes: Tensor | int = 0
     size = max(1, min(CHUNK, NUMBERS // inputs.numel()))
     for count in (len(part) for part in torch.arange(draws).split(size)):
         noise = torch.randn((count, *inputs.shape), generator=generator, dtype=inputs.dtype).to(inputs.device)
         with torch.no_grad():
-            logits = batch.classifier(inputs + sigma * noise)
+            logits = samples.classifier(inputs + sigma * noise)
         votes = votes + torch.bincount(logits.argmax(1), minlength=logits.shape[1])
     return votes
 

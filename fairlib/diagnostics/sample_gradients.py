@@ -24,11 +24,7 @@ class _Unsupported(Exception):
 
 
 def sample_gradient_norms(
-    model: nn.Module,
-    data: GroupedDataset,
-    *,
-    parameters: Sequence[str] | None = None,
-    dtype: torch.dtype | None = None,
+    model: nn.Module, data: GroupedDataset, *, parameters: Sequence[str] | None = None, dtype: torch.dtype | None = None
 ) -> np.ndarray:
     r"""The norm :math:`\|\nabla_\theta \ell_i\|_2` of every sample's gradient, :math:`\ell_i` its cross-entropy.
 
