@@ -67,7 +67,7 @@ def check_differentiable(outputs: Tensor) -> None:
         NotComputable: If the outputs require no gradient, or their history stops it (:func:`check_graph`).
     """
     if not outputs.requires_grad:
-        raise NotComputable("the model cannot be differentiated: its outputs are detached, integers, or under no_grad")
+        raise NotComputable("the model cannot be differentiated: its outputs are detached, whole numbers or no_grad")
     check_graph(outputs)
 
 
