@@ -44,7 +44,7 @@ __all__ = [
 
 
 class Diagnostic(NamedTuple):
-    """A function of model and data that gives a table by group, and that table's columns."""
+    """A function from model and data to a table by group, and the names of the table's columns."""
 
     function: Callable[[nn.Module, GroupedDataset], pd.DataFrame]
     columns: tuple[str, ...]
@@ -66,14 +66,19 @@ DIAGNOSTICS: dict[str, Diagnostic] = {
 
 
 def diagnose(name: str, model: nn.Module, data: GroupedDataset) -> tuple[pd.DataFrame, str | None]:
-    """A diagnostic of ``DIAGNOSTICS`` by name, its name before those of its columns.
+    """Compute a diagnostic by its name, which becomes the prefix of its columns.
+
+    Args:
+        name: Name of a diagnostic in ``DIAGNOSTICS``.
+        model: Any classifier.
+        data: Samples with groups.
 
     Returns:
-        The table by group, and None; where it raises :class:`NotComputable`, a table of NaN and the reason.
+        The table by group and None; if the diagnostic raises :class:`NotComputable`, a table of NaN and the reason.
 
     Raises:
         ValueError: If the name is unknown.
-        Exception: Whatever else the diagnostic raises: the input is bad, or it has a bug.
+        Exception: Whatever else the diagnostic raises, from bad input or a bug.
     """
     diagnostic = lookup("diagnostic", name, DIAGNOSTICS)
     try:

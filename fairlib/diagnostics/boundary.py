@@ -1,4 +1,4 @@
-"""How far a sample is from where its class changes: five measures that bear one name in the literature."""
+"""Distance of a sample to the decision boundary: five measures that the literature calls by this one name."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,22 +11,23 @@ from torch import Tensor, nn
 from fairlib._validation import check_number, check_settings, lookup
 from fairlib.data import GroupedDataset
 from fairlib.diagnostics.computable import NotComputable, check_differentiable, differentiating, finite
+from fairlib.diagnostics.objective import by_group, differentiate
 from fairlib.network.evaluation import check_logits, chunks, evaluation_mode, full_precision, placement
 from fairlib.statistics import t_interval
 
-CHUNK = 256  # Inputs of one pass at most,
-NUMBERS = 2**18  # and numbers in them: some measures keep the activations for a pass back.
+CHUNK = 256  # Samples of one pass at most.
+NUMBERS = 2**18  # Numbers in the inputs of one pass at most: some measures keep the activations for a backward pass.
 
 
 @dataclass(frozen=True)
-class Batch:
-    """Some samples as a measure sees them.
+class Samples:
+    """The samples of one pass and the classifier: what a measure is computed from.
 
     Attributes:
-        classifier: Inputs ``(n, ...)`` to finite logits ``(n, C)``, C at least 2.
-        inputs: As the model receives them.
-        targets: int64 ``(n,)`` where a sign is asked for, else None.
-        index: Positions in the data set.
+        classifier: Function from inputs ``(n, ...)`` to finite logits ``(n, C)``, C at least 2.
+        inputs: Inputs ``(n, ...)`` as the model receives them.
+        targets: True classes, int64 ``(n,)``, for signed distances; None for unsigned ones.
+        index: Positions of the samples in the data set, int64 ``(n,)``.
     """
 
     classifier: Callable[[Tensor], Tensor]
@@ -43,20 +44,21 @@ def boundary_distance(
     signed: bool = False,
     **settings: float,
 ) -> pd.DataFrame:
-    """The mean of a measure of the distance to the decision boundary, by group.
+    """Average a measure of the distance to the decision boundary over the samples of every group.
 
     Args:
-        model, data, measure, signed, settings: As for :func:`sample_boundary_distance`, which also says what is raised.
+        model, data, measure, signed, settings: Arguments of :func:`sample_boundary_distance`.
 
     Returns:
         Indexed by group in the order of the codes, columns ``mean low high`` (float64), with Student's 95 % interval
-        over the samples of the group. It is NaN where a group has one sample or an infinite distance; for an empty
-        group the mean is NaN, too.
+        over the samples of the group. The interval is NaN where a group has one sample or an infinite distance; in the
+        row of an empty group everything is NaN.
+
+    Raises:
+        NotComputable, TypeError, ValueError: What :func:`sample_boundary_distance` raises.
     """
     distances = sample_boundary_distance(model, data, measure=measure, signed=signed, **settings)
-    groups = data.groups.cpu().numpy()
-    rows = [_summary(distances[groups == code]) for code in range(data.num_groups)]
-    return pd.DataFrame(rows, index=pd.Index(data.group_names, name="group"), columns=["mean", "low", "high"])
+    return by_group(data, ("mean", "low", "high"), lambda _, index: _summary(distances[index.numpy()]))
 
 
 def sample_boundary_distance(
@@ -67,20 +69,20 @@ def sample_boundary_distance(
     signed: bool = False,
     **settings: float,
 ) -> np.ndarray:
-    """A measure of every sample's distance to the decision boundary.
+    """Measure the distance of every sample to the decision boundary.
 
-    Explanations of who pays by a distance to the boundary mean different things by it, and the measures order samples
-    differently. Without a sign, a confident *error* counts as far from the boundary.
+    Papers that explain who pays by the distance to the boundary mean different things by it, and the measures order
+    samples differently. Unsigned, a confident *error* counts as far from the boundary.
 
     Args:
         model: Any classifier; its mode, buffers and ``.grad`` are left as they were. It is evaluated in eval mode.
-            Distances between inputs are in the units in which it receives them: of x / 255 for uint8, and behind
+            Distances between inputs are in the units in which it receives them: of x / 255 for uint8, and after
             ``data.normalize`` where that is set.
         data: The samples.
-        measure: A name of :data:`fairlib.diagnostics.MEASURES`, whose functions say what it is:
+        measure: Name of a function in :data:`fairlib.diagnostics.MEASURES`, which defines the measure:
             ``"probability-margin"``, ``"closeness"``, ``"linearized"``, ``"certified-radius"`` or ``"deepfool"``.
         signed: Measure from the boundary of the *true* class instead of the predicted one, negative on its wrong side.
-        settings: Of the measure.
+        settings: Keyword arguments of the measure's function.
 
     Returns:
         ``(N,)`` float64.
@@ -88,7 +90,7 @@ def sample_boundary_distance(
     Raises:
         NotComputable: If there is only one class, the measure needs gradients and torch cannot differentiate the model,
             or (NotFinite) outputs or their gradients are NaN or infinite.
-        ValueError: If the measure is unknown or has no sign, or a setting is out of range.
+        ValueError: If the measure is unknown, has no sign and one is asked for, or a setting is out of range.
         TypeError: If a setting is unknown.
     """
     function = lookup("measure", measure, MEASURES)
@@ -103,35 +105,35 @@ def sample_boundary_distance(
         return finite("the model's outputs", logits)
 
     distances = []
-    with evaluation_mode(model), full_precision():
+    with evaluation_mode(model), full_precision(), torch.no_grad():
         for index in chunks(data, CHUNK, NUMBERS):
             inputs = data.batch(index, dtype=dtype, device=device)
             targets = data.labels(index, device) if signed else None
-            distances.append(function(Batch(classifier, inputs, targets, index), **settings).double().cpu())
+            distances.append(function(Samples(classifier, inputs, targets, index), **settings).double().cpu())
     return torch.cat(distances).numpy()
 
 
-def probability_margin(batch: Batch) -> Tensor:
-    r"""Probability of the predicted class minus that of the runner-up, :math:`p_{(1)} - p_{(2)}`; no unit, in [0, 1].
+def probability_margin(samples: Samples) -> Tensor:
+    r"""Subtract the runner-up's probability from the predicted class's, :math:`p_{(1)} - p_{(2)}`; no unit, in [0, 1].
 
-    Signed :math:`p_y - \max_{j \neq y} p_j`, in [-1, 1]. It is a distance between outputs: it says how far the
-    probabilities are from a tie, not how far the input is from the boundary.
+    The signed measure is :math:`p_y - \max_{j \neq y} p_j`, in [-1, 1]. It is a distance between outputs: it says how
+    far the probabilities are from a tie, not how far the input is from the boundary.
 
     Source:
-        What the released code of [D] computes.
+        The released code of [D].
     """
-    probabilities = _logits(batch).softmax(1)
-    reference = _reference(batch, probabilities)
+    probabilities = _logits(samples).softmax(1)
+    reference = _reference(samples, probabilities)
     others = probabilities.scatter(1, reference, -1.0).amax(1)
     return probabilities.gather(1, reference)[:, 0] - others
 
 
-def closeness(batch: Batch) -> Tensor:
-    r"""Half the largest eigenvalue of :math:`\operatorname{diag}(p) - p p^\top`; no unit, in [0, 1/4]; it has no sign.
+def closeness(samples: Samples) -> Tensor:
+    r"""Halve the largest eigenvalue of :math:`\operatorname{diag}(p) - p p^\top`; no unit, in [0, 1/4]; it has no sign.
 
-    For two classes that is :math:`p(1 - p)`, the factor of Theorem 2, and for more what takes its place in the
-    Gauss-Newton part of the Hessian, halved so that the third class may vanish without a jump. It is *large* near the
-    boundary, where two classes tie, and near zero for a confident error.
+    For two classes this is :math:`p(1 - p)`, the factor of Theorem 2. For more classes the eigenvalue takes its place
+    in the Gauss-Newton part of the Hessian; it is halved so that the third class may vanish without a jump. It is
+    *large* near the boundary, where two classes tie, and near zero for a confident error.
 
     Raises:
         ValueError: If a sign is asked for.
@@ -139,38 +141,39 @@ def closeness(batch: Batch) -> Tensor:
     Source:
         [T] Theorem 2, which calls it closeness and, in its appendix, distance to the decision boundary.
     """
-    if batch.targets is not None:
+    if samples.targets is not None:
         raise ValueError("closeness p(1 - p) is the same on both sides of the boundary: it has no sign")
-    probabilities = _logits(batch).softmax(1)
+    probabilities = _logits(samples).softmax(1)
     covariance = probabilities.diag_embed() - probabilities[:, :, None] * probabilities[:, None, :]
     return torch.linalg.eigvalsh(covariance)[:, -1].clamp(min=0) / 2
 
 
-def linearized(batch: Batch) -> Tensor:
-    r"""Distance to the boundary of the linearized logits, in the input's unit (Euclidean norm).
+def linearized(samples: Samples) -> Tensor:
+    r"""Measure the distance to the boundary of the linearized logits, in the input's unit (Euclidean norm).
 
     With c the predicted class (signed: the true one),
-    :math:`\min_{j \neq c} \frac{z_c - z_j}{\|\nabla_x (z_c - z_j)\|_2}`: exact for a linear classifier and else the
-    first step of :func:`deepfool`. Infinite where the logits differ
-    and no difference of them varies with the input.
+    :math:`\min_{j \neq c} \frac{z_c - z_j}{\|\nabla_x (z_c - z_j)\|_2}`: exact for a linear classifier and otherwise
+    the first step of :func:`deepfool`. It is infinite where the logits differ and no difference of them varies with the
+    input.
 
     Source:
         Moosavi-Dezfooli, Fawzi and Frossard, DeepFool (2016); Elsayed et al., Large margin deep networks (2018).
     """
-    return _nearest(batch, batch.inputs, _reference(batch, _logits(batch)))[0]
+    return _nearest(samples, samples.inputs, _reference(samples, _logits(samples)))[0]
 
 
-def deepfool(batch: Batch, *, steps: int = 50, overshoot: float = 0.02) -> Tensor:
-    r"""Length of the perturbation that repeated linearization finds, in the input's unit (Euclidean norm).
+def deepfool(samples: Samples, *, steps: int = 50, overshoot: float = 0.02) -> Tensor:
+    r"""Measure the perturbation that repeated linearization finds, in the input's unit (Euclidean norm).
 
-    From :math:`x_0 = x` it goes to the nearest boundary of the classifier linearized at :math:`x_t`, until
-    :math:`x_0 + (1 + \text{overshoot}) \sum_t r_t` has another class; the value is :math:`\|\sum_t r_t\|_2`. It is an
-    upper bound of the distance, up to the overshoot. Signed, it goes to the boundary of the true class, whichever side.
+    The search starts at :math:`x_0 = x` and steps by :math:`r_t` to the nearest boundary of the classifier linearized
+    at :math:`x_t`, until :math:`x_0 + (1 + \text{overshoot}) \sum_t r_t` has another class; the value is
+    :math:`\|\sum_t r_t\|_2`. It is an upper bound of the distance, up to the overshoot. The signed search goes to the
+    boundary of the true class, from whichever side.
 
     Args:
-        batch: The samples.
-        steps: The largest number of linearizations; a sample that has not crossed by then is infinitely far.
-        overshoot: By what share the perturbation is lengthened to test whether it has crossed.
+        samples: Samples of one pass and their classifier.
+        steps: Largest number of linearizations; a sample that has not crossed by then is infinitely far.
+        overshoot: Share by which the perturbation is lengthened to test whether it has crossed.
 
     Source:
         Moosavi-Dezfooli, Fawzi and Frossard, DeepFool: a simple and accurate method to fool deep neural networks
@@ -178,22 +181,21 @@ def deepfool(batch: Batch, *, steps: int = 50, overshoot: float = 0.02) -> Tenso
     """
     check_number("steps", steps, 1, whole=True)
     check_number("overshoot", overshoot, 0, low_open=True)
-    logits = _logits(batch)
-    reference = _reference(batch, logits)
+    logits = _logits(samples)
+    reference = _reference(samples, logits)
     inside = _leads(logits, reference)
-    moved = torch.zeros_like(batch.inputs, dtype=torch.float64)
+    moved = torch.zeros_like(samples.inputs, dtype=torch.float64)
     found = torch.full((len(moved),), torch.inf, dtype=torch.float64, device=moved.device)
     walking = torch.arange(len(moved), device=moved.device)
     for _ in range(steps):
-        here = (batch.inputs[walking] + moved[walking]).to(batch.inputs)
-        ratio, direction = _nearest(batch, here, reference[walking])
+        here = (samples.inputs[walking] + moved[walking]).to(samples.inputs)
+        ratio, direction = _nearest(samples, here, reference[walking])
         found[walking[ratio == 0]] = moved[walking[ratio == 0]].flatten(1).norm(dim=1)  # On a boundary.
         # No boundary in sight: it stays infinitely far.
         walking, ratio, direction = (tensor[ratio.isfinite() & (ratio != 0)] for tensor in (walking, ratio, direction))
-        moved[walking] -= _along(ratio, direction)
-        beyond = (batch.inputs[walking] + (1 + overshoot) * moved[walking]).to(batch.inputs)
-        with torch.no_grad():
-            crossed = _leads(batch.classifier(beyond), reference[walking]) != inside[walking]
+        moved[walking] -= ratio.view(-1, *[1] * (direction.ndim - 1)) * direction
+        beyond = (samples.inputs[walking] + (1 + overshoot) * moved[walking]).to(samples.inputs)
+        crossed = _leads(samples.classifier(beyond), reference[walking]) != inside[walking]
         found[walking[crossed]] = moved[walking[crossed]].flatten(1).norm(dim=1)
         walking = walking[~crossed]
         if not len(walking):
@@ -202,7 +204,7 @@ def deepfool(batch: Batch, *, steps: int = 50, overshoot: float = 0.02) -> Tenso
 
 
 def certified_radius(
-    batch: Batch,
+    samples: Samples,
     *,
     sigma: float = 0.25,
     draws: int = 1000,
@@ -210,7 +212,7 @@ def certified_radius(
     confidence: float = 0.999,
     seed: int = 0,
 ) -> Tensor:
-    r"""A radius within which the *smoothed* classifier provably keeps its class, in the input's unit (Euclidean norm).
+    r"""Certify a radius within which the *smoothed* classifier keeps its class, in the input's unit (Euclidean norm).
 
     The smoothed classifier gives the class that the model gives most often to :math:`x + \varepsilon`,
     :math:`\varepsilon \sim N(0, \sigma^2 I)`. If it gives class A with probability :math:`p_A` and the runner-up with
@@ -222,13 +224,13 @@ def certified_radius(
     and confidence :math:`1 - \alpha`, 2.46 sigma by default, and is about another classifier than the model.
 
     Args:
-        batch: The samples.
+        samples: Samples of one pass and their classifier.
         sigma: Standard deviation of the noise, in the input's unit. [T] cites the measure and prints no sigma; 0.25 is
-            among the paper's.
-        draws: Noisy copies that estimate :math:`p_A`; the paper takes 100,000.
-        selection: Noisy copies, others than those, that choose A.
-        confidence: Of the bound of each sample.
-        seed: Of the noise; every sample has its own.
+            one of the values of Cohen et al.
+        draws: Number of noisy copies that estimate :math:`p_A`; Cohen et al. take 100,000.
+        selection: Number of further noisy copies, which choose A.
+        confidence: Probability with which the bound of a sample holds, in (0, 1).
+        seed: Seed of the noise; every sample has a generator of its own.
 
     Source:
         Cohen, Rosenfeld and Kolter, Certified adversarial robustness via randomized smoothing (2019), Theorem 1 and the
@@ -241,14 +243,14 @@ def certified_radius(
     check_number("selection", selection, 1, whole=True)
     check_number("confidence", confidence, 0, 1, low_open=True)
     check_number("seed", seed, 0, whole=True)
-    radii = []
-    for i, inputs in zip(batch.index.tolist(), batch.inputs, strict=True):
+    radii: list[float] = []
+    for i, inputs in zip(samples.index.tolist(), samples.inputs, strict=True):
         generator = torch.Generator().manual_seed(int(np.random.SeedSequence([seed, i]).generate_state(1)[0]))
-        chosen = int(_votes(batch, inputs, sigma, selection, generator).argmax())
-        agreeing = int(_votes(batch, inputs, sigma, draws, generator)[chosen])
+        chosen = int(_votes(samples, inputs, sigma, selection, generator).argmax())
+        agreeing = int(_votes(samples, inputs, sigma, draws, generator)[chosen])
         low = beta.ppf(1 - confidence, agreeing, draws - agreeing + 1) if agreeing else 0.0
         radius = max(0.0, sigma * float(norm.ppf(low)))
-        right = batch.targets is None or chosen == int(batch.targets[len(radii)])
+        right = samples.targets is None or chosen == int(samples.targets[len(radii)])
         radii.append(radius if right else -radius)
     return torch.tensor(radii, dtype=torch.float64)
 
@@ -262,14 +264,13 @@ MEASURES: dict[str, Callable[..., Tensor]] = {
 }
 
 
-def _logits(batch: Batch) -> Tensor:
-    with torch.no_grad():
-        return batch.classifier(batch.inputs).double()
+def _logits(samples: Samples) -> Tensor:
+    return samples.classifier(samples.inputs).double()
 
 
-def _reference(batch: Batch, scores: Tensor) -> Tensor:
-    """The class whose boundary is meant, ``(n, 1)``."""
-    return (scores.argmax(1) if batch.targets is None else batch.targets)[:, None]
+def _reference(samples: Samples, scores: Tensor) -> Tensor:
+    """The class from whose boundary distances are measured, ``(n, 1)``: the true one if signed, else the predicted."""
+    return (scores.argmax(1) if samples.targets is None else samples.targets)[:, None]
 
 
 def _leads(logits: Tensor, reference: Tensor) -> Tensor:
@@ -277,21 +278,20 @@ def _leads(logits: Tensor, reference: Tensor) -> Tensor:
     return logits.argmax(1) == reference[:, 0]
 
 
-def _nearest(batch: Batch, inputs: Tensor, reference: Tensor) -> tuple[Tensor, Tensor]:
+def _nearest(samples: Samples, inputs: Tensor, reference: Tensor) -> tuple[Tensor, Tensor]:
     r"""The smallest :math:`(z_c - z_j) / \|\nabla_x (z_c - z_j)\|` over the classes j other than c, the reference.
 
     Returns:
-        It, ``(n,)``, and the gradient over its norm, of the shape of the inputs; float64. Infinite where all vanish.
+        The smallest ratio, ``(n,)``, infinite where all gradients vanish, and the gradient of its class divided by its
+        norm, of the shape of the inputs; float64.
     """
     with differentiating():
         inputs = inputs.detach().requires_grad_()
-        logits = batch.classifier(inputs)
+        logits = samples.classifier(inputs)
         check_differentiable(logits)
         columns = logits.sum(0)  # Samples do not interact: the gradient of a sum is that of each.
-        gradients = [
-            torch.autograd.grad(column, inputs, retain_graph=True, materialize_grads=True)[0] for column in columns
-        ]
-    slopes = finite("the gradients of the model's outputs", torch.stack(gradients, 1).double().flatten(2))
+        slopes = torch.stack([differentiate(inputs, column, retain=True) for column in columns], 1)
+    slopes = finite("the gradients of the model's outputs", slopes.double().flatten(2))
     chosen = reference[..., None].expand(-1, 1, slopes.shape[2])
     slopes = slopes.gather(1, chosen) - slopes  # (n, classes, inputs)
     gaps = logits.detach().double().gather(1, reference) - logits.detach().double()
@@ -303,24 +303,18 @@ def _nearest(batch: Batch, inputs: Tensor, reference: Tensor) -> tuple[Tensor, T
     return ratio, direction.view_as(inputs)
 
 
-def _along(length: Tensor, direction: Tensor) -> Tensor:
-    return length.view(-1, *[1] * (direction.ndim - 1)) * direction
-
-
-def _votes(batch: Batch, inputs: Tensor, sigma: float, draws: int, generator: torch.Generator) -> Tensor:
+def _votes(samples: Samples, inputs: Tensor, sigma: float, draws: int, generator: torch.Generator) -> Tensor:
     """How often the model gives each class to one input under noise, ``(C,)``."""
-    votes: Tensor | int = 0
-    size = max(1, min(CHUNK, NUMBERS // inputs.numel()))
-    for count in (len(part) for part in torch.arange(draws).split(size)):
-        noise = torch.randn((count, *inputs.shape), generator=generator, dtype=inputs.dtype).to(inputs.device)
-        with torch.no_grad():
-            logits = batch.classifier(inputs + sigma * noise)
-        votes = votes + torch.bincount(logits.argmax(1), minlength=logits.shape[1])
-    return votes
+    outputs = []
+    for part in torch.arange(draws).split(max(1, min(CHUNK, NUMBERS // inputs.numel()))):
+        noise = torch.randn((len(part), *inputs.shape), generator=generator, dtype=inputs.dtype).to(inputs.device)
+        outputs.append(samples.classifier(inputs + sigma * noise))
+    logits = torch.cat(outputs)
+    return logits.argmax(1).bincount(minlength=logits.shape[1])
 
 
 def _summary(values: np.ndarray) -> tuple[float, float, float]:
     if len(values) < 2 or not np.isfinite(values).all():
         with np.errstate(invalid="ignore"):  # Infinities of both signs have no mean: NaN.
-            return (float(values.mean()) if len(values) else np.nan), np.nan, np.nan
+            return float(values.mean()), np.nan, np.nan
     return t_interval(values)

@@ -1,4 +1,4 @@
-"""What cannot be computed for a model, told from bugs and from bad input."""
+"""Errors for what cannot be computed for a model, apart from bugs and bad input."""
 
 import re
 from collections.abc import Iterator
@@ -33,10 +33,10 @@ _DEAD_ENDS = {
 
 
 def finite(what: str, samples: Tensor) -> Tensor:
-    """What is known of samples, ``(N, ...)``, if it is finite.
+    """Return the values of samples, ``(N, ...)``, if they are finite.
 
     Raises:
-        NotFinite: If it is NaN or infinite, and for how many samples.
+        NotFinite: If some are NaN or infinite; the message names ``what`` and counts the samples.
     """
     broken = int((~samples.detach()[:, None].isfinite()).flatten(1).any(1).sum())
     if broken:
@@ -46,10 +46,10 @@ def finite(what: str, samples: Tensor) -> Tensor:
 
 @contextmanager
 def differentiating() -> Iterator[None]:
-    """Within the block gradients are recorded, and what torch refuses to differentiate is not computable.
+    """Record gradients within the block, and report what torch refuses to differentiate as not computable.
 
     Raises:
-        NotComputable: In the place of torch's RuntimeErrors that say so; every other one passes.
+        NotComputable: In place of a RuntimeError in which torch refuses; any other error passes.
     """
     try:
         with torch.enable_grad():
@@ -61,24 +61,21 @@ def differentiating() -> Iterator[None]:
 
 
 def check_differentiable(outputs: Tensor) -> None:
-    """Refuse outputs of a model that have no gradient, of which autograd would make zeros.
+    """Refuse outputs of a model that have no gradient, which autograd would take for zero.
 
     Raises:
-        NotComputable: If they are cut off from what they are to be differentiated by, or as :func:`check_graph`.
+        NotComputable: If the outputs require no gradient, or their history stops it (:func:`check_graph`).
     """
     if not outputs.requires_grad:
-        raise NotComputable(
-            "the model cannot be differentiated: its outputs are detached, whole numbers, or computed under "
-            "torch.no_grad() or torch.inference_mode()"
-        )
+        raise NotComputable("the model cannot be differentiated: its outputs are detached, whole numbers or no_grad")
     check_graph(outputs)
 
 
 def check_graph(tensor: Tensor) -> None:
-    """Refuse a tensor in whose history is something that autograd would pass over without an error.
+    """Refuse a tensor whose history has a function that autograd skips without an error.
 
     Raises:
-        NotComputable: If there is.
+        NotComputable: If there is such a function; the message says which kind.
     """
     seen, ahead = set(), [tensor.grad_fn]
     while ahead:

@@ -1,10 +1,10 @@
-"""The extreme eigenvalues of every group's Hessian, by Lanczos, each with what is known of its error."""
+"""The extreme eigenvalues of every group's Hessian by the Lanczos process, with their residuals and intervals."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -17,19 +17,19 @@ from torch import Tensor, nn
 from fairlib._validation import check_number, lookup
 from fairlib.data import GroupedDataset
 from fairlib.diagnostics.frozen import Pattern
-from fairlib.diagnostics.lanczos import ENDS, Ritz, error_estimate, lanczos
+from fairlib.diagnostics.lanczos import ENDS, Product, Ritz, error_estimate, lanczos
 from fairlib.diagnostics.objective import BUDGET, MeanLoss, check_finite, differentiate, members
 from fairlib.diagnostics.vectors import inner, norm, total, unit
 
 PRODUCTS = ("frozen", "exact")
 BLOCKS = 32  # Blocks of a group among which its curvature varies.
-SMALL = 30  # Members below which there is no telling an interval.
+SMALL = 30  # Members below which the interval is infinite.
 BASIS = 2**30  # Bytes that the vectors of one process may take.
 _NAMES = {-1: "largest", 0: "smallest"}
 
 
 class ConvergenceWarning(UserWarning):
-    """An eigenvalue is not as exact as was asked for."""
+    """An eigenvalue has not converged to the tolerance that was asked for."""
 
 
 def group_eigenvalues(
@@ -45,36 +45,37 @@ def group_eigenvalues(
     intervals: bool = True,
     seed: int = 0,
 ) -> pd.DataFrame:
-    r"""The largest and the smallest eigenvalue of every group's Hessian :math:`H_a = \nabla^2_\theta J(\theta; D_a)`.
+    r"""Find the extreme eigenvalues of every group's Hessian :math:`H_a = \nabla^2_\theta J(\theta; D_a)`.
 
     The largest is the *algebraically* largest, also where the smallest is larger in magnitude: it is the
     :math:`\lambda(H_a)` of Rayleigh's inequality :math:`d^\top H_a d \le \lambda(H_a) \|d\|^2`, which power iteration
-    does not find. A Lanczos process with full reorthogonalization starts from the sum of the group's gradient, the
-    gradient for labels drawn from the model's own predictions (a random vector of which the curved directions are the
-    large parts), and noise: the gradient alone can be blind to the eigenvector. Its products are differences of
-    gradients with the kinks held (:mod:`fairlib.diagnostics.frozen`), one plain gradient each. The last one, with the
-    eigenvector that was found, is exact (differentiated twice): from it come the value, a Rayleigh quotient, and its
-    residual. Where that shows that the differences misled, the process goes on with exact products.
+    does not find there. A Lanczos process with full reorthogonalization starts from the sum of the group's gradient,
+    the gradient for labels drawn from the model's own predictions (a random vector that is large in curved directions),
+    and noise: the gradient alone can be orthogonal to the eigenvector. Its products are differences of gradients with
+    the kinks held (:mod:`fairlib.diagnostics.frozen`), one plain gradient each. The last one, with the eigenvector that
+    was found, is exact (differentiated twice): it gives the value, a Rayleigh quotient, and its residual. Where the
+    residual shows that the differences misled, the process goes on with exact products.
 
     At a kink of a piecewise smooth network the Hessian is that of the piece on which the computation runs; float32 and
-    float64 may run on different ones.
+    float64 may run on different pieces.
 
     Args:
         model: Any classifier that can be differentiated twice; its mode, buffers and ``.grad`` are left as they were.
-            It is evaluated in eval mode. Of a pruned model only the weights it kept count.
-        data: The Hessian is that of the mean cross-entropy over all members of the group in this set.
+            It is evaluated in eval mode. Pruned weights are left out.
+        data: The samples; the Hessian is that of the mean cross-entropy over all samples of the group.
         parameters: Names of the parameters that make up :math:`\theta`; by default all that require a gradient.
-        dtype: ``torch.float64`` for a computation in float64; by default in the type of the parameters.
-        ends: ``"largest"``, ``"smallest"`` or ``"both"``; what is not asked for is NaN.
-        products: ``"frozen"`` as above, or ``"exact"`` for all of them.
+        dtype: Floating type of the computation, ``torch.float64``, say; by default that of the parameters.
+        ends: Wanted eigenvalues: ``"largest"``, ``"smallest"`` or ``"both"``; the column of the other one is NaN.
+        products: Kind of Hessian-vector products: ``"frozen"`` for differences of gradients with the kinks held, or
+            ``"exact"`` for differentiating twice each time.
         tol: Estimated error to aim at, relative to the larger of the two magnitudes, as far as it was met. Estimates
             are good to a factor of about three; a smallest eigenvalue at the edge of many others, as the zeros of a
             convex loss are, may be missed by more. With no more parameters than ``limit`` the process exhausts the
             space.
-        limit: The largest number of steps of the process for a group. Its vectors take a gibibyte at most, or as
-            much as twelve of them do; where it would need more it is restarted from the best ones.
-        intervals: Add 95 % intervals of the largest eigenvalue.
-        seed: Of the start.
+        limit: Largest number of Lanczos steps for a group. Their vectors take a gibibyte at most, or as much memory as
+            twelve of them do; a process that needs more is restarted from its best ones.
+        intervals: Whether to add 95 % intervals of the largest eigenvalue.
+        seed: Seed of the start vector, and of the blocks of an interval.
 
     Returns:
         Indexed by group in the order of the codes (float64): ``largest``, ``smallest``; ``residual``, the larger
@@ -101,8 +102,7 @@ def group_eigenvalues(
     """
     search = Eigensearch(ends, products, tol, limit, seed)
     loss_of = partial(MeanLoss, parameters=parameters, dtype=dtype)
-    (table,) = _tables({None: model}, data, loss_of, search, intervals)
-    return table
+    return _tables({None: model}, data, loss_of, search, intervals)[0]
 
 
 def sweep_eigenvalues(
@@ -118,25 +118,26 @@ def sweep_eigenvalues(
     intervals: bool = False,
     seed: int = 0,
 ) -> pd.DataFrame:
-    r"""Eigenvalues of every group for a sequence of similar models, one network at rising pruning ratios, say.
+    r"""Find the eigenvalues of every group for similar models, one network at rising pruning ratios, say.
 
     Each model starts from the eigenvectors of the one before it, with the group's gradient mixed in: a start from an
     old eigenvector alone stays with it when another eigenvalue has overtaken it. Where two eigenvalues are about to
     cross, the value may lie between them; the residual then shows their distance.
 
     Args:
-        models: Name (a level, say; tuples, too) to model, all of one architecture, in the order in which they resemble
-            each other.
-        data, parameters, dtype, ends, products, tol, limit, intervals, seed: As in :func:`group_eigenvalues`.
+        models: Models of one architecture by name (a pruning ratio or a tuple, say), each similar to the one before.
+        data, parameters, dtype, ends, products, tol, limit, intervals, seed: Arguments of :func:`group_eigenvalues`.
 
     Returns:
-        As :func:`group_eigenvalues`, indexed by ``model`` and ``group``.
+        The columns of :func:`group_eigenvalues`, indexed by ``model`` and ``group``.
 
     Raises:
-        ValueError: If there is no model, or as :func:`group_eigenvalues`.
+        ValueError: If there is no model, the models differ in their parameters, a setting is out of range or a name
+            unknown.
+        NotComputable, TypeError: What :func:`group_eigenvalues` raises.
     """
     if not models:
-        raise ValueError("a sweep needs at least one model")
+        raise ValueError("models must name at least one model, got none")
     search = Eigensearch(ends, products, tol, limit, seed)
     loss_of = partial(MeanLoss, parameters=parameters, dtype=dtype)
     tables = _tables(models, data, loss_of, search, intervals)
@@ -146,7 +147,7 @@ def sweep_eigenvalues(
 
 @dataclass(frozen=True)
 class Eigensearch:
-    """Which eigenvalues are wanted and how they are sought; the settings are those of :func:`group_eigenvalues`.
+    """Settings of a search for eigenvalues; they are the arguments of :func:`group_eigenvalues` with these names.
 
     Raises:
         TypeError, ValueError: If a setting is out of range or a name unknown.
@@ -166,71 +167,57 @@ class Eigensearch:
 
 
 def _tables(
-    models: Mapping[Any, nn.Module],
-    data: GroupedDataset,
-    loss_of: Callable[..., MeanLoss],
-    search: Eigensearch,
-    intervals: bool,
+    models: Mapping[Any, nn.Module], data: GroupedDataset, loss_of: Callable, search: Eigensearch, intervals: bool
 ) -> list[pd.DataFrame]:
     """A table for each model; the search in a group starts from what was found in the model before."""
     columns = ["largest", "smallest", "residual", "hvps", *(["largest_low", "largest_high"] if intervals else [])]
     previous: dict[str, Tensor] = {}
     tables = []
     for key, model in models.items():
-        rows, pairs = {}, {}
+        rows, pairs = [], {}
         for code, name in enumerate(data.group_names):
-            index = members(data, code)
-            if not len(index):
-                rows[name] = dict.fromkeys(columns, float("nan"))
-                continue
-            loss = loss_of(model, data, index)
-            found = extremes(loss, search, previous.get(name))
-            previous[name] = total(pair.vector for pair in found.pairs.values())
-            rows[name] = found.row() | (_interval(loss, found, search.seed) if intervals else {})
-            pairs[name if key is None else f"{name} of model {key}"] = found
+            index, row = members(data, code), {}
+            if len(index):
+                loss = loss_of(model, data, index)
+                found = extremes(loss, search, previous.get(name))
+                previous[name] = total(pair.vector for pair in found.pairs.values())
+                row = found.row() | (_interval(loss, found, search.seed) if intervals else {})
+                pairs[name if key is None else f"{name} of model {key}"] = found
+            rows.append(row)
         warn_of_doubtful(pairs, search.tol, stacklevel=4)
-        tables.append(pd.DataFrame.from_dict(rows, orient="index", columns=columns).rename_axis("group").astype(float))
+        tables.append(pd.DataFrame(rows, pd.Index(data.group_names, name="group"), columns, dtype=float))
     small = data.group_sizes[(data.group_sizes > 0) & (data.group_sizes < SMALL)]
     if intervals and search.ends != "smallest" and len(small):
-        warnings.warn(
-            f"groups with fewer than {SMALL} members are too small for an interval: {', '.join(small.index)}",
-            stacklevel=3,
-        )
+        names = ", ".join(small.index)
+        warnings.warn(f"groups with fewer than {SMALL} members are too small for an interval: {names}", stacklevel=3)
     return tables
 
 
 def warn_of_doubtful(found: Mapping[str, Found], tol: float, *, stacklevel: int) -> None:
     """Warn of the groups whose eigenvalues have not converged."""
-    doubtful = [
-        f"{name} (residual {pairs.residual:.1e} after {pairs.hvps} products)"
-        for name, pairs in found.items()
-        if not pairs.converged(tol)
-    ]
+    doubtful = {name: one for name, one in found.items() if not one.converged(tol)}
     if doubtful:
-        message = f"eigenvalues not as exact as tol={tol:g}: {', '.join(doubtful)}"
+        named = [f"{name} (residual {one.residual:.1e} after {one.hvps} products)" for name, one in doubtful.items()]
+        message = f"eigenvalues not as exact as tol={tol:g}: {', '.join(named)}"
         warnings.warn(message, ConvergenceWarning, stacklevel=stacklevel)
 
 
-@dataclass
 class _Products:
-    """Hessian-vector products of one group. The first gradient's graph and pattern of kinks serve all of them."""
+    """Hessian-vector products of one group, which share the graph of the first gradient and its pattern of kinks."""
 
-    loss: MeanLoss
-    count: int = 0
-    patterns: list[Pattern | None] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.step = {torch.float64: 1e-6}.get(self.loss.dtype, 1e-3)
-        single = len(self.loss.chunks) == 1
-        sum_, held = torch.zeros_like(self.loss.theta), 0
-        for chunk in self.loss.chunks:
+    def __init__(self, loss: MeanLoss) -> None:
+        self.loss, self.count, self.step = loss, 0, {torch.float64: 1e-6}.get(loss.dtype, 1e-3)
+        self.patterns: list[Pattern | None] = []
+        single = len(loss.chunks) == 1
+        sum_, held = torch.zeros_like(loss.theta), 0
+        for chunk in loss.chunks:
             with Pattern() as pattern:
-                point, gradient = self.loss.gradient_graph(chunk) if single else self._at(self.loss.theta, chunk)
+                point, gradient = loss.gradient_graph(chunk) if single else self._at(loss.theta, chunk)
             sum_ += gradient.detach()
             held += pattern.nbytes
             self.patterns.append(pattern if held <= BUDGET else None)
         self.graph = (point, gradient) if single else None
-        self.gradient = check_finite("gradient", self.loss.project(sum_ / len(self.loss.index)))
+        self.gradient = check_finite("gradient", loss.project(sum_ / len(loss.index)))
 
     def exact(self, vector: Tensor) -> Tensor:
         self.count += 1
@@ -240,7 +227,7 @@ class _Products:
         return self.loss.project(product / len(self.loss.index))
 
     def frozen(self, vector: Tensor) -> Tensor:
-        """By a difference of gradients with the kinks held."""
+        """The product by a difference of gradients with the kinks held."""
         self.count += 1
         step = self.step / norm(vector)
         shifted, sum_ = self.loss.theta + step * vector, torch.zeros_like(vector)
@@ -250,7 +237,7 @@ class _Products:
         return (self.loss.project(sum_ / len(self.loss.index)) - self.gradient) / step
 
     def _pattern(self, chunk: Tensor) -> Pattern:
-        """The pattern of some samples, found anew where all of them together would take too much memory."""
+        """The pattern of one chunk, recomputed where the patterns of all chunks would take too much memory."""
         with torch.no_grad(), Pattern() as pattern:
             self.loss.logits(self.loss.theta, chunk)
         return pattern
@@ -302,7 +289,7 @@ def extremes(loss: MeanLoss, search: Eigensearch, previous: Tensor | None = None
 
 
 def _start(products: _Products, previous: Tensor | None, search: Eigensearch) -> Tensor:
-    """Where a Lanczos process begins: directions that are likely to be curved, and a little of every other."""
+    """The start vector of a Lanczos process: directions that are likely to be curved, and a little of every other."""
     loss, generator = products.loss, torch.Generator().manual_seed(search.seed)
     noise = unit(loss.project(torch.randn(loss.theta.shape, generator=generator).to(loss.theta)))
     if search.ends != "largest":
@@ -315,7 +302,7 @@ def _start(products: _Products, previous: Tensor | None, search: Eigensearch) ->
     return unit(loss.project(previous)) + 0.3 * unit(products.gradient) + 0.1 * noise
 
 
-def _verified(product: Callable[[Tensor], Tensor], pair: Ritz) -> Ritz:
+def _verified(product: Product, pair: Ritz) -> Ritz:
     """The pair with value, residual and error by an exact product."""
     image = product(pair.vector)
     value = inner(pair.vector, image)
@@ -329,8 +316,8 @@ def _interval(loss: MeanLoss, found: Found, seed: int) -> dict[str, float]:
     if pair is None or n < SMALL:
         reach = float("nan" if pair is None else "inf")
         return {"largest_low": -reach, "largest_high": reach}
-    dealt = loss.index[torch.randperm(n, generator=torch.Generator().manual_seed(seed))]
-    blocks = dealt.tensor_split(min(BLOCKS, n))
+    shuffled = loss.index[torch.randperm(n, generator=torch.Generator().manual_seed(seed))]
+    blocks = shuffled.tensor_split(min(BLOCKS, n))
     deviations = []
     for block in blocks:
         product = total(differentiate(*loss.gradient_graph(chunk), pair.vector) for chunk in block.split(loss.chunk))

@@ -12,7 +12,7 @@ from fairlib.statistics import group_means
 
 
 def exemplars(dense: Sequence[nn.Module], compressed: Sequence[nn.Module], data: GroupedDataset) -> np.ndarray:
-    r"""Samples whose most frequent predicted class differs between two populations of networks.
+    r"""Find samples whose most frequent predicted class differs between two populations of networks.
 
     With :math:`\hat y_i^{(m)}` the class that network m predicts for sample i, sample i is an exemplar if
     :math:`\operatorname{mode}_{m \in \text{dense}} \hat y_i^{(m)} \neq
@@ -22,11 +22,11 @@ def exemplars(dense: Sequence[nn.Module], compressed: Sequence[nn.Module], data:
 
     Args:
         dense: Networks of one training recipe that differ in their seed; at least one.
-        compressed: Likewise, compressed.
-        data: What they are asked about; best a test set that none was trained on.
+        compressed: Compressed networks of one training recipe that differ in their seed; at least one.
+        data: Samples to predict, best a test set on which no network was trained.
 
     Returns:
-        bool ``(N,)``.
+        Whether each sample is an exemplar, bool ``(N,)``.
 
     Raises:
         ValueError: If a population is empty, or outputs do not match the classes of the data.
@@ -38,13 +38,17 @@ def exemplars(dense: Sequence[nn.Module], compressed: Sequence[nn.Module], data:
 
 
 def group_exemplars(dense: Sequence[nn.Module], compressed: Sequence[nn.Module], data: GroupedDataset) -> pd.DataFrame:
-    """The share of :func:`exemplars` in every group.
+    """Count the pruning-identified exemplars in every group (:func:`exemplars`).
+
+    Args:
+        dense, compressed, data: Arguments of :func:`exemplars`.
 
     Returns:
-        Indexed by group in the order of the codes, columns ``size exemplars share``; a group without samples has NaN.
+        Indexed by group in the order of the codes, columns ``size``, ``exemplars`` (their number) and ``share`` (of the
+        group's samples, in [0, 1]); a group without samples has NaN.
 
     Raises:
-        ValueError: As :func:`exemplars`.
+        ValueError: If a population is empty, or outputs do not match the classes of the data.
     """
     found = exemplars(dense, compressed, data)
     share = group_means(found[:, None].astype(float), data.groups.cpu().numpy(), data.num_groups)[:, 0]
@@ -54,7 +58,7 @@ def group_exemplars(dense: Sequence[nn.Module], compressed: Sequence[nn.Module],
 
 def _modal_class(name: str, population: Sequence[nn.Module], data: GroupedDataset) -> np.ndarray:
     if not len(population):
-        raise ValueError(f"the population of {name} networks is empty")
+        raise ValueError(f"{name} must hold at least one network, got none")
     votes = np.zeros((len(data), data.num_classes), dtype=np.int64)
     for model in population:
         votes[np.arange(len(data)), predict(model, data).logits.argmax(axis=1)] += 1

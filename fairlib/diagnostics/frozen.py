@@ -1,4 +1,4 @@
-r"""Gradients with the kinks of a network held where they are: what makes differences of gradients exact enough.
+r"""Gradients with the kinks of a network held fixed, which makes differences of gradients exact enough.
 
 A ReLU network is piecewise smooth. A difference of gradients :math:`\nabla J(\theta + \epsilon v) - \nabla J(\theta)`
 that crosses kinks contains the jumps there, at any :math:`\epsilon` that rounding allows, and is no Hessian-vector
@@ -18,12 +18,15 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+Piece = Tensor | None  # Which piece each input is on, as the function notes it; None in the first block.
+Held = tuple[Tensor, Tensor]  # The output of a function, and the pieces of its inputs.
+
 
 class Pattern(TorchFunctionMode):
-    """Within its block, piecewise linear functions take the pieces that they took in the first block.
+    """Hold piecewise linear functions on the pieces that they took in the first block entered with this pattern.
 
-    ReLU, leaky ReLU, ReLU6 (hardtanh) and max-pooling are held; every other function stays as it is. The calls of a
-    block must be those of the first one, in their order.
+    ReLU, leaky ReLU, ReLU6, hardtanh and max-pooling are held; every other function stays as it is. Later blocks must
+    make the calls of the first one, in the same order.
     """
 
     def __init__(self) -> None:
@@ -36,56 +39,51 @@ class Pattern(TorchFunctionMode):
         return super().__enter__()
 
     def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        hold = _HELD.get(func)
+        hold, kwargs = _HELD.get(func), kwargs or {}
         if hold is None:
-            return func(*args, **(kwargs or {}))
+            return func(*args, **kwargs)
         if self._next is None:
-            output, piece = hold(None, *args, **(kwargs or {}))
+            output, piece = hold(None, *args, **kwargs)
             self._pieces.append(piece)
             return output
-        output, _ = hold(self._pieces[self._next], *args, **(kwargs or {}))
         self._next += 1
-        return output
+        return hold(self._pieces[self._next - 1], *args, **kwargs)[0]
 
     @property
     def nbytes(self) -> int:
-        """Memory of what is held."""
+        """Memory of the recorded pieces in bytes."""
         return sum(piece.nbytes for piece in self._pieces)
 
 
-def _relu(piece: Tensor | None, input: Tensor, inplace: bool = False) -> tuple[Tensor, Tensor]:
+def _relu(piece: Piece, input: Tensor, inplace: bool = False) -> Held:
     piece = (input > 0).to(input.dtype) if piece is None else piece
     # The kernel that differentiates a ReLU: the input where the piece is above 0, in a tenth of the time of a choice
     # between two tensors, and unlike a product 0 where the input is infinite.
     return _put(torch.ops.aten.threshold_backward(input, piece, 0), input, inplace), piece
 
 
-def _leaky_relu(
-    piece: Tensor | None, input: Tensor, negative_slope: float = 0.01, inplace: bool = False
-) -> tuple[Tensor, Tensor]:
+def _leaky_relu(piece: Piece, input: Tensor, negative_slope: float = 0.01, inplace: bool = False) -> Held:
     piece = input > 0 if piece is None else piece
     return _put(torch.where(piece, input, negative_slope * input), input, inplace), piece
 
 
-def _hardtanh(
-    piece: Tensor | None, input: Tensor, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False
-) -> tuple[Tensor, Tensor]:
+def _hardtanh(piece: Piece, input: Tensor, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> Held:
     if piece is None:
         piece = (input > min_val).to(torch.int8) + (input >= max_val).to(torch.int8)
     output = torch.where(piece == 1, input, min_val + (max_val - min_val) * (piece == 2).to(input))
     return _put(output, input, inplace), piece
 
 
-def _relu6(piece: Tensor | None, input: Tensor, inplace: bool = False) -> tuple[Tensor, Tensor]:
+def _relu6(piece: Piece, input: Tensor, inplace: bool = False) -> Held:
     return _hardtanh(piece, input, 0.0, 6.0, inplace)
 
 
 def _put(output: Tensor, input: Tensor, inplace: bool) -> Tensor:
-    """The output; in the place of the input where others may look for it there."""
+    """The output, written into the input where the call works in place."""
     return input.copy_(output) if inplace else output
 
 
-def _max_pool2d(piece: Tensor | None, input: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+def _max_pool2d(piece: Piece, input: Tensor, *args: Any, **kwargs: Any) -> Held:
     kwargs.pop("return_indices", None)
     if piece is None:
         return functional.max_pool2d(input, *args, return_indices=True, **kwargs)

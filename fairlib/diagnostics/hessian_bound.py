@@ -1,4 +1,4 @@
-"""Theorem 2: the largest eigenvalue of a group's Hessian, bounded by closeness to the boundary and by errors."""
+"""Theorem 2: the largest eigenvalue of a group's Hessian is bounded by closeness to the boundary and by errors."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -13,7 +13,7 @@ from torch.func import grad, jacrev, vjp, vmap
 from fairlib._validation import check_number
 from fairlib.data import GroupedDataset
 from fairlib.diagnostics.computable import differentiating, finite
-from fairlib.diagnostics.lanczos import KrylovInStep
+from fairlib.diagnostics.lanczos import KrylovInStep, Product
 from fairlib.diagnostics.objective import BUDGET, MeanLoss, members
 from fairlib.network.evaluation import evaluation_mode, full_precision
 
@@ -31,7 +31,7 @@ def hessian_bound(
     limit: int = 200,
     seed: int = 0,
 ) -> pd.DataFrame:
-    r"""Upper bounds of :math:`\lambda_{\max}(H_a)`, the largest eigenvalue of the Hessian of every group's mean loss.
+    r"""Bound :math:`\lambda_{\max}(H_a)`, the largest eigenvalue of the Hessian of every group's mean loss, from above.
 
     With logits :math:`z(\theta) \in \mathbb R^C` of one sample, their Jacobian :math:`J` ``(C, P)``, the softmax
     :math:`p` and the one-hot target :math:`y`, the Hessian of the sample's cross-entropy is
@@ -63,22 +63,22 @@ def hessian_bound(
 
     Args:
         model: Any differentiable classifier; its mode, buffers and ``.grad`` are left as they were. It is evaluated in
-            eval mode. Of a pruned model only the weights it kept count.
-        data: The samples. A Jacobian ``(C, P)`` and the vectors of a Lanczos process must fit into memory for one.
+            eval mode. Pruned weights are left out.
+        data: The samples. The Jacobian ``(C, P)`` and the Lanczos vectors of one sample must fit into memory.
         parameters: Names of the parameters that make up :math:`\theta`; by default all that require a gradient.
-        samples: So many of every group, drawn by ``seed`` without replacement; by default all. The means are then
-            estimates, and no longer bounds beyond doubt.
-        dtype: The floating type of the computation; None for that of the parameters.
-        tol: The residual at which a Lanczos process ends, as a share of the sample's bound.
-        limit: The largest number of Hessian-vector products for each sample.
-        seed: Of the draw, and of the vector that every Lanczos process starts from.
+        samples: Number of samples to use of every group, drawn without replacement; by default all. The means over
+            drawn samples are estimates, and no longer certain bounds.
+        dtype: Floating type of the computation; None for that of the parameters.
+        tol: Residual at which a Lanczos process ends, as a share of the sample's bound.
+        limit: Largest number of Hessian-vector products for each sample.
+        seed: Seed of the drawn samples and of the vector from which every Lanczos process starts.
 
     Returns:
-        Indexed by group in the order of the codes, columns ``samples`` (how many were used), ``closeness``,
-        ``spectral``, ``signed``, ``printed``; ``residual``, what ``spectral`` and ``signed`` contain of residuals: more
-        than ``tol`` times ``spectral`` says that processes did not converge, so that both may be too small; and
-        ``spectral_error``, the standard error of ``spectral`` by the draw: 0 where the whole group was used, NaN where
-        one sample of several was (float64). A group without samples has NaN.
+        Indexed by group in the order of the codes (float64): ``samples``, the number of samples used; ``closeness``,
+        ``spectral``, ``signed`` and ``printed``; ``residual``, the mean residual contained in ``spectral`` and
+        ``signed``: above ``tol`` times ``spectral`` processes did not converge, and both may be too small; and
+        ``spectral_error``, the standard error of ``spectral`` from drawing samples: 0 where the whole group was used,
+        NaN where one sample of several was. A group without samples has NaN.
 
     Raises:
         NotComputable: If there is nothing to differentiate, torch cannot differentiate it twice, or (NotFinite) logits
@@ -126,7 +126,7 @@ class _Derivatives:
         return self.objective.logits(point, sample[None])[0]
 
     def jacobians(self, index: Tensor) -> Tensor:
-        """``(n, C, P)``."""
+        """The Jacobians of the samples' logits, ``(n, C, P)``."""
         return self._each(
             lambda i: jacrev(self.logits)(self.point, i),
             lambda i: functional.jacobian(lambda point: self.logits(point, i), self.point),
@@ -180,9 +180,8 @@ def _sample_bounds(derivatives: _Derivatives, spectrum: Callable[..., tuple[Tens
     closeness = _closeness(p, derivatives.jacobians(index))
     low, high, residual = spectrum(index, errors, closeness)
     spectral = closeness + torch.maximum(high, -low) + residual
-    printed = closeness + torch.where(targets == 1, -low, high)
-    if data.num_classes != 2:
-        printed = torch.full_like(printed, float("nan"))
+    wrong_end = torch.where(targets == 1, -low, high) if data.num_classes == 2 else torch.full_like(high, torch.nan)
+    printed = closeness + wrong_end
     return torch.stack([closeness, spectral, closeness + high + residual, printed, residual], dim=1).cpu()
 
 
@@ -219,9 +218,7 @@ def _spectrum(
     return low, high, residual
 
 
-def _extreme_eigenvalues(
-    product: Callable[[Tensor], Tensor], start: Tensor, scale: np.ndarray, *, tol: float, limit: int
-) -> np.ndarray:
+def _extreme_eigenvalues(product: Product, start: Tensor, scale: np.ndarray, *, tol: float, limit: int) -> np.ndarray:
     """Smallest and largest eigenvalues of n symmetric operators, and the larger residual of both, ``(n, 3)``.
 
     A process ends, and keeps what it has, when its residuals, and what its values moved by in the last step (a false
@@ -244,7 +241,7 @@ def _extreme_eigenvalues(
 
 
 def _samples_at_once(derivatives: _Derivatives, limit: int) -> int:
-    """How many samples may go together, so that neither their vectors nor their activations exceed ``BUDGET``."""
+    """Largest number of samples in one pass whose vectors and activations stay within ``BUDGET``."""
     objective, size = derivatives.objective, len(derivatives.point)
     classes = objective.data.num_classes
     by_vectors = BUDGET // (size * (classes + limit) * objective.theta.element_size())
@@ -253,20 +250,15 @@ def _samples_at_once(derivatives: _Derivatives, limit: int) -> int:
 
 
 def _draw(members: Tensor, samples: int | None, seed: int) -> Tensor:
-    if samples is None or samples >= len(members):
-        return members
-    return members[torch.randperm(len(members), generator=torch.Generator().manual_seed(seed))[:samples]]
+    shuffled = torch.randperm(len(members), generator=torch.Generator().manual_seed(seed))
+    return members if samples is None or samples >= len(members) else members[shuffled[:samples]]
 
 
 def _summary(bounds: Tensor, n: int) -> tuple[float, ...]:
     """A row of the table, from the bounds of some samples of a group of n."""
     if not len(bounds):
         return (float("nan"),) * len(COLUMNS)
-    return (float(len(bounds)), *bounds.mean(0).tolist(), _standard_error(bounds[:, 1], n))
-
-
-def _standard_error(values: Tensor, n: int) -> float:
-    """Of the mean of values that were drawn without replacement from n."""
-    if len(values) == n:
-        return 0.0
-    return float("nan") if len(values) == 1 else float(values.std() * ((1 - len(values) / n) / len(values)) ** 0.5)
+    drawn, error = len(bounds), 0.0 if len(bounds) == n else float("nan")
+    if 1 < drawn < n:  # The standard error of a mean of values drawn without replacement.
+        error = float(bounds[:, 1].std() * ((1 - drawn / n) / drawn) ** 0.5)
+    return (float(drawn), *bounds.mean(0).tolist(), error)

@@ -1,4 +1,4 @@
-"""The extreme eigenvalues of symmetric operators that are known by their products only."""
+"""Extreme eigenvalues of symmetric operators that are given by their products with vectors."""
 
 import math
 from collections.abc import Callable
@@ -12,16 +12,20 @@ from fairlib._validation import check_number
 from fairlib.diagnostics.computable import NotFinite
 from fairlib.diagnostics.vectors import inner, norm, total
 
+Product = Callable[[Tensor], Tensor]
+"""A symmetric operator: the function from a vector ``(P,)`` to its product with it."""
+
 ENDS = {"largest": (-1,), "smallest": (0,), "both": (-1, 0)}
-"""Which eigenvalues are wanted: their places in ascending order."""
+"""The places in ascending order of the eigenvalues that are wanted, by name."""
 
 
 class Ritz(NamedTuple):
-    r"""An approximate eigenpair: ``value``, unit ``vector`` ``(P,)`` and what is known of their error.
+    r"""An approximate eigenpair: ``value``, unit ``vector`` ``(P,)`` and estimates of their error.
 
     ``residual`` is :math:`r = \|Av - \theta v\|`: some eigenvalue lies within r of the value. ``error`` is
     :math:`\min(r, r^2 / \delta)` with :math:`\delta` the distance to the next Ritz value, which bounds the error of an
-    extreme value where that distance is right (Parlett, The Symmetric Eigenvalue Problem, Section 11.7).
+    extreme value where that distance is right (Parlett, The Symmetric Eigenvalue Problem, Section 11.7). ``gap`` is
+    :math:`\delta`, or 0 where there is no estimate of it.
     """
 
     value: float
@@ -32,30 +36,30 @@ class Ritz(NamedTuple):
 
 
 class Krylov:
-    r"""What a Lanczos process with full reorthogonalization knows of a symmetric operator.
+    r"""State of a Lanczos process with full reorthogonalization for a symmetric operator A.
 
-    After k products these are an orthonormal basis of :math:`\operatorname{span}\{q, Aq, \dots, A^{k-1} q\}`, the
+    After k products it holds an orthonormal basis of :math:`\operatorname{span}\{q, Aq, \dots, A^{k-1} q\}`, the
     operator in that basis ``(k, k)``, and its eigenvalues there, the Ritz values ``(k,)``, ascending. Inner products
     are summed in float64, whatever the type of the vectors.
 
     Args:
-        product: :math:`v \mapsto Av` for vectors ``(P,)``.
-        start: :math:`q`, ``(P,)``, not zero.
+        product: Function :math:`v \mapsto Av` for vectors ``(P,)``.
+        start: Start vector :math:`q`, ``(P,)``, not zero.
     """
 
     values: np.ndarray
 
-    def __init__(self, product: Callable[[Tensor], Tensor], start: Tensor) -> None:
+    def __init__(self, product: Product, start: Tensor) -> None:
         self.product, self.count = product, 0
         self.basis = [self._divided(start, self._inner(start, start) ** 0.5)]
         self.matrix = np.zeros((*start.shape[:-1], 0, 0))
         self.scale: Any = 0.0
 
     def extend(self) -> None:
-        """Take a product, with the last vector of the basis.
+        """Multiply the last vector of the basis by the operator.
 
         Raises:
-            NotFinite: If it is NaN or infinite.
+            NotFinite: If the product is NaN or infinite.
         """
         rest = self.product(self.basis[-1]).clone()
         self.count += 1
@@ -85,19 +89,19 @@ class Krylov:
         return nothing | (len(self.basis) == self.rest.shape[-1])
 
     def residual(self, place: int) -> Any:
-        r""":math:`\|Av - \theta v\|` of the Ritz pair at a place."""
+        r"""Compute :math:`\|Av - \theta v\|` of the Ritz pair at a place."""
         return self.beta * np.abs(self._coefficients[..., -1, place])
 
     def vector(self, place: int) -> Tensor:
-        """The unit Ritz vector at a place."""
+        """Compute the unit Ritz vector at a place."""
         return _combined(self.basis, self._coefficients[:, place])
 
     def grow(self) -> None:
-        """Take what was new in the last product into the basis."""
+        """Add the part of the last product that is orthogonal to the basis to the basis."""
         self.basis.append(self._divided(self.rest, np.maximum(self.beta, torch.finfo(self.rest.dtype).tiny)))
 
     def restart(self, places: np.ndarray) -> None:
-        """Let the Ritz vectors at some places be the basis."""
+        """Replace the basis by the Ritz vectors at some places."""
         self.basis, self.matrix = [self.vector(place) for place in places], np.diag(self.values[places])
 
     # What depends on the shape of the vectors.
@@ -116,9 +120,9 @@ class Krylov:
 
 
 class KrylovInStep(Krylov):
-    """The same of n operators in step: vectors are ``(n, P)``, and all numbers have an axis of operators in front.
+    """State of n Lanczos processes for n operators in step, without Ritz vectors and restarts.
 
-    There are neither Ritz vectors nor restarts.
+    Vectors are ``(n, P)``, and all numbers have an axis of operators in front.
     """
 
     def _inner(self, one: Tensor, other: Tensor) -> np.ndarray:
@@ -136,15 +140,9 @@ class KrylovInStep(Krylov):
 
 
 def lanczos(
-    product: Callable[[Tensor], Tensor],
-    start: Tensor,
-    *,
-    ends: str = "both",
-    tol: float = 3e-4,
-    limit: int = 200,
-    room: int | None = None,
+    product: Product, start: Tensor, *, ends: str = "both", tol: float = 3e-4, limit: int = 200, room: int | None = None
 ) -> tuple[dict[int, Ritz], float, int]:
-    r"""Extreme eigenpairs by the Lanczos process with full reorthogonalization.
+    r"""Find extreme eigenpairs by the Lanczos process with full reorthogonalization.
 
     After k products the best approximations in :math:`\operatorname{span}\{q, Aq, \dots, A^{k-1} q\}` are known. The
     process ends when the estimated error of every wanted value is below ``tol`` times the largest absolute Ritz value
@@ -153,14 +151,14 @@ def lanczos(
     invariant under A. Inner products are summed in float64, whatever the type of the vectors.
 
     Args:
-        product: :math:`v \mapsto Av` for vectors ``(P,)``, A symmetric.
-        start: ``(P,)``, not zero. What is orthogonal to it is never found; mix in a random vector.
-        ends: A name of ``ENDS``.
+        product: Function :math:`v \mapsto Av` for vectors ``(P,)``, A symmetric.
+        start: Start vector ``(P,)``, not zero. Eigenvectors orthogonal to it are never found; mix in a random vector.
+        ends: Name in ``ENDS`` of the wanted eigenvalues: ``"largest"``, ``"smallest"`` or ``"both"``.
         tol: Relative error to aim at.
-        limit: The largest number of products.
-        room: How many vectors a basis may have, at least 8; by default any number. A full one makes place for the half
-            of its Ritz vectors that is nearest to the wanted ends, and the process goes on from there (a thick
-            restart), with more products in all. While that half is formed there are half as many vectors more.
+        limit: Largest number of products.
+        room: Largest number of vectors in a basis, at least 8; by default any number. A full basis is replaced by the
+            half of its Ritz vectors that is nearest to the wanted ends, and the process goes on from there (a thick
+            restart), with more products in all. While that half is formed memory holds half as many vectors more.
 
     Returns:
         The Ritz pair for each place of ``ENDS[ends]``, the largest absolute Ritz value that was met, and the number of
@@ -168,7 +166,7 @@ def lanczos(
 
     Raises:
         NotFinite: If a product is NaN or infinite.
-        ValueError: If ``room`` is too small.
+        ValueError: If ``room`` is below 8.
 
     Source:
         Parlett, The Symmetric Eigenvalue Problem (1998), Chapter 13; thick restarts: Wu and Simon, Thick-restart
@@ -194,7 +192,7 @@ def lanczos(
 
 
 def _nearest(values: np.ndarray, count: int, ends: str) -> np.ndarray:
-    """The places of so many ascending values that are nearest to the wanted ends."""
+    """The places of the ``count`` values, in ascending order, that are nearest to the wanted ends."""
     order = np.arange(len(values))
     distances = [len(values) - 1 - order if place == -1 else order for place in ENDS[ends]]
     return np.sort(np.argsort(np.min(distances, axis=0), kind="stable")[:count])
@@ -218,5 +216,5 @@ def _error(values: np.ndarray, residual: float, place: int) -> tuple[float, floa
 
 
 def error_estimate(residual: float, gap: float) -> float:
-    r""":math:`\min(r, r^2 / \delta)`."""
+    r"""Estimate the error of a Ritz value, :math:`\min(r, r^2 / \delta)`, from its residual and its gap."""
     return min(residual, residual**2 / gap) if gap > 0 else residual

@@ -19,14 +19,8 @@ Squares = dict[str, Tensor]
 
 
 def _linear(layer: nn.Linear, inputs: Tensor, gradients: Tensor, kinds: list[str], mask: Tensor | None) -> Squares:
-    u, delta = (
-        tensor.flatten(1, -2).transpose(1, 2) for tensor in (_with_positions(inputs), _with_positions(gradients))
-    )
+    u, delta = (tensor.reshape(len(tensor), -1, tensor.shape[-1]).mT for tensor in (inputs, gradients))
     return _affine(u[:, None], delta[:, None], kinds, None if mask is None else mask[None])
-
-
-def _with_positions(tensor: Tensor) -> Tensor:
-    return tensor[:, None] if tensor.ndim == 2 else tensor
 
 
 def _convolution(layer: Any, inputs: Tensor, gradients: Tensor, kinds: list[str], mask: Tensor | None) -> Squares:
@@ -62,12 +56,7 @@ def _affine(u: Tensor, delta: Tensor, kinds: list[str], mask: Tensor | None) -> 
         kinds: Which of them are asked for.
         mask: ``(groups, outputs, inputs)`` or None.
     """
-    squares = {}
-    if "weight" in kinds:
-        squares["weight"] = _outer(u, delta, mask)
-    if "bias" in kinds:
-        squares["bias"] = _square(delta.sum(3))
-    return squares
+    return {kind: _outer(u, delta, mask) if kind == "weight" else _square(delta.sum(3)) for kind in kinds}
 
 
 def _outer(u: Tensor, delta: Tensor, mask: Tensor | None) -> Tensor:
@@ -88,19 +77,18 @@ def _outer(u: Tensor, delta: Tensor, mask: Tensor | None) -> Tensor:
 def _normalization(layer: Any, inputs: Tensor, gradients: Tensor, kinds: list[str], mask: Tensor | None) -> Squares:
     if isinstance(layer, nn.LayerNorm):
         normal = F.layer_norm(inputs, layer.normalized_shape, eps=layer.eps)
-        over = tuple(range(1, inputs.ndim - len(layer.normalized_shape)))
+    elif isinstance(layer, nn.GroupNorm):
+        normal = F.group_norm(inputs, layer.num_groups, eps=layer.eps)
     else:
-        normal = (
-            F.group_norm(inputs, layer.num_groups, eps=layer.eps)
-            if isinstance(layer, nn.GroupNorm)
-            else F.batch_norm(inputs, layer.running_mean.to(inputs), layer.running_var.to(inputs), eps=layer.eps)
-        )
-        over = tuple(range(2, inputs.ndim))
-    terms = {"weight": lambda: gradients * normal, "bias": lambda: gradients}
-    summed = {kind: terms[kind]().sum(over) if over else terms[kind]() for kind in kinds}
-    if mask is not None and "weight" in kinds:
-        summed["weight"] = summed["weight"] * mask
-    return {kind: _square(gradient) for kind, gradient in summed.items()}
+        normal = F.batch_norm(inputs, layer.running_mean.to(inputs), layer.running_var.to(inputs), eps=layer.eps)
+    own = range(inputs.ndim - len(layer.normalized_shape), inputs.ndim) if isinstance(layer, nn.LayerNorm) else (1,)
+    over = [axis for axis in range(1, inputs.ndim) if axis not in own]
+    squares = {}
+    for kind in kinds:
+        gradient = gradients * normal if kind == "weight" else gradients
+        summed = gradient.sum(over) if over else gradient
+        squares[kind] = _square(summed * mask if kind == "weight" and mask is not None else summed)
+    return squares
 
 
 def _square(tensor: Tensor) -> Tensor:
@@ -110,12 +98,6 @@ def _square(tensor: Tensor) -> Tensor:
 
 RULES: dict[type, Callable[..., Squares]] = {
     nn.Linear: _linear,
-    nn.Conv1d: _convolution,
-    nn.Conv2d: _convolution,
-    nn.Conv3d: _convolution,
-    nn.BatchNorm1d: _normalization,
-    nn.BatchNorm2d: _normalization,
-    nn.BatchNorm3d: _normalization,
-    nn.LayerNorm: _normalization,
-    nn.GroupNorm: _normalization,
+    **dict.fromkeys((nn.Conv1d, nn.Conv2d, nn.Conv3d), _convolution),
+    **dict.fromkeys((nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.LayerNorm, nn.GroupNorm), _normalization),
 }

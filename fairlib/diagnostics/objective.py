@@ -1,7 +1,9 @@
-"""The training objective as a function of the parameters, with the derivatives that the diagnostics are made of."""
+"""The training objective as a function of the parameters, and its derivatives."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 
+import pandas as pd
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
@@ -10,18 +12,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fairlib.data import GroupedDataset
 from fairlib.diagnostics.computable import NotComputable, NotFinite, check_differentiable, check_graph, differentiating
-from fairlib.network import masks
-from fairlib.network.evaluation import (
-    CHUNK,
-    aliases,
-    check_logits,
-    evaluate,
-    evaluation_mode,
-    full_precision,
-    placement,
-)
+from fairlib.diagnostics.vectors import total
+from fairlib.network import evaluation, masks
+from fairlib.network.evaluation import aliases, check_logits, evaluate, evaluation_mode, full_precision, placement
 
-BUDGET = 2**29  # Bytes that one pass may keep for its backward pass; a Hessian-vector product keeps about thrice that.
+BUDGET = 2**29  # Bytes that one pass may save for its backward pass; a Hessian-vector product saves three times that.
 
 
 class MeanLoss:
@@ -33,10 +28,10 @@ class MeanLoss:
 
     Args:
         model: Any differentiable classifier.
-        data: Where the samples come from.
-        index: Which of them, int64 ``(n,)``; by default all.
+        data: Data set from which the samples are taken.
+        index: Positions of the samples to use, int64 ``(n,)``; by default all.
         parameters: Names of the parameters that make up :math:`\theta`; by default all that require a gradient.
-        dtype: The floating type of the computation; by default that of the parameters.
+        dtype: Floating type of the computation; by default that of the parameters.
 
     Raises:
         NotComputable: If there is nothing to differentiate, torch cannot differentiate it, or a batch normalization has
@@ -59,9 +54,7 @@ class MeanLoss:
             raise ValueError("a mean loss needs at least one sample")
         for name, module in model.named_modules():
             if isinstance(module, _BatchNorm) and module.running_mean is None:
-                raise NotComputable(
-                    f"{name} normalizes by its batch also in eval mode; the loss of a sample is not defined"
-                )
+                raise NotComputable(f"{name} normalizes by its batch also in eval mode: single samples have no loss")
         self.device, own = placement(model)
         self.dtype = dtype or own
         everything = {name: weight.detach() for name, weight in model.named_parameters()}
@@ -69,7 +62,8 @@ class MeanLoss:
         self.shapes = [everything[name].shape for name in self.names]
         theta = torch.cat([everything[name].flatten() for name in self.names]).to(self.dtype)
         fixed = {name: weight for name, weight in everything.items() if name not in set(self.names)}
-        self.fixed = {name: self._cast(tensor) for name, tensor in (fixed | dict(model.named_buffers())).items()}
+        others = {name: tensor.detach() for name, tensor in (fixed | dict(model.named_buffers())).items()}
+        self.fixed = {name: x.to(self.dtype) if x.is_floating_point() else x for name, x in others.items()}
         self.aliases = aliases(model)
         self.kept = self._kept(theta)
         self.theta = self.project(theta)
@@ -77,17 +71,17 @@ class MeanLoss:
 
     @property
     def chunks(self) -> tuple[Tensor, ...]:
-        """The samples, dealt to passes."""
+        """The positions of the samples, split into passes."""
         return self.index.split(self.chunk)
 
     def split(self, vector: Tensor) -> dict[str, Tensor]:
-        """The parts ``name -> tensor of the parameter's shape`` of a flat vector; views."""
+        """Split a flat vector into views by parameter name, each of the parameter's shape."""
         parts = vector.split([shape.numel() for shape in self.shapes])
         return {name: part.view(shape) for name, part, shape in zip(self.names, parts, self.shapes, strict=True)}
 
     @full_precision()
     def logits(self, theta: Tensor, chunk: Tensor) -> Tensor:
-        """Logits ``(n, C)`` of some samples; differentiable in ``theta``."""
+        """Compute the logits ``(n, C)`` of some samples; differentiable in ``theta``."""
         inputs = self.data.batch(chunk, dtype=self.dtype, device=self.device)
         with evaluation_mode(self.model):
             logits = evaluate(self.model, self.split(theta) | self.fixed, inputs, self.aliases)
@@ -95,7 +89,7 @@ class MeanLoss:
         return logits.to(self.dtype)
 
     def total(self, theta: Tensor, chunk: Tensor) -> Tensor:
-        """The sum of the losses of some samples; differentiable in ``theta``.
+        """Sum the losses of some samples; differentiable in ``theta``.
 
         Raises:
             NotFinite: If it is NaN or infinite.
@@ -107,26 +101,29 @@ class MeanLoss:
         return loss
 
     def value(self, theta: Tensor | None = None) -> float:
-        """:math:`J` at ``theta``, by default at the model's parameters."""
+        """Compute :math:`J` at ``theta``, by default at the model's parameters."""
         point = self.theta if theta is None else theta
         with torch.no_grad():
             return sum(self.total(point, chunk).item() for chunk in self.chunks) / len(self.index)
 
     def gradient(self, theta: Tensor | None = None, index: Tensor | None = None) -> Tensor:
-        r""":math:`\nabla J` ``(P,)`` at ``theta``, by default at the model's parameters; of the mean over ``index``."""
+        r"""Compute :math:`\nabla J` ``(P,)``.
+
+        Args:
+            theta: Flat parameters; by default the model's.
+            index: Samples over which the loss is averaged; by default all.
+        """
         point = (self.theta if theta is None else theta).detach().requires_grad_()
         index = self.index if index is None else index
-        sum_ = torch.zeros_like(point)
-        for chunk in index.split(self.chunk):
-            sum_ += self.total_gradient(point, chunk)
+        sum_ = total(self.total_gradient(point, chunk) for chunk in index.split(self.chunk))
         return check_finite("gradient", self.project(sum_ / len(index)))
 
     @full_precision()
     @differentiating()
     def sampled_gradient(self, generator: torch.Generator) -> Tensor:
-        r"""The gradient if each label were drawn from the model's prediction for its sample, over some of the samples.
+        r"""Compute the gradient over some samples for labels that are drawn from the model's own predictions.
 
-        A random vector with mean zero and a covariance proportional, in expectation, to the Gauss-Newton matrix of J.
+        It is a random vector with mean zero and a covariance proportional, in expectation, to the Gauss-Newton matrix.
         """
         point, sum_ = self.theta.detach().requires_grad_(), torch.zeros_like(self.theta)
         some = self.index[torch.randperm(len(self.index), generator=generator)[: max(32, len(self.index) // 4)]]
@@ -138,14 +135,13 @@ class MeanLoss:
         return self.project(sum_ / len(some))
 
     def product(self, vector: Tensor) -> Tensor:
-        r""":math:`\nabla^2 J \, v` ``(P,)`` at the model's parameters, by differentiating :math:`v^\top \nabla J`."""
-        vector, sum_ = self.project(vector.to(self.theta)), torch.zeros_like(self.theta)
-        for chunk in self.chunks:
-            sum_ += differentiate(*self.gradient_graph(chunk), vector)
+        r"""Compute :math:`\nabla^2 J \, v` ``(P,)`` at the model's parameters by differentiating twice."""
+        vector = self.project(vector.to(self.theta))
+        sum_ = total(differentiate(*self.gradient_graph(chunk), vector) for chunk in self.chunks)
         return self.project(sum_ / len(self.index))
 
     def gradient_graph(self, chunk: Tensor) -> tuple[Tensor, Tensor]:
-        """A point at the model's parameters, and the gradient there of the sum over some samples, with its graph.
+        """Return the model's parameters as a leaf, and the gradient of the loss of some samples there, with its graph.
 
         Raises:
             NotComputable: If the graph has a function that can be differentiated only once.
@@ -158,15 +154,12 @@ class MeanLoss:
     @full_precision()
     @differentiating()
     def total_gradient(self, point: Tensor, chunk: Tensor, *, create_graph: bool = False) -> Tensor:
-        """The gradient of the sum of the losses of some samples at a point that requires one."""
+        """Compute the gradient of the sum of the losses of some samples at a point that requires gradients."""
         return differentiate(point, self.total(point, chunk), create_graph=create_graph)
 
     def project(self, vector: Tensor) -> Tensor:
-        """A vector with zeros at the pruned weights."""
+        """Set a vector to zero at the pruned weights."""
         return vector if self.kept is None else vector * self.kept
-
-    def _cast(self, tensor: Tensor) -> Tensor:
-        return tensor.detach().to(self.dtype) if tensor.is_floating_point() else tensor.detach()
 
     def _kept(self, theta: Tensor) -> Tensor | None:
         """1 where a weight is kept and 0 where it is pruned; None if nothing is."""
@@ -181,9 +174,9 @@ class MeanLoss:
 
     @differentiating()
     def samples_within(self, budget: int) -> int:
-        """How many samples one pass may take so that what it keeps for its backward pass stays within ``budget``.
+        """Find the largest number of samples in one pass whose saved tensors stay within ``budget`` bytes.
 
-        As if all parameters were differentiated: the activations before the first that is differentiated count, too.
+        All parameters are taken as differentiated: activations before the first that is differentiated count, too.
 
         Raises:
             NotComputable: If the model cannot be differentiated by any of them.
@@ -207,11 +200,11 @@ class MeanLoss:
         check_logits(graph, self.data)
         check_differentiable(graph)
         del graph  # It kept the memory of the saved tensors from being used again.
-        return max(1, min(len(self.index), CHUNK, budget // max(1, sum(saved.values()))))
+        return max(1, min(len(self.index), evaluation.CHUNK, budget // max(1, sum(saved.values()))))
 
 
 def check_finite(what: str, vector: Tensor) -> Tensor:
-    """The vector, if it is finite.
+    """Return the vector if it is finite.
 
     Raises:
         NotFinite: If an entry is NaN or infinite.
@@ -221,8 +214,22 @@ def check_finite(what: str, vector: Tensor) -> Tensor:
     return vector
 
 
+def by_group(data: GroupedDataset, columns: Sequence[str], row: Callable[..., Sequence[float]]) -> pd.DataFrame:
+    """Build a table of float64 with a row for every group, in the order of the codes.
+
+    Args:
+        data: Samples with groups.
+        columns: Names of the columns.
+        row: Function from a group's name and the positions of its samples to the numbers of its row; it is not called
+            for a group without samples, whose row is NaN.
+    """
+    positions = {name: members(data, code) for code, name in enumerate(data.group_names)}
+    rows = [row(name, index) if len(index) else [math.nan] * len(columns) for name, index in positions.items()]
+    return pd.DataFrame(rows, index=pd.Index(data.group_names, name="group"), columns=list(columns), dtype=float)
+
+
 def members(data: GroupedDataset, code: int) -> Tensor:
-    """The positions of a group's samples, int64 ``(n,)`` on the CPU."""
+    """Find the positions of a group's samples, int64 ``(n,)`` on the CPU."""
     return (data.groups == code).nonzero().flatten().cpu()
 
 
@@ -231,7 +238,7 @@ def members(data: GroupedDataset, code: int) -> Tensor:
 def differentiate(
     point: Tensor, output: Tensor, vector: Tensor | None = None, *, retain: bool = False, create_graph: bool = False
 ) -> Tensor:
-    """The derivative of ``vector @ output``, or of a number, in the point; zero where that does not depend on it.
+    """Differentiate ``vector @ output``, or a single number, in the point; zero where it does not depend on it.
 
     Raises:
         NotComputable: If torch cannot differentiate it.
@@ -244,11 +251,11 @@ def differentiate(
 
 
 def check_parameters(model: nn.Module, names: Sequence[str] | None) -> list[str]:
-    """The names of the parameters to differentiate: those asked for, by default all that require a gradient.
+    """Return the names of the parameters to differentiate: those given, by default all that require a gradient.
 
     Raises:
         NotComputable: If no parameter requires a gradient.
-        ValueError: If a name is unknown, or named twice.
+        ValueError: If a name is unknown or a duplicate, or the list is empty.
     """
     known = dict(model.named_parameters())
     chosen = [name for name, weight in known.items() if weight.requires_grad] if names is None else list(names)

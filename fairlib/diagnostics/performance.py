@@ -10,7 +10,7 @@ from fairlib.statistics import group_means
 
 
 def group_performance(model: nn.Module, data: GroupedDataset) -> pd.DataFrame:
-    r"""Size, accuracy and mean cross-entropy :math:`J(\theta; D_a)` of every group.
+    r"""Compute size, accuracy and mean cross-entropy :math:`J(\theta; D_a)`, in nats, of every group.
 
     Returns:
         Indexed by group in the order of the codes, columns ``size accuracy loss``. A group without samples has NaN.
@@ -18,6 +18,4 @@ def group_performance(model: nn.Module, data: GroupedDataset) -> pd.DataFrame:
     predictions = predict(model, data)
     values = np.stack([predictions.correct, predictions.loss], axis=1)
     means = group_means(values, data.groups.cpu().numpy(), data.num_groups)
-    table = pd.DataFrame(means, index=pd.Index(data.group_names, name="group"), columns=["accuracy", "loss"])
-    table.insert(0, "size", data.group_sizes)
-    return table
+    return pd.DataFrame({"size": data.group_sizes, "accuracy": means[:, 0], "loss": means[:, 1]})

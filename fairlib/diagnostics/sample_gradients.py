@@ -1,7 +1,8 @@
-"""The norm of every sample's own gradient, for little more than one gradient of them all costs."""
+"""Gradient norms of single samples, for little more than the cost of one gradient of all samples."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -24,15 +25,11 @@ class _Unsupported(Exception):
 
 
 def sample_gradient_norms(
-    model: nn.Module,
-    data: GroupedDataset,
-    *,
-    parameters: Sequence[str] | None = None,
-    dtype: torch.dtype | None = None,
+    model: nn.Module, data: GroupedDataset, *, parameters: Sequence[str] | None = None, dtype: torch.dtype | None = None
 ) -> np.ndarray:
-    r"""The norm :math:`\|\nabla_\theta \ell_i\|_2` of every sample's gradient, :math:`\ell_i` its cross-entropy.
+    r"""Compute the norm :math:`\|\nabla_\theta \ell_i\|_2` of the gradient of every sample's cross-entropy.
 
-    One pass forward and one back serve a whole batch. In a layer :math:`z_{ip} = W u_{ip} + b` with inputs u (the
+    One forward and one backward pass serve a whole batch. In a layer :math:`z_{ip} = W u_{ip} + b` with inputs u (the
     patches of a convolution) and gradients :math:`\delta_{ip} = \partial \ell_i / \partial z_{ip}` at positions p, the
     gradient of sample i in W is :math:`\sum_p \delta_{ip} u_{ip}^\top`, whose squared norm is also
     :math:`\sum_{pq} \langle \delta_{ip}, \delta_{iq} \rangle \langle u_{ip}, u_{iq} \rangle`; each layer takes the
@@ -43,11 +40,11 @@ def sample_gradient_norms(
 
     Args:
         model: Any differentiable classifier whose samples do not interact; its mode, buffers and ``.grad`` are left as
-            they were. It is evaluated in eval mode. Of a pruned model only the weights it kept count.
+            they were. It is evaluated in eval mode. Pruned weights are left out.
         data: The samples.
         parameters: Names of the parameters that make up :math:`\theta`; by default all that require a gradient.
-        dtype: ``torch.float64`` for a computation in float64; by default in the type of the parameters. Squares are
-            summed in float64 anyway.
+        dtype: Floating type of the computation, ``torch.float64``, say; by default that of the parameters. Squares are
+            summed in float64 in any case.
 
     Returns:
         ``(N,)`` float64.
@@ -75,9 +72,9 @@ def sample_gradient_norms(
 def _in_one_pass(loss: MeanLoss) -> Tensor:
     """Squared norms ``(N,)`` by hooks on the layers, and their check."""
     layers, kept = _owners(loss.model, loss.names), masks.read(loss.model)
-    total = []
+    anchor, total = torch.zeros((), requires_grad=True, device=loss.device), []
     for index in loss.index.split(loss.samples_within(KEPT)):
-        with _tapped(layers, kept, len(index)) as (anchor, found):
+        with _tapped(layers, kept, anchor, len(index)) as found:
             logits, residual, scale = _forward(loss, loss.theta, index)
             if logits.requires_grad:
                 torch.autograd.grad(logits, anchor, residual, allow_unused=True)
@@ -130,10 +127,10 @@ def _by_autograd(loss: MeanLoss, i: int) -> Tensor:
 
 
 def _forward(loss: MeanLoss, theta: Tensor, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Logits, the direction of the loss's derivative by them, p - onehot(y) over its norm, and that norm ``(N,)``.
+    """Logits, the derivative of the loss in them, p - onehot(y), divided by its norm, and that norm ``(N,)``.
 
-    A gradient is proportional to that norm. So the pass back is over numbers of order one also where a sample is fitted
-    so well that float32 rounds p - 1 to zero, or squares fall below its range.
+    A gradient is proportional to that norm. So the backward pass is over numbers of order one even where a sample is
+    fitted so well that float32 rounds p - 1 to zero, or squares fall below its range.
     """
     logits = finite("the model's outputs", loss.logits(theta, index))
     targets = loss.data.labels(index, loss.device)[:, None]
@@ -144,11 +141,8 @@ def _forward(loss: MeanLoss, theta: Tensor, index: Tensor) -> tuple[Tensor, Tens
 
 
 def _owners(model: nn.Module, names: Sequence[str]) -> dict[str, tuple[nn.Module, list[str]]]:
-    """The layers that own the parameters, and which of them: prefix -> (layer, ["weight", "bias"])."""
-    owners: dict[int, int] = {}
-    for module in model.modules():
-        for weight in module._parameters.values():
-            owners[id(weight)] = owners.get(id(weight), 0) + 1
+    """The layers that own the named parameters, by prefix: the layer, and which of "weight" and "bias" are named."""
+    owners = Counter(id(weight) for module in model.modules() for weight in module._parameters.values())
     layers: dict[str, tuple[nn.Module, list[str]]] = {}
     for name in names:
         prefix, _, kind = name.rpartition(".")
@@ -163,15 +157,13 @@ def _owners(model: nn.Module, names: Sequence[str]) -> dict[str, tuple[nn.Module
 
 @contextmanager
 def _tapped(
-    layers: dict[str, tuple[nn.Module, list[str]]], kept: dict[str, Tensor], count: int
-) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
-    """While open, the layers leave their squared norms ``(count,)`` by parameter name when a pass comes back.
+    layers: dict[str, tuple[nn.Module, list[str]]], kept: dict[str, Tensor], anchor: Tensor, count: int
+) -> Iterator[dict[str, Tensor]]:
+    """Within the block a backward pass to ``anchor`` leaves the squared norms ``(count,)`` of each parameter.
 
     Yields:
-        The leaf to differentiate by, and the squares to come.
+        The squared norms by parameter name; empty until the backward pass.
     """
-    device = next((layer.weight.device for layer, _ in layers.values() if layer.weight is not None), None)
-    anchor = torch.zeros((), requires_grad=True, device=device)
     found: dict[str, Tensor] = {}
     called: set[str] = set()
 
@@ -188,22 +180,17 @@ def _tapped(
 
         return _Tap.apply(output, args[0], anchor, collect)
 
-    handles = [
-        layer.register_forward_hook(partial(tap, prefix, kinds), prepend=True)
-        for prefix, (layer, kinds) in layers.items()
-    ]
-    try:
-        yield anchor, found
-    finally:
-        for handle in handles:
-            handle.remove()
+    with ExitStack() as hooks:
+        for prefix, (layer, kinds) in layers.items():
+            hooks.enter_context(layer.register_forward_hook(partial(tap, prefix, kinds), prepend=True))
+        yield found
 
 
 class _Tap(torch.autograd.Function):
-    """The identity, which tells ``collect`` a layer's inputs and the gradient of its outputs on the way back.
+    """The identity, whose backward pass hands a layer's inputs and the gradient of its outputs to ``collect``.
 
-    It takes the place of the output (``mark_dirty``), so that in-place activations may follow, and depends on a leaf,
-    so that autograd comes by although no weight requires a gradient.
+    It replaces the output in place (``mark_dirty``), so that in-place activations may follow, and depends on a leaf, so
+    that autograd visits it although no weight requires a gradient.
     """
 
     @staticmethod

@@ -1,8 +1,8 @@
-r"""What a compression step does to the loss of every group: its expansion, and the bound of Theorem 1."""
+"""Effect of a compression step on the loss of every group: the Taylor expansion, and the bound of Theorem 1."""
 
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import pandas as pd
 import torch
@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from fairlib.data import GroupedDataset
 from fairlib.diagnostics.computable import NotFinite
-from fairlib.diagnostics.curvature import Eigensearch, extremes, warn_of_doubtful
-from fairlib.diagnostics.objective import MeanLoss, check_parameters, members
+from fairlib.diagnostics.curvature import Eigensearch, Found, extremes, warn_of_doubtful
+from fairlib.diagnostics.objective import MeanLoss, by_group, check_parameters
 from fairlib.diagnostics.vectors import inner, norm
 from fairlib.network import masks
 
@@ -27,7 +27,7 @@ def taylor_terms(
     parameters: Sequence[str] | None = None,
     dtype: torch.dtype | None = None,
 ) -> pd.DataFrame:
-    r"""The first two terms of every group's excessive loss, expanded in the compression step.
+    r"""Expand every group's excessive loss in the compression step, to second order.
 
     With :math:`d = \bar\theta - \theta`, the parameters of ``compressed`` minus those of ``model``, the weights that
     were removed included, and :math:`g_a`, :math:`H_a` the gradient and the Hessian of :math:`J(\theta; D_a)`:
@@ -65,24 +65,24 @@ def taylor_terms(
             or a term is NaN or infinite.
 
     Warns:
-        UserWarning: If a buffer that is no mask differs.
+        UserWarning: If a buffer other than a mask differs between the two models.
 
     Source:
-        [T] Theorem 1 (Eqs 4 and 9) before its inequalities; that the terms themselves follow R(a), and the bound does
-        not, is ours to report.
+        [T] Theorem 1 (Eqs 4 and 9) before its inequalities. That the terms follow R(a) and the bound does not is our
+        finding.
     """
     _check_pair(model, compressed)
     names = _moving(model, parameters)
-    rows = {}
-    for name, objective, target in _steps(model, compressed, data, names, dtype):
-        rows[name] = dict.fromkeys(TERMS, math.nan)
-        if objective is not None:
-            gradient, step = objective.gradient(), target - objective.theta
-            first, second = inner(gradient, step), inner(objective.product(step), step) / 2
-            excess = objective.value(target) - objective.value()
-            terms = (first, second, first + second, excess, excess - first - second)
-            rows[name] = _finite(name, dict(zip(TERMS, terms, strict=True)))
-    return pd.DataFrame.from_dict(rows, orient="index").rename_axis("group")
+
+    def row(name: str, index: Tensor) -> Sequence[float]:
+        loss = MeanLoss(model, data, index, parameters=names, dtype=dtype)
+        gradient, target = loss.gradient(), _target(compressed, loss)
+        step = target - loss.theta
+        first, second = inner(gradient, step), inner(loss.product(step), step) / 2
+        excess = loss.value(target) - loss.value()
+        return _finite(name, TERMS, (first, second, first + second, excess, excess - first - second))
+
+    return by_group(data, TERMS, row)
 
 
 def excessive_loss_bound(
@@ -97,7 +97,7 @@ def excessive_loss_bound(
     limit: int = 100,
     seed: int = 0,
 ) -> pd.DataFrame:
-    r"""Theorem 1 without its remainder: what every group can lose by a compression step, to second order.
+    r"""Bound what every group can lose by a compression step, to second order: Theorem 1 without its remainder.
 
     With d, :math:`g_a`, :math:`H_a` and R(a) as in :func:`taylor_terms`,
 
@@ -113,77 +113,62 @@ def excessive_loss_bound(
     far too large (16 to :math:`10^7` times): it says how much a group could lose, not how much it does.
 
     Args:
-        model: As in :func:`taylor_terms`.
-        compressed: As in :func:`taylor_terms`.
-        data: As in :func:`taylor_terms`.
-        parameters: As in :func:`taylor_terms`.
-        dtype: As in :func:`taylor_terms`.
-        products: As in :func:`group_eigenvalues`.
-        tol: As in :func:`group_eigenvalues`, but smaller, so that the residual adds little.
-        limit: As in :func:`group_eigenvalues`.
-        seed: As in :func:`group_eigenvalues`.
+        model, compressed, data, parameters, dtype: Arguments of :func:`taylor_terms`.
+        products, limit, seed: Arguments of :func:`fairlib.diagnostics.group_eigenvalues`.
+        tol: Estimated error of the largest eigenvalue to aim at, as in
+            :func:`fairlib.diagnostics.group_eigenvalues`; the default is smaller, so that the residual adds little.
 
     Returns:
         Indexed by group in the order of the codes, columns ``norm largest step bound excessive_loss`` (float64). A
         group without samples has NaN.
 
     Raises:
-        ValueError: As :func:`taylor_terms`.
-        NotComputable: As :func:`taylor_terms`.
+        ValueError: If the two models differ in the name or the shape of a parameter, a name is unknown, a setting is
+            out of range, or a weight outside the masks of ``model`` is not zero in ``compressed``.
+        NotComputable: If there is nothing to differentiate, torch cannot differentiate it twice, or (NotFinite) a loss
+            or a column is NaN or infinite.
 
     Warns:
-        UserWarning: As :func:`taylor_terms`.
-        ConvergenceWarning: As :func:`group_eigenvalues`.
+        UserWarning: If a buffer other than a mask differs between the two models.
+        ConvergenceWarning: If the error estimate of a largest eigenvalue exceeds ``tol``.
 
     Source:
         [T] Theorem 1 (Eqs 4 and 9). It needs three continuous derivatives on the segment between the two parameters;
         the text says two.
     """
     _check_pair(model, compressed)
-    names = _moving(model, parameters)
-    rows, pairs = {}, {}
-    for name, objective, target in _steps(model, compressed, data, names, dtype):
-        rows[name] = dict.fromkeys(BOUND, math.nan)
-        if objective is not None:
-            step, gradient = target - objective.theta, objective.gradient()
-            length = norm(step)
-            along = inner(objective.product(step), step) / length**2 if length else -math.inf
-            found = extremes(objective, Eigensearch("largest", products, tol, limit, seed))
-            pairs[name] = found
-            top = found.pairs[-1]
-            largest = max(top.value + top.residual, along)
-            bound = norm(gradient) * length + largest * length**2 / 2
-            row = (norm(gradient), largest, length, bound, objective.value(target) - objective.value())
-            rows[name] = _finite(name, dict(zip(BOUND, row, strict=True)))
-    warn_of_doubtful(pairs, tol, stacklevel=3)
-    return pd.DataFrame.from_dict(rows, orient="index").rename_axis("group")
+    names, search = _moving(model, parameters), Eigensearch("largest", products, tol, limit, seed)
+    found: dict[str, Found] = {}
 
+    def row(name: str, index: Tensor) -> Sequence[float]:
+        loss = MeanLoss(model, data, index, parameters=names, dtype=dtype)
+        gradient, target = loss.gradient(), _target(compressed, loss)
+        step = target - loss.theta
+        length = norm(step)
+        along = inner(loss.product(step), step) / length**2 if length else -math.inf
+        found[name] = extremes(loss, search)
+        top = found[name].pairs[-1]
+        largest = max(top.value + top.residual, along)
+        bound = norm(gradient) * length + largest * length**2 / 2
+        return _finite(name, BOUND, (norm(gradient), largest, length, bound, loss.value(target) - loss.value()))
 
-def _steps(
-    model: nn.Module, compressed: nn.Module, data: GroupedDataset, names: Sequence[str], dtype: torch.dtype | None
-) -> Iterator[tuple[str, MeanLoss | None, Tensor | None]]:
-    r"""For each group its loss as a function of the parameters, and :math:`\bar\theta`, flat; None where empty."""
-    for code, name in enumerate(data.group_names):
-        index = members(data, code)
-        if not len(index):
-            yield name, None, None
-            continue
-        objective = MeanLoss(model, data, index, parameters=names, dtype=dtype)
-        target = _flat(compressed, names).to(objective.theta)
-        if objective.kept is not None and (target - objective.theta)[objective.kept == 0].any():
-            raise ValueError("the compressed model has weights that the mask of the model holds at zero")
-        yield name, objective, target
+    table = by_group(data, BOUND, row)
+    warn_of_doubtful(found, tol, stacklevel=3)
+    return table
 
 
 def _moving(model: nn.Module, parameters: Sequence[str] | None) -> list[str]:
     return check_parameters(model, [name for name, _ in model.named_parameters()] if parameters is None else parameters)
 
 
-def _flat(model: nn.Module, names: Sequence[str]) -> Tensor:
-    """Some parameters of a model in one vector, the pruned weights as the zeros that they are."""
-    weights, kept = {name: weight.detach() for name, weight in model.named_parameters()}, masks.read(model)
-    parts = (weights[name].masked_fill(~kept[name], 0) if name in kept else weights[name] for name in names)
-    return torch.cat([part.flatten() for part in parts])
+def _target(compressed: nn.Module, loss: MeanLoss) -> Tensor:
+    r"""The parameters :math:`\bar\theta` of the compressed model that move, as a flat vector; pruned weights are 0."""
+    weights, kept = {name: weight.detach() for name, weight in compressed.named_parameters()}, masks.read(compressed)
+    parts = (weights[name].masked_fill(~kept[name], 0) if name in kept else weights[name] for name in loss.names)
+    target = torch.cat([part.flatten() for part in parts]).to(loss.theta)
+    if loss.kept is not None and (target - loss.theta)[loss.kept == 0].any():
+        raise ValueError("the compressed model has weights that the mask of the model holds at zero")
+    return target
 
 
 def _check_pair(model: nn.Module, compressed: nn.Module) -> None:
@@ -192,32 +177,24 @@ def _check_pair(model: nn.Module, compressed: nn.Module) -> None:
     theirs = {name: tuple(weight.shape) for name, weight in compressed.named_parameters()}
     for name in ours | theirs:
         if ours.get(name) != theirs.get(name):
-            raise ValueError(
-                f"the models must have the same parameters; {name} is {ours.get(name, 'missing')} in the model and "
-                f"{theirs.get(name, 'missing')} in the compressed one"
-            )
-    ours, theirs = _buffers(model), _buffers(compressed)
-    for name in ours | theirs:
-        if name not in ours or name not in theirs or not torch.equal(ours[name], theirs[name].to(ours[name])):
-            warnings.warn(
-                f"the buffer {name} of the compressed model differs from the model's; the excessive loss is that of "
-                "the model's buffers with the compressed parameters",
-                stacklevel=3,
-            )
+            shapes = f"{ours.get(name, 'missing')} in the model and {theirs.get(name, 'missing')} in the compressed one"
+            raise ValueError(f"the models must have the same parameters; {name} is {shapes}")
+    one, other = _buffers(model), _buffers(compressed)
+    for name in one | other:
+        if name not in one or name not in other or not torch.equal(one[name], other[name].to(one[name])):
+            said = "the excessive loss is that of the model's buffers with the compressed parameters"
+            warnings.warn(f"the buffer {name} of the compressed model differs from the model's; {said}", stacklevel=3)
             return
 
 
 def _buffers(model: nn.Module) -> dict[str, Tensor]:
-    """The buffers that have a say in eval mode, but for masks."""
-    skipped = {f"{name}_mask" for name in masks.read(model)}
-    buffers = dict(model.named_buffers()).items()
-    return {
-        name: buffer for name, buffer in buffers if name not in skipped and not name.endswith("num_batches_tracked")
-    }
+    """The buffers that change outputs in eval mode, except masks."""
+    skipped = (*(f"{name}_mask" for name in masks.read(model)), "num_batches_tracked")
+    return {name: buffer for name, buffer in model.named_buffers() if not name.endswith(skipped)}
 
 
-def _finite(name: str, row: dict[str, float]) -> dict[str, float]:
-    broken = [column for column, value in row.items() if not math.isfinite(value)]
-    if broken:
-        raise NotFinite(f"{broken[0]} of group {name!r} is {row[broken[0]]}")
+def _finite(group: str, columns: Sequence[str], row: Sequence[float]) -> Sequence[float]:
+    for column, value in zip(columns, row, strict=True):
+        if not math.isfinite(value):
+            raise NotFinite(f"{column} of group {group!r} is {value}")
     return row

@@ -1,4 +1,4 @@
-"""The algebra of vectors of parameters: flat ones, summed in float64, or in parts, one tensor for each parameter."""
+"""Algebra of parameter vectors: flat ones, summed in float64, and ones in parts, one tensor for each parameter."""
 
 from collections.abc import Iterable, Sequence
 from functools import reduce
@@ -11,14 +11,14 @@ from fairlib.network.evaluation import full_precision
 BLOCK = 4096  # Entries of an inner product that are summed in their own type.
 
 Parts = Sequence[Tensor]
-"""A vector as a sequence of tensors. What is computed of it stays in their type and can be differentiated."""
+"""A vector as a sequence of tensors. Results stay in the type of the tensors and can be differentiated."""
 
 
 @full_precision()
 def inner(one: Tensor, other: Tensor) -> float:
-    """The inner product of two flat vectors ``(P,)``.
+    """Compute the inner product of two flat vectors ``(P,)``.
 
-    Blocks of it are summed in float64: of millions of float32 entries it would be off by 1e-4.
+    The products of blocks are summed in float64: a sum over millions of float32 entries would be off by 1e-4.
     """
     whole = len(one) // BLOCK * BLOCK
     blocks = one[:whole].reshape(-1, 1, BLOCK) @ other[:whole].reshape(-1, BLOCK, 1)
@@ -26,37 +26,37 @@ def inner(one: Tensor, other: Tensor) -> float:
 
 
 def norm(vector: Tensor) -> float:
-    """The Euclidean norm of a flat vector, by :func:`inner`."""
+    """Compute the Euclidean norm of a flat vector, by :func:`inner`."""
     return inner(vector, vector) ** 0.5
 
 
 def unit(vector: Tensor) -> Tensor:
-    """A flat vector at length 1; zero stays zero."""
+    """Scale a flat vector to length 1; zero stays zero."""
     length = norm(vector)
     return vector / length if length else vector
 
 
 def total(vectors: Iterable[Tensor]) -> Tensor:
-    """The sum of one or more flat vectors."""
+    """Sum one or more flat vectors."""
     return reduce(torch.add, vectors)
 
 
 def dot(a: Parts, b: Parts) -> Tensor:
-    """The inner product of two vectors in parts of the same shapes."""
+    """Compute the inner product of two vectors in parts of the same shapes."""
     return torch.stack([(x * y).sum() for x, y in zip(a, b, strict=True)]).sum()
 
 
 def parts_norm(a: Parts) -> Tensor:
-    """The Euclidean norm of a vector in parts."""
+    """Compute the Euclidean norm of a vector in parts."""
     return torch.stack(torch._foreach_norm(list(a))).norm()
 
 
 def parts_unit(a: Parts) -> Parts:
-    """A vector in parts at length 1; zero stays zero."""
+    """Scale a vector in parts to length 1; zero stays zero."""
     length = parts_norm(a)
     return [part / length for part in a] if length > 0 else a
 
 
 def moved(a: Parts, step: float, b: Parts) -> list[Tensor]:
-    """The sum ``a + step * b`` of vectors in parts."""
+    """Add vectors in parts, ``a + step * b``."""
     return [x + step * y for x, y in zip(a, b, strict=True)]

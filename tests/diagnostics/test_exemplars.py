@@ -43,5 +43,5 @@ def test_one_population_against_itself_has_none_and_a_tie_goes_to_the_first_clas
 
 
 def test_bad_input(cnn, images):
-    with pytest.raises(ValueError, match="the population of compressed networks is empty"):
+    with pytest.raises(ValueError, match="compressed must hold at least one network"):
         exemplars([cnn], [], images)
