@@ -224,9 +224,34 @@ def group_difference(
     Raises:
         ValueError: If a column is missing or the selection holds several rows per seed and group.
     """
-    rows = _select(table, where, ("seed", "group", column, rank))
+    found = extremes(table, column=column, rank=rank, share=share, where=where)
+    return (found["smallest"] - found["largest"]).rename("value")
+
+
+def extremes(
+    table: pd.DataFrame,
+    *,
+    column: str,
+    rank: str = "train_size",
+    share: float = 1 / 3,
+    where: Mapping[str, Any] | None = None,
+) -> pd.DataFrame:
+    """The means of a column over the smallest and over the largest groups, by seed.
+
+    Args:
+        table, column, rank, share, where: as in `group_difference`.
+
+    Returns:
+        DataFrame with seeds in rows and the columns ``smallest`` and ``largest``.
+
+    Raises:
+        ValueError: As `group_difference`.
+    """
+    rows = _select(table, where or {}, ("seed", "group", column, rank))
     values, sizes = (_by_seed_and_group(rows, name) for name in (column, rank))
-    return _extreme(values, sizes, share, smallest=True) - _extreme(values, sizes, share, smallest=False)
+    found = {"smallest": _extreme(values, sizes, share, smallest=True)}
+    found["largest"] = _extreme(values, sizes, share, smallest=False)
+    return pd.DataFrame(found)
 
 
 def groups_by_size(
@@ -457,6 +482,33 @@ def by_run(table: pd.DataFrame, keys: Iterable[str]) -> pd.DataFrame:
     found = pd.DataFrame({"accuracy": sums["right"] / sums["size"], "bias": accuracy.max() - accuracy.min()})
     found["signed"] = accuracy.first() - accuracy.last()
     return order.merge(found.reset_index(), on=keys, how="left")
+
+
+def by_arm(table: pd.DataFrame, keys: Iterable[str]) -> pd.DataFrame:
+    """What the groups of a study have under each of its arms, by seed.
+
+    Args:
+        table: rows of one stage of a study, with its test and its training part.
+        keys: the columns that tell the arms from each other.
+
+    Returns:
+        One row per arm and seed, arms in the order of the table: ``keys``, ``seed``, ``accuracy``, ``gap`` and
+        ``gap_by_chance`` of the test part (`overall_accuracy`, `group_gap`, `group_gap_by_chance`), ``loss_gap``, the
+        gap of the losses in the training part, and ``smallest`` and ``largest``, test accuracies of the smallest and
+        of the largest groups by their size in the training part (`extremes`).
+
+    Raises:
+        ValueError: As these statistics, or if a part is missing.
+    """
+    keys, found = list(keys), {}
+    table = attach(table, "trained_on", column="size", on=[*keys, "seed", "group"], where={"split": "train"})
+    for arm, rows in table.groupby(keys, sort=False):
+        test = _select(rows, {"split": "test"}, ())
+        parts = {"accuracy": overall_accuracy(test, where={}), "gap": group_gap(test, where={})}
+        parts["gap_by_chance"] = group_gap_by_chance(test, where={})
+        parts["loss_gap"] = group_gap(rows, where={"split": "train"}, column="loss")
+        found[arm] = pd.DataFrame(parts).join(extremes(test, column="accuracy", rank="trained_on"))
+    return pd.concat(found, names=[*keys, "seed"]).reset_index()
 
 
 def contrast(

@@ -204,7 +204,7 @@ def history(axis: Axes, table: pd.DataFrame, what: str, sizes: pd.Series) -> Non
     for name, color, marker in zip(chosen, (0, 2, 1), "s^o", strict=True):
         look = {"color": PALETTE[color], "marker": marker, "markersize": 4}
         axis.plot(table[f"{what}[{name}]"], label=f"{_plain(name)} (n={sizes[name]:,.0f})", **look)
-    axis.set_xlabel("epoch")
+    axis.set(xlabel="epoch", ylabel=what)
 
 
 def levels(axis: Axes, study: pd.DataFrame) -> None:
@@ -223,6 +223,22 @@ def sizes(axis: Axes, values: Iterable[float], label: str = "training images of 
     axis.set_xticks(ticks, [f"{tick:,.0f}" for tick in ticks])
     axis.minorticks_off()
     axis.set_xlabel(label)
+
+
+def by_size(axis: Axes, rows: pd.DataFrame, column: str, *, by: str, zero: bool = True) -> None:
+    """A column over the size of the groups, those of each seed ranked by it, in a line for each value of another one.
+
+    Args:
+        axis: Where to draw.
+        rows: A row for each value, seed and group, with a column ``train_size``.
+        column: Whose mean over seeds is drawn; it names the y axis.
+        by: The column that names the lines; rows without a value there are left out.
+        zero: Mark the height zero.
+    """
+    found = {name: effects.groups_by_size(own, column=column) for name, own in rows.groupby(by, sort=False)}
+    sizes(axis, next(iter(found.values())))
+    lines(axis, found, apart=0.02, zero=zero)
+    axis.set_ylabel(column)
 
 
 def legend(figure: Figure, title: str = "", *, right: bool = False) -> None:
