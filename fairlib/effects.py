@@ -224,22 +224,16 @@ def group_difference(
     Raises:
         ValueError: If a column is missing or the selection holds several rows per seed and group.
     """
-    found = extremes(table, column=column, rank=rank, share=share, where=where)
+    found = extremes(_select(table, where, ()), column=column, rank=rank, share=share)
     return (found["smallest"] - found["largest"]).rename("value")
 
 
-def extremes(
-    table: pd.DataFrame,
-    *,
-    column: str,
-    rank: str = "train_size",
-    share: float = 1 / 3,
-    where: Mapping[str, Any] | None = None,
-) -> pd.DataFrame:
+def extremes(table: pd.DataFrame, *, column: str, rank: str = "train_size", share: float = 1 / 3) -> pd.DataFrame:
     """The means of a column over the smallest and over the largest groups, by seed.
 
     Args:
-        table, column, rank, share, where: as in `group_difference`.
+        table: one row per seed and group.
+        column, rank, share: as in `group_difference`.
 
     Returns:
         DataFrame with seeds in rows and the columns ``smallest`` and ``largest``.
@@ -247,11 +241,9 @@ def extremes(
     Raises:
         ValueError: As `group_difference`.
     """
-    rows = _select(table, where or {}, ("seed", "group", column, rank))
+    rows, ends = _select(table, {}, ("seed", "group", column, rank)), {"smallest": True, "largest": False}
     values, sizes = (_by_seed_and_group(rows, name) for name in (column, rank))
-    found = {"smallest": _extreme(values, sizes, share, smallest=True)}
-    found["largest"] = _extreme(values, sizes, share, smallest=False)
-    return pd.DataFrame(found)
+    return pd.DataFrame({end: _extreme(values, sizes, share, smallest=first) for end, first in ends.items()})
 
 
 def groups_by_size(

@@ -234,7 +234,7 @@ def test_group_difference_by_hand():
     )
     values = effects.group_difference(table, column="share", where={"kind": "pruned"})
     assert values.tolist() == pytest.approx([0.5, 0.1])
-    ends = effects.extremes(table, column="share", where={"kind": "pruned"})
+    ends = effects.extremes(table[table["kind"] == "pruned"], column="share")
     assert ends.to_dict("list") == {"smallest": [0.6, 0.3], "largest": [0.1, 0.2]} and list(ends.index) == [0, 1]
     with pytest.raises(ValueError, match="several rows per seed and group"):
         effects.group_difference(table, column="share", where={})
