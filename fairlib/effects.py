@@ -246,6 +246,26 @@ def group_difference(
     return _smallest_minus_largest(_by_seed_and_group(rows, column), _by_seed_and_group(rows, rank), share)
 
 
+def extremes(table: pd.DataFrame, *, column: str, rank: str = "train_size", share: float = 1 / 3) -> pd.DataFrame:
+    """Compute the means of a column over the smallest and over the largest groups, by seed.
+
+    Args:
+        table: Table with one row per seed and group.
+        column: Name of the column whose means are taken.
+        rank: Name of the column that holds the group sizes.
+        share: Share of the groups at each end, rounded up to a whole number of groups.
+
+    Returns:
+        DataFrame with seeds in rows and the columns ``smallest`` and ``largest``.
+
+    Raises:
+        ValueError: If a column is missing, or there are several rows per seed and group.
+    """
+    rows, ends = _select(table, {}, ("seed", "group", column, rank)), {"smallest": True, "largest": False}
+    values, sizes = (_by_seed_and_group(rows, name) for name in (column, rank))
+    return pd.DataFrame({end: _extreme(values, sizes, share, smallest=first) for end, first in ends.items()})
+
+
 def groups_by_size(
     table: pd.DataFrame, *, column: str, rank: str = "train_size", where: Rows | None = None
 ) -> pd.DataFrame:
@@ -482,6 +502,33 @@ def by_run(table: pd.DataFrame, keys: Iterable[str]) -> pd.DataFrame:
     found = pd.DataFrame({"accuracy": sums["right"] / sums["size"], "bias": accuracy.max() - accuracy.min()})
     found["signed"] = accuracy.first() - accuracy.last()
     return order.merge(found.reset_index(), on=keys, how="left")
+
+
+def by_arm(table: pd.DataFrame, keys: Iterable[str]) -> pd.DataFrame:
+    """Compute accuracy and gaps between groups of each arm of a study, by seed.
+
+    Args:
+        table: Rows of one stage of a study, with its test and its training part.
+        keys: Names of the columns that distinguish the arms.
+
+    Returns:
+        One row per arm and seed, arms in the order of the table: ``keys``, ``seed``; ``accuracy``, ``gap`` and
+        ``gap_by_chance`` of the test part (`overall_accuracy`, `group_gap`, `group_gap_by_chance`); ``loss_gap``, the
+        gap of the losses in the training part; ``smallest`` and ``largest``, test accuracies of the groups that are
+        smallest and largest in the training part (`extremes`).
+
+    Raises:
+        ValueError: If a column or a part is missing, or an arm has several rows per seed and group.
+    """
+    keys, found = list(keys), {}
+    table = attach(table, "trained_on", column="size", on=[*keys, "seed", "group"], where={"split": "train"})
+    for arm, rows in table.groupby(keys, sort=False):
+        test = _select(rows, {"split": "test"}, ())
+        parts = {"accuracy": overall_accuracy(test, where={}), "gap": group_gap(test, where={})}
+        parts["gap_by_chance"] = group_gap_by_chance(test, where={})
+        parts["loss_gap"] = group_gap(rows, where={"split": "train"}, column="loss")
+        found[arm] = pd.DataFrame(parts).join(extremes(test, column="accuracy", rank="trained_on"))
+    return pd.concat(found, names=[*keys, "seed"]).reset_index()
 
 
 def contrast(table: pd.DataFrame, *, of: str, where: Rows, against: Rows, **arguments: Any) -> pd.Series:

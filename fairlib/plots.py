@@ -209,7 +209,7 @@ def history(axis: Axes, table: pd.DataFrame, what: str, sizes: pd.Series) -> Non
     for name, look in zip((names[-1], names[len(names) // 2], names[0]), _BY_SIZE, strict=True):
         label = f"{_plain(name)} (n={sizes[name]:,.0f})"
         axis.plot(table[f"{what}[{name}]"], label=label, markersize=4, **_look({label: look}, label, 0))
-    axis.set_xlabel("epoch")
+    axis.set(xlabel="epoch", ylabel=what)
 
 
 def levels(axis: Axes, study: pd.DataFrame) -> None:
@@ -235,6 +235,26 @@ def sizes(axis: Axes, values: Iterable[float], label: str = "training images of 
     """
     values = sorted(set(values))
     _logarithmic(axis, sorted({values[place] for place in (0, len(values) // 2, -1)}), "{:,.0f}".format, label)
+
+
+def by_size(
+    axis: Axes, rows: pd.DataFrame, column: str, *, by: str, rank: str = "train_size", zero: bool = True
+) -> None:
+    """Draw the mean of a column over seeds against the group size, in a line for each value of another column.
+
+    Args:
+        axis: Axis to draw on.
+        rows: Table with one row per value, seed and group.
+        column: Name of the column whose mean is drawn, with its 95 % t interval; it labels the y axis.
+        by: Name of the column whose values are the lines; rows without a value there are left out.
+        rank: Name of the column that holds the group sizes, by which the groups of each seed are sorted.
+        zero: Whether to mark the height zero.
+    """
+    pairs = rows.groupby(by, sort=False)
+    found = {name: effects.groups_by_size(own, column=column, rank=rank) for name, own in pairs}
+    sizes(axis, next(iter(found.values())))
+    lines(axis, found, apart=0.02, zero=zero)
+    axis.set_ylabel(column)
 
 
 def legend(figure: Figure, title: str = "", *, right: bool = False) -> None:

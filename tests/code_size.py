@@ -20,8 +20,6 @@ PAGE = {"theory": 300}  # Lines of a page at most, by part; 200 for all others.
 FREE = {"linearization/private-inference"}  # It builds a protocol by hand.
 LONG = {  # Pages over the cap that they should keep; they may become shorter, not longer.
     "explanation/group-curvature": 248,
-    "mitigation/dual-step": 475,
-    "theory/excessive-loss": 317,
 }
 ALIKE = 3  # Lines from which on a body may not stand twice.
 

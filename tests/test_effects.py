@@ -195,6 +195,25 @@ def test_by_run_agrees_with_the_statistics_of_single_runs():
     pd.testing.assert_frame_equal(effects.by_run(without, keys), effects.by_run(rows[~first], keys))
 
 
+def test_by_arm_by_hand():
+    table = mitigated_table().query("level == 0.9").sort_values("when", kind="stable")
+    table["loss"] = table["size"] / 10 + table["seed"] * (table["group"] == "A")
+    table.loc[table["split"] == "test", "size"] = 10  # The size in the training part ranks the groups.
+    found = effects.by_arm(table.assign(train_size=np.nan), ["when", "level"])
+    assert found[["when", "level", "seed"]].values.tolist() == [
+        ["after", 0.9, 0], ["after", 0.9, 1], ["never", 0.9, 0], ["never", 0.9, 1],
+    ]  # fmt: skip
+    np.testing.assert_allclose(found["accuracy"], [0.75, 0.7, 0.6, 0.55])
+    np.testing.assert_allclose(found["gap"], [0.1, 0.2, 0.4, 0.5])
+    np.testing.assert_allclose(found["smallest"], [0.7, 0.6, 0.4, 0.3])
+    np.testing.assert_allclose(found["largest"], 0.8)
+    np.testing.assert_allclose(found["loss_gap"], [2, 3, 2, 3])
+    never = effects.group_gap_by_chance(table, where={"split": "test", "when": "never"})
+    assert found["gap_by_chance"].tolist()[2:] == never.tolist()
+    with pytest.raises(ValueError, match="no row with split = 'train'"):
+        effects.by_arm(table[table["split"] == "test"], ["when", "level"])
+
+
 def test_a_listed_value_must_be_left_when_all_conditions_hold():
     one = TABLE.assign(pruner="one", when="never")
     other = TABLE[TABLE["stage"] != "compressed"].assign(pruner="other", when="never")
@@ -215,6 +234,8 @@ def test_group_difference_by_hand():
     )
     values = effects.group_difference(table, column="share", where={"kind": "pruned"})
     assert values.tolist() == pytest.approx([0.5, 0.1])
+    ends = effects.extremes(table[table["kind"] == "pruned"], column="share")
+    assert ends.to_dict("list") == {"smallest": [0.6, 0.3], "largest": [0.1, 0.2]} and list(ends.index) == [0, 1]
     with pytest.raises(ValueError, match="several rows per seed and group"):
         effects.group_difference(table, column="share", where={})
     with pytest.raises(ValueError, match="no column exemplars"):

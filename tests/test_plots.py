@@ -193,6 +193,18 @@ def test_a_history_is_that_of_the_largest_the_middle_and_the_smallest_group():
         "c (n=70)": [2, 4],
         "a (n=5)": [0, 0],
     }
+    assert (axis.get_xlabel(), axis.get_ylabel()) == ("epoch", "multiplier")
+    plt.close(figure)
+
+
+def test_groups_over_their_size_are_ranked_within_the_seed():
+    rows = pd.DataFrame({"seed": [0, 0, 1, 1], "group": ["A", "B"] * 2, "train_size": [10, 40, 60, 10]})
+    rows = pd.concat([rows.assign(kind=kind, loss=[place, 2, 2, place]) for place, kind in enumerate(["b", "a"])])
+    figure, (axis,) = plots.new_figure()
+    plots.by_size(axis, pd.concat([rows, rows.assign(kind=np.nan, loss=7.0)]), "loss", by="kind", zero=False)
+    lines = {bars.get_label(): bars[0].get_ydata().tolist() for bars in axis.containers}
+    assert lines == {"b": [0, 2], "a": [1, 2]} and list(lines) == ["b", "a"]
+    assert axis.get_xticks().tolist() == [10, 50] and axis.get_ylabel() == "loss"
     plt.close(figure)
 
 

@@ -12,13 +12,13 @@ from fairlib._validation import check_settings, lookup
 from fairlib.data import Splits
 from fairlib.studies.arms import COMPRESSORS, OWN, WHEN, Arm, Function, Named, plans
 from fairlib.studies.parallel import by_seed
-from fairlib.studies.seed import MEASURED, Measure, Run, Seed, Study, parameter_distance
+from fairlib.studies.seed import MEASURED, Measure, Run, Seed, Study, parameter_distance, traced
 from fairlib.training import DivergenceError, fit
 from fairlib.training.cache import default_folder
 from fairlib.training.compressors import Settings
 from fairlib.training.distillation import UntrainedTeacherError
 
-__all__ = ["COMPRESSORS", "WHEN", "Arm", "Run", "by_seed", "parameter_distance", "study"]
+__all__ = ["COMPRESSORS", "WHEN", "Arm", "Run", "by_seed", "parameter_distance", "study", "traced"]
 
 
 def study(

@@ -17,7 +17,7 @@ from fairlib import environment
 from fairlib.data import GroupedDataset, Splits, load
 from fairlib.diagnostics import DIAGNOSTICS, diagnose, group_performance
 from fairlib.models import build
-from fairlib.network.memory import gradient_evaluations
+from fairlib.network.memory import gradient_evaluations, history
 from fairlib.studies.arms import WHEN, Function, Named, Plan, named
 from fairlib.training import Batch, Constraint, ConstraintRun, DivergenceError, Objective, fit
 from fairlib.training.cache import cached_fit
@@ -260,6 +260,16 @@ class _Clocked(Constraint):
         result = function(*arguments)
         self.seconds += environment.clock(self.device) - before
         return result
+
+
+def traced(run: Run) -> pd.DataFrame:
+    """Return what a constraint did in each epoch, as rows of a study: a ``measure`` of :func:`fairlib.study`.
+
+    Returns:
+        A row for each epoch of the run's last training, with its number ``epoch`` and the columns of
+        :func:`fairlib.history` that belong to a group, such as ``multiplier[a]`` and ``violation[a]``.
+    """
+    return history(run.model).filter(like="[").reset_index()
 
 
 def parameter_distance(model: nn.Module, dense: nn.Module) -> float:

@@ -13,7 +13,7 @@ from fairlib import Arm, study
 from fairlib.diagnostics import group_performance
 from fairlib.network import masks
 from fairlib.pruning import Pruning
-from fairlib.studies import Run, by_seed
+from fairlib.studies import Run, by_seed, traced
 
 SMALL = dict(
     data=("digits", {"size": 120}),
@@ -145,6 +145,24 @@ def test_a_measure_adds_columns_to_rows_and_rows_to_the_table():
     splits = fairlib.load("digits", size=120, seed=0)
     val = table[(table["split"] == "val") & (table["stage"] == "dense")]
     assert val["size"].sum() == len(splits.val) and set(val["method"]) == {"prune:magnitude"}
+
+
+def test_what_a_constraint_did_epoch_by_epoch_are_rows_of_their_own():
+    histories = {}
+
+    def measured(run: Run) -> pd.DataFrame:
+        histories[run.arm, run.stage] = fairlib.history(run.model)
+        return traced(run)
+
+    arms = {"plain": Arm(), "held": Arm(mitigation=FAIR, when="after")}
+    table = study(**SMALL, method="prune:magnitude", arms=arms, levels=[0.5], measure=measured)
+    rows = table[table["epoch"].notna()].set_index(["arm", "stage"]).sort_index()
+    for name in ("multiplier[3]", "violation[0]"):
+        for stage in ("control", "compressed"):
+            assert rows.loc[("held", stage), name].tolist() == histories["held", stage][name].tolist()
+        assert rows.loc["plain", name].isna().all() and table.loc[table["split"].notna(), name].isna().all()
+    assert rows.loc[("held", "compressed"), "epoch"].tolist() == [1, 2]
+    assert "lr" not in table
 
 
 def test_scalars_of_a_measure_become_columns_and_a_measure_sees_the_other_arms():
