@@ -479,7 +479,7 @@ def test_statistics_of_batch_normalization_come_from_the_lower_level_alone(image
         (dict(init="uniform"), ValueError, "unknown init 'uniform'"),
         (dict(train=TRAIN | {"val": None}), ValueError, "train has val=, .*val= is an argument beside"),
         (dict(train=dict(epochs=0)), ValueError, r"train\['epochs'\] must lie in"),
-        (dict(granularity="filter", sparsity=0.9999), ValueError, "out of reach: with a single channel left"),
+        (dict(granularity="filter", sparsity=0.9999), ValueError, "out of reach: with one channel left"),
         (dict(train=TRAIN | {"constraint": fairlib.EqualLoss()}), ValueError, "train has constraint=, which bi-level"),
         (dict(train=TRAIN | {"stop": lambda row: True}), ValueError, "train has stop=, which bi-level"),
         (dict(train=TRAIN | {"lr": 1e30}), fairlib.DivergenceError, "the gradient of the mask's scores is nan"),
