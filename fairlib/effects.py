@@ -42,17 +42,16 @@ def select(table: pd.DataFrame, **where: Any) -> pd.DataFrame:
     return _select(table, where, ())
 
 
-def attach(table: pd.DataFrame, name: str, *, column: str, on: Iterable[str], where: Rows) -> pd.DataFrame:
-    """Add a column that is looked up in other rows of the same table.
+def attach(table: pd.DataFrame, columns: Mapping[str, str], *, on: Iterable[str], where: Rows) -> pd.DataFrame:
+    """Add columns that are looked up in other rows of the same table.
 
     To put the training size of a group beside each row of its test part:
-    ``attach(study, "train_size", column="size", on=["seed", "group"], where={"stage": "dense", "split": "train"})``.
+    ``attach(study, {"train_size": "size"}, on=["seed", "group"], where={"stage": "dense", "split": "train"})``.
 
     Args:
         table: Any table.
-        name: Name of the new column.
-        column: Column that is looked up.
-        on: Columns in which a row and the one that it looks up agree.
+        columns: By the name of each new column, the name of the column that is looked up.
+        on: Names of the columns in which a row and the one that it looks up agree.
         where: Values of columns that select the rows to look up.
 
     Returns:
@@ -61,11 +60,13 @@ def attach(table: pd.DataFrame, name: str, *, column: str, on: Iterable[str], wh
     Raises:
         ValueError: If a column is missing, or rows that agree on ``on`` have different values.
     """
-    on = list(on)
-    found = _select(table, where, (*on, column))[[*on, column]].drop_duplicates()
+    on, asked = list(on), list(dict.fromkeys(columns.values()))
+    found = _select(table, where, (*on, *asked))[[*on, *asked]].drop_duplicates()
     if found.duplicated(on).any():
-        raise ValueError(f"several values of {column} where {', '.join(on)} are the same; select rows with `where`")
-    return table.join(found.set_index(on)[column].rename(name), on=on)
+        names, keys = ", ".join(asked), ", ".join(on)
+        raise ValueError(f"several values of {names} where {keys} are the same; select rows with `where`")
+    found = found.set_index(on)
+    return table.join(pd.DataFrame({name: found[column] for name, column in columns.items()}), on=on)
 
 
 def price(table: pd.DataFrame) -> pd.Series:
@@ -521,7 +522,7 @@ def by_arm(table: pd.DataFrame, keys: Iterable[str]) -> pd.DataFrame:
         ValueError: If a column or a part is missing, or an arm has several rows per seed and group.
     """
     keys, found = list(keys), {}
-    table = attach(table, "trained_on", column="size", on=[*keys, "seed", "group"], where={"split": "train"})
+    table = attach(table, {"trained_on": "size"}, on=[*keys, "seed", "group"], where={"split": "train"})
     for arm, rows in table.groupby(keys, sort=False):
         test = _select(rows, {"split": "test"}, ())
         parts = {"accuracy": overall_accuracy(test, where={}), "gap": group_gap(test, where={})}

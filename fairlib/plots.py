@@ -257,6 +257,33 @@ def by_size(
     axis.set_ylabel(column)
 
 
+def scatter(axis: Axes, rows: pd.DataFrame, x: str, y: str) -> None:
+    """Draw a point for each row, in one color for each seed.
+
+    Args:
+        axis: Axis to draw on.
+        rows: Table with a column ``seed``.
+        x, y: Names of the columns that are drawn.
+    """
+    axis.scatter(rows[x], rows[y], s=12, color=[PALETTE[seed % len(PALETTE)] for seed in rows["seed"]])
+
+
+def matrix(axis: Axes, values: pd.DataFrame) -> None:
+    """Draw correlations between quantities: a square of numbers on a color for each.
+
+    Args:
+        axis: Axis to draw on.
+        values: Square table of numbers in [-1, 1] whose rows and columns have the same names.
+    """
+    axis.imshow(values, cmap="RdBu_r", vmin=-1.5, vmax=1.5)
+    for (row, column), value in np.ndenumerate(values):
+        axis.text(column, row, f"{value:.2f}", ha="center", va="center", size=8)
+    names = [name.replace("_", " ") for name in values]
+    axis.set_xticks(range(len(names)), names, rotation=40, ha="right")
+    axis.set_yticks(range(len(names)), names)
+    axis.grid(visible=False)
+
+
 def legend(figure: Figure, title: str = "", *, right: bool = False) -> None:
     """Draw one legend for all axes of a figure, each label once, above them or to their right.
 

@@ -15,11 +15,11 @@ from collections import defaultdict
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-LIBRARY, NOTEBOOKS = 9350, 6900  # Lines at most.
+LIBRARY, NOTEBOOKS = 8600, 6200  # Lines at most.
 PAGE = {"theory": 300}  # Lines of a page at most, by part; 200 for all others.
 FREE = {"linearization/private-inference"}  # It builds a protocol by hand.
-LONG = {  # Pages over the cap that they should keep; they may become shorter, not longer.
-    "explanation/group-curvature": 248,
+LONG = {  # Pages over the cap; they may become shorter, not longer.
+    "explanation/group-curvature": 226,  # Four settings, each with recorded columns of its own.
 }
 ALIKE = 3  # Lines from which on a body may not stand twice.
 

@@ -365,14 +365,14 @@ def test_select_gives_the_rows_with_the_values_asked_for():
 
 def test_attach_puts_the_value_of_other_rows_beside_each_row():
     on = ["seed", "group"]
-    found = effects.attach(TABLE, "train_size", column="size", on=on, where={"stage": "dense", "split": "train"})
+    found = effects.attach(TABLE, {"train_size": "size"}, on=on, where={"stage": "dense", "split": "train"})
     sizes = {0: {"A": 100, "B": 50, "C": 10}, 1: {"A": 10, "B": 50, "C": 100}}
     assert found["train_size"].tolist() == [sizes[seed][group] for seed, group in TABLE[["seed", "group"]].to_numpy()]
     assert found.drop(columns="train_size").equals(TABLE) and "train_size" not in TABLE
-    one = effects.attach(TABLE, "first", column="size", on=on, where={"seed": 0, "split": "train"})
+    one = effects.attach(TABLE, {"first": "size"}, on=on, where={"seed": 0, "split": "train"})
     assert one.loc[one["seed"] == 1, "first"].isna().all() and one.loc[one["seed"] == 0, "first"].notna().all()
     with pytest.raises(ValueError, match="several values of size where seed, group are the same; select rows"):
-        effects.attach(TABLE, "size_of", column="size", on=on, where={"stage": "dense"})
+        effects.attach(TABLE, {"size_of": "size"}, on=on, where={"stage": "dense"})
 
 
 def test_a_price_is_in_trainings_of_the_plain_dense_network():

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
@@ -12,21 +11,19 @@ from fairlib import environment, plots, statistics
 
 def test_by_level_draws_means_and_t_intervals():
     values = pd.DataFrame({0.5: [0.1, 0.2, 0.3], 0.9: [0.4, 0.5, 0.9]})
-    figure, (axis,) = plots.new_figure()
+    _, (axis,) = plots.new_figure()
     plots.by_level(axis, values, label="a")
     line, _, (bars,) = axis.containers[0]
     np.testing.assert_allclose(line.get_xydata(), [[0.5, 0.2], [0.9, 0.6]])
     for level, segment in zip(values, bars.get_segments(), strict=True):
         interval = statistics.t_interval(values[level])
         np.testing.assert_allclose(segment[:, 1], [interval.low, interval.high])
-    plt.close(figure)
 
 
 def test_by_level_draws_two_columns_of_one_level():
-    figure, (axis,) = plots.new_figure()
+    _, (axis,) = plots.new_figure()
     plots.by_level(axis, pd.DataFrame([[1.0, 2.0, 3.0], [3.0, 4.0, 5.0]], columns=[10.0, 10.0, 20.0]))
     assert axis.lines[0].get_xydata().tolist() == [[10, 2], [10, 3], [20, 4]]
-    plt.close(figure)
 
 
 def test_relu_traffic_is_the_slope_within_networks_times_the_relus():
@@ -48,20 +45,17 @@ def test_relu_traffic_is_the_slope_within_networks_times_the_relus():
     assert above.get_xlabel() == "kB for the ReLUs of an image (Cheetah)"
     with pytest.raises(ValueError, match="unknown protocol 'cheetah'; known: CHEETAH"):
         plots.relu_traffic(axis, 2_000, runs, "cheetah")
-    plt.close(figure)
 
 
 def test_figures_are_white_in_dark_mode_too():
     figure, axes = plots.new_figure(2)
     assert figure.get_facecolor() == (1, 1, 1, 1) and len(axes) == 2
-    plt.close(figure)
 
 
 def test_provenance_is_on_the_figure():
     figure, _ = plots.new_figure()
     plots.provenance(figure, "digits, cnn, 10 seeds")
     assert "digits, cnn, 10 seeds" in [text.get_text() for text in figure.texts]
-    plt.close(figure)
 
 
 def test_thirds_are_the_means_over_seeds_of_the_groups_that_are_smallest_and_largest_elsewhere():
@@ -74,13 +68,12 @@ def test_thirds_are_the_means_over_seeds_of_the_groups_that_are_smallest_and_lar
         for split in ("train", "test")
         for group, size, accuracy, loss in (("a", 90, 0.9, 0.1), ("b", 50, 0.9, 0.2), ("c", 10, 0.8, loss_of_small))
     ]  # fmt: skip
-    figure, axes = plots.new_figure(2)
+    _, axes = plots.new_figure(2)
     for axis, setting in zip(axes, ("unequal", "equal"), strict=True):
         plots.thirds(axis, pd.DataFrame(rows), where={"setting": setting}, rank_where={"setting": "unequal"})
     heights = [[line.get_ydata()[0] for line, *_ in axis.containers] for axis in axes]
     np.testing.assert_allclose(heights, [[-0.15, -0.45], [-0.15, -0.15]])
     assert axes[0].get_legend_handles_labels()[1] == ["largest third (n=90)", "smallest third (n=10)"]
-    plt.close(figure)
 
 
 def drawn(axis):
@@ -95,7 +88,7 @@ def drawn(axis):
 
 def test_lines_stand_side_by_side_with_looks_of_their_own():
     one, two = pd.DataFrame({0.5: [1.0, 2.0]}), pd.DataFrame({0.5: [3.0, 5.0]})
-    figure, (left, right) = plots.new_figure(2)
+    _, (left, right) = plots.new_figure(2)
     plots.lines(left, {"one": one, "two": two}, apart=0.1, looks={"two": ("#123456", "v")})
     assert [points[0].round(9).tolist() for points, _ in drawn(left).values()] == [[0.45, 1.5], [0.55, 4.0]]
     assert left.containers[1][0].get_color() == "#123456" and left.containers[1][0].get_marker() == "v"
@@ -105,7 +98,6 @@ def test_lines_stand_side_by_side_with_looks_of_their_own():
     assert [points[0].tolist() for points, _ in drawn(right).values()] == [[0.25, 1.5], [1.0, 4.0]]
     assert [container[0].get_color() for container in right.containers] == list(plots.PALETTE[:2])
     assert list(one) == [0.5]
-    plt.close(figure)
 
 
 def test_intervals_are_rows_of_means_with_t_intervals():
@@ -119,14 +111,12 @@ def test_intervals_are_rows_of_means_with_t_intervals():
         np.testing.assert_allclose([x for x, _ in segment], statistics.t_interval(values)[1:])
     assert [tick.get_text() for tick in axis.get_yticklabels()] == ["one", r"two \$"]
     assert axis.get_ylim() == (1.5, -0.5) and len(axis.lines) == len(axis.containers) * 3
-    plt.close(figure)
     figure, (axis,) = plots.new_figure()
     plots.intervals(axis, {"one": a, "alone": [0.4]})
     points, _ = next(iter(drawn(axis).values()))
     np.testing.assert_allclose(points, [[0.2, 0], [0.4, 1]])
     assert list(axis.lines[-1].get_xdata()) == [0, 0]
     figure.canvas.draw()
-    plt.close(figure)
 
 
 def test_a_cross_has_intervals_in_both_directions():
@@ -138,7 +128,6 @@ def test_a_cross_has_intervals_in_both_directions():
     np.testing.assert_allclose(up, [[2.0, end] for end in statistics.t_interval(y)[1:]])
     plots.cross(axis, [1.0], [2.0])
     figure.canvas.draw()
-    plt.close(figure)
 
 
 def panel(control=0.0, level=0.9):
@@ -156,7 +145,7 @@ def panel(control=0.0, level=0.9):
 
 
 def test_thirds_of_a_linearization_stand_over_budgets_with_everybody():
-    figure, (axis,) = plots.new_figure()
+    _, (axis,) = plots.new_figure()
     plots.thirds(axis, panel(control=1.0, level=0.1), everybody=True)
     found = drawn(axis)
     assert list(found) == ["all", "largest third (n=85)", "smallest third (n=10)"]
@@ -166,11 +155,10 @@ def test_thirds_of_a_linearization_stand_over_budgets_with_everybody():
     )
     assert axis.get_xscale() == "log" and axis.get_xlabel() == "budget: share of ReLUs kept"
     assert axis.get_xticklabels()[0].get_text() == "10 %"
-    plt.close(figure)
 
 
 def test_groups_are_drawn_by_name_or_by_their_size_in_each_seed():
-    figure, (left, right) = plots.new_figure(2)
+    _, (left, right) = plots.new_figure(2)
     rows = panel()[lambda table: table["split"] == "test"]
     plots.groups(left, rows, "accuracy")
     found = drawn(left)
@@ -181,12 +169,11 @@ def test_groups_are_drawn_by_name_or_by_their_size_in_each_seed():
     assert list(found) == ["largest (n=85)", "middle (n=50)", "smallest (n=10)"]
     np.testing.assert_allclose([points[:, 1] for points, _ in found.values()], [[85, 85], [50, 50], [10, 10]])
     assert right.get_xlabel() == "sparsity (share of weights pruned)"
-    plt.close(figure)
 
 
 def test_a_history_is_that_of_the_largest_the_middle_and_the_smallest_group():
     table = pd.DataFrame({f"multiplier[{name}]": [place, 2 * place] for place, name in enumerate("abc")}, index=[1, 2])
-    figure, (axis,) = plots.new_figure()
+    _, (axis,) = plots.new_figure()
     plots.history(axis, table, "multiplier", pd.Series({"a": 5, "b": 1000, "c": 70}))
     assert {line.get_label(): line.get_ydata().tolist() for line in axis.lines} == {
         "b (n=1,000)": [1, 2],
@@ -194,26 +181,23 @@ def test_a_history_is_that_of_the_largest_the_middle_and_the_smallest_group():
         "a (n=5)": [0, 0],
     }
     assert (axis.get_xlabel(), axis.get_ylabel()) == ("epoch", "multiplier")
-    plt.close(figure)
 
 
 def test_groups_over_their_size_are_ranked_within_the_seed():
     rows = pd.DataFrame({"seed": [0, 0, 1, 1], "group": ["A", "B"] * 2, "train_size": [10, 40, 60, 10]})
     rows = pd.concat([rows.assign(kind=kind, loss=[place, 2, 2, place]) for place, kind in enumerate(["b", "a"])])
-    figure, (axis,) = plots.new_figure()
+    _, (axis,) = plots.new_figure()
     plots.by_size(axis, pd.concat([rows, rows.assign(kind=np.nan, loss=7.0)]), "loss", by="kind", zero=False)
     lines = {bars.get_label(): bars[0].get_ydata().tolist() for bars in axis.containers}
     assert lines == {"b": [0, 2], "a": [1, 2]} and list(lines) == ["b", "a"]
     assert axis.get_xticks().tolist() == [10, 50] and axis.get_ylabel() == "loss"
-    plt.close(figure)
 
 
 def test_an_axis_of_sizes_has_three_ticks():
-    figure, (axis,) = plots.new_figure()
+    _, (axis,) = plots.new_figure()
     plots.sizes(axis, [1200.4, 10, 70, 30, 10])
     assert axis.get_xticks().tolist() == [10, 70, 1200.4] and axis.get_xscale() == "log"
     assert [tick.get_text() for tick in axis.get_xticklabels()] == ["10", "70", "1,200"]
-    plt.close(figure)
 
 
 def test_a_legend_names_what_several_axes_show_once():
@@ -225,7 +209,6 @@ def test_a_legend_names_what_several_axes_show_once():
     (found,) = figure.legends
     assert [text.get_text() for text in found.get_texts()] == ["a", "b", "c"]
     assert found.get_title().get_text() == "who"
-    plt.close(figure)
 
 
 def test_provenance_words_tables_and_takes_what_words_itself():
@@ -233,7 +216,6 @@ def test_provenance_words_tables_and_takes_what_words_itself():
     figure, _ = plots.new_figure()
     plots.provenance(figure, table, "and one more")
     assert f"{plots.source(table, 'this run')}\nand one more" in [text.get_text() for text in figure.texts]
-    plt.close(figure)
 
 
 def test_more_than_three_methods_are_counted_by_arm():
@@ -260,3 +242,23 @@ def test_a_recorded_source_names_its_commit_and_whether_files_had_changed(tmp_pa
     (tmp_path / "table.json").write_text(json.dumps(described))
     table = pd.DataFrame({"data": ["digits"], "model": ["cnn"], "method": ["prune:magnitude"], "seed": [0]})
     assert expected in plots.source(table, "embedded study", tmp_path / "table.json")
+
+
+def test_scatter_draws_a_row_each_in_the_color_of_its_seed():
+    _, (axis,) = plots.new_figure()
+    rows = pd.DataFrame({"seed": [0, 0, 1], "loss": [1.0, 2.0, 3.0], "norm": [4.0, 5.0, 6.0]})
+    plots.scatter(axis, rows, "loss", "norm")
+    points = axis.collections[0]
+    assert points.get_offsets().tolist() == [[1, 4], [2, 5], [3, 6]]
+    first, second, third = map(tuple, points.get_facecolors())
+    assert first == second != third
+
+
+def test_matrix_writes_each_number_into_its_cell():
+    _, (axis,) = plots.new_figure()
+    names = ["size", "gradient_norm"]
+    plots.matrix(axis, pd.DataFrame([[1.0, -0.25], [-0.5, 1.0]], names, names))
+    assert {text.get_position(): text.get_text() for text in axis.texts} == {
+        (0, 0): "1.00", (1, 0): "-0.25", (0, 1): "-0.50", (1, 1): "1.00"
+    }  # fmt: skip
+    assert [label.get_text() for label in axis.get_yticklabels()] == ["size", "gradient norm"]
