@@ -47,9 +47,7 @@ def _parser() -> argparse.ArgumentParser:
     several: dict[str, Any] = {"action": "append", "default": []}
     run.add_argument("-p", dest="given", nargs=2, metavar=("NAME", "VALUE"), help="value of a parameter", **several)
     run.add_argument("-f", dest="files", metavar="FILE", help="YAML file of parameters; -p takes precedence", **several)
-    run.add_argument(
-        "-o", dest="out", metavar="DIR", required=True, help="folder of the run; appears once it is finished"
-    )
+    run.add_argument("-o", dest="out", metavar="DIR", required=True, help="folder of the run, made at its end")
     run.add_argument("--force", action="store_true", help="replace a finished run of other contents")
     run.set_defaults(command=_run)
 
@@ -60,9 +58,7 @@ def _parser() -> argparse.ArgumentParser:
     verify = commands.add_parser("verify", help="run the first seeds of a recorded table again and compare")
     verify.add_argument("table")
     verify.add_argument("--seeds", type=int, default=1, help="number of seeds; 1 by default")
-    verify.add_argument(
-        "--tolerance", type=float, help="largest relative difference that counts as agreement; 1e-5 by default"
-    )
+    verify.add_argument("--tolerance", type=float, help="largest relative difference to accept; 1e-5 by default")
     verify.add_argument("--avx2", action="store_true", help="compute as a CPU without AVX-512 does")
     verify.set_defaults(command=_verify)
 

@@ -69,6 +69,27 @@ def attach(table: pd.DataFrame, columns: Mapping[str, str], *, on: Iterable[str]
     return table.join(pd.DataFrame({name: found[column] for name, column in columns.items()}), on=on)
 
 
+def against_control(table: pd.DataFrame, *, on: Iterable[str] = ("seed", "group")) -> pd.DataFrame:
+    """Add the training size of each group, and what each row of a study lost against the control.
+
+    Args:
+        table: Table of :func:`fairlib.study` with the rows of controls and of both parts of the data.
+        on: Names of the columns in which a row and its control agree, beside the part of the data.
+
+    Returns:
+        A new table with ``train_size``; ``drop``, the control's accuracy minus the row's; and ``excessive_loss``, the
+        row's loss minus the control's, in nats. NaN where there is no control.
+
+    Raises:
+        ValueError: If a column or the controls are missing, or rows that agree on ``on`` have several controls.
+    """
+    on, control = list(on), {"stage": "control"}
+    table = attach(table, {"train_size": "size"}, on=on, where=control | {"split": "train"})
+    table = attach(table, {"drop": "accuracy", "excessive_loss": "loss"}, on=[*on, "split"], where=control)
+    drop, excess = table["drop"] - table["accuracy"], table["loss"] - table["excessive_loss"]
+    return table.assign(drop=drop, excessive_loss=excess)
+
+
 def price(table: pd.DataFrame) -> pd.Series:
     """Compute what each row cost beyond the dense training, in dense trainings: gradients / gradients of the dense - 1.
 

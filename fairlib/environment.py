@@ -97,8 +97,8 @@ def project() -> Path:
 def source_digest(without: Collection[str] = ()) -> str:
     """Digest the meaning of fairlib's code: edits of docstrings, comments or formatting do not change it.
 
-    A Python file counts by its name and its syntax tree without the statements that are only a text; any other file by
-    its name and its bytes.
+    A Python file counts by its name and its syntax tree without the statements that are only a text; a stub, which
+    only type checkers read, not at all; any other file by its name and its bytes.
 
     Args:
         without: Modules and packages to leave out, as paths from the library's folder without a suffix.
@@ -107,7 +107,7 @@ def source_digest(without: Collection[str] = ()) -> str:
     for path in sorted(LIBRARY.rglob("*")):
         name = path.relative_to(LIBRARY)
         left_out = any(map(name.with_suffix("").is_relative_to, without))
-        if path.is_file() and "__pycache__" not in name.parts and not left_out:
+        if path.is_file() and path.suffix != ".pyi" and "__pycache__" not in name.parts and not left_out:
             content = path.read_bytes()
             meaning = _meaning(content, path) if path.suffix == ".py" else hashlib.sha256(content).hexdigest()
             total.update(f"{name.as_posix()} {meaning}\n".encode())

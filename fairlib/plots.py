@@ -24,7 +24,7 @@ MARKERS = "osD^vP<>"
 
 _Look = tuple[int | str, str]  # Colour, as an index into `PALETTE` or a name, and marker.
 
-_BY_SIZE: list[_Look] = [(0, "s"), (2, "^"), (1, "o")]  # The largest, the middle and the smallest group.
+_BY_SIZE: dict[str, _Look] = {"largest": (0, "s"), "middle": (2, "^"), "smallest": (1, "o")}
 
 
 def new_figure(
@@ -185,14 +185,11 @@ def groups(axis: Axes, rows: pd.DataFrame, column: str, *, extremes: bool = Fals
     parts = {_plain(name): rows[rows["group"] == name] for name in names}
     if extremes:
         order = rows.groupby(["seed", "level"])["train_size"].rank(method="first", ascending=False)
-        places = {"largest": 1, "middle": (len(names) + 1) // 2, "smallest": len(names)}
-        parts = {name: rows[order == place] for name, place in places.items()}
-    found = {
-        f"{name} (n={part['train_size'].mean():,.0f})": part.pivot(index="seed", columns="level", values=column)
-        for name, part in parts.items()
-    }
+        parts = {name: rows[order == place + 1] for name, place in _places(len(names)).items()}
+    labels = {name: f"{name} (n={part['train_size'].mean():,.0f})" for name, part in parts.items()}
+    found = {labels[name]: part.pivot(index="seed", columns="level", values=column) for name, part in parts.items()}
     levels(axis, rows)
-    looks = dict(zip(found, _BY_SIZE, strict=True)) if extremes else None
+    looks = {labels[name]: _BY_SIZE[name] for name in parts} if extremes else None
     lines(axis, found, looks=looks, apart=0.004, zero=False)
 
 
@@ -205,10 +202,10 @@ def history(axis: Axes, table: pd.DataFrame, what: str, sizes: pd.Series) -> Non
         what: ``"violation"``, ``"multiplier"`` or another quantity that the constraint recorded.
         sizes: Training samples by group.
     """
-    names = sizes.sort_values().index
-    for name, look in zip((names[-1], names[len(names) // 2], names[0]), _BY_SIZE, strict=True):
-        label = f"{_plain(name)} (n={sizes[name]:,.0f})"
-        axis.plot(table[f"{what}[{name}]"], label=label, markersize=4, **_look({label: look}, label, 0))
+    names = sizes.sort_values().index[::-1]
+    for end, place in _places(len(names)).items():
+        label = f"{_plain(names[place])} (n={sizes[names[place]]:,.0f})"
+        axis.plot(table[f"{what}[{names[place]}]"], label=label, markersize=4, **_look(_BY_SIZE, end, 0))
     axis.set(xlabel="epoch", ylabel=what)
 
 
@@ -426,6 +423,12 @@ def _points(axis: Axes, table: pd.DataFrame, name: str, rows: np.ndarray, color:
 def _look(looks: Mapping[str, _Look] | None, label: str, place: int) -> dict[str, Any]:
     color, marker = (looks or {}).get(label, (place % len(PALETTE), MARKERS[place % len(MARKERS)]))
     return {"color": PALETTE[color] if isinstance(color, int) else color, "marker": marker}
+
+
+def _places(count: int) -> dict[str, int]:
+    """Places of the largest, the middle and the smallest of some groups, the largest first; of two, no middle."""
+    places = {"largest": 0, "middle": (count - 1) // 2, "smallest": count - 1}
+    return places if count > 2 else {"largest": 0, "smallest": count - 1}
 
 
 def _plain(name: object) -> str:

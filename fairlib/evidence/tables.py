@@ -163,7 +163,8 @@ def beside(
         digits: Digits after the decimal point.
 
     Returns:
-        DataFrame of texts with a row for each arm, in the order of the table.
+        DataFrame of texts with a row for each arm, in the order of the table; with the number of ``seeds`` where the
+        arms differ in it.
 
     Raises:
         ValueError: If a rival is not in the table, or an arm has several rows of a seed.
@@ -177,12 +178,15 @@ def beside(
     if unknown := [other for other in rivals.values() if other not in places]:
         raise ValueError(f"unknown rival {unknown[0]!r}; known: {', '.join(map(str, places))}")
     against = "its rival" if isinstance(rival, Mapping) else rival
-    rows: dict[Any, dict[str, pd.Series]] = {}
+    rows: dict[Any, dict[str, Any]] = {}
     for arm, key in places.items():
         rows[arm] = {heading: wide[name, *key].dropna() for name, heading in headings.items()}
         for name in minus or headings if arm in rivals else ():
             difference = wide[name, *key] - wide[name, *places[rivals[arm]]]
             rows[arm][f"{headings[name]} minus that of {against}"] = difference.dropna()
+    seeds = {arm: wide[next(iter(headings)), *key].count() for arm, key in places.items()}
+    if len(set(seeds.values())) > 1:
+        rows = {arm: {"seeds": str(seeds[arm])} | own for arm, own in rows.items()}
     return intervals(rows, names=by, digits=digits)
 
 
@@ -242,8 +246,13 @@ def cases(
     Returns:
         ``statement seed cases violated discrepancy``: the number of cases, the share that exceeds the tolerance, the
         largest excess or 0.
+
+    Raises:
+        ValueError: If there is no case, or an excess is NaN or infinite, since nothing was checked then.
     """
     excess = np.asarray(excess, dtype=float)
+    if not excess.size or not np.isfinite(excess).all():
+        raise ValueError(f"excess of {statement!r} must be finite numbers, at least one; got {excess!r}")
     found = {"violated": float((excess > tolerance).mean()), "discrepancy": max(float(excess.max()), 0.0)}
     return {"statement": statement, "seed": seed, "cases": excess.size} | found | labels
 

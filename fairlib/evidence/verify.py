@@ -23,7 +23,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from fairlib._validation import check_number
 from fairlib.evidence import claims, grids, runs
 from fairlib.evidence.runs import ParameterError, RunError
 
@@ -44,16 +43,16 @@ def verify(table: str | Path, *, seeds: int = 1, tolerance: float = TOLERANCE, a
         avx2: Compute as a CPU without AVX-512 does, for a table that was recorded on one: they round differently.
 
     Returns:
-        Whether rows and columns are the recorded ones, numbers agree within the tolerance and no verdict changes. Clock
-        times are printed and do not count.
+        Whether the recorded rows and columns are there again, no row is new, numbers agree within the tolerance and no
+        verdict changes. Clock times, and what is computed over all seeds at once, are printed and do not count.
 
     Raises:
         ValueError: If the table, its provenance, notebook or data do not exist, no grid recorded it, or a number is out
             of range.
         RuntimeError: If the notebook fails, or no columns identify the rows.
     """
-    check_number("seeds", seeds, 1, whole=True)
-    check_number("tolerance", tolerance, 0)
+    if seeds < 1 or not tolerance >= 0:
+        raise ParameterError(f"seeds must be at least 1 and tolerance at least 0, got {seeds} and {tolerance}")
     table = Path(table)
     recorded = _provenance(table)
     print(f"{table}: recorded {recorded.get('started')} by {recorded['grid']} at commit {_commit(recorded)}")
@@ -136,7 +135,8 @@ def _execute(points: Sequence[grids.Point], settings: Mapping[str, str]) -> None
         for point in points:
             print(f"running {point.id} with seeds = {point.parameters.get('seeds')}", flush=True)
             try:
-                runs.run(point.notebook, point.out, point.parameters, force=True)
+                if not runs.run(point.notebook, point.out, point.parameters, force=True):
+                    print("finished by an earlier check, and unchanged since")
             except RunError as error:
                 absent = getattr(error.__cause__, "ename", "") == "FileNotFoundError"
                 raise (ParameterError if absent else RunError)(str(error)) from None
@@ -171,7 +171,7 @@ class Comparison(NamedTuple):
         keys: Columns by which rows are matched.
         columns: Indexed by column: ``rows``, ``agree`` (rows with the same stored digits), ``absolute`` and
             ``relative`` (largest differences; infinite where only one is a number), ``where`` (keys of the row that
-            differs most) and ``counts`` (False for clock times).
+            differs most) and ``counts`` (False for clock times and for what is computed over all seeds at once).
         problems: Rows and columns that only one of the tables has.
         replaced: The recorded table with the new numbers in it, but for those that do not count.
     """
@@ -199,7 +199,7 @@ def compare(recorded: pd.DataFrame, fresh: pd.DataFrame, varied: Sequence[str]) 
         raise RunError(f"no recorded row has the {', '.join(scope)} of the rows that were run again")
     keys = _keys(old, fresh, scope)
     place = pd.Series(old.index, index=_rows(old, keys))
-    old, new = old.set_index(place.index), fresh.set_index(_rows(fresh, keys))
+    old, new = old.set_axis(place.index), fresh.set_axis(_rows(fresh, keys))
     both = old.index.intersection(new.index)
     lost, added = old.index.difference(both), new.index.difference(both)
     shared = [name for name in old if name in new and name not in keys]
@@ -248,8 +248,9 @@ def _difference(old: pd.Series, new: pd.Series) -> tuple[Any, ...]:
 
 
 def _label(row: Sequence[str], among: pd.MultiIndex) -> str:
+    """The keys of a row, without those that all rows share."""
     named = zip(among.names, row, among.levels, strict=True)
-    return " ".join(f"{name}={value}" for name, value, level in named if len(level) > 1)
+    return " ".join(f"{name}={value}" for name, value, level in named if len(level) > 1) or "the only row"
 
 
 def _verdicts(table: Path, replaced: pd.DataFrame) -> pd.DataFrame:

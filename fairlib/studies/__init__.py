@@ -112,8 +112,11 @@ def study(
     Warns:
         UserWarning: Once for each diagnostic that cannot be computed, with the reason.
     """
-    shared = Arm(method, mitigation, when, finetune, None, compress, levels)
+    when = when if isinstance(when, str) else tuple(when)
+    shared = Arm(method, mitigation, when, finetune, None, compress, tuple(levels))
     check_settings("train=", fit, train or {}, given=OWN)
+    for name in (diagnostics := tuple(diagnostics)):
+        lookup("diagnostic", name, dict.fromkeys(MEASURED))
     lookup("answer to divergence", divergence, dict.fromkeys(("raise", "skip")))
     plan = Study(
         data=data,
@@ -121,7 +124,7 @@ def study(
         arms=plans(arms, shared, train or {}),
         train=dict(train or {}),
         data_seed=data_seed,
-        diagnostics=tuple(name for name in diagnostics if lookup("diagnostic", name, dict.fromkeys(MEASURED, True))),
+        diagnostics=tuple(dict.fromkeys(diagnostics)),
         measure=measure,
         clock=clock,
         divergence=divergence,
@@ -131,7 +134,7 @@ def study(
     found = by_seed(partial(_run, plan), seeds, device=device, workers=workers, progress=progress)
     tables = [table for table, _, _ in found]
     if measure:
-        _refuse_other_rows(tables)
+        _refuse_other_rows([table for table in tables if len(table)])
     for reason in dict.fromkeys(reason for _, reasons, _ in found for reason in reasons):
         warnings.warn(reason, stacklevel=2)
     table = pd.concat(tables, ignore_index=True)
@@ -151,6 +154,8 @@ def _run(plan: Study, number: int) -> tuple[pd.DataFrame, list[str], list[dict[s
 
 def _refuse_other_rows(tables: list[pd.DataFrame]) -> None:
     """Refuse a measure whose rows or columns for a run of a later seed differ from those of the first seed."""
+    if not tables:
+        return
     run = [name for name in ("arm", "stage", "level", "when") if name in tables[0]]
     shapes = [table.fillna({"split": "", "group": ""}).groupby([*run, "split", "group"]).size() for table in tables]
     for table, shape in zip(tables[1:], shapes[1:], strict=True):

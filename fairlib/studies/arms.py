@@ -67,6 +67,14 @@ class Plan:
         compressor: Kind of compression.
         method: Name of the method within its kind.
         settings: Settings of the method.
+        levels: Levels except the control's, ascending.
+        control: Whether the arm has a control.
+        compress: Network that is compressed, ``"trained"`` or ``"initial"``.
+        mitigation: Name of the mitigation, ``"none"`` without one.
+        constraint: The mitigation itself.
+        when: Times of mitigation.
+        train: Arguments of the trainings of the method, or of a network that is compressed at its initial weights.
+        finetune: Arguments of the finetuning.
     """
 
     name: str
@@ -102,14 +110,21 @@ def plans(arms: Mapping[str, Arm] | Iterable[tuple[str, Arm]] | None, shared: Ar
     names = [name for name, _ in pairs]
     if not names or len(set(names)) < len(names) or not all(isinstance(name, str) and name for name in names):
         raise ValueError(f"arms must have names, each once; got {names}")
-    return tuple(_plan(name, arm, shared, train) for name, arm in pairs)
+    found = []
+    for name, arm in pairs:
+        try:
+            found.append(_plan(name, arm, shared, train))
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"arm {name!r}: {error}") from error
+    return tuple(found)
 
 
 def _plan(name: str, arm: Arm, shared: Arm, train: Settings) -> Plan:
-    where = f"arm {name!r}: " if name else ""
+    if not isinstance(arm, Arm):
+        raise TypeError(f"an arm must be an Arm, got {arm!r}")
     full = replace(shared, **{key: value for key, value in vars(arm).items() if value is not None})
     if full.method is None:
-        raise ValueError(f"{where}a method is needed, as method= of the study or of the arm")
+        raise ValueError("a method is needed, as method= of the study or of the arm")
     chosen = full_name, compressor, method, settings = _method(full.method)
     if own := {"finetune", "constraint"} & set(settings):
         raise TypeError(f"{full_name!r} has no setting {min(own)!r} in a study, which has finetune= and mitigation=")
@@ -123,8 +138,12 @@ def _plan(name: str, arm: Arm, shared: Arm, train: Settings) -> Plan:
         raise ValueError(f"compress='initial' needs a method that does not train, and {full_name!r} as set up does")
     if arm.train and not trains and compress == "trained":
         why = f"{full_name!r} itself trains nothing, and all arms share one; make it a study of its own"
-        raise ValueError(f"{where}train={dict(arm.train)} asks for another dense network: {why}")
-    mitigated, levels = _mitigation(full, where), _levels(full.levels or (), compressor.control)
+        raise ValueError(f"train={dict(arm.train)} asks for another dense network: {why}")
+    if arm.train and trains and not compressor.inherits:
+        raise ValueError(f"train={dict(arm.train)} is a setting of the method: ({full_name!r}, {{'train': ...}})")
+    mitigated, levels = _mitigation(full), _levels(full.levels or (), compressor.control)
+    if arm.mitigation is not None and mitigated[2] == ("never",):
+        raise ValueError(f"mitigation={mitigated[0]!r} never acts; give when='before', 'after' or 'both'")
     gentle = {"epochs": 5, "lr": float(train.get("lr", 0.05)) / 10}
     inherited = {key: value for key, value in train.items() if key != "keep"}
     tune = inherited | gentle | dict(shared.finetune or {}) | dict(arm.finetune or {})
@@ -140,14 +159,16 @@ def _method(choice: Named | Function) -> tuple[str, Compressor, str, dict[str, A
     return full_name, lookup("kind of compression", kind, COMPRESSORS), name, settings
 
 
-def _mitigation(arm: Arm, where: str) -> tuple[str, Constraint | None, tuple[str, ...]]:
+def _mitigation(arm: Arm) -> tuple[str, Constraint | None, tuple[str, ...]]:
     """Name and constraint of the mitigation, and its times."""
     when = (arm.when,) if isinstance(arm.when, str) else tuple(arm.when or ())
+    if not when or len(set(when)) < len(when):
+        raise ValueError(f"when must name at least one time, and each once; got {list(when)}")
     for time in when:
         lookup("time of mitigation", time, WHEN)
     if arm.mitigation is None:
         if set(when) != {"never"}:
-            raise ValueError(f"{where}when={list(when)} needs a mitigation; known: {', '.join(MITIGATIONS)}")
+            raise ValueError(f"when={list(when)} needs a mitigation; known: {', '.join(MITIGATIONS)}")
         return "none", None, when
     name, settings = named(arm.mitigation)
     return name, lookup("mitigation", name, MITIGATIONS)(**settings), when

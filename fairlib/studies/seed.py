@@ -20,7 +20,7 @@ from fairlib.models import build
 from fairlib.network.memory import gradient_evaluations, history
 from fairlib.studies.arms import WHEN, Function, Named, Plan, named
 from fairlib.training import Batch, Constraint, ConstraintRun, DivergenceError, Objective, fit
-from fairlib.training.cache import cached_fit
+from fairlib.training.cache import cached_fit, plain
 from fairlib.training.compressors import Settings
 
 MEASURED = (*DIAGNOSTICS, "distance", "gradients")
@@ -142,11 +142,11 @@ class Seed:
             for stage, level in stages:
                 with self._skipping(arm, stage, level, when):
                     if stage == "control":
-                        alike = f"control {first!r} {held!r} {sorted(arm.finetune.items())} {teacher!r}"
+                        alike = f"control {first!r} {held!r} {plain(arm.finetune)} {teacher!r}"
                         tuned = self._once(alike, partial(finetune, dense))
                     else:
                         how = f"{arm.compressor!r} {arm.method} {arm.compress} {level} {first!r}"
-                        how += f" {sorted(arm.settings.items())} {sorted(arm.train.items())}"
+                        how += f" {plain(arm.settings)} {plain(arm.train)}"
                         small = self._once(how, partial(self._compressed, arm, dense, level, first))
                         tuned = finetune(small)
                     yield run(tuned[0], stage=stage, level=level, timing=tuned[1])
@@ -283,6 +283,8 @@ def parameter_distance(model: nn.Module, dense: nn.Module) -> float:
 def _added(table: pd.DataFrame, found: pd.DataFrame | Mapping[str, Any]) -> pd.DataFrame:
     """Rows of a network together with what a measure returned."""
     if not isinstance(found, pd.DataFrame):
+        if taken := sorted({*CONTRACT, *table} & set(found)):
+            raise ValueError(f"measure must give columns of its own, got {', '.join(taken)}, which the study has")
         return table.assign(**found)
     keys = ["split", "group"]
     if not set(keys) <= set(found):

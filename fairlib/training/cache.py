@@ -101,7 +101,7 @@ def _key(model: nn.Module, data: GroupedDataset, settings: Mapping[str, Any]) ->
     parts = {
         "model": [repr(model), _checksum(model.state_dict()), [p.requires_grad for p in model.parameters()]],
         "data": data.fingerprint(),
-        "settings": {name: _plain(value) for name, value in settings.items()} | {"device": device},
+        "settings": plain({**settings, "device": device}),
         "code": [_source_digest(), torch.__version__],
         "precision": [torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32],
         "machine": [machine[name] for name in ("device", "cpu", "threads")],
@@ -109,8 +109,10 @@ def _key(model: nn.Module, data: GroupedDataset, settings: Mapping[str, Any]) ->
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
-def _plain(value: object) -> str:
-    """A setting as a text that is equal for equal settings only."""
+def plain(value: object) -> str:
+    """Write a setting, or settings by name, as a text that is the same for equal ones only."""
+    if isinstance(value, Mapping):
+        return repr({name: plain(value[name]) for name in sorted(value)})
     if isinstance(value, GroupedDataset):
         return value.fingerprint()
     if isinstance(value, Distillation):

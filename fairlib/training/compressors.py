@@ -1,5 +1,6 @@
 """The entries of the registries of compression methods, and what a study asks of a kind of compression."""
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -83,9 +84,11 @@ class Compressor(Protocol):
     control: float
     inherits: bool
 
+    @abstractmethod
     def compress(self, model: nn.Module, name: str, level: float, **settings: Any) -> nn.Module:
         """Return a copy of a model, compressed to a level by the method of that name and not finetuned."""
 
+    @abstractmethod
     def check(self, name: str, **settings: Any) -> None:
         """Refuse a name or settings that :meth:`compress` does not know."""
 
@@ -97,6 +100,7 @@ class Compressor(Protocol):
         """Return whether the method's training accepts a constraint; by default False."""
         return False
 
+    @abstractmethod
     def kept(self, model: nn.Module, dense: nn.Module) -> float:
         """Return the share, in [0, 1], that a compressed model keeps of the dense one."""
 

@@ -358,5 +358,5 @@ class TestWhatDoesNotExist:
 
 @pytest.mark.parametrize(("name", "value"), [("seeds", 0), ("tolerance", -1.0)])
 def test_seeds_and_tolerance_are_checked(rerun, name, value):
-    with pytest.raises(ValueError, match=f"{name} must lie in"):
+    with pytest.raises(ValueError, match="seeds must be at least 1 and tolerance at least 0"):
         verify.verify(record(), **{name: value})
