@@ -375,6 +375,19 @@ def test_attach_puts_the_value_of_other_rows_beside_each_row():
         effects.attach(TABLE, {"size_of": "size"}, on=on, where={"stage": "dense"})
 
 
+def test_what_was_lost_is_measured_against_the_control_of_the_same_part():
+    study = effects.against_control(TABLE.assign(loss=1 - TABLE["accuracy"]))
+    found = effects.select(study, stage="compressed", split="test", level=0.9)
+    seeds = found.sort_values(["seed", "group"]).groupby("seed")
+    assert seeds["train_size"].apply(list).tolist() == [[100, 50, 10], [10, 50, 100]]
+    np.testing.assert_allclose(seeds["drop"].apply(list).tolist(), [[0, 0.1, 0.3], [0.1, 0, -0.05]], atol=1e-12)
+    np.testing.assert_allclose(found["excessive_loss"], found["drop"], atol=1e-12)
+    control = effects.select(study, stage="control")
+    assert not control["drop"].any() and not control["excessive_loss"].any()
+    with pytest.raises(ValueError, match="no row with stage = 'control'"):
+        effects.against_control(effects.select(study, stage="compressed"))
+
+
 def test_a_price_is_in_trainings_of_the_plain_dense_network():
     stages, seeds = ["dense", "compressed", "dense", "compressed"], [0, 0, 1, 1]
     plain = pd.DataFrame({"seed": seeds, "stage": stages, "arm": "plain", "gradients": [100, 150, 200, 200]})

@@ -167,6 +167,13 @@ def test_a_sweep_without_a_grid_or_a_check_without_a_table_says_how(door, tmp_pa
     assert 'fairlib verify "a.csv" --seeds 2 --tolerance 0.1 --avx2' in door("--dry-run", *words).stdout
 
 
+def test_a_stub_is_part_of_no_digest(library):
+    before = environment.source_digest()
+    stub = library / "__init__.pyi"
+    stub.write_text(stub.read_text(encoding="utf-8") + "more: int\n", encoding="utf-8")
+    assert environment.source_digest() == before
+
+
 def test_the_project_is_found_from_any_folder_below(tmp_path, monkeypatch):
     (tmp_path / "book").mkdir()
     (tmp_path / "book" / "claims.yml").touch()

@@ -171,6 +171,17 @@ def test_groups_are_drawn_by_name_or_by_their_size_in_each_seed():
     assert right.get_xlabel() == "sparsity (share of weights pruned)"
 
 
+def test_of_two_groups_there_is_no_middle_one():
+    _, (axis,) = plots.new_figure()
+    rows = panel()[lambda table: (table["split"] == "test") & (table["group"] != "b")]
+    plots.groups(axis, rows, "accuracy", extremes=True)
+    assert [name.split()[0] for name in drawn(axis)] == ["largest", "smallest"]
+    plots.history(
+        axis, pd.DataFrame({"violation[a]": [1], "violation[b]": [2]}), "violation", pd.Series({"a": 9, "b": 5})
+    )
+    assert [line.get_label() for line in axis.lines[-2:]] == ["a (n=9)", "b (n=5)"]
+
+
 def test_a_history_is_that_of_the_largest_the_middle_and_the_smallest_group():
     table = pd.DataFrame({f"multiplier[{name}]": [place, 2 * place] for place, name in enumerate("abc")}, index=[1, 2])
     _, (axis,) = plots.new_figure()

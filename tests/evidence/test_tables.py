@@ -199,3 +199,17 @@ def test_cases_count_what_exceeds_the_tolerance():
     assert row == expected
     assert tables.cases("T-eq-1", 3, [-1.0, 0.1], tolerance=0.2)["violated"] == 0
     assert tables.cases("T-eq-1", 3, [-1.0])["discrepancy"] == 0
+
+
+@pytest.mark.parametrize("excess", [[], [np.nan, -1.0], [np.inf]])
+def test_cases_that_were_not_computed_do_not_pass(excess):
+    with pytest.raises(ValueError, match="excess of 'T-eq-1' must be finite numbers, at least one"):
+        tables.cases("T-eq-1", 3, excess)
+
+
+def test_arms_of_different_numbers_of_seeds_are_shown_with_these():
+    runs = pd.DataFrame({"arm": ["a", "a", "b"], "seed": [0, 1, 0], "accuracy": [0.5, 0.7, 0.6]})
+    runs = pd.concat([runs, runs.iloc[:1].assign(arm="b", seed=1)])
+    assert "seeds" not in tables.beside(runs, ["accuracy"])
+    more = pd.concat([runs, runs.iloc[:1].assign(seed=2)])
+    assert tables.beside(more, ["accuracy"])["seeds"].to_dict() == {"a": "3", "b": "2"}

@@ -107,6 +107,42 @@ def test_arms_that_compress_alike_share_the_compressed_network(monkeypatch):
     assert levels == [(name, level) for name in ("random", "random", "magnitude") for level in (0.5, 0.8)]
 
 
+def test_arms_whose_settings_differ_in_data_of_one_shape_share_no_network(monkeypatch):
+    given = []
+
+    def compress(self, model, name, level, *, val, **settings):
+        given.append(val)
+        return fairlib.prune(model, "magnitude", sparsity=level)
+
+    monkeypatch.setattr(Pruning, "compress", compress)
+    one = fairlib.load("digits", size=120).val
+    other = fairlib.GroupedDataset(255 - one.inputs, one.targets, one.groups)
+    assert repr(one) == repr(other)
+    settings = SMALL | {"finetune": {"epochs": 0}}
+    study(
+        **settings, arms={str(i): Arm(("prune:bip", {"val": val})) for i, val in enumerate([one, other])}, levels=[0.5]
+    )
+    assert given == [one, other]
+
+
+def test_levels_may_come_from_an_iterator():
+    settings = SMALL | {"finetune": {"epochs": 0}}
+    arms = {"a": Arm("prune:magnitude"), "b": Arm("prune:random")}
+    table = study(**settings, arms=arms, levels=iter([0.5]), when=iter(["never"]), diagnostics=iter(["gradients"] * 2))
+    assert table.groupby("arm")["level"].unique().map(list).tolist() == [[0, 0.5], [0, 0.5]]
+
+
+def test_a_measure_cannot_take_the_place_of_a_column_of_the_study():
+    with pytest.raises(ValueError, match="measure must give columns of its own, got accuracy, seed"):
+        study(**SMALL, method="prune:magnitude", measure=lambda run: {"accuracy": 0.1, "seed": 7, "mine": 1})
+
+
+def test_a_study_in_which_all_diverges_is_empty_and_says_why():
+    settings = SMALL | {"train": {"epochs": 2, "lr": 1e38}}
+    table = study(**settings, method="prune:magnitude", divergence="skip", measure=lambda run: {"mine": 1})
+    assert table.empty and [run["stage"] for run in table.attrs["diverged"]] == ["dense"]
+
+
 def test_an_own_function_is_a_method():
     def keep_half(model: nn.Module, *, level: float, data, seed: int) -> nn.Module:
         generator = np.random.default_rng(seed)
@@ -222,11 +258,21 @@ def test_a_run_that_diverges_is_listed_where_it_may_be_skipped():
             "'epochs': 9} asks for another dense network",
         ),
         ({"a": Arm("prune:magnitude", when="after")}, r"arm 'a': when=\['after'\] needs a mitigation"),
+        ({"a": Arm("prune:magnitude", mitigation=FAIR)}, "arm 'a': mitigation='equal-loss' never acts"),
+        ({"a": Arm("prune:magnitude", mitigation=FAIR, when=["after"] * 2)}, "when must name .* each once"),
+        ({"a": Arm("prune:magnitude", mitigation=FAIR, when=[])}, "when must name at least one time"),
+        ({"a": Arm("linearize:snl", train={"epochs": 1})}, "arm 'a': train={'epochs': 1} is a setting of the method"),
+        ({"a": Arm("prune:magnitude", levels=[2.0])}, "arm 'a': levels must lie in"),
     ],
 )
 def test_arms_that_make_no_sense_are_refused(arms, message):
     with pytest.raises(ValueError, match=message):
         study(**SMALL, arms=arms, levels=[0.5])
+
+
+def test_what_is_no_arm_is_refused():
+    with pytest.raises(TypeError, match="arm 'a': an arm must be an Arm, got 'prune:magnitude'"):
+        study(**SMALL, arms={"a": "prune:magnitude"}, levels=[0.5])
 
 
 def test_a_study_without_any_method_is_refused():
