@@ -33,7 +33,7 @@ def test_agrees_with_one_backward_pass_a_sample(images, name, blocks):
     for code, group in enumerate(images.group_names):
         g = gradients[images.groups.numpy() == code]
         mean = g.mean(0)
-        trace = np.cov(g.T).trace()
+        trace = g.var(0, ddof=1).sum()
         assert table.loc[group, "norm"] == pytest.approx(np.linalg.norm(mean), rel=1e-9)
         assert table.loc[group, "noise_floor"] == pytest.approx(trace / len(g), rel=1e-9)
         assert table.loc[group, "debiased_square"] == pytest.approx(mean @ mean - trace / len(g), rel=1e-9)
