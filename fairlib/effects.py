@@ -25,6 +25,10 @@ ARMS = ("arm", "pruner")
 Rows = Mapping[str, Any]  # Values of columns that select rows; a list stands for any of its values.
 
 
+class UndefinedError(ValueError):
+    """Raised where a statistic does not exist for the values of a table, such as the correlation of a constant."""
+
+
 class MissingRowsError(ValueError):
     """Raised where a table lacks the columns or rows that a statistic needs: it comes from another run."""
 
@@ -330,10 +334,10 @@ def group_correlation(table: pd.DataFrame, *, x: str, y: str, where: Rows) -> pd
     rows = _select(table, where, ("seed", "group", x, y))
     ranks = {name: _by_seed_and_group(rows, name).rank(axis=1) for name in (x, y)}
     if len(ranks[x].columns) < 3:
-        raise ValueError(f"a correlation over groups needs three groups, got {len(ranks[x].columns)}")
+        raise UndefinedError(f"a correlation over groups needs three groups, got {len(ranks[x].columns)}")
     for name, values in ranks.items():
         if values.isna().any(axis=None) or (values.nunique(axis=1) < 2).any():
-            raise ValueError(f"the column {name} has a missing value or is constant over the groups of a seed")
+            raise UndefinedError(f"the column {name} has a missing value or is constant over the groups of a seed")
     return ranks[x].corrwith(ranks[y], axis=1).rename("value")
 
 

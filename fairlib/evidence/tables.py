@@ -206,13 +206,18 @@ def correlations(
         names: Name of the rows, or of each of their levels.
 
     Returns:
-        DataFrame of texts, empty ones where a correlation is not defined.
+        DataFrame of texts, empty ones where there are no such rows or the correlation is not defined.
+
+    Raises:
+        ValueError: If a column is missing, or there are several rows per seed and group.
     """
     rows: dict[Any, dict[str, object]] = {row: {} for row in pairs}
+    if missing := {name for x, y, _ in pairs.values() for name in (x, y)} - set(table):
+        raise ValueError(f"the table has no column {', '.join(sorted(missing))}")
     for row, (x, y, where) in pairs.items():
         for heading, more in columns.items():
             rows[row][heading] = None
-            with suppress(ValueError):
+            with suppress(effects.MissingRowsError, effects.UndefinedError):
                 rows[row][heading] = effects.group_correlation(table, x=x, y=y, where={**where, **more})
     return intervals(rows, names=names, digits=2)
 

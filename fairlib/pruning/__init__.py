@@ -22,8 +22,7 @@ from fairlib.training.compressors import Compressor, Method, Settings
 
 __all__ = ["METHODS", "SCHEDULES", "Pruning", "check", "epochs_within", "gradual", "iterative", "prune", "trains"]
 
-Schedule = str | tuple[str, Settings]
-"""The name of a schedule, or its name and settings."""
+Schedule = str | tuple[str, Settings]  # The name of a schedule, or its name and settings.
 
 METHODS: dict[str, Method] = {
     "magnitude": Method(magnitude),

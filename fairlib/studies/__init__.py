@@ -133,8 +133,8 @@ def study(
     )
     found = by_seed(partial(_run, plan), seeds, device=device, workers=workers, progress=progress)
     tables = [table for table, _, _ in found]
-    if measure:
-        _refuse_other_rows([table for table in tables if len(table)])
+    if measure and (measured := [table for table in tables if len(table)]):
+        _refuse_other_rows(measured)
     for reason in dict.fromkeys(reason for _, reasons, _ in found for reason in reasons):
         warnings.warn(reason, stacklevel=2)
     table = pd.concat(tables, ignore_index=True)
@@ -154,8 +154,6 @@ def _run(plan: Study, number: int) -> tuple[pd.DataFrame, list[str], list[dict[s
 
 def _refuse_other_rows(tables: list[pd.DataFrame]) -> None:
     """Refuse a measure whose rows or columns for a run of a later seed differ from those of the first seed."""
-    if not tables:
-        return
     run = [name for name in ("arm", "stage", "level", "when") if name in tables[0]]
     shapes = [table.fillna({"split": "", "group": ""}).groupby([*run, "split", "group"]).size() for table in tables]
     for table, shape in zip(tables[1:], shapes[1:], strict=True):

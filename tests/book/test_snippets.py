@@ -7,6 +7,7 @@ import warnings
 from pathlib import Path
 
 import pytest
+from code_size import code_lines
 
 from fairlib import mitigation, pruning
 
@@ -21,6 +22,12 @@ WITH_PYTHON = [
 
 def shortened(code: str) -> str:
     return re.sub(r"range\(\d+\)", "range(1)", re.sub(r"(epochs\W{1,3})\d+", r"\g<1>1", code))
+
+
+def test_an_experiment_of_five_arms_is_under_25_lines():
+    blocks = BLOCK.findall((ROOT / "book" / "contributing.md").read_text("utf-8"))
+    assert blocks[0].count("Arm(") == 5
+    assert code_lines(blocks[0]) < 25
 
 
 @pytest.mark.parametrize("path", WITH_PYTHON, ids=lambda path: path.name)

@@ -193,6 +193,17 @@ def test_sizes_stand_from_the_largest_to_the_smallest():
     assert list(table) == [1, 2, 3]
 
 
+def test_a_correlation_of_a_column_that_is_not_there_is_no_empty_cell():
+    rows = study_table(sizes={0: [9, 5, 1]}, control={0: [0.9, 0.8, 0.7]}, compressed={0: [0.9, 0.7, 0.4]})
+    own = {"stage": "control", "split": "test"}
+    shown = tables.correlations(rows, {"a": ("size", "accuracy", own)}, {"there": {}, "not there": {"seed": 5}})
+    assert shown.loc["a", "not there"] == ""
+    with pytest.raises(ValueError, match="the table has no column acuracy"):
+        tables.correlations(rows, {"a": ("size", "acuracy", own)}, {"there": {}})
+    with pytest.raises(ValueError, match="several rows per seed and group"):
+        tables.correlations(pd.concat([rows, rows]), {"a": ("size", "accuracy", own)}, {"there": {}})
+
+
 def test_cases_count_what_exceeds_the_tolerance():
     row = tables.cases("T-eq-1", 3, [[-0.5, 2e-9], [0.25, 1e-3]], kind="relu")
     expected = {"statement": "T-eq-1", "seed": 3, "cases": 4, "violated": 0.5, "discrepancy": 0.25, "kind": "relu"}

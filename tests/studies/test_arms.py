@@ -13,7 +13,7 @@ from fairlib import Arm, study
 from fairlib.diagnostics import group_performance
 from fairlib.network import masks
 from fairlib.pruning import Pruning
-from fairlib.studies import Run, by_seed, traced
+from fairlib.studies import Run, traced
 
 SMALL = dict(
     data=("digits", {"size": 120}),
@@ -278,10 +278,6 @@ def test_what_is_no_arm_is_refused():
 def test_a_study_without_any_method_is_refused():
     with pytest.raises(ValueError, match="a method is needed"):
         study(**SMALL, levels=[0.5])
-
-
-def test_by_seed_keeps_the_order_of_the_seeds():
-    assert by_seed(lambda seed: seed**2, [3, 1, 2], workers=2) == [9, 1, 4]
 
 
 def test_a_diagnostic_that_cannot_be_computed_is_warned_of_once_with_the_reason(monkeypatch):
