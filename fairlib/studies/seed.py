@@ -82,6 +82,7 @@ class Study:
     arms: tuple[Plan, ...]
     train: Settings
     data_seed: int | None
+    held_out: str
     diagnostics: tuple[str, ...]
     measure: Measure | None
     clock: bool
@@ -168,8 +169,9 @@ class Seed:
         return self.trained[key]
 
     def _compressed(self, arm: Plan, dense: nn.Module, level: float, constraint: Constraint | None) -> nn.Module:
-        settings: dict[str, Any] = {**arm.settings, "data": self.splits.train, "seed": self.seed}
-        compressor = arm.compressor
+        compressor, settings = arm.compressor, {**arm.settings, "data": self.splits.train, "seed": self.seed}
+        if self.study.held_out == "val" and compressor.holds_out(arm.method):
+            settings.setdefault("val", self.splits.val)
         if compressor.trains(arm.method, arm.settings):
             train = {key: value for key, value in arm.train.items() if key != "keep"} if compressor.inherits else {}
             train["device"] = self.study.device
