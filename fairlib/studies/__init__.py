@@ -10,7 +10,8 @@ import pandas as pd
 
 from fairlib._validation import check_settings, lookup
 from fairlib.data import Splits
-from fairlib.studies.arms import COMPRESSORS, HELD_OUT, OWN, WHEN, Arm, Function, Named, plans
+from fairlib.diagnostics import DIAGNOSTICS
+from fairlib.studies.arms import COMPRESSORS, HELD_OUT, OWN, WHEN, Arm, Function, Named, named, plans
 from fairlib.studies.parallel import by_seed
 from fairlib.studies.seed import MEASURED, Measure, Run, Seed, Study, parameter_distance, traced
 from fairlib.training import DivergenceError, fit
@@ -36,7 +37,7 @@ def study(
     finetune: Settings | None = None,
     data_seed: int | None = None,
     held_out: str = "val",
-    diagnostics: Iterable[str] = (),
+    diagnostics: Iterable[Named] = (),
     measure: Measure | None = None,
     clock: bool = False,
     divergence: str = "raise",
@@ -80,7 +81,8 @@ def study(
             ``"linearize:deepreduce"``, or a function with an argument ``val``): ``"val"`` for the validation part of
             the data, which neither the method nor the dense model has been trained on; ``"train"`` for a share of the
             training part that the method splits off itself, as in edition 0.1: the dense model knows it.
-        diagnostics: Names of ``fairlib.diagnostics.DIAGNOSTICS`` to add as columns, NaN with a warning where they
+        diagnostics: Names of ``fairlib.diagnostics.DIAGNOSTICS``, or pairs ``(name, settings)`` such as
+            ``("curvature", {"least": 8})``, to add as columns, NaN with a warning where they
             cannot be computed. ``"distance"`` is the distance of the weights from those of the dense model,
             :math:`\|\tilde\theta - \theta\|_2`, NaN if the two do not have the same parameters; ``"gradients"`` is the
             number of per-sample gradients that went into the model, dense training included
@@ -121,8 +123,11 @@ def study(
     when = when if isinstance(when, str) else tuple(when)
     shared = Arm(method, mitigation, when, finetune, None, compress, tuple(levels))
     check_settings("train=", fit, train or {}, given=OWN)
-    for name in (diagnostics := tuple(diagnostics)):
+    wanted = dict(named(diagnostic) for diagnostic in diagnostics)
+    for name, settings in wanted.items():
         lookup("diagnostic", name, dict.fromkeys(MEASURED))
+        function = DIAGNOSTICS[name].function if name in DIAGNOSTICS else parameter_distance
+        check_settings(f"diagnostic {name!r}", function, settings)
     lookup("source of held_out data", held_out, dict.fromkeys(HELD_OUT))
     lookup("answer to divergence", divergence, dict.fromkeys(("raise", "skip")))
     every = plans(arms, shared, train or {})
@@ -139,7 +144,7 @@ def study(
         train=dict(train or {}),
         data_seed=data_seed,
         held_out=held_out,
-        diagnostics=tuple(dict.fromkeys(diagnostics)),
+        diagnostics=wanted,
         measure=measure,
         clock=clock,
         divergence=divergence,

@@ -83,7 +83,7 @@ class Study:
     train: Settings
     data_seed: int | None
     held_out: str
-    diagnostics: tuple[str, ...]
+    diagnostics: Mapping[str, Settings]
     measure: Measure | None
     clock: bool
     divergence: str
@@ -236,7 +236,7 @@ class Seed:
             return table.assign(distance=parameter_distance(run.model, run.dense))
         if name == "gradients":
             return table.assign(gradients=gradient_evaluations(run.model))
-        columns, reason = diagnose(name, run.model, data)
+        columns, reason = diagnose(name, run.model, data, **self.study.diagnostics[name])
         self.reasons += [reason] if reason else []
         return table.join(columns)
 
