@@ -134,6 +134,34 @@ def test_spread_change_by_hand():
     assert effects.spread_change(table, level=0.9).tolist() == pytest.approx([after - before])
 
 
+def test_spread_by_hand():
+    """Of the test part .8 and .8 - gap, of 30 and 10 samples: gap^2 / 2 less the mean of A(1-A)/29 and A(1-A)/9."""
+    table, test = mitigated_table(), {"split": "test"}
+    never, after = (
+        [np.mean([g**2 / 2 - (0.16 / 29 + (0.8 - g) * (0.2 + g) / 9) / 2 for g in gaps]) for gaps in by_seed]
+        for by_seed in ([(0.2, 0.4), (0.3, 0.5)], [(0.1,), (0.2,)])
+    )
+    found = effects.spread(table.sample(frac=1, random_state=0), where=test | {"when": "never"})
+    pd.testing.assert_series_equal(found, pd.Series(never, name="value").rename_axis("seed"))
+    sides = {"where": test | {"when": "after"}, "against": test | {"when": "never"}}
+    change = effects.contrast(table, of="spread", **sides)
+    assert change.tolist() == pytest.approx(np.subtract(after, never))
+    fewer = table[(table["when"] == "never") | (table["group"] == "A")]
+    with pytest.raises(ValueError, match="do not cover the same groups"):
+        effects.contrast(fewer, of="spread", **sides)
+    with pytest.raises(ValueError, match="two groups or more, with two samples or more in each"):
+        effects.spread(table.assign(size=1), where=test)
+    with pytest.raises(ValueError, match="several rows per run and group"):
+        effects.spread(table, where={})
+
+
+def test_spread_change_is_the_contrast_of_spread_with_the_control():
+    test = {"split": "test"}
+    sides = {"where": test | {"stage": "compressed", "level": 0.9}, "against": test | {"stage": "control"}}
+    found = effects.contrast(TABLE.assign(when="never"), of="spread", **sides)
+    pd.testing.assert_series_equal(found, effects.spread_change(TABLE, level=0.9))
+
+
 @pytest.mark.parametrize(
     ("before", "after"),
     [([0.9] * 5, [0.5] * 5), ([0.98, 0.83], [0.65, 0.5]), ([0.95, 0.9, 0.85], [0.8, 0.5, 0.4])],
@@ -152,7 +180,7 @@ def test_spread_change_is_unbiased_whatever_the_accuracies(before, after):
 def test_spread_change_refuses_what_it_cannot_compare():
     with pytest.raises(ValueError, match="two groups or more"):
         effects.spread_change(TABLE[TABLE["group"] == "A"], level=0.9)
-    with pytest.raises(ValueError, match="two test samples or more in each"):
+    with pytest.raises(ValueError, match="two samples or more in each"):
         effects.spread_change(TABLE.assign(size=1), level=0.9)
     with pytest.raises(ValueError, match="same seeds and groups"):
         effects.spread_change(TABLE[(TABLE["stage"] == "control") | (TABLE["group"] != "C")], level=0.9)
