@@ -256,7 +256,13 @@ def accuracy_change(
 
 
 def group_difference(
-    table: pd.DataFrame, *, column: str, rank: str = "train_size", share: float = 1 / 3, where: Rows
+    table: pd.DataFrame,
+    *,
+    column: str,
+    rank: str = "train_size",
+    share: float = 1 / 3,
+    relative: bool = False,
+    where: Rows,
 ) -> pd.Series:
     """Compute the mean of a column over the smallest groups minus that over the largest, by seed.
 
@@ -265,16 +271,25 @@ def group_difference(
         column: Name of the column.
         rank: Name of the column of sizes that ranks the groups; ties are broken at random by the seed.
         share: Share of groups that are the smallest, and the largest (`drop_difference`).
+        relative: Divide by the mean of the column over all groups, which must be positive: for columns whose scale
+            changes from run to run.
         where: Values of columns that select the rows.
 
     Returns:
         Series indexed by seed.
 
     Raises:
-        ValueError: If a column is missing or the selection holds several rows per seed and group.
+        ValueError: If a column is missing, the selection holds several rows per seed and group, or a mean to divide by
+            is not positive.
     """
     rows = _select(table, where, ("seed", "group", column, rank))
-    return _smallest_minus_largest(_by_seed_and_group(rows, column), _by_seed_and_group(rows, rank), share)
+    values = _by_seed_and_group(rows, column)
+    difference = _smallest_minus_largest(values, _by_seed_and_group(rows, rank), share)
+    if not relative:
+        return difference
+    if not (values.mean(axis=1) > 0).all():
+        raise ValueError(f"a relative difference needs a positive mean over the groups; that of {column} is not")
+    return difference / values.mean(axis=1)
 
 
 def extremes(table: pd.DataFrame, *, column: str, rank: str = "train_size", share: float = 1 / 3) -> pd.DataFrame:
@@ -344,6 +359,38 @@ def group_correlation(table: pd.DataFrame, *, x: str, y: str, where: Rows) -> pd
         if values.isna().any(axis=None) or (values.nunique(axis=1) < 2).any():
             raise UndefinedError(f"the column {name} has a missing value or is constant over the groups of a seed")
     return ranks[x].corrwith(ranks[y], axis=1).rename("value")
+
+
+def drop_correlation(table: pd.DataFrame, *, level: float, where: Rows | None = None) -> pd.Series:
+    """Compute Spearman's correlation, over groups, of the original network's test accuracy and the drop, by seed.
+
+    It is negative where the groups that were low lose the most. The original network is the dense one, before any
+    finetuning; the drop is the control's test accuracy minus that at ``level``. Taken from the control, accuracy and
+    drop would share the chance of one training.
+
+    Args:
+        table: Table of :func:`fairlib.study` with the rows of dense networks.
+        level: Compression level that is compared with the control.
+        where: Values of columns that select the rows.
+
+    Returns:
+        Series indexed by seed, in [-1, 1]; 0 for a seed in which all groups lose the same.
+
+    Raises:
+        ValueError: If a column, the level, the control or the dense network is missing, a seed is incomplete, several
+            runs per seed are selected, there are fewer than three groups, or these do not differ in accuracy.
+    """
+    change, _, _ = _against_control(table, "accuracy", level, where, None)
+    dense = _select(table, dict(where or {}) | {"stage": "dense", "split": "test"}, ())
+    before = _by_seed_and_group(dense, "accuracy")
+    if len(before.columns) < 3 or (before.nunique(axis=1) < 2).any():
+        raise UndefinedError("a correlation over groups needs three groups that differ in accuracy")
+    if not before.index.equals(change.index) or not before.columns.equals(change.columns):
+        raise ValueError("dense and compressed rows do not cover the same seeds and groups")
+    drops = (-change).round(12)  # Equal drops are ties, whatever the last digit of their subtraction.
+    varies = drops.nunique(axis=1) >= 2
+    found = before[varies].rank(axis=1).corrwith(drops[varies].rank(axis=1), axis=1)
+    return found.reindex(drops.index, fill_value=0.0).rename("value")
 
 
 def column_mean(table: pd.DataFrame, *, column: str, where: Rows | None = None) -> pd.Series:
@@ -768,15 +815,15 @@ def _against_control(
     return change, before, sizes
 
 
-CHANGES = (accuracy_change, drop_difference, loss_difference, overall_change, spread_change)
+CHANGES = (accuracy_change, drop_correlation, drop_difference, loss_difference, overall_change, spread_change)
 """Statistics that compare a level with the control."""
 
 STATISTICS: dict[str, Callable[..., pd.Series]] = {
     function.__name__: function
     for function in (
-        accuracy_change, column_mean, contrast, drop_difference, group_correlation, group_difference, group_gap,
-        group_gap_by_chance, level_trend, loss_difference, overall_accuracy, overall_change, spread,
-        spread_change,
+        accuracy_change, column_mean, contrast, drop_correlation, drop_difference, group_correlation,
+        group_difference, group_gap, group_gap_by_chance, level_trend, loss_difference, overall_accuracy,
+        overall_change, spread, spread_change,
     )
 }  # fmt: skip
 """By name the functions that turn a study table, and the arguments of a claim, into one value per seed."""

@@ -262,6 +262,10 @@ def test_group_difference_by_hand():
     )
     values = effects.group_difference(table, column="share", where={"kind": "pruned"})
     assert values.tolist() == pytest.approx([0.5, 0.1])
+    relative = effects.group_difference(table, column="share", relative=True, where={"kind": "pruned"})
+    assert relative.tolist() == pytest.approx([0.5 / 0.3, 0.1 / 0.2])
+    with pytest.raises(ValueError, match="needs a positive mean over the groups; that of share is not"):
+        effects.group_difference(table, column="share", relative=True, where={"kind": "dense"})
     ends = effects.extremes(table[table["kind"] == "pruned"], column="share")
     assert ends.to_dict("list") == {"smallest": [0.6, 0.3], "largest": [0.1, 0.2]} and list(ends.index) == [0, 1]
     with pytest.raises(ValueError, match="several rows per seed and group"):
@@ -306,6 +310,22 @@ def test_group_correlation_by_hand_and_by_scipy():
         effects.group_correlation(flat, x="x", y="y", where={"split": "train"})
     with pytest.raises(ValueError, match="needs three groups, got 2"):
         effects.group_correlation(table[table["group"] < "C"], x="x", y="y", where={"split": "train"})
+
+
+def test_who_was_low_in_the_original_network_is_ranked_against_the_drop():
+    """Seed 0: A was best, then B, C; drops of 0, .1, .3: -1. Seed 1: .1, 0, .3, 2 of 3 in order: -.5. Seed 2: none."""
+    control = {seed: [0.9, 0.9, 0.9] for seed in range(3)}
+    pruned = {0: [0.9, 0.8, 0.6], 1: [0.8, 0.9, 0.6], 2: [0.7, 0.7, 0.7]}
+    table = study_table({seed: [30, 20, 10] for seed in range(3)}, control, pruned)
+    dense = (table["stage"] == "dense") & (table["split"] == "test")
+    with pytest.raises(effects.UndefinedError, match="three groups that differ in accuracy"):
+        effects.drop_correlation(table, level=0.9)
+    table.loc[dense, "accuracy"] = table.loc[dense, "group"].map({"A": 0.9, "B": 0.8, "C": 0.7})
+    assert effects.drop_correlation(table, level=0.9).tolist() == pytest.approx([-1.0, -0.5, 0.0])
+    with pytest.raises(ValueError, match="do not cover the same seeds and groups"):
+        effects.drop_correlation(table[~dense | (table["seed"] != 1)], level=0.9)
+    with pytest.raises(effects.MissingRowsError, match="no row with stage = 'dense'"):
+        effects.drop_correlation(table[table["stage"] != "dense"], level=0.9)
 
 
 def test_column_mean_by_hand():
