@@ -736,7 +736,7 @@ def cells(table: pd.DataFrame, *, name: str, each: Mapping[str, Any], **argument
     return values
 
 
-def at_floor(table: pd.DataFrame, *, where: Rows | None = None) -> list[Any]:
+def at_floor(table: pd.DataFrame, *, where: Rows | None = None, share: float = FLOOR) -> list[Any]:
     r"""List the groups that have nothing to lose: the control has learned next to nothing about them.
 
     A group of test accuracy :math:`A` under the control, where the answer that is most frequent in training is right
@@ -749,6 +749,7 @@ def at_floor(table: pd.DataFrame, *, where: Rows | None = None) -> list[Any]:
             this name). Without it the groups are taken for the classes, :math:`A_0 = 0`, and the test of all samples
             together is left out.
         where: Values of columns that select the rows; ``stage: control`` and ``split: test`` unless given.
+        share: Share of these errors below which a group is at the floor.
 
     Returns:
         Names of these groups, those with the fewest test samples first.
@@ -761,9 +762,9 @@ def at_floor(table: pd.DataFrame, *, where: Rows | None = None) -> list[Any]:
     found = found if "constant" in found else found.assign(constant=0.0)
     means = found.groupby("group", sort=False)[["size", "accuracy", "constant"]].mean().sort_values("size")
     overall = means.mul(means["size"], axis=0).sum() / means["size"].sum()
-    if "constant" in table and _skill(overall) < FLOOR:
+    if "constant" in table and _skill(overall) < share:
         return means.index.tolist()
-    return means.index[(_skill(means) < FLOOR) & (means["constant"] < 0.5)].tolist()
+    return means.index[(_skill(means) < share) & (means["constant"] < 0.5)].tolist()
 
 
 def _skill(means: Any) -> Any:
