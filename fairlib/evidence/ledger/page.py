@@ -32,8 +32,8 @@ _FIGURE = (
 _COUNTS = (
     "Claims, and in parentheses distinct tests: rows that ask the same of the same numbers are one test. A claim "
     "counts once in each verdict that a table of its data gave, so that the verdicts add up to more than the claims; "
-    "it is *decided* where one of them is supported, reversed or no effect. A claim that was repaired counts as printed; "
-    "how it counts as repaired stands apart."
+    "it is *decided* where one of them is supported, reversed or no effect. A claim that was repaired counts as "
+    "printed; how it counts as repaired stands apart."
 )
 
 
