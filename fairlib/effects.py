@@ -3,8 +3,10 @@
 Everywhere *the control* is the network of ratio 0: finetuned like the compressed one, but not compressed.
 """
 
+import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,9 @@ RUN = ("seed", "stage", "level", "when")
 
 ARMS = ("arm", "pruner")
 """Columns that name the arms of a study; where a table has them they identify its runs, too."""
+
+FLOOR = 0.1
+"""Share of the errors of a constant answer that the control must avoid in a group for it to have something to lose."""
 
 Rows = Mapping[str, Any]  # Values of columns that select rows; a list stands for any of its values.
 
@@ -251,7 +256,13 @@ def accuracy_change(
 
 
 def group_difference(
-    table: pd.DataFrame, *, column: str, rank: str = "train_size", share: float = 1 / 3, where: Rows
+    table: pd.DataFrame,
+    *,
+    column: str,
+    rank: str = "train_size",
+    share: float = 1 / 3,
+    relative: bool = False,
+    where: Rows,
 ) -> pd.Series:
     """Compute the mean of a column over the smallest groups minus that over the largest, by seed.
 
@@ -260,16 +271,25 @@ def group_difference(
         column: Name of the column.
         rank: Name of the column of sizes that ranks the groups; ties are broken at random by the seed.
         share: Share of groups that are the smallest, and the largest (`drop_difference`).
+        relative: Divide by the mean of the column over all groups, which must be positive: for columns whose scale
+            changes from run to run.
         where: Values of columns that select the rows.
 
     Returns:
         Series indexed by seed.
 
     Raises:
-        ValueError: If a column is missing or the selection holds several rows per seed and group.
+        ValueError: If a column is missing, the selection holds several rows per seed and group, or a mean to divide by
+            is not positive.
     """
     rows = _select(table, where, ("seed", "group", column, rank))
-    return _smallest_minus_largest(_by_seed_and_group(rows, column), _by_seed_and_group(rows, rank), share)
+    values = _by_seed_and_group(rows, column)
+    difference = _smallest_minus_largest(values, _by_seed_and_group(rows, rank), share)
+    if not relative:
+        return difference
+    if not (values.mean(axis=1) > 0).all():
+        raise ValueError(f"a relative difference needs a positive mean over the groups; that of {column} is not")
+    return difference / values.mean(axis=1)
 
 
 def extremes(table: pd.DataFrame, *, column: str, rank: str = "train_size", share: float = 1 / 3) -> pd.DataFrame:
@@ -341,6 +361,38 @@ def group_correlation(table: pd.DataFrame, *, x: str, y: str, where: Rows) -> pd
     return ranks[x].corrwith(ranks[y], axis=1).rename("value")
 
 
+def drop_correlation(table: pd.DataFrame, *, level: float, where: Rows | None = None) -> pd.Series:
+    """Compute Spearman's correlation, over groups, of the original network's test accuracy and the drop, by seed.
+
+    It is negative where the groups that were low lose the most. The original network is the dense one, before any
+    finetuning; the drop is the control's test accuracy minus that at ``level``. Taken from the control, accuracy and
+    drop would share the chance of one training.
+
+    Args:
+        table: Table of :func:`fairlib.study` with the rows of dense networks.
+        level: Compression level that is compared with the control.
+        where: Values of columns that select the rows.
+
+    Returns:
+        Series indexed by seed, in [-1, 1]; 0 for a seed in which all groups lose the same.
+
+    Raises:
+        ValueError: If a column, the level, the control or the dense network is missing, a seed is incomplete, several
+            runs per seed are selected, there are fewer than three groups, or these do not differ in accuracy.
+    """
+    change, _, _ = _against_control(table, "accuracy", level, where, None)
+    dense = _select(table, dict(where or {}) | {"stage": "dense", "split": "test"}, ())
+    before = _by_seed_and_group(dense, "accuracy")
+    if len(before.columns) < 3 or (before.nunique(axis=1) < 2).any():
+        raise UndefinedError("a correlation over groups needs three groups that differ in accuracy")
+    if not before.index.equals(change.index) or not before.columns.equals(change.columns):
+        raise ValueError("dense and compressed rows do not cover the same seeds and groups")
+    drops = (-change).round(12)  # Equal drops are ties, whatever the last digit of their subtraction.
+    varies = drops.nunique(axis=1) >= 2
+    found = before[varies].rank(axis=1).corrwith(drops[varies].rank(axis=1), axis=1)
+    return found.reindex(drops.index, fill_value=0.0).rename("value")
+
+
 def column_mean(table: pd.DataFrame, *, column: str, where: Rows | None = None) -> pd.Series:
     """Compute the mean of a column over the rows of each seed.
 
@@ -362,17 +414,9 @@ def column_mean(table: pd.DataFrame, *, column: str, where: Rows | None = None) 
 
 
 def spread_change(table: pd.DataFrame, *, level: float, where: Rows | None = None) -> pd.Series:
-    r"""Compute how much more the groups' test accuracies vary than under the control, by seed, free of sampling noise.
+    """Compute how much more the groups' test accuracies vary than under the control, by seed, free of sampling noise.
 
-    The gap between the best and the worst of several noisy accuracies is large by chance alone, and the larger the
-    lower they are. The variance between k groups has no such bias: with accuracy :math:`A_a` on
-    :math:`n_a` test samples and :math:`\bar A` the mean over groups,
-
-    .. math::
-        V = \frac{1}{k-1} \sum_a (A_a - \bar A)^2 - \frac1k \sum_a \frac{A_a (1 - A_a)}{n_a - 1}
-
-    is an unbiased estimate of the variance of the true accuracies, whatever they are; it may be negative. The value is
-    V at ``level`` minus V of the control. Two groups whose accuracies lie d apart have a V of :math:`d^2 / 2`.
+    The value is the variance between the groups (`spread`) at ``level`` minus that of the control.
 
     Args:
         table: Table of :func:`fairlib.study`.
@@ -384,7 +428,7 @@ def spread_change(table: pd.DataFrame, *, level: float, where: Rows | None = Non
 
     Raises:
         ValueError: If a column, the level or the control is missing, a seed is incomplete, several runs per seed are
-            selected, there is only one group, or one has fewer than two test samples.
+            selected, there is only one group, or one has fewer than two samples.
     """
     rows = _select(table, where or {}, (*STUDY, "accuracy"))
     rows = rows[rows["split"] == "test"]
@@ -392,12 +436,42 @@ def spread_change(table: pd.DataFrame, *, level: float, where: Rows | None = Non
     (after, sizes), (before, _) = ([_by_seed_and_group(part, name) for name in ("accuracy", "size")] for part in parts)
     if not (after.index.equals(before.index) and after.columns.equals(before.columns)):
         raise ValueError("control and compressed rows do not cover the same seeds and groups")
-    if len(after.columns) < 2 or not (sizes >= 2).all(axis=None):
-        raise ValueError("a variance between groups needs two groups or more, with two test samples or more in each")
     return (_variance_between(after, sizes) - _variance_between(before, sizes)).rename("value")
 
 
+def spread(table: pd.DataFrame, *, where: Rows) -> pd.Series:
+    r"""Compute the variance of accuracy between groups, free of sampling noise, by seed, as the mean over the runs.
+
+    The gap between the best and the worst of several noisy accuracies (`group_gap`) is large by chance alone, and the
+    larger the lower they are. The variance between k groups has no such bias: with accuracy :math:`A_a` on
+    :math:`n_a` samples and :math:`\bar A` the mean over groups,
+
+    .. math::
+        V = \frac{1}{k-1} \sum_a (A_a - \bar A)^2 - \frac1k \sum_a \frac{A_a (1 - A_a)}{n_a - 1}
+
+    is an unbiased estimate of the variance of the true accuracies, whatever they are; it may be negative. Two groups
+    whose accuracies lie d apart have a V of :math:`d^2 / 2`. The difference of two networks (`contrast`) is therefore
+    that of the true variances on average, even where one network is less accurate than the other.
+
+    Args:
+        table: One row per run and group, once ``where`` has selected (`group_gap`).
+        where: Values of columns that select the rows.
+
+    Returns:
+        Series indexed by seed.
+
+    Raises:
+        ValueError: If a column or a value is missing, a run has several rows for a group, the seeds do not have the
+            same runs, there is only one group, or one has fewer than two samples.
+    """
+    rows = _select(table, where, (*RUN, "group", "size", "accuracy"))
+    accuracy, sizes = (_by_run_and_group(rows, name) for name in ("accuracy", "size"))
+    return _variance_between(accuracy, sizes).groupby("seed").mean().rename("value")
+
+
 def _variance_between(accuracy: pd.DataFrame, sizes: pd.DataFrame) -> pd.Series:
+    if len(accuracy.columns) < 2 or not (sizes >= 2).all(axis=None):
+        raise ValueError("a variance between groups needs two groups or more, with two samples or more in each")
     sampling = (accuracy * (1 - accuracy) / (sizes - 1)).mean(axis=1, skipna=False)
     return accuracy.var(axis=1, ddof=1, skipna=False) - sampling
 
@@ -406,8 +480,10 @@ def group_gap(table: pd.DataFrame, *, where: Rows, column: str = "accuracy", rel
     r"""Compute the gap between groups, :math:`\max_a x_a - \min_a x_a`, by seed, as the mean over the runs selected.
 
     For test accuracies this is what the experiments of [T] call the fairness violation. It is biased upward, the more
-    so the smaller the groups and the closer their true values: one gap says little, and the difference of two gaps of
-    the same groups (`contrast`) is, in expectation, closer to zero than that of the true ones.
+    so the smaller the groups, the closer their true values and, above one half, the lower the accuracy. Two gaps of
+    the same groups can therefore be compared (`contrast`) only at equal accuracy, where the bias is the same if all
+    true values are. A less accurate network has a wider gap by chance alone: ten groups of 55 samples whose true
+    accuracies all fall from .95 to .80 widen by .077 on average. `spread` has no such bias.
 
     Args:
         table: One row per run and group, once ``where`` has selected; a run is a seed, stage, level and time of
@@ -560,6 +636,9 @@ def by_arm(table: pd.DataFrame, keys: Iterable[str]) -> pd.DataFrame:
 def contrast(table: pd.DataFrame, *, of: str, where: Rows, against: Rows, **arguments: Any) -> pd.Series:
     """Subtract a statistic of some rows from the same statistic of others, by seed: one pruner against another, say.
 
+    A bias that depends on accuracy does not cancel: compare networks of different accuracy by their `spread`, not by
+    their `group_gap`.
+
     Args:
         table: Table of :func:`fairlib.study`.
         of: Name of one of `STATISTICS`.
@@ -572,10 +651,10 @@ def contrast(table: pd.DataFrame, *, of: str, where: Rows, against: Rows, **argu
 
     Raises:
         ValueError: If the statistic is unknown or refuses the table, or the two sides do not cover the same seeds, or
-            not the same groups where gaps or overall accuracies are compared.
+            not the same groups where gaps, spreads or overall accuracies are compared.
     """
     function = lookup("statistic", of, STATISTICS)
-    if function in (group_gap, overall_accuracy):
+    if function in (group_gap, overall_accuracy, spread):
         sides = [set(_select(table, rows, ("group",))["group"]) for rows in (where, against)]
         if sides[0] != sides[1]:
             raise ValueError(f"the rows of {dict(where)} and of {dict(against)} do not cover the same groups")
@@ -615,6 +694,113 @@ def level_trend(
     return trend.reindex(values.columns, fill_value=0.0).rename("value")
 
 
+def cells(table: pd.DataFrame, *, name: str, each: Mapping[str, Any], **arguments: Any) -> pd.DataFrame:
+    """Compute a statistic in every cell of a statement about *each* of several levels, methods or groups.
+
+    Args:
+        table: Table of :func:`fairlib.study`.
+        name: Name of one of `STATISTICS`.
+        each: Values by column, or ``"all"`` for all that the selected rows have; a cell is a combination of them. A
+            value becomes the argument of that name if the statistic has one (``level``), else a condition of ``where``,
+            and of ``against`` unless that has one for the column. What stands under the key ``against`` varies in
+            ``against`` alone: one method against each of its rivals.
+        arguments: Further arguments of the statistic.
+
+    Returns:
+        DataFrame with seeds in rows and cells in columns, named ``"level 0.9, when after, against SNIP"``.
+
+    Raises:
+        ValueError: If the name is unknown, the table lacks a cell, or the cells do not have the same seeds.
+    """
+    lookup("statistic", name, STATISTICS)
+    rivals = dict(each.get("against", {}))
+    sides = {"where": {key: values for key, values in each.items() if key != "against"}, "against": rivals}
+    choices = []
+    for side, wanted in sides.items():
+        rows = dict(arguments.get(side) or {})
+        for column, values in wanted.items():
+            named = _present(table, rows, column) if isinstance(values, str) and values == "all" else values
+            choices.append([(side, column, value) for value in named])
+    found: dict[str, pd.Series] = {}
+    for cell in product(*choices):
+        label = ", ".join(f"{'against ' * (side == 'against')}{column} {value}" for side, column, value in cell)
+        try:
+            found[label] = STATISTICS[name](table, **_in_cell(name, arguments, cell))
+        except MissingRowsError as error:
+            raise MissingRowsError(f"cell {label!r}: {error}") from None
+        except ValueError as error:
+            raise type(error)(f"cell {label!r}: {error}") from None
+    values = pd.DataFrame(found)
+    if values.isna().any(axis=None):
+        raise ValueError(f"the cells do not have the same seeds: {values.columns[values.isna().any()][0]!r} lacks one")
+    return values
+
+
+def at_floor(table: pd.DataFrame, *, where: Rows | None = None, share: float = FLOOR) -> list[Any]:
+    r"""List the groups that have nothing to lose: the control has learned next to nothing about them.
+
+    A group of test accuracy :math:`A` under the control, where the answer that is most frequent in training is right
+    for a share :math:`A_0` of it, is at the floor if :math:`A_0 < 1/2` and the control avoids less than a tenth
+    (`FLOOR`) of that answer's errors, :math:`(A - A_0) / (1 - A_0) < 0.1`. If this holds for all samples together, all
+    groups are.
+
+    Args:
+        table: Table of :func:`fairlib.study`, with the column ``constant``, :math:`A_0` of each row (the diagnostic of
+            this name). Without it the groups are taken for the classes, :math:`A_0 = 0`, and the test of all samples
+            together is left out.
+        where: Values of columns that select the rows; ``stage: control`` and ``split: test`` unless given.
+        share: Share of these errors below which a group is at the floor.
+
+    Returns:
+        Names of these groups, those with the fewest test samples first.
+
+    Raises:
+        ValueError: If a column or the control is missing.
+    """
+    rows = {"stage": "control", "split": "test"} | dict(where or {})
+    found = _select(table, rows, ("group", "size", "accuracy"))
+    found = found if "constant" in found else found.assign(constant=0.0)
+    means = found.groupby("group", sort=False)[["size", "accuracy", "constant"]].mean().sort_values("size")
+    overall = means.mul(means["size"], axis=0).sum() / means["size"].sum()
+    if "constant" in table and _skill(overall) < share:
+        return means.index.tolist()
+    return means.index[(_skill(means) < share) & (means["constant"] < 0.5)].tolist()
+
+
+def _skill(means: Any) -> Any:
+    """Share of the errors of a constant answer that a network avoids."""
+    return (means["accuracy"] - means["constant"]) / (1 - means["constant"])
+
+
+def _present(table: pd.DataFrame, where: Rows, column: str) -> list[Any]:
+    """Values of a column in the selected rows; of levels those of compressed networks."""
+    rows = _select(table, where, (column,))
+    if column == "level" and "stage" in rows:
+        rows = rows[rows["stage"] == "compressed"]
+    if rows.empty:
+        raise MissingRowsError(f"the table has no {column} where {dict(where)}")
+    return list(rows[column].drop_duplicates().sort_values() if column == "level" else rows[column].drop_duplicates())
+
+
+def _in_cell(name: str, arguments: Mapping[str, Any], cell: Iterable[tuple[str, str, Any]]) -> dict[str, Any]:
+    """Arguments of a statistic in one cell."""
+    given: dict[str, Any] = dict(arguments)
+    own = {
+        key
+        for function in (name, arguments.get("of", name))
+        for key in inspect.signature(STATISTICS[function]).parameters
+    }
+    fixed = set(given.get("against") or {})
+    for side, column, value in cell:
+        if side == "where" and column in own:
+            given[column] = value
+            continue
+        given[side] = {**(given.get(side) or {}), column: value}
+        if side == "where" and "against" in given and column not in fixed:
+            given["against"] = {**given["against"], column: value}
+    return given
+
+
 def _against_control(
     table: pd.DataFrame, value: str, level: float, where: Rows | None, rank_where: Rows | None
 ) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
@@ -630,14 +816,15 @@ def _against_control(
     return change, before, sizes
 
 
-CHANGES = (accuracy_change, drop_difference, loss_difference, overall_change, spread_change)
+CHANGES = (accuracy_change, drop_correlation, drop_difference, loss_difference, overall_change, spread_change)
 """Statistics that compare a level with the control."""
 
 STATISTICS: dict[str, Callable[..., pd.Series]] = {
     function.__name__: function
     for function in (
-        accuracy_change, column_mean, contrast, drop_difference, group_correlation, group_difference, group_gap,
-        group_gap_by_chance, level_trend, loss_difference, overall_accuracy, overall_change, spread_change,
+        accuracy_change, column_mean, contrast, drop_correlation, drop_difference, group_correlation,
+        group_difference, group_gap, group_gap_by_chance, level_trend, loss_difference, overall_accuracy,
+        overall_change, spread, spread_change,
     )
 }  # fmt: skip
 """By name the functions that turn a study table, and the arguments of a claim, into one value per seed."""
