@@ -152,6 +152,7 @@ def drop_difference(
     *,
     level: float,
     share: float = 1 / 3,
+    others: bool = False,
     relative: bool = False,
     where: Rows | None = None,
     rank_where: Rows | None = None,
@@ -166,6 +167,8 @@ def drop_difference(
         level: Compression level that is compared with the control.
         share: Of k groups, the ceil(share * k) smallest and as many largest are taken, by their size in the *training*
             split of the seed; ties are broken at random by the seed, never by name.
+        others: Compare all groups but the largest with these, in the place of the smallest: with a share that leaves
+            one group, everybody else with the majority.
         relative: Divide the drop by the mean accuracy of the same groups under the control. This is the relative drop
             of [D], taken over several groups since it is undefined for a single one that is never right.
         where: Values of columns that select the rows, for instance ``{"setting": "equal"}``.
@@ -182,7 +185,8 @@ def drop_difference(
     """
     settings: dict[str, Any] = {"level": level, "share": share, "relative": relative}
     settings |= {"where": where, "rank_where": rank_where}
-    return accuracy_change(table, groups="largest", **settings) - accuracy_change(table, groups="smallest", **settings)
+    minority = accuracy_change(table, groups="others" if others else "smallest", **settings)
+    return accuracy_change(table, groups="largest", **settings) - minority
 
 
 def loss_difference(
@@ -226,12 +230,12 @@ def accuracy_change(
     where: Rows | None = None,
     rank_where: Rows | None = None,
 ) -> pd.Series:
-    """Compute test accuracy at ``level`` minus that of the control, by seed, for the smallest or the largest groups.
+    """Compute test accuracy at ``level`` minus that of the control, by seed, for groups chosen by their size.
 
     Args:
         table: Table of :func:`fairlib.study`.
         level: Compression level that is compared with the control.
-        groups: ``"smallest"`` or ``"largest"``.
+        groups: ``"smallest"``, ``"largest"``, or ``"others"`` for all but the largest.
         share: Share of groups that are the smallest, and the largest (`drop_difference`).
         relative: Divide by the mean accuracy of these groups under the control.
         where: Values of columns that select the rows.
@@ -244,12 +248,12 @@ def accuracy_change(
         ValueError: If ``groups`` is unknown, a column, the level or the control is missing, a seed is incomplete,
             several runs per seed are selected, or a relative change would divide by 0.
     """
-    smallest = lookup("choice of groups", groups, {"smallest": True, "largest": False})
+    lookup("choice of groups", groups, dict.fromkeys(("smallest", "largest", "others")))
     change, before, sizes = _against_control(table, "accuracy", level, where, rank_where)
-    mean = _extreme(change, sizes, share, smallest=smallest)
+    mean = _extreme(change, sizes, share, groups)
     if not relative:
         return mean
-    base = _extreme(before, sizes, share, smallest=smallest)
+    base = _extreme(before, sizes, share, groups)
     if not (base > 0).all():
         raise ValueError(f"a relative change of the {groups} groups needs an accuracy above 0 under the control")
     return mean / base
@@ -307,9 +311,9 @@ def extremes(table: pd.DataFrame, *, column: str, rank: str = "train_size", shar
     Raises:
         ValueError: If a column is missing, or there are several rows per seed and group.
     """
-    rows, ends = _select(table, {}, ("seed", "group", column, rank)), {"smallest": True, "largest": False}
+    rows = _select(table, {}, ("seed", "group", column, rank))
     values, sizes = (_by_seed_and_group(rows, name) for name in (column, rank))
-    return pd.DataFrame({end: _extreme(values, sizes, share, smallest=first) for end, first in ends.items()})
+    return pd.DataFrame({end: _extreme(values, sizes, share, end) for end in ("smallest", "largest")})
 
 
 def groups_by_size(
@@ -336,25 +340,31 @@ def groups_by_size(
     return pd.DataFrame(values, index=sizes.index, columns=pd.Index(means.mean(axis=0), name=rank))
 
 
-def group_correlation(table: pd.DataFrame, *, x: str, y: str, where: Rows) -> pd.Series:
+def group_correlation(table: pd.DataFrame, *, x: str, y: str, where: Rows, x_where: Rows | None = None) -> pd.Series:
     """Compute Spearman's rank correlation of two columns over the groups, by seed; never pooled over seeds.
 
     Args:
         table: One row per seed and group, once ``where`` has selected.
         x, y: Names of the columns.
         where: Values of columns that select the rows.
+        x_where: Values of columns that select the rows of ``x``; by default those of ``where``. With the rows of the
+            dense network: what was known of a group before compression, with what happened to it.
 
     Returns:
         Series indexed by seed, in [-1, 1].
 
     Raises:
         ValueError: If a column is missing, the selection holds several rows per seed and group, there are fewer than
-            three groups, or a column has a missing value or is constant over the groups of a seed.
+            three groups, a column has a missing value or is constant over the groups of a seed, or the rows of ``x`` do
+            not cover the same seeds and groups.
     """
-    rows = _select(table, where, ("seed", "group", x, y))
-    ranks = {name: _by_seed_and_group(rows, name).rank(axis=1) for name in (x, y)}
-    if len(ranks[x].columns) < 3:
-        raise UndefinedError(f"a correlation over groups needs three groups, got {len(ranks[x].columns)}")
+    chosen = {x: where if x_where is None else x_where, y: where}
+    rows = {name: _select(table, chosen[name], ("seed", "group", name)) for name in chosen}
+    ranks = {name: _by_seed_and_group(rows[name], name).rank(axis=1) for name in chosen}
+    if len(ranks[y].columns) < 3:
+        raise UndefinedError(f"a correlation over groups needs three groups, got {len(ranks[y].columns)}")
+    if not (ranks[x].index.equals(ranks[y].index) and ranks[x].columns.equals(ranks[y].columns)):
+        raise ValueError(f"the rows of {x} and of {y} do not cover the same seeds and groups")
     for name, values in ranks.items():
         if values.isna().any(axis=None) or (values.nunique(axis=1) < 2).any():
             raise UndefinedError(f"the column {name} has a missing value or is constant over the groups of a seed")
@@ -633,7 +643,15 @@ def by_arm(table: pd.DataFrame, keys: Iterable[str]) -> pd.DataFrame:
     return pd.concat(found, names=[*keys, "seed"]).reset_index()
 
 
-def contrast(table: pd.DataFrame, *, of: str, where: Rows, against: Rows, **arguments: Any) -> pd.Series:
+def contrast(
+    table: pd.DataFrame,
+    *,
+    of: str,
+    where: Rows,
+    against: Rows,
+    beyond: Mapping[str, Rows] | None = None,
+    **arguments: Any,
+) -> pd.Series:
     """Subtract a statistic of some rows from the same statistic of others, by seed: one pruner against another, say.
 
     A bias that depends on accuracy does not cancel: compare networks of different accuracy by their `spread`, not by
@@ -644,6 +662,8 @@ def contrast(table: pd.DataFrame, *, of: str, where: Rows, against: Rows, **argu
         of: Name of one of `STATISTICS`.
         where: Values of columns that select the rows.
         against: Values of columns that select the rows whose value is subtracted.
+        beyond: ``where`` and ``against`` of a second contrast, which is subtracted from the first: how much more a
+            constraint gives back after one linearizer than after another.
         arguments: Further arguments of the statistic.
 
     Returns:
@@ -661,7 +681,7 @@ def contrast(table: pd.DataFrame, *, of: str, where: Rows, against: Rows, **argu
     one, other = function(table, where=where, **arguments), function(table, where=against, **arguments)
     if not one.index.equals(other.index):
         raise ValueError(f"the rows of {dict(where)} and of {dict(against)} do not cover the same seeds")
-    return one - other
+    return one - other - (contrast(table, of=of, **beyond, **arguments) if beyond else 0.0)
 
 
 def level_trend(
@@ -671,7 +691,7 @@ def level_trend(
 
     Args:
         table: Table of :func:`fairlib.study` with three levels or more.
-        statistic: Name of one of `STATISTICS` that takes a ``level``.
+        statistic: Name of one of `STATISTICS` that takes a ``level`` or a ``where`` (`by_level`).
         control: Level of the control: 0 for pruning, 1 for linearization.
         where: Values of columns that select the rows.
         arguments: Further arguments of the statistic.
@@ -682,14 +702,10 @@ def level_trend(
     Raises:
         ValueError: If the statistic is unknown or refuses the table, or there are fewer than three levels.
     """
-    function = lookup("statistic", statistic, STATISTICS)
-    rows = _select(table, where or {}, STUDY)
-    levels = sorted(set(rows.loc[rows["stage"] == "compressed", "level"]), key=lambda level: abs(level - control))
-    if len(levels) < 3:
-        raise MissingRowsError(f"a trend over levels needs three of them, got {levels}")
-    found = [function(table, level=level, where=where, **arguments) for level in levels]
-    values = pd.DataFrame(found).reset_index(drop=True)
-    order = pd.Series(values.index, index=values.index, dtype=float)
+    values = by_level(table, of=statistic, where=where, **arguments).T
+    if len(values) < 3:
+        raise MissingRowsError(f"a trend over levels needs three of them, got {values.index.tolist()}")
+    order = pd.Series(abs(values.index - control), index=values.index)
     trend = values.loc[:, values.nunique() >= 2].corrwith(order, method="spearman")
     return trend.reindex(values.columns, fill_value=0.0).rename("value")
 
@@ -877,20 +893,20 @@ def _by_run_and_group(rows: pd.DataFrame, value: str) -> pd.DataFrame:
     return values
 
 
-def _extreme(values: pd.DataFrame, sizes: pd.DataFrame, share: float, *, smallest: bool) -> pd.Series:
-    """By seed, the mean over the smallest or the largest groups. Seeds stand in rows, groups in columns."""
+def _extreme(values: pd.DataFrame, sizes: pd.DataFrame, share: float, groups: str) -> pd.Series:
+    """By seed, the mean over the smallest, the largest or the other groups. Seeds stand in rows, groups in columns."""
     count = math.ceil(share * len(values.columns))
     if not 1 <= count <= len(values.columns) / 2:
         raise ValueError(f"a share of {share} of {len(values.columns)} groups leaves no smallest and largest apart")
+    part = {"smallest": slice(count), "largest": slice(-count, None), "others": slice(-count)}[groups]
     chosen = {}
     for seed, row in values.iterrows():
-        order = _by_size(sizes.loc[seed].to_numpy(), seed)
-        chosen[seed] = row.iloc[order[:count] if smallest else order[-count:]].mean(skipna=False)
+        chosen[seed] = row.iloc[_by_size(sizes.loc[seed].to_numpy(), seed)[part]].mean(skipna=False)
     return pd.Series(chosen, name="value").rename_axis("seed")
 
 
 def _smallest_minus_largest(values: pd.DataFrame, sizes: pd.DataFrame, share: float) -> pd.Series:
-    return _extreme(values, sizes, share, smallest=True) - _extreme(values, sizes, share, smallest=False)
+    return _extreme(values, sizes, share, "smallest") - _extreme(values, sizes, share, "largest")
 
 
 def _by_size(sizes: np.ndarray, seed: int) -> np.ndarray:

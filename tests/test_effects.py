@@ -30,6 +30,16 @@ def test_a_share_of_groups_is_averaged():
     assert effects.drop_difference(table, level=0.9, share=0.25).tolist() == pytest.approx([0.6])
 
 
+def test_all_other_groups_are_compared_with_the_majority():
+    """Drops of .05 for the largest, and of .1, .2 and .6 for the three others, who had .8 on average."""
+    table = study_table({3: [40, 30, 20, 10]}, {3: [1.0, 0.9, 0.8, 0.7]}, {3: [0.95, 0.8, 0.6, 0.1]})
+    given = {"level": 0.9, "share": 0.1}
+    assert effects.accuracy_change(table, groups="others", **given).tolist() == pytest.approx([-0.3])
+    assert effects.drop_difference(table, others=True, **given).tolist() == pytest.approx([0.3 - 0.05])
+    relative = effects.drop_difference(table, others=True, relative=True, **given)
+    assert relative.tolist() == pytest.approx([0.3 / 0.8 - 0.05])
+
+
 def test_a_relative_drop_is_a_share_of_what_the_groups_had():
     """Smallest two: (.8, .4) -> (.7, .1), a drop of .2 of .6; largest two: (1, .5) -> (.9, .5), .05 of .75."""
     table = study_table({3: [40, 30, 20, 10]}, {3: [1.0, 0.5, 0.8, 0.4]}, {3: [0.9, 0.5, 0.7, 0.1]})
@@ -58,6 +68,44 @@ def test_a_trend_is_the_rank_correlation_with_the_distance_from_the_control():
     assert turned.tolist() == pytest.approx([-0.5, -1.0, 0.0])
     with pytest.raises(ValueError, match="needs three of them"):
         effects.level_trend(table[table["level"] != 0.7], statistic="drop_difference", share=0.5)
+
+
+def test_a_trend_of_a_column_is_that_of_its_means():
+    """Seed 0: means of 4, 2, 1 at .02, .1, .2, which grow with the distance from 1. Seed 1: 1, 3, 2."""
+    values = {0: {0.02: 4.0, 0.1: 2.0, 0.2: 1.0}, 1: {0.02: 1.0, 0.1: 3.0, 0.2: 2.0}}
+    rows = [
+        {"seed": seed, "stage": "compressed", "split": "test", "level": level, "group": group, "distance": value + add}
+        for seed, row in values.items()
+        for level, value in row.items()
+        for group, add in (("A", 0.5), ("B", -0.5))
+    ]
+    trend = effects.level_trend(pd.DataFrame(rows), statistic="column_mean", column="distance", control=1.0)
+    assert trend.tolist() == pytest.approx([1.0, -0.5])
+
+
+def test_one_contrast_beyond_another():
+    """A constraint gives .3 under one method and .1 under the other."""
+    accuracy = {("one", True): 0.8, ("one", False): 0.5, ("two", True): 0.7, ("two", False): 0.6}
+    rows = [{"seed": 0, "method": m, "fair": f, "accuracy": value} for (m, f), value in accuracy.items()]
+    sides = {
+        method: {"where": {"method": method, "fair": True}, "against": {"method": method, "fair": False}}
+        for method in ("one", "two")
+    }
+    given = {"of": "column_mean", "column": "accuracy", **sides["one"]}
+    assert effects.contrast(pd.DataFrame(rows), **given).tolist() == pytest.approx([0.3])
+    assert effects.contrast(pd.DataFrame(rows), beyond=sides["two"], **given).tolist() == pytest.approx([0.2])
+
+
+def test_what_was_known_before_is_correlated_with_what_happened():
+    """Margins of the dense network (.1, .2, .3) and drops (.3, .1, .2): ranks (1, 2, 3) and (3, 1, 2)."""
+    dense = pd.DataFrame({"seed": 0, "stage": "dense", "group": list("ABC"), "margin": [0.1, 0.2, 0.3], "drop": 0.0})
+    after = pd.DataFrame({"seed": 0, "stage": "compressed", "group": list("ABC"), "margin": 0.5})
+    table = pd.concat([dense, after.assign(drop=[0.3, 0.1, 0.2])])
+    given = {"x": "margin", "y": "drop", "where": {"stage": "compressed"}}
+    found = effects.group_correlation(table, x_where={"stage": "dense"}, **given)
+    assert found.tolist() == pytest.approx([-0.5])
+    with pytest.raises(ValueError, match="the rows of margin and of drop do not cover the same seeds and groups"):
+        effects.group_correlation(table[1:], x_where={"stage": "dense"}, **given)
 
 
 def test_groups_of_one_size_are_ranked_by_the_seed_and_not_by_name():
