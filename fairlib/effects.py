@@ -665,7 +665,7 @@ def cells(table: pd.DataFrame, *, name: str, each: Mapping[str, Any], **argument
 def at_floor(table: pd.DataFrame, *, where: Rows | None = None) -> list[Any]:
     r"""List the groups that have nothing to lose: the control has learned next to nothing about them.
 
-    A group of test accuracy :math:`A` under the control, where the answer that is most frequent in training is right
+    A group of test accuracy :math:`A` under the control, where the answer that is most frequent in the data is right
     for a share :math:`A_0` of it, is at the floor if :math:`A_0 < 1/2` and the control avoids less than a tenth
     (`FLOOR`) of that answer's errors, :math:`(A - A_0) / (1 - A_0) < 0.1`. If this holds for all samples together, all
     groups are.
