@@ -517,6 +517,41 @@ def group_gap(table: pd.DataFrame, *, where: Rows, column: str = "accuracy", rel
     return (gaps / means if relative else gaps).groupby("seed").mean().rename("value")
 
 
+def degradation_gap(table: pd.DataFrame, *, where: Rows, dense: Rows) -> pd.Series:
+    r"""Compute how unequally the groups lose against the dense network, :math:`\max_a R_a - \min_a R_a`, by seed.
+
+    With :math:`R_a` the accuracy of the group under the dense network of the seed minus that under the selected one,
+    this is, for two groups, the left side of Definition 3 of [B], :math:`|R_+ - R_-|`; the mean over the runs
+    selected. Like every such gap it is biased upward (`group_gap`).
+
+    Args:
+        table: One row per run and group, once ``where`` has selected (`group_gap`); or a table without groups, whose
+            column ``signed`` has the accuracy of the one group minus that of the other (`by_run`).
+        where: Values of columns that select the rows.
+        dense: Values of columns that select the rows of the dense network, one run per seed.
+
+    Returns:
+        Series indexed by seed.
+
+    Raises:
+        ValueError: If a column, a value or the dense network of a seed is missing, or the groups are not the same.
+    """
+    if "group" in table:
+        after = _by_run_and_group(_select(table, where, (*RUN, "group", "accuracy")), "accuracy")
+        before = _by_seed_and_group(_select(table, dense, ("seed", "group", "accuracy")), "accuracy")
+    else:  # The drops of two groups, up to a number that is the same for both.
+        after, before = (
+            _select(table, rows, ("seed", "signed")).set_index("seed")[["signed"]].assign(other=0.0)
+            for rows in (where, dense)
+        )
+    if not before.columns.equals(after.columns) or before.index.has_duplicates:
+        raise ValueError(f"the rows of {dict(dense)} are not one run per seed with the groups of {dict(where)}")
+    drops = before.reindex(after.index.get_level_values("seed")).set_axis(after.index) - after
+    if drops.isna().any(axis=None):
+        raise ValueError(f"an accuracy is missing, or a seed has no run {dict(dense)}")
+    return (drops.max(axis=1) - drops.min(axis=1)).groupby("seed").mean().rename("value")
+
+
 def group_gap_by_chance(table: pd.DataFrame, *, where: Rows, draws: int = 200, seed: int = 0) -> pd.Series:
     """Compute the gap that chance alone would give if all groups of a run had its overall accuracy, by seed.
 
@@ -755,7 +790,7 @@ def cells(table: pd.DataFrame, *, name: str, each: Mapping[str, Any], **argument
 def at_floor(table: pd.DataFrame, *, where: Rows | None = None, share: float = FLOOR) -> list[Any]:
     r"""List the groups that have nothing to lose: the control has learned next to nothing about them.
 
-    A group of test accuracy :math:`A` under the control, where the answer that is most frequent in training is right
+    A group of test accuracy :math:`A` under the control, where the answer that is most frequent in the data is right
     for a share :math:`A_0` of it, is at the floor if :math:`A_0 < 1/2` and the control avoids less than a tenth
     (`FLOOR`) of that answer's errors, :math:`(A - A_0) / (1 - A_0) < 0.1`. If this holds for all samples together, all
     groups are.
@@ -838,8 +873,8 @@ CHANGES = (accuracy_change, drop_correlation, drop_difference, loss_difference, 
 STATISTICS: dict[str, Callable[..., pd.Series]] = {
     function.__name__: function
     for function in (
-        accuracy_change, column_mean, contrast, drop_correlation, drop_difference, group_correlation,
-        group_difference, group_gap, group_gap_by_chance, level_trend, loss_difference, overall_accuracy,
+        accuracy_change, column_mean, contrast, degradation_gap, drop_correlation, drop_difference,
+        group_correlation, group_difference, group_gap, group_gap_by_chance, level_trend, loss_difference, overall_accuracy,
         overall_change, spread, spread_change,
     )
 }  # fmt: skip

@@ -396,6 +396,22 @@ def mitigated_table() -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["seed", "stage", "level", "when", "split", "group", "size", "accuracy"])
 
 
+def test_degradation_gap_by_hand():
+    # Seed 0: A drops .1 and B .3; seed 1: A gains .1 and B drops .1. The control is no dense network.
+    table = study_table({0: [9, 9], 1: [9, 9]}, {0: [0.9, 0.8], 1: [0.7, 0.6]}, {0: [0.8, 0.5], 1: [0.8, 0.5]})
+    table = table.assign(when="never")
+    where, dense = {"stage": "compressed", "split": "test"}, {"stage": "control", "split": "test"}
+    found = effects.degradation_gap(table, where=where, dense=dense)
+    pd.testing.assert_series_equal(found, pd.Series({0: 0.2, 1: 0.2}, name="value").rename_axis("seed"))
+    runs = pd.DataFrame({"seed": [0, 0, 1, 1], "pruner": ["dense", "x"] * 2, "signed": [0.1, 0.3, 0.1, -0.4]})
+    where, dense = {"pruner": "x"}, {"pruner": "dense"}
+    assert effects.degradation_gap(runs, where=where, dense=dense).tolist() == pytest.approx([0.2, 0.5])
+    with pytest.raises(ValueError, match="a seed has no run"):
+        effects.degradation_gap(runs.drop(2), where=where, dense=dense)
+    with pytest.raises(ValueError, match="not one run per seed"):
+        effects.degradation_gap(runs.assign(pruner="x"), where=where, dense=where)
+
+
 def test_group_gap_by_hand():
     table, test = mitigated_table(), {"split": "test"}
     gap = effects.group_gap(table, where=test | {"level": [0.5, 0.9], "when": "never"})
