@@ -874,8 +874,8 @@ STATISTICS: dict[str, Callable[..., pd.Series]] = {
     function.__name__: function
     for function in (
         accuracy_change, column_mean, contrast, degradation_gap, drop_correlation, drop_difference,
-        group_correlation, group_difference, group_gap, group_gap_by_chance, level_trend, loss_difference, overall_accuracy,
-        overall_change, spread, spread_change,
+        group_correlation, group_difference, group_gap, group_gap_by_chance, level_trend, loss_difference,
+        overall_accuracy, overall_change, spread, spread_change,
     )
 }  # fmt: skip
 """By name the functions that turn a study table, and the arguments of a claim, into one value per seed."""
