@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -24,11 +24,12 @@ MARKERS = "osD^vP<>"
 
 _Look = tuple[int | str, str]  # Colour, as an index into `PALETTE` or a name, and marker.
 
+_GROUPS = "group (training images)"  # Title of a legend of groups.
 _BY_SIZE: dict[str, _Look] = {"largest": (0, "s"), "middle": (2, "^"), "smallest": (1, "o")}
 
 
 def new_figure(
-    columns: int = 1, *, rows: int = 1, width: float = 8.0, height: float = 3.4, sharey: bool | str = False
+    columns: int = 1, *, rows: int = 1, width: float = 8.0, height: float = 3.4, sharey: bool | Literal["row"] = False
 ) -> tuple[Figure, list[Axes]]:
     """Make a figure with rows of axes, in the style of the book: white also in dark mode, no frame, a light grid.
 
@@ -210,7 +211,7 @@ def beside_accuracy(study: pd.DataFrame, column: str, label: str, *, extremes: b
         groups(axis, effects.select(study, split=split), name, extremes=extremes)
         axis.set_ylabel(words)
     floor(axes[0], study)
-    legend(figure, "group (training images)", right=True)
+    legend(figure, _GROUPS, right=True)
     return figure
 
 
@@ -310,18 +311,20 @@ def scatter(axis: Axes, rows: pd.DataFrame, x: str, y: str) -> None:
     axis.scatter(rows[x], rows[y], s=12, color=[PALETTE[seed % len(PALETTE)] for seed in rows["seed"]])
 
 
-def crosses(axis: Axes, rows: pd.DataFrame, x: str, y: str, *, rank: str = "train_size") -> None:
-    """Draw a point for each group at its two means over seeds, with 95 % t intervals, and a legend below the axis.
+def crosses(axis: Axes, rows: pd.DataFrame, x: str, y: str, *, rank: str = "train_size", below: bool = False) -> None:
+    """Draw a point for each group at its two means over seeds, with 95 % t intervals.
 
     Args:
         axis: Axis to draw on.
         rows: One row per seed and group, with a column ``train_size``.
         x, y: Names of the columns that are drawn.
         rank: Name of the column by whose mean the groups are sorted, which gives them their colours.
+        below: Whether to draw a legend below the axis.
     """
     for place, (label, part) in enumerate(by_group(rows, rank=rank).items()):
         cross(axis, part[x], part[y], label=label, linestyle="none", **_look(None, label, place))
-    axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.22), frameon=False, title="group (training images)")
+    if below:
+        axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), frameon=False, title=_GROUPS)
 
 
 def against(
@@ -346,22 +349,29 @@ def against(
         draw(axis, rows, column, y[0])
         axis.set_xlabel(label)
     axes[0].set_ylabel(y[1])
+    if axes[0].get_legend_handles_labels()[1]:
+        legend(figure, _GROUPS, right=True)
     return figure
 
 
-def by_name(rows: pd.DataFrame, columns: Mapping[str, str], *, by: str, **size: Any) -> Figure:
+def by_name(rows: pd.DataFrame, columns: Mapping[str, str], *, by: str, ranked: Iterable[str] = ()) -> Figure:
     """Draw the mean of several columns over seeds, with its 95 % t interval, for every group: a row for each group.
 
     Args:
         rows: One row per seed and group of each part, with a column ``train_size``.
         columns: By the name of each column, which has a panel, its label.
         by: Name of the column whose values are the parts; each has its groups and a colour.
-        size: Further arguments of :func:`new_figure`.
+        ranked: Parts whose groups change their sizes with the seed, and stand by their rank in size.
     """
-    figure, axes = new_figure(len(columns), sharey=True, **size)
-    parts = [(str(name), by_group(part)) for name, part in rows.groupby(by, sort=False)]
+    parts = {}
+    for name, part in rows.groupby(by, sort=False):
+        rank = part.groupby("seed")["train_size"].rank(method="first", ascending=False).map("rank {:.0f}".format)
+        parts[str(name)] = by_group(part.assign(group=rank) if name in ranked else part)
+    figure, axes = new_figure(len(columns), width=10.0, height=2 + 0.25 * sum(map(len, parts.values())), sharey=True)
     for axis, (column, label) in zip(axes, columns.items(), strict=True):
-        intervals(axis, {row: {name: own[column]} for name, part in parts for row, own in part.items()}, zero=None)
+        intervals(
+            axis, {row: {name: own[column]} for name, part in parts.items() for row, own in part.items()}, zero=None
+        )
         axis.set_xlabel(label)
     legend(figure)
     return figure
