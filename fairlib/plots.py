@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -173,7 +174,7 @@ def thirds(
         axis.set_ylabel("change of test accuracy\nagainst the control")
 
 
-def groups(axis: Axes, rows: pd.DataFrame, column: str, *, extremes: bool = False) -> None:
+def groups(axis: Axes, rows: pd.DataFrame, column: str, *, extremes: bool = False, rank: str = "train_size") -> None:
     """Draw the mean of a column over seeds against level for every group, the largest first.
 
     Args:
@@ -181,9 +182,10 @@ def groups(axis: Axes, rows: pd.DataFrame, column: str, *, extremes: bool = Fals
         rows: Rows of one part of the data, with a column ``train_size``; those of dense networks are left out.
         column: Name of the column.
         extremes: Draw the largest, the middle and the smallest group of each seed instead, whichever these are.
+        rank: Name of the column by whose mean the groups are sorted otherwise.
     """
     rows = rows[rows["stage"].isin(["control", "compressed"])]
-    parts, looks = by_group(rows), None
+    parts, looks = by_group(rows, rank=rank), None
     if extremes:
         order = rows.groupby(["seed", "level"])["train_size"].rank(method="first", ascending=False)
         ends = {name: rows[order == place + 1] for name, place in _places(len(parts)).items()}
@@ -236,7 +238,8 @@ def floor(axis: Axes, study: pd.DataFrame, **where: Any) -> None:
         where: Values of columns that select the rows.
     """
     if names := effects.at_floor(study, where=where):
-        axis.set_title("\n".join(filter(None, [axis.get_title(), f"at the floor: {', '.join(map(_plain, names))}"])))
+        note = textwrap.fill(f"at the floor: {', '.join(map(_plain, names))}", 26)
+        axis.set_title("\n".join(filter(None, [axis.get_title(), note])))
 
 
 def history(axis: Axes, table: pd.DataFrame, what: str, sizes: pd.Series) -> None:
