@@ -197,6 +197,15 @@ def test_a_bug_and_bad_input_are_raised(error, monkeypatch):
         diagnose("no", _Linear(), _data())
 
 
+def test_settings_reach_the_diagnostic_and_unknown_ones_are_refused():
+    long, _ = diagnose("curvature", _Linear(), _data(), least=8)
+    assert list(long) == ["curvature_largest", "curvature_residual"]
+    with pytest.raises(TypeError, match="unknown setting 'most' for diagnostic 'curvature'; known: least"):
+        diagnose("curvature", _Linear(), _data(), most=8)
+    with pytest.raises(TypeError, match="unknown setting 'least' for diagnostic 'boundary'; known: none"):
+        diagnose("boundary", _Linear(), _data(), least=8)
+
+
 @pytest.mark.parametrize("name", OF_MODELS)
 def test_a_model_that_raises_or_fits_other_data_is_no_reason_for_nan(name):
     def broken(logits):
