@@ -397,10 +397,11 @@ def mitigated_table() -> pd.DataFrame:
 
 
 def test_degradation_gap_by_hand():
-    # Seed 0: A drops .1 and B .3; seed 1: A gains .1 and B drops .1. The control is no dense network.
+    # Seed 0: A drops .1 and B .3; seed 1: A gains .1 and B drops .1.
     table = study_table({0: [9, 9], 1: [9, 9]}, {0: [0.9, 0.8], 1: [0.7, 0.6]}, {0: [0.8, 0.5], 1: [0.8, 0.5]})
     table = table.assign(when="never")
-    where, dense = {"stage": "compressed", "split": "test"}, {"stage": "control", "split": "test"}
+    where = {"stage": "compressed", "split": "test", "level": 0.9}
+    dense = {"stage": "control", "split": "test"}
     found = effects.degradation_gap(table, where=where, dense=dense)
     pd.testing.assert_series_equal(found, pd.Series({0: 0.2, 1: 0.2}, name="value").rename_axis("seed"))
     runs = pd.DataFrame({"seed": [0, 0, 1, 1], "pruner": ["dense", "x"] * 2, "signed": [0.1, 0.3, 0.1, -0.4]})
