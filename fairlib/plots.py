@@ -28,25 +28,26 @@ _BY_SIZE: dict[str, _Look] = {"largest": (0, "s"), "middle": (2, "^"), "smallest
 
 
 def new_figure(
-    columns: int = 1, *, width: float = 8.0, height: float = 3.4, sharey: bool = False
+    columns: int = 1, *, rows: int = 1, width: float = 8.0, height: float = 3.4, sharey: bool = False
 ) -> tuple[Figure, list[Axes]]:
-    """Make a figure with a row of axes, in the style of the book: white also in dark mode, no frame, a light grid.
+    """Make a figure with rows of axes, in the style of the book: white also in dark mode, no frame, a light grid.
 
     Args:
-        columns: Number of axes.
+        columns: Number of axes of a row.
+        rows: Number of rows; the axes of the first one come first.
         width, height: Size of the figure in inches.
-        sharey: Whether the axes share their vertical scale.
+        sharey: Whether the axes of a row share their vertical scale.
     """
     import matplotlib.pyplot as plt
 
     look: dict[str, Any] = {"figsize": (width, height), "facecolor": "white", "layout": "constrained"}
-    figure, axes = plt.subplots(1, columns, sharey=sharey, squeeze=False, **look)
-    for axis in axes[0]:
+    figure, axes = plt.subplots(rows, columns, sharey="row" if sharey else False, squeeze=False, **look)
+    for axis in axes.flat:
         axis.spines[["top", "right"]].set_visible(False)
         axis.grid(axis="y", color="#dddddd", linewidth=0.8)
         axis.set_axisbelow(True)
         axis.set_prop_cycle(color=PALETTE)
-    return figure, list(axes[0])
+    return figure, list(axes.flat)
 
 
 def by_level(
@@ -181,16 +182,53 @@ def groups(axis: Axes, rows: pd.DataFrame, column: str, *, extremes: bool = Fals
         extremes: Draw the largest, the middle and the smallest group of each seed instead, whichever these are.
     """
     rows = rows[rows["stage"].isin(["control", "compressed"])]
-    names = rows.groupby("group")["train_size"].mean().sort_values(ascending=False).index
-    parts = {_plain(name): rows[rows["group"] == name] for name in names}
     if extremes:
-        order = rows.groupby(["seed", "level"])["train_size"].rank(method="first", ascending=False)
-        parts = {name: rows[order == place + 1] for name, place in _places(len(names)).items()}
-    labels = {name: f"{name} (n={part['train_size'].mean():,.0f})" for name, part in parts.items()}
-    found = {labels[name]: part.pivot(index="seed", columns="level", values=column) for name, part in parts.items()}
+        rows = _by_rank(rows, _places(rows["group"].nunique()))
+    sizes = rows.groupby("group")["train_size"].mean().sort_values(ascending=False)
+    labels = {name: f"{_plain(name)} (n={size:,.0f})" for name, size in sizes.items()}
+    found = {labels[name]: _wide(rows, name, column) for name in labels}
     levels(axis, rows)
-    looks = {labels[name]: _BY_SIZE[name] for name in parts} if extremes else None
+    looks = {labels[name]: _BY_SIZE[str(name)] for name in labels} if extremes else None
     lines(axis, found, looks=looks, apart=0.004, zero=False)
+
+
+def over_budgets(
+    rows: Mapping[str, Mapping[str, pd.DataFrame]],
+    of: str | Mapping[str, str] = "accuracy",
+    *,
+    before: str = "",
+    width: float = 10.5,
+) -> Figure:
+    """Draw a grid of panels: the mean of a column over seeds against the ReLU budget, a line for every group.
+
+    Of more than five groups these are the two largest and the two smallest of each seed, whichever these are. The
+    legend marks a group at the floor (:func:`fairlib.effects.at_floor`), which has nothing to lose.
+
+    Args:
+        rows: By label of a row of panels, and title of a panel, its table: test rows of a study, those of the controls
+            among them, with a column ``train_size``.
+        of: Name of the column; or a name for each row, by label; or for each panel of a row, by title.
+        before: Name of a column of accuracies. With it the *relative drop* from there is drawn instead, 100 (before -
+            column) / (mean of before over the seeds), in percent; a group at the floor is left out, as the legend says.
+        width: Width of the figure in inches.
+    """
+    count, shown = max(map(len, rows.values())), []
+    alike = isinstance(of, str) or set(of) == set(rows)
+    figure, axes = new_figure(count, rows=len(rows), width=width, height=0.6 + 2.6 * len(rows), sharey=alike)
+    for place, (label, panels) in enumerate(rows.items()):
+        line = axes[place * count : (place + 1) * count]
+        line[0].set_ylabel(label)
+        for axis, (title, table) in zip(line, panels.items(), strict=False):
+            column = of if isinstance(of, str) else of[label if alike else title]
+            _over_budgets(axis, table, column, before)
+            axis.set(title=title, xlabel="share of ReLUs kept" if place == len(rows) - 1 else "")
+        for axis in line[len(panels) :]:
+            axis.set_axis_off()
+        last = line[len(panels) - 1]
+        if (labels := last.get_legend_handles_labels()[1]) != shown:
+            last.legend(frameon=False, title="group (training images)", loc="upper left", bbox_to_anchor=(1, 1))
+        shown = labels
+    return figure
 
 
 def history(axis: Axes, table: pd.DataFrame, what: str, sizes: pd.Series) -> None:
@@ -404,6 +442,38 @@ def audit(table: pd.DataFrame) -> Figure:
     for axis in (left, right):
         _grid_of_columns(axis)
     return figure
+
+
+def _over_budgets(axis: Axes, table: pd.DataFrame, column: str, before: str) -> None:
+    """A line for every group, the largest first; with ``before`` the relative drop of those that are not at the floor."""
+    table, found, looks = table[table["stage"].isin(["control", "compressed"])], {}, {}
+    if (number := table["group"].nunique()) > 5:
+        ends = {"largest": 0, "second largest": 1, "second smallest": number - 2, "smallest": number - 1}
+        table = _by_rank(table, ends)
+    floor, table = effects.at_floor(table), table.dropna(subset=[column, before or column])
+    if before:
+        mean = table.groupby(["group", "level"])[before].transform("mean")
+        table = table.assign(**{column: 100 * (table[before] - table[column]) / mean})
+    for name, size in table.groupby("group")["train_size"].mean().sort_values(ascending=False).items():
+        label = f"{_plain(name)} ({size:,.0f})" + ", at the floor" * (name in floor)
+        looks[label] = (len(looks), MARKERS[len(looks)])
+        if before and name in floor:
+            axis.errorbar([], [], linestyle="none", label=f"{label}: left out")
+        else:
+            found[label] = _wide(table, name, column)
+    shares(axis, table["level"], "")
+    lines(axis, found, looks=looks, apart=0.05, zero=bool(before))
+    axis.set_xlim(table["level"].min() / 1.3, table["level"].max() * 1.3)
+
+
+def _by_rank(table: pd.DataFrame, places: Mapping[str, int]) -> pd.DataFrame:
+    """Name the groups at some places of the order by size within each seed, the largest at 0; drop all others."""
+    order = table.groupby(["seed", "level"])["train_size"].rank(method="first", ascending=False)
+    return table.assign(group=(order - 1).map({place: name for name, place in places.items()})).dropna(subset="group")
+
+
+def _wide(table: pd.DataFrame, group: object, column: str) -> pd.DataFrame:
+    return table[table["group"] == group].pivot(index="seed", columns="level", values=column)
 
 
 def _bars(values: Iterable[ArrayLike]) -> tuple[np.ndarray, np.ndarray]:
