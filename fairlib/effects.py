@@ -3,8 +3,10 @@
 Everywhere *the control* is the network of ratio 0: finetuned like the compressed one, but not compressed.
 """
 
+import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,9 @@ RUN = ("seed", "stage", "level", "when")
 
 ARMS = ("arm", "pruner")
 """Columns that name the arms of a study; where a table has them they identify its runs, too."""
+
+FLOOR = 0.1
+"""Share of the errors of a constant answer that the control must avoid in a group for it to have something to lose."""
 
 Rows = Mapping[str, Any]  # Values of columns that select rows; a list stands for any of its values.
 
@@ -613,6 +618,112 @@ def level_trend(
     order = pd.Series(values.index, index=values.index, dtype=float)
     trend = values.loc[:, values.nunique() >= 2].corrwith(order, method="spearman")
     return trend.reindex(values.columns, fill_value=0.0).rename("value")
+
+
+def cells(table: pd.DataFrame, *, name: str, each: Mapping[str, Any], **arguments: Any) -> pd.DataFrame:
+    """Compute a statistic in every cell of a statement about *each* of several levels, methods or groups.
+
+    Args:
+        table: Table of :func:`fairlib.study`.
+        name: Name of one of `STATISTICS`.
+        each: Values by column, or ``"all"`` for all that the selected rows have; a cell is a combination of them. A
+            value becomes the argument of that name if the statistic has one (``level``), else a condition of ``where``,
+            and of ``against`` unless that has one for the column. What stands under the key ``against`` varies in
+            ``against`` alone: one method against each of its rivals.
+        arguments: Further arguments of the statistic.
+
+    Returns:
+        DataFrame with seeds in rows and cells in columns, named ``"level 0.9, when after, against SNIP"``.
+
+    Raises:
+        ValueError: If the name is unknown, the table lacks a cell, or the cells do not have the same seeds.
+    """
+    lookup("statistic", name, STATISTICS)
+    rivals = dict(each.get("against", {}))
+    sides = {"where": {key: values for key, values in each.items() if key != "against"}, "against": rivals}
+    choices = []
+    for side, wanted in sides.items():
+        rows = dict(arguments.get(side) or {})
+        for column, values in wanted.items():
+            named = _present(table, rows, column) if isinstance(values, str) and values == "all" else values
+            choices.append([(side, column, value) for value in named])
+    found: dict[str, pd.Series] = {}
+    for cell in product(*choices):
+        label = ", ".join(f"{'against ' * (side == 'against')}{column} {value}" for side, column, value in cell)
+        try:
+            found[label] = STATISTICS[name](table, **_in_cell(name, arguments, cell))
+        except MissingRowsError as error:
+            raise MissingRowsError(f"cell {label!r}: {error}") from None
+        except ValueError as error:
+            raise type(error)(f"cell {label!r}: {error}") from None
+    values = pd.DataFrame(found)
+    if values.isna().any(axis=None):
+        raise ValueError(f"the cells do not have the same seeds: {values.columns[values.isna().any()][0]!r} lacks one")
+    return values
+
+
+def at_floor(table: pd.DataFrame, *, where: Rows | None = None) -> list[Any]:
+    r"""List the groups that have nothing to lose: the control has learned next to nothing about them.
+
+    A group of test accuracy :math:`A` under the control, where the answer that is most frequent in training is right
+    for a share :math:`A_0` of it, is at the floor if :math:`A_0 < 1/2` and the control avoids less than a tenth
+    (`FLOOR`) of that answer's errors, :math:`(A - A_0) / (1 - A_0) < 0.1`. If this holds for all samples together, all
+    groups are.
+
+    Args:
+        table: Table of :func:`fairlib.study`, with the column ``constant``, :math:`A_0` of each row (the diagnostic of
+            this name). Without it the groups are taken for the classes, :math:`A_0 = 0`, and the test of all samples
+            together is left out.
+        where: Values of columns that select the rows; ``stage: control`` and ``split: test`` unless given.
+
+    Returns:
+        Names of these groups, those with the fewest test samples first.
+
+    Raises:
+        ValueError: If a column or the control is missing.
+    """
+    rows = {"stage": "control", "split": "test"} | dict(where or {})
+    found = _select(table, rows, ("group", "size", "accuracy"))
+    found = found if "constant" in found else found.assign(constant=0.0)
+    means = found.groupby("group", sort=False)[["size", "accuracy", "constant"]].mean().sort_values("size")
+    overall = means.mul(means["size"], axis=0).sum() / means["size"].sum()
+    if "constant" in table and _skill(overall) < FLOOR:
+        return means.index.tolist()
+    return means.index[(_skill(means) < FLOOR) & (means["constant"] < 0.5)].tolist()
+
+
+def _skill(means: Any) -> Any:
+    """Share of the errors of a constant answer that a network avoids."""
+    return (means["accuracy"] - means["constant"]) / (1 - means["constant"])
+
+
+def _present(table: pd.DataFrame, where: Rows, column: str) -> list[Any]:
+    """Values of a column in the selected rows; of levels those of compressed networks."""
+    rows = _select(table, where, (column,))
+    if column == "level" and "stage" in rows:
+        rows = rows[rows["stage"] == "compressed"]
+    if rows.empty:
+        raise MissingRowsError(f"the table has no {column} where {dict(where)}")
+    return list(rows[column].drop_duplicates().sort_values() if column == "level" else rows[column].drop_duplicates())
+
+
+def _in_cell(name: str, arguments: Mapping[str, Any], cell: Iterable[tuple[str, str, Any]]) -> dict[str, Any]:
+    """Arguments of a statistic in one cell."""
+    given: dict[str, Any] = dict(arguments)
+    own = {
+        key
+        for function in (name, arguments.get("of", name))
+        for key in inspect.signature(STATISTICS[function]).parameters
+    }
+    fixed = set(given.get("against") or {})
+    for side, column, value in cell:
+        if side == "where" and column in own:
+            given[column] = value
+            continue
+        given[side] = {**(given.get(side) or {}), column: value}
+        if side == "where" and "against" in given and column not in fixed:
+            given["against"] = {**given["against"], column: value}
+    return given
 
 
 def _against_control(

@@ -1,37 +1,33 @@
 """Claims and their verdicts: what the papers say, a statistic for each, and what the recorded tables say about it.
 
-A claim is an entry of ``book/claims.yml``. Its statistic turns a study table into one value per seed;
-`verdict` compares these values with the claim's threshold. Nothing is typed: the ledger
+A claim is an entry of ``book/claims.yml``. Its statistic turns a study table into one value per seed, or per seed and
+cell; :mod:`fairlib.evidence.verdict` compares these with the claim's threshold. Nothing is typed: the ledger
 (:mod:`fairlib.evidence.ledger`) follows from the claims, the tables and the history of the claims file.
 
-Verdicts, with the 95 % t interval of the mean over seeds, in this order of precedence:
-
-| direction | supported | reversed | no effect |
-|---|---|---|---|
-| greater, less | interval beyond the threshold | beyond it on the other side | within threshold +- margin |
-| equal | interval within threshold +- margin | wholly outside it | |
-
-All other cases, and all with fewer than `MIN_SEEDS` seeds, are *undecided*.
+Three rules keep a verdict from saying more than its table. A claim that names a data set is decided by tables of that
+data set; others are shown *elsewhere*. A table in which a group has nothing to lose (:func:`fairlib.effects.at_floor`)
+decides no claim about who loses. A statement that is false as printed and was repaired has a verdict for each reading.
 """
 
 import inspect
+import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import pandas as pd
 import yaml
 
 from fairlib import environment
 from fairlib._validation import lookup
-from fairlib.effects import STATISTICS, MissingRowsError
-from fairlib.statistics import Interval, benjamini_hochberg, seeds_needed, sign_flip_test, t_interval
+from fairlib.data import DATASETS
+from fairlib.effects import STATISTICS, MissingRowsError, at_floor, cells
+from fairlib.evidence.verdict import DECIDED, MIN_SEEDS, Criterion, Verdict, judge
+from fairlib.statistics import benjamini_hochberg
 
-MIN_SEEDS = 10
 RATE = 0.05
 PAPERS = {
     "T": "Tran et al., Pruning has a disparate impact on model accuracy",
@@ -43,21 +39,9 @@ KINDS = ("definition", "identity", "bound", "trend", "number", "method")
 DIRECTIONS = ("greater", "less", "equal")
 EVIDENCE = ("default run", "embedded study", "real-data run")
 REGISTERED = ("statistic", "direction", "threshold", "margin")
-DECIDED = ("supported", "reversed", "no effect")
-VERDICTS = (*DECIDED, "undecided", "not testable here", "not tested yet")
-
-
-class Criterion(NamedTuple):
-    """Direction, threshold and margin of equivalence of a claim."""
-
-    direction: str
-    threshold: float
-    margin: float
-
-    @property
-    def ends(self) -> tuple[float, float]:
-        """Lower and upper end of the margin of equivalence."""
-        return self.threshold - self.margin, self.threshold + self.margin
+READINGS = ("printed", "repaired")
+EXACT = ("definition", "identity", "bound", "method")
+"""Kinds of claims of which, where they assert equality, one exception is a refutation."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +62,9 @@ class Claim:
     margin: float | None
     notebook: str | None
     tables: Mapping[str, str]
+    data: str | None = None
+    floor: Mapping[str, Any] | None = None
+    repaired: Mapping[str, Any] | None = None
     not_testable: str | None = None
 
     def __post_init__(self) -> None:
@@ -99,12 +86,38 @@ class Claim:
         """
         if self.statistic is None or self.direction is None or self.threshold is None or self.margin is None:
             raise ValueError(f"claim {self.id!r} has no statistic")
-        return Criterion(self.direction, self.threshold, self.margin)
+        holds = self.direction == "equal" and self.kind in EXACT
+        return Criterion(self.direction, self.threshold, self.margin, holds)
+
+    @property
+    def readings(self) -> dict[str, "Claim"]:
+        """The claim as printed and, if it was repaired, as repaired: the same claim with what the repair replaces."""
+        if self.repaired is None:
+            return {"printed": self}
+        return {
+            "printed": self,
+            "repaired": replace(self, **{"not_testable": None, "repaired": None, **self.repaired}),
+        }
+
+    @property
+    def family(self) -> str:
+        """Family of tests among which false discoveries are counted: ``"theory"`` or ``"experiments"``."""
+        return "theory" if "/theory/" in (self.notebook or "") else "experiments"
+
+    def values(self, table: pd.DataFrame) -> pd.Series | pd.DataFrame:
+        """Compute the statistic: one value per seed, or a table of seeds and cells.
+
+        Raises:
+            ValueError: If the table does not give the statistic, or lacks a cell.
+        """
+        statistic = dict(self.statistic or {})
+        function = cells if "each" in statistic else STATISTICS[statistic.pop("name")]
+        return function(table, **statistic)
 
     @property
     def arguments(self) -> dict[str, Any]:
         """Arguments of the statistic, beside the table."""
-        return {name: value for name, value in (self.statistic or {}).items() if name != "name"}
+        return {name: value for name, value in (self.statistic or {}).items() if name not in ("name", "each")}
 
     def _check(self) -> None:
         if not re.fullmatch(r"[A-Z]-[A-Za-z0-9.-]+", self.id):
@@ -118,15 +131,21 @@ class Claim:
             raise ValueError(f"tables must map kinds of evidence to paths, got {self.tables!r}")
         for evidence in self.tables:
             lookup("kind of evidence", evidence, dict.fromkeys(EVIDENCE))
-        if self.statistic is None:
-            if given := [name for name in (*REGISTERED, "tables") if getattr(self, name) not in (None, {})]:
-                raise ValueError(f"without a statistic there can be no {', '.join(given)}")
-            return
-        if self.not_testable:
+        given = [name for name in (*REGISTERED, "tables", "floor") if getattr(self, name) not in (None, {})]
+        if self.statistic is None and given:
+            raise ValueError(f"without a statistic there can be no {', '.join(given)}")
+        if self.statistic is not None and self.not_testable:
             raise ValueError("a claim has either a statistic or the reason not_testable, not both")
+        if self.data is not None:
+            lookup("data set", str(self.data).partition("/")[0], DATASETS)
+        if self.repaired is not None:
+            self._check_repair()
+        if self.statistic is None:
+            return
         function = lookup("statistic", str(self.statistic.get("name")), STATISTICS)
+        each = set(self.statistic.get("each", ())) & set(inspect.signature(function).parameters)
         try:
-            inspect.signature(function).bind(None, **self.arguments)
+            inspect.signature(function).bind(None, **(self.arguments | dict.fromkeys(each)))
         except TypeError as error:
             raise ValueError(f"statistic {self.statistic['name']}: {error}") from None
         lookup("direction", str(self.direction), dict.fromkeys(DIRECTIONS))
@@ -137,6 +156,15 @@ class Claim:
             raise ValueError(f"margin must be a positive number, got {self.margin!r}")
         if not self.tables:
             raise ValueError("a claim with a statistic needs the tables that test it, got none")
+
+    def _check_repair(self) -> None:
+        fixed = {"id", "source", "kind", "data", "repaired", "not_testable"}
+        known = {field.name for field in fields(Claim)} - fixed
+        if not isinstance(self.repaired, Mapping) or not {"statement", "statistic"} <= set(self.repaired) <= known:
+            raise ValueError(
+                f"repaired must have a statement and a statistic and may have {known}, got {self.repaired!r}"
+            )
+        self.readings["repaired"]
 
 
 def load(path: str | Path) -> list[Claim]:
@@ -151,9 +179,10 @@ def load(path: str | Path) -> list[Claim]:
     if not isinstance(entries, list) or not all(isinstance(entry, dict) and "id" in entry for entry in entries):
         raise ValueError(f"{path} must be a list of entries, each with an id")
     known = {field.name for field in fields(Claim)}
+    optional = {field.name for field in fields(Claim) if field.default is None}
     claims: dict[str, Claim] = {}
     for entry in entries:
-        missing, extra = sorted(known - set(entry) - {"not_testable"}), sorted(set(entry) - known)
+        missing, extra = sorted(known - set(entry) - optional), sorted(set(entry) - known)
         if missing or extra:
             raise ValueError(f"claim {entry['id']!r}: fields missing: {missing}, unknown: {extra}")
         if entry["id"] in claims:
@@ -167,90 +196,17 @@ def parse(text: str) -> Any:
     return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 
 
-class Verdict(NamedTuple):
-    """What the values say about the claim.
-
-    Attributes:
-        name: One of `VERDICTS`.
-        reason: Why the claim is undecided, not testable or not tested, or a reservation; may be empty.
-        interval: Mean over seeds and its 95 % t interval; NaN where nothing was computed.
-        seeds: Number of values.
-        p_value: P-value of the sign-flip test that the verdict rests on: two-sided against the threshold, or the larger
-            of the two one-sided ones against the ends of the margin where equivalence is asserted.
-        needed: Number of seeds at which an undecided claim has a verdict with 80 % power; None if over 100,000.
-        equivalence: Whether the test asserts equality.
-    """
-
-    name: str
-    reason: str = ""
-    interval: Interval = Interval(math.nan, math.nan, math.nan)
-    seeds: int = 0
-    p_value: float = math.nan
-    needed: int | None = None
-    equivalence: bool = False
-
-
-def verdict(values: Iterable[float], claim: Claim) -> Verdict:
-    """Compare one value per seed with the claim's threshold, by the table at the top of this module.
-
-    The interval is Student's: over 10 seeds the percentile bootstrap covers 90 % where it says 95 %.
+def verdict(values: Iterable[float] | pd.DataFrame, claim: Claim) -> Verdict:
+    """Compare one value per seed, or per seed and cell, with the claim's threshold (:mod:`fairlib.evidence.verdict`).
 
     Args:
-        values: One value per seed, ``(n,)``.
+        values: One value per seed, ``(n,)``, or a table with seeds in rows and cells in columns.
         claim: Claim with a statistic.
 
     Raises:
         ValueError: If the claim has no statistic, or a value is missing or not finite.
     """
-    criterion = claim.criterion
-    values = np.asarray(list(values), dtype=np.float64)
-    interval = t_interval(values)
-    name = _compare(interval, criterion)
-    equivalence = name == "no effect" or (criterion.direction == "equal" and name != "reversed")
-    p_value = _p_value(values, interval.estimate, criterion, equivalence)
-    reason, needed = "", None
-    if len(values) < MIN_SEEDS:
-        name, reason = "undecided", f"{len(values)} seeds; a verdict takes {MIN_SEEDS}"
-    if name == "undecided":
-        needed = _seeds_until_decided(values, interval.estimate, criterion)
-        reason = reason or "the interval reaches across a bound"
-    elif name in ("supported", "reversed") and criterion.direction != "equal" and _inside(interval, criterion):
-        reason = f"beyond the threshold, yet within the margin of {criterion.margin:g}"
-    return Verdict(name, reason, interval, len(values), p_value, needed, equivalence)
-
-
-def _compare(interval: Interval, criterion: Criterion) -> str:
-    above, below = interval.low - criterion.threshold, interval.high - criterion.threshold
-    if criterion.direction == "equal":
-        if _inside(interval, criterion):
-            return "supported"
-        return "reversed" if above > criterion.margin or below < -criterion.margin else "undecided"
-    if above > 0 or below < 0:
-        return "supported" if (above > 0) == (criterion.direction == "greater") else "reversed"
-    return "no effect" if _inside(interval, criterion) else "undecided"
-
-
-def _inside(interval: Interval, criterion: Criterion) -> bool:
-    low, high = criterion.ends
-    return low <= interval.low and interval.high <= high
-
-
-def _p_value(values: np.ndarray, mean: float, criterion: Criterion, equivalence: bool) -> float:
-    low, high = criterion.ends
-    if equivalence:  # Two one-sided tests (Schuirmann 1987).
-        return max(sign_flip_test(values, low, alternative="greater"), sign_flip_test(values, high, alternative="less"))
-    if criterion.direction == "equal":
-        return sign_flip_test(values, low if mean < criterion.threshold else high)
-    return sign_flip_test(values, criterion.threshold)
-
-
-def _seeds_until_decided(values: np.ndarray, mean: float, criterion: Criterion) -> int | None:
-    """Seeds until the interval leaves the nearest bound whose crossing decides."""
-    bounds = [] if criterion.direction == "equal" else [criterion.threshold]
-    if criterion.direction == "equal" or abs(mean - criterion.threshold) < criterion.margin:
-        bounds.append(criterion.threshold + math.copysign(criterion.margin, mean - criterion.threshold))
-    needed = [n for bound in bounds if (n := seeds_needed(values, bound)) is not None]
-    return max(MIN_SEEDS, min(needed)) if needed else None
+    return judge(values, claim.criterion)
 
 
 def evaluate(claims: Sequence[Claim], root: str | Path) -> pd.DataFrame:
@@ -261,26 +217,35 @@ def evaluate(claims: Sequence[Claim], root: str | Path) -> pd.DataFrame:
         root: Folder that the paths of the tables start from.
 
     Returns:
-        One row per claim and table (one in all for a claim without tables): ``id evidence table verdict reason estimate
-        low high seeds p_value equivalence needed test survives``. ``test`` is a number: claims that ask the same of the
-        same table are one test. ``survives`` is False where a verdict does not survive a false-discovery rate of 5 %
-        (Benjamini and Hochberg) over all tests, else True.
+        One row per claim, reading and table (one in all for a claim that is not testable): ``claim paper kind reading
+        evidence table decides verdict estimate low high seeds worst_cell worst_estimate``, then ``reason p_value
+        equivalence needed family test survives``. ``decides`` is False where the table is of another data set than the
+        claim names. ``test`` is a number: rows that ask the same of the same table are one test, whatever their
+        statements. ``survives`` is False where a verdict does not survive a false-discovery rate of 5 % (Benjamini and
+        Hochberg) over the tests of its family, else True.
+
+    Raises:
+        ValueError: If a table does not give a claim's statistic or floor, or lacks a cell; the message names both.
     """
-    rows: list[list[Any]] = []
+    rows: list[dict[str, Any]] = []
     tests: dict[str, int] = {}
     for claim in claims:
-        asked = (claim.statistic, claim.direction, claim.threshold, claim.margin)
-        for evidence, table in claim.tables.items() or [("", "")]:
-            found = _judge(claim, Path(root, table))
-            test = tests.setdefault(f"{table}: {asked}", len(tests))
-            rows.append([claim.id, evidence, table, found.name, found.reason, *found.interval, found.seeds])
-            rows[-1] += [found.p_value, found.equivalence, found.needed, test]
-    columns = ["id", "evidence", "table", "verdict", "reason", "estimate", "low", "high", "seeds"]
-    columns += ["p_value", "equivalence", "needed", "test"]
-    results = pd.DataFrame(rows, columns=columns).astype({"needed": "Int64"})
-    p_values = results[results["seeds"] >= MIN_SEEDS].groupby("test")["p_value"].first()
-    rejected = p_values.index[benjamini_hochberg(p_values, RATE)]
-    return results.assign(survives=~results["verdict"].isin(DECIDED) | results["test"].isin(rejected))
+        for reading, read in claim.readings.items():
+            for evidence, table in read.tables.items() or [("", "")]:
+                found, decides, same = _judge(read, Path(root, table))
+                row: dict[str, Any] = {"claim": claim.id, "paper": claim.paper, "kind": claim.kind, "reading": reading}
+                row |= {"evidence": evidence, "table": table, "decides": decides, "verdict": found.name}
+                row |= {**found.interval._asdict(), "seeds": found.seeds, "worst_cell": found.worst_cell}
+                row |= {"worst_estimate": found.worst_estimate, "reason": found.reason, "p_value": found.p_value}
+                row |= {"equivalence": found.equivalence, "needed": found.needed, "family": read.family}
+                rows.append(row | {"test": tests.setdefault(f"{table}: {same}", len(tests))})
+    results = pd.DataFrame(rows).astype({"needed": "Int64"})
+    results["survives"] = ~results["verdict"].isin(DECIDED) | results["p_value"].isna()
+    for _, family in results[(results["seeds"] >= MIN_SEEDS) & results["p_value"].notna()].groupby("family"):
+        p_values = family.groupby("test")["p_value"].first()
+        rejected = p_values.index[benjamini_hochberg(p_values, RATE)]
+        results.loc[family.index[family["test"].isin(rejected)], "survives"] = True
+    return results
 
 
 def on_table(claims: Sequence[Claim], table: pd.DataFrame, notebook: str) -> pd.DataFrame:
@@ -292,22 +257,26 @@ def on_table(claims: Sequence[Claim], table: pd.DataFrame, notebook: str) -> pd.
         notebook: Path of the notebook, as the claims name it.
 
     Returns:
-        Indexed by id: ``verdict estimate low high seeds``. A claim whose rows the table does not have is *not in this
-        run*; one whose rows do not give its statistic is *not computable*, with the reason.
+        Indexed by id: ``verdict estimate low high seeds decides``; a repaired reading has a row of its own. A claim
+        whose rows the table does not have is *not in this run*; one whose rows do not give its statistic is *not
+        computable*, with the reason. ``decides`` is False where the table is of another data set than the claim names.
     """
     rows = {}
     for claim in claims:
-        if claim.notebook != notebook or claim.statistic is None:
-            continue
-        try:
-            found = verdict(STATISTICS[claim.statistic["name"]](table, **claim.arguments), claim)
-        except MissingRowsError:
-            rows[claim.id] = ["not in this run", math.nan, math.nan, math.nan, 0]
-        except ValueError as error:
-            rows[claim.id] = [f"not computable: {error}", math.nan, math.nan, math.nan, 0]
-        else:
-            rows[claim.id] = [found.name, *found.interval, found.seeds]
-    columns = ["verdict", "estimate", "low", "high", "seeds"]
+        for reading, read in claim.readings.items():
+            if read.notebook != notebook or read.statistic is None:
+                continue
+            name = claim.id if reading == "printed" else f"{claim.id} ({reading})"
+            decides = read.data is None or read.data.partition("/")[0] in set(table.get("data", ()))
+            try:
+                found, _ = _tested(read, table)
+            except MissingRowsError:
+                rows[name] = ["not in this run", math.nan, math.nan, math.nan, 0, decides]
+            except ValueError as error:
+                rows[name] = [f"not computable: {error}", math.nan, math.nan, math.nan, 0, decides]
+            else:
+                rows[name] = [found.name, *found.interval, found.seeds, decides]
+    columns = ["verdict", "estimate", "low", "high", "seeds", "decides"]
     return pd.DataFrame.from_dict(rows, orient="index", columns=columns).rename_axis("claim")
 
 
@@ -329,15 +298,50 @@ def verdicts(table: pd.DataFrame, notebook: str) -> pd.DataFrame:
     return on_table(load(path) if path.is_file() else [], table, notebook)
 
 
-def _judge(claim: Claim, table: Path) -> Verdict:
+def _judge(claim: Claim, table: Path) -> tuple[Verdict, bool, str]:
+    """The verdict, whether the table decides the claim, and a text that is the same for the same test."""
     if claim.not_testable:
-        return Verdict("not testable here", claim.not_testable)
+        return Verdict("not testable here", claim.not_testable), False, claim.id
     if claim.statistic is None:
-        return Verdict("not tested yet")
+        return Verdict("undecided", "nothing tests it yet"), False, claim.id
     if not table.is_file():
-        return Verdict("not tested yet", "its table has not been recorded")
+        return Verdict("undecided", "its table has not been recorded"), False, claim.id
     records = pd.read_parquet(table) if table.suffix == ".parquet" else pd.read_csv(table)
     try:
-        return verdict(STATISTICS[claim.statistic["name"]](records, **claim.arguments), claim)
+        found, values = _tested(claim, records)
     except ValueError as error:
         raise ValueError(f"claim {claim.id!r}, {table}: {error}") from None
+    return found, _is_about(claim, records, table), _fingerprint(claim, values)
+
+
+def _tested(claim: Claim, table: pd.DataFrame) -> tuple[Verdict, pd.Series | pd.DataFrame]:
+    values = claim.values(table)
+    found = verdict(values, claim)
+    if claim.floor is not None and (low := at_floor(table, where=claim.floor)):
+        groups = ", ".join(map(str, low))
+        found = found._replace(
+            name="undecided (floor)", reason=f"nothing to lose: {groups}", needed=None, p_value=math.nan
+        )
+    return found, values
+
+
+def _is_about(claim: Claim, records: pd.DataFrame, table: Path) -> bool:
+    """Whether the table is of the data set that the claim names and, if it names one, of the attribute."""
+    name, _, attribute = (claim.data or "").partition("/")
+    if not name:
+        return True
+    if name not in set(records.get("data", ())):
+        return False
+    beside = table.with_name("run.json") if table.suffix == ".parquet" else table.with_suffix(".json")
+    given = json.loads(beside.read_text(encoding="utf-8"))["parameters"].values() if beside.is_file() else ()
+    known = {
+        value for item in given for value in (item if isinstance(item, list) else [item]) if isinstance(value, str)
+    }
+    return not attribute or attribute in known
+
+
+def _fingerprint(claim: Claim, values: pd.Series | pd.DataFrame) -> str:
+    """What claims share that are one test: the criterion and the values, or the statistic where these are constant."""
+    numbers = pd.DataFrame(values).to_numpy()
+    same = numbers.tolist() if numbers.min() < numbers.max() else sorted((claim.statistic or {}).items(), key=str)
+    return f"{claim.criterion} {same}"

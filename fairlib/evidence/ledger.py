@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 import pandas as pd
 import yaml
 
-from fairlib.evidence.claims import MIN_SEEDS, PAPERS, RATE, REGISTERED, VERDICTS, Claim, evaluate, load, parse
+from fairlib.evidence.claims import PAPERS, RATE, REGISTERED, Claim, evaluate, load, parse
 from fairlib.evidence.runs import git
+from fairlib.evidence.verdict import MIN_SEEDS, VERDICTS
 
 _INTRODUCTION = (
     "This page is computed from the claims file and the recorded tables; nothing on it is typed. Each claim's "
@@ -108,10 +109,8 @@ def page(claims: Sequence[Claim], results: pd.DataFrame, history: History) -> st
 def _summary(claims: Sequence[Claim], results: pd.DataFrame) -> list[str]:
     papers = {claim.id: claim.paper for claim in claims}
     present = [paper for paper in PAPERS if paper in papers.values()]
-    found = results.assign(paper=results["id"].map(papers))
-    judged = found.loc[found["verdict"] != "not tested yet", "id"]
-    found = found[(found["verdict"] != "not tested yet") | ~found["id"].isin(judged)]
-    counts = found.drop_duplicates(["id", "verdict"]).groupby(["paper", "verdict"]).size()
+    found = results.assign(paper=results["claim"].map(papers))
+    counts = found.drop_duplicates(["claim", "verdict"]).groupby(["paper", "verdict"]).size()
     lines = _pipe_row(["Paper", "Claims", *VERDICTS]) + _pipe_row(["---"] * (len(VERDICTS) + 2))
     for paper in present:
         total = sum(own == paper for own in papers.values())
@@ -134,7 +133,7 @@ def _list_table(rows: Iterable[Iterable[str]], *options: str) -> list[str]:
 def _claims_table(claims: Sequence[Claim], results: pd.DataFrame) -> list[str]:
     rows = [["Claim", "Statement", "Verdict"]]
     for claim in claims:
-        verdicts = [_evidence_line(row) for row in results[results["id"] == claim.id].itertuples()]
+        verdicts = [_evidence_line(row) for row in results[results["claim"] == claim.id].itertuples()]
         if claim.notebook:
             verdicts.append(f"[{escape(PurePosixPath(claim.notebook).stem)}](../{claim.notebook})")
         statement = f"{escape(claim.statement)} *({escape(claim.source)})*"
@@ -190,7 +189,7 @@ def _discoveries(results: pd.DataFrame) -> list[str]:
     if lost.empty:
         return [f"{head}: every verdict survives." if tested else f"{head}: none yet."]
     return [f"{head}. These do not survive:", ""] + [
-        f"- [{row.id}](#{row.id}), {row.evidence}: {row.verdict}, {_p_text(row)}" for row in lost.itertuples()
+        f"- [{row.claim}](#{row.claim}), {row.evidence}: {row.verdict}, {_p_text(row)}" for row in lost.itertuples()
     ]
 
 

@@ -213,7 +213,7 @@ def test_each_kind_of_evidence_gets_its_own_verdict(tmp_path):
     tables = {"default run": "run.parquet", "embedded study": "none.csv", "real-data run": "faces.csv"}
     entries = [claim(tables=tables), untested(id="T-fig-2"), untested(id="B-fig-2", not_testable="a sketch")]
     results = claims.evaluate(entries, tmp_path)
-    assert results["id"].tolist() == ["H-x", "H-x", "H-x", "T-fig-2", "B-fig-2"]
+    assert results["claim"].tolist() == ["H-x", "H-x", "H-x", "T-fig-2", "B-fig-2"]
     assert results["verdict"].tolist() == [
         "supported", "not tested yet", "reversed", "not tested yet", "not testable here",
     ]  # fmt: skip
@@ -242,17 +242,17 @@ def test_verdicts_that_chance_explains_among_many_do_not_survive(tmp_path):
     write(tmp_path / "values.csv", weak=weak, strong=np.full(10, 0.5), **nothing)
     few = [claim(id="H-weak", statistic={"name": "column", "column": "weak"})]
     many = [claim(id=f"H-{name}", statistic={"name": "column", "column": name}) for name in nothing]
-    alone = claims.evaluate(few, tmp_path).set_index("id")
+    alone = claims.evaluate(few, tmp_path).set_index("claim")
     assert alone.loc["H-weak", "verdict"] == "supported"
     assert 0.01 < alone.loc["H-weak", "p_value"] < 0.05
     assert alone.loc["H-weak", "survives"]
     strong = claim(id="H-strong", statistic={"name": "column", "column": "strong"})
-    crowded = claims.evaluate([*few, *many, strong], tmp_path).set_index("id")
+    crowded = claims.evaluate([*few, *many, strong], tmp_path).set_index("claim")
     assert not crowded.loc["H-weak", "survives"]
     assert crowded.loc["H-strong", "survives"]
     assert crowded.loc["H-none-0", "survives"]  # undecided: there is no verdict to lose
     again = [claim(id=f"H-again-{i}", statistic=strong.statistic) for i in range(30)]
-    echoed = claims.evaluate([*few, *many, strong, *again], tmp_path).set_index("id")
+    echoed = claims.evaluate([*few, *many, strong, *again], tmp_path).set_index("claim")
     assert echoed["test"].nunique() == 22 and not echoed.loc["H-weak", "survives"]  # The same test again adds nothing.
 
 
