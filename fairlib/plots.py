@@ -221,7 +221,7 @@ def over_budgets(
         for axis, (title, table) in zip(line, panels.items(), strict=False):
             column = of if isinstance(of, str) else of[label if alike else title]
             _over_budgets(axis, table, column, before)
-            axis.set(title=title, xlabel="share of ReLUs kept" if place == len(rows) - 1 else "")
+            axis.set(title=title, xlabel="ReLUs kept, %" if place == len(rows) - 1 else "")
         for axis in line[len(panels) :]:
             axis.set_axis_off()
         last = line[len(panels) - 1]
@@ -445,8 +445,8 @@ def audit(table: pd.DataFrame) -> Figure:
 
 
 def _over_budgets(axis: Axes, table: pd.DataFrame, column: str, before: str) -> None:
-    """A line for every group, the largest first; with ``before`` the relative drop of those that are not at the floor."""
-    table, found, looks = table[table["stage"].isin(["control", "compressed"])], {}, {}
+    """Draw a line for every group, the largest first; with ``before`` the relative drop of those not at the floor."""
+    table, found, looks, missing = table[table["stage"].isin(["control", "compressed"])], {}, {}, []
     if (number := table["group"].nunique()) > 5:
         ends = {"largest": 0, "second largest": 1, "second smallest": number - 2, "smallest": number - 1}
         table = _by_rank(table, ends)
@@ -458,11 +458,13 @@ def _over_budgets(axis: Axes, table: pd.DataFrame, column: str, before: str) -> 
         label = f"{_plain(name)} ({size:,.0f})" + ", at the floor" * (name in floor)
         looks[label] = (len(looks), MARKERS[len(looks)])
         if before and name in floor:
-            axis.errorbar([], [], linestyle="none", label=f"{label}: left out")
+            missing.append(f"{label}: left out")
         else:
             found[label] = _wide(table, name, column)
-    shares(axis, table["level"], "")
+    _logarithmic(axis, sorted(set(table["level"])), lambda share: f"{100 * share:g}", "")
     lines(axis, found, looks=looks, apart=0.05, zero=bool(before))
+    for label in missing:
+        axis.errorbar([], [], linestyle="none", label=label)
     axis.set_xlim(table["level"].min() / 1.3, table["level"].max() * 1.3)
 
 
