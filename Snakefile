@@ -77,7 +77,7 @@ rule stage:
             mkdir -p {output}/notebooks/$(dirname $name)
             cp _build/runs/$name/notebook.ipynb {output}/notebooks/$name.ipynb
         done
-        fairlib ledger {output}/book/ledger.md
+        fairlib ledger {output}/book/ledger.md --notebooks {output}
         """
 
 

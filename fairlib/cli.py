@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from fairlib import environment
 from fairlib.evidence import grids, runs
 
 
@@ -62,8 +63,13 @@ def _parser() -> argparse.ArgumentParser:
     verify.add_argument("--avx2", action="store_true", help="compute as a CPU without AVX-512 does")
     verify.set_defaults(command=_verify)
 
-    ledger = commands.add_parser("ledger", help="write the ledger page of book/claims.yml")
-    ledger.add_argument("out")
+    ledger = commands.add_parser("ledger", help="write the verdicts of book/claims.yml: as a page, as a table")
+    ledger.add_argument("out", nargs="?", metavar="PAGE", help="path of the page")
+    ledger.add_argument("--csv", metavar="PATH", help="a row for each claim, reading and table, as CSV")
+    ledger.add_argument("--json", metavar="PATH", help="the same as JSON, a list of records")
+    ledger.add_argument(
+        "--notebooks", metavar="DIR", help="folder of copies of notebooks/, to each of which to add its rows"
+    )
     ledger.set_defaults(command=_ledger)
     return parser
 
@@ -93,9 +99,18 @@ def _verify(arguments: argparse.Namespace) -> int:
 
 
 def _ledger(arguments: argparse.Namespace) -> None:
+    asked = {name: getattr(arguments, name) for name in ("out", "csv", "json", "notebooks")}
+    if not any(asked.values()):
+        raise runs.ParameterError(
+            "nothing to write: ask for a page (fairlib ledger PAGE), for --csv PATH, --json PATH or --notebooks DIR"
+        )
+    root = environment.project()
+    path = root / "book" / "claims.yml"
+    if not path.is_file():
+        raise runs.RunError(f"there is no book/claims.yml in {root} or above it: run this in a folder of the project")
     from fairlib.evidence import ledger
 
-    ledger.write("book/claims.yml", ".", arguments.out)
+    ledger.write(path, root, **asked)
 
 
 if __name__ == "__main__":

@@ -152,6 +152,7 @@ def drop_difference(
     *,
     level: float,
     share: float = 1 / 3,
+    others: bool = False,
     relative: bool = False,
     where: Rows | None = None,
     rank_where: Rows | None = None,
@@ -166,6 +167,8 @@ def drop_difference(
         level: Compression level that is compared with the control.
         share: Of k groups, the ceil(share * k) smallest and as many largest are taken, by their size in the *training*
             split of the seed; ties are broken at random by the seed, never by name.
+        others: Compare all groups but the largest with these, in the place of the smallest: with a share that leaves
+            one group, everybody else with the majority.
         relative: Divide the drop by the mean accuracy of the same groups under the control. This is the relative drop
             of [D], taken over several groups since it is undefined for a single one that is never right.
         where: Values of columns that select the rows, for instance ``{"setting": "equal"}``.
@@ -182,7 +185,8 @@ def drop_difference(
     """
     settings: dict[str, Any] = {"level": level, "share": share, "relative": relative}
     settings |= {"where": where, "rank_where": rank_where}
-    return accuracy_change(table, groups="largest", **settings) - accuracy_change(table, groups="smallest", **settings)
+    minority = accuracy_change(table, groups="others" if others else "smallest", **settings)
+    return accuracy_change(table, groups="largest", **settings) - minority
 
 
 def loss_difference(
@@ -226,12 +230,12 @@ def accuracy_change(
     where: Rows | None = None,
     rank_where: Rows | None = None,
 ) -> pd.Series:
-    """Compute test accuracy at ``level`` minus that of the control, by seed, for the smallest or the largest groups.
+    """Compute test accuracy at ``level`` minus that of the control, by seed, for groups chosen by their size.
 
     Args:
         table: Table of :func:`fairlib.study`.
         level: Compression level that is compared with the control.
-        groups: ``"smallest"`` or ``"largest"``.
+        groups: ``"smallest"``, ``"largest"``, or ``"others"`` for all but the largest.
         share: Share of groups that are the smallest, and the largest (`drop_difference`).
         relative: Divide by the mean accuracy of these groups under the control.
         where: Values of columns that select the rows.
@@ -244,19 +248,25 @@ def accuracy_change(
         ValueError: If ``groups`` is unknown, a column, the level or the control is missing, a seed is incomplete,
             several runs per seed are selected, or a relative change would divide by 0.
     """
-    smallest = lookup("choice of groups", groups, {"smallest": True, "largest": False})
+    lookup("choice of groups", groups, dict.fromkeys(("smallest", "largest", "others")))
     change, before, sizes = _against_control(table, "accuracy", level, where, rank_where)
-    mean = _extreme(change, sizes, share, smallest=smallest)
+    mean = _extreme(change, sizes, share, groups)
     if not relative:
         return mean
-    base = _extreme(before, sizes, share, smallest=smallest)
+    base = _extreme(before, sizes, share, groups)
     if not (base > 0).all():
         raise ValueError(f"a relative change of the {groups} groups needs an accuracy above 0 under the control")
     return mean / base
 
 
 def group_difference(
-    table: pd.DataFrame, *, column: str, rank: str = "train_size", share: float = 1 / 3, where: Rows
+    table: pd.DataFrame,
+    *,
+    column: str,
+    rank: str = "train_size",
+    share: float = 1 / 3,
+    relative: bool = False,
+    where: Rows,
 ) -> pd.Series:
     """Compute the mean of a column over the smallest groups minus that over the largest, by seed.
 
@@ -265,16 +275,25 @@ def group_difference(
         column: Name of the column.
         rank: Name of the column of sizes that ranks the groups; ties are broken at random by the seed.
         share: Share of groups that are the smallest, and the largest (`drop_difference`).
+        relative: Divide by the mean of the column over all groups, which must be positive: for columns whose scale
+            changes from run to run.
         where: Values of columns that select the rows.
 
     Returns:
         Series indexed by seed.
 
     Raises:
-        ValueError: If a column is missing or the selection holds several rows per seed and group.
+        ValueError: If a column is missing, the selection holds several rows per seed and group, or a mean to divide by
+            is not positive.
     """
     rows = _select(table, where, ("seed", "group", column, rank))
-    return _smallest_minus_largest(_by_seed_and_group(rows, column), _by_seed_and_group(rows, rank), share)
+    values = _by_seed_and_group(rows, column)
+    difference = _smallest_minus_largest(values, _by_seed_and_group(rows, rank), share)
+    if not relative:
+        return difference
+    if not (values.mean(axis=1) > 0).all():
+        raise ValueError(f"a relative difference needs a positive mean over the groups; that of {column} is not")
+    return difference / values.mean(axis=1)
 
 
 def extremes(table: pd.DataFrame, *, column: str, rank: str = "train_size", share: float = 1 / 3) -> pd.DataFrame:
@@ -292,9 +311,9 @@ def extremes(table: pd.DataFrame, *, column: str, rank: str = "train_size", shar
     Raises:
         ValueError: If a column is missing, or there are several rows per seed and group.
     """
-    rows, ends = _select(table, {}, ("seed", "group", column, rank)), {"smallest": True, "largest": False}
+    rows = _select(table, {}, ("seed", "group", column, rank))
     values, sizes = (_by_seed_and_group(rows, name) for name in (column, rank))
-    return pd.DataFrame({end: _extreme(values, sizes, share, smallest=first) for end, first in ends.items()})
+    return pd.DataFrame({end: _extreme(values, sizes, share, end) for end in ("smallest", "largest")})
 
 
 def groups_by_size(
@@ -321,29 +340,67 @@ def groups_by_size(
     return pd.DataFrame(values, index=sizes.index, columns=pd.Index(means.mean(axis=0), name=rank))
 
 
-def group_correlation(table: pd.DataFrame, *, x: str, y: str, where: Rows) -> pd.Series:
+def group_correlation(table: pd.DataFrame, *, x: str, y: str, where: Rows, x_where: Rows | None = None) -> pd.Series:
     """Compute Spearman's rank correlation of two columns over the groups, by seed; never pooled over seeds.
 
     Args:
         table: One row per seed and group, once ``where`` has selected.
         x, y: Names of the columns.
         where: Values of columns that select the rows.
+        x_where: Values of columns that select the rows of ``x``; by default those of ``where``. With the rows of the
+            dense network: what was known of a group before compression, with what happened to it.
 
     Returns:
         Series indexed by seed, in [-1, 1].
 
     Raises:
         ValueError: If a column is missing, the selection holds several rows per seed and group, there are fewer than
-            three groups, or a column has a missing value or is constant over the groups of a seed.
+            three groups, a column has a missing value or is constant over the groups of a seed, or the rows of ``x`` do
+            not cover the same seeds and groups.
     """
-    rows = _select(table, where, ("seed", "group", x, y))
-    ranks = {name: _by_seed_and_group(rows, name).rank(axis=1) for name in (x, y)}
-    if len(ranks[x].columns) < 3:
-        raise UndefinedError(f"a correlation over groups needs three groups, got {len(ranks[x].columns)}")
+    chosen = {x: where if x_where is None else x_where, y: where}
+    rows = {name: _select(table, chosen[name], ("seed", "group", name)) for name in chosen}
+    ranks = {name: _by_seed_and_group(rows[name], name).rank(axis=1) for name in chosen}
+    if len(ranks[y].columns) < 3:
+        raise UndefinedError(f"a correlation over groups needs three groups, got {len(ranks[y].columns)}")
+    if not (ranks[x].index.equals(ranks[y].index) and ranks[x].columns.equals(ranks[y].columns)):
+        raise ValueError(f"the rows of {x} and of {y} do not cover the same seeds and groups")
     for name, values in ranks.items():
         if values.isna().any(axis=None) or (values.nunique(axis=1) < 2).any():
             raise UndefinedError(f"the column {name} has a missing value or is constant over the groups of a seed")
     return ranks[x].corrwith(ranks[y], axis=1).rename("value")
+
+
+def drop_correlation(table: pd.DataFrame, *, level: float, where: Rows | None = None) -> pd.Series:
+    """Compute Spearman's correlation, over groups, of the original network's test accuracy and the drop, by seed.
+
+    It is negative where the groups that were low lose the most. The original network is the dense one, before any
+    finetuning; the drop is the control's test accuracy minus that at ``level``. Taken from the control, accuracy and
+    drop would share the chance of one training.
+
+    Args:
+        table: Table of :func:`fairlib.study` with the rows of dense networks.
+        level: Compression level that is compared with the control.
+        where: Values of columns that select the rows.
+
+    Returns:
+        Series indexed by seed, in [-1, 1]; 0 for a seed in which all groups lose the same.
+
+    Raises:
+        ValueError: If a column, the level, the control or the dense network is missing, a seed is incomplete, several
+            runs per seed are selected, there are fewer than three groups, or these do not differ in accuracy.
+    """
+    change, _, _ = _against_control(table, "accuracy", level, where, None)
+    dense = _select(table, dict(where or {}) | {"stage": "dense", "split": "test"}, ())
+    before = _by_seed_and_group(dense, "accuracy")
+    if len(before.columns) < 3 or (before.nunique(axis=1) < 2).any():
+        raise UndefinedError("a correlation over groups needs three groups that differ in accuracy")
+    if not before.index.equals(change.index) or not before.columns.equals(change.columns):
+        raise ValueError("dense and compressed rows do not cover the same seeds and groups")
+    drops = (-change).round(12)  # Equal drops are ties, whatever the last digit of their subtraction.
+    varies = drops.nunique(axis=1) >= 2
+    found = before[varies].rank(axis=1).corrwith(drops[varies].rank(axis=1), axis=1)
+    return found.reindex(drops.index, fill_value=0.0).rename("value")
 
 
 def column_mean(table: pd.DataFrame, *, column: str, where: Rows | None = None) -> pd.Series:
@@ -367,17 +424,9 @@ def column_mean(table: pd.DataFrame, *, column: str, where: Rows | None = None) 
 
 
 def spread_change(table: pd.DataFrame, *, level: float, where: Rows | None = None) -> pd.Series:
-    r"""Compute how much more the groups' test accuracies vary than under the control, by seed, free of sampling noise.
+    """Compute how much more the groups' test accuracies vary than under the control, by seed, free of sampling noise.
 
-    The gap between the best and the worst of several noisy accuracies is large by chance alone, and the larger the
-    lower they are. The variance between k groups has no such bias: with accuracy :math:`A_a` on
-    :math:`n_a` test samples and :math:`\bar A` the mean over groups,
-
-    .. math::
-        V = \frac{1}{k-1} \sum_a (A_a - \bar A)^2 - \frac1k \sum_a \frac{A_a (1 - A_a)}{n_a - 1}
-
-    is an unbiased estimate of the variance of the true accuracies, whatever they are; it may be negative. The value is
-    V at ``level`` minus V of the control. Two groups whose accuracies lie d apart have a V of :math:`d^2 / 2`.
+    The value is the variance between the groups (`spread`) at ``level`` minus that of the control.
 
     Args:
         table: Table of :func:`fairlib.study`.
@@ -389,7 +438,7 @@ def spread_change(table: pd.DataFrame, *, level: float, where: Rows | None = Non
 
     Raises:
         ValueError: If a column, the level or the control is missing, a seed is incomplete, several runs per seed are
-            selected, there is only one group, or one has fewer than two test samples.
+            selected, there is only one group, or one has fewer than two samples.
     """
     rows = _select(table, where or {}, (*STUDY, "accuracy"))
     rows = rows[rows["split"] == "test"]
@@ -397,12 +446,42 @@ def spread_change(table: pd.DataFrame, *, level: float, where: Rows | None = Non
     (after, sizes), (before, _) = ([_by_seed_and_group(part, name) for name in ("accuracy", "size")] for part in parts)
     if not (after.index.equals(before.index) and after.columns.equals(before.columns)):
         raise ValueError("control and compressed rows do not cover the same seeds and groups")
-    if len(after.columns) < 2 or not (sizes >= 2).all(axis=None):
-        raise ValueError("a variance between groups needs two groups or more, with two test samples or more in each")
     return (_variance_between(after, sizes) - _variance_between(before, sizes)).rename("value")
 
 
+def spread(table: pd.DataFrame, *, where: Rows) -> pd.Series:
+    r"""Compute the variance of accuracy between groups, free of sampling noise, by seed, as the mean over the runs.
+
+    The gap between the best and the worst of several noisy accuracies (`group_gap`) is large by chance alone, and the
+    larger the lower they are. The variance between k groups has no such bias: with accuracy :math:`A_a` on
+    :math:`n_a` samples and :math:`\bar A` the mean over groups,
+
+    .. math::
+        V = \frac{1}{k-1} \sum_a (A_a - \bar A)^2 - \frac1k \sum_a \frac{A_a (1 - A_a)}{n_a - 1}
+
+    is an unbiased estimate of the variance of the true accuracies, whatever they are; it may be negative. Two groups
+    whose accuracies lie d apart have a V of :math:`d^2 / 2`. The difference of two networks (`contrast`) is therefore
+    that of the true variances on average, even where one network is less accurate than the other.
+
+    Args:
+        table: One row per run and group, once ``where`` has selected (`group_gap`).
+        where: Values of columns that select the rows.
+
+    Returns:
+        Series indexed by seed.
+
+    Raises:
+        ValueError: If a column or a value is missing, a run has several rows for a group, the seeds do not have the
+            same runs, there is only one group, or one has fewer than two samples.
+    """
+    rows = _select(table, where, (*RUN, "group", "size", "accuracy"))
+    accuracy, sizes = (_by_run_and_group(rows, name) for name in ("accuracy", "size"))
+    return _variance_between(accuracy, sizes).groupby("seed").mean().rename("value")
+
+
 def _variance_between(accuracy: pd.DataFrame, sizes: pd.DataFrame) -> pd.Series:
+    if len(accuracy.columns) < 2 or not (sizes >= 2).all(axis=None):
+        raise ValueError("a variance between groups needs two groups or more, with two samples or more in each")
     sampling = (accuracy * (1 - accuracy) / (sizes - 1)).mean(axis=1, skipna=False)
     return accuracy.var(axis=1, ddof=1, skipna=False) - sampling
 
@@ -411,8 +490,10 @@ def group_gap(table: pd.DataFrame, *, where: Rows, column: str = "accuracy", rel
     r"""Compute the gap between groups, :math:`\max_a x_a - \min_a x_a`, by seed, as the mean over the runs selected.
 
     For test accuracies this is what the experiments of [T] call the fairness violation. It is biased upward, the more
-    so the smaller the groups and the closer their true values: one gap says little, and the difference of two gaps of
-    the same groups (`contrast`) is, in expectation, closer to zero than that of the true ones.
+    so the smaller the groups, the closer their true values and, above one half, the lower the accuracy. Two gaps of
+    the same groups can therefore be compared (`contrast`) only at equal accuracy, where the bias is the same if all
+    true values are. A less accurate network has a wider gap by chance alone: ten groups of 55 samples whose true
+    accuracies all fall from .95 to .80 widen by .077 on average. `spread` has no such bias.
 
     Args:
         table: One row per run and group, once ``where`` has selected; a run is a seed, stage, level and time of
@@ -434,6 +515,41 @@ def group_gap(table: pd.DataFrame, *, where: Rows, column: str = "accuracy", rel
     if relative and not (means > 0).all():
         raise ValueError(f"a relative gap needs a positive mean over the groups; that of {column} is not in some run")
     return (gaps / means if relative else gaps).groupby("seed").mean().rename("value")
+
+
+def degradation_gap(table: pd.DataFrame, *, where: Rows, dense: Rows) -> pd.Series:
+    r"""Compute how unequally the groups lose against the dense network, :math:`\max_a R_a - \min_a R_a`, by seed.
+
+    With :math:`R_a` the accuracy of the group under the dense network of the seed minus that under the selected one,
+    this is, for two groups, the left side of Definition 3 of [B], :math:`|R_+ - R_-|`; the mean over the runs
+    selected. Like every such gap it is biased upward (`group_gap`).
+
+    Args:
+        table: One row per run and group, once ``where`` has selected (`group_gap`); or a table without groups, whose
+            column ``signed`` has the accuracy of the one group minus that of the other (`by_run`).
+        where: Values of columns that select the rows.
+        dense: Values of columns that select the rows of the dense network, one run per seed.
+
+    Returns:
+        Series indexed by seed.
+
+    Raises:
+        ValueError: If a column, a value or the dense network of a seed is missing, or the groups are not the same.
+    """
+    if "group" in table:
+        after = _by_run_and_group(_select(table, where, (*RUN, "group", "accuracy")), "accuracy")
+        before = _by_seed_and_group(_select(table, dense, ("seed", "group", "accuracy")), "accuracy")
+    else:  # The drops of two groups, up to a number that is the same for both.
+        after, before = (
+            _select(table, rows, ("seed", "signed")).set_index("seed")[["signed"]].assign(other=0.0)
+            for rows in (where, dense)
+        )
+    if not before.columns.equals(after.columns) or before.index.has_duplicates:
+        raise ValueError(f"the rows of {dict(dense)} are not one run per seed with the groups of {dict(where)}")
+    drops = before.reindex(after.index.get_level_values("seed")).set_axis(after.index) - after
+    if drops.isna().any(axis=None):
+        raise ValueError(f"an accuracy is missing, or a seed has no run {dict(dense)}")
+    return (drops.max(axis=1) - drops.min(axis=1)).groupby("seed").mean().rename("value")
 
 
 def group_gap_by_chance(table: pd.DataFrame, *, where: Rows, draws: int = 200, seed: int = 0) -> pd.Series:
@@ -562,14 +678,27 @@ def by_arm(table: pd.DataFrame, keys: Iterable[str]) -> pd.DataFrame:
     return pd.concat(found, names=[*keys, "seed"]).reset_index()
 
 
-def contrast(table: pd.DataFrame, *, of: str, where: Rows, against: Rows, **arguments: Any) -> pd.Series:
+def contrast(
+    table: pd.DataFrame,
+    *,
+    of: str,
+    where: Rows,
+    against: Rows,
+    beyond: Mapping[str, Rows] | None = None,
+    **arguments: Any,
+) -> pd.Series:
     """Subtract a statistic of some rows from the same statistic of others, by seed: one pruner against another, say.
+
+    A bias that depends on accuracy does not cancel: compare networks of different accuracy by their `spread`, not by
+    their `group_gap`.
 
     Args:
         table: Table of :func:`fairlib.study`.
         of: Name of one of `STATISTICS`.
         where: Values of columns that select the rows.
         against: Values of columns that select the rows whose value is subtracted.
+        beyond: ``where`` and ``against`` of a second contrast, which is subtracted from the first: how much more a
+            constraint gives back after one linearizer than after another.
         arguments: Further arguments of the statistic.
 
     Returns:
@@ -577,17 +706,17 @@ def contrast(table: pd.DataFrame, *, of: str, where: Rows, against: Rows, **argu
 
     Raises:
         ValueError: If the statistic is unknown or refuses the table, or the two sides do not cover the same seeds, or
-            not the same groups where gaps or overall accuracies are compared.
+            not the same groups where gaps, spreads or overall accuracies are compared.
     """
     function = lookup("statistic", of, STATISTICS)
-    if function in (group_gap, overall_accuracy):
+    if function in (group_gap, overall_accuracy, spread):
         sides = [set(_select(table, rows, ("group",))["group"]) for rows in (where, against)]
         if sides[0] != sides[1]:
             raise ValueError(f"the rows of {dict(where)} and of {dict(against)} do not cover the same groups")
     one, other = function(table, where=where, **arguments), function(table, where=against, **arguments)
     if not one.index.equals(other.index):
         raise ValueError(f"the rows of {dict(where)} and of {dict(against)} do not cover the same seeds")
-    return one - other
+    return one - other - (contrast(table, of=of, **beyond, **arguments) if beyond else 0.0)
 
 
 def level_trend(
@@ -597,7 +726,7 @@ def level_trend(
 
     Args:
         table: Table of :func:`fairlib.study` with three levels or more.
-        statistic: Name of one of `STATISTICS` that takes a ``level``.
+        statistic: Name of one of `STATISTICS` that takes a ``level`` or a ``where`` (`by_level`).
         control: Level of the control: 0 for pruning, 1 for linearization.
         where: Values of columns that select the rows.
         arguments: Further arguments of the statistic.
@@ -608,14 +737,10 @@ def level_trend(
     Raises:
         ValueError: If the statistic is unknown or refuses the table, or there are fewer than three levels.
     """
-    function = lookup("statistic", statistic, STATISTICS)
-    rows = _select(table, where or {}, STUDY)
-    levels = sorted(set(rows.loc[rows["stage"] == "compressed", "level"]), key=lambda level: abs(level - control))
-    if len(levels) < 3:
-        raise MissingRowsError(f"a trend over levels needs three of them, got {levels}")
-    found = [function(table, level=level, where=where, **arguments) for level in levels]
-    values = pd.DataFrame(found).reset_index(drop=True)
-    order = pd.Series(values.index, index=values.index, dtype=float)
+    values = by_level(table, of=statistic, where=where, **arguments).T
+    if len(values) < 3:
+        raise MissingRowsError(f"a trend over levels needs three of them, got {values.index.tolist()}")
+    order = pd.Series(abs(values.index - control), index=values.index)
     trend = values.loc[:, values.nunique() >= 2].corrwith(order, method="spearman")
     return trend.reindex(values.columns, fill_value=0.0).rename("value")
 
@@ -662,10 +787,10 @@ def cells(table: pd.DataFrame, *, name: str, each: Mapping[str, Any], **argument
     return values
 
 
-def at_floor(table: pd.DataFrame, *, where: Rows | None = None) -> list[Any]:
+def at_floor(table: pd.DataFrame, *, where: Rows | None = None, share: float = FLOOR) -> list[Any]:
     r"""List the groups that have nothing to lose: the control has learned next to nothing about them.
 
-    A group of test accuracy :math:`A` under the control, where the answer that is most frequent in training is right
+    A group of test accuracy :math:`A` under the control, where the answer that is most frequent in the data is right
     for a share :math:`A_0` of it, is at the floor if :math:`A_0 < 1/2` and the control avoids less than a tenth
     (`FLOOR`) of that answer's errors, :math:`(A - A_0) / (1 - A_0) < 0.1`. If this holds for all samples together, all
     groups are.
@@ -675,6 +800,7 @@ def at_floor(table: pd.DataFrame, *, where: Rows | None = None) -> list[Any]:
             this name). Without it the groups are taken for the classes, :math:`A_0 = 0`, and the test of all samples
             together is left out.
         where: Values of columns that select the rows; ``stage: control`` and ``split: test`` unless given.
+        share: Share of these errors below which a group is at the floor.
 
     Returns:
         Names of these groups, those with the fewest test samples first.
@@ -687,9 +813,9 @@ def at_floor(table: pd.DataFrame, *, where: Rows | None = None) -> list[Any]:
     found = found if "constant" in found else found.assign(constant=0.0)
     means = found.groupby("group", sort=False)[["size", "accuracy", "constant"]].mean().sort_values("size")
     overall = means.mul(means["size"], axis=0).sum() / means["size"].sum()
-    if "constant" in table and _skill(overall) < FLOOR:
+    if "constant" in table and _skill(overall) < share:
         return means.index.tolist()
-    return means.index[(_skill(means) < FLOOR) & (means["constant"] < 0.5)].tolist()
+    return means.index[(_skill(means) < share) & (means["constant"] < 0.5)].tolist()
 
 
 def _skill(means: Any) -> Any:
@@ -741,14 +867,15 @@ def _against_control(
     return change, before, sizes
 
 
-CHANGES = (accuracy_change, drop_difference, loss_difference, overall_change, spread_change)
+CHANGES = (accuracy_change, drop_correlation, drop_difference, loss_difference, overall_change, spread_change)
 """Statistics that compare a level with the control."""
 
 STATISTICS: dict[str, Callable[..., pd.Series]] = {
     function.__name__: function
     for function in (
-        accuracy_change, column_mean, contrast, drop_difference, group_correlation, group_difference, group_gap,
-        group_gap_by_chance, level_trend, loss_difference, overall_accuracy, overall_change, spread_change,
+        accuracy_change, column_mean, contrast, degradation_gap, drop_correlation, drop_difference,
+        group_correlation, group_difference, group_gap, group_gap_by_chance, level_trend, loss_difference,
+        overall_accuracy, overall_change, spread, spread_change,
     )
 }  # fmt: skip
 """By name the functions that turn a study table, and the arguments of a claim, into one value per seed."""
@@ -801,20 +928,20 @@ def _by_run_and_group(rows: pd.DataFrame, value: str) -> pd.DataFrame:
     return values
 
 
-def _extreme(values: pd.DataFrame, sizes: pd.DataFrame, share: float, *, smallest: bool) -> pd.Series:
-    """By seed, the mean over the smallest or the largest groups. Seeds stand in rows, groups in columns."""
+def _extreme(values: pd.DataFrame, sizes: pd.DataFrame, share: float, groups: str) -> pd.Series:
+    """By seed, the mean over the smallest, the largest or the other groups. Seeds stand in rows, groups in columns."""
     count = math.ceil(share * len(values.columns))
     if not 1 <= count <= len(values.columns) / 2:
         raise ValueError(f"a share of {share} of {len(values.columns)} groups leaves no smallest and largest apart")
+    part = {"smallest": slice(count), "largest": slice(-count, None), "others": slice(-count)}[groups]
     chosen = {}
     for seed, row in values.iterrows():
-        order = _by_size(sizes.loc[seed].to_numpy(), seed)
-        chosen[seed] = row.iloc[order[:count] if smallest else order[-count:]].mean(skipna=False)
+        chosen[seed] = row.iloc[_by_size(sizes.loc[seed].to_numpy(), seed)[part]].mean(skipna=False)
     return pd.Series(chosen, name="value").rename_axis("seed")
 
 
 def _smallest_minus_largest(values: pd.DataFrame, sizes: pd.DataFrame, share: float) -> pd.Series:
-    return _extreme(values, sizes, share, smallest=True) - _extreme(values, sizes, share, smallest=False)
+    return _extreme(values, sizes, share, "smallest") - _extreme(values, sizes, share, "largest")
 
 
 def _by_size(sizes: np.ndarray, seed: int) -> np.ndarray:

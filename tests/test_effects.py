@@ -30,6 +30,16 @@ def test_a_share_of_groups_is_averaged():
     assert effects.drop_difference(table, level=0.9, share=0.25).tolist() == pytest.approx([0.6])
 
 
+def test_all_other_groups_are_compared_with_the_majority():
+    """Drops of .05 for the largest, and of .1, .2 and .6 for the three others, who had .8 on average."""
+    table = study_table({3: [40, 30, 20, 10]}, {3: [1.0, 0.9, 0.8, 0.7]}, {3: [0.95, 0.8, 0.6, 0.1]})
+    given = {"level": 0.9, "share": 0.1}
+    assert effects.accuracy_change(table, groups="others", **given).tolist() == pytest.approx([-0.3])
+    assert effects.drop_difference(table, others=True, **given).tolist() == pytest.approx([0.3 - 0.05])
+    relative = effects.drop_difference(table, others=True, relative=True, **given)
+    assert relative.tolist() == pytest.approx([0.3 / 0.8 - 0.05])
+
+
 def test_a_relative_drop_is_a_share_of_what_the_groups_had():
     """Smallest two: (.8, .4) -> (.7, .1), a drop of .2 of .6; largest two: (1, .5) -> (.9, .5), .05 of .75."""
     table = study_table({3: [40, 30, 20, 10]}, {3: [1.0, 0.5, 0.8, 0.4]}, {3: [0.9, 0.5, 0.7, 0.1]})
@@ -58,6 +68,44 @@ def test_a_trend_is_the_rank_correlation_with_the_distance_from_the_control():
     assert turned.tolist() == pytest.approx([-0.5, -1.0, 0.0])
     with pytest.raises(ValueError, match="needs three of them"):
         effects.level_trend(table[table["level"] != 0.7], statistic="drop_difference", share=0.5)
+
+
+def test_a_trend_of_a_column_is_that_of_its_means():
+    """Seed 0: means of 4, 2, 1 at .02, .1, .2, which grow with the distance from 1. Seed 1: 1, 3, 2."""
+    values = {0: {0.02: 4.0, 0.1: 2.0, 0.2: 1.0}, 1: {0.02: 1.0, 0.1: 3.0, 0.2: 2.0}}
+    rows = [
+        {"seed": seed, "stage": "compressed", "split": "test", "level": level, "group": group, "distance": value + add}
+        for seed, row in values.items()
+        for level, value in row.items()
+        for group, add in (("A", 0.5), ("B", -0.5))
+    ]
+    trend = effects.level_trend(pd.DataFrame(rows), statistic="column_mean", column="distance", control=1.0)
+    assert trend.tolist() == pytest.approx([1.0, -0.5])
+
+
+def test_one_contrast_beyond_another():
+    """A constraint gives .3 under one method and .1 under the other."""
+    accuracy = {("one", True): 0.8, ("one", False): 0.5, ("two", True): 0.7, ("two", False): 0.6}
+    rows = [{"seed": 0, "method": m, "fair": f, "accuracy": value} for (m, f), value in accuracy.items()]
+    sides = {
+        method: {"where": {"method": method, "fair": True}, "against": {"method": method, "fair": False}}
+        for method in ("one", "two")
+    }
+    given = {"of": "column_mean", "column": "accuracy", **sides["one"]}
+    assert effects.contrast(pd.DataFrame(rows), **given).tolist() == pytest.approx([0.3])
+    assert effects.contrast(pd.DataFrame(rows), beyond=sides["two"], **given).tolist() == pytest.approx([0.2])
+
+
+def test_what_was_known_before_is_correlated_with_what_happened():
+    """Margins of the dense network (.1, .2, .3) and drops (.3, .1, .2): ranks (1, 2, 3) and (3, 1, 2)."""
+    dense = pd.DataFrame({"seed": 0, "stage": "dense", "group": list("ABC"), "margin": [0.1, 0.2, 0.3], "drop": 0.0})
+    after = pd.DataFrame({"seed": 0, "stage": "compressed", "group": list("ABC"), "margin": 0.5})
+    table = pd.concat([dense, after.assign(drop=[0.3, 0.1, 0.2])])
+    given = {"x": "margin", "y": "drop", "where": {"stage": "compressed"}}
+    found = effects.group_correlation(table, x_where={"stage": "dense"}, **given)
+    assert found.tolist() == pytest.approx([-0.5])
+    with pytest.raises(ValueError, match="the rows of margin and of drop do not cover the same seeds and groups"):
+        effects.group_correlation(table[1:], x_where={"stage": "dense"}, **given)
 
 
 def test_groups_of_one_size_are_ranked_by_the_seed_and_not_by_name():
@@ -134,6 +182,34 @@ def test_spread_change_by_hand():
     assert effects.spread_change(table, level=0.9).tolist() == pytest.approx([after - before])
 
 
+def test_spread_by_hand():
+    """Of the test part .8 and .8 - gap, of 30 and 10 samples: gap^2 / 2 less the mean of A(1-A)/29 and A(1-A)/9."""
+    table, test = mitigated_table(), {"split": "test"}
+    never, after = (
+        [np.mean([g**2 / 2 - (0.16 / 29 + (0.8 - g) * (0.2 + g) / 9) / 2 for g in gaps]) for gaps in by_seed]
+        for by_seed in ([(0.2, 0.4), (0.3, 0.5)], [(0.1,), (0.2,)])
+    )
+    found = effects.spread(table.sample(frac=1, random_state=0), where=test | {"when": "never"})
+    pd.testing.assert_series_equal(found, pd.Series(never, name="value").rename_axis("seed"))
+    sides = {"where": test | {"when": "after"}, "against": test | {"when": "never"}}
+    change = effects.contrast(table, of="spread", **sides)
+    assert change.tolist() == pytest.approx(np.subtract(after, never))
+    fewer = table[(table["when"] == "never") | (table["group"] == "A")]
+    with pytest.raises(ValueError, match="do not cover the same groups"):
+        effects.contrast(fewer, of="spread", **sides)
+    with pytest.raises(ValueError, match="two groups or more, with two samples or more in each"):
+        effects.spread(table.assign(size=1), where=test)
+    with pytest.raises(ValueError, match="several rows per run and group"):
+        effects.spread(table, where={})
+
+
+def test_spread_change_is_the_contrast_of_spread_with_the_control():
+    test = {"split": "test"}
+    sides = {"where": test | {"stage": "compressed", "level": 0.9}, "against": test | {"stage": "control"}}
+    found = effects.contrast(TABLE.assign(when="never"), of="spread", **sides)
+    pd.testing.assert_series_equal(found, effects.spread_change(TABLE, level=0.9))
+
+
 @pytest.mark.parametrize(
     ("before", "after"),
     [([0.9] * 5, [0.5] * 5), ([0.98, 0.83], [0.65, 0.5]), ([0.95, 0.9, 0.85], [0.8, 0.5, 0.4])],
@@ -152,7 +228,7 @@ def test_spread_change_is_unbiased_whatever_the_accuracies(before, after):
 def test_spread_change_refuses_what_it_cannot_compare():
     with pytest.raises(ValueError, match="two groups or more"):
         effects.spread_change(TABLE[TABLE["group"] == "A"], level=0.9)
-    with pytest.raises(ValueError, match="two test samples or more in each"):
+    with pytest.raises(ValueError, match="two samples or more in each"):
         effects.spread_change(TABLE.assign(size=1), level=0.9)
     with pytest.raises(ValueError, match="same seeds and groups"):
         effects.spread_change(TABLE[(TABLE["stage"] == "control") | (TABLE["group"] != "C")], level=0.9)
@@ -234,6 +310,10 @@ def test_group_difference_by_hand():
     )
     values = effects.group_difference(table, column="share", where={"kind": "pruned"})
     assert values.tolist() == pytest.approx([0.5, 0.1])
+    relative = effects.group_difference(table, column="share", relative=True, where={"kind": "pruned"})
+    assert relative.tolist() == pytest.approx([0.5 / 0.3, 0.1 / 0.2])
+    with pytest.raises(ValueError, match="needs a positive mean over the groups; that of share is not"):
+        effects.group_difference(table, column="share", relative=True, where={"kind": "dense"})
     ends = effects.extremes(table[table["kind"] == "pruned"], column="share")
     assert ends.to_dict("list") == {"smallest": [0.6, 0.3], "largest": [0.1, 0.2]} and list(ends.index) == [0, 1]
     with pytest.raises(ValueError, match="several rows per seed and group"):
@@ -280,6 +360,22 @@ def test_group_correlation_by_hand_and_by_scipy():
         effects.group_correlation(table[table["group"] < "C"], x="x", y="y", where={"split": "train"})
 
 
+def test_who_was_low_in_the_original_network_is_ranked_against_the_drop():
+    """Seed 0: A was best, then B, C; drops of 0, .1, .3: -1. Seed 1: .1, 0, .3, 2 of 3 in order: -.5. Seed 2: none."""
+    control = {seed: [0.9, 0.9, 0.9] for seed in range(3)}
+    pruned = {0: [0.9, 0.8, 0.6], 1: [0.8, 0.9, 0.6], 2: [0.7, 0.7, 0.7]}
+    table = study_table({seed: [30, 20, 10] for seed in range(3)}, control, pruned)
+    dense = (table["stage"] == "dense") & (table["split"] == "test")
+    with pytest.raises(effects.UndefinedError, match="three groups that differ in accuracy"):
+        effects.drop_correlation(table, level=0.9)
+    table.loc[dense, "accuracy"] = table.loc[dense, "group"].map({"A": 0.9, "B": 0.8, "C": 0.7})
+    assert effects.drop_correlation(table, level=0.9).tolist() == pytest.approx([-1.0, -0.5, 0.0])
+    with pytest.raises(ValueError, match="do not cover the same seeds and groups"):
+        effects.drop_correlation(table[~dense | (table["seed"] != 1)], level=0.9)
+    with pytest.raises(effects.MissingRowsError, match="no row with stage = 'dense'"):
+        effects.drop_correlation(table[table["stage"] != "dense"], level=0.9)
+
+
 def test_column_mean_by_hand():
     table = pd.DataFrame({"seed": [0, 0, 1], "statement": ["one", "two", "one"], "violated": [0.25, 0.75, 1.0]})
     assert effects.column_mean(table, column="violated").to_dict() == {0: 0.5, 1: 1.0}
@@ -298,6 +394,22 @@ def mitigated_table() -> pd.DataFrame:
         for group, size, accuracy in (("A", 30, 0.8), ("B", 10, 0.8 - gap - shift))
     ]
     return pd.DataFrame(rows, columns=["seed", "stage", "level", "when", "split", "group", "size", "accuracy"])
+
+
+def test_degradation_gap_by_hand():
+    # Seed 0: A drops .1 and B .3; seed 1: A gains .1 and B drops .1. The control is no dense network.
+    table = study_table({0: [9, 9], 1: [9, 9]}, {0: [0.9, 0.8], 1: [0.7, 0.6]}, {0: [0.8, 0.5], 1: [0.8, 0.5]})
+    table = table.assign(when="never")
+    where, dense = {"stage": "compressed", "split": "test"}, {"stage": "control", "split": "test"}
+    found = effects.degradation_gap(table, where=where, dense=dense)
+    pd.testing.assert_series_equal(found, pd.Series({0: 0.2, 1: 0.2}, name="value").rename_axis("seed"))
+    runs = pd.DataFrame({"seed": [0, 0, 1, 1], "pruner": ["dense", "x"] * 2, "signed": [0.1, 0.3, 0.1, -0.4]})
+    where, dense = {"pruner": "x"}, {"pruner": "dense"}
+    assert effects.degradation_gap(runs, where=where, dense=dense).tolist() == pytest.approx([0.2, 0.5])
+    with pytest.raises(ValueError, match="a seed has no run"):
+        effects.degradation_gap(runs.drop(2), where=where, dense=dense)
+    with pytest.raises(ValueError, match="not one run per seed"):
+        effects.degradation_gap(runs.assign(pruner="x"), where=where, dense=where)
 
 
 def test_group_gap_by_hand():

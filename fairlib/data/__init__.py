@@ -11,7 +11,16 @@ from fairlib._validation import check_settings, lookup
 from fairlib.data import celeba, digits, folder, labelled, lfw, synthetic_faces, utkface
 from fairlib.data.collection import Collection, Request, check_count, select
 from fairlib.data.dataset import GroupedDataset, Sizes, Splits
-from fairlib.data.splitting import PARTS, check_fractions, check_group_sizes, drop_duplicates, fill_parts, seed_sequence
+from fairlib.data.near_duplicates import near_duplicates as grouped
+from fairlib.data.splitting import (
+    PARTS,
+    check_fractions,
+    check_group_sizes,
+    drop_duplicates,
+    fill_parts,
+    first_parts,
+    seed_sequence,
+)
 
 __all__ = ["DATASETS", "GroupedDataset", "Splits", "load"]
 
@@ -33,6 +42,10 @@ EQUAL: dict[str, dict[str, Any]] = {"digits": {"imbalance": 1.0}, "synthetic-fac
 """Settings that make all groups equally large, for the data sets that have such settings."""
 
 
+NEAR_DUPLICATES = ("together", "ignored")
+"""What :func:`load` may do with photographs that are nearly the same: keep them in one part, or split them freely."""
+
+
 def load(
     name: str,
     *,
@@ -46,6 +59,7 @@ def load(
     equal: bool = False,
     rare: Sizes | None = None,
     rare_in: Sequence[str] = PARTS,
+    near_duplicates: str = "together",
     **settings: Any,
 ) -> Splits:
     """Load a data set, split for training, validation and test.
@@ -53,7 +67,8 @@ def load(
     First, samples whose target or group is undefined are left out. Then, of images with the same bytes, the first is
     kept if all agree on target and group (in CIFAR-10, SVHN, MNIST and Fashion-MNIST the first is in the training
     part), and none if they do not. The rest is split so that every crossing of target and group follows
-    ``fractions``. ``report`` counts the samples that each step dropped.
+    ``fractions``; photographs that are nearly the same go to one part. ``report`` counts the samples that each step
+    dropped.
 
     Args:
         name: Name of the data set in ``DATASETS``.
@@ -74,6 +89,12 @@ def load(
         rare: Shares of samples to keep, in (0, 1], by group or by ``(group, target)``, given by name or code:
             ``{(1, 1): 0.1}`` keeps a tenth of the second group's second target (``Splits.imbalance``).
         rare_in: Names of the parts to which ``rare`` applies.
+        near_duplicates: ``"together"``: near-duplicates (:mod:`fairlib.data.near_duplicates`, found in the pixels as
+            they are loaded, at ``image_size``) go to the same part. Where the data set itself assigns parts, those in
+            its first part stay there, and those in the other parts are dropped, as copies with the same bytes are.
+            ``report`` counts the images that have a near-duplicate (``near_duplicates``) and the dropped ones
+            (``near_duplicates_dropped``). Only photographs are compared: not ``digits``, ``mnist``,
+            ``fashion-mnist`` and ``synthetic-faces``. ``"ignored"``: images are split one by one, as in edition 0.1.
         settings: Settings of this data set: the keyword-only parameters of ``DATASETS[name]``.
 
     Returns:
@@ -91,6 +112,7 @@ def load(
     check_settings(f"data set {name!r}", source, settings)
     if image_size:
         check_count("image_size", image_size, "a positive integer, or 0 for the data set's own")
+    lookup("treatment of near_duplicates", near_duplicates, dict.fromkeys(NEAR_DUPLICATES))
     draw_seed, split_seed = seed_sequence(seed).spawn(2)
     request = Request(str(root), image_size or None, check_fractions(fractions), draw_seed)
     collection = source(request, **settings)
@@ -100,12 +122,22 @@ def load(
     rows = np.flatnonzero((targets >= 0) & (groups >= 0))
     images = collection.images(rows)
     kept, dropped = drop_duplicates(images, np.stack([targets[rows], groups[rows]], axis=1))
+    undefined = len(collection.table) - len(kept) - sum(dropped.values())
     images, rows = images[kept], rows[kept]
-    targets, groups = targets[rows], groups[rows]
-
     given = None if collection.parts is None else collection.parts[rows]
+
+    units = None
+    if collection.photographs and near_duplicates == "together":
+        units = grouped(images)
+        stay = np.ones(len(rows), dtype=bool) if given is None else first_parts(given, units)
+        dropped["near_duplicates"] = int((np.bincount(units) > 1)[units].sum())
+        dropped["near_duplicates_dropped"] = int((~stay).sum())
+        images, rows, units = images[stay], rows[stay], units[stay]
+        given = None if given is None else given[stay]
+
+    targets, groups = targets[rows], groups[rows]
     cells = groups * len(target_names) + targets
-    parts = fill_parts(given, cells, request.fractions, np.random.default_rng(split_seed))
+    parts = fill_parts(given, cells, request.fractions, np.random.default_rng(split_seed), units)
     check_group_sizes(parts, groups, group_names)
     whole = {
         part: GroupedDataset(images[members], targets[members], groups[members], target_names, group_names)
@@ -113,7 +145,7 @@ def load(
     }
     report = {
         **collection.report,
-        "undefined": len(collection.table) - len(kept) - sum(dropped.values()),
+        "undefined": undefined,
         **dropped,
         **{part: len(data) for part, data in whole.items()},
     }

@@ -39,6 +39,8 @@ class Collection:
         target, group: Names of the default target and the default group; None if the user has to choose.
         parts: Part of each sample, int ``(N,)``: 0 train, 1 val, 2 test, -1 if :func:`fairlib.load` is to assign it;
             None if it is to assign all.
+        photographs: Whether the pictures are photographs, in which images that are nearly the same are the same
+            picture. Handwritten digits of different people, and drawings, look alike without being copies.
         report: Counts of what was found and what was skipped.
     """
 
@@ -47,6 +49,7 @@ class Collection:
     target: str | None
     group: str | None
     parts: np.ndarray | None = None
+    photographs: bool = False
     report: Mapping[str, Any] = field(default_factory=dict)
 
 

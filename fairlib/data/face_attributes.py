@@ -51,6 +51,7 @@ def faces_with(
         images=decoder(paths, request.image_size or 64),
         target=target,
         group="gender",
+        photographs=True,
         report={
             "found": len(files),
             "unlisted": len(files) - len(known),

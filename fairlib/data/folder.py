@@ -64,6 +64,7 @@ def folder(
         target=None,
         group=None,
         parts=None if parts is None else parts[rows],
+        photographs=True,
         report={"found": len(cells), "not_drawn": len(cells) - len(rows)},
     )
 

@@ -3,6 +3,7 @@
 import gzip
 import zlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,7 @@ def cifar10(request: Request, *, keep: Shares = None, limit: int | None = None, 
         codes = {name: code for code, name in enumerate(CIFAR10)}
         labels = [[lookup("class folder", file.parent.name, codes) for file in half] for half in files]
         images = decoder(files[0] + files[1], request.image_size or 32)
-    return _collection(request, "label", CIFAR10, images, labels, keep, limit)
+    return replace(_collection(request, "label", CIFAR10, images, labels, keep, limit), photographs=True)
 
 
 def svhn(request: Request, *, keep: Shares = None, limit: int | None = None, download: bool = False) -> Collection:
@@ -98,7 +99,8 @@ def svhn(request: Request, *, keep: Shares = None, limit: int | None = None, dow
     home = root if (root / "train_32x32.mat").is_file() else root / "svhn"
     halves = [_verified(datasets.SVHN, how_to_get, home, download, split=part) for part in ("train", "test")]
     images = _scaled(np.concatenate([half.data for half in halves]), request.image_size or 32)
-    return _collection(request, "digit", DIGITS, images, [half.labels for half in halves], keep, limit)
+    labels = [half.labels for half in halves]
+    return replace(_collection(request, "digit", DIGITS, images, labels, keep, limit), photographs=True)
 
 
 def mnist(request: Request, *, keep: Shares = None, limit: int | None = None, download: bool = False) -> Collection:

@@ -1,4 +1,4 @@
-"""Honest splits: first duplicates are dropped, then every crossing of target and group is shared out alike."""
+"""Honest splits: duplicates are dropped, near-duplicates stay together, all crossings of target and group follow."""
 
 from collections.abc import Sequence
 from hashlib import blake2b
@@ -143,14 +143,68 @@ def check_group_sizes(parts: np.ndarray, groups: np.ndarray, group_names: Sequen
                 raise ValueError(f"{found}, and needs {MINIMUM}: load more data, or choose coarser groups")
 
 
+def first_parts(given: np.ndarray, units: np.ndarray) -> np.ndarray:
+    """Tell which samples stay if a unit has members in several of the parts that a data set assigns: its first part's.
+
+    Args:
+        given: Part of each sample, int ``(N,)``; -1, to be assigned, comes before all others.
+        units: Unit of each sample, int ``(N,)``, 0 to U - 1.
+
+    Returns:
+        bool ``(N,)``.
+    """
+    first = np.full(units.max(initial=-1) + 1, len(PARTS))
+    np.minimum.at(first, units, given)
+    return given == first[units]
+
+
+def unite(parts: np.ndarray, units: np.ndarray, cells: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Bring every unit (near-duplicates of one picture) into one part, by exchanging samples of the same cell.
+
+    A unit goes to the part of a random member. For every member that has to move there, a random sample of its cell
+    that is alone in its unit comes back, so that the sizes of all cells in all parts stay as they were; where the part
+    has no such sample, they change by one.
+
+    Args:
+        parts: Part of each sample, int ``(N,)``, from a random split.
+        units: Unit of each sample, int ``(N,)``, 0 to U - 1.
+        cells: Cell (a crossing of target and group) of each sample, int ``(N,)``.
+        rng: Generator that draws where a unit goes and what comes back.
+
+    Returns:
+        The part of each sample, int64 ``(N,)``.
+    """
+    parts = parts.copy()
+    sizes = np.bincount(units)
+    alone = sizes[units] == 1
+    for unit in np.flatnonzero(sizes > 1):
+        members = np.flatnonzero(units == unit)
+        target = parts[rng.choice(members)]
+        for member in members[parts[members] != target]:
+            there = np.flatnonzero(alone & (parts == target) & (cells == cells[member]))
+            if len(there):
+                parts[rng.choice(there)] = parts[member]
+            parts[member] = target
+    return parts
+
+
 def fill_parts(
-    given: np.ndarray | None, cells: np.ndarray, fractions: Sequence[float], rng: np.random.Generator
+    given: np.ndarray | None,
+    cells: np.ndarray,
+    fractions: Sequence[float],
+    rng: np.random.Generator,
+    units: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Assign the samples that a data set left open (-1, or all) to the parts that the data set does not fill itself."""
+    """Assign the samples that a data set left open (-1, or all) to the parts that the data set does not fill itself.
+
+    Samples of one of the ``units`` that are left open go to the same part.
+    """
     parts = np.full(len(cells), -1) if given is None else given.copy()
     undecided = parts < 0
     free = np.setdiff1d(np.arange(len(PARTS)), parts)
     if undecided.any():
         shares = np.asarray(fractions)[free]
-        parts[undecided] = free[stratified_parts(cells[undecided], shares / shares.sum(), rng)]
+        drawn = stratified_parts(cells[undecided], shares / shares.sum(), rng)
+        drawn = drawn if units is None else unite(drawn, units[undecided], cells[undecided], rng)
+        parts[undecided] = free[drawn]
     return parts

@@ -59,6 +59,7 @@ def utkface(request: Request, *, limit: int | None = None) -> Collection:
         images=decoder(paths, request.image_size or 64),
         target="race",
         group="race",
+        photographs=True,
         report={
             "found": len(files),
             "malformed": len(malformed),

@@ -1,12 +1,12 @@
 """What a model does to each group: performance, gradients, curvature, distance to the boundary. Nothing here trains."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pandas as pd
 from torch import nn
 
-from fairlib._validation import lookup
+from fairlib._validation import check_settings, lookup
 from fairlib.data import GroupedDataset
 from fairlib.diagnostics.boundary import MEASURES, boundary_distance, sample_boundary_distance
 from fairlib.diagnostics.computable import NotComputable, NotFinite
@@ -14,7 +14,8 @@ from fairlib.diagnostics.curvature import ConvergenceWarning, group_eigenvalues,
 from fairlib.diagnostics.exemplars import exemplars, group_exemplars
 from fairlib.diagnostics.gradients import group_gradients
 from fairlib.diagnostics.hessian_bound import hessian_bound
-from fairlib.diagnostics.performance import group_performance
+from fairlib.diagnostics.lanczos import LEAST
+from fairlib.diagnostics.performance import constant_accuracy, group_performance
 from fairlib.diagnostics.sample_gradients import sample_gradient_norms
 from fairlib.diagnostics.taylor import excessive_loss_bound, taylor_terms
 from fairlib.network.evaluation import Predictions, predict
@@ -44,47 +45,55 @@ __all__ = [
 
 
 class Diagnostic(NamedTuple):
-    """A function from model and data to a table by group, and the names of the table's columns."""
+    """A function from model and data to a table by group, with settings by keyword, and the names of its columns."""
 
-    function: Callable[[nn.Module, GroupedDataset], pd.DataFrame]
+    function: Callable[..., pd.DataFrame]
     columns: tuple[str, ...]
 
 
-def _largest_eigenvalues(model: nn.Module, data: GroupedDataset) -> pd.DataFrame:
-    return group_eigenvalues(model, data, ends="largest", intervals=False)[["largest", "residual"]]
+def _largest_eigenvalues(model: nn.Module, data: GroupedDataset, *, least: int = LEAST) -> pd.DataFrame:
+    return group_eigenvalues(model, data, ends="largest", intervals=False, least=least)[["largest", "residual"]]
 
 
 def _probability_margins(model: nn.Module, data: GroupedDataset) -> pd.DataFrame:
     return boundary_distance(model, data)[["mean"]]
 
 
+def _constant(_: nn.Module, data: GroupedDataset) -> pd.DataFrame:
+    return constant_accuracy(data)
+
+
 DIAGNOSTICS: dict[str, Diagnostic] = {
     "gradient": Diagnostic(group_gradients, ("norm", "noise_floor", "debiased_square")),
     "curvature": Diagnostic(_largest_eigenvalues, ("largest", "residual")),
     "boundary": Diagnostic(_probability_margins, ("mean",)),
+    "constant": Diagnostic(_constant, ("constant",)),
 }
 
 
-def diagnose(name: str, model: nn.Module, data: GroupedDataset) -> tuple[pd.DataFrame, str | None]:
-    """Compute a diagnostic by its name, which becomes the prefix of its columns.
+def diagnose(name: str, model: nn.Module, data: GroupedDataset, **settings: Any) -> tuple[pd.DataFrame, str | None]:
+    """Compute a diagnostic by its name, which becomes the prefix of its columns but for one of the same name.
 
     Args:
         name: Name of a diagnostic in ``DIAGNOSTICS``.
         model: Any classifier.
         data: Samples with groups.
+        settings: Settings of the diagnostic: ``least`` of ``"curvature"`` (:func:`group_eigenvalues`).
 
     Returns:
         The table by group and None; if the diagnostic raises :class:`NotComputable`, a table of NaN and the reason.
 
     Raises:
         ValueError: If the name is unknown.
+        TypeError: If a setting is unknown.
         Exception: Whatever else the diagnostic raises, from bad input or a bug.
     """
     diagnostic = lookup("diagnostic", name, DIAGNOSTICS)
+    check_settings(f"diagnostic {name!r}", diagnostic.function, settings)
     try:
-        table, reason = diagnostic.function(model, data), None
+        table, reason = diagnostic.function(model, data, **settings), None
     except NotComputable as error:
         index = pd.Index(data.group_names, name="group")
         table = pd.DataFrame(float("nan"), index=index, columns=list(diagnostic.columns))
         reason = f"{name}: could not be computed for this model ({error})"
-    return table.add_prefix(f"{name}_"), reason
+    return table.rename(columns={column: f"{name}_{column}" for column in table if column != name}), reason

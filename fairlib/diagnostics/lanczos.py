@@ -139,16 +139,35 @@ class KrylovInStep(Krylov):
         return values.numpy(), vectors.numpy()
 
 
+LEAST = 8
+"""Steps of a Lanczos process before it may end by itself.
+
+A start dominated by the eigenvector of the second largest eigenvalue converges to that in two or three steps, with a
+small estimate of the error. For diag(1, .9, and others up to .3) of sizes 500 to 50,000 and such starts the largest
+eigenvalue was missed in 99 % of 1,200 cases; with at least 4, 5, 6, 7 and 8 steps in 96, 63, 9, 1 and 0 % of them.
+In 120 groups of trained networks on digits 8 steps double the products of a search for the largest eigenvalue alone
+(from 4.5 to 9.1 on average) and move it by up to 3e-4; a search for both ends takes 3 % more (17.3 for 16.8).
+"""
+
+
 def lanczos(
-    product: Product, start: Tensor, *, ends: str = "both", tol: float = 3e-4, limit: int = 200, room: int | None = None
+    product: Product,
+    start: Tensor,
+    *,
+    ends: str = "both",
+    tol: float = 3e-4,
+    limit: int = 200,
+    room: int | None = None,
+    least: int = LEAST,
 ) -> tuple[dict[int, Ritz], float, int]:
     r"""Find extreme eigenpairs by the Lanczos process with full reorthogonalization.
 
     After k products the best approximations in :math:`\operatorname{span}\{q, Aq, \dots, A^{k-1} q\}` are known. The
     process ends when the estimated error of every wanted value is below ``tol`` times the largest absolute Ritz value
     and the smallest value has moved by no more than that in the last step (a Hessian has so many eigenvalues near zero
-    that a false smallest one converges early); or after ``limit`` products; or when the span is the whole space or
-    invariant under A. Inner products are summed in float64, whatever the type of the vectors.
+    that a false smallest one converges early), but not before ``least`` products; or after ``limit`` products; or when
+    the span is the whole space or invariant under A. Inner products are summed in float64, whatever the type of the
+    vectors.
 
     Args:
         product: Function :math:`v \mapsto Av` for vectors ``(P,)``, A symmetric.
@@ -159,6 +178,7 @@ def lanczos(
         room: Largest number of vectors in a basis, at least 8; by default any number. A full basis is replaced by the
             half of its Ritz vectors that is nearest to the wanted ends, and the process goes on from there (a thick
             restart), with more products in all. While that half is formed memory holds half as many vectors more.
+        least: Smallest number of products, unless the limit or the space is smaller; 1 for edition 0.1's process.
 
     Returns:
         The Ritz pair for each place of ``ENDS[ends]``, the largest absolute Ritz value that was met, and the number of
@@ -182,7 +202,7 @@ def lanczos(
         settled = 0 not in errors or lowest - values[0] <= bound
         lowest = values[0]
         converged = settled and all(error <= bound for _, error, _ in errors.values())
-        if converged or process.exhausted or process.count >= limit:
+        if (converged and process.count >= least) or process.exhausted or process.count >= limit:
             break
         if len(process.basis) == room:
             process.restart(_nearest(values, room // 2, ends))

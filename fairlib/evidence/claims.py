@@ -23,7 +23,6 @@ import yaml
 
 from fairlib import environment
 from fairlib._validation import lookup
-from fairlib.data import DATASETS
 from fairlib.effects import STATISTICS, MissingRowsError, at_floor, cells
 from fairlib.evidence.verdict import DECIDED, MIN_SEEDS, Criterion, Verdict, judge
 from fairlib.statistics import benjamini_hochberg
@@ -137,6 +136,8 @@ class Claim:
         if self.statistic is not None and self.not_testable:
             raise ValueError("a claim has either a statistic or the reason not_testable, not both")
         if self.data is not None:
+            from fairlib.data import DATASETS  # Takes torch, which the console command does not wait for without need.
+
             lookup("data set", str(self.data).partition("/")[0], DATASETS)
         if self.repaired is not None:
             self._check_repair()
@@ -219,10 +220,10 @@ def evaluate(claims: Sequence[Claim], root: str | Path) -> pd.DataFrame:
     Returns:
         One row per claim, reading and table (one in all for a claim that is not testable): ``claim paper kind reading
         evidence table decides verdict estimate low high seeds worst_cell worst_estimate``, then ``reason p_value
-        equivalence needed family test survives``. ``decides`` is False where the table is of another data set than the
-        claim names. ``test`` is a number: rows that ask the same of the same table are one test, whatever their
-        statements. ``survives`` is False where a verdict does not survive a false-discovery rate of 5 % (Benjamini and
-        Hochberg) over the tests of its family, else True.
+        equivalence needed family data test survives``. ``decides`` is False where the table is of another data set than
+        the claim names; ``data`` are the data sets of the table. ``test`` is a number: rows that ask the same of the
+        same table are one test, whatever their statements. ``survives`` is False where a verdict does not survive a
+        false-discovery rate of 5 % (Benjamini and Hochberg) over the tests of its family, else True.
 
     Raises:
         ValueError: If a table does not give a claim's statistic or floor, or lacks a cell; the message names both.
@@ -232,12 +233,12 @@ def evaluate(claims: Sequence[Claim], root: str | Path) -> pd.DataFrame:
     for claim in claims:
         for reading, read in claim.readings.items():
             for evidence, table in read.tables.items() or [("", "")]:
-                found, decides, same = _judge(read, Path(root, table))
+                found, decides, same, data = _judge(read, Path(root, table))
                 row: dict[str, Any] = {"claim": claim.id, "paper": claim.paper, "kind": claim.kind, "reading": reading}
                 row |= {"evidence": evidence, "table": table, "decides": decides, "verdict": found.name}
                 row |= {**found.interval._asdict(), "seeds": found.seeds, "worst_cell": found.worst_cell}
                 row |= {"worst_estimate": found.worst_estimate, "reason": found.reason, "p_value": found.p_value}
-                row |= {"equivalence": found.equivalence, "needed": found.needed, "family": read.family}
+                row |= {"equivalence": found.equivalence, "needed": found.needed, "family": read.family, "data": data}
                 rows.append(row | {"test": tests.setdefault(f"{table}: {same}", len(tests))})
     results = pd.DataFrame(rows).astype({"needed": "Int64"})
     results["survives"] = ~results["verdict"].isin(DECIDED) | results["p_value"].isna()
@@ -298,20 +299,26 @@ def verdicts(table: pd.DataFrame, notebook: str) -> pd.DataFrame:
     return on_table(load(path) if path.is_file() else [], table, notebook)
 
 
-def _judge(claim: Claim, table: Path) -> tuple[Verdict, bool, str]:
-    """The verdict, whether the table decides the claim, and a text that is the same for the same test."""
+def read_table(path: str | Path) -> pd.DataFrame:
+    """Read a table that a claim names, Parquet or CSV."""
+    return pd.read_parquet(path) if Path(path).suffix == ".parquet" else pd.read_csv(path)
+
+
+def _judge(claim: Claim, table: Path) -> tuple[Verdict, bool, str, str]:
+    """The verdict, whether the table decides the claim, a text that is the same for the same test, the data sets."""
     if claim.not_testable:
-        return Verdict("not testable here", claim.not_testable), False, claim.id
+        return Verdict("not testable here", claim.not_testable), False, claim.id, ""
     if claim.statistic is None:
-        return Verdict("undecided", "nothing tests it yet"), False, claim.id
+        return Verdict("undecided", "nothing tests it yet"), False, claim.id, ""
     if not table.is_file():
-        return Verdict("undecided", "its table has not been recorded"), False, claim.id
-    records = pd.read_parquet(table) if table.suffix == ".parquet" else pd.read_csv(table)
+        return Verdict("undecided", "its table has not been recorded"), False, claim.id, ""
+    records = read_table(table)
     try:
         found, values = _tested(claim, records)
     except ValueError as error:
         raise ValueError(f"claim {claim.id!r}, {table}: {error}") from None
-    return found, _is_about(claim, records, table), _fingerprint(claim, values)
+    data = ", ".join(sorted(set(records["data"].dropna()))) if "data" in records else ""
+    return found, _is_about(claim, records, table), _fingerprint(claim, values), data
 
 
 def _tested(claim: Claim, table: pd.DataFrame) -> tuple[Verdict, pd.Series | pd.DataFrame]:

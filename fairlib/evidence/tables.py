@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
 
-from fairlib import effects, environment, plots
+from fairlib import effects, environment, linearization, plots, pruning
 from fairlib.data import GroupedDataset, Splits
 from fairlib.statistics import sign_flip_test, t_interval
 
@@ -23,6 +23,21 @@ if TYPE_CHECKING:
 EMBEDDED = ("digits", "synthetic-faces", "parabola")
 """Names of data sets that come with the package or are drawn; a study of any other one is a real-data run."""
 
+NO_PHOTOGRAPHS = (*EMBEDDED, "mnist", "fashion-mnist")
+"""Names of data sets in which near-duplicates are not looked for."""
+
+EDITION_0_1 = {"near_duplicates": "ignored", "held_out": "train", "least": 1}
+"""What recorded tables stand for that lack these parameters of their notebooks: near-duplicates were split apart, a
+method held out data that the dense network knew, and a Lanczos process had no least number of steps."""
+
+HOLD_OUT = {
+    f"{kind}:{name}"
+    for kind, methods in (("prune", pruning.METHODS), ("linearize", linearization.METHODS))
+    for name, method in methods.items()
+    if "val" in method.takes
+}
+"""Names of the methods that choose on held-out data, as a study names them."""
+
 Row = Mapping[str, Any]
 Names = str | Sequence[str] | None
 
@@ -31,8 +46,8 @@ Names = str | Sequence[str] | None
 class Recorded:
     """A recorded table, or the path of a missing one; true if the table exists.
 
-    As a text it is the line that says where the table comes from (:func:`fairlib.plots.provenance`); empty if the table
-    is missing.
+    As a text it is the line that says where the table comes from (:func:`fairlib.plots.provenance`), and in which
+    respect it was computed as edition 0.1 did; empty if the table is missing.
 
     Attributes:
         path: Path of the CSV file; its provenance has the same name with the suffix ``.json``.
@@ -49,7 +64,21 @@ class Recorded:
         if self.table is None:
             return ""
         evidence = "embedded study" if self.table["data"].dropna().isin(EMBEDDED).all() else "real-data run"
-        return plots.source(self.table, evidence, self.path.with_suffix(".json"))
+        return ", ".join([plots.source(self.table, evidence, self.path.with_suffix(".json")), *self._as_before()])
+
+    def _as_before(self) -> list[str]:
+        """What was done as edition 0.1 did it, by the recorded parameters, as far as it concerns the table."""
+        if self.table is None:
+            return []
+        recorded = EDITION_0_1 | (self.provenance.get("parameters") or {})
+        concerned = {
+            "near-duplicates not kept together": recorded["near_duplicates"] == "ignored"
+            and not self.table["data"].dropna().isin(NO_PHOTOGRAPHS).all(),
+            "held-out data known to the dense network": recorded["held_out"] == "train"
+            and "method" in self.table
+            and self.table["method"].isin(HOLD_OUT).any(),
+        }
+        return [remark for remark, holds in concerned.items() if holds]
 
     @property
     def provenance(self) -> dict[str, Any]:

@@ -25,6 +25,7 @@ import pandas as pd
 
 from fairlib.evidence import claims, grids, runs
 from fairlib.evidence.runs import ParameterError, RunError
+from fairlib.evidence.tables import EDITION_0_1
 
 TOLERANCE = 1e-5  # Six digits are stored: rounding alone can make nearly equal numbers differ by one in the last.
 
@@ -93,7 +94,7 @@ def _commit(run: Mapping[str, Any]) -> str:
 
 
 def _points(table: Path, recorded: Mapping[str, Any], seeds: int, suffix: str) -> list[grids.Point]:
-    """The runs to do. Print which recorded parameters no longer exist, and which new ones keep their default."""
+    """The runs to do. Print which recorded parameters no longer exist, and which value those have that are new."""
     root = Path(os.path.relpath(runs.project_root(table)))
     notebook = root / recorded["notebook"]
     if not notebook.is_file():
@@ -102,6 +103,10 @@ def _points(table: Path, recorded: Mapping[str, Any], seeds: int, suffix: str) -
     for name in [name for name in fixed if name not in known]:
         print(f"left out: {name} = {fixed.pop(name)!r}, which the notebook no longer has")
     for name in [name for name in known if name not in fixed]:
+        if name in EDITION_0_1:
+            fixed[name] = EDITION_0_1[name]
+            print(f"not recorded, so the value of edition 0.1 applies: {name} = {fixed[name]!r}")
+            continue
         print(f"not recorded, so the default of the notebook applies: {name} = {known[name].default!r}")
     lists = {name: value for name, value in recorded["parameters"].items() if isinstance(value, list)}
     varied = tuple(name for name in fixed if name in lists or name == "first_seed")

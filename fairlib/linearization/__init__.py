@@ -161,6 +161,9 @@ class Linearization(Compressor):
     def check(self, name: str, **settings: Any) -> None:
         check(name, finetune=0, **settings)
 
+    def holds_out(self, name: str) -> bool:
+        return "val" in METHODS[name].takes
+
     def constrained(self, name: str) -> bool:
         return METHODS[name].constrained
 

@@ -227,7 +227,8 @@ class _EqualCurvatureRun:
             loss = MeanLoss(self.model, self.data, index)
             previous = self.vectors.get(code)
             flat = None if previous is None else torch.cat([part.flatten() for part in previous])
-            found = extremes(loss, Eigensearch("largest", tol=1e-2), flat)
+            # One step may do here: the vector goes on turning in the steps of the next epoch, from the one of the last.
+            found = extremes(loss, Eigensearch("largest", tol=1e-2, least=1), flat)
             self.gradients += len(loss.index) * (1 + 2 * found.hvps)
             self.vectors[code] = list(loss.split(found.pairs[-1].vector).values())
             self.shifts[code] = found.scale

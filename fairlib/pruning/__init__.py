@@ -31,8 +31,8 @@ METHODS: dict[str, Method] = {
     "snip": Method(snip, takes=("data", "seed")),
     "lottery": Method(lottery, takes=("data", "train", "seed")),
     "fairgrape": Method(fairgrape, takes=("data",)),
-    "bip": Method(bip, takes=("data", "train", "seed"), constrained=False, gather=bip_from_flat),
-    "bifp": Method(bifp, takes=("data", "train", "seed"), constrained=False, gather=from_flat),
+    "bip": Method(bip, takes=("data", "train", "val", "seed"), constrained=False, gather=bip_from_flat),
+    "bifp": Method(bifp, takes=("data", "train", "val", "seed"), constrained=False, gather=from_flat),
     "random": Method(random, takes=("seed",)),
 }
 
@@ -44,6 +44,7 @@ def prune(
     sparsity: float,
     data: GroupedDataset | None = None,
     train: Settings | None = None,
+    val: GroupedDataset | None = None,
     schedule: Schedule = "one-shot",
     seed: int = 0,
     **settings,
@@ -59,6 +60,8 @@ def prune(
             the shape of its inputs, and also take a tensor of inputs.
         train: Arguments of :func:`fairlib.fit` for each training; only for a method or a schedule that trains
             (``"lottery"``, ``"bip"``, ``"bifp"``; ``"iterative"``, ``"gradual"``).
+        val: Held-out data, for a method that needs some (``"bip"``, ``"bifp"``); by default such a method splits
+            ``data`` by ``seed``.
         schedule: ``"one-shot"`` (all weights at once, no training), ``"iterative"``
             (:func:`fairlib.pruning.iterative`) or ``"gradual"`` (:func:`fairlib.pruning.gradual`); or a pair of such a
             name and its settings. ``"lottery"``, ``"bip"`` and ``"bifp"`` have a schedule of their own.
@@ -76,7 +79,7 @@ def prune(
     """
     check(method, schedule=schedule, train=train, **settings)
     check_number("sparsity", sparsity, 0, 1)
-    offered = {"data": data, "train": {"seed": seed, **(train or {})}, "seed": seed}
+    offered = {"data": data, "train": {"seed": seed, **(train or {})}, "val": val, "seed": seed}
     pruner = METHODS[method]
     once = partial(pruner.function, **pruner.arguments(f"method {method!r}", offered, settings))
     name, options = _named(schedule)
@@ -123,6 +126,9 @@ class Pruning(Compressor):
 
     def compress(self, model: nn.Module, name: str, level: float, **settings: Any) -> nn.Module:
         return prune(model, name, sparsity=level, **settings)
+
+    def holds_out(self, name: str) -> bool:
+        return "val" in METHODS[name].takes
 
     def constrained(self, name: str) -> bool:
         return METHODS[name].constrained

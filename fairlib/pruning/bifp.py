@@ -221,7 +221,7 @@ def epochs_within(budget: int, *, held_out: float = 0.25, search: float = 0.75) 
 
     Args:
         budget: Epochs of plain training on all data, at least 2; at least one of them is left for finetuning.
-        held_out: Share h of the data that the upper level uses.
+        held_out: Share h of the data that the upper level uses; 0 if it has data of its own (``val``).
         search: Share s of the epochs in which the mask is learned.
 
     Returns:
@@ -232,7 +232,7 @@ def epochs_within(budget: int, *, held_out: float = 0.25, search: float = 0.75) 
         ValueError: If a number is out of range, or the budget is too small for one epoch of both.
     """
     check_number("budget", budget, 2, whole=True)
-    check_number("held_out", held_out, 0, 1, low_open=True)
+    check_number("held_out", held_out, 0, 1)
     mask = MaskSearch(search=search)
 
     def cost(epochs: int) -> float:

@@ -10,7 +10,8 @@ import pandas as pd
 
 from fairlib._validation import check_settings, lookup
 from fairlib.data import Splits
-from fairlib.studies.arms import COMPRESSORS, OWN, WHEN, Arm, Function, Named, plans
+from fairlib.diagnostics import DIAGNOSTICS
+from fairlib.studies.arms import COMPRESSORS, HELD_OUT, OWN, WHEN, Arm, Function, Named, named, plans
 from fairlib.studies.parallel import by_seed
 from fairlib.studies.seed import MEASURED, Measure, Run, Seed, Study, parameter_distance, traced
 from fairlib.training import DivergenceError, fit
@@ -35,7 +36,8 @@ def study(
     train: Settings | None = None,
     finetune: Settings | None = None,
     data_seed: int | None = None,
-    diagnostics: Iterable[str] = (),
+    held_out: str = "val",
+    diagnostics: Iterable[Named] = (),
     measure: Measure | None = None,
     clock: bool = False,
     divergence: str = "raise",
@@ -75,7 +77,12 @@ def study(
             linearization, and for its control, the dense model is the teacher of a distillation, whose settings are the
             method's setting ``distillation``.
         data_seed: Seed of the data of all runs; None loads and splits them anew with each run's seed.
-        diagnostics: Names of ``fairlib.diagnostics.DIAGNOSTICS`` to add as columns, NaN with a warning where they
+        held_out: Data for what a method chooses on held-out data (``"prune:bip"``, ``"prune:bifp"``,
+            ``"linearize:deepreduce"``, or a function with an argument ``val``): ``"val"`` for the validation part of
+            the data, which neither the method nor the dense model has been trained on; ``"train"`` for a share of the
+            training part that the method splits off itself, as in edition 0.1: the dense model knows it.
+        diagnostics: Names of ``fairlib.diagnostics.DIAGNOSTICS``, or pairs ``(name, settings)`` such as
+            ``("curvature", {"least": 8})``, to add as columns, NaN with a warning where they
             cannot be computed. ``"distance"`` is the distance of the weights from those of the dense model,
             :math:`\|\tilde\theta - \theta\|_2`, NaN if the two do not have the same parameters; ``"gradients"`` is the
             number of per-sample gradients that went into the model, dense training included
@@ -104,7 +111,8 @@ def study(
     Raises:
         ValueError: If a name is unknown, a level is out of range, there is a duplicate seed or arm, an arm has no
             method or needs a dense network of its own, ``when`` needs a mitigation and there is none, or a measure
-            gives other rows for another seed; or if a dense model that is to teach performs at chance (names the
+            gives other rows for another seed; if a method has a share ``held_out`` and the study leaves the training
+            part whole; or if a dense model that is to teach performs at chance (names the
             seed).
         TypeError: If a setting is unknown.
         DivergenceError: If a training diverges; the message names the seed.
@@ -115,16 +123,28 @@ def study(
     when = when if isinstance(when, str) else tuple(when)
     shared = Arm(method, mitigation, when, finetune, None, compress, tuple(levels))
     check_settings("train=", fit, train or {}, given=OWN)
-    for name in (diagnostics := tuple(diagnostics)):
+    wanted = dict(named(diagnostic) for diagnostic in diagnostics)
+    for name, settings in wanted.items():
         lookup("diagnostic", name, dict.fromkeys(MEASURED))
+        function = DIAGNOSTICS[name].function if name in DIAGNOSTICS else parameter_distance
+        check_settings(f"diagnostic {name!r}", function, settings)
+    lookup("source of held_out data", held_out, dict.fromkeys(HELD_OUT))
     lookup("answer to divergence", divergence, dict.fromkeys(("raise", "skip")))
+    every = plans(arms, shared, train or {})
+    for arm in every if held_out == "val" else ():
+        if "held_out" in arm.settings:
+            why = (
+                "a share of the training part, and the study's held_out='val' leaves that whole: give held_out='train'"
+            )
+            raise ValueError(f"held_out={arm.settings['held_out']!r} of {arm.full_name!r} is {why}")
     plan = Study(
         data=data,
         model=model,
-        arms=plans(arms, shared, train or {}),
+        arms=every,
         train=dict(train or {}),
         data_seed=data_seed,
-        diagnostics=tuple(dict.fromkeys(diagnostics)),
+        held_out=held_out,
+        diagnostics=wanted,
         measure=measure,
         clock=clock,
         divergence=divergence,

@@ -1,5 +1,6 @@
 """The arms of a study, completed and checked before anything is trained."""
 
+import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -20,6 +21,9 @@ Function = Callable[..., nn.Module]
 
 COMPRESSORS: dict[str, Compressor] = {"prune": Pruning(), "linearize": Linearization()}
 """Kinds of compression, by the word before the colon in a method's name."""
+
+HELD_OUT = ("val", "train")
+"""Where the held-out data of a method come from: the validation part, or the training part, which the method splits."""
 
 WHEN = {"never": (False, False), "before": (True, False), "after": (False, True), "both": (True, True)}
 """Whether a run is mitigated in its dense training and in its finetuning, by the name of the time."""
@@ -198,6 +202,9 @@ class _Own(Compressor):
 
     def compress(self, model: nn.Module, name: str, level: float, **settings: Any) -> nn.Module:
         return self.function(model, level=level, **settings)
+
+    def holds_out(self, name: str) -> bool:
+        return "val" in inspect.signature(self.function).parameters
 
     def check(self, name: str, **settings: Any) -> None:
         """Nothing is known of the function that could be refused."""

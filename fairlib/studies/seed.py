@@ -82,7 +82,8 @@ class Study:
     arms: tuple[Plan, ...]
     train: Settings
     data_seed: int | None
-    diagnostics: tuple[str, ...]
+    held_out: str
+    diagnostics: Mapping[str, Settings]
     measure: Measure | None
     clock: bool
     divergence: str
@@ -168,8 +169,9 @@ class Seed:
         return self.trained[key]
 
     def _compressed(self, arm: Plan, dense: nn.Module, level: float, constraint: Constraint | None) -> nn.Module:
-        settings: dict[str, Any] = {**arm.settings, "data": self.splits.train, "seed": self.seed}
-        compressor = arm.compressor
+        compressor, settings = arm.compressor, {**arm.settings, "data": self.splits.train, "seed": self.seed}
+        if self.study.held_out == "val" and compressor.holds_out(arm.method):
+            settings.setdefault("val", self.splits.val)
         if compressor.trains(arm.method, arm.settings):
             train = {key: value for key, value in arm.train.items() if key != "keep"} if compressor.inherits else {}
             train["device"] = self.study.device
@@ -234,7 +236,7 @@ class Seed:
             return table.assign(distance=parameter_distance(run.model, run.dense))
         if name == "gradients":
             return table.assign(gradients=gradient_evaluations(run.model))
-        columns, reason = diagnose(name, run.model, data)
+        columns, reason = diagnose(name, run.model, data, **self.study.diagnostics[name])
         self.reasons += [reason] if reason else []
         return table.join(columns)
 

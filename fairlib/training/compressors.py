@@ -96,6 +96,10 @@ class Compressor(Protocol):
         """Return whether the method trains with these settings; by default False."""
         return False
 
+    def holds_out(self, name: str) -> bool:
+        """Return whether the method needs held-out data, which it takes as ``val``; by default False."""
+        return False
+
     def constrained(self, name: str) -> bool:
         """Return whether the method's training accepts a constraint; by default False."""
         return False

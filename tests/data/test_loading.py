@@ -22,9 +22,62 @@ def people(monkeypatch):
                 "town": pd.Categorical.from_codes(town, ["Ur", "Uruk"]),
             }
         )
-        return Collection(table, images.__getitem__, "age", "town", parts, {"found": n})
+        return Collection(table, images.__getitem__, "age", "town", parts, report={"found": n})
 
     monkeypatch.setitem(DATASETS, "people", source)
+
+
+@pytest.fixture
+def photographs(monkeypatch):
+    """A data set of 120 random pictures of 16 pixels; the last 24 are darker copies of the first 24."""
+
+    def source(request, *, photographs=True, parts=None):
+        noise = np.random.default_rng(0).integers(0, 256, (96, 1, 16, 16), dtype=np.uint8)
+        images = np.concatenate([noise, (0.9 * noise[:24]).astype(np.uint8)])
+        table = pd.DataFrame({"side": pd.Categorical.from_codes(np.arange(120) % 2, ["left", "right"])})
+        return Collection(table, images.__getitem__, "side", "side", parts, photographs, {"found": 120})
+
+    monkeypatch.setitem(DATASETS, "photographs", source)
+
+
+def parts_of_twins(splits):
+    """For each of the 24 pairs the numbers of parts in which its two pictures stand, two where they are apart."""
+    images = DATASETS["photographs"](None).images(np.arange(120))
+    place = {image.numpy().tobytes(): part for part, data in enumerate(splits) for image in data.inputs}
+    found = [place.get(image.tobytes()) for image in images]
+    return [{found[i], found[96 + i]} for i in range(24)]
+
+
+def test_near_duplicates_stand_in_one_part_unless_they_are_ignored(photographs):
+    together, ignored = load("photographs"), load("photographs", near_duplicates="ignored")
+    assert {len(parts) for parts in parts_of_twins(together)} == {1} < {len(p) for p in parts_of_twins(ignored)}
+    assert (together.report["near_duplicates"], together.report["near_duplicates_dropped"]) == (48, 0)
+    assert "near_duplicates" not in ignored.report
+    assert [part.group_sizes.tolist() for part in together] == [part.group_sizes.tolist() for part in ignored]
+    assert same(together, load("photographs")) and not same(together, load("photographs", seed=1))
+
+
+def test_what_is_no_photograph_is_split_as_if_near_duplicates_were_ignored(photographs):
+    drawings = load("photographs", photographs=False)
+    assert same(drawings, load("photographs", near_duplicates="ignored")) and "near_duplicates" not in drawings.report
+    assert same(load("digits"), load("digits", near_duplicates="ignored"))
+
+
+def test_a_part_that_the_data_set_assigns_loses_near_duplicates_of_an_earlier_one(photographs):
+    parts = np.where(np.arange(120) % 4 >= 2, 2, -1)
+    parts[96:] = 2
+    splits = load("photographs", parts=parts)
+    assert splits.report["near_duplicates"] == 48
+    assert splits.report["near_duplicates_dropped"] == 12  # Twelve of the 24 originals are in the test part themselves.
+    assert sum(map(len, splits)) == 108 == sum(splits.report[part] for part in ("train", "val", "test"))
+    assert splits.report["undefined"] == 0
+    assert {len(parts - {None}) for parts in parts_of_twins(splits)} == {1}
+
+
+def test_an_unknown_treatment_of_near_duplicates_is_refused(people):
+    message = "unknown treatment of near_duplicates 'apart'; known: together, ignored"
+    with pytest.raises(ValueError, match=message):
+        load("people", near_duplicates="apart")
 
 
 def pixels(*parts):

@@ -6,8 +6,10 @@ from fairlib.data.splitting import (
     check_fractions,
     check_group_sizes,
     drop_duplicates,
+    first_parts,
     seed_sequence,
     stratified_parts,
+    unite,
     whole_parts,
 )
 
@@ -105,6 +107,47 @@ def test_where_a_unit_goes_is_drawn_in_proportion():
     units = np.array([0] * 50 + [1, 2])
     first = [whole_parts(units, np.zeros(3, dtype=int), (0.5, 0.25, 0.25), rng)[0] for rng in generators(400)]
     assert np.abs(np.bincount(first) / 400 - [0.5, 0.25, 0.25]).max() < 0.1  # Four standard errors.
+
+
+def test_united_units_stand_in_one_part_and_no_size_changes():
+    """Units of two and three within and across cells, among many samples that are alone."""
+    rng = np.random.default_rng(0)
+    cells = rng.integers(0, 4, 600)
+    units = np.arange(600)
+    for first in range(0, 90, 3):
+        units[first : first + 2 + first % 2] = units[first]
+    units = np.unique(rng.permutation(units), return_inverse=True)[1]
+    for seed in range(5):
+        before = stratified_parts(cells, (0.7, 0.1, 0.2), np.random.default_rng(seed))
+        parts = unite(before, units, cells, np.random.default_rng(seed))
+        assert all(len({*parts[units == unit]}) == 1 for unit in range(units.max() + 1))
+        assert (np.bincount(cells * 3 + parts) == np.bincount(cells * 3 + before)).all()
+        assert (parts == unite(before, units, cells, np.random.default_rng(seed))).all()
+        assert 0 < (parts != before).sum() < 90
+
+
+def test_a_unit_goes_to_a_part_in_proportion_to_its_members():
+    units, cells = np.array([0, 0, 0, *range(1, 61)]), np.zeros(63, dtype=int)
+    before = np.array([0, 0, 1, *[0, 1, 2] * 20])
+    found = [unite(before, units, cells, rng)[0] for rng in generators(400)]
+    assert np.abs(np.bincount(found, minlength=3) / 400 - [2 / 3, 1 / 3, 0]).max() < 0.1  # Four standard errors.
+
+
+def test_without_anybody_to_exchange_with_a_unit_comes_together_all_the_same():
+    parts = unite(np.array([0, 2, 0, 1]), np.array([0, 0, 1, 2]), np.array([0, 1, 2, 2]), np.random.default_rng(0))
+    assert parts[0] == parts[1] and parts[2:].tolist() == [0, 1]
+
+
+def test_units_without_company_leave_a_split_and_the_generator_as_they_are():
+    parts, rng = np.array([0, 1, 2, 0]), np.random.default_rng(0)
+    assert (unite(parts, np.array([3, 1, 0, 2]), np.zeros(4, dtype=int), rng) == parts).all()
+    assert rng.random() == np.random.default_rng(0).random()
+
+
+def test_of_parts_that_a_data_set_assigns_a_unit_keeps_its_first():
+    given = np.array([-1, 2, -1, 2, 2, 0, 1, 2])
+    units = np.array([0, 0, 1, 1, 2, 3, 3, 3])
+    assert first_parts(given, units).tolist() == [True, False, True, False, True, True, False, False]
 
 
 def generators(count):

@@ -208,8 +208,9 @@ def test_a_sweep_takes_any_keys_and_its_warning_names_the_model(images):
 def test_a_sweep_gives_what_cold_runs_give_with_fewer_products(images):
     dense = fairlib.fit(net("convolution", 0), images, epochs=10, lr=0.02, batch_size=30)
     models = {s: fairlib.prune(dense, "magnitude", sparsity=s) for s in (0.1, 0.2, 0.3, 0.4, 0.5, 0.6)}
-    swept = sweep_eigenvalues(models, images)
-    cold = {s: group_eigenvalues(model, images, ends="largest", intervals=False) for s, model in models.items()}
+    swept = sweep_eigenvalues(models, images, least=1)  # Else all of them take the eight steps that are the least.
+    alone = dict(ends="largest", intervals=False, least=1)
+    cold = {s: group_eigenvalues(model, images, **alone) for s, model in models.items()}
     assert swept.index.names == ["model", "group"]
     for sparsity, table in cold.items():
         np.testing.assert_allclose(swept.loc[sparsity, "largest"], table["largest"], rtol=2e-3)
@@ -242,7 +243,9 @@ def test_a_sweep_notices_that_another_eigenvalue_has_overtaken(images):
 def test_zero_is_the_smallest_eigenvalue_of_a_convex_loss_with_more_parameters_than_samples(images):
     torch.manual_seed(0)
     table = group_eigenvalues(nn.Sequential(nn.Flatten(), nn.Linear(64, 3)), images)
-    assert (table["smallest"].abs() < 3e-3 * table["largest"]).all()  # Error estimates are good to a factor of three.
+    assert (
+        table["smallest"].abs() < 3e-3 * table["largest"]
+    ).all()  # Ten times the tolerance: at the edge of many zeros.
 
 
 def test_a_loss_without_curvature_has_eigenvalues_of_zero(images):

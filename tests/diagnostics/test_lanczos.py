@@ -87,6 +87,32 @@ def test_a_largest_value_in_the_shadow_of_the_smallest_is_not_taken_too_early():
         assert pairs[-1].value == pytest.approx(1, abs=10 * 3e-4 * scale)
 
 
+@pytest.mark.parametrize("size", [300, 3000, 30000])
+def test_a_start_along_the_second_eigenvector_does_not_end_at_its_eigenvalue(size):
+    """diag(1, .9, others up to .3); without a minimum of steps the process ends at .9, and is sure of it."""
+    for seed in range(20):
+        generator = torch.Generator().manual_seed(seed)
+        values = torch.cat([torch.tensor([1.0, 0.9]), 0.3 * torch.rand(size, generator=generator)]).double()
+        start = torch.randn(size + 2, generator=generator, dtype=torch.float64) / size**0.5
+        start[1] += 3 * (1 + seed)
+        search = dict(product=operator_of(values), start=start, ends="largest", tol=3e-4)
+        pairs, _, products = lanczos(**search)
+        assert pairs[-1].value == pytest.approx(1, abs=3e-4) and products >= 8
+        hasty, _, products = lanczos(**search, least=1)
+        assert hasty[-1].value == pytest.approx(0.9, abs=3e-3) and hasty[-1].error < 3e-4 and products <= 3
+
+
+def operator_of(values: torch.Tensor):
+    return lambda vector: values * vector
+
+
+def test_a_minimum_of_steps_yields_to_the_limit_and_to_the_size_of_the_space():
+    values = torch.linspace(0, 1, 40, dtype=torch.float64)
+    for limit, size, products in ((5, 40, 5), (50, 3, 3), (50, 40, 12)):
+        found = lanczos(operator_of(values[:size]), torch.ones(size).double(), tol=1.0, limit=limit, least=12)
+        assert found[2] == products
+
+
 def test_the_error_estimate_bounds_the_error_of_an_unfinished_process():
     values = torch.linspace(-1, 1, 200, dtype=torch.float64)
     start = torch.ones(200, dtype=torch.float64)

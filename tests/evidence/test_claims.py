@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +29,8 @@ CHECKLIST = {
         tab-2 tab-2-before tab-2-accuracy tab-2-violation
         verbal-cor-1-risk verbal-6.1-equal-losses verbal-6.1-equal-losses-hessian verbal-6.2-accuracy
         verbal-6.2-after-before verbal-6.2-equalize verbal-6.2-cost verbal-c2-gradient verbal-c2-hessian
-        verbal-c3-all-others""",
+        verbal-c3-all-others verbal-c3-male verbal-1-low-loses-more verbal-1-small-dense verbal-6.1-smaller-norms
+        verbal-6.2-high-rates verbal-7-distance""",
     "B": """
         def-1 def-2 def-3 problem-fair problem-accuracy problem-pruning
         eq-1 eq-2 eq-3 eq-4 eq-4-convex eq-5 eq-inner eq-mask
@@ -47,7 +50,9 @@ CHECKLIST = {
         fig-11 fig-11-r18-cifar10 fig-11-r18-svhn fig-11-r34-cifar10 fig-11-r34-svhn
         fig-12 fig-12-r34-age fig-12-r34-race fig-12-r34-cifar10 fig-12-r18-cifar10
         fig-13 fig-14 fig-15a fig-15b fig-15c
-        verbal-7-snl-consistent verbal-7-smallest-dr verbal-d1-gradient verbal-d1-distance""",
+        verbal-7-snl-consistent verbal-7-smallest-dr verbal-d1-gradient verbal-d1-distance
+        fig-1-majority fig-1-others fig-3-budget fig-4-each fig-7-grows fig-9-ages verbal-1-grows verbal-5-distance
+        verbal-5-senet verbal-6-majority verbal-6-dr-high verbal-8-gradients""",
 }
 
 
@@ -107,6 +112,9 @@ def test_effect_and_null_control_are_judged_by_the_same_measure():
         ({"tables": ["a.csv"]}, "tables must map"),
         ({"not_testable": "no data"}, "either a statistic or the reason not_testable"),
         ({"statistic": None}, "without a statistic there can be no direction, threshold, margin, tables"),
+        ({"data": "utkfaces/race"}, "unknown data set 'utkfaces'; known: "),
+        ({"repaired": {"statement": "better"}}, "repaired must have a statement and a statistic"),
+        ({"repaired": {"statement": "b", "statistic": {"name": "median"}}}, "unknown statistic 'median'"),
     ],
 )  # fmt: skip
 def test_a_field_without_meaning_is_named_with_its_claim(changed, message):
@@ -214,10 +222,10 @@ def test_each_kind_of_evidence_gets_its_own_verdict(tmp_path):
     entries = [claim(tables=tables), untested(id="T-fig-2"), untested(id="B-fig-2", not_testable="a sketch")]
     results = claims.evaluate(entries, tmp_path)
     assert results["claim"].tolist() == ["H-x", "H-x", "H-x", "T-fig-2", "B-fig-2"]
-    assert results["verdict"].tolist() == [
-        "supported", "not tested yet", "reversed", "not tested yet", "not testable here",
-    ]  # fmt: skip
-    assert results["reason"].tolist() == ["", "its table has not been recorded", "", "", "a sketch"]
+    verdicts = ["supported", "undecided", "reversed", "undecided", "not testable here"]
+    assert results["verdict"].tolist() == verdicts
+    reasons = ["", "its table has not been recorded", "", "nothing tests it yet", "a sketch"]
+    assert results["reason"].tolist() == reasons
     assert results["estimate"].tolist()[:3] == pytest.approx([0.1, np.nan, -0.1], nan_ok=True)
     assert results["survives"].all()
 
@@ -238,7 +246,7 @@ def test_a_group_without_accuracy_gets_no_verdict(tmp_path):
 def test_verdicts_that_chance_explains_among_many_do_not_survive(tmp_path):
     weak = np.array([0.2, 0.3, 0.4, 0.5, 0.6, 0.3, 0.5, -0.2, -0.1, 0.4])  # p = .02 by sign flips
     none = np.resize([-0.1, 0.1], 10)
-    nothing = {f"none-{i}": none for i in range(20)}
+    nothing = {f"none-{i}": none * (1 + i / 100) for i in range(20)}
     write(tmp_path / "values.csv", weak=weak, strong=np.full(10, 0.5), **nothing)
     few = [claim(id="H-weak", statistic={"name": "column", "column": "weak"})]
     many = [claim(id=f"H-{name}", statistic={"name": "column", "column": name}) for name in nothing]
@@ -254,6 +262,103 @@ def test_verdicts_that_chance_explains_among_many_do_not_survive(tmp_path):
     again = [claim(id=f"H-again-{i}", statistic=strong.statistic) for i in range(30)]
     echoed = claims.evaluate([*few, *many, strong, *again], tmp_path).set_index("claim")
     assert echoed["test"].nunique() == 22 and not echoed.loc["H-weak", "survives"]  # The same test again adds nothing.
+
+
+def test_a_table_of_other_data_is_shown_elsewhere_and_decides_nothing(tmp_path):
+    values = spread(0.1, 0.05)
+    for name, data, attribute in (("digits", "digits", ""), ("races", "utkface", "race"), ("ages", "utkface", "age9")):
+        write(tmp_path / f"{name}.csv", value=values, data=[data] * len(values))
+        (tmp_path / f"{name}.json").write_text(json.dumps({"parameters": {"target": attribute, "limit": 3000}}))
+    for data, expected in (("utkface/age9", "ages"), ("utkface", "ages races"), (None, "ages digits races")):
+        tables = [("embedded study", "digits.csv"), ("real-data run", "races.csv"), ("default run", "ages.csv")]
+        found = claims.evaluate([claim(data=data, tables=dict(tables))], tmp_path)
+        assert " ".join(sorted(found.loc[found["decides"], "table"].str.removesuffix(".csv"))) == expected
+        assert (found["verdict"] == "supported").all()  # Shown, whether it counts or not.
+
+
+def test_a_statement_that_was_repaired_has_a_verdict_for_each_reading(tmp_path):
+    write(tmp_path / "values.csv", printed=spread(-0.1, 0.05), repaired=spread(0.1, 0.05))
+    better = {"statement": "what can be proved", "statistic": {"name": "column", "column": "repaired"}}
+    entry = claim(statistic={"name": "column", "column": "printed"}, repaired=better)
+    found = claims.evaluate([entry], tmp_path)
+    assert found["reading"].tolist() == ["printed", "repaired"]
+    assert found["verdict"].tolist() == ["reversed", "supported"]
+    assert (found["claim"] == "H-x").all()
+    criterion = {"tables": entry.tables, "direction": "less", "threshold": 0.0, "margin": 0.1}
+    undefined = untested(not_testable="a symbol is undefined", repaired=better | criterion)
+    assert claims.evaluate([undefined], tmp_path)["verdict"].tolist() == ["not testable here", "reversed"]
+
+
+def test_a_table_whose_group_has_nothing_to_lose_decides_nothing(tmp_path):
+    repeated = pd.concat([TABLE.assign(seed=TABLE["seed"] + 2 * shift) for shift in range(6)])
+    entry = claim(statistic={"name": "drop_difference", "level": 0.9}, floor={})
+    repeated.to_csv(tmp_path / "values.csv", index=False)
+    assert claims.evaluate([entry], tmp_path)["verdict"].tolist() == ["supported"]
+    low = (repeated["group"] == "C") & (repeated["stage"] == "control") & (repeated["split"] == "test")
+    repeated.assign(accuracy=repeated["accuracy"].mask(low, 0.05)).to_csv(tmp_path / "values.csv", index=False)
+    found = claims.evaluate([entry], tmp_path).iloc[0]
+    assert (found["verdict"], found["reason"]) == ("undecided (floor)", "nothing to lose: C")
+    assert math.isnan(found["p_value"]) and found["survives"]
+    repeated[repeated["stage"] != "control"].to_csv(tmp_path / "values.csv", index=False)
+    with pytest.raises(ValueError, match="claim 'H-x'"):
+        claims.evaluate([entry], tmp_path)
+
+
+def test_a_floor_needs_a_control(tmp_path):
+    write(
+        tmp_path / "values.csv", value=spread(0.1, 0.05), stage="dense", split="test", group="A", size=9, accuracy=0.5
+    )
+    with pytest.raises(ValueError, match=r"claim 'H-x'.*no row with stage = 'control'"):
+        claims.evaluate([claim(floor={})], tmp_path)
+
+
+def test_a_universal_claim_is_decided_cell_by_cell_and_its_table_must_have_every_cell(tmp_path):
+    cells = pd.concat([pd.DataFrame({"seed": range(10), "level": level, "value": spread(mean, 0.05)})
+                       for level, mean in ((0.5, 0.4), (0.7, 0.4), (0.9, -0.2))])  # fmt: skip
+    cells.to_csv(tmp_path / "values.csv", index=False)
+    mean = {"name": "column_mean", "column": "value"}
+    found = claims.evaluate(
+        [claim(statistic=mean), claim(id="H-each", statistic=mean | {"each": {"level": "all"}})], tmp_path
+    )
+    assert found["verdict"].tolist() == ["supported", "reversed"]
+    assert found["estimate"].tolist() == pytest.approx([0.2, 0.2])
+    assert found["worst_cell"].tolist() == ["", "level 0.9"]
+    assert found["worst_estimate"].tolist() == pytest.approx([np.nan, -0.2], nan_ok=True)
+    lacking = claim(statistic=mean | {"each": {"level": [0.5, 0.95]}})
+    with pytest.raises(ValueError, match=r"claim 'H-x', .*cell 'level 0\.95': the table has no row with level = 0\.95"):
+        claims.evaluate([lacking], tmp_path)
+
+
+def test_the_same_number_under_two_names_is_one_test(tmp_path):
+    write(tmp_path / "values.csv", a=spread(0.1, 0.05), b=spread(0.1, 0.05), c=[1.0] * 10, d=[1.0] * 10)
+    entries = [claim(id=f"H-{name}", statistic={"name": "column", "column": name}) for name in "abcd"]
+    entries.append(replace(entries[0], id="H-other", threshold=0.05))
+    tests = claims.evaluate(entries, tmp_path)["test"].tolist()
+    assert tests[0] == tests[1] != tests[4]
+    assert tests[2] != tests[3]  # Values that never vary say nothing about being the same test.
+
+
+def test_false_discoveries_are_counted_apart_for_theory_and_for_experiments(tmp_path):
+    weak = np.array([0.2, 0.3, 0.4, 0.5, 0.6, 0.3, 0.5, -0.2, -0.1, 0.4])
+    nothing = {f"none-{i}": np.resize([-0.1, 0.1], 10) * (1 + i / 100) for i in range(20)}
+    write(tmp_path / "values.csv", weak=weak, **nothing)
+    own = {"notebook": "notebooks/theory/bounds.ipynb"}
+    entries = [claim(id=f"H-{name}", statistic={"name": "column", "column": name}, **own) for name in nothing]
+    entries.append(claim(id="H-weak", statistic={"name": "column", "column": "weak"}, notebook="notebooks/a/b.ipynb"))
+    found = claims.evaluate(entries, tmp_path).set_index("claim")
+    assert found.loc["H-weak", "survives"] and found.loc["H-weak", "family"] == "experiments"
+    beside = [replace(entry, notebook="notebooks/a/b.ipynb") for entry in entries]
+    assert not claims.evaluate(beside, tmp_path).set_index("claim").loc["H-weak", "survives"]
+
+
+def test_every_claim_about_a_change_against_the_control_names_its_floor():
+    changes = {"drop_difference", "drop_correlation", "accuracy_change"}
+    about = [
+        entry for entry in claims.load(FILE) if entry.statistic and changes & set(map(str, entry.statistic.values()))
+    ]
+    assert len(about) > 40
+    without = [entry for entry in about if entry.floor is None]
+    assert [entry.id for entry in without if entry.arguments.get("groups") != "largest"] == []  # It always can lose.
 
 
 # History

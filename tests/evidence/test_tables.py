@@ -60,7 +60,36 @@ def test_as_a_text_it_says_where_it_comes_from(repository):
     assert str(found).endswith("commit 0123456, embedded study")
     real = found.table.assign(data="utkface")
     real.to_csv(repository / PATH, index=False)
-    assert str(tables.recorded(PATH)).endswith("commit 0123456, real-data run")
+    assert "commit 0123456, real-data run" in str(tables.recorded(PATH))
+
+
+@pytest.mark.parametrize(
+    ("data", "method", "parameters", "remarks"),
+    [
+        ("utkface", "prune:magnitude", {}, ["near-duplicates not kept together"]),
+        ("utkface", "prune:magnitude", {"near_duplicates": "ignored"}, ["near-duplicates not kept together"]),
+        ("utkface", "prune:magnitude", {"near_duplicates": "together"}, []),
+        ("digits", "prune:magnitude", {}, []),
+        ("mnist", "prune:magnitude", {}, []),
+        ("digits", "linearize:deepreduce", {}, ["held-out data known to the dense network"]),
+        ("digits", "prune:bifp", {"held_out": "train"}, ["held-out data known to the dense network"]),
+        ("digits", "prune:bifp", {"held_out": "val"}, []),
+        ("digits", "own", {}, []),
+        (
+            "celeba",
+            "prune:bip",
+            {},
+            ["near-duplicates not kept together", "held-out data known to the dense network"],
+        ),
+    ],
+)
+def test_as_a_text_it_says_what_was_done_as_in_edition_0_1(repository, data, method, parameters, remarks):
+    found = tables.recorded(PATH)
+    found.table.assign(data=data, method=method).to_csv(repository / PATH, index=False)
+    provenance = found.provenance | {"parameters": {"seeds": 2} | parameters}
+    (repository / PATH).with_suffix(".json").write_text(json.dumps(provenance))
+    kind = "embedded study" if data == "digits" else "real-data run"
+    assert str(tables.recorded(PATH)).endswith(", ".join(["commit 0123456", kind, *remarks]))
 
 
 def test_it_draws_and_shows_what_functions_make_of_it(repository, capsys):
@@ -111,7 +140,7 @@ def test_verdicts_are_those_of_the_project_or_none(repository, tmp_path, monkeyp
     (tmp_path / "elsewhere").mkdir()
     (repository / "book" / "claims.yml").unlink()
     empty = claims.verdicts(table, page).round(3)
-    assert empty.empty and list(empty) == ["verdict", "estimate", "low", "high", "seeds"]
+    assert empty.empty and list(empty) == ["verdict", "estimate", "low", "high", "seeds", "decides"]
     assert "one of the project's files, which are not here" in capsys.readouterr().out
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import inspect
 from dataclasses import replace
 
 import numpy as np
@@ -123,6 +124,62 @@ def test_arms_whose_settings_differ_in_data_of_one_shape_share_no_network(monkey
         **settings, arms={str(i): Arm(("prune:bip", {"val": val})) for i, val in enumerate([one, other])}, levels=[0.5]
     )
     assert given == [one, other]
+
+
+def held_out_by(method, function, **settings):
+    """What a method was given as held-out data in a study of one level, and the splits of that study."""
+    given, splits = [], fairlib.load("digits", size=120)
+
+    def spy(*arguments, **options):
+        given.append(options.get("val"))
+        raise StopIteration
+
+    with pytest.MonkeyPatch.context() as patch:
+        entry, name = function
+        patch.setitem(entry, name, replace(entry[name], function=spy))
+        with pytest.raises((StopIteration, RuntimeError)):
+            trained = SMALL | {"data": splits, "train": {"epochs": 20, "lr": 0.1, "batch_size": 16}}
+            study(**trained, method=method, levels=[0.5], workers=1, **settings)
+    return given[0], splits
+
+
+HOLDING_OUT = [
+    (f"{kind}:{name}", (methods, name))
+    for kind, methods in (("prune", fairlib.pruning.METHODS), ("linearize", fairlib.linearization.METHODS))
+    for name, entry in methods.items()
+    if "val" in inspect.signature(entry.function).parameters or name == "bip"  # Its **settings include val.
+]
+
+
+@pytest.mark.parametrize(("method", "function"), HOLDING_OUT, ids=lambda value: value if isinstance(value, str) else "")
+def test_a_method_that_holds_data_out_is_given_the_validation_part_or_splits_its_own(method, function):
+    given, splits = held_out_by(method, function)
+    assert given is splits.val
+    assert held_out_by(method, function, held_out="train")[0] is None
+
+
+def test_the_methods_that_hold_data_out_are_these():
+    assert [method for method, _ in HOLDING_OUT] == ["prune:bip", "prune:bifp", "linearize:deepreduce"]
+
+
+def test_a_function_with_an_argument_for_held_out_data_gets_them():
+    given, splits = [], fairlib.load("digits", size=120)
+
+    def own(model, *, level, data, seed, val=None):
+        given.append(val)
+        return fairlib.prune(model, "magnitude", sparsity=level)
+
+    for held_out in ("val", "train"):
+        study(**SMALL | {"data": splits}, method=own, levels=[0.5], held_out=held_out, workers=1)
+    assert given == [splits.val, None]
+
+
+def test_held_out_data_that_the_study_cannot_give_are_refused():
+    with pytest.raises(ValueError, match="unknown source of held_out data 'test'; known: val, train"):
+        study(**SMALL, method="prune:magnitude", held_out="test")
+    message = "held_out=0.3 of 'prune:bip' is a share of the training part, .* give held_out='train'"
+    with pytest.raises(ValueError, match=message):
+        study(**SMALL, method=("prune:bip", {"held_out": 0.3}), levels=[0.5])
 
 
 def test_levels_may_come_from_an_iterator():

@@ -254,3 +254,22 @@ def test_a_teacher_at_chance_is_named_by_its_seed():
         study(**untrained, levels=[0.5], seeds=[3])
     table = study(**untrained | {"finetune": {"epochs": 0}}, levels=[0.5], seeds=[3])
     assert table["kept"].min() == 0.5
+
+
+def test_a_diagnostic_may_have_settings():
+    model = ("cnn", {"channels": (4, 8), "hidden": (16, 8)})
+    settings = dict(data=("digits", {"size": 120}), model=model, method="prune:magnitude", seeds=[0], cache=None)
+    settings |= dict(train={"epochs": 2}, finetune={"epochs": 0}, workers=1)
+    steps = []
+    with pytest.MonkeyPatch.context() as patch:
+        found = fairlib.diagnostics.group_eigenvalues
+        patch.setattr(
+            "fairlib.diagnostics.group_eigenvalues", lambda *a, **s: steps.append(s["least"]) or found(*a, **s)
+        )
+        study(**settings, diagnostics=[("curvature", {"least": 3}), "boundary"])
+        study(**settings, diagnostics=["curvature"])
+    assert set(steps) == {3, 8}
+    with pytest.raises(TypeError, match="unknown setting 'most' for diagnostic 'curvature'; known: least"):
+        study(**settings, diagnostics=[("curvature", {"most": 3})])
+    with pytest.raises(TypeError, match="unknown setting 'least' for diagnostic 'distance'; known: none"):
+        study(**settings, diagnostics=[("distance", {"least": 3})])
