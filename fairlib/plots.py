@@ -212,7 +212,8 @@ def over_budgets(
             column) / (mean of before over the seeds), in percent; a group at the floor is left out, as the legend says.
         width: Width of the figure in inches.
     """
-    count, shown = max(map(len, rows.values())), []
+    count = max(map(len, rows.values()))
+    shown: list[str] = []
     alike = isinstance(of, str) or set(of) == set(rows)
     figure, axes = new_figure(count, rows=len(rows), width=width, height=0.6 + 2.6 * len(rows), sharey=alike)
     for place, (label, panels) in enumerate(rows.items()):
@@ -224,9 +225,10 @@ def over_budgets(
             axis.set(title=title, xlabel="ReLUs kept, %" if place == len(rows) - 1 else "")
         for axis in line[len(panels) :]:
             axis.set_axis_off()
-        last = line[len(panels) - 1]
-        if (labels := last.get_legend_handles_labels()[1]) != shown:
-            last.legend(frameon=False, title="group (training images)", loc="upper left", bbox_to_anchor=(1, 1))
+        handles, labels = line[len(panels) - 1].get_legend_handles_labels()
+        if labels != shown:
+            beside: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1, 1)}
+            line[-1].legend(handles, labels, frameon=False, title="group (training images)", **beside)
         shown = labels
     return figure
 
@@ -446,7 +448,8 @@ def audit(table: pd.DataFrame) -> Figure:
 
 def _over_budgets(axis: Axes, table: pd.DataFrame, column: str, before: str) -> None:
     """Draw a line for every group, the largest first; with ``before`` the relative drop of those not at the floor."""
-    table, found, looks, missing = table[table["stage"].isin(["control", "compressed"])], {}, {}, []
+    looks: dict[str, _Look] = {}
+    table, found, missing = table[table["stage"].isin(["control", "compressed"])], {}, []
     if (number := table["group"].nunique()) > 5:
         ends = {"largest": 0, "second largest": 1, "second smallest": number - 2, "smallest": number - 1}
         table = _by_rank(table, ends)
