@@ -242,6 +242,47 @@ def floor(axis: Axes, study: pd.DataFrame, **where: Any) -> None:
         axis.set_title("\n".join(filter(None, [axis.get_title(), note])))
 
 
+def over_budgets(
+    rows: Mapping[str, Mapping[str, pd.DataFrame]],
+    of: str | Mapping[str, str] = "accuracy",
+    *,
+    before: str = "",
+    width: float = 10.5,
+) -> Figure:
+    """Draw a grid of panels: the mean of a column over seeds against the ReLU budget, a line for every group.
+
+    Of more than five groups these are the two largest and the two smallest of each seed, whichever these are. The
+    legend marks a group at the floor (:func:`fairlib.effects.at_floor`), which has nothing to lose.
+
+    Args:
+        rows: By label of a row of panels, and title of a panel, its table: test rows of a study, those of the controls
+            among them, with a column ``train_size``.
+        of: Name of the column; or a name for each row, by label; or for each panel of a row, by title.
+        before: Name of a column of accuracies. With it the *relative drop* from there is drawn instead, 100 (before -
+            column) / (mean of before over the seeds), in percent; a group at the floor is left out, as the legend says.
+        width: Width of the figure in inches.
+    """
+    count, shown = max(map(len, rows.values())), list[str]()
+    alike = isinstance(of, str) or set(of) == set(rows)
+    figure, axes = new_figure(
+        count, rows=len(rows), width=width, height=0.6 + 2.6 * len(rows), sharey="row" if alike else False
+    )
+    for place, (label, panels) in enumerate(rows.items()):
+        line = axes[place * count : (place + 1) * count]
+        line[0].set_ylabel(label)
+        for axis, (title, table) in zip(line, panels.items(), strict=False):
+            column = of if isinstance(of, str) else of[label if alike else title]
+            _over_budgets(axis, table, column, before)
+            axis.set(title=title, xlabel="ReLUs kept, %" if place == len(rows) - 1 else "")
+        for axis in line[len(panels) :]:
+            axis.set_axis_off()
+        last = line[len(panels) - 1]
+        if (labels := last.get_legend_handles_labels()[1]) != shown:
+            last.legend(frameon=False, title="group (training images)", loc="upper left", bbox_to_anchor=(1, 1))
+        shown = labels
+    return figure
+
+
 def history(axis: Axes, table: pd.DataFrame, what: str, sizes: pd.Series) -> None:
     """Draw what a constraint recorded in each epoch, for the largest, the middle and the smallest group.
 
@@ -519,6 +560,43 @@ def audit(table: pd.DataFrame) -> Figure:
     for axis in (left, right):
         _grid_of_columns(axis)
     return figure
+
+
+def _over_budgets(axis: Axes, table: pd.DataFrame, column: str, before: str) -> None:
+    """Draw a line for every group, the largest first; with ``before`` the relative drop of those not at the floor."""
+    table = table[table["stage"].isin(["control", "compressed"])]
+    found: dict[str, pd.DataFrame] = {}
+    looks: dict[str, _Look] = {}
+    missing: list[str] = []
+    if (number := table["group"].nunique()) > 5:
+        ends = {"largest": 0, "second largest": 1, "second smallest": number - 2, "smallest": number - 1}
+        table = _by_rank(table, ends)
+    floor, table = effects.at_floor(table), table.dropna(subset=[column, before or column])
+    if before:
+        mean = table.groupby(["group", "level"])[before].transform("mean")
+        table = table.assign(**{column: 100 * (table[before] - table[column]) / mean})
+    for name, size in table.groupby("group")["train_size"].mean().sort_values(ascending=False).items():
+        label = f"{_plain(name)} ({size:,.0f})" + ", at the floor" * (name in floor)
+        looks[label] = (len(looks), MARKERS[len(looks)])
+        if before and name in floor:
+            missing.append(f"{label}: left out")
+        else:
+            found[label] = _wide(table, name, column)
+    _logarithmic(axis, sorted(set(table["level"])), lambda share: f"{100 * share:g}", "")
+    lines(axis, found, looks=looks, apart=0.05, zero=bool(before))
+    for label in missing:
+        axis.errorbar([], [], linestyle="none", label=label)
+    axis.set_xlim(table["level"].min() / 1.3, table["level"].max() * 1.3)
+
+
+def _by_rank(table: pd.DataFrame, places: Mapping[str, int]) -> pd.DataFrame:
+    """Name the groups at some places of the order by size within each seed, the largest at 0; drop all others."""
+    order = table.groupby(["seed", "level"])["train_size"].rank(method="first", ascending=False)
+    return table.assign(group=(order - 1).map({place: name for name, place in places.items()})).dropna(subset="group")
+
+
+def _wide(table: pd.DataFrame, group: object, column: str) -> pd.DataFrame:
+    return table[table["group"] == group].pivot(index="seed", columns="level", values=column)
 
 
 def _bars(values: Iterable[ArrayLike]) -> tuple[np.ndarray, np.ndarray]:
