@@ -273,3 +273,69 @@ def test_matrix_writes_each_number_into_its_cell():
         (0, 0): "1.00", (1, 0): "-0.25", (0, 1): "-0.50", (1, 1): "1.00"
     }  # fmt: skip
     assert [label.get_text() for label in axis.get_yticklabels()] == ["size", "gradient norm"]
+
+
+def test_several_rows_of_axes_are_given_back_row_by_row():
+    _, axes = plots.new_figure(3, rows=2, sharey="row")
+    places = [axis.get_subplotspec() for axis in axes]
+    found = [(place.rowspan.start, place.colspan.start) for place in places]
+    assert found == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]
+    assert axes[0].get_shared_y_axes().joined(axes[0], axes[2])
+    assert not axes[0].get_shared_y_axes().joined(axes[0], axes[3])
+
+
+def test_groups_are_split_from_the_largest_to_the_smallest_of_any_ranking_with_their_training_sizes():
+    rows = panel()[lambda table: table["seed"] == 0]
+    assert list(plots.by_group(rows)) == ["a (n=90)", "b (n=50)", "c (n=10)"]
+    other = rows.assign(elsewhere=rows["group"].map({"a": 1, "b": 3, "c": 2}))
+    parts = plots.by_group(other, rank="elsewhere")
+    assert list(parts) == ["b (n=50)", "c (n=10)", "a (n=90)"]
+    assert set(parts["c (n=10)"]["group"]) == {"c"} and sum(map(len, parts.values())) == len(rows)
+
+
+def test_an_axis_names_the_groups_that_have_nothing_to_lose():
+    _, (one, other) = plots.new_figure(2)
+    study = panel().replace({"group": {"c": "x$"}})
+    study.loc[study["group"] == "x$", "accuracy"] = 0.05
+    one.set_title("unequal")
+    plots.floor(one, study, when="never")
+    plots.floor(other, study[study["group"] != "x$"])
+    assert one.get_title() == "unequal\nat the floor: x\\$"
+    assert other.get_title() == ""
+
+
+def test_accuracy_stands_beside_the_logarithm_of_another_column_on_the_training_set():
+    study = panel().assign(norm=lambda table: np.where(table["split"] == "train", 100.0, 1.0))
+    figure = plots.beside_accuracy(study, "norm", "norm", extremes=False, when="never")
+    left, right = (drawn(axis) for axis in figure.axes)
+    np.testing.assert_allclose(left["b (n=50)"][0][:, 1], [0.8, 0.6])
+    assert list(right) == list(left) == ["a (n=50)", "b (n=50)", "c (n=45)"]
+    np.testing.assert_allclose([points[:, 1] for points, _ in right.values()], 2)
+    assert [axis.get_ylabel() for axis in figure.axes] == ["test accuracy", "norm, training set"]
+
+
+def test_a_column_against_others_has_a_panel_for_each_and_a_cross_for_each_group():
+    rows = panel()[lambda table: (table["split"] == "test") & (table["stage"] == "compressed")]
+    columns = {"train_size": "images", "accuracy": "test accuracy"}
+    figure = plots.against(rows, columns, ("level", "sparsity"), draw=plots.crosses)
+    assert [axis.get_xlabel() for axis in figure.axes] == ["images", "test accuracy"]
+    assert figure.axes[0].get_ylabel() == "sparsity"
+    np.testing.assert_allclose(drawn(figure.axes[0])["c (n=45)"][0], [[45, 0.9]])
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a (n=50)", "b (n=50)", "c (n=45)"]
+    points = plots.against(rows, columns, ("level", "sparsity"))
+    assert [len(axis.collections[0].get_offsets()) for axis in points.axes] == [6, 6] and not points.legends
+    _, (axis,) = plots.new_figure()
+    plots.crosses(axis, rows, "train_size", "accuracy", below=True)
+    assert len(axis.get_legend().get_texts()) == 3
+
+
+def test_rows_are_groups_by_name_or_by_their_rank_in_size():
+    rows = panel()[lambda table: (table["split"] == "test") & (table["stage"] == "compressed")]
+    rows = pd.concat([rows.assign(setting="named"), rows.assign(setting="ranked")])
+    figure = plots.by_name(rows, {"train_size": "images", "accuracy": "accuracy"}, by="setting", ranked=["ranked"])
+    names = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    assert names == ["a (n=50)", "b (n=50)", "c (n=45)", "rank 1 (n=85)", "rank 2 (n=50)", "rank 3 (n=10)"]
+    found = drawn(figure.axes[0])
+    np.testing.assert_allclose(found["named"][0], [[50, 0], [50, 1], [45, 2]])
+    np.testing.assert_allclose(found["ranked"][0], [[85, 3], [50, 4], [10, 5]])
+    assert [axis.get_xlabel() for axis in figure.axes] == ["images", "accuracy"]
