@@ -139,15 +139,7 @@ def by_level(
     Raises:
         ValueError: If the name of the statistic is unknown, or the statistic refuses the table.
     """
-    function, where = lookup("statistic", of, STATISTICS), dict(where or {})
-    chosen = _select(table, where, ("stage", "level"))
-    levels = sorted(set(chosen.loc[chosen["stage"] == "compressed", "level"]))
-    if function in CHANGES:
-        return pd.DataFrame({level: function(table, level=level, where=where, **arguments) for level in levels})
-    stages = dict.fromkeys(chosen.loc[chosen["stage"] == "control", "level"] if control else [], "control")
-    stages |= dict.fromkeys(levels, "compressed")
-    at = {level: {"split": "test"} | where | {"stage": stage, "level": level} for level, stage in stages.items()}
-    return pd.DataFrame({level: function(table, where=at[level], **arguments) for level in sorted(at)})
+    return _over_levels(table, of, dict(where or {}), arguments, control=control)
 
 
 def drop_difference(
@@ -779,7 +771,7 @@ def level_trend(
     Raises:
         ValueError: If the statistic is unknown or refuses the table, or there are fewer than three levels.
     """
-    values = by_level(table, of=statistic, where=where, **arguments).T
+    values = _over_levels(table, statistic, dict(where or {}), arguments).T
     if len(values) < 3:
         raise MissingRowsError(f"a trend over levels needs three of them, got {values.index.tolist()}")
     order = pd.Series(abs(values.index - control), index=values.index).rank()
@@ -863,6 +855,21 @@ def at_floor(table: pd.DataFrame, *, where: Rows | None = None, share: float = F
 def _skill(means: Any) -> Any:
     """Share of the errors of a constant answer that a network avoids."""
     return (means["accuracy"] - means["constant"]) / (1 - means["constant"])
+
+
+def _over_levels(
+    table: pd.DataFrame, name: str, where: dict[str, Any], arguments: Rows, *, control: bool = False
+) -> pd.DataFrame:
+    """A statistic at every level, as its argument ``level`` if it compares with the control, else in ``where``."""
+    function = lookup("statistic", name, STATISTICS)
+    chosen = _select(table, where, ("stage", "level"))
+    levels = sorted(set(chosen.loc[chosen["stage"] == "compressed", "level"]))
+    if function in CHANGES or (function is contrast and STATISTICS.get(arguments["of"]) in CHANGES):
+        return pd.DataFrame({level: function(table, level=level, where=where, **arguments) for level in levels})
+    stages = dict.fromkeys(chosen.loc[chosen["stage"] == "control", "level"] if control else [], "control")
+    stages |= dict.fromkeys(levels, "compressed")
+    at = {level: {"split": "test"} | where | {"stage": stage, "level": level} for level, stage in stages.items()}
+    return pd.DataFrame({level: function(table, where=at[level], **arguments) for level in sorted(at)})
 
 
 def _present(table: pd.DataFrame, where: Rows, column: str) -> list[Any]:
