@@ -339,3 +339,9 @@ def test_rows_are_groups_by_name_or_by_their_rank_in_size():
     np.testing.assert_allclose(found["named"][0], [[50, 0], [50, 1], [45, 2]])
     np.testing.assert_allclose(found["ranked"][0], [[85, 3], [50, 4], [10, 5]])
     assert [axis.get_xlabel() for axis in figure.axes] == ["images", "accuracy"]
+
+
+def test_a_long_provenance_is_broken_where_the_figure_ends():
+    figure, _ = plots.new_figure(width=2.0)
+    plots.provenance(figure, "digits, cnn, prune:magnitude, 5 seeds, this run", "short")
+    assert figure.get_supxlabel() == "digits, cnn, prune:magnitude, 5\nseeds, this run\nshort"
