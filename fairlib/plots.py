@@ -185,14 +185,11 @@ def groups(axis: Axes, rows: pd.DataFrame, column: str, *, extremes: bool = Fals
         rank: Name of the column by whose mean the groups are sorted otherwise.
     """
     rows = rows[rows["stage"].isin(["control", "compressed"])]
-    parts, looks = by_group(rows, rank=rank), None
-    if extremes:
-        order = rows.groupby(["seed", "level"])["train_size"].rank(method="first", ascending=False)
-        ends = {name: rows[order == place + 1] for name, place in _places(len(parts)).items()}
-        parts = {f"{name} (n={part['train_size'].mean():,.0f})": part for name, part in ends.items()}
-        looks = dict(zip(parts, map(_BY_SIZE.__getitem__, ends), strict=True))
-    found = {label: part.pivot(index="seed", columns="level", values=column) for label, part in parts.items()}
     levels(axis, rows)
+    rows = _by_rank(rows, _places(rows["group"].nunique())) if extremes else rows
+    parts = by_group(rows, rank=rank)
+    looks = {label: _BY_SIZE[label.split()[0]] for label in parts} if extremes else None
+    found = {label: part.pivot(index="seed", columns="level", values=column) for label, part in parts.items()}
     lines(axis, found, looks=looks, apart=0.004, zero=False)
 
 
@@ -224,8 +221,8 @@ def by_group(rows: pd.DataFrame, *, rank: str = "train_size") -> dict[str, pd.Da
         rows: Rows of one part of the data, with columns ``group`` and ``train_size``.
         rank: Name of the column by whose mean the groups are sorted.
     """
-    means = rows.groupby("group")[list({rank, "train_size"})].mean().sort_values(rank, ascending=False)
-    sizes = means["train_size"].items()
+    means = rows.groupby("group")[list({rank, "train_size"})].mean()
+    sizes = means.sort_values(rank, ascending=False, kind="stable")["train_size"].items()
     return {f"{_plain(name)} (n={size:,.0f})": rows[rows["group"] == name] for name, size in sizes}
 
 
@@ -512,7 +509,9 @@ def provenance(figure: Figure, *sources: object) -> None:
         sources: For each line the table of a study that ran here, a recorded table
             (:func:`fairlib.evidence.tables.recorded`) or a text.
     """
-    text = "\n".join(source(each) if isinstance(each, pd.DataFrame) else str(each) for each in sources)
+    texts = (source(each) if isinstance(each, pd.DataFrame) else str(each) for each in sources)
+    width = int(16 * figure.get_figwidth())  # Characters that fit below the figure.
+    text = "\n".join(textwrap.fill(each, width) for each in texts)
     figure.supxlabel(text, fontsize=8, color="#555555", x=0.01, ha="left")
 
 

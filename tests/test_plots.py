@@ -394,3 +394,9 @@ def test_of_many_groups_the_ends_of_each_seed_are_drawn_over_budgets():
     at_control = {name: points[-1, 1] for name, (points, _) in drawn(axis).items()}
     expected = {"largest (60)": (0.3 + 0.8) / 2, "smallest (10)": (0.8 + 0.7) / 2}
     assert {name: at_control[name] for name in expected} == pytest.approx(expected)
+
+
+def test_a_long_provenance_is_broken_where_the_figure_ends():
+    figure, _ = plots.new_figure(width=2.0)
+    plots.provenance(figure, "digits, cnn, prune:magnitude, 5 seeds, this run", "short")
+    assert figure.get_supxlabel() == "digits, cnn, prune:magnitude, 5\nseeds, this run\nshort"
