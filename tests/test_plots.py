@@ -394,3 +394,11 @@ def test_of_many_groups_the_ends_of_each_seed_are_drawn_over_budgets():
     at_control = {name: points[-1, 1] for name, (points, _) in drawn(axis).items()}
     expected = {"largest (60)": (0.3 + 0.8) / 2, "smallest (10)": (0.8 + 0.7) / 2}
     assert {name: at_control[name] for name in expected} == pytest.approx(expected)
+
+
+def test_ten_groups_have_ten_looks():
+    rows = pd.DataFrame({"seed": 0, "group": list("abcdefghij"), "train_size": range(10, 0, -1), "loss": 1.0})
+    _, (axis,) = plots.new_figure()
+    plots.crosses(axis, pd.concat([rows, rows.assign(seed=1, loss=2.0)]), "train_size", "loss")
+    points = [container[0] for container in axis.containers]
+    assert len({(point.get_color(), point.get_marker()) for point in points}) == 10
