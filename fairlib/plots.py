@@ -614,7 +614,8 @@ def _points(axis: Axes, table: pd.DataFrame, name: str, rows: np.ndarray, color:
 
 
 def _look(looks: Mapping[str, _Look] | None, label: str, place: int) -> dict[str, Any]:
-    color, marker = (looks or {}).get(label, (place % len(PALETTE), MARKERS[place % len(MARKERS)]))
+    shape = MARKERS[(place + place // len(PALETTE)) % len(MARKERS)]  # Another one where a colour comes again.
+    color, marker = (looks or {}).get(label, (place % len(PALETTE), shape))
     return {"color": PALETTE[color] if isinstance(color, int) else color, "marker": marker}
 
 

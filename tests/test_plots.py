@@ -400,3 +400,11 @@ def test_a_long_provenance_is_broken_where_the_figure_ends():
     figure, _ = plots.new_figure(width=2.0)
     plots.provenance(figure, "digits, cnn, prune:magnitude, 5 seeds, this run", "short")
     assert figure.get_supxlabel() == "digits, cnn, prune:magnitude, 5\nseeds, this run\nshort"
+
+
+def test_ten_groups_have_ten_looks():
+    rows = pd.DataFrame({"seed": 0, "group": list("abcdefghij"), "train_size": range(10, 0, -1), "loss": 1.0})
+    _, (axis,) = plots.new_figure()
+    plots.crosses(axis, pd.concat([rows, rows.assign(seed=1, loss=2.0)]), "train_size", "loss")
+    points = [container[0] for container in axis.containers]
+    assert len({(point.get_color(), point.get_marker()) for point in points}) == 10
