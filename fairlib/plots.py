@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -24,29 +25,31 @@ MARKERS = "osD^vP<>"
 
 _Look = tuple[int | str, str]  # Colour, as an index into `PALETTE` or a name, and marker.
 
+_GROUPS = "group (training images)"  # Title of a legend of groups.
 _BY_SIZE: dict[str, _Look] = {"largest": (0, "s"), "middle": (2, "^"), "smallest": (1, "o")}
 
 
 def new_figure(
-    columns: int = 1, *, width: float = 8.0, height: float = 3.4, sharey: bool = False
+    columns: int = 1, *, rows: int = 1, width: float = 8.0, height: float = 3.4, sharey: bool | Literal["row"] = False
 ) -> tuple[Figure, list[Axes]]:
-    """Make a figure with a row of axes, in the style of the book: white also in dark mode, no frame, a light grid.
+    """Make a figure with rows of axes, in the style of the book: white also in dark mode, no frame, a light grid.
 
     Args:
-        columns: Number of axes.
+        columns: Number of axes in a row.
+        rows: Number of rows; the axes are given back row by row.
         width, height: Size of the figure in inches.
-        sharey: Whether the axes share their vertical scale.
+        sharey: Whether the axes share their vertical scale; ``"row"`` for those of a row only.
     """
     import matplotlib.pyplot as plt
 
     look: dict[str, Any] = {"figsize": (width, height), "facecolor": "white", "layout": "constrained"}
-    figure, axes = plt.subplots(1, columns, sharey=sharey, squeeze=False, **look)
-    for axis in axes[0]:
+    figure, axes = plt.subplots(rows, columns, sharey=sharey, squeeze=False, **look)
+    for axis in axes.flat:
         axis.spines[["top", "right"]].set_visible(False)
         axis.grid(axis="y", color="#dddddd", linewidth=0.8)
         axis.set_axisbelow(True)
         axis.set_prop_cycle(color=PALETTE)
-    return figure, list(axes[0])
+    return figure, list(axes.flat)
 
 
 def by_level(
@@ -171,7 +174,7 @@ def thirds(
         axis.set_ylabel("change of test accuracy\nagainst the control")
 
 
-def groups(axis: Axes, rows: pd.DataFrame, column: str, *, extremes: bool = False) -> None:
+def groups(axis: Axes, rows: pd.DataFrame, column: str, *, extremes: bool = False, rank: str = "train_size") -> None:
     """Draw the mean of a column over seeds against level for every group, the largest first.
 
     Args:
@@ -179,18 +182,103 @@ def groups(axis: Axes, rows: pd.DataFrame, column: str, *, extremes: bool = Fals
         rows: Rows of one part of the data, with a column ``train_size``; those of dense networks are left out.
         column: Name of the column.
         extremes: Draw the largest, the middle and the smallest group of each seed instead, whichever these are.
+        rank: Name of the column by whose mean the groups are sorted otherwise.
     """
     rows = rows[rows["stage"].isin(["control", "compressed"])]
-    names = rows.groupby("group")["train_size"].mean().sort_values(ascending=False).index
-    parts = {_plain(name): rows[rows["group"] == name] for name in names}
-    if extremes:
-        order = rows.groupby(["seed", "level"])["train_size"].rank(method="first", ascending=False)
-        parts = {name: rows[order == place + 1] for name, place in _places(len(names)).items()}
-    labels = {name: f"{name} (n={part['train_size'].mean():,.0f})" for name, part in parts.items()}
-    found = {labels[name]: part.pivot(index="seed", columns="level", values=column) for name, part in parts.items()}
     levels(axis, rows)
-    looks = {labels[name]: _BY_SIZE[name] for name in parts} if extremes else None
+    rows = _by_rank(rows, _places(rows["group"].nunique())) if extremes else rows
+    parts = by_group(rows, rank=rank)
+    looks = {label: _BY_SIZE[label.split()[0]] for label in parts} if extremes else None
+    found = {label: part.pivot(index="seed", columns="level", values=column) for label, part in parts.items()}
     lines(axis, found, looks=looks, apart=0.004, zero=False)
+
+
+def beside_accuracy(study: pd.DataFrame, column: str, label: str, *, extremes: bool = True, **where: Any) -> Figure:
+    """Draw test accuracy, and the logarithm (base 10) of another column on the training set, over level, by group.
+
+    Args:
+        study: Table of :func:`fairlib.study` with a column ``train_size``.
+        column: Name of the other column.
+        label: Label of its axis.
+        extremes: Whether only the largest, the middle and the smallest group of each seed are drawn (:func:`groups`).
+        where: Values of columns that select the rows.
+    """
+    figure, axes = new_figure(2, width=9.0)
+    study = effects.select(study.assign(**{column: np.log10(study[column])}), **where)
+    panels = {"test": ("accuracy", "test accuracy"), "train": (column, f"{label}, training set")}
+    for axis, (split, (name, words)) in zip(axes, panels.items(), strict=True):
+        groups(axis, effects.select(study, split=split), name, extremes=extremes)
+        axis.set_ylabel(words)
+    floor(axes[0], study)
+    legend(figure, _GROUPS, right=True)
+    return figure
+
+
+def by_group(rows: pd.DataFrame, *, rank: str = "train_size") -> dict[str, pd.DataFrame]:
+    """Split rows by group, the largest first, under labels with the mean number of training images: ``White (n=884)``.
+
+    Args:
+        rows: Rows of one part of the data, with columns ``group`` and ``train_size``.
+        rank: Name of the column by whose mean the groups are sorted.
+    """
+    means = rows.groupby("group")[list({rank, "train_size"})].mean()
+    sizes = means.sort_values(rank, ascending=False, kind="stable")["train_size"].items()
+    return {f"{_plain(name)} (n={size:,.0f})": rows[rows["group"] == name] for name, size in sizes}
+
+
+def floor(axis: Axes, study: pd.DataFrame, **where: Any) -> None:
+    """Write above an axis which groups have nothing to lose (:func:`fairlib.effects.at_floor`), if there are any.
+
+    Args:
+        axis: Axis that shows these groups, or a gap between them and others.
+        study: Table of :func:`fairlib.study` with the rows of controls.
+        where: Values of columns that select the rows.
+    """
+    if names := effects.at_floor(study, where=where):
+        note = textwrap.fill(f"at the floor: {', '.join(map(_plain, names))}", 26)
+        axis.set_title("\n".join(filter(None, [axis.get_title(), note])))
+
+
+def over_budgets(
+    rows: Mapping[str, Mapping[str, pd.DataFrame]],
+    of: str | Mapping[str, str] = "accuracy",
+    *,
+    before: str = "",
+    width: float = 10.5,
+) -> Figure:
+    """Draw a grid of panels: the mean of a column over seeds against the ReLU budget, a line for every group.
+
+    Of more than five groups these are the two largest and the two smallest of each seed, whichever these are. The
+    legend marks a group at the floor (:func:`fairlib.effects.at_floor`), which has nothing to lose.
+
+    Args:
+        rows: By label of a row of panels, and title of a panel, its table: test rows of a study, those of the controls
+            among them, with a column ``train_size``.
+        of: Name of the column; or a name for each row, by label; or for each panel of a row, by title.
+        before: Name of a column of accuracies. With it the *relative drop* from there is drawn instead, 100 (before -
+            column) / (mean of before over the seeds), in percent; a group at the floor is left out, as the legend says.
+        width: Width of the figure in inches.
+    """
+    count, shown = max(map(len, rows.values())), list[str]()
+    alike = isinstance(of, str) or set(of) == set(rows)
+    figure, axes = new_figure(
+        count, rows=len(rows), width=width, height=0.6 + 2.6 * len(rows), sharey="row" if alike else False
+    )
+    for place, (label, panels) in enumerate(rows.items()):
+        line = axes[place * count : (place + 1) * count]
+        line[0].set_ylabel(label)
+        for axis, (title, table) in zip(line, panels.items(), strict=False):
+            column = of if isinstance(of, str) else of[label if alike else title]
+            _over_budgets(axis, table, column, before)
+            axis.set(title=title, xlabel="ReLUs kept, %" if place == len(rows) - 1 else "")
+        for axis in line[len(panels) :]:
+            axis.set_axis_off()
+        handles, labels = line[len(panels) - 1].get_legend_handles_labels()
+        if labels != shown:
+            beside: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1, 1)}
+            line[-1].legend(handles, labels, frameon=False, title="group (training images)", **beside)
+        shown = labels
+    return figure
 
 
 def history(axis: Axes, table: pd.DataFrame, what: str, sizes: pd.Series) -> None:
@@ -263,6 +351,72 @@ def scatter(axis: Axes, rows: pd.DataFrame, x: str, y: str) -> None:
         x, y: Names of the columns that are drawn.
     """
     axis.scatter(rows[x], rows[y], s=12, color=[PALETTE[seed % len(PALETTE)] for seed in rows["seed"]])
+
+
+def crosses(axis: Axes, rows: pd.DataFrame, x: str, y: str, *, rank: str = "train_size", below: bool = False) -> None:
+    """Draw a point for each group at its two means over seeds, with 95 % t intervals.
+
+    Args:
+        axis: Axis to draw on.
+        rows: One row per seed and group, with a column ``train_size``.
+        x, y: Names of the columns that are drawn.
+        rank: Name of the column by whose mean the groups are sorted, which gives them their colours.
+        below: Whether to draw a legend below the axis.
+    """
+    for place, (label, part) in enumerate(by_group(rows, rank=rank).items()):
+        cross(axis, part[x], part[y], label=label, linestyle="none", **_look(None, label, place))
+    if below:
+        axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), frameon=False, title=_GROUPS)
+
+
+def against(
+    rows: pd.DataFrame,
+    columns: Mapping[str, str],
+    y: tuple[str, str],
+    *,
+    draw: Callable[..., object] = scatter,
+    **size: Any,
+) -> Figure:
+    """Draw one column against each of several others, a panel for each.
+
+    Args:
+        rows: Table with a column ``seed``.
+        columns: By the name of each column on an x axis its label.
+        y: Name of the column on the y axis, and its label.
+        draw: :func:`scatter` for a point for each row, or :func:`crosses` for a mean for each group.
+        size: Further arguments of :func:`new_figure`.
+    """
+    figure, axes = new_figure(len(columns), sharey=True, **size)
+    for axis, (column, label) in zip(axes, columns.items(), strict=True):
+        draw(axis, rows, column, y[0])
+        axis.set_xlabel(label)
+    axes[0].set_ylabel(y[1])
+    if axes[0].get_legend_handles_labels()[1]:
+        legend(figure, _GROUPS, right=True)
+    return figure
+
+
+def by_name(rows: pd.DataFrame, columns: Mapping[str, str], *, by: str, ranked: Iterable[str] = ()) -> Figure:
+    """Draw the mean of several columns over seeds, with its 95 % t interval, for every group: a row for each group.
+
+    Args:
+        rows: One row per seed and group of each part, with a column ``train_size``.
+        columns: By the name of each column, which has a panel, its label.
+        by: Name of the column whose values are the parts; each has its groups and a colour.
+        ranked: Parts whose groups change their sizes with the seed, and stand by their rank in size.
+    """
+    parts = {}
+    for name, part in rows.groupby(by, sort=False):
+        rank = part.groupby("seed")["train_size"].rank(method="first", ascending=False).map("rank {:.0f}".format)
+        parts[str(name)] = by_group(part.assign(group=rank) if name in ranked else part)
+    figure, axes = new_figure(len(columns), width=10.0, height=2 + 0.25 * sum(map(len, parts.values())), sharey=True)
+    for axis, (column, label) in zip(axes, columns.items(), strict=True):
+        intervals(
+            axis, {row: {name: own[column]} for name, part in parts.items() for row, own in part.items()}, zero=None
+        )
+        axis.set_xlabel(label)
+    legend(figure)
+    return figure
 
 
 def matrix(axis: Axes, values: pd.DataFrame) -> None:
@@ -355,7 +509,9 @@ def provenance(figure: Figure, *sources: object) -> None:
         sources: For each line the table of a study that ran here, a recorded table
             (:func:`fairlib.evidence.tables.recorded`) or a text.
     """
-    text = "\n".join(source(each) if isinstance(each, pd.DataFrame) else str(each) for each in sources)
+    texts = (source(each) if isinstance(each, pd.DataFrame) else str(each) for each in sources)
+    width = int(16 * figure.get_figwidth())  # Characters that fit below the figure.
+    text = "\n".join(textwrap.fill(each, width) for each in texts)
     figure.supxlabel(text, fontsize=8, color="#555555", x=0.01, ha="left")
 
 
@@ -406,6 +562,43 @@ def audit(table: pd.DataFrame) -> Figure:
     return figure
 
 
+def _over_budgets(axis: Axes, table: pd.DataFrame, column: str, before: str) -> None:
+    """Draw a line for every group, the largest first; with ``before`` the relative drop of those not at the floor."""
+    table = table[table["stage"].isin(["control", "compressed"])]
+    found: dict[str, pd.DataFrame] = {}
+    looks: dict[str, _Look] = {}
+    missing: list[str] = []
+    if (number := table["group"].nunique()) > 5:
+        ends = {"largest": 0, "second largest": 1, "second smallest": number - 2, "smallest": number - 1}
+        table = _by_rank(table, ends)
+    floor, table = effects.at_floor(table), table.dropna(subset=[column, before or column])
+    if before:
+        mean = table.groupby(["group", "level"])[before].transform("mean")
+        table = table.assign(**{column: 100 * (table[before] - table[column]) / mean})
+    for name, size in table.groupby("group")["train_size"].mean().sort_values(ascending=False).items():
+        label = f"{_plain(name)} ({size:,.0f})" + ", at the floor" * (name in floor)
+        looks[label] = (len(looks), MARKERS[len(looks)])
+        if before and name in floor:
+            missing.append(f"{label}: left out")
+        else:
+            found[label] = _wide(table, name, column)
+    _logarithmic(axis, sorted(set(table["level"])), lambda share: f"{100 * share:g}", "")
+    lines(axis, found, looks=looks, apart=0.05, zero=bool(before))
+    for label in missing:
+        axis.errorbar([], [], linestyle="none", label=label)
+    axis.set_xlim(table["level"].min() / 1.3, table["level"].max() * 1.3)
+
+
+def _by_rank(table: pd.DataFrame, places: Mapping[str, int]) -> pd.DataFrame:
+    """Name the groups at some places of the order by size within each seed, the largest at 0; drop all others."""
+    order = table.groupby(["seed", "level"])["train_size"].rank(method="first", ascending=False)
+    return table.assign(group=(order - 1).map({place: name for name, place in places.items()})).dropna(subset="group")
+
+
+def _wide(table: pd.DataFrame, group: object, column: str) -> pd.DataFrame:
+    return table[table["group"] == group].pivot(index="seed", columns="level", values=column)
+
+
 def _bars(values: Iterable[ArrayLike]) -> tuple[np.ndarray, np.ndarray]:
     """Means over seeds ``(n,)`` and how far their 95 % t intervals reach down and up ``(2, n)``; NaN for one seed."""
     found = [statistics.t_interval(each) for each in values]
@@ -421,7 +614,8 @@ def _points(axis: Axes, table: pd.DataFrame, name: str, rows: np.ndarray, color:
 
 
 def _look(looks: Mapping[str, _Look] | None, label: str, place: int) -> dict[str, Any]:
-    color, marker = (looks or {}).get(label, (place % len(PALETTE), MARKERS[place % len(MARKERS)]))
+    shape = MARKERS[(place + place // len(PALETTE)) % len(MARKERS)]  # Another one where a colour comes again.
+    color, marker = (looks or {}).get(label, (place % len(PALETTE), shape))
     return {"color": PALETTE[color] if isinstance(color, int) else color, "marker": marker}
 
 

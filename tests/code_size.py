@@ -15,7 +15,7 @@ from collections import defaultdict
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-LIBRARY, NOTEBOOKS = 8600, 6200  # Lines at most.
+LIBRARY, NOTEBOOKS = 9600, 6250  # Lines at most.
 PAGE = {"theory": 300}  # Lines of a page at most, by part; 200 for all others.
 FREE = {"linearization/private-inference"}  # It builds a protocol by hand.
 LONG = {  # Pages over the cap; they may become shorter, not longer.

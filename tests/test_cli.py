@@ -13,8 +13,6 @@ import pytest
 from fairlib import cli
 from fairlib.evidence import grids, runs
 
-ROOT = Path(__file__).parents[1]
-
 
 @pytest.fixture
 def notebook(tmp_path):
@@ -75,18 +73,6 @@ def test_an_incomplete_command_says_what_is_needed(words, capsys):
     assert "usage: fairlib" in capsys.readouterr().err
 
 
-def test_the_ledger_is_written_from_the_claims_of_the_project(tmp_path, monkeypatch):
-    monkeypatch.chdir(ROOT)
-    assert cli.main(["ledger", str(tmp_path / "ledger.md")]) == 0
-    assert "\n# The ledger" in (tmp_path / "ledger.md").read_text(encoding="utf-8")
-
-
-def test_a_grid_that_is_none_is_refused(tmp_path, capsys):
-    (tmp_path / "grid.yml").write_text("- 1\n")
-    assert cli.main(["gather", str(tmp_path / "grid.yml")]) == 2
-    assert "must map names to values, got list" in capsys.readouterr().err
-
-
 CLAIMS = """
 - id: H-x
   source: a source
@@ -101,6 +87,47 @@ CLAIMS = """
 """
 
 
+@pytest.fixture
+def project(tmp_path):
+    """A project with one claim, supported by its table."""
+    (tmp_path / "book").mkdir()
+    (tmp_path / "book" / "claims.yml").write_text(CLAIMS)
+    pd.DataFrame({"seed": range(10), "value": range(1, 11)}).to_csv(tmp_path / "table.csv", index=False)
+    return tmp_path
+
+
+def test_the_ledger_is_written_from_the_claims_of_the_project_from_any_of_its_folders(project, monkeypatch):
+    (project / "notebooks" / "part").mkdir(parents=True)
+    monkeypatch.chdir(project / "notebooks" / "part")
+    assert cli.main(["ledger", "ledger.md"]) == 0
+    assert "\n# The ledger" in Path("ledger.md").read_text(encoding="utf-8")
+    assert cli.main(["ledger", "--csv", "ledger.csv", "--json", "ledger.json"]) == 0
+    assert pd.read_csv("ledger.csv")["verdict"].tolist() == ["supported"]
+    assert json.loads(Path("ledger.json").read_text())[0]["estimate"] == 5.5
+    (project / "table.csv").unlink()
+    assert cli.main(["ledger", "--json", "ledger.json"]) == 0
+    (record,) = json.loads(Path("ledger.json").read_text())
+    assert (record["verdict"], record["decides"], record["estimate"]) == ("undecided", False, None)
+
+
+def test_a_ledger_that_is_not_asked_for_or_has_no_claims_is_refused(project, tmp_path_factory, monkeypatch, capsys):
+    monkeypatch.chdir(project)
+    assert cli.main(["ledger"]) == 2
+    assert (
+        "ask for a page (fairlib ledger PAGE), for --csv PATH, --json PATH or --notebooks DIR"
+        in capsys.readouterr().err
+    )
+    monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
+    assert cli.main(["ledger", "ledger.md"]) == 1
+    assert "there is no book/claims.yml in" in capsys.readouterr().err
+
+
+def test_a_grid_that_is_none_is_refused(tmp_path, capsys):
+    (tmp_path / "grid.yml").write_text("- 1\n")
+    assert cli.main(["gather", str(tmp_path / "grid.yml")]) == 2
+    assert "must map names to values, got list" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "heavy"),
     [
@@ -109,16 +136,13 @@ CLAIMS = """
         (["ledger", "ledger.md"], ["numpy", "pandas"]),
     ],
 )
-def test_a_command_that_trains_nothing_starts_without_torch(notebook, tmp_path, words, heavy):
+def test_a_command_that_trains_nothing_starts_without_torch(notebook, project, tmp_path, words, heavy):
     (tmp_path / "grid.yml").write_text("runs: [{notebook: toy.ipynb, table: gathered.csv}]")
     (point,) = grids.expand(tmp_path / "grid.yml")
     point.out.mkdir(parents=True)
     pd.DataFrame({"value": [1.0]}).to_parquet(point.out / "records.parquet")
     run = {"files": ["records.parquet"], "parameters": {}, "started": "2026-01-01T00:00:00+00:00", "seconds": 1.5}
     (point.out / "run.json").write_text(json.dumps(run))
-    (tmp_path / "book").mkdir()
-    (tmp_path / "book" / "claims.yml").write_text(CLAIMS)
-    pd.DataFrame({"seed": range(10), "value": range(1, 11)}).to_csv(tmp_path / "table.csv", index=False)
     code = f"""
 import sys
 from fairlib import cli

@@ -30,6 +30,16 @@ def test_a_share_of_groups_is_averaged():
     assert effects.drop_difference(table, level=0.9, share=0.25).tolist() == pytest.approx([0.6])
 
 
+def test_all_other_groups_are_compared_with_the_majority():
+    """Drops of .05 for the largest, and of .1, .2 and .6 for the three others, who had .8 on average."""
+    table = study_table({3: [40, 30, 20, 10]}, {3: [1.0, 0.9, 0.8, 0.7]}, {3: [0.95, 0.8, 0.6, 0.1]})
+    given = {"level": 0.9, "share": 0.1}
+    assert effects.accuracy_change(table, groups="others", **given).tolist() == pytest.approx([-0.3])
+    assert effects.drop_difference(table, others=True, **given).tolist() == pytest.approx([0.3 - 0.05])
+    relative = effects.drop_difference(table, others=True, relative=True, **given)
+    assert relative.tolist() == pytest.approx([0.3 / 0.8 - 0.05])
+
+
 def test_a_relative_drop_is_a_share_of_what_the_groups_had():
     """Smallest two: (.8, .4) -> (.7, .1), a drop of .2 of .6; largest two: (1, .5) -> (.9, .5), .05 of .75."""
     table = study_table({3: [40, 30, 20, 10]}, {3: [1.0, 0.5, 0.8, 0.4]}, {3: [0.9, 0.5, 0.7, 0.1]})
@@ -58,6 +68,44 @@ def test_a_trend_is_the_rank_correlation_with_the_distance_from_the_control():
     assert turned.tolist() == pytest.approx([-0.5, -1.0, 0.0])
     with pytest.raises(ValueError, match="needs three of them"):
         effects.level_trend(table[table["level"] != 0.7], statistic="drop_difference", share=0.5)
+
+
+def test_a_trend_of_a_column_is_that_of_its_means():
+    """Seed 0: means of 4, 2, 1 at .02, .1, .2, which grow with the distance from 1. Seed 1: 1, 3, 2."""
+    values = {0: {0.02: 4.0, 0.1: 2.0, 0.2: 1.0}, 1: {0.02: 1.0, 0.1: 3.0, 0.2: 2.0}}
+    rows = [
+        {"seed": seed, "stage": "compressed", "split": "test", "level": level, "group": group, "distance": value + add}
+        for seed, row in values.items()
+        for level, value in row.items()
+        for group, add in (("A", 0.5), ("B", -0.5))
+    ]
+    trend = effects.level_trend(pd.DataFrame(rows), statistic="column_mean", column="distance", control=1.0)
+    assert trend.tolist() == pytest.approx([1.0, -0.5])
+
+
+def test_one_contrast_beyond_another():
+    """A constraint gives .3 under one method and .1 under the other."""
+    accuracy = {("one", True): 0.8, ("one", False): 0.5, ("two", True): 0.7, ("two", False): 0.6}
+    rows = [{"seed": 0, "method": m, "fair": f, "accuracy": value} for (m, f), value in accuracy.items()]
+    sides = {
+        method: {"where": {"method": method, "fair": True}, "against": {"method": method, "fair": False}}
+        for method in ("one", "two")
+    }
+    given = {"of": "column_mean", "column": "accuracy", **sides["one"]}
+    assert effects.contrast(pd.DataFrame(rows), **given).tolist() == pytest.approx([0.3])
+    assert effects.contrast(pd.DataFrame(rows), beyond=sides["two"], **given).tolist() == pytest.approx([0.2])
+
+
+def test_what_was_known_before_is_correlated_with_what_happened():
+    """Margins of the dense network (.1, .2, .3) and drops (.3, .1, .2): ranks (1, 2, 3) and (3, 1, 2)."""
+    dense = pd.DataFrame({"seed": 0, "stage": "dense", "group": list("ABC"), "margin": [0.1, 0.2, 0.3], "drop": 0.0})
+    after = pd.DataFrame({"seed": 0, "stage": "compressed", "group": list("ABC"), "margin": 0.5})
+    table = pd.concat([dense, after.assign(drop=[0.3, 0.1, 0.2])])
+    given = {"x": "margin", "y": "drop", "where": {"stage": "compressed"}}
+    found = effects.group_correlation(table, x_where={"stage": "dense"}, **given)
+    assert found.tolist() == pytest.approx([-0.5])
+    with pytest.raises(ValueError, match="the rows of margin and of drop do not cover the same seeds and groups"):
+        effects.group_correlation(table[1:], x_where={"stage": "dense"}, **given)
 
 
 def test_groups_of_one_size_are_ranked_by_the_seed_and_not_by_name():
@@ -127,11 +175,32 @@ def test_loss_and_accuracy_can_disagree_about_who_pays():
 
 
 def test_spread_change_by_hand():
-    """Variances .0633 and .01; of 10, 11 and 12 test samples, sampling explains the mean of A(1-A)/(n-1)."""
-    table = study_table({0: [1, 1, 1]}, {0: [0.9, 0.8, 0.7]}, {0: [0.9, 0.7, 0.4]})
-    after = 0.19 / 3 - (0.09 / 9 + 0.21 / 10 + 0.24 / 11) / 3
-    before = 0.01 - (0.09 / 9 + 0.16 / 10 + 0.21 / 11) / 3
-    assert effects.spread_change(table, level=0.9).tolist() == pytest.approx([after - before])
+    """9, 8 and 6 right of 10, 11 and 12; then 1, 3 and 6, which vary alike by chance: only the variances differ."""
+    before, after = [0.9, 8 / 11, 0.5], [0.1, 3 / 11, 0.5]
+    table = study_table({0: [1, 1, 1]}, {0: before}, {0: after})
+    alike = [0.9, 3 / 11, 0.5]
+    mixed = study_table({0: [1, 1, 1]}, {0: before}, {0: alike})
+    assert effects.spread_change(table, level=0.9).tolist() == pytest.approx([0.0])
+    change = np.var(alike, ddof=1) - np.var(before, ddof=1)
+    assert effects.spread_change(mixed, level=0.9).tolist() == pytest.approx([change])
+
+
+def test_the_less_noisy_side_of_a_spread_change_is_thinned_by_hand():
+    """Of 9, 8 and 9 right of 10, 11 and 12 under the control a share is drawn; on average that changes nothing."""
+    before, after = [9 / 10, 8 / 11, 9 / 12], [9 / 10, 7 / 11, 5 / 12]
+    seeds = range(3000)
+    every = [dict.fromkeys(seeds, row) for row in ([1, 1, 1], before, after)]
+    values = effects.spread_change(study_table(*every), level=0.9)
+    noise = [
+        np.mean([a * (1 - a) / (n - 1) for a, n in zip(row, (10, 11, 12), strict=True)]) for row in (before, after)
+    ]
+    expected = np.var(after, ddof=1) - noise[1] - (np.var(before, ddof=1) - noise[0])
+    assert values.nunique() > 10 and abs(values.mean() - expected) < 4 * values.sem()
+    pd.testing.assert_series_equal(effects.spread_change(study_table(*every), level=0.9), values)
+    one = effects.spread_change(study_table(*({7: column[7]} for column in every)), level=0.9)
+    assert one[7] == values[7]
+    with pytest.raises(ValueError, match="no number of right answers among as many samples"):
+        effects.spread_change(TABLE, level=0.9)
 
 
 def test_spread_by_hand():
@@ -145,7 +214,7 @@ def test_spread_by_hand():
     pd.testing.assert_series_equal(found, pd.Series(never, name="value").rename_axis("seed"))
     sides = {"where": test | {"when": "after"}, "against": test | {"when": "never"}}
     change = effects.contrast(table, of="spread", **sides)
-    assert change.tolist() == pytest.approx(np.subtract(after, never))
+    assert change.tolist() == pytest.approx(np.subtract(after, never), abs=0.1)
     fewer = table[(table["when"] == "never") | (table["group"] == "A")]
     with pytest.raises(ValueError, match="do not cover the same groups"):
         effects.contrast(fewer, of="spread", **sides)
@@ -158,8 +227,12 @@ def test_spread_by_hand():
 def test_spread_change_is_the_contrast_of_spread_with_the_control():
     test = {"split": "test"}
     sides = {"where": test | {"stage": "compressed", "level": 0.9}, "against": test | {"stage": "control"}}
-    found = effects.contrast(TABLE.assign(when="never"), of="spread", **sides)
-    pd.testing.assert_series_equal(found, effects.spread_change(TABLE, level=0.9))
+    before, after = {0: [0.9, 8 / 11, 0.75], 1: [0.8, 1.0, 0.5]}, {0: [0.5, 5 / 11, 0.25], 1: [0.4, 6 / 11, 0.5]}
+    table = study_table({0: [1, 1, 1], 1: [1, 1, 1]}, before, after)
+    found = effects.contrast(table.assign(when="never"), of="spread", **sides)
+    pd.testing.assert_series_equal(found, effects.spread_change(table, level=0.9))
+    turned = effects.contrast(table.assign(when="never"), of="spread", where=sides["against"], against=sides["where"])
+    pd.testing.assert_series_equal(turned, -found)
 
 
 @pytest.mark.parametrize(
@@ -348,6 +421,23 @@ def mitigated_table() -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["seed", "stage", "level", "when", "split", "group", "size", "accuracy"])
 
 
+def test_degradation_gap_by_hand():
+    # Seed 0: A drops .1 and B .3; seed 1: A gains .1 and B drops .1.
+    table = study_table({0: [9, 9], 1: [9, 9]}, {0: [0.9, 0.8], 1: [0.7, 0.6]}, {0: [0.8, 0.5], 1: [0.8, 0.5]})
+    table = table.assign(when="never")
+    where = {"stage": "compressed", "split": "test", "level": 0.9}
+    dense = {"stage": "control", "split": "test"}
+    found = effects.degradation_gap(table, where=where, dense=dense)
+    pd.testing.assert_series_equal(found, pd.Series({0: 0.2, 1: 0.2}, name="value").rename_axis("seed"))
+    runs = pd.DataFrame({"seed": [0, 0, 1, 1], "pruner": ["dense", "x"] * 2, "signed": [0.1, 0.3, 0.1, -0.4]})
+    where, dense = {"pruner": "x"}, {"pruner": "dense"}
+    assert effects.degradation_gap(runs, where=where, dense=dense).tolist() == pytest.approx([0.2, 0.5])
+    with pytest.raises(ValueError, match="a seed has no run"):
+        effects.degradation_gap(runs.drop(2), where=where, dense=dense)
+    with pytest.raises(ValueError, match="not one run per seed"):
+        effects.degradation_gap(runs.assign(pruner="x"), where=where, dense=where)
+
+
 def test_group_gap_by_hand():
     table, test = mitigated_table(), {"split": "test"}
     gap = effects.group_gap(table, where=test | {"level": [0.5, 0.9], "when": "never"})
@@ -474,3 +564,96 @@ def test_arms_are_runs_of_their_own():
     assert effects.group_gap(both, where={}).tolist() == pytest.approx([0.1])
     with pytest.raises(ValueError, match="several rows per run and group"):
         effects.group_gap(both.drop(columns="arm"), where={})
+
+
+def test_cells_are_the_statistic_at_each_level():
+    found = effects.cells(TABLE, name="drop_difference", each={"level": [0.9, 0.5]}, share=1 / 3)
+    assert list(found) == ["level 0.9", "level 0.5"]
+    for level in (0.5, 0.9):
+        alone = effects.drop_difference(TABLE, level=level)
+        pd.testing.assert_series_equal(found[f"level {level}"], alone, check_names=False)
+    every = effects.cells(TABLE, name="drop_difference", each={"level": "all"})
+    pd.testing.assert_frame_equal(every, found[["level 0.5", "level 0.9"]])
+
+
+def rivals() -> pd.DataFrame:
+    """Gaps of .2, .5 and .3 of the pruners a, b and c at level .5, and twice as wide at .9."""
+    rows = [
+        (seed, "compressed", level, "never", pruner, group, 0.9 - (group == "B") * gap * scale)
+        for seed in range(2)
+        for level, scale in ((0.5, 0.5), (0.9, 1.0))
+        for pruner, gap in (("a", 0.2), ("b", 0.5), ("c", 0.3))
+        for group in "AB"
+    ]
+    return pd.DataFrame(rows, columns=["seed", "stage", "level", "when", "pruner", "group", "accuracy"])
+
+
+def test_cells_of_a_contrast_vary_both_sides_and_the_rival_alone():
+    sides = {"where": {"pruner": "a"}, "against": {"pruner": "b"}}
+    both = effects.cells(rivals(), name="contrast", of="group_gap", each={"level": "all"}, **sides)
+    assert both.iloc[0].to_dict() == pytest.approx({"level 0.5": -0.15, "level 0.9": -0.3})
+    each = {"level": [0.5, 0.9], "against": {"pruner": ["b", "c"]}}
+    found = effects.cells(rivals(), name="contrast", of="group_gap", each=each, where={"pruner": "a"}, against={})
+    assert found.iloc[1].to_dict() == pytest.approx(
+        {
+            "level 0.5, against pruner b": -0.15, "level 0.5, against pruner c": -0.05,
+            "level 0.9, against pruner b": -0.3, "level 0.9, against pruner c": -0.1,
+        }
+    )  # fmt: skip
+    fixed = {"where": {"pruner": "a"}, "against": {"pruner": "a", "level": 0.5}}
+    grown = effects.cells(rivals(), name="contrast", of="group_gap", each={"level": [0.9]}, **fixed)
+    assert grown["level 0.9"].tolist() == pytest.approx([0.1, 0.1])
+
+
+def test_a_cell_that_the_table_lacks_is_named():
+    with pytest.raises(effects.MissingRowsError, match=r"cell 'level 0\.99': .* at level 0\.99"):
+        effects.cells(TABLE, name="drop_difference", each={"level": [0.9, 0.99]})
+    with pytest.raises(effects.MissingRowsError, match=r"cell 'against pruner d': .* no row with pruner = 'd'"):
+        each = {"against": {"pruner": ["b", "d"]}}
+        effects.cells(rivals(), name="contrast", of="group_gap", each=each, where={"pruner": "a", "level": 0.5})
+    fewer = TABLE[(TABLE["level"] != 0.5) | (TABLE["seed"] == 0)]
+    with pytest.raises(ValueError, match=r"the cells do not have the same seeds: 'level 0\.5' lacks one"):
+        effects.cells(fewer, name="drop_difference", each={"level": "all"})
+    fewer = rivals().query("seed == 0 or level == 0.9")
+    with pytest.raises(ValueError, match=r"the cells do not have the same seeds: 'level 0\.5' lacks one"):
+        effects.cells(fewer, name="group_gap", each={"level": "all"}, where={"pruner": "a"})
+    with pytest.raises(ValueError, match="unknown statistic 'drop'"):
+        effects.cells(TABLE, name="drop", each={"level": "all"})
+
+
+def floor_table(accuracy: dict[str, float], constant: dict[str, float] | None = None) -> pd.DataFrame:
+    """Ten seeds, a control and a compressed network that is never right; groups of 10, 20, 30 test samples."""
+    rows = [
+        {"seed": seed, "stage": stage, "split": "test", "group": group, "size": 10 * i,
+         "accuracy": right if stage == "control" else 0.0} | ({"constant": constant[group]} if constant else {})
+        for seed in range(10)
+        for stage in ("control", "compressed")
+        for i, (group, right) in enumerate(accuracy.items(), start=1)
+    ]  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def test_a_group_that_the_control_has_not_learned_is_at_the_floor():
+    assert effects.at_floor(floor_table({"A": 0.99, "B": 0.8, "C": 0.1})) == []
+    assert effects.at_floor(floor_table({"A": 0.09, "B": 0.8, "C": 0.004})) == ["A", "C"]
+    other = floor_table({"A": 0.0, "B": 0.8, "C": 0.9}).assign(pruner="other")
+    both = pd.concat([floor_table({"A": 0.5, "B": 0.8, "C": 0.9}).assign(pruner="one"), other])
+    assert effects.at_floor(both, where={"pruner": "other"}) == ["A"]
+    assert effects.at_floor(both, where={"pruner": "one"}) == []
+
+
+def test_the_floor_is_what_a_constant_answer_has():
+    """A constant answer is right for .4 of A and B, .6 of C: A avoids .061 of .6 of its errors, B .05, C .3 of .4."""
+    constant = {"A": 0.4, "B": 0.4, "C": 0.6}
+    assert effects.at_floor(floor_table({"A": 0.461, "B": 0.45, "C": 0.9}, constant)) == ["B"]
+    assert effects.at_floor(floor_table({"A": 0.9, "B": 0.9, "C": 0.6}, constant)) == []
+    every = dict.fromkeys("ABC", 0.79)
+    assert effects.at_floor(floor_table(every, every)) == ["A", "B", "C"]
+
+
+def test_a_floor_needs_a_control():
+    table = floor_table({"A": 0.9, "B": 0.8})
+    with pytest.raises(effects.MissingRowsError, match="no row with stage = 'control'"):
+        effects.at_floor(table[table["stage"] != "control"])
+    with pytest.raises(effects.MissingRowsError, match="no column size"):
+        effects.at_floor(table.drop(columns="size"))

@@ -273,3 +273,138 @@ def test_matrix_writes_each_number_into_its_cell():
         (0, 0): "1.00", (1, 0): "-0.25", (0, 1): "-0.50", (1, 1): "1.00"
     }  # fmt: skip
     assert [label.get_text() for label in axis.get_yticklabels()] == ["size", "gradient norm"]
+
+
+def test_several_rows_of_axes_are_given_back_row_by_row():
+    _, axes = plots.new_figure(3, rows=2, sharey="row")
+    places = [axis.get_subplotspec() for axis in axes]
+    found = [(place.rowspan.start, place.colspan.start) for place in places]
+    assert found == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]
+    assert axes[0].get_shared_y_axes().joined(axes[0], axes[2])
+    assert not axes[0].get_shared_y_axes().joined(axes[0], axes[3])
+
+
+def test_groups_are_split_from_the_largest_to_the_smallest_of_any_ranking_with_their_training_sizes():
+    rows = panel()[lambda table: table["seed"] == 0]
+    assert list(plots.by_group(rows)) == ["a (n=90)", "b (n=50)", "c (n=10)"]
+    other = rows.assign(elsewhere=rows["group"].map({"a": 1, "b": 3, "c": 2}))
+    parts = plots.by_group(other, rank="elsewhere")
+    assert list(parts) == ["b (n=50)", "c (n=10)", "a (n=90)"]
+    assert set(parts["c (n=10)"]["group"]) == {"c"} and sum(map(len, parts.values())) == len(rows)
+
+
+def test_an_axis_names_the_groups_that_have_nothing_to_lose():
+    _, (one, other) = plots.new_figure(2)
+    study = panel().replace({"group": {"c": "x$"}})
+    study.loc[study["group"] == "x$", "accuracy"] = 0.05
+    one.set_title("unequal")
+    plots.floor(one, study, when="never")
+    plots.floor(other, study[study["group"] != "x$"])
+    assert one.get_title() == "unequal\nat the floor: x\\$"
+    assert other.get_title() == ""
+
+
+def test_accuracy_stands_beside_the_logarithm_of_another_column_on_the_training_set():
+    study = panel().assign(norm=lambda table: np.where(table["split"] == "train", 100.0, 1.0))
+    figure = plots.beside_accuracy(study, "norm", "norm", extremes=False, when="never")
+    left, right = (drawn(axis) for axis in figure.axes)
+    np.testing.assert_allclose(left["b (n=50)"][0][:, 1], [0.8, 0.6])
+    assert list(right) == list(left) == ["a (n=50)", "b (n=50)", "c (n=45)"]
+    np.testing.assert_allclose([points[:, 1] for points, _ in right.values()], 2)
+    assert [axis.get_ylabel() for axis in figure.axes] == ["test accuracy", "norm, training set"]
+
+
+def test_a_column_against_others_has_a_panel_for_each_and_a_cross_for_each_group():
+    rows = panel()[lambda table: (table["split"] == "test") & (table["stage"] == "compressed")]
+    columns = {"train_size": "images", "accuracy": "test accuracy"}
+    figure = plots.against(rows, columns, ("level", "sparsity"), draw=plots.crosses)
+    assert [axis.get_xlabel() for axis in figure.axes] == ["images", "test accuracy"]
+    assert figure.axes[0].get_ylabel() == "sparsity"
+    np.testing.assert_allclose(drawn(figure.axes[0])["c (n=45)"][0], [[45, 0.9]])
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a (n=50)", "b (n=50)", "c (n=45)"]
+    points = plots.against(rows, columns, ("level", "sparsity"))
+    assert [len(axis.collections[0].get_offsets()) for axis in points.axes] == [6, 6] and not points.legends
+    _, (axis,) = plots.new_figure()
+    plots.crosses(axis, rows, "train_size", "accuracy", below=True)
+    assert len(axis.get_legend().get_texts()) == 3
+
+
+def test_rows_are_groups_by_name_or_by_their_rank_in_size():
+    rows = panel()[lambda table: (table["split"] == "test") & (table["stage"] == "compressed")]
+    rows = pd.concat([rows.assign(setting="named"), rows.assign(setting="ranked")])
+    figure = plots.by_name(rows, {"train_size": "images", "accuracy": "accuracy"}, by="setting", ranked=["ranked"])
+    names = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    assert names == ["a (n=50)", "b (n=50)", "c (n=45)", "rank 1 (n=85)", "rank 2 (n=50)", "rank 3 (n=10)"]
+    found = drawn(figure.axes[0])
+    np.testing.assert_allclose(found["named"][0], [[50, 0], [50, 1], [45, 2]])
+    np.testing.assert_allclose(found["ranked"][0], [[85, 3], [50, 4], [10, 5]])
+    assert [axis.get_xlabel() for axis in figure.axes] == ["images", "accuracy"]
+
+
+def budgets(accuracies, train_sizes, levels=(1.0, 0.1, 0.02)):
+    """Test rows of two seeds: by group the accuracy under the control, which falls by .1 from level to level."""
+    return pd.DataFrame(
+        {"seed": seed, "stage": "control" if level == 1 else "compressed", "level": level, "split": "test",
+         "group": group, "size": 10, "train_size": train_sizes[(place + seed) % len(train_sizes)],
+         "before": 2 * accuracy, "accuracy": accuracy - 0.1 * step * (1 + seed)}
+        for seed in (0, 1)
+        for step, level in enumerate(levels)
+        for place, (group, accuracy) in enumerate(accuracies.items())
+    )  # fmt: skip
+
+
+def texts(axis):
+    """The entries of the legend of an axis, none without one."""
+    return [] if axis.get_legend() is None else [text.get_text() for text in axis.get_legend().get_texts()]
+
+
+def test_over_budgets_draws_every_group_and_marks_those_at_the_floor():
+    faces = budgets({"a": 0.9, "b $": 0.6, "c": 0.05}, [50, 50, 50])
+    dense = faces[faces["stage"] == "control"].assign(stage="dense", accuracy=7.0)
+    columns = {"one": "accuracy", "two": "before"}
+    figure = plots.over_budgets({"race": dict.fromkeys(columns, pd.concat([dense, faces]))}, columns)
+    left, right = figure.axes
+    assert (left.get_ylabel(), left.get_title(), right.get_title()) == ("race", "one", "two")
+    assert not texts(left) and texts(right) == ["a (50)", r"b \$ (50)", "c (50), at the floor"]
+    points, _ = drawn(left)["a (50)"]
+    np.testing.assert_allclose(points[:, 1], [0.9 - 0.3, 0.9 - 0.15, 0.9])
+    assert points[:, 0] == pytest.approx([0.02, 0.1, 1], rel=0.1)
+    assert [tick.get_text() for tick in left.get_xticklabels()] == ["2", "10", "100"]
+    assert left.get_xlabel() == "ReLUs kept, %" and not left.get_shared_y_axes().joined(left, right)
+
+
+def test_relative_drops_are_in_percent_and_leave_out_groups_at_the_floor():
+    faces = budgets({"a": 0.5, "c": 0.05}, [50, 50])
+    rows = {"race": {"snl": faces, "random": faces}, "age": {"snl": faces[faces["level"] != 0.1]}}
+    figure = plots.over_budgets(rows, before="before")
+    first, second, third, none = figure.axes
+    label = "c (50), at the floor: left out"
+    assert texts(second) == ["a (50)", label] and not texts(first) + texts(third) + texts(none)
+    points, ends = drawn(second)["a (50)"]
+    np.testing.assert_allclose(points[:, 1], [100 * (1 - (0.5 - fall) / 1.0) for fall in (0.3, 0.15, 0)])
+    assert ends[-1][1][1] == pytest.approx(50) and len(drawn(second)[label][0]) == 0
+    assert first.get_shared_y_axes().joined(first, second) and not first.get_shared_y_axes().joined(first, third)
+    assert (first.get_xlabel(), third.get_xlabel(), none.axison) == ("", "ReLUs kept, %", False)
+
+
+def test_of_many_groups_the_ends_of_each_seed_are_drawn_over_budgets():
+    many = budgets({name: 0.3 + 0.1 * place for place, name in enumerate("abcdef")}, [60, 50, 40, 30, 20, 10])
+    (axis,) = plots.over_budgets({"norm": {"digits": many}}, {"norm": "accuracy"}).axes
+    assert texts(axis) == ["largest (60)", "second largest (50)", "second smallest (20)", "smallest (10)"]
+    at_control = {name: points[-1, 1] for name, (points, _) in drawn(axis).items()}
+    expected = {"largest (60)": (0.3 + 0.8) / 2, "smallest (10)": (0.8 + 0.7) / 2}
+    assert {name: at_control[name] for name in expected} == pytest.approx(expected)
+
+
+def test_a_long_provenance_is_broken_where_the_figure_ends():
+    figure, _ = plots.new_figure(width=2.0)
+    plots.provenance(figure, "digits, cnn, prune:magnitude, 5 seeds, this run", "short")
+    assert figure.get_supxlabel() == "digits, cnn, prune:magnitude, 5\nseeds, this run\nshort"
+
+
+def test_ten_groups_have_ten_looks():
+    rows = pd.DataFrame({"seed": 0, "group": list("abcdefghij"), "train_size": range(10, 0, -1), "loss": 1.0})
+    _, (axis,) = plots.new_figure()
+    plots.crosses(axis, pd.concat([rows, rows.assign(seed=1, loss=2.0)]), "train_size", "loss")
+    points = [container[0] for container in axis.containers]
+    assert len({(point.get_color(), point.get_marker()) for point in points}) == 10

@@ -45,7 +45,9 @@
   const output = document.createElement("output");
   output.setAttribute("aria-live", "polite");
   tools.append(output);
-  sections[0].before(tools);
+  const rows = document.createElement("div");  // The filters stay in sight beside the rows, and no longer.
+  sections[0].before(rows);
+  rows.append(tools, ...sections);
 
   const value = (key) => tools.elements[key].value;
   // One and the same test must have the verdict, the evidence and the data that are asked for.
@@ -78,10 +80,11 @@
     const anchor = location.hash.startsWith("#?") ? null : document.getElementById(decodeURIComponent(location.hash.slice(1)));
     if (anchor?.closest("[hidden]")) tools.reset();
     show();
+    if (location.hash.startsWith("#?")) tools.scrollIntoView();
     if (!anchor) return;
     const folded = anchor.closest("details");
     if (folded) folded.open = true;
-    anchor.scrollIntoView();
+    (anchor.closest("div.claim") ?? anchor).scrollIntoView();
   };
   tools.addEventListener("input", () => { show(); remember(); });
   tools.addEventListener("reset", () => setTimeout(() => { show(); if (!location.hash || location.hash.startsWith("#?")) remember(); }));

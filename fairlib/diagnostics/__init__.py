@@ -15,7 +15,7 @@ from fairlib.diagnostics.exemplars import exemplars, group_exemplars
 from fairlib.diagnostics.gradients import group_gradients
 from fairlib.diagnostics.hessian_bound import hessian_bound
 from fairlib.diagnostics.lanczos import LEAST
-from fairlib.diagnostics.performance import group_performance
+from fairlib.diagnostics.performance import constant_accuracy, group_performance
 from fairlib.diagnostics.sample_gradients import sample_gradient_norms
 from fairlib.diagnostics.taylor import excessive_loss_bound, taylor_terms
 from fairlib.network.evaluation import Predictions, predict
@@ -59,15 +59,20 @@ def _probability_margins(model: nn.Module, data: GroupedDataset) -> pd.DataFrame
     return boundary_distance(model, data)[["mean"]]
 
 
+def _constant(_: nn.Module, data: GroupedDataset) -> pd.DataFrame:
+    return constant_accuracy(data)
+
+
 DIAGNOSTICS: dict[str, Diagnostic] = {
     "gradient": Diagnostic(group_gradients, ("norm", "noise_floor", "debiased_square")),
     "curvature": Diagnostic(_largest_eigenvalues, ("largest", "residual")),
     "boundary": Diagnostic(_probability_margins, ("mean",)),
+    "constant": Diagnostic(_constant, ("constant",)),
 }
 
 
 def diagnose(name: str, model: nn.Module, data: GroupedDataset, **settings: Any) -> tuple[pd.DataFrame, str | None]:
-    """Compute a diagnostic by its name, which becomes the prefix of its columns.
+    """Compute a diagnostic by its name, which becomes the prefix of its columns but for one of the same name.
 
     Args:
         name: Name of a diagnostic in ``DIAGNOSTICS``.
@@ -91,4 +96,4 @@ def diagnose(name: str, model: nn.Module, data: GroupedDataset, **settings: Any)
         index = pd.Index(data.group_names, name="group")
         table = pd.DataFrame(float("nan"), index=index, columns=list(diagnostic.columns))
         reason = f"{name}: could not be computed for this model ({error})"
-    return table.add_prefix(f"{name}_"), reason
+    return table.rename(columns={column: f"{name}_{column}" for column in table if column != name}), reason

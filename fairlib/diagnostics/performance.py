@@ -19,3 +19,19 @@ def group_performance(model: nn.Module, data: GroupedDataset) -> pd.DataFrame:
     values = np.stack([predictions.correct, predictions.loss], axis=1)
     means = group_means(values, data.groups.cpu().numpy(), data.num_groups)
     return pd.DataFrame({"size": data.group_sizes, "accuracy": means[:, 0], "loss": means[:, 1]})
+
+
+def constant_accuracy(data: GroupedDataset) -> pd.DataFrame:
+    r"""Compute what every group would have of a model that gives the same answer to all samples.
+
+    With :math:`k` the most frequent class of the data, the first of several, this is the share
+    :math:`\frac{1}{|D_a|} \sum_{i \in D_a} 1(y_i = k)` of the group's samples that are of this class. A network that is
+    no more accurate in a group has learned nothing about it (:func:`fairlib.effects.at_floor`).
+
+    Returns:
+        Indexed by group in the order of the codes, column ``constant``. A group without samples has NaN.
+    """
+    targets = data.targets.cpu().numpy()
+    right = targets == np.bincount(targets, minlength=1).argmax()
+    means = group_means(right[:, None].astype(float), data.groups.cpu().numpy(), data.num_groups)
+    return pd.DataFrame({"constant": means[:, 0]}, index=pd.Index(data.group_names, name="group"))

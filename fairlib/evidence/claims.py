@@ -23,7 +23,6 @@ import yaml
 
 from fairlib import environment
 from fairlib._validation import lookup
-from fairlib.data import DATASETS
 from fairlib.effects import STATISTICS, MissingRowsError, at_floor, cells
 from fairlib.evidence.verdict import DECIDED, MIN_SEEDS, Criterion, Verdict, judge
 from fairlib.statistics import benjamini_hochberg
@@ -137,6 +136,8 @@ class Claim:
         if self.statistic is not None and self.not_testable:
             raise ValueError("a claim has either a statistic or the reason not_testable, not both")
         if self.data is not None:
+            from fairlib.data import DATASETS  # Takes torch, which the console command does not wait for without need.
+
             lookup("data set", str(self.data).partition("/")[0], DATASETS)
         if self.repaired is not None:
             self._check_repair()

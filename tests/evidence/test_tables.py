@@ -140,7 +140,7 @@ def test_verdicts_are_those_of_the_project_or_none(repository, tmp_path, monkeyp
     (tmp_path / "elsewhere").mkdir()
     (repository / "book" / "claims.yml").unlink()
     empty = claims.verdicts(table, page).round(3)
-    assert empty.empty and list(empty) == ["verdict", "estimate", "low", "high", "seeds"]
+    assert empty.empty and list(empty) == ["verdict", "estimate", "low", "high", "seeds", "decides"]
     assert "one of the project's files, which are not here" in capsys.readouterr().out
 
 

@@ -12,7 +12,7 @@ from fairlib.evidence.claims import PAPERS, RATE, Claim, read_table
 from fairlib.evidence.ledger import history as changed
 from fairlib.evidence.ledger.counting import counted, pages_table, papers_table
 from fairlib.evidence.ledger.figure import CLIP, figure
-from fairlib.evidence.ledger.text import details, escape, folded, numbers, origin, p_text, pipe_row, slug
+from fairlib.evidence.ledger.text import details, escape, folded, numbers, origin, p_text, percent, pipe_row, slug
 from fairlib.evidence.verdict import DECIDED, MIN_SEEDS
 
 SHARES = (FLOOR / 2, FLOOR, 2 * FLOOR)
@@ -32,8 +32,8 @@ _FIGURE = (
 _COUNTS = (
     "Claims, and in parentheses distinct tests: rows that ask the same of the same numbers are one test. A claim "
     "counts once in each verdict that a table of its data gave, so that the verdicts add up to more than the claims; "
-    "it is *decided* where one of them is supported, reversed or no effect. A claim that was repaired counts as "
-    "printed; how it counts as repaired stands apart."
+    "it is *decided* where one of them is supported, reversed or no effect. A repaired claim counts as printed; how "
+    "it counts as repaired stands apart."
 )
 
 
@@ -146,10 +146,10 @@ def _floors(claims: Sequence[Claim], root: Path) -> list[str]:
     total = len({table for table, _ in asked})
     lines = [
         f"Claims about who loses have the condition that every group has something to lose; it concerns {total} "
-        f"tables. A group is at the floor where the control avoids less than {FLOOR:.0%} of the errors of a constant "
-        "answer. How many tables have such a group, were the share another one:",
+        f"tables. A group is at the floor where the control avoids less than {percent(FLOOR)} of the errors of a "
+        "constant answer. How many tables have such a group, were the share another one:",
         "",
-        pipe_row(["share", *(f"{share:.0%}" for share in SHARES)]),
+        pipe_row(["share", *(percent(share) for share in SHARES)]),
         pipe_row(["---"] * (len(SHARES) + 1)),
         pipe_row(["tables with a group at the floor", *(len(low[share]) for share in SHARES)]),
         "",
@@ -166,10 +166,8 @@ def _discoveries(results: pd.DataFrame) -> list[str]:
     lost = results[~results["survives"]]
     if not families:
         return [f"No test has {MIN_SEEDS} seeds or more yet."]
-    head = (
-        f"Benjamini and Hochberg at a rate of {RATE:.0%}, for each family apart: {families}, of {MIN_SEEDS} seeds or "
-    )
-    head += "more"
+    rule = f"Benjamini and Hochberg at a rate of {percent(RATE)}, for each family apart"
+    head = f"{rule}: {families}, of {MIN_SEEDS} seeds or more"
     if lost.empty:
         return [f"{head}. Every verdict survives."]
     return [f"{head}. These do not survive:", "", *_lost(lost.itertuples())]

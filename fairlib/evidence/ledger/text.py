@@ -30,6 +30,11 @@ def slug(verdict: str) -> str:
     return re.sub(r"\W+", "-", verdict).strip("-")
 
 
+def percent(share: float) -> str:
+    """A share in percent."""
+    return f"{100 * share:g} %"
+
+
 def numbers(row: Any) -> str:
     """Estimate and interval."""
     return f"{row.estimate:.3f} [{row.low:.3f}, {row.high:.3f}]"
