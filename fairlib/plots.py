@@ -273,9 +273,10 @@ def over_budgets(
             axis.set(title=title, xlabel="ReLUs kept, %" if place == len(rows) - 1 else "")
         for axis in line[len(panels) :]:
             axis.set_axis_off()
-        last = line[len(panels) - 1]
-        if (labels := last.get_legend_handles_labels()[1]) != shown:
-            last.legend(frameon=False, title="group (training images)", loc="upper left", bbox_to_anchor=(1, 1))
+        handles, labels = line[len(panels) - 1].get_legend_handles_labels()
+        if labels != shown:
+            beside: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1, 1)}
+            line[-1].legend(handles, labels, frameon=False, title="group (training images)", **beside)
         shown = labels
     return figure
 
@@ -613,7 +614,8 @@ def _points(axis: Axes, table: pd.DataFrame, name: str, rows: np.ndarray, color:
 
 
 def _look(looks: Mapping[str, _Look] | None, label: str, place: int) -> dict[str, Any]:
-    color, marker = (looks or {}).get(label, (place % len(PALETTE), MARKERS[place % len(MARKERS)]))
+    shape = MARKERS[(place + place // len(PALETTE)) % len(MARKERS)]  # Another one where a colour comes again.
+    color, marker = (looks or {}).get(label, (place % len(PALETTE), shape))
     return {"color": PALETTE[color] if isinstance(color, int) else color, "marker": marker}
 
 

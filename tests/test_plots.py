@@ -341,7 +341,70 @@ def test_rows_are_groups_by_name_or_by_their_rank_in_size():
     assert [axis.get_xlabel() for axis in figure.axes] == ["images", "accuracy"]
 
 
+def budgets(accuracies, train_sizes, levels=(1.0, 0.1, 0.02)):
+    """Test rows of two seeds: by group the accuracy under the control, which falls by .1 from level to level."""
+    return pd.DataFrame(
+        {"seed": seed, "stage": "control" if level == 1 else "compressed", "level": level, "split": "test",
+         "group": group, "size": 10, "train_size": train_sizes[(place + seed) % len(train_sizes)],
+         "before": 2 * accuracy, "accuracy": accuracy - 0.1 * step * (1 + seed)}
+        for seed in (0, 1)
+        for step, level in enumerate(levels)
+        for place, (group, accuracy) in enumerate(accuracies.items())
+    )  # fmt: skip
+
+
+def texts(axis):
+    """The entries of the legend of an axis, none without one."""
+    return [] if axis.get_legend() is None else [text.get_text() for text in axis.get_legend().get_texts()]
+
+
+def test_over_budgets_draws_every_group_and_marks_those_at_the_floor():
+    faces = budgets({"a": 0.9, "b $": 0.6, "c": 0.05}, [50, 50, 50])
+    dense = faces[faces["stage"] == "control"].assign(stage="dense", accuracy=7.0)
+    columns = {"one": "accuracy", "two": "before"}
+    figure = plots.over_budgets({"race": dict.fromkeys(columns, pd.concat([dense, faces]))}, columns)
+    left, right = figure.axes
+    assert (left.get_ylabel(), left.get_title(), right.get_title()) == ("race", "one", "two")
+    assert not texts(left) and texts(right) == ["a (50)", r"b \$ (50)", "c (50), at the floor"]
+    points, _ = drawn(left)["a (50)"]
+    np.testing.assert_allclose(points[:, 1], [0.9 - 0.3, 0.9 - 0.15, 0.9])
+    assert points[:, 0] == pytest.approx([0.02, 0.1, 1], rel=0.1)
+    assert [tick.get_text() for tick in left.get_xticklabels()] == ["2", "10", "100"]
+    assert left.get_xlabel() == "ReLUs kept, %" and not left.get_shared_y_axes().joined(left, right)
+
+
+def test_relative_drops_are_in_percent_and_leave_out_groups_at_the_floor():
+    faces = budgets({"a": 0.5, "c": 0.05}, [50, 50])
+    rows = {"race": {"snl": faces, "random": faces}, "age": {"snl": faces[faces["level"] != 0.1]}}
+    figure = plots.over_budgets(rows, before="before")
+    first, second, third, none = figure.axes
+    label = "c (50), at the floor: left out"
+    assert texts(second) == ["a (50)", label] and not texts(first) + texts(third) + texts(none)
+    points, ends = drawn(second)["a (50)"]
+    np.testing.assert_allclose(points[:, 1], [100 * (1 - (0.5 - fall) / 1.0) for fall in (0.3, 0.15, 0)])
+    assert ends[-1][1][1] == pytest.approx(50) and len(drawn(second)[label][0]) == 0
+    assert first.get_shared_y_axes().joined(first, second) and not first.get_shared_y_axes().joined(first, third)
+    assert (first.get_xlabel(), third.get_xlabel(), none.axison) == ("", "ReLUs kept, %", False)
+
+
+def test_of_many_groups_the_ends_of_each_seed_are_drawn_over_budgets():
+    many = budgets({name: 0.3 + 0.1 * place for place, name in enumerate("abcdef")}, [60, 50, 40, 30, 20, 10])
+    (axis,) = plots.over_budgets({"norm": {"digits": many}}, {"norm": "accuracy"}).axes
+    assert texts(axis) == ["largest (60)", "second largest (50)", "second smallest (20)", "smallest (10)"]
+    at_control = {name: points[-1, 1] for name, (points, _) in drawn(axis).items()}
+    expected = {"largest (60)": (0.3 + 0.8) / 2, "smallest (10)": (0.8 + 0.7) / 2}
+    assert {name: at_control[name] for name in expected} == pytest.approx(expected)
+
+
 def test_a_long_provenance_is_broken_where_the_figure_ends():
     figure, _ = plots.new_figure(width=2.0)
     plots.provenance(figure, "digits, cnn, prune:magnitude, 5 seeds, this run", "short")
     assert figure.get_supxlabel() == "digits, cnn, prune:magnitude, 5\nseeds, this run\nshort"
+
+
+def test_ten_groups_have_ten_looks():
+    rows = pd.DataFrame({"seed": 0, "group": list("abcdefghij"), "train_size": range(10, 0, -1), "loss": 1.0})
+    _, (axis,) = plots.new_figure()
+    plots.crosses(axis, pd.concat([rows, rows.assign(seed=1, loss=2.0)]), "train_size", "loss")
+    points = [container[0] for container in axis.containers]
+    assert len({(point.get_color(), point.get_marker()) for point in points}) == 10

@@ -84,7 +84,7 @@
     if (!anchor) return;
     const folded = anchor.closest("details");
     if (folded) folded.open = true;
-    anchor.scrollIntoView();
+    (anchor.closest("div.claim") ?? anchor).scrollIntoView();
   };
   tools.addEventListener("input", () => { show(); remember(); });
   tools.addEventListener("reset", () => setTimeout(() => { show(); if (!location.hash || location.hash.startsWith("#?")) remember(); }));

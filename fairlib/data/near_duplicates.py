@@ -1,4 +1,27 @@
-"""Near-duplicates: photographs that are nearly the same picture, found by a perceptual hash."""
+"""Near-duplicates: photographs that are nearly the same picture, found by a perceptual hash.
+
+Why this hash and this threshold (``benchmarks/near_duplicates.py``): of UTKFace at 32 pixels 511 pairs of images have
+pixels that correlate by more than .99. At 16 bits all of them are found, among 655 pairs in all, of which 3 are below
+.9; at 14 bits one is missed, and at 20 and 24 bits some 25 and 300 pairs below .9 come in. Difference hashes of 64 and
+128 bits find no more than .92 and .96 of them for as few false alarms. At 16 bits:
+
+==============  ======  =======  ========================  ==========  ================  =============
+data            pixels   images  caught of those above .99  all pairs  of them below .9  largest group
+==============  ======  =======  ========================  ==========  ================  =============
+UTKFace             32   23,244                511 of 511        655                 3              4
+UTKFace             64   23,244                431 of 431        654                 4              4
+CelebA              32   10,000                    6 of 6         11                 3              2
+CelebA              64   10,000                    3 of 3         11                 4              2
+CIFAR-10            32   60,000                   9 of 10        398                50             17
+==============  ======  =======  ========================  ==========  ================  =============
+
+The pairs below .9 all have the same label, in CIFAR-10 too, where one in ten would by chance: most are copies with
+another crop. Groups do not chain. A threshold on the correlation itself would do worse: in CIFAR-10 a tenth of the
+pairs above .95 show different classes.
+
+Strokes and drawings are another matter. In MNIST a third of the images would be in groups, the largest of 6,850; of
+192,458 pairs 3 have a correlation above .99, and half are below .9.
+"""
 
 from __future__ import annotations
 

@@ -38,7 +38,10 @@ CHECKLIST = {
         fig-3 fig-3a fig-3b fig-3c fig-3d fig-3e fig-3f fig-3g fig-3h
         fig-4 fig-4a fig-4b fig-4c fig-4d fig-4e fig-4f fig-4g fig-4h
         fig-5 fig-5-lfw fig-5-celeba fig-6 fig-7 fig-7-mask fig-7-weights fig-8 fig-8-weights fig-8-mask
-        verbal-5-blond-accuracy verbal-5-blond-bias verbal-5-fairgrape""",
+        verbal-5-blond-accuracy verbal-5-blond-bias verbal-5-fairgrape
+        fig-3-accuracy verbal-1-repair verbal-1-bias verbal-4.1-degradation verbal-4.1-celeba verbal-4.1-bags
+        verbal-4.1-mobilenet verbal-4.1-ablations verbal-5-baselines verbal-5-fair verbal-5-fpgm verbal-5-degradation
+        verbal-5-degradation-faces verbal-5-validation""",
     "D": """
         def-accuracy-parity prop-4.1 prop-4.2 prop-4.3 thm-4.4 prop-4.5 eq-1 eq-2 eq-3 eq-4 a.1
         eq-relative-drop alg-1 eq-mitigated-drop

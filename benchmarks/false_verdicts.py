@@ -1,0 +1,194 @@
+"""How often a verdict asserts an effect in tables that have none, for every statistic that claims are tested on.
+
+``python benchmarks/false_verdicts.py``; goal: of 2,000 simulated tables not significantly more than 5 % (one-sided
+binomial test at 1 %). The groups differ in size only: their true accuracies, losses and gradient norms are the same in
+every network. Compressed networks are as accurate as the control, .95, or less, for all groups alike; every seed and
+every network has an effect of its own that all groups share. Each seed draws its own test samples, 55 to 500 a group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+from fairlib import effects
+from fairlib.evidence.verdict import Criterion, judge
+
+RESULTS = Path(__file__).parents[1] / "results" / "benchmarks"
+ACCURACY, MARGIN = 0.95, 0.03
+SETTINGS = (
+    (5, 10, 0.0), (5, 10, 0.05), (5, 10, 0.15), (5, 20, 0.0), (5, 20, 0.15), (2, 10, 0.0), (2, 10, 0.15),
+    (10, 10, 0.0), (10, 10, 0.15),
+)  # fmt: skip
+"""Numbers of groups and of seeds, and how much accuracy compressed networks lose."""
+
+NEVER, AFTER = {"when": "never"}, {"when": "after"}
+PRUNED = {"split": "test", "stage": "compressed", "level": 0.9}
+ONE = {"where": PRUNED | NEVER}
+SIDES = {"where": PRUNED | NEVER, "against": PRUNED | AFTER}
+ARMS = {"level": 0.9, "where": NEVER, "against": AFTER}
+
+
+class Case(NamedTuple):
+    """A claim about a table without an effect: name and arguments of a statistic, its true value and the criterion.
+
+    The true value is ``truth + slope * fall``, where ``fall`` is how much accuracy the compressed networks lose.
+    """
+
+    name: str
+    arguments: Mapping[str, Any]
+    truth: float = 0.0
+    slope: float = 0.0
+    direction: str = "greater"
+    groups: int = 2
+    holds: bool = False
+
+    @property
+    def label(self) -> str:
+        words = (self.arguments.get(key) for key in ("of", "statistic", "column", "groups", "x", "y"))
+        kinds = ("relative" * bool(self.arguments.get("relative")), "each" * ("each" in self.arguments))
+        kinds += ("equal" * (self.direction == "equal"), "holds" * self.holds)
+        return " ".join(filter(None, (self.name, *words, *kinds)))
+
+    def excused(self, fall: float) -> bool:
+        """Whether the library says that no claim may be decided so: `effects.BY_CONTRAST` and `effects.BIASED`."""
+        if self.name == "contrast":
+            return fall > 0 and effects.STATISTICS[self.arguments["of"]] in effects.BIASED
+        return effects.STATISTICS[self.name] in effects.BY_CONTRAST
+
+    def criterion(self, fall: float) -> Criterion:
+        """Threshold at the true value; of a claim of equality the true value lies on the edge of the margin."""
+        threshold = self.truth + self.slope * fall
+        edge = MARGIN if self.direction == "equal" and not self.holds else 0.0
+        return Criterion(self.direction, threshold - edge, MARGIN, self.holds)
+
+    def values(self, table: pd.DataFrame) -> pd.DataFrame:
+        """Compute one value per seed and cell."""
+        if "each" in self.arguments:
+            return effects.cells(table, name=self.name, **self.arguments)
+        return effects.STATISTICS[self.name](table, **self.arguments).to_frame()
+
+
+CASES = (
+    Case("accuracy_change", {"level": 0.9, "groups": "smallest", "where": NEVER}, slope=-1),
+    Case("accuracy_change", {"level": 0.9, "groups": "largest", "relative": True, "where": NEVER}, slope=-1 / ACCURACY),
+    Case("column_mean", {"column": "loss", **ONE}, truth=0.2, slope=2),
+    Case("column_mean", {"column": "identity", **ONE}, direction="equal", holds=True),
+    Case("contrast", {"of": "accuracy_change", "groups": "smallest", **ARMS}, slope=-1),
+    Case("contrast", {"of": "column_mean", "column": "loss", **SIDES}, slope=2),
+    Case("contrast", {"of": "drop_difference", **ARMS}),
+    Case("contrast", {"of": "group_difference", "column": "loss", "rank": "train_size", **SIDES}),
+    Case("contrast", {"of": "group_gap", **SIDES}),
+    Case("contrast", {"of": "group_gap", "column": "loss", **SIDES}),
+    Case("contrast", {"of": "group_gap", "column": "gradient_norm", "relative": True, **SIDES}),
+    Case("contrast", {"of": "group_gap_by_chance", "draws": 20, **SIDES}),
+    Case("contrast", {"of": "overall_accuracy", **SIDES}, slope=-1),
+    Case("contrast", {"of": "spread", **SIDES}),
+    Case("drop_difference", {"level": 0.9, "where": NEVER}),
+    Case("drop_difference", {"level": 0.9, "where": NEVER}, direction="equal"),
+    Case("drop_difference", {"each": {"level": "all"}, "where": NEVER}),
+    Case("drop_difference", {"level": 0.9, "relative": True, "where": NEVER}),
+    Case("group_correlation", {"x": "train_size", "y": "drop", **ONE}, groups=3),
+    Case("group_correlation", {"x": "train_size", "y": "gradient_norm", **ONE}, groups=3),
+    Case("group_difference", {"column": "gradient_norm", **ONE}),
+    Case("group_gap", ONE),
+    Case("group_gap_by_chance", {"draws": 20, **ONE}),
+    Case("level_trend", {"statistic": "drop_difference", "where": NEVER}),
+    Case("loss_difference", {"level": 0.9, "where": NEVER}),
+    Case("overall_accuracy", ONE, truth=ACCURACY, slope=-1),
+    Case("overall_change", {"level": 0.9, "where": NEVER}, slope=-1),
+    Case("spread", ONE),
+    Case("spread_change", {"level": 0.9, "where": NEVER}),
+)
+
+
+def simulate(fall: float, groups: int, seeds: int, rng: np.random.Generator) -> pd.DataFrame:
+    """Draw a study without an effect.
+
+    Pruned networks lose a third of the fall at level .5, two thirds at .7 and all of it at .9; mitigated ones
+    (``when: after``) lose nothing.
+    """
+    names = [f"group {i}" for i in range(groups)]
+    test = np.linspace(55, 500, groups).astype(int)
+    train = 4 * test + rng.integers(0, 40, (seeds, groups))
+    common = rng.normal(0, 0.01, (seeds, 1))
+    parts = []
+    for when, level, share in (
+        ("never", 0.0, 0), ("never", 0.5, 1 / 3), ("never", 0.7, 2 / 3), ("never", 0.9, 1), ("after", 0.0, 0),
+        ("after", 0.9, 0),
+    ):  # fmt: skip
+        lost, own = share * fall, rng.normal(0, 0.01, (seeds, 1))
+        accuracy = np.clip(ACCURACY - lost + common + own, 0, 1)
+        noise = rng.normal(size=(2, seeds, groups)) / np.sqrt(test)
+        loss = (0.2 + 2 * lost) * (1 + 0.1 * own / 0.01 + 2 * noise[0])
+        norm = (1 + 5 * lost) * np.exp(own + 2 * noise[1])
+        row = {"when": when, "level": level, "stage": "compressed" if level else "control"}
+        row |= {"seed": np.repeat(np.arange(seeds), groups), "group": np.tile(names, seeds)}
+        right = rng.binomial(test, accuracy, (seeds, groups)) / test
+        measured = {"size": np.tile(test, seeds), "accuracy": right.ravel(), "loss": loss.ravel()}
+        measured |= {"gradient_norm": norm.ravel(), "identity": rng.normal(0, 1e-4, seeds * groups)}
+        parts.append(pd.DataFrame(row | measured | {"split": "test"}))
+        if not level:
+            parts.append(pd.DataFrame(row | {"size": train.ravel(), "accuracy": 1.0, "loss": 0.0, "split": "train"}))
+    return effects.against_control(pd.concat(parts, ignore_index=True), on=["seed", "group", "when"])
+
+
+def verdicts(case: Case, table: pd.DataFrame, fall: float, seeds: int) -> list[str]:
+    """Judge each block of as many seeds as a study has."""
+    values = case.values(table)
+    values = values if values.shape[1] > 1 else values.iloc[:, 0]
+    return [judge(values.iloc[i : i + seeds], case.criterion(fall)).name for i in range(0, len(values), seeds)]
+
+
+def rates(case: Case, names: list[str]) -> dict[str, float]:
+    """Count the verdicts that assert an effect.
+
+    Returns:
+        ``simulations``; ``supported`` and ``reversed``, shares of them; ``false``, the share of wrong verdicts, which
+        *supported* is not where the claim holds; and ``p_value`` of a level of 5 %.
+    """
+    supported, reverse = (names.count(name) for name in ("supported", "reversed"))
+    wrong = reverse if case.holds else supported + reverse
+    shares = {"supported": supported, "reversed": reverse, "false": wrong}
+    p_value = stats.binomtest(wrong, len(names), 0.05, alternative="greater").pvalue
+    shares = {name: count / len(names) for name, count in shares.items()}
+    return {"simulations": len(names), **shares, "p_value": p_value}
+
+
+def run(setting: tuple[int, int, float], simulations: int = 2000, at_once: int = 250) -> pd.DataFrame:
+    """Simulate all cases in one of the `SETTINGS`, one row per case."""
+    groups, seeds, fall = setting
+    rng = np.random.default_rng([groups, seeds, round(100 * fall)])
+    cases = [case for case in CASES if case.groups <= groups]
+    names: dict[str, list[str]] = {case.label: [] for case in cases}
+    for _ in range(0, simulations, at_once):
+        table = simulate(fall, groups, seeds * at_once, rng)
+        for case in cases:
+            names[case.label] += verdicts(case, table, fall, seeds)
+    rows = [
+        {"claim": case.label, "groups": groups, "seeds": seeds, "fall": fall}
+        | rates(case, names[case.label])
+        | {"excused": case.excused(fall)}
+        for case in cases
+    ]
+    return pd.DataFrame(rows)
+
+
+def main() -> None:
+    with ProcessPoolExecutor() as pool:
+        table = pd.concat(pool.map(run, SETTINGS), ignore_index=True)
+    for row in table.itertuples():
+        missed = " missed" * (row.p_value < 0.01) + ", excused" * row.excused
+        where = f"{row.groups} groups, {row.seeds} seeds, fall {row.fall:.2f}"
+        print(f"{row.claim:54s}{where:35s}{row.false:.3f}{missed}")
+    table.to_csv(RESULTS / "false_verdicts.csv", index=False, float_format="%.4g")
+
+
+if __name__ == "__main__":
+    main()
