@@ -510,7 +510,7 @@ def provenance(figure: Figure, *sources: object) -> None:
             (:func:`fairlib.evidence.tables.recorded`) or a text.
     """
     texts = (source(each) if isinstance(each, pd.DataFrame) else str(each) for each in sources)
-    width = int(16 * figure.get_figwidth())  # Characters that fit below the figure.
+    width = int(17 * figure.get_figwidth())  # Characters that fit below the figure.
     text = "\n".join(textwrap.fill(each, width) for each in texts)
     figure.supxlabel(text, fontsize=8, color="#555555", x=0.01, ha="left")
 
