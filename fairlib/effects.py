@@ -516,9 +516,9 @@ def group_gap(table: pd.DataFrame, *, where: Rows, column: str = "accuracy", rel
 
     For test accuracies this is what the experiments of [T] call the fairness violation. It is biased upward, the more
     so the smaller the groups, the closer their true values and, above one half, the lower the accuracy. Two gaps of
-    the same groups can therefore be compared (`contrast`) only at equal accuracy, where the bias is the same if all
-    true values are. A less accurate network has a wider gap by chance alone: ten groups of 55 samples whose true
-    accuracies all fall from .95 to .80 widen by .077 on average. `spread` has no such bias.
+    the same groups have the same bias only at equal accuracy and equal true values. A less accurate network has a wider
+    gap by chance alone: ten groups of 55 samples whose true accuracies all fall from .95 to .80 widen by .077 on
+    average. A verdict on the `contrast` of two gaps allows for it (`by_chance`); `spread` has no such bias.
 
     Args:
         table: One row per run and group, once ``where`` has selected; a run is a seed, stage, level and time of
@@ -577,12 +577,16 @@ def degradation_gap(table: pd.DataFrame, *, where: Rows, dense: Rows) -> pd.Seri
     return (drops.max(axis=1) - drops.min(axis=1)).groupby("seed").mean().rename("value")
 
 
-def group_gap_by_chance(table: pd.DataFrame, *, where: Rows, draws: int = 200, seed: int = 0) -> pd.Series:
+def group_gap_by_chance(
+    table: pd.DataFrame, *, where: Rows, dense: Rows | None = None, draws: int = 200, seed: int = 0
+) -> pd.Series:
     """Compute the gap that chance alone would give if all groups of a run had its overall accuracy, by seed.
 
     Args:
         table: One row per run and group, once ``where`` has selected (`group_gap`).
         where: Values of columns that select the rows.
+        dense: Values of columns that select the dense network of each seed, for the gap of what the groups lose against
+            it (`degradation_gap`); its accuracies are drawn as well.
         draws: Number of times that the accuracies of a run's groups are drawn
             (:func:`fairlib.statistics.accuracies_by_chance`); the gap is the mean over these, and over the runs.
         seed: Seed of the draws.
@@ -596,11 +600,14 @@ def group_gap_by_chance(table: pd.DataFrame, *, where: Rows, draws: int = 200, s
     """
     rows = _select(table, where, (*RUN, "group", "size", "accuracy"))
     accuracy, sizes = (_by_run_and_group(rows, name) for name in ("accuracy", "size"))
+    overall = pd.DataFrame({"after": (accuracy * sizes).sum(axis=1) / sizes.sum(axis=1)})
+    if dense is not None:
+        overall = overall.join(overall_accuracy(table, where=dense).rename("before"), on="seed")
     generator = np.random.default_rng(seed)
     gaps = []
     for run, counts in sizes.iterrows():
-        overall = np.average(accuracy.loc[run], weights=counts)
-        gaps.append(np.ptp(accuracies_by_chance(counts, overall, draws=draws, seed=generator), axis=1).mean())
+        drawn = [accuracies_by_chance(counts, each, draws=draws, seed=generator) for each in overall.loc[run]]
+        gaps.append(np.ptp(drawn[0] - sum(drawn[1:]), axis=1).mean())
     return pd.Series(gaps, sizes.index).groupby("seed").mean().rename("value")
 
 
@@ -821,6 +828,31 @@ def cells(table: pd.DataFrame, *, name: str, each: Mapping[str, Any], **argument
     return values
 
 
+def by_chance(table: pd.DataFrame, *, name: str, **arguments: Any) -> pd.Series | pd.DataFrame | None:
+    """Compute what chance alone gives a contrast of gaps in accuracy, if all groups of a run are equally accurate.
+
+    The gaps of two networks of different accuracy differ by chance (`group_gap`): a verdict on their `contrast` must
+    stand without that part.
+
+    Args:
+        table: Table of :func:`fairlib.study`.
+        name: Name of one of `STATISTICS`.
+        arguments: Its arguments, as `contrast` or `cells` take them.
+
+    Returns:
+        Values as the statistic has, by seed or by seed and cell; None for a statistic that chance does not move with
+        accuracy, and for a table that does not say how many samples its groups have.
+
+    Raises:
+        ValueError: If the table does not give the statistic.
+    """
+    gaps = STATISTICS.get(arguments.get("of", "")) in (group_gap, degradation_gap)
+    if name != "contrast" or not gaps or arguments.get("column", "accuracy") != "accuracy" or "size" not in table:
+        return None
+    arguments = {key: value for key, value in arguments.items() if key != "column"} | {"of": "group_gap_by_chance"}
+    return cells(table, name=name, **arguments) if "each" in arguments else contrast(table, **arguments)
+
+
 def at_floor(table: pd.DataFrame, *, where: Rows | None = None, share: float = FLOOR) -> list[Any]:
     r"""List the groups that have nothing to lose: the control has learned next to nothing about them.
 
@@ -919,10 +951,7 @@ def _against_control(
 CHANGES = (accuracy_change, drop_correlation, drop_difference, loss_difference, overall_change, spread_change)
 """Statistics that compare a level with the control."""
 
-BIASED = (group_gap, group_gap_by_chance)
-"""Statistics that chance alone moves with accuracy: their `contrast` of networks of different accuracy is no effect."""
-
-BY_CONTRAST = (*BIASED, spread)
+BY_CONTRAST = (degradation_gap, group_gap, group_gap_by_chance, spread)
 """Statistics that decide a claim by `contrast` alone: chance keeps a gap above 0, and a variance of 0 is estimated with
 a skewed error, so that over ten seeds one in ten intervals lies below 0."""
 

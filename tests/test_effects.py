@@ -468,6 +468,32 @@ def test_the_gap_by_chance_of_two_groups_is_that_of_two_binomial_variables():
     pd.testing.assert_series_equal(found, again)
 
 
+def test_the_gap_of_losses_by_chance_has_the_chance_of_the_dense_network_too():
+    """Two groups, both .95 before and .8 after: the gap is that of the difference of four binomial variables."""
+    table = study_table({0: [9, 9]}, {0: [0.95, 0.95]}, {0: [0.8, 0.8]}).assign(when="never", size=20)
+    where = {"stage": "compressed", "split": "test", "level": 0.9}
+    found = effects.group_gap_by_chance(table, where=where, dense={"stage": "control", "split": "test"}, draws=20_000)
+    before, after = (stats.binom.pmf(range(21), 20, accuracy) for accuracy in (0.95, 0.8))
+    lost = np.convolve(before, after[::-1])
+    difference = np.convolve(lost, lost[::-1])
+    expected = difference @ abs(np.arange(len(difference)) - len(difference) // 2) / 20
+    assert found.item() == pytest.approx(expected, abs=0.003)
+
+
+def test_chance_has_a_part_in_the_contrast_of_gaps_in_accuracy_alone():
+    table, sides = mitigated_table(), {"where": {"split": "test", "level": 0.9, "when": "after"}}
+    sides["against"] = sides["where"] | {"when": "never"}
+    found = effects.by_chance(table, name="contrast", of="group_gap", **sides)
+    pd.testing.assert_series_equal(found, effects.contrast(table, of="group_gap_by_chance", **sides))
+    assert (found < 0).all()  # The network that is less accurate is the one without mitigation.
+    each = effects.by_chance(table, name="contrast", of="group_gap", each={"level": [0.9]}, **sides)
+    assert each["level 0.9"].tolist() == found.tolist()
+    for other in ({"of": "overall_accuracy"}, {"of": "group_gap", "column": "size"}):
+        assert effects.by_chance(table, name="contrast", **other, **sides) is None
+    assert effects.by_chance(table.drop(columns="size"), name="contrast", of="group_gap", **sides) is None
+    assert effects.by_chance(table, name="group_gap", where=sides["where"]) is None
+
+
 def test_overall_accuracy_by_hand():
     table = mitigated_table()
     values = effects.overall_accuracy(table, where={"split": "test", "when": "never"})

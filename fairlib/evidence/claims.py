@@ -23,7 +23,7 @@ import yaml
 
 from fairlib import environment
 from fairlib._validation import lookup
-from fairlib.effects import STATISTICS, MissingRowsError, at_floor, cells
+from fairlib.effects import STATISTICS, MissingRowsError, at_floor, by_chance, cells
 from fairlib.evidence.verdict import DECIDED, MIN_SEEDS, Criterion, Verdict, judge
 from fairlib.statistics import benjamini_hochberg
 
@@ -324,6 +324,8 @@ def _judge(claim: Claim, table: Path) -> tuple[Verdict, bool, str, str]:
 def _tested(claim: Claim, table: pd.DataFrame) -> tuple[Verdict, pd.Series | pd.DataFrame]:
     values = claim.values(table)
     found = verdict(values, claim)
+    if found.name in DECIDED and (chance := by_chance(table, **claim.statistic or {})) is not None:
+        found = judge(values, claim.criterion, chance)
     if claim.floor is not None and (low := at_floor(table, where=claim.floor)):
         groups = ", ".join(map(str, low))
         found = found._replace(

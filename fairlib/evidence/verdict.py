@@ -73,7 +73,9 @@ class Verdict(NamedTuple):
     worst_estimate: float = math.nan
 
 
-def judge(values: Iterable[float] | pd.DataFrame, criterion: Criterion) -> Verdict:
+def judge(
+    values: Iterable[float] | pd.DataFrame, criterion: Criterion, by_chance: pd.Series | pd.DataFrame | None = None
+) -> Verdict:
     """Compare one value per seed, or one per seed and cell, with a threshold, by the rules of this module.
 
     The interval is Student's: over 10 seeds the percentile bootstrap covers 90 % where it says 95 %.
@@ -81,10 +83,18 @@ def judge(values: Iterable[float] | pd.DataFrame, criterion: Criterion) -> Verdi
     Args:
         values: One value per seed, ``(n,)``, or a table with seeds in rows and cells in columns.
         criterion: Direction, threshold and margin.
+        by_chance: What chance alone would give in place of each value (:func:`fairlib.effects.by_chance`): a verdict
+            that does not stand without it is *undecided*.
 
     Raises:
         ValueError: If there is no value, or one is missing or not finite.
     """
+    if by_chance is not None:
+        found, without = judge(values, criterion), judge(values - by_chance, criterion)
+        if found.name not in DECIDED or found.name == without.name:
+            return found
+        reason = f"{found.name}, but {without.name} without what chance alone gives"
+        return without._replace(name="undecided", reason=reason, interval=found.interval)
     if isinstance(values, pd.DataFrame):
         return _of_cells(values, criterion)
     values = np.asarray(list(values), dtype=np.float64)

@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 from claim_samples import ENTRY, TABLE, claim, spread, untested, write
 
+from fairlib import effects
 from fairlib.evidence import claims
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -352,6 +353,34 @@ def test_false_discoveries_are_counted_apart_for_theory_and_for_experiments(tmp_
     assert found.loc["H-weak", "survives"] and found.loc["H-weak", "family"] == "experiments"
     beside = [replace(entry, notebook="notebooks/a/b.ipynb") for entry in entries]
     assert not claims.evaluate(beside, tmp_path).set_index("claim").loc["H-weak", "survives"]
+
+
+def test_no_verdict_rests_on_a_gap_that_chance_gives(tmp_path):
+    """Groups of 20 that are equally accurate, .95 and .7: the gap of the second network is wider, by chance alone."""
+    rng, size = np.random.default_rng(0), 20
+    rows = [(seed, arm, group, size, rng.binomial(size, accuracy) / size)
+            for seed in range(40) for arm, accuracy in (("a", 0.95), ("b", 0.7)) for group in "ABCDE"]  # fmt: skip
+    table = pd.DataFrame(rows, columns=["seed", "arm", "group", "size", "accuracy"])
+    table = table.assign(stage="compressed", level=0.9, when="never", split="test")
+    statistic = {"name": "contrast", "of": "group_gap", "where": {"arm": "b"}, "against": {"arm": "a"}}
+    table.to_csv(tmp_path / "values.csv", index=False)
+    found = claims.evaluate([claim(statistic=statistic)], tmp_path).iloc[0]
+    assert found["verdict"] == "undecided" and found["low"] > 0.05
+    assert found["reason"].startswith("supported, but")
+    table["accuracy"] -= 0.3 * ((table["arm"] == "b") & (table["group"] == "A"))
+    table.to_csv(tmp_path / "values.csv", index=False)
+    assert claims.evaluate([claim(statistic=statistic)], tmp_path)["verdict"].tolist() == ["supported"]
+
+
+def test_claims_rest_on_no_statistic_that_chance_biases():
+    for entry in claims.load(FILE):
+        for read in entry.readings.values():
+            if read.statistic is None:
+                continue
+            assert effects.STATISTICS[read.statistic["name"]] not in effects.BY_CONTRAST, entry.id
+            if read.arguments.get("of") == "group_gap" and read.arguments.get("column") == "loss":
+                assert {read.arguments[side]["split"] for side in ("where", "against")} == {"train"}, entry.id
+            assert read.arguments.get("of") != "group_gap_by_chance", entry.id
 
 
 def test_every_claim_about_a_change_against_the_control_names_its_floor():

@@ -70,6 +70,22 @@ def test_a_statement_about_each_cell_is_supported_if_all_pass():
     assert judge(-table, LESS).name == "supported" and judge(-table, LESS).worst_cell == "b"
 
 
+def test_a_verdict_must_stand_without_what_chance_gives():
+    """An interval of .1 -+ .038: .05 by chance leaves it beyond 0, .08 does not; the other way it decides nothing."""
+    values = pd.Series(spread(0.1, 0.05))
+    for chance, name in ((0.05, "supported"), (0.08, "undecided"), (0.2, "undecided"), (-0.1, "supported")):
+        found = judge(values, GREATER, pd.Series([chance] * 10))
+        assert found.name == name and found.interval == judge(values, GREATER).interval
+    assert found.reason == "" and judge(values, GREATER, values).reason == (
+        "supported, but no effect without what chance alone gives"
+    )
+    nothing = pd.Series(spread(0.01, 0.1))
+    assert judge(nothing, GREATER, pd.Series([-0.2] * 10)) == judge(nothing, GREATER)
+    table = cells(a=spread(0.3, 0.05), b=spread(0.1, 0.05))
+    assert judge(table, GREATER, table * 0 + 0.05).name == "supported"
+    assert judge(table, GREATER, table * 0 + 0.08).name == "undecided"
+
+
 def test_one_undecided_cell_leaves_the_statement_undecided():
     table = cells(a=spread(0.3, 0.05), b=spread(0.3, 0.05), c=spread(0.02, 0.1))
     found = judge(table, GREATER)
