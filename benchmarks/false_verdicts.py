@@ -141,7 +141,7 @@ def simulate(fall: float, groups: int, seeds: int, rng: np.random.Generator) -> 
         accuracy = np.clip(ACCURACY - lost + common + own, 0, 1)
         noise = rng.normal(size=(2, seeds, groups)) / np.sqrt(test)
         loss = (0.2 + 2 * lost) * (1 + 0.1 * own / 0.01 + 2 * noise[0])
-        norm = (1 + 5 * lost) * np.exp(own + 2 * noise[1] - 2 / test)  # The mean is the same for all groups.
+        norm = (1 + 5 * lost) * np.exp(own) * (1 + 2 * noise[1])
         row = {"when": when, "level": level, "stage": stage}
         row |= {"seed": np.repeat(np.arange(seeds), groups), "group": np.tile(names, seeds)}
         right = rng.binomial(test, accuracy, (seeds, groups)) / test

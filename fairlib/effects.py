@@ -765,6 +765,9 @@ def level_trend(
 ) -> pd.Series:
     """Compute how steadily a statistic grows with the distance from the control: Spearman's rank correlation, by seed.
 
+    Over three levels it has only four values, and a t interval of ten of them excludes 0 in 6.0 % of tables without a
+    trend (200,000 draws; 5.4 % over four levels or twenty seeds).
+
     Args:
         table: Table of :func:`fairlib.study` with three levels or more.
         statistic: Name of one of `STATISTICS` that takes a ``level`` or a ``where`` (`by_level`).
