@@ -5,15 +5,15 @@ pixels that correlate by more than .99. At 16 bits all of them are found, among 
 .9; at 14 bits one is missed, and at 20 and 24 bits 30 and 267 pairs below .9 come in. A cosine hash of 8 x 8 finds .87
 with 3 pairs below .9, a difference hash of 128 bits .97 with 6. At 16 bits:
 
-==============  ======  =======  ========================  ==========  ================  =============
+==============  ======  =======  =========================  ==========  ================  =============
 data            pixels   images  caught of those above .99  all pairs  of them below .9  largest group
-==============  ======  =======  ========================  ==========  ================  =============
-UTKFace             32   23,244                511 of 511        655                 3              4
-UTKFace             64   23,244                431 of 431        654                 4              4
-CelebA              32   10,000                    6 of 6         11                 3              2
-CelebA              64   10,000                    3 of 3         11                 4              2
-CIFAR-10            32   60,000                   9 of 10        398                50             17
-==============  ======  =======  ========================  ==========  ================  =============
+==============  ======  =======  =========================  ==========  ================  =============
+UTKFace             32   23,244                 511 of 511        655                 3              4
+UTKFace             64   23,244                 431 of 431        654                 4              4
+CelebA              32   10,000                     6 of 6         11                 3              2
+CelebA              64   10,000                     3 of 3         11                 4              2
+CIFAR-10            32   60,000                    9 of 10        398                50             17
+==============  ======  =======  =========================  ==========  ================  =============
 
 The pairs below .9 all have the same label, in CIFAR-10 too, where one in ten would by chance: most are copies with
 another crop. Groups do not chain. A threshold on the correlation itself would do worse: in CIFAR-10 a tenth of the

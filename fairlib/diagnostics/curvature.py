@@ -77,7 +77,7 @@ def group_eigenvalues(
         limit: Largest number of Lanczos steps for a group. Their vectors take a gibibyte at most, or as much memory as
             twelve of them do; a process that needs more is restarted from its best ones.
         least: Smallest number of Lanczos steps for a group, if ``limit`` is not smaller: fewer may end at the second
-            largest eigenvalue (:data:`fairlib.diagnostics.lanczos.LEAST`). 1 is what edition 0.1 did.
+            largest eigenvalue. 1 is what edition 0.1 did.
         intervals: Whether to add 95 % intervals of the largest eigenvalue.
         seed: Seed of the start vector, and of the blocks of an interval.
 

@@ -27,8 +27,8 @@ NO_PHOTOGRAPHS = (*EMBEDDED, "mnist", "fashion-mnist")
 """Names of data sets in which near-duplicates are not looked for."""
 
 EDITION_0_1 = {"near_duplicates": "ignored", "held_out": "train", "least": 1}
-"""What recorded tables stand for that lack these parameters of their notebooks: near-duplicates were split apart, a
-method held out data that the dense network knew, and a Lanczos process had no least number of steps."""
+"""Values of parameters that recorded tables lack. Near-duplicates were split apart, a method held out data that the
+dense network knew, and a Lanczos process had no least number of steps."""
 
 HOLD_OUT = {
     f"{kind}:{name}"
