@@ -6,7 +6,7 @@ pixels that correlate by more than .99. At 16 bits all of them are found, among 
 with 3 pairs below .9, a difference hash of 128 bits .97 with 6. At 16 bits:
 
 ==============  ======  =======  =========================  ==========  ================  =============
-data            pixels   images  caught of those above .99  all pairs  of them below .9  largest group
+data            pixels   images  caught of those above .99   all pairs  of them below .9  largest group
 ==============  ======  =======  =========================  ==========  ================  =============
 UTKFace             32   23,244                 511 of 511        655                 3              4
 UTKFace             64   23,244                 431 of 431        654                 4              4
