@@ -129,7 +129,14 @@ def bifp(
 
 
 def bip(
-    model: nn.Module, *, sparsity: float, data: GroupedDataset, train: Settings, seed: int = 0, **settings: Any
+    model: nn.Module,
+    *,
+    sparsity: float,
+    data: GroupedDataset,
+    train: Settings,
+    val: GroupedDataset | None = None,
+    seed: int = 0,
+    **settings: Any,
 ) -> nn.Module:
     """Prune by bi-level optimization without a fairness term: :func:`fairlib.pruning.bifp` with a penalty of weight 0.
 
@@ -143,8 +150,9 @@ def bip(
         sparsity: Share of zeros among the prunable weights, in [0, 1).
         data: The training set.
         train: Arguments of :func:`fairlib.fit` for the lower level.
+        val: Data of the upper level, apart from ``data``; by default a part of ``data`` (:func:`fairlib.pruning.bifp`).
         seed: Seed of the split, of random scores and of the training.
-        **settings: Arguments ``val``, ``held_out``, ``mask`` and ``granularity`` of :func:`fairlib.pruning.bifp`.
+        **settings: Arguments ``held_out``, ``mask`` and ``granularity`` of :func:`fairlib.pruning.bifp`.
 
     Returns:
         A trained masked copy in eval mode.
@@ -157,7 +165,7 @@ def bip(
         Zhang et al., Advancing model pruning via bi-level optimization (NeurIPS 2022).
     """
     plain = AccuracyDifference(0.0)
-    return bifp(model, sparsity=sparsity, data=data, train=train, seed=seed, penalty=plain, **settings)
+    return bifp(model, sparsity=sparsity, data=data, train=train, val=val, seed=seed, penalty=plain, **settings)
 
 
 _PENALTY = {"fairness": "weight"} | {
