@@ -98,7 +98,8 @@ def against_control(table: pd.DataFrame, *, on: Iterable[str] = ("seed", "group"
     on, control = list(on), {"stage": "control"}
     table = attach(table, {"train_size": "size"}, on=on, where=control | {"split": "train"})
     table = attach(table, {"drop": "accuracy", "excessive_loss": "loss"}, on=[*on, "split"], where=control)
-    drop, excess = table["drop"] - table["accuracy"], table["loss"] - table["excessive_loss"]
+    drop = (table["drop"] - table["accuracy"]).round(12)  # Equal drops are ties, whatever the last digit.
+    excess = table["loss"] - table["excessive_loss"]
     return table.assign(drop=drop, excessive_loss=excess)
 
 
@@ -369,8 +370,9 @@ def drop_correlation(table: pd.DataFrame, *, level: float, where: Rows | None = 
     """Compute Spearman's correlation, over groups, of the original network's test accuracy and the drop, by seed.
 
     It is negative where the groups that were low lose the most. The original network is the dense one, before any
-    finetuning; the drop is the control's test accuracy minus that at ``level``. Taken from the control, accuracy and
-    drop would share the chance of one training.
+    finetuning; the drop is the control's test accuracy minus that at ``level``. A group's accuracy is the mean over the
+    dense networks of the *other* seeds: those of the same seed answer the same test samples as the drop is counted on,
+    and by chance alone a group that is low among these has less to lose.
 
     Args:
         table: Table of :func:`fairlib.study` with the rows of dense networks.
@@ -382,11 +384,15 @@ def drop_correlation(table: pd.DataFrame, *, level: float, where: Rows | None = 
 
     Raises:
         ValueError: If a column, the level, the control or the dense network is missing, a seed is incomplete, several
-            runs per seed are selected, there are fewer than three groups, or these do not differ in accuracy.
+            runs per seed are selected, there is only one seed, there are fewer than three groups, or these do not
+            differ in accuracy.
     """
     change, _, _ = _against_control(table, "accuracy", level, where, None)
     dense = _select(table, dict(where or {}) | {"stage": "dense", "split": "test"}, ())
     before = _by_seed_and_group(dense, "accuracy")
+    if len(before) < 2:
+        raise UndefinedError("a correlation with the accuracy under other seeds needs two seeds")
+    before = ((before.sum() - before) / (len(before) - 1)).round(12)
     if len(before.columns) < 3 or (before.nunique(axis=1) < 2).any():
         raise UndefinedError("a correlation over groups needs three groups that differ in accuracy")
     if not before.index.equals(change.index) or not before.columns.equals(change.columns):
@@ -781,7 +787,7 @@ def level_trend(
     Raises:
         ValueError: If the statistic is unknown or refuses the table, or there are fewer than three levels.
     """
-    values = _over_levels(table, statistic, dict(where or {}), arguments).T
+    values = _over_levels(table, statistic, dict(where or {}), arguments).T.round(12)  # Equal values are ties.
     if len(values) < 3:
         raise MissingRowsError(f"a trend over levels needs three of them, got {values.index.tolist()}")
     order = pd.Series(abs(values.index - control), index=values.index).rank()
@@ -844,19 +850,24 @@ def by_chance(table: pd.DataFrame, *, name: str, **arguments: Any) -> pd.Series 
 
     Returns:
         Values as the statistic has, by seed or by seed and cell; None for a statistic that chance does not move with
-        accuracy, and for a table that does not say how many samples its groups have.
+        accuracy.
 
     Raises:
-        ValueError: If the table does not give the statistic.
+        ValueError: If the table does not give the statistic, or does not say how many samples its groups have; or if
+            the gaps are relative.
     """
     gaps = STATISTICS.get(arguments.get("of", "")) in (group_gap, degradation_gap)
-    if name != "contrast" or not gaps or arguments.get("column", "accuracy") != "accuracy" or "size" not in table:
+    if name != "contrast" or not gaps or arguments.get("column", "accuracy") != "accuracy":
         return None
+    if arguments.get("relative"):
+        raise ValueError("what chance gives a relative gap of accuracies is not computed; compare the gaps themselves")
     arguments = {key: value for key, value in arguments.items() if key != "column"} | {"of": "group_gap_by_chance"}
     return cells(table, name=name, **arguments) if "each" in arguments else contrast(table, **arguments)
 
 
-def at_floor(table: pd.DataFrame, *, where: Rows | None = None, share: float = FLOOR) -> list[Any]:
+def at_floor(
+    table: pd.DataFrame, *, where: Rows | None = None, classes: bool = True, share: float = FLOOR
+) -> list[Any]:
     r"""List the groups that have nothing to lose: the control has learned next to nothing about them.
 
     A group of test accuracy :math:`A` under the control, where the answer that is most frequent in the data is right
@@ -866,20 +877,23 @@ def at_floor(table: pd.DataFrame, *, where: Rows | None = None, share: float = F
 
     Args:
         table: Table of :func:`fairlib.study`, with the column ``constant``, :math:`A_0` of each row (the diagnostic of
-            this name). Without it the groups are taken for the classes, :math:`A_0 = 0`, and the test of all samples
-            together is left out.
+            this name).
         where: Values of columns that select the rows; ``stage: control`` and ``split: test`` unless given.
+        classes: Whether the groups are the classes. If so, a table may lack the column: then :math:`A_0 = 0`, and the
+            test of all samples together is left out.
         share: Share of these errors below which a group is at the floor.
 
     Returns:
         Names of these groups, those with the fewest test samples first.
 
     Raises:
-        ValueError: If a column or the control is missing.
+        ValueError: If a column, a value or the control is missing.
     """
     rows = {"stage": "control", "split": "test"} | dict(where or {})
-    found = _select(table, rows, ("group", "size", "accuracy"))
+    found = _select(table, rows, ("group", "size", "accuracy", *(() if classes else ("constant",))))
     found = found if "constant" in found else found.assign(constant=0.0)
+    if (empty := found[["size", "accuracy", "constant"]].isna().any()).any():
+        raise ValueError(f"the column {empty.idxmax()} has missing values")
     means = found.groupby("group", sort=False)[["size", "accuracy", "constant"]].mean().sort_values("size")
     overall = means.mul(means["size"], axis=0).sum() / means["size"].sum()
     if "constant" in table and _skill(overall) < share:

@@ -386,7 +386,10 @@ def test_group_correlation_by_hand_and_by_scipy():
 
 
 def test_who_was_low_in_the_original_network_is_ranked_against_the_drop():
-    """Seed 0: A was best, then B, C; drops of 0, .1, .3: -1. Seed 1: .1, 0, .3, 2 of 3 in order: -.5. Seed 2: none."""
+    """Seed 0: A was best, then B, C; drops of 0, .1, .3: -1. Seed 1: .1, 0, .3, 2 of 3 in order: -.5. Seed 2: none.
+
+    What the dense network of the same seed had is left out: .65 for A in seed 0 changes seed 1 alone.
+    """
     control = {seed: [0.9, 0.9, 0.9] for seed in range(3)}
     pruned = {0: [0.9, 0.8, 0.6], 1: [0.8, 0.9, 0.6], 2: [0.7, 0.7, 0.7]}
     table = study_table({seed: [30, 20, 10] for seed in range(3)}, control, pruned)
@@ -395,6 +398,11 @@ def test_who_was_low_in_the_original_network_is_ranked_against_the_drop():
         effects.drop_correlation(table, level=0.9)
     table.loc[dense, "accuracy"] = table.loc[dense, "group"].map({"A": 0.9, "B": 0.8, "C": 0.7})
     assert effects.drop_correlation(table, level=0.9).tolist() == pytest.approx([-1.0, -0.5, 0.0])
+    own = dense & (table["seed"] == 0) & (table["group"] == "A")
+    alone = table.assign(accuracy=table["accuracy"].mask(own, 0.65))  # In seed 1 the others' means are .775, .8, .7.
+    assert effects.drop_correlation(alone, level=0.9).tolist() == pytest.approx([-1.0, -1.0, 0.0])
+    with pytest.raises(effects.UndefinedError, match="needs two seeds"):
+        effects.drop_correlation(table[table["seed"] == 0], level=0.9)
     with pytest.raises(ValueError, match="do not cover the same seeds and groups"):
         effects.drop_correlation(table[~dense | (table["seed"] != 1)], level=0.9)
     with pytest.raises(effects.MissingRowsError, match="no row with stage = 'dense'"):
@@ -490,7 +498,8 @@ def test_chance_has_a_part_in_the_contrast_of_gaps_in_accuracy_alone():
     assert each["level 0.9"].tolist() == found.tolist()
     for other in ({"of": "overall_accuracy"}, {"of": "group_gap", "column": "size"}):
         assert effects.by_chance(table, name="contrast", **other, **sides) is None
-    assert effects.by_chance(table.drop(columns="size"), name="contrast", of="group_gap", **sides) is None
+    with pytest.raises(effects.MissingRowsError, match="no column size"):
+        effects.by_chance(table.drop(columns="size"), name="contrast", of="group_gap", **sides)
     assert effects.by_chance(table, name="group_gap", where=sides["where"]) is None
 
 
@@ -675,6 +684,16 @@ def test_the_floor_is_what_a_constant_answer_has():
     assert effects.at_floor(floor_table({"A": 0.9, "B": 0.9, "C": 0.6}, constant)) == []
     every = dict.fromkeys("ABC", 0.79)
     assert effects.at_floor(floor_table(every, every)) == ["A", "B", "C"]
+
+
+def test_groups_that_are_not_the_classes_need_the_accuracy_of_a_constant_answer():
+    table = floor_table({"A": 0.9, "B": 0.8})
+    with pytest.raises(effects.MissingRowsError, match="no column constant"):
+        effects.at_floor(table, classes=False)
+    every = dict.fromkeys("AB", 0.79)
+    assert effects.at_floor(floor_table(every, every), classes=False) == ["A", "B"]
+    with pytest.raises(ValueError, match="column accuracy has missing values"):
+        effects.at_floor(table.assign(accuracy=np.nan))
 
 
 def test_a_floor_needs_a_control():

@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
 
 from fairlib import effects
+from fairlib.evidence import claims
 from fairlib.statistics import accuracies_by_chance
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 import false_verdicts
 
+CLAIMS = Path(__file__).parents[1] / "book" / "claims.yml"
 
-def test_every_statistic_is_simulated():
+
+def form(name: str, arguments: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What sets two uses of a statistic apart, beside the columns and the rows."""
+    return name, arguments.get("of"), arguments.get("statistic"), "beyond" in arguments
+
+
+def test_every_statistic_is_simulated_in_every_form_that_a_claim_uses():
     assert {case.name for case in false_verdicts.CASES} == set(effects.STATISTICS)
+    readings = [read for claim in claims.load(CLAIMS) for read in claim.readings.values() if read.statistic]
+    asked = {form(read.statistic["name"], read.statistic) for read in readings}
+    assert asked - {form(case.name, case.arguments) for case in false_verdicts.CASES} == set()
     labels = [case.label for case in false_verdicts.CASES]
     assert len(set(labels)) == len(labels)
 
