@@ -144,6 +144,7 @@ class Claim:
         if self.statistic is None:
             return
         function = lookup("statistic", str(self.statistic.get("name")), STATISTICS)
+        self._check_cells()
         each = set(self.statistic.get("each", ())) & set(inspect.signature(function).parameters)
         try:
             inspect.signature(function).bind(None, **(self.arguments | dict.fromkeys(each)))
@@ -157,6 +158,15 @@ class Claim:
             raise ValueError(f"margin must be a positive number, got {self.margin!r}")
         if not self.tables:
             raise ValueError("a claim with a statistic needs the tables that test it, got none")
+
+    def _check_cells(self) -> None:
+        each = (self.statistic or {}).get("each", {"level": "all"})
+        sides = [each, each["against"]] if isinstance(each, Mapping) and "against" in each else [each]
+        for side in sides:
+            named = [values for key, values in side.items() if key != "against"] if isinstance(side, Mapping) else []
+            listed = all(values == "all" or (isinstance(values, list) and values) for values in named)
+            if not side or not isinstance(side, Mapping) or not listed:
+                raise ValueError(f'each must map columns to lists of values or "all", got {each!r}')
 
     def _check_repair(self) -> None:
         fixed = {"id", "source", "kind", "data", "repaired", "not_testable"}
@@ -324,14 +334,28 @@ def _judge(claim: Claim, table: Path) -> tuple[Verdict, bool, str, str]:
 def _tested(claim: Claim, table: pd.DataFrame) -> tuple[Verdict, pd.Series | pd.DataFrame]:
     values = claim.values(table)
     found = verdict(values, claim)
-    if found.name in DECIDED and (chance := by_chance(table, **claim.statistic or {})) is not None:
-        found = judge(values, claim.criterion, chance)
-    if claim.floor is not None and (low := at_floor(table, where=claim.floor)):
-        groups = ", ".join(map(str, low))
-        found = found._replace(
-            name="undecided (floor)", reason=f"nothing to lose: {groups}", needed=None, p_value=math.nan
-        )
+    if found.name in DECIDED:
+        try:
+            chance = by_chance(table, **claim.statistic or {})
+        except MissingRowsError:
+            found = _left_open(found, "undecided", "what chance gives is unknown without group sizes")
+        else:
+            found = found if chance is None else judge(values, claim.criterion, chance)
+    if claim.floor is None:
+        return found, values
+    floor = {"classes": True, **claim.floor}
+    classes = floor.pop("classes")
+    if not classes and "constant" not in table:
+        reason = "the table does not say what a constant answer achieves in each group"
+        return _left_open(found, "undecided (floor)", reason), values
+    if low := at_floor(table, where=floor, classes=classes):
+        found = _left_open(found, "undecided (floor)", f"nothing to lose: {', '.join(map(str, low))}")
     return found, values
+
+
+def _left_open(found: Verdict, name: str, reason: str) -> Verdict:
+    """The verdict of a table that cannot decide, however many seeds it has."""
+    return found._replace(name=name, reason=reason, needed=None, p_value=math.nan)
 
 
 def _is_about(claim: Claim, records: pd.DataFrame, table: Path) -> bool:

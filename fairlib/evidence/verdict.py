@@ -16,7 +16,7 @@ counterexamples: it is reversed by one value outside the margin, whatever the ot
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -55,8 +55,10 @@ class Verdict(NamedTuple):
         seeds: Number of values.
         p_value: P-value of the sign-flip test that the verdict rests on: two-sided against the threshold, or the larger
             of the two one-sided ones against the ends of the margin where equivalence is asserted; of several cells the
-            largest, or the smallest times their number where one cell reverses. NaN where one exception refutes.
-        needed: Number of seeds at which an undecided claim has a verdict with 80 % power; None if over 100,000.
+            largest, or the smallest times their number where one cell reverses; with and without what chance gives the
+            larger. NaN where one exception refutes.
+        needed: Number of seeds at which an undecided claim has a verdict with 80 % power; None if no number up to
+            100,000 is enough.
         equivalence: Whether the test asserts equality.
         worst_cell: Name of the cell that speaks most against the claim; empty if there is only one.
         worst_estimate: Mean over seeds in this cell.
@@ -91,10 +93,13 @@ def judge(
     """
     if by_chance is not None:
         found, without = judge(values, criterion), judge(values - by_chance, criterion)
-        if found.name not in DECIDED or found.name == without.name:
+        if found.name not in DECIDED:
             return found
+        if found.name == without.name:
+            return found._replace(p_value=max(found.p_value, without.p_value))
         reason = f"{found.name}, but {without.name} without what chance alone gives"
-        return without._replace(name="undecided", reason=reason, interval=found.interval)
+        p_value = max(found.p_value, without.p_value)
+        return without._replace(name="undecided", reason=reason, interval=found.interval, p_value=p_value)
     if isinstance(values, pd.DataFrame):
         return _of_cells(values, criterion)
     values = np.asarray(list(values), dtype=np.float64)
@@ -130,12 +135,26 @@ def _of_cells(values: pd.DataFrame, criterion: Criterion) -> Verdict:
         p_value = math.nan if criterion.holds else min(1.0, len(own) * min(own[cell].p_value for cell in overturned))
         return summary._replace(name="reversed", reason=f"in {len(overturned)} of {len(own)} cells", p_value=p_value)
     if len(names) == 1 and (name := names.pop()) in DECIDED:
-        return summary._replace(name=name, equivalence=next(iter(own.values())).equivalence)
-    needed = [found.needed for found in own.values() if found.name == "undecided"]
-    most = None if None in needed else max((n for n in needed if n is not None), default=None)
+        reservations = list(filter(None, dict.fromkeys(found.reason for found in own.values())))
+        reason = f"in some cell {reservations[0]}" if reservations else ""
+        return summary._replace(name=name, reason=reason, equivalence=next(iter(own.values())).equivalence)
+    most = _seeds_until_all(values, own, criterion)
     passed = sum(found.name == "supported" for found in own.values())
     reason = f"{passed} of {len(own)} cells pass" if enough else f"{len(values)} seeds; a verdict takes {MIN_SEEDS}"
     return summary._replace(reason=reason, needed=most)
+
+
+def _seeds_until_all(values: pd.DataFrame, own: Mapping[str, Verdict], criterion: Criterion) -> int | None:
+    """Seeds until a cell reverses the claim at the corrected level, or else until all cells have a verdict."""
+    against = [cell for cell, found in own.items() if found.name == "reversed"]
+    if against and not criterion.holds:
+        level = 1 - (1 - LEVEL) / len(own)
+        reached = [
+            _seeds_until_decided(values[cell], own[cell].interval.estimate, criterion, level) for cell in against
+        ]
+        return min((n for n in reached if n is not None), default=None)
+    needed = [found.needed for found in own.values() if found.name == "undecided"]
+    return None if None in needed else max((n for n in needed if n is not None), default=None)
 
 
 def _against(estimate: float, criterion: Criterion) -> float:
@@ -174,10 +193,10 @@ def _p_value(values: np.ndarray, mean: float, criterion: Criterion, equivalence:
     return sign_flip_test(values, criterion.threshold)
 
 
-def _seeds_until_decided(values: np.ndarray, mean: float, criterion: Criterion) -> int | None:
+def _seeds_until_decided(values: np.ndarray, mean: float, criterion: Criterion, level: float = LEVEL) -> int | None:
     """Seeds until the interval leaves the nearest bound whose crossing decides."""
     bounds = [] if criterion.direction == "equal" else [criterion.threshold]
     if criterion.direction == "equal" or abs(mean - criterion.threshold) < criterion.margin:
         bounds.append(criterion.threshold + math.copysign(criterion.margin, mean - criterion.threshold))
-    needed = [n for bound in bounds if (n := seeds_needed(values, bound)) is not None]
+    needed = [n for bound in bounds if (n := seeds_needed(values, bound, level=level)) is not None]
     return max(MIN_SEEDS, min(needed)) if needed else None

@@ -263,7 +263,12 @@ def _verdicts(table: Path, replaced: pd.DataFrame) -> pd.DataFrame:
     root = runs.project_root(table)
     path, name = root / "book" / "claims.yml", table.resolve().relative_to(root).as_posix()
     known = claims.load(path) if path.is_file() else []
-    asked = [replace(claim, notebook="") for claim in known if name in claim.tables.values()]
+    asked = [
+        replace(read, id=claim.id if reading == "printed" else f"{claim.id}-{reading}", notebook="", repaired=None)
+        for claim in known
+        for reading, read in claim.readings.items()
+        if name in read.tables.values()
+    ]
     both = {"recorded": table, "again": StringIO(replaced.to_csv(index=False))}
     return pd.DataFrame({name: claims.on_table(asked, pd.read_csv(text), "")["verdict"] for name, text in both.items()})
 

@@ -108,6 +108,10 @@ def test_effect_and_null_control_are_judged_by_the_same_measure():
         ({"statistic": {"name": "median"}}, "claim 'H-x': unknown statistic 'median'; known: acc"),
         ({"statistic": {"name": "column"}}, "statistic column: missing a required "),
         ({"statistic": {"name": "column", "column": "a", "levle": 1}}, "unexpected keyword argument 'levle'"),
+        *(
+            ({"statistic": {"name": "column", "column": "a", "each": each}}, "each must map columns to lists")
+            for each in ({}, {"level": []}, ["level"], {"level": "every"}, {"level": 0.9}, None, {"against": {}})
+        ),
         ({"direction": "up"}, "unknown direction 'up'; known: greater, less, equal"),
         ({"threshold": "0"}, "threshold must be a finite number, got '0'"),
         ({"margin": 0}, "margin must be a positive number, got 0"),
@@ -303,6 +307,9 @@ def test_a_table_whose_group_has_nothing_to_lose_decides_nothing(tmp_path):
     found = claims.evaluate([entry], tmp_path).iloc[0]
     assert (found["verdict"], found["reason"]) == ("undecided (floor)", "nothing to lose: C")
     assert math.isnan(found["p_value"]) and found["survives"]
+    repeated.to_csv(tmp_path / "values.csv", index=False)  # Of another target nobody knows what a constant achieves.
+    found = claims.evaluate([replace(entry, floor={"classes": False})], tmp_path).iloc[0]
+    assert found["verdict"] == "undecided (floor)" and "constant answer" in found["reason"]
     repeated[repeated["stage"] != "control"].to_csv(tmp_path / "values.csv", index=False)
     with pytest.raises(ValueError, match="claim 'H-x'"):
         claims.evaluate([entry], tmp_path)
@@ -370,6 +377,12 @@ def test_no_verdict_rests_on_a_gap_that_chance_gives(tmp_path):
     table["accuracy"] -= 0.3 * ((table["arm"] == "b") & (table["group"] == "A"))
     table.to_csv(tmp_path / "values.csv", index=False)
     assert claims.evaluate([claim(statistic=statistic)], tmp_path)["verdict"].tolist() == ["supported"]
+    table.drop(columns="size").to_csv(tmp_path / "values.csv", index=False)
+    found = claims.evaluate([claim(statistic=statistic)], tmp_path).iloc[0]
+    assert found["verdict"] == "undecided" and "without group sizes" in found["reason"]
+    with pytest.raises(ValueError, match="relative gap of accuracies"):
+        table.to_csv(tmp_path / "values.csv", index=False)
+        claims.evaluate([claim(statistic=statistic | {"relative": True})], tmp_path)
 
 
 def test_claims_rest_on_no_statistic_that_chance_biases():

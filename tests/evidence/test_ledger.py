@@ -284,6 +284,10 @@ def test_the_table_has_a_row_for_each_claim_reading_and_table(tmp_path):
     records = json.loads((tmp_path / "l.json").read_text())
     assert [list(record) for record in records] == [list(table)] * 2
     assert records[0]["estimate"] == pytest.approx(0.1) and records[1]["estimate"] is None
+    write(tmp_path / "values.csv", value=[0.1])
+    ledger.write(tmp_path / "claims.yml", tmp_path, json=tmp_path / "l.json")
+    single = json.loads((tmp_path / "l.json").read_text())[0]  # The interval of one seed has no ends.
+    assert single["estimate"] == pytest.approx(0.1) and single["low"] is None and single["high"] is None
     assert records[0]["seeds"] == 10 and records[0]["worst_cell"] == "" and records[0]["worst_estimate"] is None
 
 

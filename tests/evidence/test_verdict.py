@@ -11,6 +11,7 @@ from claim_samples import spread
 from scipy import stats
 
 from fairlib.evidence.verdict import Criterion, judge
+from fairlib.statistics import seeds_needed
 
 GREATER, LESS, EQUAL = (Criterion(direction, 0.0, 0.03) for direction in ("greater", "less", "equal"))
 BOUND = Criterion("equal", 0.0, 0.03, holds=True)
@@ -68,6 +69,9 @@ def test_a_statement_about_each_cell_is_supported_if_all_pass():
     assert found.name == "supported" and found.worst_cell == "b"
     assert found.p_value == judge(table["b"], GREATER).p_value > judge(table["a"], GREATER).p_value
     assert judge(-table, LESS).name == "supported" and judge(-table, LESS).worst_cell == "b"
+    assert found.reason == ""
+    little = judge(table.assign(b=spread(0.01, 0.005)), GREATER)
+    assert little.name == "supported" and little.reason.startswith("in some cell beyond the threshold, yet within")
 
 
 def test_a_verdict_must_stand_without_what_chance_gives():
@@ -76,6 +80,9 @@ def test_a_verdict_must_stand_without_what_chance_gives():
     for chance, name in ((0.05, "supported"), (0.08, "undecided"), (0.2, "undecided"), (-0.1, "supported")):
         found = judge(values, GREATER, pd.Series([chance] * 10))
         assert found.name == name and found.interval == judge(values, GREATER).interval
+    small = judge(values, GREATER, pd.Series([0.06] * 10))  # Some values less .06 are below 0: the larger p-value.
+    assert small.name == "supported"
+    assert small.p_value == judge(values - 0.06, GREATER).p_value > judge(values, GREATER).p_value
     assert found.reason == "" and judge(values, GREATER, values).reason == (
         "supported, but no effect without what chance alone gives"
     )
@@ -106,6 +113,8 @@ def test_a_cell_barely_beyond_the_threshold_does_not_reverse_three():
     assert judge(table["c"], GREATER).name == "reversed" and judge(table, GREATER).name == "undecided"
     assert judge(table["c"], GREATER).interval.high == pytest.approx(-0.0046, abs=1e-4)
     assert judge(table.assign(c=spread(-0.1, 0.1)), GREATER).name == "reversed"  # Ends at -.0025.
+    needed = judge(table, GREATER).needed  # Of c alone, at 98.3 %.
+    assert needed == seeds_needed(table["c"], level=1 - 0.05 / 3) > 10
 
 
 def test_the_worst_cell_is_the_furthest_against_the_claim():

@@ -1,6 +1,7 @@
 """What is written of the ledger: the page, a table as CSV or JSON, and a section at the end of each notebook."""
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -42,12 +43,13 @@ def write(
     """
     claims = load(claims_path)
     results = evaluate(claims, root)
+    table = results[COLUMNS].replace([math.inf, -math.inf], math.nan)  # The interval of one seed has no ends.
     if out is not None:
         _replace(out, page(claims, results, changes(claims_path), root))
     if csv is not None:
-        _replace(csv, results[COLUMNS].to_csv(index=False, lineterminator="\n"))
+        _replace(csv, table.to_csv(index=False, lineterminator="\n"))
     if json is not None:
-        _replace(json, _as_json(results[COLUMNS]))
+        _replace(json, _as_json(table))
     if notebooks is not None:
         for name in by_page(claims):
             if (path := Path(notebooks, name)).is_file():

@@ -54,9 +54,8 @@ def details(row: Any) -> str:
         parts.append(f"mean of the cells; the worst is {row.worst_cell}: {row.worst_estimate:.3f}")
     if row.reason:
         parts.append(row.reason)
-    if row.verdict == "undecided" and row.seeds > 1:
-        seeds = "over 100,000" if pd.isna(row.needed) else f"about {row.needed}"
-        parts.append(f"if the mean stays where it is, it takes {seeds} seeds")
+    if row.verdict == "undecided" and row.seeds > 1 and not pd.isna(row.needed):
+        parts.append(f"if the mean stays where it is, it takes about {row.needed} seeds")
     if not row.survives:
         parts.append("does not survive the false-discovery rate")
     return "; ".join(parts)
