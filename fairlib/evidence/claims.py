@@ -23,7 +23,7 @@ import yaml
 
 from fairlib import environment
 from fairlib._validation import lookup
-from fairlib.effects import STATISTICS, MissingRowsError, at_floor, by_chance, cells
+from fairlib.effects import FLOOR, STATISTICS, MissingRowsError, at_floor, by_chance, cells
 from fairlib.evidence.verdict import DECIDED, MIN_SEEDS, Criterion, Verdict, judge
 from fairlib.statistics import benjamini_hochberg
 
@@ -112,6 +112,18 @@ class Claim:
         statistic = dict(self.statistic or {})
         function = cells if "each" in statistic else STATISTICS[statistic.pop("name")]
         return function(table, **statistic)
+
+    def at_floor(self, table: pd.DataFrame, share: float = FLOOR) -> list[Any] | None:
+        """List the groups with nothing to lose (:func:`fairlib.effects.at_floor`); None if the table cannot tell.
+
+        Raises:
+            ValueError: If the table lacks a column, a value or the control.
+        """
+        where = {"classes": True, **(self.floor or {})}
+        classes = where.pop("classes")
+        if not classes and "constant" not in table:
+            return None
+        return at_floor(table, where=where, classes=classes, share=share)
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -343,12 +355,11 @@ def _tested(claim: Claim, table: pd.DataFrame) -> tuple[Verdict, pd.Series | pd.
             found = found if chance is None else judge(values, claim.criterion, chance)
     if claim.floor is None:
         return found, values
-    floor = {"classes": True, **claim.floor}
-    classes = floor.pop("classes")
-    if not classes and "constant" not in table:
+    low = claim.at_floor(table)
+    if low is None:
         reason = "the table does not say what a constant answer achieves in each group"
-        return _left_open(found, "undecided (floor)", reason), values
-    if low := at_floor(table, where=floor, classes=classes):
+        found = _left_open(found, "undecided (floor)", reason)
+    elif low:
         found = _left_open(found, "undecided (floor)", f"nothing to lose: {', '.join(map(str, low))}")
     return found, values
 

@@ -191,8 +191,12 @@ def test_a_group_at_the_floor_is_named_and_its_tables_are_counted(tmp_path):
     )
     for name, accuracy in (("low", 0.04), ("middle", 0.08), ("high", 0.3)):
         rows.assign(accuracy=accuracy).to_csv(tmp_path / f"{name}.csv", index=False)
-    text = page([claim(id=f"T-{n}", floor={}, tables={"default run": f"{n}.csv"}) for n in ("low", "middle", "high")],
-                tmp_path)  # fmt: skip
+    asked = [
+        claim(id=f"T-{name}", floor={}, tables={"default run": f"{name}.csv"}) for name in ("low", "middle", "high")
+    ]
+    other = claim(id="T-other", floor={"classes": False}, tables={"default run": "high.csv"})
+    text = page([*asked, other], tmp_path)
+    assert "does not say what a constant answer achieves" in block(text, "T-other")
     assert '"><b class="undecided-floor">undecided (floor)</b> 0.100' in block(text, "T-low")
     assert "nothing to lose: few" in block(text, "T-middle") and "nothing to lose" not in block(text, "T-high")
     assert "it concerns 3 tables" in text

@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from fairlib.effects import FLOOR, at_floor
+from fairlib.effects import FLOOR
 from fairlib.evidence.claims import PAPERS, RATE, Claim, read_table
 from fairlib.evidence.ledger import history as changed
 from fairlib.evidence.ledger.counting import counted, pages_table, papers_table
@@ -129,17 +129,17 @@ def _shared_tests(claims: Sequence[Claim], results: pd.DataFrame) -> list[str]:
 
 def _floors(claims: Sequence[Claim], root: Path) -> list[str]:
     asked = {
-        (table, str(read.floor)): read.floor
+        (table, str(read.floor)): read
         for claim in claims
         for read in claim.readings.values()
         for table in read.tables.values()
         if read.floor is not None and Path(root, table).is_file()
     }
     low: dict[float, dict[str, dict[Any, None]]] = {share: {} for share in SHARES}
-    for (table, _), where in asked.items():
+    for (table, _), claim in asked.items():
         records = read_table(Path(root, table))
         for share, found in low.items():
-            if groups := at_floor(records, where=where, share=share):
+            if groups := claim.at_floor(records, share):
                 found.setdefault(table, {}).update(dict.fromkeys(groups))
     if not asked:
         return ["No claim with a recorded table has this condition."]
