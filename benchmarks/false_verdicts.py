@@ -89,10 +89,9 @@ class Case(NamedTuple):
             return effects.cells(table, name=self.name, **self.arguments)
         return effects.STATISTICS[self.name](table, **self.arguments).to_frame()
 
-    def by_chance(self, table: pd.DataFrame) -> pd.DataFrame | None:
+    def by_chance(self, table: pd.DataFrame) -> list[pd.DataFrame]:
         """Compute what chance alone gives, as the verdict of a claim takes it into account."""
-        found = effects.by_chance(table, name=self.name, **self.arguments)
-        return None if found is None else found.to_frame()
+        return [found.to_frame() for found in effects.by_chance(table, name=self.name, **self.arguments)]
 
 
 CASES = (
@@ -184,10 +183,8 @@ def verdicts(case: Case, table: pd.DataFrame, fall: float, seeds: int) -> list[s
         return [name for part in parts for name in verdicts(case, part, fall, seeds)]
     blocks = [slice(i, i + seeds) for i in range(0, len(values), seeds)]
     chance = case.by_chance(table)
-    chances = [None if chance is None else chance.iloc[block] for block in blocks]
-    return [
-        judge(values.iloc[block], case.criterion(fall), part).name for block, part in zip(blocks, chances, strict=True)
-    ]
+    criterion = case.criterion(fall)
+    return [judge(values.iloc[block], criterion, [part.iloc[block] for part in chance]).name for block in blocks]
 
 
 def rates(case: Case, names: list[str]) -> dict[str, float]:

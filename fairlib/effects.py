@@ -6,6 +6,7 @@ Everywhere *the control* is the network of ratio 0: finetuned like the compresse
 import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -584,7 +585,13 @@ def degradation_gap(table: pd.DataFrame, *, where: Rows, dense: Rows) -> pd.Seri
 
 
 def group_gap_by_chance(
-    table: pd.DataFrame, *, where: Rows, dense: Rows | None = None, draws: int = 200, seed: int = 0
+    table: pd.DataFrame,
+    *,
+    where: Rows,
+    dense: Rows | None = None,
+    nested: bool = False,
+    draws: int = 200,
+    seed: int = 0,
 ) -> pd.Series:
     """Compute the gap that chance alone would give if all groups of a run had its overall accuracy, by seed.
 
@@ -593,6 +600,8 @@ def group_gap_by_chance(
         where: Values of columns that select the rows.
         dense: Values of columns that select the dense network of each seed, for the gap of what the groups lose against
             it (`degradation_gap`); its accuracies are drawn as well.
+        nested: With ``dense``: whether all that the less accurate network answers rightly the other does, too, so that
+            the loss of a group of n samples is a binomial share of them. Otherwise the two are drawn independently.
         draws: Number of times that the accuracies of a run's groups are drawn
             (:func:`fairlib.statistics.accuracies_by_chance`); the gap is the mean over these, and over the runs.
         seed: Seed of the draws.
@@ -612,7 +621,8 @@ def group_gap_by_chance(
     generator = np.random.default_rng(seed)
     gaps = []
     for run, counts in sizes.iterrows():
-        drawn = [accuracies_by_chance(counts, each, draws=draws, seed=generator) for each in overall.loc[run]]
+        shares = [np.ptp(overall.loc[run])] if nested and dense is not None else overall.loc[run]
+        drawn = [accuracies_by_chance(counts, each, draws=draws, seed=generator) for each in shares]
         gaps.append(np.ptp(drawn[0] - sum(drawn[1:]), axis=1).mean())
     return pd.Series(gaps, sizes.index).groupby("seed").mean().rename("value")
 
@@ -837,11 +847,12 @@ def cells(table: pd.DataFrame, *, name: str, each: Mapping[str, Any], **argument
     return values
 
 
-def by_chance(table: pd.DataFrame, *, name: str, **arguments: Any) -> pd.Series | pd.DataFrame | None:
+def by_chance(table: pd.DataFrame, *, name: str, **arguments: Any) -> list[pd.Series] | list[pd.DataFrame]:
     """Compute what chance alone gives a contrast of gaps in accuracy, if all groups of a run are equally accurate.
 
     The gaps of two networks of different accuracy differ by chance (`group_gap`): a verdict on their `contrast` must
-    stand without that part.
+    stand without that part. How often a network and the dense one are right on the same samples no table says; for what
+    groups lose (`degradation_gap`) it must stand whether they answer independently or as alike as they can.
 
     Args:
         table: Table of :func:`fairlib.study`.
@@ -849,8 +860,8 @@ def by_chance(table: pd.DataFrame, *, name: str, **arguments: Any) -> pd.Series 
         arguments: Its arguments, as `contrast` or `cells` take them.
 
     Returns:
-        Values as the statistic has, by seed or by seed and cell; None for a statistic that chance does not move with
-        accuracy.
+        Values as the statistic has, by seed or by seed and cell, each of which is to be subtracted; none for a
+        statistic that chance does not move with accuracy.
 
     Raises:
         ValueError: If the table does not give the statistic, or does not say how many samples its groups have; or if
@@ -858,11 +869,13 @@ def by_chance(table: pd.DataFrame, *, name: str, **arguments: Any) -> pd.Series 
     """
     gaps = STATISTICS.get(arguments.get("of", "")) in (group_gap, degradation_gap)
     if name != "contrast" or not gaps or arguments.get("column", "accuracy") != "accuracy":
-        return None
+        return []
     if arguments.get("relative"):
         raise ValueError("what chance gives a relative gap of accuracies is not computed; compare the gaps themselves")
     arguments = {key: value for key, value in arguments.items() if key != "column"} | {"of": "group_gap_by_chance"}
-    return cells(table, name=name, **arguments) if "each" in arguments else contrast(table, **arguments)
+    function: Callable[..., Any] = partial(cells, name=name) if "each" in arguments else contrast
+    ways: list[dict[str, Any]] = [{"nested": False}, {"nested": True}] if "dense" in arguments else [{}]
+    return [function(table, **arguments, **way) for way in ways]
 
 
 def at_floor(

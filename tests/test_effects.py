@@ -486,21 +486,32 @@ def test_the_gap_of_losses_by_chance_has_the_chance_of_the_dense_network_too():
     difference = np.convolve(lost, lost[::-1])
     expected = difference @ abs(np.arange(len(difference)) - len(difference) // 2) / 20
     assert found.item() == pytest.approx(expected, abs=0.003)
+    dense = {"stage": "control", "split": "test"}
+    nested = effects.group_gap_by_chance(table, where=where, dense=dense, nested=True, draws=20_000)
+    lost = stats.binom.pmf(range(21), 20, 0.15)  # Of those that the dense network answers rightly.
+    difference = np.convolve(lost, lost[::-1])
+    assert nested.item() == pytest.approx(difference @ abs(np.arange(-20, 21)) / 20, abs=0.003)
 
 
 def test_chance_has_a_part_in_the_contrast_of_gaps_in_accuracy_alone():
     table, sides = mitigated_table(), {"where": {"split": "test", "level": 0.9, "when": "after"}}
     sides["against"] = sides["where"] | {"when": "never"}
-    found = effects.by_chance(table, name="contrast", of="group_gap", **sides)
+    (found,) = effects.by_chance(table, name="contrast", of="group_gap", **sides)
     pd.testing.assert_series_equal(found, effects.contrast(table, of="group_gap_by_chance", **sides))
     assert (found < 0).all()  # The network that is less accurate is the one without mitigation.
-    each = effects.by_chance(table, name="contrast", of="group_gap", each={"level": [0.9]}, **sides)
+    (each,) = effects.by_chance(table, name="contrast", of="group_gap", each={"level": [0.9]}, **sides)
     assert each["level 0.9"].tolist() == found.tolist()
     for other in ({"of": "overall_accuracy"}, {"of": "group_gap", "column": "size"}):
-        assert effects.by_chance(table, name="contrast", **other, **sides) is None
+        assert effects.by_chance(table, name="contrast", **other, **sides) == []
     with pytest.raises(effects.MissingRowsError, match="no column size"):
         effects.by_chance(table.drop(columns="size"), name="contrast", of="group_gap", **sides)
-    assert effects.by_chance(table, name="group_gap", where=sides["where"]) is None
+    assert effects.by_chance(table, name="group_gap", where=sides["where"]) == []
+    dense = {"dense": {"split": "test", "level": 0.5}}
+    both = effects.by_chance(table, name="contrast", of="degradation_gap", **dense, **sides)
+    asked = [effects.contrast(table, of="group_gap_by_chance", **dense, **sides, nested=how) for how in (False, True)]
+    for one, other in zip(both, asked, strict=True):
+        pd.testing.assert_series_equal(one, other)
+    assert (both[0] != both[1]).all()
 
 
 def test_overall_accuracy_by_hand():

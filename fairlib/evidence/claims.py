@@ -121,9 +121,8 @@ class Claim:
         """
         where = {"classes": True, **(self.floor or {})}
         classes = where.pop("classes")
-        if not classes and "constant" not in table:
-            return None
-        return at_floor(table, where=where, classes=classes, share=share)
+        unknown = not classes and "constant" not in table
+        return None if unknown else at_floor(table, where=where, classes=classes, share=share)
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -348,11 +347,9 @@ def _tested(claim: Claim, table: pd.DataFrame) -> tuple[Verdict, pd.Series | pd.
     found = verdict(values, claim)
     if found.name in DECIDED:
         try:
-            chance = by_chance(table, **claim.statistic or {})
+            found = judge(values, claim.criterion, by_chance(table, **claim.statistic or {}))
         except MissingRowsError:
             found = _left_open(found, "undecided", "what chance gives is unknown without group sizes")
-        else:
-            found = found if chance is None else judge(values, claim.criterion, chance)
     if claim.floor is None:
         return found, values
     low = claim.at_floor(table)

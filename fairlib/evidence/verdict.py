@@ -16,7 +16,7 @@ counterexamples: it is reversed by one value outside the margin, whatever the ot
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -76,7 +76,7 @@ class Verdict(NamedTuple):
 
 
 def judge(
-    values: Iterable[float] | pd.DataFrame, criterion: Criterion, by_chance: pd.Series | pd.DataFrame | None = None
+    values: Iterable[float] | pd.DataFrame, criterion: Criterion, by_chance: Sequence[pd.Series | pd.DataFrame] = ()
 ) -> Verdict:
     """Compare one value per seed, or one per seed and cell, with a threshold, by the rules of this module.
 
@@ -86,20 +86,20 @@ def judge(
         values: One value per seed, ``(n,)``, or a table with seeds in rows and cells in columns.
         criterion: Direction, threshold and margin.
         by_chance: What chance alone would give in place of each value (:func:`fairlib.effects.by_chance`): a verdict
-            that does not stand without it is *undecided*.
+            that does not stand without each of these is *undecided*.
 
     Raises:
         ValueError: If there is no value, or one is missing or not finite.
     """
-    if by_chance is not None:
-        found, without = judge(values, criterion), judge(values - by_chance, criterion)
-        if found.name not in DECIDED:
-            return found
-        if found.name == without.name:
-            return found._replace(p_value=max(found.p_value, without.p_value))
-        reason = f"{found.name}, but {without.name} without what chance alone gives"
-        p_value = max(found.p_value, without.p_value)
-        return without._replace(name="undecided", reason=reason, interval=found.interval, p_value=p_value)
+    if len(by_chance):
+        found = judge(values, criterion)
+        for part in by_chance if found.name in DECIDED else ():
+            without = judge(values - part, criterion)
+            found = found._replace(p_value=max(found.p_value, without.p_value))
+            if found.name != without.name:
+                reason = f"{found.name}, but {without.name} without what chance alone gives"
+                return without._replace(name="undecided", reason=reason, interval=found.interval, p_value=found.p_value)
+        return found
     if isinstance(values, pd.DataFrame):
         return _of_cells(values, criterion)
     values = np.asarray(list(values), dtype=np.float64)

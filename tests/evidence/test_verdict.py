@@ -78,19 +78,19 @@ def test_a_verdict_must_stand_without_what_chance_gives():
     """An interval of .1 -+ .038: .05 by chance leaves it beyond 0, .08 does not; the other way it decides nothing."""
     values = pd.Series(spread(0.1, 0.05))
     for chance, name in ((0.05, "supported"), (0.08, "undecided"), (0.2, "undecided"), (-0.1, "supported")):
-        found = judge(values, GREATER, pd.Series([chance] * 10))
+        found = judge(values, GREATER, [pd.Series([chance] * 10)])
         assert found.name == name and found.interval == judge(values, GREATER).interval
-    small = judge(values, GREATER, pd.Series([0.06] * 10))  # Some values less .06 are below 0: the larger p-value.
+    small = judge(values, GREATER, [pd.Series([0.06] * 10)])  # Some values less .06 are below 0: the larger p-value.
     assert small.name == "supported"
     assert small.p_value == judge(values - 0.06, GREATER).p_value > judge(values, GREATER).p_value
-    assert found.reason == "" and judge(values, GREATER, values).reason == (
+    assert found.reason == "" and judge(values, GREATER, [values]).reason == (
         "supported, but no effect without what chance alone gives"
     )
     nothing = pd.Series(spread(0.01, 0.1))
-    assert judge(nothing, GREATER, pd.Series([-0.2] * 10)) == judge(nothing, GREATER)
+    assert judge(nothing, GREATER, [pd.Series([-0.2] * 10)]) == judge(nothing, GREATER)
     table = cells(a=spread(0.3, 0.05), b=spread(0.1, 0.05))
-    assert judge(table, GREATER, table * 0 + 0.05).name == "supported"
-    assert judge(table, GREATER, table * 0 + 0.08).name == "undecided"
+    assert judge(table, GREATER, [table * 0 + 0.05]).name == "supported"
+    assert judge(table, GREATER, [table * 0 + 0.05, table * 0 + 0.08]).name == "undecided"
 
 
 def test_one_undecided_cell_leaves_the_statement_undecided():
