@@ -1,0 +1,47 @@
+"""Sentences with computed numbers, and words that are held to the ledger's verdicts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fairlib.evidence import claims, prose
+from fairlib.statistics import t_interval
+
+ROOT = Path(__file__).parents[2]
+TABLE = "results/pruning/matthew-effect-utkface.csv"
+
+
+def test_points_are_the_mean_in_hundredths_with_students_interval():
+    assert prose.points([0.02, 0.04, 0.03]) == "3.0 points"
+    low, high = 3 - 4.302653 * 1 / np.sqrt(3), 3 + 4.302653 * 1 / np.sqrt(3)
+    assert prose.points([0.02, 0.04, 0.03], interval=True) == f"3.0 points [{low:.1f}, {high:.1f}]"
+    assert prose.points(t_interval([0.02, 0.04]), interval=True) == "3.0 points [-9.7, 15.7]"
+    assert prose.points(-0.0001) == "0.0 points"
+
+
+def test_a_text_loses_the_indentation_that_its_lines_share():
+    assert prose.say("\n    - one\n      more\n").data == "- one\n  more"
+    assert prose.in_short("\n found\n  so ").data == "> **In short.** found so"
+
+
+def test_the_verdict_of_a_claim_is_the_ledgers(monkeypatch):
+    monkeypatch.chdir(ROOT / "tests")
+    own = [claim for claim in claims.load(ROOT / "book" / "claims.yml") if claim.id == "T-fig-1"]
+    rows = claims.evaluate(own, ROOT)
+    row = rows[rows["table"] == TABLE].iloc[0]
+    found = prose.verdict("T-fig-1", TABLE, expect=row["verdict"])
+    assert (found.verdict, found.interval.estimate, found.seeds) == (row["verdict"], row["estimate"], row["seeds"])
+    assert f"it is {found}" == f"it is *{row['verdict']}*"
+
+
+def test_words_that_the_ledger_does_not_bear_out_stop_the_page(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    with pytest.raises(ValueError, match=r"T-fig-1 by .*change its words"):
+        prose.verdict("T-fig-1", TABLE, expect="reversed")
+    with pytest.raises(ValueError, match="no claim 'T-fig-0'"):
+        prose.verdict("T-fig-0", TABLE)
+    with pytest.raises(ValueError, match=r"known: .*utkface"):
+        prose.verdict("T-fig-1", "results/nothing.csv")
