@@ -18,6 +18,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fairlib import _namesake  # noqa: F401  It warns.
 from fairlib._version import __version__
 
 if TYPE_CHECKING:
@@ -89,16 +90,20 @@ def clock(device: str = "auto") -> float:
 
 
 def project() -> Path:
-    """Find the project's folder above the working directory; outside it (in Colab) the working directory itself."""
-    here = Path.cwd()
-    return next((folder for folder in (here, *here.parents) if (folder / "book" / "claims.yml").exists()), here)
+    """Find the project's folder: above the working directory, else the one that fairlib lies in.
+
+    Where fairlib was installed from a wheel (in Colab) it is the folder with what the wheel carries of the project, the
+    claims and the recorded tables; where there is none of these, the working directory.
+    """
+    folders = [Path.cwd(), *Path.cwd().parents, LIBRARY.parent, LIBRARY / "records"]
+    return next((folder for folder in folders if (folder / "book" / "claims.yml").exists()), folders[0])
 
 
 def source_digest(without: Collection[str] = ()) -> str:
     """Digest the meaning of fairlib's code: edits of docstrings, comments or formatting do not change it.
 
     A Python file counts by its name and its syntax tree without the statements that are only a text; a stub, which
-    only type checkers read, not at all; any other file by its name and its bytes.
+    only type checkers read, and the records that a wheel carries, not at all; any other file by its name and its bytes.
 
     Args:
         without: Modules and packages to leave out, as paths from the library's folder without a suffix.
@@ -106,7 +111,7 @@ def source_digest(without: Collection[str] = ()) -> str:
     total = hashlib.sha256()
     for path in sorted(LIBRARY.rglob("*")):
         name = path.relative_to(LIBRARY)
-        left_out = any(map(name.with_suffix("").is_relative_to, without))
+        left_out = any(map(name.with_suffix("").is_relative_to, ("records", *without)))
         if path.is_file() and path.suffix != ".pyi" and "__pycache__" not in name.parts and not left_out:
             content = path.read_bytes()
             meaning = _meaning(content, path) if path.suffix == ".py" else hashlib.sha256(content).hexdigest()
@@ -138,6 +143,17 @@ def written(path: str | Path) -> Iterator[Path]:
     """Write a file as a whole or not at all: the block writes to a new path, which replaces ``path`` unless it fails.
 
     Each call has a new path, so that threads and processes may write the same file at the same time; the last one wins.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from fairlib.environment import written
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = Path(folder, "table.csv")
+        ...     with written(path) as new:
+        ...         _ = new.write_text("seed,accuracy")
+        ...     path.exists(), new.exists()
+        (True, False)
     """
     new = Path(f"{path}.{os.urandom(8).hex()}.tmp")
     try:

@@ -113,8 +113,9 @@ def test_the_public_names_need_none_of_the_heavy_or_the_book_packages():
 @pytest.fixture
 def door(tmp_path):
     """The Makefile in a folder where nothing is set up, with what it needs to decide that."""
-    for name in ("Makefile", "requirements.lock", "pyproject.toml"):
-        shutil.copy(ROOT / name, tmp_path)
+    (tmp_path / "book" / "tools").mkdir(parents=True)
+    for name in ("Makefile", "requirements.lock", "pyproject.toml", "book/tools/lock.py"):
+        shutil.copy(ROOT / name, tmp_path / name)
 
     def make(*words: str) -> subprocess.CompletedProcess:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
@@ -127,7 +128,9 @@ def door(tmp_path):
 def test_help_names_every_command(door):
     for words in ([], ["help"]):
         text = door(*words).stdout
-        assert all(f"make {name}" in text for name in ("env", "book", "test", "lint", "sweep", "verify", "clean"))
+        names = "env", "book", "book QUICK=1", "notebooks", "lab", "pdf", "test", "lint", "sweep", "verify", "clean"
+        assert all(f"make {name}" in text for name in names)
+        assert "minutes on two" in " ".join(text.split())
 
 
 def test_without_a_suitable_python_make_says_what_would_be(door, tmp_path):
@@ -155,16 +158,68 @@ def test_what_is_installed_depends_on_content_and_not_on_times(door, tmp_path):
     assert stamp() != before
 
 
-def test_a_sweep_without_a_grid_or_a_check_without_a_table_says_how(door, tmp_path):
+@pytest.fixture
+def installed(door, tmp_path):
+    """The Makefile takes the environment to be there."""
     (tmp_path / ".venv").mkdir()
-    stamp = re.search(r"touch (\S+)", door("--dry-run", "env").stdout)[1]
-    (tmp_path / stamp).touch()
+    (tmp_path / re.search(r"touch (\.venv/\S+)", door("--dry-run", "env").stdout)[1]).touch()
+
+
+def test_a_sweep_without_a_grid_or_a_check_without_a_table_says_how(door, installed):
     done = door("sweep")
     assert done.returncode != 0 and "GRID=params/study/pruning/matthew-effect.yml" in done.stderr
     assert "there is no grid nowhere.yml" in door("sweep", "GRID=nowhere.yml").stderr
     assert "TABLE=results/pruning/matthew-effect-study.csv" in door("verify").stderr
     words = ("verify", "TABLE=a.csv", "SEEDS=2", "TOLERANCE=0.1", "AVX2=1")
     assert 'fairlib verify "a.csv" --seeds 2 --tolerance 0.1 --avx2' in door("--dry-run", *words).stdout
+
+
+def test_a_quick_book_is_built_apart_and_flags_for_snakemake_show_its_own_output(door, installed):
+    full, quick = door("--dry-run", "book").stdout, door("--dry-run", "book", "QUICK=1").stdout
+    assert "progress.py _build snakemake book" in full and "quick=1" not in full
+    assert "progress.py _build/quick" in quick and "snakemake book --config quick=1" in quick
+    assert "progress.py" not in door("--dry-run", "book", "SNAKEMAKE=--dry-run").stdout
+
+
+def test_what_is_built_is_removed_but_not_sweeps_and_locks(door, tmp_path):
+    kept = [tmp_path / "_build" / "sweeps" / "run.json", tmp_path / "_build" / ".book.lock"]
+    gone = [tmp_path / "_build" / name / "index.html" for name in ("html", "quick/html", "logs")]
+    for path in (*kept, *gone):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    assert door("clean").returncode == 0
+    assert sorted(path for path in (tmp_path / "_build").rglob("*") if path.is_file()) == sorted(kept)
+
+
+class TestLock:
+    """One build of a kind at a time, without the command `flock`."""
+
+    @pytest.fixture
+    def holder(self, door, tmp_path):
+        """A shell that holds the lock of the book for as long as its child lives, which inherits it."""
+        (tmp_path / "_build").mkdir()
+        words = "exec 9> _build/.book.lock; python3 book/tools/lock.py 9 || exit; echo held; exec sleep 300"
+        with subprocess.Popen(["bash", "-c", words], cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout.readline() == "held\n"
+            yield process
+            process.kill()
+
+    def test_a_second_build_says_that_another_is_at_work(self, door, installed, holder):
+        done = door("book")
+        assert done.returncode != 0 and "Error 75" in done.stderr
+        assert "another 'make book' is at work in this folder; wait until it is done" in done.stderr
+
+    def test_a_lock_ends_with_its_holder_however_that_ends(self, tmp_path, door, installed, holder):
+        waits = "exec 9> _build/.book.lock; python3 book/tools/lock.py 9"
+        with subprocess.Popen(["bash", "-c", waits], cwd=tmp_path) as waiting:
+            time.sleep(0.5)
+            assert waiting.poll() is None
+            holder.kill()
+            assert waiting.wait(timeout=30) == 0
+
+    def test_another_kind_of_build_is_not_kept_waiting(self, tmp_path, holder):
+        words = "exec 9> _build/.sweep.lock; python3 book/tools/lock.py 9 0"
+        assert subprocess.run(["bash", "-c", words], cwd=tmp_path, timeout=30).returncode == 0
 
 
 def test_a_stub_is_part_of_no_digest(library):
@@ -180,9 +235,29 @@ def test_the_project_is_found_from_any_folder_below(tmp_path, monkeypatch):
     below = tmp_path / "notebooks" / "pruning"
     below.mkdir(parents=True)
     monkeypatch.chdir(below)
+    monkeypatch.setattr(environment, "LIBRARY", tmp_path / "site-packages" / "fairlib")
     assert environment.project() == tmp_path
     (tmp_path / "book" / "claims.yml").unlink()
     assert environment.project() == below
+
+
+def test_outside_the_project_it_is_where_the_library_lies_or_what_the_wheel_carries(library, tmp_path, monkeypatch):
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    carried, before = library / "records", environment.source_digest()
+    for root in (carried, library.parent):
+        (root / "book").mkdir(parents=True)
+        (root / "book" / "claims.yml").touch()
+        assert environment.project() == root
+    assert environment.source_digest() == before, "recorded tables are no part of the code"
+
+
+def test_the_wheel_carries_every_package_and_the_records():
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
+    found = {path.parent.relative_to(ROOT).as_posix().replace("/", ".") for path in ROOT.glob("fairlib/**/__init__.py")}
+    assert set(settings["packages"]) == found | {"fairlib.records"}
+    carried = {path for pattern in settings["package-data"]["fairlib.records"] for path in ROOT.glob(pattern)}
+    assert carried == {ROOT / "book" / "claims.yml", *(path for path in ROOT.glob("results/**/*") if path.is_file())}
 
 
 def test_the_clock_counts_what_is_computed_and_not_what_is_slept():

@@ -305,7 +305,7 @@ def on_table(claims: Sequence[Claim], table: pd.DataFrame, notebook: str) -> pd.
 def verdicts(table: pd.DataFrame, notebook: str) -> pd.DataFrame:
     """Compute the verdicts of the project's claims that a page tests, on its own table.
 
-    Without the project's files (in Colab) there are none, and one sentence says so.
+    Without the project's files, which the wheel carries, there are none, and one sentence says so.
 
     Args:
         table: Table of :func:`fairlib.study`.

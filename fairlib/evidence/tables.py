@@ -64,7 +64,7 @@ class Recorded:
         if self.table is None:
             return ""
         evidence = "embedded study" if self.table["data"].dropna().isin(EMBEDDED).all() else "real-data run"
-        return ", ".join([plots.source(self.table, evidence, self.path.with_suffix(".json")), *self._as_before()])
+        return ", ".join([plots.source(self.table, evidence), *self._as_before()])
 
     def _as_before(self) -> list[str]:
         """What was done as edition 0.1 did it, by the recorded parameters, as far as it concerns the table."""
@@ -115,7 +115,7 @@ class Recorded:
 def recorded(path: str) -> Recorded:
     """Read a table that was recorded in ``results/``; if it is missing, print one sentence that says why.
 
-    Without the project's files (in Colab) nobody can know whether there is such a table, and the sentence says that.
+    Without the project's files, which the wheel carries, it says only that: there may be such a table.
 
     Args:
         path: Path of the CSV file from the root of the project. On a page it has to be a literal, since the files that
@@ -197,6 +197,18 @@ def beside(
 
     Raises:
         ValueError: If a rival is not in the table, or an arm has several rows of a seed.
+
+    Example:
+        >>> import pandas as pd
+        >>> from fairlib.evidence import tables
+        >>> runs = pd.DataFrame({
+        ...     "arm": ["plain"] * 3 + ["fair"] * 3, "seed": [0, 1, 2] * 2, "bias": [0.4, 0.5, 0.6, 0.1, 0.2, 0.3],
+        ... })
+        >>> tables.beside(runs, ["bias"], rival="plain", digits=2)
+                             bias bias minus that of plain
+        arm
+        plain   0.50 [0.25, 0.75]
+        fair   0.20 [-0.05, 0.45]     -0.30 [-0.30, -0.30]
     """
     headings = dict(columns) if isinstance(columns, Mapping) else {name: name for name in columns}
     keys = [by] if isinstance(by, str) else list(by)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -57,10 +58,10 @@ def test_a_recorded_table_is_found_from_any_folder_of_the_project(repository, ca
 def test_as_a_text_it_says_where_it_comes_from(repository):
     found = tables.recorded(PATH)
     assert str(found).startswith("digits, cnn, prune:magnitude, 2 seeds, ")
-    assert str(found).endswith("commit 0123456, embedded study")
+    assert str(found).endswith(", 2 seeds, embedded study")
     real = found.table.assign(data="utkface")
     real.to_csv(repository / PATH, index=False)
-    assert "commit 0123456, real-data run" in str(tables.recorded(PATH))
+    assert "2 seeds, real-data run" in str(tables.recorded(PATH))
 
 
 @pytest.mark.parametrize(
@@ -89,7 +90,7 @@ def test_as_a_text_it_says_what_was_done_as_in_edition_0_1(repository, data, met
     provenance = found.provenance | {"parameters": {"seeds": 2} | parameters}
     (repository / PATH).with_suffix(".json").write_text(json.dumps(provenance))
     kind = "embedded study" if data == "digits" else "real-data run"
-    assert str(tables.recorded(PATH)).endswith(", ".join(["commit 0123456", kind, *remarks]))
+    assert str(tables.recorded(PATH)).endswith(", ".join(["2 seeds", kind, *remarks]))
 
 
 def test_it_draws_and_shows_what_functions_make_of_it(repository, capsys):
@@ -120,10 +121,26 @@ def test_where_none_is_recorded_one_sentence_says_so_and_nothing_is_drawn(reposi
 
 def test_without_the_project_nobody_says_that_there_is_none(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(environment, "LIBRARY", tmp_path / "fairlib")
     assert not tables.recorded(PATH)
     said = capsys.readouterr().out
     assert "one of the project's files, which are not here" in said and PATH in said
     assert "no recorded" not in said
+
+
+def test_outside_the_project_the_tables_are_those_that_came_with_the_library(repository, tmp_path, monkeypatch, capsys):
+    here = str(tables.recorded(PATH))
+    library = tmp_path / "site-packages" / "fairlib"
+    monkeypatch.setattr(environment, "LIBRARY", library)
+    (library / "records").mkdir(parents=True)
+    for part in ("book", "results"):
+        shutil.move(repository / part, library / "records" / part)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    found = tables.recorded(PATH)
+    assert found.table["group"].tolist() == ["3", "7"] and str(found) == here
+    assert not tables.recorded("results/part/page-celeba.csv")
+    assert capsys.readouterr().out == "There is no recorded table results/part/page-celeba.csv yet.\n"
 
 
 def test_verdicts_are_those_of_the_project_or_none(repository, tmp_path, monkeypatch, capsys):
@@ -139,6 +156,7 @@ def test_verdicts_are_those_of_the_project_or_none(repository, tmp_path, monkeyp
     assert not capsys.readouterr().out
     (tmp_path / "elsewhere").mkdir()
     (repository / "book" / "claims.yml").unlink()
+    monkeypatch.setattr(environment, "LIBRARY", tmp_path / "elsewhere")
     empty = claims.verdicts(table, page).round(3)
     assert empty.empty and list(empty) == ["verdict", "estimate", "low", "high", "seeds", "decides"]
     assert "one of the project's files, which are not here" in capsys.readouterr().out
