@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
+import functools
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
 
-from fairlib import effects, environment, statistics
+from fairlib import effects, statistics
 from fairlib._validation import lookup
 
 if TYPE_CHECKING:
@@ -42,6 +41,7 @@ def new_figure(
     """
     import matplotlib.pyplot as plt
 
+    _as_vectors()
     look: dict[str, Any] = {"figsize": (width, height), "facecolor": "white", "layout": "constrained"}
     figure, axes = plt.subplots(rows, columns, sharey=sharey, squeeze=False, **look)
     for axis in axes.flat:
@@ -50,6 +50,19 @@ def new_figure(
         axis.set_axisbelow(True)
         axis.set_prop_cycle(color=PALETTE)
     return figure, list(axes.flat)
+
+
+@functools.cache
+def _as_vectors() -> None:
+    """In a notebook show figures as SVG beside PNG, with their texts as texts: a page gives these its own font."""
+    import matplotlib
+    from IPython import get_ipython
+
+    if "inline" in matplotlib.get_backend() and get_ipython() is not None:
+        from matplotlib_inline.backend_inline import set_matplotlib_formats
+
+        set_matplotlib_formats("png", "svg")
+        matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "fairlib"})
 
 
 def by_level(
@@ -109,6 +122,15 @@ def intervals(
             ``{"BiFP": {"0.8": ..., "0.95": ...}}``.
         looks: By label the colour (an index into `PALETTE` or a name) and the marker; the next ones by default.
         zero: Position of a vertical line; None for no line.
+
+    Example:
+        >>> from fairlib import plots
+        >>> figure, (axis,) = plots.new_figure()
+        >>> plots.intervals(axis, {"many": [0.01, 0.02, 0.0], "few": [0.2, 0.1, 0.3]})
+        >>> axis.set_xlabel("drop of accuracy").get_text()
+        'drop of accuracy'
+        >>> [label.get_text() for label in axis.get_yticklabels()]
+        ['many', 'few']
     """
     table = {name: own if isinstance(own, Mapping) else {"": own} for name, own in values.items()}
     labels = list(dict.fromkeys(label for own in table.values() for label in own))
@@ -515,23 +537,16 @@ def provenance(figure: Figure, *sources: object) -> None:
     figure.supxlabel(text, fontsize=8, color="#555555", x=0.01, ha="left")
 
 
-def source(table: pd.DataFrame, evidence: str = "this run", recorded: str | Path | None = None) -> str:
-    """Say in one line where a study's table comes from, for :func:`provenance`.
+def source(table: pd.DataFrame, evidence: str = "this run") -> str:
+    """Say in one line where a study's table comes from, for :func:`provenance`: data, networks, methods, seeds.
 
     Args:
         table: Table of :func:`fairlib.study`. More than three methods are counted, by arm where it has arms.
         evidence: Kind of evidence: this run, an embedded study, a real-data run.
-        recorded: JSON file beside a recorded table; without it the line names this machine and its versions.
     """
-    described = environment.describe() if recorded is None else json.loads(Path(recorded).read_text(encoding="utf-8"))
-    device = described["cpu"] if described["device"] == "cpu" else described["device"]
     what = [", ".join(sorted(set(table[name].dropna()))) for name in ("data", "model")] + [_methods(table)]
-    versions = [f"{name} {described['versions'][name]}" for name in ("fairlib", "torch")]
-    changed = " with changes" if np.any(described.get("dirty")) else ""
-    commits = ", ".join(commit[:7] for commit in np.atleast_1d(described.get("commit") or []))
-    commit = [f"commit {commits}{changed}"] if commits else []
     seeds = table["seed"].nunique()
-    return ", ".join([*what, f"{seeds} seed{'s' * (seeds != 1)}", str(device), *versions, *commit, evidence])
+    return ", ".join([*what, f"{seeds} seed{'s' * (seeds != 1)}", evidence])
 
 
 def _methods(table: pd.DataFrame) -> str:

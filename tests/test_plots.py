@@ -1,12 +1,10 @@
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pandas as pd
 import pytest
 
-from fairlib import environment, plots, statistics
+from fairlib import plots, statistics
 
 
 def test_by_level_draws_means_and_t_intervals():
@@ -238,21 +236,6 @@ def test_more_than_three_methods_are_counted_by_arm():
     assert "cnn, 3 methods, 2 seeds" in plots.source(many.join(arms))
     unstaged = many.join(arms["pruner"].rename("arm")).assign(level=[0.9, 0.9, 0.9, 0.0]).drop(columns="method")
     assert "cnn, 3 methods, 2 seeds" in plots.source(unstaged)
-
-
-def test_a_table_recorded_in_parts_names_all_its_commits(tmp_path):
-    described = environment.describe("cpu") | {"commit": ["0123456789", "abcdefghi"], "dirty": [False, True]}
-    (tmp_path / "table.json").write_text(json.dumps(described))
-    table = pd.DataFrame({"data": ["digits"], "model": ["cnn"], "method": ["prune:magnitude"], "seed": [0]})
-    assert "commit 0123456, abcdefg with changes, " in plots.source(table, "embedded study", tmp_path / "table.json")
-
-
-@pytest.mark.parametrize(("dirty", "expected"), [(False, "commit 0123456, "), (True, "commit 0123456 with changes, ")])
-def test_a_recorded_source_names_its_commit_and_whether_files_had_changed(tmp_path, dirty, expected):
-    described = environment.describe("cpu") | {"commit": "0123456789abcdef", "dirty": dirty}
-    (tmp_path / "table.json").write_text(json.dumps(described))
-    table = pd.DataFrame({"data": ["digits"], "model": ["cnn"], "method": ["prune:magnitude"], "seed": [0]})
-    assert expected in plots.source(table, "embedded study", tmp_path / "table.json")
 
 
 def test_scatter_draws_a_row_each_in_the_color_of_its_seed():
