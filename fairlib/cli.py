@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fairlib import environment
+from fairlib._version import __version__
 from fairlib.evidence import grids, runs
 
 
@@ -20,6 +21,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         0 for success, 1 for a failure or a table that does not agree, 2 for an argument that does not exist or is not
         valid. An error is one line on standard error, after the notebook's traceback if there is one.
+
+    Example:
+        >>> from fairlib.cli import main
+        >>> main(["run", "notebooks/none.ipynb", "-o", "runs/none"])  # "No such file" on standard error.
+        1
     """
     arguments = _parser().parse_args(argv)
     try:
@@ -41,6 +47,7 @@ def _end(number: int, frame: object) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="fairlib", description="Who pays when a neural network is compressed?")
+    parser.add_argument("--version", action="version", version=f"fairlib {__version__}")
     commands = parser.add_subparsers(required=True, metavar="command")
 
     run = commands.add_parser("run", help="execute a notebook by papermill, safely")

@@ -10,7 +10,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from fairlib import cli
+import fairlib
+from fairlib import cli, environment
 from fairlib.evidence import grids, runs
 
 
@@ -73,6 +74,12 @@ def test_an_incomplete_command_says_what_is_needed(words, capsys):
     assert "usage: fairlib" in capsys.readouterr().err
 
 
+def test_the_version_is_that_of_the_package(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        cli.main(["--version"])
+    assert capsys.readouterr().out == f"fairlib {fairlib.__version__}\n"
+
+
 CLAIMS = """
 - id: H-x
   source: a source
@@ -118,6 +125,7 @@ def test_a_ledger_that_is_not_asked_for_or_has_no_claims_is_refused(project, tmp
         in capsys.readouterr().err
     )
     monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
+    monkeypatch.setattr(environment, "LIBRARY", project / "site-packages" / "fairlib")
     assert cli.main(["ledger", "ledger.md"]) == 1
     assert "there is no book/claims.yml in" in capsys.readouterr().err
 
@@ -145,7 +153,7 @@ def test_a_command_that_trains_nothing_starts_without_torch(notebook, project, t
     (point.out / "run.json").write_text(json.dumps(run))
     code = f"""
 import sys
-from fairlib import cli
+from fairlib import cli, environment
 try:
     status = cli.main({words})
 except SystemExit as end:
