@@ -1,6 +1,28 @@
 """What compression does to groups, as one number for each seed: the statistics that claims are tested on.
 
 Everywhere *the control* is the network of ratio 0: finetuned like the compressed one, but not compressed.
+
+A study of one seed, written by hand. Of 1,000 people 70 lose 20 points, and the average loses 1.4:
+
+>>> import pandas as pd
+>>> from fairlib import effects
+>>> rows = [
+...     (0, "never", stage, level, split, group, size, accuracy)
+...     for stage, level, accuracies in [("control", 0.0, (0.9, 0.9)), ("compressed", 0.9, (0.9, 0.7))]
+...     for split in ("train", "test")
+...     for group, size, accuracy in zip(("many", "few"), (930, 70), accuracies)
+... ]
+>>> table = pd.DataFrame(rows, columns=["seed", "when", "stage", "level", "split", "group", "size", "accuracy"])
+>>> effects.overall_change(table, level=0.9).round(3).to_dict()  # By seed.
+{0: -0.014}
+>>> effects.accuracy_change(table, level=0.9, groups="smallest").round(3).to_dict()
+{0: -0.2}
+>>> effects.drop_difference(table, level=0.9).round(3).to_dict()
+{0: 0.2}
+>>> effects.group_gap(table, where={"stage": "compressed", "split": "test"}).round(3).to_dict()
+{0: 0.2}
+>>> sorted(effects.STATISTICS)[:3]  # What a claim may name.
+['accuracy_change', 'column_mean', 'contrast']
 """
 
 import inspect
@@ -51,6 +73,17 @@ def select(table: pd.DataFrame, **where: Any) -> pd.DataFrame:
 
     Raises:
         ValueError: If there is no such column, or no row with one of the values.
+
+    Example:
+        >>> import pandas as pd
+        >>> from fairlib import effects
+        >>> table = pd.DataFrame({"split": ["test", "test"], "level": [0.5, 0.9], "accuracy": [0.8, 0.7]})
+        >>> effects.select(table, split="test", level=0.9)["accuracy"].tolist()
+        [0.7]
+        >>> effects.select(table, split="test", level=0.95)
+        Traceback (most recent call last):
+            ...
+        fairlib.effects.MissingRowsError: the table has no row with level = 0.95
     """
     return _select(table, where, ())
 
@@ -95,6 +128,21 @@ def against_control(table: pd.DataFrame, *, on: Iterable[str] = ("seed", "group"
 
     Raises:
         ValueError: If a column or the controls are missing, or rows that agree on ``on`` have several controls.
+
+    Example:
+        >>> import pandas as pd
+        >>> from fairlib import effects
+        >>> table = pd.DataFrame({
+        ...     "seed": 0, "group": "few", "stage": ["control", "compressed"] * 2,
+        ...     "split": ["train", "train", "test", "test"], "size": [700, 700, 70, 70],
+        ...     "accuracy": [1.0, 0.9, 0.9, 0.7], "loss": [0.0, 0.2, 0.3, 1.0],
+        ... })
+        >>> effects.against_control(table)[["stage", "split", "train_size", "drop", "excessive_loss"]]
+                stage  split  train_size  drop  excessive_loss
+        0     control  train         700   0.0             0.0
+        1  compressed  train         700   0.1             0.2
+        2     control   test         700   0.0             0.0
+        3  compressed   test         700   0.2             0.7
     """
     on, control = list(on), {"stage": "control"}
     table = attach(table, {"train_size": "size"}, on=on, where=control | {"split": "train"})
@@ -682,6 +730,14 @@ def by_run(table: pd.DataFrame, keys: Iterable[str]) -> pd.DataFrame:
     Raises:
         ValueError: If a column, a key or the accuracy of a group with samples is missing, or a run has several rows for
             a group.
+
+    Example:
+        >>> import pandas as pd
+        >>> from fairlib import effects
+        >>> table = pd.DataFrame({"seed": [0, 0], "group": ["few", "many"], "size": [70, 930], "accuracy": [0.7, 0.9]})
+        >>> effects.by_run(table, ["seed"]).round(3)
+           seed  accuracy  bias  signed
+        0     0     0.886   0.2    -0.2
     """
     keys = list(keys)
     rows = _select(table, {}, (*keys, "group", "size", "accuracy"))

@@ -14,6 +14,15 @@ def seeded(seed: int) -> Iterator[None]:
 
     Raises:
         TypeError: If ``seed`` is not an integer.
+
+    Example:
+        >>> import torch
+        >>> from fairlib.randomness import seeded
+        >>> with seeded(0):
+        ...     one = torch.rand(3)
+        >>> with seeded(0):
+        ...     torch.equal(one, torch.rand(3))
+        True
     """
     if isinstance(seed, bool) or not hasattr(seed, "__index__"):
         raise TypeError(f"seed must be an integer, got {seed!r}")

@@ -3,6 +3,17 @@
 Two units of resampling are used, and never mixed. Over *seeds*, one value per run: `t_interval`, `bootstrap`,
 `sign_flip_test`, `seeds_needed`, `t_power`. Over *samples* within one run, each in its group: `resample_group_means`,
 `permutation_null`. For a paired comparison pass the differences.
+
+Five seeds of one number: its interval, a test, and how many seeds it would take to see it.
+
+>>> from fairlib import statistics
+>>> drops = [0.01, 0.03, 0.02, 0.05, -0.01]
+>>> f"{statistics.t_interval(drops):.3f}"
+'0.020 [-0.008, 0.048]'
+>>> statistics.sign_flip_test(drops)  # 6 of the 32 patterns of signs are as extreme.
+0.1875
+>>> statistics.seeds_needed(drops)
+12
 """
 
 import math
@@ -56,6 +67,11 @@ def t_interval(values: ArrayLike, *, level: float = 0.95) -> Interval:
 
     Raises:
         ValueError: If there is no value or one is not finite, or ``level`` is not in (0, 1).
+
+    Example:
+        >>> from fairlib.statistics import t_interval
+        >>> f"{t_interval([0.0, 1.0, 2.0]):.2f}"  # 1 plus and minus 4.30 / sqrt(3).
+        '1.00 [-1.48, 3.48]'
     """
     values = _sample(values)
     check_number("level", level, 0, 1, low_open=True)
@@ -78,6 +94,11 @@ def bootstrap(
 
     Raises:
         ValueError: If there is no value or one is not finite, or ``level`` is not in (0, 1).
+
+    Example:
+        >>> from fairlib.statistics import bootstrap
+        >>> bootstrap([2.0, 2.0, 2.0])
+        Interval(estimate=2.0, low=2.0, high=2.0)
     """
     values = _sample(values)
     index = np.random.default_rng(seed).integers(0, len(values), size=(resamples, len(values)))
@@ -211,6 +232,16 @@ def permutation_test(
 
     Raises:
         ValueError: If shapes disagree, a code is out of range, there is no sample, or a value is not finite.
+
+    Example:
+        The same gap of 1 in two groups of twenty, and in two of a single sample each:
+
+        >>> from fairlib.statistics import permutation_test
+        >>> test = permutation_test([1] * 20 + [0] * 20, [0] * 20 + [1] * 20, 2)
+        >>> bool(test.p_value < 0.01)
+        True
+        >>> float(permutation_test([1, 0], [0, 1], 2).p_value)
+        1.0
     """
     null = permutation_null(values, groups, num_groups, permutations=permutations, seed=seed)
     observed = np.ptp(group_means(values, groups, num_groups)[np.unique(groups)])
@@ -236,6 +267,13 @@ def sign_flip_test(
 
     Raises:
         ValueError: If there is no value or one is not finite or ``alternative`` is unknown.
+
+    Example:
+        Where all n values have one sign, 2 of the 2 ** n patterns are as extreme.
+
+        >>> from fairlib.statistics import sign_flip_test
+        >>> [sign_flip_test([1.0] * seeds) for seeds in (2, 5, 6)]
+        [0.5, 0.0625, 0.03125]
     """
     values = _sample(values)
     differences = values - center
@@ -269,6 +307,13 @@ def seeds_needed(
 
     Raises:
         ValueError: If there is no value or one is not finite, or ``level`` or ``power`` is not in (0, 1).
+
+    Example:
+        >>> from fairlib.statistics import seeds_needed
+        >>> seeds_needed([0.0, 1.0, 2.0])  # The mean is one standard deviation above the threshold.
+        10
+        >>> seeds_needed([0.0, 0.1, 0.2], threshold=-0.9) < seeds_needed([0.0, 0.1, 0.2])
+        True
     """
     values = _sample(values)
     check_number("level", level, 0, 1, low_open=True)
@@ -325,6 +370,15 @@ def benjamini_hochberg(p_values: ArrayLike, rate: float = 0.05) -> NDArray[np.bo
 
     Raises:
         ValueError: If a p-value is not in [0, 1] or ``rate`` is not in (0, 1).
+
+    Example:
+        One of twenty p-values is expected below 0.05 where there is nothing to find:
+
+        >>> from fairlib.statistics import benjamini_hochberg
+        >>> benjamini_hochberg([0.04, *[0.5] * 19]).tolist()[:2]
+        [False, False]
+        >>> benjamini_hochberg([0.001, *[0.5] * 19]).tolist()[:2]
+        [True, False]
     """
     check_number("rate", rate, 0, 1, low_open=True)
     p_values = np.asarray(p_values, dtype=np.float64)

@@ -47,6 +47,24 @@ class Report:
         provenance: Models, data, how they were fed, intervals, hardware and versions.
         notes: Warnings, and the reasons for what is NaN.
         train: The report on the training set, if one was given.
+
+    Example:
+        >>> import tempfile, torch, fairlib
+        >>> from pathlib import Path
+        >>> signs = torch.tensor([1.0, -1.0]).repeat(50)
+        >>> groups = torch.tensor([0] * 60 + [1] * 40)
+        >>> inputs = torch.nn.functional.one_hot(groups) * signs[:, None]
+        >>> test = fairlib.GroupedDataset(inputs, (signs > 0).long(), groups, group_names=["many", "few"])
+        >>> dense = torch.nn.Linear(2, 2, bias=False)
+        >>> dense.weight.data = torch.tensor([[-4.0, -3.0], [4.0, 3.0]])
+        >>> report = fairlib.audit(dense, fairlib.prune(dense, "magnitude", sparsity=0.5), test)
+        >>> report.fairness(tau=0.1)["verdict"].to_dict()
+        {'performance': 'unfair', 'degradation': 'unfair'}
+        >>> report.violations.loc["drop", ["estimate", "pairs"]].tolist()
+        [0.5, 0.5]
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     report.to_json(Path(folder, "audit.json")).name
+        'audit.json'
     """
 
     table: pd.DataFrame
@@ -165,6 +183,28 @@ def audit(
 
     Warns:
         UserWarning: If the dense model does no better than always answering the most frequent class.
+
+    Example:
+        Each of two groups has a feature of its own. Pruning half of the weights keeps those that the many use: nobody
+        of them loses anything, and the few are left with guesses.
+
+        >>> import torch, fairlib
+        >>> signs = torch.tensor([1.0, -1.0]).repeat(50)
+        >>> groups = torch.tensor([0] * 60 + [1] * 40)
+        >>> inputs = torch.nn.functional.one_hot(groups) * signs[:, None]
+        >>> test = fairlib.GroupedDataset(inputs, (signs > 0).long(), groups, group_names=["many", "few"])
+        >>> dense = torch.nn.Linear(2, 2, bias=False)
+        >>> dense.weight.data = torch.tensor([[-4.0, -3.0], [4.0, 3.0]])
+        >>> small = fairlib.prune(dense, "magnitude", sparsity=0.5)
+        >>> report = fairlib.audit(dense, small, test)
+        >>> report.table[["size", "accuracy_before", "accuracy_after", "drop"]]
+               size  accuracy_before  accuracy_after  drop
+        group
+        many     60              1.0             1.0   0.0
+        few      40              1.0             0.5   0.5
+        all     100              1.0             0.8   0.2
+        >>> bool(report.violations.loc["drop", "p_value"] < 0.01)  # Not by chance.
+        True
     """
     if "all" in test.group_names:
         raise ValueError("no group of test may be called 'all': that is the name of the row for all samples")

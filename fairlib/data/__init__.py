@@ -1,4 +1,9 @@
-"""Grouped data: what a data set is, how it is split, and the registry of the data sets that have a name."""
+"""Grouped data: what a data set is, how it is split, and the registry of the data sets that have a name.
+
+>>> from fairlib.data import DATASETS
+>>> list(DATASETS)
+['synthetic-faces', 'digits', 'folder', 'utkface', 'celeba', 'lfw', 'cifar10', 'svhn', 'mnist', 'fashion-mnist']
+"""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -106,6 +111,21 @@ def load(
         TypeError: If a setting is unknown.
         FileNotFoundError: If the data are missing; says how to get them.
         OSError: If an image cannot be read.
+
+    Example:
+        >>> import fairlib
+        >>> faces = fairlib.load("synthetic-faces", limit=400, image_size=16)
+        >>> faces.train
+        GroupedDataset(280 samples, uint8 (1, 16, 16), 5 classes, groups A: 126, B: 61, C: 42, D: 31, E: 20)
+        >>> faces.report["test"], faces.report["duplicates"]
+        (80, 0)
+
+        Two attributes crossed, and a group made rare in what is learned from, not in what is tested on:
+
+        >>> rare = dict(rare={"E x lively": 0.1}, rare_in=["train"])
+        >>> faces = fairlib.load("synthetic-faces", group=["group", "expression"], image_size=16, **rare)
+        >>> [part.group_sizes.tail(2).to_dict() for part in (faces.train, faces.test)]
+        [{'E x calm': 49, 'E x lively': 5}, {'E x calm': 14, 'E x lively': 14}]
     """
     source = lookup("data set", name, DATASETS)
     settings = _completed(name, source, settings, limit, equal)

@@ -268,6 +268,16 @@ class Splits:
         train, val, test: Disjoint parts with the same names of targets and groups.
         name: Name of the data set.
         report: Counts of what was found, skipped, dropped and used (and names of skipped files).
+
+    Example:
+        >>> import fairlib
+        >>> digits = fairlib.load("digits")
+        >>> train, val, test = digits
+        >>> len(train), len(val), len(test)
+        (450, 64, 550)
+        >>> rare = digits.imbalance({"8": 5}, parts=["train"])  # Five eights to learn from.
+        >>> int(rare.train.group_sizes["8"]), len(rare.test)
+        (5, 550)
     """
 
     train: GroupedDataset

@@ -1,4 +1,11 @@
-"""What a model does to each group: performance, gradients, curvature, distance to the boundary. Nothing here trains."""
+"""What a model does to each group: performance, gradients, curvature, distance to the boundary. Nothing here trains.
+
+By name, as :func:`fairlib.audit` and :func:`fairlib.study` take them:
+
+>>> from fairlib.diagnostics import DIAGNOSTICS
+>>> list(DIAGNOSTICS)
+['gradient', 'curvature', 'boundary', 'constant']
+"""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple

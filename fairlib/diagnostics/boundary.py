@@ -56,6 +56,15 @@ def boundary_distance(
 
     Raises:
         NotComputable, TypeError, ValueError: What :func:`sample_boundary_distance` raises.
+
+    Example:
+        >>> import torch, fairlib
+        >>> inputs = torch.tensor([[3.0, 4.0], [6.0, 8.0], [0.3, 0.4], [0.6, 0.8]])
+        >>> data = fairlib.GroupedDataset(inputs, [1, 1, 1, 1], [0, 0, 1, 1], ["no", "yes"], ["far", "near"])
+        >>> model = torch.nn.Linear(2, 2, bias=False)
+        >>> model.weight.data = torch.tensor([[0.0, 0.0], [3.0, 4.0]])  # The boundary is the line 3 x + 4 y = 0.
+        >>> fairlib.diagnostics.boundary_distance(model, data, measure="linearized")["mean"].round(3).to_dict()
+        {'far': 7.5, 'near': 0.75}
     """
     distances = sample_boundary_distance(model, data, measure=measure, signed=signed, **settings)
     return by_group(data, ("mean", "low", "high"), lambda _, index: _summary(distances[index.numpy()]))

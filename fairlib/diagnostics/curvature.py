@@ -103,6 +103,17 @@ def group_eigenvalues(
     Source:
         [T] Theorem 1 and Section 5 (group Hessians). Lanczos with residual bounds: Parlett, The Symmetric Eigenvalue
         Problem (1998), Chapters 11 and 13. Products by differentiating twice: Pearlmutter (1994).
+
+    Example:
+        With probabilities :math:`p, 1 - p` whatever the sample, the Hessian is :math:`p (1 - p)` times a matrix with
+        the eigenvalues 0 and 2, for every group alike.
+
+        >>> import torch, fairlib
+        >>> data = fairlib.GroupedDataset(torch.zeros(10, 1), [0] * 9 + [1], [0] * 9 + [1], group_names=["many", "few"])
+        >>> model = torch.nn.Linear(1, 2)
+        >>> model.bias.data = torch.tensor([9.0, 1.0]).log()
+        >>> fairlib.diagnostics.group_eigenvalues(model, data, intervals=False)["largest"].round(3).to_dict()
+        {'many': 0.18, 'few': 0.18}
     """
     search = Eigensearch(ends, products, tol, limit, seed, least)
     loss_of = partial(MeanLoss, parameters=parameters, dtype=dtype)

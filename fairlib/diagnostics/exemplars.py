@@ -33,6 +33,17 @@ def exemplars(dense: Sequence[nn.Module], compressed: Sequence[nn.Module], data:
 
     Source:
         Hooker, Courville, Clark, Dauphin, Frome, What do compressed deep neural networks forget? (2019), Section 3.
+
+    Example:
+        >>> import torch, fairlib
+        >>> data = fairlib.GroupedDataset(torch.tensor([[1.0], [-1.0]]), [1, 0], [0, 1])
+        >>> def network(weight):
+        ...     model = torch.nn.Linear(1, 2, bias=False)
+        ...     model.weight.data = torch.tensor([[0.0], [weight]])
+        ...     return model
+        >>> dense, compressed = [network(1.0), network(2.0), network(-1.0)], [network(1.0), network(0.0), network(0.0)]
+        >>> fairlib.diagnostics.exemplars(dense, compressed, data).tolist()  # The first sample changes sides.
+        [True, False]
     """
     return _modal_class("dense", dense, data) != _modal_class("compressed", compressed, data)
 

@@ -88,6 +88,16 @@ def hessian_bound(
     Source:
         [T] Theorem 2 (Eqs 6, 10-13), [D] Proposition 4.5, both corrected: the spectral norm, or the signed end of the
         spectrum, in the place of the largest eigenvalue, and logits in the place of f.
+
+    Example:
+        For a linear model :math:`S` is zero, and the bound is what :func:`fairlib.diagnostics.group_eigenvalues` finds.
+
+        >>> import torch, fairlib
+        >>> data = fairlib.GroupedDataset(torch.zeros(10, 1), [0] * 9 + [1], [0] * 9 + [1], group_names=["many", "few"])
+        >>> model = torch.nn.Linear(1, 2)
+        >>> model.bias.data = torch.tensor([9.0, 1.0]).log()
+        >>> fairlib.diagnostics.hessian_bound(model, data)["signed"].round(3).to_dict()
+        {'many': 0.18, 'few': 0.18}
     """
     check_number("limit", limit, 1, whole=True)
     check_number("tol", tol, 0, 1, low_open=True)

@@ -14,6 +14,17 @@ def group_performance(model: nn.Module, data: GroupedDataset) -> pd.DataFrame:
 
     Returns:
         Indexed by group in the order of the codes, columns ``size accuracy loss``. A group without samples has NaN.
+
+    Example:
+        >>> import torch, fairlib
+        >>> data = fairlib.GroupedDataset(torch.zeros(10, 1), [0] * 9 + [1], [0] * 9 + [1], group_names=["many", "few"])
+        >>> model = torch.nn.Linear(1, 2)
+        >>> model.bias.data = torch.tensor([9.0, 1.0]).log()  # Probabilities 0.9 and 0.1.
+        >>> fairlib.diagnostics.group_performance(model, data).round(2)
+               size  accuracy  loss
+        group
+        many      9       1.0  0.11
+        few       1       0.0  2.30
     """
     predictions = predict(model, data)
     values = np.stack([predictions.correct, predictions.loss], axis=1)

@@ -57,6 +57,14 @@ def sample_gradient_norms(
     Source:
         Goodfellow, Efficient per-example gradient computations (2015); the choice between the two forms: Bu, Mao and
         Xu, Scalable and efficient training of large convolutional neural networks with differential privacy (2022).
+
+    Example:
+        >>> import torch, fairlib
+        >>> data = fairlib.GroupedDataset(torch.zeros(2, 1), [0, 1], [0, 1])
+        >>> model = torch.nn.Linear(1, 2)
+        >>> model.bias.data = torch.tensor([9.0, 1.0]).log()  # Norms: 0.1 and 0.9 times the root of two.
+        >>> fairlib.diagnostics.sample_gradient_norms(model, data).round(2)
+        array([0.14, 1.27])
     """
     loss = MeanLoss(model, data, parameters=parameters, dtype=dtype)
     with full_precision(), differentiating():

@@ -70,6 +70,21 @@ def taylor_terms(
     Source:
         [T] Theorem 1 (Eqs 4 and 9) before its inequalities. That the terms follow R(a) and the bound does not is our
         finding.
+
+    Example:
+        A step that takes the probability of one class from 0.9 to 0.91, and of the other from 0.1 to 0.09, gives to the
+        many and takes from the few. So short a step is described by its first two terms.
+
+        >>> import torch, fairlib
+        >>> data = fairlib.GroupedDataset(torch.zeros(10, 1), [0] * 9 + [1], [0] * 9 + [1], group_names=["many", "few"])
+        >>> dense, small = torch.nn.Linear(1, 2), torch.nn.Linear(1, 2)
+        >>> dense.bias.data, small.bias.data = torch.tensor([0.9, 0.1]).log(), torch.tensor([0.91, 0.09]).log()
+        >>> small.weight.data = dense.weight.data
+        >>> fairlib.diagnostics.taylor_terms(dense, small, data)[["first", "second", "excessive_loss"]].round(3)
+               first  second  excessive_loss
+        group
+        many  -0.012   0.001          -0.011
+        few    0.105   0.001           0.105
     """
     _check_pair(model, compressed)
     names = _moving(model, parameters)
@@ -135,6 +150,17 @@ def excessive_loss_bound(
     Source:
         [T] Theorem 1 (Eqs 4 and 9). It needs three continuous derivatives on the segment between the two parameters;
         the text says two.
+
+    Example:
+        >>> import torch, fairlib
+        >>> data = fairlib.GroupedDataset(torch.zeros(10, 1), [0] * 9 + [1], [0] * 9 + [1], group_names=["many", "few"])
+        >>> dense, small = torch.nn.Linear(1, 2), torch.nn.Linear(1, 2)
+        >>> dense.bias.data, small.bias.data = torch.tensor([0.9, 0.1]).log(), torch.tensor([0.5, 0.5]).log()
+        >>> small.weight.data = dense.weight.data
+        >>> bound = fairlib.diagnostics.excessive_loss_bound(dense, small, data)
+        >>> terms = fairlib.diagnostics.taylor_terms(dense, small, data)
+        >>> bool((bound["bound"] >= terms["taylor"]).all())
+        True
     """
     _check_pair(model, compressed)
     names, search = _moving(model, parameters), Eigensearch("largest", products, tol, limit, seed)

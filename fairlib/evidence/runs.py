@@ -72,6 +72,18 @@ def record(table: pd.DataFrame) -> pd.DataFrame:
         TypeError: If ``table`` is not a DataFrame, or has a column that Parquet cannot hold.
         ValueError: If ``table`` is empty, its column names are not unique texts, its index has a name (and would be
             lost), or its columns are not those recorded before.
+
+    Example:
+        In a notebook that ``fairlib run`` executes this writes ``records.parquet``; anywhere else it does nothing.
+
+        >>> import pandas, fairlib
+        >>> table = pandas.DataFrame({"seed": [0, 1], "accuracy": [0.75, 0.5]})
+        >>> fairlib.record(table) is table
+        True
+        >>> fairlib.record(table.set_index("seed"))
+        Traceback (most recent call last):
+            ...
+        ValueError: index ['seed'] of table would be lost; record table.reset_index()
     """
     import pandas as pd
     import pyarrow
@@ -212,7 +224,7 @@ def contents(notebook: str | Path, given: Mapping[str, Any]) -> dict[str, str]:
     """
     notebook, root = Path(notebook), project_root(notebook)
     code = "\n".join(cell["source"] for cell in _cells(notebook) if cell["cell_type"] == "code")
-    code += "\nbook/claims.yml" * ("claims.verdicts(" in code)
+    code += "\nbook/claims.yml" * bool(re.search(r"\b(claims|prose)\.verdict", code))
     named = tuple(str(PurePosixPath(name).with_suffix("")) for name in re.findall(r"\b(?:results|book)/[\w./-]*", code))
     recorded = (path for folder in ("results", "book") for path in root.glob(f"{folder}/**/*"))
     return {

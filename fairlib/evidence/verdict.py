@@ -90,6 +90,20 @@ def judge(
 
     Raises:
         ValueError: If there is no value, or one is missing or not finite.
+
+    Example:
+        Ten seeds, and whether their mean lies above 0, where less than 0.01 is as good as nothing:
+
+        >>> from fairlib.evidence.verdict import Criterion, judge
+        >>> greater = Criterion("greater", threshold=0.0, margin=0.01)
+        >>> judge([0.05, 0.06, 0.07, 0.08, 0.09] * 2, greater).name
+        'supported'
+        >>> judge([0.001, -0.001] * 5, greater).name
+        'no effect'
+        >>> judge([0.3, -0.2] * 5, greater).name
+        'undecided'
+        >>> judge([0.05, 0.06, 0.07, 0.08, 0.09], greater).reason
+        '5 seeds; a verdict takes 10'
     """
     if len(by_chance):
         found = judge(values, criterion)

@@ -1,4 +1,11 @@
-"""Linearization, one method a file. :func:`linearize` calls them by name."""
+"""Linearization, one method a file. :func:`linearize` calls them by name.
+
+>>> from fairlib.linearization import METHODS
+>>> list(METHODS)
+['snl', 'deepreduce', 'senet', 'random', 'preactivation']
+>>> [name for name, method in METHODS.items() if not method.trains]
+['random', 'preactivation']
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -94,6 +101,23 @@ def linearize(
             teacher performs at chance, or the model cannot be gated.
         TypeError: If a setting is unknown.
         RuntimeError: If a method does not reach the budget.
+
+    Example:
+        Without its ReLUs a network is a straight line: the output halfway between two inputs is halfway between the
+        outputs.
+
+        >>> import torch, fairlib
+        >>> from fairlib.linearization import count
+        >>> digits = fairlib.load("digits").train
+        >>> model = fairlib.build("mlp", like=digits)
+        >>> settings = dict(data=digits, finetune=0)
+        >>> linear = {budget: fairlib.linearize(model, "random", budget=budget, **settings) for budget in (0, 0.5, 1)}
+        >>> {budget: count(module).attrs["total"] for budget, module in linear.items()}
+        {0: 0, 0.5: 48, 1: 96}
+        >>> one, other = digits.batch([0, 1]).split(1)
+        >>> bent = lambda module: module((one + other) / 2) - (module(one) + module(other)) / 2
+        >>> {budget: bool(bent(module).abs().max() > 1e-4) for budget, module in linear.items()}
+        {0: False, 0.5: True, 1: True}
     """
     check(method, train=train, finetune=finetune, distillation=distillation, constraint=constraint, **settings)
     gated = forget_history(gate(model, data))

@@ -1,4 +1,9 @@
-"""Mitigations: constraints on groups that :func:`fairlib.fit` takes as ``constraint``, one a file."""
+"""Mitigations: constraints on groups that :func:`fairlib.fit` takes as ``constraint``, one a file.
+
+>>> from fairlib.mitigation import MITIGATIONS
+>>> MITIGATIONS["equal-loss"](step=0.02).step  # fairlib.EqualLoss, by the name that a study takes.
+0.02
+"""
 
 from fairlib.mitigation.accuracy_gap import AccuracyGap
 from fairlib.mitigation.equal_accuracy import EqualAccuracy

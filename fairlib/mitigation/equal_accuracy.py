@@ -29,6 +29,18 @@ class EqualAccuracy(AccuracyDifference, Constraint):
 
     Source:
         [B] Section 4.3.1, corrected.
+
+    Example:
+        Nine samples of one group have class 0, one of another group has class 1, and all look alike: no answer is right
+        for both. Plain training gives the classes 0.9 and 0.1; the penalty holds both at 0.5.
+
+        >>> import torch, fairlib
+        >>> data = fairlib.GroupedDataset(torch.zeros(10, 1), [0] * 9 + [1], [0] * 9 + [1], group_names=["many", "few"])
+        >>> model = torch.nn.Linear(1, 2)
+        >>> settings = dict(epochs=100, lr=0.5, momentum=0, weight_decay=0)
+        >>> fair = fairlib.fit(model, data, **settings, constraint=fairlib.EqualAccuracy())
+        >>> fair(torch.zeros(1, 1)).softmax(1).round(decimals=1).tolist()
+        [[0.5, 0.5]]
     """
 
     def __post_init__(self) -> None:

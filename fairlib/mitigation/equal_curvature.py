@@ -79,6 +79,20 @@ class EqualCurvature(Lagrangian, Constraint):
 
     Source:
         [T] Eq. 7 and section 6.
+
+    Example:
+        Nine samples of one group have class 0, one of another group has class 1, and all look alike. At probabilities
+        :math:`p` and :math:`1 - p` the groups' gradient norms are :math:`\sqrt{2} (1 - p)` and :math:`\sqrt{2} p`:
+        equal at 0.5, not at the 0.9 of plain training.
+
+        >>> import torch, fairlib
+        >>> data = fairlib.GroupedDataset(torch.zeros(10, 1), [0] * 9 + [1], [0] * 9 + [1], group_names=["many", "few"])
+        >>> model = torch.nn.Linear(1, 2)
+        >>> constraint = fairlib.EqualCurvature(step=0.1, eigenvalue_step=0)  # Of the norms only.
+        >>> settings = dict(epochs=40, lr=0.5, momentum=0, weight_decay=0)
+        >>> fair = fairlib.fit(model, data, **settings, constraint=constraint)
+        >>> fair(torch.zeros(1, 1)).softmax(1).round(decimals=1).tolist()
+        [[0.5, 0.5]]
     """
 
     population: str = "groups"

@@ -48,6 +48,22 @@ class EqualLoss(Lagrangian, Constraint):
     Source:
         [T] Eq. 8 and section 6; Fioretto et al. (2020) for the dual method. With a teacher as the objective
         (:class:`fairlib.training.distillation.Distillation`) it is Algorithm 1 of [D].
+
+    Example:
+        Ten samples that look alike: nine of one group have class 0, and one of another group has class 1. Plain
+        training predicts 0.9 and 0.1, which costs the nine 0.1 nats and the one 2.3. The losses are equal at 0.5 and
+        0.5.
+
+        >>> import torch, fairlib
+        >>> data = fairlib.GroupedDataset(torch.zeros(10, 1), [0] * 9 + [1], [0] * 9 + [1], group_names=["many", "few"])
+        >>> model = torch.nn.Linear(1, 2)
+        >>> settings = dict(epochs=100, lr=0.5, momentum=0, weight_decay=0)
+        >>> fair = fairlib.fit(model, data, **settings, constraint=fairlib.EqualLoss(step=0.1))
+        >>> fair(torch.zeros(1, 1)).softmax(1).round(decimals=1).tolist()
+        [[0.5, 0.5]]
+        >>> last = fairlib.history(fair).iloc[-1]
+        >>> bool(last["multiplier[few]"] > last["multiplier[many]"])  # The loss of the few has come to count for more.
+        True
     """
 
     dual: str = "full"

@@ -27,6 +27,21 @@ class Reweight(Constraint):
 
     Source:
         Inverse-probability weights, textbook; as a baseline for group robustness, Sagawa et al. (2020).
+
+    Example:
+        Nine samples of one group have class 0, one of another group has class 1, and all look alike. The one counts as
+        much as the nine together, so that both classes get the probability 0.5, where plain training gives 0.9 and 0.1.
+
+        >>> import torch, fairlib
+        >>> data = fairlib.GroupedDataset(torch.zeros(10, 1), [0] * 9 + [1], [0] * 9 + [1], group_names=["many", "few"])
+        >>> model = torch.nn.Linear(1, 2)
+        >>> settings = dict(epochs=100, lr=0.5, momentum=0, weight_decay=0)
+        >>> fair = fairlib.fit(model, data, **settings, constraint=fairlib.Reweight())
+        >>> fair(torch.zeros(1, 1)).softmax(1).round(decimals=1).tolist()
+        [[0.5, 0.5]]
+        >>> last = fairlib.history(fair).iloc[-1]
+        >>> last[["weight[many]", "weight[few]"]].round(2).tolist()
+        [0.56, 5.0]
     """
 
     power: float = 1.0

@@ -1,4 +1,9 @@
-"""Architectures, built by name. Every model carries its own normalization and gives logits."""
+"""Architectures, built by name. Every model carries its own normalization and gives logits.
+
+>>> from fairlib.models import MODELS
+>>> list(MODELS)
+['mlp', 'cnn', 'tiny-resnet', 'resnet10', 'resnet18', 'resnet34', 'resnet50', 'vgg19', 'mobilenetv2', 'wrn-22-8']
+"""
 
 from __future__ import annotations
 
@@ -70,6 +75,19 @@ def build(
     Raises:
         ValueError: If the name is unknown, a size is too small, or a size is given that ``like`` does not have.
         TypeError: If a setting is unknown, or neither ``like`` nor ``num_classes`` is given.
+
+    Example:
+        >>> import torch, fairlib
+        >>> model = fairlib.build("resnet10", num_classes=5, image_size=32, width=0.25, seed=0)
+        >>> model(torch.zeros(2, 3, 32, 32)).shape
+        torch.Size([2, 5])
+        >>> digits = fairlib.load("digits")
+        >>> like = fairlib.build("cnn", like=digits)  # Ten classes, one channel, 8 by 8 pixels.
+        >>> like(digits.test.batch(range(3))).shape
+        torch.Size([3, 10])
+        >>> again = fairlib.build("cnn", like=digits)
+        >>> all(torch.equal(a, b) for a, b in zip(like.parameters(), again.parameters()))
+        True
     """
     constructor = lookup("model", name, MODELS)
     check_settings(f"model {name!r}", constructor, settings)
@@ -117,6 +135,18 @@ def width_for(name: str, weights: int, **arguments: Any) -> float:
         ValueError: If no such width gives so few or so many weights; the message names the limits. Also if
             :func:`fairlib.build` refuses the name or a size.
         TypeError: If ``weights`` is not an integer, or a setting is unknown.
+
+    Example:
+        A dense network with as many weights as a tenth of another:
+
+        >>> import fairlib
+        >>> from fairlib.models import width_for
+        >>> digits = fairlib.load("digits")
+        >>> count = lambda model: sum(weight.numel() for weight in fairlib.network.masks.prunable(model).values())
+        >>> wide = fairlib.build("cnn", like=digits)
+        >>> width = width_for("cnn", count(wide) // 10, like=digits)
+        >>> round(count(fairlib.build("cnn", like=digits, width=width)) / count(wide), 2)
+        0.1
     """
     check_number("weights", weights, 1, whole=True)
 

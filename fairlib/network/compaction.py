@@ -46,6 +46,18 @@ def compact(model: nn.Module, data: GroupedDataset | Tensor) -> nn.Module:
 
     Source:
         Fang et al. (2023), "DepGraph: towards any structural pruning", whose Torch-Pruning removes the channels.
+
+    Example:
+        >>> import torch, fairlib
+        >>> images = torch.rand(4, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+        >>> model = fairlib.build("cnn", num_classes=10, in_channels=1, image_size=8)
+        >>> pruned = fairlib.prune(model, "filter-norm", sparsity=0.75, data=images)  # Zeros, which save nothing.
+        >>> small = fairlib.compact(pruned, images)
+        >>> count = lambda module: sum(parameter.numel() for parameter in module.parameters())
+        >>> count(pruned) == count(model), count(small) < 0.3 * count(model)
+        (True, True)
+        >>> torch.allclose(small(images), pruned(images), atol=1e-5)
+        True
     """
     inputs = example_inputs(model, data, count=2)
     sets = coupled_channels(model, inputs)
@@ -88,6 +100,17 @@ def cost(
         Indexed by model: ``parameters``; ``macs``, the multiply-accumulates of convolutions and matrix products for one
         input, zeros included; ``latency``, the median seconds of a forward pass of a batch in eval mode, and its
         quartiles ``latency_low`` and ``latency_high``. ``attrs`` has ``batch_size`` and ``threads``.
+
+    Example:
+        >>> import torch, fairlib
+        >>> from fairlib.network.compaction import cost
+        >>> wide, narrow = torch.nn.Linear(100, 10), torch.nn.Linear(100, 5)
+        >>> table = cost({"wide": wide, "narrow": narrow}, torch.zeros(1, 100), repeats=3)
+        >>> table[["parameters", "macs"]]
+                parameters  macs
+        model
+        wide          1010  1000
+        narrow         505   500
     """
     check_number("batch_size", batch_size, 1, whole=True)
     check_number("repeats", repeats, 1, whole=True)

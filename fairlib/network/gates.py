@@ -90,6 +90,13 @@ def gate(model: nn.Module, data: GroupedDataset | Tensor | None = None) -> nn.Mo
         ValueError: If the shape of the inputs is not known or the model does not take it, the model has no ReLU, an
             activation is no ReLU, a module that must be split cannot be, the gates of the model are for another shape,
             or the gated copy computes something else.
+
+    Example:
+        >>> import torch
+        >>> from fairlib.linearization import count, gate
+        >>> model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
+        >>> count(gate(model, torch.zeros(1, 3))).attrs["total"]
+        4
     """
     gated = copy.deepcopy(model).eval()
     inputs = example(gated, data)
@@ -299,6 +306,16 @@ def count(model: nn.Module, image_size: int | None = None) -> pd.DataFrame:
     Raises:
         ValueError: If the image size is needed and missing, the gates are for another one, or the model has ReLUs
             without gates that :func:`gate` refuses.
+
+    Example:
+        >>> import fairlib
+        >>> digits = fairlib.load("digits").train
+        >>> model = fairlib.linearize(fairlib.build("cnn", like=digits), "random", data=digits, relus=100, finetune=0)
+        >>> table = fairlib.linearization.count(model)
+        >>> table.attrs["total"], int(table["relus"].sum())
+        (100, 100)
+        >>> list(table.index)
+        ['features.1', 'features.4', 'classifier.1', 'classifier.3']
     """
     found, shape = gates(model), memory_of(model).input_shape
     if found and image_size is not None and shape is not None and shape[-1] != image_size:

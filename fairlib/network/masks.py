@@ -32,6 +32,13 @@ def prunable(model: nn.Module) -> dict[str, nn.Parameter]:
     Raises:
         ValueError: If there are none; if a layer shares its weight with another module; or if a weight is computed from
             others, by ``torch.nn.utils.prune`` or a parametrization, so that zeroing it would not hold.
+
+    Example:
+        >>> from torch import nn
+        >>> from fairlib.network import masks
+        >>> model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(2, 2))
+        >>> list(masks.prunable(model))
+        ['0.weight', '3.weight']
     """
     weights, names = {}, aliases(model)
     for name, layer in _layers(model):
@@ -71,6 +78,15 @@ def apply(model: nn.Module, keep: Mapping[str, Tensor]) -> nn.Module:
 
     Raises:
         ValueError: If a name is no prunable weight or a shape differs.
+
+    Example:
+        A mask of one's own:
+
+        >>> import torch
+        >>> from fairlib.network import masks
+        >>> model = torch.nn.Linear(3, 1)
+        >>> masks.apply(model, {"weight": torch.tensor([[True, False, True]])}).weight.tolist()[0][1]
+        0.0
     """
     masked = copy.deepcopy(model)
     impose(masked, keep)
@@ -121,6 +137,15 @@ def sparsity(model: nn.Module) -> float:
 
     Raises:
         ValueError: If the model has no prunable weight.
+
+    Example:
+        Each layer has six weights, and the first layer's are zero; biases do not count.
+
+        >>> import torch, fairlib
+        >>> model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.ReLU(), torch.nn.Linear(2, 3))
+        >>> _ = model[0].weight.data.zero_()
+        >>> fairlib.sparsity(model)
+        0.5
     """
     weights = prunable(model).values()
     return 1 - sum(int(weight.count_nonzero()) for weight in weights) / sum(weight.numel() for weight in weights)

@@ -64,6 +64,16 @@ def history(module: nn.Module) -> pd.DataFrame:
 
     Raises:
         ValueError: If the module does not come from :func:`fit`, or ``load_state_dict`` gave it other weights since.
+
+    Example:
+        >>> import torch, fairlib
+        >>> data = fairlib.GroupedDataset(torch.zeros(10, 1), [0] * 9 + [1], [0] * 9 + [1], group_names=["many", "few"])
+        >>> fair = fairlib.fit(torch.nn.Linear(1, 2), data, epochs=30, lr=0.5, constraint=fairlib.EqualLoss(step=0.1))
+        >>> curves = fairlib.history(fair)
+        >>> list(curves)[-4:]
+        ['violation[many]', 'violation[few]', 'multiplier[many]', 'multiplier[few]']
+        >>> len(curves), bool(curves["multiplier[few]"].is_monotonic_increasing)
+        (30, True)
     """
     return pd.DataFrame(_history(module) or {"epoch": []}).set_index("epoch")
 
@@ -81,6 +91,17 @@ def gradient_evaluations(module: nn.Module) -> int | float:
         (whose own number is the column ``gradients`` of :func:`history`), and for one whose weights were loaded, by
         ``load_state_dict`` or :func:`restore`. Call ``fairlib.network.memory.remember(module, price=0)`` on a module of
         your own into which nothing has gone yet.
+
+    Example:
+        >>> import fairlib
+        >>> digits = fairlib.load("digits").train
+        >>> dense = fairlib.fit(fairlib.build("mlp", like=digits), digits, epochs=2)
+        >>> fairlib.gradient_evaluations(dense) == 2 * len(digits)
+        True
+        >>> pruned = fairlib.prune(dense, "magnitude", sparsity=0.9)  # Weights are compared, no gradient is needed.
+        >>> tuned = fairlib.fit(pruned, digits, epochs=1)
+        >>> fairlib.gradient_evaluations(tuned) == 3 * len(digits)
+        True
     """
     price = memory_of(module).price
     return math.nan if price is None else price
@@ -100,6 +121,17 @@ def weights_at(module: nn.Module, step: int) -> dict[str, Tensor]:
 
     Raises:
         ValueError: If it was not kept by ``fit(..., keep=step)``; the message lists the steps that were kept.
+
+    Example:
+        >>> import torch, fairlib
+        >>> data = fairlib.GroupedDataset(torch.zeros(10, 1), [0] * 9 + [1], [0] * 9 + [1])
+        >>> model = torch.nn.Linear(1, 2)
+        >>> trained = fairlib.fit(model, data, epochs=3, keep=[0, 2])  # An epoch of ten samples is one step.
+        >>> torch.equal(fairlib.weights_at(trained, 0)["bias"], model.bias)
+        True
+        >>> early = fairlib.restore(model, fairlib.weights_at(trained, 2))  # The network as it was after two steps.
+        >>> torch.equal(early.bias, trained.bias)
+        False
     """
     _history(module)
     kept = memory_of(module).kept

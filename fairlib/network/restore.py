@@ -21,6 +21,15 @@ def restore(module: nn.Module, state_dict: Mapping[str, Tensor]) -> nn.Module:
         ValueError: If a mask belongs to no prunable weight of the module, or a gate to no module of it. The latter
             happens where gating has split ReLUs: call :func:`fairlib.linearization.gate` on the module first.
         RuntimeError: If other keys do not fit the module (``load_state_dict``).
+
+    Example:
+        >>> import torch, fairlib
+        >>> model = fairlib.build("mlp", num_classes=2, in_channels=1, image_size=4)
+        >>> state = fairlib.prune(model, "random", sparsity=0.75).state_dict()  # For torch.save.
+        >>> fresh = fairlib.build("mlp", num_classes=2, in_channels=1, image_size=4, seed=1)
+        >>> restored = fairlib.restore(fresh, state)
+        >>> fairlib.sparsity(fresh), round(fairlib.sparsity(restored), 3)
+        (0.0, 0.75)
     """
     keep = {name.removesuffix("_mask"): mask.bool() for name, mask in state_dict.items() if name.endswith(BUFFER)}
     restored = install(apply(module, keep), state_dict)

@@ -1,4 +1,13 @@
-"""Pruning, one method a file. :func:`prune` calls them by name."""
+"""Pruning, one method a file. :func:`prune` calls them by name.
+
+>>> from fairlib.pruning import METHODS, SCHEDULES
+>>> list(METHODS)
+['magnitude', 'filter-norm', 'fpgm', 'snip', 'lottery', 'fairgrape', 'bip', 'bifp', 'random']
+>>> [name for name, method in METHODS.items() if method.trains]
+['lottery', 'bip', 'bifp']
+>>> list(SCHEDULES)
+['one-shot', 'iterative', 'gradual']
+"""
 
 from functools import partial
 from typing import Any
@@ -76,6 +85,22 @@ def prune(
         ValueError: If a name is unknown, ``sparsity`` is outside [0, 1), ``data`` is missing, or ``train`` is given
             although nothing is trained.
         TypeError: If a setting is unknown.
+
+    Example:
+        >>> import torch, fairlib
+        >>> model = torch.nn.Linear(4, 1)
+        >>> model.weight.data = torch.tensor([[1.0, -4.0, 3.0, -2.0]])
+        >>> pruned = fairlib.prune(model, "magnitude", sparsity=0.5)
+        >>> pruned.weight.tolist(), model.weight.tolist()
+        ([[0.0, -4.0, 3.0, 0.0]], [[1.0, -4.0, 3.0, -2.0]])
+
+        A pruned weight stays zero in any training loop:
+
+        >>> optimizer = torch.optim.SGD(pruned.parameters(), lr=1.0)
+        >>> pruned(torch.ones(1, 4)).sum().backward()
+        >>> optimizer.step()
+        >>> pruned.weight.tolist()
+        [[0.0, -5.0, 2.0, 0.0]]
     """
     check(method, schedule=schedule, train=train, **settings)
     check_number("sparsity", sparsity, 0, 1)

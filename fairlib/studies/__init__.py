@@ -119,6 +119,23 @@ def study(
 
     Warns:
         UserWarning: Once for each diagnostic that cannot be computed, with the reason.
+
+    Example:
+        Two seeds, a dense network each, its control, and two sparsities; every run is measured on train and test by
+        group.
+
+        >>> import fairlib
+        >>> table = fairlib.study(
+        ...     data="digits", model="mlp", method="prune:magnitude", levels=[0.5, 0.9], seeds=range(2),
+        ...     train={"epochs": 1}, finetune={"epochs": 1}, cache=None, workers=1,
+        ... )
+        >>> runs = table.drop_duplicates(["seed", "stage", "level"])
+        >>> runs.groupby("stage").size().to_dict()
+        {'compressed': 4, 'control': 2, 'dense': 2}
+        >>> len(table) == len(runs) * 2 * 10  # Two parts of the data, ten digits.
+        True
+        >>> runs.groupby("level")["kept"].mean().round(3).to_dict()
+        {0.0: 1.0, 0.5: 0.5, 0.9: 0.1}
     """
     when = when if isinstance(when, str) else tuple(when)
     shared = Arm(method, mitigation, when, finetune, None, compress, tuple(levels))

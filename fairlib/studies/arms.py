@@ -49,6 +49,21 @@ class Arm:
         compress: Network that is compressed: ``"trained"`` or ``"initial"``.
         levels: Levels of compression.
         control: Whether the arm has a control, the dense network finetuned in the same way. False saves its training.
+
+    Example:
+        Two ways to the same sparsity, which share their dense network and their control:
+
+        >>> import fairlib
+        >>> arms = {"at once": fairlib.Arm(), "at random": fairlib.Arm("prune:random")}
+        >>> table = fairlib.study(
+        ...     "digits", "mlp", "prune:magnitude", [0.9], arms=arms, seeds=[0],
+        ...     train={"epochs": 1}, finetune={"epochs": 1}, cache=None, workers=1,
+        ... )
+        >>> table[table["stage"] == "compressed"].groupby("arm", sort=False)["method"].first().to_dict()
+        {'at once': 'prune:magnitude', 'at random': 'prune:random'}
+        >>> control = table[(table["stage"] == "control") & (table["split"] == "test")]
+        >>> int(control.groupby("group")["accuracy"].nunique().max())
+        1
     """
 
     method: Named | Function | None = None

@@ -47,6 +47,21 @@ class Distillation:
 
     Source:
         Hinton, Vinyals, Dean, Distilling the knowledge in a neural network (2015); SNL (2022) for the weights.
+
+    Example:
+        A student that answers as its teacher does is at its goal; one that does not know yet is not.
+
+        >>> import torch, fairlib
+        >>> from fairlib.training.distillation import Distillation
+        >>> data = fairlib.GroupedDataset([[1.0], [-1.0]] * 20, targets=[1, 0] * 20, groups=[0, 1] * 20)
+        >>> teacher = torch.nn.Linear(1, 2, bias=False)
+        >>> teacher.weight.data = torch.tensor([[-2.0], [2.0]])
+        >>> objective = Distillation(teacher, data, hard=0.0)
+        >>> inputs = data.batch(range(40))
+        >>> bool(objective(inputs, teacher(inputs), data.targets).max() < 1e-6)
+        True
+        >>> bool(objective(inputs, torch.zeros(40, 2), data.targets).min() > 1)
+        True
     """
 
     teacher: nn.Module

@@ -23,7 +23,19 @@ from fairlib.training.protocols import Batch, Constraint, ConstraintRun, Objecti
 
 
 class DivergenceError(FloatingPointError):
-    """The loss or the outputs of a training have become infinite or NaN."""
+    """The loss or the outputs of a training have become infinite or NaN.
+
+    Example:
+        The message says when, and what to lower.
+
+        >>> import fairlib
+        >>> digits = fairlib.load("digits").train
+        >>> model = fairlib.build("mlp", like=digits)
+        >>> fairlib.fit(model, digits, lr=1e9)  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+            ...
+        fairlib.training.loop.DivergenceError: training diverged at epoch 1 of 10 (...); lower lr (1000000000.0)
+    """
 
 
 def _cross_entropy(inputs: Tensor, logits: Tensor, targets: Tensor) -> Tensor:
@@ -140,6 +152,18 @@ def fit(
         TypeError: If a setting is not a number, or not an integer where one is needed.
         ValueError: If a setting is out of range, an input does not fit the model, or the outputs do not match the
             classes of the data.
+
+    Example:
+        Ten samples that look alike, of whom nine have class 0 and one has class 1. The loss is least where the classes
+        have the probabilities 0.9 and 0.1, so the one is given the wrong answer; that is what a ``constraint`` is for
+        (:class:`fairlib.EqualLoss`).
+
+        >>> import torch, fairlib
+        >>> data = fairlib.GroupedDataset(torch.zeros(10, 1), targets=[0] * 9 + [1], groups=[0] * 9 + [1])
+        >>> model = torch.nn.Linear(1, 2)
+        >>> trained = fairlib.fit(model, data, epochs=100, lr=0.5, momentum=0, weight_decay=0)
+        >>> trained(torch.zeros(1, 1)).softmax(1).detach().numpy().round(1)
+        array([[0.9, 0.1]], dtype=float32)
     """
     check_number("epochs", epochs, 0, whole=True)
     check_number("batch_size", batch_size, 1, whole=True)

@@ -56,7 +56,7 @@ def papers_table(rows: pd.DataFrame) -> list[str]:
         ]
     papers = [paper for paper in PAPERS if paper in set(rows["paper"])]
     lines = [
-        pipe_row(["", *(f"[{paper}]" for paper in papers), "all"]),
+        pipe_row(["counted", *(f"[{paper}]" for paper in papers), "all"]),
         pipe_row(["---", *["--:"] * (len(papers) + 1)]),
     ]
     for name, own in kinds.items():

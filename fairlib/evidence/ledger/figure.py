@@ -85,7 +85,7 @@ def _panel(paper: str, own: Sequence[Bar]) -> list[str]:
         f"direction that is claimed, sorted by verdict: {counts}. The rows below have all numbers."
     )
     return [
-        f'<svg viewBox="0 0 {WIDTH} {y + AXIS:g}" role="img" aria-label="{escape(alt)}">',
+        f'<svg viewBox="0 0 {WIDTH} {y + AXIS:g}" role="group" aria-label="{escape(alt)}">',
         f'<text x="{SIDE}" y="14" class="title">[{paper}] {escape(PAPERS[paper].partition(",")[0])}</text>',
         *_axis(22, y),
         *marks,
