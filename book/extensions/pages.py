@@ -1,0 +1,142 @@
+"""What Sphinx does not do for these pages: figures in the page's own colours, and words that explain themselves.
+
+An SVG image becomes part of the page: its texts take the page's font, and the colours of :mod:`fairlib.plots` those of
+the style sheet (``--plot-1`` to ``--plot-7``), which differ in the dark. A figure wider than a phone scrolls, by
+keyboard too. The first use of a word of the glossary leads there, and shows its meaning on hover, as the theme does for
+citations.
+"""
+
+from __future__ import annotations
+
+import re
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from docutils import nodes
+from sphinx.application import Sphinx
+
+PALETTE = ("0072b2", "d55e00", "009e73", "cc79a7", "e69f00", "56b4e9", "f0e442")
+COLOURS = {f"#{color}": f"var(--plot-{number})" for number, color in enumerate(PALETTE, 1)}
+COLOURS |= {"#000000": "var(--pst-color-text-base)", "#ffffff": "var(--pst-color-background)"}
+COLOURS |= {"#555555": "var(--pst-color-text-muted)", "#dddddd": "var(--pst-color-border)"}
+COLOURS |= {"#eeeeee": "var(--pst-color-surface)"}
+GLOSSARY = "book/glossary"
+# Words that a page uses in another sense than the glossary.
+OTHER_SENSE = {
+    "book/intro": ("loss",),
+    "notebooks/explanation/group-curvature": ("margin",),
+    "notebooks/linearization/private-inference": ("drop", "gate", "group", "mask"),
+}
+NOT_LINKED = (nodes.reference, nodes.literal, nodes.title, nodes.math, nodes.caption, nodes.strong, nodes.table)
+
+
+def inline_svg(svg: str, alt: str, name: str) -> str:
+    """Rewrite an SVG document as an element of a page.
+
+    Args:
+        svg: The document, of Matplotlib or drawn by hand, whose colours are written as six hexadecimal digits.
+        alt: What it shows, for those who do not see it.
+        name: Prefix of its ids, unique on the page.
+
+    Returns:
+        HTML that takes the colours and the font of the page.
+    """
+    svg = svg[svg.index("<svg") :]
+    for gone in (r"<metadata>.*?</metadata>", r"<!--.*?-->\s*", r"<style[^>]*>.*?</style>", r"<(title|desc)>.*?</\1>"):
+        svg = re.sub(gone, "", svg, flags=re.DOTALL)
+    svg = re.sub(r"<\w+ [^>]*>", _styled, svg)
+    svg = re.sub("|".join(COLOURS), lambda found: COLOURS[found[0].lower()], svg, flags=re.IGNORECASE)
+    used = set(re.findall(r'(?:href="#|url\(#)([^")]+)', svg))
+    svg = re.sub(r' id="([^"]+)"', lambda found: f' id="{name}-{found[1]}"' if found[1] in used else "", svg)
+    svg = re.sub(r'(href="#|url\(#)([^")]+)', rf"\g<1>{name}-\g<2>", svg)
+    svg = re.sub(r"font: ([\d.]+)px [^;\"]*", r"font-size: \1px", svg)
+    svg = re.sub(r"\n\s*", "\n", svg)
+    left, top, width, height = re.search(r'viewBox="([^"]+)"', svg)[1].split()
+    natural = 4 / 3 if "pt" in svg[: svg.index(">")] else 1
+    head = f'<svg viewBox="{left} {top} {width} {height}" style="max-width: {natural * float(width):.0f}px" role="img" '
+    head += f'aria-label="{escape(alt)}" xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink">'
+    return f'<div class="plot" tabindex="0">{head}{svg[svg.index(">") + 1 :]}</div>'
+
+
+def _styled(tag: re.Match[str]) -> str:
+    """A tag whose colours are in its style, since only there can they be variables."""
+    colours = re.findall(r' (fill|stroke)="(#[0-9A-Fa-f]{6})"', tag[0])
+    if not colours:
+        return tag[0]
+    bare = re.sub(r' (fill|stroke)="#[0-9A-Fa-f]{6}"', "", tag[0])
+    own = re.search(r' style="([^"]*)"', bare)
+    style = "; ".join([*(f"{name}: {colour}" for name, colour in colours), *([own[1]] if own else [])])
+    return re.sub(r"(/?>)$", rf' style="{style}"\1', re.sub(r' style="[^"]*"', "", bare))
+
+
+def visit_image(translator: Any, node: nodes.image) -> None:
+    """Write an SVG image into the page; leave all others to the theme."""
+    path = Path(translator.builder.srcdir, node["uri"])
+    if path.suffix != ".svg" or not path.is_file():
+        type(translator).visit_image(translator, node)
+        return
+    translator.builder.images.pop(node["uri"], None)  # Nothing refers to a file of its own.
+    svg = path.read_text(encoding="utf-8")
+    translator.body.append(inline_svg(svg, node.get("alt", ""), f"s{len(translator.body)}"))
+
+
+def depart_image(translator: Any, node: nodes.image) -> None:
+    """Do nothing: the image has been written."""
+
+
+def explain(app: Sphinx, doctree: nodes.document, docname: str) -> None:
+    """Link the first use of each word of the glossary on a page; the link says on hover what the word means."""
+    if docname == GLOSSARY or GLOSSARY not in app.env.found_docs:
+        return
+    words = {word: own for word, own in glossary(app).items() if word not in OTHER_SENSE.get(docname, ())}
+    pattern = re.compile(rf"\b({'|'.join(sorted(map(re.escape, words), key=len, reverse=True))})s?\b", re.IGNORECASE)
+    page = app.builder.get_relative_uri(docname, GLOSSARY)
+    for paragraph in list(doctree.findall(nodes.paragraph)):
+        for text in list(paragraph.findall(nodes.Text)):
+            if not words or any(isinstance(outer, NOT_LINKED) for outer in above(text)):
+                continue
+            parts, rest = [], text.astext()
+            while found := next((found for found in pattern.finditer(rest) if found[1].lower() in words), None):
+                meaning, anchor = words.pop(found[1].lower())
+                for word in [word for word, (_, other) in words.items() if other == anchor]:
+                    del words[word]
+                link = nodes.reference("", found[0], internal=True, refuri=f"{page}#{anchor}", reftitle=meaning)
+                link["classes"] = ["term"]
+                parts += [nodes.Text(rest[: found.start()]), link]
+                rest = rest[found.end() :]
+            if parts:
+                text.parent.replace(text, [*parts, nodes.Text(rest)])
+
+
+def name_headings(app: Sphinx, doctree: nodes.document, docname: str) -> None:
+    """Make the empty corners of a table that pandas wrote cells instead of headings, which would need a name."""
+    for raw in doctree.findall(nodes.raw):
+        if 'class="dataframe"' in raw.astext():
+            raw[:] = [nodes.Text(raw.astext().replace("<th></th>", "<td></td>"))]
+
+
+def glossary(app: Sphinx) -> dict[str, tuple[str, str]]:
+    """The words of the glossary in small letters, with what they mean and their anchors."""
+    words = {}
+    for item in app.env.get_doctree(GLOSSARY).findall(nodes.definition_list_item):
+        meaning = " ".join(item.next_node(nodes.definition).astext().split())
+        terms = list(item.findall(nodes.term))
+        words |= {term.astext().lower(): (meaning, terms[0]["ids"][0]) for term in terms}
+    return words
+
+
+def above(node: nodes.Node) -> list[nodes.Node]:
+    """The nodes that a node is part of."""
+    found = []
+    while (node := node.parent) is not None:
+        found.append(node)
+    return found
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    """Register with Sphinx."""
+    app.add_node(nodes.image, override=True, html=(visit_image, depart_image))
+    app.connect("doctree-resolved", explain)
+    app.connect("doctree-resolved", name_headings)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,0 +1,47 @@
+"""Figures become part of the page: its colours and font, ids of their own, a text for those who do not see them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "book" / "extensions"))
+pages = pytest.importorskip("pages")
+
+DRAWN = """<?xml version="1.0"?>
+<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"
+ width="100pt" height="50pt" viewBox="0 0 100 50">
+ <style>*{stroke: red}</style>
+ <defs><path id="m1" d="M0 0" style="stroke: #000000"/><clipPath id="c"><rect/></clipPath></defs>
+ <g id="unused" clip-path="url(#c)"><use xlink:href="#m1" style="fill: #0072b2"/></g>
+ <rect fill="#FFFFFF" stroke="#D55E00" style="opacity: 0.5"/>
+ <text style="font: 10px 'DejaVu Sans', sans-serif; text-anchor: middle">a</text>
+</svg>"""
+
+
+@pytest.fixture
+def inlined() -> str:
+    return pages.inline_svg(DRAWN, 'a "b" & c', "s1")
+
+
+def test_it_is_one_element_with_a_text(inlined: str):
+    (svg,) = ElementTree.fromstring(inlined)
+    assert svg.attrib["role"] == "img" and svg.attrib["aria-label"] == 'a "b" & c'
+    assert "max-width: 133px" in svg.attrib["style"] and svg.attrib["viewBox"] == "0 0 100 50"
+
+
+def test_colours_and_font_are_the_pages(inlined: str):
+    assert "#" not in inlined.replace('"#s1-', "").replace("(#s1-", "")
+    assert "fill: var(--plot-1)" in inlined
+    assert 'style="fill: var(--pst-color-background); stroke: var(--plot-2); opacity: 0.5"' in inlined
+    assert "font-size: 10px; text-anchor: middle" in inlined and "DejaVu" not in inlined
+    assert "<style" not in inlined
+
+
+def test_ids_are_its_own(inlined: str):
+    assert 'id="s1-m1"' in inlined and 'xlink:href="#s1-m1"' in inlined and "url(#s1-c)" in inlined
+    assert "unused" not in inlined
