@@ -1,27 +1,37 @@
-# The one door. Needs bash, flock and a Python of 3.11 to 3.13 with venv; everything else goes into .venv.
+# The one door. Needs bash and a Python of 3.11 to 3.13 with venv; everything else goes into .venv.
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help env book test lint sweep verify clean
+.PHONY: help env book notebooks lab pdf test lint sweep verify clean
 .DELETE_ON_ERROR:
 
-CORES ?= $(shell nproc)
+CORES ?= $(shell nproc 2> /dev/null || getconf _NPROCESSORS_ONLN)
 # What is tried for the environment: what PYTHON= says, or these.
 PYTHONS := $(or $(PYTHON),python3 python3.13 python3.12 python3.11)
 SUITABLE := import sys, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
 # By content, not by time: a fresh checkout of the same files installs nothing.
-STAMP := .venv/.installed-$(shell cat requirements.lock pyproject.toml | sha256sum | head -c 16)
+STAMP := .venv/.installed-$(shell cat requirements.lock pyproject.toml | { sha256sum 2> /dev/null || shasum -a 256; } | head -c 16)
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
-# A lock for each kind of build. A killed Snakemake leaves its own behind, hence --nolock, and half-done outputs, hence
-# --rerun-incomplete. SNAKEMAKE= takes further flags, for example those of a cluster's executor.
-locked = mkdir -p _build; flock -w 2 -E 75 _build/.$(1).lock $(2) || { status=$$?; \
-	[ $$status != 75 ] || echo "another 'make $(1)' is at work in this folder; wait until it is done" >&2; exit $$status; }
+# A lock for each kind of build: `book/tools/lock.py` locks descriptor 9, which the command inherits. A killed Snakemake
+# leaves its own lock behind, hence --nolock, and half-done outputs, hence --rerun-incomplete. SNAKEMAKE= takes further
+# flags, for example those of a cluster's executor; `make book` then shows Snakemake's own output. Each command takes the
+# place of the shell (exec), so that a signal to make reaches it.
+locked = mkdir -p _build; exec 9> _build/.$(1).lock; python3 book/tools/lock.py 9 2 || { status=$$?; \
+	[ $$status != 75 ] || echo "another 'make $(1)' is at work in this folder; wait until it is done" >&2; exit $$status; }; \
+	exec $(2)
 snakemake = snakemake $(1) --cores $(CORES) --nolock --rerun-incomplete --keep-going --show-failed-logs -q host $(SNAKEMAKE)
 
 help:
-	@echo "make book     execute the notebooks that need it and build the book: _build/html/index.html"
-	@echo "make test     import walls, unit tests, notebooks with smoke parameters"
+	@echo "make book     run the notebooks that need it and build the book: _build/html/index.html; some 20 minutes on two"
+	@echo "              cores the first time, then about one minute and what the changed pages take"
+	@echo "make book QUICK=1"
+	@echo "              the same pages with runs too small for conclusions: _build/quick/html/index.html; some ten minutes"
+	@echo "make lab      open copies of the notebooks in JupyterLab, for you to run and change: _build/lab"
+	@echo "make notebooks"
+	@echo "              what 'make book' also leaves in _build/plain: notebooks for Colab, GitHub and any Jupyter"
+	@echo "make pdf      print each part of the built book, which takes about a minute: _build/pdf"
+	@echo "make test     import walls, unit tests, notebooks with smoke parameters; some 15 minutes"
 	@echo "make lint     ruff, the import walls, types, and how much code there is"
 	@echo "make sweep GRID=params/study/pruning/matthew-effect.yml"
 	@echo "              run a grid, go on where it stopped, gather its table into results/; FORCE=1 runs again what is"
@@ -29,15 +39,19 @@ help:
 	@echo "              SNAKEMAKE='--executor slurm --jobs 50 --slurm-status-command squeue'"
 	@echo "make verify TABLE=results/pruning/matthew-effect-study.csv [SEEDS=1] [TOLERANCE=1e-5] [AVX2=1]"
 	@echo "              run the first seeds of a recorded table again and compare; AVX2=1 rounds as a CPU without AVX-512"
-	@echo "make env      only set up .venv; every command does that when it is needed"
-	@echo "make clean    remove what was built; .venv, results/ and the finished runs of sweeps stay"
+	@echo "make env      only set up .venv, about three minutes; every command does that when it is needed"
+	@echo "make clean    remove what was built; .venv, results/, the finished runs of sweeps and _build/lab stay"
 	@echo
 	@echo "PYTHON=/path/to/python3.12 chooses the Python of a new .venv, CORES=1 the number of cores."
 
 env: $(STAMP)
 
 $(STAMP):
-	@mkdir -p _build; exec 9> _build/.env.lock; flock 9; test ! -e $@ || exit 0
+	@mkdir -p _build; exec 9> _build/.env.lock
+	for python in $(PYTHONS) .venv/bin/python; do
+		! "$$python" book/tools/lock.py 9 2> /dev/null || break
+	done
+	test ! -e $@ || exit 0
 	if ! .venv/bin/python -c '$(SUITABLE)' 2> /dev/null || ! .venv/bin/python -m pip --version > /dev/null 2>&1; then
 		for candidate in $(PYTHONS); do
 			! "$$candidate" -c '$(SUITABLE)' 2> /dev/null || { found=$$candidate; break; }
@@ -56,8 +70,19 @@ $(STAMP):
 .ONESHELL:
 
 book: $(STAMP)
-	@$(call locked,book,$(call snakemake,book))
-	@echo "The book: _build/html/index.html"
+	@$(call locked,book,$(if $(SNAKEMAKE),,python book/tools/progress.py _build$(QUICK:%=/quick)) \
+		$(call snakemake,book $(QUICK:%=--config quick=1)))
+
+notebooks: $(STAMP)
+	@$(call locked,book,$(call snakemake,_build/plain))
+	@echo "Notebooks for Colab, GitHub and any Jupyter: _build/plain/notebooks"
+
+pdf: book
+	@python book/tools/pdf.py
+
+lab: $(STAMP)
+	@python book/tools/lab.py
+	jupyter lab --notebook-dir _build/lab
 
 test: $(STAMP)
 	lint-imports
@@ -80,5 +105,5 @@ verify: $(STAMP)
 	@$(call locked,verify,fairlib verify "$(TABLE)" --seeds $(or $(SEEDS),1) $(if $(TOLERANCE),--tolerance $(TOLERANCE)) $(if $(AVX2),--avx2))
 
 clean:
-	[ ! -d _build ] || find _build -mindepth 1 -maxdepth 1 ! -name sweeps ! -name '.*.lock' -exec rm -rf {} +
+	[ ! -d _build ] || find _build -mindepth 1 -maxdepth 1 ! -name sweeps ! -name lab ! -name '.*.lock' -exec rm -rf {} +
 	rm -rf .snakemake .pytest_cache .ruff_cache .import_linter_cache .mypy_cache

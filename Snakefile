@@ -1,4 +1,5 @@
 # Executes the notebooks, builds the book, runs sweeps. `make book` and `make sweep` call it with the flags it needs.
+# `--config quick=1` runs the notebooks with their smoke parameters, and keeps all of that build in _build/quick.
 #
 # Snakemake decides by time, content and parameters what to look at again; whether a notebook is executed again is then
 # decided by `fairlib run` from the digests in run.json. So touched files, a fresh checkout or a lost .snakemake folder
@@ -31,74 +32,118 @@ def book_digest():
     return runs.digest_files(map(Path, PAGES + LIBRARY), Path()) + history
 
 
+QUICK = bool(config.get("quick"))
+BUILD = "_build/quick" if QUICK else "_build"
+# Where the tables of the ledger are looked for: in a quick build only the recorded ones and the runs of the theory,
+# which has no smoke parameters.
+TABLES = f"{BUILD}/tables" if QUICK else "."
+MARK = (
+    "A quick build: its runs are too small for any conclusion. The recorded tables and the verdicts from them are the "
+    "real ones; <code>make book</code> runs every page in full."
+) if QUICK else ""
 NOTEBOOKS = sorted(f"{path.parent.name}/{path.stem}" for path in Path().glob("notebooks/*/*.ipynb"))
-EXECUTED = expand("_build/runs/{name}/{file}", name=NOTEBOOKS, file=["run.json", "notebook.ipynb"])
+EXECUTED = expand(f"{BUILD}/runs/{{name}}/{{file}}", name=NOTEBOOKS, file=["run.json", "notebook.ipynb"])
 PAGES = files("_config.yml", "_toc.yml", "book", "results", "Snakefile")
 LIBRARY = files("fairlib", "requirements.lock")
 
 
-localrules: book, stage, html
+localrules: book, stage, html, plain
+
+
+def smoke(wildcards):
+    """The file of smoke parameters, for a quick build of a page that has one."""
+    return files(f"params/smoke/{wildcards.part}/{wildcards.name}.yml") if QUICK else []
+
+
+def given(wildcards):
+    """The values of parameters that a page runs with in place of its defaults."""
+    return {name: value for path in smoke(wildcards) for name, value in runs.read_yaml(path).items()}
 
 
 rule book:
-    input: "_build/html/index.html", EXECUTED
+    input: f"{BUILD}/html/index.html", f"{BUILD}/plain", EXECUTED
 
 
 # Two notebooks at a time, each of which runs its seeds in as many processes as there are cores: while one imports and
 # draws, which takes one core, the other trains. Snakemake also sets OMP_NUM_THREADS to `threads`.
 # `update`: Snakemake leaves the outputs in place, for `fairlib run` to keep or to replace.
 rule run:
-    input: notebook="notebooks/{part}/{name}.ipynb", library=LIBRARY
+    input: notebook="notebooks/{part}/{name}.ipynb", smoke=smoke, library=LIBRARY
     output:
-        update("_build/runs/{part}/{name}/run.json"),
-        update("_build/runs/{part}/{name}/notebook.ipynb"),
-    log: "_build/logs/{part}/{name}.log"
-    params: digest=lambda w: runs.digest(f"notebooks/{w.part}/{w.name}.ipynb", {})
+        update(f"{BUILD}/runs/{{part}}/{{name}}/run.json"),
+        update(f"{BUILD}/runs/{{part}}/{{name}}/notebook.ipynb"),
+    log: f"{BUILD}/logs/{{part}}/{{name}}.log"
+    params:
+        digest=lambda w: runs.digest(f"notebooks/{w.part}/{w.name}.ipynb", given(w)),
+        smoke=lambda w: [word for path in smoke(w) for word in ("-f", path)],
     threads: max(1, (workflow.cores or 1) // 2)
+    message: "{wildcards.part}/{wildcards.name}"
     shell:
         """
         exec > {log} 2>&1
-        fairlib run {input.notebook} -o _build/runs/{wildcards.part}/{wildcards.name} --force
+        fairlib run {input.notebook} {params.smoke} -o {BUILD}/runs/{wildcards.part}/{wildcards.name} --force
         touch {output}
         """
 
 
 rule stage:
     input: EXECUTED, PAGES, LIBRARY
-    output: directory("_build/source")
-    log: "_build/logs/stage.log"
-    params: digest=book_digest(), names=NOTEBOOKS
+    output: directory(f"{BUILD}/source")
+    log: f"{BUILD}/logs/stage.log"
+    params: digest=book_digest(), names=NOTEBOOKS, mark=shlex.quote(MARK)
+    message: "stage"
     shell:
         """
         exec > {log} 2>&1
         mkdir {output}
-        cp -r _config.yml _toc.yml book {output}
+        cp -r _toc.yml book {output}
+        python book/tools/address.py _config.yml {output}/_config.yml {params.mark}
+        python book/tools/front.py {output}
         for name in {params.names}; do
             mkdir -p {output}/notebooks/$(dirname $name)
-            cp _build/runs/$name/notebook.ipynb {output}/notebooks/$name.ipynb
+            cp {BUILD}/runs/$name/notebook.ipynb {output}/notebooks/$name.ipynb
         done
-        fairlib ledger {output}/book/ledger.md --notebooks {output}
+        if [ {TABLES} != . ]; then
+            rm -rf {TABLES}
+            mkdir -p {TABLES}/_build/runs
+            ln -s "$PWD/results" {TABLES}/results
+            ln -s "$PWD/{BUILD}/runs/theory" {TABLES}/_build/runs/theory
+        fi
+        python -c "if True:
+            from fairlib.evidence import ledger
+            ledger.write('book/claims.yml', '{TABLES}', out='{output}/book/ledger.md', notebooks='{output}')"
         """
 
 
 # Built aside and moved, so that no half of a book ever lies at _build/html. Everything is built anew (--all): Sphinx
 # does not see all that a page depends on.
 rule html:
-    input: "_build/source"
-    output: "_build/html/index.html"
-    log: "_build/logs/html.log"
+    input: f"{BUILD}/source"
+    output: f"{BUILD}/html/index.html"
+    log: f"{BUILD}/logs/html.log"
     params: digest=book_digest()
+    message: "html"
     shell:
         """
         exec > {log} 2>&1
-        rm -rf _build/compile-*
-        aside=$(mktemp -d _build/compile-XXXXXX)
-        NO_COLOR=1 jupyter-book build _build/source --path-output $aside -W -n --keep-going --all
+        rm -rf {BUILD}/compile-*
+        aside=$(mktemp -d {BUILD}/compile-XXXXXX)
+        NO_COLOR=1 jupyter-book build {BUILD}/source --path-output $aside -W -n --keep-going --all
         test -f $aside/_build/html/index.html
-        rm -rf _build/html
-        mv $aside/_build/html _build/html
+        rm -rf {BUILD}/html
+        mv $aside/_build/html {BUILD}/html
         rm -rf $aside
         """
+
+
+# Also what the download buttons of the pages give.
+rule plain:
+    input: f"{BUILD}/html/index.html"
+    output: directory(f"{BUILD}/plain")
+    log: f"{BUILD}/logs/plain.log"
+    params: digest=book_digest()
+    message: "plain"
+    shell: "python book/tools/plain.py {BUILD} > {log} 2>&1"
 
 
 # make sweep GRID=params/study/pruning/matthew-effect.yml

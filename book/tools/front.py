@@ -1,0 +1,198 @@
+"""What is computed from the recorded tables when the pages are staged: ``python book/tools/front.py FOLDER``.
+
+FOLDER holds a copy of ``_config.yml`` and of ``book``. Written there are the values of the prose pages (`values`), as
+substitutions of the configuration; the figure of the front page, for a laptop and for a telephone; and the data of the
+page whose slider moves through the tables (`explore`).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import explore
+import matplotlib
+import pandas as pd
+import values
+import yaml
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, NullLocator
+
+from fairlib import effects, plots
+from fairlib.statistics import t_interval
+
+Rows = dict[str, Any]  # Values of columns that select rows.
+BOTH = ("smallest", "largest")  # Thirds of the groups, by their training images.
+COLOURS = dict(zip(BOTH, (plots.PALETTE[1], plots.PALETTE[0]), strict=True))
+CELLS = ("model", "method", "pruner")  # Columns that tell compressors and networks apart.
+PLAIN: Rows = {"when": "never"}
+
+
+class Panel(NamedTuple):
+    """A panel: the data and their groups; the table of the lines, and those of the dots, each with the rows taken."""
+
+    data: str
+    line: tuple[str, Rows]
+    dots: tuple[tuple[str, Rows], ...]
+
+
+UNEQUAL: Rows = {"setting": "unequal"}
+PRUNED: tuple[Panel, ...] = (
+    Panel(
+        "digits",
+        ("pruning/matthew-effect-study", UNEQUAL),
+        (
+            ("pruning/which-pruner-study", {}),
+            ("pruning/networks-and-attributes-study", {"attribute": "many values"}),
+        ),
+    ),
+    Panel(
+        "faces by race",
+        ("pruning/matthew-effect-utkface", UNEQUAL),
+        (
+            ("pruning/which-pruner-utkface", {}),
+            ("pruning/networks-and-attributes-utkface", {"attribute": "many values"}),
+        ),
+    ),
+    Panel("faces by age", ("mitigation/when-to-mitigate-ages", PLAIN), ()),
+)
+SNL: Rows = {"setting": "unequal", "method": "linearize:snl"}
+LINEARIZED: tuple[Panel, ...] = (
+    Panel(
+        "digits",
+        ("linearization/who-pays-for-relus-study", SNL),
+        (
+            ("linearization/who-pays-for-relus-study", UNEQUAL | {"method": "linearize:random"}),
+            ("linearization/which-linearizer-study", {}),
+            ("linearization/who-pays-for-relus-networks", {}),
+        ),
+    ),
+    Panel(
+        "faces by race",
+        ("linearization/who-pays-for-relus-utkface", SNL),
+        (
+            ("linearization/who-pays-for-relus-utkface", UNEQUAL | {"method": "linearize:random"}),
+            ("linearization/which-linearizer-utkface", {}),
+        ),
+    ),
+    Panel(
+        "faces by age",
+        ("linearization/who-pays-for-relus-ages", SNL),
+        (
+            ("linearization/who-pays-for-relus-ages", UNEQUAL | {"method": "linearize:random"}),
+            ("linearization/giving-it-back-ages", PLAIN),
+        ),
+    ),
+)
+
+
+def changes(name: str, where: Rows) -> Iterator[pd.DataFrame]:
+    """By compressor and network of a table: the share kept, and by third the mean change over seeds with its interval.
+
+    Args:
+        name: Path of the table below ``results``, without the suffix.
+        where: Values of columns that select the rows.
+
+    Returns:
+        For each compressor and network a table with a row for each level, the most kept first: the column ``kept``,
+        and in points for each third (`BOTH`) its name, and its name with ``_half``, half of the 95 % interval.
+    """
+    table = effects.select(values.table(f"results/{name}.csv"), **where)
+    cells = [column for column in CELLS if column in table]
+    for _, own in table.groupby(cells):
+        compressed = own[own["stage"] == "compressed"]
+        rows = []
+        for level, run in compressed.groupby("level"):
+            row = {"kept": run["kept"].mean()}
+            for third in BOTH:
+                found = t_interval(100 * effects.accuracy_change(own, level=level, groups=third))
+                row |= {third: found.estimate, f"{third}_half": found.high - found.estimate}
+            rows.append(row)
+        yield pd.DataFrame(rows).sort_values("kept", ascending=False, ignore_index=True)
+
+
+def draw(axis: Axes, panel: Panel) -> None:
+    """Draw a panel: the lines with intervals from the control on, and a dot for every other compressor and level."""
+    for name, where in panel.dots:
+        for other in changes(name, where):
+            for third in BOTH:
+                axis.plot(other["kept"], other[third], "o", color=COLOURS[third], markersize=2.6, alpha=0.45, mew=0)
+    (own,) = changes(*panel.line)
+    for third in BOTH:
+        kept, mean, half = ([start, *own[name]] for start, name in ((1, "kept"), (0, third), (0, f"{third}_half")))
+        axis.errorbar(kept, mean, yerr=half, color=COLOURS[third], marker="o", markersize=3.5, linewidth=1.8, capsize=2)
+
+
+def figure(width: float, height: float, columns: int, size: float) -> Figure:
+    """Draw the figure of the front page.
+
+    Args:
+        width, height: Size in inches.
+        columns: 3 for two rows of three panels, or 2 for three rows of two.
+        size: Size of the texts in points.
+    """
+    rows = [PRUNED, LINEARIZED] if columns == 3 else list(zip(PRUNED, LINEARIZED, strict=True))
+    with matplotlib.rc_context({"font.size": size, "axes.titlesize": size, "axes.titleweight": "bold"}):
+        drawn, axes = plots.new_figure(columns, rows=len(rows), width=width, height=height)
+        for axis, panel in zip(axes, (panel for row in rows for panel in row), strict=True):
+            draw(axis, panel)
+            _label(axis, panel, last=columns == 3 or panel in rows[-1])
+            title = ("Pruning", "Fewer ReLUs")[panel in LINEARIZED], panel.data
+            axis.set_title((": " if columns == 3 else "\n").join(title), loc="left")
+        axes[0].text(0.7, 3, "largest third of groups", color=COLOURS["largest"])
+        axes[0].text(0.12, -24, "smallest third", color=COLOURS["smallest"], ha="right", va="center")
+        drawn.supylabel("change of test accuracy, points", fontsize=size)
+    return drawn
+
+
+def _label(axis: Axes, panel: Panel, *, last: bool) -> None:
+    """Write limits and ticks of a panel."""
+    pruned = panel in PRUNED
+    axis.set_xscale("log")
+    axis.set_xlim(1.15, 0.008 if pruned else 0.017)
+    ticks = [1, 0.3, 0.1, 0.03, 0.01][: 5 if pruned else 4]
+    axis.set_xticks(ticks, [f"{100 * tick:g}" for tick in ticks])
+    axis.xaxis.set_minor_locator(NullLocator())
+    axis.yaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 5, 10]))
+    axis.axhline(0, color="#555555", linewidth=0.8)
+    if last:
+        axis.set_xlabel("weights kept, %" if pruned else "ReLUs kept, %")
+    low, high = axis.get_ylim()
+    axis.set_ylim(low, max(high, -0.18 * low))
+
+
+@values.value
+def front_seeds() -> str:
+    """How many seeds the lines rest on."""
+    counts = [values.table(f"results/{panel.line[0]}.csv")["seed"].nunique() for panel in PRUNED + LINEARIZED]
+    return f"{min(counts)} to {max(counts)}"
+
+
+@values.value
+def front_floor() -> str:
+    """The groups that have nothing to lose in some of the tables."""
+    shown = [source for panel in PRUNED + LINEARIZED for source in (panel.line, *panel.dots)]
+    found = [effects.at_floor(effects.select(values.table(f"results/{name}.csv"), **where)) for name, where in shown]
+    names = sorted({f"*{group}*" for groups in found for group in groups})
+    return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
+
+
+def main(folder: str) -> None:
+    matplotlib.use("agg")
+    config = Path(folder, "_config.yml")
+    settings = yaml.safe_load(config.read_text(encoding="utf-8"))
+    settings["sphinx"]["config"]["myst_substitutions"] = values.texts()
+    config.write_text(yaml.safe_dump(settings, sort_keys=False, allow_unicode=True), encoding="utf-8")
+    drawn = Path(folder, "book", "_front")
+    drawn.mkdir(parents=True, exist_ok=True)
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "book"}):  # Texts as texts, the same each time.
+        for name, shape in (("wide", (8.2, 4.3, 3, 9)), ("narrow", (3.9, 6.6, 2, 9))):
+            figure(*shape).savefig(drawn / f"{name}.svg", metadata={"Date": None})
+    (drawn / "explore.html").write_text(explore.html(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,297 @@
+"""Plain notebooks from the built book: the words of its pages in standard Markdown, between the notebooks' own cells.
+
+Colab, GitHub and plain Jupyter know neither the directives nor the citations and numbers of the book; the built pages
+have them all. `python book/tools/plain.py [BUILD]` converts every notebook of the book built in `BUILD/html` into
+`BUILD/plain/notebooks`, and into `BUILD/html/_sources/notebooks`, which the download button of a page gives.
+"""
+
+from __future__ import annotations
+
+import base64
+import copy
+import mimetypes
+import re
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from html import escape
+from pathlib import Path
+from urllib.parse import urljoin
+
+import nbformat
+import yaml
+from address import site, wheel
+from bs4 import BeautifulSoup, NavigableString, Tag
+from nbformat import NotebookNode
+
+ROOT = Path(__file__).parents[2]
+DROPPED = ".headerlink, button, script, style, nav, .sd-summary-icon, .sd-summary-state-marker"
+STANDING = {"p", "div", "section", "ul", "ol", "dl", "table", "pre", "details", "aside", "figure", "blockquote", "hr"}
+STANDING |= {f"h{depth}" for depth in range(1, 7)}
+QUOTED = {"proof", "exercise", "admonition"}
+HIDDEN = {"hide-input", "hide-cell", "remove-input", "remove-cell"}
+SPECIAL = re.compile(r"([\\`*_\[\]<>$|])")
+# The colours of the page (book/extensions/pages.py), for a picture that stands alone.
+COLOURS = dict(enumerate(("0072b2", "d55e00", "009e73", "cc79a7", "e69f00", "56b4e9", "f0e442"), 1))
+VARIABLES = {f"plot-{number}": colour for number, colour in COLOURS.items()}
+VARIABLES |= {"pst-color-text-base": "000000", "pst-color-background": "ffffff", "pst-color-text-muted": "555555"}
+
+
+class Page:
+    """A built page, read from its article, and what its Markdown refers to.
+
+    Args:
+        path: Path of the HTML file.
+        address: Public address of the page, from which links lead on; without one a link within the book is its text.
+    """
+
+    def __init__(self, path: Path, address: str) -> None:
+        self.path, self.address = path, address
+        self.pictures: dict[str, dict[str, str]] = {}
+        self.article = BeautifulSoup(path.read_text(encoding="utf-8"), "html.parser").find("article")
+        for node in self.article.select(DROPPED):
+            node.extract()
+
+    def inline(self, node: Tag | NavigableString) -> str:
+        """A node within a paragraph."""
+        if isinstance(node, NavigableString):
+            return re.sub(r"\s+", " ", SPECIAL.sub(r"\\\1", node))
+        kinds = node.get("class", [])
+        if "math" in kinds:
+            tex = re.sub(r"\s+", " ", node.text.strip().removeprefix(r"\(").removesuffix(r"\)")).strip()
+            return "$" + (tex.replace("|", r" \vert ") if node.find_parent("table") else tex) + "$"
+        if node.name == "code":
+            text = node.text.replace("|", r"\|") if node.find_parent("table") else node.text
+            return f"`` {text} ``" if "`" in text else f"`{text}`"
+        if node.name == "svg":
+            return self.drawn(node)
+        inner = "".join(map(self.inline, node.children))
+        bare = inner.strip()
+        strong = node.name in ("strong", "b") or ("caption-number" in kinds and node.find_parent("figcaption"))
+        if bare and (strong or node.name in ("em", "i", "cite")):
+            mark = "**" if strong else "*"
+            return inner.replace(bare, f"{mark}{bare}{mark}")
+        if node.name in ("sup", "sub"):
+            return f"<{node.name}>{inner}</{node.name}>"
+        if node.name == "br":
+            return "<br>"
+        if node.name == "img":
+            return self.image(node)
+        if node.name == "a" and inner and (target := self.target(node.get("href", ""))):
+            return f"[{inner}]({target})"
+        return inner
+
+    def target(self, link: str) -> str:
+        """Where a link leads from outside the book; empty for one within the book while that has no address."""
+        return urljoin(self.address, link) if self.address or re.match(r"\w+:", link) else ""
+
+    def image(self, node: Tag) -> str:
+        """A picture of the book, carried along."""
+        source = self.path.parent / node["src"]
+        kind = mimetypes.guess_type(source.name)[0] or "image/png"
+        return self.attached(node.get("alt", ""), source.name, kind, source.read_bytes())
+
+    def drawn(self, node: Tag) -> str:
+        """A drawing that is part of the page, as a picture with colours of its own."""
+        svg = re.sub(r"var\(--([\w-]+)\)", lambda found: "#" + VARIABLES.get(found[1], "dddddd"), str(node))
+        svg = svg.replace("viewbox=", "viewBox=").replace("<svg ", '<svg font-family="sans-serif" ', 1)
+        name = f"drawing-{len(self.pictures) + 1}.svg"
+        return self.attached(node.get("aria-label", ""), name, "image/svg+xml", svg.encode())
+
+    def attached(self, alt: str, name: str, kind: str, content: bytes) -> str:
+        self.pictures[name] = {kind: base64.b64encode(content).decode()}
+        words = SPECIAL.sub(r"\\\1", " ".join(alt.split()))
+        return f"![{words}](attachment:{name})"
+
+    def block(self, node: Tag) -> list[str]:
+        """A node that stands by itself, as blocks of Markdown."""
+        kinds = set(node.get("class", []))
+        if "math" in kinds:
+            return [display(node)]
+        if re.fullmatch(r"h[1-6]", node.name):
+            return ["#" * int(node.name[1]) + " " + self.inline(node).strip()]
+        if node.name == "p":
+            return [self.inline(node).strip()]
+        if node.name == "hr":
+            return ["---"]
+        if node.name == "pre" or any(kind.startswith("highlight") for kind in kinds):
+            language = next((kind[10:] for kind in kinds if kind.startswith("highlight-")), "")
+            return [f"```{language.replace('default', '')}\n{node.text.strip()}\n```"]
+        if node.name in ("ul", "ol"):
+            return ["\n".join(self.items(node))]
+        if node.name == "table":
+            return [self.table(node)]
+        if node.name == "dl":
+            return [text for child in node.find_all(["dt", "dd"], recursive=False) for text in self.entry(child)]
+        if kinds & QUOTED or node.name == "details":
+            return self.framed(node, kinds)
+        blocks = self.blocks(node)
+        return [quoted(blocks)] if node.name == "blockquote" else blocks
+
+    def blocks(self, node: Tag) -> list[str]:
+        """The blocks of a node's children; neighbours within a line make one paragraph."""
+        found, line = [], ""
+        for child in node.children:
+            if isinstance(child, Tag) and child.name in STANDING:
+                found += [line.strip(), *self.block(child)]
+                line = ""
+            else:
+                line += self.inline(child)
+        return [text for text in (*found, line.strip()) if text]
+
+    def items(self, node: Tag) -> Iterator[str]:
+        for number, item in enumerate(node.find_all("li", recursive=False), int(node.get("start", 1))):
+            mark = "- " if node.name == "ul" else f"{number}. "
+            yield mark + "\n\n".join(self.blocks(item)).replace("\n", "\n" + " " * len(mark))
+
+    def table(self, node: Tag) -> str:
+        rows = [[self.inline(cell).strip() for cell in row.find_all(["th", "td"])] for row in node.find_all("tr")]
+        first, *rest = ["| " + " | ".join(row) + " |" for row in rows]
+        return "\n".join([first, "| " + " | ".join("---" for _ in rows[0]) + " |", *rest])
+
+    def entry(self, node: Tag) -> list[str]:
+        return [f"**{self.inline(node).strip()}**"] if node.name == "dt" else self.blocks(node)
+
+    def framed(self, node: Tag, kinds: set[str]) -> list[str]:
+        """A box with a title: a theorem or an exercise is quoted, what is folded on the page is folded."""
+        head = node.find(["summary", "p"], class_=["admonition-title", "sd-summary-title"], recursive=False)
+        head = head or node.find("summary", recursive=False)
+        title = [] if head is None else [head.extract()]
+        body = self.blocks(node)
+        if title and (node.name == "details" or kinds & {"dropdown", "toggle"}):
+            return [f"<details>\n<summary>{escape(' '.join(title[0].text.split()))}</summary>", *body, "</details>"]
+        return [quoted([*(f"**{' '.join(self.inline(head).split())}**" for head in title), *body])]
+
+
+def display(node: Tag) -> str:
+    """A formula on a line of its own: within a quotation the mark of a further line would get into it."""
+    number = node.find(class_="eqno")
+    tag = r" \tag{" + number.extract().text.strip(" ()#\n") + "}" if number else ""
+    tex = node.text.strip().removeprefix(r"\[").removesuffix(r"\]").strip()
+    if r"\\" not in tex:
+        tex = tex.removeprefix(r"\begin{split}").removesuffix(r"\end{split}")
+    return "$$ " + re.sub(r"\s+", " ", tex.strip() + tag) + " $$"
+
+
+def quoted(blocks: list[str]) -> str:
+    return "\n>\n".join("> " + text.replace("\n", "\n> ") for text in blocks)
+
+
+def converted(page: Page, notebook: NotebookNode, wheel: str = "") -> NotebookNode:
+    """A plain notebook: the words of the built page, the code and the outputs of the executed notebook.
+
+    Args:
+        page: Built page, which is used up.
+        notebook: Executed notebook that the page was built from.
+        wheel: Address of fairlib's wheel, which the first code cell installs where fairlib is missing.
+
+    Raises:
+        ValueError: If the page has other code cells than the notebook.
+    """
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    cells: list[NotebookNode] = []
+    text: list[str] = []
+
+    def add(cell: NotebookNode) -> None:
+        cell["id"] = f"cell-{len(cells)}"
+        cells.append(cell)
+
+    def flush() -> None:
+        if text:
+            written = "\n\n".join(text)
+            cell = nbformat.v4.new_markdown_cell(written)
+            if used := {name: page.pictures[name] for name in page.pictures if f"(attachment:{name})" in written}:
+                cell["attachments"] = used
+            add(cell)
+            text.clear()
+
+    def next_code() -> NotebookNode:
+        if not code:
+            raise ValueError(f"{page.path} has more code cells than its notebook")
+        return code.pop(0)
+
+    def walk(node: Tag) -> None:
+        for child in node.children:
+            if isinstance(child, Tag) and {"cell", "docutils"} <= set(child.get("class", [])):
+                flush()
+                while "remove-cell" in (cell := next_code()).metadata.get("tags", []):  # It is not on the page.
+                    add(runnable(cell, page, wheel))
+                add(runnable(cell, page, wheel))
+                text.extend(" ".join(page.inline(caption).split()) for caption in child.select("figcaption"))
+            elif isinstance(child, Tag) and child.select_one("div.cell.docutils"):
+                walk(child)
+            else:
+                found = page.block(child) if getattr(child, "name", None) in STANDING else [page.inline(child).strip()]
+                text.extend(filter(None, found))
+
+    walk(page.article)
+    source = f"[a page]({page.address}) of the book" if page.address else "a page of the book"
+    text.append(f"---\n\n*This notebook is a plain copy of {source} Who Pays?*")
+    flush()
+    if code:
+        raise ValueError(f"{len(code)} code cells of the notebook are not on {page.path}")
+    known = {name: notebook.metadata[name] for name in ("kernelspec", "language_info") if name in notebook.metadata}
+    made = nbformat.v4.new_notebook(metadata=known, cells=cells)
+    nbformat.validate(made)
+    return made
+
+
+def runnable(cell: NotebookNode, page: Page, wheel: str) -> NotebookNode:
+    """A code cell with its outputs, in the simplest form of each; what is folded on the page is folded."""
+    tags = set(cell.metadata.get("tags", []))
+    metadata: dict = {"tags": ["parameters"]} if "parameters" in tags else {}
+    if tags & HIDDEN:
+        metadata |= {"jupyter": {"source_hidden": True}, "cellView": "form"}
+    source = cell.source
+    if "remove-cell" in tags:
+        source = source.replace('address = ""', f'address = "{wheel}"')
+    outputs = copy.deepcopy(cell.outputs)
+    for output in outputs:
+        data = output.get("data", {})
+        if "image/png" in data:
+            for other in ("image/svg+xml", "text/html"):
+                data.pop(other, None)
+        if "text/markdown" in data:
+            data["text/markdown"] = re.sub(r"(?<!!)\[([^\]]*)\]\(([^)\s]+)\)", page_link(page), data["text/markdown"])
+    return nbformat.v4.new_code_cell(source, metadata=metadata, outputs=outputs, execution_count=cell.execution_count)
+
+
+def page_link(page: Page) -> Callable[[re.Match[str]], str]:
+    """What replaces a link of a Markdown output: notebooks and texts are pages of the book."""
+
+    def link(found: re.Match[str]) -> str:
+        target = page.target(re.sub(r"\.(ipynb|md)(?=#|$)", ".html", found[2]))
+        return f"[{found[1]}]({target})" if target else found[1]
+
+    return link
+
+
+def convert(html: Path, source: Path, plain: Path, config: dict) -> int:
+    """Write the plain copies of all notebooks of a built book; returns their number."""
+    notebooks = sorted(source.glob("notebooks/*/*.ipynb"))
+    shutil.rmtree(plain, ignore_errors=True)
+    for path in notebooks:
+        name = path.relative_to(source)
+        address = urljoin(site(config), name.with_suffix(".html").as_posix()) if site(config) else ""
+        made = converted(Page(html / name.with_suffix(".html"), address), nbformat.read(path, 4), wheel(config))
+        text = nbformat.writes(made) + "\n"
+        for folder in (plain, html / "_sources"):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(text, encoding="utf-8")
+    return len(notebooks)
+
+
+def main() -> int:
+    """Convert the notebooks of the book in `html` of the folder that is named, `_build` by default."""
+    build = Path(*sys.argv[1:]) if len(sys.argv) > 1 else ROOT / "_build"
+    if not (build / "html" / "index.html").is_file():
+        print("the book is not built: make book", file=sys.stderr)
+        return 1
+    config = yaml.safe_load((ROOT / "_config.yml").read_text(encoding="utf-8"))
+    count = convert(build / "html", build / "source", build / "plain", config)
+    print(f"{count} plain notebooks: {build / 'plain' / 'notebooks'}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

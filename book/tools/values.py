@@ -1,0 +1,147 @@
+"""Numbers of the prose pages, computed from the recorded tables: a page's ``{{ name }}`` is what the function returns.
+
+``python book/tools/values.py`` prints them all. A value is a function without arguments that returns a text; where the
+words beside it state a verdict, it asks the ledger for that verdict first, and the build fails where it says otherwise.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pandas as pd
+
+from fairlib import effects
+from fairlib.environment import project
+from fairlib.evidence import claims
+from fairlib.evidence.prose import points, verdict
+
+VALUES: dict[str, Callable[[], str]] = {}
+"""By name the functions of this file that give a value."""
+
+MATTHEW = ("results/pruning/matthew-effect-study.csv", "results/pruning/matthew-effect-utkface.csv")
+RELUS = "results/linearization/who-pays-for-relus-study.csv"
+MITIGATIONS = ("equal-loss", "equal-curvature", "accuracy-gap", "group-dro", "reweight")
+
+
+def value(function: Callable[[], str]) -> Callable[[], str]:
+    """Register a function as the value of its name."""
+    VALUES[function.__name__] = function
+    return function
+
+
+@functools.cache
+def table(path: str) -> pd.DataFrame:
+    """Read a recorded table."""
+    return pd.read_csv(project() / path)
+
+
+def lost(path: str, groups: str, level: float, **where: Any) -> str:
+    """What the smallest or the largest third of groups loses against the control, on average over the seeds."""
+    return points(-effects.accuracy_change(table(path), level=level, groups=groups, where=where))
+
+
+@value
+def digits_smallest() -> str:
+    verdict("T-fig-1-minority", MATTHEW[0], expect="supported")
+    return lost(MATTHEW[0], "smallest", 0.9, setting="unequal")
+
+
+@value
+def digits_largest() -> str:
+    verdict("T-fig-1", MATTHEW[0], expect="supported")
+    return lost(MATTHEW[0], "largest", 0.9, setting="unequal")
+
+
+@value
+def races_smallest() -> str:
+    verdict("T-fig-1-minority", MATTHEW[1], expect="supported")
+    return lost(MATTHEW[1], "smallest", 0.9, setting="unequal")
+
+
+@value
+def races_largest() -> str:
+    verdict("T-fig-1", MATTHEW[1], expect="supported")
+    return lost(MATTHEW[1], "largest", 0.9, setting="unequal")
+
+
+@value
+def capacity_small() -> str:
+    verdict("H-capacity", "results/pruning/compression-or-capacity-study.csv", expect="reversed")
+    return lost("results/pruning/compression-or-capacity-study.csv", "smallest", 0.9, network="small dense")
+
+
+@value
+def capacity_pruned() -> str:
+    return lost("results/pruning/compression-or-capacity-study.csv", "smallest", 0.9, network="pruned")
+
+
+@value
+def relus_smallest() -> str:
+    verdict("D-fig-1", RELUS, expect="supported")
+    return lost(RELUS, "smallest", 0.02, setting="unequal", method="linearize:snl")
+
+
+@value
+def relus_largest() -> str:
+    verdict("D-fig-1-majority", RELUS, expect="supported")
+    return lost(RELUS, "largest", 0.02, setting="unequal", method="linearize:snl")
+
+
+@value
+def relus_resnet34() -> str:
+    networks = "results/linearization/who-pays-for-relus-networks.csv"
+    verdict("D-fig-11-r34-cifar10", networks, expect="reversed")
+    where = {"model": "resnet34", "method": "linearize:snl"}
+    return points(effects.accuracy_change(table(networks), level=0.02, groups="smallest", where=where))
+
+
+@value
+def random_gates_smallest() -> str:
+    verdict("H-random-gates", RELUS, expect="supported")
+    return lost(RELUS, "smallest", 0.02, setting="unequal", method="linearize:random")
+
+
+@value
+def gradient_correlation() -> str:
+    said = verdict("T-verbal-c2-gradient", "results/explanation/group-gradients-study.csv", expect="supported")
+    verdict("T-verbal-c2-gradient", "results/explanation/group-gradients-utkface.csv", expect="undecided (floor)")
+    return f"{said.interval.estimate:.2f}"
+
+
+@value
+def mitigations_digits() -> str:
+    return _narrowed("results/mitigation/price-of-fairness-study.csv")
+
+
+@value
+def mitigations_races() -> str:
+    return _narrowed("results/mitigation/price-of-fairness-utkface.csv")
+
+
+@value
+def bifp_runs() -> str:
+    said = verdict("H-bifp-fairer", "results/bilevel/does-it-hold-up-study.csv", expect="no effect")
+    return f"{said.seeds}"
+
+
+@value
+def claims_count() -> str:
+    return f"{len(claims.load(project() / 'book' / 'claims.yml'))}"
+
+
+def _narrowed(path: str) -> str:
+    """By how much the mitigations narrow the gap between the best and the worst group, from the least to the most."""
+    found = [verdict(f"H-price-{name}", path, expect="supported").interval.estimate for name in MITIGATIONS]
+    return f"{-100 * max(found):.0f} to {-100 * min(found):.0f} points"
+
+
+def texts() -> dict[str, str]:
+    """All values by name."""
+    return {name: function() for name, function in VALUES.items()}
+
+
+if __name__ == "__main__":
+    for name, text in texts().items():
+        print(f"{name}: {text}")

@@ -1,0 +1,172 @@
+"""What a build says to a person, and how it ends: `book/tools/progress.py`, on Snakemake with small jobs."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "book" / "tools" / "progress.py"
+
+spec = importlib.util.spec_from_file_location("progress", SCRIPT)
+progress = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(progress)
+
+SNAKEFILE = """
+localrules: book, stage, html
+rule book:
+    input: "_build/html/index.html"
+rule run:
+    output: "_build/runs/{part}/{name}/run.json"
+    log: "_build/logs/{part}/{name}.log"
+    message: "{wildcards.part}/{wildcards.name}"
+    shell: "exec > {log} 2>&1; bash job.sh {wildcards.name}; echo '{{\\"seconds\\": 1}}' > {output}"
+rule stage:
+    input: expand("_build/runs/part/{name}/run.json", name=["one", "two"])
+    output: directory("_build/source")
+    message: "stage"
+    shell: "mkdir {output}"
+rule html:
+    input: "_build/source"
+    output: "_build/html/index.html"
+    message: "html"
+    shell: "touch {output}"
+"""
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Start a build of two pages, each of which runs a shell script that gets its name."""
+
+    def start(script: str, **options) -> subprocess.Popen:
+        (tmp_path / "Snakefile").write_text(SNAKEFILE)
+        (tmp_path / "job.sh").write_text(script)
+        words = ["snakemake", "book", "--cores", "2", "--nolock", "--keep-going", "--show-failed-logs", "-q", "host"]
+        command = [sys.executable, str(SCRIPT), "_build", sys.executable, "-m", *words]
+        return subprocess.Popen(command, cwd=tmp_path, env=os.environ | {"TERM": "xterm"}, **options)
+
+    return start
+
+
+def test_without_a_terminal_a_line_for_each_page_and_what_failed_at_the_end(start, tmp_path):
+    script = "echo working\n[ $1 = one ] || { echo Traceback of $1; exit 3; }"
+    said, _ = (build := start(script, stdout=subprocess.PIPE, text=True)).communicate(timeout=100)
+    assert build.returncode == 1 and "\x1b" not in said
+    assert re.search(r"^\d of 2 pages: part/one, \d+ s$", said, re.MULTILINE)
+    assert "part/two: failed\n" in said
+    assert said.endswith(
+        "--- part/two failed; its log, _build/logs/part/two.log, ends with\nworking\nTraceback of two\n\n"
+        "The book is not built: part/two failed. All output: _build/logs/book.log\n"
+    )
+    assert "Job stats:" in (tmp_path / "_build" / "logs" / "book.log").read_text()
+
+
+def test_a_terminal_shows_one_line_that_moves_and_a_second_build_that_nothing_has_changed(start):
+    master, terminal = pty.openpty()
+    build = start("[ $1 = one ] || sleep 3", stdout=terminal, stderr=terminal)
+    os.close(terminal)
+    said = b""
+    try:
+        while text := os.read(master, 65536):
+            said += text
+    except OSError:  # Linux says so that nobody writes any more.
+        pass
+    assert build.wait(timeout=100) == 0
+    os.close(master)
+    *moved, last = [text for text in said.decode().replace("\r\n", "\n").split("\r\x1b[K") if text]
+    assert last.startswith("The book: _build/html/index.html (") and last.count("\n") == 1
+    assert not any("\n" in line for line in moved)
+    assert any(re.fullmatch(r"1 of 2 pages · .*about \d+ (s|min) left", line) for line in moved)
+    again = start("exit 1", stdout=subprocess.PIPE, text=True).communicate(timeout=100)[0]
+    assert again == "The book: _build/html/index.html (nothing has changed)\n"
+
+
+def is_running(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
+def test_a_signal_ends_everything_that_was_started(start, tmp_path, number):
+    build = start("echo $$ > $1.pid\nsleep 300", stdout=subprocess.PIPE, text=True)
+    pids = [tmp_path / "one.pid", tmp_path / "two.pid"]
+    end = time.monotonic() + 100
+    while not all(path.is_file() and path.read_text() for path in pids):
+        assert time.monotonic() < end
+        time.sleep(0.1)
+    build.send_signal(number)
+    said, _ = build.communicate(timeout=60)
+    assert build.returncode == 128 + number
+    assert said == "Stopped. Finished pages are kept: the next build goes on from here.\n"
+    end = time.monotonic() + 20  # The last of them is removed by the system, a moment later.
+    for path in pids:
+        while is_running(int(path.read_text())):
+            assert time.monotonic() < end
+            time.sleep(0.1)
+
+
+def test_a_snakefile_that_cannot_be_read_shows_snakemakes_words(start, tmp_path):
+    build = start("", stdout=subprocess.PIPE, text=True)
+    build.send_signal(signal.SIGKILL)
+    build.communicate()
+    (tmp_path / "Snakefile").write_text("input: broken\n")
+    command = [sys.executable, str(SCRIPT), "_build", sys.executable, "-m", "snakemake", "book", "--cores", "1"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 1 and "Snakefile" in done.stdout
+    assert done.stdout.endswith("The book is not built: Snakemake failed. All output: _build/logs/book.log\n")
+
+
+@pytest.fixture
+def state(tmp_path, monkeypatch):
+    """A build of two pages that took 100 and 300 seconds, gathered and built in 20 more."""
+    seconds = {"part/one": 100, "part/two": 300, "stage": 10, "html": 10}
+    monkeypatch.setattr(progress, "TYPICAL", seconds)
+    state = progress.Build(tmp_path)
+    for line in ("Job stats:", "run          2", "stage        1", "total        5"):
+        assert state.read(line, 0) == ""
+    return state
+
+
+def test_what_is_left_is_what_was_recorded_at_the_pace_of_this_build(state):
+    assert state.left(0) == 400 + 20
+    state.read("Job 7: part/one", 0)
+    assert state.left(40) == 360 + 20
+    state.read("Job 8: part/two", 40)
+    assert state.left(40) == 300 + 20  # The longer of two at a time.
+    assert state.read("Finished jobid: 7 (Rule: run)", 220) == "part/one"
+    pace = (220 + 60) / (100 + 60)
+    assert state.left(220) == pytest.approx(300 * pace - 180 + 20 * pace)
+    assert state.line(220) == f"1 of 2 pages · part/two · about {state.left(220) / 60:.0f} min left"
+    assert state.left(10_000) == pytest.approx(1 + 20 * pace)  # It never says that time has run out.
+
+
+def test_a_failed_page_is_done_and_counts_for_no_pace(state):
+    state.read("Job 7: part/one", 0)
+    for line in ("Error in rule run:", "    message: part/one", "    jobid: 7"):
+        name = state.read(line, 5)
+    assert name == "part/one" and state.failed == ["part/one"] and not state.finished
+    assert state.line(5).startswith("1 of 2 pages · 1 failed · about 5 min left")
+
+
+def test_the_last_run_of_a_page_tells_more_than_the_record(tmp_path):
+    page = next(name for name in progress.TYPICAL if "/" in name)
+    (tmp_path / "runs" / page).mkdir(parents=True)
+    (tmp_path / "runs" / page / "run.json").write_text('{"seconds": 12345.6}')
+    assert progress.Build(tmp_path).expected[page] == 12345.6
+
+
+def test_seconds_are_recorded_for_pages_that_exist():
+    pages = {f"{path.parent.name}/{path.stem}" for path in ROOT.glob("notebooks/*/*.ipynb")}
+    assert set(progress.AFTER) < set(progress.TYPICAL) <= pages | set(progress.AFTER)
