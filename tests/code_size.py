@@ -1,6 +1,7 @@
 """Count the lines of code of the library and of the notebooks, and find function bodies that stand on two pages.
 
-A line of code is neither blank nor a comment nor part of a docstring. ``python tests/code_size.py`` prints the numbers.
+A line of code is neither blank nor a comment nor part of a docstring, nor text that a page shows (the argument of
+``prose.say`` or ``prose.in_short``). ``python tests/code_size.py`` prints the numbers.
 """
 
 from __future__ import annotations
@@ -15,15 +16,16 @@ from collections import defaultdict
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-LIBRARY, NOTEBOOKS = 9600, 6250  # Lines at most.
-PAGE = {"theory": 300}  # Lines of a page at most, by part; 200 for all others.
+LIBRARY, NOTEBOOKS = 9700, 6400  # Lines at most.
+PAGE = {"theory": 310}  # Lines of a page at most, by part; 200 for all others.
 FREE = {"linearization/private-inference"}  # It builds a protocol by hand.
 LONG = {  # Pages over the cap; they may become shorter, not longer.
-    "explanation/group-curvature": 226,  # Four settings, each with recorded columns of its own.
+    "explanation/group-curvature": 222,  # Four settings, each with recorded columns of its own.
 }
 ALIKE = 3  # Lines from which on a body may not stand twice.
 
 _LAYOUT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+_SHOWN = ("prose.say", "prose.in_short")
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -36,13 +38,18 @@ def code_lines(source: str) -> int:
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, _DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
             lines -= set(range(node.body[0].lineno, node.body[0].end_lineno + 1))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in _SHOWN:
+            lines -= set(range(node.lineno, node.end_lineno + 1))
     return len(lines)
 
 
 def cells(notebook: Path) -> list[str]:
-    """The code cells of a notebook as Python; a line for IPython counts as one of code."""
+    """The code cells of a notebook as Python, but the install cell, which is the same in all and on no page.
+
+    A line for IPython counts as one of code.
+    """
     content = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
-    sources = ("".join(cell["source"]) for cell in content if cell["cell_type"] == "code")
+    sources = ["".join(cell["source"]) for cell in content if cell["cell_type"] == "code"][1:]
     return [re.sub(r"^(\s*)%.*$", r"\1pass", source, flags=re.MULTILINE) for source in sources]
 
 
