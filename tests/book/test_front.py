@@ -1,0 +1,208 @@
+"""Numbers of the prose pages, the figure of the front page and its slider say what the recorded tables say."""
+
+from __future__ import annotations
+
+import math
+import re
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pandas as pd
+import pytest
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "book" / "tools"))
+
+import explore  # noqa: E402
+import front  # noqa: E402
+import values  # noqa: E402
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+STUDY = "pruning/matthew-effect-study"
+
+
+def lost(name: str, level: float, *, smallest: bool, **where: str) -> float:
+    """Points that a third of the groups loses against the control, computed with pandas alone."""
+    table = pd.read_csv(ROOT / f"results/{name}.csv")
+    for column, value in where.items():
+        table = table[table[column] == value]
+    drops = []
+    for _, run in table.groupby("seed"):
+        sizes = run[(run["stage"] == "control") & (run["split"] == "train")].set_index("group")["size"]
+        sizes = sizes.sort_values(ascending=smallest)
+        third = sizes.index[: math.ceil(len(sizes) / 3)]
+        assert sizes.is_unique or sizes.iloc[len(third) - 1] != sizes.iloc[len(third)], "ties are broken elsewhere"
+        test = run[(run["split"] == "test") & run["group"].isin(third)]
+        compressed = test[(test["stage"] == "compressed") & (test["level"] == level)]["accuracy"].mean()
+        drops.append(test[test["stage"] == "control"]["accuracy"].mean() - compressed)
+    return 100 * sum(drops) / len(drops)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("digits_smallest", lambda: lost(STUDY, 0.9, smallest=True, setting="unequal")),
+        ("digits_largest", lambda: lost(STUDY, 0.9, smallest=False, setting="unequal")),
+        ("races_smallest", lambda: lost("pruning/matthew-effect-utkface", 0.9, smallest=True, setting="unequal")),
+        ("races_largest", lambda: lost("pruning/matthew-effect-utkface", 0.9, smallest=False, setting="unequal")),
+        (
+            "capacity_small",
+            lambda: lost("pruning/compression-or-capacity-study", 0.9, smallest=True, network="small dense"),
+        ),
+        (
+            "capacity_pruned",
+            lambda: lost("pruning/compression-or-capacity-study", 0.9, smallest=True, network="pruned"),
+        ),
+        (
+            "relus_resnet34",
+            lambda: (
+                -lost(
+                    "linearization/who-pays-for-relus-networks",
+                    0.02,
+                    smallest=True,
+                    model="resnet34",
+                    method="linearize:snl",
+                )
+            ),
+        ),
+    ],
+)
+def test_a_value_is_computed_from_its_table(name: str, expected):
+    assert values.VALUES[name]() == f"{expected():.1f} points"
+
+
+def test_every_value_is_used_and_every_used_one_exists():
+    pages = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "book").rglob("*.md"))
+    assert set(re.findall(r"\{\{ *(\w+) *\}\}", pages)) == set(values.VALUES)
+
+
+def test_words_that_the_ledger_does_not_bear_stop_the_build(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(values, "RELUS", "results/linearization/who-pays-for-relus-ages.csv")
+    with pytest.raises(ValueError, match="change its words"):
+        values.relus_smallest()
+
+
+@pytest.mark.parametrize("third", front.BOTH)
+def test_the_line_of_the_figure_is_what_the_table_says(third: str):
+    (line,) = front.changes(*front.PRUNED[0].line)
+    for kept, level in ((0.1, 0.9), (0.05, 0.95)):
+        row = line.iloc[(line["kept"] - kept).abs().argmin()]
+        assert row[third] == pytest.approx(-lost(STUDY, level, smallest=third == "smallest", setting="unequal"))
+    assert list(line["kept"]) == sorted(line["kept"], reverse=True)
+
+
+def test_all_compressors_are_in_the_figure():
+    pruners = pd.read_csv(ROOT / "results/pruning/which-pruner-study.csv")["pruner"].nunique()
+    assert len(list(front.changes("pruning/which-pruner-study", {}))) == pruners
+
+
+def test_pages_are_staged(tmp_path: Path):
+    shutil.copy(ROOT / "_config.yml", tmp_path)
+    front.main(str(tmp_path))
+    assert values.digits_smallest() in (tmp_path / "_config.yml").read_text(encoding="utf-8")
+    for name in ("wide", "narrow"):
+        svg = ElementTree.parse(tmp_path / "book" / "_front" / f"{name}.svg")
+        texts = [node.text for node in svg.iter("{http://www.w3.org/2000/svg}text")]
+        assert "smallest third" in texts and texts.count("ReLUs kept, %") == (3 if name == "wide" else 1)
+
+
+@pytest.mark.parametrize(
+    ("title", "group", "level"),
+    [("Pruning by magnitude, faces by race", "Black", 0.99), ("Fewer ReLUs by SNL, faces by age", "2-12", 0.02)],
+)
+def test_the_slider_moves_over_recorded_accuracies(title: str, group: str, level: float):
+    name, where, _ = explore.CHOICES[title]
+    table = pd.read_csv(ROOT / f"results/{name}.csv").query("split == 'test' and stage == 'compressed'")
+    for column, value in where.items():
+        table = table[table[column] == value]
+    choice = explore.choice(title)
+    own = table[(table["group"] == group) & (table["level"] == level)]["accuracy"]
+    shown = next(found for found in choice["groups"] if found["name"] == group)
+    assert shown["accuracy"][-1] == round(100 * own.mean(), 1)
+    assert shown["half"][-1] > 0
+    sizes = [found["size"] for found in choice["groups"]]
+    assert sizes == sorted(sizes, reverse=True) and len(choice["levels"]) == len(shown["accuracy"])
+
+
+def test_where_every_seed_draws_the_sizes_groups_are_ranks():
+    choice = explore.choice("Pruning by magnitude, digits")
+    assert [group["name"] for group in choice["groups"]] == list(explore.RANKS)
+
+
+TOY = """<figure class="interactive"><script type="application/json">{"label": "Fewer ReLUs", "box": [0, 0, 2, 1],
+"points": [[[0.5, 0.5]], [[1.5, 0.5]]], "truth": [[1, 0], [1, 1]],
+"frames": [{"lines": [[[1, 0], [1, 1]]], "text": "two"}, {"lines": [[[0, 0], [2, 1]]], "text": "one"}]}</script>
+<p>still</p></figure>"""
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator:
+    if CHROMIUM is None:
+        pytest.skip("no Chromium on the PATH (Debian: apt install chromium)")
+    sync_api = pytest.importorskip("playwright.sync_api")
+    script = (ROOT / "book" / "_static" / "slider.js").read_text(encoding="utf-8")
+    style = (ROOT / "book" / "_static" / "slider.css").read_text(encoding="utf-8")
+    file = tmp_path_factory.mktemp("slider") / "page.html"
+    body = f"{explore.html()}{TOY}<style>{style}</style><script>{script}</script>"
+    file.write_text(f'<!doctype html><html lang="en"><meta charset="utf-8"><title>a</title>{body}', encoding="utf-8")
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        opened = browser.new_page(viewport={"width": 390, "height": 844})
+        opened.goto(file.as_uri())
+        yield opened
+        browser.close()
+
+
+def test_keys_move_the_slider_and_the_bars(page):
+    figure = page.locator("figure.interactive").first
+    slider, bar = figure.locator("input"), figure.locator(".bar").last
+    before = bar.evaluate("bar => bar.style.width")
+    slider.focus()
+    page.keyboard.press("End")
+    smallest = explore.choice("Pruning by magnitude, digits")["groups"][-1]["accuracy"]
+    assert f"smallest {smallest[-1]:.1f}" in slider.get_attribute("aria-valuetext")
+    assert figure.locator("output").text_content().startswith("99 % of the weights pruned: largest")
+    assert before == f"{smallest[0]}%" and bar.evaluate("bar => bar.style.width") == f"{smallest[-1]:g}%"
+    page.keyboard.press("ArrowLeft")
+    assert figure.locator("output").text_content().startswith("95 %")
+
+
+def test_another_table_can_be_chosen(page):
+    figure = page.locator("figure.interactive").first
+    figure.locator("select").select_option(label="Fewer ReLUs by SNL, faces by race")
+    assert figure.locator(".row").count() == 5
+    assert figure.locator("output").text_content().startswith("100 % of the ReLUs kept: nothing is compressed")
+
+
+def test_the_boundary_moves(page):
+    figure = page.locator("figure.interactive").last
+    path = figure.locator(".boundary")
+    assert path.get_attribute("d") == "M1 0L1 -1"
+    figure.locator("input").focus()
+    page.keyboard.press("ArrowRight")
+    assert path.get_attribute("d") == "M0 0L2 -1"
+    assert figure.locator("output").text_content() == figure.locator("input").get_attribute("aria-valuetext") == "one"
+
+
+def test_on_paper_there_are_tables(page):
+    page.emulate_media(media="print")
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    figure = page.locator("figure.interactive").first
+    assert not figure.locator("input").is_visible() and figure.locator("table").last.is_visible()
+    page.emulate_media(media="screen")
+
+
+def test_without_scripts_there_are_tables(page):
+    context = page.context.browser.new_context(java_script_enabled=False)
+    still = context.new_page()
+    still.goto(page.url)
+    assert still.locator("figure.interactive table").first.is_visible()
+    assert still.locator("figure.interactive p").is_visible()
+    context.close()
+
+
+def test_nothing_is_wider_than_a_telephone(page):
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
