@@ -9,6 +9,7 @@ from pathlib import Path
 from urllib.parse import unquote, urldefrag
 
 import pytest
+from bs4 import BeautifulSoup
 from built import HTML, built_pages, needs_book
 
 pytestmark = needs_book
@@ -90,3 +91,27 @@ def test_style_sheets_load_only_what_lies_beside_them():
     sheets = list(HTML.rglob("*.css"))
     assert sheets
     assert not [(sheet.name, found) for sheet in sheets for found in fetched.findall(sheet.read_text(encoding="utf-8"))]
+
+
+def article(name: str) -> BeautifulSoup:
+    return BeautifulSoup((HTML / name).read_text(encoding="utf-8"), "html.parser").find("article")
+
+
+NOTEBOOKS = [name for name in built_pages() if name.startswith("notebooks/")]
+
+
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_what_was_found_is_said_in_three_sentences_without_an_interval(name: str):
+    (quoted,) = [quote for quote in article(name).find_all("blockquote") if quote.text.strip().startswith("In short.")]
+    text = quoted.text.strip().removeprefix("In short.")
+    assert 1 <= len(re.findall(r"[.?!](?=\s|$)", text)) <= 3
+    assert not re.search(r"\[[-\d.]+, [-\d.]+\]", text)
+
+
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_what_we_saw_is_short(name: str):
+    headings = [heading for heading in article(name).find_all("h2") if "What we saw" in heading.text]
+    for seen in (heading.parent for heading in headings):
+        for node in seen.select("table, details, .cell_input, figure, pre, script, section section"):
+            node.decompose()
+        assert len(re.findall(r"[^\W_]\S*", seen.get_text(" "))) <= 250

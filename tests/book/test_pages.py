@@ -1,4 +1,8 @@
-"""Every page of the built book, opened from the disk in headless Chromium, as a reader without a network opens it."""
+"""Every page of the built book, opened from the disk in headless Chromium, as readers without a network open it.
+
+On a laptop and on a telephone, light and dark: a page is loaded once at each width and changes its colours there.
+Links and anchors are tested without a browser (``test_html.py``).
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,8 @@ import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path
 
 import pytest
 from built import HTML, built_pages, needs_book
@@ -21,6 +27,22 @@ FLAGS = [
     "--disable-component-update",
     "--disable-sync",
 ]
+LAPTOP = {"width": 1366, "height": 768}
+PHONE = {"width": 390, "height": 844}
+# Name of a screen: its size, the colours with which a page is loaded there, and those that it is turned to.
+SCREENS = {"laptop": (LAPTOP, "light", "dark"), "phone": (PHONE, "dark", "light")}
+# What axe finds in the own parts of the theme and of Sphinx, by rule: their selector.
+OF_THE_THEME = {
+    "region": ".logo__title, .logo__image",  # The book's title, above the menu, is in no landmark.
+    # The bibliography, as Sphinx writes it.
+    "aria-allowed-role": "div.citation",
+    "aria-deprecated-role": "div.citation",
+    "aria-required-children": ".citation-list",
+    "image-redundant-alt": ".logo__image",  # The logo beside the title has the title as its text.
+}
+IN_PAGE = (Path(__file__).parent / "in_page.js").read_text(encoding="utf-8")
+TYPESET = "async () => { if (window.MathJax && MathJax.startup) await MathJax.startup.promise; }"
+FIRST = HTML / "book" / "intro.html"
 
 pytestmark = [
     needs_book,
@@ -28,33 +50,32 @@ pytestmark = [
     pytest.mark.xdist_group("pages"),  # One browser for all of them.
 ]
 
-# What a page shows once its formulas are set; code may hold dollars and backslashes, prose may not.
-FACTS = """async () => {
-  if (window.MathJax && MathJax.startup) await MathJax.startup.promise;
-  const article = document.querySelector("article.bd-article") || document.querySelector("main");
-  const all = (selector) => [...article.querySelectorAll(selector)];
-  const prose = article.cloneNode(true);
-  prose.querySelectorAll("pre, code, script, style, mjx-container").forEach((node) => node.remove());
-  return {
-    formulas: all(".math").length,
-    unset: all(".math").filter((node) => !node.querySelector("mjx-container")).map((node) => node.textContent),
-    failed: all("mjx-merror, [data-mjx-error]").map((node) => node.textContent),
-    prose: prose.textContent,
-    images: all("img").map((image) => ({alt: image.alt.trim(), shown: image.complete && image.naturalWidth > 0})),
-    headings: all("h1, h2, h3, h4, h5, h6").map((heading) => Number(heading.tagName[1])),
-    toggles: document.querySelectorAll(".primary-toggle").length,
-  };
-}"""
-
 
 @dataclass
 class Visit:
-    """A page as it was seen: what it contained, what it complained of and what it asked for."""
+    """A page as it was seen on both screens: what it held, complained of and asked for."""
 
     name: str
     facts: dict = field(default_factory=dict)
     complaints: list[str] = field(default_factory=list)
     requests: list[str] = field(default_factory=list)
+    sideways: dict[str, list[str]] = field(default_factory=dict)
+    faults: list[list[str]] = field(default_factory=list)
+    sliders: list[dict] = field(default_factory=list)
+
+
+def watch(tab, visit: Visit) -> Visit:
+    """Note what goes wrong in a tab, and what it loads, from now on."""
+    tab.on("console", lambda message: message.type == "error" and visit.complaints.append(message.text))
+    tab.on("pageerror", lambda error: visit.complaints.append(str(error)))
+    tab.on("request", lambda request: visit.requests.append(request.url))
+    return visit
+
+
+def open_page(tab, page: Path, query: str = "") -> None:
+    tab.goto(page.as_uri() + query, wait_until="load")
+    tab.evaluate(TYPESET)
+    tab.evaluate(IN_PAGE)
 
 
 @pytest.fixture(scope="module")
@@ -67,31 +88,71 @@ def browser() -> Iterator:
         chromium.close()
 
 
+@pytest.fixture(scope="module")
+def screens(browser) -> Iterator[dict]:
+    """One context for each screen, for all pages."""
+    contexts = {
+        name: browser.new_context(viewport=size, color_scheme=colours, reduced_motion="reduce")
+        for name, (size, colours, _) in SCREENS.items()
+    }
+    yield contexts
+    for context in contexts.values():
+        context.close()
+
+
 @pytest.fixture
-def tab(browser) -> Iterator:
-    context = browser.new_context(viewport={"width": 1280, "height": 900})
-    yield context.new_page()
-    context.close()
+def tab(screens) -> Iterator:
+    tab = screens["laptop"].new_page()
+    yield tab
+    tab.close()
 
 
-def watch(tab, name: str) -> Visit:
-    """Note what goes wrong in a tab, and what it loads, from now on."""
-    visit = Visit(name)
-    tab.on("console", lambda message: message.type == "error" and visit.complaints.append(message.text))
-    tab.on("pageerror", lambda error: visit.complaints.append(str(error)))
-    tab.on("request", lambda request: visit.requests.append(request.url))
-    return visit
+@pytest.fixture
+def phone(screens) -> Iterator:
+    tab = screens["phone"].new_page()
+    yield tab
+    tab.close()
 
 
 @pytest.fixture(scope="module", params=built_pages())
-def visit(request, browser) -> Visit:
-    context = browser.new_context(viewport={"width": 1280, "height": 900})
-    tab = context.new_page()
-    seen = watch(tab, request.param)
-    tab.goto((HTML / request.param).as_uri(), wait_until="load")
-    seen.facts = tab.evaluate(FACTS)
-    context.close()
+def visit(request, screens) -> Visit:
+    seen = Visit(request.param)
+    for screen, (_, colours, others) in SCREENS.items():
+        tab = screens[screen].new_page()
+        watch(tab, seen)
+        open_page(tab, HTML / seen.name)
+        if screen == "laptop":
+            seen.sliders = [moved(tab, slider) for slider in tab.locator("figure.interactive input[type=range]").all()]
+        facts = tab.evaluate("inPage.facts()")
+        seen.facts = {key: seen.facts.get(key, []) + facts[key] if key in LISTS else facts[key] for key in facts}
+        seen.sideways[f"{screen}, {colours}"] = tab.evaluate("inPage.sideways()")
+        tab.evaluate(files("axe_playwright_python").joinpath("axe.min.js").read_text(encoding="utf-8"))
+        tab.evaluate("inPage.box()")
+        found = tab.evaluate("known => inPage.faults(known, false)", OF_THE_THEME)
+        found += tab.evaluate("known => inPage.faults(known, true)", OF_THE_THEME)
+        tab.emulate_media(color_scheme=others)
+        tab.wait_for_function("theme => document.documentElement.dataset.theme === theme", arg=others)
+        seen.sideways[f"{screen}, {others}"] = tab.evaluate("inPage.sideways()")
+        found += tab.evaluate("known => inPage.faults(known, true)", OF_THE_THEME)
+        seen.faults += [[screen, *fault] for fault in found]
+        tab.close()
     return seen
+
+
+LISTS = {"unset", "failed", "images"}  # Facts that both screens add to.
+
+
+def moved(tab, slider) -> dict:
+    """What a slider's figure shows and says before and after a press of an arrow key, and whether it has a name."""
+    figure = slider.locator("xpath=ancestor::figure[1]")
+    state = "figure => [figure.querySelector('.stage').outerHTML, "
+    state += "figure.querySelector('output')?.textContent, figure.querySelector('input[type=range]').value]"
+    before = figure.evaluate(state)
+    slider.focus()
+    tab.keyboard.press("ArrowLeft" if slider.evaluate("input => input.value === input.max") else "ArrowRight")
+    after = figure.evaluate(state)
+    changed = [one != other for one, other in zip(before, after, strict=True)]
+    return dict(zip(("picture", "words", "value"), changed, strict=True))
 
 
 def test_nothing_is_asked_of_the_network(visit: Visit):
@@ -100,6 +161,18 @@ def test_nothing_is_asked_of_the_network(visit: Visit):
 
 def test_the_console_has_no_error(visit: Visit):
     assert not visit.complaints
+
+
+def test_no_page_scrolls_sideways(visit: Visit):
+    assert not {screen: found for screen, found in visit.sideways.items() if found}
+
+
+def test_axe_finds_nothing_but_the_theme_s_own(visit: Visit):
+    assert not visit.faults
+
+
+def test_sliders_move_by_keyboard_and_change_picture_and_words(visit: Visit):
+    assert all(all(slider.values()) for slider in visit.sliders), visit.sliders
 
 
 def test_every_formula_is_typeset(visit: Visit):
@@ -131,8 +204,8 @@ def test_there_is_one_button_for_the_menu(visit: Visit):
 
 
 def test_the_notation_has_formulas(tab):
-    tab.goto((HTML / "book" / "notation.html").as_uri(), wait_until="load")
-    assert tab.evaluate(FACTS)["formulas"] > 20
+    open_page(tab, HTML / "book" / "notation.html")
+    assert tab.evaluate("inPage.facts()")["formulas"] > 20
     assert tab.locator("mjx-container").count() > 20
 
 
@@ -142,22 +215,94 @@ def test_the_index_leads_to_the_introduction(tab):
     assert "Who Pays?" in tab.title()
 
 
-def test_the_menu_opens_on_a_telephone(browser):
-    context = browser.new_context(viewport={"width": 390, "height": 844})
-    tab = context.new_page()
-    tab.goto((HTML / "book" / "intro.html").as_uri(), wait_until="load")
-    entry = tab.get_by_role("link", name="Bibliography").first
+def test_the_menu_opens_on_a_telephone(phone):
+    open_page(phone, FIRST)
+    entry = phone.get_by_role("link", name="Bibliography").first
     assert not entry.is_visible()
-    tab.locator(".primary-toggle").click()
+    phone.locator(".primary-toggle").focus()
+    phone.keyboard.press("Enter")
     entry.wait_for(state="visible", timeout=5000)
-    context.close()
+    phone.keyboard.press("Escape")
+    entry.wait_for(state="hidden", timeout=5000)
+
+
+FOCUSED = """() => {
+  const here = document.activeElement;
+  const parts = {skip: "#pst-skip-link a, a#pst-skip-link", search: ".search-button__button", menu: "nav.bd-links a",
+                 content: "article.bd-article *"};
+  const {outlineStyle, outlineWidth, boxShadow} = getComputedStyle(here);
+  return {
+    part: Object.keys(parts).find((name) => here.matches(parts[name])),
+    seen: here.checkVisibility() && (boxShadow !== "none" || (outlineStyle !== "none" && outlineWidth !== "0px")),
+  };
+}"""
+
+
+def test_the_tab_key_reaches_everything_and_one_sees_where_it_is(tab):
+    open_page(tab, FIRST)
+    passed: list[str] = []
+    for _ in range(150):
+        tab.keyboard.press("Tab")
+        focus = tab.evaluate(FOCUSED)
+        if focus["part"]:
+            assert focus["seen"], f"after {passed} the focus is on {focus['part']} and cannot be seen"
+            passed += [focus["part"]] * (focus["part"] not in passed)
+        if "content" in passed:
+            break
+    assert passed[0] == "skip"
+    assert set(passed) == {"skip", "search", "menu", "content"}
+
+
+def test_the_skip_link_leads_to_the_content(tab):
+    open_page(tab, FIRST)
+    tab.keyboard.press("Tab")
+    tab.keyboard.press("Enter")
+    tab.keyboard.press("Tab")
+    assert tab.evaluate("() => Boolean(document.activeElement.closest('main'))")
+
+
+def test_escape_closes_the_search(tab):
+    open_page(tab, FIRST)
+    field = tab.locator("#pst-search-dialog input")
+    tab.keyboard.press("Control+k")
+    field.wait_for(state="visible", timeout=5000)
+    assert field.evaluate("field => field === document.activeElement")
+    tab.keyboard.press("Escape")
+    field.wait_for(state="hidden", timeout=5000)
+
+
+def test_what_is_folded_opens_by_enter(tab):
+    folded = next((page for page in built_pages() if "<details" in (HTML / page).read_text(encoding="utf-8")), None)
+    if folded is None:
+        pytest.skip("nothing is folded")
+    open_page(tab, HTML / folded)
+    fold = tab.locator("article details").first
+    before = fold.evaluate("fold => fold.open")
+    fold.locator("summary").first.focus()
+    tab.keyboard.press("Enter")
+    assert fold.evaluate("fold => fold.open") is not before
+
+
+def found(tab, words: str) -> list[str]:
+    """Links of the pages that the search finds."""
+    tab.goto((HTML / "search.html").as_uri() + f"?q={words}", wait_until="load")
+    tab.locator("#search-results .search-summary").wait_for(timeout=10_000)
+    tab.wait_for_function("() => !document.querySelector('#search-progress')?.textContent.trim()", timeout=10_000)
+    return [link.get_attribute("href") for link in tab.locator("#search-results li a").all()]
 
 
 def test_search_finds_a_page(tab):
-    seen = watch(tab, "search.html")
-    tab.goto((HTML / "search.html").as_uri() + "?q=sparsity", wait_until="load")
-    tab.locator("#search-results li a").first.wait_for(timeout=10_000)
-    tab.locator("#search-results .search-summary").wait_for(timeout=10_000)
-    assert "notation.html" in " ".join(link.get_attribute("href") for link in tab.locator("#search-results li a").all())
+    seen = watch(tab, Visit("search.html"))
+    assert "notation.html" in " ".join(found(tab, "sparsity"))
     assert not seen.complaints
     assert all(url.startswith(("file:", "data:")) for url in seen.requests)
+
+
+def test_search_finds_what_the_glossary_names(tab):
+    glossary = HTML / "book" / "glossary.html"
+    if not glossary.is_file():
+        pytest.skip("the book has no glossary")
+    open_page(tab, glossary)
+    terms = tab.locator("dl.glossary dt").evaluate_all("all => all.map((term) => term.firstChild.textContent.trim())")
+    assert terms
+    assert not [term for term in terms if "glossary.html" not in " ".join(found(tab, term))]

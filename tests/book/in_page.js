@@ -1,0 +1,88 @@
+// What the tests ask of a page from within it. MathJax has set the formulas before any of this is called.
+window.inPage = (() => {
+  const article = document.querySelector("article.bd-article") || document.querySelector("main");
+  const all = (selector) => [...article.querySelectorAll(selector)];
+
+  // Code may hold dollars and backslashes, prose may not.
+  const facts = () => {
+    const prose = article.cloneNode(true);
+    prose.querySelectorAll("pre, code, script, style, mjx-container").forEach((node) => node.remove());
+    return {
+      formulas: all(".math").length,
+      unset: all(".math").filter((node) => !node.querySelector("mjx-container")).map((node) => node.textContent),
+      failed: all("mjx-merror, [data-mjx-error]").map((node) => node.textContent),
+      prose: prose.textContent,
+      images: [
+        ...all("article img").map((image) => ({alt: image.alt.trim(), shown: image.complete && image.naturalWidth > 0})),
+        ...all("article svg[role=img]").map((drawing) => ({
+          alt: (drawing.getAttribute("aria-label") || "").trim(),
+          shown: drawing.viewBox.baseVal.width > 0,
+        })),
+      ],
+      headings: all("h1, h2, h3, h4, h5, h6").map((heading) => Number(heading.tagName[1])),
+      toggles: document.querySelectorAll(".primary-toggle").length,
+    };
+  };
+
+  // What reaches beyond the right edge and is not within something that scrolls by itself; empty if nothing scrolls.
+  const sideways = () => {
+    const width = document.documentElement.clientWidth;
+    if (document.documentElement.scrollWidth <= width) return [];
+    const beyond = (node) => node.getBoundingClientRect().right > width + 1;
+    const held = (node) => node && (getComputedStyle(node).overflowX !== "visible" || held(node.parentElement));
+    const found = [...document.body.querySelectorAll("*")]
+      .filter((node) => beyond(node) && ![...node.children].some(beyond) && !held(node.parentElement));
+    return ["the page", ...found.map((node) => `${node.localName}.${node.className}: ${node.textContent.slice(0, 60)}`)];
+  };
+
+  // The glyphs of a formula are most of a long page; a box of their size stands for them from here on.
+  const box = () => {
+    for (const formula of document.querySelectorAll("mjx-container")) {
+      const {width, height} = (formula.firstElementChild || formula).getBoundingClientRect();
+      const instead = document.createElement("span");
+      instead.style.cssText = `display: inline-block; width: ${width}px; height: ${height}px`;
+      instead.role = "img";
+      instead.ariaLabel = "formula";
+      formula.replaceChildren(instead);
+    }
+  };
+
+  // One element for each combination of colour, size, weight and what lies behind: all others have its contrast.
+  const looks = () => {
+    const behind = new Map();
+    const ground = (node) => {
+      if (!node) return "";
+      if (!behind.has(node)) {
+        const {backgroundColor, backgroundImage, opacity} = getComputedStyle(node);
+        const own = `${backgroundColor} ${backgroundImage} ${opacity}`;
+        const clear = own === "rgba(0, 0, 0, 0) none 1";
+        behind.set(node, ground(node.parentElement) + (clear ? "" : ` < ${own}`));
+      }
+      return behind.get(node);
+    };
+    const found = new Map();
+    const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+    while (texts.nextNode()) {
+      const node = texts.currentNode.parentElement;
+      if (!texts.currentNode.data.trim() || !node.checkVisibility({visibilityProperty: true})) continue;
+      const {color, fill, fontSize, fontWeight} = getComputedStyle(node);
+      const look = [color, fill, fontSize, fontWeight, ground(node)].join(" | ");
+      if (!found.has(look)) found.set(look, node);
+    }
+    return [...found.values()];
+  };
+
+  // Faults that axe finds, each as [rule, selector, element, what is wrong], without those in `known` (rule: selector).
+  const faults = async (known, contrast) => {
+    const rules = {"color-contrast": {enabled: false}};
+    const settings = contrast ? {runOnly: ["color-contrast"]} : {rules};
+    const nodes = contrast ? {include: looks()} : document;
+    const result = await axe.run(nodes, {preload: false, resultTypes: ["violations"], ...settings});
+    return result.violations.flatMap(({id, nodes}) => nodes
+      .filter(({target}) => !(known[id] && document.querySelector(target[0])?.matches(known[id])))
+      .map(({target, html, any, all, none}) =>
+        [id, target.join(" "), html.slice(0, 120), [...any, ...all, ...none].map(({message}) => message).join("; ")]));
+  };
+
+  return {facts, sideways, box, faults};
+})();
