@@ -127,6 +127,12 @@ def bifp_runs() -> str:
 
 
 @value
+def largest_false() -> str:
+    simulated = table("results/benchmarks/false_verdicts.csv")
+    return f"{100 * simulated.loc[~simulated['excused'], 'false'].max():.1f} %"
+
+
+@value
 def claims_count() -> str:
     return f"{len(claims.load(project() / 'book' / 'claims.yml'))}"
 
