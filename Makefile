@@ -1,4 +1,6 @@
-# The one door. Needs bash and a Python of 3.11 to 3.13 with venv; everything else goes into .venv.
+# The one door. Needs GNU make of 3.82 or later, bash and a Python of 3.11 to 3.13 with venv; everything else goes into
+# .venv. macOS comes with make 3.81: `brew install make`, then call it gmake.
+$(if $(filter oneshell,$(.FEATURES)),,$(error This needs GNU make of 3.82 or later. On macOS: brew install make, then gmake))
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
@@ -30,7 +32,7 @@ help:
 	@echo "make lab      open copies of the notebooks in JupyterLab, for you to run and change: _build/lab"
 	@echo "make notebooks"
 	@echo "              what 'make book' also leaves in _build/plain: notebooks for Colab, GitHub and any Jupyter"
-	@echo "make pdf      print each part of the built book, which takes about a minute: _build/pdf"
+	@echo "make pdf      print each part of the built book by Chromium, which takes about a minute: _build/pdf"
 	@echo "make test     import walls, unit tests, notebooks with smoke parameters; some 15 minutes"
 	@echo "make lint     ruff, the import walls, types, and how much code there is"
 	@echo "make sweep GRID=params/study/pruning/matthew-effect.yml"
@@ -75,10 +77,12 @@ book: $(STAMP)
 
 notebooks: $(STAMP)
 	@$(call locked,book,$(call snakemake,_build/plain))
-	@echo "Notebooks for Colab, GitHub and any Jupyter: _build/plain/notebooks"
 
-pdf: book
-	@python book/tools/pdf.py
+pdf: $(STAMP)
+	@command -v chromium chromium-browser google-chrome > /dev/null || \
+		{ echo "make pdf needs Chromium on the PATH; on Debian: apt install chromium" >&2; exit 2; }
+	$(MAKE) book
+	python book/tools/pdf.py _build$(QUICK:%=/quick)
 
 lab: $(STAMP)
 	@python book/tools/lab.py

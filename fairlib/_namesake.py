@@ -10,8 +10,8 @@ from importlib import metadata
 
 for other in metadata.distributions(name="fairlib"):
     warnings.warn(
-        f"another distribution called 'fairlib' ({other.version}) is installed beside 'who-pays'; both install "
-        "the package fairlib, and either may have overwritten files of the other: uninstall both, then install "
-        "'who-pays' again",
+        f"another distribution called 'fairlib' ({other.version}) is installed; it and 'who-pays' both install the "
+        "package fairlib, and either may have overwritten files of the other: uninstall both, then install 'who-pays' "
+        "again",
         stacklevel=3,
     )

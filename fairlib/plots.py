@@ -56,9 +56,12 @@ def new_figure(
 def _as_vectors() -> None:
     """In a notebook show figures as SVG beside PNG, with their texts as texts: a page gives these its own font."""
     import matplotlib
+
+    if "inline" not in matplotlib.get_backend():
+        return  # There may be no IPython.
     from IPython import get_ipython
 
-    if "inline" in matplotlib.get_backend() and get_ipython() is not None:
+    if get_ipython() is not None:
         from matplotlib_inline.backend_inline import set_matplotlib_formats
 
         set_matplotlib_formats("png", "svg")

@@ -181,8 +181,9 @@ def test_a_quick_book_is_built_apart_and_flags_for_snakemake_show_its_own_output
     assert "progress.py" not in door("--dry-run", "book", "SNAKEMAKE=--dry-run").stdout
 
 
-def test_what_is_built_is_removed_but_not_sweeps_and_locks(door, tmp_path):
-    kept = [tmp_path / "_build" / "sweeps" / "run.json", tmp_path / "_build" / ".book.lock"]
+def test_what_is_built_is_removed_but_not_sweeps_locks_and_what_the_user_runs(door, tmp_path):
+    names = "sweeps/run.json", "lab/notebooks/mine.ipynb", ".book.lock"
+    kept = [tmp_path / "_build" / name for name in names]
     gone = [tmp_path / "_build" / name / "index.html" for name in ("html", "quick/html", "logs")]
     for path in (*kept, *gone):
         path.parent.mkdir(parents=True, exist_ok=True)

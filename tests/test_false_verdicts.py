@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import false_verdicts
 import pandas as pd
 import pytest
 
 from fairlib import effects
 from fairlib.evidence import claims
 from fairlib.statistics import accuracies_by_chance
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
-import false_verdicts
 
 CLAIMS = Path(__file__).parents[1] / "book" / "claims.yml"
 

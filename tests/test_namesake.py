@@ -11,7 +11,7 @@ import pytest
 import fairlib
 
 SOURCE = Path(fairlib.__file__).parents[1]
-SAID = "another distribution called 'fairlib' (0.1.0) is installed beside 'who-pays'"
+SAID = "another distribution called 'fairlib' (0.1.0) is installed; it and 'who-pays'"
 
 
 @pytest.fixture

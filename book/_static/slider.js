@@ -53,7 +53,9 @@
   };
 
   document.querySelectorAll("figure.interactive").forEach((figure, number) => {
-    const data = JSON.parse(figure.querySelector("script[type='application/json']").textContent);
+    const source = figure.querySelector("script[type='application/json']");
+    if (!source) return;
+    const data = JSON.parse(source.textContent);
     const fallback = [...figure.children].filter((node) => node.matches("table, p, .fallback"));
     const controls = make("div", { class: "controls" }, figure), stage = make("div", { class: "stage" }, figure);
     figure.prepend(controls, stage);
@@ -79,7 +81,9 @@
     const details = make("details", {}, figure);
     make("summary", {}, details, data.choices ? "All numbers" : "In words");
     details.append(...fallback);
-    addEventListener("beforeprint", () => { details.open = true; });
+    let open = false;
+    addEventListener("beforeprint", () => { open = details.open; details.open = true; });
+    addEventListener("afterprint", () => { details.open = open; });
     slider.addEventListener("input", show);
     if (select) select.addEventListener("change", () => { slider.value = 0; choose(); });
     choose();

@@ -16,8 +16,9 @@ from typing import Any
 from docutils import nodes
 from sphinx.application import Sphinx
 
-PALETTE = ("0072b2", "d55e00", "009e73", "cc79a7", "e69f00", "56b4e9", "f0e442")
-COLOURS = {f"#{color}": f"var(--plot-{number})" for number, color in enumerate(PALETTE, 1)}
+from fairlib.plots import PALETTE
+
+COLOURS = {color.lower(): f"var(--plot-{number})" for number, color in enumerate(PALETTE[:7], 1)}
 COLOURS |= {"#000000": "var(--pst-color-text-base)", "#ffffff": "var(--pst-color-background)"}
 COLOURS |= {"#555555": "var(--pst-color-text-muted)", "#dddddd": "var(--pst-color-border)"}
 COLOURS |= {"#eeeeee": "var(--pst-color-surface)"}
@@ -53,8 +54,10 @@ def inline_svg(svg: str, alt: str, name: str) -> str:
     svg = re.sub(r"font: ([\d.]+)px [^;\"]*", r"font-size: \1px", svg)
     svg = re.sub(r"\n\s*", "\n", svg)
     left, top, width, height = re.search(r'viewBox="([^"]+)"', svg)[1].split()
-    natural = 4 / 3 if "pt" in svg[: svg.index(">")] else 1
-    head = f'<svg viewBox="{left} {top} {width} {height}" style="max-width: {natural * float(width):.0f}px" role="img" '
+    natural = f"{(4 / 3 if 'pt' in svg[: svg.index('>')] else 1) * float(width):.0f}px"
+    head = (
+        f'<svg viewBox="{left} {top} {width} {height}" style="--natural: {natural}; max-width: {natural}" role="img" '
+    )
     head += f'aria-label="{escape(alt)}" xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink">'
     return f'<div class="plot" tabindex="0">{head}{svg[svg.index(">") + 1 :]}</div>'
 
@@ -110,7 +113,7 @@ def explain(app: Sphinx, doctree: nodes.document, docname: str) -> None:
 
 
 def name_headings(app: Sphinx, doctree: nodes.document, docname: str) -> None:
-    """Make the empty corners of a table that pandas wrote cells instead of headings, which would need a name."""
+    """Turn the empty corner headings of pandas' tables into plain cells: a heading needs a name."""
     for raw in doctree.findall(nodes.raw):
         if 'class="dataframe"' in raw.astext():
             raw[:] = [nodes.Text(raw.astext().replace("<th></th>", "<td></td>"))]

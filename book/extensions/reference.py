@@ -68,7 +68,7 @@ def is_target(node: nodes.Node) -> bool:
 
 
 def is_text(node: nodes.Node) -> bool:
-    """Tell whether a node may be of the docstring of a module that comes before."""
+    """Tell whether a node can belong to the docstring of the module before it."""
     return not isinstance(node, nodes.section | nodes.target | addnodes.desc | addnodes.index | Fold)
 
 

@@ -41,7 +41,7 @@ def site(config: dict[str, Any]) -> str:
 
 def wheel(config: dict[str, Any]) -> str:
     """The address of fairlib's wheel, which is published with the book; empty while there is none."""
-    (version,) = re.findall(r'"([\d.]+)"', VERSION.read_text(encoding="utf-8"))
+    (version,) = re.findall(r'__version__ = "([^"]+)"', VERSION.read_text(encoding="utf-8"))
     return f"{site(config)}wheel/who_pays-{version}-py3-none-any.whl" if site(config) else ""
 
 

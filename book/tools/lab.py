@@ -1,8 +1,8 @@
 """Copies of the notebooks for JupyterLab, in `_build/lab`, so that running them changes no file of the project.
 
-`python book/tools/lab.py` copies what is missing, and anew what has changed since, unless the copy changed too: that
-one stays. The copies name the literature by author and year, since JupyterLab knows no bibliography, and fold the code
-that is folded in the book.
+`python book/tools/lab.py` copies what is missing, and copies again what has changed since. A copy that you changed
+stays. The copies name the literature by author and year, since JupyterLab knows no bibliography, and fold the code that
+is folded in the book.
 """
 
 from __future__ import annotations

@@ -12,12 +12,13 @@ from __future__ import annotations
 import argparse
 import csv
 import math
-import shutil
 import statistics
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
+
+from chromium import CHROMIUM, FLAGS
 
 SCREEN = {"width": 1366, "height": 768}
 COLUMNS = ("page", "screens", "first figure", "code %", "words", "KiB")
@@ -47,8 +48,7 @@ def measure(html: Path) -> Iterator[tuple[str, float, float, float, int, float]]
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-        browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox", "--disable-gpu"])
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
         tab = browser.new_page(viewport=SCREEN)
         for page in sorted(page for folder in ("book", "notebooks") for page in (html / folder).rglob("*.html")):
             tab.goto(page.as_uri(), wait_until="load")

@@ -2,7 +2,8 @@
 
 `python book/tools/pdf.py [BUILD]` joins the pages of each part in `BUILD/html` to one, and prints it as
 `BUILD/pdf/PART.pdf`. A link to a page of the same part arrives inside the PDF; any other leads to the published book,
-or is its text while that has no address. What is folded is open on paper, but folded code is gone (`print.css`).
+or becomes plain text while the book has no address. What is folded is open on paper, but folded code is gone
+(`print.css`).
 """
 
 from __future__ import annotations
@@ -11,16 +12,16 @@ import posixpath
 import re
 import shutil
 import sys
+from html import escape
 from pathlib import Path
 from urllib.parse import urljoin
 
 import yaml
 from address import site
 from bs4 import BeautifulSoup, Tag
+from chromium import CHROMIUM, FLAGS
 
 ROOT = Path(__file__).parents[2]
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
 READY = """async () => {
   document.documentElement.dataset.theme = "light";
   if (window.MathJax && MathJax.startup) await MathJax.startup.promise;
@@ -118,9 +119,7 @@ def main() -> int:
     build = Path(*sys.argv[1:]).resolve() if len(sys.argv) > 1 else ROOT / "_build"
     html, out = build / "html", build / "pdf"
     if not (html / "index.html").is_file() or not CHROMIUM:
-        print(
-            "the book is not built: make book" if CHROMIUM else "make pdf needs Chromium on the PATH", file=sys.stderr
-        )
+        print("the book is not built: make book" if CHROMIUM else "there is no Chromium on the PATH", file=sys.stderr)
         return 1
     from playwright.sync_api import sync_playwright
 
@@ -155,7 +154,7 @@ def print_page(browser, text: str, html: Path, out: Path, title: str) -> None:
         foot = {
             "display_header_footer": True,
             "header_template": "<span></span>",
-            "footer_template": FOOT.replace("TITLE", title),
+            "footer_template": FOOT.replace("TITLE", escape(title)),
         }
         tab.pdf(path=out, margin=margin, **foot, **options)
     finally:

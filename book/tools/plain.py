@@ -22,19 +22,20 @@ import nbformat
 import yaml
 from address import site, wheel
 from bs4 import BeautifulSoup, NavigableString, Tag
+from lab import HIDDEN
 from nbformat import NotebookNode
+
+from fairlib.plots import PALETTE
 
 ROOT = Path(__file__).parents[2]
 DROPPED = ".headerlink, button, script, style, nav, .sd-summary-icon, .sd-summary-state-marker"
 STANDING = {"p", "div", "section", "ul", "ol", "dl", "table", "pre", "details", "aside", "figure", "blockquote", "hr"}
 STANDING |= {f"h{depth}" for depth in range(1, 7)}
 QUOTED = {"proof", "exercise", "admonition"}
-HIDDEN = {"hide-input", "hide-cell", "remove-input", "remove-cell"}
 SPECIAL = re.compile(r"([\\`*_\[\]<>$|])")
 # The colours of the page (book/extensions/pages.py), for a picture that stands alone.
-COLOURS = dict(enumerate(("0072b2", "d55e00", "009e73", "cc79a7", "e69f00", "56b4e9", "f0e442"), 1))
-VARIABLES = {f"plot-{number}": colour for number, colour in COLOURS.items()}
-VARIABLES |= {"pst-color-text-base": "000000", "pst-color-background": "ffffff", "pst-color-text-muted": "555555"}
+VARIABLES = {f"plot-{number}": color.lower() for number, color in enumerate(PALETTE[:7], 1)}
+VARIABLES |= {"pst-color-text-base": "#000000", "pst-color-background": "#ffffff", "pst-color-text-muted": "#555555"}
 
 
 class Page:
@@ -93,7 +94,7 @@ class Page:
 
     def drawn(self, node: Tag) -> str:
         """A drawing that is part of the page, as a picture with colours of its own."""
-        svg = re.sub(r"var\(--([\w-]+)\)", lambda found: "#" + VARIABLES.get(found[1], "dddddd"), str(node))
+        svg = re.sub(r"var\(--([\w-]+)\)", lambda found: VARIABLES.get(found[1], "#dddddd"), str(node))
         svg = svg.replace("viewbox=", "viewBox=").replace("<svg ", '<svg font-family="sans-serif" ', 1)
         name = f"drawing-{len(self.pictures) + 1}.svg"
         return self.attached(node.get("aria-label", ""), name, "image/svg+xml", svg.encode())
@@ -181,7 +182,7 @@ def converted(page: Page, notebook: NotebookNode, wheel: str = "") -> NotebookNo
     """A plain notebook: the words of the built page, the code and the outputs of the executed notebook.
 
     Args:
-        page: Built page, which is used up.
+        page: Built page; it is modified.
         notebook: Executed notebook that the page was built from.
         wheel: Address of fairlib's wheel, which the first code cell installs where fairlib is missing.
 

@@ -92,7 +92,7 @@ class Build:
         parts += [f"{len(self.failed)} failed"] if self.failed else []
         parts += [", ".join(names)] if names else []
         parts += [f"about {duration(self.left(now))} left"]
-        return " · ".join(parts) if self.total or names else "looking what has changed"
+        return " · ".join(parts) if self.total or names else "checking what has changed"
 
 
 def expected(folder: Path) -> dict[str, float]:
@@ -129,7 +129,7 @@ class Screen:
 
 
 def why(folder: Path, name: str) -> str:
-    """What the log of a page or step says of its failure: the end, and before it the warnings of Sphinx."""
+    """Quote the end of the log of a failed page or step, after any warnings of Sphinx."""
     path = folder / "logs" / f"{name}.log"
     if not path.is_file():
         return f"{path} was not written"

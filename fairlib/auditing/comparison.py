@@ -185,8 +185,8 @@ def audit(
         UserWarning: If the dense model does no better than always answering the most frequent class.
 
     Example:
-        Each of two groups has a feature of its own. Pruning half of the weights keeps those that the many use: nobody
-        of them loses anything, and the few are left with guesses.
+        Each of two groups has a feature of its own. Pruning half of the weights keeps those that the many use: none of
+        them loses anything, and the few are left guessing.
 
         >>> import torch, fairlib
         >>> signs = torch.tensor([1.0, -1.0]).repeat(50)

@@ -305,7 +305,7 @@ def on_table(claims: Sequence[Claim], table: pd.DataFrame, notebook: str) -> pd.
 def verdicts(table: pd.DataFrame, notebook: str) -> pd.DataFrame:
     """Compute the verdicts of the project's claims that a page tests, on its own table.
 
-    Without the project's files, which the wheel carries, there are none, and one sentence says so.
+    Where the project's files are missing (the wheel has them), the table is empty, and a sentence says so.
 
     Args:
         table: Table of :func:`fairlib.study`.

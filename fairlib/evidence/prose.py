@@ -47,10 +47,12 @@ def points(values: ArrayLike | Interval, *, interval: bool = False) -> str:
         interval: Whether to add the 95 % interval over seeds.
 
     Raises:
-        ValueError: If a value is missing or not finite.
+        ValueError: If a value is missing or not finite, or the interval is asked for and there is a single value.
     """
     if not isinstance(values, Interval):
         values = t_interval(np.atleast_1d(values))
+    if not np.isfinite(values if interval else values.estimate).all():
+        raise ValueError(f"values must give a finite mean{' and interval' * interval}, got {values}")
     mean, low, high = (f"{100 * end:.1f}".replace("-0.0", "0.0") for end in values)
     return f"{mean} points" + f" [{low}, {high}]" * interval
 

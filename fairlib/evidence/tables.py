@@ -115,7 +115,7 @@ class Recorded:
 def recorded(path: str) -> Recorded:
     """Read a table that was recorded in ``results/``; if it is missing, print one sentence that says why.
 
-    Without the project's files, which the wheel carries, it says only that: there may be such a table.
+    Where the project's files are missing (the wheel has them), the sentence says so, not that there is no such table.
 
     Args:
         path: Path of the CSV file from the root of the project. On a page it has to be a literal, since the files that

@@ -1,4 +1,7 @@
-"""The book as it was built last, or the one that WHO_PAYS_HTML names; what needs it is skipped without one."""
+"""The book as it was built last, or the one that WHO_PAYS_HTML names, and the browser that opens it.
+
+What needs one of the two is skipped without it.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,12 @@ import os
 from pathlib import Path
 
 import pytest
+from chromium import CHROMIUM, FLAGS  # noqa: F401
 
 ROOT = Path(__file__).parents[2]
 HTML = Path(os.environ.get("WHO_PAYS_HTML") or ROOT / "_build" / "html").resolve()
 
+needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on the PATH (Debian: apt install chromium)")
 needs_book = pytest.mark.skipif(not (HTML / "index.html").is_file(), reason="the book is not built: make book")
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
 import re
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
 
+import address
 import pytest
 import yaml
 
@@ -21,10 +21,6 @@ TEXT = (ROOT / "_config.yml").read_text(encoding="utf-8")
 CONFIG = yaml.safe_load(TEXT)
 URL = CONFIG["repository"]["url"]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-
-spec = importlib.util.spec_from_file_location("address", SCRIPT)
-address = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(address)
 
 
 def at(url: str) -> dict:

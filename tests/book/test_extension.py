@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "book" / "extensions"))
 pages = pytest.importorskip("pages")
 
 DRAWN = """<?xml version="1.0"?>
@@ -31,7 +27,7 @@ def inlined() -> str:
 def test_it_is_one_element_with_a_text(inlined: str):
     (svg,) = ElementTree.fromstring(inlined)
     assert svg.attrib["role"] == "img" and svg.attrib["aria-label"] == 'a "b" & c'
-    assert "max-width: 133px" in svg.attrib["style"] and svg.attrib["viewBox"] == "0 0 100 50"
+    assert "--natural: 133px; max-width: 133px" in svg.attrib["style"] and svg.attrib["viewBox"] == "0 0 100 50"
 
 
 def test_colours_and_font_are_the_pages(inlined: str):

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 
+import lab
 import pytest
 from built import ROOT
-
-spec = importlib.util.spec_from_file_location("lab", ROOT / "book" / "tools" / "lab.py")
-lab = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(lab)
 
 BIBLIOGRAPHY = """
 @article{two, author = {van Dam, A. and {\\"O}z, B.}, year = {2001}}

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-
-import pytest
-from built import ROOT
-
-sys.path.insert(0, str(ROOT / "book" / "tools"))
 import pdf
+import pytest
+from built import CHROMIUM, FLAGS, needs_browser
 
 ADDRESS = "https://org.github.io/repo/"
 PAGE = """<html><head><title>x</title><link rel="stylesheet" href="{up}_static/book.css"></head><body>
@@ -68,14 +64,14 @@ def test_the_parts_are_those_of_the_contents():
     assert pdf.parts(contents) == {"A": ["front", "a"], "B": []}
 
 
-@pytest.mark.skipif(pdf.CHROMIUM is None, reason="no Chromium on the PATH (Debian: apt install chromium)")
+@needs_browser
 @pytest.mark.xdist_group("pages")
 def test_links_arrive_inside_the_pdf_and_its_pages_are_numbered(html):
     from playwright.sync_api import sync_playwright
     from pypdf import PdfReader
 
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=pdf.CHROMIUM, args=pdf.FLAGS)
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
         style = "<style>.printed { break-before: page }</style>"
         pdf.print_page(browser, style + str(joined(html)), html, html / "part.pdf", "A part")
         browser.close()

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
-import sys
 from pathlib import Path
 
 import nbformat
+import plain
 import pytest
 from built import HTML, ROOT, needs_book
 from nbformat import NotebookNode
@@ -16,7 +15,6 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 
 from fairlib.environment import __version__
 
-TOOLS = ROOT / "book" / "tools"
 ADDRESS = "https://org.github.io/repo/"
 CONFIG = {"repository": {"url": "https://github.com/org/repo"}}
 MYST = re.compile(r"\{[\w:-]+\}`|^\s*(:{3,}|`{3,}\{|~{3,}\{)|^\([\w-]+\)=$", re.MULTILINE)
@@ -57,20 +55,6 @@ y = 2\end{split}\]</div>
 """
 
 
-@pytest.fixture(scope="module")
-def plain():
-    """The script, which imports its neighbour as a script does."""
-    sys.path.insert(0, str(TOOLS))
-    spec = importlib.util.spec_from_file_location("plain", TOOLS / "plain.py")
-    module = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    finally:
-        sys.path.remove(str(TOOLS))
-        sys.modules.pop("address", None)
-    return module
-
-
 @pytest.fixture
 def book(tmp_path) -> Path:
     """A built book of one page, and the notebook that it was built from."""
@@ -104,7 +88,7 @@ def book(tmp_path) -> Path:
     return tmp_path
 
 
-def convert(plain, book: Path, config: dict) -> NotebookNode:
+def convert(book: Path, config: dict) -> NotebookNode:
     assert plain.convert(book / "html", book / "source", book / "plain", config) == 1
     written = (book / "plain" / "notebooks" / "part" / "page.ipynb").read_text(encoding="utf-8")
     assert (book / "html" / "_sources" / "notebooks" / "part" / "page.ipynb").read_text(encoding="utf-8") == written
@@ -117,8 +101,8 @@ def words(made: NotebookNode) -> str:
     return "\n\n".join(cell.source for cell in made.cells if cell.cell_type == "markdown")
 
 
-def test_the_words_are_those_of_the_page(plain, book):
-    text = words(convert(plain, book, CONFIG))
+def test_the_words_are_those_of_the_page(book):
+    text = words(convert(book, CONFIG))
     assert text.startswith("# 3. The title\n\nWho pays \\[*sic*\\], says Tran *et al.* ")
     assert f"\\[[2022]({ADDRESS}book/bibliography.html#id7)\\]" in text
     assert "[there](https://example.org/x), `a_b` and $a < b$." in text
@@ -131,8 +115,8 @@ def test_the_words_are_those_of_the_page(plain, book):
     assert text.endswith(f"a plain copy of [a page]({ADDRESS}notebooks/part/page.html) of the book Who Pays?*")
 
 
-def test_pictures_travel_along(plain, book):
-    cells = [cell for cell in convert(plain, book, CONFIG).cells if "attachments" in cell]
+def test_pictures_travel_along(book):
+    cells = [cell for cell in convert(book, CONFIG).cells if "attachments" in cell]
     (cell,) = cells
     assert "![A dot](attachment:dot.png)" in cell.source and "![A line](attachment:drawing-2.svg)" in cell.source
     assert set(cell.attachments) == {"dot.png", "drawing-2.svg"}
@@ -141,8 +125,8 @@ def test_pictures_travel_along(plain, book):
     assert 'xmlns="http://www.w3.org/2000/svg"' in drawing
 
 
-def test_the_cells_are_the_notebooks_own_and_folded_as_on_the_page(plain, book):
-    made = convert(plain, book, CONFIG)
+def test_the_cells_are_the_notebooks_own_and_folded_as_on_the_page(book):
+    made = convert(book, CONFIG)
     install, parameters, drawn = (cell for cell in made.cells if cell.cell_type == "code")
     assert install.source == f'address = "{ADDRESS}wheel/who_pays-{__version__}-py3-none-any.whl"  # Of the wheel'
     assert parameters.metadata == {"tags": ["parameters"]}
@@ -153,15 +137,15 @@ def test_the_cells_are_the_notebooks_own_and_folded_as_on_the_page(plain, book):
     assert made.metadata == {"kernelspec": {"name": "python3", "display_name": "Python"}}
 
 
-def test_without_an_address_links_within_the_book_are_words(plain, book):
-    made = convert(plain, book, {"repository": {"url": ""}})
+def test_without_an_address_links_within_the_book_are_words(book):
+    made = convert(book, {"repository": {"url": ""}})
     assert "says Tran *et al.* \\[2022\\]?" in words(made) and "[there](https://example.org/x)" in words(made)
     install, _, drawn = (cell for cell in made.cells if cell.cell_type == "code")
     assert install.source.startswith('address = "" ')
     assert drawn.outputs[1].data["text/markdown"] == "3 points"
 
 
-def test_a_page_of_another_notebook_is_refused(plain, book):
+def test_a_page_of_another_notebook_is_refused(book):
     path = book / "source" / "notebooks" / "part" / "page.ipynb"
     notebook = nbformat.read(path, 4)
     for cells, problem in (
@@ -170,7 +154,7 @@ def test_a_page_of_another_notebook_is_refused(plain, book):
     ):
         nbformat.write(new_notebook(cells=cells), path)
         with pytest.raises(ValueError, match=problem):
-            convert(plain, book, CONFIG)
+            convert(book, CONFIG)
 
 
 @needs_book

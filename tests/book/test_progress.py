@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import pty
 import re
@@ -12,14 +11,12 @@ import sys
 import time
 from pathlib import Path
 
+import progress
 import pytest
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "book" / "tools" / "progress.py"
 
-spec = importlib.util.spec_from_file_location("progress", SCRIPT)
-progress = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(progress)
 
 SNAKEFILE = """
 localrules: book, stage, html

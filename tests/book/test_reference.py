@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
 import pytest
-from built import HTML, needs_book
-from test_pages import CHROMIUM, FLAGS
+from built import CHROMIUM, FLAGS, HTML, needs_book, needs_browser
 
 import fairlib
 
@@ -21,7 +19,6 @@ DESCRIBED = re.findall(r"\.\. auto\w+:: fairlib\.(\w+)$", "\n".join(page.read_te
 NAMES = [
     name for name in fairlib.__all__ if name != "__version__" and not isinstance(getattr(fairlib, name), ModuleType)
 ]
-needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on the PATH (Debian: apt install chromium)")
 SIZES = """() => [document.documentElement.scrollHeight / innerHeight,
   document.querySelectorAll("summary.reference-summary").length]"""
 OPENED = """() => {
@@ -43,7 +40,6 @@ def test_every_page_is_in_the_overview():
 def test_a_description_is_folded_under_its_name_and_first_paragraph():
     nodes = pytest.importorskip("docutils.nodes")
     addnodes = pytest.importorskip("sphinx.addnodes")
-    sys.path.insert(0, str(ROOT / "book" / "extensions"))
     import reference
 
     link = nodes.reference("", "", nodes.literal("", "fairlib.fit"), classes=["term"])
