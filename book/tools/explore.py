@@ -1,6 +1,6 @@
 """The data of the slider: accuracies of groups from recorded tables, as an element that ``slider.js`` brings to life.
 
-Without scripts, and on paper, it is tables.
+Without scripts, and on paper, it is tables and a still figure.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from typing import Any
 
 import pandas as pd
 import values
+from matplotlib.figure import Figure
 
-from fairlib import effects
+from fairlib import effects, plots
 from fairlib.statistics import t_interval
 
 PRUNE = "of the weights pruned"
@@ -75,6 +76,35 @@ def _by_size(rows: pd.DataFrame, *, names: bool) -> pd.DataFrame:
     sizes = rows.groupby("group")["train_size"].mean().sort_values(kind="stable")
     found = rows.pivot(index="seed", columns="group", values="accuracy")[list(sizes.index)]
     return found.set_axis(pd.MultiIndex.from_tuples(list(sizes.items())), axis=1)
+
+
+def still() -> Figure:
+    """Draw all choices, a panel for each: the accuracy of every group over what is kept."""
+    figure, axes = plots.new_figure(3, rows=2, width=8.6, height=5.2)
+    for axis, title in zip(axes, CHOICES, strict=False):
+        one = choice(title)
+        groups = one["groups"]
+        for group in groups[1:-1]:
+            axis.plot(group["accuracy"], color="#555555", linewidth=0.8)
+        for group, color in ((groups[0], plots.PALETTE[0]), (groups[-1], plots.PALETTE[1])):
+            axis.plot(group["accuracy"], color=color, linewidth=2)
+            below = group is groups[-1] and group["accuracy"][0] > 20
+            axis.annotate(
+                group["name"],
+                (0, group["accuracy"][0]),
+                xytext=(2, -4 if below else 4),
+                textcoords="offset points",
+                color=color,
+                va="top" if below else "bottom",
+            )
+        axis.margins(y=0.12)
+        axis.set_xticks(range(len(one["levels"])), [level.removesuffix(" %") for level in one["levels"]])
+        axis.set_title(title.replace(", ", "\n", 1), loc="left", fontsize=9)
+        axis.set_xlabel(f"% {one['unit']}")
+    for axis in axes[len(CHOICES) :]:
+        axis.set_axis_off()
+    figure.supylabel("test accuracy, %", fontsize=9)
+    return figure
 
 
 def html() -> str:

@@ -198,6 +198,7 @@ def main(folder: str) -> None:
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "book"}):  # Texts as texts, the same each time.
         for name, shape in (("wide", (8.6, 4.5, 4, 9)), ("narrow", (3.9, 8.6, 2, 9))):
             figure(*shape).savefig(drawn / f"{name}.svg", metadata={"Date": None})
+        explore.still().savefig(drawn / "explore.svg", metadata={"Date": None})
     (drawn / "explore.html").write_text(explore.html(), encoding="utf-8")
 
 

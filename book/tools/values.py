@@ -37,9 +37,14 @@ def table(path: str) -> pd.DataFrame:
     return pd.read_csv(project() / path)
 
 
+def gained(path: str, groups: str, level: float, **where: Any) -> pd.Series:
+    """What the smallest or the largest third of groups gains against the control, by seed."""
+    return effects.accuracy_change(table(path), level=level, groups=groups, where=where)
+
+
 def lost(path: str, groups: str, level: float, **where: Any) -> str:
-    """What the smallest or the largest third of groups loses against the control, on average over the seeds."""
-    return points(-effects.accuracy_change(table(path), level=level, groups=groups, where=where))
+    """What such a third of groups loses, on average over the seeds."""
+    return points(-gained(path, groups, level, **where))
 
 
 @value
@@ -93,8 +98,7 @@ def relus_largest() -> str:
 def relus_resnet34() -> str:
     networks = "results/linearization/who-pays-for-relus-networks.csv"
     verdict("D-fig-11-r34-cifar10", networks, expect="reversed")
-    where = {"model": "resnet34", "method": "linearize:snl"}
-    return points(effects.accuracy_change(table(networks), level=0.02, groups="smallest", where=where))
+    return points(gained(networks, "smallest", 0.02, model="resnet34", method="linearize:snl"))
 
 
 @value

@@ -122,6 +122,8 @@ def test_pages_are_staged(tmp_path: Path):
     shutil.copy(ROOT / "_config.yml", tmp_path)
     front.main(str(tmp_path))
     assert values.digits_smallest() in (tmp_path / "_config.yml").read_text(encoding="utf-8")
+    still = (tmp_path / "book" / "_front" / "explore.svg").read_text(encoding="utf-8")
+    assert all(f">{group}<" in still for group in ("largest", "smallest", "White", "Others", "13-17"))
     for name in ("wide", "narrow"):
         svg = ElementTree.parse(tmp_path / "book" / "_front" / f"{name}.svg")
         texts = [node.text for node in svg.iter("{http://www.w3.org/2000/svg}text")]

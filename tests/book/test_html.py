@@ -115,3 +115,16 @@ def test_what_we_saw_is_short(name: str):
         for node in seen.select("table, details, .cell_input, figure, pre, script, section section"):
             node.decompose()
         assert len(re.findall(r"[^\W_]\S*", seen.get_text(" "))) <= 250
+
+
+@pytest.mark.parametrize("name", ["book/intro.html", "notebooks/pruning/matthew-effect.html"])
+def test_words_of_the_glossary_lead_there_and_say_what_they_mean(name: str):
+    meanings = {
+        term["id"]: term.find_next_sibling("dd").text for term in article("book/glossary.html").select("dt[id]")
+    }
+    links = article(name).select("a.term")
+    assert len(links) >= 3
+    for link in links:
+        path, anchor = urldefrag(link["href"])
+        assert path.endswith("glossary.html")
+        assert " ".join(meanings[anchor].split()) == link["title"]

@@ -166,6 +166,20 @@ def test_sliders_move_by_keyboard_and_change_picture_and_words(visit: Visit):
     assert visit.sliders or visit.name not in WITH_SLIDER
 
 
+def test_without_scripts_and_on_paper_the_sliders_are_a_still_figure(browser):
+    context = browser.new_context(viewport=LAPTOP, java_script_enabled=False)
+    tab = context.new_page()
+    tab.goto((HTML / "book" / "explore.html").as_uri())
+    assert tab.locator(".still svg").is_visible()
+    context.close()
+    tab = browser.new_page()
+    open_page(tab, HTML / "book" / "explore.html")
+    assert not tab.locator(".still svg").is_visible()
+    tab.emulate_media(media="print")
+    assert tab.locator(".still svg").is_visible()
+    tab.close()
+
+
 def test_every_formula_is_typeset(visit: Visit):
     assert not visit.facts["unset"]
     assert not visit.facts["failed"]
