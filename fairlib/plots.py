@@ -453,7 +453,7 @@ def matrix(axis: Axes, values: pd.DataFrame) -> None:
     """
     axis.imshow(values, cmap="RdBu_r", vmin=-1.5, vmax=1.5)
     for (row, column), value in np.ndenumerate(values):
-        axis.text(column, row, f"{value:.2f}", ha="center", va="center", size=8)
+        axis.text(column, row, f"{value:.2f}", ha="center", va="center", size=9, color="#111111")
     names = [name.replace("_", " ") for name in values]
     axis.set_xticks(range(len(names)), names, rotation=40, ha="right")
     axis.set_yticks(range(len(names)), names)

@@ -2,3 +2,11 @@
 if (window.location.protocol === "file:") {
   DOCUMENTATION_OPTIONS.SHOW_SEARCH_SUMMARY = false;
 }
+
+// Paper is white, also for those who read in the dark.
+let theme;
+addEventListener("beforeprint", () => {
+  theme = document.documentElement.dataset.theme;
+  document.documentElement.dataset.theme = "light";
+});
+addEventListener("afterprint", () => { document.documentElement.dataset.theme = theme; });

@@ -22,7 +22,7 @@ COLOURS = {color.lower(): f"var(--plot-{number})" for number, color in enumerate
 COLOURS |= {"#000000": "var(--pst-color-text-base)", "#ffffff": "var(--pst-color-background)"}
 COLOURS |= {"#555555": "var(--pst-color-text-muted)", "#dddddd": "var(--pst-color-border)"}
 COLOURS |= {"#eeeeee": "var(--pst-color-surface)"}
-GLOSSARY = "book/glossary"
+GLOSSARY, BIBLIOGRAPHY = "book/glossary", "book/bibliography"
 # Words that a page uses in another sense than the glossary.
 OTHER_SENSE = {
     "book/intro": ("loss",),
@@ -90,7 +90,7 @@ def depart_image(translator: Any, node: nodes.image) -> None:
 
 def explain(app: Sphinx, doctree: nodes.document, docname: str) -> None:
     """Link the first use of each word of the glossary on a page; the link says on hover what the word means."""
-    if docname == GLOSSARY or GLOSSARY not in app.env.found_docs:
+    if docname in (GLOSSARY, BIBLIOGRAPHY) or GLOSSARY not in app.env.found_docs:
         return
     words = {word: own for word, own in glossary(app).items() if word not in OTHER_SENSE.get(docname, ())}
     pattern = re.compile(rf"\b({'|'.join(sorted(map(re.escape, words), key=len, reverse=True))})s?\b", re.IGNORECASE)

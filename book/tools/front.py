@@ -126,7 +126,7 @@ def draw(axis: Axes, panel: Panel) -> None:
     for name, where in panel.dots:
         for other in changes(name, where):
             for third in BOTH:
-                axis.plot(other["kept"], other[third], "o", color=COLOURS[third], markersize=2.6, alpha=0.45, mew=0)
+                axis.plot(other["kept"], other[third], "o", color=COLOURS[third], markersize=3.2, alpha=0.6, mew=0)
     (own,) = changes(*panel.line)
     for third in BOTH:
         kept, mean, half = ([start, *own[name]] for start, name in ((1, "kept"), (0, third), (0, f"{third}_half")))
@@ -149,8 +149,11 @@ def figure(width: float, height: float, columns: int, size: float) -> Figure:
             _label(axis, panel, last=columns == 4 or panel in rows[-1])
             title = ("Pruning", "Fewer ReLUs")[panel in LINEARIZED], panel.data
             axis.set_title("\n".join(title), loc="left")
-        axes[0].text(0.75, 3, "largest third", color=COLOURS["largest"])
-        axes[0].text(1, -26, "smallest\nthird", color=COLOURS["smallest"], va="center")
+        lines = [
+            axes[0].plot([], [], color=COLOURS[third], linewidth=1.8, label=f"{third} third of groups")[0]
+            for third in BOTH
+        ]
+        drawn.legend(handles=lines, loc="outside upper left", ncols=2, frameon=False, labelcolor="linecolor")
         drawn.supylabel("change of test accuracy, points", fontsize=size)
     return drawn
 
@@ -196,7 +199,7 @@ def main(folder: str) -> None:
     drawn = Path(folder, "book", "_front")
     drawn.mkdir(parents=True, exist_ok=True)
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "book"}):  # Texts as texts, the same each time.
-        for name, shape in (("wide", (8.6, 4.5, 4, 9)), ("narrow", (3.9, 8.6, 2, 9))):
+        for name, shape in (("wide", (8.6, 4.8, 4, 9)), ("narrow", (3.9, 8.9, 2, 9))):
             figure(*shape).savefig(drawn / f"{name}.svg", metadata={"Date": None})
         explore.still().savefig(drawn / "explore.svg", metadata={"Date": None})
     (drawn / "explore.html").write_text(explore.html(), encoding="utf-8")

@@ -14,7 +14,7 @@ from importlib.resources import files
 from pathlib import Path
 
 import pytest
-from built import CHROMIUM, FLAGS, HTML, built_pages, needs_book, needs_browser
+from built import HTML, built_pages, needs_book, needs_browser
 
 LAPTOP = {"width": 1366, "height": 768}
 PHONE = {"width": 390, "height": 844}
@@ -66,16 +66,6 @@ def open_page(tab, page: Path, query: str = "") -> None:
     tab.goto(page.as_uri() + query, wait_until="load")
     tab.evaluate(TYPESET)
     tab.evaluate(IN_PAGE)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator:
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield chromium
-        chromium.close()
 
 
 @pytest.fixture(scope="module")

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
 import pytest
-from built import CHROMIUM, FLAGS, HTML, needs_book, needs_browser
+from built import HTML, needs_book, needs_browser
 
 import fairlib
 
@@ -51,16 +50,6 @@ def test_a_description_is_folded_under_its_name_and_first_paragraph():
     assert [type(node) for node in folded.children] == [reference.Line, addnodes.desc]
     assert folded[0].astext() == "load As fairlib.fit" and not list(folded[0].findall(nodes.reference))
     assert content.astext() == "More."
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator:
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield chromium
-        chromium.close()
 
 
 @needs_book

@@ -27,11 +27,10 @@ BLOCK = re.compile(r"^```(python|bash)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 NOT_RUN = {  # Commands by their first words, with the reason.
     "make book": "executes all notebooks",
     "make test": "runs this",
-    "make env": "installs an environment",
     "make sweep": "trains for minutes to hours",
     "make verify": "installs an environment; how-to/check-a-number.md runs `fairlib verify`",
     "source .venv/bin/activate": "the environment of these tests is active",
-    ".venv/bin/jupyter lab": "opens a browser",
+    "make lab": "opens a browser",
     ".venv/bin/pip install": "needs a network",
 }
 LEDGER = "book/how-to-run.md"  # The one page whose `fairlib ledger` is run: it evaluates every claim.

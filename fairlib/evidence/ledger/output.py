@@ -88,7 +88,8 @@ def own_rows(claims: Sequence[Claim], results: pd.DataFrame, notebook: str) -> s
 def _short(row: Any) -> str:
     elsewhere = "elsewhere " * (row.seeds > 0 and not row.counts)
     estimate = f" {escape(numbers(row))}" * (row.seeds > 0)
-    reason = f": {escape(row.reason)}" * (row.verdict == "undecided (floor)")
+    few = row.verdict == "undecided" and 0 < row.seeds < 10
+    reason = f": {escape(row.reason)}" * bool(row.reason and (few or row.verdict == "undecided (floor)"))
     return f"{elsewhere}**{row.verdict}**{estimate}" + f" ({origin(row)}{reason})" * bool(origin(row))
 
 
