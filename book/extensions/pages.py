@@ -46,6 +46,8 @@ def inline_svg(svg: str, alt: str, name: str) -> str:
     svg = svg[svg.index("<svg") :]
     for gone in (r"<metadata>.*?</metadata>", r"<!--.*?-->\s*", r"<style[^>]*>.*?</style>", r"<(title|desc)>.*?</\1>"):
         svg = re.sub(gone, "", svg, flags=re.DOTALL)
+    paper = r'(<g id="patch_\d+">\s*<path [^>]*style=")fill: #ffffff'  # Behind a figure of Matplotlib and its axes.
+    svg = re.sub(paper, r"\g<1>fill: none", svg)
     svg = re.sub(r"<\w+ [^>]*>", _styled, svg)
     svg = re.sub("|".join(COLOURS), lambda found: COLOURS[found[0].lower()], svg, flags=re.IGNORECASE)
     used = set(re.findall(r'(?:href="#|url\(#)([^")]+)', svg))

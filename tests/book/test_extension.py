@@ -13,6 +13,8 @@ DRAWN = """<?xml version="1.0"?>
  width="100pt" height="50pt" viewBox="0 0 100 50">
  <style>*{stroke: red}</style>
  <defs><path id="m1" d="M0 0" style="stroke: #000000"/><clipPath id="c"><rect/></clipPath></defs>
+ <g id="patch_1">
+  <path d="M0 0" style="fill: #ffffff"/></g>
  <g id="unused" clip-path="url(#c)"><use xlink:href="#m1" style="fill: #0072b2"/></g>
  <rect fill="#FFFFFF" stroke="#D55E00" style="opacity: 0.5"/>
  <text style="font: 10px 'DejaVu Sans', sans-serif; text-anchor: middle">a</text>
@@ -32,7 +34,7 @@ def test_it_is_one_element_with_a_text(inlined: str):
 
 def test_colours_and_font_are_the_pages(inlined: str):
     assert "#" not in inlined.replace('"#s1-', "").replace("(#s1-", "")
-    assert "fill: var(--plot-1)" in inlined
+    assert "fill: var(--plot-1)" in inlined and '<path d="M0 0" style="fill: none"/>' in inlined
     assert 'style="fill: var(--pst-color-background); stroke: var(--plot-2); opacity: 0.5"' in inlined
     assert "font-size: 10px; text-anchor: middle" in inlined and "DejaVu" not in inlined
     assert "<style" not in inlined
