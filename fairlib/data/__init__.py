@@ -14,7 +14,7 @@ import numpy as np
 
 from fairlib._validation import check_settings, lookup
 from fairlib.data import celeba, digits, folder, labelled, lfw, synthetic_faces, utkface
-from fairlib.data.collection import Collection, Request, check_count, select
+from fairlib.data.collection import Collection, Request, check_count, in_order, select
 from fairlib.data.dataset import GroupedDataset, Sizes, Splits
 from fairlib.data.near_duplicates import near_duplicates as grouped
 from fairlib.data.splitting import (
@@ -75,6 +75,11 @@ def load(
     ``fractions``; photographs that are nearly the same go to one part. ``report`` counts the samples that each step
     dropped.
 
+    People of one's own are ``"folder"``: pictures and a table (CSV, Excel or Parquet), whose columns are the
+    attributes. Its settings (:func:`fairlib.data.folder.folder`) name the table and its columns, among them one that
+    assigns the parts (``split``) and one that says who is shown (``person``: nobody is in two parts), the order of a
+    model's ``classes``, and what it expects (``normalize``).
+
     Args:
         name: Name of the data set in ``DATASETS``.
         target: Name of the attribute to predict, or several names, which are crossed; "" or None for the data set's
@@ -88,26 +93,29 @@ def load(
             ``synthetic-faces``, which need no files.
         seed: Seed of all that is random in the data. The samples that are drawn and the split have separate random
             streams; the seeds of weights and of training are other seeds.
-        fractions: Shares of train, val and test. Samples that a data set itself assigns to a part stay there.
+        fractions: Shares of train, val and test; 0 for no such part: ``(0, 0, 1)`` loads a test set alone. Samples that
+            a data set itself assigns to a part stay there.
         equal: Whether to make all groups of the training part equally large: by the settings in ``EQUAL``, or else by
             reducing every group to the size of the smallest.
         rare: Shares of samples to keep, in (0, 1], by group or by ``(group, target)``, given by name or code:
             ``{(1, 1): 0.1}`` keeps a tenth of the second group's second target (``Splits.imbalance``).
         rare_in: Names of the parts to which ``rare`` applies.
         near_duplicates: ``"together"``: near-duplicates (:mod:`fairlib.data.near_duplicates`, found in the pixels as
-            they are loaded, at ``image_size``) go to the same part. Where the data set itself assigns parts, those in
-            its first part stay there, and those in the other parts are dropped, as copies with the same bytes are.
+            they are loaded, at ``image_size``) go to the same part. Where the data set itself or the person shown
+            decides on parts, those in the first part stay there, and those in the other parts are dropped, as copies
+            with the same bytes are.
             ``report`` counts the images that have a near-duplicate (``near_duplicates``) and the dropped ones
             (``near_duplicates_dropped``). Only photographs are compared: not ``digits``, ``mnist``,
             ``fashion-mnist`` and ``synthetic-faces``. ``"ignored"``: images are split one by one, as in edition 0.1.
         settings: Settings of this data set: the keyword-only parameters of ``DATASETS[name]``.
 
     Returns:
-        Train, val and test, with inputs uint8 ``(N, C, image_size, image_size)``.
+        Train, val and test, with inputs uint8 ``(N, C, image_size, image_size)``; None for a part that was not asked
+        for, by ``fractions`` or by a column ``split`` that leaves it out.
 
     Raises:
         ValueError: If a name, an attribute or a value is unknown or wrong, a group has fewer than two samples in a
-            part, or a setting is given twice (by its name, and by ``limit`` or ``equal``).
+            part or is called "all", or a setting is given twice (by its name, and by ``limit`` or ``equal``).
         TypeError: If a setting is unknown.
         FileNotFoundError: If the data are missing; says how to get them.
         OSError: If an image cannot be read.
@@ -138,13 +146,22 @@ def load(
     collection = source(request, **settings)
 
     targets, target_names = _select(name, collection, "target", target)
+    places, class_names = in_order(target_names, collection.classes)
     groups, group_names = _select(name, collection, "group", group)
+    if "all" in group_names:
+        raise ValueError(f"a group of {group!r} is called 'all', the audit's name for everybody: give it another name")
     rows = np.flatnonzero((targets >= 0) & (groups >= 0))
     images = collection.images(rows)
     kept, dropped = drop_duplicates(images, np.stack([targets[rows], groups[rows]], axis=1))
     undefined = len(collection.table) - len(kept) - sum(dropped.values())
     images, rows = images[kept], rows[kept]
     given = None if collection.parts is None else collection.parts[rows]
+    asked = np.asarray(request.fractions) * (given is None or (given < 0).any())
+    rng = np.random.default_rng(split_seed)
+    if collection.people is not None:
+        people = collection.people[rows]
+        dropped["people"] = len(set(people))
+        given = fill_parts(given, groups[rows], request.fractions, rng, people=people)
 
     units = None
     if collection.photographs and near_duplicates == "together":
@@ -157,20 +174,23 @@ def load(
 
     targets, groups = targets[rows], groups[rows]
     cells = groups * len(target_names) + targets
-    parts = fill_parts(given, cells, request.fractions, np.random.default_rng(split_seed), units)
-    check_group_sizes(parts, groups, group_names)
-    whole = {
-        part: GroupedDataset(images[members], targets[members], groups[members], target_names, group_names)
-        for part, members in ((part, parts == code) for code, part in enumerate(PARTS))
-    }
+    parts = fill_parts(given, cells, request.fractions, rng, units)
+    members = {part: parts == code for code, part in enumerate(PARTS) if asked[code] or code in parts}
+    check_group_sizes(parts, groups, group_names, members)
+    names = (class_names, group_names, collection.normalize)
+    whole = {part: GroupedDataset(images[m], places[targets[m]], groups[m], *names) for part, m in members.items()}
     report = {
         **collection.report,
         "undefined": undefined,
         **dropped,
-        **{part: len(data) for part, data in whole.items()},
+        **{part: len(whole.get(part, ())) for part in PARTS},
     }
-    splits = Splits(**whole, name=name, report=report)
+    splits = Splits(**{part: whole.get(part) for part in PARTS}, name=name, report=report)
     if equal and name not in EQUAL:
+        if splits.train is None:
+            raise ValueError(
+                "equal=True makes the groups of the training part equally large, but there is no such part"
+            )
         smallest = int(splits.train.group_sizes.min())
         splits = splits.imbalance(dict.fromkeys(group_names, smallest), seed, parts=("train",))
     if rare:

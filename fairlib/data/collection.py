@@ -1,6 +1,6 @@
 """What a data set provides before target, group and split are chosen: pictures and their attributes."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,6 +42,10 @@ class Collection:
         photographs: Whether the pictures are photographs, in which images that are nearly the same are the same
             picture. Handwritten digits of different people, and drawings, look alike without being copies.
         report: Counts of what was found and what was skipped.
+        people: The person whom each sample shows, ``(N,)``: all of a person's samples go to one part; None if the
+            split is by samples.
+        classes: Names of the target's classes in the order of their codes; None for the order of the attribute.
+        normalize: What a model expects outside; see :class:`fairlib.GroupedDataset`.
     """
 
     table: pd.DataFrame
@@ -51,6 +55,9 @@ class Collection:
     parts: np.ndarray | None = None
     photographs: bool = False
     report: Mapping[str, Any] = field(default_factory=dict)
+    people: np.ndarray | None = None
+    classes: Sequence[object] | None = None
+    normalize: Any = None
 
 
 def check_count(name: str, value: object, wanted: str = "a positive integer") -> None:
@@ -98,9 +105,9 @@ def select(table: pd.DataFrame, names: str | Sequence[str]) -> tuple[np.ndarray,
         ValueError: If an attribute is unknown (the message lists the known ones), is a quantity, or has fewer than two
             values; if no attribute is given, or one is given twice.
     """
-    names = [names] if isinstance(names, str) else list(names)
-    if not names or len(set(names)) < len(names):
-        raise ValueError(f"attributes to cross must be one or more, each once; got {names}")
+    names = [names] if isinstance(names, str) else list(names) if isinstance(names, Iterable) else [names]
+    if not names or not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
+        raise ValueError(f"attributes to cross must be one or more names, each once; got {names}")
     codes, values = np.zeros(len(table), dtype=np.int64), [""]
     for name in names:
         known = name if name in table else name.replace(" ", "_")
@@ -109,6 +116,27 @@ def select(table: pd.DataFrame, names: str | Sequence[str]) -> tuple[np.ndarray,
         codes = np.where((codes < 0) | (added < 0), -1, codes * len(column.categories) + added)
         values = [f"{left} x {right}" if left else right for left in values for right in column.categories]
     return codes, tuple(values)
+
+
+def in_order(names: tuple[str, ...], classes: Iterable[object] | None) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Give the values of an attribute, ``names``, the order of ``classes``, which may name more; None is their own.
+
+    Returns:
+        The new code of each name, int64; and the names in the new order.
+
+    Raises:
+        ValueError: If ``classes`` lacks a name, or names one twice.
+    """
+    if classes is None:
+        return np.arange(len(names)), names
+    order = [] if isinstance(classes, str) or not isinstance(classes, Iterable) else [*map(str, classes)]
+    if lacking := [name for name in names if name not in order]:
+        raise ValueError(
+            f"classes must name every value of the target, but lacks {', '.join(lacking)}; got {classes!r}"
+        )
+    if len(set(order)) < len(order):
+        raise ValueError(f"classes must name every class once, got {classes!r}")
+    return np.array([*map(order.index, names)]), tuple(order)
 
 
 def _categories(name: str, column: pd.Series) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -26,18 +27,30 @@ Sizes = Mapping[str | int | tuple[str | int, str | int], int | float]
 """Counts or shares by group or by ``(group, target)``; both are given by name or code."""
 
 
+NORMALIZATIONS = {"imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))}
+"""Mean and standard deviation of RGB in [0, 1], by name."""
+
+SMALL = 1000
+"""Codes below it are codes whether they occur or not."""
+
+
 class GroupedDataset:
     """Samples ``(x_i, y_i, a_i)``: an input, a target class and a group, for i = 1..N.
 
     Args:
         inputs: Array or tensor: uint8 ``(N, C, H, W)`` with values 0 to 255, or float32 or float64
             ``(N, C, H, W)`` or ``(N, D)``.
-        targets: Integers ``(N,)``, codes into ``target_names``.
-        groups: Integers ``(N,)``, codes into ``group_names``.
-        target_names: Names of the classes; by default "0", "1", ... up to the largest target.
-        group_names: Names of the groups; by default "0", "1", ... up to the largest group.
+        targets: Integers ``(N,)``, codes into ``target_names``; or text ``(N,)`` (a list, an array, a pandas Series or
+            Categorical), the names themselves.
+        groups: Likewise, codes into ``group_names`` or names.
+        target_names: Names of the classes. By default those of text are its values, sorted (of a Categorical its
+            categories), and those of codes "0", "1", ... up to the largest. If that is above 1000 and fewer than half
+            of the numbers up to it occur, they are labels (zip codes, say), and the names are those that occur.
+        group_names: Names of the groups; by default likewise.
         normalize: ``(mean, std)``, one number for each channel (or feature), for a model that expects
-            ``(x - mean) / std``; None for a model that normalizes its inputs itself.
+            ``(x - mean) / std``; ``"imagenet"`` for torchvision's; None for a model that normalizes its inputs itself.
+
+    Names that are left out are those of this data set alone: give them where a class of the model may have no sample.
 
     Attributes:
         inputs, targets, groups: The tensors; targets and groups int64. On the CPU until ``to`` moves them.
@@ -56,8 +69,8 @@ class GroupedDataset:
 
     Raises:
         TypeError: If inputs, targets or groups have another dtype.
-        ValueError: If shapes disagree, there is no sample, an input is NaN or infinite, a code has no name,
-            or a name is given twice.
+        ValueError: If shapes disagree, there is no sample, an input is NaN or infinite, a target or group is missing
+            or has no name, or a name is given twice.
     """
 
     def __init__(
@@ -67,14 +80,12 @@ class GroupedDataset:
         groups: ArrayLike | Tensor,
         target_names: Sequence[str] | None = None,
         group_names: Sequence[str] | None = None,
-        normalize: tuple[Sequence[float], Sequence[float]] | None = None,
+        normalize: tuple[Sequence[float], Sequence[float]] | str | None = None,
     ) -> None:
         self.inputs = _checked_inputs(inputs)
-        self.targets = _checked_codes("targets", targets, len(self.inputs))
-        self.groups = _checked_codes("groups", groups, len(self.inputs))
-        self.target_names = _checked_names("target", self.targets, target_names)
-        self.group_names = _checked_names("group", self.groups, group_names)
-        self.normalize = None if normalize is None else _checked_normalize(normalize, self.inputs.shape[1])
+        self.targets, self.target_names = _checked_labels("target", targets, target_names, len(self.inputs))
+        self.groups, self.group_names = _checked_labels("group", groups, group_names, len(self.inputs))
+        self.normalize = None if normalize is None else checked_normalize(normalize, self.inputs.shape[1])
 
     @property
     def num_classes(self) -> int:
@@ -265,7 +276,7 @@ class Splits:
     """The three parts of a data set; unpacks as ``train, val, test``.
 
     Attributes:
-        train, val, test: Disjoint parts with the same names of targets and groups.
+        train, val, test: Disjoint parts with the same names of targets and groups; None where a part was not asked for.
         name: Name of the data set.
         report: Counts of what was found, skipped, dropped and used (and names of skipped files).
 
@@ -280,17 +291,18 @@ class Splits:
         (5, 550)
     """
 
-    train: GroupedDataset
-    val: GroupedDataset
-    test: GroupedDataset
+    # None is rare, and nobody has to rule it out where a part was asked for.
+    train: GroupedDataset | Any
+    val: GroupedDataset | Any
+    test: GroupedDataset | Any
     name: str
     report: dict[str, Any] = field(default_factory=dict)
 
-    def __iter__(self) -> Iterator[GroupedDataset]:
+    def __iter__(self) -> Iterator[GroupedDataset | Any]:
         return iter((self.train, self.val, self.test))
 
     def imbalance(self, sizes: Sizes, seed: int = 0, *, parts: Sequence[str] = PARTS) -> Splits:
-        """Apply :meth:`GroupedDataset.imbalance` to all three parts, or to some of them.
+        """Apply :meth:`GroupedDataset.imbalance` to all parts that there are, or to some of them.
 
         Args:
             sizes: Counts or shares to keep in each part, by group or ``(group, target)``; other groups stay whole.
@@ -302,7 +314,8 @@ class Splits:
             ValueError: If a part, a group or a target is unknown, two keys share a sample, or a size is out of range.
         """
         whole = dict(zip(PARTS, self, strict=True))
-        thinned = {name: lookup("part", name, whole).imbalance(sizes, seed) for name in parts}
+        chosen = {name: lookup("part", name, whole) for name in parts}
+        thinned = {name: part.imbalance(sizes, seed) for name, part in chosen.items() if part is not None}
         report = self.report | {name: len(part) for name, part in thinned.items()}
         report["imbalanced"] = sum(len(whole[name]) - len(part) for name, part in thinned.items())
         return Splits(**(whole | thinned), name=self.name, report=report)
@@ -317,11 +330,20 @@ def _code(kind: str, names: Sequence[str], name: str | int) -> int:
     raise ValueError(f"unknown {kind} {name!r}; known: {', '.join(names)}")
 
 
+def _as_array(argument: str, values: ArrayLike) -> np.ndarray:
+    try:
+        return np.asarray(values)
+    except ValueError:
+        raise TypeError(f"{argument} must be an array, got rows of different lengths or shapes") from None
+
+
 def _as_tensor(argument: str, values: ArrayLike | Tensor) -> Tensor:
     """Copy numbers to a tensor on the CPU."""
     if isinstance(values, Tensor):
+        if values.layout != torch.strided:
+            raise TypeError(f"{argument} must be dense, got a tensor of layout {values.layout}: give .to_dense()")
         return values.detach().to("cpu", copy=True)
-    array = np.asarray(values)
+    array = _as_array(argument, values)
     if array.dtype.kind not in "biuf":
         raise TypeError(f"{argument} must be numbers, got an array of dtype {array.dtype}")
     return torch.tensor(np.ascontiguousarray(array))
@@ -344,35 +366,69 @@ def _checked_inputs(values: ArrayLike | Tensor) -> Tensor:
     return inputs
 
 
-def _checked_codes(argument: str, values: ArrayLike | Tensor, count: int) -> Tensor:
-    codes = _as_tensor(argument, values)
+def _checked_labels(
+    kind: str, labels: ArrayLike | Tensor, names: Sequence[str] | None, count: int
+) -> tuple[Tensor, tuple[str, ...]]:
+    """Return the codes of the targets or the groups, int64 ``(N,)``, and the name of every code."""
+    argument = f"{kind}s"
+    if names is not None:
+        if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+            raise TypeError(f"{kind}_names must be a sequence of strings, got {names!r}")
+        if twice := sorted(name for name, times in Counter(names).items() if times > 1):
+            raise ValueError(
+                f"{kind}_names must be distinct, but {', '.join(map(repr, twice))} is given more than once"
+            )
+    if not isinstance(labels, Tensor) and _as_array(argument, labels).ndim == 1:
+        labels, names = _codes_of_text(kind, pd.Series(labels), names)
+    codes = _as_tensor(argument, labels)
     if codes.is_floating_point() or codes.is_complex() or codes.dtype == torch.bool:
-        raise TypeError(f"{argument} must be integers (codes 0, 1, ...), got {codes.dtype}: convert with .astype(int)")
+        raise TypeError(f"{argument} must be integers (codes 0, 1, ...) or text, got {codes.dtype}: give .astype(int)")
     if codes.shape != (count,):
         raise ValueError(f"{argument} must have shape ({count},), one for each input, got {tuple(codes.shape)}")
-    return codes.long()
-
-
-def _checked_names(kind: str, codes: Tensor, names: Sequence[str] | None) -> tuple[str, ...]:
-    """Return the names of the codes, one for every code."""
+    codes = codes.long()
     low, high = int(codes.min()), int(codes.max())
-    if names is None:
+    if names is None and low >= 0:
+        values, places = torch.unique(codes, return_inverse=True)
+        if high >= SMALL and 2 * len(values) <= high:
+            return places, tuple(map(str, values.tolist()))
         names = tuple(map(str, range(high + 1)))
-    elif isinstance(names, str) or not all(isinstance(name, str) for name in names):
-        raise TypeError(f"{kind}_names must be a sequence of strings, got {names!r}")
-    if twice := sorted({name for name in names if list(names).count(name) > 1}):
-        raise ValueError(f"{kind}_names must be distinct, but {', '.join(map(repr, twice))} is given more than once")
-    if low < 0 or high >= len(names):
+    if low < 0 or high >= len(names or ()):
         wrong = low if low < 0 else high
         first = int(torch.nonzero(codes == wrong)[0])
         allowed = f"0 to {len(names) - 1} (one for each of {kind}_names)" if names else "0 or more"
-        raise ValueError(f"{kind}s[{first}] is {wrong}; allowed are {allowed}")
-    return tuple(names)
+        raise ValueError(f"{argument}[{first}] is {wrong}; allowed are {allowed}")
+    return codes, tuple(names or ())
 
 
-def _checked_normalize(
-    normalize: tuple[Sequence[float], Sequence[float]], channels: int
+def _codes_of_text(kind: str, labels: pd.Series, names: Sequence[str] | None) -> tuple[ArrayLike, Sequence[str] | None]:
+    """Turn text into codes of its names, which are those given or else its own; leave anything else as it is."""
+    if (missing := labels.isna().to_numpy()).any():
+        row = missing.argmax()
+        raise ValueError(
+            f"{kind}s[{row}] is missing ({labels.iloc[row]}): leave the sample out, or name a {kind} for it"
+        )
+    if isinstance(labels.dtype, pd.CategoricalDtype):
+        own = [*map(str, labels.cat.categories)]
+    elif pd.api.types.is_string_dtype(labels):
+        own = sorted(set(labels))
+    else:
+        return labels.to_numpy(), names
+    known = own if names is None else list(names)
+    codes = labels.astype(str).map(dict(zip(known, range(len(known)), strict=True))).to_numpy()
+    if (unknown := pd.isna(codes)).any():
+        row = unknown.argmax()
+        raise ValueError(
+            f"{kind}s[{row}] is {labels.iloc[row]!r}, which is not one of {kind}_names: {', '.join(known)}"
+        )
+    return codes.astype(np.int64), known
+
+
+def checked_normalize(
+    normalize: tuple[Sequence[float], Sequence[float]] | str, channels: int
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return mean and standard deviation of every channel: those given, or those that a name stands for."""
+    if isinstance(normalize, str):
+        normalize = lookup("normalization", normalize, NORMALIZATIONS)
     try:
         mean, std = (tuple(float(v) for v in values) for values in normalize)
     except (TypeError, ValueError):

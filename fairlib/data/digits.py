@@ -39,6 +39,8 @@ def digits(request: Request, *, imbalance: float = 10.0, size: int = 450) -> Col
     if not (np.isfinite(imbalance) and imbalance >= 1):
         raise ValueError(f"imbalance must be at least 1 (largest over smallest class), got {imbalance!r}")
     check_count("size", size)
+    if not all(request.fractions[:2]):
+        raise ValueError(f"fractions of data set 'digits' must be positive for train and val, got {request.fractions}")
     bunch = load_digits()
     rng = np.random.default_rng(request.seed)
     order = rng.permutation(10)

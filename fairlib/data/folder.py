@@ -1,13 +1,16 @@
 """A folder of images and a table that says what is in them, for data of one's own."""
 
-import csv
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from fairlib._tables import read_table
 from fairlib._validation import lookup
 from fairlib.data.collection import Collection, Request, draw
+from fairlib.data.dataset import checked_normalize
 from fairlib.data.images import decoder
 from fairlib.data.splitting import PARTS
 
@@ -22,86 +25,95 @@ def folder(
     file: str = "file",
     images: str = "",
     split: str | None = None,
+    person: str | None = None,
+    classes: Sequence[str] | None = None,
+    normalize: Any = None,
     limit: int | None = None,
 ) -> Collection:
-    """Load pictures with the attributes that a CSV file (UTF-8, with a header, separated by commas) gives them.
+    """Load pictures with the attributes that a table gives them.
 
-    A row is a picture, and every column other than ``file`` and ``split`` is an attribute: its distinct values are the
-    classes or groups, sorted (numbers by size), and an empty cell leaves it undefined. Blanks around a value are
-    ignored. A column with more than 100 distinct numbers is a quantity: to use it as target or group, add a column
-    with bins of it. There is no default target and no default group.
+    The table is CSV as any spreadsheet writes it (UTF-8, UTF-16 or Windows-1252; commas, semicolons or tabs), the
+    first sheet of an ``.xlsx`` file, or ``.parquet``. It has a header and a row for each picture. Every column other
+    than ``file``, ``split`` and ``person`` is an attribute: its distinct values are the classes or groups, sorted
+    (numbers by size), and where a cell is empty or says NA, N/A, nan, null or None it is undefined. Blanks around a
+    value are ignored. A column with more than 100 distinct numbers is a quantity: to use it as target or group, add a
+    column with bins of it. There is no default target and no default group.
+
+    A folder that is only tested on has ``fractions=(0, 0, 1)``, or ``test`` in every row of the column ``split``.
 
     Args:
         request: Arguments of :func:`fairlib.load`; ``root`` is the folder, ``image_size`` defaults to 64 (RGB;
-            pictures are cropped to the largest square in the middle).
-        table: Path of the CSV file, relative to ``root``.
+            pictures are turned upright by their EXIF data, then cropped to the largest square in the middle).
+        table: Path of the table, relative to ``root``.
         file: Name of the column with the paths of the pictures.
         images: Folder to which the paths of the pictures are relative, itself relative to ``root``; "" is ``root``.
         split: Name of a column with ``train``, ``val`` or ``test`` in every row; parts that no row names are drawn
             from ``train``. None splits by the ``fractions`` of :func:`fairlib.load`.
+        person: Name of a column that says who is shown: all pictures of a person go to one part, and every group (a
+            person's is that of most of their pictures) follows ``fractions``. None splits picture by picture.
+        classes: The target's classes in the order of a model's outputs, all values of the target among them; None
+            sorts the values.
+        normalize: What a model expects that does not normalize its inputs itself: ``(mean, std)``, three numbers each,
+            or ``"imagenet"``.
         limit: Number of rows to draw by the seed, before any is decoded; None, or more than there are, for all.
 
     Raises:
         FileNotFoundError: If the table or a picture is missing; says how many pictures are, and names the first.
-        ValueError: If the table is empty or has rows of different lengths, a column is missing or named twice, a cell
-            of ``split`` is none of the three, or ``limit`` is not a positive integer.
+        ValueError: If the table is not what its name says, is empty or has rows of different lengths, a column is
+            unknown or named twice, a cell of ``file`` or ``person`` is missing or one of ``split`` none of the three,
+            ``split`` puts a person into two parts, or a setting is out of its range; names the row.
+        ImportError: If the table is ``.xlsx`` and openpyxl is missing; says how to install it.
         OSError: If a picture cannot be read, when it is decoded; names the file.
     """
     root = Path(request.root)
-    cells = _read(root / table)
-    columns = {name: cells[name] for name in cells}
-    paths = lookup("column (setting 'file')", file, columns)
-    parts = None if split is None else _parts(lookup("column (setting 'split')", split, columns))
-    rows = draw(len(cells), limit, np.random.default_rng(request.seed))
-    files = [root / images / paths[row] for row in rows]
+    source = root / table
+    columns = dict(read_table(source).items())
+    named = {"file": file, "split": split, "person": person}
+    used = {role: lookup(f"column (setting {role!r})", name, columns) for role, name in named.items() if name}
+    for column in used.values():
+        if (missing := column.isna()).any():
+            raise ValueError(f"row {missing.idxmax()} of {str(source)!r} has no value in column {column.name!r}")
+    parts = _parts(used["split"], used.get("person"), source) if split else None
+    rows = draw(len(used["file"]), limit, np.random.default_rng(request.seed))
+    files = [root / images / path for path in used["file"].iloc[rows]]
     if missing := [path for path in files if not path.is_file()]:
-        found = f"{len(missing)} of the {len(files)} pictures that {str(root / table)!r} names are missing"
+        found = f"{len(missing)} of the {len(files)} pictures that {str(source)!r} names are missing"
         raise FileNotFoundError(f"{found}; the first is {str(missing[0])!r}: setting 'images' can name another folder")
-    attributes = {name: _values(column) for name, column in columns.items() if name not in (file, split)}
+    attributes = {name: _values(column) for name, column in columns.items() if name not in named.values()}
     return Collection(
-        table=pd.DataFrame(attributes, index=cells.index).iloc[rows],
+        table=pd.DataFrame(attributes, index=used["file"].index).iloc[rows],
         images=decoder(files, request.image_size or 64),
         target=None,
         group=None,
         parts=None if parts is None else parts[rows],
+        people=used["person"].to_numpy()[rows] if person else None,
+        classes=classes,
+        normalize=None if normalize is None else checked_normalize(normalize, 3),
         photographs=True,
-        report={"found": len(cells), "not_drawn": len(cells) - len(rows)},
+        report={"found": len(used["file"]), "not_drawn": len(used["file"]) - len(rows)},
     )
-
-
-def _read(file: Path) -> pd.DataFrame:
-    """Read the table as text, a column for each name in the header."""
-    if not file.is_file():
-        raise FileNotFoundError(f"found no table {str(file)!r}: it must be a CSV file, 'table' its path below 'root'")
-    # Many spreadsheets begin a file with a byte order mark, which utf-8-sig skips.
-    with open(file, newline="", encoding="utf-8-sig") as lines:
-        header, *rows = [[cell.strip() for cell in row] for row in csv.reader(lines) if row] or [[]]
-    if not rows:
-        raise ValueError(f"the table {str(file)!r} is empty: it must have a header and a row for each picture")
-    if len(set(header)) < len(header):
-        raise ValueError(f"the table {str(file)!r} names a column twice: {', '.join(header)}")
-    for number, row in enumerate(rows, start=1):
-        if len(row) != len(header):
-            raise ValueError(f"row {number} of {str(file)!r} has {len(row)} cells, the header has {len(header)}")
-    return pd.DataFrame(rows, columns=header)
 
 
 def _values(column: pd.Series) -> pd.Series:
     """Turn text into sorted categories, or into numbers if there are more than ``MANY``."""
-    values = sorted(set(column) - {""})
+    values = sorted(set(column.dropna()))
     numbers = pd.to_numeric(pd.Series(values, dtype=object), errors="coerce")
     if numbers.notna().all():
         if len(values) > MANY:
-            return pd.to_numeric(column, errors="coerce")
+            return pd.to_numeric(column)
         values = [values[i] for i in np.argsort(numbers.to_numpy(dtype=float), kind="stable")]
-    return column.mask(column == "").astype(pd.CategoricalDtype(values))
+    return column.astype(pd.CategoricalDtype(values))
 
 
-def _parts(column: pd.Series) -> np.ndarray:
-    """Turn names of parts into codes; unless all three occur, train is -1, to be divided among the missing ones."""
+def _parts(column: pd.Series, people: pd.Series | None, source: Path) -> np.ndarray:
+    """Turn names of parts into codes; where only some occur, train is -1, to be divided among the missing ones."""
     wrong = column[~column.isin(PARTS)]
     if len(wrong):
-        found = f"{wrong.iloc[0]!r} in row {wrong.index[0] + 1}"
+        found = f"{wrong.iloc[0]!r} in row {wrong.index[0]} of {str(source)!r}"
         raise ValueError(f"column {column.name!r} must be train, val or test in every row, got {found}")
+    if people is not None and (split := column.groupby(people).transform("nunique") > 1).any():
+        row = split.idxmax()
+        who = f"{people.name} {people[row]!r} (row {row} of {str(source)!r}) has pictures in several parts"
+        raise ValueError(f"{who} of column {column.name!r}: put them into one, or leave out split= or person=")
     parts = column.map(PARTS.index).to_numpy(dtype=np.int64)
     return parts if len(np.unique(parts)) == len(PARTS) else np.where(parts == 0, -1, parts)

@@ -1,5 +1,6 @@
 """Pictures from files: find them, decode them in threads, resize them."""
 
+import math
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -40,13 +41,15 @@ def decode(files: Sequence[Path], image_size: int) -> np.ndarray:
     """Decode pictures in threads (PIL releases the interpreter lock), crop them to squares and scale them.
 
     The crop is the largest square in the middle: 178 x 178 of CelebA's 178 x 218 pixels. JPEG files are decoded at
-    the smallest scale that suffices, then resized with an antialiasing triangle filter (``PIL.Image.BILINEAR``).
+    the smallest scale that suffices, then resized with an antialiasing triangle filter (``PIL.Image.BILINEAR``). A
+    picture whose EXIF data say that the camera was turned is turned upright.
 
     Returns:
         RGB images, uint8 ``(N, 3, image_size, image_size)``.
 
     Raises:
-        OSError: If a file cannot be read or has more than 8 bits for each channel; names the file.
+        OSError: If a file cannot be read, has more than 8 bits for each channel, or more pixels than
+            ``PIL.Image.MAX_IMAGE_PIXELS``; names the file.
     """
     images = np.empty((len(files), 3, image_size, image_size), dtype=np.uint8)
 
@@ -68,17 +71,23 @@ def decoder(files: Sequence[Path], image_size: int) -> Callable[[np.ndarray], np
 
 
 def _decode_one(file: Path, image_size: int) -> np.ndarray:
-    from PIL import Image
+    from PIL import Image, ImageOps
 
     try:
         with Image.open(file) as image:
+            if image.width * image.height > (Image.MAX_IMAGE_PIXELS or math.inf):
+                raise Image.DecompressionBombError(f"it has {image.width} x {image.height} pixels")
             if image.mode[0] in "IF":
                 raise ValueError(f"its mode is {image.mode!r}, which has more than 8 bits a channel")
             image.draft("RGB", (image_size, image_size))
+            ImageOps.exif_transpose(image, in_place=True)
             side = min(image.size)
             left, top = ((length - side) / 2 for length in image.size)
             box = (left, top, left + side, top + side)
             pixels = image.convert("RGB").resize((image_size, image_size), Image.Resampling.BILINEAR, box)
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        remedy = "scale it down, or raise PIL.Image.MAX_IMAGE_PIXELS"
+        raise OSError(f"the image {str(file)!r} is too large ({error}): {remedy}") from error
     except (OSError, SyntaxError, ValueError) as error:
         raise OSError(f"cannot read the image {str(file)!r} ({error}): get it again or remove it") from error
     return np.asarray(pixels).transpose(2, 0, 1)

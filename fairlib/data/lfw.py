@@ -3,14 +3,12 @@
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 
 from fairlib._validation import lookup
 from fairlib.data.collection import Collection, Request
 from fairlib.data.face_attributes import faces_with
 from fairlib.data.images import find_files
-from fairlib.data.splitting import whole_parts
 
 FOLDERS = ("lfw", "lfw-deepfunneled", "lfw_funneled")
 
@@ -26,8 +24,8 @@ def lfw(request: Request, *, source: str = "auto", limit: int | None = None) -> 
     """Load 13,233 pictures (250 x 250) of 5,749 people, of which 13,143 have attributes; **split by person**.
 
     No person is in two parts, since a network recognizes a face that it was trained on. People are assigned to parts
-    at random, so that the pictures of men and those of women (a person's gender is that of most of their pictures)
-    follow ``fractions`` as closely as people with many pictures allow; the split is not stratified by target. Pictures
+    at random, so that the pictures of every group (a person's is that of most of their pictures) follow ``fractions``
+    as closely as people with many pictures allow; the split is not stratified by target. Pictures
     without attributes (``unlisted``) and attributes without a picture (``missing``) are left out and counted.
 
     Attributes have the values no and yes. Kumar's 73 are real-valued scores of classifiers: above 0 is yes. LFWA's 40
@@ -56,11 +54,8 @@ def lfw(request: Request, *, source: str = "auto", limit: int | None = None) -> 
     flags.columns = flags.columns.str.strip().str.replace(" ", "_")
     faces = faces_with(request, files, flags, source=file, target="Wavy_Hair", limit=limit)
 
-    people, units = np.unique(faces.table.index.str.removesuffix(".jpg").str[:-5], return_inverse=True)
-    male = np.bincount(units, faces.table["gender"].cat.codes, len(people)) / np.bincount(units)
-    rng = np.random.default_rng(request.seed.spawn(1)[0])
-    parts = whole_parts(units, (male > 0.5).astype(int), request.fractions, rng)
-    return replace(faces, parts=parts, report={**faces.report, "people": len(people), "attributes": source})
+    people = faces.table.index.str.removesuffix(".jpg").str[:-5].to_numpy()
+    return replace(faces, people=people, report={**faces.report, "attributes": source})
 
 
 def _find_attributes(folder: Path, source: str) -> tuple[str, Path]:

@@ -1,9 +1,11 @@
 """Honest splits: duplicates are dropped, near-duplicates stay together, all crossings of target and group follow."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from functools import partial
 from hashlib import blake2b
 
 import numpy as np
+import pandas as pd
 from numpy.typing import ArrayLike
 
 from fairlib._validation import check_number
@@ -30,11 +32,15 @@ def check_fractions(fractions: Sequence[float]) -> tuple[float, ...]:
     """Return ``fractions`` as three floats whose sum is 1.
 
     Raises:
-        ValueError: If they are not three positive numbers with sum 1.
+        ValueError: If they are not three numbers, 0 or more, with sum 1.
     """
-    shares = tuple(float(f) for f in fractions)
-    if len(shares) != len(PARTS) or not all(f > 0 for f in shares) or abs(sum(shares) - 1) > 1e-6:
-        raise ValueError(f"fractions must be three positive numbers (train, val, test) with sum 1, got {fractions!r}")
+    try:
+        shares = tuple(float(f) for f in fractions)
+    except (TypeError, ValueError):
+        shares = ()
+    if len(shares) != len(PARTS) or not all(f >= 0 for f in shares) or abs(sum(shares) - 1) > 1e-6:
+        wanted = "three numbers (train, val, test), 0 for no such part, with sum 1"
+        raise ValueError(f"fractions must be {wanted}, got {fractions!r}")
     return tuple(f / sum(shares) for f in shares)
 
 
@@ -106,20 +112,22 @@ def stratified_parts(cells: np.ndarray, fractions: ArrayLike, rng: np.random.Gen
 def whole_parts(units: np.ndarray, cells: np.ndarray, fractions: ArrayLike, rng: np.random.Generator) -> np.ndarray:
     """Assign whole units (all pictures of a person) to parts at random, so that no unit is in two parts.
 
-    The units are taken from the largest to the smallest, equally large ones in random order. Each goes to a part that
-    is drawn with a probability proportional to the samples which that part still lacks in the unit's cell: so every
-    cell follows ``fractions`` as closely as its units allow.
+    A unit is of the cell (the gender of a person, say) that most of its samples are of. The units are taken from the
+    largest to the smallest, equally large ones in random order. Each goes to a part that is drawn with a probability
+    proportional to the samples which that part still lacks in the unit's cell: so every cell follows ``fractions`` as
+    closely as its units allow.
 
     Args:
-        units: The unit of each sample, int ``(N,)``, 0 to U - 1.
-        cells: The cell (the gender of a person, say) of each unit, int ``(U,)``.
-        fractions: One positive share for each part, with sum 1.
+        units: The unit of each sample, ``(N,)``, of any dtype that can be sorted.
+        cells: The cell of each sample, int ``(N,)``.
+        fractions: One share for each part, with sum 1.
         rng: Generator that draws which unit goes where.
 
     Returns:
         The part of each sample, int64 ``(N,)``.
     """
-    sizes = np.bincount(units)
+    units = np.unique(units, return_inverse=True)[1]
+    sizes, cells = np.bincount(units), pd.crosstab(units, cells).to_numpy().argmax(axis=1)
     lack = np.outer(np.bincount(cells, weights=sizes), np.asarray(fractions))
     order = rng.permutation(len(sizes))
     parts = np.empty(len(sizes), dtype=np.int64)
@@ -130,15 +138,17 @@ def whole_parts(units: np.ndarray, cells: np.ndarray, fractions: ArrayLike, rng:
     return parts[units]
 
 
-def check_group_sizes(parts: np.ndarray, groups: np.ndarray, group_names: Sequence[str]) -> None:
-    """Refuse a split in which a group has too few samples to measure anything.
+def check_group_sizes(
+    parts: np.ndarray, groups: np.ndarray, group_names: Sequence[str], present: Collection[str] = PARTS
+) -> None:
+    """Refuse a split in which a group has too few samples in one of the parts ``present`` to measure anything.
 
     Raises:
         ValueError: If a group has fewer than two samples in a part; names the group, the part and the count.
     """
     for code, group in enumerate(group_names):
         for part, size in zip(PARTS, np.bincount(parts[groups == code], minlength=len(PARTS)), strict=True):
-            if size < MINIMUM:
+            if size < MINIMUM and part in present:
                 found = f"group {group!r} has {size} sample{'' if size == 1 else 's'} in the {part} split"
                 raise ValueError(f"{found}, and needs {MINIMUM}: load more data, or choose coarser groups")
 
@@ -194,17 +204,26 @@ def fill_parts(
     fractions: Sequence[float],
     rng: np.random.Generator,
     units: np.ndarray | None = None,
+    people: np.ndarray | None = None,
 ) -> np.ndarray:
     """Assign the samples that a data set left open (-1, or all) to the parts that the data set does not fill itself.
 
-    Samples of one of the ``units`` that are left open go to the same part.
+    Samples of one of the ``units`` that are left open go to the same part; so do those of one of the ``people``, where
+    these are given and whole people are drawn (:func:`whole_parts`).
+
+    Raises:
+        ValueError: If samples are left open, and ``fractions`` is 0 for all parts that they may go to.
     """
     parts = np.full(len(cells), -1) if given is None else given.copy()
     undecided = parts < 0
     free = np.setdiff1d(np.arange(len(PARTS)), parts)
     if undecided.any():
+        free = free[np.asarray(fractions)[free] > 0]
+        if not len(free):
+            raise ValueError(f"fractions must have a share for a part that the data set does not fill, got {fractions}")
         shares = np.asarray(fractions)[free]
-        drawn = stratified_parts(cells[undecided], shares / shares.sum(), rng)
+        draw = stratified_parts if people is None else partial(whole_parts, people[undecided])
+        drawn = draw(cells[undecided], shares / shares.sum(), rng)
         drawn = drawn if units is None else unite(drawn, units[undecided], cells[undecided], rng)
         parts[undecided] = free[drawn]
     return parts

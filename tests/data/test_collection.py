@@ -2,7 +2,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fairlib.data.collection import draw, select
+from fairlib.data.collection import draw, in_order, select
 
 TABLE = pd.DataFrame(
     {
@@ -25,8 +25,10 @@ def test_a_crossing_counts_the_last_attribute_fastest_and_is_undefined_where_one
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        ([], "one or more, each once"),
-        (["gender", "gender"], "one or more, each once"),
+        ([], "one or more names, each once"),
+        (["gender", "gender"], "one or more names, each once"),
+        (3, r"one or more names, each once; got \[3\]"),
+        (["gender", None], "one or more names, each once"),
         ("hair", "unknown attribute 'hair'; known: gender, Wavy_Hair, age, only"),
         ("age", "attribute 'age' has 4 distinct numbers"),
         ("only", "attribute 'only' must have at least two values, got a"),
@@ -35,6 +37,27 @@ def test_a_crossing_counts_the_last_attribute_fastest_and_is_undefined_where_one
 def test_attributes_that_are_refused(names, message):
     with pytest.raises(ValueError, match=message):
         select(TABLE, names)
+
+
+def test_classes_in_another_order_and_more_of_them():
+    places, names = in_order(("1", "2", "10"), [10, 3, 1, 2])
+    assert names == ("10", "3", "1", "2") and places.tolist() == [2, 3, 0]
+    places, names = in_order(("1", "2", "10"), None)
+    assert names == ("1", "2", "10") and places.tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("classes", "message"),
+    [
+        (["no"], "classes must name every value of the target, but lacks yes, maybe; got"),
+        ("no yes maybe", "lacks no, yes, maybe; got 'no yes maybe'"),
+        (3, "lacks no, yes, maybe; got 3"),
+        (["no", "yes", "maybe", "yes"], "classes must name every class once"),
+    ],
+)
+def test_classes_that_lack_one_are_refused(classes, message):
+    with pytest.raises(ValueError, match=message):
+        in_order(("no", "yes", "maybe"), classes)
 
 
 def test_a_draw_is_ascending_without_repetition_and_of_the_seed():

@@ -1,6 +1,7 @@
 import doctest
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -107,6 +108,86 @@ def test_codes_names_and_normalize_are_checked(changed, error, message):
     good = {"targets": [0, 1, 0], "groups": [0, 1, 0], "target_names": ["x", "y"], "group_names": ["a", "b"]}
     with pytest.raises(error, match=message):
         GroupedDataset(np.zeros((3, 2)), **(good | changed))
+
+
+def labels_of(values, **names):
+    data = GroupedDataset(np.zeros((len(values), 1)), [0] * len(values), values, **names)
+    return data.groups.tolist(), data.group_names
+
+
+@pytest.mark.parametrize(
+    "convert",
+    [list, np.array, pd.Series, pd.Categorical, lambda v: pd.array(v, dtype="string"), lambda v: np.array(v, object)],
+)
+def test_text_names_itself(convert):
+    assert labels_of(convert(["m", "f", "d", "f"])) == ([2, 1, 0, 1], ("d", "f", "m"))
+    assert labels_of(convert(["m", "f", "f"]), group_names=["m", "x", "f"]) == ([0, 2, 2], ("m", "x", "f"))
+    with pytest.raises(ValueError, match=r"groups\[1\] is 'f', which is not one of group_names: m, x"):
+        labels_of(convert(["m", "f", "f"]), group_names=["m", "x"])
+
+
+def test_a_categorical_keeps_the_order_of_its_categories():
+    sizes = pd.Categorical(["big", "small"], categories=["small", "middle", "big"])
+    assert labels_of(sizes) == labels_of(pd.Series(sizes, index=[7, 3])) == ([2, 0], ("small", "middle", "big"))
+    assert labels_of(pd.Categorical([30, 4], categories=[4, 30])) == ([1, 0], ("4", "30"))
+    data = GroupedDataset(np.zeros((2, 1)), sizes, [0, 1])
+    assert (data.targets.tolist(), data.target_names) == ([2, 0], ("small", "middle", "big"))
+
+
+@pytest.mark.parametrize(
+    ("values", "row"),
+    [
+        (["m", None, "f"], 1),
+        (["m", "f", float("nan")], 2),
+        ([0, float("nan")], 1),
+        ([0, None], 1),
+        (pd.array([0, None, 1], dtype="Int64"), 1),
+        (pd.Categorical([None, "m"]), 0),
+        (pd.Series(["m", pd.NA], index=[5, 6]), 1),
+    ],
+)
+def test_a_missing_label_is_refused_with_its_row(values, row):
+    with pytest.raises(ValueError, match=rf"groups\[{row}\] is missing \(.*\): leave the sample out, or name a group"):
+        labels_of(values)
+
+
+@pytest.mark.parametrize("convert", [list, np.array, torch.tensor])
+def test_large_codes_are_labels(convert):
+    """A zip code makes no group of every number below it, and costs no time."""
+    assert labels_of(convert([0, 20_000, 1, 1])) == ([0, 2, 1, 1], ("0", "1", "20000"))
+    assert labels_of(convert([10_115, 2_000_000_000, 10_115])) == ([0, 1, 0], ("10115", "2000000000"))
+    assert labels_of(convert([0, 3, 7]))[1] == tuple("01234567")
+    assert len(labels_of(convert([0, 999]))[1]) == 1000
+    assert len(labels_of(convert([*range(600), 1100]))[1]) == 1101  # Most of the codes occur.
+    with pytest.raises(ValueError, match=r"groups\[1\] is 20000; allowed are 0 to 1 "):
+        labels_of(convert([0, 20_000]), group_names=["a", "b"])
+
+
+def test_many_names_are_checked_quickly():
+    names = [str(i) for i in range(100_000)]
+    assert labels_of([0, 99_999], group_names=names)[1] == tuple(names)
+    with pytest.raises(ValueError, match="distinct, but '7' is given more than once"):
+        labels_of([0], group_names=[*names, "7"])
+
+
+@pytest.mark.parametrize("values", [[b"m", b"f"], ["m", 1.5], [["m"], ["f"]], [[0, 1], [0]], [0.0, 1.0], [1j, 0]])
+def test_labels_of_another_kind_are_refused(values):
+    with pytest.raises((TypeError, ValueError), match=r"^groups must"):
+        labels_of(values)
+
+
+def test_sparse_and_ragged_inputs_are_refused():
+    with pytest.raises(TypeError, match=r"inputs must be dense, got a tensor of layout .*: give .to_dense\(\)"):
+        GroupedDataset(torch.eye(2).to_sparse(), [0, 1], [0, 1])
+    with pytest.raises(TypeError, match="inputs must be an array, got rows of different lengths"):
+        GroupedDataset([[1.0], [1.0, 2.0]], [0, 1], [0, 1])
+
+
+def test_normalize_by_name():
+    data = GroupedDataset(np.zeros((1, 3, 2, 2)), [0], [0], normalize="imagenet")
+    assert data.normalize == ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    with pytest.raises(ValueError, match="normalize must hold 1 means and stds"):
+        GroupedDataset(np.zeros((1, 1, 2, 2)), [0], [0], normalize="imagenet")
 
 
 def test_negative_codes_are_refused_without_names_too():

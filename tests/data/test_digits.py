@@ -85,3 +85,8 @@ def test_other_image_sizes_are_scaled():
 def test_impossible_settings_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         load("digits", **settings)
+
+
+def test_a_part_that_is_always_drawn_must_have_a_share():
+    with pytest.raises(ValueError, match="fractions of data set 'digits' must be positive for train and val"):
+        load("digits", fractions=(0, 0, 1))

@@ -1,4 +1,5 @@
 import numpy as np
+import pandas as pd
 import pytest
 from PIL import Image
 
@@ -34,7 +35,7 @@ def root(tmp_path):
 
 def small(root, **settings):
     settings = {"target": "hair", "group": "town", "image_size": 8, "fractions": (0.6, 0.2, 0.2)} | settings
-    return load("folder", root=root, table="people.csv", **settings)
+    return load("folder", root=root, **{"table": "people.csv"} | settings)
 
 
 def rows(*parts):
@@ -98,7 +99,7 @@ def test_a_column_may_assign_the_parts(root, names):
 def test_a_split_is_one_of_three_words(root):
     write(root, (line + ("," + ("part" if line.startswith("file") else "training")) for line in lines()))
     with pytest.raises(
-        ValueError, match="column 'part' must be train, val or test in every row, got 'training' in row 1"
+        ValueError, match="column 'part' must be train, val or test in every row, got 'training' in row 1 of"
     ):
         small(root, split="part")
     with pytest.raises(ValueError, match=r"unknown column \(setting 'split'\) 'parts'; known: file, hair, .*, part$"):
@@ -139,7 +140,7 @@ def test_what_is_missing_is_named(root):
         small(root, target="age")
     with pytest.raises(ValueError, match=r"unknown column \(setting 'file'\) 'path'; known: file, hair"):
         small(root, file="path")
-    with pytest.raises(FileNotFoundError, match=r"no table .*none.csv.*: it must be a CSV file, 'table' its path"):
+    with pytest.raises(FileNotFoundError, match=r"no table .*none.csv.*: it must be a CSV, an .xlsx or"):
         load("folder", root=root, table="none.csv", target="hair", group="town")
     (root / "faces" / "7.png").unlink()
     (root / "faces" / "9.png").unlink()
@@ -152,7 +153,7 @@ def test_what_is_missing_is_named(root):
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ([""], "is empty: it must have a header and a row for each picture"),
+        ([""], "is empty: it must have a header and at least one row"),
         (["file,hair"], "is empty"),
         (["file,hair,hair", "1.png,red,red"], "names a column twice: file, hair, hair"),
         (["file,hair", "1.png,red", "2.png,red,tall"], r"row 2 of .*people.csv' has 3 cells, the header has 2"),
@@ -168,3 +169,157 @@ def test_a_picture_that_cannot_be_read_is_named(root):
     (root / "faces" / "7.png").write_bytes(b"no picture")
     with pytest.raises(OSError, match=r"cannot read the image .*7.png"):
         small(root)
+
+
+def test_a_test_set_alone(root):
+    """By the fractions, or by a column of nothing but test."""
+    splits = small(root, fractions=(0, 0, 1))
+    assert splits.train is None and splits.val is None and sorted(rows(splits.test)) == list(range(3, N))
+    assert [splits.report[part] for part in ("train", "val", "test")] == [0, 0, N - 3]
+    assert repr(splits).startswith("Splits(train=None, val=None, test=GroupedDataset(57 samples")
+    thin = splits.imbalance({"Ur": 5})
+    assert thin.train is None and thin.test.group_sizes.to_dict() == {"Ur": 5, "Uruk": 29}
+    assert thin.report["imbalanced"] == 23 and thin.report["train"] == 0
+    write(root, (f"{line},{'part' if line.startswith('file') else 'test'}" for line in lines()))
+    alone = small(root, split="part")
+    assert alone.train is None and alone.val is None and len(alone.test) == N - 3
+    assert alone.test.fingerprint() == splits.test.fingerprint()
+    with pytest.raises(
+        ValueError, match="equal=True makes the groups of the training part equally large, but there is no"
+    ):
+        small(root, fractions=(0, 0, 1), equal=True)
+
+
+def test_a_part_without_a_share_is_none_and_one_with_a_share_is_not_empty(root):
+    assert small(root, fractions=(0.5, 0, 0.5)).val is None
+    write(root, (f"{line},{'part' if i == 0 else ('train', 'test')[i % 2]}" for i, line in enumerate(lines())))
+    train, val, test = small(root, group="size", split="part", fractions=(1, 0, 0))
+    assert val is None and (len(train), len(test)) == (30, 30)
+    with pytest.raises(ValueError, match="group 'Ur' has 0 samples in the val split, and needs 2"):
+        small(root, limit=6, fractions=(0.5, 0.01, 0.49))
+
+
+def test_a_persons_pictures_stay_in_one_part_and_groups_follow_the_fractions(root):
+    """Thirty people with two pictures each."""
+    write(root, [f"{line},{person(i)}" for i, line in enumerate(lines(), start=-1)])
+    settings = {"group": "side", "person": "who", "fractions": (0.4, 0.3, 0.3)}
+    for seed in range(3):
+        splits = small(root, seed=seed, **settings)
+        seen = [{row // 2 for row in rows(part)} for part in splits]
+        assert sum(map(len, seen)) == 30 == len(set.union(*seen)) == splits.report["people"]
+        for part, share in zip(splits, settings["fractions"], strict=True):
+            assert (abs(part.group_sizes / 30 - share) <= 0.2).all()
+    assert rows(*splits) == rows(*small(root, seed=2, **settings)) != rows(*small(root, seed=3, **settings))
+    assert len(rows(small(root, group="side", person="who", fractions=(0, 0, 1)).test)) == N
+    with pytest.raises(ValueError, match="unknown attribute 'who'; known: hair, town, size, number, planet, side"):
+        small(root, group="who", person="who")
+
+
+def person(row):
+    return "who,side" if row < 0 else f"p{row // 2},{'ab'[row // 2 % 2]}"
+
+
+def test_a_person_and_given_parts(root):
+    """Where test is given, a person is in train or in val; somebody in both train and test is refused."""
+    given = [
+        f"{line},{person(i)},{'part' if i < 0 else ('train', 'test')[i >= 40]}" for i, line in enumerate(lines(), -1)
+    ]
+    write(root, given)
+    splits = small(root, group="side", person="who", split="part", fractions=(0.4, 0.3, 0.3))
+    assert set(rows(splits.test)) == set(range(40, N))
+    assert not {row // 2 for row in rows(splits.train)} & {row // 2 for row in rows(splits.val)}
+    write(root, [line.removesuffix("train") + "test" if "/39.png" in line else line for line in given])
+    message = (
+        r"who 'p19' \(row 39 of '.*people.csv'\) has pictures in several parts of column 'part': put them into one"
+    )
+    with pytest.raises(ValueError, match=message):
+        small(root, group="side", person="who", split="part")
+
+
+def test_near_duplicates_of_other_people_are_dropped_from_later_parts(tmp_path):
+    """Twins: the pictures of the second half of the people are those of the first half, a little darker."""
+    noise = np.random.default_rng(0).integers(60, 256, (40, 16, 16, 3))
+    table = ["file,side,who"]
+    for i in range(80):
+        Image.fromarray((noise[i % 40] - i // 40).astype(np.uint8)).save(tmp_path / f"{i}.png")
+        table.append(f"{i}.png,{'ab'[i % 2]},{i // 2}")
+    write(tmp_path, table)
+    splits = load(
+        "folder", root=tmp_path, target="side", group="side", person="who", image_size=16, fractions=(0.4, 0.3, 0.3)
+    )
+    assert splits.report["people"] == 40 and splits.report["near_duplicates"] == 80
+    assert sum(map(len, splits)) == 80 - splits.report["near_duplicates_dropped"] < 80
+
+
+def test_classes_in_the_order_of_a_model(root):
+    names = ["red", "green", "blond", "black"]
+    splits = small(root, classes=names)
+    plain = small(root)
+    for part, other in zip(splits, plain, strict=True):
+        assert part.target_names == tuple(names) and part.inputs.equal(other.inputs)
+        assert [names[code] for code in part.targets] == [other.target_names[code] for code in other.targets]
+    both = small(root, group="hair", classes=names)
+    assert both.train.group_names == ("black", "blond", "red")
+    assert small(root, target="size", classes=[10, 2, 1]).train.target_names == ("10", "2", "1")
+    with pytest.raises(
+        ValueError, match=r"must name every value of the target, but lacks red; got \['black', 'blond'\]"
+    ):
+        small(root, classes=["black", "blond"])
+
+
+def test_normalize_goes_into_every_part(root):
+    assert {part.normalize for part in small(root, normalize=([0.5] * 3, [0.25] * 3))} == {((0.5,) * 3, (0.25,) * 3)}
+    assert small(root, normalize="imagenet").test.normalize == ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    with pytest.raises(ValueError, match="unknown normalization 'imagnet'; known: imagenet"):
+        small(root, normalize="imagnet")
+    with pytest.raises(ValueError, match="normalize must hold 3 means and stds"):
+        small(root, normalize=([0.5], [0.5]))
+
+
+@pytest.mark.parametrize("word", ["NA", "N/A", "nan", "NaN", "null", "None", " NA "])
+def test_words_for_a_missing_value_are_undefined(root, word):
+    write(root, (line.replace(",Ur,", f",{word},").replace(", Uruk ,10", ",Umma,10") for line in lines()))
+    splits = small(root)
+    assert splits.train.group_names == ("Umma", "Uruk")
+    assert splits.report["undefined"] == 3 + sum(",Ur," in line for line in lines())
+
+
+def test_a_group_called_all_is_refused(root):
+    write(root, (line.replace(",Ur,", ",all,") for line in lines()))
+    with pytest.raises(ValueError, match="a group of 'town' is called 'all', the audit's name for everybody"):
+        small(root)
+    assert "all x 1" in small(root, group=["town", "size"], fractions=(0, 0, 1)).test.group_names
+    assert small(root, target="town", group="hair").train.target_names == ("Uruk", "all")
+
+
+def test_a_table_in_excel_or_parquet_or_another_encoding(root):
+    plain = small(root)
+    frame = pd.read_csv(root / "people.csv")
+    frame.to_parquet(root / "people.parquet")
+    (root / "latin.csv").write_bytes("\r\n".join(lines()).replace(",", ";").replace("Ur;", "Ür;").encode("cp1252"))
+    (root / "wide.txt").write_bytes("\n".join(lines()).replace(",", "\t").encode("utf-16"))
+    for table in ("people.parquet", "wide.txt"):
+        assert small(root, table=table).train.fingerprint() == plain.train.fingerprint()
+    assert small(root, table="latin.csv", group="town").train.group_names == ("Uruk", "Ür")
+    pytest.importorskip("openpyxl")
+    frame.to_excel(root / "people.xlsx", index=False)
+    assert small(root, table="people.xlsx").train.fingerprint() == plain.train.fingerprint()
+    assert small(root, table="people.xlsx", group="size").train.group_names == ("1", "2", "10")
+
+
+def test_a_row_without_a_picture_or_a_person_is_named(root):
+    write(root, (line.replace("faces/4.png", "NA") for line in lines()))
+    with pytest.raises(ValueError, match=r"row 5 of '.*people.csv' has no value in column 'file'"):
+        small(root)
+    write(root, lines())
+    with pytest.raises(ValueError, match=r"row 1 of '.*people.csv' has no value in column 'town'"):
+        small(root, person="town", group="size")
+
+
+def test_copies_are_dropped_and_conflicting_ones_all(root):
+    for copy, original in ((21, 20), (41, 39)):
+        (root / "faces" / f"{copy}.png").write_bytes((root / "faces" / f"{original}.png").read_bytes())
+    write(root, [*lines(), "faces/50.png,red,Ur,10,50,Earth"])
+    splits = small(root, group="hair")
+    assert (splits.report["duplicates"], splits.report["conflicting"]) == (2, 2)
+    assert sum(map(len, splits)) == N - 3

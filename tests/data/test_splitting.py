@@ -6,6 +6,7 @@ from fairlib.data.splitting import (
     check_fractions,
     check_group_sizes,
     drop_duplicates,
+    fill_parts,
     first_parts,
     seed_sequence,
     stratified_parts,
@@ -73,12 +74,35 @@ def test_a_group_with_one_sample_in_a_part_is_named():
         check_group_sizes(parts, groups, ["a", "b"])
     with pytest.raises(ValueError, match="group 'c' has 0 samples in the train split"):
         check_group_sizes(parts[:6], groups[:6], ["a", "c"])
+    check_group_sizes(parts, groups, ["a", "b"], ["train", "test"])
 
 
-@pytest.mark.parametrize("fractions", [(0.8, 0.2), (0.8, 0.0, 0.2), (0.7, 0.2, 0.2), (0.9, -0.1, 0.2), (np.nan, 1, 0)])
+@pytest.mark.parametrize(
+    "fractions", [(0.8, 0.2), (0.7, 0.2, 0.2), (0.9, -0.1, 0.2), (np.nan, 1, 0), (0, 0, 0), "abc", None, 0.7]
+)
 def test_fractions_must_be_three_parts_of_one(fractions):
-    with pytest.raises(ValueError, match="fractions must be three positive numbers"):
+    with pytest.raises(ValueError, match=r"fractions must be three numbers \(train, val, test\), 0 for no such part"):
         check_fractions(fractions)
+
+
+def test_nothing_is_drawn_for_a_part_without_a_share():
+    cells, units = np.arange(100) % 7, np.arange(100) // 3
+    for fractions in ((0, 0, 1), (0.5, 0, 0.5), (1, 0, 0)):
+        for more in ({}, {"units": units}, {"people": units}):
+            parts = fill_parts(None, cells, fractions, np.random.default_rng(0), **more)
+            assert set(parts) == {part for part in range(3) if fractions[part]}
+    given = np.where(cells == 0, 2, -1)
+    assert set(fill_parts(given, cells, (0.5, 0, 0.5), np.random.default_rng(0))) == {0, 2}
+    with pytest.raises(ValueError, match="fractions must have a share for a part that the data set does not fill"):
+        fill_parts(given, cells, (0, 0, 1), np.random.default_rng(0))
+
+
+def test_people_whose_part_is_open_go_to_one_that_is_free():
+    given = np.repeat([2, -1], 60)
+    people = np.array([f"p{i // 3}" for i in range(120)])
+    parts = fill_parts(given, np.zeros(120, dtype=int), (0.5, 0.25, 0.25), np.random.default_rng(0), people=people)
+    assert (parts[:60] == 2).all() and set(parts[60:]) == {0, 1}
+    assert all(len(set(parts[people == person])) == 1 for person in people)
 
 
 @pytest.mark.parametrize(("seed", "error"), [(None, TypeError), (0.5, TypeError), (True, TypeError), (-1, ValueError)])
@@ -93,8 +117,11 @@ def test_whole_units_stay_together_and_every_cell_follows_the_fractions():
     sizes = 1 + np.arange(400) % 8
     cells = np.repeat([0, 1], [300, 100])
     units = np.random.default_rng(0).permutation(np.repeat(np.arange(400), sizes))
+    own = cells[units]  # Every tenth sample is of the other cell, but none of a unit's majority.
+    for unit in np.flatnonzero(sizes >= 3)[::10]:
+        own[np.flatnonzero(units == unit)[0]] ^= 1
     for seed in range(5):
-        parts = whole_parts(units, cells, fractions, np.random.default_rng(seed))
+        parts = whole_parts(units, own, fractions, np.random.default_rng(seed))
         of_unit = [set(parts[units == unit]) for unit in range(400)]
         assert all(len(found) == 1 for found in of_unit)
         for cell in (0, 1):
@@ -105,7 +132,7 @@ def test_whole_units_stay_together_and_every_cell_follows_the_fractions():
 def test_where_a_unit_goes_is_drawn_in_proportion():
     """One unit holds nearly all: it must not always go to the largest part."""
     units = np.array([0] * 50 + [1, 2])
-    first = [whole_parts(units, np.zeros(3, dtype=int), (0.5, 0.25, 0.25), rng)[0] for rng in generators(400)]
+    first = [whole_parts(units, np.zeros(52, dtype=int), (0.5, 0.25, 0.25), rng)[0] for rng in generators(400)]
     assert np.abs(np.bincount(first) / 400 - [0.5, 0.25, 0.25]).max() < 0.1  # Four standard errors.
 
 
