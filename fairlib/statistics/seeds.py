@@ -1,23 +1,7 @@
-"""Intervals, nulls, tests and power: how far a number can be trusted.
-
-Two units of resampling are used, and never mixed. Over *seeds*, one value per run: `t_interval`, `bootstrap`,
-`sign_flip_test`, `seeds_needed`, `t_power`. Over *samples* within one run, each in its group: `resample_group_means`,
-`permutation_null`. For a paired comparison pass the differences.
-
-Five seeds of one number: its interval, a test, and how many seeds it would take to see it.
-
->>> from fairlib import statistics
->>> drops = [0.01, 0.03, 0.02, 0.05, -0.01]
->>> f"{statistics.t_interval(drops):.3f}"
-'0.020 [-0.008, 0.048]'
->>> statistics.sign_flip_test(drops)  # 6 of the 32 patterns of signs are as extreme.
-0.1875
->>> statistics.seeds_needed(drops)
-12
-"""
+"""Over seeds, one value per run: intervals, tests, the number of seeds that it takes."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -27,7 +11,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from fairlib._validation import check_number, lookup
 
-_BLOCK = 4_000_000  # Entries of the largest temporary array: 32 MB of float64.
 _EXACT = 14  # Largest number of values for which all 2^n sign patterns are enumerated.
 _SIDES = {"two-sided": np.abs, "greater": np.positive, "less": np.negative}
 
@@ -44,14 +27,6 @@ class Interval(NamedTuple):
 
     def __format__(self, spec: str) -> str:
         return f"{self.estimate:{spec}} [{self.low:{spec}}, {self.high:{spec}}]" if spec else str(self)
-
-
-class Null(NamedTuple):
-    """Max-min gaps if groups did not matter: their mean and 95th percentile, and the p-value of the observed gap."""
-
-    mean: float
-    upper: float
-    p_value: float
 
 
 def t_interval(values: ArrayLike, *, level: float = 0.95) -> Interval:
@@ -106,42 +81,6 @@ def bootstrap(
     return Interval(float(statistic(values, axis=-1)), float(low), float(high))
 
 
-def resample_group_means(
-    values: ArrayLike, groups: ArrayLike, num_groups: int, *, resamples: int = 1000, seed: int = 0
-) -> NDArray[np.float64]:
-    """Draw bootstrap means of every group, by resampling samples within their group.
-
-    All columns see the same resampled samples, so that a difference of columns (before and after compression) is
-    paired. `percentile` gives the interval of any quantity derived from the draws: a drop ``d[..., 0] - d[..., 1]``, a
-    relative drop, a max-min gap ``np.ptp(d, axis=1)``.
-
-    Args:
-        values: Numbers or booleans, (N,) or (N, K).
-        groups: Integer codes (N,) in [0, num_groups).
-        num_groups: Number of groups; the means of a group without samples are NaN.
-        resamples: Number of draws.
-        seed: Seed of the resampling.
-
-    Returns:
-        (resamples, num_groups) or (resamples, num_groups, K), float64.
-
-    Raises:
-        ValueError: If shapes disagree or a code is out of range.
-    """
-    values, groups = _grouped(values, groups, num_groups)
-    generator = np.random.default_rng(seed)
-    draws = np.full((resamples, num_groups, *values.shape[1:]), np.nan)
-    for group in range(num_groups):
-        members = values[groups == group]
-        n = len(members)
-        for rows in _blocks(resamples, n) if n else ():
-            size = rows.stop - rows.start
-            index = generator.integers(0, n, size=(size, n)) + n * np.arange(size)[:, None]
-            times = np.bincount(index.ravel(), minlength=size * n).reshape(size, n)
-            draws[rows, group] = times.astype(np.float64) @ members / n
-    return draws
-
-
 def percentile(draws: ArrayLike, level: float = 0.95) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Compute the bounds (low, high) of the central ``level`` of draws along their first axis.
 
@@ -151,102 +90,6 @@ def percentile(draws: ArrayLike, level: float = 0.95) -> tuple[NDArray[np.float6
     check_number("level", level, 0, 1, low_open=True)
     low, high = np.quantile(np.asarray(draws), [(1 - level) / 2, (1 + level) / 2], axis=0)
     return low, high
-
-
-def group_means(values: ArrayLike, groups: ArrayLike, num_groups: int) -> NDArray[np.float64]:
-    """Average the values in each group: (num_groups,) or (num_groups, K); NaN where a group has no sample."""
-    values, groups = _grouped(values, groups, num_groups)
-    means = np.full((num_groups, *values.shape[1:]), np.nan)
-    for group in np.unique(groups):
-        means[group] = values[groups == group].mean(axis=0)
-    return means
-
-
-def accuracies_by_chance(
-    sizes: ArrayLike, accuracy: float, *, draws: int = 200, seed: int | np.random.Generator = 0
-) -> NDArray[np.float64]:
-    r"""Draw the accuracies of groups that share one true accuracy A: :math:`\operatorname{Bin}(n_a, A) / n_a`.
-
-    Args:
-        sizes: Numbers of samples :math:`n_a` of the groups, (k,).
-        accuracy: True accuracy :math:`A`, in [0, 1].
-        draws: Number of draws.
-        seed: Seed of the draws, or a random generator.
-
-    Returns:
-        Accuracies (draws, k), float64.
-
-    Raises:
-        ValueError: If a size or ``draws`` is not a positive whole number, or the accuracy is not in [0, 1].
-    """
-    sizes = np.asarray(sizes)
-    if not sizes.size or (sizes < 1).any() or (sizes % 1 != 0).any():
-        raise ValueError(f"sizes must be positive whole numbers, got {sizes.tolist()}")
-    check_number("draws", draws, 1, whole=True)
-    check_number("accuracy", accuracy, 0, 1, high_closed=True)
-    return np.random.default_rng(seed).binomial(sizes.astype(int), accuracy, (draws, len(sizes))) / sizes
-
-
-def permutation_null(
-    values: ArrayLike, groups: ArrayLike, num_groups: int, *, permutations: int = 1000, seed: int = 0
-) -> NDArray[np.float64]:
-    """Draw max-min gaps of group means under permuted group labels: what group sizes and noise alone produce.
-
-    A maximum of noisy estimates is biased upward, the more so with many small groups. Groups without samples are left
-    out.
-
-    Args:
-        values: Numbers or booleans (N,), for instance losses, correctness, or per-sample excessive losses.
-        groups: Integer codes (N,) in [0, num_groups).
-        num_groups: Number of groups.
-        permutations: Number of draws.
-        seed: Seed of the permutations.
-
-    Returns:
-        Gaps (permutations,), float64.
-
-    Raises:
-        ValueError: If shapes disagree, a code is out of range, there is no sample, or a value is not finite.
-    """
-    values, groups = _grouped(_sample(values), groups, num_groups)
-    sizes = np.bincount(groups)
-    sizes = sizes[sizes > 0]
-    starts = np.cumsum(sizes) - sizes
-    generator = np.random.default_rng(seed)
-    gaps = np.empty(permutations)
-    for rows in _blocks(permutations, len(values)):
-        shuffled = generator.permuted(np.tile(values, (rows.stop - rows.start, 1)), axis=1)
-        gaps[rows] = np.ptp(np.add.reduceat(shuffled, starts, axis=1) / sizes, axis=1)
-    return gaps
-
-
-def permutation_test(
-    values: ArrayLike, groups: ArrayLike, num_groups: int, *, permutations: int = 1000, seed: int = 0
-) -> Null:
-    """Test the max-min gap of group means against its permutation null.
-
-    The p-value is (1 + number of null gaps >= the observed one) / (1 + permutations), never 0 (Phipson and Smyth 2010).
-
-    Args:
-        values, groups, num_groups, permutations, seed: Arguments of `permutation_null`.
-
-    Raises:
-        ValueError: If shapes disagree, a code is out of range, there is no sample, or a value is not finite.
-
-    Example:
-        The same gap of 1 in two groups of twenty, and in two of a single sample each:
-
-        >>> from fairlib.statistics import permutation_test
-        >>> test = permutation_test([1] * 20 + [0] * 20, [0] * 20 + [1] * 20, 2)
-        >>> bool(test.p_value < 0.01)
-        True
-        >>> float(permutation_test([1, 0], [0, 1], 2).p_value)
-        1.0
-    """
-    null = permutation_null(values, groups, num_groups, permutations=permutations, seed=seed)
-    observed = np.ptp(group_means(values, groups, num_groups)[np.unique(groups)])
-    reached = np.count_nonzero(null >= observed - _rounding(values))
-    return Null(float(null.mean()), float(np.quantile(null, 0.95)), (1 + reached) / (1 + permutations))
 
 
 def sign_flip_test(
@@ -394,21 +237,6 @@ def _sample(values: ArrayLike) -> NDArray[np.float64]:
     if not np.isfinite(values).all():
         raise ValueError(f"values must be finite, got {np.count_nonzero(~np.isfinite(values))} that are not")
     return values
-
-
-def _grouped(values: ArrayLike, groups: ArrayLike, num_groups: int) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    values, groups = np.asarray(values, dtype=np.float64), np.asarray(groups)
-    if values.ndim not in (1, 2) or groups.shape != values.shape[:1]:
-        raise ValueError(f"values (N,) or (N, K), groups (N,) needed, got {values.shape} and {groups.shape}")
-    if len(groups) and (groups.min() < 0 or groups.max() >= num_groups):
-        raise ValueError(f"groups must be codes in [0, {num_groups}), got {groups.min()} to {groups.max()}")
-    return values, groups.astype(np.int64)
-
-
-def _blocks(total: int, width: int) -> Iterator[slice]:
-    """Split range(total) into slices such that ``slice x width`` entries stay within _BLOCK."""
-    step = max(1, _BLOCK // width)
-    return (slice(start, min(start + step, total)) for start in range(0, total, step))
 
 
 def _rounding(values: ArrayLike) -> float:
