@@ -15,6 +15,7 @@ import sys
 import zlib
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from itertools import repeat
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,6 +33,7 @@ FLIPS = ((0.05, 0.05), (0.01, 0.01), (0.02, 0.2), (0.2, 0.02), (0.1, 0.4), (0.4,
 SPREADS = (1.0, 4.0, 0.25)
 GOAL, LEAST, ALPHA = 0.94, 0.90, 0.05
 DRAWS = 400  # Of a permutation or bootstrap.
+PEERS = 20  # Test sets of a setting that fairlearn is asked about: it takes a second each.
 
 
 class Setting(NamedTuple):
@@ -85,7 +87,23 @@ def bootstrap(values: np.ndarray, groups: np.ndarray, k: int, generator: np.rand
     return np.stack([part[generator.integers(0, len(part), (DRAWS, len(part)))].mean(1) for part in parts], axis=1)
 
 
-def once(setting: Setting, seed: int) -> dict[str, float]:
+def fairlearns(values: np.ndarray, groups: np.ndarray, truth: np.ndarray, seed: int) -> dict[str, float]:
+    """What fairlearn's bootstrap covers and finds, by 100 of its draws."""
+    from fairlearn.metrics import MetricFrame
+
+    frame = MetricFrame(
+        metrics=lambda y_true, y_pred: np.mean(y_pred), y_true=values, y_pred=values, sensitive_features=groups,
+        n_boot=100, ci_quantiles=[0.025, 0.975], random_state=seed % 2**31,
+    )  # fmt: skip
+    (low, high), (gap_low, gap_high) = frame.by_group_ci, frame.difference_ci()
+    return {
+        "fairlearn: groups": np.mean((low.to_numpy() <= truth) & (truth <= high.to_numpy())),
+        "fairlearn: gap": float(gap_low <= np.ptp(truth) <= gap_high),
+        "fairlearn: gap found": float(gap_low > 0),
+    }
+
+
+def once(setting: Setting, seed: int, peer: bool = False) -> dict[str, float]:
     """Simulate one test set: what was covered and what was found."""
     generator = np.random.default_rng(seed)
     quantity, values, groups, truth = sample(setting, generator)
@@ -112,16 +130,16 @@ def once(setting: Setting, seed: int) -> dict[str, float]:
     found["bootstrap: smallest group"] = float(low[-1] <= truth[-1] <= high[-1])
     found["bootstrap: gap"] = float(gap_low <= true_gap <= gap_high)
     found["bootstrap: gap found"] = float(gap_low > 0)
-    return found
+    return found | (fairlearns(values, groups, truth, seed) if peer else {})
 
 
-def measure(setting: Setting, simulations: int) -> pd.DataFrame:
-    """Simulate a setting and average: a row for each thing that was counted."""
+def measure(setting: Setting, simulations: int, peers: int = 0) -> pd.DataFrame:
+    """Simulate a setting and average: a row for each thing that was counted, in how many simulations."""
     first = zlib.crc32(repr(setting).encode())  # Settings have test sets of their own.
-    found = pd.DataFrame([once(setting, first + seed) for seed in range(simulations)]).mean()
-    rows = found.rename("share").rename_axis("counted").reset_index()
+    found = pd.DataFrame([once(setting, first + seed, seed < peers) for seed in range(simulations)])
+    rows = found.agg(["mean", "count"]).T.set_axis(["share", "simulations"], axis=1).rename_axis("counted")
     about = setting._asdict() | {"sizes": "/".join(map(str, setting.sizes)) if len(setting.sizes) < 10 else "ten of 50"}
-    return rows.assign(**about, simulations=simulations)[[*about, "counted", "share", "simulations"]]
+    return rows.reset_index().assign(**about)[[*about, "counted", "share", "simulations"]]
 
 
 def missed(table: pd.DataFrame) -> pd.DataFrame:
@@ -135,9 +153,9 @@ def missed(table: pd.DataFrame) -> pd.DataFrame:
     return pd.concat([covers[short < 0.01 / tests], null[chance < 0.01 / tests]])
 
 
-def main(simulations: int = 2000) -> None:
+def main(simulations: int = 400) -> None:
     with ProcessPoolExecutor() as pool:
-        table = pd.concat(pool.map(measure, [*settings()], [simulations] * len([*settings()])))
+        table = pd.concat(pool.map(measure, settings(), repeat(simulations), repeat(PEERS)))
     table.to_csv(RESULTS / "audit_coverage.csv", index=False, float_format="%.4g", lineterminator="\n")
     covers = table[~table["counted"].str.contains("found")]
     print(covers.groupby(["measure", "counted"])["share"].agg(["mean", "min"]).round(3))
