@@ -102,7 +102,7 @@ lint: $(STAMP)
 sweep: $(STAMP)
 	@test -n "$(GRID)" || { echo "make sweep needs a grid: make sweep GRID=params/study/pruning/matthew-effect.yml" >&2; exit 2; }
 	@test -f "$(GRID)" || { echo "there is no grid $(GRID); there are: $$(ls params/study/*/*.yml | tr '\n' ' ')" >&2; exit 2; }
-	@$(call locked,sweep,$(call snakemake,sweep --config grid="$(GRID)" $(if $(FORCE),force=1)))
+	@$(call locked,sweep,$(call snakemake,sweep --forcerun point --config grid="$(GRID)" $(if $(FORCE),force=1)))
 
 verify: $(STAMP)
 	@test -n "$(TABLE)" || { echo "make verify needs a table: make verify TABLE=results/pruning/matthew-effect-study.csv" >&2; exit 2; }

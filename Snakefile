@@ -74,7 +74,7 @@ rule run:
         update(f"{BUILD}/runs/{{part}}/{{name}}/notebook.ipynb"),
     log: f"{BUILD}/logs/{{part}}/{{name}}.log"
     params:
-        digest=lambda w: runs.digest(f"notebooks/{w.part}/{w.name}.ipynb", given(w)),
+        digest=lambda w: runs.digest_values(runs.contents(f"notebooks/{w.part}/{w.name}.ipynb", given(w))),
         smoke=lambda w: [word for path in smoke(w) for word in ("-f", path)],
     threads: max(1, (workflow.cores or 1) // 2)
     message: "{wildcards.part}/{wildcards.name}"
@@ -151,17 +151,10 @@ if "grid" in config:
     POINTS = {point.id: point for point in grids.expand(config["grid"])}
     FORCE = ["--force"] if config.get("force") else []
     FOLDER = next(iter(POINTS.values())).out.parent.as_posix()
+    UNFIT = grids.unfit(POINTS.values())
 
-    def outdated(point):
-        finished = runs.read_run(point.out)
-        return finished and finished["contents"] != runs.contents(point.notebook, point.parameters)
-
-    if not FORCE and (old := [id for id, point in POINTS.items() if outdated(point)]):
-        raise WorkflowError(
-            f"{len(old)} of {len(POINTS)} runs are finished with other contents (notebook, tables, requirements or fairlib "
-            f"have changed), the first is {FOLDER}/{old[0]}. FORCE=1 runs these again; 'fairlib gather {config['grid']}' "
-            "takes finished runs as they are."
-        )
+    if not FORCE and (old := {id: why for id, why in UNFIT.items() if why != grids.UNFINISHED}):
+        raise WorkflowError(grids.refusal(config["grid"], old))
 
     def command(wildcards):
         point = POINTS[wildcards.id]
@@ -171,21 +164,14 @@ if "grid" in config:
     localrules: sweep
 
     rule sweep:
-        input: expand(f"{FOLDER}/{{id}}/run.json", id=POINTS)
+        input: expand(f"{FOLDER}/{{id}}/run.json", id=UNFIT)
         params: grid=shlex.quote(config["grid"])
         shell: "fairlib gather {params.grid}"
 
-    # As many at a time as there are cores; `--set-threads point=4` gives each run more.
+    # As many at a time as there are cores; `--set-threads point=4` gives each run more. Only the runs in UNFIT are asked
+    # for, and `make sweep` forces this rule, since an outdated or damaged run.json exists.
     rule point:
-        input: lambda w: str(POINTS[w.id].notebook)
         output: update(f"{FOLDER}/{{id}}/run.json")
         log: f"{FOLDER}/logs/{{id}}.log"
-        params:
-            command=command,
-            digest=lambda w: runs.digest(POINTS[w.id].notebook, POINTS[w.id].parameters),
-        shell:
-            """
-            exec > {log} 2>&1
-            {params.command}
-            touch {output}
-            """
+        params: command=command
+        shell: "{params.command} > {log} 2>&1"

@@ -33,13 +33,13 @@ def write_notebook(path: Path, *code: str, parameters: str = PARAMETERS) -> Path
 
 
 def finish(point: grids.Point, table: pd.DataFrame, **description) -> None:
-    """Leave a finished run at a point."""
+    """Leave a finished run of the current contents at a point."""
     point.out.mkdir(parents=True, exist_ok=True)
     table.to_parquet(point.out / "records.parquet")
     description = {
         "notebook": point.notebook.as_posix(), "parameters": runs.resolve(point.notebook, point.parameters),
         "started": "2026-01-01T00:00:00+00:00", "seconds": 1.5, "device": "cpu", "cpu": "c", "cores": 2, "threads": 1,
-        "platform": "p", "versions": {"torch": "2"}, "commit": "abc", "dirty": False, "contents": {}, "digest": "",
-        "files": ["records.parquet"],
+        "platform": "p", "versions": {"torch": "2"}, "commit": "abc", "dirty": False,
+        "contents": runs.contents(point.notebook, point.parameters),
     } | description  # fmt: skip
-    (point.out / "run.json").write_text(json.dumps(description))
+    runs.finish(point.out, description)

@@ -15,6 +15,7 @@ The Snakefile executes the points.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import json
@@ -27,7 +28,9 @@ from typing import Any
 
 from fairlib.environment import written
 from fairlib.evidence import runs
-from fairlib.evidence.runs import RECORDS, ParameterError, RunError, read_yaml
+from fairlib.evidence.runs import OWN_TABLES, RECORDS, ParameterError, RunError, read_yaml
+
+UNFINISHED = "not finished, or without records"
 
 
 @dataclass(frozen=True)
@@ -97,6 +100,31 @@ def _check(grid: str | Path, found: Any, kinds: Mapping[str, type], needed: set[
             raise ParameterError(f"{grid}: {name} must be a non-empty {kinds[name].__name__}, got {value!r}")
 
 
+def unfit(points: Iterable[Point]) -> dict[str, str]:
+    """Say by id why runs cannot be gathered: :data:`UNFINISHED`, or which contents have changed since.
+
+    The tables that the notebook itself recorded may change (:func:`fairlib.evidence.runs.contents`).
+    """
+    now = functools.cache(lambda notebook: runs.contents(notebook, {}))  # Once, since it reads all of fairlib.
+    found = {}
+    for point in points:
+        values = runs.resolve(point.notebook, point.parameters)
+        wanted = {**now(point.notebook), "parameters": runs.digest_values(values)}
+        run = runs.read_run(point.out)
+        if not run or RECORDS not in run["files"]:
+            found[point.id] = UNFINISHED
+        elif changed := [name for name in runs.changes(run, wanted) if name != OWN_TABLES]:
+            found[point.id] = f"finished with other contents: {', '.join(changed)}"
+    return found
+
+
+def refusal(grid: str | Path, found: Mapping[str, str]) -> str:
+    """Say which runs of a grid cannot be gathered (at most five), why (as :func:`unfit` found), and what to do."""
+    named = "; ".join([f"{id} ({why})" for id, why in found.items()][:5]) + "; ..." * (len(found) > 5)
+    remedy = f"'make sweep GRID={grid}' runs what is not finished, with FORCE=1 also what has other contents"
+    return f"{len(found)} of {len(expand(grid))} runs of {grid} cannot be gathered: {named}. {remedy}"
+
+
 def gather(grid: str | Path) -> list[Path]:
     """Write the tables of a grid, CSV with six significant digits, each with its provenance in a JSON file beside it.
 
@@ -107,9 +135,12 @@ def gather(grid: str | Path) -> list[Path]:
         The paths of the tables.
 
     Raises:
-        RunError: If a run is not finished or has recorded nothing.
+        RunError: If a run is not finished, has recorded nothing, or was made by other contents than the current ones
+            (:func:`unfit`): one table has the records of one experiment.
     """
     points = expand(grid)
+    if found := unfit(points):
+        raise RunError(refusal(grid, found))
     tables = list(dict.fromkeys(point.table for point in points))
     for table in tables:
         _gather(grid, [point for point in points if point.table == table], table)
@@ -118,9 +149,6 @@ def gather(grid: str | Path) -> list[Path]:
 
 def _gather(grid: str | Path, points: Sequence[Point], table: Path) -> None:
     found = [runs.read_run(point.out) for point in points]
-    if lacking := [p.id for p, run in zip(points, found, strict=True) if not run or RECORDS not in run["files"]]:
-        count = f"{len(lacking)} of {len(points)} runs for {table}"
-        raise RunError(f"{count} are not finished or recorded nothing, the first: {lacking[0]}")
     table.parent.mkdir(parents=True, exist_ok=True)
     with written(table) as new_table, written(table.with_suffix(".json")) as new_provenance:
         new_table.write_text(tabulate(points), encoding="utf-8", newline="\n")
@@ -145,7 +173,7 @@ def tabulate(points: Iterable[Point]) -> str:
 
 
 def _provenance(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    own = {"parameters", "started", "seconds", "files", "digest"}
+    own = {"parameters", "started", "seconds", "files", "checksum"}
     return {
         "runs": len(found),
         "started": min(run["started"] for run in found),

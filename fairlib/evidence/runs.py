@@ -1,8 +1,9 @@
 """One papermill run, done safely, and what makes it out of date.
 
 A finished run is a folder with ``notebook.ipynb`` (executed), ``records.parquet`` (if the notebook called
-:func:`record`) and ``run.json``. Work happens in a temporary folder beside it, which is renamed when everything is on
-the disk: the run is there completely or not at all.
+:func:`record`) and ``run.json``, which holds their checksums and its own. Work happens in a temporary folder beside it,
+which is renamed when everything is on the disk: the run is there completely or not at all. A lock makes a second
+process that is asked for the same run wait for the first.
 
 The Snakefile and the console command start with this file, so nothing is imported at its top that takes time.
 """
@@ -23,7 +24,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -36,11 +37,12 @@ if TYPE_CHECKING:
 Scalar = bool | int | float | str
 
 NOTEBOOK, RECORDS, RUN = "notebook.ipynb", "records.parquet", "run.json"
+OWN_TABLES = "its recorded tables"  # What a page shows of its sweeps, and no record comes from.
 
 _REPLACED = "replaced"  # In a run's folder for an instant: the run it takes the place of.
 _FOLDER = "FAIRLIB_RUN"  # In a run's kernel: where `record` writes to.
-# Modules that no number and no page comes from: no page shows a report as HTML.
-_LEFT_OUT = ("cli", "auditing/report", "evidence/grids", "evidence/ledger", "evidence/verify")
+_LEFT_OUT = ("evidence/grids", "evidence/ledger", "evidence/verify")  # Modules that no page comes from,
+_OF_AUDITS = ("auditing", "cli")  # and those that only pages with an audit come from.
 _TYPES: dict[str, tuple[type, str]] = {
     "bool": (bool, "true or false"),
     "int": (int, "an int"),
@@ -219,26 +221,26 @@ def contents(notebook: str | Path, given: Mapping[str, Any]) -> dict[str, str]:
 
     The notebook's file, the values of its parameters, the files in ``results/`` and ``book/`` that its code names
     (whatever their suffix; also by the beginning of a path), the claims if it asks for verdicts, ``requirements.lock``
-    and the meaning of fairlib's code (:func:`fairlib.environment.source_digest`), without the command line, grids,
-    ledger, verification and report page.
+    and the meaning of fairlib's code (:func:`fairlib.environment.source_digest`), without grids, ledger and
+    verification, and without the audit and the command line if the page does not use these. Of the files in
+    ``results/`` those that the notebook itself recorded, as their provenance says, stand apart (:data:`OWN_TABLES`).
     """
     notebook, root = Path(notebook), project_root(notebook)
     code = "\n".join(cell["source"] for cell in _cells(notebook) if cell["cell_type"] == "code")
     code += "\nbook/claims.yml" * bool(re.search(r"\b(claims|prose)\.verdict", code))
     named = tuple(str(PurePosixPath(name).with_suffix("")) for name in re.findall(r"\b(?:results|book)/[\w./-]*", code))
-    recorded = (path for folder in ("results", "book") for path in root.glob(f"{folder}/**/*"))
+    there = (path for folder in ("results", "book") for path in root.glob(f"{folder}/**/*"))
+    files = {path for path in there if path.relative_to(root).as_posix().startswith(named)}
+    provenance = f'"notebook": "{notebook.resolve().relative_to(root).as_posix()}"'.encode()
+    own = {path for path in files if (p := path.with_suffix(".json")).is_file() and provenance in p.read_bytes()}
     return {
         "notebook": digest_files([notebook], notebook.parent),
         "parameters": digest_values(resolve(notebook, given)),
-        "files it names": digest_files((p for p in recorded if p.relative_to(root).as_posix().startswith(named)), root),
+        "files it names": digest_files(files - own, root),
+        OWN_TABLES: digest_files(own, root),
         "requirements.lock": digest_files([root / "requirements.lock"], root),
-        "fairlib": environment.source_digest(without=_LEFT_OUT),
+        "fairlib": environment.source_digest(without=_LEFT_OUT if "audit" in code else (*_LEFT_OUT, *_OF_AUDITS)),
     }
-
-
-def digest(notebook: str | Path, given: Mapping[str, Any]) -> str:
-    """Digest the :func:`contents` of a run as one text."""
-    return digest_values(contents(notebook, given))
 
 
 def digest_files(paths: Iterable[Path], root: Path) -> str:
@@ -259,7 +261,7 @@ def run(notebook: str | Path, out: str | Path, given: Mapping[str, Any] | None =
     """Execute a notebook by papermill, in the root of its project, into the folder ``out``.
 
     A finished run of the same contents is left alone. A failed run leaves nothing at ``out``, and its notebook in the
-    folder ``failed`` beside it.
+    folder ``failed`` beside it. While another process executes a run into ``out``, wait until it ends.
 
     Args:
         notebook: Path of the notebook.
@@ -277,27 +279,29 @@ def run(notebook: str | Path, out: str | Path, given: Mapping[str, Any] | None =
         OSError: If a file cannot be read or written.
     """
     notebook, out, given = Path(notebook), Path(out).resolve(), given or {}
-    values, wanted = resolve(notebook, given), contents(notebook, given)
-    finished = read_run(out)
-    if finished and finished["contents"] == wanted:
-        return False
-    if finished and not force:
-        changed = ", ".join(name for name in wanted if wanted[name] != finished["contents"].get(name))
-        raise RunError(f"{out} is finished with other contents ({changed}); --force replaces it")
-    _refuse_other_files(out)
-    failed = out.parent / "failed" / f"{out.name}.ipynb"
+    values, failed = resolve(notebook, given), out.parent / "failed" / f"{out.name}.ipynb"
     with _workspace(out) as folder:
+        wanted, finished = contents(notebook, given), read_run(out)
+        if finished and not (changed := changes(finished, wanted)):
+            return False
+        if finished and not force:
+            raise RunError(f"{out} is finished with other contents ({', '.join(changed)}); --force replaces it")
+        _refuse_other_files(out)
+        folder.mkdir()
         started = datetime.now(UTC)
         _execute(notebook, folder, {name: values[name] for name in given}, failed)
-        description = _describe(notebook, values, folder, started)
-        description |= {"contents": wanted, "digest": digest_values(wanted)}
-        (folder / RUN).write_text(json.dumps(description, indent=1) + "\n", encoding="utf-8")
-        _place(folder, out, current=contents(notebook, given))
+        finish(folder, {**_describe(notebook, values, started), "contents": wanted})
+        _place(folder, out)
     failed.unlink(missing_ok=True)
     return True
 
 
-def _describe(notebook: Path, values: Mapping[str, Scalar], folder: Path, started: datetime) -> dict[str, object]:
+def changes(finished: Mapping[str, Any], wanted: Mapping[str, str]) -> list[str]:
+    """Name the :func:`contents` that are others than those of a finished run."""
+    return [name for name in wanted if wanted[name] != finished["contents"].get(name)]
+
+
+def _describe(notebook: Path, values: Mapping[str, Scalar], started: datetime) -> dict[str, object]:
     root = project_root(notebook)
     commit, status = git(root, "rev-parse", "HEAD"), git(root, "status", "--porcelain")
     return {
@@ -308,17 +312,38 @@ def _describe(notebook: Path, values: Mapping[str, Scalar], folder: Path, starte
         **environment.describe(str(values.get("device", "auto"))),
         "commit": commit and commit.strip(),
         "dirty": None if commit is None else bool(status),
-        "files": sorted(path.name for path in folder.iterdir()),
     }
 
 
+def finish(folder: Path, description: Mapping[str, Any]) -> None:
+    """Write the ``run.json`` of a run: its description, the checksums of its files, and one of all that."""
+    files = {name: _checksum(folder / name) for name in (NOTEBOOK, RECORDS) if (folder / name).exists()}
+    description = {**description, "files": files}
+    description |= {"checksum": digest_values(description)}
+    (folder / RUN).write_text(json.dumps(description, indent=1) + "\n", encoding="utf-8")
+
+
 def read_run(out: str | Path) -> dict | None:
-    """Read the ``run.json`` of a finished run; None where there is none."""
+    """Read the ``run.json`` of a finished run; None where there is none.
+
+    A run that lacks a file, or has one that it did not write, is not finished either; standard error says which.
+    """
     try:
-        description = json.loads(Path(out, RUN).read_text(encoding="utf-8"))
+        run = json.loads(Path(out, RUN).read_bytes())
+        whole = run.pop("checksum") == digest_values(run)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    return description if all(Path(out, name).is_file() for name in description["files"]) else None
+    except (ValueError, TypeError, LookupError, AttributeError):
+        whole = False
+    files = run["files"] if whole else {RUN: ""}
+    wrong = [name for name, checksum in files.items() if _checksum(Path(out, name)) != checksum]
+    if wrong:
+        print(f"fairlib: {out}: {wrong[0]} is not what the run wrote; it has to be executed again", file=sys.stderr)
+    return None if wrong else run
+
+
+def _checksum(path: Path) -> str | None:
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
 
 
 def _refuse_other_files(out: Path) -> None:
@@ -331,27 +356,47 @@ def _refuse_other_files(out: Path) -> None:
 
 @contextmanager
 def _workspace(out: Path) -> Iterator[Path]:
-    """Make a temporary folder beside ``out`` and remove it in the end, like those that dead processes left."""
-    here = socket.gethostname()
+    """Keep other processes from running into ``out``; give a path beside it for a folder that is removed in the end.
+
+    What dead processes left is removed as well: the kernel frees their lock. Where there are no locks (on Windows, on
+    some file systems) no process waits, and at worst the work is done twice.
+    """
     out.parent.mkdir(parents=True, exist_ok=True)
-    for folder in out.parent.glob(f"{glob.escape(out.name)}.tmp-*"):
-        host, _, pid = folder.name.removeprefix(f"{out.name}.tmp-").rpartition("-")
-        if host == here and pid.isdigit() and not _alive(int(pid)):
-            shutil.rmtree(folder, ignore_errors=True)
-    folder = out.with_name(f"{out.name}.tmp-{here}-{os.getpid()}")
-    folder.mkdir()
+    host, path = socket.gethostname(), out.with_name(f".{out.name}.lock")
+    folder = out.with_name(f"{out.name}.tmp-{os.getpid()}@{host}")
+    lock = _lock(path, out)
     try:
+        if lock is not None:
+            path.write_text(f"process {os.getpid()} on {host}", encoding="utf-8")
+            for left in out.parent.glob(f"{glob.escape(out.name)}.tmp-*@{host}"):
+                shutil.rmtree(left, ignore_errors=True)
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+        with suppress(OSError):
+            path.unlink()
+        if lock is not None:
+            os.close(lock)
 
 
-def _alive(pid: int) -> bool:
+def _lock(path: Path, out: Path) -> int | None:
+    """Lock a file, and wait while another process holds it; give back its descriptor, None where there are no locks."""
     try:
-        os.kill(pid, 0)
-    except OSError as error:
-        return isinstance(error, PermissionError)
-    return True
+        import fcntl
+
+        while True:
+            lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                owner = os.read(lock, 1000).decode() or "another process"
+                print(f"fairlib: {out} is running in {owner}; waiting until that ends", file=sys.stderr, flush=True)
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            if os.fstat(lock).st_nlink:  # Else its last owner has removed it, and others lock a new file.
+                return lock
+            os.close(lock)
+    except (ImportError, OSError):
+        return None
 
 
 def _execute(notebook: Path, folder: Path, given: Mapping[str, Scalar], failed: Path) -> None:
@@ -417,11 +462,8 @@ def git(folder: Path, *arguments: str) -> str | None:
         return None
 
 
-def _place(folder: Path, out: Path, current: Mapping[str, str]) -> None:
-    """Rename the folder to ``out``, unless another process has finished a run of the current contents there."""
-    finished = read_run(out)
-    if finished and finished["contents"] == current:
-        return
+def _place(folder: Path, out: Path) -> None:
+    """Rename the folder to ``out``."""
     for path in (*folder.iterdir(), folder):
         environment.sync(path)
     if out.exists():

@@ -41,9 +41,9 @@ def cached_fit(model: nn.Module, data: GroupedDataset, *, folder: Path | None, *
     parameters are frozen, the contents of the data, the settings, the code of ``fairlib`` that training runs
     (docstrings, comments and formatting do not count), the version of torch and its precision settings, the CPU or GPU,
     and the number of threads. An entry is one safetensors file with the weights, those kept by ``keep`` and the
-    history, written as a whole or not at all. An entry that cannot be read or fails its checksum is computed anew.
-    A training is never cached if its model, constraint or objective has code from outside ``fairlib``, or if it has a
-    ``sparsify`` or a ``stop``.
+    history, written as a whole or not at all. An entry that cannot be read, fails its checksum or was written for
+    another key is computed anew. A training is never cached if its model, constraint or objective has code from outside
+    ``fairlib``, or if it has a ``sparsify`` or a ``stop``.
 
     Args:
         model: Model to train; it is not changed.
@@ -141,19 +141,22 @@ def _write(path: Path, trained: nn.Module) -> None:
         tensors |= {f"kept/{step}/{name}": tensor for name, tensor in kept.items()}
     tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     history = json.dumps(memory.history)
-    metadata = {"history": history, "checksum": _checksum(tensors, history)}
+    metadata = {"history": history, "checksum": _checksum(tensors, path.stem + history)}
     path.parent.mkdir(parents=True, exist_ok=True)
     with environment.written(path) as new:
         save_file(tensors, new, metadata=metadata)
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], list[dict[str, float]], dict[int, dict[str, Tensor]]] | None:
-    """Weights, history and kept weights of an entry; None if it is missing, unreadable or fails its checksum."""
+    """Weights, history and kept weights of an entry; None if it is missing, unreadable or fails its checksum.
+
+    The checksum is also of the key, so an entry under another entry's name fails it.
+    """
     try:
         with safe_open(path, framework="pt") as entry:
             tensors = {name: entry.get_tensor(name) for name in entry.keys()}  # noqa: SIM118 - it is no mapping
             metadata = entry.metadata()
-        if metadata["checksum"] != _checksum(tensors, metadata["history"]):
+        if metadata["checksum"] != _checksum(tensors, path.stem + metadata["history"]):
             return None
         history = json.loads(metadata["history"])
     except (OSError, SafetensorError, KeyError, TypeError, ValueError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -110,44 +111,108 @@ class TestGrid:
         provenance = json.loads(grids.gather(grid)[0].with_suffix(".json").read_text())
         assert provenance["cpu_capability"] == [None, "AVX2"] and provenance["device"] == "cpu"
 
-    def test_nothing_is_gathered_from_an_unfinished_grid(self, grid, project):
-        for point in grids.expand(grid)[1:]:
+    def test_nothing_is_gathered_from_an_unfinished_grid(self, grid, project, capsys):
+        for point in grids.expand(grid)[2:]:
             finish(point, pd.DataFrame({"value": [1]}))
-        with pytest.raises(
-            RunError, match=r"1 of 4 runs for .*toy-study\.csv are not finished.*first: toy-data=x-seeds=1"
-        ):
+        damaged = grids.expand(grid)[1].out / "run.json"
+        damaged.parent.mkdir()
+        damaged.write_text("{}")
+        message = (
+            r"2 of 5 runs of .*part\.yml cannot be gathered: toy-data=x-seeds=1-\w+ \(not finished, or without records"
+        )
+        with pytest.raises(RunError, match=message):
             grids.gather(grid)
+        assert re.search(r"fairlib: .*/toy-data=x-seeds=2-\w+: run\.json is not what", capsys.readouterr().err)
         assert not (project / "results").exists()
 
+    def test_runs_of_other_contents_are_not_gathered(self, grid, project):
+        points = grids.expand(grid)
+        for point in points:
+            finish(point, pd.DataFrame({"value": [1]}))
+        tables = grids.gather(grid)
+        notebook = project / "notebooks" / "part" / "toy.ipynb"
+        write_notebook(notebook, "print(seeds)  # edited")
+        for point in points[1:4]:
+            finish(point, pd.DataFrame({"value": [2]}))
+        before = tables[0].read_bytes()
+        message = (
+            r"2 of 5 runs of .*part\.yml cannot be gathered: toy-data=x-seeds=1-\w+ \(finished with other contents: "
+            r"notebook\); toy-\w+ .*'make sweep GRID=.*part\.yml' runs what is not finished, with FORCE=1 also"
+        )
+        with pytest.raises(RunError, match=message):
+            grids.gather(grid)
+        assert tables[0].read_bytes() == before
 
-def test_a_sweep_runs_what_is_missing_and_refuses_what_is_out_of_date(grid, project, monkeypatch):
+    def test_records_of_another_run_are_not_gathered(self, grid, capsys):
+        points = grids.expand(grid)
+        for number, point in enumerate(points):
+            finish(point, pd.DataFrame({"value": [number]}))
+        records = points[0].out / "records.parquet"
+        shutil.copy(points[1].out / "records.parquet", records)
+        with pytest.raises(RunError, match=r"1 of 5 runs .*data=x-seeds=1"):
+            grids.gather(grid)
+        assert "records.parquet is not what the run wrote" in capsys.readouterr().err
+        shutil.copy(points[1].out / "run.json", records.with_name("run.json"))
+        with pytest.raises(RunError, match=r"data=x-seeds=1-\w+ \(finished with other contents: parameters\)"):
+            grids.gather(grid)
+
+    def test_a_gathered_table_makes_its_own_runs_no_older(self, grid, project):
+        names = "read('results/part/toy-study.csv'); read('results/part/other.csv')"
+        write_notebook(project / "notebooks" / "part" / "toy.ipynb", names)
+        for point in grids.expand(grid):
+            finish(point, pd.DataFrame({"value": [1]}), notebook="notebooks/part/toy.ipynb")
+        assert grids.gather(grid) == grids.gather(grid)
+        (project / "results" / "part" / "other.csv").write_text("a\n1\n")
+        with pytest.raises(RunError, match="contents: files it names"):
+            grids.gather(grid)
+
+    def test_the_library_is_read_once_for_all_runs(self, grid, monkeypatch):
+        calls = []
+        monkeypatch.setattr(environment, "source_digest", lambda without: calls.append(without) or "digest")
+        assert set(grids.unfit(grids.expand(grid)).values()) == {grids.UNFINISHED} and len(calls) == 1
+
+
+def test_a_sweep_runs_what_is_missing_and_mixes_nothing(grid, project, monkeypatch):
     shutil.copy(ROOT / "Snakefile", project)
     shutil.copytree(ROOT / "fairlib", project / "fairlib")
     monkeypatch.setattr(environment, "LIBRARY", project / "fairlib")
     monkeypatch.chdir(project)
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     monkeypatch.setenv("PYTHONPATH", str(project))
-    notebook = write_notebook(project / "notebooks" / "part" / "toy.ipynb", RECORD)
+    edit = """\
+from pathlib import Path
+if not Path("edited").exists():
+    Path("edited").touch()
+    with open("notebooks/part/toy.ipynb", "a") as notebook:
+        notebook.write("\\n")
+"""
+    write_notebook(project / "notebooks" / "part" / "toy.ipynb", edit, RECORD)
     grid.write_text("""\
 table: results/part/toy-study.csv
 runs:
   - notebook: notebooks/part/toy.ipynb
     grid: {seeds: [1, 2]}
 """)
-    finished = grids.expand(grid)[0]
-    contents = runs.contents(finished.notebook, finished.parameters)
-    finish(finished, pd.DataFrame({"seed": [7], "lr": [0.5]}), contents=contents)
+    kept, damaged = grids.expand(grid)
+    finish(kept, pd.DataFrame({"seed": [7], "lr": [0.5]}))
+    finish(damaged, pd.DataFrame({"seed": [8], "lr": [0.5]}))
+    (damaged.out / "run.json").write_text("")
 
-    def sweep() -> subprocess.CompletedProcess:
-        command = [sys.executable, "-m", "snakemake", "sweep", "--cores", "2", "--config", f"grid={grid}"]
-        return subprocess.run(command, capture_output=True, text=True, timeout=200)
+    def sweep(*force: str) -> subprocess.CompletedProcess:
+        command = ["snakemake", "sweep", "--forcerun", "point", "--cores", "2", "--config", f"grid={grid}", *force]
+        return subprocess.run([sys.executable, "-m", *command], capture_output=True, text=True, timeout=200)
 
-    done = sweep()
-    assert done.returncode == 0, done.stderr
-    assert pd.read_csv(project / "results" / "part" / "toy-study.csv")["seed"].tolist() == [7, 0, 1]
-    write_notebook(notebook, RECORD, "1")
+    mixed = sweep()
+    assert mixed.returncode != 0 and "run.json is not what the run wrote" in mixed.stderr
+    assert f"cannot be gathered: {kept.id} (finished with other contents: notebook)" in mixed.stderr
+    assert (project / "edited").exists() and not (project / "results").exists()
+    finish(kept, pd.DataFrame({"seed": [9], "lr": [0.5]}))
     refused = sweep()
-    assert refused.returncode != 0 and "2 of 2 runs are finished with other contents" in refused.stderr
+    assert refused.returncode != 0 and f"1 of 2 runs of {grid} cannot be gathered: {damaged.id}" in refused.stderr
+    assert "Traceback" not in mixed.stderr + refused.stderr
+    done = sweep("force=1")
+    assert done.returncode == 0, done.stderr
+    assert pd.read_csv(project / "results" / "part" / "toy-study.csv")["seed"].tolist() == [9, 0, 1]
 
 
 @pytest.mark.parametrize("study", STUDIES, ids=named)

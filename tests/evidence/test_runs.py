@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import ast
+import fcntl
+import hashlib
 import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pandas as pd
@@ -183,6 +188,15 @@ class TestContents:
         path = write_notebook(project / "toy.ipynb", "for name in names: read(f'results/part/{name}.csv')")
         assert self.changed(path, lambda: (folder / "other.csv").write_text("a\n3\n")) == {"files it names"}
 
+    def test_tables_that_the_notebook_itself_recorded_stand_apart(self, project):
+        path = write_notebook(project / "notebooks" / "toy.ipynb", "read('results/toy.csv'), read('results/other.csv')")
+        (project / "results").mkdir()
+        for name, by in (("toy", "notebooks/toy.ipynb"), ("other", "notebooks/other.ipynb")):
+            (project / "results" / f"{name}.json").write_text(json.dumps({"runs": 3, "notebook": by}, indent=1))
+        for name, expected in (("toy", "its recorded tables"), ("other", "files it names")):
+            table = project / "results" / f"{name}.csv"
+            assert self.changed(path, lambda table=table: table.write_text("a\n1\n")) == {expected}
+
     def test_the_claims_count_where_a_page_asks_for_verdicts(self, project):
         claims = project / "book" / "claims.yml"
         claims.parent.mkdir()
@@ -199,9 +213,9 @@ class TestCode:
     @pytest.fixture
     def changes(self, tmp_path, library):
         """Whether an edit of a file, or of every file in a folder, makes a notebook's run out of date."""
-        notebook = write_notebook(tmp_path / "toy.ipynb", "print(seeds)")
 
-        def changes(name, edit) -> bool:
+        def changes(name, edit, code="print(seeds)") -> bool:
+            notebook = write_notebook(tmp_path / "toy.ipynb", code)
             before = runs.contents(notebook, {})
             assert edit_files(library / name, edit)
             after = runs.contents(notebook, {})
@@ -215,11 +229,16 @@ class TestCode:
         assert not changes("", edit)
 
     @pytest.mark.parametrize("name", runs._LEFT_OUT)
-    def test_the_command_line_grids_ledger_and_report_page_do_not_count(self, library, changes, name):
+    def test_grids_ledger_and_verification_do_not_count(self, library, changes, name):
+        assert not changes(find(library, name), other_body, "fairlib.audit(before, after, test)")
+
+    @pytest.mark.parametrize("name", runs._OF_AUDITS)
+    def test_the_audit_and_the_command_line_count_where_a_page_uses_them(self, library, changes, name):
         assert not changes(find(library, name), other_body)
+        assert changes(find(library, name), other_body, "!fairlib audit predictions.csv")
 
     @pytest.mark.parametrize("edit", HARMFUL)
-    @pytest.mark.parametrize("name", ["statistics.py", "training/loop.py", "plots.py", "auditing/comparison.py"])
+    @pytest.mark.parametrize("name", ["statistics/samples.py", "training/loop.py", "plots.py", "effects.py"])
     def test_a_number_a_default_and_a_statement_count(self, changes, name, edit):
         assert changes(name, edit)
 
@@ -242,10 +261,8 @@ class TestCode:
         for path in Path(__file__).parents[2].glob("notebooks/*/*.ipynb"):
             cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
             code = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
-            assert not re.search(r"import .*\b(cli|grids|ledger|report)$", code, re.MULTILINE), path
-            assert not shown_reports(ast.parse(code.replace("%pip", "pass  #"))), (
-                f"{path}: runs._LEFT_OUT names report.py"
-            )
+            assert not re.search(r"import .*\b(grids|ledger)$", code, re.MULTILINE), path
+            assert "audit" in code or not re.search(r"import .*\bcli$", code, re.MULTILINE), path
 
     def test_an_edit_of_a_comment_leaves_a_run_finished(self, notebook, executed, project):
         module = project / "library" / "module.py"
@@ -264,7 +281,8 @@ class TestRun:
         description = json.loads((project / "out" / "run.json").read_text())
         assert description["notebook"] == "notebooks/part/toy.ipynb"
         assert description["parameters"] == {"seeds": 3, "lr": 0.5, "data": "a=b", "quick": True}
-        assert description["digest"] == runs.digest(notebook, {"seeds": 3}) != runs.digest(notebook, {})
+        assert description["contents"] == runs.contents(notebook, {"seeds": 3}) != runs.contents(notebook, {})
+        assert description["files"] == {"notebook.ipynb": hashlib.sha256(b"{}").hexdigest()}
         assert description["versions"]["python"] == ".".join(map(str, sys.version_info[:3]))
         assert description["cpu_capability"] == torch.backends.cpu.get_cpu_capability()
         assert {"seconds", "started", "device", "cpu", "cores", "threads", "platform", "commit", "dirty"} < set(
@@ -295,6 +313,44 @@ class TestRun:
         assert runs.run(notebook, project / "out")
         assert len(executed) == 2
 
+    @pytest.mark.parametrize(
+        "damage",
+        [
+            lambda text: text[:100],
+            lambda text: "",
+            lambda text: "{}",
+            lambda text: "[1]",
+            lambda text: "5",
+            lambda text: '{"files": ["notebook.ipynb"], "contents": {}}',
+            lambda text: text.replace('"seeds": 2', '"seeds": 3'),
+        ],
+    )
+    def test_a_run_whose_description_is_damaged_is_named_and_executed_again(
+        self, notebook, executed, project, capsys, damage
+    ):
+        runs.run(notebook, project / "out")
+        path = project / "out" / "run.json"
+        path.write_text(damage(path.read_text()))
+        assert runs.run(notebook, project / "out")
+        message = f"fairlib: {project / 'out'}: run.json is not what the run wrote; it has to be executed again\n"
+        assert capsys.readouterr().err == message
+        assert not runs.run(notebook, project / "out") and len(executed) == 2
+
+    def test_a_run_with_a_flipped_bit_or_the_file_of_another_run_is_not_finished(
+        self, notebook, executed, project, capsys
+    ):
+        executed.content = '{"seeds": 2}'
+        runs.run(notebook, project / "out")
+        path = project / "out" / "notebook.ipynb"
+        content = path.read_bytes()
+        flipped = (content[:3] + bytes([content[3] ^ 1 << bit]) + content[4:] for bit in range(8))
+        for other in (*flipped, b'{"seeds": 5}'):
+            path.write_bytes(other)
+            assert runs.read_run(project / "out") is None
+            assert "out: notebook.ipynb is not what the run wrote" in capsys.readouterr().err
+        path.write_bytes(content)
+        assert runs.read_run(project / "out")
+
     def test_a_folder_with_other_files_is_left_alone(self, notebook, executed, project):
         (project / "out").mkdir()
         (project / "out" / "thesis.tex").write_text("years of work")
@@ -305,23 +361,6 @@ class TestRun:
             runs.run(notebook, notebook)
         assert not executed
 
-    def test_of_two_at_once_the_one_that_is_up_to_date_stays(self, notebook, project, monkeypatch):
-        out = project / "out"
-
-        def overtaken(path, folder, given, failed):
-            (folder / runs.NOTEBOOK).write_text("old")
-            (project / "library" / "module.py").write_text("ONE = 3\n")
-            with monkeypatch.context() as patch:
-                patch.setattr(runs, "_execute", lambda path, folder, *_: (folder / runs.NOTEBOOK).write_text("new"))
-                patch.setattr(os, "getpid", lambda: 2**22 + 1)
-                runs.run(notebook, out)
-
-        monkeypatch.setattr(runs, "_alive", lambda pid: True)
-        monkeypatch.setattr(runs, "_execute", overtaken)
-        runs.run(notebook, out)
-        assert (out / "notebook.ipynb").read_text() == "new"
-        assert not list(project.glob("out.tmp-*"))
-
     def test_what_cannot_be_written_leaves_nothing(self, notebook, executed, project, monkeypatch):
         def full(*arguments):
             raise OSError(28, "No space left on device")
@@ -330,6 +369,79 @@ class TestRun:
         with pytest.raises(OSError, match="No space left"):
             runs.run(notebook, project / "out")
         assert not list(project.glob("out*"))
+
+
+class TestLock:
+    """Two processes that are asked for the same run."""
+
+    def test_the_second_waits_and_then_finds_the_run_finished(self, notebook, project, monkeypatch, capsys):
+        begun, end = threading.Event(), threading.Event()
+
+        def execute(path, folder, given, failed):
+            begun.set()
+            assert end.wait(60)
+            (folder / runs.NOTEBOOK).write_text("{}")
+
+        monkeypatch.setattr(runs, "_execute", execute)
+        said = []
+        with ThreadPoolExecutor(2) as pool:
+            first = pool.submit(runs.run, notebook, project / "out")
+            assert begun.wait(60)
+            second = pool.submit(runs.run, notebook, project / "out")
+            wait_for(lambda: said.append(capsys.readouterr().err) or "waiting" in "".join(said))
+            end.set()
+        assert first.result() and not second.result()
+        message = rf"fairlib: .*/out is running in process {os.getpid()} on \S+; waiting until that ends\n"
+        assert re.fullmatch(message, "".join(said))
+        assert sorted(path.name for path in project.iterdir()) == ["_toc.yml", "library", "notebooks", "out"]
+
+    def test_of_many_one_is_at_work_at_a_time(self, project):
+        """Also where a lock file is removed while others wait for it."""
+        inside, most = [], []
+
+        def work(_):
+            with runs._workspace(project / "out"):
+                inside.append(threading.get_ident())
+                most.append(len(inside))
+                time.sleep(0.001)
+                inside.remove(threading.get_ident())
+
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(work, range(80)))
+        assert most == [1] * 80 and not list(project.glob(".out*"))
+
+    def test_a_process_that_dies_frees_the_lock(self, notebook, executed, project):
+        code = f"""
+from pathlib import Path
+import time
+from fairlib.evidence import runs
+with runs._workspace(Path({str(project / "out")!r})) as folder:
+    folder.mkdir()
+    print("working", flush=True)
+    time.sleep(60)
+"""
+        with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout.readline() == "working\n"
+            waiting = threading.Thread(target=runs.run, args=(notebook, project / "out"))
+            waiting.start()
+            waiting.join(0.3)
+            assert waiting.is_alive() and not executed
+            process.kill()
+        waiting.join(30)
+        assert len(executed) == 1
+        assert sorted(path.name for path in project.iterdir()) == ["_toc.yml", "library", "notebooks", "out"]
+
+    def test_where_there_are_no_locks_a_run_goes_on_without(self, notebook, executed, project, monkeypatch):
+        def refuse(*arguments):
+            raise OSError(95, "Operation not supported")
+
+        working = project / f"out.tmp-1@{socket.gethostname()}"
+        working.mkdir()
+        monkeypatch.setattr(fcntl, "flock", refuse)
+        assert runs.run(notebook, project / "out")
+        monkeypatch.setitem(sys.modules, "fcntl", None)  # As on Windows.
+        assert not runs.run(notebook, project / "out")
+        assert working.exists() and not list(project.glob(".out*"))
 
 
 class TestKernel:
@@ -383,17 +495,6 @@ class TestKernel:
         assert done.returncode == 1
         assert "File too large" in done.stderr.splitlines()[-1]
         assert not list(project.glob("out*"))
-
-
-def shown_reports(tree: ast.AST) -> list[str]:
-    """Where more is done with what `fairlib.audit` gives than to read an attribute that is no page."""
-    parents = {child: parent for parent in ast.walk(tree) for child in ast.iter_child_nodes(parent)}
-    audits = [node for node in parents if isinstance(node, ast.Call) and ast.unparse(node.func) == "fairlib.audit"]
-    named = {parents[node].targets[0].id for node in audits if isinstance(parents[node], ast.Assign)}
-    reports = [node for node in audits if not isinstance(parents[node], ast.Assign)]
-    reports += [n for n in parents if isinstance(n, ast.Name) and n.id in named and isinstance(n.ctx, ast.Load)]
-    harmless = {"table", "violations", "provenance", "notes", "train", "fairness", "plot"}
-    return [ast.unparse(parents[n]) for n in reports if getattr(parents[n], "attr", "") not in harmless]
 
 
 def wait_for(condition, seconds: float = 90) -> None:

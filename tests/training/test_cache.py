@@ -142,6 +142,16 @@ def test_a_corrupt_entry_is_computed_anew(cnn, images, tmp_path, counted, damage
     assert len(counted) == 2
 
 
+def test_an_entry_under_the_name_of_another_is_computed_anew(cnn, images, tmp_path, counted):
+    first = cached_fit(cnn, images, folder=tmp_path, epochs=1)
+    (path,) = tmp_path.glob("*.safetensors")
+    second = cached_fit(cnn, images, folder=tmp_path, epochs=1, seed=1)
+    (other,) = set(tmp_path.glob("*.safetensors")) - {path}
+    other.write_bytes(path.read_bytes())
+    again = cached_fit(cnn, images, folder=tmp_path, epochs=1, seed=1)
+    assert len(counted) == 3 and _same(again, second) and not _same(again, first)
+
+
 def test_a_failed_write_costs_neither_the_training_nor_the_folder(cnn, images, tmp_path, monkeypatch):
     def full(tensors, path, metadata):
         with open(path, "wb") as file:
