@@ -52,6 +52,63 @@ def check_names(owner: str, settings: Iterable[str], known: Iterable[str]) -> No
             raise TypeError(f"unknown setting {name!r} for {owner}; known: {', '.join(known) or 'none'}")
 
 
+def check_type(name: str, value: Any, kinds: type | tuple[Any, ...], wanted: str) -> Any:
+    """Refuse an argument of another type, or give it back.
+
+    Args:
+        name: Name of the argument in the error message.
+        value: Value of the argument.
+        kinds: Type or types that are accepted.
+        wanted: What they are, in words: ``"a GroupedDataset"``.
+
+    Raises:
+        TypeError: If the value is of another type; of splits the message says that one part is wanted.
+    """
+    if not isinstance(value, kinds):
+        hint = "; give a part, such as .train" if type(value).__name__ == "Splits" else ""
+        raise TypeError(f"{name} must be {wanted}, got {shown(value)}{hint}")
+    return value
+
+
+def shown(value: Any) -> str:
+    """Write a value for an error message: its type alone where the value itself is long."""
+    text = repr(value)
+    return text if len(text) <= 80 and "\n" not in text else type(value).__name__
+
+
+def check_many(name: str, values: Any) -> tuple:
+    """Return several values as a tuple.
+
+    Raises:
+        TypeError: If they are a single one, or one text.
+    """
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise TypeError(f"{name} must hold several values, as a list does, got {shown(values)}")
+    return tuple(values)
+
+
+def check_seed(name: str, seed: Any) -> None:
+    """Refuse what torch does not take as a seed: other than an integer of 64 bits.
+
+    Raises:
+        TypeError: If it is not an integer.
+        ValueError: If it is too large.
+    """
+    check_number(name, seed, -(2**63), 2**63, whole=True)
+
+
+def named(kind: str, choice: Any) -> tuple[str, dict[str, Any]]:
+    """Split a choice into its name and its settings; there are none if it is a name alone.
+
+    Raises:
+        TypeError: If it is neither a name nor a pair of a name and settings.
+    """
+    name, settings = choice if isinstance(choice, tuple | list) and len(choice) == 2 else (choice, {})
+    if not isinstance(name, str) or not isinstance(settings, Mapping):
+        raise TypeError(f"{kind} must be a name or (name, settings), got {shown(choice)}")
+    return name, dict(settings)
+
+
 def check_number(
     name: str,
     value: Any,

@@ -54,6 +54,17 @@ def describe(device: str = "auto") -> dict[str, Any]:
     }
 
 
+def versions() -> dict[str, Any]:
+    """Tell today's date, the platform, and the versions of Python, fairlib and what it computes with but for torch."""
+    names = ("numpy", "scipy", "pandas")
+    return {
+        "date": time.strftime("%Y-%m-%d"),
+        "platform": platform.platform(),
+        "versions": {"python": platform.python_version(), "fairlib": __version__}
+        | {name: metadata.version(name) for name in names},
+    }
+
+
 def resolve(device: str | torch.device) -> str:
     """Give back the name of a device; ``"auto"`` is ``"cuda"`` where there is a CUDA device, else ``"cpu"``."""
     if device != "auto":

@@ -30,7 +30,7 @@ NOT_OURS = {"python", "pip"}  # In environment.yml without being a requirement o
 def asked_for() -> dict[str, Requirement]:
     """The requirements of the library and its extras, by name."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    extras = [line for name in ("book", "compact", "test") for line in project["optional-dependencies"][name]]
+    extras = [line for name in ("audit", "book", "compact", "test") for line in project["optional-dependencies"][name]]
     return by_name([*project["dependencies"], *extras])
 
 

@@ -21,9 +21,10 @@ PACKAGES = {
     "models",
     "network",
     "pruning",
+    "statistics",
     "training",
 }
-MODULES = {"cli", "effects", "environment", "evidence", "plots", "randomness", "statistics", "studies"}
+MODULES = {"cli", "effects", "environment", "evidence", "plots", "randomness", "studies"}
 
 
 def python(code: str) -> str:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fairlib._validation import check_number, check_settings, lookup
+from fairlib._validation import check_many, check_number, check_seed, check_settings, check_type, lookup, named
 
 
 def test_lookup_lists_what_is_known():
@@ -23,6 +23,35 @@ def test_settings_are_the_keyword_only_parameters_that_the_library_does_not_fill
             check_settings("method 'm'", method, {name: 1}, given=["sparsity", "data"])
     with pytest.raises(TypeError, match="known: none"):
         check_settings("method 'n'", lambda model: None, {"rate": 1})
+
+
+def test_types_and_how_long_values_are_shown():
+    check_type("data", 3, (int, type(None)), "an integer")
+    with pytest.raises(TypeError, match=r"^data must be an integer, got 'x'$"):
+        check_type("data", "x", int, "an integer")
+    with pytest.raises(TypeError, match=r"^data must be an integer, got list$"):
+        check_type("data", list(range(100)), int, "an integer")
+
+
+def test_several_values_are_neither_one_nor_a_text():
+    assert check_many("levels", range(2)) == check_many("levels", np.arange(2)) == (0, 1)
+    for value in (0.5, "05", None):
+        with pytest.raises(TypeError, match="levels must hold several values"):
+            check_many("levels", value)
+
+
+def test_choices_are_a_name_or_a_name_and_settings():
+    assert named("model", "cnn") == ("cnn", {}) and named("model", ["cnn", {"width": 2}]) == ("cnn", {"width": 2})
+    for choice in (None, 3, ("cnn",), ("cnn", 3), ("cnn", {}, {}), (3, {})):
+        with pytest.raises(TypeError, match=r"model must be a name or \(name, settings\), got"):
+            named("model", choice)
+
+
+def test_seeds_are_integers_of_64_bits():
+    check_seed("seed", np.int64(-3))
+    for seed, error in ((1.0, TypeError), (True, TypeError), (2**70, ValueError)):
+        with pytest.raises(error, match="seed must"):
+            check_seed("seed", seed)
 
 
 @pytest.mark.parametrize("value", [0, 1, 0.5, np.float32(0.5), np.int64(1)])

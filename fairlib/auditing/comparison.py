@@ -1,32 +1,42 @@
-"""The audit: what compressing a model did to each group, with intervals, nulls and everything needed to trust it."""
+"""The audit: what compressing a model did to each group, with intervals, tests and everything needed to trust it."""
 
 from __future__ import annotations
 
-import json
 import math
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
-import torch
-from torch import nn
 
-from fairlib import environment, plots, statistics
+from fairlib import environment, statistics
 from fairlib._validation import check_number, lookup
-from fairlib.auditing.report import body, finite, page, tables
-from fairlib.data import GroupedDataset
-from fairlib.diagnostics import DIAGNOSTICS, diagnose
-from fairlib.network import gates, masks
-from fairlib.network.evaluation import placement, predict
+from fairlib.auditing import measures
+from fairlib.auditing import report as pages
+from fairlib.auditing.measures import WHEN
+from fairlib.auditing.predictions import (
+    Predictions,
+    Samples,
+    are_labels,
+    coded,
+    from_scores,
+    held,
+    is_scores,
+    predictions,
+    samples_of,
+    texts,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SMALL = 30  # Below so many samples a group's bootstrap interval covers clearly less than it says.
+    from fairlib.data import GroupedDataset
+
+JUDGED = 10
+"""Samples from which on a group is ranked; smaller ones are listed."""
 
 _BY_PAIRS = {"max": ["estimate", "low", "high"], "mean": ["pairs", "pairs_low", "pairs_high"]}
 
@@ -40,38 +50,55 @@ class Report:
             relative_drop loss_before loss_after excessive_loss``, each with ``_low`` and ``_high`` beside it; then the
             diagnostics of the model before compression, ``gradient_norm gradient_noise_floor
             gradient_debiased_square``.
+        contrasts: Every group against all others together, indexed by group: ``difference`` of the drops with ``_low``
+            and ``_high``, its ``p_value``, ``p_holm`` (corrected for the number of groups), ``detectable`` (the
+            difference that would have been missed half the time); then its accuracy as a share of the reference
+            group's, ``ratio_before`` and ``ratio_after``.
         violations: Max-min over groups, indexed by ``excessive_loss`` (Eq. 3 of [T]), ``accuracy_before``,
-            ``accuracy_after`` and ``drop``: ``estimate low high``, and its permutation null, ``null_mean null_upper
-            p_value``; then the mean over all pairs of groups, ``pairs pairs_low pairs_high``. Everything is NaN without
-            two groups that have samples, and bounds are NaN where a group has only one sample.
+            ``accuracy_after`` and ``drop``: ``estimate low high null_mean p_value``, then the mean over all pairs of
+            groups, ``pairs pairs_low pairs_high``. NaN without two groups that are judged.
+        rates: Indexed by group and class: ``positives`` (samples of the class), ``selection_rate`` (predicted to be of
+            it), ``false_negative_rate`` and ``false_positive_rate``, each ``_before`` and ``_after`` with bounds.
+        flips: Indexed by group: ``changed`` predictions as a share with ``_low`` and ``_high``, and how many became
+            wrong (``lost``), right (``gained``), or wrong in another way (``other``).
+        calibration: Indexed by group: expected calibration error ``before`` and ``after``, and of each the mean and the
+            95th percentile for a perfectly calibrated model, ``_null_mean`` and ``_null_upper``.
+        too_small: Groups with samples, but fewer than :data:`JUDGED`: in the tables, but not compared.
         provenance: Models, data, how they were fed, intervals, hardware and versions.
         notes: Warnings, and the reasons for what is NaN.
         train: The report on the training set, if one was given.
+        attributes: By name of an attribute the report on its groups, where the groups cross several.
 
     Example:
-        >>> import tempfile, torch, fairlib
+        >>> import tempfile, fairlib
         >>> from pathlib import Path
-        >>> signs = torch.tensor([1.0, -1.0]).repeat(50)
-        >>> groups = torch.tensor([0] * 60 + [1] * 40)
-        >>> inputs = torch.nn.functional.one_hot(groups) * signs[:, None]
-        >>> test = fairlib.GroupedDataset(inputs, (signs > 0).long(), groups, group_names=["many", "few"])
-        >>> dense = torch.nn.Linear(2, 2, bias=False)
-        >>> dense.weight.data = torch.tensor([[-4.0, -3.0], [4.0, 3.0]])
-        >>> report = fairlib.audit(dense, fairlib.prune(dense, "magnitude", sparsity=0.5), test)
+        >>> targets, groups = [1, 0] * 50, ["many"] * 60 + ["few"] * 40
+        >>> report = fairlib.audit(targets, targets[:80] + [1] * 20, targets=targets, groups=groups)
         >>> report.fairness(tau=0.1)["verdict"].to_dict()
         {'performance': 'unfair', 'degradation': 'unfair'}
         >>> report.violations.loc["drop", ["estimate", "pairs"]].tolist()
-        [0.5, 0.5]
+        [0.25, 0.25]
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     report.to_json(Path(folder, "audit.json")).name
         'audit.json'
     """
 
     table: pd.DataFrame
+    contrasts: pd.DataFrame
     violations: pd.DataFrame
+    rates: pd.DataFrame
+    flips: pd.DataFrame
+    calibration: pd.DataFrame
+    too_small: tuple[str, ...]
     provenance: dict[str, Any]
     notes: list[str] = field(default_factory=list)
     train: Report | None = None
+    attributes: dict[str, Report] = field(default_factory=dict)
+
+    @property
+    def sentence(self) -> str:
+        """Whom compression cost most, how sure that is, and what could not have been seen: one sentence."""
+        return pages.sentence(self)
 
     def fairness(self, tau: float = 0.05, *, pairs: str = "max") -> pd.DataFrame:
         r"""Decide whether the groups are treated alike, up to a tolerance, by the definitions of [B].
@@ -82,7 +109,7 @@ class Report:
           ``drop`` of the table) do.
 
         The definitions are about two groups. With more, either the largest difference decides or the mean over all
-        pairs. Intervals of small groups are too narrow: nothing is decided if a group has fewer than 30 samples.
+        pairs. Nothing is called fair while a group is too small to be judged.
 
         Args:
             tau: Tolerance :math:`\tau`, at least 0.
@@ -91,7 +118,7 @@ class Report:
         Returns:
             Indexed by ``performance`` and ``degradation``: ``difference low high`` and ``verdict``: ``"fair"`` if the
             whole interval is at most :math:`\tau`, ``"unfair"`` if it lies above, ``"not computable"`` without two
-            groups that have samples, else ``"undecided"``.
+            groups that are judged, else ``"undecided"``.
 
         Raises:
             ValueError: If ``tau`` is negative or ``pairs`` is unknown.
@@ -100,39 +127,33 @@ class Report:
         columns = lookup("choice of pairs", pairs, _BY_PAIRS)
         rows = self.violations.loc[["accuracy_after", "drop"], columns].set_axis(["difference", "low", "high"], axis=1)
         rows.index = pd.Index(["performance", "degradation"], name="fairness")
-        sizes = self.table["size"].drop("all")
-        small = np.full(len(rows), sizes.between(1, SMALL - 1).any())
-        conditions = [rows["difference"].isna(), small, rows["high"] <= tau, rows["low"] > tau]
-        verdicts = ["not computable", "undecided", "fair", "unfair"]
-        return rows.assign(verdict=np.select(conditions, verdicts, "undecided"))
+        conditions = [rows["difference"].isna(), rows["low"] > tau, (rows["high"] <= tau) & (not self.too_small)]
+        return rows.assign(verdict=np.select(conditions, ["not computable", "unfair", "fair"], "undecided"))
 
     def plot(self) -> Figure:
         """Draw accuracy before and after, and excessive loss, of every group with its size and interval."""
+        from fairlib import plots
+
         return plots.audit(self.table)
 
     def to_json(self, path: str | Path) -> Path:
         """Write everything but the figure as JSON; NaN becomes null."""
-        return _write(path, json.dumps(finite(self._as_dict()), indent=1, allow_nan=False) + "\n")
+        return _write(path, pages.as_json(self))
 
     def to_html(self, path: str | Path) -> Path:
-        """Write one self-contained HTML file: tables, figure and provenance, without references to other files."""
-        return _write(path, page(self._body()))
+        """Write one self-contained HTML file, without scripts and without references to other files."""
+        return _write(path, pages.html(self))
 
-    def _as_dict(self) -> dict[str, Any]:
-        return {
-            "provenance": self.provenance,
-            "notes": self.notes,
-            "groups": self.table.reset_index().to_dict("records"),
-            "violations": self.violations.reset_index().to_dict("records"),
-            "train": self.train._as_dict() if self.train else None,
-        }
+    def to_markdown(self, path: str | Path) -> Path:
+        """Write the sentence, the table of groups and the caveats in Markdown, for a pull request."""
+        return _write(path, pages.markdown(self))
 
-    def _body(self) -> str:
-        train = self.train._body() if self.train else ""
-        return body(self.notes, self.table, self.violations, self.provenance, train)
+    def to_model_card(self, path: str | Path) -> Path:
+        """Write a model card: the results as ``model-index`` metadata, which model hubs read, above the Markdown."""
+        return _write(path, pages.model_card(self))
 
     def _repr_html_(self) -> str:
-        return tables(self.notes, self.table, self.violations)
+        return pages.fragment(self)
 
 
 def _write(path: str | Path, text: str) -> Path:
@@ -142,12 +163,16 @@ def _write(path: str | Path, text: str) -> Path:
 
 
 def audit(
-    before: nn.Module,
-    after: nn.Module,
-    test: GroupedDataset,
+    before: Any,
+    after: Any,
+    test: GroupedDataset | None = None,
     *,
+    targets: Any = None,
+    groups: Any = None,
     train: GroupedDataset | None = None,
     diagnostics: Sequence[str] = ("gradient",),
+    scores: str = "auto",
+    reference: str = "",
     level: float = 0.95,
     resamples: int = 1000,
     seed: int = 0,
@@ -161,24 +186,32 @@ def audit(
       undefined where that is 0;
     - ``excessive_loss`` is :math:`R(a) = J(\bar\theta; D_a) - J(\hat\theta; D_a)` in nats ([T] Eq. 2);
     - the fairness violation is :math:`\xi(D) = \max_{a, a'} |R(a) - R(a')|` ([T] Eq. 3), and likewise the largest
-      differences of accuracies and of drops. A maximum over noisy groups is biased upward, so each is compared with
-      its permutation null: mean and 95th percentile under permuted group labels, and the p-value.
+      differences of accuracies and of drops.
+
+    Intervals are over samples: scores for accuracies and rates (Wilson) and for drops (Tango), Student's corrected for
+    skewness for losses; see :mod:`fairlib.statistics` for these and for the tests. How often they are right is
+    measured: ``benchmarks/audit_coverage.py``.
 
     Args:
-        before: Dense model, any classifier that gives logits; it is not changed.
-        after: Compressed model.
-        test: Data on which accuracy and loss are measured.
+        before: Dense model, which is not changed: a torch module, the path of an ONNX file, an estimator of
+            scikit-learn, a function from a batch of inputs to scores; or what a model said, logits or probabilities
+            ``(N, C)`` or labels ``(N,)``, as an array, a tensor or a data frame.
+        after: Compressed model, likewise.
+        test: Samples on which accuracy and loss are measured. What models said needs only ``targets`` and ``groups``.
+        targets: Classes ``(N,)``, texts or codes, in the place of ``test``.
+        groups: Groups ``(N,)``, or a data frame of several attributes, which are crossed and reported one by one, too.
         train: Training set, whose objective the theory is about; if given, ``report.train`` is the report on it.
-        diagnostics: Names of :data:`fairlib.diagnostics.DIAGNOSTICS`, computed for the model before compression.
-        level: Coverage of the intervals, which resample the samples within each group, paired between models:
-            percentiles for the groups' estimates; for the largest differences the estimate plus and minus the quantile
-            of the range of the resampled errors, which covers at least as often as it says.
-        resamples: Number of bootstrap draws, and of permutations.
-        seed: Seed of the bootstrap and of the permutations.
+        diagnostics: Names of :data:`fairlib.diagnostics.DIAGNOSTICS`, computed for a module before compression.
+        scores: What the models give: ``"logits"``, ``"probabilities"``, ``"labels"``, or ``"auto"`` to tell by values.
+        reference: Group whose accuracy the others' are divided by; by default the largest one.
+        level: Coverage of the intervals.
+        resamples: Number of permutations of a test, 20 or more.
+        seed: Seed of the permutations, and of a model that draws.
 
     Raises:
-        ValueError: If outputs do not match the classes of the data, a diagnostic is unknown, or a group is called
-            ``all``.
+        ValueError: If an argument is out of range, outputs do not match the classes of the data, the kind of scores is
+            ambiguous, a diagnostic is unknown, or a group is called ``all``.
+        TypeError: If an argument is of another type.
         FloatingPointError: If outputs are NaN or infinite.
 
     Warns:
@@ -203,145 +236,228 @@ def audit(
         many     60              1.0             1.0   0.0
         few      40              1.0             0.5   0.5
         all     100              1.0             0.8   0.2
-        >>> bool(report.violations.loc["drop", "p_value"] < 0.01)  # Not by chance.
+        >>> bool(report.contrasts.loc["few", "p_holm"] < 0.01)  # Not by chance.
         True
     """
-    if "all" in test.group_names:
-        raise ValueError("no group of test may be called 'all': that is the name of the row for all samples")
-    for name in diagnostics:
-        lookup("diagnostic", name, DIAGNOSTICS)
-    frames = [_samples(model, test, role) for model, role in ((before, "before"), (after, "after"))]
-    samples = pd.concat(frames, axis=1)
-    notes = _size_notes(test)
-    groups = test.groups.cpu().numpy()
-    draws = statistics.resample_group_means(samples, groups, test.num_groups, resamples=resamples, seed=seed)
-    table = _table(samples, groups, test, draws, level)
-    chance = float(np.bincount(test.targets.cpu().numpy()).max() / len(test))
+    check_number("level", level, 0, 1, low_open=True)
+    check_number("resamples", resamples, 20, whole=True)
+    check_number("seed", seed, 0, whole=True)
+    if isinstance(diagnostics, str) or not isinstance(diagnostics, Sequence):
+        raise TypeError(f"diagnostics must be a list of names, got {diagnostics!r}")
+    settings: dict[str, Any] = {"level": level, "resamples": resamples, "seed": seed}
+    if test is None:
+        samples, said = _given(before, after, targets, groups, scores)
+        about: dict[str, Any] = {}
+    else:
+        _check_data("test", test, {"targets": targets, "groups": groups})
+        samples = samples_of(test)
+        roles = {"before": before, "after": after}
+        said = [predictions(model, test, role, scores=scores, seed=seed) for role, model in roles.items()]
+        about = _of_modules(before, after, test)
+    if "all" in samples.group_names:
+        raise ValueError("no group may be called 'all': that is the name of the row for all samples")
+    report = compare(samples, *said, reference=reference, **settings)
+    report.provenance.update(about)
+    if test is not None:
+        report = replace(report, table=_diagnosed(report, before, said[0], test, diagnostics, seed))
+    if train is not None:
+        _check_data("train", train, {})
+        more = {**settings, "diagnostics": diagnostics, "scores": scores, "reference": reference}
+        report = replace(report, train=audit(before, after, train, **more))
+    return report
+
+
+def compare(
+    samples: Samples,
+    before: Predictions,
+    after: Predictions,
+    *,
+    reference: str = "",
+    level: float = 0.95,
+    resamples: int = 1000,
+    seed: int = 0,
+) -> Report:
+    """Compare what two models said of the same samples: :func:`audit` without models.
+
+    Args:
+        samples: Whom the models were asked about.
+        before: What the dense model said.
+        after: What the compressed one said.
+        reference, level, resamples, seed: Arguments of :func:`audit`.
+    """
+    groups, k = samples.groups, len(samples.group_names)
+    sizes = np.bincount(groups, minlength=k)
+    first, second = (said.labels == samples.targets for said in (before, after))
+    quantities = {
+        "accuracy_before": statistics.share(first, groups, k),
+        "accuracy_after": statistics.share(second, groups, k),
+        "drop": statistics.drop(first, second, groups, k),
+        "loss_before": statistics.numbers(before.loss, groups, k),
+        "loss_after": statistics.numbers(after.loss, groups, k),
+        "excessive_loss": statistics.numbers(after.loss - before.loss, groups, k),
+    }
+    table = measures.table(quantities, samples.group_names, level)
+    reference = reference or samples.group_names[int(sizes.argmax())]
+    judged = np.flatnonzero(sizes >= JUDGED)
+    too_small = tuple(name for name, size in zip(samples.group_names, sizes, strict=True) if 0 < size < JUDGED)
+    within = np.isin(groups, judged)
+    excess = (after.loss - before.loss)[within]
+    gaps, nulls = {}, {}
+    settings: dict[str, Any] = {"level": level, "resamples": resamples, "seed": seed}
+    for name in ("excessive_loss", "accuracy_before", "accuracy_after", "drop"):
+        part = quantities[name].of(judged)
+        if len(judged) > 1 and np.isfinite(part.sums).all():
+            values = excess if name == "excessive_loss" else None
+            # Holm's smallest p-value of k groups is k / (permutations + 1).
+            permutations = max(resamples, 40 * len(judged)) if name == "drop" else resamples
+            nulls[name] = statistics.permuted(part, values, permutations=permutations, seed=seed)
+            gaps[name] = statistics.gap(part, nulls[name], level=level)
+        else:
+            gaps[name] = statistics.Gap(*[math.nan] * len(statistics.Gap._fields))
+    violations = pd.DataFrame.from_dict(gaps, orient="index", columns=statistics.Gap._fields)
+    names = [samples.group_names[code] for code in judged]
+    contrasts = measures.contrasts(quantities["drop"].of(judged), nulls.get("drop"), names, level)
+    contrasts = contrasts.join(measures.ratios(table, reference))
+    parts = {
+        name: compare(replace(samples, groups=codes, group_names=values, attributes={}), before, after, **settings)
+        for name, (codes, values) in samples.attributes.items()
+    }
+    return Report(
+        table,
+        contrasts,
+        violations.astype(float).rename_axis("violation"),
+        measures.rates(samples, before.labels, after.labels, level),
+        measures.flips(samples, before.labels, after.labels, level),
+        measures.calibration(samples, before, after, first, second, seed),
+        too_small,
+        {
+            "before": dict(before.about),
+            "after": dict(after.about),
+            "scores": {"before": before.kind, "after": after.kind},
+            "samples": len(groups),
+            "classes": ", ".join(samples.target_names),
+            "reference": reference,
+            "level": level,
+            "intervals": f"{100 * level:g}%, over samples: Wilson (shares), Tango (drops), Student and Hall (losses)",
+            "tests": f"studentized, {resamples} permutations of groups, and score intervals; Holm over groups",
+            **environment.versions(),
+        },
+        [*dict.fromkeys([*before.notes, *after.notes]), *_notes(samples, sizes, table, before, first)],
+        attributes=parts,
+    )
+
+
+def _given(before: Any, after: Any, targets: Any, groups: Any, scores: str) -> tuple[Samples, list[Predictions]]:
+    """Read what two models said, beside targets and groups."""
+    if targets is None or groups is None:
+        raise TypeError("give a test set, a GroupedDataset; or targets= and groups= beside what two models said")
+    roles = {"before": before, "after": after}
+    for role, said in roles.items():
+        if not is_scores(said):
+            raise TypeError(f"{role} is asked about a test set: give one, not targets= and groups=, or give its scores")
+    labels = {role: texts(said) for role, said in roles.items() if are_labels(said, scores)}
+    codes, names = coded("targets", targets, [name for said in labels.values() for name in pd.unique(said)])
+    width = max(np.shape(said)[1] if np.ndim(said) == 2 else 0 for said in roles.values())
+    if width > len(names) and all(name.isdigit() and int(name) < width for name in names):
+        codes, names = np.array([int(name) for name in names])[codes], tuple(map(str, range(width)))
+    group_names: tuple[str, ...] = ("",)
+    if isinstance(groups, pd.DataFrame) and groups.shape[1] > 1:
+        attributes = {str(name): coded(f"groups[{name!r}]", column) for name, column in groups.items()}
+        cells = np.zeros(len(groups), dtype=np.int64)
+        for own, values in attributes.values():
+            cells = cells * len(values) + own
+            group_names = tuple(f"{left} x {right}".removeprefix(" x ") for left in group_names for right in values)
+    else:
+        attributes = {}
+        cells, group_names = coded("groups", groups.iloc[:, 0] if isinstance(groups, pd.DataFrame) else groups)
+    if len(codes) != len(cells):
+        raise ValueError(f"targets and groups must be of the same samples, got {len(codes)} and {len(cells)}")
+    samples = Samples(codes, cells, names, group_names, attributes)
+    return samples, [from_scores(labels.get(role, said), samples, role, scores=scores) for role, said in roles.items()]
+
+
+def _check_data(name: str, data: Any, others: Mapping[str, Any]) -> None:
+    from fairlib.data import GroupedDataset
+
+    if not isinstance(data, GroupedDataset):
+        raise TypeError(f"{name} must be a GroupedDataset (of splits, give splits.{name}), got {type(data).__name__}")
+    for other, given in others.items():
+        if given is not None:
+            raise TypeError(f"{other} stand in {name} already: give either {name} or targets= and groups=")
+
+
+def _notes(
+    samples: Samples, sizes: np.ndarray, table: pd.DataFrame, before: Predictions, right: np.ndarray
+) -> list[str]:
+    """What not to trust, and why."""
+    notes = []
+    few = [f"{name} ({size})" for name, size in zip(samples.group_names, sizes, strict=True) if 0 < size < JUDGED]
+    if few:
+        notes.append(f"too small to be judged, with fewer than {JUDGED} samples: {', '.join(few)}")
+    empty = [name for name, size in zip(samples.group_names, sizes, strict=True) if not size]
+    if empty:
+        notes.append(f"no sample here: {', '.join(empty)}")
+    chance = float(np.bincount(samples.targets).max() / len(samples.targets))
     if table.loc["all", "accuracy_before_low"] <= chance:
         accuracy = table.loc["all", "accuracy_before"]
         notes.append(
             f"the model before compression cannot be told from chance: accuracy {accuracy:.3f}, the most frequent "
-            f"class has {chance:.3f}; was it fed the inputs it was trained on?"
+            f"class has {chance:.3f}; was it fed the inputs it was trained on, and are the classes "
+            f"({', '.join(samples.target_names[:10])}) in the order of its outputs?"
         )
-        warnings.warn(notes[-1], stacklevel=2)
-    for name in diagnostics:
-        columns, reason = diagnose(name, before, test)
-        table = table.join(columns)
-        notes += [reason] if reason else []
+        warnings.warn(notes[-1], stacklevel=4)
     if (table["accuracy_before"] == 0).any():
         notes.append("relative_drop is undefined where accuracy before compression is 0")
-    violations = _violations(samples.to_numpy(), groups, draws, level, resamples, seed)
-    settings: dict[str, Any] = {"diagnostics": diagnostics, "level": level, "resamples": resamples, "seed": seed}
-    on_train = audit(before, after, train, **settings) if train is not None else None
-    return Report(table, violations, _provenance(before, after, test, level, resamples), notes, on_train)
+    return notes
 
 
-_DERIVED: dict[str, Callable[[np.ndarray], np.ndarray]] = {
-    "accuracy_before": lambda means: means[..., 0],
-    "accuracy_after": lambda means: means[..., 2],
-    "drop": lambda means: means[..., 0] - means[..., 2],
-    "relative_drop": lambda means: (means[..., 0] - means[..., 2]) / np.where(means[..., 0] > 0, means[..., 0], np.nan),
-    "loss_before": lambda means: means[..., 1],
-    "loss_after": lambda means: means[..., 3],
-    "excessive_loss": lambda means: means[..., 3] - means[..., 1],
-}
-_VIOLATIONS = ("excessive_loss", "accuracy_before", "accuracy_after", "drop")
-
-
-def _size_notes(data: GroupedDataset) -> list[str]:
-    """Warnings about groups whose intervals are too narrow or missing."""
-    said = {0: "no sample here", 1: "one sample here, hence no interval"}
-    few = "{} samples here: bootstrap intervals of so few are too narrow"
-    small = [(name, size) for name, size in data.group_sizes.items() if size < SMALL]
-    return [f"group {name} has {said.get(size, few.format(size))}" for name, size in small]
-
-
-def _samples(model: nn.Module, data: GroupedDataset, role: str) -> pd.DataFrame:
-    try:
-        predictions = predict(model, data)
-    except FloatingPointError as error:
-        raise FloatingPointError(f"{role} compression: {error}") from None
-    return pd.DataFrame({f"correct_{role}": predictions.correct.astype(float), f"loss_{role}": predictions.loss})
-
-
-def _table(
-    samples: pd.DataFrame, groups: np.ndarray, data: GroupedDataset, draws: np.ndarray, level: float
+def _diagnosed(
+    report: Report, before: Any, said: Predictions, test: GroupedDataset, diagnostics: Sequence[str], seed: int
 ) -> pd.DataFrame:
-    """Estimates and bounds by group, and for all samples together, whose draws are the groups' weighted by size."""
-    means = statistics.group_means(samples, groups, data.num_groups)
-    sizes = np.bincount(groups, minlength=data.num_groups)
+    """The report's table with the columns of the diagnostics; the reasons for NaN go into its notes."""
+    from fairlib.diagnostics import DIAGNOSTICS, diagnose
 
-    def with_all(values: np.ndarray) -> np.ndarray:
-        share = (sizes / sizes.sum())[:, None]
-        return np.concatenate([values, np.nansum(values * share, axis=-2, keepdims=True)], axis=-2)
-
-    columns: dict[str, np.ndarray] = {"size": np.append(sizes, sizes.sum())}
-    for name, derive in _DERIVED.items():
-        columns[name] = derive(with_all(means))
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)  # An empty group is NaN in every draw, as are its bounds.
-            low, high = (np.nanquantile(derive(with_all(draws)), q, axis=0) for q in ((1 - level) / 2, (1 + level) / 2))
-        low[:-1][sizes == 1] = high[:-1][sizes == 1] = np.nan
-        columns[f"{name}_low"], columns[f"{name}_high"] = low, high
-    return pd.DataFrame(columns, index=pd.Index([*data.group_names, "all"], name="group"))
-
-
-def _violations(
-    samples: np.ndarray, groups: np.ndarray, draws: np.ndarray, level: float, resamples: int, seed: int
-) -> pd.DataFrame:
-    present = np.unique(groups)
-    columns = ["estimate", "low", "high", "null_mean", "null_upper", "p_value", "pairs", "pairs_low", "pairs_high"]
-    if len(present) < 2:
-        return pd.DataFrame(np.nan, index=pd.Index(_VIOLATIONS, name="violation"), columns=columns)
-    rows = {}
-    means = statistics.group_means(samples, groups, draws.shape[1])[present]
-    unknown = math.nan if (np.bincount(groups) == 1).any() else 0.0  # One sample has no error that could be resampled.
-    for name in _VIOLATIONS:
-        derive = _DERIVED[name]
-        estimate, pairs = np.ptp(derive(means)), _mean_over_pairs(derive(means))
-        # |gap of the estimates - true gap| is at most the range of the estimates' errors, of which these are draws.
-        # Percentiles of resampled gaps would be biased upward and always miss a true gap of 0.
-        # The error of the mean over pairs is at most the mean over pairs of the errors' differences.
-        errors = derive(draws[:, present]) - derive(means)
-        reach = np.quantile(np.ptp(errors, axis=1), level) + unknown
-        pairs_reach = np.quantile(_mean_over_pairs(errors), level) + unknown
-        null = statistics.permutation_test(derive(samples), groups, draws.shape[1], permutations=resamples, seed=seed)
-        bounds = np.maximum(0.0, estimate - reach), estimate + reach
-        pairs_bounds = np.maximum(0.0, pairs - pairs_reach), pairs + pairs_reach
-        rows[name] = [estimate, *bounds, null.mean, null.upper, null.p_value, pairs, *pairs_bounds]
-    return pd.DataFrame.from_dict(rows, orient="index", columns=columns).astype(float).rename_axis("violation")
+    table = report.table
+    for name in diagnostics:
+        wanted = lookup("diagnostic", name, DIAGNOSTICS)
+        if "parameters" in said.about and said.kind == "logits":
+            with held(before, "before", seed, report.notes):
+                columns, reason = diagnose(name, before, test)
+        else:
+            given = "no torch module" if "parameters" not in said.about else f"its scores are {said.kind}"
+            columns = pd.DataFrame(columns=[f"{name}_{column}" for column in wanted.columns if column != name])
+            reason = f"{name}: could not be computed for the model before compression ({given})"
+        table = table.join(columns.astype(float))
+        report.notes.extend([reason] if reason else [])
+    return table
 
 
-def _mean_over_pairs(values: np.ndarray) -> np.ndarray:
-    """The mean of all absolute differences along the last axis."""
-    first, second = np.triu_indices(values.shape[-1], 1)
-    return np.abs(values[..., first] - values[..., second]).mean(axis=-1)
+def _of_modules(before: Any, after: Any, data: GroupedDataset) -> dict[str, Any]:
+    """What provenance says of torch modules and of how they were fed."""
+    import torch
 
+    from fairlib.network import gates, masks
+    from fairlib.network.evaluation import placement
 
-def _provenance(
-    before: nn.Module, after: nn.Module, data: GroupedDataset, level: float, resamples: int
-) -> dict[str, Any]:
     scale = "uint8 divided by 255" if data.inputs.dtype == torch.uint8 else f"{data.inputs.dtype} as they are"
     outside = f"; then mean {data.normalize[0]}, std {data.normalize[1]}" if data.normalize else ""
-    return {
-        "model": f"{type(before).__name__}, {sum(p.numel() for p in before.parameters()):,} parameters",
-        "sparsity": {"before": _sparsity(before), "after": _sparsity(after)},
-        "ReLUs kept": {"before": _relus(before), "after": _relus(after)},
-        "samples": len(data),
-        "input": f"{tuple(data.inputs.shape[1:])}, {scale}{outside}",
-        "intervals": f"{level:.0%} percentile bootstrap over samples within groups, {resamples} draws",
-        "null": f"group labels permuted {resamples} times",
-        **environment.describe(str(placement(before)[0])),
+    modules = {
+        when: model for when, model in zip(WHEN, (before, after), strict=True) if isinstance(model, torch.nn.Module)
     }
+    about: dict[str, Any] = {"input": f"{tuple(data.inputs.shape[1:])}, {scale}{outside}"}
+    if not modules:
+        return about
 
+    def kept(model: torch.nn.Module) -> str:
+        read = gates.read(model).values()
+        return f"{sum(int(gate.sum()) for gate in read):,} of {sum(gate.numel() for gate in read):,}" if read else "all"
 
-def _sparsity(model: nn.Module) -> float:
-    try:
-        return masks.sparsity(model)
-    except ValueError:
-        return math.nan
+    def zeros(model: torch.nn.Module) -> Any:
+        try:
+            return masks.sparsity(model)
+        except ValueError as error:
+            return f"unknown: {error}"
 
-
-def _relus(model: nn.Module) -> str:
-    kept = gates.read(model).values()
-    return f"{sum(int(gate.sum()) for gate in kept):,} of {sum(gate.numel() for gate in kept):,}" if kept else "all"
+    about["sparsity"] = {when: zeros(model) for when, model in modules.items()}
+    about["ReLUs kept"] = {when: kept(model) for when, model in modules.items()}
+    return about | environment.describe(str(placement(next(iter(modules.values())))[0]))

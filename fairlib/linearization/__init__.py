@@ -25,6 +25,7 @@ from fairlib.network.memory import extend_history, forget_history
 from fairlib.training import Constraint, fit
 from fairlib.training.compressors import Compressor, Method, Settings
 from fairlib.training.distillation import Distillation, check_values
+from fairlib.training.loop import check_arguments, check_training
 
 __all__ = [
     "FINETUNE",
@@ -99,7 +100,7 @@ def linearize(
         ValueError: If a name is unknown, ``budget`` or ``relus`` is out of range, not exactly one of the two is given,
             ``train`` is given although the method does not train, a constraint is given without finetuning, the
             teacher performs at chance, or the model cannot be gated.
-        TypeError: If a setting is unknown.
+        TypeError: If a setting is unknown, or an argument is of another type.
         RuntimeError: If a method does not reach the budget.
 
     Example:
@@ -120,6 +121,7 @@ def linearize(
         {0: False, 0.5: True, 1: True}
     """
     check(method, train=train, finetune=finetune, distillation=distillation, constraint=constraint, **settings)
+    check_arguments({"model": model, "data": data, "val": val, "constraint": constraint, "seed": seed})
     gated = forget_history(gate(model, data))
     wanted = _relus(gated, budget, relus)
     tuned = FINETUNE | dict(finetune or {}) if finetune is None or isinstance(finetune, Mapping) else None
@@ -160,8 +162,8 @@ def check(
     if finetune == 0 and constraint is not None:
         raise ValueError("a constraint belongs to the finetuning, which finetune=0 switches off")
     own = ("objective", "constraint", "sparsify", "stop", "start", "keep")
-    check_settings("train=", fit, train or {}, given=own)
-    check_settings("finetune=", fit, finetune if isinstance(finetune, Mapping) else {}, given=own)
+    check_training("train=", train or {}, given=own)
+    check_training("finetune=", finetune if isinstance(finetune, Mapping) else {}, given=own)
     check_settings("distillation=", Distillation, distillation or {}, given=("teacher", "data"))
     check_values(**(distillation or {}))
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fairlib._validation import check_number, check_settings
+from fairlib._validation import check_number
 from fairlib.data import GroupedDataset
 from fairlib.models import build
 from fairlib.network import gates, masks
@@ -14,6 +14,7 @@ from fairlib.network.evaluation import predict
 from fairlib.network.memory import memory_of
 from fairlib.training import Objective, fit
 from fairlib.training.compressors import Settings
+from fairlib.training.loop import check_training
 
 
 def deepreduce(
@@ -71,7 +72,7 @@ def deepreduce(
         ReLUs belong to no stage; and the other way of reshaping, a scaled resolution, is left out.
     """
     check_number("exponent", exponent, 0)
-    check_settings("from_scratch=", fit, from_scratch or {}, given=("objective", "constraint", "stop"))
+    check_training("from_scratch=", from_scratch or {}, given=("objective", "constraint", "stop"))
     if not (isinstance(widths, Sequence) and widths):
         raise ValueError(f"widths must be a sequence of factors, got {widths!r}")
     for width in widths:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fairlib._validation import check_number, check_settings, lookup
+from fairlib._validation import check_number, check_seed, check_settings, check_type, lookup
 from fairlib.data import GroupedDataset, Splits
 from fairlib.models.cnn import CNN
 from fairlib.models.mlp import MLP
@@ -74,7 +74,7 @@ def build(
 
     Raises:
         ValueError: If the name is unknown, a size is too small, or a size is given that ``like`` does not have.
-        TypeError: If a setting is unknown, or neither ``like`` nor ``num_classes`` is given.
+        TypeError: If a setting is unknown, ``seed`` is no integer, or neither ``like`` nor ``num_classes`` is given.
 
     Example:
         >>> import torch, fairlib
@@ -94,6 +94,7 @@ def build(
     sizes = _sizes(like, {"num_classes": num_classes, "in_channels": in_channels, "image_size": image_size})
     for size, value in sizes.items():
         check_number(size, value, 2 if size == "num_classes" else 1, whole=True)
+    check_seed("seed", seed)
     with seeded(seed):
         model = constructor(*sizes.values(), **settings)
     shape = (sizes["in_channels"], sizes["image_size"], sizes["image_size"])
@@ -108,6 +109,7 @@ def _sizes(like: GroupedDataset | Splits | None, given: dict[str, int | None]) -
         defaults = {"num_classes": None, "in_channels": 3, "image_size": 32}
         return {name: defaults[name] if value is None else value for name, value in given.items()}
     data = like.train if isinstance(like, Splits) else like
+    check_type("like", data, GroupedDataset, "Splits or a GroupedDataset")
     channels, size = (*data.inputs.shape, 1)[1:3]  # Vectors are images of a single position.
     known = {"num_classes": data.num_classes, "in_channels": channels, "image_size": size}
     for name, value in given.items():

@@ -25,13 +25,13 @@ class Normalize(nn.Module):
         super().__init__()
         self.register_buffer("mean", torch.zeros(channels, 1, 1))
         self.register_buffer("std", torch.ones(channels, 1, 1))
-        self.register_buffer("fitted", torch.tensor(False))
+        self.register_buffer("fitted", torch.tensor(0, dtype=torch.uint8))  # Torch cannot average buffers of bools.
 
     def fill(self, mean: Tensor, std: Tensor) -> None:
         """Set ``mean`` and ``std`` in place, from vectors ``(C,)``. A channel that never varies gets ``std`` 1."""
         self.mean.copy_(mean.reshape(self.mean.shape))
         self.std.copy_(torch.where(std > 0, std, 1.0).reshape(self.std.shape))
-        self.fitted.fill_(True)
+        self.fitted.fill_(1)
 
     def forward(self, inputs: Tensor) -> Tensor:
         return (inputs - self.mean) / self.std

@@ -79,7 +79,8 @@ def coupled_channels(model: nn.Module, inputs: Tensor) -> list[Coupled]:
 
     Raises:
         ValueError: If the model has a grouped convolution that is not depthwise, cannot be traced, or mixes channels on
-            their way from the weights that make them to those that read them: a normalization over channels, say.
+            their way from the weights that make them to those that read them, or changes their number: a normalization
+            over channels, say, or ``pixel_shuffle``.
     """
     _refuse_grouped(model)
     twin = copy.deepcopy(model)
@@ -294,8 +295,14 @@ def _coupled(graph: DependencyGraph, group: Group, names: dict[int, str]) -> Cou
         name = names.get(id(getattr(layer, "weight", None)))
         if name is None:
             continue
-        ends = producers if graph.is_out_channel_pruning_fn(item.dep.handler) else readers
+        produces = graph.is_out_channel_pruning_fn(item.dep.handler)
+        ends, limit = (producers, layer.weight.shape[0]) if produces else (readers, layer.weight.shape[1])
         channels, positions = (torch.tensor(ids, device=layer.weight.device) for ids in (item.root_idxs, item.idxs))
+        if int(positions.max()) >= limit:
+            raise ValueError(
+                f"the channels that meet {name} cannot be removed: it has {limit}, and {len(group[0].idxs)} reach it; "
+                "an operation in between changes their number, such as pixel_shuffle"
+            )
         ends[name] = channels, positions
     size = len(group[0].idxs)
     read = {channel for channels, _ in readers.values() for channel in channels.tolist()}

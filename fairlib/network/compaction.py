@@ -12,7 +12,7 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from fairlib._validation import check_number
+from fairlib._validation import check_number, check_type
 from fairlib.data import GroupedDataset
 from fairlib.network import gates, masks
 from fairlib.network.channels import Coupled, coupled_channels, example_inputs, kept, trace
@@ -43,6 +43,7 @@ def compact(model: nn.Module, data: GroupedDataset | Tensor) -> nn.Module:
             (:func:`fairlib.network.channels.coupled_channels`), it was linearized before, or the smaller module does
             not give the same outputs, to 1e-5 of their size: then it holds something of a channel's shape that is
             neither a weight nor a normalization.
+        TypeError: If the model is no module.
 
     Source:
         Fang et al. (2023), "DepGraph: towards any structural pruning", whose Torch-Pruning removes the channels.
@@ -59,6 +60,7 @@ def compact(model: nn.Module, data: GroupedDataset | Tensor) -> nn.Module:
         >>> torch.allclose(small(images), pruned(images), atol=1e-5)
         True
     """
+    check_type("model", model, nn.Module, "a torch.nn.Module")
     inputs = example_inputs(model, data, count=2)
     sets = coupled_channels(model, inputs)
     removed = _unread(model, sets)
@@ -150,6 +152,7 @@ def export_onnx(model: nn.Module, path: str | Path, data: GroupedDataset | Tenso
     import onnxruntime
 
     twin = copy.deepcopy(model).cpu().eval()
+    masks.hold(twin)
     settings: dict[str, Any] = {"dynamo": True, "external_data": False, "verbose": False}
     settings |= {"input_names": ["inputs"], "output_names": ["logits"]}
     settings["dynamic_shapes"] = ({0: torch.export.Dim("batch")},)
@@ -194,7 +197,7 @@ def _restore_state(model: nn.Module, small: nn.Module, left: Mapping[str, tuple[
     for name, mask in masks.read(model).items():
         if name in left:
             rows, columns = left[name]
-            small.get_submodule(name.rpartition(".")[0]).weight_mask = mask[rows][:, columns]
+            small.get_submodule(name.rpartition(".")[0]).weight_mask = mask[rows][:, columns].to(torch.uint8)
     for name, parameter in model.named_parameters():
         small.get_parameter(name).requires_grad_(parameter.requires_grad)
 

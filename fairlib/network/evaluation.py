@@ -11,6 +11,7 @@ from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
 from fairlib.data import GroupedDataset
+from fairlib.network import masks
 
 CHUNK = 1024  # Most samples of one pass.
 NUMBERS = 2**20  # Most numbers in the inputs of one pass: activations take about a thousand times their memory.
@@ -132,27 +133,39 @@ def aliases(model: nn.Module) -> dict[str, str]:
     }
 
 
-def predict(model: nn.Module, data: GroupedDataset) -> Predictions:
+def outputs(model: nn.Module, data: GroupedDataset) -> Tensor:
     """Evaluate a classifier on every sample, in eval mode and without gradients.
 
     The model's mode, buffers and gradients are left as they were. Inputs reach it as
     :meth:`fairlib.GroupedDataset.batch` feeds them, in the dtype of its parameters and on their device.
 
+    Returns:
+        Its outputs, float64 ``(N, C)`` on the CPU.
+
     Raises:
         ValueError: If the outputs do not match the classes of the data.
-        FloatingPointError: If outputs are NaN or infinite.
     """
+    masks.hold(model)
     device, dtype = placement(model)
-    logits = []
+    found = []
     with evaluation_mode(model), torch.inference_mode():
         for index in passes(data, device):
             batch = model(data.batch(index, dtype=dtype, device=device))
             check_logits(batch, data)
-            logits.append(batch.double().cpu())
-    outputs = torch.cat(logits)
-    broken = int((~outputs.isfinite()).any(1).sum())
+            found.append(batch.double().cpu())
+    return torch.cat(found)
+
+
+def predict(model: nn.Module, data: GroupedDataset) -> Predictions:
+    """Evaluate a classifier that gives logits on every sample, as :func:`outputs` does.
+
+    Raises:
+        ValueError: If the outputs do not match the classes of the data.
+        FloatingPointError: If outputs are NaN or infinite.
+    """
+    logits, targets = outputs(model, data), data.targets.cpu()
+    broken = int((~logits.isfinite()).any(1).sum())
     if broken:
         raise FloatingPointError(f"the model's outputs are NaN or infinite on {broken} of {len(data)} samples")
-    targets = data.targets.cpu()
-    loss = cross_entropy(outputs, targets, reduction="none")
-    return Predictions(outputs.numpy(), loss.numpy(), (outputs.argmax(1) == targets).numpy())
+    loss = cross_entropy(logits, targets, reduction="none")
+    return Predictions(logits.numpy(), loss.numpy(), (logits.argmax(1) == targets).numpy())

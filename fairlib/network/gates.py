@@ -36,7 +36,7 @@ class Gate(nn.Module):
         position: Place of the gate in the order in which a forward pass calls the gates of its model.
 
     Attributes:
-        keep: Buffer, bool ``shape``, True where the ReLU is kept.
+        keep: Buffer, uint8 ``shape``, 1 where the ReLU is kept, else 0; torch cannot average buffers of bools.
         alpha: Parameter while it is learned (:func:`relax`), else None.
 
     Source:
@@ -51,7 +51,7 @@ class Gate(nn.Module):
         self.activation, self.position = copy.deepcopy(activation), position
         if isinstance(self.activation, RELUS):
             self.activation.inplace = False
-        self.register_buffer(_BUFFER, torch.ones(*shape, dtype=torch.bool))
+        self.register_buffer(_BUFFER, torch.ones(*shape, dtype=torch.uint8))
         self.register_parameter("alpha", None)
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -154,7 +154,7 @@ def gates(model: nn.Module) -> dict[str, Gate]:
 
 def read(model: nn.Module) -> dict[str, Tensor]:
     """Read the masks of the gates: name to bool ``(C, H, W)``, True where the ReLU is kept."""
-    return {name: module.keep for name, module in gates(model).items()}
+    return {name: module.keep.view(torch.bool) for name, module in gates(model).items()}
 
 
 def apply(model: nn.Module, keep: Mapping[str, Tensor]) -> nn.Module:

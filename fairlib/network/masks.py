@@ -3,8 +3,9 @@
 A pruned weight *is* zero in ``module.weight``, under its ordinary name, so evaluating a pruned model costs what
 evaluating the dense one costs. It stays zero because its gradient is masked, whatever loop trains it: with a
 zero gradient, a zero weight has zero momentum and zero decay. What comes from elsewhere, momentum of a dense training
-or a re-initialization, is zeroed in the next forward pass that records gradients. Under ``torch.func.functional_call``
-the weights are the caller's, and so are their gradients. The mask is the buffer ``weight_mask`` beside the weight.
+or a re-initialization, is zeroed in the next forward pass, and before fairlib measures the model (:func:`hold`). Under
+``torch.func.functional_call`` the weights are the caller's, and so are their gradients. The mask is the buffer
+``weight_mask`` beside the weight: uint8, 1 where the weight is kept, since torch cannot average buffers of bools.
 """
 
 import copy
@@ -15,21 +16,25 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from fairlib._validation import lookup
-from fairlib.network.evaluation import aliases
+from fairlib._validation import check_type, lookup
 
 BUFFER = "weight_mask"
 
 _Layer = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
+
+_held: weakref.WeakKeyDictionary[nn.Module, tuple[weakref.ref, int]] = weakref.WeakKeyDictionary()
+"""Storage and version of the weight of each layer when its masked weights were last zeroed."""
 
 
 def prunable(model: nn.Module) -> dict[str, nn.Parameter]:
     """List the weights that pruning may zero: those of convolutions and linear layers, never biases or normalization.
 
     Returns:
-        Parameter name, as in ``named_parameters``, to parameter, in the order of the model's modules.
+        Parameter name, as in ``named_parameters``, to parameter, in the order of the model's modules. What a mask
+        prunes is zero (:func:`hold`).
 
     Raises:
+        TypeError: If the model is no module.
         ValueError: If there are none; if a layer shares its weight with another module; or if a weight is computed from
             others, by ``torch.nn.utils.prune`` or a parametrization, so that zeroing it would not hold.
 
@@ -40,7 +45,14 @@ def prunable(model: nn.Module) -> dict[str, nn.Parameter]:
         >>> list(masks.prunable(model))
         ['0.weight', '3.weight']
     """
-    weights, names = {}, aliases(model)
+    check_type("model", model, nn.Module, "a torch.nn.Module")
+    hold(model)
+    weights = {}
+    owned = [
+        (f"{prefix}.{own}".removeprefix("."), parameter)
+        for prefix, module in model.named_modules()
+        for own, parameter in module._parameters.items()
+    ]
     for name, layer in _layers(model):
         weight = layer._parameters.get("weight")
         if hasattr(layer, "weight_orig"):
@@ -49,7 +61,7 @@ def prunable(model: nn.Module) -> dict[str, nn.Parameter]:
             raise ValueError(f"{name} is parametrized; call parametrize.remove_parametrizations(module, 'weight')")
         if weight is None:
             raise ValueError(f"{name} is computed from other parameters (weight_norm?); make it a parameter first")
-        tied = [other for other, first in names.items() if first == names[name] and other != name]
+        tied = [other for other, parameter in owned if parameter is weight and other != name]
         if tied:
             raise ValueError(f"{name} and {tied[0]} are one tied weight; untie them before pruning")
         weights[name] = weight
@@ -63,9 +75,22 @@ def read(model: nn.Module) -> dict[str, Tensor]:
 
     Returns:
         Parameter name to bool tensor of the weight's shape, True where the weight is kept; layers without a mask are
-        left out.
+        left out. The other weights are zero (:func:`hold`).
     """
-    return {name: mask for name, layer in _layers(model) if (mask := layer._buffers.get(BUFFER)) is not None}
+    hold(model)
+    found = {name: mask for name, layer in _layers(model) if (mask := layer._buffers.get(BUFFER)) is not None}
+    return {name: mask.view(torch.bool) if mask.dtype == torch.uint8 else mask for name, mask in found.items()}
+
+
+def hold(model: nn.Module) -> None:
+    """Zero the masked weights of a model, in place, before they are read or measured.
+
+    Every forward pass does so too: with gradients on always, without them where a weight has changed. What it cannot
+    see without gradients is a change through ``weight.data`` or NumPy after which there was no backward pass.
+    """
+    for layer, weight, mask in _masked(model):
+        if _is_guarded(layer):  # Else a buffer of this name is somebody else's.
+            _fill(layer, weight, mask)
 
 
 def apply(model: nn.Module, keep: Mapping[str, Tensor]) -> nn.Module:
@@ -113,11 +138,11 @@ def impose(model: nn.Module, keep: Mapping[str, Tensor]) -> None:
         if before is not None:
             before.copy_(mask)
         else:
-            layer.register_buffer(BUFFER, mask.detach().clone().to(layer.weight.device))
+            layer.register_buffer(BUFFER, mask.detach().to(layer.weight.device, torch.uint8))
             layer.register_load_state_dict_post_hook(_zero)
             layer.register_forward_pre_hook(_guard)
         _zero(layer)
-    if keep and not any(hook is _guard for hook in model._forward_pre_hooks.values()):
+    if keep and not _is_guarded(model):
         model.register_forward_pre_hook(_guard)
     _guard(model)
 
@@ -136,6 +161,7 @@ def sparsity(model: nn.Module) -> float:
     """Compute the share of exact zeros among the prunable weights, in [0, 1].
 
     Raises:
+        TypeError: If the model is no module.
         ValueError: If the model has no prunable weight.
 
     Example:
@@ -161,7 +187,32 @@ def _layers(model: nn.Module) -> Iterator[tuple[str, _Layer]]:
 def _zero(layer: _Layer, *_: object) -> None:
     """Zero the masked weights; as a hook, after whatever ``load_state_dict`` brought."""
     # Out of place: after load_state_dict(assign=True) the tensor is the caller's.
-    layer.weight.data = layer.weight.data.masked_fill(~layer.get_buffer(BUFFER), 0)
+    layer.weight.data = layer.weight.data.masked_fill(layer.get_buffer(BUFFER) == 0, 0)
+
+
+def _masked(model: nn.Module) -> Iterator[tuple[nn.Module, nn.Parameter, Tensor]]:
+    """Layers with a mask, their weights and masks; none where the weight is a caller's."""
+    for layer in model.modules():
+        weight, mask = layer._parameters.get("weight"), layer._buffers.get(BUFFER)
+        if mask is not None and isinstance(weight, nn.Parameter):
+            yield layer, weight, mask
+
+
+def _fill(layer: nn.Module, weight: nn.Parameter, mask: Tensor) -> None:
+    """Zero the masked weights in place, and note of which weights this was done."""
+    weight.data.masked_fill_(mask == 0, 0)
+    if not (torch.compiler.is_compiling() or weight.is_inference()):  # Neither tells a version.
+        _held[layer] = (weakref.ref(weight.untyped_storage()), weight._version)
+
+
+def _is_held(layer: nn.Module, weight: nn.Parameter) -> bool:
+    """Whether the weights are those that :func:`_fill` has seen."""
+    storage, version = _held.get(layer, (None, None))
+    return storage is not None and storage() is weight.untyped_storage() and version == weight._version
+
+
+def _is_guarded(module: nn.Module) -> bool:
+    return any(hook is _guard for hook in module._forward_pre_hooks.values())
 
 
 class _GradientMask:
@@ -174,7 +225,10 @@ class _GradientMask:
 
     def __call__(self, gradient: Tensor) -> Tensor:
         layer = self.layer()
-        return gradient if layer is None else gradient.masked_fill(~layer.get_buffer(BUFFER), 0)
+        if layer is None or (mask := layer._buffers.get(BUFFER)) is None:
+            return gradient
+        _held.pop(layer, None)  # Fused optimizers change a weight, but not its version.
+        return gradient.masked_fill(mask == 0, 0)
 
 
 def _guard(module: nn.Module, *_: object) -> None:
@@ -184,13 +238,17 @@ def _guard(module: nn.Module, *_: object) -> None:
     while module hooks do. It stands on the layer and on the root: a root such as ``nn.MultiheadAttention`` reads the
     weight of a layer that it never calls.
     """
-    if not torch.is_grad_enabled():
+    if "weight_orig" in module._parameters:
+        raise ValueError(
+            f"torch.nn.utils.prune has overwritten fairlib's mask of this {type(module).__name__}, since both call it "
+            "weight_mask; call torch.nn.utils.prune.remove(module, 'weight') and prune with fairlib alone"
+        )
+    if torch.compiler.is_exporting():
         return
-    for layer in module.modules():
-        weight, mask = layer._parameters.get("weight"), layer._buffers.get(BUFFER)
-        if mask is None or not isinstance(weight, nn.Parameter):
-            continue
-        weight.data.masked_fill_(~mask, 0)
+    grad, compiling = torch.is_grad_enabled(), torch.compiler.is_compiling()
+    for layer, weight, mask in _masked(module):
+        if grad or compiling or not _is_held(layer, weight):
+            _fill(layer, weight, mask)
         hooks = (weight._backward_hooks or {}).values()
-        if weight.requires_grad and not any(isinstance(hook, _GradientMask) for hook in hooks):
+        if grad and weight.requires_grad and not any(isinstance(hook, _GradientMask) for hook in hooks):
             weight.register_hook(_GradientMask(layer))

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
+from fairlib._validation import check_type
 from fairlib.network.gates import install
 from fairlib.network.masks import BUFFER, apply
 
@@ -20,7 +21,8 @@ def restore(module: nn.Module, state_dict: Mapping[str, Tensor]) -> nn.Module:
     Raises:
         ValueError: If a mask belongs to no prunable weight of the module, or a gate to no module of it. The latter
             happens where gating has split ReLUs: call :func:`fairlib.linearization.gate` on the module first.
-        RuntimeError: If other keys do not fit the module (``load_state_dict``).
+            Also if other keys do not fit the module.
+        TypeError: If the module is no module, or the state no mapping.
 
     Example:
         >>> import torch, fairlib
@@ -31,7 +33,12 @@ def restore(module: nn.Module, state_dict: Mapping[str, Tensor]) -> nn.Module:
         >>> fairlib.sparsity(fresh), round(fairlib.sparsity(restored), 3)
         (0.0, 0.75)
     """
+    check_type("module", module, nn.Module, "a torch.nn.Module")
+    check_type("state_dict", state_dict, Mapping, "the state_dict of a module")
     keep = {name.removesuffix("_mask"): mask.bool() for name, mask in state_dict.items() if name.endswith(BUFFER)}
     restored = install(apply(module, keep), state_dict)
-    restored.load_state_dict(state_dict)
+    try:
+        restored.load_state_dict(state_dict)
+    except RuntimeError as error:
+        raise ValueError(f"state_dict does not fit this {type(module).__name__}: {error}") from error
     return restored

@@ -10,11 +10,12 @@
 """
 
 from functools import partial
+from types import NoneType
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
-from fairlib._validation import check_number, check_settings, lookup
+from fairlib._validation import check_number, check_type, lookup, named
 from fairlib.data import GroupedDataset
 from fairlib.network import masks
 from fairlib.pruning.bifp import bifp, bip, bip_from_flat, epochs_within, from_flat
@@ -26,8 +27,8 @@ from fairlib.pruning.magnitude import magnitude
 from fairlib.pruning.random import random
 from fairlib.pruning.schedules import SCHEDULES, gradual, iterative
 from fairlib.pruning.snip import snip
-from fairlib.training import fit
 from fairlib.training.compressors import Compressor, Method, Settings
+from fairlib.training.loop import check_arguments, check_training
 
 __all__ = ["METHODS", "SCHEDULES", "Pruning", "check", "epochs_within", "gradual", "iterative", "prune", "trains"]
 
@@ -84,7 +85,7 @@ def prune(
     Raises:
         ValueError: If a name is unknown, ``sparsity`` is outside [0, 1), ``data`` is missing, or ``train`` is given
             although nothing is trained.
-        TypeError: If a setting is unknown.
+        TypeError: If a setting is unknown, or an argument is of another type.
 
     Example:
         >>> import torch, fairlib
@@ -104,10 +105,12 @@ def prune(
     """
     check(method, schedule=schedule, train=train, **settings)
     check_number("sparsity", sparsity, 0, 1)
+    check_arguments({"model": model, "val": val, "seed": seed})
+    check_type("data", data, (GroupedDataset, Tensor, NoneType), "a GroupedDataset")
     offered = {"data": data, "train": {"seed": seed, **(train or {})}, "val": val, "seed": seed}
     pruner = METHODS[method]
     once = partial(pruner.function, **pruner.arguments(f"method {method!r}", offered, settings))
-    name, options = _named(schedule)
+    name, options = named("schedule", schedule)
     plan = SCHEDULES[name]
     arguments = plan.arguments(f"schedule {name!r}", offered, options)
     return plan.function(lambda dense, level: once(dense, sparsity=level), model, sparsity, **arguments)
@@ -123,18 +126,18 @@ def check(method: str, *, schedule: Schedule = "one-shot", train: Settings | Non
     """
     pruner = lookup("pruning method", method, METHODS)
     pruner.check(f"pruning method {method!r}", settings, level="sparsity")
-    name, options = _named(schedule)
+    name, options = named("schedule", schedule)
     lookup("schedule", name, SCHEDULES).check(f"schedule {name!r}", options)
     if name != "one-shot" and pruner.trains:
         raise ValueError(f"pruning method {method!r} has its own schedule; schedule must be 'one-shot', got {name!r}")
     if train and not trains(method, {"schedule": schedule}):
         raise ValueError(f"pruning method {method!r} with schedule {name!r} trains nothing; leave out train=")
-    check_settings("train=", fit, train or {}, given=("start", "keep", "sparsify"))
+    check_training("train=", train or {}, given=("start", "keep", "sparsify"))
 
 
 def trains(method: str, settings: Settings) -> bool:
     """Tell whether :func:`prune` trains, given a method and settings that may hold a ``schedule``."""
-    name, _ = _named(settings.get("schedule", "one-shot"))
+    name, _ = named("schedule", settings.get("schedule", "one-shot"))
     return METHODS[method].trains or SCHEDULES[name].trains
 
 
@@ -163,7 +166,3 @@ class Pruning(Compressor):
 
     def objective(self, dense: nn.Module, data: GroupedDataset, settings: Settings) -> None:
         return None
-
-
-def _named(schedule: Schedule) -> tuple[str, Settings]:
-    return (schedule, {}) if isinstance(schedule, str) else schedule

@@ -245,9 +245,10 @@ class Quantity:
         """Give back, for every group, the quantity of all the others together."""
         return Quantity(self.sums.sum(0) - self.sums, self.sizes.sum() - self.sizes, self.center)
 
-    def everybody(self) -> Quantity:
-        """Give back the quantity of all groups together, ``k = 1``."""
-        return Quantity(self.sums.sum(0, keepdims=True), self.sizes.sum(keepdims=True), self.center)
+    def with_all(self) -> Quantity:
+        """Append all groups together as one more."""
+        sums, sizes = (np.concatenate([part, part.sum(0, keepdims=True)]) for part in (self.sums, self.sizes))
+        return Quantity(sums, sizes, self.center)
 
 
 def share(counts: ArrayLike, groups: ArrayLike, num_groups: int) -> Quantity:

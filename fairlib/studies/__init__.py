@@ -4,20 +4,23 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import pandas as pd
+from torch import nn
 
-from fairlib._validation import check_settings, lookup
+from fairlib._validation import check_many, check_settings, check_type, lookup, named
 from fairlib.data import Splits
 from fairlib.diagnostics import DIAGNOSTICS
-from fairlib.studies.arms import COMPRESSORS, HELD_OUT, OWN, WHEN, Arm, Function, Named, named, plans
+from fairlib.studies.arms import COMPRESSORS, HELD_OUT, OWN, WHEN, Arm, Function, Named, plans
 from fairlib.studies.parallel import by_seed
 from fairlib.studies.seed import MEASURED, Measure, Run, Seed, Study, parameter_distance, traced
-from fairlib.training import DivergenceError, fit
+from fairlib.training import DivergenceError
 from fairlib.training.cache import default_folder
 from fairlib.training.compressors import Settings
 from fairlib.training.distillation import UntrainedTeacherError
+from fairlib.training.loop import check_arguments, check_training
 
 __all__ = ["COMPRESSORS", "WHEN", "Arm", "Run", "by_seed", "parameter_distance", "study", "traced"]
 
@@ -114,7 +117,7 @@ def study(
             gives other rows for another seed; if a method has a share ``held_out`` and the study leaves the training
             part whole; or if a dense model that is to teach performs at chance (names the
             seed).
-        TypeError: If a setting is unknown.
+        TypeError: If a setting is unknown, or an argument is of another type.
         DivergenceError: If a training diverges; the message names the seed.
 
     Warns:
@@ -137,10 +140,17 @@ def study(
         >>> runs.groupby("level")["kept"].mean().round(3).to_dict()
         {0.0: 1.0, 0.5: 0.5, 0.9: 0.1}
     """
-    when = when if isinstance(when, str) else tuple(when)
-    shared = Arm(method, mitigation, when, finetune, None, compress, tuple(levels))
-    check_settings("train=", fit, train or {}, given=OWN)
-    wanted = dict(named(diagnostic) for diagnostic in diagnostics)
+    when = when if isinstance(when, str) else check_many("when", when)
+    shared = Arm(method, mitigation, when, finetune, None, compress, check_many("levels", levels))
+    if isinstance(model, nn.Module):
+        raise TypeError("model must be a name, or a function from splits and a seed to a module: each seed has its own")
+    for kind, choice in (("data", data), ("model", model)):
+        if not (callable(choice) or isinstance(choice, Splits)):
+            named(kind, choice)
+    check_training("train=", train or {}, given=OWN)
+    check_arguments({"device": device})
+    check_type("cache", cache, (str, Path, NoneType), "a folder or None")
+    wanted = dict(named("diagnostic", diagnostic) for diagnostic in check_many("diagnostics", diagnostics))
     for name, settings in wanted.items():
         lookup("diagnostic", name, dict.fromkeys(MEASURED))
         function = DIAGNOSTICS[name].function if name in DIAGNOSTICS else parameter_distance

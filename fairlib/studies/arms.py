@@ -8,13 +8,14 @@ from typing import Any
 
 from torch import nn
 
-from fairlib._validation import check_number, check_settings, lookup
+from fairlib._validation import check_many, check_number, lookup, named
 from fairlib.linearization import Linearization
 from fairlib.mitigation import MITIGATIONS
 from fairlib.network import masks
 from fairlib.pruning import Pruning
-from fairlib.training import Constraint, fit
+from fairlib.training import Constraint
 from fairlib.training.compressors import Compressor, Settings
+from fairlib.training.loop import check_training
 
 Named = str | tuple[str, Settings]
 Function = Callable[..., nn.Module]
@@ -149,7 +150,7 @@ def _plan(name: str, arm: Arm, shared: Arm, train: Settings) -> Plan:
         raise TypeError(f"{full_name!r} has no setting {min(own)!r} in a study, which has finetune= and mitigation=")
     compressor.check(method, **settings)
     for role, arguments in (("train", arm.train), ("finetune", shared.finetune), ("finetune", arm.finetune)):
-        check_settings(f"{role}=", fit, arguments or {}, given=OWN)
+        check_training(f"{role}=", arguments or {}, given=OWN)
     compress = full.compress or "trained"
     lookup("network to compress", compress, dict.fromkeys(("trained", "initial")))
     trains = compressor.trains(method, settings)
@@ -171,16 +172,22 @@ def _plan(name: str, arm: Arm, shared: Arm, train: Settings) -> Plan:
 
 def _method(choice: Named | Function) -> tuple[str, Compressor, str, dict[str, Any]]:
     """Full name, kind of compression, name within the kind, and settings."""
-    if not isinstance(choice, str | tuple):
+    if callable(choice):
+        signature = inspect.signature(choice)
+        try:
+            signature.bind(None, **dict.fromkeys({"level", "data", "seed"} | {"val"} & signature.parameters.keys()))
+        except TypeError as error:
+            wanted = "a function of a module and level=, data= and seed="
+            raise TypeError(f"method must be {wanted}, but {choice.__name__} is not: {error}") from error
         return choice.__name__, _Own(choice), choice.__name__, {}
-    full_name, settings = named(choice)
+    full_name, settings = named("method", choice)
     kind, _, name = full_name.partition(":")
     return full_name, lookup("kind of compression", kind, COMPRESSORS), name, settings
 
 
 def _mitigation(arm: Arm) -> tuple[str, Constraint | None, tuple[str, ...]]:
     """Name and constraint of the mitigation, and its times."""
-    when = (arm.when,) if isinstance(arm.when, str) else tuple(arm.when or ())
+    when = (arm.when,) if isinstance(arm.when, str) else check_many("when", arm.when)
     if not when or len(set(when)) < len(when):
         raise ValueError(f"when must name at least one time, and each once; got {list(when)}")
     for time in when:
@@ -189,21 +196,16 @@ def _mitigation(arm: Arm) -> tuple[str, Constraint | None, tuple[str, ...]]:
         if set(when) != {"never"}:
             raise ValueError(f"when={list(when)} needs a mitigation; known: {', '.join(MITIGATIONS)}")
         return "none", None, when
-    name, settings = named(arm.mitigation)
+    name, settings = named("mitigation", arm.mitigation)
     return name, lookup("mitigation", name, MITIGATIONS)(**settings), when
 
 
 def _levels(levels: Iterable[float], control: float) -> tuple[float, ...]:
     """The levels except the control's, ascending, each once."""
-    chosen = [level for level in levels if level != control]
+    chosen = [level for level in check_many("levels", levels) if level != control]
     for level in chosen:
         check_number("levels", level, 0, 1)
     return tuple(sorted(set(map(float, chosen))))
-
-
-def named(choice: Named) -> tuple[str, dict[str, Any]]:
-    """Name and settings of a choice; none if it is a name alone."""
-    return (choice, {}) if isinstance(choice, str) else (choice[0], dict(choice[1]))
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import torch
 from tqdm import tqdm
 
 from fairlib import environment
+from fairlib._validation import check_many, check_number
 
 _STARTUP = 8.0  # Seconds that a worker process takes to import torch, on two cores.
 
@@ -38,11 +39,14 @@ def by_seed(
         The results in the order of the seeds.
 
     Raises:
-        ValueError: If there is no seed, or a duplicate one.
+        ValueError: If there is no seed, or a duplicate one, or ``workers`` is less than 1.
+        TypeError: If ``seeds`` is a single one.
     """
-    seeds = list(seeds)
+    seeds = check_many("seeds", seeds)
     if not seeds or len(set(seeds)) < len(seeds):
-        raise ValueError(f"seeds must hold at least one seed, and each once; got {seeds}")
+        raise ValueError(f"seeds must hold at least one seed, and each once; got {list(seeds)}")
+    if workers is not None:
+        check_number("workers", workers, 1, whole=True)
     results = _in_order(partial(_on_one_thread, function), seeds, workers or environment.workers(device), bool(workers))
     return list(tqdm(results, total=len(seeds), desc="seeds", leave=False, disable=not progress))
 

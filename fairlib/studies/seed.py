@@ -14,11 +14,12 @@ import pandas as pd
 from torch import Tensor, nn
 
 from fairlib import environment
+from fairlib._validation import check_type, named
 from fairlib.data import GroupedDataset, Splits, load
 from fairlib.diagnostics import DIAGNOSTICS, diagnose, group_performance
 from fairlib.models import build
 from fairlib.network.memory import gradient_evaluations, history
-from fairlib.studies.arms import WHEN, Function, Named, Plan, named
+from fairlib.studies.arms import WHEN, Function, Named, Plan
 from fairlib.training import Batch, Constraint, ConstraintRun, DivergenceError, Objective, fit
 from fairlib.training.cache import cached_fit, plain
 from fairlib.training.compressors import Settings
@@ -302,17 +303,17 @@ def _splits(study: Study, seed: int) -> Splits:
         return study.data
     seed = seed if study.data_seed is None else study.data_seed
     if callable(study.data):
-        return study.data(seed)
-    name, settings = named(study.data)
+        return check_type("what the function data gives", study.data(seed), Splits, "Splits")
+    name, settings = named("data", study.data)
     return load(name, **({"seed": seed} | settings))
 
 
 def _build(model: Named | Function, splits: Splits, seed: int) -> nn.Module:
     if callable(model):
-        return model(splits, seed)
-    name, settings = named(model)
+        return check_type("what the function model gives", model(splits, seed), nn.Module, "a torch.nn.Module")
+    name, settings = named("model", model)
     return build(name, like=splits, seed=seed, **settings)
 
 
 def _name(model: Named | Function) -> str:
-    return model.__name__ if callable(model) else named(model)[0]
+    return model.__name__ if callable(model) else named("model", model)[0]

@@ -2,9 +2,12 @@
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
+from types import NoneType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +15,7 @@ from torch.nn.functional import cross_entropy
 from tqdm import tqdm
 
 from fairlib import environment
-from fairlib._validation import check_number, lookup
+from fairlib._validation import check_many, check_number, check_seed, check_settings, check_type, lookup, shown
 from fairlib.data import GroupedDataset
 from fairlib.models.normalization import fill_normalization
 from fairlib.network import masks
@@ -76,6 +79,9 @@ SCHEDULES: dict[str, Callable[[torch.optim.Optimizer, int], torch.optim.lr_sched
     "cosine": lambda optimizer, steps: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps),
     "step": lambda optimizer, steps: torch.optim.lr_scheduler.MultiStepLR(optimizer, [steps // 2, steps * 3 // 4]),
 }
+
+PRECISIONS = {"float32": False, "bfloat16": True}
+"""Whether a training runs under autocast, by the name of its precision."""
 
 
 def fit(
@@ -149,9 +155,9 @@ def fit(
     Raises:
         DivergenceError: If the loss, or an output after an epoch, becomes infinite or NaN; the message names the epoch
             and the settings to lower.
-        TypeError: If a setting is not a number, or not an integer where one is needed.
-        ValueError: If a setting is out of range, an input does not fit the model, or the outputs do not match the
-            classes of the data.
+        TypeError: If an argument is of another type: data are no :class:`fairlib.GroupedDataset`, a setting no number.
+        ValueError: If a setting is out of range, the model has nothing to train, there is no such device, an input does
+            not fit the model, or the outputs do not match the classes of the data.
 
     Example:
         Ten samples that look alike, of whom nine have class 0 and one has class 1. The loss is least where the classes
@@ -165,28 +171,25 @@ def fit(
         >>> trained(torch.zeros(1, 1)).softmax(1).detach().numpy().round(1)
         array([[0.9, 0.1]], dtype=float32)
     """
-    check_number("epochs", epochs, 0, whole=True)
-    check_number("batch_size", batch_size, 1, whole=True)
-    check_number("lr", lr, 0, low_open=True)
-    check_number("momentum", momentum, 0, 1)
-    check_number("weight_decay", weight_decay, 0)
+    check_arguments(locals())
+    if not any(parameter.requires_grad or not epochs for parameter in model.parameters()):
+        raise ValueError(f"model has no parameter to train: {shown(model)}")
     target = torch.device(environment.resolve(device))
     trained = copy.deepcopy(model).to(target)
     resident = data.to(target)
     fill_normalization(trained, resident)
     batches = len(_split(torch.arange(len(data)), batch_size))
     check_number("start", start, 0, epochs * batches + 1, whole=True)
-    make = lookup("optimizer", optimizer, OPTIMIZERS)
-    stepper = make(trained.parameters(), lr=lr, momentum=momentum, weight_decay=weight_decay)
+    stepper = OPTIMIZERS[optimizer](trained.parameters(), lr=lr, momentum=momentum, weight_decay=weight_decay)
     loop = _Loop(
         model=trained,
         data=resident,
         batch_size=batch_size,
         optimizer=stepper,
-        scheduler=lookup("schedule", schedule, SCHEDULES)(stepper, max(1, epochs * batches)),
-        augment=lookup("augmentation", augment, AUGMENTATIONS),
+        scheduler=SCHEDULES[schedule](stepper, max(1, epochs * batches)),
+        augment=AUGMENTATIONS[augment],
         objective=objective or _cross_entropy,
-        autocast=lookup("precision", precision, {"float32": False, "bfloat16": True}),
+        autocast=PRECISIONS[precision],
         layout=torch.channels_last if channels_last else torch.contiguous_format,
         keep=_steps_to_keep(keep, start, epochs * batches),
         start=start,
@@ -210,6 +213,73 @@ def fit(
                 break
     inherit(trained, model, history=loop.history, kept=loop.kept)
     return add_gradients(trained, sum(row["gradients"] for row in loop.history)).eval()
+
+
+def check_training(owner: str, settings: Mapping[str, Any], given: Iterable[str] = ()) -> None:
+    """Refuse arguments of :func:`fit` before anything is trained.
+
+    Args:
+        owner: What they are for in the error message: ``"finetune="``.
+        settings: Arguments by name.
+        given: Names of arguments that the library fills in.
+
+    Raises:
+        TypeError: If :func:`fit` has no such argument, or it must be of another type.
+        ValueError: If a value is out of range or unknown.
+    """
+    check_settings(owner, fit, settings, given)
+    check_arguments(settings, f" of {owner}")
+
+
+def check_arguments(arguments: Mapping[str, Any], of: str = "") -> None:
+    """Refuse values that :func:`fit` does not take.
+
+    Args:
+        arguments: Any of its arguments, by name.
+        of: What follows their names in the error message.
+
+    Raises:
+        TypeError: If an argument must be of another type.
+        ValueError: If it is out of range, unknown, or not a device of this machine.
+    """
+    for name, value in arguments.items():
+        if name in _CHECKS:
+            _CHECKS[name](f"{name}{of}", value)
+
+
+def _check_constraint(name: str, constraint: Any) -> None:
+    if constraint is not None and (isinstance(constraint, type) or not hasattr(constraint, "start")):
+        raise TypeError(f"{name} must be an object such as fairlib.EqualLoss(step=0.02), got {shown(constraint)}")
+
+
+def _check_device(name: str, device: Any) -> None:
+    try:
+        torch.empty(0, device=environment.resolve(device))
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise ValueError(f"{name} must be 'auto' or a device of this machine, got {device!r}: {error}") from None
+
+
+_function = partial(check_type, kinds=(Callable, NoneType), wanted="a function")
+_CHECKS: dict[str, Callable[[str, Any], Any]] = {
+    "model": partial(check_type, kinds=nn.Module, wanted="a torch.nn.Module"),
+    "data": partial(check_type, kinds=GroupedDataset, wanted="a GroupedDataset"),
+    "val": partial(check_type, kinds=(GroupedDataset, NoneType), wanted="a GroupedDataset"),
+    "epochs": partial(check_number, low=0, whole=True),
+    "lr": partial(check_number, low=0, low_open=True),
+    "batch_size": partial(check_number, low=1, whole=True),
+    "momentum": partial(check_number, low=0, high=1),
+    "weight_decay": partial(check_number, low=0),
+    "optimizer": partial(lookup, registry=OPTIMIZERS),
+    "schedule": partial(lookup, registry=SCHEDULES),
+    "augment": partial(lookup, registry=AUGMENTATIONS),
+    "precision": partial(lookup, registry=PRECISIONS),
+    "objective": _function,
+    "constraint": _check_constraint,
+    "sparsify": _function,
+    "stop": _function,
+    "seed": check_seed,
+    "device": _check_device,
+}
 
 
 @dataclass
@@ -300,7 +370,7 @@ class _Loop:
 
 
 def _steps_to_keep(keep: int | Sequence[int], start: int, steps: int) -> set[int]:
-    wanted = {int(keep)} if hasattr(keep, "__index__") else set(keep)
+    wanted = {int(keep)} if hasattr(keep, "__index__") else set(check_many("keep", keep))
     if any(not start <= step <= steps for step in wanted):
         raise ValueError(f"keep must lie between {start} and the {steps} steps of this training, got {sorted(wanted)}")
     return wanted

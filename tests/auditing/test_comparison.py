@@ -2,10 +2,9 @@ from __future__ import annotations
 
 import copy
 import json
-import re
-from html.parser import HTMLParser
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch import nn
@@ -67,13 +66,16 @@ def test_violations_are_max_minus_min_beside_their_null(pair, images):
     assert list(report.violations.index) == ["excessive_loss", "accuracy_before", "accuracy_after", "drop"]
     for name, row in report.violations.iterrows():
         assert row["estimate"] == pytest.approx(groups[name].max() - groups[name].min())
-        assert 0 <= row["null_mean"] <= row["null_upper"] and 0 < row["p_value"] <= 1
+        assert row["null_mean"] >= 0 and 0 < row["p_value"] <= 1
         many, some, few = groups[name]
         assert row["pairs"] == pytest.approx((abs(many - some) + abs(many - few) + abs(some - few)) / 3)
         assert 0 <= row["pairs_low"] <= row["pairs"] <= row["pairs_high"]
     (loss, _), (small_loss, _) = (_losses(model, images) for model in pair)
-    null = statistics.permutation_test(small_loss - loss, images.groups.numpy(), 3, permutations=200, seed=0)
-    assert report.violations.loc["excessive_loss", "p_value"] == pytest.approx(null.p_value, abs=0.01)
+    excess = statistics.numbers(small_loss - loss, images.groups.numpy(), 3)
+    null = statistics.permuted(excess, small_loss - loss, permutations=200)
+    assert report.violations.loc["excessive_loss", "p_value"] == pytest.approx(
+        statistics.gap(excess, null).p_value, 0.05
+    )
 
 
 def scripted(before, after):
@@ -115,24 +117,33 @@ def test_the_definitions_of_a_fair_model(before, after, performance, degradation
 
 @pytest.mark.filterwarnings("ignore:the model before compression cannot be told from chance")
 def test_nothing_is_called_fair_or_unfair_that_was_not_measured():
-    """One group; one of a single sample; one of a few, all right or all wrong; and the same with enough of them."""
+    """One group; a second of a few samples, too few to judge; and of enough of them, all right or all wrong."""
 
     def found(size, pairs, right=1.0):
         models, data = scripted((1.0, 1.0), (1.0, right))
         report = fairlib.audit(*models, data.subset(range(1000 + size)), diagnostics=(), resamples=50)
-        assert report.violations["estimate"].isna().all() == (size == 0)
+        assert report.violations["estimate"].isna().all() == (size < 10)
         return report.fairness(0.05, pairs=pairs)
 
     for pairs in ("max", "mean"):
-        alone, single, few, enough = (found(size, pairs) for size in (0, 1, 29, 30))
-        assert set(alone["verdict"]) == {"not computable"} and alone[["difference", "low", "high"]].isna().all(
-            axis=None
-        )
-        assert set(single["verdict"]) == {"undecided"} and single[["low", "high"]].isna().all(axis=None)
-        assert single["difference"].tolist() == [0, 0]
-        assert set(few["verdict"]) == {"undecided"} and set(enough["verdict"]) == {"fair"}
-        few, enough = (found(size, pairs, right=0.0) for size in (29, 30))
-        assert set(few["verdict"]) == {"undecided"} and set(enough["verdict"]) == {"unfair"}
+        alone, few, enough = (found(size, pairs) for size in (0, 9, 200))
+        assert set(alone["verdict"]) == {"not computable"}
+        assert alone[["difference", "low", "high"]].isna().all(axis=None)
+        assert set(few["verdict"]) == {"not computable"} and set(enough["verdict"]) == {"fair"}
+        assert set(found(30, pairs)["verdict"]) == {
+            "undecided"
+        }  # All right, but thirty could be wrong one time in ten.
+        assert set(found(10, pairs, right=0.0)["verdict"]) == {"unfair"}
+
+
+@pytest.mark.filterwarnings("ignore:the model before compression cannot be told from chance")
+def test_nobody_is_called_fair_while_a_group_is_too_small():
+    """Three groups, all right before and after, the third of five samples: it is listed and not compared."""
+    targets, groups = [1] * 2005, ["a"] * 1000 + ["b"] * 1000 + ["c"] * 5
+    report = fairlib.audit(targets, targets, targets=[0, *targets[1:]], groups=groups)
+    assert report.too_small == ("c",) and list(report.contrasts.index) == ["a", "b"] and "c" in report.table.index
+    assert set(report.fairness()["verdict"]) == {"undecided"}
+    assert any(note.startswith("too small to be judged, with fewer than 10 samples: c (5)") for note in report.notes)
 
 
 def test_a_tolerance_is_not_negative(pair, images):
@@ -145,87 +156,14 @@ def test_a_tolerance_is_not_negative(pair, images):
 
 def test_an_identical_model_costs_nobody_anything(pair, images):
     report = fairlib.audit(pair[0], pair[0], images, resamples=50)
-    assert (report.table[["drop", "drop_low", "drop_high", "excessive_loss_high"]] == 0).all().all()
+    assert (report.table[["drop", "excessive_loss", "excessive_loss_high"]] == 0).all().all()
+    assert (report.table["drop_low"] < 0).all() and (report.table["drop_high"] > 0).all()
     assert report.violations.loc["drop", "p_value"] == 1
-
-
-def test_intervals_cover_the_truth_about_as_often_as_they_say():
-    """A model that is right on 70 % of each group's population, audited on 200 fresh samples a hundred times."""
-    covered = []
-    model = nn.Linear(1, 2)
-    with torch.no_grad():
-        model.weight.copy_(torch.tensor([[0.0], [1.0]]))
-        model.bias.zero_()
-    for seed in range(100):
-        generator = np.random.default_rng(seed)
-        targets = np.arange(200) % 2
-        flip = generator.random(200) < 0.3
-        inputs = np.where((targets == 1) ^ flip, 1.0, -1.0)[:, None]
-        data = fairlib.GroupedDataset(inputs, targets, np.arange(200) // 100)
-        table = fairlib.audit(model, model, data, resamples=300, diagnostics=()).table
-        covered += list((table["accuracy_before_low"] <= 0.7) & (table["accuracy_before_high"] >= 0.7))
-    assert 0.89 < np.mean(covered) < 0.99
-
-
-@pytest.mark.parametrize("gap", [0.0, 0.2])
-def test_intervals_of_the_largest_difference_cover_it(gap):
-    """Ten groups of 60, of which one is right less often by the gap: where plain percentiles cover 0 % and 69 %."""
-    model = nn.Linear(1, 2)
-    with torch.no_grad():
-        model.weight.copy_(torch.tensor([[0.0], [1.0]]))
-        model.bias.zero_()
-    covered = []
-    for seed in range(60):
-        generator = np.random.default_rng(seed)
-        groups, targets = np.arange(600) // 60, np.arange(600) % 2
-        flip = generator.random(600) < np.where(groups == 0, 0.15 + gap, 0.15)
-        inputs = np.where((targets == 1) ^ flip, 1.0, -1.0)[:, None]
-        data = fairlib.GroupedDataset(inputs, targets, groups)
-        row = fairlib.audit(model, model, data, resamples=200, diagnostics=()).violations.loc["accuracy_before"]
-        # Of the 45 pairs 9 have the one group.
-        covered.append((row["low"] <= gap <= row["high"], row["pairs_low"] <= gap / 5 <= row["pairs_high"]))
-    assert (np.mean(covered, axis=0) > 0.88).all()  # 95 % asked for, 60 trials
-
-
-def test_small_groups_are_said_to_be_small(pair, images):
-    report = fairlib.audit(*pair, images.subset(range(81)), resamples=20, diagnostics=())
-    assert "group some has one sample here, hence no interval" in report.notes
-    assert np.isnan(report.table.loc["some", "drop_low"]) and np.isfinite(report.table.loc["some", "drop"])
-    notes = fairlib.audit(*pair, images, resamples=20, diagnostics=()).notes
-    assert any(note.startswith("group few has 10 samples here") for note in notes)
 
 
 def test_training_set_beside_the_test_set(pair, images):
     report = fairlib.audit(*pair, images.subset(range(60, 120)), train=images, resamples=20)
     assert report.table.loc["all", "size"] == 60 and report.train.table.loc["all", "size"] == 120
-
-
-class _Page(HTMLParser):
-    """Collects text and whatever would be fetched."""
-
-    def __init__(self):
-        super().__init__()
-        self.text, self.sources, self.tags = "", [], []
-
-    def handle_starttag(self, tag, attributes):
-        self.tags.append(tag)
-        self.sources += [value for name, value in attributes if name in ("src", "href")]
-
-    def handle_data(self, data):
-        self.text += data
-
-
-def test_html_is_self_contained_and_escapes_every_name(pair, images, tmp_path):
-    hostile = ["<script>alert(1)</script>", 'a"b&c', "$x$"]
-    named = fairlib.GroupedDataset(images.inputs, images.targets, images.groups, group_names=hostile)
-    path = fairlib.audit(*pair, named, train=named, resamples=20).to_html(tmp_path / "audit.html")
-    source = path.read_text()
-    page = _Page()
-    page.feed(source)
-    assert "script" not in page.tags and "link" not in page.tags
-    assert all(name in page.text for name in hostile)
-    assert page.sources and all(s.startswith("data:image/png;base64,") for s in page.sources)
-    assert not re.search(r"https?://", source)
 
 
 def test_json_is_strict_and_complete(pair, images, tmp_path):
@@ -238,7 +176,7 @@ def test_json_is_strict_and_complete(pair, images, tmp_path):
     assert [row["group"] for row in read["groups"]] == ["many", "some", "few", "all"]
     assert read["groups"][0]["drop"] == pytest.approx(report.table.loc["many", "drop"])
     assert read["groups"][2]["drop"] is None
-    assert "group few has no sample here" in read["notes"]
+    assert "no sample here: few" in read["notes"]
     assert read["provenance"]["input"] == "(1, 8, 8), uint8 divided by 255"
 
 
@@ -263,7 +201,6 @@ def test_what_cannot_be_computed_is_nan_with_a_reason(pair, images):
     report = fairlib.audit(frozen, pair[1], images, resamples=20)
     assert report.table[["gradient_norm", "gradient_noise_floor", "gradient_debiased_square"]].isna().all().all()
     assert any("gradient: could not be computed" in note for note in report.notes)
-    assert "not computed" in report._repr_html_()
 
 
 def test_relative_drop_is_undefined_at_zero(images):
@@ -284,7 +221,133 @@ def test_bad_input(pair, cnn, images):
     with torch.no_grad():
         cnn.classifier[4].bias[0] = torch.nan
     named = fairlib.GroupedDataset(images.inputs, images.targets, images.groups, group_names=["all", "b", "c"])
-    with pytest.raises(ValueError, match="no group of test may be called 'all'"):
+    with pytest.raises(ValueError, match="no group may be called 'all'"):
         fairlib.audit(*pair, named)
-    with pytest.raises(FloatingPointError, match=r"after compression: .* NaN or infinite on 120 of 120"):
+    with pytest.raises(FloatingPointError, match=r"scores after compression are NaN or infinite on 120 of 120"):
         fairlib.audit(pair[0], cnn, images)
+    with pytest.raises(TypeError, match=r"test must be a GroupedDataset \(of splits, give splits.test\)"):
+        fairlib.audit(*pair, "digits")
+    with pytest.raises(TypeError, match="give a test set"):
+        fairlib.audit(*pair)
+    with pytest.raises(TypeError, match="before is asked about a test set"):
+        fairlib.audit(*pair, targets=[0, 1], groups=[0, 1])
+    with pytest.raises(TypeError, match="targets stand in test already"):
+        fairlib.audit(*pair, images, targets=images.targets)
+    with pytest.raises(TypeError, match="diagnostics must be a list of names, got 'gradient'"):
+        fairlib.audit(*pair, images, diagnostics="gradient")
+    with pytest.raises(ValueError, match="unknown reference group 'most'; known: many, some, few"):
+        fairlib.audit(*pair, images, reference="most")
+    for name, values in {"level": (0, 1, 95, True, None), "resamples": (0, 1, 1.5, None), "seed": (-1, None)}.items():
+        for value in values:
+            with pytest.raises((TypeError, ValueError), match=f"{name} must"):
+                fairlib.audit(*pair, images, **{name: value})
+
+
+def predicted(seed, classes=3, size=3000):
+    """Targets, groups, and logits before and after, of classes and groups that differ in size."""
+    generator = np.random.default_rng(seed)
+    targets = generator.choice(classes, size, p=np.arange(1, classes + 1) / sum(range(classes + 1)))
+    groups = generator.choice(["a", "b", "c"], size, p=[0.6, 0.3, 0.1])
+    before = generator.normal(size=(size, classes)) + 2 * np.eye(classes)[targets]
+    return targets, groups, before, before + generator.normal(size=(size, classes)) * (1 + (groups == "c"))[:, None]
+
+
+def test_rates_are_those_of_fairlearn_and_scikit_learn():
+    from fairlearn import metrics
+    from sklearn.metrics import recall_score
+
+    targets, groups, before, after = predicted(0)
+    report = fairlib.audit(before, after, targets=targets, groups=groups)
+    functions = {
+        "selection_rate": metrics.selection_rate,
+        "false_negative_rate": metrics.false_negative_rate,
+        "false_positive_rate": metrics.false_positive_rate,
+    }
+    for when, scores in (("before", before), ("after", after)):
+        for label in range(3):
+            binary = {"y_true": targets == label, "y_pred": scores.argmax(1) == label}
+            for name, function in functions.items():
+                frame = metrics.MetricFrame(metrics=function, **binary, sensitive_features=groups)
+                found = report.rates.xs(str(label), level="class")[f"{name}_{when}"]
+                assert found[["a", "b", "c"]].to_numpy() == pytest.approx(frame.by_group.to_numpy(float), abs=1e-12)
+                assert found["all"] == pytest.approx(frame.overall, abs=1e-12)
+            recall = 1 - report.rates.loc[("all", str(label)), f"false_negative_rate_{when}"]
+            assert recall == pytest.approx(recall_score(**binary), abs=1e-12)
+        accuracy = metrics.MetricFrame(
+            metrics=lambda y_true, y_pred: np.mean(y_true == y_pred),
+            y_true=targets, y_pred=scores.argmax(1), sensitive_features=groups,
+        )  # fmt: skip
+        assert report.table.loc["a":"c", f"accuracy_{when}"].to_numpy() == pytest.approx(accuracy.by_group.to_numpy())
+        worst = report.table.drop("all")[f"accuracy_{when}"].min()
+        assert worst == pytest.approx(accuracy.group_min(), abs=1e-12)
+        gap = report.violations.loc[f"accuracy_{when}", "estimate"]
+        assert gap == pytest.approx(accuracy.difference(method="between_groups"), abs=1e-12)
+        ratios = report.contrasts[f"ratio_{when}"]
+        expected = accuracy.by_group / accuracy.by_group["a"]  # The largest group.
+        assert ratios.to_numpy() == pytest.approx(expected.to_numpy(float), abs=1e-12)
+    other = fairlib.audit(before, after, targets=targets, groups=groups, reference="c").contrasts["ratio_after"]
+    assert other["c"] == 1 and other["a"] == pytest.approx(ratios["a"] / ratios["c"])
+
+
+def test_losses_are_those_of_scikit_learn():
+    from sklearn.metrics import log_loss
+
+    targets, groups, before, after = predicted(1)
+    soft = np.exp(after) / np.exp(after).sum(1, keepdims=True)
+    table = fairlib.audit(before, soft, targets=targets, groups=groups).table
+    for name in "abc":
+        assert table.loc[name, "loss_after"] == pytest.approx(log_loss(targets[groups == name], soft[groups == name]))
+
+
+def test_flips_are_counted_by_what_became_of_them():
+    """Of nine samples three stay, two are lost, one is gained, two are wrong in another way, one changes nothing."""
+    targets = ["x", "x", "x", "x", "x", "y", "y", "y", "z"] * 20
+    before = ["x", "x", "x", "x", "x", "x", "x", "z", "z"] * 20
+    after = ["x", "x", "x", "y", "z", "y", "z", "x", "z"] * 20
+    report = fairlib.audit(before, after, targets=targets, groups=(["g"] * 9 + ["h"] * 9) * 10)
+    row = report.flips.loc["g"]
+    assert row[["lost", "gained", "other"]].tolist() == [20, 10, 20] and row["changed"] == pytest.approx(5 / 9)
+    assert report.flips.loc["all", ["lost", "gained", "other"]].tolist() == [40, 20, 40]
+    low, high = statistics.wilson(50, 90, statistics.normal_z(0.95))
+    assert (row["changed_low"], row["changed_high"]) == pytest.approx((low, high))
+
+
+def test_calibration_errors_are_those_of_a_loop_over_bins_and_of_perfect_models_are_within_their_null():
+    _, groups, before, _ = predicted(2)
+    soft = np.exp(before) / np.exp(before).sum(1, keepdims=True)
+    generator = np.random.default_rng(0)
+    perfect = np.array([generator.choice(3, p=row) for row in soft])
+    report = fairlib.audit(soft, before * 3, targets=perfect, groups=groups)
+    confidence, right = soft.max(1), soft.argmax(1) == perfect
+    for name, members in {"a": groups == "a", "all": np.ones(len(groups), dtype=bool)}.items():
+        error = 0.0
+        for low in np.arange(15) / 15:
+            within = members & (confidence >= low) & ((confidence < low + 1 / 15) | (low == 14 / 15))
+            if within.any():
+                error += within.sum() * abs(right[within].mean() - confidence[within].mean()) / members.sum()
+        assert report.calibration.loc[name, "before"] == pytest.approx(error)
+    assert (report.calibration["before"] <= report.calibration["before_null_upper"] * 1.2).all()
+    assert (report.calibration["after"] > report.calibration["after_null_upper"]).all()  # Three times too sure.
+
+
+def test_several_attributes_are_crossed_and_reported_one_by_one():
+    targets, groups, before, after = predicted(3)
+    people = pd.DataFrame({"letter": groups, "age": np.arange(len(groups)) % 2})
+    report = fairlib.audit(before, after, targets=targets, groups=people)
+    assert list(report.table.index) == ["a x 0", "a x 1", "b x 0", "b x 1", "c x 0", "c x 1", "all"]
+    assert list(report.attributes) == ["letter", "age"]
+    alone = fairlib.audit(before, after, targets=targets, groups=groups)
+    pd.testing.assert_frame_equal(report.attributes["letter"].table, alone.table)
+    cell = (groups == "b") & (people["age"] == 1)
+    assert report.table.loc["b x 1", "accuracy_after"] == (after.argmax(1) == targets)[cell].mean()
+
+
+def test_without_scores_losses_are_nan_and_the_reason_is_given():
+    targets, groups, before, after = predicted(4)
+    report = fairlib.audit(before.argmax(1), after.argmax(1), targets=targets, groups=groups)
+    assert report.table.filter(like="loss").isna().all(axis=None) and report.calibration.isna().all(axis=None)
+    assert report.violations.loc["excessive_loss"].isna().all()
+    assert "only labels are known before compression: no loss, no calibration" in report.notes
+    scored = fairlib.audit(before, after, targets=targets, groups=groups)
+    pd.testing.assert_frame_equal(report.rates, scored.rates)
+    assert report.contrasts["p_holm"].to_list() == scored.contrasts["p_holm"].to_list()

@@ -231,7 +231,7 @@ def test_masks_that_grow_while_the_model_trains():
 
     def spy(self, batch):
         value, direction = original(self, batch)
-        runs.append((direction[0].clone(), self.model[0].weight_mask.clone()))
+        runs.append((direction[0].clone(), self.model[0].weight_mask.bool()))
         return value, direction
 
     with pytest.MonkeyPatch.context() as patch:

@@ -54,6 +54,12 @@ def test_a_chain_and_its_flattening(cnn, images):
     assert torch.equal(channel, column // 4) and column.tolist() == list(range(64))
 
 
+def test_an_operation_that_changes_the_number_of_channels_is_refused():
+    layers = nn.Conv2d(1, 8, 3), nn.PixelShuffle(2), nn.Conv2d(2, 4, 3), nn.Flatten(), nn.Linear(400, 3)
+    with pytest.raises(ValueError, match=r"that meet 2\.weight cannot be removed: it has 2, and 8.*pixel_shuffle"):
+        fairlib.prune(nn.Sequential(*layers), "fpgm", sparsity=0.5, data=torch.zeros(1, 1, 8, 8))
+
+
 def test_a_residual_sum_ties_channels():
     model, inputs = zoo_model("tiny-resnet")
     sets = _sets(model, inputs)

@@ -21,7 +21,7 @@ def test_a_gate_is_a_relu_where_it_is_kept_and_the_identity_elsewhere():
     one.keep.copy_(torch.rand(2, 3, 3, generator=torch.Generator().manual_seed(0)) > 0.5)
     inputs = torch.randn(4, 2, 3, 3, generator=torch.Generator().manual_seed(1))
     before = inputs.clone()
-    assert torch.equal(one(inputs), torch.where(one.keep, inputs.relu(), inputs))
+    assert torch.equal(one(inputs), torch.where(one.keep.bool(), inputs.relu(), inputs))
     assert torch.equal(inputs, before)
     assert not list(one.parameters())
 

@@ -6,6 +6,7 @@ import warnings
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn.utils import parametrize
 from torch.nn.utils import prune as torch_prune
@@ -60,6 +61,75 @@ def test_masked_weights_stay_zero_in_any_loop(optimizer, mode):
     _train(sparse, optimizer, **settings)
     assert _holds(sparse, keep)
     assert not torch.equal(before["0.weight"], sparse.state_dict()["0.weight"])
+
+
+def _lbfgs(model: nn.Module) -> None:
+    steps, inputs = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3), torch.randn(16, 6)
+
+    def closure() -> torch.Tensor:
+        steps.zero_grad()
+        loss = model(inputs).square().sum()
+        loss.backward()
+        return loss
+
+    for _ in range(2):
+        steps.step(closure)
+
+
+def _sharpness_aware(model: nn.Module) -> None:
+    steps = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for _ in range(3):
+        inputs = torch.randn(16, 6)
+        model(inputs).square().sum().backward()
+        moves = [0.05 * parameter.grad.sign() for parameter in model.parameters()]
+        for sign in (1, -1):
+            with torch.no_grad():
+                for parameter, move in zip(model.parameters(), moves, strict=True):
+                    parameter.add_(sign * move)
+            if sign == 1:
+                steps.zero_grad()
+                model(inputs).square().sum().backward()
+        steps.step()
+
+
+def _autocast(model: nn.Module) -> None:
+    with torch.autocast("cpu", torch.bfloat16):
+        _train(model, momentum=0.9)
+
+
+def _distributed(model: nn.Module) -> None:
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        _train(nn.parallel.DistributedDataParallel(model), momentum=0.9)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+LOOPS = {
+    "nesterov": lambda model: _train(model, momentum=0.9, nesterov=True),
+    "adafactor": lambda model: _train(model, torch.optim.Adafactor),
+    "lbfgs": _lbfgs,
+    "sharpness-aware": _sharpness_aware,
+    "autocast": _autocast,
+    "compiled": lambda model: _train(torch.compile(model, backend="eager"), momentum=0.9),
+    "data-parallel": lambda model: _train(nn.DataParallel(model), momentum=0.9),
+    "distributed": _distributed,
+}
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_masked_weights_stay_zero_under_the_tools_of_torch(loop):
+    sparse = masks.apply(_net(), keep := _half(_net())).train()
+    before = copy.deepcopy(sparse.state_dict())
+    LOOPS[loop](sparse)
+    assert _holds(sparse, keep) and not torch.equal(before["0.weight"], sparse.state_dict()["0.weight"])
+
+
+def test_safetensors_round_trip(tmp_path):
+    sparse = masks.apply(_net(), keep := _half(_net()))
+    save_file(sparse.state_dict(), tmp_path / "model.safetensors")
+    assert _holds(fairlib.restore(_net(), load_file(tmp_path / "model.safetensors")), keep)
 
 
 def test_apply_leaves_its_argument_alone():
@@ -143,6 +213,140 @@ def test_what_comes_from_a_dense_training_is_gone_after_the_next_pass():
         resumed.step()
     sparse(torch.randn(2, 6))
     assert _holds(sparse, keep)
+
+
+def _muon(model: nn.Module, dense: nn.Module) -> None:
+    steps = torch.optim.Muon([p for p in model.parameters() if p.ndim == 2], lr=0.1)
+    model(torch.randn(16, 6)).square().sum().backward()
+    steps.step()
+
+
+def _fused_adam_of_the_dense_training(model: nn.Module, dense: nn.Module) -> None:
+    once, resumed = (torch.optim.Adam(each.parameters(), lr=0.1, fused=True) for each in (dense, model))
+    dense(torch.randn(16, 6)).square().sum().backward()
+    once.step()
+    model(torch.randn(16, 6)).square().sum().backward()
+    resumed.load_state_dict(copy.deepcopy(once.state_dict()))
+    resumed.step()
+
+
+def _vector(model: nn.Module, dense: nn.Module) -> None:
+    ones = nn.utils.parameters_to_vector(dense.parameters()) * 0 + 1
+    for _ in range(2):  # The second time the weights may lie where they lay when they were zeroed.
+        nn.utils.vector_to_parameters(ones.clone(), model.parameters())
+
+
+@torch.no_grad()
+def _noise(model: nn.Module, dense: nn.Module) -> None:
+    for parameter in model.parameters():
+        parameter.add_(torch.randn_like(parameter))
+
+
+def _reset(model: nn.Module, dense: nn.Module) -> None:
+    model[0].reset_parameters()
+
+
+def _reload(model: nn.Module, dense: nn.Module) -> None:
+    model[0].weight = nn.Parameter(dense[0].weight.detach().clone())
+
+
+FOREIGN = [_muon, _fused_adam_of_the_dense_training, _vector, _noise, _reset, _reload]
+
+
+@pytest.mark.parametrize("measured", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("change", FOREIGN, ids=lambda change: change.__name__.strip("_"))
+def test_an_evaluation_without_gradients_is_of_the_sparse_model(change, measured):
+    sparse, inputs = masks.apply(_net(), keep := _half(_net())), torch.randn(4, 6)
+    with measured():
+        sparse(inputs)
+    for _ in range(2):
+        change(sparse, _net())
+        assert not all(bool((sparse.get_parameter(name)[~mask] == 0).all()) for name, mask in keep.items())
+        with measured():
+            found = sparse(inputs)
+        peer = _net()
+        peer.load_state_dict(sparse.state_dict(), strict=False)
+        with torch.no_grad():
+            for name, mask in keep.items():
+                peer.get_parameter(name).mul_(mask)
+            assert torch.equal(found, peer.eval()(inputs)) and _holds(sparse, keep)
+
+
+def test_what_no_hook_sees_is_zeroed_before_weights_are_read():
+    sparse = masks.apply(_net(), keep := _half(_net()))
+    zeros = fairlib.sparsity(sparse)
+    with torch.no_grad():
+        sparse(torch.randn(4, 6))
+    for read in (fairlib.sparsity, masks.prunable, masks.read, masks.hold):
+        for parameter in sparse.parameters():
+            parameter.data.add_(1)
+        read(sparse)
+        assert _holds(sparse, keep) and fairlib.sparsity(sparse) == zeros
+
+
+def test_weights_that_nothing_has_changed_are_not_written():
+    sparse = masks.apply(_net(), _half(_net()))
+    with torch.no_grad():
+        sparse(torch.randn(4, 6))
+        sparse[0].weight.data.add_(1)  # Not seen, on purpose: to look at every weight would cost a fifth of a pass.
+        sparse(torch.randn(4, 6))
+    assert bool((sparse[0].weight != 0).all())
+
+
+def test_a_model_made_in_inference_mode():
+    with torch.inference_mode():
+        sparse = masks.apply(_net(), keep := _half(_net()))
+        sparse[0].weight.add_(1)
+    with torch.no_grad():
+        sparse(torch.randn(4, 6))
+        assert all(bool((sparse.get_parameter(name)[~mask] == 0).all()) for name, mask in keep.items())
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_compiled_and_exported_models_are_those_of_the_mask(grad):
+    sparse, inputs = masks.apply(_net(), keep := _half(_net())), torch.randn(4, 6)
+    with torch.set_grad_enabled(grad):
+        compiled = torch.compile(sparse, fullgraph=True, backend="eager")
+        compiled(inputs)
+        _noise(sparse, sparse)
+        assert torch.equal(compiled(inputs), sparse(inputs)) and _holds(sparse, keep)
+        exported = torch.export.export(sparse, (inputs,))
+    assert torch.allclose(exported.module()(inputs), sparse(inputs), atol=1e-6) and "masked_fill" not in str(exported)
+
+
+@pytest.mark.parametrize("average", [None, torch.optim.swa_utils.get_ema_multi_avg_fn(0.9)], ids=["swa", "ema"])
+def test_averaged_models_with_their_buffers(average):
+    gated = fairlib.linearization.gate(fairlib.build("mlp", num_classes=3, in_channels=1, image_size=4))
+    sparse = fairlib.prune(gated, "magnitude", sparsity=0.5)
+    averaged = torch.optim.swa_utils.AveragedModel(sparse, use_buffers=True, multi_avg_fn=average)
+    for _ in range(4):
+        averaged.update_parameters(sparse)
+    state = averaged.module.state_dict()
+    assert all(torch.allclose(value, state[name]) for name, value in sparse.state_dict().items())
+    for read in (masks.read, fairlib.network.gates.read):
+        found = read(averaged.module)
+        assert found and all(torch.equal(mask, found[name]) for name, mask in read(sparse).items())
+
+
+def test_state_dicts_with_masks_of_bools_are_still_read():
+    sparse = masks.apply(_net(), keep := _half(_net()))
+    old = {name: value.bool() if name.endswith("_mask") else value for name, value in sparse.state_dict().items()}
+    for model in (fairlib.restore(_net(), old), copy.deepcopy(sparse)):
+        model.load_state_dict(old, assign=True)
+        _train(model)
+        model(torch.randn(2, 6))
+        assert _holds(model, keep) and all(mask.dtype == torch.bool for mask in masks.read(model).values())
+
+
+def test_masks_of_torch_on_top_of_ours_are_refused_in_the_next_pass():
+    sparse = masks.apply(_net(), _half(_net()))
+    torch_prune.l1_unstructured(sparse[0], "weight", 0.9)
+    with pytest.raises(ValueError, match=r"overwritten fairlib's mask of this Linear.*prune\.remove"):
+        sparse(torch.randn(4, 6))
+    torch_prune.remove(sparse[0], "weight")
+    again = fairlib.prune(sparse, "magnitude", sparsity=0.9)
+    _train(again.train())
+    assert fairlib.sparsity(again) == pytest.approx(0.9, abs=0.01)
 
 
 def test_two_forward_passes_before_a_backward_pass():
