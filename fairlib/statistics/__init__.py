@@ -1,6 +1,6 @@
 """Intervals, nulls, tests and power: how far a number can be trusted.
 
-Two units are never mixed. Over *seeds*, one value per run: `t_interval`, `bootstrap`, `sign_flip_test`, `seeds_needed`,
+Two units are never mixed. Over *seeds*, one value per run: `t_interval`, `sign_flip_test`, `seeds_needed`,
 `t_power`. Over *samples* within one run, each in its group: a `Quantity` (`share`, `drop`, `numbers`) with its
 intervals, the `gap` between groups and the `contrast` of one group with all others.
 
@@ -50,8 +50,6 @@ from fairlib.statistics.samples import (
 from fairlib.statistics.seeds import (
     Interval,
     benjamini_hochberg,
-    bootstrap,
-    percentile,
     seeds_needed,
     sign_flip_test,
     t_interval,
@@ -65,7 +63,6 @@ __all__ = [
     "Quantity",
     "accuracies_by_chance",
     "benjamini_hochberg",
-    "bootstrap",
     "contrast",
     "detectable_drop",
     "drop",
@@ -74,7 +71,6 @@ __all__ = [
     "holm",
     "normal_z",
     "numbers",
-    "percentile",
     "permuted",
     "range_tail",
     "range_z",

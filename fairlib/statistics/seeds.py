@@ -1,7 +1,6 @@
 """Over seeds, one value per run: intervals, tests, the number of seeds that it takes."""
 
 import math
-from collections.abc import Callable
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -53,43 +52,6 @@ def t_interval(values: ArrayLike, *, level: float = 0.95) -> Interval:
     n, mean = len(values), values.mean()
     half = scipy.stats.t.ppf((1 + level) / 2, n - 1) * values.std(ddof=1) / math.sqrt(n) if n > 1 else math.inf
     return Interval(float(mean), float(mean - half), float(mean + half))
-
-
-def bootstrap(
-    values: ArrayLike, *, statistic: Callable = np.mean, level: float = 0.95, resamples: int = 2000, seed: int = 0
-) -> Interval:
-    """Compute a percentile bootstrap interval by resampling seeds (Efron 1979).
-
-    Args:
-        values: Values (n,), one per seed; for paired runs the differences.
-        statistic: Function that is called as ``statistic(array, axis=-1)``.
-        level: Coverage, in (0, 1).
-        resamples: Number of bootstrap samples.
-        seed: Seed of the resampling.
-
-    Raises:
-        ValueError: If there is no value or one is not finite, or ``level`` is not in (0, 1).
-
-    Example:
-        >>> from fairlib.statistics import bootstrap
-        >>> bootstrap([2.0, 2.0, 2.0])
-        Interval(estimate=2.0, low=2.0, high=2.0)
-    """
-    values = _sample(values)
-    index = np.random.default_rng(seed).integers(0, len(values), size=(resamples, len(values)))
-    low, high = percentile(statistic(values[index], axis=-1), level)
-    return Interval(float(statistic(values, axis=-1)), float(low), float(high))
-
-
-def percentile(draws: ArrayLike, level: float = 0.95) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Compute the bounds (low, high) of the central ``level`` of draws along their first axis.
-
-    Raises:
-        ValueError: If ``level`` is not in (0, 1).
-    """
-    check_number("level", level, 0, 1, low_open=True)
-    low, high = np.quantile(np.asarray(draws), [(1 - level) / 2, (1 + level) / 2], axis=0)
-    return low, high
 
 
 def sign_flip_test(
