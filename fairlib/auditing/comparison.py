@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 JUDGED = 10
 """Samples from which on a group is ranked; smaller ones are listed."""
 
+LARGE = 200_000_000
+"""Losses times permutations from which on there are fewer permutations, 200 at least."""
+
 _BY_PAIRS = {"max": ["estimate", "low", "high"], "mean": ["pairs", "pairs_low", "pairs_high"]}
 
 
@@ -205,7 +208,7 @@ def audit(
         scores: What the models give: ``"logits"``, ``"probabilities"``, ``"labels"``, or ``"auto"`` to tell by values.
         reference: Group whose accuracy the others' are divided by; by default the largest one.
         level: Coverage of the intervals.
-        resamples: Number of permutations of a test, 20 or more.
+        resamples: Number of permutations of a test, 20 or more; of losses fewer where there are more than 200,000.
         seed: Seed of the permutations, and of a model that draws.
 
     Raises:
@@ -307,9 +310,11 @@ def compare(
     for name in ("excessive_loss", "accuracy_before", "accuracy_after", "drop"):
         part = quantities[name].of(judged)
         if len(judged) > 1 and np.isfinite(part.sums).all():
-            values = excess if name == "excessive_loss" else None
-            # Holm's smallest p-value of k groups is k / (permutations + 1).
-            permutations = max(resamples, 40 * len(judged)) if name == "drop" else resamples
+            values, permutations = None, resamples
+            if name == "excessive_loss":
+                values, permutations = excess, min(resamples, max(200, LARGE // len(excess)))
+            elif name == "drop":  # Holm's smallest p-value of k groups is k / (permutations + 1).
+                permutations = max(resamples, 40 * len(judged))
             nulls[name] = statistics.permuted(part, values, permutations=permutations, seed=seed)
             gaps[name] = statistics.gap(part, nulls[name], level=level)
         else:
