@@ -66,7 +66,7 @@ class Report:
             wrong (``lost``), right (``gained``), or wrong in another way (``other``).
         calibration: Indexed by group: expected calibration error ``before`` and ``after``, and of each the mean and the
             95th percentile for a perfectly calibrated model, ``_null_mean`` and ``_null_upper``.
-        too_small: Groups with samples, but fewer than :data:`JUDGED`: in the tables, but not compared.
+        too_small: Groups with samples, but fewer than 10: in the tables, but not compared.
         provenance: Models, data, how they were fed, intervals, hardware and versions.
         notes: Warnings, and the reasons for what is NaN.
         train: The report on the training set, if one was given.
@@ -100,7 +100,7 @@ class Report:
 
     @property
     def sentence(self) -> str:
-        """Whom compression cost most, how sure that is, and what could not have been seen: one sentence."""
+        """Say whom compression cost most, how sure that is, and what could not have been seen."""
         return pages.sentence(self)
 
     def fairness(self, tau: float = 0.05, *, pairs: str = "max") -> pd.DataFrame:
@@ -257,7 +257,7 @@ def audit(
         roles = {"before": before, "after": after}
         said = [predictions(model, test, role, scores=scores, seed=seed) for role, model in roles.items()]
         about = _of_modules(before, after, test)
-    if "all" in samples.group_names:
+    if "all" in samples.group_names or any("all" in names for _, names in samples.attributes.values()):
         raise ValueError("no group may be called 'all': that is the name of the row for all samples")
     report = compare(samples, *said, reference=reference, **settings)
     report.provenance.update(about)
@@ -314,7 +314,7 @@ def compare(
             if name == "excessive_loss":
                 values, permutations = excess, min(resamples, max(200, LARGE // len(excess)))
             elif name == "drop":  # Holm's smallest p-value of k groups is k / (permutations + 1).
-                permutations = max(resamples, 40 * len(judged))
+                permutations = max(resamples, math.ceil(2 * len(judged) / (1 - level)))
             nulls[name] = statistics.permuted(part, values, permutations=permutations, seed=seed)
             gaps[name] = statistics.gap(part, nulls[name], level=level)
         else:
@@ -344,7 +344,7 @@ def compare(
             "reference": reference,
             "level": level,
             "intervals": f"{100 * level:g}%, over samples: Wilson (shares), Tango (drops), Student and Hall (losses)",
-            "tests": f"studentized, {resamples} permutations of groups, and score intervals; Holm over groups",
+            "tests": f"studentized, {resamples} permutations (of many groups more), and intervals; Holm over groups",
             **environment.versions(),
         },
         [*dict.fromkeys([*before.notes, *after.notes]), *_notes(samples, sizes, table, before, first)],
@@ -361,7 +361,9 @@ def _given(before: Any, after: Any, targets: Any, groups: Any, scores: str) -> t
         if not is_scores(said):
             raise TypeError(f"{role} is asked about a test set: give one, not targets= and groups=, or give its scores")
     labels = {role: texts(said) for role, said in roles.items() if are_labels(said, scores)}
-    codes, names = coded("targets", targets, [name for said in labels.values() for name in pd.unique(said)])
+    codes, names = coded("targets", targets)
+    if not len(codes):
+        raise ValueError("targets must hold at least one sample")
     width = max(np.shape(said)[1] if np.ndim(said) == 2 else 0 for said in roles.values())
     if width > len(names) and all(name.isdigit() and int(name) < width for name in names):
         codes, names = np.array([int(name) for name in names])[codes], tuple(map(str, range(width)))
@@ -375,6 +377,8 @@ def _given(before: Any, after: Any, targets: Any, groups: Any, scores: str) -> t
     else:
         attributes = {}
         cells, group_names = coded("groups", groups.iloc[:, 0] if isinstance(groups, pd.DataFrame) else groups)
+    if len(set(group_names)) < len(group_names):
+        raise ValueError(f"groups must have names of their own, got {', '.join(group_names)}")
     if len(codes) != len(cells):
         raise ValueError(f"targets and groups must be of the same samples, got {len(codes)} and {len(cells)}")
     samples = Samples(codes, cells, names, group_names, attributes)

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 SCORES = ("auto", "logits", "probabilities", "labels")
 """Kinds of scores; ``"auto"`` tells them apart by their values."""
 
-_SUM = 1e-3  # How far the sum of a row of probabilities may be from 1: half precision, or four digits in a file.
 _LEAST = 1e-12  # A probability below it counts as this one, so that a loss is finite: 27.6 nats.
 _ALONE = 4  # Samples that a model is asked about again, alone.
 
@@ -74,18 +73,19 @@ class Predictions:
 
 
 def samples_of(test: GroupedDataset) -> Samples:
-    """Read targets and groups of a data set."""
+    """Read targets and groups of a data set, and the attributes that its groups cross."""
     targets, groups = (codes.cpu().numpy() for codes in (test.targets, test.groups))
-    return Samples(targets, groups, test.target_names, test.group_names)
+    each = np.unravel_index(groups, [len(values) for values in test.attributes.values()]) if test.attributes else ()
+    attributes = dict(zip(test.attributes, zip(each, test.attributes.values(), strict=True), strict=True))
+    return Samples(targets, groups, test.target_names, test.group_names, attributes)
 
 
-def coded(name: str, values: Any, more: Sequence[str] = ()) -> tuple[np.ndarray, tuple[str, ...]]:
+def coded(name: str, values: Any) -> tuple[np.ndarray, tuple[str, ...]]:
     """Turn labels of any kind into codes and their names.
 
     Args:
         name: Name of the argument in error messages.
         values: Texts, integers, booleans or a categorical series, ``(N,)``.
-        more: Names that have a code, too.
 
     Returns:
         Codes int ``(N,)`` and the names: the categories in their order, numbers ascending, or texts sorted.
@@ -95,9 +95,9 @@ def coded(name: str, values: Any, more: Sequence[str] = ()) -> tuple[np.ndarray,
     """
     codes, found = _factorized(name, values)
     if isinstance(getattr(values, "dtype", None), pd.CategoricalDtype):
-        names = [str(value) for value in values.cat.categories]
+        names = [_plain(value) for value in values.dtype.categories]
     else:
-        names = sorted({*found, *more})
+        names = sorted(found)
         if all(name.removeprefix("-").isdigit() for name in names):
             names.sort(key=int)
     return pd.Index(names).get_indexer(found)[codes], tuple(names)
@@ -147,8 +147,14 @@ def from_scores(values: Any, samples: Samples, role: str, *, scores: str = "auto
         FloatingPointError: If scores are NaN or infinite.
     """
     lookup("kind of scores", scores, dict.fromkeys(SCORES))
-    if isinstance(values, pd.DataFrame) and {*map(str, values.columns)} == {*samples.target_names}:
-        values = values.set_axis([*map(str, values.columns)], axis=1)[[*samples.target_names]]
+    if isinstance(values, pd.DataFrame) and values.shape[1] > 1 and not isinstance(values.columns, pd.RangeIndex):
+        values = values.set_axis([*map(_plain, values.columns)], axis=1)
+        if {*values.columns} != {*samples.target_names}:
+            wanted, got = ", ".join(samples.target_names), ", ".join(values.columns)
+            raise ValueError(
+                f"columns of {role} must be the classes {wanted}, got {got}: rename them, or give an array"
+            )
+        values = values[[*samples.target_names]]
     found, classes = array(values), len(samples.target_names)
     if found.ndim == 2 and found.shape[1] == 1:
         found = found[:, 0]
@@ -164,12 +170,16 @@ def from_scores(values: Any, samples: Samples, role: str, *, scores: str = "auto
         raise FloatingPointError(f"scores {role} compression are NaN or infinite on {count}, the first {broken[0]}")
     if (found.shape[1] if found.ndim == 2 else 2) != classes:
         names = ", ".join(samples.target_names)
-        raise ValueError(f"{role} must have scores of {classes} classes ({names}), got shape {found.shape}")
+        raise ValueError(
+            f"{role} must have scores of {classes} classes ({names}), got shape {found.shape}: targets must name every "
+            "class, in the order of the scores (as a Categorical does; --classes)"
+        )
     kind, notes = _kind(found, role, strict) if scores == "auto" else (scores, ())
     if kind == "probabilities":
         whole = np.column_stack([1 - found, found]) if found.ndim == 1 else found
-        if (whole < 0).any() or np.abs(whole.sum(1) - 1).max() > _SUM:
+        if (whole < 0).any() or np.abs(whole.sum(1) - 1).max() > _sums(whole):
             raise ValueError(f"{role} must be probabilities: not negative, and every row with sum 1")
+        whole = whole / whole.sum(1, keepdims=True)
         if (whole[np.arange(len(whole)), samples.targets] < _LEAST).any():
             notes = (*notes, f"probabilities of 0 {role} compression count as {_LEAST:g} in losses")
         logarithms = np.log(np.maximum(whole, _LEAST))
@@ -189,7 +199,7 @@ def _kind(found: np.ndarray, role: str, strict: bool) -> tuple[str, tuple[str, .
     within = found.min() >= 0 and found.max() <= 1
     if found.ndim == 1:
         return ("probabilities" if within else "logits"), ()
-    if found.min() >= 0 and np.abs(found.sum(1) - 1).max() <= _SUM:
+    if found.min() >= 0 and np.abs(found.sum(1) - 1).max() <= _sums(found):
         said = f"scores {role} compression are probabilities (not negative, every row with sum 1): losses are -log p"
         return "probabilities", (said,)
     if within and found.max() > 0:
@@ -202,16 +212,24 @@ def _kind(found: np.ndarray, role: str, strict: bool) -> tuple[str, tuple[str, .
     return "logits", ()
 
 
+def _sums(found: np.ndarray) -> float:
+    """How far the sum of a row of probabilities may be from 1: each is rounded to eight bits at worst."""
+    return found.shape[1] / 256
+
+
 def _from_labels(found: np.ndarray, samples: Samples, role: str) -> Predictions:
     if found.ndim != 1:
         raise ValueError(f"{role} must be one label for each sample, got shape {found.shape}")
-    if found.dtype.kind in "iufb":
-        codes = found.astype(np.int64)
-        wrong = (codes != found) | (codes < 0) | (codes >= len(samples.target_names))
-    else:
-        places, names = _factorized(role, found)
-        codes = pd.Index(samples.target_names).get_indexer(names)[places]
-        wrong = codes < 0
+    places, names = _factorized(role, found)
+    codes = pd.Index(samples.target_names).get_indexer(names)[places]
+    if found.dtype.kind in "iufb":  # Codes, unless they are names.
+        given, named = found.astype(np.int64), not (codes < 0).any()
+        unfit = (given != found) | (given < 0) | (given >= len(samples.target_names))
+        if named and not unfit.any() and (given != codes).any():
+            classes = ", ".join(samples.target_names)
+            raise ValueError(f"{role}: its numbers could be codes or names of the classes {classes}: give texts")
+        codes = codes if named else np.where(unfit, -1, given)
+    wrong = codes < 0
     if wrong.any():
         row, classes = np.flatnonzero(wrong)[0], ", ".join(samples.target_names)
         raise ValueError(f"{role}: {_plain(found[row])!r} in row {row} is none of the classes {classes}")
@@ -235,6 +253,8 @@ def predictions(model: Any, test: GroupedDataset, role: str, *, scores: str = "a
         TypeError: If it is something else; says what to give.
     """
     samples = samples_of(test)
+    if isinstance(model, type):
+        raise TypeError(f"{role} must be {_AUDITABLE}, got {type(model).__name__}: give an instance, not the class")
     if "torch" in sys.modules and isinstance(model, sys.modules["torch"].nn.Module):
         return _from_module(model, test, samples, role, scores, seed)
     if isinstance(model, str | Path):
@@ -246,7 +266,7 @@ def predictions(model: Any, test: GroupedDataset, role: str, *, scores: str = "a
     elif is_scores(model):
         about = {"model": f"scores {np.shape(model)}"}
         return replace(from_scores(model, samples, role, scores=scores), about=about)
-    elif callable(model) and not isinstance(model, type):
+    elif callable(model):
         call, about = model, {"model": getattr(model, "__qualname__", type(model).__name__)}
     else:
         raise TypeError(f"{role} must be {_AUDITABLE}, got {type(model).__name__}{_hint(model)}")
@@ -261,9 +281,7 @@ _AUDITABLE = (
 
 
 def _hint(model: Any) -> str:
-    if isinstance(model, Mapping):
-        return ": put a state_dict into a module first (fairlib.restore, or load_state_dict)"
-    return ": give an instance, not the class" if isinstance(model, type) else ""
+    return ": put a state_dict into a module first (fairlib.restore)" if isinstance(model, Mapping) else ""
 
 
 def _from_module(
@@ -283,15 +301,19 @@ def _from_module(
             shape = tuple(test.inputs.shape[1:])
             raise ValueError(f"{role} does not take inputs {shape} of the test set: {error}") from error
         few = torch.arange(min(_ALONE, len(test)))
+
+        def asked(parts: Sequence[Any]) -> Any:
+            return torch.cat([model(test.batch(rows, dtype=dtype, device=device)) for rows in parts]).double().cpu()
+
         with evaluation_mode(model), torch.inference_mode():
-            again, alone = (
-                torch.cat([model(test.batch(rows, dtype=dtype, device=device)) for rows in parts]).double().cpu()
-                for parts in ([few], few.split(1))
-            )
-            third = model(test.batch(few, dtype=dtype, device=device)).double().cpu()
-        if not torch.allclose(again, third, rtol=1e-3, atol=1e-5):
+            first, second = asked([few]), asked([few])
+            try:
+                alone = asked(few.split(1))
+            except (RuntimeError, ValueError):  # It takes no batch of one.
+                alone = torch.full_like(first, float("nan"))
+        if not torch.allclose(first, second, rtol=1e-3, atol=1e-5):
             notes.append(f"the model {role} compression draws at random: it answers the same samples differently")
-        elif not torch.allclose(again, alone, rtol=1e-2, atol=1e-4):
+        elif not torch.allclose(first, alone, rtol=1e-2, atol=1e-4):
             notes.append(f"the model {role} compression looks at its batch: it answers a sample alone differently")
     said = from_scores(found.numpy(), samples, role, scores=scores, strict=False)
     size = sum(tensor.numel() * tensor.element_size() for tensor in (*model.parameters(), *model.buffers()))
@@ -312,12 +334,9 @@ def held(model: nn.Module, role: str, seed: int, notes: list[str]) -> Iterator[N
     """
     import torch
 
-    from fairlib.network.evaluation import placement
-
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    device, _ = placement(model)
     try:
-        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        with torch.random.fork_rng(range(torch.cuda.device_count())):
             torch.manual_seed(seed)
             yield
     finally:

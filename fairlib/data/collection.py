@@ -118,6 +118,14 @@ def select(table: pd.DataFrame, names: str | Sequence[str]) -> tuple[np.ndarray,
     return codes, tuple(values)
 
 
+def crossed(table: pd.DataFrame, names: str | Sequence[str] | None) -> dict[str, tuple[str, ...]]:
+    """The values of each attribute, where :func:`select` crosses several; the last one changes fastest."""
+    if names is None or isinstance(names, str) or len(names) < 2:
+        return {}
+    columns = {name: table[name if name in table else name.replace(" ", "_")] for name in names}
+    return {name: tuple(map(str, column.cat.categories)) for name, column in columns.items()}
+
+
 def in_order(names: tuple[str, ...], classes: Iterable[object] | None) -> tuple[np.ndarray, tuple[str, ...]]:
     """Give the values of an attribute, ``names``, the order of ``classes``, which may name more; None is their own.
 

@@ -56,6 +56,7 @@ class GroupedDataset:
         inputs, targets, groups: The tensors; targets and groups int64. On the CPU until ``to`` moves them.
         target_names, group_names: Tuples of distinct strings.
         normalize: None or a pair of tuples of floats.
+        attributes: Values of each attribute, by its name, where the groups cross several (:func:`fairlib.load`).
 
     The data are copied, and no method changes its object. An index gives ``(input, target, group)``, so that a
     ``torch.utils.data.DataLoader`` accepts the data set; ``batch`` gives inputs in the form that a model takes.
@@ -86,6 +87,7 @@ class GroupedDataset:
         self.targets, self.target_names = _checked_labels("target", targets, target_names, len(self.inputs))
         self.groups, self.group_names = _checked_labels("group", groups, group_names, len(self.inputs))
         self.normalize = None if normalize is None else checked_normalize(normalize, self.inputs.shape[1])
+        self.attributes: Mapping[str, tuple[str, ...]] = {}
 
     @property
     def num_classes(self) -> int:

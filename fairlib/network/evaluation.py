@@ -157,7 +157,7 @@ def outputs(model: nn.Module, data: GroupedDataset) -> Tensor:
 
 
 def predict(model: nn.Module, data: GroupedDataset) -> Predictions:
-    """Evaluate a classifier that gives logits on every sample, as :func:`outputs` does.
+    """Evaluate a classifier that gives logits on every sample, as ``outputs`` does.
 
     Raises:
         ValueError: If the outputs do not match the classes of the data.

@@ -3,7 +3,7 @@
 A pruned weight *is* zero in ``module.weight``, under its ordinary name, so evaluating a pruned model costs what
 evaluating the dense one costs. It stays zero because its gradient is masked, whatever loop trains it: with a
 zero gradient, a zero weight has zero momentum and zero decay. What comes from elsewhere, momentum of a dense training
-or a re-initialization, is zeroed in the next forward pass, and before fairlib measures the model (:func:`hold`). Under
+or a re-initialization, is zeroed in the next forward pass, and before fairlib measures the model (``hold``). Under
 ``torch.func.functional_call`` the weights are the caller's, and so are their gradients. The mask is the buffer
 ``weight_mask`` beside the weight: uint8, 1 where the weight is kept, since torch cannot average buffers of bools.
 """
@@ -11,6 +11,7 @@ or a re-initialization, is zeroed in the next forward pass, and before fairlib m
 import copy
 import weakref
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,8 +23,10 @@ BUFFER = "weight_mask"
 
 _Layer = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
 
-_held: weakref.WeakKeyDictionary[nn.Module, tuple[weakref.ref, int]] = weakref.WeakKeyDictionary()
-"""Storage and version of the weight of each layer when its masked weights were last zeroed."""
+_held: weakref.WeakKeyDictionary[nn.Module, tuple[Any, Any, Any]] = weakref.WeakKeyDictionary()
+"""The weight of each layer, and its storage and version when its masked weights were last zeroed."""
+
+_UNKNOWN = (None, None, None)
 
 
 def prunable(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -31,7 +34,7 @@ def prunable(model: nn.Module) -> dict[str, nn.Parameter]:
 
     Returns:
         Parameter name, as in ``named_parameters``, to parameter, in the order of the model's modules. What a mask
-        prunes is zero (:func:`hold`).
+        prunes is zero (``hold``).
 
     Raises:
         TypeError: If the model is no module.
@@ -75,7 +78,7 @@ def read(model: nn.Module) -> dict[str, Tensor]:
 
     Returns:
         Parameter name to bool tensor of the weight's shape, True where the weight is kept; layers without a mask are
-        left out. The other weights are zero (:func:`hold`).
+        left out. The other weights are zero (``hold``).
     """
     hold(model)
     found = {name: mask for name, layer in _layers(model) if (mask := layer._buffers.get(BUFFER)) is not None}
@@ -202,13 +205,19 @@ def _fill(layer: nn.Module, weight: nn.Parameter, mask: Tensor) -> None:
     """Zero the masked weights in place, and note of which weights this was done."""
     weight.data.masked_fill_(mask == 0, 0)
     if not (torch.compiler.is_compiling() or weight.is_inference()):  # Neither tells a version.
-        _held[layer] = (weakref.ref(weight.untyped_storage()), weight._version)
+        _held[layer] = (weakref.ref(weight), weakref.ref(weight.untyped_storage()), weight._version)
 
 
 def _is_held(layer: nn.Module, weight: nn.Parameter) -> bool:
     """Whether the weights are those that :func:`_fill` has seen."""
-    storage, version = _held.get(layer, (None, None))
+    _, storage, version = _held.get(layer, _UNKNOWN)
     return storage is not None and storage() is weight.untyped_storage() and version == weight._version
+
+
+def _is_foreign(layer: nn.Module, weight: nn.Parameter) -> bool:
+    """Whether a layer computes with another parameter than its own, under ``functional_call``."""
+    own = _held.get(layer, _UNKNOWN)[0]
+    return own is not None and own() is not None and own() is not weight
 
 
 def _is_guarded(module: nn.Module) -> bool:
@@ -227,7 +236,7 @@ class _GradientMask:
         layer = self.layer()
         if layer is None or (mask := layer._buffers.get(BUFFER)) is None:
             return gradient
-        _held.pop(layer, None)  # Fused optimizers change a weight, but not its version.
+        _held[layer] = (_held.get(layer, _UNKNOWN)[0], None, None)  # Fused optimizers leave the version as it is.
         return gradient.masked_fill(mask == 0, 0)
 
 
@@ -247,7 +256,7 @@ def _guard(module: nn.Module, *_: object) -> None:
         return
     grad, compiling = torch.is_grad_enabled(), torch.compiler.is_compiling()
     for layer, weight, mask in _masked(module):
-        if grad or compiling or not _is_held(layer, weight):
+        if grad or compiling or not (_is_held(layer, weight) or _is_foreign(layer, weight)):
             _fill(layer, weight, mask)
         hooks = (weight._backward_hooks or {}).values()
         if grad and weight.requires_grad and not any(isinstance(hook, _GradientMask) for hook in hooks):

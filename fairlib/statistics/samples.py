@@ -155,7 +155,7 @@ def ratio(lost: ArrayLike, gained: ArrayLike, before: ArrayLike, z: float | Floa
     return low / high_before, high / np.where(low_before > 0, low_before, np.nan)
 
 
-def skewed(moments: ArrayLike, size: ArrayLike, z: float | Floats) -> Bounds:
+def skewed(moments: ArrayLike, size: ArrayLike, z: float | Floats, whole: float = 0.0) -> Bounds:
     r"""Compute an interval of a mean of skewed numbers: Student's, widened to the one corrected for skewness.
 
     Hall's (1992) transformation of :math:`t = \sqrt n (\bar x - \mu) / s` with the skewness :math:`g`,
@@ -167,11 +167,12 @@ def skewed(moments: ArrayLike, size: ArrayLike, z: float | Floats) -> Bounds:
         moments: Sums of the numbers, their squares and their cubes, ``(..., 3)``.
         size: Numbers :math:`n`; below 2 there is no interval, but NaN.
         z: Critical value of the normal distribution; Student's at the same tail is taken.
+        whole: Variance of all groups' numbers: n equal ones do not vary less than one of all among them would.
     """
     moments, n = np.asarray(moments, dtype=np.float64), np.asarray(size, dtype=np.float64)
     n = np.where(n > 1, n, np.nan)
     mean, square, cube = np.moveaxis(moments / n[..., None], -1, 0)
-    variance = np.maximum(square - mean**2, 0)
+    variance = np.maximum(square - mean**2, whole / n)
     error = np.sqrt(variance / (n - 1))
     third = cube - 3 * mean * square + 2 * mean**3
     skewness = np.divide(third, variance**1.5, out=np.zeros_like(third), where=variance > 1e-15 * square)
@@ -227,7 +228,7 @@ class Quantity:
     def bounds(self, z: float | Floats) -> Bounds:
         """Compute the interval of every group's mean at a critical value (:func:`wilson`, :func:`tango`, ...)."""
         if self.sums.shape[-1] == 3:
-            low, high = skewed(self.sums, self.sizes, z)
+            low, high = skewed(self.sums, self.sizes, z, self.prior[1])
             return low + self.center, high + self.center
         if self.sums.shape[-1] == 2:
             return tango(self.sums[:, 0], self.sums[:, 1], self.sizes, z)

@@ -178,6 +178,11 @@ def test_kinds_of_scores_are_told_apart_by_their_values():
         (["x", "w", "z"], "auto", "'w' in row 1 is none of the classes x, y, z"),
         ([0, 1, 3], "auto", "'3' in row 2 is none of the classes"),
         (["x", None, "z"], "auto", "missing in row 1"),
+        (
+            pd.DataFrame(np.eye(3), columns=["p_x", "p_y", "p_z"]),
+            "auto",
+            "columns of before must be the classes x, y, z",
+        ),
         (np.zeros((3, 3)), "labels", "one label for each sample"),
         (np.zeros((3, 3)), "odds", "unknown kind of scores 'odds'; known: auto, logits, probabilities, labels"),
         (np.full((3, 3), "x"), "auto", "must be numbers for auto"),
@@ -186,6 +191,23 @@ def test_kinds_of_scores_are_told_apart_by_their_values():
 def test_what_can_be_read_in_two_ways_or_in_none_is_refused(values, scores, message):
     with pytest.raises(ValueError, match=f"{message}"):
         from_scores(values, THREE, "before", scores=scores)
+
+
+def test_probabilities_of_eight_bits_are_probabilities_still():
+    soft = np.random.default_rng(0).dirichlet(np.ones(10), 50)
+    samples = Samples(np.arange(50) % 10, np.zeros(50, dtype=int), tuple("abcdefghij"), ("g",))
+    rounded = from_scores(np.round(soft * 256) / 256, samples, "after")
+    assert rounded.kind == "probabilities" and rounded.loss.mean() == pytest.approx(
+        from_scores(soft, samples, "after").loss.clip(max=27.6).mean(), rel=0.5
+    )
+
+
+def test_integers_are_codes_unless_they_can_only_be_names():
+    samples = Samples(np.array([0, 1, 2]), np.array([0, 0, 1]), ("1", "2", "3"), ("a", "b"))
+    assert from_scores(np.array([1, 2, 3]), samples, "before").labels.tolist() == [0, 1, 2]
+    assert from_scores(np.array([0, 1, 2]), samples, "before").labels.tolist() == [0, 1, 2]
+    with pytest.raises(ValueError, match="could be codes or names of the classes 1, 2, 3"):
+        from_scores(np.array([1, 2, 2]), samples, "before")
 
 
 def test_what_is_not_finite_is_refused():
@@ -205,11 +227,14 @@ def test_labels_become_codes_by_their_names():
     codes, names = coded("groups", pd.Series(["b", "a", "b"], dtype=pd.CategoricalDtype(["b", "a", "c"])))
     assert names == ("b", "a", "c") and codes.tolist() == [0, 1, 0]
     assert coded("targets", torch.tensor([True, False]))[1] == ("False", "True")
-    assert coded("targets", [1.0, 2.0], more=["10"])[1] == ("1", "2", "10")
+    assert coded("targets", [1.0, 2.0, 10.0])[1] == ("1", "2", "10")
     with pytest.raises(ValueError, match="groups must be known of every sample: it is missing in row 1"):
         coded("groups", ["a", np.nan])
-    report = fairlib.audit([3, 7] * 20, [3, 5] * 20, targets=[3, 7] * 20, groups=[94110] * 20 + [10] * 20)
-    assert report.provenance["classes"] == "3, 5, 7" and report.table.loc["94110", "drop"] == 0.5
+    assert coded("groups", pd.Categorical([1.0, 0.0], categories=[1.0, 0.0]))[1] == ("1", "0")
+    report = fairlib.audit([3, 7] * 20, [3, 3] * 20, targets=[3, 7] * 20, groups=[94110] * 20 + [10] * 20)
+    assert report.provenance["classes"] == "3, 7" and report.table.loc["94110", "drop"] == 0.5
+    with pytest.raises(ValueError, match="after: '5' in row 1 is none of the classes 3, 7"):
+        fairlib.audit([3, 7] * 20, [3, 5] * 20, targets=[3, 7] * 20, groups=[1, 2] * 20)
 
 
 @pytest.mark.parametrize(

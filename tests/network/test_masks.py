@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
+from torch.func import functional_call
 from torch.nn.utils import parametrize
 from torch.nn.utils import prune as torch_prune
 
@@ -423,3 +424,12 @@ def test_bad_models_and_masks_are_refused():
         masks.apply(_net(), {"1.weight": torch.ones(8, dtype=torch.bool)})
     with pytest.raises(ValueError, match=r"must be bool \(8, 6\)"):
         masks.apply(_net(), {"0.weight": torch.ones(8, 6)})
+
+
+def test_without_gradients_functional_call_leaves_another_models_weights_alone():
+    dense = nn.Linear(8, 4)
+    sparse = masks.apply(dense, {"weight": torch.rand(4, 8, generator=torch.Generator().manual_seed(0)) < 0.5})
+    before = dense.weight.detach().clone()
+    with torch.no_grad():
+        functional_call(sparse, dict(dense.named_parameters()), (torch.ones(2, 8),))
+    assert torch.equal(dense.weight, before)

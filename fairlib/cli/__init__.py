@@ -1,4 +1,6 @@
-"""The console command: ``fairlib run``, ``fairlib gather``, ``fairlib verify``, ``fairlib ledger``."""
+"""The console command: ``fairlib audit``, ``run``, ``gather``, ``verify``, ``ledger``."""
+
+from __future__ import annotations
 
 import argparse
 import re
@@ -9,6 +11,7 @@ from typing import Any
 
 from fairlib import environment
 from fairlib._version import __version__
+from fairlib.cli import audit
 from fairlib.evidence import grids, runs
 
 
@@ -20,7 +23,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns:
         0 for success, 1 for a failure or a table that does not agree, 2 for an argument that does not exist or is not
-        valid. An error is one line on standard error, after the notebook's traceback if there is one.
+        valid, 3 for an audit of which a condition holds. An error is one line on standard error, after the notebook's
+        traceback if there is one.
 
     Example:
         >>> from fairlib.cli import main
@@ -50,6 +54,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"fairlib {__version__}")
     commands = parser.add_subparsers(required=True, metavar="command")
 
+    audit.add(commands)
     run = commands.add_parser("run", help="execute a notebook by papermill, safely")
     run.add_argument("notebook")
     several: dict[str, Any] = {"action": "append", "default": []}
@@ -118,7 +123,3 @@ def _ledger(arguments: argparse.Namespace) -> None:
     from fairlib.evidence import ledger
 
     ledger.write(path, root, **asked)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

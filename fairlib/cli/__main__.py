@@ -1,0 +1,5 @@
+import sys
+
+from fairlib.cli import main
+
+sys.exit(main())
