@@ -1,5 +1,8 @@
+"""``python -m fairlib.cli`` is the console command."""
+
 import sys
 
 from fairlib.cli import main
 
-sys.exit(main())
+if __name__ == "__main__":
+    sys.exit(main())
