@@ -196,6 +196,8 @@ def _zero(layer: _Layer, *_: object) -> None:
 def _masked(model: nn.Module) -> Iterator[tuple[nn.Module, nn.Parameter, Tensor]]:
     """Layers with a mask, their weights and masks; none where the weight is a caller's."""
     for layer in model.modules():
+        if isinstance(layer, torch.jit.ScriptModule):  # It has other dictionaries, and no masks.
+            continue
         weight, mask = layer._parameters.get("weight"), layer._buffers.get(BUFFER)
         if mask is not None and isinstance(weight, nn.Parameter):
             yield layer, weight, mask
