@@ -330,7 +330,7 @@ def read_run(out: str | Path) -> dict | None:
     """
     try:
         run = json.loads(Path(out, RUN).read_bytes())
-        if "checksum" not in run and set(run["files"]) <= {path.name for path in Path(out).iterdir()}:
+        if "digest" in run and set(run["files"]) <= {path.name for path in Path(out).iterdir()}:
             return {**run, "contents": {}}  # Of edition 0.1: finished, with contents that cannot be compared.
         whole = run.pop("checksum") == digest_values(run)
     except (FileNotFoundError, NotADirectoryError):
@@ -394,6 +394,10 @@ def _lock(path: Path, out: Path) -> int | None:
                 owner = os.read(lock, 1000).decode() or "another process"
                 print(f"fairlib: {out} is running in {owner}; waiting until that ends", file=sys.stderr, flush=True)
                 fcntl.flock(lock, fcntl.LOCK_EX)
+            except OSError:  # No file system for locks.
+                os.close(lock)
+                path.unlink()
+                return None
             if os.fstat(lock).st_nlink:  # Else its last owner has removed it, and others lock a new file.
                 return lock
             os.close(lock)

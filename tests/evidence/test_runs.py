@@ -336,6 +336,16 @@ class TestRun:
         assert capsys.readouterr().err == message
         assert not runs.run(notebook, project / "out") and len(executed) == 2
 
+    def test_a_run_of_edition_01_is_replaced_only_by_force(self, notebook, executed, project):
+        runs.run(notebook, project / "out")
+        path = project / "out" / "run.json"
+        description = json.loads(path.read_text())
+        del description["checksum"]
+        path.write_text(json.dumps({**description, "files": [*description["files"]], "digest": "0" * 64}))
+        with pytest.raises(RunError, match="finished with other contents"):
+            runs.run(notebook, project / "out")
+        assert runs.run(notebook, project / "out", force=True) and len(executed) == 2
+
     def test_a_run_with_a_flipped_bit_or_the_file_of_another_run_is_not_finished(
         self, notebook, executed, project, capsys
     ):
