@@ -1,12 +1,13 @@
-"""A table that somebody made, read as text: CSV as any spreadsheet writes it, Excel or Parquet."""
+"""Tables that somebody made, read as text (CSV as any spreadsheet writes it, Excel, Parquet), and labels as codes."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pandas as pd
 
 from fairlib._validation import lookup
@@ -152,3 +153,62 @@ def _decode(path: Path) -> str:
         place = raw.index(b"\0")
     where = f"line {raw[:place].count(10) + 1} of {str(path)!r}"
     raise ValueError(f"{where} is text neither in UTF-8 nor in UTF-16 nor in Windows-1252: save it as 'CSV UTF-8'")
+
+
+def cross(columns: Iterable[tuple[np.ndarray, Sequence[str]]]) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Cross attributes, each given by its codes (-1: undefined) and their names: "male x White".
+
+    Returns:
+        Codes, int64 ``(N,)``, -1 where one of the attributes is undefined; and the names, the last attribute's changing
+        fastest.
+    """
+    (codes, names), *others = columns
+    for more, values in others:
+        codes = np.where((codes < 0) | (more < 0), -1, codes * len(values) + more)
+        names = [f"{left} x {right}" for left in names for right in values]
+    return np.asarray(codes, dtype=np.int64), tuple(names)
+
+
+def coded(name: str, values: Any) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Turn labels of any kind into codes and their names.
+
+    Args:
+        name: Name of the argument in error messages.
+        values: Texts, integers, booleans or a categorical series, ``(N,)``.
+
+    Returns:
+        Codes int ``(N,)`` and the names: the categories in their order, numbers ascending, or texts sorted.
+
+    Raises:
+        ValueError: If a value is missing (names the row), or they are not one-dimensional.
+    """
+    codes, found = factorized(name, values)
+    if isinstance(getattr(values, "dtype", None), pd.CategoricalDtype):
+        names = [plain(value) for value in values.dtype.categories]
+    else:
+        names = sorted(found)
+        if all(name.removeprefix("-").isdigit() for name in names):
+            names.sort(key=int)
+    return pd.Index(names).get_indexer(found)[codes], tuple(names)
+
+
+def texts(values: Any) -> np.ndarray:
+    """Write labels as texts: 1, 1.0 and "1" are the same."""
+    codes, found = factorized("labels", values)
+    return np.array(found, dtype=object)[codes]
+
+
+def factorized(name: str, values: Any) -> tuple[np.ndarray, list[str]]:
+    """Number labels in the order in which they occur: codes int ``(N,)``, and what they are as texts."""
+    series = pd.Series(np.asarray(values) if hasattr(values, "__array__") and not hasattr(values, "iloc") else values)
+    codes, found = pd.factorize(series)
+    if len(missing := np.flatnonzero(codes < 0)):
+        raise ValueError(f"{name} must be known of every sample: it is missing in row {missing[0]}")
+    names = [plain(value) for value in found]
+    distinct = [*dict.fromkeys(names)]
+    return pd.Index(distinct).get_indexer(names)[codes], distinct
+
+
+def plain(value: Any) -> str:
+    """A label as a text: 1.0 and 1 are the same."""
+    return str(int(value)) if isinstance(value, float | np.floating) and value == round(value) else str(value)

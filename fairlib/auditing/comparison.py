@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,18 +16,8 @@ from fairlib._validation import check_number, lookup
 from fairlib.auditing import measures
 from fairlib.auditing import report as pages
 from fairlib.auditing.measures import WHEN
-from fairlib.auditing.predictions import (
-    Predictions,
-    Samples,
-    are_labels,
-    coded,
-    from_scores,
-    held,
-    is_scores,
-    predictions,
-    samples_of,
-    texts,
-)
+from fairlib.auditing.models import held, predictions
+from fairlib.auditing.predictions import Predictions, Samples, given, samples_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -37,9 +26,6 @@ if TYPE_CHECKING:
 
 JUDGED = 10
 """Samples from which on a group is ranked; smaller ones are listed."""
-
-LARGE = 200_000_000
-"""Losses times permutations from which on there are fewer permutations, 200 at least."""
 
 _BY_PAIRS = {"max": ["estimate", "low", "high"], "mean": ["pairs", "pairs_low", "pairs_high"]}
 
@@ -249,7 +235,7 @@ def audit(
         raise TypeError(f"diagnostics must be a list of names, got {diagnostics!r}")
     settings: dict[str, Any] = {"level": level, "resamples": resamples, "seed": seed}
     if test is None:
-        samples, said = _given(before, after, targets, groups, scores)
+        samples, said = given(before, after, targets, groups, scores)
         about: dict[str, Any] = {}
     else:
         _check_data("test", test, {"targets": targets, "groups": groups})
@@ -299,30 +285,15 @@ def compare(
         "loss_after": statistics.numbers(after.loss, groups, k),
         "excessive_loss": statistics.numbers(after.loss - before.loss, groups, k),
     }
+    settings: dict[str, Any] = {"level": level, "resamples": resamples, "seed": seed}
     table = measures.table(quantities, samples.group_names, level)
     reference = reference or samples.group_names[int(sizes.argmax())]
     judged = np.flatnonzero(sizes >= JUDGED)
     too_small = tuple(name for name, size in zip(samples.group_names, sizes, strict=True) if 0 < size < JUDGED)
-    within = np.isin(groups, judged)
-    excess = (after.loss - before.loss)[within]
-    gaps, nulls = {}, {}
-    settings: dict[str, Any] = {"level": level, "resamples": resamples, "seed": seed}
-    for name in ("excessive_loss", "accuracy_before", "accuracy_after", "drop"):
-        part = quantities[name].of(judged)
-        if len(judged) > 1 and np.isfinite(part.sums).all():
-            values, permutations = None, resamples
-            if name == "excessive_loss":
-                values, permutations = excess, min(resamples, max(200, LARGE // len(excess)))
-            elif name == "drop":  # Holm's smallest p-value of k groups is k / (permutations + 1).
-                permutations = max(resamples, math.ceil(2 * len(judged) / (1 - level)))
-            nulls[name] = statistics.permuted(part, values, permutations=permutations, seed=seed)
-            gaps[name] = statistics.gap(part, nulls[name], level=level)
-        else:
-            gaps[name] = statistics.Gap(*[math.nan] * len(statistics.Gap._fields))
-    violations = pd.DataFrame.from_dict(gaps, orient="index", columns=statistics.Gap._fields)
     names = [samples.group_names[code] for code in judged]
-    contrasts = measures.contrasts(quantities["drop"].of(judged), nulls.get("drop"), names, level)
-    contrasts = contrasts.join(measures.ratios(table, reference))
+    excess = (after.loss - before.loss)[np.isin(groups, judged)]
+    compared = {name: quantity.of(judged) for name, quantity in quantities.items()}
+    contrasts = measures.contrasts(compared["drop"], names, **settings).join(measures.ratios(table, reference))
     parts = {
         name: compare(replace(samples, groups=codes, group_names=values, attributes={}), before, after, **settings)
         for name, (codes, values) in samples.attributes.items()
@@ -330,7 +301,7 @@ def compare(
     return Report(
         table,
         contrasts,
-        violations.astype(float).rename_axis("violation"),
+        measures.violations(compared, excess, **settings),
         measures.rates(samples, before.labels, after.labels, level),
         measures.flips(samples, before.labels, after.labels, level),
         measures.calibration(samples, before, after, first, second, seed),
@@ -352,46 +323,13 @@ def compare(
     )
 
 
-def _given(before: Any, after: Any, targets: Any, groups: Any, scores: str) -> tuple[Samples, list[Predictions]]:
-    """Read what two models said, beside targets and groups."""
-    if targets is None or groups is None:
-        raise TypeError("give a test set, a GroupedDataset; or targets= and groups= beside what two models said")
-    roles = {"before": before, "after": after}
-    for role, said in roles.items():
-        if not is_scores(said):
-            raise TypeError(f"{role} is asked about a test set: give one, not targets= and groups=, or give its scores")
-    labels = {role: texts(said) for role, said in roles.items() if are_labels(said, scores)}
-    codes, names = coded("targets", targets)
-    if not len(codes):
-        raise ValueError("targets must hold at least one sample")
-    width = max(np.shape(said)[1] if np.ndim(said) == 2 else 0 for said in roles.values())
-    if width > len(names) and all(name.isdigit() and int(name) < width for name in names):
-        codes, names = np.array([int(name) for name in names])[codes], tuple(map(str, range(width)))
-    group_names: tuple[str, ...] = ("",)
-    if isinstance(groups, pd.DataFrame) and groups.shape[1] > 1:
-        attributes = {str(name): coded(f"groups[{name!r}]", column) for name, column in groups.items()}
-        cells = np.zeros(len(groups), dtype=np.int64)
-        for own, values in attributes.values():
-            cells = cells * len(values) + own
-            group_names = tuple(f"{left} x {right}".removeprefix(" x ") for left in group_names for right in values)
-    else:
-        attributes = {}
-        cells, group_names = coded("groups", groups.iloc[:, 0] if isinstance(groups, pd.DataFrame) else groups)
-    if len(set(group_names)) < len(group_names):
-        raise ValueError(f"groups must have names of their own, got {', '.join(group_names)}")
-    if len(codes) != len(cells):
-        raise ValueError(f"targets and groups must be of the same samples, got {len(codes)} and {len(cells)}")
-    samples = Samples(codes, cells, names, group_names, attributes)
-    return samples, [from_scores(labels.get(role, said), samples, role, scores=scores) for role, said in roles.items()]
-
-
 def _check_data(name: str, data: Any, others: Mapping[str, Any]) -> None:
     from fairlib.data import GroupedDataset
 
     if not isinstance(data, GroupedDataset):
         raise TypeError(f"{name} must be a GroupedDataset (of splits, give splits.{name}), got {type(data).__name__}")
-    for other, given in others.items():
-        if given is not None:
+    for other, values in others.items():
+        if values is not None:
             raise TypeError(f"{other} stand in {name} already: give either {name} or targets= and groups=")
 
 

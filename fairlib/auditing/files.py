@@ -192,7 +192,7 @@ def audit_models(
     for role, path in zip(("before", "after"), paths, strict=True):
         if path in weights:
             report.provenance[role] |= {"file": path.name, "sha256": digest(path)["sha256"]}
-    report.provenance["data"] = {"images": str(images), **digest(source)}
+    report.provenance["data"] = {"images": Path(images).name, **digest(source)}
     return report
 
 

@@ -18,6 +18,9 @@ WHEN = ("before", "after")
 BINS = 15
 """Bins of the calibration error."""
 
+LARGE = 200_000
+"""Numbers from which on fewer permutations are drawn, 200 at least."""
+
 _NULLS = 1000  # Draws of the calibration error of perfectly calibrated models.
 
 
@@ -35,16 +38,39 @@ def table(quantities: Mapping[str, Quantity], names: Sequence[str], level: float
     return pd.DataFrame(columns, index=pd.Index([*names, "all"], name="group"))
 
 
-def contrasts(drop: Quantity, null: tuple | None, names: list[str], level: float) -> pd.DataFrame:
-    """Compare the drop of every group with that of all others together; NaN without a null."""
+def contrasts(drop: Quantity, names: list[str], *, level: float, resamples: int, seed: int) -> pd.DataFrame:
+    """Compare the drop of every group with that of all others together; NaN without two groups."""
     columns = ["difference", "difference_low", "difference_high", "p_value", "p_holm", "detectable"]
-    index = pd.Index(names, name="group")
-    if null is None:
-        return pd.DataFrame(math.nan, index=index, columns=columns)
-    found = statistics.contrast(drop, null, level=level)
-    holm = statistics.holm(found.p_value) if len(names) > 2 else found.p_value
-    values = [*found, holm, statistics.detectable_drop(drop, level=level)]
-    return pd.DataFrame(dict(zip(columns, values, strict=True)), index=index)
+    if len(names) < 2:
+        return pd.DataFrame(math.nan, index=pd.Index(names, name="group"), columns=columns)
+    # The smallest p-value of a permutation test, times the number of groups, must be able to be significant.
+    null = statistics.permuted(drop, permutations=max(resamples, math.ceil(2 * len(names) / (1 - level))), seed=seed)
+    values = [*statistics.contrast(drop, null, level=level), statistics.detectable_drop(drop, level=level)]
+    return pd.DataFrame(dict(zip(columns, values, strict=True)), index=pd.Index(names, name="group"))
+
+
+def violations(
+    quantities: Mapping[str, Quantity], excess: np.ndarray, *, level: float, resamples: int, seed: int
+) -> pd.DataFrame:
+    """Measure and test the largest differences between groups; NaN without two groups, and of losses that are NaN.
+
+    Args:
+        quantities: Quantities of the groups that are compared.
+        excess: Rise of each of their samples' loss, of which :data:`LARGE` and more are permuted less often.
+        level, resamples, seed: Arguments of :func:`fairlib.audit`.
+    """
+    rows = {}
+    for name in ("excessive_loss", "accuracy_before", "accuracy_after", "drop"):
+        part, values, permutations = quantities[name], None, resamples
+        if len(part.sizes) < 2 or not np.isfinite(part.sums).all():
+            rows[name] = [math.nan] * len(statistics.Gap._fields)
+            continue
+        if name == "excessive_loss":
+            values, permutations = excess, min(resamples, max(200, resamples * LARGE // len(excess)))
+        null = statistics.permuted(part, values, permutations=permutations, seed=seed)
+        rows[name] = [*statistics.gap(part, null, level=level)]
+    table = pd.DataFrame.from_dict(rows, orient="index", columns=statistics.Gap._fields)
+    return table.astype(float).rename_axis("violation")
 
 
 def ratios(table: pd.DataFrame, reference: str) -> pd.DataFrame:

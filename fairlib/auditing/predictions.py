@@ -1,7 +1,7 @@
-"""What can be audited: models of several kinds, or what they said, and what is then known of every sample.
+"""What models said: logits, probabilities or labels, and what is then known of every sample.
 
-Logits, probabilities and labels are told apart by their values; where these allow two readings the caller has to say.
-No torch is imported unless a model or a tensor needs it, so that a table of predictions is audited at once.
+These are told apart by their values; where the values allow two readings the caller has to say. No torch is imported,
+so that a table of predictions is audited at once.
 """
 
 from __future__ import annotations
@@ -9,9 +9,8 @@ from __future__ import annotations
 import hashlib
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,18 +18,16 @@ import numpy as np
 import pandas as pd
 from scipy.special import log_softmax
 
+from fairlib._tables import coded, cross, factorized, plain, texts
 from fairlib._validation import lookup
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from fairlib.data import GroupedDataset
 
 SCORES = ("auto", "logits", "probabilities", "labels")
 """Kinds of scores; ``"auto"`` tells them apart by their values."""
 
 _LEAST = 1e-12  # A probability below it counts as this one, so that a loss is finite: 27.6 nats.
-_ALONE = 4  # Samples that a model is asked about again, alone.
 
 
 @dataclass(frozen=True)
@@ -80,48 +77,9 @@ def samples_of(test: GroupedDataset) -> Samples:
     return Samples(targets, groups, test.target_names, test.group_names, attributes)
 
 
-def coded(name: str, values: Any) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Turn labels of any kind into codes and their names.
-
-    Args:
-        name: Name of the argument in error messages.
-        values: Texts, integers, booleans or a categorical series, ``(N,)``.
-
-    Returns:
-        Codes int ``(N,)`` and the names: the categories in their order, numbers ascending, or texts sorted.
-
-    Raises:
-        ValueError: If a value is missing (names the row), or they are not one-dimensional.
-    """
-    codes, found = _factorized(name, values)
-    if isinstance(getattr(values, "dtype", None), pd.CategoricalDtype):
-        names = [_plain(value) for value in values.dtype.categories]
-    else:
-        names = sorted(found)
-        if all(name.removeprefix("-").isdigit() for name in names):
-            names.sort(key=int)
-    return pd.Index(names).get_indexer(found)[codes], tuple(names)
-
-
-def texts(values: Any) -> np.ndarray:
-    """Write labels as texts: 1, 1.0 and "1" are the same."""
-    codes, found = _factorized("labels", values)
-    return np.array(found, dtype=object)[codes]
-
-
-def _factorized(name: str, values: Any) -> tuple[np.ndarray, list[str]]:
-    series = pd.Series(array(values) if _is_tensor(values) else values)
-    codes, found = pd.factorize(series)
-    if len(missing := np.flatnonzero(codes < 0)):
-        raise ValueError(f"{name} must be known of every sample: it is missing in row {missing[0]}")
-    names = [_plain(value) for value in found]
-    distinct = [*dict.fromkeys(names)]
-    return pd.Index(distinct).get_indexer(names)[codes], distinct
-
-
 def is_scores(said: Any) -> bool:
     """Whether this is what a model said: an array, a tensor, a list or a data frame."""
-    return isinstance(said, np.ndarray | pd.DataFrame | pd.Series | list | tuple) or _is_tensor(said)
+    return isinstance(said, np.ndarray | pd.DataFrame | pd.Series | list | tuple) or is_tensor(said)
 
 
 def are_labels(said: Any, scores: str = "auto") -> bool:
@@ -148,7 +106,7 @@ def from_scores(values: Any, samples: Samples, role: str, *, scores: str = "auto
     """
     lookup("kind of scores", scores, dict.fromkeys(SCORES))
     if isinstance(values, pd.DataFrame) and values.shape[1] > 1 and not isinstance(values.columns, pd.RangeIndex):
-        values = values.set_axis([*map(_plain, values.columns)], axis=1)
+        values = values.set_axis([*map(plain, values.columns)], axis=1)
         if {*values.columns} != {*samples.target_names}:
             wanted, got = ", ".join(samples.target_names), ", ".join(values.columns)
             raise ValueError(
@@ -161,7 +119,7 @@ def from_scores(values: Any, samples: Samples, role: str, *, scores: str = "auto
     if found.ndim not in (1, 2) or len(found) != len(samples.targets):
         raise ValueError(f"{role} must have a row for each of {len(samples.targets)} samples, got shape {found.shape}")
     if are_labels(found, scores):
-        return _from_labels(found, samples, role)
+        return from_labels(found, samples, role)
     if found.dtype.kind not in "iufb":
         raise ValueError(f"{role} must be numbers for {scores}, got {found.dtype}")
     found = found.astype(np.float64)
@@ -217,10 +175,11 @@ def _sums(found: np.ndarray) -> float:
     return found.shape[1] / 256
 
 
-def _from_labels(found: np.ndarray, samples: Samples, role: str) -> Predictions:
+def from_labels(found: np.ndarray, samples: Samples, role: str) -> Predictions:
+    """Read labels: names of classes, or their codes."""
     if found.ndim != 1:
         raise ValueError(f"{role} must be one label for each sample, got shape {found.shape}")
-    places, names = _factorized(role, found)
+    places, names = factorized(role, found)
     codes = pd.Index(samples.target_names).get_indexer(names)[places]
     if found.dtype.kind in "iufb":  # Codes, unless they are names.
         given, named = found.astype(np.int64), not (codes < 0).any()
@@ -232,153 +191,41 @@ def _from_labels(found: np.ndarray, samples: Samples, role: str) -> Predictions:
     wrong = codes < 0
     if wrong.any():
         row, classes = np.flatnonzero(wrong)[0], ", ".join(samples.target_names)
-        raise ValueError(f"{role}: {_plain(found[row])!r} in row {row} is none of the classes {classes}")
+        raise ValueError(f"{role}: {plain(found[row])!r} in row {row} is none of the classes {classes}")
     unknown = np.full(len(codes), np.nan)
     said = f"only labels are known {role} compression: no loss, no calibration"
     return Predictions(codes, unknown, unknown, "labels", notes=(said,))
 
 
-def predictions(model: Any, test: GroupedDataset, role: str, *, scores: str = "auto", seed: int = 0) -> Predictions:
-    """Ask a model about every sample of a data set, or read what it said.
-
-    Args:
-        model: Torch module, path of an ONNX file, estimator of scikit-learn, function from a batch of inputs to
-            scores, or the scores themselves (:func:`from_scores`).
-        test: Samples.
-        role: ``"before"`` or ``"after"``.
-        scores: One of :data:`SCORES`.
-        seed: Seed of what a module draws.
-
-    Raises:
-        TypeError: If it is something else; says what to give.
-    """
-    samples = samples_of(test)
-    if isinstance(model, type):
-        raise TypeError(f"{role} must be {_AUDITABLE}, got {type(model).__name__}: give an instance, not the class")
-    if "torch" in sys.modules and isinstance(model, sys.modules["torch"].nn.Module):
-        return _from_module(model, test, samples, role, scores, seed)
-    if isinstance(model, str | Path):
-        from fairlib.auditing.onnx import session
-
-        call, about = session(model)
-    elif hasattr(model, "predict_proba") or hasattr(model, "predict"):
-        call, about = _estimator(model, samples), {"model": type(model).__name__}
-    elif is_scores(model):
-        about = {"model": f"scores {np.shape(model)}"}
-        return replace(from_scores(model, samples, role, scores=scores), about=about)
-    elif callable(model):
-        call, about = model, {"model": getattr(model, "__qualname__", type(model).__name__)}
-    else:
-        raise TypeError(f"{role} must be {_AUDITABLE}, got {type(model).__name__}{_hint(model)}")
-    found = _called(call, test, role)
-    return replace(from_scores(found, samples, role, scores=scores, strict=False), about=about)
-
-
-_AUDITABLE = (
-    "a torch module, the path of an ONNX file, an estimator of scikit-learn, a function from a batch to scores, or "
-    "logits, probabilities or labels with one row a sample"
-)
-
-
-def _hint(model: Any) -> str:
-    return ": put a state_dict into a module first (fairlib.restore)" if isinstance(model, Mapping) else ""
-
-
-def _from_module(
-    model: nn.Module, test: GroupedDataset, samples: Samples, role: str, scores: str, seed: int
-) -> Predictions:
-    """Ask a torch module, and whether it answers twice alike; what it changed in its buffers is put back."""
-    import torch
-
-    from fairlib.network.evaluation import evaluation_mode, outputs, placement
-
-    device, dtype = placement(model)
-    notes: list[str] = []
-    with held(model, role, seed, notes):
-        try:
-            found = outputs(model, test)
-        except RuntimeError as error:
-            shape = tuple(test.inputs.shape[1:])
-            raise ValueError(f"{role} does not take inputs {shape} of the test set: {error}") from error
-        few = torch.arange(min(_ALONE, len(test)))
-
-        def asked(parts: Sequence[Any]) -> Any:
-            return torch.cat([model(test.batch(rows, dtype=dtype, device=device)) for rows in parts]).double().cpu()
-
-        with evaluation_mode(model), torch.inference_mode():
-            first, second = asked([few]), asked([few])
-            try:
-                alone = asked(few.split(1))
-            except (RuntimeError, ValueError):  # It takes no batch of one.
-                alone = torch.full_like(first, float("nan"))
-        if not torch.allclose(first, second, rtol=1e-3, atol=1e-5):
-            notes.append(f"the model {role} compression draws at random: it answers the same samples differently")
-        elif not torch.allclose(first, alone, rtol=1e-2, atol=1e-4):
-            notes.append(f"the model {role} compression looks at its batch: it answers a sample alone differently")
-    said = from_scores(found.numpy(), samples, role, scores=scores, strict=False)
-    size = sum(tensor.numel() * tensor.element_size() for tensor in (*model.parameters(), *model.buffers()))
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    about = {"model": type(model).__name__, "parameters": parameters, "bytes": size}
-    return replace(said, about=about, notes=(*said.notes, *notes))
-
-
-@contextmanager
-def held(model: nn.Module, role: str, seed: int, notes: list[str]) -> Iterator[None]:
-    """Hold what a model changes: its buffers are put back, with a note, and so are the random generators.
-
-    Args:
-        model: Torch module.
-        role: ``"before"`` or ``"after"``, for the note.
-        seed: Seed of what the model draws within the block.
-        notes: List to which the note is added, once.
-    """
-    import torch
-
-    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    try:
-        with torch.random.fork_rng(range(torch.cuda.device_count())):
-            torch.manual_seed(seed)
-            yield
-    finally:
-        changed = [name for name, buffer in model.named_buffers() if not torch.equal(buffer, before.get(name, buffer))]
-        with torch.no_grad():
-            for name in changed:
-                model.get_buffer(name).copy_(before[name])
-        note = f"the model {role} compression changed its buffers ({', '.join(changed)}): they were put back"
-        notes.extend([note] if changed and note not in notes else [])
-
-
-def _called(call: Callable, test: GroupedDataset, role: str) -> np.ndarray:
-    """Call a function batch by batch."""
-    import torch
-
-    from fairlib.network.evaluation import passes
-
-    parts = [array(call(test.batch(rows, dtype=torch.float32))) for rows in passes(test, torch.device("cpu"))]
-    if any(part.ndim == 0 or part.ndim > 2 for part in parts):
-        raise ValueError(f"{role} must give scores (N, C) or labels (N,) of a batch, it gives {parts[0].shape}")
-    return np.concatenate(parts)
-
-
-def _estimator(model: Any, samples: Samples) -> Callable:
-    """An estimator as a function of a batch; its classes are those of the data, by name or by code."""
-
-    def call(batch: Any) -> Any:
-        flat = batch.flatten(1).numpy()
-        if not hasattr(model, "predict_proba"):
-            return model.predict(flat)
-        scores = model.predict_proba(flat)
-        codes = _from_labels(np.asarray(model.classes_), replace(samples, targets=np.arange(len(scores[0]))), "before")
-        whole = np.zeros((len(scores), len(samples.target_names)))
-        whole[:, codes.labels] = scores
-        return whole
-
-    return call
+def given(before: Any, after: Any, targets: Any, groups: Any, scores: str) -> tuple[Samples, list[Predictions]]:
+    """Read what two models said, beside targets and groups."""
+    if targets is None or groups is None:
+        raise TypeError("give a test set, a GroupedDataset; or targets= and groups= beside what two models said")
+    roles = {"before": before, "after": after}
+    for role, said in roles.items():
+        if not is_scores(said):
+            raise TypeError(f"{role} is asked about a test set: give one, not targets= and groups=, or give its scores")
+    labels = {role: texts(said) for role, said in roles.items() if are_labels(said, scores)}
+    codes, names = coded("targets", targets)
+    if not len(codes):
+        raise ValueError("targets must hold at least one sample")
+    width = max(np.shape(said)[1] if np.ndim(said) == 2 else 0 for said in roles.values())
+    if width > len(names) and all(name.isdigit() and int(name) < width for name in names):
+        codes, names = np.array([int(name) for name in names])[codes], tuple(map(str, range(width)))
+    columns = [*groups.items()] if isinstance(groups, pd.DataFrame) else [("groups", groups)]
+    attributes = {str(name): coded(f"groups[{name!r}]" if len(columns) > 1 else "groups", own) for name, own in columns}
+    cells, group_names = cross(attributes.values())
+    if len(set(group_names)) < len(group_names):
+        raise ValueError(f"groups must have names of their own, got {', '.join(group_names)}")
+    if len(codes) != len(cells):
+        raise ValueError(f"targets and groups must be of the same samples, got {len(codes)} and {len(cells)}")
+    samples = Samples(codes, cells, names, group_names, attributes if len(attributes) > 1 else {})
+    return samples, [from_scores(labels.get(role, said), samples, role, scores=scores) for role, said in roles.items()]
 
 
 def array(values: Any) -> np.ndarray:
     """Convert a tensor, a data frame, a series, a list or an array into an array."""
-    if _is_tensor(values):
+    if is_tensor(values):
         values = values.detach().cpu()
         return (values.double() if values.is_floating_point() else values).numpy()
     with warnings.catch_warnings():
@@ -397,10 +244,5 @@ def _fractional(found: np.ndarray) -> bool:
     return found.dtype.kind == "f" and not bool((found == np.round(found)).all())
 
 
-def _is_tensor(values: Any) -> bool:
+def is_tensor(values: Any) -> bool:
     return "torch" in sys.modules and isinstance(values, sys.modules["torch"].Tensor)
-
-
-def _plain(value: Any) -> str:
-    """A label as a text: 1.0 and 1 are the same."""
-    return str(int(value)) if isinstance(value, float | np.floating) and value == round(value) else str(value)

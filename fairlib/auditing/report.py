@@ -280,4 +280,5 @@ def _strong(name: str) -> str:
 
 def _literal(value: object) -> str:
     """A text as Markdown that shows it, in a table or elsewhere."""
-    return re.sub(r"[\\`*_{}\[\]|~#$]", r"\\\g<0>", markup.escape(_visible(value), quote=False))
+    text = re.sub(r"[\\`*_{}\[\]|~#$]", r"\\\g<0>", markup.escape(_visible(value), quote=False))
+    return text.replace("@", "@<!-- -->")  # Else a group could be somebody's name in a pull request.

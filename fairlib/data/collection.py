@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
 
+from fairlib._tables import cross
 from fairlib._validation import lookup
 
 
@@ -108,14 +109,12 @@ def select(table: pd.DataFrame, names: str | Sequence[str]) -> tuple[np.ndarray,
     names = [names] if isinstance(names, str) else list(names) if isinstance(names, Iterable) else [names]
     if not names or not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
         raise ValueError(f"attributes to cross must be one or more names, each once; got {names}")
-    codes, values = np.zeros(len(table), dtype=np.int64), [""]
+    columns = []
     for name in names:
         known = name if name in table else name.replace(" ", "_")
         column = _categories(name, lookup("attribute", known, {column: table[column] for column in table}))
-        added = column.codes.to_numpy().astype(np.int64)
-        codes = np.where((codes < 0) | (added < 0), -1, codes * len(column.categories) + added)
-        values = [f"{left} x {right}" if left else right for left in values for right in column.categories]
-    return codes, tuple(values)
+        columns.append((column.codes.to_numpy().astype(np.int64), column.categories))
+    return cross(columns)
 
 
 def crossed(table: pd.DataFrame, names: str | Sequence[str] | None) -> dict[str, tuple[str, ...]]:

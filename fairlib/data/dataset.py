@@ -17,6 +17,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
+from fairlib._tables import coded
 from fairlib._validation import check_number, lookup
 from fairlib.data.splitting import PARTS, seed_sequence, stratified_parts
 
@@ -409,20 +410,18 @@ def _codes_of_text(kind: str, labels: pd.Series, names: Sequence[str] | None) ->
         raise ValueError(
             f"{kind}s[{row}] is missing ({labels.iloc[row]}): leave the sample out, or name a {kind} for it"
         )
-    if isinstance(labels.dtype, pd.CategoricalDtype):
-        own = [*map(str, labels.cat.categories)]
-    elif pd.api.types.is_string_dtype(labels):
-        own = sorted(set(labels))
-    else:
+    if not (isinstance(labels.dtype, pd.CategoricalDtype) or pd.api.types.is_string_dtype(labels)):
         return labels.to_numpy(), names
-    known = own if names is None else list(names)
-    codes = labels.astype(str).map(dict(zip(known, range(len(known)), strict=True))).to_numpy()
-    if (unknown := pd.isna(codes)).any():
+    codes, own = coded(f"{kind}s", labels)
+    if names is None:
+        return codes, own
+    places = pd.Index([*names]).get_indexer(own)[codes]
+    if (unknown := places < 0).any():
         row = unknown.argmax()
         raise ValueError(
-            f"{kind}s[{row}] is {labels.iloc[row]!r}, which is not one of {kind}_names: {', '.join(known)}"
+            f"{kind}s[{row}] is {labels.iloc[row]!r}, which is not one of {kind}_names: {', '.join(names)}"
         )
-    return codes.astype(np.int64), known
+    return places, names
 
 
 def checked_normalize(

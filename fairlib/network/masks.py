@@ -143,6 +143,7 @@ def impose(model: nn.Module, keep: Mapping[str, Tensor]) -> None:
         else:
             layer.register_buffer(BUFFER, mask.detach().to(layer.weight.device, torch.uint8))
             layer.register_load_state_dict_post_hook(_zero)
+            layer.register_state_dict_pre_hook(_hold)
             layer.register_forward_pre_hook(_guard)
         _zero(layer)
     if keep and not _is_guarded(model):
@@ -191,6 +192,11 @@ def _zero(layer: _Layer, *_: object) -> None:
     """Zero the masked weights; as a hook, after whatever ``load_state_dict`` brought."""
     # Out of place: after load_state_dict(assign=True) the tensor is the caller's.
     layer.weight.data = layer.weight.data.masked_fill(layer.get_buffer(BUFFER) == 0, 0)
+
+
+def _hold(layer: nn.Module, *_: object) -> None:
+    """Hold a layer, as a hook before its ``state_dict`` is taken."""
+    hold(layer)
 
 
 def _masked(model: nn.Module) -> Iterator[tuple[nn.Module, nn.Parameter, Tensor]]:

@@ -44,7 +44,6 @@ from fairlib.statistics.samples import (
     share,
     skewed,
     tango,
-    tests_of,
     wilson,
 )
 from fairlib.statistics.seeds import (
@@ -82,6 +81,5 @@ __all__ = [
     "t_interval",
     "t_power",
     "tango",
-    "tests_of",
     "wilson",
 ]

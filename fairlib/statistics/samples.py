@@ -295,12 +295,16 @@ class Gap(NamedTuple):
 
 
 class Contrast(NamedTuple):
-    """Every group's mean minus that of all others together: with its interval, and its p-value; each ``(k,)``."""
+    """Every group's mean minus that of all others together; each ``(k,)``.
+
+    With its interval, its p-value, and that corrected for the number of groups by Holm; two groups make one test.
+    """
 
     estimate: Floats
     low: Floats
     high: Floats
     p_value: Floats
+    p_holm: Floats
 
 
 def gap(quantity: Quantity, null: tuple[Floats, Floats], *, level: float = 0.95) -> Gap:
@@ -337,7 +341,7 @@ def contrast(quantity: Quantity, null: tuple[Floats, Floats], *, level: float = 
     """Compare the mean of every group with that of all others together, one group at a time.
 
     The p-value is, as that of a gap, the larger one of a studentized permutation test and of the test that the interval
-    is. Many groups are many tests: see :func:`holm`.
+    is. Many groups are many tests: ``p_holm`` accounts for it.
 
     Args:
         quantity: Means of at least two groups, each with samples.
@@ -352,7 +356,9 @@ def contrast(quantity: Quantity, null: tuple[Floats, Floats], *, level: float = 
     reached = _reached(_studentized_contrasts, quantity, null)
     p_values = np.maximum(reached, 2 * ndtr(-_last(lambda z: _excludes_zero(bounds(z)), len(quantity.sizes))))
     low, high = bounds(normal_z(level))
-    return Contrast(quantity.mean - others.mean, low, high, np.where(np.isfinite(high - low), p_values, np.nan))
+    p_values = np.where(np.isfinite(high - low), p_values, np.nan)
+    corrected = holm(p_values) if len(p_values) > 2 else p_values
+    return Contrast(quantity.mean - others.mean, low, high, p_values, corrected)
 
 
 def holm(p_values: ArrayLike) -> Floats:
@@ -386,7 +392,7 @@ def detectable_drop(quantity: Quantity, *, level: float = 0.95) -> Floats:
         Differences by group, ``(k,)``, in (0, 2]; 2 where none suffices.
     """
     others, gained, size = quantity.others(), quantity.sums[:, 1], quantity.sizes
-    z = normal_z(1 - (1 - level) / tests_of(len(size)))
+    z = normal_z(1 - (1 - level) / (1 if len(size) == 2 else len(size)))
     other = (others.mean, *others.bounds(z))
 
     def missed(difference: Floats) -> NDArray[np.bool_]:
@@ -395,11 +401,6 @@ def detectable_drop(quantity: Quantity, *, level: float = 0.95) -> Floats:
         return _apart((shifted.mean, *shifted.bounds(z)), other)[0] <= 0
 
     return _farthest(missed, np.zeros(len(size)), 2.0)
-
-
-def tests_of(groups: int) -> int:
-    """Count the different comparisons of one group with all others: two groups make one."""
-    return 1 if groups == 2 else groups
 
 
 def permuted(

@@ -312,3 +312,8 @@ from fairlib.auditing.report import html
 assert "<svg" in html(report) and not {"torch", "matplotlib"} & set(sys.modules)
 """
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
+
+
+def test_a_group_in_markdown_is_nobodys_name():
+    report = fairlib.audit([0, 1] * 20, [0, 0] * 20, targets=[0, 1] * 20, groups=["@octocat", "b"] * 20, resamples=20)
+    assert "@octocat" not in markdown(report) and "@<!-- -->octocat" in markdown(report)

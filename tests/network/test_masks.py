@@ -433,3 +433,11 @@ def test_without_gradients_functional_call_leaves_another_models_weights_alone()
     with torch.no_grad():
         functional_call(sparse, dict(dense.named_parameters()), (torch.ones(2, 8),))
     assert torch.equal(dense.weight, before)
+
+
+def test_a_state_dict_has_zeros_whatever_was_written_into_the_weights():
+    sparse = masks.apply(nn.Linear(8, 4), {"weight": torch.arange(32).reshape(4, 8) % 2 == 0})
+    weight = sparse.weight.data
+    weight += 1
+    assert sparse.state_dict()["weight"].count_nonzero() == 16
+    assert sparse.weight.data.data_ptr() == weight.data_ptr()  # In place: optimizers hold on to it.
