@@ -145,10 +145,11 @@ def test_without_onnxruntime_the_error_says_how_to_install_it(path, monkeypatch)
         session(write(path))
 
 
-def test_the_package_onnx_is_not_needed(path, monkeypatch):
+def test_the_package_onnx_is_not_needed(path, batch, monkeypatch):
     write(path)
     monkeypatch.setitem(sys.modules, "onnx", None)
-    session(path)
+    call, _ = session(path)
+    np.testing.assert_allclose(call(batch), numbers(batch), rtol=1e-4)
 
 
 def test_models_quantized_by_onnxruntime_are_audited_by_path(tmp_path):
