@@ -52,7 +52,8 @@ def apportion(total: int, weights: ArrayLike) -> np.ndarray:
     Returns:
         int64 ``(len(weights),)`` with sum ``total``.
     """
-    quotas = total * np.asarray(weights, dtype=float) / np.sum(weights)
+    shares = np.asarray(weights, dtype=float)
+    quotas = total * shares / shares.sum()
     counts = np.floor(quotas).astype(np.int64)
     largest = np.argsort(counts - quotas, kind="stable")
     counts[largest[: total - counts.sum()]] += 1

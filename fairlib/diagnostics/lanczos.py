@@ -116,7 +116,8 @@ class Krylov:
         rest.sub_(q, alpha=number)
 
     def _decomposed(self, matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        return np.linalg.eigh(matrix)
+        values, vectors = np.linalg.eigh(matrix)
+        return values, vectors
 
 
 class KrylovInStep(Krylov):
