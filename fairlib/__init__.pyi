@@ -41,3 +41,4 @@ from .studies import Arm as Arm
 from .studies import study as study
 from .training import DivergenceError as DivergenceError
 from .training import fit as fit
+from .training import fit_many as fit_many

@@ -324,6 +324,12 @@ class Splits:
         return Splits(**(whole | thinned), name=self.name, report=report)
 
 
+def concatenated(datas: Sequence[GroupedDataset]) -> GroupedDataset:
+    """Join data sets of one shape, kind and normalization, one after the other, under the names of the first."""
+    names = ("inputs", "targets", "groups")
+    return datas[0]._replace(*(torch.cat([getattr(data, name) for data in datas]) for name in names))
+
+
 def _code(kind: str, names: Sequence[str], name: str | int) -> int:
     """The code of a group or a target that is given by name or code."""
     if name in names:

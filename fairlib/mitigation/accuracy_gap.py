@@ -1,6 +1,7 @@
 """Accuracy gap: the excess drop in accuracy of each group is kept below a tolerance (CEAG)."""
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -69,6 +70,8 @@ class AccuracyGap(Constraint):
         >>> fairlib.AccuracyGap().relative_to(model, data).reference
         (1.0, 0.0)
     """
+
+    by_batch: ClassVar[bool] = True
 
     step: float = 0.01
     tolerance: float = 0.01

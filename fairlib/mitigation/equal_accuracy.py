@@ -1,6 +1,7 @@
 """Equal accuracies: a penalty on the differences between groups' accuracies, by a surrogate ([B] Eq. 4)."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor, nn
 
@@ -42,6 +43,8 @@ class EqualAccuracy(AccuracyDifference, Constraint):
         >>> fair(torch.zeros(1, 1)).softmax(1).round(decimals=1).tolist()
         [[0.5, 0.5]]
     """
+
+    by_batch: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,6 +1,7 @@
 """Equal losses: each group's loss is constrained to that of the population ([T] Eq. 8), by Lagrangian duality."""
 
 from dataclasses import dataclass, fields, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -65,6 +66,8 @@ class EqualLoss(Lagrangian, Constraint):
         >>> bool(last["multiplier[few]"] > last["multiplier[many]"])  # The loss of the few has come to count for more.
         True
     """
+
+    by_batch: ClassVar[bool] = True
 
     dual: str = "full"
     decay: float = 0.9

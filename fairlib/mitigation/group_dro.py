@@ -1,6 +1,7 @@
 """Group DRO: minimize the loss of the worst group (Sagawa et al. 2020)."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -45,6 +46,8 @@ class GroupDRO(Constraint):
         >>> fair(torch.zeros(1, 1)).softmax(1).round(decimals=1).tolist()
         [[0.5, 0.5]]
     """
+
+    by_batch: ClassVar[bool] = True
 
     step: float = 0.01
     adjustment: float = 0.0

@@ -1,6 +1,7 @@
 """Reweighting: every group counts the same, whatever its size."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor, nn
 
@@ -43,6 +44,8 @@ class Reweight(Constraint):
         >>> last[["weight[many]", "weight[few]"]].round(2).tolist()
         [0.56, 5.0]
     """
+
+    by_batch: ClassVar[bool] = True
 
     power: float = 1.0
 

@@ -3,9 +3,9 @@
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from types import NoneType
-from typing import Any
 
 import pandas as pd
 from torch import nn
@@ -14,13 +14,12 @@ from fairlib._validation import check_many, check_settings, check_type, lookup, 
 from fairlib.data import Splits
 from fairlib.diagnostics import DIAGNOSTICS
 from fairlib.studies.arms import COMPRESSORS, HELD_OUT, OWN, WHEN, Arm, Function, Named, plans
-from fairlib.studies.parallel import by_seed
-from fairlib.studies.seed import MEASURED, Measure, Run, Seed, Study, parameter_distance, traced
-from fairlib.training import DivergenceError
+from fairlib.studies.parallel import by_seed, check_seeds, in_processes
+from fairlib.studies.seed import MEASURED, Measure, Run, Study, parameter_distance, tables, traced
 from fairlib.training.cache import default_folder
 from fairlib.training.compressors import Settings
-from fairlib.training.distillation import UntrainedTeacherError
 from fairlib.training.loop import check_arguments, check_training
+from fairlib.training.together import AT_ONCE
 
 __all__ = ["COMPRESSORS", "WHEN", "Arm", "Run", "by_seed", "parameter_distance", "study", "traced"]
 
@@ -47,6 +46,7 @@ def study(
     device: str = "auto",
     cache: str | Path | None = "auto",
     workers: int | None = None,
+    at_once: bool | str = False,
     progress: bool = False,
 ) -> pd.DataFrame:
     r"""Train, compress and finetune, for every seed, arm, level and time of mitigation, and measure every group.
@@ -103,6 +103,10 @@ def study(
             switches the cache off.
         workers: Number of processes; by default one for each core if that saves more time than starting them takes. On
             the CPU every run uses one thread, so that results do not depend on it.
+        at_once: Whether the trainings of ten seeds are computed together (:func:`fairlib.fit_many`), those that can
+            be; ``"auto"`` where it pays, for small networks on small images. Each seed has its place by its last digit,
+            so that its rows do not depend on which others are asked for, nor on ``workers``. Sums are rounded in
+            another order than one seed after the other: single rows differ, their distribution does not.
         progress: Whether to show a progress bar.
 
     Returns:
@@ -157,6 +161,8 @@ def study(
         check_settings(f"diagnostic {name!r}", function, settings)
     lookup("source of held_out data", held_out, dict.fromkeys(HELD_OUT))
     lookup("answer to divergence", divergence, dict.fromkeys(("raise", "skip")))
+    if not isinstance(at_once, bool):
+        lookup("at_once", at_once, {"auto": None})
     every = plans(arms, shared, train or {})
     for arm in every if held_out == "val" else ():
         if "held_out" in arm.settings:
@@ -177,26 +183,34 @@ def study(
         divergence=divergence,
         device=device,
         cache=default_folder() if cache == "auto" else None if cache is None else Path(cache),
+        at_once=at_once,
     )
-    found = by_seed(partial(_run, plan), seeds, device=device, workers=workers, progress=progress)
-    tables = [table for table, _, _ in found]
-    if measure and (measured := [table for table in tables if len(table)]):
+    seeds = check_seeds(seeds)
+    stacks = _stacks(seeds) if at_once else [[seed] for seed in seeds]
+    parts = in_processes(partial(tables, plan), stacks, device=device, workers=workers, progress=progress)
+    by_number = dict(zip(chain(*stacks), chain(*parts), strict=True))
+    found = [by_number[seed] for seed in seeds]
+    frames = [frame for frame, _, _ in found]
+    if measure and (measured := [frame for frame in frames if len(frame)]):
         _refuse_other_rows(measured)
     for reason in dict.fromkeys(reason for _, reasons, _ in found for reason in reasons):
         warnings.warn(reason, stacklevel=2)
-    table = pd.concat(tables, ignore_index=True)
+    table = pd.concat(frames, ignore_index=True)
     if divergence == "skip":
         table.attrs["diverged"] = [run for _, _, diverged in found for run in diverged]
     return table
 
 
-def _run(plan: Study, number: int) -> tuple[pd.DataFrame, list[str], list[dict[str, Any]]]:
-    """Table of one seed, reasons of missing diagnostics, and diverged runs."""
-    try:
-        seed = Seed(plan, number)
-        return seed.table(), seed.reasons, seed.diverged
-    except (DivergenceError, UntrainedTeacherError) as error:
-        raise type(error)(f"seed {number}: {error}") from error
+def _stacks(seeds: Iterable[int]) -> list[list[int]]:
+    """Seeds in stacks, in which no two have the same place."""
+    stacks: list[list[int]] = []
+    for seed in seeds:
+        free = (stack for stack in stacks if all((seed - other) % AT_ONCE for other in stack))
+        stack = next(free, None)
+        if stack is None:
+            stacks.append(stack := [])
+        stack.append(seed)
+    return stacks
 
 
 def _refuse_other_rows(tables: list[pd.DataFrame]) -> None:

@@ -3,13 +3,15 @@
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from tqdm import tqdm
 
 from fairlib import environment
 from fairlib._validation import check_many, check_number
+
+T = TypeVar("T")
 
 _STARTUP = 8.0  # Seconds that a worker process takes to import torch, on two cores.
 
@@ -42,33 +44,50 @@ def by_seed(
         ValueError: If there is no seed, or a duplicate one, or ``workers`` is less than 1.
         TypeError: If ``seeds`` is a single one.
     """
+    return in_processes(function, check_seeds(seeds), device=device, workers=workers, progress=progress)
+
+
+def check_seeds(seeds: Iterable[int]) -> tuple[int, ...]:
+    """Return seeds as a tuple.
+
+    Raises:
+        ValueError: If there is no seed, or a duplicate one.
+        TypeError: If they are a single one.
+    """
     seeds = check_many("seeds", seeds)
     if not seeds or len(set(seeds)) < len(seeds):
         raise ValueError(f"seeds must hold at least one seed, and each once; got {list(seeds)}")
+    return seeds
+
+
+def in_processes(
+    function: Callable[[T], Any], items: Sequence[T], *, device: str, workers: int | None, progress: bool
+) -> list[Any]:
+    """Call a function for every item as :func:`by_seed` does for every seed."""
     if workers is not None:
         check_number("workers", workers, 1, whole=True)
-    results = _in_order(partial(_on_one_thread, function), seeds, workers or environment.workers(device), bool(workers))
-    return list(tqdm(results, total=len(seeds), desc="seeds", leave=False, disable=not progress))
+    results = _in_order(partial(_on_one_thread, function), items, workers or environment.workers(device), bool(workers))
+    return list(tqdm(results, total=len(items), desc="seeds", leave=False, disable=not progress))
 
 
-def _in_order(function: Callable[[int], Any], seeds: Sequence[int], most: int, wanted: bool) -> Iterator[Any]:
+def _in_order(function: Callable[[T], Any], items: Sequence[T], most: int, wanted: bool) -> Iterator[Any]:
     from joblib import Parallel, delayed
 
     start = time.perf_counter()
-    yield function(seeds[0])
-    duration, rest = time.perf_counter() - start, seeds[1:]
+    yield function(items[0])
+    duration, rest = time.perf_counter() - start, items[1:]
     processes = min(most, len(rest))
     saving = duration * len(rest) * (1 - 1 / max(1, processes))
     if processes < 2 or (not wanted and saving < _STARTUP):
         yield from map(function, rest)
         return
-    yield from Parallel(n_jobs=processes, return_as="generator")(delayed(function)(seed) for seed in rest)
+    yield from Parallel(n_jobs=processes, return_as="generator")(delayed(function)(item) for item in rest)
 
 
-def _on_one_thread(function: Callable[[int], Any], seed: int) -> Any:
+def _on_one_thread(function: Callable[[T], Any], item: T) -> Any:
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return function(seed)
+        return function(item)
     finally:
         torch.set_num_threads(before)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pandas as pd
 from torch import Tensor, nn
@@ -21,8 +21,12 @@ from fairlib.models import build
 from fairlib.network.memory import gradient_evaluations, history
 from fairlib.studies.arms import WHEN, Function, Named, Plan
 from fairlib.training import Batch, Constraint, ConstraintRun, DivergenceError, Objective, fit
-from fairlib.training.cache import cached_fit, plain
+from fairlib.training.cache import cached_fits, plain
 from fairlib.training.compressors import Settings
+from fairlib.training.distillation import UntrainedTeacherError
+from fairlib.training.together import AT_ONCE, Training, pays
+
+T = TypeVar("T")
 
 MEASURED = (*DIAGNOSTICS, "distance", "gradients")
 """Names of what can be asked for as ``diagnostics`` of a study."""
@@ -71,6 +75,9 @@ class Run:
         return found[0]
 
 
+Trainings = Generator[Training, nn.Module, T]
+"""What asks for trainings one after the other, is given the trained networks, and returns a result."""
+
 Measure = Callable[[Run], pd.DataFrame | Mapping[str, Any]]
 
 
@@ -90,6 +97,7 @@ class Study:
     divergence: str
     device: str
     cache: Path | None
+    at_once: bool | str
 
 
 class Seed:
@@ -109,32 +117,36 @@ class Seed:
         self.reasons: list[str] = []
         self.diverged: list[dict[str, Any]] = []
 
-    def table(self) -> pd.DataFrame:
-        """Train all networks and return the rows of the seed."""
+    def table(self) -> Trainings[pd.DataFrame]:
+        """Ask for all trainings, one after the other, and return the rows of the seed."""
         frames: list[pd.DataFrame] = []
         runs: list[Run] = []
+
+        def done(arm: Plan, run: Run) -> None:
+            if self.study.measure is None:
+                frames.append(self._rows(arm, run))
+            else:  # Measured when all are there, since a measure may look at the others.
+                runs.append(run)
+
         for arm in self.study.arms:
-            for run in self._runs(arm, runs):
-                if self.study.measure is None:
-                    frames.append(self._rows(arm, run))
-                else:  # Measured when all are there, since a measure may look at the others.
-                    runs.append(run)
+            yield from self._runs(arm, runs, partial(done, arm))
         arms = {arm.name: arm for arm in self.study.arms}
         frames += [self._rows(arms[run.arm], run) for run in runs]
         return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
 
-    def _runs(self, arm: Plan, runs: list[Run]) -> Iterator[Run]:
+    def _runs(self, arm: Plan, runs: list[Run], done: Callable[[Run], None]) -> Trainings[None]:
         """For each time of mitigation: the dense network, the control, and a compressed network for each level."""
         control = arm.compressor.control
         for when in arm.when:
             first, last = (arm.constraint if chosen else None for chosen in WHEN[when])
             dense = None
             with self._skipping(arm, "dense", control, when):
-                dense, _ = self._once(f"dense {first!r}", partial(self._fit, self.start, self.study.train, first))
+                alike = f"dense {first!r}"
+                dense, _ = yield from self._once(alike, partial(self._fit, self.start, self.study.train, first))
             if dense is None:
                 continue
             run = partial(Run, dense=dense, splits=self.splits, seed=self.seed, arm=arm.name, when=when, all=runs)
-            yield run(dense, stage="dense", level=control, timing={})
+            done(run(dense, stage="dense", level=control, timing={}))
             data = self.splits.train
             teacher = arm.compressor.objective(dense, data, arm.settings) if arm.finetune["epochs"] else None
             held = last.relative_to(dense, data) if last else None
@@ -145,13 +157,13 @@ class Seed:
                 with self._skipping(arm, stage, level, when):
                     if stage == "control":
                         alike = f"control {first!r} {held!r} {plain(arm.finetune)} {teacher!r}"
-                        tuned = self._once(alike, partial(finetune, dense))
+                        tuned = yield from self._once(alike, partial(finetune, dense))
                     else:
                         how = f"{arm.compressor!r} {arm.method} {arm.compress} {level} {first!r}"
                         how += f" {plain(arm.settings)} {plain(arm.train)}"
-                        small = self._once(how, partial(self._compressed, arm, dense, level, first))
-                        tuned = finetune(small)
-                    yield run(tuned[0], stage=stage, level=level, timing=tuned[1])
+                        small = yield from self._once(how, partial(self._compressed, arm, dense, level, first))
+                        tuned = yield from finetune(small)
+                    done(run(tuned[0], stage=stage, level=level, timing=tuned[1]))
 
     @contextmanager
     def _skipping(self, arm: Plan, stage: str, level: float, when: str) -> Iterator[None]:
@@ -163,13 +175,15 @@ class Seed:
             where = {"arm": arm.name, "seed": self.seed, "stage": stage, "level": level, "when": when}
             self.diverged.append(where | {"reason": str(error)})
 
-    def _once(self, key: str, train: Callable[[], Any]) -> Any:
+    def _once(self, key: str, train: Callable[[], Trainings[Any]]) -> Trainings[Any]:
         """The result of ``train`` for a key; computed once and shared by arms."""
         if key not in self.trained:
-            self.trained[key] = train()
+            self.trained[key] = yield from train()
         return self.trained[key]
 
-    def _compressed(self, arm: Plan, dense: nn.Module, level: float, constraint: Constraint | None) -> nn.Module:
+    def _compressed(
+        self, arm: Plan, dense: nn.Module, level: float, constraint: Constraint | None
+    ) -> Trainings[nn.Module]:
         compressor, settings = arm.compressor, {**arm.settings, "data": self.splits.train, "seed": self.seed}
         if self.study.held_out == "val" and compressor.holds_out(arm.method):
             settings.setdefault("val", self.splits.val)
@@ -182,16 +196,16 @@ class Seed:
         if arm.compress == "trained":
             return compressor.compress(dense, arm.method, level, **settings)
         small = compressor.compress(self.start, arm.method, level, **settings)
-        return self._fit(small, arm.train, constraint)[0]
+        return (yield from self._fit(small, arm.train, constraint))[0]
 
     def _fit(
         self, model: nn.Module, settings: Settings, constraint: Constraint | None = None, clock: bool = False
-    ) -> tuple[nn.Module, dict[str, float]]:
+    ) -> Trainings[tuple[nn.Module, dict[str, float]]]:
         """The trained copy, and its ``seconds`` and ``dual_seconds`` with ``clock``."""
         arguments = {"seed": self.seed, "device": self.study.device, **settings}
         if not clock:
             arguments |= {"constraint": constraint} if constraint else {}
-            return cached_fit(model, self.splits.train, folder=self.study.cache, **arguments), {}
+            return (yield Training(model, self.splits.train, arguments)), {}
         clocked = _Clocked(constraint, self.study.device) if constraint else None
         before = environment.clock(self.study.device)
         trained = fit(model, self.splits.train, constraint=clocked, **arguments)
@@ -240,6 +254,34 @@ class Seed:
         columns, reason = diagnose(name, run.model, data, **self.study.diagnostics[name])
         self.reasons += [reason] if reason else []
         return table.join(columns)
+
+
+def tables(study: Study, numbers: Sequence[int]) -> list[tuple[pd.DataFrame, list[str], list[dict[str, Any]]]]:
+    """Carry out seeds of a study side by side.
+
+    Returns:
+        For each its table, reasons of missing diagnostics, and diverged runs.
+    """
+    seeds = {number: Seed(study, number) for number in numbers}
+    running = {number: seed.table() for number, seed in seeds.items()}
+    rows: dict[int, pd.DataFrame] = {}
+    answers: dict[int, Any] = dict.fromkeys(seeds)
+    while answers:
+        wanted: dict[int, Training] = {}
+        for number, answer in answers.items():
+            trainings = running[number]
+            try:
+                diverged = isinstance(answer, DivergenceError)
+                wanted[number] = trainings.throw(answer) if diverged else trainings.send(answer)
+            except StopIteration as end:
+                rows[number] = end.value
+            except (DivergenceError, UntrainedTeacherError) as error:
+                raise type(error)(f"seed {number}: {error}") from error
+        chosen = list(wanted.values())
+        at_once = study.at_once if isinstance(study.at_once, bool) else bool(chosen) and pays(chosen[0])
+        places = [number % AT_ONCE for number in wanted] if at_once else None
+        answers = dict(zip(wanted, cached_fits(chosen, folder=study.cache, places=places), strict=True))
+    return [(rows[number], seed.reasons, seed.diverged) for number, seed in seeds.items()]
 
 
 class _Clocked(Constraint):

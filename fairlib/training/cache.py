@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,8 @@ from fairlib import environment
 from fairlib.data import GroupedDataset
 from fairlib.network.memory import add_gradients, inherit, memory_of
 from fairlib.training.distillation import Distillation
-from fairlib.training.loop import fit
+from fairlib.training.loop import DivergenceError
+from fairlib.training.together import AT_ONCE, Training, alone, fit_all, why_not
 
 # No training runs this code. What a compressor did to the model before shows in the weights and masks in the key.
 _LEFT_OUT = ("cli", "studies", "effects", "plots", "auditing", "evidence", "pruning", "linearization")
@@ -57,18 +58,55 @@ def cached_fit(model: nn.Module, data: GroupedDataset, *, folder: Path | None, *
     Warns:
         UserWarning: If the entry cannot be written; the trained model is returned all the same.
     """
-    if folder is None or not _known_code(model, settings):
-        return fit(model, data, **settings)
-    path = folder / f"{_key(model, data, settings)}.safetensors"
+    trained = cached_fits([Training(model, data, settings)], folder=folder)[0]
+    if isinstance(trained, DivergenceError):
+        raise trained
+    return trained
+
+
+def cached_fits(
+    trainings: Sequence[Training], *, folder: Path | None, places: Sequence[int] | None = None
+) -> list[nn.Module | DivergenceError]:
+    """Carry out trainings, or load what was trained for the same arguments before (:func:`cached_fit`).
+
+    Args:
+        trainings: Trainings of any kind.
+        folder: Folder of the entries; None switches the cache off.
+        places: Their places in stacks, if those that can are to be carried out at once
+            (:func:`fairlib.training.together.fit_all`), which is part of the key.
+
+    Returns:
+        The trained copies, or the errors of those that diverged.
+    """
+    paths = [_path(folder, training, None if places is None else places[i]) for i, training in enumerate(trainings)]
+    found: list[Any] = [path and _load(path, training) for path, training in zip(paths, trainings, strict=True)]
+    missing = [i for i, trained in enumerate(found) if trained is None]
+    chosen = [trainings[i] for i in missing]
+    fresh = fit_all(chosen, [places[i] for i in missing]) if places else list(map(alone, chosen))
+    for i, trained in zip(missing, fresh, strict=True):
+        found[i], path = trained, paths[i]
+        if path and isinstance(trained, nn.Module):
+            try:
+                _write(path, trained)
+            except (OSError, SafetensorError) as error:
+                warnings.warn(f"the trained model was not kept in the cache {folder}: {error}", stacklevel=3)
+    return found
+
+
+def _path(folder: Path | None, training: Training, place: int | None) -> Path | None:
+    """The file of an entry; None if there is none, for want of a folder or because of code that is not fairlib's."""
+    if folder is None or not _known_code(training.model, training.settings):
+        return None
+    together = {} if place is None or why_not([training]) else {"place": [place, AT_ONCE]}
+    return folder / f"{_key(training.model, training.data, {**training.settings, **together})}.safetensors"
+
+
+def _load(path: Path, training: Training) -> nn.Module | None:
     found = _read(path)
     if found is None:
-        trained = fit(model, data, **settings)
-        try:
-            _write(path, trained)
-        except (OSError, SafetensorError) as error:
-            warnings.warn(f"the trained model was not kept in the cache {folder}: {error}", stacklevel=2)
-        return trained
+        return None
     state, history, kept = found
+    model, settings = training.model, training.settings
     trained = copy.deepcopy(model)
     trained.load_state_dict(state)
     if settings.get("channels_last"):

@@ -1,6 +1,7 @@
 """Distillation: a trained teacher as the objective of :func:`fairlib.fit`."""
 
 import copy
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field
 
 import numpy as np
@@ -11,6 +12,8 @@ from torch.nn.functional import cross_entropy, kl_div
 from fairlib._validation import check_number, lookup
 from fairlib.data import GroupedDataset
 from fairlib.network.evaluation import placement, predict
+from fairlib.network.stacking import Stack, why_not
+from fairlib.training.protocols import Objective
 
 
 class UntrainedTeacherError(ValueError):
@@ -82,12 +85,46 @@ class Distillation:
         if placement(self.teacher)[0] != inputs.device:
             self.teacher.to(inputs.device)
         with torch.no_grad():
-            wanted = self.teacher(inputs).to(logits.dtype) / self.temperature
+            wanted = self.teacher(inputs)
+        return self.follow(wanted, logits, targets)
+
+    def follow(self, wanted: Tensor, logits: Tensor, targets: Tensor) -> Tensor:
+        """Return the losses ``(B,)`` of logits ``(B, C)`` where the teacher's are ``wanted``."""
+        wanted = wanted.to(logits.dtype) / self.temperature
         followed = (logits / self.temperature).log_softmax(1)
         divergence = kl_div(followed, wanted.log_softmax(1), reduction="none", log_target=True)
         divergence = divergence.sum(1) if self.reduction == "batchmean" else divergence.mean(1)
         hard = cross_entropy(logits, targets, reduction="none")
         return self.hard * hard + self.weight * self.temperature**2 * divergence
+
+
+def together(objectives: Sequence[Objective]) -> Objective:
+    """Join the objectives of k networks to one of all their samples, ``(k * B, ...)``, the first network's first."""
+    first = objectives[0]
+    if all(objective is first for objective in objectives):
+        return first
+    teachings = [objective for objective in objectives if type(objective) is Distillation]
+    if len(teachings) == len(objectives) and len(set(map(_numbers, teachings))) == 1:
+        teachers = [copy.deepcopy(teaching.teacher) for teaching in teachings]
+        if why_not(teachers) is None:
+            stack = Stack(teachers, torch.channels_last).eval()
+
+            def followed(inputs: Tensor, logits: Tensor, targets: Tensor) -> Tensor:
+                with torch.no_grad():
+                    wanted = stack.to(inputs.device)(inputs)
+                return teachings[0].follow(wanted, logits, targets)
+
+            return followed
+
+    def losses(inputs: Tensor, logits: Tensor, targets: Tensor) -> Tensor:
+        parts = zip(objectives, *(tensor.chunk(len(objectives)) for tensor in (inputs, logits, targets)), strict=True)
+        return torch.cat([own(*part) for own, *part in parts])
+
+    return losses
+
+
+def _numbers(objective: Distillation) -> tuple[float, float, float, str]:
+    return objective.temperature, objective.weight, objective.hard, objective.reduction
 
 
 def check_values(

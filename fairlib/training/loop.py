@@ -1,4 +1,7 @@
-"""The training loop. Constraints, teachers and masks plug into it as :mod:`fairlib.training.protocols`."""
+"""The training loop, of one network or of several that are stacked.
+
+Constraints, teachers and masks plug into it as :mod:`fairlib.training.protocols`.
+"""
 
 import copy
 import math
@@ -17,11 +20,14 @@ from tqdm import tqdm
 from fairlib import environment
 from fairlib._validation import check_many, check_number, check_seed, check_settings, check_type, lookup, shown
 from fairlib.data import GroupedDataset
+from fairlib.data.dataset import concatenated
 from fairlib.models.normalization import fill_normalization
 from fairlib.network import masks
-from fairlib.network.evaluation import check_logits, placement, predict
+from fairlib.network.evaluation import check_logits, evaluation_mode, placement, predict
 from fairlib.network.memory import add_gradients, inherit
+from fairlib.network.stacking import Stack
 from fairlib.randomness import seeded
+from fairlib.training.distillation import together
 from fairlib.training.protocols import Batch, Constraint, ConstraintRun, Objective, Sparsifier
 
 
@@ -45,29 +51,46 @@ def _cross_entropy(inputs: Tensor, logits: Tensor, targets: Tensor) -> Tensor:
     return cross_entropy(logits, targets, reduction="none")
 
 
-def _crop(images: Tensor) -> Tensor:
+Generators = Sequence[torch.Generator | None]
+"""Where the members of a stack draw from, one after the other; None is torch's global generator."""
+
+
+def _crop(images: Tensor, generators: Generators = (None,)) -> Tensor:
     """Shift each image by up to an eighth of its size, repeating the pixels of the edge."""
     n, _, height, width = images.shape
-    reach = (max(1, height // 8), max(1, width // 8))
-    dy, dx = (torch.randint(-r, r + 1, (n, 1), device="cpu").to(images.device) for r in reach)
-    rows = (torch.arange(height, device=images.device) + dy).clamp(0, height - 1)
-    columns = (torch.arange(width, device=images.device) + dx).clamp(0, width - 1)
+    reach, each = (max(1, height // 8), max(1, width // 8)), n // len(generators)
+    dy, dx = (
+        torch.cat([torch.randint(-r, r + 1, (each, 1), generator=own, device="cpu") for own in generators])
+        for r in reach
+    )
+    rows = (torch.arange(height, device=images.device) + dy.to(images.device)).clamp(0, height - 1)
+    columns = (torch.arange(width, device=images.device) + dx.to(images.device)).clamp(0, width - 1)
     sample = torch.arange(n, device=images.device)[:, None, None]
     return images.permute(0, 2, 3, 1)[sample, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
 
 
-def _flip(images: Tensor) -> Tensor:
+def _flip(images: Tensor, generators: Generators = (None,)) -> Tensor:
     """Mirror each image left to right with probability one half."""
-    chosen = torch.rand(len(images)).lt(0.5).to(images.device)
+    each = len(images) // len(generators)
+    chosen = torch.cat([torch.rand(each, generator=own).lt(0.5) for own in generators]).to(images.device)
     return torch.where(chosen[:, None, None, None], images.flip(3), images)
 
 
-AUGMENTATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "none": lambda images: images,
+def _crop_and_flip(images: Tensor, generators: Generators = (None,)) -> Tensor:
+    return _flip(_crop(images, generators), generators)
+
+
+def _none(images: Tensor, generators: Generators = (None,)) -> Tensor:
+    return images
+
+
+AUGMENTATIONS: dict[str, Callable[..., Tensor]] = {
+    "none": _none,
     "flip": _flip,
     "crop": _crop,
-    "crop+flip": lambda images: _flip(_crop(images)),
+    "crop+flip": _crop_and_flip,
 }
+"""Augmentations of images ``(k * B, C, H, W)`` by name, of which each of k generators gives the draws for B."""
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": torch.optim.SGD,
@@ -171,48 +194,14 @@ def fit(
         >>> trained(torch.zeros(1, 1)).softmax(1).detach().numpy().round(1)
         array([[0.9, 0.1]], dtype=float32)
     """
-    check_arguments(locals())
-    if not any(parameter.requires_grad or not epochs for parameter in model.parameters()):
-        raise ValueError(f"model has no parameter to train: {shown(model)}")
-    target = torch.device(environment.resolve(device))
-    trained = copy.deepcopy(model).to(target)
-    resident = data.to(target)
-    fill_normalization(trained, resident)
-    batches = len(_split(torch.arange(len(data)), batch_size))
-    check_number("start", start, 0, epochs * batches + 1, whole=True)
-    stepper = OPTIMIZERS[optimizer](trained.parameters(), lr=lr, momentum=momentum, weight_decay=weight_decay)
-    loop = _Loop(
-        model=trained,
-        data=resident,
-        batch_size=batch_size,
-        optimizer=stepper,
-        scheduler=SCHEDULES[schedule](stepper, max(1, epochs * batches)),
-        augment=AUGMENTATIONS[augment],
-        objective=objective or _cross_entropy,
-        autocast=PRECISIONS[precision],
-        layout=torch.channels_last if channels_last else torch.contiguous_format,
-        keep=_steps_to_keep(keep, start, epochs * batches),
-        start=start,
-    )
-    with seeded(seed), _reproducible():
-        running = constraint.start(trained, resident, loop.objective) if constraint else None
-        loop.keep_weights()
-        for epoch in tqdm(range(1, epochs + 1), desc="epochs", leave=False, disable=not progress):
-            seen = loop.epoch(running)
-            if seen is None:
-                continue
-            reported = running.end_epoch() if running else {}
-            seen["gradients"] += reported.pop("gradients", 0)
-            row = {"epoch": epoch} | seen | reported
-            if sparsify:
-                masks.impose(trained, sparsify(trained, epoch / epochs))
-            row |= loop.validation(val)
-            _refuse_divergence(row, epochs, lr, constraint)
-            loop.history.append(row)
-            if stop and stop(row):
-                break
-    inherit(trained, model, history=loop.history, kept=loop.kept)
-    return add_gradients(trained, sum(row["gradients"] for row in loop.history)).eval()
+    settings = locals()
+    for name in ("model", "data", "val", "objective", "constraint", "seed"):
+        del settings[name]
+    member = Member(model, data, val, objective, constraint, seed)
+    trained = train([member], progress=settings.pop("progress"), **settings)[0]
+    if isinstance(trained, DivergenceError):
+        raise trained
+    return trained
 
 
 def check_training(owner: str, settings: Mapping[str, Any], given: Iterable[str] = ()) -> None:
@@ -282,83 +271,226 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
 }
 
 
-@dataclass
-class _Loop:
-    """The state of one training."""
+@dataclass(frozen=True)
+class Member:
+    """What one network of a training has to itself: the arguments of :func:`fit` of these names."""
 
     model: nn.Module
     data: GroupedDataset
-    batch_size: int
-    optimizer: torch.optim.Optimizer
-    scheduler: torch.optim.lr_scheduler.LRScheduler
-    augment: Callable[[Tensor], Tensor]
-    objective: Objective
-    autocast: bool
-    layout: torch.memory_format
-    keep: set[int]
-    start: int
-    step: int = 0
+    val: GroupedDataset | None = None
+    objective: Objective | None = None
+    constraint: Constraint | None = None
+    seed: int = 0
+
+
+def train(
+    members: Sequence[Member], *, stacked: bool = False, progress: bool = False, **settings: Any
+) -> list[nn.Module | DivergenceError]:
+    """Train copies of networks in one loop.
+
+    Args:
+        members: One network; or, ``stacked``, several whose data are of one size and shape.
+        stacked: Whether they are trained as one (:mod:`fairlib.network.stacking`), and draw from generators of their
+            own instead of torch's global ones.
+        progress: Whether to show a progress bar.
+        **settings: Arguments of :func:`fit` that all of them have.
+
+    Returns:
+        What :func:`fit` returns, or the error that it raises, for each member.
+    """
+    for member in members:
+        check_arguments(vars(member) | settings)
+    epochs, device = settings["epochs"], torch.device(environment.resolve(settings.pop("device")))
+    for model in (member.model for member in members):
+        if not any(parameter.requires_grad or not epochs for parameter in model.parameters()):
+            raise ValueError(f"model has no parameter to train: {shown(model)}")
+    copies = [copy.deepcopy(member.model).to(device) for member in members]
+    resident = {id(data): data.to(device) for data in (member.data for member in members)}
+    datas = [resident[id(member.data)] for member in members]
+    for model, data in zip(copies, datas, strict=True):
+        fill_normalization(model, data)
+    with seeded(members[0].seed), _reproducible():
+        runs = [_Run(*each) for each in zip(members, copies, datas, strict=True)]
+        loop = _Loop(runs, stacked, device, **settings)
+        loop.run(progress)
+    return [run.result() for run in runs]
+
+
+@dataclass
+class _Run:
+    """The state of one member of a training."""
+
+    member: Member
+    model: nn.Module
+    data: GroupedDataset
     history: list[dict[str, float]] = field(default_factory=list)
     kept: dict[int, dict[str, Tensor]] = field(default_factory=dict)
+    constraint: ConstraintRun | None = None
+    error: DivergenceError | None = None
 
-    def __post_init__(self):
-        self.device, self.dtype = placement(self.model)
-        self.model.to(memory_format=self.layout)
+    def result(self) -> nn.Module | DivergenceError:
+        if self.error:
+            return self.error
+        inherit(self.model, self.member.model, history=self.history, kept=self.kept)
+        return add_gradients(self.model, sum(row["gradients"] for row in self.history)).eval()
 
-    def epoch(self, running: ConstraintRun | None) -> dict[str, float] | None:
+    def validation(self, is_finite: bool) -> dict[str, float]:
+        """Validation loss and accuracy after an epoch; NaN if an output is infinite or NaN."""
+        if is_finite and self.member.val is None:
+            return {}
+        try:
+            seen = predict(self.model, self.member.val or self.data)
+        except FloatingPointError:
+            return {"val_loss": math.nan, "val_accuracy": math.nan}
+        return {"val_loss": seen.loss.mean().item(), "val_accuracy": seen.correct.mean().item()}
+
+    def keep_weights(self, step: int) -> None:
+        state = self.model.state_dict()
+        self.kept[step] = {name: tensor.detach().cpu().clone() for name, tensor in state.items()}
+
+
+class _Loop:
+    """One training, of one network or of several that are stacked."""
+
+    def __init__(
+        self,
+        runs: Sequence[_Run],
+        stacked: bool,
+        device: torch.device,
+        *,
+        epochs: int,
+        lr: float,
+        batch_size: int,
+        momentum: float,
+        weight_decay: float,
+        optimizer: str,
+        schedule: str,
+        augment: str,
+        sparsify: Sparsifier | None,
+        stop: Callable[[Mapping[str, float]], bool] | None,
+        start: int,
+        keep: int | Sequence[int],
+        precision: str,
+        channels_last: bool,
+        **_: object,
+    ) -> None:
+        self.runs, self.device, self.epochs, self.lr, self.batch_size = runs, device, epochs, lr, batch_size
+        self.sparsify, self.stop, self.start, self.augment = sparsify, stop, start, AUGMENTATIONS[augment]
+        self.layout = torch.channels_last if channels_last else torch.contiguous_format
+        self.autocast, self.dtype, self.step = PRECISIONS[precision], placement(runs[0].model)[1], 0
+        self.data, self.offsets = _joined([run.data for run in runs])
+        steps = epochs * len(_split(self.offsets.new_empty(1, len(runs[0].data)), batch_size))
+        check_number("start", start, 0, steps + 1, whole=True)
+        self.keep = _steps_to_keep(keep, start, steps)
+        if stacked:
+            self.model: nn.Module = Stack([run.model for run in runs], torch.channels_last)
+            self.generators: Generators = [torch.Generator().manual_seed(run.member.seed) for run in runs]
+        else:
+            self.model, self.generators = runs[0].model.to(memory_format=self.layout), [None]
+        self.objective = together([run.member.objective or _cross_entropy for run in runs])
+        self.optimizer = OPTIMIZERS[optimizer](
+            self.model.parameters(), lr=lr, momentum=momentum, weight_decay=weight_decay
+        )
+        self.scheduler = SCHEDULES[schedule](self.optimizer, max(1, steps))
+
+    def run(self, progress: bool) -> None:
+        for run in self.runs:
+            if given := run.member.constraint:
+                run.constraint = given.start(run.model, run.data, run.member.objective or _cross_entropy)
+        self._keep_weights()
+        for epoch in tqdm(range(1, self.epochs + 1), desc="epochs", leave=False, disable=not progress):
+            for run, seen, is_finite in zip(self.runs, self._epoch(), self._finite(), strict=True):
+                if seen and not run.error:
+                    self._end_epoch(run, {"epoch": epoch} | seen, is_finite)
+            if all(run.error for run in self.runs):
+                break
+            if self.stop and self.runs[0].history and self.stop(self.runs[0].history[-1]):
+                break
+        if isinstance(self.model, Stack):
+            self.model.release()
+
+    def _finite(self) -> list[bool]:
+        """Whether the outputs of each member for its first sample are finite after an epoch."""
+        with evaluation_mode(self.model), torch.no_grad():
+            logits = self.model(self.data.batch(self.offsets.flatten(), dtype=self.dtype, device=self.device))
+        return logits.isfinite().all(1).tolist()
+
+    def _end_epoch(self, run: _Run, row: dict[str, float], is_finite: bool) -> None:
+        reported = run.constraint.end_epoch() if run.constraint else {}
+        row["gradients"] += reported.pop("gradients", 0)
+        row |= reported
+        if self.sparsify:
+            masks.impose(run.model, self.sparsify(run.model, row["epoch"] / self.epochs))
+        row |= run.validation(is_finite)
+        run.error = _divergence(row, self.epochs, self.lr, run.member.constraint)
+        run.history.append(row)
+        if run.error:  # It keeps its place, and computes with finite numbers.
+            with torch.no_grad():
+                for parameter in run.model.parameters():
+                    parameter.zero_()
+
+    def _epoch(self) -> list[dict[str, float]]:
         """Train for an epoch, skipping the steps before ``start``.
 
         Returns:
-            Learning rate of the first step, mean loss and accuracy over the batches when they were trained on, and the
-            number of per-sample gradients; None if all steps were skipped.
+            For each member the learning rate of the first step, mean loss and accuracy over the batches when they were
+            trained on, and the number of per-sample gradients; nothing if all steps were skipped.
         """
         self.model.train()
-        rate, seen = math.nan, 0
-        totals = torch.zeros(3, device=self.device)  # Read once an epoch: reading waits for a GPU.
-        for index in _split(torch.randperm(len(self.data)).to(self.device), self.batch_size):
+        rate, seen, count = math.nan, 0, len(self.runs)
+        totals = torch.zeros(count, 3, device=self.device)  # Read once an epoch: reading waits for a GPU.
+        orders = torch.stack([torch.randperm(len(self.runs[0].data), generator=own) for own in self.generators])
+        for index in _split(orders.to(self.device) + self.offsets, self.batch_size):
             self.optimizer.zero_grad(set_to_none=True)
             if self.step < self.start:
                 self._advance()
                 continue
             if not seen:
                 rate = float(self.scheduler.get_last_lr()[0])
-            batch = self._forward(index)
-            loss = running.loss(batch) if running else batch.losses.mean()
-            loss.backward()
+            batch = self._forward(index.flatten())
+            size = index.shape[1]
+            losses = self._losses(batch, size)
+            losses.sum().backward()
             self._advance()
-            seen += len(index)
-            hits = (batch.logits.argmax(1) == batch.targets).sum()
-            totals += torch.stack([batch.losses.detach().sum(), hits, loss.detach() * len(index)])
+            seen += size
+            hits = (batch.logits.argmax(1) == batch.targets).view(count, size).sum(1)
+            totals += torch.stack([batch.losses.detach().view(count, size).sum(1), hits, losses.detach() * size], 1)
         if not seen:
-            return None
-        loss, accuracy, objective = (totals / seen).tolist()
-        row = {"lr": rate, "loss": loss, "accuracy": accuracy, "gradients": seen}
-        return row | {"objective": objective} if running else row
+            return [{}] * count
+        rows = []
+        for run, (loss, accuracy, objective) in zip(self.runs, (totals / seen).tolist(), strict=True):
+            row = {"lr": rate, "loss": loss, "accuracy": accuracy, "gradients": seen}
+            rows.append(row | {"objective": objective} if run.constraint else row)
+        return rows
+
+    def _losses(self, batch: Batch, size: int) -> Tensor:
+        """What each member descends on, ``(k,)``."""
+        means = batch.losses.view(-1, size).mean(1)
+        if not any(run.constraint for run in self.runs):
+            return means
+        parts = zip(*(tensor.split(size) for tensor in vars(batch).values()), strict=True)
+        held = [
+            run.constraint.loss(Batch(*part)) if run.constraint and not run.error else mean
+            for run, part, mean in zip(self.runs, parts, means, strict=True)
+        ]
+        return torch.stack(held)
 
     def _advance(self) -> None:
         """Step the optimizer, which does nothing without gradients, and the schedule."""
         self.optimizer.step()
         self.scheduler.step()
         self.step += 1
-        self.keep_weights()
+        self._keep_weights()
 
-    def validation(self, val: GroupedDataset | None) -> dict[str, float]:
-        """Validation loss and accuracy after an epoch; NaN if an output is infinite or NaN."""
-        try:
-            seen = predict(self.model, self.data.subset(range(1)) if val is None else val)
-        except FloatingPointError:
-            return {"val_loss": math.nan, "val_accuracy": math.nan}
-        return {} if val is None else {"val_loss": seen.loss.mean().item(), "val_accuracy": seen.correct.mean().item()}
-
-    def keep_weights(self) -> None:
+    def _keep_weights(self) -> None:
         if self.step in self.keep:
-            state = self.model.state_dict()
-            self.kept[self.step] = {name: tensor.detach().cpu().clone() for name, tensor in state.items()}
+            for run in self.runs:
+                run.keep_weights(self.step)
 
     def _forward(self, index: Tensor) -> Batch:
         inputs = self.data.batch(index, dtype=self.dtype, device=self.device)
         if inputs.ndim == 4:
-            inputs = self.augment(inputs).contiguous(memory_format=self.layout)
+            inputs = self.augment(inputs, self.generators).contiguous(memory_format=self.layout)
         targets = self.data.targets[index]
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast):
             logits = self.model(inputs)
@@ -369,6 +501,16 @@ class _Loop:
         return Batch(inputs, targets, self.data.groups[index], logits, losses)
 
 
+def _joined(datas: Sequence[GroupedDataset]) -> tuple[GroupedDataset, Tensor]:
+    """All data sets as one, and the position ``(k, 1)`` of the first sample of each; one that all share stands once."""
+    first, count = datas[0], len(datas)
+    offsets = torch.zeros(count, 1, dtype=torch.int64, device=first.targets.device)
+    if all(data is first for data in datas):
+        return first, offsets
+    starts = torch.arange(count, device=offsets.device)[:, None] * len(first)
+    return concatenated(datas), offsets + starts
+
+
 def _steps_to_keep(keep: int | Sequence[int], start: int, steps: int) -> set[int]:
     wanted = {int(keep)} if hasattr(keep, "__index__") else set(check_many("keep", keep))
     if any(not start <= step <= steps for step in wanted):
@@ -376,21 +518,21 @@ def _steps_to_keep(keep: int | Sequence[int], start: int, steps: int) -> set[int
     return wanted
 
 
-def _split(order: Tensor, batch_size: int) -> list[Tensor]:
-    """Batches of an epoch; a last sample alone, which batch normalization cannot train on, joins the batch before."""
-    parts = list(order.split(batch_size))
-    if len(parts) > 1 and len(parts[-1]) == 1:
-        parts[-2:] = [torch.cat(parts[-2:])]
+def _split(orders: Tensor, batch_size: int) -> list[Tensor]:
+    """Batches ``(k, B)``; a last sample alone, which batch normalization cannot train on, joins the batch before."""
+    parts = list(orders.split(batch_size, dim=1))
+    if len(parts) > 1 and parts[-1].shape[1] == 1:
+        parts[-2:] = [torch.cat(parts[-2:], 1)]
     return parts
 
 
-def _refuse_divergence(row: dict[str, float], epochs: int, lr: float, constraint: Constraint | None) -> None:
+def _divergence(row: dict[str, float], epochs: int, lr: float, constraint: Constraint | None) -> DivergenceError | None:
     if all(math.isfinite(value) for value in row.values()):
-        return
+        return None
     advice = f"lower lr ({lr})" + (f", or the strength of {constraint}" if constraint else "")
     left_out = ("epoch", "lr", "gradients")
     state = ", ".join(f"{name} {value:.3g}" for name, value in row.items() if name not in left_out)
-    raise DivergenceError(f"training diverged at epoch {row['epoch']} of {epochs} ({state}); {advice}")
+    return DivergenceError(f"training diverged at epoch {row['epoch']} of {epochs} ({state}); {advice}")
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from torch import Tensor, nn
 
@@ -57,7 +57,14 @@ class ConstraintRun(Protocol):
 
 
 class Constraint(Protocol):
-    """The settings of a constraint, without state: what :func:`fairlib.fit` takes as ``constraint``."""
+    """The settings of a constraint, without state: what :func:`fairlib.fit` takes as ``constraint``.
+
+    Attributes:
+        by_batch: Whether its :meth:`ConstraintRun.loss` computes from the batch alone, never from the model, so that
+            several networks can be trained at once (:func:`fairlib.fit_many`).
+    """
+
+    by_batch: ClassVar[bool] = False
 
     def start(self, model: nn.Module, data: GroupedDataset, objective: Objective) -> ConstraintRun:
         """Begin a training.

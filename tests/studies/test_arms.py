@@ -32,11 +32,11 @@ def trainings(monkeypatch):
     """What a study has trained."""
     calls = []
 
-    def cached_fit(model, data, *, folder, **settings):
-        calls.append(settings)
-        return fairlib.fit(model, data, **settings)
+    def cached_fits(trainings, **_):
+        calls.extend(training.settings for training in trainings)
+        return [fairlib.fit(training.model, training.data, **training.settings) for training in trainings]
 
-    monkeypatch.setattr("fairlib.studies.seed.cached_fit", cached_fit)
+    monkeypatch.setattr("fairlib.studies.seed.cached_fits", cached_fits)
     return calls
 
 

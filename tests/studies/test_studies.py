@@ -150,7 +150,7 @@ def test_bad_input_is_refused(change, message):
     ],
 )
 def test_settings_are_checked_before_anything_is_trained(change, message, monkeypatch):
-    monkeypatch.setattr("fairlib.studies.seed.cached_fit", None)
+    monkeypatch.setattr("fairlib.studies.seed.cached_fits", None)
     with pytest.raises(TypeError, match=message):
         study(**(SMALL | {"levels": [0.5], "seeds": [0]} | change))
 

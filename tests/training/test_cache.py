@@ -13,7 +13,7 @@ from torch import nn
 import fairlib
 from fairlib import environment
 from fairlib.linearization import gate
-from fairlib.training import cache
+from fairlib.training import cache, together
 from fairlib.training.cache import cached_fit
 from fairlib.training.distillation import Distillation
 
@@ -27,7 +27,7 @@ def counted(monkeypatch):
         calls.append(settings)
         return fairlib.fit(*arguments, **settings)
 
-    monkeypatch.setattr(cache, "fit", fit)
+    monkeypatch.setattr(together, "fit", fit)
     return calls
 
 

@@ -1,0 +1,137 @@
+"""Several networks of one architecture as a single one, which computes what each of them computes, but faster.
+
+A small network keeps a processor waiting: most of a step is the way from one operation to the next. Stacked, k members
+take one operation where they took k: a convolution has k times the channels in k times the groups, normalization has k
+times the channels, and a linear layer is one batched product. Source: Wang et al., HFTA (MLSys 2021).
+"""
+
+import copy
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from fairlib.network import masks
+
+WIDER: dict[type[nn.Module], tuple[str, ...]] = {
+    nn.Conv2d: ("in_channels", "out_channels", "groups"),
+    nn.BatchNorm1d: ("num_features",),
+    nn.BatchNorm2d: ("num_features",),
+    nn.Linear: (),
+} | dict.fromkeys(
+    (nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.Identity, nn.Sequential), ()
+)
+"""What torch's modules count that is k times as many in a stack of k members, by their class."""
+
+
+def why_not(members: Sequence[nn.Module]) -> str | None:
+    """Say why networks cannot be stacked, or None if they can: the end of "they are not trained at once, since ..."."""
+    first = members[0]
+    for module in first.modules():
+        kind = type(module)
+        ours = kind.__module__.startswith(("fairlib.models.", "fairlib.network."))
+        if not (ours or kind in WIDER or (kind is nn.Flatten and module.start_dim == 1)):
+            return f"a {kind.__name__} is computed one network at a time"
+        if getattr(module, "padding_mode", "zeros") != "zeros" or getattr(module, "alpha", None) is not None:
+            return f"a {kind.__name__} of these settings is computed one network at a time"
+    if len({id(tensor) for _, _, tensor in _slots(first)}) < sum(1 for _ in _slots(first)):
+        return "two of their modules share a tensor"
+    if any(_form(member) != _form(first) for member in members):
+        return "they are not of one architecture"
+    if any(set(masks.read(member)) - _most_masked(members).keys() for member in members):
+        return "they have masks on different layers"
+    if any(
+        tensor.ndim == 0 and not torch.equal(tensor, other) for each in members for tensor, other in _pairs(first, each)
+    ):
+        return "they were trained for different numbers of steps"
+    return None
+
+
+class Stack(nn.Module):
+    """Networks of one architecture as one module, whose parameters and buffers the networks share.
+
+    Every tensor of the stack is that of the members one after the other along the first axis. The members' own tensors
+    become views of it, in place, until :meth:`release`: what trains the stack trains them, and each can be evaluated.
+
+    Args:
+        members: At least one network; :func:`why_not` says None of them.
+        layout: Memory format of the weights of convolutions.
+    """
+
+    def __init__(self, members: Sequence[nn.Module], layout: torch.memory_format = torch.contiguous_format) -> None:
+        super().__init__()
+        self.members, count = tuple(members), len(members)  # A tuple, so that they are no submodules.
+        masked = _most_masked(members)
+        self.net = copy.deepcopy(next(member for member in members if masks.read(member).keys() == masked.keys()))
+        for module in self.net.modules():
+            for name in WIDER.get(type(module), ()):
+                setattr(module, name, count * getattr(module, name))
+            if type(module) is nn.Linear:
+                module.__class__ = _StackedLinear
+        for prefix, name, tensor in list(_slots(self.net)):
+            parts = [_tensor(member, prefix, name, tensor) for member in members]
+            joined = torch.cat([part.detach() for part in parts]) if tensor.ndim else tensor.detach().clone()
+            if joined.ndim == 4:
+                joined = joined.contiguous(memory_format=layout)
+            if isinstance(tensor, nn.Parameter):
+                joined = nn.Parameter(joined, tensor.requires_grad)
+            setattr(self.net.get_submodule(prefix), name, joined)
+            for part, own in zip(parts, joined.detach().chunk(count) if joined.ndim else [joined] * count, strict=True):
+                part.data = own
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Compute the outputs ``(k * B, C)`` of inputs ``(k * B, ...)``, the first B for the first member."""
+        count = len(self.members)
+        parts = inputs.unflatten(0, (count, -1)).transpose(0, 1).flatten(1, 2)
+        if parts.ndim == 4:
+            parts = parts.contiguous(memory_format=torch.channels_last)
+        return self.net(parts).unflatten(1, (count, -1)).transpose(0, 1).flatten(0, 1)
+
+    def release(self) -> None:
+        """Give every member tensors of its own again, in torch's ordinary memory format."""
+        for member in self.members:
+            for _, _, tensor in _slots(member):
+                tensor.data = tensor.detach().clone(memory_format=torch.contiguous_format)
+
+
+class _StackedLinear(nn.Linear):
+    """Linear layers side by side: inputs ``(B, k * D)`` to outputs ``(B, k * C)``, weights ``(k * C, D)``."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        parts = inputs.unflatten(1, (-1, self.in_features)).transpose(0, 1)
+        weight = self.weight.unflatten(0, (-1, self.out_features)).mT
+        if self.bias is None:
+            outputs = torch.bmm(parts, weight)
+        else:
+            outputs = torch.baddbmm(self.bias.unflatten(0, (-1, 1, self.out_features)), parts, weight)
+        return outputs.transpose(0, 1).flatten(1)
+
+
+def _slots(model: nn.Module) -> Iterable[tuple[str, str, Tensor]]:
+    """Every parameter and buffer, under the names of its module and its own."""
+    for prefix, module in model.named_modules():
+        for name, tensor in (*module._parameters.items(), *module._buffers.items()):
+            if tensor is not None:
+                yield prefix, name, tensor
+
+
+def _tensor(member: nn.Module, prefix: str, name: str, like: Tensor) -> Tensor:
+    """A member's tensor; where it has no mask, one that keeps everything."""
+    found = getattr(member.get_submodule(prefix), name, None)
+    return torch.ones_like(like) if found is None else found
+
+
+def _most_masked(members: Sequence[nn.Module]) -> dict[str, Tensor]:
+    return max((masks.read(member) for member in members), key=len)
+
+
+def _form(model: nn.Module) -> list[object]:
+    """What members have in common: modules, and shapes and kinds of their tensors, masks of weights left out."""
+    tensors = [(prefix, name, t.shape, t.dtype, t.requires_grad) for prefix, name, t in _slots(model)]
+    return [repr(model), *(tensor for tensor in tensors if tensor[1] != masks.BUFFER)]
+
+
+def _pairs(one: nn.Module, other: nn.Module) -> Iterable[tuple[Tensor, Tensor]]:
+    """The tensors of two models of one form, masks of weights left out."""
+    ours, theirs = ([slot for slot in _slots(each) if slot[1] != masks.BUFFER] for each in (one, other))
+    return [(a[2], b[2]) for a, b in zip(ours, theirs, strict=True)]

@@ -1,0 +1,52 @@
+"""Studies whose seeds are trained at once."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import fairlib
+
+SETTINGS = dict(data="digits", model="cnn", train={"epochs": 1}, finetune={"epochs": 1}, cache=None, workers=1)
+ARMS = {
+    "small": fairlib.Arm("prune:magnitude", levels=[0.5]),
+    "fair": fairlib.Arm("prune:random", "equal-loss", ["before", "both"], levels=[0.9]),
+    "linear": fairlib.Arm("linearize:random", levels=[0.5], finetune={"epochs": 1}),
+    "searched": fairlib.Arm("prune:lottery", levels=[0.2]),
+}
+
+
+def test_the_rows_are_those_of_one_seed_after_the_other_up_to_rounding():
+    settings = SETTINGS | {"train": {"epochs": 6, "batch_size": 16}}  # A teacher must know something.
+    together, alone = (fairlib.study(**settings, arms=ARMS, seeds=range(2), at_once=flag) for flag in (True, False))
+    same = ["arm", "stage", "level", "when", "seed", "split", "group", "size", "kept"]
+    assert together[same].equals(alone[same])
+    np.testing.assert_allclose(together["loss"], alone["loss"], rtol=1e-3)
+
+
+def test_rows_of_a_seed_depend_on_no_other_seed_and_on_no_process():
+    settings = SETTINGS | dict(method="prune:magnitude", levels=[0.9], at_once=True)
+    some = fairlib.study(**settings, seeds=[4, 11, 1])
+    assert list(dict.fromkeys(some["seed"])) == [4, 11, 1]
+    one = fairlib.study(**settings | {"workers": 2}, seeds=[1, 11])
+    for seed in (1, 11):
+        rows = (table[table["seed"] == seed].reset_index(drop=True) for table in (some, one))
+        assert next(rows).equals(next(rows))
+
+
+def test_a_clocked_study_trains_one_after_the_other():
+    table = fairlib.study(**SETTINGS, method="prune:magnitude", levels=[0.5], seeds=[0, 1], clock=True, at_once="auto")
+    assert (table.loc[table["stage"] != "dense", "seconds"] > 0).all()
+
+
+def test_a_diverging_seed_is_left_out_and_the_others_go_on():
+    settings = SETTINGS | dict(method="prune:magnitude", levels=[0.5], seeds=[0, 1], at_once=True)
+    with pytest.raises(fairlib.DivergenceError, match="seed 0: training diverged"):
+        fairlib.study(**settings | {"train": {"epochs": 1, "lr": 1e9}})
+    table = fairlib.study(**settings | {"train": {"epochs": 1, "lr": 1e9}}, divergence="skip")
+    assert [run["seed"] for run in table.attrs["diverged"]] == [0, 1] and not len(table)
+
+
+def test_unknown_ways_are_refused():
+    with pytest.raises(ValueError, match="at_once"):
+        fairlib.study(**SETTINGS, method="prune:magnitude", levels=[0.5], at_once="sometimes")

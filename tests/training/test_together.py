@@ -1,0 +1,198 @@
+"""Several trainings at once: each is the training that it would be alone."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from zoo import SIZES, zoo_model
+
+import fairlib
+from fairlib.linearization import gate
+from fairlib.network import stacking
+from fairlib.training.cache import cached_fits
+from fairlib.training.distillation import Distillation
+from fairlib.training.together import AT_ONCE, Training, fit_all, why_not
+
+MITIGATIONS = [
+    fairlib.EqualLoss(step=0.1),
+    fairlib.EqualLoss(step=0.1, dual="average"),
+    fairlib.EqualLoss(step=0.1, as_published=True),
+    fairlib.GroupDRO(step=0.1),
+    fairlib.Reweight(),
+    fairlib.EqualAccuracy(),
+    fairlib.AccuracyGap(step=0.1),
+]
+
+
+@pytest.fixture(scope="module")
+def digits() -> fairlib.GroupedDataset:
+    return fairlib.load("digits").train.subset(torch.randperm(450, generator=torch.Generator().manual_seed(0))[:130])
+
+
+def far(one: nn.Module, other: nn.Module) -> float:
+    """Largest difference of two models' tensors."""
+    pairs = zip(one.state_dict().values(), other.state_dict().values(), strict=True)
+    return max(float((a.double() - b.double()).abs().max()) for a, b in pairs)
+
+
+def different(models: list[nn.Module]) -> list[nn.Module]:
+    """Copies with other weights each, and other masks: none, half, nine tenths."""
+    for seed, model in enumerate(models):
+        generator = torch.Generator().manual_seed(seed)
+        for parameter in model.parameters():
+            parameter.data += 0.05 * torch.randn(parameter.shape, generator=generator)
+    return [
+        models[0],
+        *(fairlib.prune(model, "magnitude", sparsity=s) for model, s in zip(models[1:], (0.5, 0.9), strict=True)),
+    ]
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("name", sorted(set(SIZES) - {"mobilenetv2"}))
+def test_a_stack_computes_what_its_members_compute(name, training):
+    inputs = torch.cat([zoo_model(name)[1] + shift for shift in (0.0, 0.1, -0.1)]).double()
+    members = [model.double().train(training) for model in different([zoo_model(name)[0] for _ in range(3)])]
+    alone = copy.deepcopy(members)
+    expected = torch.cat([model(part) for model, part in zip(alone, inputs.split(2), strict=True)])
+    assert stacking.why_not(members) is None
+    stack = stacking.Stack(members, torch.channels_last).train(training)
+    seen = stack(inputs)
+    torch.testing.assert_close(seen, expected, rtol=1e-9, atol=1e-12)
+    stack.release()
+    assert all(far(one, other) < 1e-9 for one, other in zip(members, alone, strict=True))
+    assert len({tensor.untyped_storage().data_ptr() for tensor in members[1].parameters()}) == len(
+        list(members[1].parameters())
+    )
+
+
+@pytest.mark.parametrize("augment", ["none", "crop+flip"])
+@pytest.mark.parametrize("name", ["cnn", "tiny-resnet", "mlp"])
+def test_after_an_epoch_each_is_the_training_alone(name, augment, digits):
+    models = different([fairlib.build(name, like=digits, seed=seed).double() for seed in range(3)])
+    datas = [digits, digits.subset(range(129, -1, -1)), digits]
+    settings = dict(epochs=1, augment=augment, batch_size=43, keep=[0, 2])
+    together = fairlib.fit_many(models, datas, seeds=[5, 6, 7], val=[None, digits, None], **settings)
+    for i, trained in enumerate(together):
+        alone = fairlib.fit(models[i], datas[i], seed=5 + i, val=digits if i == 1 else None, **settings)
+        assert far(trained, alone) < 1e-9 and not trained.training
+        np.testing.assert_allclose(fairlib.history(trained), fairlib.history(alone), rtol=1e-5)
+        assert list(fairlib.history(trained)) == list(fairlib.history(alone))
+        assert fairlib.gradient_evaluations(trained) == fairlib.gradient_evaluations(alone)
+        kept = fairlib.weights_at(alone, 2)
+        assert all((kept[key] - value).abs().max() < 1e-6 for key, value in fairlib.weights_at(trained, 2).items())
+        assert fairlib.sparsity(trained) == pytest.approx(fairlib.sparsity(models[i]))
+
+
+@pytest.mark.parametrize("constraint", MITIGATIONS, ids=repr)
+def test_a_constraint_has_its_state_by_member(constraint, digits):
+    models = [fairlib.build("cnn", like=digits, seed=seed) for seed in range(3)]
+    if isinstance(constraint, fairlib.AccuracyGap):
+        constraint = constraint.relative_to(models[0], digits)
+    constraints = [constraint, None, constraint]
+    together = fairlib.fit_many(models, digits, seeds=range(3), constraint=constraints, epochs=2, lr=0.01)
+    for seed, trained in enumerate(together):
+        alone = fairlib.fit(models[seed], digits, seed=seed, constraint=constraints[seed], epochs=2, lr=0.01)
+        assert far(trained, alone) < 1e-5
+        np.testing.assert_allclose(fairlib.history(trained), fairlib.history(alone), rtol=1e-3, atol=1e-6)
+
+
+def test_students_follow_each_its_own_teacher_with_its_own_gates(digits):
+    dense = fairlib.fit_many(
+        [fairlib.build("cnn", like=digits, seed=s) for s in range(2)], digits, seeds=[0, 1], epochs=30
+    )
+    objectives = [Distillation(teacher, digits) for teacher in dense]
+    students = [
+        fairlib.linearize(gate(teacher), "random", budget=0.3, data=digits, seed=s) for s, teacher in enumerate(dense)
+    ]
+    together = fairlib.fit_many(students, digits, seeds=[0, 1], objective=objectives, epochs=1)
+    for seed, trained in enumerate(together):
+        alone = fairlib.fit(students[seed], digits, seed=seed, objective=objectives[seed], epochs=1)
+        assert far(trained, alone) < 1e-6
+        assert far(objectives[seed].teacher, dense[seed]) == 0
+
+
+def test_neither_company_nor_order_shows_in_a_bit(digits):
+    models = [fairlib.build("cnn", like=digits, seed=seed) for seed in range(AT_ONCE)]
+    everyone = fairlib.fit_many(models, digits, seeds=range(AT_ONCE), epochs=2)
+    trainings = [Training(models[seed], digits, {"seed": seed, "epochs": 2}) for seed in (7, 3)]
+    some = fit_all(trainings, [7, 3])
+    assert far(some[0], everyone[7]) == 0 == far(some[1], everyone[3])
+
+
+def test_one_that_diverges_leaves_the_others_alone(digits):
+    models = [fairlib.build("cnn", like=digits, seed=seed) for seed in range(3)]
+    models[1].classifier[4].weight.data.fill_(1e30)
+    settings = dict(seeds=range(3), epochs=2)
+    found = fairlib.fit_many(models, digits, **settings, divergence="skip")
+    assert found[1] is None
+    healthy = [models[0], fairlib.build("cnn", like=digits, seed=1), models[2]]
+    expected = fairlib.fit_many(healthy, digits, **settings)
+    assert far(found[0], expected[0]) == 0 == far(found[2], expected[2])
+    with pytest.raises(fairlib.DivergenceError, match="network 1: training diverged at epoch 1 of 2"):
+        fairlib.fit_many(models, digits, **settings)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"models": lambda m: [m[0], fairlib.build("mlp", like=fairlib.load("digits"))]}, "not of one architecture"),
+        ({"models": lambda m: [nn.Sequential(each, nn.Dropout()) for each in m]}, "a Dropout is computed one"),
+        ({"datas": lambda d: [d, d.subset(range(100))]}, "not of one size"),
+        ({"stop": lambda _: lambda row: False}, "a stop, belong to one network"),
+        ({"constraint": lambda _: fairlib.EqualCurvature(step=0.1)}, "looks at the network at every step"),
+        ({"objective": lambda _: lambda i, z, y: nn.functional.cross_entropy(z, y, reduction="none")}, "of your own"),
+    ],
+)
+def test_what_cannot_be_trained_at_once_is_trained_all_the_same(change, reason, digits):
+    arguments = {"models": [fairlib.build("cnn", like=digits, seed=s) for s in range(2)], "datas": [digits, digits]}
+    start = {"models": arguments["models"], "datas": digits}
+    arguments |= {name: make(start.get(name)) for name, make in change.items()}
+    models, datas = arguments.pop("models"), arguments.pop("datas")
+    with pytest.warns(UserWarning, match=f"not trained all at once, since .*{reason}"):
+        found = fairlib.fit_many(models, datas, seeds=[0, 1], epochs=1, **arguments)
+    for seed, trained in enumerate(found):
+        assert far(trained, fairlib.fit(models[seed], datas[seed], seed=seed, epochs=1, **arguments)) < 1e-6
+
+
+def test_members_that_went_other_ways_are_no_stack(digits):
+    resnets = [fairlib.build("tiny-resnet", like=digits, seed=seed) for seed in range(2)]
+    trained = fairlib.fit(resnets[0], digits, epochs=1)
+    assert "different numbers of steps" in stacking.why_not([trained, resnets[1]])
+    masked = [fairlib.prune(resnets[0], "magnitude", sparsity=0.5), copy.deepcopy(resnets[1])]
+    assert stacking.why_not(masked) is None
+    fairlib.network.masks.impose(masked[1], {"fc.weight": torch.ones_like(masked[1].fc.weight).bool()})
+    assert stacking.why_not(masked) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"seeds": [0]}, ValueError, "seeds must be one for each of the 2 models, got 1"),
+        ({"seeds": 3}, TypeError, "seeds must hold several values"),
+        ({"val": [None]}, ValueError, "val must be one for each"),
+        ({"epoch": 1}, TypeError, "epoch"),
+        ({"divergence": "ignore"}, ValueError, "answer to divergence"),
+        ({"lr": -1}, ValueError, "lr"),
+    ],
+)
+def test_bad_input(change, error, message, digits):
+    models = [fairlib.build("cnn", like=digits, seed=seed) for seed in range(2)]
+    with pytest.raises(error, match=message):
+        fairlib.fit_many(models, digits, **({"seeds": [0, 1], "epochs": 1} | change))
+
+
+def test_the_cache_knows_the_place_and_each_member(digits, tmp_path):
+    models = [fairlib.build("cnn", like=digits, seed=seed) for seed in range(3)]
+    trainings = [Training(model, digits, {"seed": seed, "epochs": 1}) for seed, model in enumerate(models)]
+    first = cached_fits(trainings[:2], folder=tmp_path, places=[0, 1])
+    assert len(list(tmp_path.iterdir())) == 2
+    second = cached_fits(trainings, folder=tmp_path, places=[0, 1, 2])
+    assert len(list(tmp_path.iterdir())) == 3
+    assert far(first[1], second[1]) == 0 and fairlib.history(first[1]).equals(fairlib.history(second[1]))
+    cached_fits(trainings, folder=tmp_path)
+    assert len(list(tmp_path.iterdir())) == 6
+    assert why_not(trainings) is None
