@@ -46,15 +46,14 @@ def bifp(
         \min_{m, \, \|m\|_0 \le k} U(m \odot \theta^*(m); D_2) , \qquad
         \theta^*(m) = \operatorname{argmin}_\theta U(m \odot \theta; D_1) + \tfrac{\gamma}{2} \|\theta\|^2 .
 
-    The lower level is a training by :func:`fairlib.fit` on :math:`D_1`. Before each of its steps (or every
-    ``mask.every`` steps) the mask takes a step on a batch of :math:`D_2`, along the gradient of the upper level
-    (:mod:`fairlib.pruning.hypergradient`); both steps start from the same mask and weights. The mask keeps the k
-    weights of highest score; scores start as the magnitudes of the weights (or the norms of filters) divided by their
-    mean. The gradient with respect to the mask is used as that with respect to the scores (straight-through), as in
-    BiP. A weight that is not kept has no gradient; apart from momentum and decay it does not change, and it may return.
-    A *relaxed* mask is the projection of the scores onto :math:`m \in [0, 1]^p`, :math:`\sum_j m_j \le k`; at the end
-    of the search the weights are multiplied by it, and the k highest scores are kept. In the epochs after the search
-    the mask is fixed and training goes on.
+    The lower level is a training by :func:`fairlib.fit` on :math:`D_1`. Before each of its steps the mask takes a step
+    on a batch of :math:`D_2`, along the gradient of the upper level (:mod:`fairlib.pruning.hypergradient`); both steps
+    start from the same mask and weights. The mask keeps the k weights of highest score; scores start as the magnitudes
+    of the weights (or the norms of filters) divided by their mean. The gradient with respect to the mask is used as
+    that with respect to the scores (straight-through), as in BiP. A weight that is not kept has no gradient; apart from
+    momentum and decay it does not change, and it may return. A *relaxed* mask is the projection of the scores onto
+    :math:`m \in [0, 1]^p`, :math:`\sum_j m_j \le k`; at the end of the search the weights are multiplied by it, and the
+    k highest scores are kept. In the epochs after the search the mask is fixed and training goes on.
 
     In the hypergradient only the prunable weights follow the mask; biases and normalization are constants. Both levels
     run in training mode, and the upper one does not update the statistics of batch normalization. The upper level uses
@@ -122,7 +121,7 @@ def bifp(
         lower=penalty if in_lower and penalty.weight else None,
         search=mask,
         rounds=mask.rounds(settings["epochs"]),
-        batch_size=mask.val_batch_size or settings["batch_size"],
+        batch_size=settings["batch_size"],
     )
     trained = fit(masked, data, constraint=levels, **settings)
     return closed(trained, products, form.kept)
@@ -172,7 +171,7 @@ _PENALTY = {"fairness": "weight"} | {
     name: name for name in ("surrogate", "temperature", "penalty", "tau", "pairs", "as_published")
 }
 _MASK = {"mask_lr": "lr", "mask_momentum": "momentum"} | {
-    name: name for name in ("init", "relaxed", "hypergradient", "gamma", "every", "val_batch_size", "search", "gradual")
+    name: name for name in ("init", "relaxed", "hypergradient", "gamma", "search")
 }
 _OWN = ("val", "held_out", "granularity", "constrain")
 FLAT = (*_PENALTY, *_MASK, *_OWN)

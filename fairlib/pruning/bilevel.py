@@ -20,7 +20,6 @@ from fairlib.network import masks
 from fairlib.network.evaluation import aliases, evaluate, placement
 from fairlib.pruning.granularity import Form
 from fairlib.pruning.hypergradient import direct, hessian_free, implicit
-from fairlib.pruning.selection import ramped
 from fairlib.training import Batch, Constraint, DivergenceError, Objective, taken_gradient
 from fairlib.training.group_losses import AccuracyDifference
 
@@ -42,11 +41,7 @@ class MaskSearch:
         lr: Step size of the scores, in units of the mean initial score: gradient descent with momentum on a gradient
             that is divided by its root mean square.
         momentum: Momentum of the gradient descent on the scores, in [0, 1).
-        every: Number of steps of the weights per step of the mask.
-        val_batch_size: Number of samples per step of the mask; 0 takes the batch size of the weights.
         search: Share of the epochs, in (0, 1], rounded up, in which the mask is learned.
-        gradual: Whether the sparsity grows during the search from that of the model, by the formula of
-            :func:`fairlib.pruning.gradual`.
 
     Raises:
         TypeError: If a setting is not a number where one is needed.
@@ -59,10 +54,7 @@ class MaskSearch:
     gamma: float = 1.0
     lr: float = 0.01
     momentum: float = 0.9
-    every: int = 1
-    val_batch_size: int = 0
     search: float = 0.75
-    gradual: bool = False
 
     def __post_init__(self) -> None:
         lookup("init", self.init, dict.fromkeys(INITS))
@@ -70,8 +62,6 @@ class MaskSearch:
         check_number("gamma", self.gamma, 0, low_open=True)
         check_number("lr of the mask", self.lr, 0, low_open=True)
         check_number("momentum of the mask", self.momentum, 0, 1)
-        check_number("every", self.every, 1, whole=True)
-        check_number("val_batch_size", self.val_batch_size, 0, whole=True)
         check_number("search", self.search, 0, 1, low_open=True, high_closed=True)
 
     def rounds(self, epochs: int) -> int:
@@ -175,15 +165,14 @@ class _BiLevelRun:
         self.settings, self.search, self.form = settings, settings.search, settings.form
         self.model, self.objective = model, objective
         self.device, self.dtype = placement(model)
-        self.samples, self.groups, self.val = len(data), data.num_groups, settings.val.to(self.device)
+        self.groups, self.val = data.num_groups, settings.val.to(self.device)
         self.theta = [model.get_parameter(product.original) for product in settings.products]
         modules = (model.get_submodule(product.mask.removesuffix(".mask")) for product in settings.products)
         self.masks = [cast(_Mask, module) for module in modules]
         self.aliases = aliases(model)
         self.scores = settings.scores
         self.velocity = [torch.zeros_like(score) for score in self.scores]
-        self.begin = masks.sparsity(self.form.model) if self.search.gradual else settings.sparsity
-        self.epochs, self.steps, self.passed, self.gradients = 0, 0, 0, 0
+        self.epochs, self.gradients = 0, 0
         self.seen: dict[str, list[Tensor]] = {"penalty": [], "upper_objective": []}
         self.batches = self._batches()
         self._impose()
@@ -195,13 +184,10 @@ class _BiLevelRun:
             penalty = self.settings.lower(batch.logits, batch.targets, batch.groups, self.groups)
             value = value + penalty
             self.seen["penalty"].append(penalty.detach())
-        if self.epochs < self.settings.rounds and self.steps % self.search.every == 0:
-            value = self._step(batch, value)
-        self.steps, self.passed = self.steps + 1, self.passed + len(batch.targets)
-        return value
+        return self._step(batch, value) if self.epochs < self.settings.rounds else value
 
     def end_epoch(self) -> dict[str, float]:
-        self.epochs, self.passed = self.epochs + 1, 0
+        self.epochs += 1
         if self.epochs == self.settings.rounds:
             self._settle()
         kept, before = self._kept(), self.before
@@ -252,9 +238,8 @@ class _BiLevelRun:
     @torch.no_grad()
     def _impose(self) -> None:
         """Set the masks that follow from the scores."""
-        progress = (self.epochs + self.passed / self.samples) / self.settings.rounds
-        sparsity = ramped(self.begin, self.settings.sparsity, progress)
-        self._mask((self.form.project if self.search.relaxed else self.form.choose)(self.scores, sparsity))
+        choose = self.form.project if self.search.relaxed else self.form.choose
+        self._mask(choose(self.scores, self.settings.sparsity))
 
     def _mask(self, entries: list[Tensor]) -> None:
         self.entries = entries
