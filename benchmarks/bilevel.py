@@ -2,10 +2,9 @@
 
 ``python benchmarks/bilevel.py [small_cnn|resnet10|gradients ...]``: two groups, grey synthetic faces, batch 64. An
 epoch of BiFP steps through the same samples as the plain one, and for each batch takes a step of the mask on a batch of
-other samples that is as large. Goal: three plain epochs, for weights and for filters, without a Hessian; conjugate
-gradients are there for comparison. ``gradients`` counts, without a clock: BiFP of twenty epochs, of which fifteen learn
-the mask, beside the iterative lottery (a fifth of the weights each round, trained for as many epochs as the dense
-network each time) at 90 % of zeros. Goal: at most 1.5 of the lottery's.
+other samples that is as large. Goal: three plain epochs, for weights and for filters. ``gradients`` counts, without a
+clock: BiFP of twenty epochs, of which fifteen learn the mask, beside the iterative lottery (a fifth of the weights each
+round, trained for as many epochs as the dense network each time) at 90 % of zeros. Goal: at most 1.5 of the lottery's.
 """
 
 from __future__ import annotations
@@ -44,7 +43,6 @@ def one_network(name: str) -> None:
         "BiFP, weights": bifp(),
         "BiFP, filters": bifp(granularity="filter"),
         "BiFP, weights, relaxed": bifp(relaxed=True),
-        "BiFP, weights, conjugate gradients": bifp(hypergradient="conjugate-gradient"),
     }
     interleaved.report(f"bilevel_{name}", interleaved.compare(versions, GOALS, rounds=rounds))
 

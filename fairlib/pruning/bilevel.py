@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -19,11 +19,11 @@ from fairlib.diagnostics.vectors import Parts
 from fairlib.network import masks
 from fairlib.network.evaluation import aliases, evaluate, placement
 from fairlib.pruning.granularity import Form
-from fairlib.pruning.hypergradient import direct, hessian_free, implicit
+from fairlib.pruning.hypergradient import direct, hessian_free
 from fairlib.training import Batch, Constraint, DivergenceError, Objective, taken_gradient
 from fairlib.training.group_losses import AccuracyDifference
 
-HYPERGRADIENTS = ("hessian-free", "conjugate-gradient", "direct")
+HYPERGRADIENTS = ("hessian-free", "direct")
 INITS = ("magnitude", "random")
 
 
@@ -35,8 +35,8 @@ class MaskSearch:
         init: Scores at the start: ``"magnitude"``, the magnitudes of weights (or norms of filters) divided by their
             mean; or ``"random"``, uniform in [0, 2), with the ``seed`` of the method.
         relaxed: Whether masks have entries in [0, 1] during the search, instead of zeros and ones.
-        hypergradient: Form of the gradient of the mask (:mod:`fairlib.pruning.hypergradient`): ``"hessian-free"``,
-            ``"conjugate-gradient"``, or ``"direct"``, which ignores how the weights follow the mask.
+        hypergradient: Form of the gradient of the mask (:mod:`fairlib.pruning.hypergradient`): ``"hessian-free"``, or
+            ``"direct"``, which ignores how the weights follow the mask.
         gamma: Weight decay :math:`\gamma` of the lower level in the hypergradient, positive.
         lr: Step size of the scores, in units of the mean initial score: gradient descent with momentum on a gradient
             that is divided by its root mean square.
@@ -157,13 +157,12 @@ class BiLevel(Constraint):
     batch_size: int
 
     def start(self, model: nn.Module, data: GroupedDataset, objective: Objective) -> _BiLevelRun:
-        return _BiLevelRun(self, model, data, objective)
+        return _BiLevelRun(self, model, data)
 
 
 class _BiLevelRun:
-    def __init__(self, settings: BiLevel, model: nn.Module, data: GroupedDataset, objective: Objective) -> None:
-        self.settings, self.search, self.form = settings, settings.search, settings.form
-        self.model, self.objective = model, objective
+    def __init__(self, settings: BiLevel, model: nn.Module, data: GroupedDataset) -> None:
+        self.settings, self.search, self.form, self.model = settings, settings.search, settings.form, model
         self.device, self.dtype = placement(model)
         self.groups, self.val = data.num_groups, settings.val.to(self.device)
         self.theta = [model.get_parameter(product.original) for product in settings.products]
@@ -184,7 +183,7 @@ class _BiLevelRun:
             penalty = self.settings.lower(batch.logits, batch.targets, batch.groups, self.groups)
             value = value + penalty
             self.seen["penalty"].append(penalty.detach())
-        return self._step(batch, value) if self.epochs < self.settings.rounds else value
+        return self._step(value) if self.epochs < self.settings.rounds else value
 
     def end_epoch(self) -> dict[str, float]:
         self.epochs += 1
@@ -197,7 +196,7 @@ class _BiLevelRun:
         self.before, self.gradients, self.seen = kept, 0, {name: [] for name in self.seen}
         return report
 
-    def _step(self, batch: Batch, value: Tensor) -> Tensor:
+    def _step(self, value: Tensor) -> Tensor:
         """Take a step of the mask and return the loss for the step of the weights, perhaps with its gradient taken."""
         upper, theta = self._upper_gradient(), [part.detach() for part in self.theta]
         if self.search.hypergradient == "hessian-free":
@@ -205,11 +204,6 @@ class _BiLevelRun:
             value, gradient = taken_gradient(value, self.model)
             masked = [gradient.get(id(part), torch.zeros_like(part)) for part in self.theta]
             found = hessian_free(theta, masked, upper, self.search.gamma)
-        elif self.search.hypergradient == "conjugate-gradient":
-            lower, product = self._lower_derivatives(batch)
-            mask = [module.mask for module in self.masks]
-            found, products = implicit(theta, mask, lower, upper, self.search.gamma, product=product)
-            self.gradients += len(batch.targets) * (1 + 2 * products)
         else:
             found = direct(theta, upper)
         self._move(found)
@@ -290,20 +284,3 @@ class _BiLevelRun:
         self.seen["upper_objective"].append(value.detach())
         self.gradients += len(index)
         return torch.autograd.grad(value, products, materialize_grads=True)
-
-    def _lower_derivatives(self, batch: Batch) -> tuple[Parts, Callable[[Parts], Parts]]:
-        """Compute the lower objective's gradient with respect to the products, and the product with its Hessian."""
-        with torch.enable_grad():
-            products = self._products()
-            logits = self._call(products, batch.inputs)
-            value = self.objective(batch.inputs, logits, batch.targets).mean()
-            if self.settings.lower:
-                value = value + self.settings.lower(logits, batch.targets, batch.groups, self.groups)
-            gradient = torch.autograd.grad(value, products, create_graph=True, materialize_grads=True)
-        parts = [part for part in gradient if part.requires_grad]
-
-        def product(x: Parts) -> Parts:
-            chosen = [part for part, whole in zip(x, gradient, strict=True) if whole.requires_grad]
-            return torch.autograd.grad(parts, products, grad_outputs=chosen, retain_graph=True, materialize_grads=True)
-
-        return [part.detach() for part in gradient], product
