@@ -170,9 +170,7 @@ def bip(
 _PENALTY = {"fairness": "weight"} | {
     name: name for name in ("surrogate", "temperature", "penalty", "tau", "pairs", "as_published")
 }
-_MASK = {"mask_lr": "lr", "mask_momentum": "momentum"} | {
-    name: name for name in ("init", "relaxed", "hypergradient", "gamma", "search")
-}
+_MASK = {"mask_lr": "lr", "mask_momentum": "momentum"} | {name: name for name in ("init", "relaxed", "gamma", "search")}
 _OWN = ("val", "held_out", "granularity", "constrain")
 FLAT = (*_PENALTY, *_MASK, *_OWN)
 """Flat settings of :func:`bifp`, for ``fairlib.prune(model, "bifp", fairness=2.0, mask_lr=0.1)`` and papermill.

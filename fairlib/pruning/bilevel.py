@@ -19,11 +19,10 @@ from fairlib.diagnostics.vectors import Parts
 from fairlib.network import masks
 from fairlib.network.evaluation import aliases, evaluate, placement
 from fairlib.pruning.granularity import Form
-from fairlib.pruning.hypergradient import direct, hessian_free
+from fairlib.pruning.hypergradient import hessian_free
 from fairlib.training import Batch, Constraint, DivergenceError, Objective, taken_gradient
 from fairlib.training.group_losses import AccuracyDifference
 
-HYPERGRADIENTS = ("hessian-free", "direct")
 INITS = ("magnitude", "random")
 
 
@@ -35,9 +34,8 @@ class MaskSearch:
         init: Scores at the start: ``"magnitude"``, the magnitudes of weights (or norms of filters) divided by their
             mean; or ``"random"``, uniform in [0, 2), with the ``seed`` of the method.
         relaxed: Whether masks have entries in [0, 1] during the search, instead of zeros and ones.
-        hypergradient: Form of the gradient of the mask (:mod:`fairlib.pruning.hypergradient`): ``"hessian-free"``, or
-            ``"direct"``, which ignores how the weights follow the mask.
-        gamma: Weight decay :math:`\gamma` of the lower level in the hypergradient, positive.
+        gamma: Weight decay :math:`\gamma` of the lower level in the gradient of the mask
+            (:mod:`fairlib.pruning.hypergradient`), positive; the larger, the less of how the weights follow is in it.
         lr: Step size of the scores, in units of the mean initial score: gradient descent with momentum on a gradient
             that is divided by its root mean square.
         momentum: Momentum of the gradient descent on the scores, in [0, 1).
@@ -50,7 +48,6 @@ class MaskSearch:
 
     init: str = "magnitude"
     relaxed: bool = False
-    hypergradient: str = "hessian-free"
     gamma: float = 1.0
     lr: float = 0.01
     momentum: float = 0.9
@@ -58,7 +55,6 @@ class MaskSearch:
 
     def __post_init__(self) -> None:
         lookup("init", self.init, dict.fromkeys(INITS))
-        lookup("hypergradient", self.hypergradient, dict.fromkeys(HYPERGRADIENTS))
         check_number("gamma", self.gamma, 0, low_open=True)
         check_number("lr of the mask", self.lr, 0, low_open=True)
         check_number("momentum of the mask", self.momentum, 0, 1)
@@ -197,16 +193,12 @@ class _BiLevelRun:
         return report
 
     def _step(self, value: Tensor) -> Tensor:
-        """Take a step of the mask and return the loss for the step of the weights, perhaps with its gradient taken."""
+        """Take a step of the mask and return the loss for the step of the weights, with its gradient taken."""
         upper, theta = self._upper_gradient(), [part.detach() for part in self.theta]
-        if self.search.hypergradient == "hessian-free":
-            # The gradient with respect to theta is the mask times that with respect to the product: m * g_1.
-            value, gradient = taken_gradient(value, self.model)
-            masked = [gradient.get(id(part), torch.zeros_like(part)) for part in self.theta]
-            found = hessian_free(theta, masked, upper, self.search.gamma)
-        else:
-            found = direct(theta, upper)
-        self._move(found)
+        # The gradient with respect to theta is the mask times that with respect to the product: m * g_1.
+        value, gradient = taken_gradient(value, self.model)
+        masked = [gradient.get(id(part), torch.zeros_like(part)) for part in self.theta]
+        self._move(hessian_free(theta, masked, upper, self.search.gamma))
         return value
 
     def _move(self, found: Parts) -> None:

@@ -27,19 +27,6 @@ from torch import Tensor
 from fairlib.diagnostics.vectors import Parts
 
 
-def direct(theta: Parts, upper: Parts) -> list[Tensor]:
-    r"""Compute the part that ignores how the weights follow the mask, :math:`\theta \odot g_2`.
-
-    Args:
-        theta: Weights :math:`\theta`, a sequence of tensors, like every vector in this module.
-        upper: Gradient :math:`g_2` of the upper level, in the shapes of ``theta``.
-
-    Returns:
-        Tensors in the shapes of ``theta``.
-    """
-    return [t * g for t, g in zip(theta, upper, strict=True)]
-
-
 def hessian_free(theta: Parts, masked_lower: Parts, upper: Parts, gamma: float) -> list[Tensor]:
     r"""Compute the gradient with :math:`H_1 = 0`, :math:`(\theta - \frac{1}{\gamma} m \odot g_1) \odot g_2`.
 

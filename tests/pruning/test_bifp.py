@@ -50,7 +50,6 @@ class Reference:
         *,
         sparsity,
         terms=None,
-        hypergradient="hessian-free",
         gamma=1.0,
         mask_lr=0.5,
         mask_momentum=0.0,
@@ -60,7 +59,7 @@ class Reference:
         nothing = AccuracyDifference(0.0)
         self.data, self.val, self.terms = data, val, terms or (nothing, nothing)
         self.sparsity, self.rounds = sparsity, rounds
-        self.hypergradient, self.gamma, self.relaxed = hypergradient, gamma, relaxed
+        self.gamma, self.relaxed = gamma, relaxed
         self.mask_lr, self.mask_momentum, self.history = mask_lr, mask_momentum, []
         self.state = {name: tensor.clone() for name, tensor in network().state_dict().items()}
         self.sizes = [self.state[name].numel() for name in ("0.weight", "2.weight")]
@@ -95,9 +94,7 @@ class Reference:
         if self.epoch < self.rounds:
             value = self.objective(w, biases, self.val, self.terms[0])
             (upper,) = torch.autograd.grad(value, w)
-            found = theta * upper
-            if self.hypergradient == "hessian-free":
-                found = (theta - before * lower / self.gamma) * upper
+            found = (theta - before * lower / self.gamma) * upper
             self.speed = self.mask_momentum * self.speed + found / found.square().mean().sqrt()
             self.scores = self.scores - self.mask_lr * self.speed
             self.mask = self.soft()
@@ -143,13 +140,12 @@ def levels(vectors):
     return vectors.subset(range(0, 40, 2)), vectors.subset(range(1, 40, 2))
 
 
-@pytest.mark.parametrize("hypergradient", ["hessian-free", "direct"])
 @pytest.mark.parametrize("constrain", ["both", "masks", "weights", "neither"])
-def test_a_step_of_both_levels_by_hand(levels, hypergradient, constrain):
+def test_a_step_of_both_levels_by_hand(levels, constrain):
     """The weights follow the old mask; what the new one lets back is what the weight was."""
     term, nothing = AccuracyDifference(2.0, penalty="square"), AccuracyDifference(0.0)
     terms = (term if constrain in ("both", "masks") else nothing, term if constrain in ("both", "weights") else nothing)
-    same = dict(sparsity=0.6, hypergradient=hypergradient, gamma=0.5, mask_lr=0.8)
+    same = dict(sparsity=0.6, gamma=0.5, mask_lr=0.8)
     reference = Reference(*levels, terms=terms, **same)
     moved = reference.run(1)
     small = pruned(
@@ -260,9 +256,8 @@ def test_what_the_loss_does_not_read_is_left_alone(levels):
     model = network()
     model[1].register_parameter("unread", nn.Parameter(torch.ones(2).double()))
     train = dict(epochs=3, lr=0.1, weight_decay=0.1)
-    for hypergradient in ("hessian-free", "direct"):
-        same = dict(data=levels[0], val=levels[1], train=train, hypergradient=hypergradient)
-        assert fairlib.prune(model, "bip", sparsity=0.5, **same)[1].unread.tolist() == [1, 1]
+    small = fairlib.prune(model, "bip", sparsity=0.5, data=levels[0], val=levels[1], train=train)
+    assert small[1].unread.tolist() == [1, 1]
 
 
 @pytest.mark.parametrize("relaxed", [False, True])
@@ -293,7 +288,7 @@ def test_bip_is_bifp_without_fairness(dense, images):
 def test_objects_say_what_flat_settings_say(dense, images):
     """Every flat setting off its default, and the same by objects."""
     term = dict(surrogate="affine", temperature=0.5, penalty="hinge", tau=0.01, pairs="mean")
-    search = dict(init="random", relaxed=True, hypergradient="direct", gamma=0.5, search=0.5)
+    search = dict(init="random", relaxed=True, gamma=0.5, search=0.5)
     own = dict(val=images.subset(range(0, 120, 2)), held_out=0.5, granularity="filter")
     flat = term | search | own | dict(mask_lr=0.1, mask_momentum=0.5)
     same = dict(sparsity=0.7, data=images, train=TRAIN)
@@ -330,10 +325,9 @@ def test_epochs_and_batches_that_are_not_given_are_those_of_a_training():
 
 
 @pytest.mark.parametrize("relaxed", [False, True])
-@pytest.mark.parametrize("hypergradient", ["hessian-free", "direct"])
-def test_exactly_as_many_weights_are_kept(dense, images, relaxed, hypergradient):
+def test_exactly_as_many_weights_are_kept(dense, images, relaxed):
     state = {name: tensor.clone() for name, tensor in dense.state_dict().items()}
-    settings = dict(relaxed=relaxed, hypergradient=hypergradient, search=0.5)
+    settings = dict(relaxed=relaxed, search=0.5)
     small = fairlib.prune(dense, "bifp", sparsity=0.9, data=images, train=TRAIN, **settings)
     total = sum(mask.numel() for mask in masks.read(small).values())
     assert sum(int((~mask).sum()) for mask in masks.read(small).values()) == round(0.9 * total)
@@ -444,7 +438,6 @@ def test_statistics_of_batch_normalization_come_from_the_lower_level_alone(image
         (dict(tau=-0.1), ValueError, "tau must lie in"),
         (dict(constrain="mask"), ValueError, "unknown level to constrain 'mask'"),
         (dict(granularity="layer"), ValueError, "unknown granularity 'layer'"),
-        (dict(hypergradient="exact"), ValueError, "unknown hypergradient 'exact'"),
         (dict(gamma=0.0), ValueError, "gamma must lie in"),
         (dict(init="uniform"), ValueError, "unknown init 'uniform'"),
         (dict(train=TRAIN | {"val": None}), ValueError, "train has val=, .*val= is an argument beside"),
@@ -520,15 +513,12 @@ class Awkward(nn.Module):
         return self.last(torch.tanh(self.frozen(torch.tanh(self.twin(torch.tanh(self.outer(x)))))))
 
 
-@pytest.mark.parametrize("hypergradient", ["hessian-free", "direct"])
-def test_awkward_modules_come_back_as_they_were(vectors, hypergradient):
+def test_awkward_modules_come_back_as_they_were(vectors):
     torch.manual_seed(0)
     model = Awkward().double()
     with torch.no_grad():
         model.outer.inner.weight.mul_(0.01)  # All but the last of its weights go, and of no other layer so many.
-    small = fairlib.prune(
-        model, "bifp", sparsity=0.3, data=vectors, train=TRAIN | {"lr": 1e-3}, hypergradient=hypergradient, mask_lr=1e-6
-    )
+    small = fairlib.prune(model, "bifp", sparsity=0.3, data=vectors, train=TRAIN | {"lr": 1e-3}, mask_lr=1e-6)
     same = masks.read(fairlib.prune(model, "magnitude", sparsity=0.3))
     assert all(torch.equal(mask, same[name]) for name, mask in masks.read(small).items())
     assert [name for name, _ in small.named_parameters()] == [name for name, _ in model.named_parameters()]
