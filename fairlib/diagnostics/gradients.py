@@ -7,7 +7,6 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from fairlib._validation import check_number
 from fairlib.data import GroupedDataset
 from fairlib.diagnostics.objective import MeanLoss, by_group, check_parameters
 from fairlib.diagnostics.sample_gradients import sample_gradient_norms
@@ -15,12 +14,7 @@ from fairlib.diagnostics.vectors import inner
 
 
 def group_gradients(
-    model: nn.Module,
-    data: GroupedDataset,
-    *,
-    parameters: Sequence[str] | None = None,
-    dtype: torch.dtype | None = None,
-    blocks: int | None = None,
+    model: nn.Module, data: GroupedDataset, *, parameters: Sequence[str] | None = None, dtype: torch.dtype | None = None
 ) -> pd.DataFrame:
     r"""Compute the norm of every group's gradient :math:`g_a = \nabla_\theta J(\theta; D_a)`, over the whole group.
 
@@ -33,9 +27,7 @@ def group_gradients(
       true gradient, which may be negative.
 
     :math:`\operatorname{tr}\hat\Sigma_a = \frac{1}{n-1} \sum_i \|g_i - g_a\|^2` comes from the gradient norms of the
-    samples (:func:`fairlib.diagnostics.sample_gradient_norms`). For a network with layers for which these are slow, the
-    group can be split at random into :math:`B` blocks of sizes :math:`m_b` with mean gradients :math:`g_b` instead:
-    :math:`\frac{1}{B-1} \sum_b m_b \|g_b - g_a\|^2` is just as unbiased, and noisier.
+    samples (:func:`fairlib.diagnostics.sample_gradient_norms`).
 
     The mean of the norms of mini-batch gradients, which was published for this purpose, grows as a group shrinks even
     when all groups have one distribution.
@@ -46,7 +38,6 @@ def group_gradients(
         data: The samples on which the mean cross-entropy is taken.
         parameters: Names of the parameters that make up :math:`\theta`; by default all that require a gradient.
         dtype: Floating type of the computation, ``torch.float64``, say; by default that of the parameters.
-        blocks: Largest number of blocks B, at least 2; by default every sample is a block of its own.
 
     Returns:
         Indexed by group in the order of the codes, columns ``norm noise_floor debiased_square`` (float64). A group of
@@ -55,7 +46,7 @@ def group_gradients(
     Raises:
         NotComputable: If there is nothing to differentiate, torch cannot differentiate it, a batch normalization has no
             running statistics, or (NotFinite) outputs or a gradient are NaN or infinite.
-        ValueError: If a parameter name is unknown, or ``blocks`` is below 2.
+        ValueError: If a parameter name is unknown.
 
     Source:
         [T] Section 4 (group gradient norms); the noise floor is the classical variance of a mean, estimated as in a
@@ -72,32 +63,14 @@ def group_gradients(
         >>> fairlib.diagnostics.group_gradients(model, data)["norm"].round(2).to_dict()
         {'many': 0.14, 'few': 1.27}
     """
-    if blocks is not None:
-        check_number("blocks", blocks, 2, whole=True)
     check_parameters(model, parameters)
-    norms = sample_gradient_norms(model, data, parameters=parameters, dtype=dtype) if blocks is None else None
+    norms = sample_gradient_norms(model, data, parameters=parameters, dtype=dtype)
 
     def row(_: str, index: Tensor) -> tuple[float, float, float]:
         loss, n = MeanLoss(model, data, index, parameters=parameters, dtype=dtype), len(index)
-        if norms is None:
-            parts = min(blocks or n, n)
-            square, squares = _in_blocks(loss, parts)
-        else:
-            parts, gradient = n, loss.gradient()
-            square, squares = inner(gradient, gradient), float((norms[index.numpy()] ** 2).sum())
-        floor = (squares - n * square) / (parts - 1) / n if n > 1 else math.nan
+        gradient = loss.gradient()
+        square, squares = inner(gradient, gradient), float((norms[index.numpy()] ** 2).sum())
+        floor = (squares - n * square) / (n - 1) / n if n > 1 else math.nan
         return square**0.5, floor, square - floor
 
     return by_group(data, ("norm", "noise_floor", "debiased_square"), row)
-
-
-def _in_blocks(loss: MeanLoss, blocks: int) -> tuple[float, float]:
-    r""":math:`\|g_a\|^2` and :math:`\sum_b m_b \|g_b\|^2` for random blocks of the samples."""
-    n = len(loss.index)
-    shuffled = loss.index[torch.randperm(n, generator=torch.Generator().manual_seed(0))]
-    mean, squares = torch.zeros_like(loss.theta, dtype=torch.float64), 0.0
-    for block in shuffled.tensor_split(blocks):
-        gradient = loss.gradient(index=block)
-        squares += len(block) * inner(gradient, gradient)
-        mean += gradient * (len(block) / n)
-    return inner(mean, mean), squares

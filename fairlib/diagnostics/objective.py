@@ -106,17 +106,11 @@ class MeanLoss:
         with torch.no_grad():
             return sum(self.total(point, chunk).item() for chunk in self.chunks) / len(self.index)
 
-    def gradient(self, theta: Tensor | None = None, index: Tensor | None = None) -> Tensor:
-        r"""Compute :math:`\nabla J` ``(P,)``.
-
-        Args:
-            theta: Flat parameters; by default the model's.
-            index: Samples over which the loss is averaged; by default all.
-        """
-        point = (self.theta if theta is None else theta).detach().requires_grad_()
-        index = self.index if index is None else index
-        sum_ = total(self.total_gradient(point, chunk) for chunk in index.split(self.chunk))
-        return check_finite("gradient", self.project(sum_ / len(index)))
+    def gradient(self) -> Tensor:
+        r"""Compute :math:`\nabla J` ``(P,)`` at the model's parameters."""
+        point = self.theta.detach().requires_grad_()
+        sum_ = total(self.total_gradient(point, chunk) for chunk in self.chunks)
+        return check_finite("gradient", self.project(sum_ / len(self.index)))
 
     @full_precision()
     @differentiating()
