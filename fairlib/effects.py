@@ -558,10 +558,8 @@ def _thinned(side: Accuracies, share: float) -> Accuracies:
     if (abs(right - accuracy * sizes) > 0.1).any(axis=None):
         raise ValueError("an accuracy is no number of right answers among as many samples as its group has")
     kept = (sizes * share).round().clip(lower=2)
-    seeds, counts = (
-        right.index.get_level_values("seed"),
-        [frame.to_numpy(int) for frame in (right, sizes - right, kept)],
-    )
+    seeds = right.index.get_level_values("seed")
+    counts = [frame.to_numpy(int) for frame in (right, sizes - right, kept)]
     drawn = [np.random.default_rng(int(seed)).hypergeometric(*run) for seed, *run in zip(seeds, *counts, strict=True)]
     return pd.DataFrame(drawn, right.index, right.columns) / kept, kept
 
@@ -661,8 +659,7 @@ def group_gap_by_chance(
         ValueError: If a column or a value is missing, a run has several rows for a group, the seeds do not have the
             same runs, or a group of a run has no samples.
     """
-    rows = _select(table, where, (*RUN, "group", "size", "accuracy"))
-    accuracy, sizes = (_by_run_and_group(rows, name) for name in ("accuracy", "size"))
+    accuracy, sizes = _accuracies(table, where)
     overall = pd.DataFrame({"after": (accuracy * sizes).sum(axis=1) / sizes.sum(axis=1)})
     if dense is not None:
         overall = overall.join(overall_accuracy(table, where=dense).rename("before"), on="seed")
@@ -689,8 +686,7 @@ def overall_accuracy(table: pd.DataFrame, *, where: Rows) -> pd.Series:
         ValueError: If a column or a value is missing, a run has several rows for a group, the seeds do not have the
             same runs, or a run has no samples.
     """
-    rows = _select(table, where, (*RUN, "group", "size", "accuracy"))
-    accuracy, sizes = (_by_run_and_group(rows, name) for name in ("accuracy", "size"))
+    accuracy, sizes = _accuracies(table, where)
     if not (sizes.sum(axis=1) > 0).all():
         raise ValueError("an overall accuracy needs groups with samples")
     return ((accuracy * sizes).sum(axis=1) / sizes.sum(axis=1)).groupby("seed").mean().rename("value")
@@ -1003,11 +999,8 @@ def _present(table: pd.DataFrame, where: Rows, column: str) -> list[Any]:
 def _in_cell(name: str, arguments: Mapping[str, Any], cell: Iterable[tuple[str, str, Any]]) -> dict[str, Any]:
     """Arguments of a statistic in one cell."""
     given: dict[str, Any] = dict(arguments)
-    own = {
-        key
-        for function in (name, arguments.get("of", name))
-        for key in inspect.signature(STATISTICS[function]).parameters
-    }
+    functions = (STATISTICS[name], STATISTICS[arguments.get("of", name)])
+    own = {key for function in functions for key in inspect.signature(function).parameters}
     fixed = set(given.get("against") or {})
     for side, column, value in cell:
         if side == "where" and column in own:

@@ -38,7 +38,6 @@ KINDS = ("definition", "identity", "bound", "trend", "number", "method")
 DIRECTIONS = ("greater", "less", "equal")
 EVIDENCE = ("default run", "embedded study", "real-data run")
 REGISTERED = ("statistic", "direction", "threshold", "margin")
-READINGS = ("printed", "repaired")
 EXACT = ("definition", "identity", "bound", "method")
 """Kinds of claims of which, where they assert equality, one exception is a refutation."""
 
