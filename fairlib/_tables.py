@@ -67,9 +67,7 @@ def read_table(path: str | Path, columns: Iterable[str] | None = None) -> pd.Dat
     for name in names if columns is None else columns:
         column = lookup(f"column of {str(path)!r}", name, found)
         if pa.types.is_nested(column.type):
-            raise ValueError(
-                f"column {name!r} of {str(path)!r} has cells of {column.type}: they must be text or numbers"
-            )
+            raise ValueError(f"column {name!r} of {str(path)!r} has cells of {column.type}: give text or numbers")
         if pa.types.is_boolean(column.type):
             column = pc.if_else(column, "True", "False")
         column = pc.utf8_trim_whitespace(column.cast(pa.string()))

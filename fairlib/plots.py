@@ -286,9 +286,8 @@ def over_budgets(
     """
     count, shown = max(map(len, rows.values())), list[str]()
     alike = isinstance(of, str) or set(of) == set(rows)
-    figure, axes = new_figure(
-        count, rows=len(rows), width=width, height=0.6 + 2.6 * len(rows), sharey="row" if alike else False
-    )
+    size: dict[str, float] = {"width": width, "height": 0.6 + 2.6 * len(rows)}
+    figure, axes = new_figure(count, rows=len(rows), sharey="row" if alike else False, **size)
     for place, (label, panels) in enumerate(rows.items()):
         line = axes[place * count : (place + 1) * count]
         line[0].set_ylabel(label)
@@ -436,9 +435,8 @@ def by_name(rows: pd.DataFrame, columns: Mapping[str, str], *, by: str, ranked: 
         parts[str(name)] = by_group(part.assign(group=rank) if name in ranked else part)
     figure, axes = new_figure(len(columns), width=10.0, height=2 + 0.25 * sum(map(len, parts.values())), sharey=True)
     for axis, (column, label) in zip(axes, columns.items(), strict=True):
-        intervals(
-            axis, {row: {name: own[column]} for name, part in parts.items() for row, own in part.items()}, zero=None
-        )
+        found = {row: {name: own[column]} for name, part in parts.items() for row, own in part.items()}
+        intervals(axis, found, zero=None)
         axis.set_xlabel(label)
     legend(figure)
     return figure

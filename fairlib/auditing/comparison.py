@@ -388,9 +388,8 @@ def _of_modules(before: Any, after: Any, data: GroupedDataset) -> dict[str, Any]
 
     scale = "uint8 divided by 255" if data.inputs.dtype == torch.uint8 else f"{data.inputs.dtype} as they are"
     outside = f"; then mean {data.normalize[0]}, std {data.normalize[1]}" if data.normalize else ""
-    modules = {
-        when: model for when, model in zip(WHEN, (before, after), strict=True) if isinstance(model, torch.nn.Module)
-    }
+    pair = zip(WHEN, (before, after), strict=True)
+    modules = {when: model for when, model in pair if isinstance(model, torch.nn.Module)}
     about: dict[str, Any] = {"input": f"{tuple(data.inputs.shape[1:])}, {scale}{outside}"}
     if not modules:
         return about

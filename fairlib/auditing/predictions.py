@@ -109,9 +109,7 @@ def from_scores(values: Any, samples: Samples, role: str, *, scores: str = "auto
         values = values.set_axis([*map(plain, values.columns)], axis=1)
         if {*values.columns} != {*samples.target_names}:
             wanted, got = ", ".join(samples.target_names), ", ".join(values.columns)
-            raise ValueError(
-                f"columns of {role} must be the classes {wanted}, got {got}: rename them, or give an array"
-            )
+            raise ValueError(f"columns of {role} must be the classes {wanted}, got {got}: rename, or give an array")
         values = values[[*samples.target_names]]
     found, classes = array(values), len(samples.target_names)
     if found.ndim == 2 and found.shape[1] == 1:

@@ -61,9 +61,7 @@ def sentence(report: Report) -> str:
 
 def as_json(report: Report) -> str:
     """Write everything but the figure as JSON: tables as lists of rows, null for what is not finite."""
-    text = json.dumps(
-        _data(report), default=lambda value: value.item() if isinstance(value, np.generic) else str(value)
-    )
+    text = json.dumps(_data(report), default=lambda one: one.item() if isinstance(one, np.generic) else str(one))
     return json.dumps(json.loads(text, parse_constant=lambda _: None), indent=1, allow_nan=False) + "\n"
 
 

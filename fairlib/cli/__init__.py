@@ -79,9 +79,7 @@ def _parser() -> argparse.ArgumentParser:
     ledger.add_argument("out", nargs="?", metavar="PAGE", help="path of the page")
     ledger.add_argument("--csv", metavar="PATH", help="a row for each claim, reading and table, as CSV")
     ledger.add_argument("--json", metavar="PATH", help="the same as JSON, a list of records")
-    ledger.add_argument(
-        "--notebooks", metavar="DIR", help="folder of copies of notebooks/, to each of which to add its rows"
-    )
+    ledger.add_argument("--notebooks", metavar="DIR", help="folder of copies of notebooks/, each to get its rows")
     ledger.set_defaults(command=_ledger)
     return parser
 
@@ -113,9 +111,7 @@ def _verify(arguments: argparse.Namespace) -> int:
 def _ledger(arguments: argparse.Namespace) -> None:
     asked = {name: getattr(arguments, name) for name in ("out", "csv", "json", "notebooks")}
     if not any(asked.values()):
-        raise runs.ParameterError(
-            "nothing to write: ask for a page (fairlib ledger PAGE), for --csv PATH, --json PATH or --notebooks DIR"
-        )
+        raise runs.ParameterError("nothing to write: ask for PAGE, --csv PATH, --json PATH or --notebooks DIR")
     root = environment.project()
     path = root / "book" / "claims.yml"
     if not path.is_file():

@@ -182,18 +182,12 @@ def load(
     whole = {part: GroupedDataset(images[m], places[targets[m]], groups[m], *names) for part, m in members.items()}
     for part in whole.values():
         part.attributes = crossed(collection.table, group)
-    report = {
-        **collection.report,
-        "undefined": undefined,
-        **dropped,
-        **{part: len(whole.get(part, ())) for part in PARTS},
-    }
+    sizes = {part: len(whole.get(part, ())) for part in PARTS}
+    report = {**collection.report, "undefined": undefined, **dropped, **sizes}
     splits = Splits(**{part: whole.get(part) for part in PARTS}, name=name, report=report)
     if equal and name not in EQUAL:
         if splits.train is None:
-            raise ValueError(
-                "equal=True makes the groups of the training part equally large, but there is no such part"
-            )
+            raise ValueError("equal=True makes the groups of the training part equally large, but there is none")
         smallest = int(splits.train.group_sizes.min())
         splits = splits.imbalance(dict.fromkeys(group_names, smallest), seed, parts=("train",))
     if rare:

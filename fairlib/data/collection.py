@@ -138,9 +138,7 @@ def in_order(names: tuple[str, ...], classes: Iterable[object] | None) -> tuple[
         return np.arange(len(names)), names
     order = [] if isinstance(classes, str) or not isinstance(classes, Iterable) else [*map(str, classes)]
     if lacking := [name for name in names if name not in order]:
-        raise ValueError(
-            f"classes must name every value of the target, but lacks {', '.join(lacking)}; got {classes!r}"
-        )
+        raise ValueError(f"classes must name every value of the target, lacks {', '.join(lacking)}; got {classes!r}")
     if len(set(order)) < len(order):
         raise ValueError(f"classes must name every class once, got {classes!r}")
     return np.array([*map(order.index, names)]), tuple(order)

@@ -384,9 +384,7 @@ def _checked_labels(
         if isinstance(names, str) or not all(isinstance(name, str) for name in names):
             raise TypeError(f"{kind}_names must be a sequence of strings, got {names!r}")
         if twice := sorted(name for name, times in Counter(names).items() if times > 1):
-            raise ValueError(
-                f"{kind}_names must be distinct, but {', '.join(map(repr, twice))} is given more than once"
-            )
+            raise ValueError(f"{kind}_names must be distinct, but {', '.join(map(repr, twice))} occurs more than once")
     if not isinstance(labels, Tensor) and _as_array(argument, labels).ndim == 1:
         labels, names = _codes_of_text(kind, pd.Series(labels), names)
     codes = _as_tensor(argument, labels)
@@ -413,9 +411,7 @@ def _codes_of_text(kind: str, labels: pd.Series, names: Sequence[str] | None) ->
     """Turn text into codes of its names, which are those given or else its own; leave anything else as it is."""
     if (missing := labels.isna().to_numpy()).any():
         row = missing.argmax()
-        raise ValueError(
-            f"{kind}s[{row}] is missing ({labels.iloc[row]}): leave the sample out, or name a {kind} for it"
-        )
+        raise ValueError(f"{kind}s[{row}] is missing ({labels.iloc[row]}): leave the sample out, or name its {kind}")
     if not (isinstance(labels.dtype, pd.CategoricalDtype) or pd.api.types.is_string_dtype(labels)):
         return labels.to_numpy(), names
     codes, own = coded(f"{kind}s", labels)
@@ -424,9 +420,7 @@ def _codes_of_text(kind: str, labels: pd.Series, names: Sequence[str] | None) ->
     places = pd.Index([*names]).get_indexer(own)[codes]
     if (unknown := places < 0).any():
         row = unknown.argmax()
-        raise ValueError(
-            f"{kind}s[{row}] is {labels.iloc[row]!r}, which is not one of {kind}_names: {', '.join(names)}"
-        )
+        raise ValueError(f"{kind}s[{row}] is {labels.iloc[row]!r}, which is none of {kind}_names: {', '.join(names)}")
     return places, names
 
 

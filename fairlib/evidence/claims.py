@@ -92,10 +92,8 @@ class Claim:
         """The claim as printed and, if it was repaired, as repaired: the same claim with what the repair replaces."""
         if self.repaired is None:
             return {"printed": self}
-        return {
-            "printed": self,
-            "repaired": replace(self, **{"not_testable": None, "repaired": None, **self.repaired}),
-        }
+        changed = {"not_testable": None, "repaired": None, **self.repaired}
+        return {"printed": self, "repaired": replace(self, **changed)}
 
     @property
     def family(self) -> str:
@@ -182,9 +180,7 @@ class Claim:
         fixed = {"id", "source", "kind", "data", "repaired", "not_testable"}
         known = {field.name for field in fields(Claim)} - fixed
         if not isinstance(self.repaired, Mapping) or not {"statement", "statistic"} <= set(self.repaired) <= known:
-            raise ValueError(
-                f"repaired must have a statement and a statistic and may have {known}, got {self.repaired!r}"
-            )
+            raise ValueError(f"repaired must have a statement and a statistic, may have {known}, got {self.repaired!r}")
         self.readings["repaired"]
 
 
@@ -374,9 +370,7 @@ def _is_about(claim: Claim, records: pd.DataFrame, table: Path) -> bool:
         return False
     beside = table.with_name("run.json") if table.suffix == ".parquet" else table.with_suffix(".json")
     given = json.loads(beside.read_text(encoding="utf-8"))["parameters"].values() if beside.is_file() else ()
-    known = {
-        value for item in given for value in (item if isinstance(item, list) else [item]) if isinstance(value, str)
-    }
+    known = {value for one in given for value in (one if isinstance(one, list) else [one]) if isinstance(value, str)}
     return not attribute or attribute in known
 
 

@@ -163,9 +163,8 @@ def _seeds_until_all(values: pd.DataFrame, own: Mapping[str, Verdict], criterion
     against = [cell for cell, found in own.items() if found.name == "reversed"]
     if against and not criterion.holds:
         level = 1 - (1 - LEVEL) / len(own)
-        reached = [
-            _seeds_until_decided(values[cell], own[cell].interval.estimate, criterion, level) for cell in against
-        ]
+        means = {cell: own[cell].interval.estimate for cell in against}
+        reached = [_seeds_until_decided(values[cell], mean, criterion, level) for cell, mean in means.items()]
         return min((n for n in reached if n is not None), default=None)
     needed = [found.needed for found in own.values() if found.name == "undecided"]
     return None if None in needed else max((n for n in needed if n is not None), default=None)

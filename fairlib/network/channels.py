@@ -276,9 +276,7 @@ def _refuse_grouped(model: nn.Module) -> None:
     convolutions = {name: layer for name, layer in model.named_modules() if isinstance(layer, nn.modules.conv._ConvNd)}
     for name, layer in convolutions.items():
         if layer.transposed or not (layer.groups == 1 or layer.groups == layer.in_channels == layer.out_channels):
-            raise ValueError(
-                f"{name} is {layer}; channels can be removed of ordinary and of depthwise convolutions, no others"
-            )
+            raise ValueError(f"{name} is {layer}; only ordinary and depthwise convolutions can lose channels")
 
 
 def _ends_outside(graph: DependencyGraph, group: Group) -> bool:

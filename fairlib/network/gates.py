@@ -255,10 +255,8 @@ def keep_relus(model: nn.Module, scores: Mapping[str, Tensor], relus: int) -> di
     chosen = torch.zeros(len(flat), dtype=torch.bool, device=flat.device)
     chosen[order[_fitting(sizes[order], relus)]] = True
     parts = chosen.split([score.numel() for score in scores.values()])
-    return {
-        name: part.reshape(score.shape) & before[name]
-        for (name, score), part in zip(scores.items(), parts, strict=True)
-    }
+    pairs = zip(scores.items(), parts, strict=True)
+    return {name: part.reshape(score.shape) & before[name] for (name, score), part in pairs}
 
 
 def drawn(model: nn.Module, granularity: str, seed: int) -> dict[str, Tensor]:

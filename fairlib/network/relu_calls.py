@@ -166,8 +166,7 @@ def refuse_unsplit(model: nn.Module, seen: Seen) -> None:
         )
     for name, times in Counter(call.name for call in seen.repeated()).items():
         raise ValueError(
-            f"{name} is called {times} times in a forward pass, since the module around it is; give every call its "
-            "own module"
+            f"{name} is called {times} times, since the module around it is; give each call its own module"
         )
 
 

@@ -155,9 +155,8 @@ def t_power(seeds: int, effect: float, *, level: float = 0.95) -> float:
     check_number("seeds", seeds, 2, whole=True)
     check_number("effect", effect, 0)
     check_number("level", level, 0, 1, low_open=True)
-    power = float(
-        scipy.stats.nct.sf(scipy.stats.t.ppf((1 + level) / 2, seeds - 1), seeds - 1, effect * math.sqrt(seeds))
-    )
+    critical = scipy.stats.t.ppf((1 + level) / 2, seeds - 1)
+    power = float(scipy.stats.nct.sf(critical, seeds - 1, effect * math.sqrt(seeds)))
     return 1.0 if math.isnan(power) else power  # The distribution overflows where the effect is very large.
 
 

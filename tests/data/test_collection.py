@@ -49,7 +49,7 @@ def test_classes_in_another_order_and_more_of_them():
 @pytest.mark.parametrize(
     ("classes", "message"),
     [
-        (["no"], "classes must name every value of the target, but lacks yes, maybe; got"),
+        (["no"], "classes must name every value of the target, lacks yes, maybe; got"),
         ("no yes maybe", "lacks no, yes, maybe; got 'no yes maybe'"),
         (3, "lacks no, yes, maybe; got 3"),
         (["no", "yes", "maybe", "yes"], "classes must name every class once"),

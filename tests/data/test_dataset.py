@@ -122,7 +122,7 @@ def labels_of(values, **names):
 def test_text_names_itself(convert):
     assert labels_of(convert(["m", "f", "d", "f"])) == ([2, 1, 0, 1], ("d", "f", "m"))
     assert labels_of(convert(["m", "f", "f"]), group_names=["m", "x", "f"]) == ([0, 2, 2], ("m", "x", "f"))
-    with pytest.raises(ValueError, match=r"groups\[1\] is 'f', which is not one of group_names: m, x"):
+    with pytest.raises(ValueError, match=r"groups\[1\] is 'f', which is none of group_names: m, x"):
         labels_of(convert(["m", "f", "f"]), group_names=["m", "x"])
 
 
@@ -147,7 +147,9 @@ def test_a_categorical_keeps_the_order_of_its_categories():
     ],
 )
 def test_a_missing_label_is_refused_with_its_row(values, row):
-    with pytest.raises(ValueError, match=rf"groups\[{row}\] is missing \(.*\): leave the sample out, or name a group"):
+    with pytest.raises(
+        ValueError, match=rf"groups\[{row}\] is missing \(.*\): leave the sample out, or name its group"
+    ):
         labels_of(values)
 
 
@@ -166,7 +168,7 @@ def test_large_codes_are_labels(convert):
 def test_many_names_are_checked_quickly():
     names = [str(i) for i in range(100_000)]
     assert labels_of([0, 99_999], group_names=names)[1] == tuple(names)
-    with pytest.raises(ValueError, match="distinct, but '7' is given more than once"):
+    with pytest.raises(ValueError, match="distinct, but '7' occurs more than once"):
         labels_of([0], group_names=[*names, "7"])
 
 

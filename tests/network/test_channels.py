@@ -240,7 +240,7 @@ def test_bad_input(cnn, images):
         return nn.Sequential(nn.Conv2d(1, 4, 1), middle, nn.Flatten(), nn.LazyLinear(2))
 
     for middle in (nn.Conv2d(4, 4, 1, groups=2), nn.Conv2d(4, 8, 1, groups=4), nn.ConvTranspose2d(4, 4, 1)):
-        with pytest.raises(ValueError, match=r"1 is Conv.*ordinary and of depthwise convolutions"):
+        with pytest.raises(ValueError, match=r"1 is Conv.*only ordinary and depthwise convolutions"):
             channels.coupled_channels(net(middle)[:3], torch.rand(1, 1, 2, 2))
     unflattened = nn.Sequential(
         nn.Linear(4, 8), nn.Unflatten(1, (2, 2, 2)), nn.Conv2d(2, 3, 2), nn.Flatten(), nn.Linear(3, 2)

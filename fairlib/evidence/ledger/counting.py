@@ -1,6 +1,7 @@
 """What of the verdicts counts, and how often: by paper, by kind of evidence, by page."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import pandas as pd
 
@@ -22,15 +23,8 @@ def counted(results: pd.DataFrame) -> pd.DataFrame:
     decided = results["decides"].groupby(keys).transform("any")
     counts = results["decides"] | (~decided & (results["seeds"] == 0))
     missing = results[~counts.groupby(keys).transform("any")].drop_duplicates(["claim", "reading"])
-    empty = {
-        "evidence": "",
-        "table": "",
-        "data": "",
-        "verdict": "undecided",
-        "seeds": 0,
-        "worst_cell": "",
-        "needed": pd.NA,
-    }
+    empty: dict[str, Any] = dict.fromkeys(("evidence", "table", "data", "worst_cell"), "")
+    empty |= {"verdict": "undecided", "seeds": 0, "needed": pd.NA}
     empty |= {"estimate": float("nan"), "low": float("nan"), "high": float("nan"), "p_value": float("nan")}
     added = missing.assign(**empty, survives=True, reason="no table of the data that it names", counts=True)
     marked = results.assign(counts=counts)
@@ -51,14 +45,11 @@ def papers_table(rows: pd.DataFrame) -> list[str]:
         kinds["as repaired"] = repaired
         kinds |= {f"as repaired, {name}": repaired[repaired["verdict"] == name] for name in VERDICTS}
     for name in EVIDENCE:
-        kinds[f"decided by a{'n' * (name[0] == 'e')} {name}"] = rows[
-            (rows["evidence"] == name) & rows["verdict"].isin(DECIDED)
-        ]
+        own = rows[(rows["evidence"] == name) & rows["verdict"].isin(DECIDED)]
+        kinds[f"decided by a{'n' * (name[0] == 'e')} {name}"] = own
     papers = [paper for paper in PAPERS if paper in set(rows["paper"])]
-    lines = [
-        pipe_row(["counted", *(f"[{paper}]" for paper in papers), "all"]),
-        pipe_row(["---", *["--:"] * (len(papers) + 1)]),
-    ]
+    lines = [pipe_row(["counted", *(f"[{paper}]" for paper in papers), "all"])]
+    lines.append(pipe_row(["---", *["--:"] * (len(papers) + 1)]))
     for name, own in kinds.items():
         if len(own) or not name.startswith("as repaired"):
             cells = [_count(own[own["paper"] == paper]) for paper in papers]

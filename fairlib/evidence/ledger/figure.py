@@ -108,14 +108,10 @@ def _mark(bar: Bar, y: float) -> str:
     """A bar with a link to its row; arrows where it is clipped, a dot at the worst cell."""
     low, high = max(bar.low, -CLIP), min(bar.high, CLIP)
     path = f"M{_x(low):.1f} {y:g}H{_x(high):.1f}" if low <= high else ""
-    path += f"M{_x(-CLIP) + 1:g} {y - 2:g}l-4 2l4 2" * (bar.low < -CLIP) + f"M{_x(CLIP) - 1:g} {y - 2:g}l4 2l-4 2" * (
-        bar.high > CLIP
-    )
-    worst = (
-        f'<circle cx="{_x(min(max(bar.worst, -CLIP), CLIP)):.1f}" cy="{y:g}" r="1.6"/>'
-        if bar.worst == bar.worst
-        else ""
-    )
+    path += f"M{_x(-CLIP) + 1:g} {y - 2:g}l-4 2l4 2" * (bar.low < -CLIP)
+    path += f"M{_x(CLIP) - 1:g} {y - 2:g}l4 2l-4 2" * (bar.high > CLIP)
+    place = _x(min(max(bar.worst, -CLIP), CLIP))
+    worst = f'<circle cx="{place:.1f}" cy="{y:g}" r="1.6"/>' if bar.worst == bar.worst else ""
     return (
         f'<a href="#{bar.claim}" tabindex="-1" class="{slug(bar.verdict)}"><title>{escape(bar.title)}</title>'
         f'<path d="{path}"/>{worst}</a>'

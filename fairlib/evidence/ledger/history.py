@@ -84,7 +84,7 @@ def section(history: History, known: set[str]) -> list[str]:
     commits = [rows for _, rows in history.changes.groupby(["commit", "date", "subject"], sort=False)][::-1]
     count = f"{history.changes['id'].nunique()} claims in {len(commits)} versions of the file"
     lines += [
-        "Statistic, direction, threshold or margin, after they were first written; the reason is the commit's.",
+        "Statistic, direction, threshold or margin, after they were first written; the commit has the reason.",
         "",
     ]
     return lines + folded(f"Changes of {count}", [line for commit in commits for line in _commit(commit, known)])

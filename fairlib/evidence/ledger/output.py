@@ -78,9 +78,8 @@ def own_rows(claims: Sequence[Claim], results: pd.DataFrame, notebook: str) -> s
             if read.notebook == notebook:
                 own = rows[(rows["claim"] == claim.id) & (rows["reading"] == reading)]
                 known = "" if claim.repaired is None else f", as {reading}"
-                verdicts = "; ".join(
-                    map(_short, own.sort_values("counts", ascending=False, kind="stable").itertuples())
-                )
+                own = own.sort_values("counts", ascending=False, kind="stable")
+                verdicts = "; ".join(map(_short, own.itertuples()))
                 lines.append(f"- [{claim.id}](#{claim.id}){known}: {verdicts}")
     return "\n".join(lines)
 

@@ -154,9 +154,8 @@ def _floors(claims: Sequence[Claim], root: Path) -> list[str]:
         pipe_row(["tables with a group at the floor", *(len(low[share]) for share in SHARES)]),
         "",
     ]
-    return lines + [
-        f"- {escape(table)}: {escape(', '.join(map(str, groups)))}" for table, groups in sorted(low[FLOOR].items())
-    ]
+    tables = sorted(low[FLOOR].items())
+    return lines + [f"- {escape(table)}: {escape(', '.join(map(str, groups)))}" for table, groups in tables]
 
 
 def _discoveries(results: pd.DataFrame) -> list[str]:
