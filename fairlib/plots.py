@@ -597,7 +597,7 @@ def _over_budgets(axis: Axes, table: pd.DataFrame, column: str, before: str) -> 
         if before and name in floor:
             missing.append(f"{label}: left out")
         else:
-            found[label] = _wide(table, name, column)
+            found[label] = table[table["group"] == name].pivot(index="seed", columns="level", values=column)
     _logarithmic(axis, sorted(set(table["level"])), lambda share: f"{100 * share:g}", "")
     lines(axis, found, looks=looks, apart=0.05, zero=bool(before))
     for label in missing:
@@ -609,10 +609,6 @@ def _by_rank(table: pd.DataFrame, places: Mapping[str, int]) -> pd.DataFrame:
     """Name the groups at some places of the order by size within each seed, the largest at 0; drop all others."""
     order = table.groupby(["seed", "level"])["train_size"].rank(method="first", ascending=False)
     return table.assign(group=(order - 1).map({place: name for name, place in places.items()})).dropna(subset="group")
-
-
-def _wide(table: pd.DataFrame, group: object, column: str) -> pd.DataFrame:
-    return table[table["group"] == group].pivot(index="seed", columns="level", values=column)
 
 
 def _bars(values: Iterable[ArrayLike]) -> tuple[np.ndarray, np.ndarray]:

@@ -52,7 +52,8 @@ def predictions(model: Any, test: GroupedDataset, role: str, *, scores: str = "a
     elif callable(model):
         call, about = model, {"model": getattr(model, "__qualname__", type(model).__name__)}
     else:
-        raise TypeError(f"{role} must be {_AUDITABLE}, got {type(model).__name__}{_hint(model)}")
+        hint = ": put a state_dict into a module first (fairlib.restore)" if isinstance(model, Mapping) else ""
+        raise TypeError(f"{role} must be {_AUDITABLE}, got {type(model).__name__}{hint}")
     found = _called(call, test, role)
     return replace(from_scores(found, samples, role, scores=scores, strict=False), about=about)
 
@@ -61,10 +62,6 @@ _AUDITABLE = (
     "a torch module, the path of an ONNX file, an estimator of scikit-learn, a function from a batch to scores, or "
     "logits, probabilities or labels with one row a sample"
 )
-
-
-def _hint(model: Any) -> str:
-    return ": put a state_dict into a module first (fairlib.restore)" if isinstance(model, Mapping) else ""
 
 
 def _from_module(

@@ -86,7 +86,8 @@ def are_labels(said: Any, scores: str = "auto") -> bool:
     """Whether what a model said are labels: one a sample, and no number with a fraction."""
     if scores != "auto" or np.ndim(said) != 1:
         return scores == "labels"
-    return not _fractional(array(said))
+    found = array(said)
+    return not (found.dtype.kind == "f" and (found != np.round(found)).any())
 
 
 def from_scores(values: Any, samples: Samples, role: str, *, scores: str = "auto", strict: bool = True) -> Predictions:
@@ -235,11 +236,6 @@ def digest(path: str | Path) -> dict[str, Any]:
     """Describe a file: its name, bytes and SHA-256."""
     content = Path(path).read_bytes()
     return {"file": Path(path).name, "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-
-
-def _fractional(found: np.ndarray) -> bool:
-    """Whether numbers are no labels: floats of which one is no whole number."""
-    return found.dtype.kind == "f" and not bool((found == np.round(found)).all())
 
 
 def is_tensor(values: Any) -> bool:

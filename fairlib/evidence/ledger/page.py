@@ -1,6 +1,6 @@
 """The page of the ledger: a picture, counts, a row for each claim, and what a reader may want to hold against it."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from html import escape as html
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -169,8 +169,5 @@ def _discoveries(results: pd.DataFrame) -> list[str]:
     head = f"{rule}: {families}, of {MIN_SEEDS} seeds or more"
     if lost.empty:
         return [f"{head}. Every verdict survives."]
-    return [f"{head}. These do not survive:", "", *_lost(lost.itertuples())]
-
-
-def _lost(rows: Iterable[Any]) -> list[str]:
-    return [f"- [{row.claim}](#{row.claim}), {origin(row)}: {row.verdict}{p_text(row)}" for row in rows]
+    lines = [f"- [{row.claim}](#{row.claim}), {origin(row)}: {row.verdict}{p_text(row)}" for row in lost.itertuples()]
+    return [f"{head}. These do not survive:", "", *lines]
