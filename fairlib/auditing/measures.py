@@ -1,7 +1,5 @@
 """What an audit measures by group: a table for each question."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 

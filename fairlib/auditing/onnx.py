@@ -1,7 +1,5 @@
 """ONNX models as functions from a batch to scores, run by onnxruntime on the CPU; and which files are models."""
 
-from __future__ import annotations
-
 import glob
 import hashlib
 import warnings

@@ -4,8 +4,6 @@ No number of the audit is computed here. What others named (groups, classes, fil
 characters and marks of the direction of writing as visible escapes, and can break neither a page nor a table.
 """
 
-from __future__ import annotations
-
 import html as markup
 import json
 import math

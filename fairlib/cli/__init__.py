@@ -1,7 +1,5 @@
 """The console command: ``fairlib audit``, ``run``, ``gather``, ``verify``, ``ledger``."""
 
-from __future__ import annotations
-
 import argparse
 import re
 import signal

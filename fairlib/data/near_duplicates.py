@@ -23,8 +23,6 @@ Strokes and drawings are another matter. In MNIST a third of the images would be
 192,458 pairs 3 have a correlation above .99, and half are below .9.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 

@@ -5,8 +5,6 @@
 ['mlp', 'cnn', 'tiny-resnet', 'resnet10', 'resnet18', 'resnet34', 'resnet50', 'vgg19', 'mobilenetv2', 'wrn-22-8']
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Callable
 from typing import Any
