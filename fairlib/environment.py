@@ -44,7 +44,7 @@ def describe(device: str = "auto") -> dict[str, Any]:
     device = resolve(device)
     return {
         "device": torch.cuda.get_device_name(device) if device.startswith("cuda") else device,
-        "cpu": _cpu(),
+        "cpu": cpu(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
@@ -184,7 +184,8 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def _cpu() -> str:
+def cpu() -> str:
+    """Name the model of this machine's CPU."""
     info = Path("/proc/cpuinfo")
     names = re.findall(r"^model name\s*: (.*)$", info.read_text() if info.exists() else "", re.MULTILINE)
     return names[0] if names else platform.processor() or platform.machine()

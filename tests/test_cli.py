@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import warnings
@@ -11,12 +12,14 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from toy_notebooks import finish
+import torch
+from toy_notebooks import finish, write_notebook
 
 import fairlib
 from fairlib import cli, environment
 from fairlib.auditing import files
-from fairlib.evidence import grids, runs
+from fairlib.cli import plan
+from fairlib.evidence import grids, runs, tables
 
 
 @pytest.fixture
@@ -137,10 +140,60 @@ def test_a_grid_that_is_none_is_refused(tmp_path, capsys):
     assert "must map names to values, got list" in capsys.readouterr().err
 
 
+@pytest.fixture
+def grid(tmp_path, monkeypatch):
+    """A grid of two runs that need CUDA and two data sets, one of which is not there."""
+    monkeypatch.chdir(tmp_path)
+    parameters = 'data: str = "digits"  # data\nother_data: str = ""  # more\nroot: str = "data"\ndevice: str = "cuda"'
+    write_notebook(tmp_path / "toy.ipynb", parameters=parameters)
+    (tmp_path / "grid.yml").write_text(
+        "table: toy.csv\nruns: [{notebook: toy.ipynb, parameters: {other_data: digits}, grid: {data: [digits, mnist]}}]"
+    )
+    return grids.expand("grid.yml")
+
+
+def test_a_plan_counts_runs_and_says_what_they_need_that_is_not_there(grid, capsys, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert cli.main(["plan", "grid.yml"]) == 1
+    out, error = capsys.readouterr()
+    counts = ["runs         2", "done         0", "stale        0", "failed       0", "missing      2"]
+    assert out.splitlines()[:5] == counts and "'make sweep GRID=grid.yml', and ask again after the first" in out
+    gpu, data = error.splitlines()
+    assert gpu == "fairlib: 2 runs need a GPU that is not there"
+    assert (
+        data.startswith("fairlib: 1 runs need data that are not there: found no file train-images")
+        and "by hand" in data
+    )
+
+    here = {"cpu": environment.cpu(), "cores": os.cpu_count()}
+    finish(grid[0], pd.DataFrame({"value": [1]}), contents={}, **here)
+    finish(grid[1], pd.DataFrame({"value": [1]}), seconds=900, **here)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert cli.main(["plan", "grid.yml"]) == 0
+    out, error = capsys.readouterr()
+    assert (
+        "stale        1  finished with other code" in out and "hours     0.12  left, at the pace of 2 finished" in out
+    )
+    assert error == ""
+
+
+def test_a_plan_of_no_grid_is_refused(tmp_path, capsys):
+    assert cli.main(["plan", str(tmp_path / "none.yml")]) == 1
+    (tmp_path / "grid.yml").write_text("runs: 3")
+    assert cli.main(["plan", str(tmp_path / "grid.yml")]) == 2
+    missing, wrong = capsys.readouterr().err.splitlines()
+    assert "No such file" in missing and "runs must be a non-empty list, got 3" in wrong
+
+
+def test_data_that_a_plan_does_not_look_for_are_those_that_come_with_the_package():
+    assert {*plan.NO_FILES, "parabola"} == set(tables.EMBEDDED)
+
+
 @pytest.mark.parametrize(
     ("words", "heavy"),
     [
         (["--help"], []),
+        (["plan", "grid.yml"], []),
         (["gather", "grid.yml"], ["numpy", "pandas"]),
         (["ledger", "ledger.md"], ["numpy", "pandas"]),
     ],
@@ -161,7 +214,7 @@ print([name for name in ("torch", "matplotlib", "numpy", "pandas") if name in sy
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
     assert done.stdout.splitlines()[-1] == str(heavy), done.stderr
-    assert (tmp_path / words[-1].replace("grid.yml", "gathered.csv")).exists() or words == ["--help"]
+    assert (tmp_path / words[-1].replace("grid.yml", "gathered.csv")).exists() or words[0] in ("--help", "plan")
 
 
 @pytest.fixture

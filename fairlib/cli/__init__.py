@@ -1,4 +1,4 @@
-"""The console command: ``fairlib audit``, ``run``, ``gather``, ``verify``, ``ledger``."""
+"""The console command: ``fairlib audit``, ``run``, ``plan``, ``gather``, ``verify``, ``ledger``."""
 
 import argparse
 import re
@@ -9,7 +9,7 @@ from typing import Any
 
 from fairlib import environment
 from fairlib._version import __version__
-from fairlib.cli import audit
+from fairlib.cli import audit, plan
 from fairlib.evidence import grids, runs
 
 
@@ -62,6 +62,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--force", action="store_true", help="replace a finished run of other contents")
     run.set_defaults(command=_run)
 
+    plan.add(commands)
     gather = commands.add_parser("gather", help="write the tables of a grid whose runs are finished")
     gather.add_argument("grid")
     gather.set_defaults(command=_gather)

@@ -23,10 +23,11 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from fairlib.environment import written
+from fairlib.environment import cpu, written
 from fairlib.evidence import runs
 from fairlib.evidence.runs import OWN_TABLES, RECORDS, ParameterError, RunError, read_yaml
 
@@ -116,6 +117,48 @@ def unfit(points: Iterable[Point]) -> dict[str, str]:
         elif changed := [name for name in runs.changes(run, wanted) if name != OWN_TABLES]:
             found[point.id] = f"finished with other contents: {', '.join(changed)}"
     return found
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How far the runs of a grid are.
+
+    Attributes:
+        runs: By state the runs: ``done``; ``stale``, finished with other contents; ``failed``; ``missing``.
+        timed: Number of finished runs, stale ones too, that this machine executed.
+        hours: Hours until all runs are done, at the pace of these; None where there are none.
+    """
+
+    runs: Mapping[str, list[Point]]
+    timed: int
+    hours: float | None
+
+
+def plan(grid: str | Path) -> Plan:
+    """Tell how far the runs of a grid are, and how long the rest takes on this machine.
+
+    The pace is the number of runs that it has finished, divided by the time in which at least one of them was running.
+
+    Raises:
+        ParameterError: As :func:`expand` does.
+    """
+    points, here = expand(grid), (cpu(), os.cpu_count())
+    why, spans = unfit(points), []
+    found: dict[str, list[Point]] = {"done": [], "stale": [], "failed": [], "missing": []}
+    for point in points:
+        if why.get(point.id) == UNFINISHED:
+            has_failed = (point.out.parent / "failed" / f"{point.id}.ipynb").exists()
+            found["failed" if has_failed else "missing"].append(point)
+            continue
+        found["stale" if point.id in why else "done"].append(point)
+        run = runs.read_run(point.out) or {}
+        if (run.get("cpu"), run.get("cores")) == here:
+            spans.append((datetime.fromisoformat(run["started"]).timestamp(), run["seconds"]))
+    busy = until = 0.0
+    for start, seconds in sorted(spans):
+        busy += max(start + seconds - max(start, until), 0)
+        until = max(until, start + seconds)
+    return Plan(found, len(spans), busy / len(spans) * len(why) / 3600 if spans else None)
 
 
 def refusal(grid: str | Path, found: Mapping[str, str]) -> str:
