@@ -30,7 +30,7 @@ def why_not(members: Sequence[nn.Module]) -> str | None:
     for module in first.modules():
         kind = type(module)
         ours = kind.__module__.startswith(("fairlib.models.", "fairlib.network."))
-        if not (ours or kind in WIDER or (kind is nn.Flatten and module.start_dim == 1)):
+        if not (ours or kind in WIDER or (kind is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1))):
             return f"a {kind.__name__} is computed one network at a time"
         if getattr(module, "padding_mode", "zeros") != "zeros" or getattr(module, "alpha", None) is not None:
             return f"a {kind.__name__} of these settings is computed one network at a time"

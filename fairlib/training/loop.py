@@ -346,7 +346,8 @@ class _Run:
 
     def keep_weights(self, step: int) -> None:
         state = self.model.state_dict()
-        self.kept[step] = {name: tensor.detach().cpu().clone() for name, tensor in state.items()}
+        ordinary = torch.contiguous_format
+        self.kept[step] = {name: tensor.detach().cpu().clone(memory_format=ordinary) for name, tensor in state.items()}
 
 
 class _Loop:
