@@ -17,8 +17,8 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
 # A lock for each kind of build: `book/tools/lock.py` locks descriptor 9, which the command inherits. A killed Snakemake
 # leaves its own lock behind, hence --nolock, and half-done outputs, hence --rerun-incomplete. SNAKEMAKE= takes further
-# flags, for example those of a cluster's executor; `make book` then shows Snakemake's own output. Each command takes the
-# place of the shell (exec), so that a signal to make reaches it.
+# flags, for example those of a cluster's executor; `make book` and `make sweep` then show Snakemake's own output. Each
+# command takes the place of the shell (exec), so that a signal to make reaches it.
 locked = mkdir -p _build; exec 9> _build/.$(1).lock; python3 book/tools/lock.py 9 2 || { status=$$?; \
 	[ $$status != 75 ] || echo "another 'make $(1)' is at work in this folder; wait until it is done" >&2; exit $$status; }; \
 	exec $(2)
@@ -102,7 +102,8 @@ lint: $(STAMP)
 sweep: $(STAMP)
 	@test -n "$(GRID)" || { echo "make sweep needs a grid: make sweep GRID=params/study/pruning/matthew-effect.yml" >&2; exit 2; }
 	@test -f "$(GRID)" || { echo "there is no grid $(GRID); there are: $$(ls params/study/*/*.yml | tr '\n' ' ')" >&2; exit 2; }
-	@$(call locked,sweep,$(call snakemake,sweep --forcerun point --config grid="$(GRID)" $(if $(FORCE),force=1)))
+	@$(call locked,sweep,$(if $(SNAKEMAKE),,python book/tools/progress.py "$(GRID)") \
+		$(call snakemake,sweep --forcerun point --config grid="$(GRID)" $(if $(FORCE),force=1)))
 
 verify: $(STAMP)
 	@test -n "$(TABLE)" || { echo "make verify needs a table: make verify TABLE=results/pruning/matthew-effect-study.csv" >&2; exit 2; }

@@ -150,7 +150,7 @@ rule plain:
 if "grid" in config:
     POINTS = {point.id: point for point in grids.expand(config["grid"])}
     FORCE = ["--force"] if config.get("force") else []
-    FOLDER = next(iter(POINTS.values())).out.parent.as_posix()
+    FOLDER = grids.folder(config["grid"]).as_posix()
     UNFIT = grids.unfit(POINTS.values())
 
     if not FORCE and (old := {id: why for id, why in UNFIT.items() if why != grids.UNFINISHED}):
@@ -174,4 +174,5 @@ if "grid" in config:
         output: update(f"{FOLDER}/{{id}}/run.json")
         log: f"{FOLDER}/logs/{{id}}.log"
         params: command=command
+        message: "{wildcards.id}"
         shell: "{params.command} > {log} 2>&1"

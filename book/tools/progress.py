@@ -1,11 +1,12 @@
-"""Runs the Snakemake command that builds the book, and says how far it is.
+"""Runs the Snakemake command that builds the book or sweeps a grid, and says how far it is.
 
 `python book/tools/progress.py FOLDER snakemake book ...`: on a terminal one line that moves, elsewhere a line for each
 finished page. FOLDER is the folder of the build; Snakemake's own output goes to FOLDER/logs/book.log. What failed
 stands at the end with its log, and the exit status is Snakemake's. A signal ends everything that was started.
+`python book/tools/progress.py GRID snakemake sweep ...` does the same for the runs of a grid.
 
 How long the rest takes follows from the seconds of each page's last run, or from `seconds.json` beside this file,
-scaled by what this build has measured so far.
+scaled by what this build has measured so far. The runs of a grid are expected to take as long as those that have ended.
 """
 
 from __future__ import annotations
@@ -35,7 +36,10 @@ PATIENCE = 20  # Seconds that a stopped build has to end by itself.
 class Build:
     """What is known of a build from the lines that Snakemake prints."""
 
+    unit, rule, kind, log, missing = "page", "run", "build", "book", "The book is not built"
+
     def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self.expected = expected(folder)
         self.total = 0  # Pages to run.
         self.at_once = 1
@@ -46,7 +50,7 @@ class Build:
 
     def read(self, line: str, now: float) -> str:
         """Take in a line; give back what has ended by it: a page, a step or nothing."""
-        if found := re.fullmatch(r"run +(\d+)", line):
+        if found := re.fullmatch(rf"{self.rule} +(\d+)", line):
             self.total = int(found[1])
         elif found := re.fullmatch(r"Job (\d+): (\S+)", line):
             self.running[found[1]] = (found[2], now)
@@ -88,11 +92,58 @@ class Build:
     def line(self, now: float) -> str:
         """How far the build is, in one line."""
         names = [AFTER.get(name, name) for name, _ in self.running.values()]
-        parts = [f"{self.done()} of {self.total} pages"] if self.total else []
+        parts = [f"{self.done()} of {self.total} {self.unit}s"] if self.total else []
         parts += [f"{len(self.failed)} failed"] if self.failed else []
         parts += [", ".join(names)] if names else []
         parts += [f"about {duration(self.left(now))} left"]
         return " · ".join(parts) if self.total or names else "checking what has changed"
+
+    def result(self) -> str:
+        """What there is in the end, and where."""
+        return f"The book: {self.folder / 'html' / 'index.html'}"
+
+
+class Sweep(Build):
+    """What is known of the sweep of a grid."""
+
+    unit, rule, kind, log, missing = "run", "point", "sweep", "sweep", "No table is written"
+
+    def __init__(self, grid: str, now: float) -> None:
+        from fairlib.evidence import grids
+
+        super().__init__(grids.folder(grid))
+        self.before = [json.loads(path.read_text("utf-8"))["seconds"] for path in self.folder.glob("*/run.json")]
+        self.began = now
+        self.tables: list[str] = []
+
+    def read(self, line: str, now: float) -> str:
+        """Take in a line; give back which run has ended by it. The tables are named by `fairlib gather`."""
+        if line.endswith(".csv") and not line.startswith(" "):
+            self.tables.append(line)
+        return super().read(line, now)
+
+    def left(self, now: float) -> float:
+        """Seconds until all runs have ended; NaN as long as no run of this grid has."""
+        seconds = list(self.finished.values()) or self.before
+        mean = sum(seconds) / len(seconds) if seconds else float("nan")
+        open_ = [max(mean - (now - began), 1) for _, began in self.running.values()]
+        waiting = self.total - self.done() - len(open_)
+        return max([(waiting * mean + sum(open_)) / self.at_once, *open_])
+
+    def line(self, now: float) -> str:
+        """How far the sweep is, in one line."""
+        if not self.total:
+            return "checking which runs are finished"
+        parts = [f"{self.done()} of {self.total} runs"] + [f"{len(self.failed)} failed"] * bool(self.failed)
+        parts += [f"{duration(now - self.began)} so far"]
+        if (left := self.left(now)) >= 0:
+            end = time.strftime("%H:%M" if left < 12 * 3600 else "%a %H:%M", time.localtime(time.time() + left))
+            parts += [f"about {duration(left)} left, until {end}"]
+        return " · ".join(parts)
+
+    def result(self) -> str:
+        """The tables that were gathered."""
+        return f"The table: {', '.join(self.tables)}"
 
 
 def expected(folder: Path) -> dict[str, float]:
@@ -105,7 +156,9 @@ def expected(folder: Path) -> dict[str, float]:
 
 
 def duration(seconds: float) -> str:
-    return f"{max(seconds, 1):.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
+    if seconds < 90 * 60:
+        return f"{max(seconds, 1):.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"
 
 
 class Screen:
@@ -175,12 +228,12 @@ class Child:
                     self._kill(signal.SIGKILL)
 
 
-def build(folder: Path, command: list[str]) -> int:
+def build(state: Build, command: list[str]) -> int:
     """Run the command; give back its exit status, or 128 and the number of the signal that stopped it."""
+    folder, screen, began, rest = state.folder, Screen(), time.monotonic(), b""
     (folder / "logs").mkdir(parents=True, exist_ok=True)
-    state, screen, began, rest = Build(folder), Screen(), time.monotonic(), b""
     child = Child(command)
-    with (folder / "logs" / "book.log").open("wb") as log:
+    with (folder / "logs" / f"{state.log}.log").open("wb") as log:
         for text in child.output():
             log.write(text)
             log.flush()
@@ -191,14 +244,15 @@ def build(folder: Path, command: list[str]) -> int:
                     tell(screen, state, ended)
             screen.move("stopping" if child.stopped else state.line(time.monotonic()))
     if child.stopped:
-        screen.stay("Stopped. Finished pages are kept: the next build goes on from here.")
+        screen.stay(f"Stopped. Finished {state.unit}s are kept: the next {state.kind} goes on from here.")
         return 128 + child.stopped
     if child.process.returncode:
-        screen.stay("\n\n".join([why(folder, name) for name in state.failed or ["book"]]))
-        screen.stay(f"\nThe book is not built: {', '.join(state.failed) or 'Snakemake'} failed. All output: {log.name}")
+        screen.stay("\n\n".join([why(folder, name) for name in state.failed or [state.log]]))
+        failed = ", ".join(state.failed) or "Snakemake"
+        screen.stay(f"\n{state.missing}: {failed} failed. All output: {log.name}")
     else:
         took = duration(time.monotonic() - began)
-        screen.stay(f"The book: {folder / 'html' / 'index.html'} ({took if state.finished else 'nothing has changed'})")
+        screen.stay(f"{state.result()} ({took if state.finished else 'nothing has changed'})")
     return child.process.returncode
 
 
@@ -207,9 +261,10 @@ def tell(screen: Screen, state: Build, name: str) -> None:
     if name in state.failed:
         screen.stay(f"{AFTER.get(name, name)}: failed")
     elif name in state.finished and not screen.moves:
-        count = f"{state.done()} of {state.total} pages: " if name not in AFTER else ""
+        count = f"{state.done()} of {state.total} {state.unit}s: " if name not in AFTER else ""
         screen.stay(f"{count}{AFTER.get(name, name)}, {duration(state.finished[name])}")
 
 
 if __name__ == "__main__":
-    sys.exit(build(Path(sys.argv[1]), sys.argv[2:]))
+    where, *words = sys.argv[1:]
+    sys.exit(build(Sweep(where, time.monotonic()) if Path(where).is_file() else Build(Path(where)), words))

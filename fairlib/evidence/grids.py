@@ -79,11 +79,17 @@ def _points(grid: Path, entry: Mapping[str, Any], table_of_all: str | None) -> I
     root = Path(os.path.relpath(runs.project_root(grid)))
     notebook, table = root / entry["notebook"], root / entry["table"]
     fixed = (read_yaml(root / entry["file"]) if "file" in entry else {}) | entry["parameters"]
-    name = "-".join(Path(os.path.relpath(grid, root)).with_suffix("").parts).removeprefix("params-")
     for values in itertools.product(*axes.values()):
         given = fixed | dict(zip(axes, values, strict=True))
         id = run_name(notebook, {axis: given[axis] for axis in axes}, runs.resolve(notebook, given))
-        yield Point(id, notebook, given, tuple(axes), table, root / "_build" / "sweeps" / name / id)
+        yield Point(id, notebook, given, tuple(axes), table, folder(grid) / id)
+
+
+def folder(grid: str | Path) -> Path:
+    """Name the folder of a grid's runs, which need not exist."""
+    root = Path(os.path.relpath(runs.project_root(grid)))
+    name = "-".join(Path(os.path.relpath(grid, root)).with_suffix("").parts).removeprefix("params-")
+    return root / "_build" / "sweeps" / name
 
 
 def run_name(notebook: Path, varied: Mapping[str, Any], parameters: Mapping[str, Any]) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pty
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +15,7 @@ from pathlib import Path
 
 import progress
 import pytest
+from toy_notebooks import write_notebook
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "book" / "tools" / "progress.py"
@@ -67,24 +70,101 @@ def test_without_a_terminal_a_line_for_each_page_and_what_failed_at_the_end(star
     assert "Job stats:" in (tmp_path / "_build" / "logs" / "book.log").read_text()
 
 
+def read_all(master: int) -> str:
+    """What is written to a terminal until nobody writes any more, which is an error on Linux."""
+    said = b""
+    with contextlib.suppress(OSError):
+        while text := os.read(master, 65536):
+            said += text
+    os.close(master)
+    return said.decode()
+
+
 def test_a_terminal_shows_one_line_that_moves_and_a_second_build_that_nothing_has_changed(start):
     master, terminal = pty.openpty()
     build = start("[ $1 = one ] || sleep 3", stdout=terminal, stderr=terminal)
     os.close(terminal)
-    said = b""
-    try:
-        while text := os.read(master, 65536):
-            said += text
-    except OSError:  # Linux says so that nobody writes any more.
-        pass
+    said = read_all(master)
     assert build.wait(timeout=100) == 0
-    os.close(master)
-    *moved, last = [text for text in said.decode().replace("\r\n", "\n").split("\r\x1b[K") if text]
+    *moved, last = [text for text in said.replace("\r\n", "\n").split("\r\x1b[K") if text]
     assert last.startswith("The book: _build/html/index.html (") and last.count("\n") == 1
     assert not any("\n" in line for line in moved)
     assert any(re.fullmatch(r"1 of 2 pages · .*about \d+ (s|min) left", line) for line in moved)
     again = start("exit 1", stdout=subprocess.PIPE, text=True).communicate(timeout=100)[0]
     assert again == "The book: _build/html/index.html (nothing has changed)\n"
+
+
+GRID = """\
+table: results/toy/squares.csv
+runs:
+  - {notebook: notebooks/toy/squares.ipynb, grid: {seed: [1, 2, 3]}}
+"""
+SQUARES = """\
+import time
+import pandas as pd
+from fairlib import record
+assert seed != 3, "no third run"
+time.sleep(2)
+record(pd.DataFrame({"square": [seed**2]}));"""
+
+
+@pytest.fixture
+def sweep(tmp_path):
+    """Start a sweep of three runs by the project's Snakefile; the third fails as long as the notebook says so."""
+    write_notebook(tmp_path / "notebooks" / "toy" / "squares.ipynb", SQUARES, parameters="seed: int = 0  # seed")
+    (tmp_path / "_toc.yml").touch()
+    (tmp_path / "grid.yml").write_text(GRID)
+    shutil.copy(ROOT / "Snakefile", tmp_path)
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    settings = {"TERM": "xterm", "PYTHONPATH": str(ROOT), "PATH": path}
+
+    def start(*more: str, **options) -> subprocess.Popen:
+        words = "snakemake sweep --forcerun point --cores 3 --nolock --keep-going --show-failed-logs -q host"
+        command = [sys.executable, str(SCRIPT), "grid.yml", sys.executable, "-m", *words.split()]
+        command += ["--config", "grid=grid.yml", *more]
+        return subprocess.Popen(command, cwd=tmp_path, env=os.environ | settings, **options)
+
+    return start
+
+
+def test_a_sweep_shows_one_line_that_moves_and_the_log_of_a_failed_run_and_goes_on(sweep, tmp_path):
+    master, terminal = pty.openpty()
+    first = sweep(stdout=terminal, stderr=terminal)
+    os.close(terminal)
+    said = read_all(master)
+    assert first.wait(timeout=100) == 1
+    said = said.replace("\r\n", "\n").replace("\r\x1b[K", "\0")
+    moved = [line for line in said.split("\0") if "\n" not in line]
+    said = said.replace("\0", "\n")
+    assert any(re.fullmatch(r"1 of 3 runs · 1 failed · \d+ s so far", line) for line in moved)
+    assert re.search(r"^squares-seed=3-\w+: failed$", said, re.MULTILINE) and "AssertionError: no third run" in said
+    assert re.search(r"No table is written: squares-seed=3-\w+ failed\. All output: .*sweep\.log$", said.strip())
+
+    notebook = tmp_path / "notebooks" / "toy" / "squares.ipynb"
+    notebook.write_text(notebook.read_text().replace("seed != 3", "seed != 4"))
+    again, _ = sweep("force=1", stdout=subprocess.PIPE, text=True).communicate(timeout=100)
+    assert "\x1b" not in again and re.search(r"^3 of 3 runs: squares-seed=\d-\w+, \d+ s$", again, re.MULTILINE)
+    assert re.search(r"^The table: results/toy/squares\.csv \(\d+ s\)$", again.splitlines()[-1])
+    assert (tmp_path / "results" / "toy" / "squares.csv").read_text() == "seed,square\n1,1\n2,4\n3,9\n"
+
+
+def test_what_is_left_of_a_sweep_is_what_its_runs_took(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    state = progress.Sweep("grid.yml", now=100)
+    assert state.line(100) == "checking which runs are finished"
+    for line in ("point        5", "sweep        1", "Job 1: a", "Job 2: b"):
+        state.read(line, 110)
+    assert state.line(130) == "0 of 5 runs · 30 s so far"
+    state.read("Finished jobid: 1 (Rule: point)", 210)
+    assert state.left(210) == (3 * 100 + 1) / 2  # Three wait, and one should have ended by now; two at a time.
+    assert re.fullmatch(r"1 of 5 runs · 2 min so far · about 3 min left, until \d\d:\d\d", state.line(210))
+    folder = tmp_path / "_build" / "sweeps" / "grid" / "a"
+    folder.mkdir(parents=True)
+    (folder / "run.json").write_text('{"seconds": 7200}')
+    again = progress.Sweep("grid.yml", now=0)
+    for line in ("point        4", "Job 1: b"):
+        again.read(line, 0)
+    assert re.fullmatch(r"0 of 4 runs · 1 s so far · about 8.0 h left, until \d\d:\d\d", again.line(0))
 
 
 def is_running(process: int) -> bool:
