@@ -5,10 +5,12 @@ evaluating the dense one costs. It stays zero because its gradient is masked, wh
 zero gradient, a zero weight has zero momentum and zero decay. What comes from elsewhere, momentum of a dense training
 or a re-initialization, is zeroed in the next forward pass, and before fairlib measures the model (``hold``). Under
 ``torch.func.functional_call`` the weights are the caller's, and so are their gradients. The mask is the buffer
-``weight_mask`` beside the weight: uint8, 1 where the weight is kept, since torch cannot average buffers of bools.
+``weight_mask`` beside the weight: uint8, 1 where the weight is kept, since torch cannot average buffers of bools. It
+may be changed or replaced, by anything that torch counts as a change: not through ``weight_mask.data``.
 """
 
 import copy
+import threading
 import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -23,10 +25,16 @@ BUFFER = "weight_mask"
 
 _Layer = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
 
-_held: weakref.WeakKeyDictionary[nn.Module, tuple[Any, Any, Any]] = weakref.WeakKeyDictionary()
-"""The weight of each layer, and its storage and version when its masked weights were last zeroed."""
+_HELD = "_mask_held"  # Where a layer keeps its _Held.
 
-_UNKNOWN = (None, None, None)
+
+class _Thread(threading.local):
+    """``opened`` is the pass of a root with gradients on that the thread is in, an object of its own; else None."""
+
+    opened: object = None
+
+
+_thread = _Thread()
 
 
 def prunable(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -93,7 +101,7 @@ def hold(model: nn.Module) -> None:
     """
     for layer, weight, mask in _masked(model):
         if _is_guarded(layer):  # Else a buffer of this name is somebody else's.
-            _fill(layer, weight, mask)
+            _known(layer).fill(weight, mask, None)
 
 
 def apply(model: nn.Module, keep: Mapping[str, Tensor]) -> nn.Module:
@@ -148,7 +156,9 @@ def impose(model: nn.Module, keep: Mapping[str, Tensor]) -> None:
         _zero(layer)
     if keep and not _is_guarded(model):
         model.register_forward_pre_hook(_guard)
+        model.register_forward_hook(_leave, always_call=True)
     _guard(model)
+    _leave()
 
 
 def check_mask(name: str, mask: Tensor, shape: torch.Size) -> None:
@@ -201,31 +211,72 @@ def _hold(layer: nn.Module, *_: object) -> None:
 
 def _masked(model: nn.Module) -> Iterator[tuple[nn.Module, nn.Parameter, Tensor]]:
     """Layers with a mask, their weights and masks; none where the weight is a caller's."""
-    for layer in model.modules():
-        if isinstance(layer, torch.jit.ScriptModule):  # It has other dictionaries, and no masks.
+    modules: list[nn.Module | None] = [model]
+    while modules:  # ``model.modules()`` takes three times as long, in every pass.
+        layer = modules.pop()
+        if layer is None or isinstance(layer, torch.jit.ScriptModule):  # It has other dictionaries, and no masks.
             continue
-        weight, mask = layer._parameters.get("weight"), layer._buffers.get(BUFFER)
-        if mask is not None and isinstance(weight, nn.Parameter):
+        mask = layer._buffers.get(BUFFER)
+        if mask is not None and isinstance(weight := layer._parameters.get("weight"), nn.Parameter):
             yield layer, weight, mask
+        modules += layer._modules.values()
 
 
-def _fill(layer: nn.Module, weight: nn.Parameter, mask: Tensor) -> None:
-    """Zero the masked weights in place, and note of which weights this was done."""
-    weight.data.masked_fill_(mask == 0, 0)
-    if not (torch.compiler.is_compiling() or weight.is_inference()):  # Neither tells a version.
-        _held[layer] = (weakref.ref(weight), weakref.ref(weight.untyped_storage()), weight._version)
+class _Held:
+    """What is known of a layer's mask and masked weights; a copy or an unpickled layer begins with nothing."""
+
+    mask: Tensor | None = None  # The buffer, its version and where it is zero.
+    mask_version = -1
+    complement: Tensor
+    weight: Any = None  # Weak references to the weight and its storage, and its version, when it was last zeroed.
+    storage: Any = None
+    version = -1
+    opened: object = None  # The pass that zeroed it.
+    hooked: Any = None  # Weak reference to the weight that has a gradient mask.
+
+    def __reduce__(self) -> tuple[type["_Held"], tuple[()]]:
+        return _Held, ()
+
+    def holds(self, weight: nn.Parameter) -> bool:
+        """Whether the weights are those that :func:`_fill` has seen."""
+        known = self.storage is not None and self.storage() is weight.untyped_storage()
+        return known and self.version == weight._version
+
+    def is_foreign(self, weight: nn.Parameter) -> bool:
+        """Whether the layer computes with another parameter than its own, under ``functional_call``."""
+        own = self.weight and self.weight()
+        return own is not None and own is not weight
+
+    def fill(self, weight: nn.Parameter, mask: Tensor, opened: object) -> None:
+        """Zero the masked weights in place, and note of which weights and in which pass this was done."""
+        if weight.is_inference():  # It tells no version.
+            weight.data.masked_fill_(mask == 0, 0)
+            return
+        known = mask is self.mask and mask._version == self.mask_version
+        weight.data.masked_fill_(self.complement if known else self.read(mask), 0)
+        self.weight, self.storage = weakref.ref(weight), weakref.ref(weight.untyped_storage())
+        self.version, self.opened = weight._version, opened
+
+    def read(self, mask: Tensor) -> Tensor:
+        """Find where a mask is zero, and keep it for as long as the mask is not changed."""
+        complement = mask == 0
+        wrapped = type(complement) is not Tensor or torch._C._functorch.is_functorch_wrapped_tensor(complement)
+        if not (wrapped or complement.is_inference() or mask.is_inference()):  # Else it is of no use later.
+            self.complement, self.mask, self.mask_version = complement, mask, mask._version
+        return complement
 
 
-def _is_held(layer: nn.Module, weight: nn.Parameter) -> bool:
-    """Whether the weights are those that :func:`_fill` has seen."""
-    _, storage, version = _held.get(layer, _UNKNOWN)
-    return storage is not None and storage() is weight.untyped_storage() and version == weight._version
+def _known(layer: nn.Module) -> _Held:
+    held = layer.__dict__.get(_HELD)
+    if held is None:
+        held = layer.__dict__[_HELD] = _Held()
+    return held
 
 
-def _is_foreign(layer: nn.Module, weight: nn.Parameter) -> bool:
-    """Whether a layer computes with another parameter than its own, under ``functional_call``."""
-    own = _held.get(layer, _UNKNOWN)[0]
-    return own is not None and own() is not None and own() is not weight
+def _hook(layer: nn.Module, weight: nn.Parameter) -> None:
+    """Give a weight its gradient mask if it lacks one."""
+    if not any(isinstance(hook, _GradientMask) for hook in (weight._backward_hooks or {}).values()):
+        weight.register_hook(_GradientMask(layer))
 
 
 def _is_guarded(module: nn.Module) -> bool:
@@ -238,14 +289,18 @@ class _GradientMask:
     __torch_unserializable__ = True  # It holds a weak reference; a copy or an unpickled module gets its own.
 
     def __init__(self, layer: nn.Module):
-        self.layer = weakref.ref(layer)
+        self.layer, self.held = weakref.ref(layer), _known(layer)
 
     def __call__(self, gradient: Tensor) -> Tensor:
         layer = self.layer()
         if layer is None or (mask := layer._buffers.get(BUFFER)) is None:
             return gradient
-        _held[layer] = (_held.get(layer, _UNKNOWN)[0], None, None)  # Fused optimizers leave the version as it is.
-        return gradient.masked_fill(mask == 0, 0)
+        if torch.compiler.is_compiling():
+            return gradient.masked_fill(mask == 0, 0)
+        held = self.held
+        held.version = -1  # Fused optimizers leave the version as it is.
+        known = mask is held.mask and mask._version == held.mask_version
+        return gradient.masked_fill(held.complement if known else held.read(mask), 0)
 
 
 def _guard(module: nn.Module, *_: object) -> None:
@@ -253,19 +308,45 @@ def _guard(module: nn.Module, *_: object) -> None:
 
     A forward pre-hook, because tensor hooks do not survive ``deepcopy``, pickling or ``load_state_dict(assign=True)``,
     while module hooks do. It stands on the layer and on the root: a root such as ``nn.MultiheadAttention`` reads the
-    weight of a layer that it never calls.
+    weight of a layer that it never calls. What the root has done in this pass the layers do not do again.
     """
+    grad, compiling, opened = torch.is_grad_enabled(), torch.compiler.is_compiling(), None
+    if not compiling:
+        opened, held = _thread.opened, module.__dict__.get(_HELD)
+        if held is not None and opened is not None and held.opened is opened:
+            weight = module._parameters.get("weight")
+            if held.weight() is weight and held.holds(weight):
+                return
+        if grad and _leave in module._forward_hooks.values():
+            _thread.opened = opened = object()
     if "weight_orig" in module._parameters:
         raise ValueError(
             f"torch.nn.utils.prune has overwritten fairlib's mask of this {type(module).__name__}, since both call it "
             "weight_mask; call torch.nn.utils.prune.remove(module, 'weight') and prune with fairlib alone"
         )
+    if compiling:
+        _guard_compiled(module)
+        return
+    for layer, weight, mask in _masked(module):
+        held = _known(layer)
+        if grad or not (held.holds(weight) or held.is_foreign(weight)):
+            held.fill(weight, mask, opened if grad else None)
+        if grad and weight.requires_grad and (held.hooked is None or held.hooked() is not weight):
+            _hook(layer, weight)
+            held.hooked = weakref.ref(weight)
+
+
+def _guard_compiled(module: nn.Module) -> None:
+    """Guard a module in the graph of a compiled one, where tensors tell no version; an exported one has no masks."""
     if torch.compiler.is_exporting():
         return
-    grad, compiling = torch.is_grad_enabled(), torch.compiler.is_compiling()
     for layer, weight, mask in _masked(module):
-        if grad or compiling or not (_is_held(layer, weight) or _is_foreign(layer, weight)):
-            _fill(layer, weight, mask)
-        hooks = (weight._backward_hooks or {}).values()
-        if grad and weight.requires_grad and not any(isinstance(hook, _GradientMask) for hook in hooks):
-            weight.register_hook(_GradientMask(layer))
+        weight.data.masked_fill_(mask == 0, 0)
+        if torch.is_grad_enabled() and weight.requires_grad:
+            _hook(layer, weight)
+
+
+def _leave(*_: object) -> None:
+    """End the pass of a root, as a forward hook, also where it fails."""
+    if not torch.compiler.is_compiling():
+        _thread.opened = None

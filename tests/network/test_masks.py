@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import io
+import threading
 import warnings
 
 import pytest
@@ -441,3 +442,111 @@ def test_a_state_dict_has_zeros_whatever_was_written_into_the_weights():
     weight += 1
     assert sparse.state_dict()["weight"].count_nonzero() == 16
     assert sparse.weight.data.data_ptr() == weight.data_ptr()  # In place: optimizers hold on to it.
+
+
+@pytest.mark.parametrize("written", ["in place", "replaced", "loaded"])
+def test_a_changed_mask_is_seen_in_the_next_pass(written):
+    sparse = masks.apply(_net(), keep := _half(_net())).train()
+    _train(sparse)
+    other = {name: mask.roll(1, dims=1) for name, mask in keep.items()}
+    for name, mask in other.items():
+        layer = sparse.get_submodule(name.removesuffix(".weight"))
+        if written == "in place":
+            layer.weight_mask.copy_(mask)
+        elif written == "replaced":
+            layer.weight_mask = mask.to(torch.uint8)
+    if written == "loaded":
+        sparse.load_state_dict(sparse.state_dict() | {f"{name}_mask": mask.byte() for name, mask in other.items()})
+    for _ in range(2):
+        sparse.zero_grad()
+        _noise(sparse, sparse)
+        sparse(torch.randn(16, 6)).square().sum().backward()
+        assert _holds(sparse, other)
+        assert all(bool((sparse.get_parameter(name).grad[~mask] == 0).all()) for name, mask in other.items())
+
+
+class _Reader(nn.Module):
+    """Reads the weights of a layer that it calls on demand only."""
+
+    def __init__(self, fail: bool = False):
+        super().__init__()
+        self.layer, self.fail, self.seen = nn.Linear(6, 8), fail, None
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        self.seen = self.layer.weight.detach().clone()
+        if self.fail:
+            raise RuntimeError("on purpose")
+        return self.layer(inputs) if self.training else inputs @ self.layer.weight.T
+
+
+@pytest.mark.parametrize("fail", [False, True])
+def test_a_layer_guards_itself_again_after_a_pass_of_its_root(fail):
+    reader = masks.apply(_Reader(fail), keep := {"layer.weight": torch.arange(48).reshape(8, 6) % 2 == 0})
+    reader.layer.weight.data.add_(1)
+    if fail:
+        with pytest.raises(RuntimeError, match="on purpose"):
+            reader(torch.randn(2, 6))
+    else:
+        reader(torch.randn(2, 6))
+    assert bool((reader.seen[~keep["layer.weight"]] == 0).all())
+    reader.layer.weight.data.add_(1)  # Which changes no version.
+    reader.layer(torch.randn(2, 6))
+    assert _holds(reader, keep)
+
+
+def test_a_pass_of_a_root_in_one_thread_is_none_in_another():
+    sparse = masks.apply(_net(), keep := _half(_net()))
+    began, go = threading.Event(), threading.Event()
+
+    def wait(*_: object) -> None:
+        began.set()
+        go.wait(10)
+
+    sparse[1].register_forward_pre_hook(wait)
+    other = threading.Thread(target=sparse, args=(torch.randn(4, 6),))
+    other.start()
+    assert began.wait(10)
+    sparse[0].weight.data.add_(1)
+    sparse[0](torch.randn(2, 6))
+    go.set()
+    other.join()
+    assert _holds(sparse, keep)
+
+
+def test_a_pass_with_gradients_guards_each_layer_once():
+    sparse = masks.apply(_net(), keep := _half(_net())).train()
+
+    def spoil(*_: object) -> None:
+        sparse[3].weight.data.add_(1)
+
+    sparse[1].register_forward_pre_hook(spoil)
+    sparse[0].weight.data.add_(1)
+    sparse(torch.randn(4, 6))
+    assert bool((sparse[0].weight[~keep["0.weight"]] == 0).all())  # The root has guarded both before the pass...
+    assert bool((sparse[3].weight[~keep["3.weight"]] != 0).any())  # ... and the layers have not done so again.
+
+
+def test_gradients_are_turned_on_within_a_pass_without_them():
+    inputs, keep = torch.randn(4, 6), torch.eye(8, 6) > 0
+    sparse = masks.apply(nn.Sequential(nn.Linear(6, 8), nn.Identity()), {"0.weight": keep})
+    twin, found = copy.deepcopy(sparse), []
+    twin[1].register_forward_hook(lambda *_: found.append(torch.enable_grad()(twin[0])(inputs)))
+    with torch.no_grad():
+        twin(inputs)
+    found[0].square().sum().backward()
+    assert bool((twin[0].weight.grad[~keep] == 0).all()) and bool(twin[0].weight.grad.any())
+
+
+@pytest.mark.parametrize("first", ["inference", "vmap", "grad"])
+def test_what_is_known_of_a_mask_is_never_of_a_mode_or_a_transform(first):
+    sparse, inputs = copy.deepcopy(masks.apply(_net(), keep := _half(_net()))), torch.randn(4, 6)
+    with torch.inference_mode(first == "inference"):
+        torch.vmap(sparse)(torch.ones(2, 4, 6)) if first == "vmap" else sparse(inputs)
+    if first == "grad":
+        weights = {name: weight.detach().clone() for name, weight in sparse.named_parameters()}
+        torch.func.grad(lambda weights: functional_call(sparse, weights, (inputs,)).sum())(weights)
+    gradients = torch.autograd.grad(sparse(inputs).square().sum(), list(sparse.parameters()), create_graph=True)
+    sum(gradient.square().sum() for gradient in gradients).backward()
+    assert bool((sparse[0].weight.grad[~keep["0.weight"]] == 0).all())
+    assert not [name for name in sparse.state_dict() if "held" in name]
+    torch.compile(sparse, fullgraph=True, backend="eager")(inputs)
