@@ -4,7 +4,7 @@ $(if $(filter oneshell,$(.FEATURES)),,$(error This needs GNU make of 3.82 or lat
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help env book notebooks lab pdf test lint sweep verify clean
+.PHONY: help env book notebooks lab pdf test test-slurm lint sweep verify clean
 .DELETE_ON_ERROR:
 
 CORES ?= $(shell nproc 2> /dev/null || getconf _NPROCESSORS_ONLN)
@@ -34,6 +34,9 @@ help:
 	@echo "              what 'make book' also leaves in _build/plain: notebooks for Colab, GitHub and any Jupyter"
 	@echo "make pdf      print each part of the built book by Chromium, which takes about a minute: _build/pdf"
 	@echo "make test     import walls, unit tests, notebooks with smoke parameters; some 15 minutes"
+	@echo "make test-slurm"
+	@echo "              sweep a small grid on a SLURM cluster of one node while jobs are cancelled, the node is drained and"
+	@echo "              Snakemake is killed; on Debian, as root, with slurm-wlm and munge installed; some five minutes"
 	@echo "make lint     ruff, the import walls, types, and how much code there is"
 	@echo "make sweep GRID=params/study/pruning/matthew-effect.yml"
 	@echo "              run a grid, go on where it stopped, gather its table into results/; FORCE=1 runs again what is"
@@ -91,6 +94,9 @@ lab: $(STAMP)
 test: $(STAMP)
 	lint-imports
 	pytest --numprocesses $(CORES) --dist loadgroup
+
+test-slurm: $(STAMP)
+	@python tests/slurm.py
 
 lint: $(STAMP)
 	ruff check .
