@@ -52,7 +52,7 @@ def _lacks(points: Sequence[grids.Point]) -> list[str]:
         import torch
 
         if not torch.cuda.is_available():
-            found.append(f"{count} runs need a GPU that is not there")
+            found.append(f"{count} run{'s need' if count > 1 else ' needs'} a GPU that is not there")
     for (name, place), count in asked.items():
         from fairlib import data
 
@@ -60,5 +60,5 @@ def _lacks(points: Sequence[grids.Point]) -> list[str]:
             source = data.lookup("data set", name, data.DATASETS)
             source(data.Request(place, None, (0.7, 0.1, 0.2), data.seed_sequence(0)))
         except (OSError, ValueError) as error:
-            found.append(f"{count} runs need data that are not there: {error}")
+            found.append(f"{count} run{'s need' if count > 1 else ' needs'} data that are not there: {error}")
     return found
