@@ -36,5 +36,5 @@ class MLP(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Images ``(N, C, H, W)``, or the same flattened to ``(N, C * H * W)``, to logits ``(N, num_classes)``."""
-        images = inputs.unflatten(1, self.shape) if inputs.ndim == 2 else inputs
+        images = inputs.unflatten(1, (-1, *self.shape[1:])) if inputs.ndim == 2 else inputs
         return self.classifier(self.normalize(images))

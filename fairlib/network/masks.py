@@ -96,8 +96,9 @@ def read(model: nn.Module) -> dict[str, Tensor]:
 def hold(model: nn.Module) -> None:
     """Zero the masked weights of a model, in place, before they are read or measured.
 
-    Every forward pass does so too: with gradients on always, without them where a weight has changed. What it cannot
-    see without gradients is a change through ``weight.data`` or NumPy after which there was no backward pass.
+    Every forward pass does so too when it begins: with gradients on always, without them where a weight has changed.
+    What it cannot see without gradients is a change through ``weight.data`` or NumPy after which there was no backward
+    pass; and never one by the network itself, through ``weight.data``, between its beginning and the layer.
     """
     for layer, weight, mask in _masked(model):
         if _is_guarded(layer):  # Else a buffer of this name is somebody else's.
@@ -237,10 +238,14 @@ class _Held:
     def __reduce__(self) -> tuple[type["_Held"], tuple[()]]:
         return _Held, ()
 
-    def holds(self, weight: nn.Parameter) -> bool:
-        """Whether the weights are those that :func:`_fill` has seen."""
+    def holds(self, weight: nn.Parameter, mask: Tensor) -> bool:
+        """Whether weights and mask are those of the last :meth:`fill`."""
         known = self.storage is not None and self.storage() is weight.untyped_storage()
-        return known and self.version == weight._version
+        return known and self.version == weight._version and self.knows(mask)
+
+    def knows(self, mask: Tensor) -> bool:
+        """Whether :attr:`complement` is that of the mask as it is."""
+        return mask is self.mask and mask._version == self.mask_version
 
     def is_foreign(self, weight: nn.Parameter) -> bool:
         """Whether the layer computes with another parameter than its own, under ``functional_call``."""
@@ -252,8 +257,7 @@ class _Held:
         if weight.is_inference():  # It tells no version.
             weight.data.masked_fill_(mask == 0, 0)
             return
-        known = mask is self.mask and mask._version == self.mask_version
-        weight.data.masked_fill_(self.complement if known else self.read(mask), 0)
+        weight.data.masked_fill_(self.complement if self.knows(mask) else self.read(mask), 0)
         self.weight, self.storage = weakref.ref(weight), weakref.ref(weight.untyped_storage())
         self.version, self.opened = weight._version, opened
 
@@ -275,7 +279,8 @@ def _known(layer: nn.Module) -> _Held:
 
 def _hook(layer: nn.Module, weight: nn.Parameter) -> None:
     """Give a weight its gradient mask if it lacks one."""
-    if not any(isinstance(hook, _GradientMask) for hook in (weight._backward_hooks or {}).values()):
+    hooks = (weight._backward_hooks or {}).values()
+    if not any(isinstance(hook, _GradientMask) and hook.layer() is layer for hook in hooks):
         weight.register_hook(_GradientMask(layer))
 
 
@@ -299,8 +304,7 @@ class _GradientMask:
             return gradient.masked_fill(mask == 0, 0)
         held = self.held
         held.version = -1  # Fused optimizers leave the version as it is.
-        known = mask is held.mask and mask._version == held.mask_version
-        return gradient.masked_fill(held.complement if known else held.read(mask), 0)
+        return gradient.masked_fill(held.complement if held.knows(mask) else held.read(mask), 0)
 
 
 def _guard(module: nn.Module, *_: object) -> None:
@@ -314,8 +318,8 @@ def _guard(module: nn.Module, *_: object) -> None:
     if not compiling:
         opened, held = _thread.opened, module.__dict__.get(_HELD)
         if held is not None and opened is not None and held.opened is opened:
-            weight = module._parameters.get("weight")
-            if held.weight() is weight and held.holds(weight):
+            weight, mask = module._parameters.get("weight"), module._buffers.get(BUFFER)
+            if mask is not None and held.weight() is weight and held.holds(weight, mask):
                 return
         if grad and _leave in module._forward_hooks.values():
             _thread.opened = opened = object()
@@ -329,9 +333,9 @@ def _guard(module: nn.Module, *_: object) -> None:
         return
     for layer, weight, mask in _masked(module):
         held = _known(layer)
-        if grad or not (held.holds(weight) or held.is_foreign(weight)):
+        if grad or not (held.holds(weight, mask) or held.is_foreign(weight)):
             held.fill(weight, mask, opened if grad else None)
-        if grad and weight.requires_grad and (held.hooked is None or held.hooked() is not weight):
+        if grad and weight.requires_grad and not (held.hooked and held.hooked() is weight and weight._backward_hooks):
             _hook(layer, weight)
             held.hooked = weakref.ref(weight)
 

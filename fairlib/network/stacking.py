@@ -24,6 +24,17 @@ WIDER: dict[type[nn.Module], tuple[str, ...]] = {
 """What torch's modules count that is k times as many in a stack of k members, by their class."""
 
 
+def agrees(model: nn.Module, inputs: Tensor) -> bool:
+    """Whether two of a model, stacked, compute what it computes in eval mode, as far as one batch can tell."""
+    alone = copy.deepcopy(model).eval()
+    stack = Stack([copy.deepcopy(alone), copy.deepcopy(alone)]).eval()
+    with torch.no_grad():
+        try:
+            return torch.allclose(stack(torch.cat([inputs, inputs])), torch.cat([alone(inputs)] * 2), atol=1e-4)
+        except (RuntimeError, ValueError):
+            return False
+
+
 def why_not(members: Sequence[nn.Module]) -> str | None:
     """Say why networks cannot be stacked, or None if they can: the end of "they are not trained at once, since ..."."""
     first = members[0]
@@ -34,6 +45,13 @@ def why_not(members: Sequence[nn.Module]) -> str | None:
             return f"a {kind.__name__} is computed one network at a time"
         if getattr(module, "padding_mode", "zeros") != "zeros" or getattr(module, "alpha", None) is not None:
             return f"a {kind.__name__} of these settings is computed one network at a time"
+        hooks = (module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks)
+        if "forward" in vars(module) or any(
+            hook.__module__ != masks.__name__ for each in hooks for hook in each.values()
+        ):
+            return f"hooks, or a forward of its own, change what a {kind.__name__} computes"
+    if any(isinstance(tensor, nn.Parameter) and not tensor.ndim for _, _, tensor in _slots(first)):
+        return "a parameter is a single number"
     if len({id(tensor) for _, _, tensor in _slots(first)}) < sum(1 for _ in _slots(first)):
         return "two of their modules share a tensor"
     if any(_form(member) != _form(first) for member in members):
@@ -87,11 +105,12 @@ class Stack(nn.Module):
             parts = parts.contiguous(memory_format=torch.channels_last)
         return self.net(parts).unflatten(1, (count, -1)).transpose(0, 1).flatten(0, 1)
 
-    def release(self) -> None:
-        """Give every member tensors of its own again, in torch's ordinary memory format."""
+    def release(self, layout: torch.memory_format = torch.contiguous_format) -> None:
+        """Give every member tensors of its own again, the weights of its convolutions in this memory format."""
         for member in self.members:
             for _, _, tensor in _slots(member):
                 tensor.data = tensor.detach().clone(memory_format=torch.contiguous_format)
+            member.to(memory_format=layout)
 
 
 class _StackedLinear(nn.Linear):
@@ -105,6 +124,9 @@ class _StackedLinear(nn.Linear):
         else:
             outputs = torch.baddbmm(self.bias.unflatten(0, (-1, 1, self.out_features)), parts, weight)
         return outputs.transpose(0, 1).flatten(1)
+
+
+_PLAIN = (int, float, str, tuple, type(None))  # Kinds of settings of a module.
 
 
 def _slots(model: nn.Module) -> Iterable[tuple[str, str, Tensor]]:
@@ -128,7 +150,15 @@ def _most_masked(members: Sequence[nn.Module]) -> dict[str, Tensor]:
 def _form(model: nn.Module) -> list[object]:
     """What members have in common: modules, and shapes and kinds of their tensors, masks of weights left out."""
     tensors = [(prefix, name, t.shape, t.dtype, t.requires_grad) for prefix, name, t in _slots(model)]
-    return [repr(model), *(tensor for tensor in tensors if tensor[1] != masks.BUFFER)]
+    settings = [
+        (
+            name,
+            type(module),
+            {key: value for key, value in vars(module).items() if isinstance(value, _PLAIN) and key != "training"},
+        )
+        for name, module in model.named_modules()
+    ]
+    return [settings, *(tensor for tensor in tensors if tensor[1] != masks.BUFFER)]
 
 
 def _pairs(one: nn.Module, other: nn.Module) -> Iterable[tuple[Tensor, Tensor]]:

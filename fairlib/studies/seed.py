@@ -277,10 +277,12 @@ def tables(study: Study, numbers: Sequence[int]) -> list[tuple[pd.DataFrame, lis
                 rows[number] = end.value
             except (DivergenceError, UntrainedTeacherError) as error:
                 raise type(error)(f"seed {number}: {error}") from error
-        chosen = list(wanted.values())
-        at_once = study.at_once if isinstance(study.at_once, bool) else bool(chosen) and pays(chosen[0])
-        places = [number % AT_ONCE for number in wanted] if at_once else None
-        answers = dict(zip(wanted, cached_fits(chosen, folder=study.cache, places=places), strict=True))
+        places = [
+            number % AT_ONCE if study.at_once is True or (study.at_once and pays(training)) else None
+            for number, training in wanted.items()
+        ]
+        found = cached_fits(list(wanted.values()), folder=study.cache, places=places)
+        answers = dict(zip(wanted, found, strict=True))
     return [(rows[number], seed.reasons, seed.diverged) for number, seed in seeds.items()]
 
 

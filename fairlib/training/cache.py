@@ -20,7 +20,7 @@ from fairlib.data import GroupedDataset
 from fairlib.network.memory import add_gradients, inherit, memory_of
 from fairlib.training.distillation import Distillation
 from fairlib.training.loop import DivergenceError
-from fairlib.training.together import AT_ONCE, Training, alone, fit_all, why_not
+from fairlib.training.together import AT_ONCE, Training, fit_all, why_not
 
 # No training runs this code. What a compressor did to the model before shows in the weights and masks in the key.
 _LEFT_OUT = ("cli", "studies", "effects", "plots", "auditing", "evidence", "pruning", "linearization")
@@ -65,24 +65,24 @@ def cached_fit(model: nn.Module, data: GroupedDataset, *, folder: Path | None, *
 
 
 def cached_fits(
-    trainings: Sequence[Training], *, folder: Path | None, places: Sequence[int] | None = None
+    trainings: Sequence[Training], *, folder: Path | None, places: Sequence[int | None] | None = None
 ) -> list[nn.Module | DivergenceError]:
     """Carry out trainings, or load what was trained for the same arguments before (:func:`cached_fit`).
 
     Args:
         trainings: Trainings of any kind.
         folder: Folder of the entries; None switches the cache off.
-        places: Their places in stacks, if those that can are to be carried out at once
-            (:func:`fairlib.training.together.fit_all`), which is part of the key.
+        places: Their places in stacks (:func:`fairlib.training.together.fit_all`), which are part of the key; None for
+            one that is carried out alone.
 
     Returns:
         The trained copies, or the errors of those that diverged.
     """
-    paths = [_path(folder, training, None if places is None else places[i]) for i, training in enumerate(trainings)]
+    places = places or [None] * len(trainings)
+    paths = [_path(folder, training, place) for training, place in zip(trainings, places, strict=True)]
     found: list[Any] = [path and _load(path, training) for path, training in zip(paths, trainings, strict=True)]
     missing = [i for i, trained in enumerate(found) if trained is None]
-    chosen = [trainings[i] for i in missing]
-    fresh = fit_all(chosen, [places[i] for i in missing]) if places else list(map(alone, chosen))
+    fresh = fit_all([trainings[i] for i in missing], [places[i] for i in missing])
     for i, trained in zip(missing, fresh, strict=True):
         found[i], path = trained, paths[i]
         if path and isinstance(trained, nn.Module):

@@ -334,15 +334,14 @@ class _Run:
         inherit(self.model, self.member.model, history=self.history, kept=self.kept)
         return add_gradients(self.model, sum(row["gradients"] for row in self.history)).eval()
 
-    def validation(self, is_finite: bool) -> dict[str, float]:
+    def validation(self) -> dict[str, float]:
         """Validation loss and accuracy after an epoch; NaN if an output is infinite or NaN."""
-        if is_finite and self.member.val is None:
-            return {}
+        val = self.member.val
         try:
-            seen = predict(self.model, self.member.val or self.data)
+            seen = predict(self.model, self.data.subset(range(1)) if val is None else val)
         except FloatingPointError:
             return {"val_loss": math.nan, "val_accuracy": math.nan}
-        return {"val_loss": seen.loss.mean().item(), "val_accuracy": seen.correct.mean().item()}
+        return {} if val is None else {"val_loss": seen.loss.mean().item(), "val_accuracy": seen.correct.mean().item()}
 
     def keep_weights(self, step: int) -> None:
         state = self.model.state_dict()
@@ -383,11 +382,11 @@ class _Loop:
         steps = epochs * len(_split(self.offsets.new_empty(1, len(runs[0].data)), batch_size))
         check_number("start", start, 0, steps + 1, whole=True)
         self.keep = _steps_to_keep(keep, start, steps)
-        if stacked:
-            self.model: nn.Module = Stack([run.model for run in runs], torch.channels_last)
-            self.generators: Generators = [torch.Generator().manual_seed(run.member.seed) for run in runs]
-        else:
-            self.model, self.generators = runs[0].model.to(memory_format=self.layout), [None]
+        self.stack = Stack([run.model for run in runs], torch.channels_last) if stacked else None
+        self.model = runs[0].model.to(memory_format=self.layout) if self.stack is None else self.stack
+        self.generators: Generators = [
+            torch.Generator().manual_seed(run.member.seed) if stacked else None for run in runs
+        ]
         self.objective = together([run.member.objective or _cross_entropy for run in runs])
         self.optimizer = OPTIMIZERS[optimizer](
             self.model.parameters(), lr=lr, momentum=momentum, weight_decay=weight_decay
@@ -400,35 +399,33 @@ class _Loop:
                 run.constraint = given.start(run.model, run.data, run.member.objective or _cross_entropy)
         self._keep_weights()
         for epoch in tqdm(range(1, self.epochs + 1), desc="epochs", leave=False, disable=not progress):
-            for run, seen, is_finite in zip(self.runs, self._epoch(), self._finite(), strict=True):
-                if seen and not run.error:
-                    self._end_epoch(run, {"epoch": epoch} | seen, is_finite)
+            rows = self._epoch()
+            is_sound = [False] * len(rows) if self.stack is None else self._are_finite(self.stack)
+            for run, row, sound in zip(self.runs, rows, is_sound, strict=True):
+                if row and not run.error:
+                    self._end_epoch(run, {"epoch": epoch} | row, sound and run.member.val is None)
             if all(run.error for run in self.runs):
                 break
             if self.stop and self.runs[0].history and self.stop(self.runs[0].history[-1]):
                 break
-        if isinstance(self.model, Stack):
-            self.model.release()
+        if self.stack is not None:
+            self.stack.release(self.layout)
 
-    def _finite(self) -> list[bool]:
-        """Whether the outputs of each member for its first sample are finite after an epoch."""
-        with evaluation_mode(self.model), torch.no_grad():
-            logits = self.model(self.data.batch(self.offsets.flatten(), dtype=self.dtype, device=self.device))
+    def _are_finite(self, stack: Stack) -> list[bool]:
+        """Whether each member's outputs for its first sample are finite: one pass instead of one for each member."""
+        with evaluation_mode(stack), torch.no_grad():
+            logits = stack(self.data.batch(self.offsets.flatten(), dtype=self.dtype, device=self.device))
         return logits.isfinite().all(1).tolist()
 
-    def _end_epoch(self, run: _Run, row: dict[str, float], is_finite: bool) -> None:
+    def _end_epoch(self, run: _Run, row: dict[str, float], is_sound: bool) -> None:
         reported = run.constraint.end_epoch() if run.constraint else {}
         row["gradients"] += reported.pop("gradients", 0)
         row |= reported
         if self.sparsify:
             masks.impose(run.model, self.sparsify(run.model, row["epoch"] / self.epochs))
-        row |= run.validation(is_finite)
+        row |= {} if is_sound else run.validation()
         run.error = _divergence(row, self.epochs, self.lr, run.member.constraint)
         run.history.append(row)
-        if run.error:  # It keeps its place, and computes with finite numbers.
-            with torch.no_grad():
-                for parameter in run.model.parameters():
-                    parameter.zero_()
 
     def _epoch(self) -> list[dict[str, float]]:
         """Train for an epoch, skipping the steps before ``start``.
@@ -448,14 +445,14 @@ class _Loop:
                 continue
             if not seen:
                 rate = float(self.scheduler.get_last_lr()[0])
-            batch = self._forward(index.flatten())
+            batch, parts = self._forward(index.flatten())
             size = index.shape[1]
-            losses = self._losses(batch, size)
+            losses = self._losses(batch, parts)
             losses.sum().backward()
             self._advance()
             seen += size
             hits = (batch.logits.argmax(1) == batch.targets).view(count, size).sum(1)
-            totals += torch.stack([batch.losses.detach().view(count, size).sum(1), hits, losses.detach() * size], 1)
+            totals += torch.stack([batch.losses.detach().view(count, -1).sum(1), hits, losses.detach() * size], 1)
         if not seen:
             return [{}] * count
         rows = []
@@ -464,14 +461,13 @@ class _Loop:
             rows.append(row | {"objective": objective} if run.constraint else row)
         return rows
 
-    def _losses(self, batch: Batch, size: int) -> Tensor:
+    def _losses(self, batch: Batch, parts: Sequence[Batch]) -> Tensor:
         """What each member descends on, ``(k,)``."""
-        means = batch.losses.view(-1, size).mean(1)
+        means = batch.losses.view(len(self.runs), -1).mean(1)
         if not any(run.constraint for run in self.runs):
             return means
-        parts = zip(*(tensor.split(size) for tensor in vars(batch).values()), strict=True)
         held = [
-            run.constraint.loss(Batch(*part)) if run.constraint and not run.error else mean
+            run.constraint.loss(part) if run.constraint and not run.error else mean
             for run, part, mean in zip(self.runs, parts, means, strict=True)
         ]
         return torch.stack(held)
@@ -488,7 +484,8 @@ class _Loop:
             for run in self.runs:
                 run.keep_weights(self.step)
 
-    def _forward(self, index: Tensor) -> Batch:
+    def _forward(self, index: Tensor) -> tuple[Batch, Sequence[Batch]]:
+        """The batch of all members; and, where one has a constraint, that of each, with losses of its logits."""
         inputs = self.data.batch(index, dtype=self.dtype, device=self.device)
         if inputs.ndim == 4:
             inputs = self.augment(inputs, self.generators).contiguous(memory_format=self.layout)
@@ -498,8 +495,16 @@ class _Loop:
         if self.step == self.start:
             check_logits(logits, self.data)
         logits = logits.to(self.dtype)
+        count = len(self.runs)
+        constrained = count > 1 and any(run.constraint for run in self.runs)
+        each = logits.chunk(count) if constrained else [logits]
+        logits = torch.cat(list(each)) if constrained else logits
         losses = self.objective(inputs, logits, targets)
-        return Batch(inputs, targets, self.data.groups[index], logits, losses)
+        batch = Batch(inputs, targets, self.data.groups[index], logits, losses)
+        if not constrained:
+            return batch, [batch]
+        others = (tensor.chunk(count) for tensor in (inputs, targets, batch.groups))
+        return batch, [Batch(*part) for part in zip(*others, each, losses.chunk(count), strict=True)]
 
 
 def _joined(datas: Sequence[GroupedDataset]) -> tuple[GroupedDataset, Tensor]:

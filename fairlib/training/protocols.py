@@ -61,7 +61,7 @@ class Constraint(Protocol):
 
     Attributes:
         by_batch: Whether its :meth:`ConstraintRun.loss` computes from the batch alone, never from the model, so that
-            several networks can be trained at once (:func:`fairlib.fit_many`).
+            several networks can be trained at once (:func:`fairlib.fit_many`). A subclass must say so itself.
     """
 
     by_batch: ClassVar[bool] = False

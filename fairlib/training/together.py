@@ -13,8 +13,9 @@ from fairlib import environment
 from fairlib._validation import check_many, lookup
 from fairlib.data import GroupedDataset
 from fairlib.network import stacking
+from fairlib.network.evaluation import placement
 from fairlib.training.distillation import Distillation
-from fairlib.training.loop import DivergenceError, Member, check_training, fit, train
+from fairlib.training.loop import DivergenceError, Member, check_arguments, check_training, fit, train
 
 AT_ONCE = 10
 """Members of a stack. A stack with fewer trainings is filled up with copies, so that rounding depends on no other."""
@@ -90,6 +91,8 @@ def fit_many(
     """
     lookup("answer to divergence", divergence, dict.fromkeys(("raise", "skip")))
     models, seeds = check_many("models", models), check_many("seeds", seeds)
+    if not models:
+        raise ValueError("models must hold at least one module")
     own = {"datas": datas, "seeds": seeds} | {name: settings.pop(name) for name in _LISTED if name in settings}
     check_training("fit_many", settings, given=("model", "data", "seed"))
     rows = zip(*(_column(name, values, len(models)) for name, values in own.items()), strict=True)
@@ -97,6 +100,8 @@ def fit_many(
         Training(model, data, settings | dict(zip(["seed", *list(own)[2:]], row, strict=True)))
         for model, (data, *row) in zip(models, rows, strict=True)
     ]
+    for training in trainings:
+        check_arguments({"model": training.model, "data": training.data, **training.settings})
     if reason := why_not(trainings):
         warnings.warn(f"the networks are not trained all at once, since {reason}", stacklevel=2)
     found = fit_all(trainings, [place % AT_ONCE for place in range(len(trainings))])
@@ -106,12 +111,13 @@ def fit_many(
     return [None if isinstance(trained, DivergenceError) else trained for trained in found]
 
 
-def fit_all(trainings: Sequence[Training], places: Sequence[int]) -> list[nn.Module | DivergenceError]:
+def fit_all(trainings: Sequence[Training], places: Sequence[int | None]) -> list[nn.Module | DivergenceError]:
     """Carry out trainings, those that can at once, in stacks of :data:`AT_ONCE`.
 
     Args:
         trainings: Trainings of any kind.
-        places: Place of each in its stack, below :data:`AT_ONCE`, on which rounding may depend.
+        places: Place of each in its stack, below :data:`AT_ONCE`, on which rounding may depend; None for one that is
+            carried out alone.
 
     Returns:
         The trained copies, or the errors of those that diverged.
@@ -119,13 +125,13 @@ def fit_all(trainings: Sequence[Training], places: Sequence[int]) -> list[nn.Mod
     found: list[Any] = [None] * len(trainings)
     stacks: list[dict[int, int]] = []  # Position of a training by its place.
     for position, (training, place) in enumerate(zip(trainings, places, strict=True)):
-        if why_not([training]):
-            found[position] = alone(training)
+        if place is None or why_not([training]):
+            found[position] = _alone(training)
             continue
         fitting = (
             stack
             for stack in stacks
-            if place not in stack and why_not([trainings[next(iter(stack.values()))], training]) is None
+            if place not in stack and why_not([*(trainings[i] for i in stack.values()), training]) is None
         )
         stack = next(fitting, None)
         if stack is None:
@@ -135,7 +141,10 @@ def fit_all(trainings: Sequence[Training], places: Sequence[int]) -> list[nn.Mod
         present = sorted(stack)
         order = [stack.get(place, stack[present[place % len(present)]]) for place in range(AT_ONCE)]
         results = train(
-            [_member(trainings[position]) for position in order], stacked=True, **_shared(trainings[order[0]])
+            [_member(trainings[position]) for position in order],
+            stacked=True,
+            progress=trainings[order[0]].settings.get("progress", False),
+            **_shared(trainings[order[0]]),
         )
         for place, position in stack.items():
             found[position] = results[place]
@@ -149,7 +158,7 @@ def why_not(trainings: Sequence[Training]) -> str | None:
         constraint, objective = training.settings.get("constraint"), training.settings.get("objective")
         if training.settings.get("sparsify") or training.settings.get("stop"):
             return "masks that change, and a stop, belong to one network"
-        if constraint is not None and not getattr(constraint, "by_batch", False):
+        if constraint is not None and not vars(type(constraint)).get("by_batch"):  # A subclass says so itself.
             return f"{type(constraint).__name__} looks at the network at every step"
         if objective is not None and type(objective) is not Distillation:
             return "an objective of your own sees one network at a time"
@@ -157,7 +166,13 @@ def why_not(trainings: Sequence[Training]) -> str | None:
             return "their settings differ"
         if _size(training.data) != _size(first.data):
             return "their data are not of one size, kind and normalization"
-    return stacking.why_not([training.model for training in trainings])
+    if reason := stacking.why_not([training.model for training in trainings]):
+        return reason
+    ours = type(first.model).__module__.startswith("fairlib.models.")
+    device, dtype = placement(first.model)
+    if not ours and not stacking.agrees(first.model, first.data.batch(range(2), dtype=dtype, device=device)):
+        return f"what a {type(first.model).__name__} computes is not the same in a stack"
+    return None
 
 
 def pays(training: Training) -> bool:
@@ -175,8 +190,7 @@ def pays(training: Training) -> bool:
     )
 
 
-def alone(training: Training) -> nn.Module | DivergenceError:
-    """Carry out one training by :func:`fairlib.fit`; return the error if it diverges."""
+def _alone(training: Training) -> nn.Module | DivergenceError:
     try:
         return fit(training.model, training.data, **training.settings)
     except DivergenceError as error:

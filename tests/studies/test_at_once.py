@@ -47,6 +47,15 @@ def test_a_diverging_seed_is_left_out_and_the_others_go_on():
     assert [run["seed"] for run in table.attrs["diverged"]] == [0, 1] and not len(table)
 
 
+def test_whether_it_pays_is_asked_of_each_training():
+    def model(splits, seed):
+        return fairlib.build("mobilenetv2" if seed == 0 else "cnn", like=splits, seed=seed, width=0.25)
+
+    settings = SETTINGS | dict(model=model, method="prune:magnitude", levels=[0.5], at_once="auto")
+    both, one = (fairlib.study(**settings, seeds=seeds) for seeds in ([0, 1], [1]))
+    assert both[both["seed"] == 1].reset_index(drop=True).equals(one)
+
+
 def test_unknown_ways_are_refused():
     with pytest.raises(ValueError, match="at_once"):
         fairlib.study(**SETTINGS, method="prune:magnitude", levels=[0.5], at_once="sometimes")

@@ -144,6 +144,7 @@ def test_one_that_diverges_leaves_the_others_alone(digits):
         ({"datas": lambda d: [d, d.subset(range(100))]}, "not of one size"),
         ({"stop": lambda _: lambda row: False}, "a stop, belong to one network"),
         ({"constraint": lambda _: fairlib.EqualCurvature(step=0.1)}, "looks at the network at every step"),
+        ({"constraint": lambda _: _Mine(step=0.1)}, "_Mine looks at the network"),
         ({"objective": lambda _: lambda i, z, y: nn.functional.cross_entropy(z, y, reduction="none")}, "of your own"),
     ],
 )
@@ -156,6 +157,94 @@ def test_what_cannot_be_trained_at_once_is_trained_all_the_same(change, reason, 
         found = fairlib.fit_many(models, datas, seeds=[0, 1], epochs=1, **arguments)
     for seed, trained in enumerate(found):
         assert far(trained, fairlib.fit(models[seed], datas[seed], seed=seed, epochs=1, **arguments)) < 1e-6
+
+
+class _Mine(fairlib.EqualLoss):
+    """A subclass of a constraint by batch that has not said that it is one."""
+
+
+def linear(seed: int, *layers: nn.Module) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), *layers, nn.Linear(8, 10))
+
+
+def hooked(seed: int) -> nn.Module:
+    model = linear(seed)
+    model[1].register_forward_hook(lambda module, inputs, outputs: outputs * seed)
+    return model
+
+
+def replaced(seed: int) -> nn.Module:
+    model = linear(seed)
+    model[2].forward = torch.tanh
+    return model
+
+
+def scaled(seed: int) -> nn.Module:
+    model = linear(seed)
+    model.register_parameter("scale", nn.Parameter(torch.tensor(1.0)))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("build", "reason"),
+    [
+        (hooked, "hooks, or a forward of its own"),
+        (replaced, "hooks, or a forward of its own"),
+        (scaled, "a single number"),
+        (
+            lambda s: nn.Sequential(nn.AvgPool2d(2, 2, 1, count_include_pad=s > 0), *linear(0)[:1], nn.Linear(25, 10)),
+            "not of one",
+        ),
+        (
+            lambda s: nn.Sequential(nn.Linear(8, 4), nn.ReLU(), nn.Flatten(), nn.Linear(32, 10)),
+            "is not the same in a stack",
+        ),
+    ],
+    ids=["hooks", "forward", "scalar", "unseen settings", "last axis"],
+)
+def test_models_that_a_stack_would_not_compute_are_refused(build, reason, digits):
+    models = [build(seed) for seed in range(2)]
+    with pytest.warns(UserWarning, match=reason):
+        found = fairlib.fit_many(models, digits, seeds=[0, 1], epochs=1)
+    for seed, trained in enumerate(found):
+        assert far(trained, fairlib.fit(models[seed], digits, seed=seed, epochs=1)) < 1e-6
+
+
+def test_masks_on_different_layers_all_hold(digits):
+    halves = {name: torch.rand(shape) < 0.5 for name, shape in (("1.weight", (8, 64)), ("3.weight", (10, 8)))}
+    masked = [fairlib.network.masks.apply(linear(1 + i), {name: half}) for i, (name, half) in enumerate(halves.items())]
+    with pytest.warns(UserWarning, match="masks on different layers"):
+        found = fairlib.fit_many([linear(0), *masked], digits, seeds=range(3), epochs=1)
+    for trained, (name, half) in zip(found[1:], halves.items(), strict=True):
+        assert not trained.get_parameter(name)[~half].any()
+
+
+def test_vectors_are_stacked_too():
+    data = fairlib.GroupedDataset(torch.randn(40, 6), targets=[0, 1] * 20, groups=[0, 0, 1, 1] * 10)
+    models = [fairlib.build("mlp", like=data, seed=seed) for seed in range(2)]
+    found = fairlib.fit_many(models, data, seeds=[0, 1], epochs=1)
+    assert far(found[1], fairlib.fit(models[1], data, seed=1, epochs=1)) < 1e-6
+
+
+def test_a_constraint_may_differentiate_by_the_logits(digits):
+    class Watching(fairlib.mitigation.reweight.Reweight):
+        by_batch = True
+
+        def start(self, model, data, objective):
+            run = super().start(model, data, objective)
+            own = run.loss
+
+            def loss(batch):
+                (slope,) = torch.autograd.grad(batch.losses.sum(), batch.logits, create_graph=True)
+                return own(batch) + slope.square().mean()
+
+            run.loss = loss
+            return run
+
+    models = [fairlib.build("cnn", like=digits, seed=seed) for seed in range(2)]
+    found = fairlib.fit_many(models, digits, seeds=[0, 1], epochs=1, constraint=Watching())
+    assert far(found[1], fairlib.fit(models[1], digits, seed=1, epochs=1, constraint=Watching())) < 1e-6
 
 
 def test_members_that_went_other_ways_are_no_stack(digits):
@@ -177,12 +266,15 @@ def test_members_that_went_other_ways_are_no_stack(digits):
         ({"epoch": 1}, TypeError, "epoch"),
         ({"divergence": "ignore"}, ValueError, "answer to divergence"),
         ({"lr": -1}, ValueError, "lr"),
+        ({"models": []}, ValueError, "at least one module"),
+        ({"models": [1, 2]}, TypeError, "model must be a torch.nn.Module"),
+        ({"datas": torch.zeros(3)}, TypeError, "data must be a GroupedDataset"),
     ],
 )
 def test_bad_input(change, error, message, digits):
     models = [fairlib.build("cnn", like=digits, seed=seed) for seed in range(2)]
     with pytest.raises(error, match=message):
-        fairlib.fit_many(models, digits, **({"seeds": [0, 1], "epochs": 1} | change))
+        fairlib.fit_many(**({"models": models, "datas": digits, "seeds": [0, 1], "epochs": 1} | change))
 
 
 def test_the_cache_knows_the_place_and_each_member(digits, tmp_path):
