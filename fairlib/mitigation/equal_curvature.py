@@ -134,6 +134,7 @@ class _EqualCurvatureRun:
         self.average = MovingAverage(self.full, settings.decay)
         self.exact = settings.products == "exact" or (settings.products == "auto" and self._smooth())
         self.steps, self.active = 0, settings.dual == "average"
+        self.shared: bool | None = None
         self._read_masks()
 
     def _read_masks(self) -> None:
@@ -147,10 +148,27 @@ class _EqualCurvatureRun:
         if self.active:
             with evaluation_mode(self.model), full_precision(), torch.enable_grad():
                 value, direction = self._penalty(batch)
-            parameters = dict(self.model.named_parameters())
-            loss = with_gradient(loss + value.to(loss), direction, [parameters[name] for name in self.names])
+            weights = [self.model.get_parameter(name) for name in self.names]
+            if self._is_of_groups(loss, weights):
+                loss, direction = loss.detach(), moved(direction, 1, self.whole[1])
+            loss = with_gradient(loss + value.to(loss), direction, weights)
         self.steps += 1
         return loss
+
+    def _is_of_groups(self, loss: Tensor, weights: Parts) -> bool:
+        """Whether the gradient of the loss is the groups' weighted sum, which spares a backward pass.
+
+        It is for the cross-entropy of a network in which no sample depends on the others of its batch or on chance. The
+        values tell in every step, and the gradients in the first one of an epoch.
+        """
+        value, gradient, scale = self.whole
+        tolerance = torch.finfo(loss.dtype).eps ** (2 / 3)
+        if self.shared is False or not abs(loss.item() - value) <= tolerance * (1 + abs(value)):
+            return False
+        if self.shared is None:
+            own = torch.autograd.grad(loss, weights, retain_graph=True, materialize_grads=True)
+            self.shared = bool(parts_norm(moved(self._project(own), -1, gradient)) <= tolerance * scale)
+        return self.shared
 
     def _penalty(self, batch: Batch) -> tuple[Tensor, Parts]:
         """Value and gradient of the penalty."""
@@ -168,6 +186,7 @@ class _EqualCurvatureRun:
                 groups[code] = kind(self._gradient_of(batch.inputs[chosen], batch.targets[chosen]), weights)
                 present[:, code] = True
         norms = torch.stack([parts_norm(group.gradient) for group in groups.values()])
+        self.whole = self._whole(groups, members, norms)
         seen = self.average.values.clone()
         seen[0, list(groups)] = norms.to(seen)
         present[1] = False
@@ -190,6 +209,16 @@ class _EqualCurvatureRun:
         violations = self.settings.violations(self._gaps(self.average.values))
         return (multipliers * violations).sum(), direction
 
+    def _whole(self, groups: dict[int, Any], members: dict[int, int], norms: Tensor) -> tuple[float, Parts, float]:
+        """Mean cross-entropy of the batch and its gradient, by those of the groups, whose mean norm says its scale."""
+        shares = torch.tensor([members[code] * (code < self.data.num_groups) for code in groups]).to(norms)
+        shares = shares / shares.sum()
+        gradient = [torch.zeros_like(part) for part in next(iter(groups.values())).gradient]
+        for share, group in zip(shares.tolist(), groups.values(), strict=True):
+            gradient = moved(gradient, share, group.gradient)
+        losses = torch.stack([group.loss for group in groups.values()])
+        return float(shares @ losses), gradient, float(shares @ norms)
+
     def _gaps(self, numbers: Tensor) -> Tensor:
         if self.settings.population == "all":
             return torch.where(self.sizes > 0, numbers[:, :-1] - numbers[:, -1:], 0.0)
@@ -202,17 +231,17 @@ class _EqualCurvatureRun:
         weights = self.settings.weights(multipliers, gaps.detach())
         return torch.autograd.grad((weights * gaps).sum(), point)[0]
 
-    def _gradient_of(self, inputs: Tensor, targets: Tensor) -> Callable[..., tuple[Parts, Parts]]:
-        """Function from weights to the leaves made of them and the gradient of the mean cross-entropy there."""
+    def _gradient_of(self, inputs: Tensor, targets: Tensor) -> Callable[..., tuple[Parts, Parts, Tensor]]:
+        """Function from weights to the leaves made of them, and gradient and value of the mean cross-entropy there."""
         inputs, targets = inputs.detach(), targets.detach()
 
-        def gradient(weights: Parts, *, create_graph: bool = False) -> tuple[Parts, Parts]:
+        def gradient(weights: Parts, *, create_graph: bool = False) -> tuple[Parts, Parts, Tensor]:
             leaves = [weight.detach().requires_grad_() for weight in weights]
             logits = evaluate(self.model, dict(zip(self.names, leaves, strict=True)), inputs, self.aliases)
             loss = cross_entropy(logits, targets)
             found = torch.autograd.grad(loss, leaves, create_graph=create_graph, materialize_grads=True)
             self.gradients += len(targets)
-            return leaves, self._project(found)
+            return leaves, self._project(found), loss.detach()
 
         return gradient
 
@@ -250,7 +279,7 @@ class _EqualCurvatureRun:
         return numbers
 
     def end_epoch(self) -> dict[str, float]:
-        self.fresh = False
+        self.fresh, self.shared = False, None
         try:
             self.full = self._full_numbers()
         except FloatingPointError:  # The report shows NaN, and the training stops.
@@ -274,9 +303,10 @@ class _Frozen:
 
     taken = 0  # Gradients per sample beside those that ``gradient`` counts.
 
-    def __init__(self, gradient: Callable[..., tuple[Parts, Parts]], weights: Parts) -> None:
+    def __init__(self, gradient: Callable[..., tuple[Parts, Parts, Tensor]], weights: Parts) -> None:
         self._gradient, self.weights, self.pattern = gradient, weights, Pattern()
-        self.gradient = self._at(0.0, weights)
+        with self.pattern:
+            _, self.gradient, self.loss = gradient(weights)
         # A difference errs by the rounding of gradients over the step, a second difference over its square.
         double = weights[0].dtype == torch.float64
         self.once, self.twice = (1e-6, 1e-4) if double else (1e-3, 3e-3)
@@ -318,8 +348,8 @@ class _Frozen:
 class _Exact:
     """A group's derivatives by automatic differentiation."""
 
-    def __init__(self, gradient: Callable[..., tuple[Parts, Parts]], weights: Parts) -> None:
-        self.leaves, self._graph = gradient(weights, create_graph=True)
+    def __init__(self, gradient: Callable[..., tuple[Parts, Parts, Tensor]], weights: Parts) -> None:
+        self.leaves, self._graph, self.loss = gradient(weights, create_graph=True)
         self.gradient, self.taken = [part.detach() for part in self._graph], 0
 
     def combine(self, slope: float, bend: float, v: Parts | None) -> tuple[Parts, Parts | None]:
