@@ -72,7 +72,7 @@ def cached_fits(
     Args:
         trainings: Trainings of any kind.
         folder: Folder of the entries; None switches the cache off.
-        places: Their places in stacks (:func:`fairlib.training.together.fit_all`), which are part of the key; None for
+        places: Their places in stacks (``fairlib.training.together.fit_all``), which are part of the key; None for
             one that is carried out alone.
 
     Returns:

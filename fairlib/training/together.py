@@ -54,7 +54,7 @@ def fit_many(
     for small networks: k convolutions are one convolution in k groups, k linear layers one batched product. Sums are
     rounded in another order, so that a training of several epochs ends elsewhere, as it does on another processor; it
     depends neither on the other members nor on how many there are. What cannot be computed together is trained one
-    after the other: modules other than those of :mod:`fairlib.models` and torch's usual ones, dropout, data of unequal
+    after the other: modules other than those of :func:`fairlib.build` and torch's usual ones, dropout, data of unequal
     size, masks that change, a ``stop``, and a constraint that looks at the network at every step
     (:class:`fairlib.EqualCurvature`).
 
