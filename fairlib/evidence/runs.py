@@ -407,7 +407,10 @@ def _lock(path: Path, out: Path) -> int | None:
 
 def _execute(notebook: Path, folder: Path, given: Mapping[str, Scalar], failed: Path) -> None:
     try:
-        import papermill
+        # Jsonschema looks for it at its import: a grammar for addresses, built for longer than all else takes to be
+        # imported. Papermill checks notebooks, in which there are none.
+        with _not_installed("rfc3987_syntax"):
+            import papermill
     except ImportError as error:
         raise RunError("a run needs papermill: pip install 'who-pays[book]'") from error
     executed = folder / NOTEBOOK
@@ -428,6 +431,19 @@ def _execute(notebook: Path, folder: Path, given: Mapping[str, Scalar], failed: 
             name, text = getattr(error, "ename", type(error).__name__), getattr(error, "evalue", str(error))
             raise RunError(f"{notebook} failed: {name}: {' '.join(text.split())} (see {failed})") from error
     _tidy(executed)
+
+
+@contextmanager
+def _not_installed(module: str) -> Iterator[None]:
+    """Import what can do without a module as if that were not installed; one that is imported already is left alone."""
+    if module in sys.modules:
+        yield
+        return
+    sys.modules[module] = None  # type: ignore[assignment]  # What makes its import an ImportError.
+    try:
+        yield
+    finally:
+        del sys.modules[module]
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import fcntl
 import hashlib
+import importlib
 import json
 import os
 import re
@@ -452,6 +453,16 @@ with runs._workspace(Path({str(project / "out")!r})) as folder:
         monkeypatch.setitem(sys.modules, "fcntl", None)  # As on Windows.
         assert not runs.run(notebook, project / "out")
         assert working.exists() and not list(project.glob(".out*"))
+
+
+def test_a_module_is_passed_over_as_if_it_were_not_installed_and_can_be_imported_later(monkeypatch):
+    monkeypatch.delitem(sys.modules, "colorsys", raising=False)
+    with runs._not_installed("colorsys"), pytest.raises(ImportError):
+        importlib.import_module("colorsys")
+    found = importlib.import_module("colorsys")
+    with runs._not_installed("colorsys"):
+        assert importlib.import_module("colorsys") is found
+    assert sys.modules["colorsys"] is found
 
 
 class TestKernel:
