@@ -1,5 +1,6 @@
 """Changes of registered claims, read from the history of the claims file."""
 
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -59,6 +60,7 @@ def _versions(path: Path) -> Iterator[tuple[str, str, str, str]]:
     yield "not committed", "", "", path.read_text(encoding="utf-8")
 
 
+@functools.cache  # Old versions stay as they are, and there are many.
 def _registered(text: str) -> dict[str, dict[str, Any]] | None:
     """The registered fields of each claim in one version of the file; None where the file is not a list of claims."""
     try:
