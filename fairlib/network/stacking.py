@@ -2,7 +2,8 @@
 
 A small network keeps a processor waiting: most of a step is the way from one operation to the next. Stacked, k members
 take one operation where they took k: a convolution has k times the channels in k times the groups, normalization has k
-times the channels, and a linear layer is one batched product. Source: Wang et al., HFTA (MLSys 2021).
+times the channels, and a linear layer is one batched product. Source: Wang et al., Horizontally fused training
+array (MLSys 2021).
 """
 
 import copy
@@ -24,21 +25,9 @@ WIDER: dict[type[nn.Module], tuple[str, ...]] = {
 """What torch's modules count that is k times as many in a stack of k members, by their class."""
 
 
-def agrees(model: nn.Module, inputs: Tensor) -> bool:
-    """Whether two of a model, stacked, compute what it computes in eval mode, as far as one batch can tell."""
-    alone = copy.deepcopy(model).eval()
-    stack = Stack([copy.deepcopy(alone), copy.deepcopy(alone)]).eval()
-    with torch.no_grad():
-        try:
-            return torch.allclose(stack(torch.cat([inputs, inputs])), torch.cat([alone(inputs)] * 2), atol=1e-4)
-        except (RuntimeError, ValueError):
-            return False
-
-
-def why_not(members: Sequence[nn.Module]) -> str | None:
-    """Say why networks cannot be stacked, or None if they can: the end of "they are not trained at once, since ..."."""
-    first = members[0]
-    for module in first.modules():
+def why_not(model: nn.Module) -> str | None:
+    """Say why a network cannot be a member of a stack, or None if it can: the end of a sentence with "since"."""
+    for module in model.modules():
         kind = type(module)
         ours = kind.__module__.startswith(("fairlib.models.", "fairlib.network."))
         if not (ours or kind in WIDER or (kind is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1))):
@@ -46,23 +35,44 @@ def why_not(members: Sequence[nn.Module]) -> str | None:
         if getattr(module, "padding_mode", "zeros") != "zeros" or getattr(module, "alpha", None) is not None:
             return f"a {kind.__name__} of these settings is computed one network at a time"
         hooks = (module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks)
-        if "forward" in vars(module) or any(
-            hook.__module__ != masks.__name__ for each in hooks for hook in each.values()
-        ):
+        foreign = any(hook.__module__ != masks.__name__ for each in hooks for hook in each.values())
+        if "forward" in vars(module) or foreign:
             return f"hooks, or a forward of its own, change what a {kind.__name__} computes"
-    if any(isinstance(tensor, nn.Parameter) and not tensor.ndim for _, _, tensor in _slots(first)):
+    tensors = [tensor for _, _, tensor in _slots(model)]
+    if any(isinstance(tensor, nn.Parameter) and not tensor.ndim for tensor in tensors):
         return "a parameter is a single number"
-    if len({id(tensor) for _, _, tensor in _slots(first)}) < sum(1 for _ in _slots(first)):
+    if len(set(map(id, tensors))) < len(tensors):
         return "two of their modules share a tensor"
-    if any(_form(member) != _form(first) for member in members):
-        return "they are not of one architecture"
-    if any(set(masks.read(member)) - _most_masked(members).keys() for member in members):
-        return "they have masks on different layers"
-    if any(
-        tensor.ndim == 0 and not torch.equal(tensor, other) for each in members for tensor, other in _pairs(first, each)
-    ):
-        return "they were trained for different numbers of steps"
     return None
+
+
+def form(model: nn.Module) -> dict[str, object]:
+    """Describe what the members of a stack have in common: values, each under what to say where they differ."""
+    modules = [
+        (
+            name,
+            type(module),
+            {key: value for key, value in vars(module).items() if isinstance(value, _PLAIN) and key != "training"},
+        )
+        for name, module in model.named_modules()
+    ]
+    tensors = [(prefix, name, tensor) for prefix, name, tensor in _slots(model) if name != masks.BUFFER]
+    shapes = [(prefix, name, tensor.shape, tensor.dtype, tensor.requires_grad) for prefix, name, tensor in tensors]
+    return {
+        "they are not of one architecture": (modules, shapes),
+        "they were trained for different numbers of steps": [t.item() for _, _, t in tensors if not t.ndim],
+    }
+
+
+def agrees(model: nn.Module, inputs: Tensor) -> bool:
+    """Whether two of a model, stacked, compute what it computes in eval mode, as far as one batch can tell."""
+    alone = copy.deepcopy(model).eval()
+    stack = Stack([copy.deepcopy(alone), copy.deepcopy(alone)]).eval()
+    with torch.no_grad():
+        try:
+            return torch.allclose(stack(torch.cat([inputs, inputs])), torch.cat([alone(inputs)] * 2), atol=1e-4)
+        except (IndexError, RuntimeError, TypeError, ValueError):
+            return False
 
 
 class Stack(nn.Module):
@@ -72,15 +82,17 @@ class Stack(nn.Module):
     become views of it, in place, until :meth:`release`: what trains the stack trains them, and each can be evaluated.
 
     Args:
-        members: At least one network; :func:`why_not` says None of them.
+        members: At least one network; :func:`why_not` is None for each, and :func:`form` the same for all. One that
+            lacks a mask of another gets one there, in the stack, that keeps all.
         layout: Memory format of the weights of convolutions.
     """
 
     def __init__(self, members: Sequence[nn.Module], layout: torch.memory_format = torch.contiguous_format) -> None:
         super().__init__()
         self.members, count = tuple(members), len(members)  # A tuple, so that they are no submodules.
-        masked = _most_masked(members)
-        self.net = copy.deepcopy(next(member for member in members if masks.read(member).keys() == masked.keys()))
+        self.net = copy.deepcopy(members[0])
+        masked = {name: torch.ones_like(mask) for member in members for name, mask in masks.read(member).items()}
+        masks.impose(self.net, {name: masked[name] for name in masked.keys() - masks.read(self.net).keys()})
         for module in self.net.modules():
             for name in WIDER.get(type(module), ()):
                 setattr(module, name, count * getattr(module, name))
@@ -141,27 +153,3 @@ def _tensor(member: nn.Module, prefix: str, name: str, like: Tensor) -> Tensor:
     """A member's tensor; where it has no mask, one that keeps everything."""
     found = getattr(member.get_submodule(prefix), name, None)
     return torch.ones_like(like) if found is None else found
-
-
-def _most_masked(members: Sequence[nn.Module]) -> dict[str, Tensor]:
-    return max((masks.read(member) for member in members), key=len)
-
-
-def _form(model: nn.Module) -> list[object]:
-    """What members have in common: modules, and shapes and kinds of their tensors, masks of weights left out."""
-    tensors = [(prefix, name, t.shape, t.dtype, t.requires_grad) for prefix, name, t in _slots(model)]
-    settings = [
-        (
-            name,
-            type(module),
-            {key: value for key, value in vars(module).items() if isinstance(value, _PLAIN) and key != "training"},
-        )
-        for name, module in model.named_modules()
-    ]
-    return [settings, *(tensor for tensor in tensors if tensor[1] != masks.BUFFER)]
-
-
-def _pairs(one: nn.Module, other: nn.Module) -> Iterable[tuple[Tensor, Tensor]]:
-    """The tensors of two models of one form, masks of weights left out."""
-    ours, theirs = ([slot for slot in _slots(each) if slot[1] != masks.BUFFER] for each in (one, other))
-    return [(a[2], b[2]) for a, b in zip(ours, theirs, strict=True)]

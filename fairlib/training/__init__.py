@@ -1,11 +1,12 @@
 """The training loop, the places where constraints and teachers plug into it, and trained models kept on disk."""
 
-from fairlib.training import cache, compressors, distillation, group_losses, together
+from fairlib.training import augmentation, cache, compressors, distillation, group_losses, together
+from fairlib.training.augmentation import AUGMENTATIONS
 from fairlib.training.gradients import taken_gradient, with_gradient
-from fairlib.training.loop import AUGMENTATIONS, OPTIMIZERS, SCHEDULES, DivergenceError, fit
+from fairlib.training.loop import OPTIMIZERS, SCHEDULES, DivergenceError, fit
 from fairlib.training.protocols import Batch, Constraint, ConstraintRun, Objective, Sparsifier
 from fairlib.training.together import fit_many
 
 __all__ = ["AUGMENTATIONS", "OPTIMIZERS", "SCHEDULES", "DivergenceError", "fit", "fit_many"]
 __all__ += ["Batch", "Constraint", "ConstraintRun", "Objective", "Sparsifier", "taken_gradient", "with_gradient"]
-__all__ += ["cache", "compressors", "distillation", "group_losses", "together"]
+__all__ += ["augmentation", "cache", "compressors", "distillation", "group_losses", "together"]

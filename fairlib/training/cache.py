@@ -97,8 +97,8 @@ def _path(folder: Path | None, training: Training, place: int | None) -> Path | 
     """The file of an entry; None if there is none, for want of a folder or because of code that is not fairlib's."""
     if folder is None or not _known_code(training.model, training.settings):
         return None
-    together = {} if place is None or why_not([training]) else {"place": [place, AT_ONCE]}
-    return folder / f"{_key(training.model, training.data, {**training.settings, **together})}.safetensors"
+    stack = {} if place is None or why_not(training) else {"place": [place, AT_ONCE]}
+    return folder / f"{_key(training.model, training.data, {**training.settings, **stack})}.safetensors"
 
 
 def _load(path: Path, training: Training) -> nn.Module | None:

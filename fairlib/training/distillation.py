@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy, kl_div
 from fairlib._validation import check_number, lookup
 from fairlib.data import GroupedDataset
 from fairlib.network.evaluation import placement, predict
-from fairlib.network.stacking import Stack, why_not
+from fairlib.network.stacking import Stack, form, why_not
 from fairlib.training.protocols import Objective
 
 
@@ -98,7 +98,7 @@ class Distillation:
         return self.hard * hard + self.weight * self.temperature**2 * divergence
 
 
-def together(objectives: Sequence[Objective]) -> Objective:
+def joint_objective(objectives: Sequence[Objective]) -> Objective:
     """Join the objectives of k networks to one of all their samples, ``(k * B, ...)``, the first network's first."""
     first = objectives[0]
     if all(objective is first for objective in objectives):
@@ -106,7 +106,7 @@ def together(objectives: Sequence[Objective]) -> Objective:
     teachings = [objective for objective in objectives if type(objective) is Distillation]
     if len(teachings) == len(objectives) and len(set(map(_numbers, teachings))) == 1:
         teachers = [copy.deepcopy(teaching.teacher) for teaching in teachings]
-        if why_not(teachers) is None:
+        if not any(map(why_not, teachers)) and all(form(teacher) == form(teachers[0]) for teacher in teachers):
             stack = Stack(teachers, torch.channels_last).eval()
 
             def followed(inputs: Tensor, logits: Tensor, targets: Tensor) -> Tensor:

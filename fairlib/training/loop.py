@@ -27,7 +27,8 @@ from fairlib.network.evaluation import check_logits, evaluation_mode, placement,
 from fairlib.network.memory import add_gradients, inherit
 from fairlib.network.stacking import Stack
 from fairlib.randomness import seeded
-from fairlib.training.distillation import together
+from fairlib.training.augmentation import AUGMENTATIONS, Generators
+from fairlib.training.distillation import joint_objective
 from fairlib.training.protocols import Batch, Constraint, ConstraintRun, Objective, Sparsifier
 
 
@@ -50,47 +51,6 @@ class DivergenceError(FloatingPointError):
 def _cross_entropy(inputs: Tensor, logits: Tensor, targets: Tensor) -> Tensor:
     return cross_entropy(logits, targets, reduction="none")
 
-
-Generators = Sequence[torch.Generator | None]
-"""Where the members of a stack draw from, one after the other; None is torch's global generator."""
-
-
-def _crop(images: Tensor, generators: Generators = (None,)) -> Tensor:
-    """Shift each image by up to an eighth of its size, repeating the pixels of the edge."""
-    n, _, height, width = images.shape
-    reach, each = (max(1, height // 8), max(1, width // 8)), n // len(generators)
-    dy, dx = (
-        torch.cat([torch.randint(-r, r + 1, (each, 1), generator=own, device="cpu") for own in generators])
-        for r in reach
-    )
-    rows = (torch.arange(height, device=images.device) + dy.to(images.device)).clamp(0, height - 1)
-    columns = (torch.arange(width, device=images.device) + dx.to(images.device)).clamp(0, width - 1)
-    sample = torch.arange(n, device=images.device)[:, None, None]
-    return images.permute(0, 2, 3, 1)[sample, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
-
-
-def _flip(images: Tensor, generators: Generators = (None,)) -> Tensor:
-    """Mirror each image left to right with probability one half."""
-    each = len(images) // len(generators)
-    chosen = torch.cat([torch.rand(each, generator=own).lt(0.5) for own in generators]).to(images.device)
-    return torch.where(chosen[:, None, None, None], images.flip(3), images)
-
-
-def _crop_and_flip(images: Tensor, generators: Generators = (None,)) -> Tensor:
-    return _flip(_crop(images, generators), generators)
-
-
-def _none(images: Tensor, generators: Generators = (None,)) -> Tensor:
-    return images
-
-
-AUGMENTATIONS: dict[str, Callable[..., Tensor]] = {
-    "none": _none,
-    "flip": _flip,
-    "crop": _crop,
-    "crop+flip": _crop_and_flip,
-}
-"""Augmentations of images ``(k * B, C, H, W)`` by name, of which each of k generators gives the draws for B."""
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": torch.optim.SGD,
@@ -311,8 +271,7 @@ def train(
         fill_normalization(model, data)
     with seeded(members[0].seed), _reproducible():
         runs = [_Run(*each) for each in zip(members, copies, datas, strict=True)]
-        loop = _Loop(runs, stacked, device, **settings)
-        loop.run(progress)
+        _Loop(runs, stacked, device, settings).run(progress)
     return [run.result() for run in runs]
 
 
@@ -352,46 +311,28 @@ class _Run:
 class _Loop:
     """One training, of one network or of several that are stacked."""
 
-    def __init__(
-        self,
-        runs: Sequence[_Run],
-        stacked: bool,
-        device: torch.device,
-        *,
-        epochs: int,
-        lr: float,
-        batch_size: int,
-        momentum: float,
-        weight_decay: float,
-        optimizer: str,
-        schedule: str,
-        augment: str,
-        sparsify: Sparsifier | None,
-        stop: Callable[[Mapping[str, float]], bool] | None,
-        start: int,
-        keep: int | Sequence[int],
-        precision: str,
-        channels_last: bool,
-        **_: object,
-    ) -> None:
-        self.runs, self.device, self.epochs, self.lr, self.batch_size = runs, device, epochs, lr, batch_size
-        self.sparsify, self.stop, self.start, self.augment = sparsify, stop, start, AUGMENTATIONS[augment]
-        self.layout = torch.channels_last if channels_last else torch.contiguous_format
-        self.autocast, self.dtype, self.step = PRECISIONS[precision], placement(runs[0].model)[1], 0
+    def __init__(self, runs: Sequence[_Run], stacked: bool, device: torch.device, settings: Mapping[str, Any]) -> None:
+        self.runs, self.device, self.batch_size, self.step = runs, device, settings["batch_size"], 0
+        self.epochs, self.lr, self.start = settings["epochs"], settings["lr"], settings["start"]
+        self.sparsify, self.stop, self.augment = (
+            settings["sparsify"],
+            settings["stop"],
+            AUGMENTATIONS[settings["augment"]],
+        )
+        self.layout = torch.channels_last if settings["channels_last"] else torch.contiguous_format
+        self.autocast, self.dtype = PRECISIONS[settings["precision"]], placement(runs[0].model)[1]
         self.data, self.offsets = _joined([run.data for run in runs])
-        steps = epochs * len(_split(self.offsets.new_empty(1, len(runs[0].data)), batch_size))
-        check_number("start", start, 0, steps + 1, whole=True)
-        self.keep = _steps_to_keep(keep, start, steps)
+        steps = self.epochs * len(_split(self.offsets.new_empty(1, len(runs[0].data)), self.batch_size))
+        check_number("start", self.start, 0, steps + 1, whole=True)
+        self.keep = _steps_to_keep(settings["keep"], self.start, steps)
         self.stack = Stack([run.model for run in runs], torch.channels_last) if stacked else None
         self.model = runs[0].model.to(memory_format=self.layout) if self.stack is None else self.stack
-        self.generators: Generators = [
-            torch.Generator().manual_seed(run.member.seed) if stacked else None for run in runs
-        ]
-        self.objective = together([run.member.objective or _cross_entropy for run in runs])
-        self.optimizer = OPTIMIZERS[optimizer](
-            self.model.parameters(), lr=lr, momentum=momentum, weight_decay=weight_decay
-        )
-        self.scheduler = SCHEDULES[schedule](self.optimizer, max(1, steps))
+        seeds = [run.member.seed for run in runs]
+        self.generators: Generators = [torch.Generator().manual_seed(seed) if stacked else None for seed in seeds]
+        self.objective = joint_objective([run.member.objective or _cross_entropy for run in runs])
+        of_optimizer = {name: settings[name] for name in ("lr", "momentum", "weight_decay")}
+        self.optimizer = OPTIMIZERS[settings["optimizer"]](self.model.parameters(), **of_optimizer)
+        self.scheduler = SCHEDULES[settings["schedule"]](self.optimizer, max(1, steps))
 
     def run(self, progress: bool) -> None:
         for run in self.runs:

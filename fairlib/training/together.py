@@ -53,10 +53,10 @@ def fit_many(
     statistics of normalization, constraint and teacher. They are computed together, ten at a time, which is faster
     for small networks: k convolutions are one convolution in k groups, k linear layers one batched product. Sums are
     rounded in another order, so that a training of several epochs ends elsewhere, as it does on another processor; it
-    depends neither on the other members nor on how many there are. What cannot be computed together is trained one
-    after the other: modules other than those of :func:`fairlib.build` and torch's usual ones, dropout, data of unequal
-    size, masks that change, a ``stop``, and a constraint that looks at the network at every step
-    (:class:`fairlib.EqualCurvature`).
+    depends neither on the other members nor on how many there are. Networks of several architectures, or with data of
+    several sizes, are so many stacks. Trained one after the other is what cannot be stacked: modules other than those
+    of :func:`fairlib.build` and torch's usual ones, dropout, masks that change, a ``stop``, and a constraint that looks
+    at the network at every step (:class:`fairlib.EqualCurvature`).
 
     Args:
         models: At least one module; none is changed.
@@ -77,6 +77,9 @@ def fit_many(
 
     Warns:
         UserWarning: If they cannot all be computed together, with the reason.
+
+    Source:
+        Wang et al., Horizontally fused training array (MLSys 2021).
 
     Example:
         Three networks, each with its own first weights and order of batches:
@@ -102,7 +105,9 @@ def fit_many(
     ]
     for training in trainings:
         check_arguments({"model": training.model, "data": training.data, **training.settings})
-    if reason := why_not(trainings):
+    forms = [_form(training) for training in trainings]
+    differing = (name for name in forms[0] if any(each[name] != forms[0][name] for each in forms))
+    if reason := next(filter(None, map(why_not, trainings)), next(differing, None)):
         warnings.warn(f"the networks are not trained all at once, since {reason}", stacklevel=2)
     found = fit_all(trainings, [place % AT_ONCE for place in range(len(trainings))])
     for place, trained in enumerate(found):
@@ -123,21 +128,17 @@ def fit_all(trainings: Sequence[Training], places: Sequence[int | None]) -> list
         The trained copies, or the errors of those that diverged.
     """
     found: list[Any] = [None] * len(trainings)
-    stacks: list[dict[int, int]] = []  # Position of a training by its place.
+    stacks: list[tuple[dict[str, object], dict[int, int]]] = []  # Form, and position of a training by its place.
     for position, (training, place) in enumerate(zip(trainings, places, strict=True)):
-        if place is None or why_not([training]):
+        if place is None or why_not(training):
             found[position] = _alone(training)
             continue
-        fitting = (
-            stack
-            for stack in stacks
-            if place not in stack and why_not([*(trainings[i] for i in stack.values()), training]) is None
-        )
-        stack = next(fitting, None)
+        form = _form(training)
+        stack = next((stack for known, stack in stacks if place not in stack and known == form), None)
         if stack is None:
-            stacks.append(stack := {})
+            stacks.append((form, stack := {}))
         stack[place] = position
-    for stack in stacks:
+    for _, stack in stacks:
         present = sorted(stack)
         order = [stack.get(place, stack[present[place % len(present)]]) for place in range(AT_ONCE)]
         results = train(
@@ -151,41 +152,36 @@ def fit_all(trainings: Sequence[Training], places: Sequence[int | None]) -> list
     return found
 
 
-def why_not(trainings: Sequence[Training]) -> str | None:
-    """Say why trainings cannot be carried out at once, or None if they can: the end of a sentence."""
-    first = trainings[0]
-    for training in trainings:
-        constraint, objective = training.settings.get("constraint"), training.settings.get("objective")
-        if training.settings.get("sparsify") or training.settings.get("stop"):
-            return "masks that change, and a stop, belong to one network"
-        if constraint is not None and not vars(type(constraint)).get("by_batch"):  # A subclass says so itself.
-            return f"{type(constraint).__name__} looks at the network at every step"
-        if objective is not None and type(objective) is not Distillation:
-            return "an objective of your own sees one network at a time"
-        if repr(_shared(training)) != repr(_shared(first)):
-            return "their settings differ"
-        if _size(training.data) != _size(first.data):
-            return "their data are not of one size, kind and normalization"
-    if reason := stacking.why_not([training.model for training in trainings]):
+def why_not(training: Training) -> str | None:
+    """Say why a training cannot be carried out beside others, or None if it can: the end of a sentence."""
+    constraint, objective = training.settings.get("constraint"), training.settings.get("objective")
+    if training.settings.get("sparsify") or training.settings.get("stop"):
+        return "masks that change, and a stop, belong to one network"
+    if constraint is not None and not vars(type(constraint)).get("by_batch"):  # A subclass says so itself.
+        return f"{type(constraint).__name__} looks at the network at every step"
+    if objective is not None and type(objective) is not Distillation:
+        return "an objective of your own sees one network at a time"
+    model, data = training.model, training.data
+    if reason := stacking.why_not(model):
         return reason
-    ours = type(first.model).__module__.startswith("fairlib.models.")
-    device, dtype = placement(first.model)
-    if not ours and not stacking.agrees(first.model, first.data.batch(range(2), dtype=dtype, device=device)):
-        return f"what a {type(first.model).__name__} computes is not the same in a stack"
+    device, dtype = placement(model)
+    ours = type(model).__module__.startswith("fairlib.models.")
+    if not ours and not stacking.agrees(model, data.batch(range(min(2, len(data))), dtype=dtype, device=device)):
+        return f"what a {type(model).__name__} computes is not the same in a stack"
     return None
 
 
 def pays(training: Training) -> bool:
     """Whether a training gains by others beside it: on a CPU a small network does, on images of under 16 pixels.
 
-    Measured on two cores: ten ``cnn`` at 8 pixels took 1/5 of the time of one after the other; at 32 pixels what is
-    gained is gained by the memory format alone (``channels_last``). It is not known where a GPU gains.
+    At 32 pixels most of what is gained is gained by the memory format alone, ``channels_last``
+    (``benchmarks/together.py``). It is not known where a GPU gains.
     """
     weights = [parameter.numel() for parameter in training.model.parameters() if parameter.ndim > 1]
     small = math.prod(training.data.inputs.shape[2:]) < 16**2 and sum(weights) <= 20_000 * len(weights)
     return (
         small
-        and why_not([training]) is None
+        and why_not(training) is None
         and environment.resolve(training.settings.get("device", "auto")).startswith("cpu")
     )
 
@@ -209,8 +205,18 @@ def _shared(training: Training) -> dict[str, Any]:
     return defaults | {name: value for name, value in training.settings.items() if name not in left_out}
 
 
-def _size(data: GroupedDataset) -> object:
-    return data.inputs.shape, data.inputs.dtype, data.normalize, data.num_classes
+def _form(training: Training) -> dict[str, object]:
+    """What the trainings of a stack have in common: values, each under what to say where they differ."""
+    inputs = training.data.inputs
+    return {
+        "their settings differ": repr(_shared(training)),
+        "their data are not of one size, kind and normalization": (
+            inputs.shape,
+            inputs.dtype,
+            training.data.normalize,
+            training.data.num_classes,
+        ),
+    } | stacking.form(training.model)
 
 
 def _column(name: str, values: Any, count: int) -> Sequence[Any]:

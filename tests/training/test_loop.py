@@ -107,11 +107,11 @@ def test_schedules(schedule, expected):
 def test_augmentations_shift_and_mirror_by_the_sample():
     images = torch.arange(2 * 3 * 8 * 8, dtype=torch.float32).reshape(2, 3, 8, 8).repeat(200, 1, 1, 1)
     torch.manual_seed(0)
-    flipped = loop.AUGMENTATIONS["flip"](images)
+    flipped = fairlib.training.AUGMENTATIONS["flip"](images)
     mirrored = torch.tensor([torch.equal(a, b.flip(2)) for a, b in zip(flipped, images, strict=True)])
     untouched = torch.tensor([torch.equal(a, b) for a, b in zip(flipped, images, strict=True)])
     assert bool((mirrored ^ untouched).all()) and 150 < int(mirrored.sum()) < 250
-    cropped = loop.AUGMENTATIONS["crop"](images)
+    cropped = fairlib.training.AUGMENTATIONS["crop"](images)
     assert cropped.shape == images.shape
     shifts = {(int(a[0, 4, 4] - b[0, 4, 4])) for a, b in zip(cropped, images, strict=True)}
     assert shifts == {8 * dy + dx for dy in (-1, 0, 1) for dx in (-1, 0, 1)}
