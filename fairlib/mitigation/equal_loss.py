@@ -98,9 +98,11 @@ class _EqualLossRun:
     def loss(self, batch: Batch) -> Tensor:
         means, counts = means_and_counts(batch.losses, batch.groups, self.data.num_groups)
         gaps = self.settings.gaps(means, counts)
-        self.average.update(means, counts > 0)
-        self.seen += torch.where(counts > 0, self.settings.violations(gaps.detach()), 0.0)
-        self.batches += counts > 0
+        if self.settings.dual == "average":
+            self.average.update(means, counts > 0)
+        elif self.settings.dual == "batch":
+            self.seen += torch.where(counts > 0, self.settings.violations(gaps.detach()), 0.0)
+            self.batches += counts > 0
         weights = self.settings.weights(self.multipliers.to(gaps), gaps.detach())
         return batch.losses.mean() + (weights * gaps).sum()
 

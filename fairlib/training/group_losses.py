@@ -33,7 +33,7 @@ def means_and_counts(values: Tensor, groups: Tensor, num_groups: int) -> tuple[T
         Means ``(k,)`` and counts int64 ``(k,)``. The mean of a group without samples is 0, with gradient 0.
     """
     # A product sums in a fixed order; scattering on CUDA does not.
-    member = one_hot(groups, num_groups).to(values.dtype)
+    member = (groups[:, None] == torch.arange(num_groups, device=groups.device)).to(values.dtype)
     counts = member.sum(0)
     return (values @ member) / counts.clamp(min=1), counts.to(torch.int64)
 
