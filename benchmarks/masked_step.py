@@ -43,7 +43,9 @@ def main() -> None:
             prune.custom_from_mask(peer.get_submodule(weight.removesuffix(".weight")), "weight", mask)
         versions = {"dense": dense, "fairlib.prune": masked, "torch.nn.utils.prune": peer}
         taken = {version: steps(model, digits) for version, model in versions.items()}
-        interleaved.report(f"masked_step_{name}", interleaved.compare(taken, {"fairlib.prune": 1.1}, rounds=101))
+        interleaved.report(
+            f"masked_step_{name.replace('-', '_')}", interleaved.compare(taken, {"fairlib.prune": 1.1}, rounds=101)
+        )
 
 
 if __name__ == "__main__":
