@@ -21,6 +21,16 @@ def lookup(kind: str, name: str, registry: Mapping[str, T]) -> T:
         raise ValueError(f"unknown {kind} {name!r}; known: {', '.join(registry)}") from None
 
 
+def check_automatic(name: str, value: Any) -> None:
+    """Refuse what is neither True nor False nor ``"auto"``.
+
+    Raises:
+        ValueError: If ``value`` is something else.
+    """
+    if not (isinstance(value, bool) or value == "auto"):
+        raise ValueError(f"{name} must be True, False or 'auto', got {value!r}")
+
+
 def check_settings(owner: str, function: Callable, settings: Mapping[str, Any], given: Iterable[str] = ()) -> None:
     """Refuse a setting that ``function`` has no keyword-only parameter for.
 

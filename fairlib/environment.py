@@ -8,11 +8,12 @@ from __future__ import annotations
 import ast
 import functools
 import hashlib
+import json
 import os
 import platform
 import re
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
@@ -23,6 +24,12 @@ from fairlib._version import __version__
 
 if TYPE_CHECKING:
     import torch
+
+RUN = "FAIRLIB_RUN"
+"""Name of the variable that holds, in the kernel of a run, the folder of the run."""
+
+TALLY = "tally.json"
+"""Name of the file there in which :func:`tally` counts."""
 
 PACKAGES = ("torch", "torchvision", "numpy", "scipy", "pandas", "scikit-learn", "matplotlib")
 LIBRARY = Path(__file__).resolve().parent
@@ -35,14 +42,15 @@ def describe(device: str = "auto") -> dict[str, Any]:
         device: Name of the device that computes, or ``"auto"`` (:func:`resolve`).
 
     Returns:
-        ``device`` (of a CUDA device its product name), ``cpu``, ``cpu_capability`` (the vector instructions that
-        PyTorch uses, for example ``"AVX2"`` or ``"AVX512"``, which round differently), ``cores``, ``threads``,
-        ``platform`` and ``versions``.
+        ``automatic`` (:func:`automatic`), ``device`` (of a CUDA device its product name), ``cpu``, ``cpu_capability``
+        (the vector instructions that PyTorch uses, for example ``"AVX2"`` or ``"AVX512"``, which round differently),
+        ``cores``, ``threads``, ``platform`` and ``versions``.
     """
     import torch
 
     device = resolve(device)
     return {
+        "automatic": automatic(),
         "device": torch.cuda.get_device_name(device) if device.startswith("cuda") else device,
         "cpu": cpu(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
@@ -72,6 +80,23 @@ def resolve(device: str | torch.device) -> str:
     import torch
 
     return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def automatic() -> bool:
+    """Whether trainings take by themselves what makes them faster and rounds differently; not with ``FAIRLIB_AUTO=0``.
+
+    That is the choice of ``"auto"`` in ``study(at_once=)`` and ``fit(channels_last=)``. Edition 0.1 had neither.
+    """
+    return os.environ.get("FAIRLIB_AUTO") != "0"
+
+
+def tally(counts: Mapping[str, int]) -> None:
+    """Add to the counts in the provenance of the run that executes this notebook; outside a run do nothing."""
+    if RUN in os.environ:
+        path = Path(os.environ[RUN], TALLY)
+        before = json.loads(path.read_text()) if path.exists() else {}
+        with written(path) as new:
+            new.write_text(json.dumps({name: before.get(name, 0) + count for name, count in counts.items()}))
 
 
 def workers(device: str | torch.device = "auto") -> int:

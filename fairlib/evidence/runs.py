@@ -40,7 +40,6 @@ NOTEBOOK, RECORDS, RUN = "notebook.ipynb", "records.parquet", "run.json"
 OWN_TABLES = "its recorded tables"  # What a page shows of its sweeps, and no record comes from.
 
 _REPLACED = "replaced"  # In a run's folder for an instant: the run it takes the place of.
-_FOLDER = "FAIRLIB_RUN"  # In a run's kernel: where `record` writes to.
 _LEFT_OUT = ("evidence/grids", "evidence/ledger", "evidence/verify")  # Modules that no page comes from,
 _OF_AUDITS = ("auditing", "cli")  # and those that only pages with an audit come from.
 _TYPES: dict[str, tuple[type, str]] = {
@@ -97,9 +96,9 @@ def record(table: pd.DataFrame) -> pd.DataFrame:
         raise ValueError(f"table must have rows, and unique texts for columns; got {len(table)} rows of {columns}")
     if any(name is not None for name in table.index.names):
         raise ValueError(f"index {list(table.index.names)} of table would be lost; record table.reset_index()")
-    if _FOLDER not in os.environ:
+    if environment.RUN not in os.environ:
         return table
-    path = Path(os.environ[_FOLDER], RECORDS)
+    path = Path(os.environ[environment.RUN], RECORDS)
     before = [pd.read_parquet(path)] if path.exists() else []
     if before and list(before[0]) != columns:
         raise ValueError(f"table must have the columns recorded before, {list(before[0])}, got {columns}")
@@ -290,7 +289,11 @@ def run(notebook: str | Path, out: str | Path, given: Mapping[str, Any] | None =
         folder.mkdir()
         started = datetime.now(UTC)
         _execute(notebook, folder, {name: values[name] for name in given}, failed)
-        finish(folder, {**_describe(notebook, values, started), "contents": wanted})
+        description = {**_describe(notebook, values, started), "contents": wanted}
+        if (tally := folder / environment.TALLY).exists():
+            description["trainings"] = json.loads(tally.read_text())
+            tally.unlink()
+        finish(folder, description)
         _place(folder, out)
     failed.unlink(missing_ok=True)
     return True
@@ -420,7 +423,7 @@ def _execute(notebook: Path, folder: Path, given: Mapping[str, Scalar], failed: 
     settings |= {"progress_bar": sys.stderr.isatty(), "stderr_file": sys.stderr}
     with tempfile.TemporaryDirectory() as profile:
         # The kernel of this environment, with nothing of the user's own IPython.
-        kernel = {_FOLDER: str(folder), "JUPYTER_PREFER_ENV_PATH": "1", "IPYTHONDIR": profile}
+        kernel = {environment.RUN: str(folder), "JUPYTER_PREFER_ENV_PATH": "1", "IPYTHONDIR": profile}
         try:
             with variables(kernel):
                 papermill.execute_notebook(source, target, **settings)

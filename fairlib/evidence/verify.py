@@ -59,7 +59,10 @@ def verify(table: str | Path, *, seeds: int = 1, tolerance: float = TOLERANCE, a
     print(f"{table}: recorded {recorded.get('started')} by {recorded['grid']} at commit {_commit(recorded)}")
     points = _points(table, recorded, seeds, "-avx2" if avx2 else "")
     threads = recorded.get("threads")
-    _execute(points, {"OMP_NUM_THREADS": str(threads if isinstance(threads, int) else 1)} | (_AVX2 if avx2 else {}))
+    settings = {"OMP_NUM_THREADS": str(threads if isinstance(threads, int) else 1)} | (_AVX2 if avx2 else {})
+    if not (recorded.get("automatic") or recorded["parameters"].get("channels_last")):  # As edition 0.1 computed.
+        settings["FAIRLIB_AUTO"] = "0"
+    _execute(points, settings)
     _print_environments(recorded, runs.read_run(points[0].out) or {})
     found = compare(_read(table), _read(StringIO(grids.tabulate(points))), points[0].varied)
     verdicts = _verdicts(table, found.replaced)

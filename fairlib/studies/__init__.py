@@ -10,12 +10,13 @@ from types import NoneType
 import pandas as pd
 from torch import nn
 
-from fairlib._validation import check_many, check_settings, check_type, lookup, named
+from fairlib import environment
+from fairlib._validation import check_automatic, check_many, check_settings, check_type, lookup, named
 from fairlib.data import Splits
 from fairlib.diagnostics import DIAGNOSTICS
 from fairlib.studies.arms import COMPRESSORS, HELD_OUT, OWN, WHEN, Arm, Function, Named, plans
 from fairlib.studies.parallel import by_seed, check_seeds, in_processes
-from fairlib.studies.seed import MEASURED, Measure, Run, Study, parameter_distance, tables, traced
+from fairlib.studies.seed import MEASURED, Measure, Run, Study, gains, parameter_distance, tables, traced
 from fairlib.training.cache import default_folder
 from fairlib.training.compressors import Settings
 from fairlib.training.loop import check_arguments, check_training
@@ -46,7 +47,7 @@ def study(
     device: str = "auto",
     cache: str | Path | None = "auto",
     workers: int | None = None,
-    at_once: bool | str = False,
+    at_once: bool | str = "auto",
     progress: bool = False,
 ) -> pd.DataFrame:
     r"""Train, compress and finetune, for every seed, arm, level and time of mitigation, and measure every group.
@@ -104,9 +105,11 @@ def study(
         workers: Number of processes; by default one for each core if that saves more time than starting them takes. On
             the CPU every run uses one thread, so that results do not depend on it.
         at_once: Whether the trainings of ten seeds are computed together (:func:`fairlib.fit_many`), those that can
-            be; ``"auto"`` where it pays, for small networks on small images. Each seed has its place by its last digit,
-            so that its rows do not depend on which others are asked for, nor on ``workers``. Sums are rounded in
-            another order than one seed after the other: single rows differ, their distribution does not.
+            be; ``"auto"`` where it pays, for small networks on images of under 16 pixels a side on a CPU, unless the
+            environment has ``FAIRLIB_AUTO=0``. Each seed has its place by its last digit, and a stack is filled up, so
+            that its rows do not depend on which others are asked for, nor on ``workers``. Sums are rounded in another
+            order than one seed after the other: single rows differ, their distribution does not.
+            ``table.attrs["trainings"]`` counts both kinds, and so does the provenance of a run.
         progress: Whether to show a progress bar.
 
     Returns:
@@ -161,8 +164,7 @@ def study(
         check_settings(f"diagnostic {name!r}", function, settings)
     lookup("source of held_out data", held_out, dict.fromkeys(HELD_OUT))
     lookup("answer to divergence", divergence, dict.fromkeys(("raise", "skip")))
-    if not isinstance(at_once, bool):
-        lookup("at_once", at_once, {"auto": None})
+    check_automatic("at_once", at_once)
     every = plans(arms, shared, train or {})
     for arm in every if held_out == "val" else ():
         if "held_out" in arm.settings:
@@ -186,18 +188,21 @@ def study(
         at_once=at_once,
     )
     seeds = check_seeds(seeds)
-    stacks = _stacks(seeds) if at_once else [[seed] for seed in seeds]
+    together = at_once is True or (at_once == "auto" and gains(plan, seeds[0]))
+    stacks = _stacks(seeds) if together else [[seed] for seed in seeds]
     parts = in_processes(partial(tables, plan), stacks, device=device, workers=workers, progress=progress)
     by_number = dict(zip(chain(*stacks), chain(*parts), strict=True))
     found = [by_number[seed] for seed in seeds]
-    frames = [frame for frame, _, _ in found]
+    frames = [frame for frame, *_ in found]
     if measure and (measured := [frame for frame in frames if len(frame)]):
         _refuse_other_rows(measured)
-    for reason in dict.fromkeys(reason for _, reasons, _ in found for reason in reasons):
+    for reason in dict.fromkeys(reason for _, reasons, *_ in found for reason in reasons):
         warnings.warn(reason, stacklevel=2)
     table = pd.concat(frames, ignore_index=True)
+    table.attrs["trainings"] = {way: sum(ways[way] for *_, ways in found) for way in found[0][-1]}
+    environment.tally(table.attrs["trainings"])
     if divergence == "skip":
-        table.attrs["diverged"] = [run for _, _, diverged in found for run in diverged]
+        table.attrs["diverged"] = [run for _, _, diverged, _ in found for run in diverged]
     return table
 
 

@@ -2,7 +2,9 @@
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from threading import Event
 from typing import Any, TypeVar
 
 import torch
@@ -26,8 +28,9 @@ def by_seed(
 ) -> list[Any]:
     """Call a function for every seed, in this process or in several, whichever is faster.
 
-    On the CPU every call uses one thread, so that results do not depend on the number of processes. The first seed is
-    computed in this process and timed.
+    On the CPU every call uses one thread, so that results do not depend on the number of processes. Unless ``workers``
+    is given the first seed is computed in this process and timed, and the others begin beside it if it takes longer
+    than starting processes does.
 
     Args:
         function: Function of one seed. It and its results must be picklable by cloudpickle, which handles functions
@@ -67,21 +70,45 @@ def in_processes(
     if workers is not None:
         check_number("workers", workers, 1, whole=True)
     results = _in_order(partial(_on_one_thread, function), items, workers or environment.workers(device), bool(workers))
-    return list(tqdm(results, total=len(items), desc="seeds", leave=False, disable=not progress))
+    found = []
+    with tqdm(total=sum(map(_seeds, items)), desc="seeds", leave=False, disable=not progress) as bar:
+        for item, result in zip(items, results, strict=True):
+            found.append(result)
+            bar.update(_seeds(item))
+    return found
+
+
+def _seeds(item: object) -> int:
+    """The number of seeds of an item, which is one or a stack of several."""
+    return len(item) if isinstance(item, list) else 1
 
 
 def _in_order(function: Callable[[T], Any], items: Sequence[T], most: int, wanted: bool) -> Iterator[Any]:
     from joblib import Parallel, delayed
 
-    start = time.perf_counter()
-    yield function(items[0])
-    duration, rest = time.perf_counter() - start, items[1:]
-    processes = min(most, len(rest))
-    saving = duration * len(rest) * (1 - 1 / max(1, processes))
-    if processes < 2 or (not wanted and saving < _STARTUP):
-        yield from map(function, rest)
+    def pool(items: Sequence[T]) -> Any:
+        jobs = (delayed(function)(item) for item in items)
+        return Parallel(n_jobs=most, return_as="generator")(jobs)  # Of one size, so that a page has one pool.
+
+    if most == 1 or len(items) == 1:
+        yield from map(function, items)
         return
-    yield from Parallel(n_jobs=processes, return_as="generator")(delayed(function)(item) for item in rest)
+    if wanted:
+        yield from pool(items)
+        return
+    start, rest, done = time.perf_counter(), items[1:], Event()
+    with ThreadPoolExecutor(1) as beside:
+        early = beside.submit(lambda: None if done.wait(_STARTUP) else pool(rest))
+        try:
+            first = function(items[0])
+        except BaseException:
+            beside.submit(lambda: (begun := early.result()) and begun.close())  # In the thread that it is from.
+            raise
+        finally:
+            done.set()
+    saving = (time.perf_counter() - start) * len(rest) * (1 - 1 / min(most, len(rest)))
+    yield first
+    yield from early.result() or (map(function, rest) if saving < _STARTUP else pool(rest))
 
 
 def _on_one_thread(function: Callable[[T], Any], item: T) -> Any:

@@ -24,7 +24,7 @@ from fairlib.training import Batch, Constraint, ConstraintRun, DivergenceError, 
 from fairlib.training.cache import cached_fits, plain
 from fairlib.training.compressors import Settings
 from fairlib.training.distillation import UntrainedTeacherError
-from fairlib.training.together import AT_ONCE, Training, pays
+from fairlib.training.together import AT_ONCE, Training, pays, why_not
 
 T = TypeVar("T")
 
@@ -106,6 +106,7 @@ class Seed:
     Attributes:
         reasons: Reasons why diagnostics could not be computed.
         diverged: Runs that diverged, if the study skips them.
+        ways: Number of trainings ``"at once"`` with those of other seeds, and ``"alone"``.
     """
 
     def __init__(self, study: Study, seed: int) -> None:
@@ -116,6 +117,7 @@ class Seed:
         self.measured: dict[int, pd.DataFrame] = {}
         self.reasons: list[str] = []
         self.diverged: list[dict[str, Any]] = []
+        self.ways = {"at once": 0, "alone": 0}
 
     def table(self) -> Trainings[pd.DataFrame]:
         """Ask for all trainings, one after the other, and return the rows of the seed."""
@@ -209,6 +211,7 @@ class Seed:
         clocked = _Clocked(constraint, self.study.device) if constraint else None
         before = environment.clock(self.study.device)
         trained = fit(model, self.splits.train, constraint=clocked, **arguments)
+        self.ways["alone"] += 1
         seconds = environment.clock(self.study.device) - before
         return trained, {"seconds": seconds, "dual_seconds": clocked.seconds if clocked else 0.0}
 
@@ -256,11 +259,21 @@ class Seed:
         return table.join(columns)
 
 
-def tables(study: Study, numbers: Sequence[int]) -> list[tuple[pd.DataFrame, list[str], list[dict[str, Any]]]]:
+def gains(study: Study, number: int) -> bool:
+    """Whether the dense training of a seed gains by those of other seeds beside it."""
+    if not environment.automatic():
+        return False
+    seed = Seed(study, number)
+    return pays(Training(seed.start, seed.splits.train, {"device": study.device, **study.train}))
+
+
+def tables(
+    study: Study, numbers: Sequence[int]
+) -> list[tuple[pd.DataFrame, list[str], list[dict[str, Any]], dict[str, int]]]:
     """Carry out seeds of a study side by side.
 
     Returns:
-        For each its table, reasons of missing diagnostics, and diverged runs.
+        For each its table, and ``reasons``, ``diverged`` and ``ways`` as of :class:`Seed`.
     """
     seeds = {number: Seed(study, number) for number in numbers}
     running = {number: seed.table() for number, seed in seeds.items()}
@@ -277,13 +290,14 @@ def tables(study: Study, numbers: Sequence[int]) -> list[tuple[pd.DataFrame, lis
                 rows[number] = end.value
             except (DivergenceError, UntrainedTeacherError) as error:
                 raise type(error)(f"seed {number}: {error}") from error
-        places = [
-            number % AT_ONCE if study.at_once is True or (study.at_once and pays(training)) else None
-            for number, training in wanted.items()
-        ]
+        places = []
+        for number, training in wanted.items():
+            beside = not why_not(training) if study.at_once is True else bool(study.at_once) and pays(training)
+            places.append(number % AT_ONCE if beside else None)
+            seeds[number].ways["at once" if beside else "alone"] += 1
         found = cached_fits(list(wanted.values()), folder=study.cache, places=places)
         answers = dict(zip(wanted, found, strict=True))
-    return [(rows[number], seed.reasons, seed.diverged) for number, seed in seeds.items()]
+    return [(rows[number], seed.reasons, seed.diverged, seed.ways) for number, seed in seeds.items()]
 
 
 class _Clocked(Constraint):

@@ -5,20 +5,31 @@ Constraints, teachers and masks plug into it as :mod:`fairlib.training.protocols
 
 import copy
 import math
+import timeit
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from types import NoneType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import conv2d, cross_entropy
 from tqdm import tqdm
 
 from fairlib import environment
-from fairlib._validation import check_many, check_number, check_seed, check_settings, check_type, lookup, shown
+from fairlib._validation import (
+    check_automatic,
+    check_many,
+    check_number,
+    check_seed,
+    check_settings,
+    check_type,
+    lookup,
+    shown,
+)
 from fairlib.data import GroupedDataset
 from fairlib.data.dataset import concatenated
 from fairlib.models.normalization import fill_normalization
@@ -89,7 +100,7 @@ def fit(
     seed: int = 0,
     device: str = "auto",
     precision: str = "float32",
-    channels_last: bool = False,
+    channels_last: bool | str = "auto",
     progress: bool = False,
 ) -> nn.Module:
     r"""Train a copy of a classifier, by SGD with momentum unless asked otherwise, and return it in eval mode.
@@ -129,7 +140,9 @@ def fit(
         seed: Seed of batch order, augmentation and dropout. The global generators are left as they were found.
         device: ``"auto"`` (CUDA if available) or a torch device. The result stays there.
         precision: ``"float32"`` or ``"bfloat16"`` (autocast; weights stay float32).
-        channels_last: Whether images and weights have torch's channels-last format, faster for large convolutions.
+        channels_last: Whether images and weights have torch's channels-last format, which is faster on a CPU. With
+            ``"auto"`` they have it during the training if a network with convolutions is trained on images of at least
+            16 pixels a side, on a CPU, and the environment does not have ``FAIRLIB_AUTO=0``.
         progress: Whether to show a progress bar.
 
     Returns:
@@ -141,6 +154,9 @@ def fit(
         TypeError: If an argument is of another type: data are no :class:`fairlib.GroupedDataset`, a setting no number.
         ValueError: If a setting is out of range, the model has nothing to train, there is no such device, an input does
             not fit the model, or the outputs do not match the classes of the data.
+
+    Warns:
+        UserWarning: If ``"bfloat16"`` is slower than ``"float32"`` on this CPU, with how much.
 
     Example:
         Ten samples that look alike, of whom nine have class 0 and one has class 1. The loss is least where the classes
@@ -162,6 +178,25 @@ def fit(
     if isinstance(trained, DivergenceError):
         raise trained
     return trained
+
+
+def in_channels_last(asked: bool | str, model: nn.Module, data: GroupedDataset, device: torch.device) -> bool:
+    """Whether a training has the channels-last format: as asked, or for ``"auto"`` by the rule of :func:`fit`."""
+    if isinstance(asked, bool):
+        return asked
+    sides, convolves = data.inputs.shape[2:], any(isinstance(module, nn.Conv2d) for module in model.modules())
+    large = len(sides) == 2 and min(sides) >= 16
+    return environment.automatic() and device.type == "cpu" and large and convolves
+
+
+@cache
+def _bfloat16_time() -> float:
+    """How long a convolution takes in bfloat16 on this CPU, in times of float32."""
+    seconds = []
+    for dtype in (torch.bfloat16, torch.float32):
+        inputs, weight = torch.ones(8, 64, 16, 16, dtype=dtype), torch.ones(64, 64, 3, 3, dtype=dtype)
+        seconds.append(min(timeit.repeat(partial(conv2d, inputs, weight), number=1, repeat=5)))
+    return seconds[0] / seconds[1]
 
 
 def check_training(owner: str, settings: Mapping[str, Any], given: Iterable[str] = ()) -> None:
@@ -222,6 +257,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "schedule": partial(lookup, registry=SCHEDULES),
     "augment": partial(lookup, registry=AUGMENTATIONS),
     "precision": partial(lookup, registry=PRECISIONS),
+    "channels_last": check_automatic,
     "objective": _function,
     "constraint": _check_constraint,
     "sparsify": _function,
@@ -264,6 +300,8 @@ def train(
     for model in (member.model for member in members):
         if not any(parameter.requires_grad or not epochs for parameter in model.parameters()):
             raise ValueError(f"model has no parameter to train: {shown(model)}")
+    if PRECISIONS[settings["precision"]] and device.type == "cpu" and (times := _bfloat16_time()) > 1.5:
+        warnings.warn(f"bfloat16 takes {times:.1f} times as long as float32 on this CPU", stacklevel=3)
     copies = [copy.deepcopy(member.model).to(device) for member in members]
     resident = {id(data): data.to(device) for data in (member.data for member in members)}
     datas = [resident[id(member.data)] for member in members]
@@ -319,12 +357,17 @@ class _Loop:
             settings["stop"],
             AUGMENTATIONS[settings["augment"]],
         )
-        self.layout = torch.channels_last if settings["channels_last"] else torch.contiguous_format
+        self.asked = settings["channels_last"]
+        last = in_channels_last(self.asked if not stacked else self.asked is True, runs[0].model, runs[0].data, device)
+        self.layout = torch.channels_last if last else torch.contiguous_format
         self.autocast, self.dtype = PRECISIONS[settings["precision"]], placement(runs[0].model)[1]
         self.data, self.offsets = _joined([run.data for run in runs])
         steps = self.epochs * len(_split(self.offsets.new_empty(1, len(runs[0].data)), self.batch_size))
         check_number("start", self.start, 0, steps + 1, whole=True)
-        self.keep = _steps_to_keep(settings["keep"], self.start, steps)
+        self.keep = steps_to_keep(settings["keep"])
+        if any(not self.start <= step <= steps for step in self.keep):
+            allowed = f"between {self.start} and the {steps} steps of this training"
+            raise ValueError(f"keep must lie {allowed}, got {sorted(self.keep)}")
         self.stack = Stack([run.model for run in runs], torch.channels_last) if stacked else None
         self.model = runs[0].model.to(memory_format=self.layout) if self.stack is None else self.stack
         seeds = [run.member.seed for run in runs]
@@ -351,6 +394,8 @@ class _Loop:
                 break
         if self.stack is not None:
             self.stack.release(self.layout)
+        elif self.asked == "auto":
+            self.model.to(memory_format=torch.contiguous_format)
 
     def _are_finite(self, stack: Stack) -> list[bool]:
         """Whether each member's outputs for its first sample are finite: one pass instead of one for each member."""
@@ -458,11 +503,9 @@ def _joined(datas: Sequence[GroupedDataset]) -> tuple[GroupedDataset, Tensor]:
     return concatenated(datas), offsets + starts
 
 
-def _steps_to_keep(keep: int | Sequence[int], start: int, steps: int) -> set[int]:
-    wanted = {int(keep)} if hasattr(keep, "__index__") else set(check_many("keep", keep))
-    if any(not start <= step <= steps for step in wanted):
-        raise ValueError(f"keep must lie between {start} and the {steps} steps of this training, got {sorted(wanted)}")
-    return wanted
+def steps_to_keep(keep: int | Sequence[int]) -> set[int]:
+    """The steps of :func:`fit`'s ``keep``, of which there may be one."""
+    return {int(keep)} if hasattr(keep, "__index__") else set(check_many("keep", keep))
 
 
 def _split(orders: Tensor, batch_size: int) -> list[Tensor]:
