@@ -14,7 +14,6 @@ The table ``results/benchmarks/two_paths.csv`` has a row for each table, claim a
 import sys
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 
 from fairlib.evidence import claims

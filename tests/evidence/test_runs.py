@@ -483,6 +483,16 @@ class TestKernel:
         assert ".tmp-" not in (out / "notebook.ipynb").read_text()
         assert "FAIRLIB_RUN" not in os.environ
 
+    def test_what_the_notebook_counts_stands_in_its_provenance(self, project, monkeypatch):
+        count = "from fairlib import environment\nenvironment.tally({'at once': 3, 'alone': 0})"
+        path = write_notebook(project / "toy.ipynb", count, count)
+        monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+        monkeypatch.setenv("FAIRLIB_AUTO", "0")
+        runs.run(path, project / "out")
+        described = runs.read_run(project / "out")
+        assert described["trainings"] == {"at once": 6, "alone": 0} and described["automatic"] is False
+        assert sorted(file.name for file in (project / "out").iterdir()) == ["notebook.ipynb", "run.json"]
+
     def test_a_failed_run_leaves_its_notebook_under_failed(self, project):
         path = write_notebook(project / "toy.ipynb", "print('so far')", "if quick:\n    raise ValueError('too\\nfast')")
         with pytest.raises(RunError, match=r"toy\.ipynb failed: ValueError: too fast \(see .*failed/out\.ipynb\)"):

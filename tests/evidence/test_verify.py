@@ -57,6 +57,9 @@ CLAIM = """\
 """
 
 
+_WATCHED = ("OMP_NUM_THREADS", "ONEDNN_MAX_CPU_ISA", "FAIRLIB_AUTO")
+
+
 def computed(values: dict) -> pd.DataFrame:
     names = dict(values)
     exec(TABLE, names)
@@ -89,7 +92,7 @@ def rerun(project, monkeypatch):
     def run(notebook, out, given, *, force):
         values = runs.resolve(notebook, given)
         asked.parameters.append(values)
-        asked.variables = {name: os.environ.get(name) for name in ("OMP_NUM_THREADS", "ONEDNN_MAX_CPU_ISA")}
+        asked.variables = {name: os.environ.get(name) for name in _WATCHED}
         asked.cache = os.environ["FAIRLIB_CACHE"]
         point = SimpleNamespace(out=out, notebook=notebook, parameters=given)
         finish(point, asked.change(computed(values)), **asked.description)
@@ -135,10 +138,24 @@ def test_runs_have_the_recorded_threads_no_cache_and_on_demand_other_instruction
     cache = os.environ["FAIRLIB_CACHE"]
     table = record()
     verify.verify(table)
-    assert rerun.variables == {"OMP_NUM_THREADS": "1", "ONEDNN_MAX_CPU_ISA": None}
+    assert rerun.variables == {"OMP_NUM_THREADS": "1", "ONEDNN_MAX_CPU_ISA": None, "FAIRLIB_AUTO": "0"}
     assert rerun.cache != cache == os.environ["FAIRLIB_CACHE"] and not Path(rerun.cache).exists()
     verify.verify(table, avx2=True)
     assert rerun.variables["ONEDNN_MAX_CPU_ISA"] == "AVX2"
+
+
+@pytest.mark.parametrize(
+    ("described", "variable"),
+    [({}, "0"), ({"automatic": True}, None), ({"channels_last": True}, None)],
+)
+def test_a_table_from_before_anything_was_chosen_by_itself_is_checked_without(rerun, described, variable):
+    table = record(GRID.replace("data: [x, y], ", ""))
+    beside = table.with_suffix(".json")
+    recorded = json.loads(beside.read_text())
+    recorded["parameters"] |= {"channels_last": described.pop("channels_last", False)}
+    beside.write_text(json.dumps(recorded | described))
+    verify.verify(table)
+    assert rerun.variables["FAIRLIB_AUTO"] == variable
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 
 import fairlib
+from fairlib import environment
 
 SETTINGS = dict(data="digits", model="cnn", train={"epochs": 1}, finetune={"epochs": 1}, cache=None, workers=1)
 ARMS = {
@@ -32,6 +35,20 @@ def test_rows_of_a_seed_depend_on_no_other_seed_and_on_no_process():
     for seed in (1, 11):
         rows = (table[table["seed"] == seed].reset_index(drop=True) for table in (some, one))
         assert next(rows).equals(next(rows))
+
+
+@pytest.mark.parametrize(("variable", "way"), [("1", "at once"), ("0", "alone")])
+def test_small_networks_are_trained_at_once_by_themselves_and_the_table_says_so(variable, way, monkeypatch):
+    monkeypatch.setenv("FAIRLIB_AUTO", variable)
+    table = fairlib.study(**SETTINGS, method="prune:magnitude", levels=[0.5], seeds=[0, 1])
+    assert table.attrs["trainings"] == {"at once": 0, "alone": 0} | {way: 2 * 3}
+
+
+def test_what_is_trained_at_once_stands_in_the_provenance_of_the_run(tmp_path, monkeypatch):
+    monkeypatch.setenv(environment.RUN, str(tmp_path))
+    for seed in (0, 1):
+        fairlib.study(**SETTINGS, method="prune:magnitude", levels=[0.5], seeds=[seed])
+    assert json.loads((tmp_path / environment.TALLY).read_text()) == {"at once": 6, "alone": 0}
 
 
 def test_a_clocked_study_trains_one_after_the_other():

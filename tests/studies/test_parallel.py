@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 import os
+import time
 
 import pytest
 
-from fairlib.studies import by_seed
+from fairlib.studies import by_seed, parallel
 
 
 def test_results_are_in_the_order_of_the_seeds():
@@ -13,6 +14,31 @@ def test_results_are_in_the_order_of_the_seeds():
 
 def test_one_worker_stays_in_the_process():
     assert set(by_seed(lambda seed: os.getpid(), [0, 1], workers=1)) == {os.getpid()}
+
+
+def test_the_others_begin_beside_a_first_that_takes_long(monkeypatch):
+    monkeypatch.setattr(parallel, "_STARTUP", 0.1)
+    monkeypatch.setattr(parallel.environment, "workers", lambda device: 2)
+
+    def where(seed):
+        if not seed:
+            time.sleep(0.3)
+        return os.getpid()
+
+    here, other = by_seed(where, [0, 1])
+    assert here == os.getpid() != other
+
+
+def test_what_fails_fails_whatever_has_begun_beside_it(monkeypatch):
+    monkeypatch.setattr(parallel, "_STARTUP", 0.1)
+    monkeypatch.setattr(parallel.environment, "workers", lambda device: 2)
+
+    def fails(seed):
+        time.sleep(0.3)
+        raise ValueError(f"seed {seed}")
+
+    with pytest.raises(ValueError, match="seed 0"):
+        by_seed(fails, [0, 1])
 
 
 @pytest.mark.parametrize("seeds", [[], [0, 0]])

@@ -131,6 +131,31 @@ def test_bfloat16_and_channels_last_learn_the_same_task(cnn, images):
     assert fairlib.history(trained)["accuracy"].iloc[-1] > 0.9
 
 
+@pytest.mark.parametrize(("side", "variable", "last"), [(16, "1", True), (15, "1", False), (16, "0", False)])
+def test_images_from_16_pixels_on_are_trained_in_channels_last_by_itself(side, variable, last, monkeypatch):
+    monkeypatch.setenv("FAIRLIB_AUTO", variable)
+    formats = []
+    inputs = np.random.default_rng(0).integers(0, 256, (24, 3, side, side)).astype(np.uint8)
+    data = fairlib.GroupedDataset(inputs, np.arange(24) % 2, np.arange(24) % 2)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2))
+    model[0].register_forward_pre_hook(
+        lambda module, given: formats.append(given[0].is_contiguous(memory_format=torch.channels_last))
+    )
+    trained, asked = (fairlib.fit(model, data, epochs=1, batch_size=24, channels_last=how) for how in ("auto", last))
+    assert formats[0] == last and trained[0].weight.is_contiguous()
+    assert torch.equal(trained[0].weight, asked[0].weight)
+
+
+def test_bfloat16_that_is_slower_is_warned_of_with_how_much(cnn, images, monkeypatch):
+    monkeypatch.setattr(loop, "_bfloat16_time", lambda: 26.43)
+    with pytest.warns(UserWarning, match=r"bfloat16 takes 26\.4 times as long as float32 on this CPU"):
+        fairlib.fit(cnn, images, epochs=1, precision="bfloat16")
+
+
+def test_how_long_bfloat16_takes_is_measured():
+    assert 0.1 < loop._bfloat16_time() < 100
+
+
 def test_divergence_names_epoch_and_remedy(cnn, images):
     with pytest.raises(fairlib.DivergenceError, match=r"diverged at epoch \d of 9 .*lower lr \(100000.0\)"):
         fairlib.fit(cnn, images, epochs=9, lr=1e5)
