@@ -2,8 +2,8 @@
 
 ``python benchmarks/precision.py DATA``, where DATA holds the folder of UTKFace. The same ten studies of ResNet-18 (a
 quarter of its width, 3,000 faces of 32 pixels, race), trained and finetuned in float32 and in bfloat16: the accuracy
-of the average and of every group before compression, and what each loses at 90 % of zeros against its control. The
-table ``results/benchmarks/precision.csv`` has both means, and the difference of the two by seed with its 95 % t interval.
+of the average and of every group before compression, and what each loses at 90 % of zeros against its control.
+``results/benchmarks/precision.csv`` has both means, and the difference by seed with its 95 % t interval.
 """
 
 from __future__ import annotations
