@@ -422,12 +422,13 @@ def _execute(notebook: Path, folder: Path, given: Mapping[str, Scalar], failed: 
     source, target = (str(path).replace("{", "{{").replace("}", "}}") for path in (notebook, executed))
     settings: dict[str, Any] = {"parameters": dict(given), "kernel_name": "python3", "cwd": str(project_root(notebook))}
     settings |= {"progress_bar": sys.stderr.isatty(), "stderr_file": sys.stderr}
-    if os.name == "posix":  # Of two kernels that start at the same time, both may be given one port.
-        settings["config"] = Config(KernelManager={"transport": "ipc"})
     with tempfile.TemporaryDirectory() as profile:
-        # The kernel of this environment, with nothing of the user's own IPython; the path of a socket has to be short.
+        # The kernel of this environment, with nothing of the user's own IPython.
         kernel = {environment.RUN: str(folder), "JUPYTER_PREFER_ENV_PATH": "1", "IPYTHONDIR": profile}
         kernel["JUPYTER_RUNTIME_DIR"] = profile
+        # Of two kernels that start at the same time, both may be given one port. Systems bound the path of a socket.
+        if os.name == "posix" and len(profile) < 50:
+            settings["config"] = Config(KernelManager={"transport": "ipc"})
         try:
             with variables(kernel):
                 papermill.execute_notebook(source, target, **settings)
