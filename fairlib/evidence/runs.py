@@ -306,7 +306,8 @@ def changes(finished: Mapping[str, Any], wanted: Mapping[str, str]) -> list[str]
 
 def _describe(notebook: Path, values: Mapping[str, Scalar], started: datetime) -> dict[str, object]:
     root = project_root(notebook)
-    commit, status = git(root, "rev-parse", "HEAD"), git(root, "status", "--porcelain")
+    # A sweep before this one may have gathered its table; what a page reads of the tables is among its contents.
+    commit, status = git(root, "rev-parse", "HEAD"), git(root, "status", "--porcelain", "--", ".", ":!results")
     return {
         "notebook": notebook.resolve().relative_to(root).as_posix(),
         "parameters": values,

@@ -291,6 +291,17 @@ class TestRun:
         )
         assert sorted(path.name for path in project.iterdir()) == ["_toc.yml", "library", "notebooks", "out"]
 
+    def test_a_checkout_is_dirty_by_what_is_no_recorded_table(self, notebook, executed, project):
+        (project / ".gitignore").write_text("*out*")
+        for command in ("init -q", "add .", "-c user.name=n -c user.email=e commit -qm first"):
+            subprocess.run(["git", *command.split()], cwd=project, check=True)
+        (project / "results").mkdir()
+        (project / "results" / "other.csv").touch()
+        runs.run(notebook, project / "out")
+        (project / "other.py").touch()
+        runs.run(notebook, project / "out-2")
+        assert [runs.read_run(project / name)["dirty"] for name in ("out", "out-2")] == [False, True]
+
     def test_a_finished_run_is_skipped(self, notebook, executed, project):
         assert runs.run(notebook, project / "out")
         assert not runs.run(notebook, project / "out", {"seeds": 2})
