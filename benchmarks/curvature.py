@@ -59,12 +59,12 @@ def by_pyhessian(model: nn.Module, data: fairlib.GroupedDataset, tol: float = 1e
 
 
 def converged(model: nn.Module, data: fairlib.GroupedDataset) -> np.ndarray:
-    settings = {"ends": "largest", "intervals": False, "products": "exact", "dtype": torch.float64, "tol": 1e-14}
+    settings = {"ends": "largest", "products": "exact", "dtype": torch.float64, "tol": 1e-14}
     return group_eigenvalues(model, data, **settings)["largest"].to_numpy()
 
 
 def cold(model: nn.Module, data: fairlib.GroupedDataset, **settings: object) -> pd.DataFrame:
-    return group_eigenvalues(model, data, ends="largest", intervals=False, **settings)
+    return group_eigenvalues(model, data, ends="largest", **settings)
 
 
 def one_network(name: str) -> None:

@@ -59,7 +59,7 @@ class Diagnostic(NamedTuple):
 
 
 def _largest_eigenvalues(model: nn.Module, data: GroupedDataset, *, least: int = LEAST) -> pd.DataFrame:
-    return group_eigenvalues(model, data, ends="largest", intervals=False, least=least)[["largest", "residual"]]
+    return group_eigenvalues(model, data, ends="largest", least=least)[["largest", "residual"]]
 
 
 def _probability_margins(model: nn.Module, data: GroupedDataset) -> pd.DataFrame:

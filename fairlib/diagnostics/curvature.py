@@ -1,4 +1,4 @@
-"""The extreme eigenvalues of every group's Hessian by the Lanczos process, with their residuals and intervals."""
+"""The extreme eigenvalues of every group's Hessian by the Lanczos process, with their residuals."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import torch
-from scipy import stats
 from torch import Tensor, nn
 
 from fairlib._validation import check_number, lookup
@@ -22,8 +20,6 @@ from fairlib.diagnostics.objective import BUDGET, MeanLoss, check_finite, differ
 from fairlib.diagnostics.vectors import inner, norm, total, unit
 
 PRODUCTS = ("frozen", "exact")
-BLOCKS = 32  # Blocks of a group among which its curvature varies.
-SMALL = 30  # Members below which the interval is infinite.
 BASIS = 2**30  # Bytes that the vectors of one process may take.
 _NAMES = {-1: "largest", 0: "smallest"}
 
@@ -43,7 +39,6 @@ def group_eigenvalues(
     tol: float = 3e-4,
     limit: int = 100,
     least: int = LEAST,
-    intervals: bool = True,
     seed: int = 0,
 ) -> pd.DataFrame:
     r"""Find the extreme eigenvalues of every group's Hessian :math:`H_a = \nabla^2_\theta J(\theta; D_a)`.
@@ -78,17 +73,13 @@ def group_eigenvalues(
             twelve of them do; a process that needs more is restarted from its best ones.
         least: Smallest number of Lanczos steps for a group, if ``limit`` is not smaller: fewer may end at the second
             largest eigenvalue. 1 is what edition 0.1 did.
-        intervals: Whether to add 95 % intervals of the largest eigenvalue.
-        seed: Seed of the start vector, and of the blocks of an interval.
+        seed: Seed of the start vector.
 
     Returns:
         Indexed by group in the order of the codes (float64): ``largest``, ``smallest``; ``residual``, the larger
         :math:`\|H_a v - \lambda v\|` over the wanted ends, relative to the larger magnitude: some eigenvalue is at
         most that far away, though no residual can tell that it is the extreme one; ``hvps``, the number of products.
-        With ``intervals`` also ``largest_low`` and ``largest_high``: what :math:`v^\top H_a v` would be for other
-        samples of the group, v held, from its variance between blocks of the group. Fewer than 30 members are too few
-        to tell: their interval is infinite. An empty group has NaN everywhere. The eigenvalue of a small sample is
-        biased upward, which no interval shows.
+        An empty group has NaN everywhere. The eigenvalue of a small sample is biased upward.
 
     Raises:
         NotComputable: If there is nothing to differentiate, torch cannot differentiate it twice, or (NotFinite) a loss
@@ -98,7 +89,6 @@ def group_eigenvalues(
     Warns:
         ConvergenceWarning: If the error estimate of an eigenvalue exceeds ``tol``: its value is what there was after
             ``limit`` steps, its residual says how far that may be off.
-        UserWarning: If a group has fewer than 30 members and intervals were asked for, naming it.
 
     Source:
         [T] Theorem 1 and Section 5 (group Hessians). Lanczos with residual bounds: Parlett, The Symmetric Eigenvalue
@@ -112,12 +102,12 @@ def group_eigenvalues(
         >>> data = fairlib.GroupedDataset(torch.zeros(10, 1), [0] * 9 + [1], [0] * 9 + [1], group_names=["many", "few"])
         >>> model = torch.nn.Linear(1, 2)
         >>> model.bias.data = torch.tensor([9.0, 1.0]).log()
-        >>> fairlib.diagnostics.group_eigenvalues(model, data, intervals=False)["largest"].round(3).to_dict()
+        >>> fairlib.diagnostics.group_eigenvalues(model, data)["largest"].round(3).to_dict()
         {'many': 0.18, 'few': 0.18}
     """
     search = Eigensearch(ends, products, tol, limit, seed, least)
     loss_of = partial(MeanLoss, parameters=parameters, dtype=dtype)
-    return _tables({None: model}, data, loss_of, search, intervals)[0]
+    return _tables({None: model}, data, loss_of, search)[0]
 
 
 def sweep_eigenvalues(
@@ -131,7 +121,6 @@ def sweep_eigenvalues(
     tol: float = 3e-4,
     limit: int = 100,
     least: int = LEAST,
-    intervals: bool = False,
     seed: int = 0,
 ) -> pd.DataFrame:
     r"""Find the eigenvalues of every group for similar models, one network at rising pruning ratios, say.
@@ -142,7 +131,7 @@ def sweep_eigenvalues(
 
     Args:
         models: Models of one architecture by name (a pruning ratio or a tuple, say), each similar to the one before.
-        data, parameters, dtype, ends, products, tol, limit, least, intervals, seed: Arguments of
+        data, parameters, dtype, ends, products, tol, limit, least, seed: Arguments of
             :func:`group_eigenvalues`.
 
     Returns:
@@ -157,7 +146,7 @@ def sweep_eigenvalues(
         raise ValueError("models must name at least one model, got none")
     search = Eigensearch(ends, products, tol, limit, seed, least)
     loss_of = partial(MeanLoss, parameters=parameters, dtype=dtype)
-    tables = _tables(models, data, loss_of, search, intervals)
+    tables = _tables(models, data, loss_of, search)
     named = [table.assign(model=[name] * len(table)) for name, table in zip(models, tables, strict=True)]
     return pd.concat(named).set_index("model", append=True).swaplevel()
 
@@ -186,10 +175,10 @@ class Eigensearch:
 
 
 def _tables(
-    models: Mapping[Any, nn.Module], data: GroupedDataset, loss_of: Callable, search: Eigensearch, intervals: bool
+    models: Mapping[Any, nn.Module], data: GroupedDataset, loss_of: Callable, search: Eigensearch
 ) -> list[pd.DataFrame]:
     """A table for each model; the search in a group starts from what was found in the model before."""
-    columns = ["largest", "smallest", "residual", "hvps", *(["largest_low", "largest_high"] if intervals else [])]
+    columns = ["largest", "smallest", "residual", "hvps"]
     previous: dict[str, Tensor] = {}
     tables = []
     for key, model in models.items():
@@ -200,15 +189,11 @@ def _tables(
                 loss = loss_of(model, data, index)
                 found = extremes(loss, search, previous.get(name))
                 previous[name] = total(pair.vector for pair in found.pairs.values())
-                row = found.row() | (_interval(loss, found, search.seed) if intervals else {})
+                row = found.row()
                 pairs[name if key is None else f"{name} of model {key}"] = found
             rows.append(row)
         warn_of_doubtful(pairs, search.tol, stacklevel=4)
         tables.append(pd.DataFrame(rows, pd.Index(data.group_names, name="group"), columns, dtype=float))
-    small = data.group_sizes[(data.group_sizes > 0) & (data.group_sizes < SMALL)]
-    if intervals and search.ends != "smallest" and len(small):
-        names = ", ".join(small.index)
-        warnings.warn(f"groups with fewer than {SMALL} members are too small for an interval: {names}", stacklevel=3)
     return tables
 
 
@@ -328,21 +313,3 @@ def _verified(product: Product, pair: Ritz) -> Ritz:
     value = inner(pair.vector, image)
     residual = norm(image.sub(pair.vector, alpha=value))
     return pair._replace(value=value, residual=residual, error=error_estimate(residual, pair.gap))
-
-
-def _interval(loss: MeanLoss, found: Found, seed: int) -> dict[str, float]:
-    r"""Student's interval for :math:`v^\top H v`, from its variance between blocks of the group's members."""
-    pair, n = found.pairs.get(-1), len(loss.index)
-    if pair is None or n < SMALL:
-        reach = float("nan" if pair is None else "inf")
-        return {"largest_low": -reach, "largest_high": reach}
-    shuffled = loss.index[torch.randperm(n, generator=torch.Generator().manual_seed(seed))]
-    blocks = shuffled.tensor_split(min(BLOCKS, n))
-    deviations = []
-    for block in blocks:
-        product = total(differentiate(*loss.gradient_graph(chunk), pair.vector) for chunk in block.split(loss.chunk))
-        deviations.append(inner(pair.vector, product) / len(block) - pair.value)
-    sizes = np.array([len(block) for block in blocks])
-    variance = float((sizes * np.square(deviations)).sum()) / (len(blocks) - 1) / n
-    reach = stats.t.ppf(0.975, len(blocks) - 1) * variance**0.5
-    return {"largest_low": pair.value - reach, "largest_high": pair.value + reach}

@@ -77,7 +77,7 @@ def bifp(
         granularity: ``"weight"``: single weights, ranked over all layers together. ``"filter"``: channels, at one rate
             in all layers (:func:`fairlib.network.channels.lowest`); the search masks the weights that read a channel,
             and in the end those that make it are pruned as well.
-        seed: Seed of the split, of random scores and of the training.
+        seed: Seed of the split and of the training.
 
     Returns:
         A trained masked copy in eval mode. :func:`fairlib.history` has, by epoch, the mean ``upper_objective`` (during
@@ -108,7 +108,7 @@ def bifp(
         data, val = data.hold_out(held_out, seed)
     _check_levels(data, val, penalty)
     form = form_of(copy.deepcopy(model).to(environment.resolve(settings["device"])), data)
-    scores = mask.start(form, seed)
+    scores = form.start()
     form.final(scores, sparsity)  # A sparsity that is out of reach is refused before anything is trained.
     masked, products = opened(form.model, mask.relaxed)
     levels = BiLevel(
@@ -150,7 +150,7 @@ def bip(
         data: The training set.
         train: Arguments of :func:`fairlib.fit` for the lower level.
         val: Data of the upper level, apart from ``data``; by default a part of ``data`` (:func:`fairlib.pruning.bifp`).
-        seed: Seed of the split, of random scores and of the training.
+        seed: Seed of the split and of the training.
         **settings: Arguments ``held_out``, ``mask`` and ``granularity`` of :func:`fairlib.pruning.bifp`.
 
     Returns:
@@ -170,7 +170,7 @@ def bip(
 _PENALTY = {"fairness": "weight"} | {
     name: name for name in ("surrogate", "temperature", "penalty", "tau", "pairs", "as_published")
 }
-_MASK = {"mask_lr": "lr", "mask_momentum": "momentum"} | {name: name for name in ("init", "relaxed", "gamma", "search")}
+_MASK = {"mask_lr": "lr", "mask_momentum": "momentum"} | {name: name for name in ("relaxed", "gamma", "search")}
 _OWN = ("val", "held_out", "granularity", "constrain")
 FLAT = (*_PENALTY, *_MASK, *_OWN)
 """Flat settings of :func:`bifp`, for ``fairlib.prune(model, "bifp", fairness=2.0, mask_lr=0.1)`` and papermill.

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import parametrize
 
-from fairlib._validation import check_number, lookup
+from fairlib._validation import check_number
 from fairlib.data import GroupedDataset
 from fairlib.diagnostics.vectors import Parts
 from fairlib.network import masks
@@ -23,16 +23,12 @@ from fairlib.pruning.hypergradient import hessian_free
 from fairlib.training import Batch, Constraint, DivergenceError, Objective, taken_gradient
 from fairlib.training.group_losses import AccuracyDifference
 
-INITS = ("magnitude", "random")
-
 
 @dataclass(frozen=True)
 class MaskSearch:
     r"""Settings of the search for a mask in :func:`fairlib.pruning.bifp`.
 
     Args:
-        init: Scores at the start: ``"magnitude"``, the magnitudes of weights (or norms of filters) divided by their
-            mean; or ``"random"``, uniform in [0, 2), with the ``seed`` of the method.
         relaxed: Whether masks have entries in [0, 1] during the search, instead of zeros and ones.
         gamma: Weight decay :math:`\gamma` of the lower level in the gradient of the mask
             (:mod:`fairlib.pruning.hypergradient`), positive; the larger, the less of how the weights follow is in it.
@@ -43,10 +39,9 @@ class MaskSearch:
 
     Raises:
         TypeError: If a setting is not a number where one is needed.
-        ValueError: If a setting is out of range or unknown.
+        ValueError: If a setting is out of range.
     """
 
-    init: str = "magnitude"
     relaxed: bool = False
     gamma: float = 1.0
     lr: float = 0.01
@@ -54,7 +49,6 @@ class MaskSearch:
     search: float = 0.75
 
     def __post_init__(self) -> None:
-        lookup("init", self.init, dict.fromkeys(INITS))
         check_number("gamma", self.gamma, 0, low_open=True)
         check_number("lr of the mask", self.lr, 0, low_open=True)
         check_number("momentum of the mask", self.momentum, 0, 1)
@@ -63,15 +57,6 @@ class MaskSearch:
     def rounds(self, epochs: int) -> int:
         """Compute the number of the ``epochs`` in which the mask is learned."""
         return max(1, math.ceil(self.search * epochs - 1e-9))
-
-    def start(self, form: Form, seed: int) -> list[Tensor]:
-        """Compute the scores at the start; channels that an earlier mask has emptied keep a score of minus infinity."""
-        scores = form.start()
-        if self.init == "magnitude":
-            return scores
-        generator = torch.Generator().manual_seed(seed)
-        drawn = [2 * torch.rand(score.shape, generator=generator).to(score) for score in scores]
-        return [torch.where(score.isfinite(), new, score) for score, new in zip(scores, drawn, strict=True)]
 
 
 class _Mask(nn.Module):

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import warnings
-from functools import partial
 
 import numpy as np
 import pytest
@@ -242,7 +241,7 @@ def test_one_class_has_no_boundary():
 
 def test_gradients_are_the_same_where_the_caller_records_none():
     model, data = nn.Sequential(nn.Flatten(), nn.Linear(64, 5), nn.Tanh(), nn.Linear(5, 3)), _data()
-    functions = (group_gradients, partial(group_eigenvalues, intervals=False))
+    functions = (group_gradients, group_eigenvalues)
     expected = [function(model, data) for function in functions]
     with torch.no_grad():
         found = [function(model, data) for function in functions]

@@ -223,21 +223,6 @@ def test_channels_follow_a_step_of_their_scores(levels):
     assert torch.equal(masks.read(unmoved)["0.weight"], start[:, None].expand(5, 6))
 
 
-def test_random_scores_do_not_know_the_weights(levels):
-    def kept(seed, **settings):
-        small = pruned(*levels, 1, sparsity=0.6, mask_lr=1e-9, fairness=0.0, seed=seed, **settings)
-        return torch.cat([mask.flatten() for mask in masks.read(small).values()])
-
-    one, same, other = (kept(seed, init="random") for seed in (0, 0, 1))
-    assert torch.equal(one, same) and not torch.equal(one, other)
-    assert one.sum() == other.sum() == 16
-    drawn = 2 * torch.rand(30, generator=torch.Generator().manual_seed(0))
-    assert torch.equal(one[:30].nonzero().flatten().sort().values, drawn.argsort()[-one[:30].sum() :].sort().values)
-    assert not torch.equal(one, kept(0))
-    channels_ = [kept(seed, init="random", granularity="filter") for seed in range(4)]
-    assert len({tuple(mask.tolist()) for mask in channels_}) > 1
-
-
 def test_without_a_gradient_the_scores_stay(levels):
     """Inputs of zero and no biases: nothing reaches the masks, and nothing is divided by."""
     data, _ = levels
@@ -288,7 +273,7 @@ def test_bip_is_bifp_without_fairness(dense, images):
 def test_objects_say_what_flat_settings_say(dense, images):
     """Every flat setting off its default, and the same by objects."""
     term = dict(surrogate="affine", temperature=0.5, penalty="hinge", tau=0.01, pairs="mean")
-    search = dict(init="random", relaxed=True, gamma=0.5, search=0.5)
+    search = dict(relaxed=True, gamma=0.5, search=0.5)
     own = dict(val=images.subset(range(0, 120, 2)), held_out=0.5, granularity="filter")
     flat = term | search | own | dict(mask_lr=0.1, mask_momentum=0.5)
     same = dict(sparsity=0.7, data=images, train=TRAIN)
@@ -439,7 +424,6 @@ def test_statistics_of_batch_normalization_come_from_the_lower_level_alone(image
         (dict(constrain="mask"), ValueError, "unknown level to constrain 'mask'"),
         (dict(granularity="layer"), ValueError, "unknown granularity 'layer'"),
         (dict(gamma=0.0), ValueError, "gamma must lie in"),
-        (dict(init="uniform"), ValueError, "unknown init 'uniform'"),
         (dict(train=TRAIN | {"val": None}), ValueError, "train has val=, .*val= is an argument beside"),
         (dict(train=dict(epochs=0)), ValueError, r"train\['epochs'\] must lie in"),
         (dict(granularity="filter", sparsity=0.9999), ValueError, "out of reach: with one channel left"),

@@ -11,7 +11,6 @@ from fairlib.pruning.bilevel import MaskSearch, closed, opened
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        (dict(init="uniform"), "unknown init 'uniform'; known: magnitude, random"),
         (dict(gamma=0.0), r"gamma must lie in \(0, inf\), got 0.0"),
         (dict(lr=0.0), r"lr of the mask must lie in \(0, inf\), got 0.0"),
         (dict(momentum=1.0), r"momentum of the mask must lie in \[0, 1\), got 1.0"),
