@@ -13,15 +13,12 @@ from fairlib._validation import lookup
 from fairlib.data.collection import Collection, Request, draw, table_of
 from fairlib.data.images import decoder, find_files, resize
 
-Shares = Sequence[float] | None
-"""Share of each class that is kept; None keeps all."""
-
 DIGITS = tuple("0123456789")
 CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 GARMENTS = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
 
 
-def cifar10(request: Request, *, keep: Shares = None, limit: int | None = None, download: bool = False) -> Collection:
+def cifar10(request: Request, *, limit: int | None = None, download: bool = False) -> Collection:
     """Load CIFAR-10: 60,000 colour pictures of ten kinds of things (32 x 32), 10,000 of them the official test part.
 
     The files are either those of its authors, ``cifar-10-batches-py`` (in ``root`` or in ``root/cifar10``; torchvision
@@ -35,10 +32,7 @@ def cifar10(request: Request, *, keep: Shares = None, limit: int | None = None, 
 
     Args:
         request: Arguments of :func:`fairlib.load`; ``image_size`` defaults to 32.
-        keep: Share of each class, in (0, 1], that is kept in the training part and in the test part, drawn by
-            the seed; None keeps all. ``(0.9,) * 5 + (0.1,) * 5`` gives the groups of [D].
-        limit: Number of pictures to draw by the seed from what ``keep`` leaves of both parts; None, or more than there
-            are, for all.
+        limit: Number of pictures to draw by the seed from both parts; None, or more than there are, for all.
         download: Download missing files from their authors into ``root``.
 
     Raises:
@@ -64,10 +58,10 @@ def cifar10(request: Request, *, keep: Shares = None, limit: int | None = None, 
         codes = {name: code for code, name in enumerate(CIFAR10)}
         labels = [[lookup("class folder", file.parent.name, codes) for file in half] for half in files]
         images = decoder(files[0] + files[1], request.image_size or 32)
-    return replace(_collection(request, "label", CIFAR10, images, labels, keep, limit), photographs=True)
+    return replace(_collection(request, "label", CIFAR10, images, labels, limit), photographs=True)
 
 
-def svhn(request: Request, *, keep: Shares = None, limit: int | None = None, download: bool = False) -> Collection:
+def svhn(request: Request, *, limit: int | None = None, download: bool = False) -> Collection:
     """Load SVHN: 99,289 digits of house numbers in colour (32 x 32), 26,032 of them the official test part.
 
     The files are ``svhn/train_32x32.mat`` and ``svhn/test_32x32.mat``, the cropped digits of its authors; torchvision
@@ -79,10 +73,7 @@ def svhn(request: Request, *, keep: Shares = None, limit: int | None = None, dow
 
     Args:
         request: Arguments of :func:`fairlib.load`; ``image_size`` defaults to 32.
-        keep: Share of each digit, in (0, 1], that is kept in the training part and in the test part, drawn by the
-            seed; None keeps all. ``(0.9,) * 5 + (0.3,) * 5`` is what the finetuning of [D] keeps.
-        limit: Number of pictures to draw by the seed from what ``keep`` leaves of both parts; None, or more than there
-            are, for all.
+        limit: Number of pictures to draw by the seed from both parts; None, or more than there are, for all.
         download: Download missing files from their authors into ``root/svhn``.
 
     Raises:
@@ -100,10 +91,10 @@ def svhn(request: Request, *, keep: Shares = None, limit: int | None = None, dow
     halves = [_verified(datasets.SVHN, how_to_get, home, download, split=part) for part in ("train", "test")]
     images = _scaled(np.concatenate([half.data for half in halves]), request.image_size or 32)
     labels = [half.labels for half in halves]
-    return replace(_collection(request, "digit", DIGITS, images, labels, keep, limit), photographs=True)
+    return replace(_collection(request, "digit", DIGITS, images, labels, limit), photographs=True)
 
 
-def mnist(request: Request, *, keep: Shares = None, limit: int | None = None, download: bool = False) -> Collection:
+def mnist(request: Request, *, limit: int | None = None, download: bool = False) -> Collection:
     """Load MNIST: 70,000 handwritten digits (28 x 28, grey), 10,000 of them the official test part.
 
     The files are the four idx files of its authors in ``MNIST/raw`` (torchvision's layout), gzipped or not. The
@@ -113,10 +104,7 @@ def mnist(request: Request, *, keep: Shares = None, limit: int | None = None, do
 
     Args:
         request: Arguments of :func:`fairlib.load`; ``image_size`` defaults to 28.
-        keep: Share of each digit, in (0, 1], that is kept in the training part and in the test part, drawn by the
-            seed; None keeps all.
-        limit: Number of pictures to draw by the seed from what ``keep`` leaves of both parts; None, or more than there
-            are, for all.
+        limit: Number of pictures to draw by the seed from both parts; None, or more than there are, for all.
         download: Download missing files into ``root``.
 
     Raises:
@@ -127,12 +115,10 @@ def mnist(request: Request, *, keep: Shares = None, limit: int | None = None, do
     Source: Y. LeCun, L. Bottou, Y. Bengio, P. Haffner, Gradient-Based Learning Applied to Document
         Recognition, Proceedings of the IEEE 86, 1998.
     """
-    return _idx_collection(request, "MNIST", "digit", DIGITS, keep, limit, download)
+    return _idx_collection(request, "MNIST", "digit", DIGITS, limit, download)
 
 
-def fashion_mnist(
-    request: Request, *, keep: Shares = None, limit: int | None = None, download: bool = False
-) -> Collection:
+def fashion_mnist(request: Request, *, limit: int | None = None, download: bool = False) -> Collection:
     """Load Fashion-MNIST: 70,000 pictures of garments (28 x 28, grey), 10,000 of them the official test part.
 
     The files are the four idx files of its authors in ``FashionMNIST/raw`` (torchvision's layout), gzipped or not. The
@@ -142,10 +128,7 @@ def fashion_mnist(
 
     Args:
         request: Arguments of :func:`fairlib.load`; ``image_size`` defaults to 28.
-        keep: Share of each class, in (0, 1], that is kept in the training part and in the test part, drawn by the
-            seed; None keeps all.
-        limit: Number of pictures to draw by the seed from what ``keep`` leaves of both parts; None, or more than there
-            are, for all.
+        limit: Number of pictures to draw by the seed from both parts; None, or more than there are, for all.
         download: Download missing files into ``root``.
 
     Raises:
@@ -156,11 +139,11 @@ def fashion_mnist(
     Source: H. Xiao, K. Rasul, R. Vollgraf, Fashion-MNIST: a Novel Image Dataset for Benchmarking Machine
         Learning Algorithms, 2017.
     """
-    return _idx_collection(request, "FashionMNIST", "label", GARMENTS, keep, limit, download)
+    return _idx_collection(request, "FashionMNIST", "label", GARMENTS, limit, download)
 
 
 def _idx_collection(
-    request: Request, name: str, attribute: str, values: Sequence[str], keep: Shares, limit: int | None, download: bool
+    request: Request, name: str, attribute: str, values: Sequence[str], limit: int | None, download: bool
 ) -> Collection:
     root = Path(request.root)
     # MNIST and Fashion-MNIST use the same names of files: only the folder distinguishes them.
@@ -175,7 +158,7 @@ def _idx_collection(
         for kind in ("images-idx3", "labels-idx1")
     )
     pixels = np.concatenate(images)[:, None]
-    return _collection(request, attribute, values, _scaled(pixels, request.image_size or 28), labels, keep, limit)
+    return _collection(request, attribute, values, _scaled(pixels, request.image_size or 28), labels, limit)
 
 
 def _read_idx(folder: Path, name: str, how_to_get: str) -> np.ndarray:
@@ -210,14 +193,11 @@ def _collection(
     values: Sequence[str],
     images: Callable[[np.ndarray], np.ndarray],
     halves: Sequence[np.ndarray | Sequence[int]],
-    keep: Shares,
     limit: int | None,
 ) -> Collection:
     """Collect pictures, given by rows: the training part, then the test part; ``halves`` are the codes of both."""
     labels, parts = np.concatenate(halves), np.repeat([-1, 2], [len(half) for half in halves])
-    rng = np.random.default_rng(request.seed)
-    rows = np.arange(len(labels)) if keep is None else _kept(labels, parts, keep, len(values), rng)
-    rows = rows[draw(len(rows), limit, rng)]
+    rows = draw(len(labels), limit, np.random.default_rng(request.seed))
     return Collection(
         table=table_of(**{attribute: (labels[rows], values)}),
         images=lambda index: images(rows[index]),
@@ -226,18 +206,3 @@ def _collection(
         parts=parts[rows],
         report={"found": len(labels), "not_drawn": len(labels) - len(rows)},
     )
-
-
-def _kept(
-    labels: np.ndarray, parts: np.ndarray, keep: Sequence[float], classes: int, rng: np.random.Generator
-) -> np.ndarray:
-    """Draw the rows that are kept, ascending: of every class and part its share, rounded to a count."""
-    shares = np.asarray(keep, dtype=float)
-    if shares.shape != (classes,) or not ((shares > 0) & (shares <= 1)).all():
-        raise ValueError(f"keep must be {classes} shares in (0, 1], one for each class, got {keep!r}")
-    rows = []
-    for part in np.unique(parts):
-        for code, share in enumerate(shares):
-            members = rng.permutation(np.flatnonzero((labels == code) & (parts == part)))
-            rows.append(members[: round(share * len(members))])
-    return np.sort(np.concatenate(rows))

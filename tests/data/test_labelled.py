@@ -129,26 +129,6 @@ def test_one_idx_folder_is_not_taken_for_the_other(tmp_path):
         load("fashion-mnist", root=tmp_path / "MNIST")
 
 
-def test_keep_takes_its_share_of_every_class_in_both_parts(tmp_path):
-    write_idx(tmp_path, "MNIST")
-    keep = (1,) * 5 + (0.8,) * 5
-    splits = load("mnist", root=tmp_path, keep=keep, **SETTINGS)
-    assert splits.test.group_sizes.tolist() == [4] * 5 + [3] * 5
-    assert (splits.train.group_sizes + splits.val.group_sizes).tolist() == [10] * 5 + [8] * 5
-    assert splits.report["not_drawn"] == 15
-    everything = load("mnist", root=tmp_path, **SETTINGS)
-    assert images_of(splits.test) < images_of(everything.test)
-    again, other = (load("mnist", root=tmp_path, keep=keep, seed=seed, **SETTINGS) for seed in (0, 1))
-    assert images_of(again.test) == images_of(splits.test) != images_of(other.test)
-
-
-@pytest.mark.parametrize("keep", [(0.5,) * 9, (0,) + (0.5,) * 9, (1.1,) * 10, 0.5])
-def test_keep_is_a_share_for_each_class(tmp_path, keep):
-    write_idx(tmp_path, "MNIST")
-    with pytest.raises(ValueError, match=r"keep must be 10 shares in \(0, 1\], one for each class, got "):
-        load("mnist", root=tmp_path, keep=keep)
-
-
 def test_limit_draws_from_both_parts(tmp_path):
     write_idx(tmp_path, "MNIST")
     splits = load("mnist", root=tmp_path, limit=130, **SETTINGS)
