@@ -28,27 +28,11 @@ from fairlib.diagnostics.taylor import excessive_loss_bound, taylor_terms
 from fairlib.network.evaluation import Predictions, predict
 
 __all__ = [
-    "DIAGNOSTICS",
-    "MEASURES",
-    "ConvergenceWarning",
-    "NotComputable",
-    "NotFinite",
-    "Predictions",
-    "boundary_distance",
-    "diagnose",
-    "excessive_loss_bound",
-    "exemplars",
-    "group_eigenvalues",
-    "group_exemplars",
-    "group_gradients",
-    "group_performance",
-    "hessian_bound",
-    "predict",
-    "sample_boundary_distance",
-    "sample_gradient_norms",
-    "sweep_eigenvalues",
-    "taylor_terms",
-]
+    "DIAGNOSTICS", "MEASURES", "ConvergenceWarning", "NotComputable", "NotFinite", "Predictions", "boundary_distance",
+    "diagnose", "excessive_loss_bound", "exemplars", "group_eigenvalues", "group_exemplars", "group_gradients",
+    "group_performance", "hessian_bound", "predict", "sample_boundary_distance", "sample_gradient_norms",
+    "sweep_eigenvalues", "taylor_terms",
+]  # fmt: skip
 
 
 class Diagnostic(NamedTuple):

@@ -28,19 +28,9 @@ from fairlib.training.distillation import Distillation, check_values
 from fairlib.training.loop import check_arguments, check_training
 
 __all__ = [
-    "FINETUNE",
-    "MASK_PHASE",
-    "METHODS",
-    "Linearization",
-    "budgets",
-    "check",
-    "count",
-    "criticality",
-    "feeding_layers",
-    "gate",
-    "linearize",
-    "trains",
-]
+    "FINETUNE", "MASK_PHASE", "METHODS", "Linearization", "budgets", "check", "count", "criticality", "feeding_layers",
+    "gate", "linearize", "trains",
+]  # fmt: skip
 
 METHODS: dict[str, Method] = {
     "snl": Method(snl, takes=("data", "objective", "train", "seed")),

@@ -46,40 +46,10 @@ from fairlib.statistics.samples import (
     tango,
     wilson,
 )
-from fairlib.statistics.seeds import (
-    Interval,
-    benjamini_hochberg,
-    seeds_needed,
-    sign_flip_test,
-    t_interval,
-    t_power,
-)
+from fairlib.statistics.seeds import Interval, benjamini_hochberg, seeds_needed, sign_flip_test, t_interval, t_power
 
 __all__ = [
-    "Contrast",
-    "Gap",
-    "Interval",
-    "Quantity",
-    "accuracies_by_chance",
-    "benjamini_hochberg",
-    "contrast",
-    "detectable_drop",
-    "drop",
-    "gap",
-    "group_means",
-    "holm",
-    "normal_z",
-    "numbers",
-    "permuted",
-    "range_tail",
-    "range_z",
-    "ratio",
-    "seeds_needed",
-    "share",
-    "sign_flip_test",
-    "skewed",
-    "t_interval",
-    "t_power",
-    "tango",
-    "wilson",
-]
+    "Contrast", "Gap", "Interval", "Quantity", "accuracies_by_chance", "benjamini_hochberg", "contrast",
+    "detectable_drop", "drop", "gap", "group_means", "holm", "normal_z", "numbers", "permuted", "range_tail", "range_z",
+    "ratio", "seeds_needed", "share", "sign_flip_test", "skewed", "t_interval", "t_power", "tango", "wilson",
+]  # fmt: skip
