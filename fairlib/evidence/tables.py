@@ -232,11 +232,7 @@ def beside(
 
 
 def correlations(
-    table: pd.DataFrame,
-    pairs: Mapping[Any, tuple[str, str, Mapping[str, Any]]],
-    columns: Mapping[str, Mapping[str, Any]],
-    *,
-    names: Names = None,
+    table: pd.DataFrame, pairs: Mapping[Any, tuple[str, str, Row]], columns: Mapping[str, Row], *, names: Names = None
 ) -> pd.DataFrame:
     """Format rank correlations over groups (:func:`fairlib.effects.group_correlation`) as texts.
 

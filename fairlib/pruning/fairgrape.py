@@ -19,13 +19,7 @@ BLOCK = 1000
 
 
 def fairgrape(
-    model: nn.Module,
-    *,
-    sparsity: float,
-    data: GroupedDataset,
-    batch_size: int = 64,
-    as_published: bool = False,
-    lr: float = 1e-4,
+    model: nn.Module, *, sparsity: float, data: GroupedDataset, batch_size: int = 64, as_published: bool = False
 ) -> nn.Module:
     r"""Prune so that no group loses a larger share of its important weights than another, without retraining.
 
@@ -50,10 +44,9 @@ def fairgrape(
         data: The training set; each of its groups must have a sample.
         batch_size: Largest number of samples per gradient; 64 in the paper.
         as_published: Score as the released code does: gradients are never cleared, so that each batch's gradient
-            includes those of all batches and groups before it; an optimizer (Adam) changes the model between batches;
-            and only the last group's importance is divided by its number of batches, which lowers its target. The order
-            of the groups then matters.
-        lr: Learning rate of the optimizer of ``as_published``; the default is the first one of the authors' training.
+            includes those of all batches and groups before it; an optimizer (Adam with a learning rate of 0.0001)
+            changes the model between batches; and only the last group's importance is divided by its number of batches,
+            which lowers its target. The order of the groups then matters.
 
     Returns:
         A masked copy in eval mode.
@@ -69,7 +62,7 @@ def fairgrape(
     missing = [name for name, size in data.group_sizes.items() if not size]
     if missing:
         raise ValueError(f"group {missing[0]!r} has no sample in the data; every group needs one")
-    scores = _as_published(model, data, batch_size, lr) if as_published else importance(model, data, batch_size)
+    scores = _as_published(model, data, batch_size) if as_published else importance(model, data, batch_size)
     if not any(score.any() for score in scores.values()):
         raise ValueError("all importances are zero: every sample is fitted exactly, or no signal passes the network")
     before = masks.read(model)
@@ -90,7 +83,7 @@ def importance(model: nn.Module, data: GroupedDataset, batch_size: int) -> dict[
     return totals
 
 
-def _as_published(model: nn.Module, data: GroupedDataset, batch_size: int, lr: float) -> dict[str, Tensor]:
+def _as_published(model: nn.Module, data: GroupedDataset, batch_size: int, lr: float = 1e-4) -> dict[str, Tensor]:
     scored = scored_copy(model, data)
     scored.zero_grad()  # Only here: the released code never clears the gradients.
     device, dtype = placement(scored)
