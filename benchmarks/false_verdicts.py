@@ -104,7 +104,7 @@ CASES = (
     Case("contrast", {"of": "column_mean", "column": "loss", **SIDES}, slope=2),
     Case("contrast", {"of": "degradation_gap", "dense": DENSE, **SIDES}),
     Case("contrast", {"of": "drop_difference", **ARMS}),
-    Case("contrast", {"of": "group_difference", "column": "loss", "rank": "train_size", **SIDES}),
+    Case("contrast", {"of": "group_difference", "column": "loss", **SIDES}),
     Case("contrast", {"of": "group_gap", **SIDES}),
     Case("contrast", {"of": "group_gap", "column": "loss", **SIDES}),
     Case("contrast", {"of": "group_gap", "column": "gradient_norm", "relative": True, **SIDES}),

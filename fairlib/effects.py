@@ -305,20 +305,14 @@ def accuracy_change(
 
 
 def group_difference(
-    table: pd.DataFrame,
-    *,
-    column: str,
-    rank: str = "train_size",
-    share: float = 1 / 3,
-    relative: bool = False,
-    where: Rows,
+    table: pd.DataFrame, *, column: str, share: float = 1 / 3, relative: bool = False, where: Rows
 ) -> pd.Series:
     """Compute the mean of a column over the smallest groups minus that over the largest, by seed.
 
     Args:
-        table: One row per seed and group, once ``where`` has selected.
+        table: One row per seed and group, once ``where`` has selected, with a column ``train_size``, which ranks the
+            groups; ties are broken at random by the seed.
         column: Name of the column.
-        rank: Name of the column of sizes that ranks the groups; ties are broken at random by the seed.
         share: Share of groups that are the smallest, and the largest (`drop_difference`).
         relative: Divide by the mean of the column over all groups, which must be positive: for columns whose scale
             changes from run to run.
@@ -331,9 +325,9 @@ def group_difference(
         ValueError: If a column is missing, the selection holds several rows per seed and group, or a mean to divide by
             is not positive.
     """
-    rows = _select(table, where, ("seed", "group", column, rank))
+    rows = _select(table, where, ("seed", "group", column, "train_size"))
     values = _by_seed_and_group(rows, column)
-    difference = _smallest_minus_largest(values, _by_seed_and_group(rows, rank), share)
+    difference = _smallest_minus_largest(values, _by_seed_and_group(rows, "train_size"), share)
     if not relative:
         return difference
     if not (values.mean(axis=1) > 0).all():
@@ -631,13 +625,7 @@ def degradation_gap(table: pd.DataFrame, *, where: Rows, dense: Rows) -> pd.Seri
 
 
 def group_gap_by_chance(
-    table: pd.DataFrame,
-    *,
-    where: Rows,
-    dense: Rows | None = None,
-    nested: bool = False,
-    draws: int = 200,
-    seed: int = 0,
+    table: pd.DataFrame, *, where: Rows, dense: Rows | None = None, nested: bool = False, draws: int = 200
 ) -> pd.Series:
     """Compute the gap that chance alone would give if all groups of a run had its overall accuracy, by seed.
 
@@ -649,8 +637,8 @@ def group_gap_by_chance(
         nested: With ``dense``: whether all that the less accurate network answers rightly the other does, too, so that
             the loss of a group of n samples is a binomial share of them. Otherwise the two are drawn independently.
         draws: Number of times that the accuracies of a run's groups are drawn
-            (:func:`fairlib.statistics.accuracies_by_chance`); the gap is the mean over these, and over the runs.
-        seed: Seed of the draws.
+            (:func:`fairlib.statistics.accuracies_by_chance`), always the same; the gap is the mean over these, and over
+            the runs.
 
     Returns:
         Series indexed by seed.
@@ -663,7 +651,7 @@ def group_gap_by_chance(
     overall = pd.DataFrame({"after": (accuracy * sizes).sum(axis=1) / sizes.sum(axis=1)})
     if dense is not None:
         overall = overall.join(overall_accuracy(table, where=dense).rename("before"), on="seed")
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng(0)
     gaps = []
     for run, counts in sizes.iterrows():
         shares = [np.ptp(overall.loc[run])] if nested and dense is not None else overall.loc[run]
