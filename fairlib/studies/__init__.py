@@ -15,7 +15,7 @@ from fairlib._validation import check_automatic, check_many, check_settings, che
 from fairlib.data import Splits
 from fairlib.diagnostics import DIAGNOSTICS
 from fairlib.studies.arms import COMPRESSORS, HELD_OUT, OWN, WHEN, Arm, Function, Named, plans
-from fairlib.studies.parallel import by_seed, check_seeds, in_processes
+from fairlib.studies.parallel import by_seed, check_seeds, check_workers, in_processes
 from fairlib.studies.seed import MEASURED, Measure, Run, Study, gains, parameter_distance, tables, traced
 from fairlib.training.cache import default_folder
 from fairlib.training.compressors import Settings
@@ -165,6 +165,7 @@ def study(
     lookup("source of held_out data", held_out, dict.fromkeys(HELD_OUT))
     lookup("answer to divergence", divergence, dict.fromkeys(("raise", "skip")))
     check_automatic("at_once", at_once)
+    check_workers(workers)
     every = plans(arms, shared, train or {})
     for arm in every if held_out == "val" else ():
         if "held_out" in arm.settings:

@@ -63,12 +63,17 @@ def check_seeds(seeds: Iterable[int]) -> tuple[int, ...]:
     return seeds
 
 
+def check_workers(workers: int | None) -> None:
+    """Refuse a number of processes that is no whole number of at least 1; None is one for each core."""
+    if workers is not None:
+        check_number("workers", workers, 1, whole=True)
+
+
 def in_processes(
     function: Callable[[T], Any], items: Sequence[T], *, device: str, workers: int | None, progress: bool
 ) -> list[Any]:
     """Call a function for every item as :func:`by_seed` does for every seed."""
-    if workers is not None:
-        check_number("workers", workers, 1, whole=True)
+    check_workers(workers)
     results = _in_order(partial(_on_one_thread, function), items, workers or environment.workers(device), bool(workers))
     found = []
     with tqdm(total=sum(map(_seeds, items)), desc="seeds", leave=False, disable=not progress) as bar:
