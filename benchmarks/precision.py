@@ -1,6 +1,6 @@
 """What training in bfloat16 does to what a study measures.
 
-``python benchmarks/precision.py DATA``, where DATA holds the folder of UTKFace. The same ten studies of ResNet-18 (a
+``python benchmarks/precision.py DATA``, where DATA holds the folder of UTKFace. One study of ten seeds (ResNet-10 of a
 quarter of its width, 3,000 faces of 32 pixels, race), trained and finetuned in float32 and in bfloat16: the accuracy
 of the average and of every group before compression, and what each loses at 90 % of zeros against its control.
 ``results/benchmarks/precision.csv`` has both means, and the difference by seed with its 95 % t interval.
@@ -26,11 +26,11 @@ def statistics(root: str, precision: str) -> pd.DataFrame:
     """Accuracies and drops on the test set in one precision, ``(seeds, statistics)``."""
     study = fairlib.study(
         data=("utkface", {"root": root, "image_size": 32, "limit": 3000}),
-        model=("resnet18", {"width": 0.25}),
+        model=("resnet10", {"width": 0.25}),
         method="prune:magnitude",
         levels=[0.9],
         seeds=range(10),
-        train={"epochs": 15, "lr": 0.05, "batch_size": 128, "augment": "flip", "precision": precision},
+        train={"epochs": 10, "lr": 0.05, "batch_size": 128, "augment": "flip", "precision": precision},
         finetune={"epochs": 5},
         cache=None,
         progress=True,
@@ -51,7 +51,7 @@ def main() -> None:
     plain, half = (statistics(sys.argv[1], precision) for precision in PRECISIONS)
     rows = [
         {"statistic": name, "seeds": len(plain), "float32": plain[name].mean(), "bfloat16": half[name].mean()}
-        | dict(zip(["difference", "low", "high"], t_interval(half[name] - plain[name]), strict=True))
+        | dict(zip(["estimate", "low", "high"], t_interval(half[name] - plain[name]), strict=True))
         for name in plain
     ]
     table = pd.DataFrame(rows)

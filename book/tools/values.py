@@ -22,6 +22,7 @@ VALUES: dict[str, Callable[[], str]] = {}
 
 MATTHEW = ("results/pruning/matthew-effect-study.csv", "results/pruning/matthew-effect-utkface.csv")
 RELUS = "results/linearization/who-pays-for-relus-study.csv"
+PATHS, PATHS_CLAIMS = ("results/benchmarks/two_paths.csv", "results/benchmarks/two_paths_claims.csv")
 MITIGATIONS = ("equal-loss", "equal-curvature", "accuracy-gap", "group-dro", "reweight")
 
 
@@ -137,8 +138,54 @@ def largest_false() -> str:
 
 
 @value
+def paths_seeds() -> str:
+    return f"{table(PATHS)['seeds'].min()}"
+
+
+@value
+def paths_statistics() -> str:
+    return f"{len(table(PATHS))}"
+
+
+@value
+def paths_alike() -> str:
+    return f"{table(PATHS)['holds_zero'].sum()}"
+
+
+@value
+def paths_claims() -> str:
+    return f"{len(table(PATHS_CLAIMS))}"
+
+
+@value
+def paths_claims_alike() -> str:
+    return f"{table(PATHS_CLAIMS)['holds_zero'].sum()}"
+
+
+@value
+def paths_verdicts() -> str:
+    return f"{len(_verdicts_by_path())}"
+
+
+@value
+def paths_changed() -> str:
+    found = _verdicts_by_path()
+    return f"{(found['verdict_alone'] != found['verdict_at_once']).sum()}"
+
+
+@value
+def bfloat16_accuracy() -> str:
+    found = table("results/benchmarks/precision.csv").set_index("statistic").loc["accuracy, average"]
+    return f"{100 * found['estimate']:.1f} points (95 % interval {100 * found['low']:.1f} to {100 * found['high']:.1f})"
+
+
+@value
 def claims_count() -> str:
     return f"{len(claims.load(project() / 'book' / 'claims.yml'))}"
+
+
+def _verdicts_by_path() -> pd.DataFrame:
+    return table(PATHS_CLAIMS).drop_duplicates(["table", "claim", "reading"])
 
 
 def _narrowed(path: str) -> str:
