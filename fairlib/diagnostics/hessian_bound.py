@@ -17,7 +17,7 @@ from fairlib.diagnostics.lanczos import KrylovInStep, Product
 from fairlib.diagnostics.objective import BUDGET, MeanLoss, members
 from fairlib.network.evaluation import evaluation_mode, full_precision
 
-COLUMNS = ("samples", "closeness", "spectral", "signed", "printed", "residual", "spectral_error")
+COLUMNS = ("closeness", "spectral", "signed", "printed", "residual")
 
 
 def hessian_bound(
@@ -25,7 +25,6 @@ def hessian_bound(
     data: GroupedDataset,
     *,
     parameters: Sequence[str] | None = None,
-    samples: int | None = None,
     dtype: torch.dtype | None = torch.float64,
     tol: float = 1e-4,
     limit: int = 200,
@@ -64,21 +63,18 @@ def hessian_bound(
     Args:
         model: Any differentiable classifier; its mode, buffers and ``.grad`` are left as they were. It is evaluated in
             eval mode. Pruned weights are left out.
-        data: The samples. The Jacobian ``(C, P)`` and the Lanczos vectors of one sample must fit into memory.
+        data: The samples. The Jacobian ``(C, P)`` and the Lanczos vectors of one sample must fit into memory. Of many
+            samples a part gives estimates, which are no longer certain bounds (``data.subset``).
         parameters: Names of the parameters that make up :math:`\theta`; by default all that require a gradient.
-        samples: Number of samples to use of every group, drawn without replacement; by default all. The means over
-            drawn samples are estimates, and no longer certain bounds.
         dtype: Floating type of the computation; None for that of the parameters.
         tol: Residual at which a Lanczos process ends, as a share of the sample's bound.
         limit: Largest number of Hessian-vector products for each sample.
-        seed: Seed of the drawn samples and of the vector from which every Lanczos process starts.
+        seed: Seed of the vector from which every Lanczos process starts.
 
     Returns:
-        Indexed by group in the order of the codes (float64): ``samples``, the number of samples used; ``closeness``,
-        ``spectral``, ``signed`` and ``printed``; ``residual``, the mean residual contained in ``spectral`` and
-        ``signed``: above ``tol`` times ``spectral`` processes did not converge, and both may be too small; and
-        ``spectral_error``, the standard error of ``spectral`` from drawing samples: 0 where the whole group was used,
-        NaN where one sample of several was. A group without samples has NaN.
+        Indexed by group in the order of the codes (float64): ``closeness``, ``spectral``, ``signed`` and ``printed``;
+        and ``residual``, the mean residual contained in ``spectral`` and ``signed``: above ``tol`` times ``spectral``
+        processes did not converge, and both may be too small. A group without samples has NaN.
 
     Raises:
         NotComputable: If there is nothing to differentiate, torch cannot differentiate it twice, or (NotFinite) logits
@@ -101,19 +97,15 @@ def hessian_bound(
     """
     check_number("limit", limit, 1, whole=True)
     check_number("tol", tol, 0, 1, low_open=True)
-    if samples is not None:
-        check_number("samples", samples, 1, whole=True)
     objective = MeanLoss(model, data, parameters=parameters, dtype=dtype)
     objective.gradient_graph(objective.index[:1])  # Refuses what can be differentiated only once.
     derivatives = _Derivatives(objective)
     spectrum = partial(_spectrum, derivatives, tol=tol, limit=limit, seed=seed)
     size = _samples_at_once(derivatives, limit)
     groups = [members(data, code) for code in range(data.num_groups)]
-    drawn = [_draw(group, samples, seed) for group in groups]
     with evaluation_mode(model), full_precision():
-        bounds = torch.cat([_sample_bounds(derivatives, spectrum, chunk) for chunk in torch.cat(drawn).split(size)])
-    parts = bounds.split([len(group) for group in drawn])
-    rows = [_summary(part, len(group)) for part, group in zip(parts, groups, strict=True)]
+        bounds = torch.cat([_sample_bounds(derivatives, spectrum, chunk) for chunk in torch.cat(groups).split(size)])
+    rows = [part.mean(0).tolist() for part in bounds.split([len(group) for group in groups])]
     return pd.DataFrame(rows, index=pd.Index(data.group_names, name="group"), columns=list(COLUMNS))
 
 
@@ -257,18 +249,3 @@ def _samples_at_once(derivatives: _Derivatives, limit: int) -> int:
     by_vectors = BUDGET // (size * (classes + limit) * objective.theta.element_size())
     by_activations = objective.samples_within(BUDGET // max(classes, size if size <= limit else 0))
     return max(1, min(by_vectors, by_activations))
-
-
-def _draw(members: Tensor, samples: int | None, seed: int) -> Tensor:
-    shuffled = torch.randperm(len(members), generator=torch.Generator().manual_seed(seed))
-    return members if samples is None or samples >= len(members) else members[shuffled[:samples]]
-
-
-def _summary(bounds: Tensor, n: int) -> tuple[float, ...]:
-    """A row of the table, from the bounds of some samples of a group of n."""
-    if not len(bounds):
-        return (float("nan"),) * len(COLUMNS)
-    drawn, error = len(bounds), 0.0 if len(bounds) == n else float("nan")
-    if 1 < drawn < n:  # The standard error of a mean of values drawn without replacement.
-        error = float(bounds[:, 1].std() * ((1 - drawn / n) / drawn) ** 0.5)
-    return (float(drawn), *bounds.mean(0).tolist(), error)
