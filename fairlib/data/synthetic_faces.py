@@ -12,6 +12,12 @@ from fairlib.data.splitting import apportion
 EXPRESSION_GAP = 3.0
 """Distance between the means of the two expressions, in standard deviations of a factor at spread 1."""
 
+SEPARATION = 4.5
+"""Distance between the means of two groups."""
+
+NOISE = 0.04
+"""Standard deviation of the pixel noise; the distance from black to white is 1."""
+
 DRAWN = 32
 """Least height and width in pixels at which pictures are drawn, before they are scaled down."""
 
@@ -22,8 +28,6 @@ def synthetic_faces(
     size: int = 2000,
     shares: Sequence[float] = (0.45, 0.22, 0.15, 0.11, 0.07),
     spreads: float | Sequence[float] = 1.0,
-    separation: float = 4.5,
-    noise: float = 0.04,
 ) -> Collection:
     """Draw grey schematic faces from a Gaussian latent space with K = 10 factors.
 
@@ -31,7 +35,7 @@ def synthetic_faces(
 
         z = m_g + e * (gap / 2) * d + s_g * n,    n ~ N(0, I_K),
 
-    where the group means m_g are the corners of a regular simplex with edge ``separation``, d is a unit
+    where the group means m_g are the corners of a regular simplex with edge 4.5, d is a unit
     vector orthogonal to all of them, and the frame of both is **rotated at random by the seed** (Haar). The
     factors tanh(z / 2) shape the face; position, rotation, scale and light vary at random and pixel noise is
     added, in the same way for all groups. So groups are exchangeable over seeds: in expectation none is harder
@@ -47,13 +51,12 @@ def synthetic_faces(
         size: Number of faces.
         shares: Relative sizes of the groups; two to nine groups.
         spreads: Standard deviation s_g of the latent noise: one number for all groups, or one for each.
-        separation: Distance between the means of two groups.
-        noise: Standard deviation of the pixel noise; the distance from black to white is 1.
 
     Raises:
         ValueError: If a setting is out of its range; says which.
     """
-    weights, deviations = _checked_settings(size, shares, spreads, separation, noise)
+    check_count("size", size)
+    weights, deviations = _checked_groups(shares, spreads)
     frame_seed, people_seed, pose_seed, noise_seed = request.seed.spawn(4)
     rng = np.random.default_rng(people_seed)
     order = rng.permutation(size)
@@ -61,13 +64,13 @@ def synthetic_faces(
     groups = np.repeat(np.arange(len(shares)), sizes)[order]
     expressions = np.concatenate([np.arange(n) % 2 for n in sizes])[order]
 
-    means, direction = latent_frame(len(shares), separation, np.random.default_rng(frame_seed))
+    means, direction = latent_frame(len(shares), SEPARATION, np.random.default_rng(frame_seed))
     latent = means[groups] + deviations[groups, None] * rng.standard_normal((size, len(FACTORS)))
     latent += (expressions - 0.5)[:, None] * EXPRESSION_GAP * direction
     pose = Pose.draw(size, np.random.default_rng(pose_seed))
     image_size = request.image_size or 16
     faces = resize(draw_faces(np.tanh(latent / 2), pose, max(DRAWN, image_size)), image_size)
-    faces += noise * np.random.default_rng(noise_seed).standard_normal(faces.shape, dtype=np.float32)
+    faces += NOISE * np.random.default_rng(noise_seed).standard_normal(faces.shape, dtype=np.float32)
     return Collection(
         table=table_of(group=(groups, "ABCDEFGHI"[: len(shares)]), expression=(expressions, ("calm", "lively"))),
         images=np.rint(faces.clip(0, 1) * 255).astype(np.uint8).__getitem__,
@@ -90,18 +93,12 @@ def latent_frame(groups: int, separation: float, rng: np.random.Generator) -> tu
     return corners - corners.mean(axis=0), rows[groups]
 
 
-def _checked_settings(
-    size: int, shares: Sequence[float], spreads: float | Sequence[float], separation: float, noise: float
-) -> tuple[np.ndarray, np.ndarray]:
-    """Check the settings, and return shares and spreads as float arrays ``(groups,)``."""
+def _checked_groups(shares: Sequence[float], spreads: float | Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
+    """Check shares and spreads, and return them as float arrays ``(groups,)``."""
     weights, each = np.asarray(shares, dtype=float), np.asarray(spreads, dtype=float)
     most = len(FACTORS) - 1
     if weights.ndim != 1 or not 2 <= len(weights) <= most or not (np.isfinite(weights) & (weights > 0)).all():
         raise ValueError(f"shares must be two to {most} positive numbers, got {shares!r}")
     if each.shape not in ((), weights.shape) or not (np.isfinite(each) & (each > 0)).all():
         raise ValueError(f"spreads must be a positive number or one for each of the {len(weights)} groups, got {each}")
-    check_count("size", size)
-    for name, value in (("separation", separation), ("noise", noise)):
-        if not (np.isfinite(value) and value >= 0):
-            raise ValueError(f"{name} must be a finite number, 0 or more, got {value!r}")
     return weights, np.broadcast_to(each, weights.shape)
