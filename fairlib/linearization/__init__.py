@@ -29,7 +29,7 @@ from fairlib.training.loop import check_arguments, check_training
 
 __all__ = [
     "FINETUNE", "MASK_PHASE", "METHODS", "Linearization", "budgets", "check", "count", "criticality", "feeding_layers",
-    "gate", "linearize", "trains",
+    "gate", "linearize",
 ]  # fmt: skip
 
 METHODS: dict[str, Method] = {
@@ -115,10 +115,10 @@ def linearize(
     gated = forget_history(gate(model, data))
     wanted = _relus(gated, budget, relus)
     tuned = FINETUNE | dict(finetune or {}) if finetune is None or isinstance(finetune, Mapping) else None
-    needed = tuned is not None or trains(method, settings)
+    linearizer = METHODS[method]
+    needed = tuned is not None or linearizer.trains
     objective = Distillation(model if teacher is None else teacher, data, **(distillation or {})) if needed else None
     offered = {"data": data, "objective": objective, "train": train or {}, "val": val, "seed": seed}
-    linearizer = METHODS[method]
     arguments = linearizer.arguments(f"linearization method {method!r}", offered, settings)
     linear = linearizer.function(gated, relus=wanted, **arguments)
     if tuned is None:
@@ -145,7 +145,7 @@ def check(
     """
     linearizer = lookup("linearization method", method, METHODS)
     linearizer.check(f"linearization method {method!r}", settings, level="relus")
-    if train and not trains(method, settings):
+    if train and not linearizer.trains:
         raise ValueError(f"linearization method {method!r} trains nothing but the finetuning; leave out train=")
     if not (finetune is None or isinstance(finetune, Mapping) or finetune == 0):
         raise ValueError(f"finetune must hold arguments of fairlib.fit, or be 0 to switch it off; got {finetune!r}")
@@ -158,18 +158,13 @@ def check(
     check_values(**(distillation or {}))
 
 
-def trains(method: str, settings: Settings) -> bool:
-    """Tell whether a method trains before the finetuning."""
-    return METHODS[method].trains
-
-
 class Linearization(Compressor):
     """Linearization, for a study: the level is the budget, and ``kept`` is the share of ReLUs that are kept."""
 
     level, control, inherits = "budget", 1.0, False
 
     def trains(self, name: str, settings: Settings) -> bool:
-        return trains(name, settings)
+        return METHODS[name].trains
 
     def compress(self, model: nn.Module, name: str, level: float, **settings: Any) -> nn.Module:
         return linearize(model, name, budget=level, finetune=0, **settings)

@@ -117,7 +117,7 @@ class _AccuracyGapRun:
         gaps = self.dual.gaps(means, counts)
         loss = batch.losses.mean() + (self.multipliers.to(gaps) * gaps).sum()
         self._remember(batch, counts)
-        after = self.dual.ascend(self.multipliers, self._gaps())
+        after = self.dual.follow(self.multipliers, self.dual.violations(self._gaps()))
         self.multipliers = torch.where(counts > 0, after, self.multipliers)
         return loss
 

@@ -61,8 +61,22 @@ class Lagrangian:
         check_number("cap", self.cap, 0, low_open=True, high_closed=True)
 
     def gaps(self, values: Tensor, sizes: Tensor) -> Tensor:
-        """Compute each group's value minus that of the population, by :func:`gaps`."""
-        return gaps(values, sizes, self.population)
+        """Compute each group's value minus that of the population.
+
+        Args:
+            values: Value of each group, ``(k,)``.
+            sizes: Weight of each group in the population, ``(k,)``.
+
+        Returns:
+            Gaps ``(k,)``; 0, with gradient 0, for a group of size 0 and for one that has no others to compare with.
+        """
+        present = sizes > 0
+        weights = present.to(values) if self.population == "groups" else sizes.to(values)
+        total, weight = (weights * values).sum(), weights.sum()
+        if self.population == "others":
+            total, weight = total - weights * values, weight - weights
+        means = total / weight.clamp(min=torch.finfo(values.dtype).tiny)
+        return torch.where(present & (weight > 0), values - means, 0.0)
 
     def violations(self, gaps: Tensor) -> Tensor:
         r"""Compute the violations :math:`\nu_a` of gaps :math:`h_a`, both ``(k,)``."""
@@ -76,34 +90,11 @@ class Lagrangian:
             return multipliers
         return multipliers * gaps.sign() * (gaps.abs() > self.tolerance)
 
-    def ascend(self, multipliers: Tensor, gaps: Tensor) -> Tensor:
-        """Return the multipliers ``(k,)`` after a dual step on gaps ``(k,)``."""
-        return self.follow(multipliers, self.violations(gaps))
-
     def follow(self, multipliers: Tensor, violations: Tensor, step: float | None = None) -> Tensor:
         """Return the multipliers ``(k,)`` after a dual step on violations ``(k,)``; ``step`` replaces the own one."""
         after = multipliers + (self.step if step is None else step) * violations
         after = after.clamp(-self.cap if self.violation == "signed" else 0.0, self.cap)
         return after * (violations > 0) if self.restart else after
-
-
-def gaps(values: Tensor, sizes: Tensor, population: str) -> Tensor:
-    """Compute each group's value minus that of a population.
-
-    Args:
-        values: Value of each group, ``(k,)``.
-        sizes: Weight of each group in the population, ``(k,)``.
-        population: ``"all"``, ``"groups"`` or ``"others"``, as in :class:`Lagrangian`.
-
-    Returns:
-        Gaps ``(k,)``; 0, with gradient 0, for a group of size 0 and for one that has no others to compare with.
-    """
-    present = sizes > 0
-    weights = present.to(values) if population == "groups" else sizes.to(values)
-    total, weight = (weights * values).sum(), weights.sum()
-    if population == "others":
-        total, weight = total - weights * values, weight - weights
-    return torch.where(present & (weight > 0), values - total / weight.clamp(min=torch.finfo(values.dtype).tiny), 0.0)
 
 
 class MovingAverage:
@@ -117,11 +108,10 @@ class MovingAverage:
     def __init__(self, start: Tensor, decay: float) -> None:
         self.values, self.decay = start.clone(), decay
 
-    def update(self, values: Tensor, present: Tensor) -> Tensor:
-        """Update by the values ``(..., k)`` of the groups that are present, and return the averages ``(..., k)``."""
+    def update(self, values: Tensor, present: Tensor) -> None:
+        """Update ``values``, the averages ``(..., k)``, by those of the groups that are present."""
         mixed = self.decay * self.values + (1 - self.decay) * values.detach()
         self.values = torch.where(present, mixed, self.values)
-        return self.values
 
 
 def named(data: GroupedDataset, **columns: Tensor) -> dict[str, float]:

@@ -237,10 +237,6 @@ class _BiLevelRun:
             order = torch.randperm(len(self.val)).to(self.device)
             yield from order[: len(order) // size * size].split(size)
 
-    def _products(self) -> list[Tensor]:
-        pairs = zip(self.theta, self.masks, strict=True)
-        return [(theta.detach() * module.mask).requires_grad_() for theta, module in pairs]
-
     def _call(self, weights: Parts, inputs: Tensor) -> Tensor:
         """Compute the model's logits for given products of masks and weights; its buffers are not changed."""
         state = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
@@ -252,8 +248,9 @@ class _BiLevelRun:
         """Compute the gradient of the upper objective on the next batch, with respect to the products."""
         index = next(self.batches)
         targets = self.val.targets[index]
+        pairs = zip(self.theta, self.masks, strict=True)
+        products = [(theta.detach() * module.mask).requires_grad_() for theta, module in pairs]
         with torch.enable_grad():
-            products = self._products()
             logits = self._call(products, self.val.batch(index, dtype=self.dtype, device=self.device))
             value = cross_entropy(logits, targets)
             if self.settings.upper:
