@@ -244,7 +244,7 @@ def test_the_eigenvector_follows_the_batches_and_not_a_negative_eigenvalue():
     """Labels turned around: the smallest eigenvalue is larger in size than the largest one."""
     net = fairlib.fit(network(nn.Tanh), DATA, epochs=60, lr=0.2, batch_size=12)
     wrong = fairlib.GroupedDataset(INPUTS, 1 - DATA.targets, GROUPS)
-    ends = fairlib.diagnostics.group_eigenvalues(net, wrong, intervals=False)
+    ends = fairlib.diagnostics.group_eigenvalues(net, wrong)
     assert (-ends["smallest"] > ends["largest"]).any()
     run = fairlib.EqualCurvature().start(net, wrong, None)
     run.multipliers += 0.1
@@ -323,7 +323,7 @@ def test_fit_narrows_norms_and_eigenvalues():
     for constraint in (None, fairlib.EqualCurvature(step=0.02, eigenvalue_step=0.005)):
         tuned = fairlib.fit(network(nn.ReLU), data, epochs=40, lr=0.1, batch_size=12, constraint=constraint)
         norms = fairlib.diagnostics.group_gradients(tuned, data)["norm"]
-        values = fairlib.diagnostics.group_eigenvalues(tuned, data, intervals=False)["largest"]
+        values = fairlib.diagnostics.group_eigenvalues(tuned, data)["largest"]
         spread.append((norms.max() / norms.min(), values.max() / values.min()))
     assert min(spread[0]) > 2
     assert max(spread[1]) < 1.7
