@@ -429,7 +429,7 @@ def _execute(notebook: Path, folder: Path, given: Mapping[str, Scalar], failed: 
         kernel["JUPYTER_RUNTIME_DIR"] = profile
         # Of two kernels that start at the same time, both may be given one port. Systems bound the path of a socket.
         if os.name == "posix" and len(profile) < 50:
-            settings["config"] = Config(KernelManager={"transport": "ipc"})
+            settings["config"] = Config(KernelManager={"transport": "ipc", "ip": f"{profile}/kernel"})
         try:
             with variables(kernel):
                 papermill.execute_notebook(source, target, **settings)
