@@ -235,14 +235,9 @@ def drop_difference(
 
 
 def loss_difference(
-    table: pd.DataFrame,
-    *,
-    level: float,
-    share: float = 1 / 3,
-    where: Rows | None = None,
-    rank_where: Rows | None = None,
+    table: pd.DataFrame, *, level: float, where: Rows | None = None, rank_where: Rows | None = None
 ) -> pd.Series:
-    """Compute how much more test loss (nats) the smallest groups gain than the largest, by seed.
+    """Compute how much more test loss (nats) the smallest third of groups gains than the largest third, by seed.
 
     This is `drop_difference` for the rise of the mean cross-entropy in place of the drop of accuracy: both are positive
     where the small groups pay. They can disagree in sign, since a loss has no upper end.
@@ -250,7 +245,6 @@ def loss_difference(
     Args:
         table: Table of :func:`fairlib.study`.
         level: Compression level that is compared with the control.
-        share: Share of groups that are the smallest, and the largest (`drop_difference`).
         where: Values of columns that select the rows.
         rank_where: Values of columns that select the rows whose sizes rank the groups.
 
@@ -262,7 +256,7 @@ def loss_difference(
             selected.
     """
     change, _, sizes = _against_control(table, "loss", level, where, rank_where)
-    return _smallest_minus_largest(change, sizes, share)
+    return _smallest_minus_largest(change, sizes, 1 / 3)
 
 
 def accuracy_change(

@@ -182,17 +182,14 @@ def _tables(
     previous: dict[str, Tensor] = {}
     tables = []
     for key, model in models.items():
-        rows, pairs = [], {}
+        found: dict[str, Found] = {}
         for code, name in enumerate(data.group_names):
-            index, row = members(data, code), {}
-            if len(index):
-                loss = loss_of(model, data, index)
-                found = extremes(loss, search, previous.get(name))
-                previous[name] = total(pair.vector for pair in found.pairs.values())
-                row = found.row()
-                pairs[name if key is None else f"{name} of model {key}"] = found
-            rows.append(row)
-        warn_of_doubtful(pairs, search.tol, stacklevel=4)
+            if len(index := members(data, code)):
+                found[name] = extremes(loss_of(model, data, index), search, previous.get(name))
+                previous[name] = total(pair.vector for pair in found[name].pairs.values())
+        model_named = "" if key is None else f" of model {key}"
+        warn_of_doubtful({f"{name}{model_named}": one for name, one in found.items()}, search.tol, stacklevel=4)
+        rows = [found[name].row() if name in found else {} for name in data.group_names]
         tables.append(pd.DataFrame(rows, pd.Index(data.group_names, name="group"), columns, dtype=float))
     return tables
 

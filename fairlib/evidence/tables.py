@@ -64,19 +64,17 @@ class Recorded:
         if self.table is None:
             return ""
         evidence = "embedded study" if self.table["data"].dropna().isin(EMBEDDED).all() else "real-data run"
-        return ", ".join([plots.source(self.table, evidence), *self._as_before()])
+        return ", ".join([plots.source(self.table, evidence), *self._as_before(self.table)])
 
-    def _as_before(self) -> list[str]:
+    def _as_before(self, table: pd.DataFrame) -> list[str]:
         """What was done as edition 0.1 did it, by the recorded parameters, as far as it concerns the table."""
-        if self.table is None:
-            return []
         recorded = EDITION_0_1 | (self.provenance.get("parameters") or {})
         concerned = {
             "near-duplicates not kept together": recorded["near_duplicates"] == "ignored"
-            and not self.table["data"].dropna().isin(NO_PHOTOGRAPHS).all(),
+            and not table["data"].dropna().isin(NO_PHOTOGRAPHS).all(),
             "held-out data known to the dense network": recorded["held_out"] == "train"
-            and "method" in self.table
-            and self.table["method"].isin(HOLD_OUT).any(),
+            and "method" in table
+            and table["method"].isin(HOLD_OUT).any(),
         }
         return [remark for remark, holds in concerned.items() if holds]
 

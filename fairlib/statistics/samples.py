@@ -16,7 +16,7 @@ its interval by group, which is a score interval for shares and drops, so that i
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -426,7 +426,9 @@ def permuted(
     present = quantity.sizes > 0
     starts = np.cumsum(quantity.sizes[present]) - quantity.sizes[present]
     sums = np.zeros((2, permutations, len(quantity.sizes)))
-    for rows in tqdm([*_blocks(permutations, len(values))], "permuting", leave=False, disable=None, delay=2):
+    step = max(1, _BLOCK // len(values))
+    for start in tqdm(range(0, permutations, step), "permuting", leave=False, disable=None, delay=2):
+        rows = slice(start, min(start + step, permutations))
         shuffled = generator.permuted(np.tile(values, (rows.stop - rows.start, 1)), axis=1)
         for power_sums, numbers in zip(sums, (shuffled, shuffled**2), strict=True):
             power_sums[rows, present] = np.add.reduceat(numbers, starts, axis=1)
@@ -555,9 +557,3 @@ def _last(excluded: Callable[[Floats], NDArray[np.bool_]], several: int = 1) -> 
 def _positive(size: ArrayLike) -> Floats:
     size = np.asarray(size, dtype=np.float64)
     return np.where(size > 0, size, np.nan)
-
-
-def _blocks(total: int, width: int) -> Iterator[slice]:
-    """Split range(total) into slices such that ``slice x width`` entries stay within _BLOCK."""
-    step = max(1, _BLOCK // width)
-    return (slice(start, min(start + step, total)) for start in range(0, total, step))
