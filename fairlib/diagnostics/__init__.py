@@ -46,19 +46,11 @@ def _largest_eigenvalues(model: nn.Module, data: GroupedDataset, *, least: int =
     return group_eigenvalues(model, data, ends="largest", least=least)[["largest", "residual"]]
 
 
-def _probability_margins(model: nn.Module, data: GroupedDataset) -> pd.DataFrame:
-    return boundary_distance(model, data)[["mean"]]
-
-
-def _constant(_: nn.Module, data: GroupedDataset) -> pd.DataFrame:
-    return constant_accuracy(data)
-
-
 DIAGNOSTICS: dict[str, Diagnostic] = {
     "gradient": Diagnostic(group_gradients, ("norm", "noise_floor", "debiased_square")),
     "curvature": Diagnostic(_largest_eigenvalues, ("largest", "residual")),
-    "boundary": Diagnostic(_probability_margins, ("mean",)),
-    "constant": Diagnostic(_constant, ("constant",)),
+    "boundary": Diagnostic(lambda model, data: boundary_distance(model, data)[["mean"]], ("mean",)),
+    "constant": Diagnostic(lambda _, data: constant_accuracy(data), ("constant",)),
 }
 
 

@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fairlib._validation import check_number
 from fairlib.diagnostics.computable import NotFinite
 from fairlib.diagnostics.vectors import inner, norm, total
 
@@ -187,14 +186,11 @@ def lanczos(
 
     Raises:
         NotFinite: If a product is NaN or infinite.
-        ValueError: If ``room`` is below 8.
 
     Source:
         Parlett, The Symmetric Eigenvalue Problem (1998), Chapter 13; thick restarts: Wu and Simon, Thick-restart
         Lanczos method for large symmetric eigenvalue problems (2000).
     """
-    if room is not None:
-        check_number("room", room, 8, whole=True)
     process, lowest = Krylov(product, start), math.inf
     while True:
         process.extend()
