@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 RUN = "FAIRLIB_RUN"
 """Name of the variable that holds, in the kernel of a run, the folder of the run."""
 
-TALLY = "tally.json"
-"""Name of the file there in which :func:`tally` counts."""
+TALLY = "tally-{}.json"
+"""Name of the files there in which :func:`tally` counts, one for each call, since processes may call it at once."""
 
 PACKAGES = ("torch", "torchvision", "numpy", "scipy", "pandas", "scikit-learn", "matplotlib")
 LIBRARY = Path(__file__).resolve().parent
@@ -93,10 +93,8 @@ def automatic() -> bool:
 def tally(counts: Mapping[str, int]) -> None:
     """Add to the counts in the provenance of the run that executes this notebook; outside a run do nothing."""
     if RUN in os.environ:
-        path = Path(os.environ[RUN], TALLY)
-        before = json.loads(path.read_text()) if path.exists() else {}
-        with written(path) as new:
-            new.write_text(json.dumps({name: before.get(name, 0) + count for name, count in counts.items()}))
+        with written(Path(os.environ[RUN], TALLY.format(os.urandom(8).hex()))) as new:
+            new.write_text(json.dumps(dict(counts)))
 
 
 def workers(device: str | torch.device = "auto") -> int:

@@ -222,12 +222,14 @@ def tabulate(points: Iterable[Point]) -> str:
 
 
 def _provenance(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    own = {"parameters", "started", "seconds", "files", "checksum"}
+    own = {"parameters", "started", "seconds", "trainings", "files", "checksum"}
+    counts = [run["trainings"] for run in found if "trainings" in run]
     return {
         "runs": len(found),
         "started": min(run["started"] for run in found),
         "seconds": round(sum(run["seconds"] for run in found), 1),
         "parameters": _common([run["parameters"] for run in found]),
+        "trainings": {way: sum(count.get(way, 0) for count in counts) for way in ("at once", "alone")},
         **{name: value for name, value in _common(found).items() if name not in own},
     }
 

@@ -237,6 +237,7 @@ def contents(notebook: str | Path, given: Mapping[str, Any]) -> dict[str, str]:
         "parameters": digest_values(resolve(notebook, given)),
         "files it names": digest_files(files - own, root),
         OWN_TABLES: digest_files(own, root),
+        "automatic": str(environment.automatic()),
         "requirements.lock": digest_files([root / "requirements.lock"], root),
         "fairlib": environment.source_digest(without=_LEFT_OUT if "audit" in code else (*_LEFT_OUT, *_OF_AUDITS)),
     }
@@ -290,10 +291,11 @@ def run(notebook: str | Path, out: str | Path, given: Mapping[str, Any] | None =
         started = datetime.now(UTC)
         _execute(notebook, folder, {name: values[name] for name in given}, failed)
         description = {**_describe(notebook, values, started), "contents": wanted}
-        if (tally := folder / environment.TALLY).exists():
-            description["trainings"] = json.loads(tally.read_text())
+        trainings = {"at once": 0, "alone": 0}
+        for tally in folder.glob(environment.TALLY.format("*")):
+            trainings = {way: trainings[way] + count for way, count in json.loads(tally.read_text()).items()}
             tally.unlink()
-        finish(folder, description)
+        finish(folder, {**description, "trainings": trainings})
         _place(folder, out)
     failed.unlink(missing_ok=True)
     return True

@@ -60,8 +60,8 @@ def verify(table: str | Path, *, seeds: int = 1, tolerance: float = TOLERANCE, a
     points = _points(table, recorded, seeds, "-avx2" if avx2 else "")
     threads = recorded.get("threads")
     settings = {"OMP_NUM_THREADS": str(threads if isinstance(threads, int) else 1)} | (_AVX2 if avx2 else {})
-    if not (recorded.get("automatic") or recorded["parameters"].get("channels_last")):  # As edition 0.1 computed.
-        settings["FAIRLIB_AUTO"] = "0"
+    automatic = recorded.get("automatic") is True or recorded["parameters"].get("channels_last") is True
+    settings["FAIRLIB_AUTO"] = str(int(automatic))  # Edition 0.1 computed without.
     _execute(points, settings)
     _print_environments(recorded, runs.read_run(points[0].out) or {})
     found = compare(_read(table), _read(StringIO(grids.tabulate(points))), points[0].varied)

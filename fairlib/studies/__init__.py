@@ -108,8 +108,10 @@ def study(
             be; ``"auto"`` where it pays, for small networks on images of under 16 pixels a side on a CPU, unless the
             environment has ``FAIRLIB_AUTO=0``. Each seed has its place by its last digit, and a stack is filled up, so
             that its rows do not depend on which others are asked for, nor on ``workers``. Sums are rounded in another
-            order than one seed after the other: single rows differ, their distribution does not.
-            ``table.attrs["trainings"]`` counts both kinds, and so does the provenance of a run.
+            order than one seed after the other: single rows differ, their distribution does not. A stack is one
+            process, and fewer than five seeds take longer than one after the other. ``table.attrs["trainings"]`` and
+            the provenance of a run count the dense trainings, controls and finetunings of both kinds; what a method
+            trains by itself, and all of a study with ``clock``, is trained alone.
         progress: Whether to show a progress bar.
 
     Returns:
@@ -166,6 +168,8 @@ def study(
     lookup("answer to divergence", divergence, dict.fromkeys(("raise", "skip")))
     check_automatic("at_once", at_once)
     check_workers(workers)
+    if at_once == "auto" and (clock or not environment.automatic()):
+        at_once = False
     every = plans(arms, shared, train or {})
     for arm in every if held_out == "val" else ():
         if "held_out" in arm.settings:

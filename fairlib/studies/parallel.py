@@ -1,5 +1,6 @@
 """Calling a function for every seed, in several processes if that is faster."""
 
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -74,7 +75,8 @@ def in_processes(
 ) -> list[Any]:
     """Call a function for every item as :func:`by_seed` does for every seed."""
     check_workers(workers)
-    results = _in_order(partial(_on_one_thread, function), items, workers or environment.workers(device), bool(workers))
+    alike = partial(_on_one_thread, function, environment.automatic())
+    results = _in_order(alike, items, workers or environment.workers(device), bool(workers))
     found = []
     with tqdm(total=sum(map(_seeds, items)), desc="seeds", leave=False, disable=not progress) as bar:
         for item, result in zip(items, results, strict=True):
@@ -90,12 +92,13 @@ def _seeds(item: object) -> int:
 
 def _in_order(function: Callable[[T], Any], items: Sequence[T], most: int, wanted: bool) -> Iterator[Any]:
     from joblib import Parallel, delayed
+    from joblib.parallel import get_active_backend
 
     def pool(items: Sequence[T]) -> Any:
         jobs = (delayed(function)(item) for item in items)
         return Parallel(n_jobs=most, return_as="generator")(jobs)  # Of one size, so that a page has one pool.
 
-    if most == 1 or len(items) == 1:
+    if most == 1 or len(items) == 1 or get_active_backend()[0].nesting_level:  # That is, in a worker.
         yield from map(function, items)
         return
     if wanted:
@@ -116,7 +119,9 @@ def _in_order(function: Callable[[T], Any], items: Sequence[T], most: int, wante
     yield from early.result() or (map(function, rest) if saving < _STARTUP else pool(rest))
 
 
-def _on_one_thread(function: Callable[[T], Any], item: T) -> Any:
+def _on_one_thread(function: Callable[[T], Any], automatic: bool, item: T) -> Any:
+    if environment.automatic() != automatic:  # A worker has the environment that there was when it was started.
+        os.environ["FAIRLIB_AUTO"] = str(int(automatic))
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -19,7 +19,7 @@ from fairlib import environment
 from fairlib.data import GroupedDataset
 from fairlib.network.memory import add_gradients, inherit, memory_of
 from fairlib.training.distillation import Distillation
-from fairlib.training.loop import DivergenceError, in_channels_last, steps_to_keep
+from fairlib.training.loop import DivergenceError, in_channels_last
 from fairlib.training.together import AT_ONCE, Training, fit_all, why_not
 
 # No training runs this code. What a compressor did to the model before shows in the weights and masks in the key.
@@ -42,9 +42,9 @@ def cached_fit(model: nn.Module, data: GroupedDataset, *, folder: Path | None, *
     parameters are frozen, the contents of the data, the settings, the code of ``fairlib`` that training runs
     (docstrings, comments and formatting do not count), the version of torch and its precision settings, the CPU or GPU,
     and the number of threads. An entry is one safetensors file with the weights, those kept by ``keep`` and the
-    history, written as a whole or not at all. An entry that cannot be read, fails its checksum, was written for another
-    key or lacks a step of ``keep`` is computed anew. A training is never cached if its model, constraint or objective
-    has code from outside ``fairlib``, or if it has a ``sparsify`` or a ``stop``.
+    history, written as a whole or not at all. An entry that cannot be read, fails its checksum or was written for
+    another key is computed anew. A training is never cached if its model, constraint or objective has code from outside
+    ``fairlib``, or if it has a ``sparsify`` or a ``stop``.
 
     Args:
         model: Model to train; it is not changed.
@@ -102,12 +102,11 @@ def _path(folder: Path | None, training: Training, place: int | None) -> Path | 
 
 
 def _load(path: Path, training: Training) -> nn.Module | None:
-    model, settings, found = training.model, training.settings, _read(path)
-    wanted = steps_to_keep(settings.get("keep", ()))
-    if found is None or not wanted <= set(found[2]):
+    found = _read(path)
+    if found is None:
         return None
     state, history, kept = found
-    kept = {step: kept[step] for step in wanted}
+    model, settings = training.model, training.settings
     trained = copy.deepcopy(model)
     trained.load_state_dict(state)
     if settings.get("channels_last") is True:
@@ -137,7 +136,6 @@ def _ours(model: nn.Module) -> bool:
 def _key(model: nn.Module, data: GroupedDataset, settings: Mapping[str, Any]) -> str:
     device = environment.resolve(settings.get("device", "auto"))
     last = in_channels_last(settings.get("channels_last", "auto"), model, data, torch.device(device))
-    settings = {name: value for name, value in settings.items() if name != "keep"}
     machine = environment.describe(device)
     parts = {
         "model": [repr(model), _checksum(model.state_dict()), [p.requires_grad for p in model.parameters()]],

@@ -146,7 +146,7 @@ def test_runs_have_the_recorded_threads_no_cache_and_on_demand_other_instruction
 
 @pytest.mark.parametrize(
     ("described", "variable"),
-    [({}, "0"), ({"automatic": True}, None), ({"channels_last": True}, None)],
+    [({}, "0"), ({"automatic": True}, "1"), ({"automatic": [False, True]}, "0"), ({"channels_last": True}, "1")],
 )
 def test_a_table_from_before_anything_was_chosen_by_itself_is_checked_without(rerun, described, variable):
     table = record(GRID.replace("data: [x, y], ", ""))

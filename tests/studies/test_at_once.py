@@ -11,6 +11,7 @@ import fairlib
 from fairlib import environment
 
 SETTINGS = dict(data="digits", model="cnn", train={"epochs": 1}, finetune={"epochs": 1}, cache=None, workers=1)
+SETTINGS["device"] = "cpu"
 ARMS = {
     "small": fairlib.Arm("prune:magnitude", levels=[0.5]),
     "fair": fairlib.Arm("prune:random", "equal-loss", ["before", "both"], levels=[0.9]),
@@ -48,7 +49,15 @@ def test_what_is_trained_at_once_stands_in_the_provenance_of_the_run(tmp_path, m
     monkeypatch.setenv(environment.RUN, str(tmp_path))
     for seed in (0, 1):
         fairlib.study(**SETTINGS, method="prune:magnitude", levels=[0.5], seeds=[seed])
-    assert json.loads((tmp_path / environment.TALLY).read_text()) == {"at once": 6, "alone": 0}
+    counts = [json.loads(path.read_text()) for path in tmp_path.iterdir()]
+    assert counts == [{"at once": 3, "alone": 0}] * 2
+
+
+def test_a_worker_chooses_as_the_process_that_asks_it(monkeypatch):
+    settings = SETTINGS | {"workers": 2} | dict(method="prune:magnitude", levels=[0.5], seeds=[0, 10])
+    for variable, way in (("1", "at once"), ("0", "alone")):
+        monkeypatch.setenv("FAIRLIB_AUTO", variable)
+        assert fairlib.study(**settings).attrs["trainings"][way] == 6
 
 
 def test_a_clocked_study_trains_one_after_the_other():

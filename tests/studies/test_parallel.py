@@ -29,16 +29,11 @@ def test_the_others_begin_beside_a_first_that_takes_long(monkeypatch):
     assert here == os.getpid() != other
 
 
-def test_what_fails_fails_whatever_has_begun_beside_it(monkeypatch):
-    monkeypatch.setattr(parallel, "_STARTUP", 0.1)
-    monkeypatch.setattr(parallel.environment, "workers", lambda device: 2)
-
-    def fails(seed):
-        time.sleep(0.3)
-        raise ValueError(f"seed {seed}")
-
-    with pytest.raises(ValueError, match="seed 0"):
-        by_seed(fails, [0, 1])
+def test_a_worker_starts_no_workers():
+    outer = by_seed(
+        lambda seed: (os.getpid(), by_seed(lambda inner: os.getpid(), [0, 1], workers=2)), [0, 1], workers=2
+    )
+    assert all(inner == [own, own] for own, inner in outer)
 
 
 @pytest.mark.parametrize("seeds", [[], [0, 0]])

@@ -13,7 +13,6 @@ from torch import nn
 import fairlib
 from fairlib import environment
 from fairlib.linearization import gate
-from fairlib.network.memory import memory_of
 from fairlib.training import cache, together
 from fairlib.training.cache import cached_fit
 from fairlib.training.distillation import Distillation
@@ -190,16 +189,6 @@ def test_code_from_elsewhere_and_objectives_are_not_cached(cnn, images, tmp_path
             objective=lambda inputs, logits, targets: logits.square().sum(1),
         )
     assert len(counted) == 10 and not list(tmp_path.iterdir())
-
-
-def test_an_entry_serves_whoever_wants_some_of_what_it_keeps(cnn, images, tmp_path, counted):
-    settings = dict(folder=tmp_path, epochs=2)
-    cached_fit(cnn, images, **settings, keep=[0, 3])
-    assert list(memory_of(cached_fit(cnn, images, **settings, keep=3)).kept) == [3]
-    assert not memory_of(cached_fit(cnn, images, **settings)).kept
-    assert len(counted) == 1
-    fairlib.weights_at(cached_fit(cnn, images, **settings, keep=4), 4)
-    assert len(counted) == 2 and len(list(tmp_path.iterdir())) == 1
 
 
 def test_a_model_in_channels_last_comes_back_in_it(images, tmp_path):

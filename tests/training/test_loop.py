@@ -124,7 +124,8 @@ def test_a_last_batch_of_one_joins_the_one_before(cnn, images):
     fairlib.fit(resnet, images.subset(range(61)), epochs=1, batch_size=60)
 
 
-def test_bfloat16_and_channels_last_learn_the_same_task(cnn, images):
+def test_bfloat16_and_channels_last_learn_the_same_task(cnn, images, monkeypatch):
+    monkeypatch.setattr(loop, "_bfloat16_time", lambda: 1.0)
     trained = fairlib.fit(cnn, images, epochs=12, batch_size=12, precision="bfloat16", channels_last=True)
     assert all(p.dtype == torch.float32 for p in trained.parameters())
     assert trained.features[3].weight.is_contiguous(memory_format=torch.channels_last)
@@ -141,7 +142,9 @@ def test_images_from_16_pixels_on_are_trained_in_channels_last_by_itself(side, v
     model[0].register_forward_pre_hook(
         lambda module, given: formats.append(given[0].is_contiguous(memory_format=torch.channels_last))
     )
-    trained, asked = (fairlib.fit(model, data, epochs=1, batch_size=24, channels_last=how) for how in ("auto", last))
+    trained, asked = (
+        fairlib.fit(model, data, epochs=1, batch_size=24, channels_last=how, device="cpu") for how in ("auto", last)
+    )
     assert formats[0] == last and trained[0].weight.is_contiguous()
     assert torch.equal(trained[0].weight, asked[0].weight)
 
