@@ -111,7 +111,7 @@ def study(
             order than one seed after the other: single rows differ, their distribution does not. A stack is one
             process, and fewer than five seeds take longer than one after the other. ``table.attrs["trainings"]`` and
             the provenance of a run count the dense trainings, controls and finetunings of both kinds; what a method
-            trains by itself, and all of a study with ``clock``, is trained alone.
+            trains by itself, and what is clocked, is trained alone.
         progress: Whether to show a progress bar.
 
     Returns:
@@ -168,7 +168,7 @@ def study(
     lookup("answer to divergence", divergence, dict.fromkeys(("raise", "skip")))
     check_automatic("at_once", at_once)
     check_workers(workers)
-    if at_once == "auto" and (clock or not environment.automatic()):
+    if at_once == "auto" and not environment.automatic():
         at_once = False
     every = plans(arms, shared, train or {})
     for arm in every if held_out == "val" else ():
