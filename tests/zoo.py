@@ -29,3 +29,21 @@ def zoo_model(name: str) -> tuple[nn.Module, torch.Tensor]:
     settings = {"width": 0.125} if name in NARROW else {}
     model = lively(fairlib.build(name, num_classes=3, in_channels=2, image_size=size, seed=1, **settings))
     return model, torch.rand(2, 2, size, size, generator=torch.Generator().manual_seed(2))
+
+
+def far(one: nn.Module, other: nn.Module) -> float:
+    """Largest difference of two models' tensors."""
+    pairs = zip(one.state_dict().values(), other.state_dict().values(), strict=True)
+    return max(float((a.double() - b.double()).abs().max()) for a, b in pairs)
+
+
+def different(models: list[nn.Module]) -> list[nn.Module]:
+    """Copies with other weights each, and other masks: none, half, nine tenths."""
+    for seed, model in enumerate(models):
+        generator = torch.Generator().manual_seed(seed)
+        for parameter in model.parameters():
+            parameter.data += 0.05 * torch.randn(parameter.shape, generator=generator)
+    return [
+        models[0],
+        *(fairlib.prune(model, "magnitude", sparsity=s) for model, s in zip(models[1:], (0.5, 0.9), strict=True)),
+    ]

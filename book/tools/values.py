@@ -158,6 +158,12 @@ def paths_claims() -> str:
 
 
 @value
+def paths_claims_seeds() -> str:
+    seeds = table(PATHS_CLAIMS)["seeds"]
+    return f"{seeds.min()} to {seeds.max()}"
+
+
+@value
 def paths_claims_alike() -> str:
     return f"{table(PATHS_CLAIMS)['holds_zero'].sum()}"
 

@@ -219,7 +219,8 @@ def contents(notebook: str | Path, given: Mapping[str, Any]) -> dict[str, str]:
     """Digest everything whose change makes a run out of date, by name.
 
     The notebook's file, the values of its parameters, the files in ``results/`` and ``book/`` that its code names
-    (whatever their suffix; also by the beginning of a path), the claims if it asks for verdicts, ``requirements.lock``
+    (whatever their suffix; also by the beginning of a path), the claims if it asks for verdicts, whether what is faster
+    may be chosen by itself (:func:`fairlib.environment.automatic`), ``requirements.lock``
     and the meaning of fairlib's code (:func:`fairlib.environment.source_digest`), without grids, ledger and
     verification, and without the audit and the command line if the page does not use these. Of the files in
     ``results/`` those that the notebook itself recorded, as their provenance says, stand apart (:data:`OWN_TABLES`).

@@ -7,28 +7,10 @@ import copy
 import pytest
 import torch
 from torch import nn
-from zoo import SIZES, zoo_model
+from zoo import SIZES, different, far, zoo_model
 
 import fairlib
 from fairlib.network import masks, stacking
-
-
-def far(one: nn.Module, other: nn.Module) -> float:
-    """Largest difference of two models' tensors."""
-    pairs = zip(one.state_dict().values(), other.state_dict().values(), strict=True)
-    return max(float((a.double() - b.double()).abs().max()) for a, b in pairs)
-
-
-def different(models: list[nn.Module]) -> list[nn.Module]:
-    """Copies with other weights each, and other masks: none, half, nine tenths."""
-    for seed, model in enumerate(models):
-        generator = torch.Generator().manual_seed(seed)
-        for parameter in model.parameters():
-            parameter.data += 0.05 * torch.randn(parameter.shape, generator=generator)
-    return [
-        models[0],
-        *(fairlib.prune(model, "magnitude", sparsity=s) for model, s in zip(models[1:], (0.5, 0.9), strict=True)),
-    ]
 
 
 @pytest.mark.parametrize("training", [False, True])

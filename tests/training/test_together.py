@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from zoo import different, far
 
 import fairlib
 from fairlib.linearization import gate
@@ -27,24 +28,6 @@ MITIGATIONS = [
 @pytest.fixture(scope="module")
 def digits() -> fairlib.GroupedDataset:
     return fairlib.load("digits").train.subset(torch.randperm(450, generator=torch.Generator().manual_seed(0))[:130])
-
-
-def far(one: nn.Module, other: nn.Module) -> float:
-    """Largest difference of two models' tensors."""
-    pairs = zip(one.state_dict().values(), other.state_dict().values(), strict=True)
-    return max(float((a.double() - b.double()).abs().max()) for a, b in pairs)
-
-
-def different(models: list[nn.Module]) -> list[nn.Module]:
-    """Copies with other weights each, and other masks: none, half, nine tenths."""
-    for seed, model in enumerate(models):
-        generator = torch.Generator().manual_seed(seed)
-        for parameter in model.parameters():
-            parameter.data += 0.05 * torch.randn(parameter.shape, generator=generator)
-    return [
-        models[0],
-        *(fairlib.prune(model, "magnitude", sparsity=s) for model, s in zip(models[1:], (0.5, 0.9), strict=True)),
-    ]
 
 
 @pytest.mark.parametrize("augment", ["none", "crop+flip"])
