@@ -65,7 +65,6 @@ def test_the_parts_are_those_of_the_contents():
 
 
 @needs_browser
-@pytest.mark.xdist_group("pages")
 def test_links_arrive_inside_the_pdf_and_its_pages_are_numbered(html):
     from playwright.sync_api import sync_playwright
     from pypdf import PdfReader

@@ -54,7 +54,6 @@ def test_a_description_is_folded_under_its_name_and_first_paragraph():
 
 @needs_book
 @needs_browser
-@pytest.mark.xdist_group("pages")
 @pytest.mark.parametrize("page", ["api", *(f"reference/{page.stem}" for page in PAGES)])
 def test_a_page_is_under_three_screens_and_no_wider_than_a_phone(page: str, browser):
     for width, height in ((1366, 768), (390, 844)):
@@ -69,7 +68,6 @@ def test_a_page_is_under_three_screens_and_no_wider_than_a_phone(page: str, brow
 
 @needs_book
 @needs_browser
-@pytest.mark.xdist_group("pages")
 def test_an_address_opens_what_it_leads_to(browser):
     tab = browser.new_page()
     tab.goto((HTML / "book" / "reference" / "pruning.html").as_uri() + "#fairlib.pruning.snip", wait_until="load")
