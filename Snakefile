@@ -98,7 +98,7 @@ rule stage:
         mkdir {output}
         cp -r _toc.yml book {output}
         python book/tools/address.py _config.yml {output}/_config.yml {params.mark}
-        python book/tools/front.py {output}
+        python book/tools/front.py {output} & front=$!
         for name in {params.names}; do
             mkdir -p {output}/notebooks/$(dirname $name)
             cp {BUILD}/runs/$name/notebook.ipynb {output}/notebooks/$name.ipynb
@@ -112,6 +112,7 @@ rule stage:
         python -c "if True:
             from fairlib.evidence import ledger
             ledger.write('book/claims.yml', '{TABLES}', out='{output}/book/ledger.md', notebooks='{output}')"
+        wait $front
         """
 
 

@@ -1030,11 +1030,14 @@ STATISTICS: dict[str, Callable[..., pd.Series]] = {
 def _select(table: pd.DataFrame, where: Rows, columns: Iterable[str]) -> pd.DataFrame:
     if missing := sorted({*columns, *where} - set(table.columns)):
         raise MissingRowsError(f"the table has no column {', '.join(missing)}")
+    chosen = np.ones(len(table), bool)
     for column, wanted in where.items():
         values = list(wanted) if isinstance(wanted, list | tuple) else [wanted]
-        if absent := [value for value in values if not (table[column] == value).any()]:
+        found = [chosen & (table[column] == value).to_numpy(bool) for value in values]
+        if absent := [value for value, rows in zip(values, found, strict=True) if not rows.any()]:
             raise MissingRowsError(f"the table has no row with {column} = {absent[0]!r}")
-        table = table[table[column].isin(values)]
+        chosen = sum(found, np.zeros(len(table), bool))
+    table = table[chosen]
     for column, wanted in where.items():
         lost = [value for value in wanted if not (table[column] == value).any()] if isinstance(wanted, list) else []
         if lost or table.empty:
