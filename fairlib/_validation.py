@@ -1,7 +1,9 @@
 """Helpful errors: the one place where names are looked up and arguments are checked."""
 
+import ast
 import inspect
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping
 from numbers import Integral, Real
 from typing import Any, TypeVar
@@ -110,13 +112,26 @@ def check_seed(name: str, seed: Any) -> None:
 def named(kind: str, choice: Any) -> tuple[str, dict[str, Any]]:
     """Split a choice into its name and its settings; there are none if it is a name alone.
 
+    Settings are also read off the name, each after a colon: ``"resnet18:stem=imagenet:width=0.5"``.
+
     Raises:
-        TypeError: If it is neither a name nor a pair of a name and settings.
+        TypeError: If it is neither a name nor a pair of a name and settings, or a setting is given twice.
     """
     name, settings = choice if isinstance(choice, tuple | list) and len(choice) == 2 else (choice, {})
     if not isinstance(name, str) or not isinstance(settings, Mapping):
         raise TypeError(f"{kind} must be a name or (name, settings), got {shown(choice)}")
-    return name, dict(settings)
+    name, *words = re.split(r":(?=\w+=)", name)
+    written = {key: _value(text) for key, text in (word.split("=", 1) for word in words)}
+    if twice := written.keys() & settings.keys():
+        raise TypeError(f"{', '.join(twice)} of {kind} {name!r} is given twice: in the name and beside it")
+    return name, written | dict(settings)
+
+
+def _value(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
 
 
 def check_number(

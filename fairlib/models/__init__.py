@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fairlib._validation import check_number, check_seed, check_settings, check_type, lookup
+from fairlib._validation import check_number, check_seed, check_settings, check_type, lookup, named
 from fairlib.data import GroupedDataset, Splits
 from fairlib.models.cnn import CNN
 from fairlib.models.mlp import MLP
@@ -59,6 +59,7 @@ def build(
             (three stages of 8, 16 and 32 channels, one block each), or one of the papers' networks, which at 10
             classes have, in millions of parameters: ``"resnet10"`` 4.9, ``"resnet18"`` 11.2, ``"resnet34"`` 21.3,
             ``"resnet50"`` 23.5, ``"vgg19"`` 20.0 (139.6 above 64 pixels), ``"mobilenetv2"`` 2.2, ``"wrn-22-8"`` 17.2.
+            Settings may follow the name, each after a colon: ``"resnet18:stem=imagenet:width=0.5"``.
         like: Data from which ``num_classes``, ``in_channels`` and ``image_size`` are taken.
         num_classes: Number of logits, at least 2.
         in_channels: Channels of the images; 3 unless ``like`` is given.
@@ -87,6 +88,7 @@ def build(
         >>> all(torch.equal(a, b) for a, b in zip(like.parameters(), again.parameters()))
         True
     """
+    name, settings = named("model", (name, settings))
     constructor = lookup("model", name, MODELS)
     check_settings(f"model {name!r}", constructor, settings)
     sizes = _sizes(like, {"num_classes": num_classes, "in_channels": in_channels, "image_size": image_size})

@@ -23,8 +23,9 @@ Function = Callable[..., nn.Module]
 COMPRESSORS: dict[str, Compressor] = {"prune": Pruning(), "linearize": Linearization()}
 """Kinds of compression, by the word before the colon in a method's name."""
 
-HELD_OUT = ("val", "train")
-"""Where the held-out data of a method come from: the validation part, or the training part, which the method splits."""
+HELD_OUT = ("val", "train", "val-only")
+"""Where the held-out data of a method come from: the validation part, or a share of what it is given, which is the
+training part, or with ``"val-only"`` the validation part."""
 
 WHEN = {"never": (False, False), "before": (True, False), "after": (False, True), "both": (True, True)}
 """Whether a run is mitigated in its dense training and in its finetuning, by the name of the time."""

@@ -112,6 +112,7 @@ class Seed:
     def __init__(self, study: Study, seed: int) -> None:
         self.study, self.seed = study, seed
         self.splits = _splits(study, seed)
+        self.tuning = self.splits.val if study.held_out == "val-only" else self.splits.train
         self.start = _build(study.model, self.splits, seed)
         self.trained: dict[str, Any] = {}
         self.measured: dict[int, pd.DataFrame] = {}
@@ -149,11 +150,10 @@ class Seed:
                 continue
             run = partial(Run, dense=dense, splits=self.splits, seed=self.seed, arm=arm.name, when=when, all=runs)
             done(run(dense, stage="dense", level=control, timing={}))
-            data = self.splits.train
-            teacher = arm.compressor.objective(dense, data, arm.settings) if arm.finetune["epochs"] else None
-            held = last.relative_to(dense, data) if last else None
+            teacher = arm.compressor.objective(dense, self.tuning, arm.settings) if arm.finetune["epochs"] else None
+            held = last.relative_to(dense, self.tuning) if last else None
             settings = {**arm.finetune, "objective": teacher}
-            finetune = partial(self._fit, settings=settings, constraint=held, clock=self.study.clock)
+            finetune = partial(self._fit, settings=settings, constraint=held, data=self.tuning, clock=self.study.clock)
             stages = [("control", control)] * arm.control + [("compressed", level) for level in arm.levels]
             for stage, level in stages:
                 with self._skipping(arm, stage, level, when):
@@ -186,7 +186,7 @@ class Seed:
     def _compressed(
         self, arm: Plan, dense: nn.Module, level: float, constraint: Constraint | None
     ) -> Trainings[nn.Module]:
-        compressor, settings = arm.compressor, {**arm.settings, "data": self.splits.train, "seed": self.seed}
+        compressor, settings = arm.compressor, {**arm.settings, "data": self.tuning, "seed": self.seed}
         if self.study.held_out == "val" and compressor.holds_out(arm.method):
             settings.setdefault("val", self.splits.val)
         if compressor.trains(arm.method, arm.settings):
@@ -201,16 +201,22 @@ class Seed:
         return (yield from self._fit(small, arm.train, constraint))[0]
 
     def _fit(
-        self, model: nn.Module, settings: Settings, constraint: Constraint | None = None, clock: bool = False
+        self,
+        model: nn.Module,
+        settings: Settings,
+        constraint: Constraint | None = None,
+        data: GroupedDataset | None = None,
+        clock: bool = False,
     ) -> Trainings[tuple[nn.Module, dict[str, float]]]:
         """The trained copy, and its ``seconds`` and ``dual_seconds`` with ``clock``."""
         arguments = {"seed": self.seed, "device": self.study.device, **settings}
+        data = data or self.splits.train
         if not clock:
             arguments |= {"constraint": constraint} if constraint else {}
-            return (yield Training(model, self.splits.train, arguments)), {}
+            return (yield Training(model, data, arguments)), {}
         clocked = _Clocked(constraint, self.study.device) if constraint else None
         before = environment.clock(self.study.device)
-        trained = fit(model, self.splits.train, constraint=clocked, **arguments)
+        trained = fit(model, data, constraint=clocked, **arguments)
         self.ways["alone"] += 1
         seconds = environment.clock(self.study.device) - before
         return trained, {"seconds": seconds, "dual_seconds": clocked.seconds if clocked else 0.0}

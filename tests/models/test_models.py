@@ -154,6 +154,14 @@ def test_width_multiplies_the_channels():
     assert [weight.shape[0] for weight in prunable(least).values()] == [1, 1, 1, 1, 2]
 
 
+def test_settings_may_follow_the_name():
+    written = fairlib.build("resnet10:stem=imagenet:width=0.25", num_classes=3)
+    given = fairlib.build("resnet10", num_classes=3, stem="imagenet", width=0.25)
+    assert all(map(torch.equal, written.state_dict().values(), given.state_dict().values()))
+    wide = width_for("resnet10", 10_000, num_classes=3, stem="imagenet")
+    assert width_for("resnet10:stem=imagenet", 10_000, num_classes=3) == wide
+
+
 def test_bad_names_and_settings():
     with pytest.raises(ValueError, match=f"unknown model 'resnet'; known: {', '.join(NAMES)}"):
         fairlib.build("resnet", num_classes=2)

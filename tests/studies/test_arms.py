@@ -174,8 +174,31 @@ def test_a_function_with_an_argument_for_held_out_data_gets_them():
     assert given == [splits.val, None]
 
 
+def test_compression_and_finetuning_may_see_the_validation_part_alone():
+    splits = fairlib.load("digits", size=240)
+    found = {}
+
+    def own(model, *, level, data, seed):
+        assert data is splits.val
+        return fairlib.prune(model, "magnitude", sparsity=level)
+
+    def last(run):
+        found[run.stage] = run.model
+        return {}
+
+    settings = SMALL | {"data": splits, "finetune": {"epochs": 2, "lr": 0.01}, "at_once": False, "workers": 1}
+    study(**settings, method=own, levels=[0.5], held_out="val-only", measure=last)
+    dense = fairlib.build("cnn", like=splits, seed=0, **SMALL["model"][1])
+    dense = fairlib.fit(dense, splits.train, seed=0, **SMALL["train"])
+    by_hand = {"dense": dense}
+    for stage, start in {"control": dense, "compressed": fairlib.prune(dense, "magnitude", sparsity=0.5)}.items():
+        by_hand[stage] = fairlib.fit(start, splits.val, epochs=2, lr=0.01, seed=0)
+    for stage, net in by_hand.items():
+        assert all(map(torch.equal, found[stage].state_dict().values(), net.state_dict().values())), stage
+
+
 def test_held_out_data_that_the_study_cannot_give_are_refused():
-    with pytest.raises(ValueError, match="unknown source of held_out data 'test'; known: val, train"):
+    with pytest.raises(ValueError, match="unknown source of held_out data 'test'; known: val, train, val-only"):
         study(**SMALL, method="prune:magnitude", held_out="test")
     message = "held_out=0.3 of 'prune:bip' is a share of the training part, .* give held_out='train'"
     with pytest.raises(ValueError, match=message):
