@@ -36,7 +36,7 @@ PAPERS = {
 }
 KINDS = ("definition", "identity", "bound", "trend", "number", "method")
 DIRECTIONS = ("greater", "less", "equal")
-EVIDENCE = ("default run", "embedded study", "real-data run")
+EVIDENCE = ("default run", "embedded study", "real-data run", "run at scale")
 REGISTERED = ("statistic", "direction", "threshold", "margin")
 EXACT = ("definition", "identity", "bound", "method")
 """Kinds of claims of which, where they assert equality, one exception is a refutation."""

@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from fairlib.effects import FLOOR
-from fairlib.evidence.claims import PAPERS, RATE, Claim, read_table
+from fairlib.evidence.claims import EVIDENCE, PAPERS, RATE, Claim, read_table
 from fairlib.evidence.ledger import history as changed
 from fairlib.evidence.ledger.counting import counted, pages_table, papers_table
 from fairlib.evidence.ledger.figure import CLIP, figure
@@ -104,12 +104,13 @@ def _verdict(row: Any) -> str:
 
 
 def _on_real_images(rows: pd.DataFrame) -> str:
-    real = rows[rows["counts"] & (rows["evidence"] == "real-data run") & rows["verdict"].isin(DECIDED)]
+    real = rows[rows["counts"] & rows["evidence"].isin(EVIDENCE[2:]) & rows["verdict"].isin(DECIDED)]
     data = sorted({name for names in real["data"] for name in names.split(", ") if name})
     names = f" ({', '.join(data)})" if data else ""
     return (
         f"On real images that the book does not carry{names} stand {real['claim'].nunique()} of "
-        f"{rows['claim'].nunique()} claims, by {real['test'].nunique()} distinct tests: these are the real-data runs."
+        f"{rows['claim'].nunique()} claims, by {real['test'].nunique()} distinct tests: these are the real-data "
+        "runs and the runs at scale."
     )
 
 
