@@ -1,12 +1,13 @@
 """Helpful errors: the one place where names are looked up and arguments are checked."""
 
-import ast
 import inspect
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from numbers import Integral, Real
 from typing import Any, TypeVar
+
+import yaml
 
 T = TypeVar("T")
 
@@ -112,7 +113,7 @@ def check_seed(name: str, seed: Any) -> None:
 def named(kind: str, choice: Any) -> tuple[str, dict[str, Any]]:
     """Split a choice into its name and its settings; there are none if it is a name alone.
 
-    Settings are also read off the name, each after a colon: ``"resnet18:stem=imagenet:width=0.5"``.
+    Settings are also read off the name, in YAML, each after a colon: ``"resnet18:stem=imagenet:width=0.5"``.
 
     Raises:
         TypeError: If it is neither a name nor a pair of a name and settings, or a setting is given twice.
@@ -121,17 +122,10 @@ def named(kind: str, choice: Any) -> tuple[str, dict[str, Any]]:
     if not isinstance(name, str) or not isinstance(settings, Mapping):
         raise TypeError(f"{kind} must be a name or (name, settings), got {shown(choice)}")
     name, *words = re.split(r":(?=\w+=)", name)
-    written = {key: _value(text) for key, text in (word.split("=", 1) for word in words)}
+    written = {key: yaml.safe_load(text) for key, text in (word.split("=", 1) for word in words)}
     if twice := written.keys() & settings.keys():
         raise TypeError(f"{', '.join(twice)} of {kind} {name!r} is given twice: in the name and beside it")
     return name, written | dict(settings)
-
-
-def _value(text: str) -> Any:
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return text
 
 
 def check_number(

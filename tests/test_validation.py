@@ -49,8 +49,8 @@ def test_choices_are_a_name_or_a_name_and_settings():
 
 def test_settings_may_follow_the_name():
     assert named("model", "resnet18:stem=imagenet:width=0.5") == ("resnet18", {"stem": "imagenet", "width": 0.5})
-    assert named("method", "prune:bifp:val=None") == ("prune:bifp", {"val": None})
-    assert named("model", ("cnn:channels=(4, 8)", {"width": 2})) == ("cnn", {"channels": (4, 8), "width": 2})
+    assert named("method", "prune:bifp:val=null") == ("prune:bifp", {"val": None})
+    assert named("model", ("cnn:channels=[4, 8]", {"width": 2})) == ("cnn", {"channels": [4, 8], "width": 2})
     with pytest.raises(TypeError, match="width of model 'cnn' is given twice: in the name and beside it"):
         named("model", ("cnn:width=1", {"width": 2}))
 

@@ -35,8 +35,10 @@ def default_folder() -> Path:
     return Path(os.environ.get("FAIRLIB_CACHE") or Path(base) / "fairlib")
 
 
-def cached_fit(model: nn.Module, data: GroupedDataset, *, folder: Path | None, **settings: Any) -> nn.Module:
-    """Train as :func:`fairlib.fit` does, or load what it returned for the same arguments before.
+def cached_fits(
+    trainings: Sequence[Training], *, folder: Path | None, places: Sequence[int | None] | None = None
+) -> list[nn.Module | DivergenceError]:
+    """Carry out trainings, or load what was trained for the same arguments before.
 
     The key of an entry covers everything that shapes the result: the model's structure, weights, masks and which
     parameters are frozen, the contents of the data, the settings, the code of ``fairlib`` that training runs
@@ -45,29 +47,6 @@ def cached_fit(model: nn.Module, data: GroupedDataset, *, folder: Path | None, *
     history, written as a whole or not at all. An entry that cannot be read, fails its checksum or was written for
     another key is computed anew. A training is never cached if its model, constraint or objective has code from outside
     ``fairlib``, or if it has a ``sparsify`` or a ``stop``.
-
-    Args:
-        model: Model to train; it is not changed.
-        data: Training set.
-        folder: Folder of the entries; None switches the cache off.
-        **settings: Keyword arguments of :func:`fairlib.fit`.
-
-    Returns:
-        The trained copy of the model, as :func:`fairlib.fit` returns it.
-
-    Warns:
-        UserWarning: If the entry cannot be written; the trained model is returned all the same.
-    """
-    trained = cached_fits([Training(model, data, settings)], folder=folder)[0]
-    if isinstance(trained, DivergenceError):
-        raise trained
-    return trained
-
-
-def cached_fits(
-    trainings: Sequence[Training], *, folder: Path | None, places: Sequence[int | None] | None = None
-) -> list[nn.Module | DivergenceError]:
-    """Carry out trainings, or load what was trained for the same arguments before (:func:`cached_fit`).
 
     Args:
         trainings: Trainings of any kind.

@@ -14,8 +14,14 @@ import fairlib
 from fairlib import environment
 from fairlib.linearization import gate
 from fairlib.training import cache, together
-from fairlib.training.cache import cached_fit
+from fairlib.training.cache import cached_fits
 from fairlib.training.distillation import Distillation
+from fairlib.training.together import Training
+
+
+def cached_fit(model, data, *, folder, **settings):
+    (trained,) = cached_fits([Training(model, data, settings)], folder=folder)
+    return trained
 
 
 @pytest.fixture
