@@ -1,27 +1,14 @@
 import gzip
 import os
-import pickle
-import struct
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
-from scipy.io import savemat
 from torchvision import datasets
+from toy_data import TEST, TRAIN, pictures, write_cifar10, write_class_folders, write_idx, write_svhn
 
-from fairlib.data import labelled, load
-
-TRAIN, TEST = 10, 4
-"""Pictures of each class in the files that these tests write."""
-
-
-def pictures(count, channels, side, seed):
-    """Codes 0 to 9 in turn, and noise whose first pixel is the code."""
-    labels = np.arange(10 * count) % 10
-    pixels = np.random.default_rng(seed).integers(0, 256, (10 * count, channels, side, side), dtype=np.uint8)
-    pixels[:, 0, 0, 0] = labels
-    return pixels, labels
+from fairlib.data import load
 
 
 @pytest.fixture
@@ -33,45 +20,6 @@ def unchecked(monkeypatch):
     monkeypatch.setitem(datasets.CIFAR10.meta, "md5", None)
     for part, (url, file, _) in list(datasets.SVHN.split_list.items()):
         monkeypatch.setitem(datasets.SVHN.split_list, part, [url, file, None])
-
-
-def write_cifar10(root):
-    folder = root / "cifar-10-batches-py"
-    folder.mkdir(parents=True)
-    pixels, labels = pictures(TRAIN, 3, 32, 0)
-    halves = [(f"data_batch_{i + 1}", slice(20 * i, 20 * i + 20), pixels, labels) for i in range(5)]
-    for name, rows, x, y in [*halves, ("test_batch", slice(None), *pictures(TEST, 3, 32, 1))]:
-        content = {"data": x[rows].reshape(len(x[rows]), -1), "labels": y[rows].tolist()}
-        (folder / name).write_bytes(pickle.dumps(content))
-    (folder / "batches.meta").write_bytes(pickle.dumps({"label_names": list(labelled.CIFAR10)}))
-
-
-def write_class_folders(root):
-    for part, count, seed in (("train", TRAIN, 0), ("test", TEST, 1)):
-        for i, (image, label) in enumerate(zip(*pictures(count, 3, 32, seed), strict=True)):
-            folder = root / "cifar10" / part / labelled.CIFAR10[label]
-            folder.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(image.transpose(1, 2, 0)).save(folder / f"{i}.png")
-
-
-def write_svhn(root):
-    (root / "svhn").mkdir()
-    for part, count, seed in (("train", TRAIN, 0), ("test", TEST, 1)):
-        pixels, labels = pictures(count, 3, 32, seed)
-        # In these files a zero is labelled 10.
-        content = {"X": pixels.transpose(2, 3, 1, 0), "y": np.where(labels == 0, 10, labels)[:, None].astype(np.uint8)}
-        savemat(root / "svhn" / f"{part}_32x32.mat", content)
-
-
-def write_idx(root, name, pack=lambda content: content, suffix=""):
-    raw = root / name / "raw"
-    raw.mkdir(parents=True)
-    for part, count, seed in (("train", TRAIN, 0), ("t10k", TEST, 1)):
-        pixels, labels = pictures(count, 1, 28, seed)
-        images = struct.pack(">4i", 0x0803, len(pixels), 28, 28) + pixels.tobytes()
-        codes = struct.pack(">2i", 0x0801, len(labels)) + labels.astype(np.uint8).tobytes()
-        (raw / f"{part}-images-idx3-ubyte{suffix}").write_bytes(pack(images))
-        (raw / f"{part}-labels-idx1-ubyte{suffix}").write_bytes(pack(codes))
 
 
 WRITERS = {
