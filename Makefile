@@ -107,7 +107,8 @@ lint: $(STAMP)
 
 sweep: $(STAMP)
 	@test -n "$(GRID)" || { echo "make sweep needs a grid: make sweep GRID=params/study/pruning/matthew-effect.yml" >&2; exit 2; }
-	@test -f "$(GRID)" || { echo "there is no grid $(GRID); there are: $$(ls params/study/*/*.yml | tr '\n' ' ')" >&2; exit 2; }
+	@test -f "$(GRID)" || { echo "there is no grid $(GRID); there are: $$(ls params/study/*/*.yml params/paper/*/*.yml | tr '\n' ' ')" >&2; exit 2; }
+	$(if $(SNAKEMAKE),,fairlib plan "$(GRID)" > /dev/null)
 	@$(call locked,sweep,$(if $(SNAKEMAKE),,python book/tools/progress.py "$(GRID)") \
 		$(call snakemake,sweep --forcerun point --config grid="$(GRID)" $(if $(FORCE),force=1)))
 
