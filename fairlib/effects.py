@@ -148,8 +148,7 @@ def against_control(table: pd.DataFrame, *, on: Iterable[str] = ("seed", "group"
     table = attach(table, {"train_size": "size"}, on=on, where=control | {"split": "train"})
     table = attach(table, {"drop": "accuracy", "excessive_loss": "loss"}, on=[*on, "split"], where=control)
     drop = (table["drop"] - table["accuracy"]).round(12)  # Equal drops are ties, whatever the last digit.
-    excess = table["loss"] - table["excessive_loss"]
-    return table.assign(drop=drop, excessive_loss=excess)
+    return table.assign(drop=drop, excessive_loss=table["loss"] - table["excessive_loss"])
 
 
 def price(table: pd.DataFrame) -> pd.Series:

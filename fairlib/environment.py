@@ -13,7 +13,7 @@ import os
 import platform
 import re
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
@@ -57,20 +57,22 @@ def describe(device: str = "auto") -> dict[str, Any]:
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "platform": platform.platform(),
-        "versions": {"python": platform.python_version(), "fairlib": __version__}
-        | {name: metadata.version(name) for name in PACKAGES},
+        "versions": _versions(PACKAGES),
     }
 
 
 def versions() -> dict[str, Any]:
     """Tell today's date, the platform, and the versions of Python, fairlib and what it computes with but for torch."""
-    names = ("numpy", "scipy", "pandas")
     return {
         "date": time.strftime("%Y-%m-%d"),
         "platform": platform.platform(),
-        "versions": {"python": platform.python_version(), "fairlib": __version__}
-        | {name: metadata.version(name) for name in names},
+        "versions": _versions(("numpy", "scipy", "pandas")),
     }
+
+
+def _versions(packages: Iterable[str]) -> dict[str, str]:
+    own = {"python": platform.python_version(), "fairlib": __version__}
+    return own | {name: metadata.version(name) for name in packages}
 
 
 def resolve(device: str | torch.device) -> str:

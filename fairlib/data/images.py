@@ -60,8 +60,7 @@ def decode(files: Sequence[Path], image_size: int) -> np.ndarray:
     starts = range(0, len(files), BLOCK)
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         # Shown on a terminal only, and only when it takes long enough to wonder.
-        done = tqdm(pool.map(read, starts), "decoding", len(starts), leave=False, disable=None, delay=2)
-        list(done)
+        list(tqdm(pool.map(read, starts), "decoding", len(starts), leave=False, disable=None, delay=2))
     return images
 
 

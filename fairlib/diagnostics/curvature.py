@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import pandas as pd
@@ -106,8 +105,7 @@ def group_eigenvalues(
         {'many': 0.18, 'few': 0.18}
     """
     search = Eigensearch(ends, products, tol, limit, seed, least)
-    loss_of = partial(MeanLoss, parameters=parameters, dtype=dtype)
-    return _tables({None: model}, data, loss_of, search)[0]
+    return _tables({None: model}, data, search, parameters=parameters, dtype=dtype)[0]
 
 
 def sweep_eigenvalues(
@@ -145,8 +143,7 @@ def sweep_eigenvalues(
     if not models:
         raise ValueError("models must name at least one model, got none")
     search = Eigensearch(ends, products, tol, limit, seed, least)
-    loss_of = partial(MeanLoss, parameters=parameters, dtype=dtype)
-    tables = _tables(models, data, loss_of, search)
+    tables = _tables(models, data, search, parameters=parameters, dtype=dtype)
     named = [table.assign(model=[name] * len(table)) for name, table in zip(models, tables, strict=True)]
     return pd.concat(named).set_index("model", append=True).swaplevel()
 
@@ -175,7 +172,7 @@ class Eigensearch:
 
 
 def _tables(
-    models: Mapping[Any, nn.Module], data: GroupedDataset, loss_of: Callable, search: Eigensearch
+    models: Mapping[Any, nn.Module], data: GroupedDataset, search: Eigensearch, **of_loss: Any
 ) -> list[pd.DataFrame]:
     """A table for each model; the search in a group starts from what was found in the model before."""
     columns = ["largest", "smallest", "residual", "hvps"]
@@ -185,7 +182,7 @@ def _tables(
         found: dict[str, Found] = {}
         for code, name in enumerate(data.group_names):
             if len(index := members(data, code)):
-                found[name] = extremes(loss_of(model, data, index), search, previous.get(name))
+                found[name] = extremes(MeanLoss(model, data, index, **of_loss), search, previous.get(name))
                 previous[name] = total(pair.vector for pair in found[name].pairs.values())
         model_named = "" if key is None else f" of model {key}"
         warn_of_doubtful({f"{name}{model_named}": one for name, one in found.items()}, search.tol, stacklevel=4)

@@ -74,10 +74,6 @@ def _hardtanh(piece: Piece, input: Tensor, min_val: float = -1.0, max_val: float
     return _put(output, input, inplace), piece
 
 
-def _relu6(piece: Piece, input: Tensor, inplace: bool = False) -> Held:
-    return _hardtanh(piece, input, 0.0, 6.0, inplace)
-
-
 def _put(output: Tensor, input: Tensor, inplace: bool) -> Tensor:
     """The output, written into the input where the call works in place."""
     return input.copy_(output) if inplace else output
@@ -106,6 +102,6 @@ _HELD: dict[Callable, Callable] = {
     functional.leaky_relu_: partial(_leaky_relu, inplace=True),
     functional.hardtanh: _hardtanh,
     functional.hardtanh_: partial(_hardtanh, inplace=True),
-    functional.relu6: _relu6,
+    functional.relu6: partial(_hardtanh, min_val=0.0, max_val=6.0),
     **dict.fromkeys((functional.max_pool2d, torch.max_pool2d), _max_pool2d),
 }

@@ -115,8 +115,7 @@ class Krylov:
         rest.sub_(q, alpha=number)
 
     def _decomposed(self, matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        values, vectors = np.linalg.eigh(matrix)
-        return values, vectors
+        return np.linalg.eigh(matrix)
 
 
 class KrylovInStep(Krylov):

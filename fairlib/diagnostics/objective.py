@@ -124,8 +124,7 @@ class MeanLoss:
         for chunk in some.split(self.chunk):
             logits = self.logits(point, chunk)
             drawn = torch.multinomial(logits.detach().cpu().softmax(1), 1, generator=generator).flatten()
-            loss = cross_entropy(logits, drawn.to(self.device), reduction="sum")
-            sum_ += differentiate(point, loss)
+            sum_ += differentiate(point, cross_entropy(logits, drawn.to(self.device), reduction="sum"))
         return self.project(sum_ / len(some))
 
     def product(self, vector: Tensor) -> Tensor:

@@ -197,13 +197,13 @@ def gather(grid: str | Path) -> list[Path]:
 
 
 def _gather(grid: str | Path, points: Sequence[Point], table: Path) -> None:
-    found = [runs.read_run(point.out) for point in points]
+    found = [run for point in points if (run := runs.read_run(point.out))]
     table.parent.mkdir(parents=True, exist_ok=True)
     with written(table) as new_table, written(table.with_suffix(".json")) as new_provenance:
         new_table.write_text(tabulate(points), encoding="utf-8", newline="\n")
         provenance = {
             "grid": Path(os.path.relpath(grid, runs.project_root(grid))).as_posix(),
-            **_provenance([run for run in found if run]),
+            **_provenance(found),
             "sha256": hashlib.sha256(new_table.read_bytes()).hexdigest(),
         }
         new_provenance.write_text(json.dumps(provenance, indent=1) + "\n", encoding="utf-8")

@@ -291,12 +291,12 @@ def run(notebook: str | Path, out: str | Path, given: Mapping[str, Any] | None =
         folder.mkdir()
         started = datetime.now(UTC)
         _execute(notebook, folder, {name: values[name] for name in given}, failed)
-        description = {**_describe(notebook, values, started), "contents": wanted}
+        description = _describe(notebook, values, started)
         trainings = {"at once": 0, "alone": 0}
         for tally in folder.glob(environment.TALLY.format("*")):
             trainings = {way: trainings[way] + count for way, count in json.loads(tally.read_text()).items()}
             tally.unlink()
-        finish(folder, {**description, "trainings": trainings})
+        finish(folder, {**description, "contents": wanted, "trainings": trainings})
         _place(folder, out)
     failed.unlink(missing_ok=True)
     return True

@@ -161,22 +161,13 @@ def check(
 class Linearization(Compressor):
     """Linearization, for a study: the level is the budget, and ``kept`` is the share of ReLUs that are kept."""
 
-    level, control, inherits = "budget", 1.0, False
-
-    def trains(self, name: str, settings: Settings) -> bool:
-        return METHODS[name].trains
+    level, control, inherits, methods = "budget", 1.0, False, METHODS
 
     def compress(self, model: nn.Module, name: str, level: float, **settings: Any) -> nn.Module:
         return linearize(model, name, budget=level, finetune=0, **settings)
 
     def check(self, name: str, **settings: Any) -> None:
         check(name, finetune=0, **settings)
-
-    def holds_out(self, name: str) -> bool:
-        return "val" in METHODS[name].takes
-
-    def constrained(self, name: str) -> bool:
-        return METHODS[name].constrained
 
     def kept(self, model: nn.Module, dense: nn.Module) -> float:
         return count(model).attrs["total"] / int(count(dense)["units"].sum())

@@ -233,8 +233,7 @@ class _LocationRun:
         self.outputs: dict[nn.Module, dict[str, Tensor]] = {self.partial: {}, self.full: {}}
         for network, outputs in self.outputs.items():
             for name, gate in gates.gates(network).items():
-                hook = gate.register_forward_hook(partial(_keep_output, outputs, name))
-                settings.hooks.callback(hook.remove)
+                settings.hooks.enter_context(gate.register_forward_hook(partial(_keep_output, outputs, name)))
         self.settled: set[str] = set()
         self._forget()
 

@@ -242,9 +242,7 @@ def lowest(model: nn.Module, sets: Sequence[Coupled], scores: Sequence[Tensor], 
         ValueError: If a score is NaN, if one channel a layer is still denser than ``sparsity``, or if an earlier mask
             and this one together would empty a layer.
     """
-    for coupled, score in zip(sets, scores, strict=True):
-        if score.isnan().any():
-            raise ValueError(f"the scores of {', '.join(coupled.producers)} hold NaN; has training diverged?")
+    masks.check_scores({", ".join(coupled.producers): score for coupled, score in zip(sets, scores, strict=True)})
     ranks = [score.argsort(stable=True).argsort() for score in scores]
     # The i-th lowest channel, from 1 to C - 1, goes at rate i / C: the same fraction is the same floating-point number.
     rates = [torch.arange(1, coupled.size, dtype=torch.float64) / coupled.size for coupled in sets]

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fairlib._validation import lookup
 from fairlib.data import GroupedDataset
 from fairlib.network.evaluation import placement
-from fairlib.network.masks import check_mask
+from fairlib.network.masks import check_mask, check_scores
 from fairlib.network.memory import memory_of, remember
 from fairlib.network.relu_calls import RELUS, refuse_unsplit, split, watch
 
@@ -246,9 +246,7 @@ def keep_relus(model: nn.Module, scores: Mapping[str, Tensor], relus: int) -> di
     found = read(model)
     before = {name: found[name] for name in scores}
     check_count(relus, sum(int(keep.sum()) for keep in before.values()))
-    for name, score in scores.items():
-        if score.isnan().any():
-            raise ValueError(f"the scores of {name} hold NaN; has training diverged?")
+    check_scores(scores)
     sizes = torch.cat([before[name].long().sum_to_size(score.shape).flatten() for name, score in scores.items()])
     flat = torch.cat([score.flatten() for score in scores.values()])
     order = flat.masked_fill(sizes == 0, -torch.inf).argsort(descending=True, stable=True)

@@ -162,6 +162,17 @@ def impose(model: nn.Module, keep: Mapping[str, Tensor]) -> None:
     _leave()
 
 
+def check_scores(scores: Mapping[str, Tensor]) -> None:
+    """Refuse scores, by the name of what they are of, that hold NaN.
+
+    Raises:
+        ValueError: If some do.
+    """
+    for name, score in scores.items():
+        if score.isnan().any():
+            raise ValueError(f"the scores of {name} hold NaN; has training diverged?")
+
+
 def check_mask(name: str, mask: Tensor, shape: torch.Size) -> None:
     """Refuse a mask of another dtype than bool or of another shape.
 
@@ -271,10 +282,7 @@ class _Held:
 
 
 def _known(layer: nn.Module) -> _Held:
-    held = layer.__dict__.get(_HELD)
-    if held is None:
-        held = layer.__dict__[_HELD] = _Held()
-    return held
+    return layer.__dict__.setdefault(_HELD, _Held())
 
 
 def _hook(layer: nn.Module, weight: nn.Parameter) -> None:

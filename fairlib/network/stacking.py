@@ -48,14 +48,10 @@ def why_not(model: nn.Module) -> str | None:
 
 def form(model: nn.Module) -> dict[str, object]:
     """Describe what the members of a stack have in common: values, each under what to say where they differ."""
-    modules = [
-        (
-            name,
-            type(module),
-            {key: value for key, value in vars(module).items() if isinstance(value, _PLAIN) and key != "training"},
-        )
-        for name, module in model.named_modules()
-    ]
+    modules = []
+    for name, module in model.named_modules():
+        plain = {key: value for key, value in vars(module).items() if isinstance(value, _PLAIN) and key != "training"}
+        modules.append((name, type(module), plain))
     tensors = [(prefix, name, tensor) for prefix, name, tensor in _slots(model) if name != masks.BUFFER]
     shapes = [(prefix, name, tensor.shape, tensor.dtype, tensor.requires_grad) for prefix, name, tensor in tensors]
     return {

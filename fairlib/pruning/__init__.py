@@ -144,7 +144,7 @@ def trains(method: str, settings: Settings) -> bool:
 class Pruning(Compressor):
     """Pruning, for a study: the level is the sparsity, and ``kept`` is the share of prunable weights that are kept."""
 
-    level, control, inherits = "sparsity", 0.0, True
+    level, control, inherits, methods = "sparsity", 0.0, True, METHODS
 
     def check(self, name: str, **settings: Any) -> None:
         check(name, **settings)
@@ -155,14 +155,5 @@ class Pruning(Compressor):
     def compress(self, model: nn.Module, name: str, level: float, **settings: Any) -> nn.Module:
         return prune(model, name, sparsity=level, **settings)
 
-    def holds_out(self, name: str) -> bool:
-        return "val" in METHODS[name].takes
-
-    def constrained(self, name: str) -> bool:
-        return METHODS[name].constrained
-
     def kept(self, model: nn.Module, dense: nn.Module) -> float:
         return 1 - masks.sparsity(model)
-
-    def objective(self, dense: nn.Module, data: GroupedDataset, settings: Settings) -> None:
-        return None

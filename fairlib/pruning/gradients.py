@@ -55,8 +55,7 @@ def mean_gradient(scored: nn.Module, data: GroupedDataset, index: Tensor) -> dic
     for chunk in index.tensor_split(math.ceil(len(index) / CHUNK)):
         logits = scored(data.batch(chunk, dtype=dtype, device=device))
         check_logits(logits, data)
-        targets = data.labels(chunk, device)
-        loss = cross_entropy(logits, targets, reduction="sum") / len(index)
+        loss = cross_entropy(logits, data.labels(chunk, device), reduction="sum") / len(index)
         gradients = torch.autograd.grad(loss, list(weights.values()), materialize_grads=True)
         for gradient, sum_ in zip(gradients, total.values(), strict=True):
             sum_ += gradient

@@ -26,9 +26,7 @@ def keep_highest(model: nn.Module, scores: dict[str, Tensor], sparsity: float) -
     Raises:
         ValueError: If a score is NaN, all scores are zero, or the model is already sparser than asked.
     """
-    for name, score in scores.items():
-        if score.isnan().any():
-            raise ValueError(f"the scores of {name} hold NaN; has training diverged?")
+    masks.check_scores(scores)
     if not any(score.any() for score in scores.values()):
         raise ValueError(f"all scores of {', '.join(scores)} are zero: they tell no weight from another")
     pruned_before = masks.read(model)

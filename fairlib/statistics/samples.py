@@ -38,7 +38,12 @@ _FAR, _GRID = 12.8, 32  # Largest critical value that is looked at, and points o
 
 def group_means(values: ArrayLike, groups: ArrayLike, num_groups: int) -> NDArray[np.float64]:
     """Average the values in each group: (num_groups,) or (num_groups, K); NaN where a group has no sample."""
-    values, groups = _grouped(values, groups, num_groups)
+    values, groups = np.asarray(values, dtype=np.float64), np.asarray(groups)
+    if values.ndim not in (1, 2) or groups.shape != values.shape[:1]:
+        raise ValueError(f"values (N,) or (N, K), groups (N,) needed, got {values.shape} and {groups.shape}")
+    if len(groups) and (groups.min() < 0 or groups.max() >= num_groups):
+        raise ValueError(f"groups must be codes in [0, {num_groups}), got {groups.min()} to {groups.max()}")
+    groups = groups.astype(np.int64)
     means = np.full((num_groups, *values.shape[1:]), np.nan)
     for group in np.unique(groups):
         means[group] = values[groups == group].mean(axis=0)
@@ -455,15 +460,6 @@ def range_tail(groups: int, z: float) -> float:
     density = np.exp(-(x**2) / 2) / math.sqrt(2 * math.pi)
     inside = groups * np.trapezoid(density * (ndtr(x) - ndtr(x - z * math.sqrt(2))) ** (groups - 1), x)
     return float(np.clip(1 - inside, 0, 1))
-
-
-def _grouped(values: ArrayLike, groups: ArrayLike, num_groups: int) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    values, groups = np.asarray(values, dtype=np.float64), np.asarray(groups)
-    if values.ndim not in (1, 2) or groups.shape != values.shape[:1]:
-        raise ValueError(f"values (N,) or (N, K), groups (N,) needed, got {values.shape} and {groups.shape}")
-    if len(groups) and (groups.min() < 0 or groups.max() >= num_groups):
-        raise ValueError(f"groups must be codes in [0, {num_groups}), got {groups.min()} to {groups.max()}")
-    return values, groups.astype(np.int64)
 
 
 def _apart(first: Sequence[Floats], second: Sequence[Floats]) -> Bounds:

@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from torch import nn
 
@@ -78,11 +78,13 @@ class Compressor(Protocol):
         level: Name of the argument that says how far to compress: ``"sparsity"``, ``"budget"``.
         control: Level at which nothing is compressed.
         inherits: Whether a method that trains uses the arguments of the dense training by default.
+        methods: Methods by name; by default none, for a kind of compression without a registry.
     """
 
     level: str
     control: float
     inherits: bool
+    methods: ClassVar[Mapping[str, Method]] = {}
 
     @abstractmethod
     def compress(self, model: nn.Module, name: str, level: float, **settings: Any) -> nn.Module:
@@ -93,16 +95,16 @@ class Compressor(Protocol):
         """Refuse a name or settings that :meth:`compress` does not know."""
 
     def trains(self, name: str, settings: Settings) -> bool:
-        """Return whether the method trains with these settings; by default False."""
-        return False
+        """Return whether the method trains with these settings; by default what the registry says."""
+        return name in self.methods and self.methods[name].trains
 
     def holds_out(self, name: str) -> bool:
-        """Return whether the method needs held-out data, which it takes as ``val``; by default False."""
-        return False
+        """Return whether the method takes held-out data, as ``val``; by default what the registry says."""
+        return name in self.methods and "val" in self.methods[name].takes
 
     def constrained(self, name: str) -> bool:
-        """Return whether the method's training accepts a constraint; by default False."""
-        return False
+        """Return whether the method's training accepts a constraint; by default what the registry says."""
+        return name in self.methods and self.methods[name].constrained
 
     @abstractmethod
     def kept(self, model: nn.Module, dense: nn.Module) -> float:

@@ -353,11 +353,8 @@ class _Loop:
     def __init__(self, runs: Sequence[_Run], stacked: bool, device: torch.device, settings: Mapping[str, Any]) -> None:
         self.runs, self.device, self.batch_size, self.step = runs, device, settings["batch_size"], 0
         self.epochs, self.lr, self.start = settings["epochs"], settings["lr"], settings["start"]
-        self.sparsify, self.stop, self.augment = (
-            settings["sparsify"],
-            settings["stop"],
-            AUGMENTATIONS[settings["augment"]],
-        )
+        self.sparsify, self.stop = settings["sparsify"], settings["stop"]
+        self.augment = AUGMENTATIONS[settings["augment"]]
         self.asked = settings["channels_last"]
         last = in_channels_last(self.asked if not stacked else self.asked is True, runs[0].model, runs[0].data, device)
         self.layout = torch.channels_last if last else torch.contiguous_format

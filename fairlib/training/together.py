@@ -208,15 +208,11 @@ def _shared(training: Training) -> dict[str, Any]:
 
 def _form(training: Training) -> dict[str, object]:
     """What the trainings of a stack have in common: values, each under what to say where they differ."""
-    inputs = training.data.inputs
+    data = training.data
+    kind = (data.inputs.shape, data.inputs.dtype, data.normalize, data.num_classes)
     return {
         "their settings differ": repr(_shared(training)),
-        "their data are not of one size, kind and normalization": (
-            inputs.shape,
-            inputs.dtype,
-            training.data.normalize,
-            training.data.num_classes,
-        ),
+        "their data are not of one size, kind and normalization": kind,
     } | stacking.form(training.model)
 
 

@@ -30,3 +30,12 @@ def test_a_method_is_handed_what_it_takes_and_its_own_settings():
         method.arguments("method 'own'", offered | {"data": None}, {})
     with pytest.raises(TypeError, match="unknown setting 'data' for method 'own'; known: rate"):
         method.check("method 'own'", {"data": 1})
+
+
+def test_a_kind_of_compression_says_of_its_methods_what_the_registry_says():
+    prune, linearize = pruning.Pruning(), linearization.Linearization()
+    assert (prune.holds_out("bip"), prune.holds_out("magnitude")) == (True, False)
+    assert (prune.constrained("bip"), prune.constrained("magnitude")) == (False, True)
+    assert (linearize.trains("snl", {}), linearize.trains("random", {})) == (True, False)
+    assert (linearize.holds_out("deepreduce"), linearize.holds_out("snl")) == (True, False)
+    assert not prune.holds_out("a function of one's own")
