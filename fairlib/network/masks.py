@@ -282,7 +282,10 @@ class _Held:
 
 
 def _known(layer: nn.Module) -> _Held:
-    return layer.__dict__.setdefault(_HELD, _Held())
+    held = layer.__dict__.get(_HELD)
+    if held is None:
+        held = layer.__dict__[_HELD] = _Held()
+    return held
 
 
 def _hook(layer: nn.Module, weight: nn.Parameter) -> None:
