@@ -22,7 +22,7 @@ def test_cells_share_a_shell_and_give_out_what_a_kernel_would(tmp_path):
     ("source", "message"),
     [
         ("1 / 0", "ZeroDivisionError"),
-        ("x = (", "SyntaxError"),
+        ("x = )", "SyntaxError"),
         ("%nonsense", "UsageError"),
         ("raise SystemExit", "SystemExit"),
         ("import warnings\nwarnings.warn('careful')", "careful"),
