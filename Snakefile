@@ -99,6 +99,7 @@ rule stage:
         cp -r _toc.yml book {output}
         python book/tools/address.py _config.yml {output}/_config.yml {params.mark}
         python book/tools/front.py {output} & front=$!
+        trap 'kill $front 2> /dev/null || true' EXIT
         for name in {params.names}; do
             mkdir -p {output}/notebooks/$(dirname $name)
             cp {BUILD}/runs/$name/notebook.ipynb {output}/notebooks/$name.ipynb

@@ -113,19 +113,32 @@ def check_seed(name: str, seed: Any) -> None:
 def named(kind: str, choice: Any) -> tuple[str, dict[str, Any]]:
     """Split a choice into its name and its settings; there are none if it is a name alone.
 
-    Settings are also read off the name, in YAML, each after a colon: ``"resnet18:stem=imagenet:width=0.5"``.
+    Settings are also read off the name, as YAML with numbers such as 1e-3, each after a colon:
+    ``"resnet18:stem=imagenet:width=0.5"``.
 
     Raises:
         TypeError: If it is neither a name nor a pair of a name and settings, or a setting is given twice.
+        ValueError: If what follows ``=`` is no YAML.
     """
     name, settings = choice if isinstance(choice, tuple | list) and len(choice) == 2 else (choice, {})
     if not isinstance(name, str) or not isinstance(settings, Mapping):
         raise TypeError(f"{kind} must be a name or (name, settings), got {shown(choice)}")
     name, *words = re.split(r":(?=\w+=)", name)
-    written = {key: yaml.safe_load(text) for key, text in (word.split("=", 1) for word in words)}
-    if twice := written.keys() & settings.keys():
-        raise TypeError(f"{', '.join(twice)} of {kind} {name!r} is given twice: in the name and beside it")
-    return name, written | dict(settings)
+    found = dict(settings)
+    for key, text in (word.split("=", 1) for word in words):
+        if key in found:
+            raise TypeError(f"{key} of {kind} {name!r} is given twice")
+        found[key] = _value(f"{key} of {kind} {name!r}", text)
+    return name, found
+
+
+def _value(what: str, text: str) -> Any:
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(f"{what} cannot be read: {text!r}") from error
+    number = isinstance(value, str) and re.fullmatch(r"[-+]?[\d.]+e[-+]?\d+", value)
+    return float(value) if number else value
 
 
 def check_number(

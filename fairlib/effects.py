@@ -1032,7 +1032,7 @@ def _select(table: pd.DataFrame, where: Rows, columns: Iterable[str]) -> pd.Data
     chosen = np.ones(len(table), bool)
     for column, wanted in where.items():
         values = list(wanted) if isinstance(wanted, list | tuple) else [wanted]
-        found = [chosen & (table[column] == value).to_numpy(bool) for value in values]
+        found = [chosen & (table[column] == value).to_numpy(bool, na_value=False) for value in values]
         if absent := [value for value, rows in zip(values, found, strict=True) if not rows.any()]:
             raise MissingRowsError(f"the table has no row with {column} = {absent[0]!r}")
         chosen = sum(found, np.zeros(len(table), bool))

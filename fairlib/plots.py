@@ -543,7 +543,7 @@ def source(table: pd.DataFrame, evidence: str = "this run") -> str:
 
     Args:
         table: Table of :func:`fairlib.study`. More than three methods are counted, by arm where it has arms.
-        evidence: Kind of evidence: this run, an embedded study, a real-data run.
+        evidence: Kind of evidence: this run, an embedded study, a real-data run, a run at scale.
     """
     what = [", ".join(sorted(set(table[name].dropna()))) for name in ("data", "model")] + [_methods(table)]
     seeds = table["seed"].nunique()

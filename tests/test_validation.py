@@ -51,8 +51,12 @@ def test_settings_may_follow_the_name():
     assert named("model", "resnet18:stem=imagenet:width=0.5") == ("resnet18", {"stem": "imagenet", "width": 0.5})
     assert named("method", "prune:bifp:val=null") == ("prune:bifp", {"val": None})
     assert named("model", ("cnn:channels=[4, 8]", {"width": 2})) == ("cnn", {"channels": [4, 8], "width": 2})
-    with pytest.raises(TypeError, match="width of model 'cnn' is given twice: in the name and beside it"):
-        named("model", ("cnn:width=1", {"width": 2}))
+    assert named("mitigation", "equal-loss:step=1e-3") == ("equal-loss", {"step": 0.001})
+    for choice in (("cnn:width=1", {"width": 2}), "cnn:width=1:width=2"):
+        with pytest.raises(TypeError, match="width of model 'cnn' is given twice"):
+            named("model", choice)
+    with pytest.raises(ValueError, match=r"channels of model 'cnn' cannot be read: '\[4, 8'"):
+        named("model", "cnn:channels=[4, 8")
 
 
 def test_seeds_are_integers_of_64_bits():

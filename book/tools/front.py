@@ -153,7 +153,8 @@ def figure(width: float, height: float, columns: int, size: float) -> Figure:
             axes[0].plot([], [], color=COLOURS[third], linewidth=1.8, label=f"{third} third of groups")[0]
             for third in BOTH
         ]
-        drawn.legend(handles=lines, loc="outside upper left", ncols=2, frameon=False, labelcolor="linecolor")
+        look = {"frameon": False, "labelcolor": "linecolor", "handlelength": 1.2, "columnspacing": 1.0}
+        drawn.legend(handles=lines, loc="outside upper left", ncols=2, **look)
         drawn.supylabel("change of test accuracy, points", fontsize=size)
     return drawn
 

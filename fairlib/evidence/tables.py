@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 
 EMBEDDED = ("digits", "synthetic-faces", "parabola")
 """Names of data sets that come with the package or are drawn; a study of any other one is a real-data run."""
+
+AT_SCALE = re.compile(r".*-(all|resnet18)|[tbd]-(fig|tab)-.*")
+"""Names of tables that are runs at scale: of all pictures of a data set, of a paper's network, of a paper's grid."""
 
 NO_PHOTOGRAPHS = (*EMBEDDED, "mnist", "fashion-mnist")
 """Names of data sets in which near-duplicates are not looked for."""
@@ -63,7 +67,9 @@ class Recorded:
     def __str__(self) -> str:
         if self.table is None:
             return ""
-        evidence = "embedded study" if self.table["data"].dropna().isin(EMBEDDED).all() else "real-data run"
+        evidence = "run at scale" if AT_SCALE.fullmatch(self.path.stem) else "real-data run"
+        if self.table["data"].dropna().isin(EMBEDDED).all():
+            evidence = "embedded study"
         return ", ".join([plots.source(self.table, evidence), *self._as_before(self.table)])
 
     def _as_before(self, table: pd.DataFrame) -> list[str]:

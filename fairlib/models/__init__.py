@@ -59,7 +59,8 @@ def build(
             (three stages of 8, 16 and 32 channels, one block each), or one of the papers' networks, which at 10
             classes have, in millions of parameters: ``"resnet10"`` 4.9, ``"resnet18"`` 11.2, ``"resnet34"`` 21.3,
             ``"resnet50"`` 23.5, ``"vgg19"`` 20.0 (139.6 above 64 pixels), ``"mobilenetv2"`` 2.2, ``"wrn-22-8"`` 17.2.
-            Settings may follow the name, each after a colon: ``"resnet18:stem=imagenet:width=0.5"``.
+            Settings may follow the name, here and in a study, each after a colon:
+            ``"resnet18:stem=imagenet:width=0.5"``.
         like: Data from which ``num_classes``, ``in_channels`` and ``image_size`` are taken.
         num_classes: Number of logits, at least 2.
         in_channels: Channels of the images; 3 unless ``like`` is given.

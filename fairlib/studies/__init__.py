@@ -86,7 +86,9 @@ def study(
             the data, which neither the method nor the dense model has been trained on; ``"train"`` for a share of the
             training part that the method splits off itself, as in edition 0.1: the dense model knows it;
             ``"val-only"`` for a share of the validation part, which then is all that compression and finetuning see,
-            the control's too, as in Section 5 of Dai et al. (2023).
+            the control's too, as in Section 5 of Dai et al. (2023). The dense network, and one that is compressed at
+            its initial weights, are trained on the training part; a method that rewinds to them trains its own start on
+            the validation part alone.
         diagnostics: Names of ``fairlib.diagnostics.DIAGNOSTICS``, or pairs ``(name, settings)`` such as
             ``("curvature", {"least": 8})``, to add as columns, NaN with a warning where they
             cannot be computed. ``"distance"`` is the distance of the weights from those of the dense model,

@@ -113,6 +113,8 @@ class Seed:
         self.study, self.seed = study, seed
         self.splits = _splits(study, seed)
         self.tuning = self.splits.val if study.held_out == "val-only" else self.splits.train
+        if not self.tuning:
+            raise ValueError("held_out='val-only' compresses on the validation part, which these data do not have")
         self.start = _build(study.model, self.splits, seed)
         self.trained: dict[str, Any] = {}
         self.measured: dict[int, pd.DataFrame] = {}
@@ -210,7 +212,7 @@ class Seed:
     ) -> Trainings[tuple[nn.Module, dict[str, float]]]:
         """The trained copy, and its ``seconds`` and ``dual_seconds`` with ``clock``."""
         arguments = {"seed": self.seed, "device": self.study.device, **settings}
-        data = data or self.splits.train
+        data = self.splits.train if data is None else data
         if not clock:
             arguments |= {"constraint": constraint} if constraint else {}
             return (yield Training(model, data, arguments)), {}
@@ -380,4 +382,4 @@ def _build(model: Named | Function, splits: Splits, seed: int) -> nn.Module:
 
 
 def _name(model: Named | Function) -> str:
-    return model.__name__ if callable(model) else named("model", model)[0]
+    return model if isinstance(model, str) else model.__name__ if callable(model) else named("model", model)[0]

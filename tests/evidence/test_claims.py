@@ -14,7 +14,7 @@ import pytest
 from claim_samples import ENTRY, TABLE, claim, spread, untested, write
 
 from fairlib import effects
-from fairlib.evidence import claims
+from fairlib.evidence import claims, tables
 
 ROOT = Path(__file__).resolve().parents[2]
 FILE = ROOT / "book" / "claims.yml"
@@ -81,9 +81,10 @@ def test_paths_in_the_file_are_of_the_contracts_form():
         forms = {"default run": rf"_build/runs/{part}/{name}/records\.parquet",
                  "embedded study": rf"results/{part}/{name}-(study|vgg19|networks|resnet34)\.csv",
                  "real-data run": rf"results/{part}/{name}-[a-z0-9]+\.csv",
-                 "run at scale": rf"results/{part}/({name}-[a-z0-9-]+|[tbd]-(fig|tab)-[a-z0-9-]+)\.csv"}  # fmt: skip
+                 "run at scale": rf"results/{part}/({name}|[tbd]-(fig|tab))-[a-z0-9-]+\.csv"}  # fmt: skip
         for evidence, table in entry.tables.items():
             assert re.fullmatch(forms[evidence], table), (entry.id, table)
+            assert bool(tables.AT_SCALE.fullmatch(Path(table).stem)) == (evidence == "run at scale")
 
 
 def test_effect_and_null_control_are_judged_by_the_same_measure():

@@ -62,6 +62,10 @@ def test_as_a_text_it_says_where_it_comes_from(repository):
     real = found.table.assign(data="utkface")
     real.to_csv(repository / PATH, index=False)
     assert "2 seeds, real-data run" in str(tables.recorded(PATH))
+    large = PATH.replace("page-study", "faces-all")
+    real.to_csv(repository / large, index=False)
+    (repository / large).with_suffix(".json").write_text(json.dumps(found.provenance))
+    assert "2 seeds, run at scale" in str(tables.recorded(large))
 
 
 @pytest.mark.parametrize(

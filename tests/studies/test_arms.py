@@ -187,12 +187,16 @@ def test_compression_and_finetuning_may_see_the_validation_part_alone():
         return {}
 
     settings = SMALL | {"data": splits, "finetune": {"epochs": 2, "lr": 0.01}, "at_once": False, "workers": 1}
-    study(**settings, method=own, levels=[0.5], held_out="val-only", measure=last)
+    settings |= {"method": own, "levels": [0.5], "mitigation": FAIR, "when": "after", "held_out": "val-only"}
+    study(**settings, measure=last)
+    with pytest.raises(ValueError, match="which these data do not have"):
+        study(**settings | {"data": replace(splits, val=None)})
     dense = fairlib.build("cnn", like=splits, seed=0, **SMALL["model"][1])
     dense = fairlib.fit(dense, splits.train, seed=0, **SMALL["train"])
     by_hand = {"dense": dense}
     for stage, start in {"control": dense, "compressed": fairlib.prune(dense, "magnitude", sparsity=0.5)}.items():
-        by_hand[stage] = fairlib.fit(start, splits.val, epochs=2, lr=0.01, seed=0)
+        fair = {"constraint": fairlib.EqualLoss(**FAIR[1])}
+        by_hand[stage] = fairlib.fit(start, splits.val, epochs=2, lr=0.01, seed=0, **fair)
     for stage, net in by_hand.items():
         assert all(map(torch.equal, found[stage].state_dict().values(), net.state_dict().values())), stage
 
