@@ -25,7 +25,7 @@ EMBEDDED = ("digits", "synthetic-faces", "parabola")
 """Names of data sets that come with the package or are drawn; a study of any other one is a real-data run."""
 
 AT_SCALE = re.compile(r".*-(all|resnet18)|[tbd]-(fig|tab)-.*")
-"""Names of tables that are runs at scale: of all pictures of a data set, of a paper's network, of a paper's grid."""
+"""How runs at scale are named, which are of all pictures of a data set, of a paper's network, or of a paper's grid."""
 
 NO_PHOTOGRAPHS = (*EMBEDDED, "mnist", "fashion-mnist")
 """Names of data sets in which near-duplicates are not looked for."""
