@@ -61,7 +61,8 @@ def study(
         data: Name of a data set (``fairlib.data.DATASETS``), ``(name, settings)`` for :func:`fairlib.load` (a ``seed``
             among the settings fixes the data), ready splits, or a function from a seed to splits.
         model: Name of an architecture (``fairlib.models.MODELS``), ``(name, settings)`` for :func:`fairlib.build`, or a
-            function from splits and a seed to a module.
+            function from splits and a seed to a module. Name and settings may be one text, here and wherever there is
+            such a pair: ``"resnet18:stem=imagenet:width=0.5"``.
         method: Name with its kind, ``"prune:magnitude"`` or ``"linearize:snl"``, ``(name, settings)``, or a function
             from a module and ``level=``, ``data=`` and ``seed=`` to a compressed copy, whose level 0 is the control.
         levels: Levels of compression: sparsities in [0, 1) for :func:`fairlib.prune`, budgets in [0, 1] for

@@ -56,6 +56,9 @@ def cached_fits(
 
     Returns:
         The trained copies, or the errors of those that diverged.
+
+    Warns:
+        UserWarning: If an entry cannot be written; the trained model is returned all the same.
     """
     places = places or [None] * len(trainings)
     paths = [_path(folder, training, place) for training, place in zip(trainings, places, strict=True)]

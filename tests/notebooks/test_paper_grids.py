@@ -73,6 +73,16 @@ def toy_root(tmp_path_factory) -> Path:
 
 
 @pytest.mark.parametrize("grid", PAPERS, ids=lambda path: path.stem)
+def test_lists_in_whose_place_the_toy_size_has_others_are_of_numbers_in_range(grid):
+    lists = {name for name, value in TOY.items() if isinstance(value, str) and value}
+    for point in grids.expand(grid):
+        for name in lists & point.parameters.keys():
+            numbers = [float(part) for part in str(point.parameters[name]).split(",")]
+            assert len(set(numbers)) == len(numbers) and min(numbers) >= 0, name
+            assert max(numbers) < 1 or name not in ("sparsities", "budgets", "stage_budgets", "mus"), name
+
+
+@pytest.mark.parametrize("grid", PAPERS, ids=lambda path: path.stem)
 def test_the_first_run_of_a_paper_runs_in_toy_size(grid, tmp_path, toy_root):
     point = grids.expand(grid)[0]
     known = runs.parameters(point.notebook)
