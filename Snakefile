@@ -112,8 +112,10 @@ rule stage:
         fi
         python -c "if True:
             from fairlib.evidence import ledger
-            ledger.write('book/claims.yml', '{TABLES}', out='{output}/book/ledger.md', notebooks='{output}')"
+            ledger.write('book/claims.yml', '{TABLES}', out='{output}/book/ledger.md', notebooks='{output}',
+                         csv='{output}/ledger.csv')"
         wait $front
+        python book/tools/scale.py {output}/book/_front {output}/ledger.csv
         """
 
 

@@ -1,0 +1,69 @@
+"""The page on scale pairs the smallest with the largest table of a claim, and counts what becomes of its verdict."""
+
+from __future__ import annotations
+
+import pandas as pd
+import pytest
+import scale
+
+from fairlib.evidence import claims
+
+SUPPORTED, UNDECIDED, FLOOR = ("supported", "undecided", "undecided (floor)")
+
+
+@pytest.mark.parametrize(
+    ("small", "large", "expected"),
+    [
+        (SUPPORTED, "reversed", "turned"),
+        ("reversed", SUPPORTED, "turned"),
+        (SUPPORTED, SUPPORTED, "kept"),
+        ("no effect", "no effect", "kept"),
+        (SUPPORTED, "no effect", "lost"),
+        ("reversed", UNDECIDED, "lost"),
+        (FLOOR, SUPPORTED, "found"),
+        ("no effect", "reversed", "found"),
+        (SUPPORTED, FLOOR, "floor"),
+        (UNDECIDED, UNDECIDED, "open"),
+        ("no effect", UNDECIDED, "open"),
+    ],
+)
+def test_what_becomes_of_a_verdict(small: str, large: str, expected: str):
+    assert scale.change(small, large) == expected and expected in scale.CHANGES
+
+
+def row(claim: str, evidence: str, verdict: str, estimate: float, **other: object) -> dict[str, object]:
+    known = {"claim": claim, "reading": "printed", "evidence": evidence, "verdict": verdict, "estimate": estimate}
+    return known | {"low": estimate - 0.01, "high": estimate + 0.01, "seeds": 10, "data": "digits"} | other
+
+
+LEDGER = pd.DataFrame(
+    [
+        row("T-fig-1", "real-data run", "reversed", 0.06, data="utkface"),
+        row("T-fig-1", "embedded study", SUPPORTED, -0.06),
+        row("T-fig-1", "run at scale", UNDECIDED, 0.03, data="utkface"),
+        row("T-fig-1", "default run", SUPPORTED, 9.0),
+        row("T-fig-2", "embedded study", SUPPORTED, 0.5),
+        row("T-fig-2", "real-data run", SUPPORTED, 0.5, seeds=0),
+        row("T-fig-4a", "embedded study", SUPPORTED, 0.5),
+        row("T-fig-4a", "real-data run", SUPPORTED, 0.5, reading="repaired"),
+    ]
+)
+
+
+def test_the_smallest_table_stands_beside_the_largest():
+    (found,) = scale.pairs(LEDGER).itertuples()
+    (claim,) = (one for one in claims.load(scale.project() / "book" / "claims.yml") if one.id == "T-fig-1")
+    sign = -1 if claim.direction == "less" else 1
+    assert (found.claim, found.change, found.equality) == ("T-fig-1", "lost", False)
+    assert found.small == r"*supported* on digits, -0.060 \[-0.070, -0.050\]" and "utkface, 0.030" in found.large
+    for effect, estimate in ((found.small_effect, -0.06), (found.large_effect, 0.03)):
+        assert effect == pytest.approx(sign * (estimate - claim.threshold) / claim.margin)
+
+
+def test_the_page_has_every_pair_and_its_counts(tmp_path):
+    LEDGER.to_csv(tmp_path / "ledger.csv", index=False)
+    scale.main(str(tmp_path), str(tmp_path / "ledger.csv"))
+    text = (tmp_path / "scale.md").read_text(encoding="utf-8")
+    assert text.startswith("Of 1 claims that have a small and a large table, both tables give the same verdict on 0;")
+    assert "1 lose their effect" in text and text.count("\n- [T-fig-1](#T-fig-1): ") == 1
+    assert "all others: 1" in (tmp_path / "scale.svg").read_text(encoding="utf-8")
