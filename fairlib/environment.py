@@ -209,6 +209,11 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
+def memory() -> int:
+    """Return the memory of this machine in bytes."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
 def cpu() -> str:
     """Name the model of this machine's CPU."""
     info = Path("/proc/cpuinfo")

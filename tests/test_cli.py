@@ -16,7 +16,7 @@ import torch
 from toy_notebooks import finish, write_notebook
 
 import fairlib
-from fairlib import cli, environment
+from fairlib import cli, data, environment
 from fairlib.auditing import files
 from fairlib.cli import plan
 from fairlib.evidence import grids, runs, tables
@@ -177,6 +177,19 @@ def test_a_plan_counts_runs_and_says_what_they_need_that_is_not_there(grid, caps
     assert error == ""
 
 
+@pytest.mark.parametrize(("memory", "said"), [(31e9, "1 run needs 32.0 GB"), (33e9, "")])
+def test_a_plan_says_that_a_machine_is_too_small(memory, said, grid, capsys, monkeypatch):
+    """Ten million pictures of 800 bytes, in each of three workers and in the process that starts them."""
+    table, picture = pd.DataFrame(index=range(10_000_000)), np.zeros((1, 100))
+    pictures = data.Collection(table, lambda rows: picture[rows], target=None, group=None)
+    monkeypatch.setitem(data.DATASETS, "mnist", lambda request: pictures)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(os, "cpu_count", lambda: 3)
+    monkeypatch.setattr(environment, "memory", lambda: memory)
+    assert cli.main(["plan", "grid.yml"]) == bool(said)
+    assert capsys.readouterr().err == (f"fairlib: {said} of memory for images; this machine has 31.0\n" if said else "")
+
+
 def test_a_plan_of_no_grid_is_refused(tmp_path, capsys):
     assert cli.main(["plan", str(tmp_path / "none.yml")]) == 1
     (tmp_path / "grid.yml").write_text("runs: 3")
@@ -204,7 +217,7 @@ def test_a_command_that_trains_nothing_starts_without_torch(notebook, project, t
     finish(point, pd.DataFrame({"value": [1.0]}))
     code = f"""
 import sys
-from fairlib import cli, environment
+from fairlib import cli, data, environment
 try:
     status = cli.main({words})
 except SystemExit as end:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from fairlib import environment
 from fairlib.evidence import grids, runs
 
 NO_FILES = ("digits", "synthetic-faces")
@@ -40,25 +42,35 @@ def _plan(arguments: argparse.Namespace) -> int:
 
 
 def _lacks(points: Sequence[grids.Point]) -> list[str]:
-    """Say which devices and data sets these runs need that are not there."""
-    found, asked = [], Counter[tuple[str, str]]()
+    """Say which devices, data sets and memory these runs need that are not there."""
+    asked, lacks = Counter[tuple[str, str, int, int]](), Counter[str]()
     for point in points:
         values = runs.resolve(point.notebook, point.parameters)
         root = runs.project_root(point.notebook) / str(values.get("root", "data"))
         names = {str(value) for name, value in values.items() if name.split("_")[-1] == "data"} - set(NO_FILES)
-        asked.update((name, str(root)) for name in names)
-        asked["cuda", ""] += str(values.get("device")).startswith("cuda")
-    if count := asked.pop(("cuda", ""), 0):
+        drawn = int(values.get("limit") or values.get("size") or sys.maxsize)
+        asked.update((name, str(root), int(values.get("image_size") or 0), drawn) for name in names)
+        lacks["a GPU that is not there"] += str(values.get("device")).startswith("cuda")
+    if lacks.total():
         import torch
 
-        if not torch.cuda.is_available():
-            found.append(f"{count} run{'s need' if count > 1 else ' needs'} a GPU that is not there")
-    for (name, place), count in asked.items():
-        from fairlib import data
+        lacks = lacks if not torch.cuda.is_available() else Counter()
+    for data, count in asked.items():
+        lacks[_lack_of(*data)] += count
+    return [f"{n} run{'s need' if n > 1 else ' needs'} {what}" for what, n in lacks.items() if what and n]
 
-        try:
-            source = data.lookup("data set", name, data.DATASETS)
-            source(data.Request(place, None, (0.7, 0.1, 0.2), data.seed_sequence(0)))
-        except (OSError, ValueError) as error:
-            found.append(f"{count} run{'s need' if count > 1 else ' needs'} data that are not there: {error}")
-    return found
+
+def _lack_of(name: str, place: str, image_size: int, drawn: int) -> str:
+    """What is lacking for a data set: its files, or memory for its images in each process at work."""
+    import numpy as np
+
+    from fairlib import data
+
+    try:
+        source = data.lookup("data set", name, data.DATASETS)
+        found = source(data.Request(place, image_size or None, (0.7, 0.1, 0.2), data.seed_sequence(0)))
+    except (OSError, ValueError) as error:
+        return f"data that are not there: {error}"
+    images = min(len(found.table), drawn) * found.images(np.arange(1)).nbytes / 1e9
+    needed, there = images * (1 + (os.cpu_count() or 1)), environment.memory() / 1e9
+    return f"{needed:.1f} GB of memory for images; this machine has {there:.1f}" if needed > there else ""
