@@ -22,6 +22,7 @@ VALUES: dict[str, Callable[[], str]] = {}
 
 MATTHEW = ("results/pruning/matthew-effect-study.csv", "results/pruning/matthew-effect-utkface.csv")
 RELUS = "results/linearization/who-pays-for-relus-study.csv"
+RACES = "results/linearization/who-pays-for-relus-utkface.csv"
 PATHS, PATHS_CLAIMS = ("results/benchmarks/two_paths.csv", "results/benchmarks/two_paths_claims.csv")
 MITIGATIONS = ("equal-loss", "equal-curvature", "accuracy-gap", "group-dro", "reweight")
 
@@ -93,6 +94,17 @@ def relus_smallest() -> str:
 def relus_largest() -> str:
     verdict("D-fig-1-majority", RELUS, expect="supported")
     return lost(RELUS, "largest", 0.02, setting="unequal", method="linearize:snl")
+
+
+@value
+def relus_white() -> str:
+    verdict("D-fig-6-r18-snl-race", RACES, expect="supported")
+    return points(-_dropped("White"))
+
+
+@value
+def relus_others() -> str:
+    return points(_dropped("Others"))
 
 
 @value
@@ -188,6 +200,12 @@ def bfloat16_accuracy() -> str:
 @value
 def claims_count() -> str:
     return f"{len(claims.load(project() / 'book' / 'claims.yml'))}"
+
+
+def _dropped(race: str) -> pd.Series:
+    """What a race loses with one ReLU in fifty left, by seed."""
+    where = {"method": "linearize:snl", "stage": "compressed", "level": 0.02, "split": "test", "group": race}
+    return effects.select(table(RACES), **where)["drop"]
 
 
 def _verdicts_by_path() -> pd.DataFrame:
