@@ -1,7 +1,8 @@
 """Write what the page *What scale changes* shows: ``python book/tools/scale.py FOLDER LEDGER``.
 
 LEDGER is the table of ``fairlib ledger --csv``. Written into FOLDER are ``scale.md``, every claim for which a small and
-a large table were recorded, with what both say, and ``scale.svg``, its effect in both.
+a large table were recorded, with what both say; ``scale.svg``, its effect in both; and ``remaining.md``, what no table
+of real images has decided.
 """
 
 from __future__ import annotations
@@ -30,6 +31,13 @@ CHANGES = {
     "open": "No certain effect in either",
 }
 """What becomes of a verdict, in the order of the page."""
+
+OPEN = {
+    "floor": "A group had nothing to lose in any table of real images",
+    "undecided": "The tables of real images leave them undecided",
+    "none": "No table of real images tests them yet",
+}
+"""Why no table of real images decides a claim."""
 
 FOLDED = ("kept", "open")
 EFFECTS = ("supported", "reversed")
@@ -120,10 +128,38 @@ def lists(found: pd.DataFrame) -> str:
     return "\n".join(lines)
 
 
+def remaining(ledger: pd.DataFrame) -> str:
+    """Write as MyST which trends and numbers of the papers no table of real images has decided, and why.
+
+    Args:
+        ledger: Table of ``fairlib ledger --csv``.
+    """
+    own = ledger[(ledger["reading"] == "printed") & (ledger["paper"] != "H") & ledger["kind"].isin(["trend", "number"])]
+    own = own[own["verdict"] != "not testable here"]
+    real = own[own["evidence"].isin(SIZES[1:]) & own["decides"]]
+    found = real.groupby("claim")["verdict"].agg(set)
+    why: dict[str, list[str]] = {reason: [] for reason in OPEN}
+    for claim in own["claim"].unique():
+        verdicts = found.get(claim, set())
+        if not verdicts & {*EFFECTS, "no effect"}:
+            reason = "none" if not verdicts else "undecided" if "undecided" in verdicts else "floor"
+            why[reason].append(f"[{claim}](#{claim})")
+    left = sum(map(len, why.values()))
+    total = own["claim"].nunique()
+    lines = [
+        f"Of {total} trends and numbers of the papers that can be tested here, real images decide {total - left}.",
+        "",
+    ]
+    lines += [f"- {OPEN[reason]}: {len(names)}. {', '.join(names)}" for reason, names in why.items() if names]
+    return "\n".join([*lines, ""])
+
+
 def main(folder: str, ledger: str) -> None:
     matplotlib.use("agg")
-    found = pairs(pd.read_csv(ledger))
-    Path(folder, "scale.md").write_text(lists(found), encoding="utf-8")
+    table = pd.read_csv(ledger)
+    found = pairs(table)
+    for name, text in {"scale": lists(found), "remaining": remaining(table)}.items():
+        Path(folder, f"{name}.md").write_text(text, encoding="utf-8")
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "book"}):  # Texts as texts, the same each time.
         figure(found).savefig(Path(folder, "scale.svg"), metadata={"Date": None})
 

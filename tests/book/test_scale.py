@@ -60,8 +60,29 @@ def test_the_smallest_table_stands_beside_the_largest():
         assert effect == pytest.approx(sign * (estimate - claim.threshold) / claim.margin)
 
 
+def test_what_is_left_is_what_no_table_of_real_images_decides():
+    real = {"evidence": "real-data run", "paper": "T", "kind": "trend", "decides": True}
+    rows = [
+        row("T-a", verdict=SUPPORTED, estimate=1.0, **real),
+        row("T-b", verdict=FLOOR, estimate=1.0, **real),
+        row("T-b", verdict=SUPPORTED, estimate=1.0, **real | {"evidence": "embedded study"}),
+        row("T-c", verdict=UNDECIDED, estimate=1.0, **real),
+        row("T-c", verdict=FLOOR, estimate=1.0, **real | {"evidence": "run at scale"}),
+        row("T-d", verdict="reversed", estimate=1.0, **real | {"decides": False}),
+        row("T-e", verdict="not testable here", estimate=1.0, **real),
+        row("T-f", verdict=FLOOR, estimate=1.0, **real | {"kind": "bound"}),
+        row("H-g", verdict=FLOOR, estimate=1.0, **real | {"paper": "H"}),
+        row("T-h", verdict=FLOOR, estimate=1.0, **real),
+        row("T-h", verdict="no effect", estimate=1.0, **real | {"evidence": "run at scale"}),
+    ]
+    said = scale.remaining(pd.DataFrame(rows)).splitlines()
+    assert said[0].startswith("Of 5 trends and numbers") and said[0].endswith("real images decide 2.")
+    left = [line.rpartition(": ")[2] for line in said[2:]]
+    assert left == ["1. [T-b](#T-b)", "1. [T-c](#T-c)", "1. [T-d](#T-d)"]
+
+
 def test_the_page_has_every_pair_and_its_counts(tmp_path):
-    LEDGER.to_csv(tmp_path / "ledger.csv", index=False)
+    LEDGER.assign(paper="T", kind="trend", decides=True).to_csv(tmp_path / "ledger.csv", index=False)
     scale.main(str(tmp_path), str(tmp_path / "ledger.csv"))
     text = (tmp_path / "scale.md").read_text(encoding="utf-8")
     assert text.startswith("Of 1 claims that have a small and a large table, both tables give the same verdict on 0;")
