@@ -144,7 +144,8 @@ def test_a_grid_that_is_none_is_refused(tmp_path, capsys):
 def grid(tmp_path, monkeypatch):
     """A grid of two runs that need CUDA and two data sets, one of which is not there."""
     monkeypatch.chdir(tmp_path)
-    parameters = 'data: str = "digits"  # data\nother_data: str = ""  # more\nroot: str = "data"\ndevice: str = "cuda"'
+    parameters = 'data: str = "digits"  # data\nother_data: str = ""  # more\nroot: str = "data"\n'
+    parameters += 'device: str = "cuda"\nseeds: int = 1'
     write_notebook(tmp_path / "toy.ipynb", parameters=parameters)
     (tmp_path / "grid.yml").write_text(
         "table: toy.csv\nruns: [{notebook: toy.ipynb, parameters: {other_data: digits}, grid: {data: [digits, mnist]}}]"
@@ -177,17 +178,39 @@ def test_a_plan_counts_runs_and_says_what_they_need_that_is_not_there(grid, caps
     assert error == ""
 
 
-@pytest.mark.parametrize(("memory", "said"), [(31e9, "1 run needs 32.0 GB"), (33e9, "")])
-def test_a_plan_says_that_a_machine_is_too_small(memory, said, grid, capsys, monkeypatch):
-    """Ten million pictures of 800 bytes, in each of three workers and in the process that starts them."""
+@pytest.mark.parametrize(
+    ("device", "memory", "said"),
+    [
+        ("cuda", 7e9, "1 run needs 8.0 GB of memory for images; this machine has 7.0"),
+        ("cuda", 9e9, ""),
+        ("cpu", 23e9, "1 run needs 24.0 GB of memory for images; this machine has 23.0"),
+        ("cpu", 25e9, ""),
+    ],
+)
+def test_a_plan_says_that_a_machine_is_too_small(device, memory, said, grid, capsys, monkeypatch):
+    """Ten million pictures of 800 bytes, on a GPU in one process, on four cores in three, one for each seed."""
     table, picture = pd.DataFrame(index=range(10_000_000)), np.zeros((1, 100))
     pictures = data.Collection(table, lambda rows: picture[rows], target=None, group=None)
     monkeypatch.setitem(data.DATASETS, "mnist", lambda request: pictures)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(os, "cpu_count", lambda: 3)
+    monkeypatch.setattr(environment, "workers", lambda: 4)
     monkeypatch.setattr(environment, "memory", lambda: memory)
+    Path("grid.yml").write_text(
+        Path("grid.yml").read_text().replace("digits}", f"digits, device: {device}, seeds: 3}}", 1)
+    )
     assert cli.main(["plan", "grid.yml"]) == bool(said)
-    assert capsys.readouterr().err == (f"fairlib: {said} of memory for images; this machine has 31.0\n" if said else "")
+    assert capsys.readouterr().err == (f"fairlib: {said}\n" if said else "")
+
+
+def test_a_plan_takes_a_picture_that_cannot_be_read_for_data_that_are_not_there(grid, capsys, monkeypatch):
+    def unreadable(rows):
+        raise OSError("cannot identify image file")
+
+    pictures = data.Collection(pd.DataFrame(index=range(3)), unreadable, target=None, group=None)
+    monkeypatch.setitem(data.DATASETS, "mnist", lambda request: pictures)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert cli.main(["plan", "grid.yml"]) == 1
+    assert capsys.readouterr().err == "fairlib: 1 run needs data that are not there: cannot identify image file\n"
 
 
 def test_a_plan_of_no_grid_is_refused(tmp_path, capsys):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -43,14 +42,16 @@ def _plan(arguments: argparse.Namespace) -> int:
 
 def _lacks(points: Sequence[grids.Point]) -> list[str]:
     """Say which devices, data sets and memory these runs need that are not there."""
-    asked, lacks = Counter[tuple[str, str, int, int]](), Counter[str]()
+    asked, lacks = Counter[tuple[str, str, int, int, int]](), Counter[str]()
     for point in points:
         values = runs.resolve(point.notebook, point.parameters)
         root = runs.project_root(point.notebook) / str(values.get("root", "data"))
         names = {str(value) for name, value in values.items() if name.split("_")[-1] == "data"} - set(NO_FILES)
         drawn = int(values.get("limit") or values.get("size") or sys.maxsize)
-        asked.update((name, str(root), int(values.get("image_size") or 0), drawn) for name in names)
-        lacks["a GPU that is not there"] += str(values.get("device")).startswith("cuda")
+        device, size = str(values.get("device")), int(values.get("image_size") or 0)
+        at_work = 1 if device.startswith("cuda") else min(environment.workers(), int(values.get("seeds") or 1))
+        asked.update((name, str(root), size, drawn, at_work) for name in names)
+        lacks["a GPU that is not there"] += device.startswith("cuda")
     if lacks.total():
         import torch
 
@@ -60,8 +61,8 @@ def _lacks(points: Sequence[grids.Point]) -> list[str]:
     return [f"{n} run{'s need' if n > 1 else ' needs'} {what}" for what, n in lacks.items() if what and n]
 
 
-def _lack_of(name: str, place: str, image_size: int, drawn: int) -> str:
-    """What is lacking for a data set: its files, or memory for its images in each process at work."""
+def _lack_of(name: str, place: str, image_size: int, drawn: int, at_work: int) -> str:
+    """What is lacking for a data set: its files, or memory for its images in each process that is at work."""
     import numpy as np
 
     from fairlib import data
@@ -69,8 +70,8 @@ def _lack_of(name: str, place: str, image_size: int, drawn: int) -> str:
     try:
         source = data.lookup("data set", name, data.DATASETS)
         found = source(data.Request(place, image_size or None, (0.7, 0.1, 0.2), data.seed_sequence(0)))
-    except (OSError, ValueError) as error:
+        needed = at_work * min(len(found.table), drawn) * found.images(np.arange(1)).nbytes / 1e9
+    except (OSError, ValueError, IndexError) as error:
         return f"data that are not there: {error}"
-    images = min(len(found.table), drawn) * found.images(np.arange(1)).nbytes / 1e9
-    needed, there = images * (1 + (os.cpu_count() or 1)), environment.memory() / 1e9
+    there = environment.memory() / 1e9
     return f"{needed:.1f} GB of memory for images; this machine has {there:.1f}" if needed > there else ""

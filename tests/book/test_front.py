@@ -92,6 +92,13 @@ def test_words_that_the_ledger_does_not_bear_stop_the_build(monkeypatch: pytest.
         values.relus_smallest()
 
 
+def test_words_that_say_who_gains_need_an_interval_above_zero():
+    sure = pd.Series([0.01, 0.02, 0.03, 0.02, 0.02])
+    assert values.certain(sure) is sure
+    with pytest.raises(ValueError, match="change the words"):
+        values.certain(sure - 0.02)
+
+
 @pytest.mark.parametrize("third", front.BOTH)
 def test_the_line_of_the_figure_is_what_the_table_says(third: str):
     (line,) = front.changes(*front.PRUNED[0].line)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pandas as pd
 import pytest
 import scale
 
 from fairlib.evidence import claims
+from fairlib.evidence.verdict import Criterion
 
 SUPPORTED, UNDECIDED, FLOOR = ("supported", "undecided", "undecided (floor)")
 
@@ -14,33 +16,34 @@ SUPPORTED, UNDECIDED, FLOOR = ("supported", "undecided", "undecided (floor)")
 @pytest.mark.parametrize(
     ("small", "large", "expected"),
     [
-        (SUPPORTED, "reversed", "turned"),
-        ("reversed", SUPPORTED, "turned"),
-        (SUPPORTED, SUPPORTED, "kept"),
-        ("no effect", "no effect", "kept"),
-        (SUPPORTED, "no effect", "lost"),
-        ("reversed", UNDECIDED, "lost"),
-        (FLOOR, SUPPORTED, "found"),
-        ("no effect", "reversed", "found"),
+        (SUPPORTED, "reversed", "differently"),
+        (SUPPORTED, "no effect", "differently"),
+        (SUPPORTED, SUPPORTED, "alike"),
+        ("no effect", "no effect", "alike"),
+        ("reversed", UNDECIDED, "small"),
+        ("no effect", UNDECIDED, "small"),
+        (FLOOR, SUPPORTED, "large"),
+        (UNDECIDED, "no effect", "large"),
         (SUPPORTED, FLOOR, "floor"),
-        (UNDECIDED, UNDECIDED, "open"),
-        ("no effect", UNDECIDED, "open"),
+        (UNDECIDED, UNDECIDED, "neither"),
+        (FLOOR, UNDECIDED, "neither"),
     ],
 )
-def test_what_becomes_of_a_verdict(small: str, large: str, expected: str):
+def test_how_two_verdicts_compare(small: str, large: str, expected: str):
     assert scale.change(small, large) == expected and expected in scale.CHANGES
 
 
 def row(claim: str, evidence: str, verdict: str, estimate: float, **other: object) -> dict[str, object]:
     known = {"claim": claim, "reading": "printed", "evidence": evidence, "verdict": verdict, "estimate": estimate}
-    return known | {"low": estimate - 0.01, "high": estimate + 0.01, "seeds": 10, "data": "digits"} | other
+    known |= {"low": estimate - 0.01, "high": estimate + 0.01, "seeds": 10, "data": "digits", "decides": True}
+    return known | {"worst_cell": np.nan, "worst_estimate": np.nan} | other
 
 
 LEDGER = pd.DataFrame(
     [
         row("T-fig-1", "real-data run", "reversed", 0.06, data="utkface"),
-        row("T-fig-1", "embedded study", SUPPORTED, -0.06),
-        row("T-fig-1", "run at scale", UNDECIDED, 0.03, data="utkface"),
+        row("T-fig-1", "embedded study", SUPPORTED, -0.06, decides=False),
+        row("T-fig-1", "run at scale", UNDECIDED, 0.03, data="utkface", worst_cell="level 0.5", worst_estimate=0.01),
         row("T-fig-1", "default run", SUPPORTED, 9.0),
         row("T-fig-2", "embedded study", SUPPORTED, 0.5),
         row("T-fig-2", "real-data run", SUPPORTED, 0.5, seeds=0),
@@ -53,11 +56,21 @@ LEDGER = pd.DataFrame(
 def test_the_smallest_table_stands_beside_the_largest():
     (found,) = scale.pairs(LEDGER).itertuples()
     (claim,) = (one for one in claims.load(scale.project() / "book" / "claims.yml") if one.id == "T-fig-1")
-    sign = -1 if claim.direction == "less" else 1
-    assert (found.claim, found.change, found.equality) == ("T-fig-1", "lost", False)
-    assert found.small == r"*supported* on digits, -0.060 \[-0.070, -0.050\]" and "utkface, 0.030" in found.large
-    for effect, estimate in ((found.small_effect, -0.06), (found.large_effect, 0.03)):
-        assert effect == pytest.approx(sign * (estimate - claim.threshold) / claim.margin)
+    assert claim.direction == "greater"
+    assert (found.claim, found.change, found.direction) == ("T-fig-1", "small", "greater")
+    assert found.text == (
+        rf"[T-fig-1](#T-fig-1), claimed more than {claim.threshold:g}: "
+        r"digits (elsewhere) *supported*, -0.060 \[-0.070, -0.050\]; "
+        r"utkface *undecided*, 0.030 \[0.020, 0.040\], in the worst cell 0.010"
+    )
+    for ends, estimate in ((found.small, -0.06), (found.large, 0.03)):
+        numbers = np.array([estimate, estimate - 0.01, estimate + 0.01])
+        assert ends == pytest.approx((numbers - claim.threshold) / claim.margin)
+
+
+def test_an_effect_is_positive_on_the_side_that_is_claimed():
+    less = Criterion("less", 1.0, 0.5)
+    assert scale._beyond(less, pd.Series({"estimate": 0.0, "low": -1.0, "high": 1.0})) == pytest.approx([2.0, 4.0, 0.0])
 
 
 def test_what_is_left_is_what_no_table_of_real_images_decides():
@@ -82,9 +95,9 @@ def test_what_is_left_is_what_no_table_of_real_images_decides():
 
 
 def test_the_page_has_every_pair_and_its_counts(tmp_path):
-    LEDGER.assign(paper="T", kind="trend", decides=True).to_csv(tmp_path / "ledger.csv", index=False)
+    LEDGER.assign(paper="T", kind="trend").to_csv(tmp_path / "ledger.csv", index=False)
     scale.main(str(tmp_path), str(tmp_path / "ledger.csv"))
     text = (tmp_path / "scale.md").read_text(encoding="utf-8")
-    assert text.startswith("Of 1 claims that have a small and a large table, both tables give the same verdict on 0;")
-    assert "1 lose their effect" in text and text.count("\n- [T-fig-1](#T-fig-1): ") == 1
-    assert "all others: 1" in (tmp_path / "scale.svg").read_text(encoding="utf-8")
+    assert text.startswith("Claims with both: 1. Of these, 1 name data")
+    assert "- Decided by the embedded study only: 1\n" in text and text.count("\n- [T-fig-1](#T-fig-1), ") == 1
+    assert "not by both: 1" in (tmp_path / "scale.svg").read_text(encoding="utf-8")
