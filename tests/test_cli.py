@@ -240,7 +240,7 @@ def test_a_command_that_trains_nothing_starts_without_torch(notebook, project, t
     finish(point, pd.DataFrame({"value": [1.0]}))
     code = f"""
 import sys
-from fairlib import cli, data, environment
+from fairlib import cli, environment
 try:
     status = cli.main({words})
 except SystemExit as end:
