@@ -1,8 +1,8 @@
 """Write what the page *What scale changes* shows: ``python book/tools/scale.py FOLDER LEDGER``.
 
-LEDGER is the table of ``fairlib ledger --csv``. Written into FOLDER are ``scale.md``, every claim for which two kinds
-of tables were recorded, with what both say; ``scale.svg``, its effect in both; and ``remaining.md``, what no table of
-real images has decided.
+LEDGER is the table of ``fairlib ledger --csv``. Written into FOLDER are ``scale.md``, every claim with an embedded
+study and a table of real images, with what both say; ``scale.svg``, its effect in both; and ``remaining.md``, what no
+table of real images has decided.
 """
 
 from __future__ import annotations
@@ -58,33 +58,37 @@ def change(small: str, large: str) -> str:
 
 
 def pairs(ledger: pd.DataFrame) -> pd.DataFrame:
-    """Claims as printed that tables of two kinds give numbers for, in the order of the ledger.
+    """Claims as printed that an embedded study and real images give numbers for, in the order of the ledger.
 
     Args:
         ledger: Table of ``fairlib ledger --csv``.
 
     Returns:
-        A row for each claim: ``claim change direction text``, and ``small`` and ``large`` for its smallest kind of
-        table and its largest, each an array of estimate and interval, in units of the margin from the threshold on and
-        positive on the side that is claimed. ``text`` is what both say, as MyST.
+        A row for each claim: ``claim change direction elsewhere text``, and ``small`` and ``large`` for the embedded
+        study and the largest kind of real images, each an array of estimate and interval, in units of the margin from
+        the threshold on and positive on the side that is claimed. ``elsewhere`` is whether the claim names data that
+        the embedded study lacks, ``text`` what both say, as MyST.
     """
     known = {claim.id: claim for claim in claims.load(project() / "book" / "claims.yml")}
     recorded = ledger[(ledger["reading"] == "printed") & ledger["evidence"].isin(SIZES) & (ledger["seeds"] > 0)]
     rows = []
     for name, found in recorded.groupby("claim", sort=False):
         found = found.sort_values("evidence", key=lambda kinds: kinds.map(SIZES.index))
-        if len(found) > 1:
-            small, large = found.iloc[0], found.iloc[-1]
+        small, large = found.iloc[0], found.iloc[-1]
+        if small["evidence"] == SIZES[0] != large["evidence"]:
             criterion = known[name].criterion
-            claimed = {"greater": "more than ", "less": "less than ", "equal": ""}[criterion.direction]
-            within = f" ± {criterion.margin:g}" * (criterion.direction == "equal")
             row = {"claim": name, "change": change(small["verdict"], large["verdict"])}
-            row |= {"direction": criterion.direction, "small": _beyond(criterion, small)}
-            row["large"] = _beyond(criterion, large)
-            claimed = f"claimed {claimed}{criterion.threshold:g}{within}"
-            row["text"] = f"[{name}](#{name}), {claimed}: {_said(small)}; {_said(large)}"
+            row |= {"direction": criterion.direction, "elsewhere": not small["decides"]}
+            row |= {"small": _beyond(criterion, small), "large": _beyond(criterion, large)}
+            row["text"] = f"[{name}](#{name}), claimed {_claimed(criterion)}: {_said(small)}; {_said(large)}"
             rows.append(row)
     return pd.DataFrame(rows)
+
+
+def _claimed(criterion: Criterion) -> str:
+    if criterion.direction == "equal":
+        return f"{criterion.threshold:g} ± {criterion.margin:g}"
+    return f"{'more' if criterion.direction == 'greater' else 'less'} than {criterion.threshold:g}"
 
 
 def _beyond(criterion: Criterion, row: pd.Series) -> np.ndarray:
@@ -128,14 +132,12 @@ def figure(found: pd.DataFrame) -> Figure:
     return drawn
 
 
-def lists(found: pd.DataFrame, ledger: pd.DataFrame) -> str:
+def lists(found: pd.DataFrame) -> str:
     """Write all pairs (:func:`pairs`) as MyST: the counts, then a list for each way in which two tables compare."""
     counts = found["change"].value_counts()
-    small = ledger[(ledger["evidence"] == SIZES[0]) & (ledger["reading"] == "printed")].set_index("claim")["decides"]
-    elsewhere = (~found["claim"].map(small).fillna(True).astype(bool)).sum()
     lines = [
-        f"Claims with both: {len(found)}. Of these, {elsewhere} name data that the embedded study does not have "
-        "(*elsewhere*), so that by the rules of the ledger only the real images count.",
+        f"Claims with both: {len(found)}. Of these, {found['elsewhere'].sum()} name data that the embedded study does "
+        "not have (*elsewhere*), so that by the rules of the ledger only the real images count.",
         "",
         *(f"- {title}: {counts[name]}" for name, title in CHANGES.items() if name in counts),
         "",
@@ -176,7 +178,7 @@ def main(folder: str, ledger: str) -> None:
     matplotlib.use("agg")
     table = pd.read_csv(ledger)
     found = pairs(table)
-    for name, text in {"scale": lists(found, table), "remaining": remaining(table)}.items():
+    for name, text in {"scale": lists(found), "remaining": remaining(table)}.items():
         Path(folder, f"{name}.md").write_text(text, encoding="utf-8")
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "book"}):  # Texts as texts, the same each time.
         figure(found).savefig(Path(folder, "scale.svg"), metadata={"Date": None})

@@ -42,26 +42,24 @@ def _plan(arguments: argparse.Namespace) -> int:
 
 def _lacks(points: Sequence[grids.Point]) -> list[str]:
     """Say which devices, data sets and memory these runs need that are not there."""
-    asked, lacks = Counter[tuple[str, str, int, int, int]](), Counter[str]()
+    asked, lacks, gpus = Counter[tuple[Any, ...]](), Counter[str](), 0
     for point in points:
         values = runs.resolve(point.notebook, point.parameters)
         root = runs.project_root(point.notebook) / str(values.get("root", "data"))
         names = {str(value) for name, value in values.items() if name.split("_")[-1] == "data"} - set(NO_FILES)
-        drawn = int(values.get("limit") or values.get("size") or sys.maxsize)
-        device, size = str(values.get("device")), int(values.get("image_size") or 0)
-        at_work = 1 if device.startswith("cuda") else min(environment.workers(), int(values.get("seeds") or 1))
-        asked.update((name, str(root), size, drawn, at_work) for name in names)
-        lacks["a GPU that is not there"] += device.startswith("cuda")
-    if lacks.total():
+        drawn, device = values.get("limit") or values.get("size"), str(values.get("device", "auto"))
+        asked.update((name, str(root), values.get("image_size"), drawn, values.get("seeds"), device) for name in names)
+        gpus += device.startswith("cuda")
+    if gpus:
         import torch
 
-        lacks = lacks if not torch.cuda.is_available() else Counter()
+        lacks["a GPU that is not there"] = 0 if torch.cuda.is_available() else gpus
     for data, count in asked.items():
         lacks[_lack_of(*data)] += count
     return [f"{n} run{'s need' if n > 1 else ' needs'} {what}" for what, n in lacks.items() if what and n]
 
 
-def _lack_of(name: str, place: str, image_size: int, drawn: int, at_work: int) -> str:
+def _lack_of(name: str, place: str, image_size: Any, drawn: Any, seeds: Any, device: str) -> str:
     """What is lacking for a data set: its files, or memory for its images in each process that is at work."""
     import numpy as np
 
@@ -70,7 +68,8 @@ def _lack_of(name: str, place: str, image_size: int, drawn: int, at_work: int) -
     try:
         source = data.lookup("data set", name, data.DATASETS)
         found = source(data.Request(place, image_size or None, (0.7, 0.1, 0.2), data.seed_sequence(0)))
-        needed = at_work * min(len(found.table), drawn) * found.images(np.arange(1)).nbytes / 1e9
+        at_work = 1 if device.startswith("cuda") else min(environment.workers(device), seeds or 1)
+        needed = at_work * min(len(found.table), drawn or sys.maxsize) * found.images(np.arange(1)).nbytes / 1e9
     except (OSError, ValueError, IndexError) as error:
         return f"data that are not there: {error}"
     there = environment.memory() / 1e9

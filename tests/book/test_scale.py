@@ -47,6 +47,8 @@ LEDGER = pd.DataFrame(
         row("T-fig-1", "default run", SUPPORTED, 9.0),
         row("T-fig-2", "embedded study", SUPPORTED, 0.5),
         row("T-fig-2", "real-data run", SUPPORTED, 0.5, seeds=0),
+        row("T-fig-3", "real-data run", SUPPORTED, 0.5, data="utkface"),
+        row("T-fig-3", "run at scale", SUPPORTED, 0.5, data="utkface"),
         row("T-fig-4a", "embedded study", SUPPORTED, 0.5),
         row("T-fig-4a", "real-data run", SUPPORTED, 0.5, reading="repaired"),
     ]
