@@ -117,7 +117,7 @@ def _ours(model: nn.Module) -> bool:
 
 def _key(model: nn.Module, data: GroupedDataset, settings: Mapping[str, Any]) -> str:
     device = environment.resolve(settings.get("device", "auto"))
-    last = in_channels_last(settings.get("channels_last", "auto"), model, data, torch.device(device))
+    last = in_channels_last(settings.get("channels_last", "auto"), model, data)
     machine = environment.describe(device)
     parts = {
         "model": [repr(model), _checksum(model.state_dict()), [p.requires_grad for p in model.parameters()]],

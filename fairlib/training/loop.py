@@ -140,9 +140,9 @@ def fit(
         seed: Seed of batch order, augmentation and dropout. The global generators are left as they were found.
         device: ``"auto"`` (CUDA if available) or a torch device. The result stays there.
         precision: ``"float32"`` or ``"bfloat16"`` (autocast; weights stay float32).
-        channels_last: Whether images and weights have torch's channels-last format, which is faster on a CPU. With
-            ``"auto"`` they have it during the training if a network with convolutions is trained on images of at least
-            16 pixels a side, on a CPU, and the environment does not have ``FAIRLIB_AUTO=0``.
+        channels_last: Whether images and weights have torch's channels-last format, which is faster. With ``"auto"``
+            they have it during the training if a network with convolutions is trained on images of at least 16 pixels a
+            side and the environment does not have ``FAIRLIB_AUTO=0``.
         progress: Whether to show a progress bar.
 
     Returns:
@@ -180,14 +180,14 @@ def fit(
     return trained
 
 
-def in_channels_last(asked: bool | str, model: nn.Module, data: GroupedDataset, device: torch.device) -> bool:
+def in_channels_last(asked: bool | str, model: nn.Module, data: GroupedDataset) -> bool:
     """Whether a training has the channels-last format: as asked, or for ``"auto"`` by the rule of :func:`fit`."""
     check_automatic("channels_last", asked)
     if isinstance(asked, bool):
         return asked
     sides, convolves = data.inputs.shape[2:], any(isinstance(module, nn.Conv2d) for module in model.modules())
     large = len(sides) == 2 and min(sides) >= 16
-    return environment.automatic() and device.type == "cpu" and large and convolves
+    return environment.automatic() and large and convolves
 
 
 @cache
@@ -356,7 +356,7 @@ class _Loop:
         self.sparsify, self.stop = settings["sparsify"], settings["stop"]
         self.augment = AUGMENTATIONS[settings["augment"]]
         self.asked = settings["channels_last"]
-        last = in_channels_last(self.asked if not stacked else self.asked is True, runs[0].model, runs[0].data, device)
+        last = in_channels_last(self.asked if not stacked else self.asked is True, runs[0].model, runs[0].data)
         self.layout = torch.channels_last if last else torch.contiguous_format
         self.autocast, self.dtype = PRECISIONS[settings["precision"]], placement(runs[0].model)[1]
         self.data, self.offsets = _joined([run.data for run in runs])
