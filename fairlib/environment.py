@@ -161,11 +161,13 @@ def _meaning(content: bytes, path: Path) -> str:
 
 
 def _plain(node: object) -> str:
-    """A syntax tree as a text, without its empty fields, since new versions of Python add such."""
+    """A syntax tree as a text, without its empty fields and the empty ends of formats, since new Pythons add such."""
     if isinstance(node, list):
         return f"[{','.join([_plain(item) for item in node if not _is_text(item)])}]"
     if not isinstance(node, ast.AST):
         return repr(node)
+    if isinstance(node, ast.JoinedStr):
+        node = ast.JoinedStr([part for part in node.values if getattr(part, "value", None) != ""])
     fields = [f"{name}={_plain(value)}" for name, value in ast.iter_fields(node) if value is not None and value != []]
     return f"{type(node).__name__}({','.join(fields)})"
 

@@ -91,7 +91,7 @@ def _load(path: Path, training: Training) -> nn.Module | None:
     model, settings = training.model, training.settings
     trained = copy.deepcopy(model)
     trained.load_state_dict(state)
-    if settings.get("channels_last") is True:
+    if settings.get("channels_last") is True and in_channels_last(True, model, training.data):
         trained = trained.to(memory_format=torch.channels_last)
     inherit(trained, model, history=history, kept=kept)
     add_gradients(trained, sum(row["gradients"] for row in history))

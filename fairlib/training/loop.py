@@ -142,7 +142,8 @@ def fit(
         precision: ``"float32"`` or ``"bfloat16"`` (autocast; weights stay float32).
         channels_last: Whether images and weights have torch's channels-last format, which is faster. With ``"auto"``
             they have it during the training if a network with convolutions is trained on images of at least 16 pixels a
-            side and the environment does not have ``FAIRLIB_AUTO=0``.
+            side and the environment does not have ``FAIRLIB_AUTO=0``. A network never has it that has a 1x1
+            convolution with a stride and fewer than 8 channels: there PyTorch may write past a buffer.
         progress: Whether to show a progress bar.
 
     Returns:
@@ -183,11 +184,22 @@ def fit(
 def in_channels_last(asked: bool | str, model: nn.Module, data: GroupedDataset) -> bool:
     """Whether a training has the channels-last format: as asked, or for ``"auto"`` by the rule of :func:`fit`."""
     check_automatic("channels_last", asked)
-    if isinstance(asked, bool):
-        return asked
-    sides, convolves = data.inputs.shape[2:], any(isinstance(module, nn.Conv2d) for module in model.modules())
-    large = len(sides) == 2 and min(sides) >= 16
-    return environment.automatic() and large and convolves
+    convolutions = [module for module in model.modules() if isinstance(module, nn.Conv2d)]
+    overflows = any(map(_overflows, convolutions))
+    if overflows or isinstance(asked, bool):
+        return asked is True and not overflows
+    sides = data.inputs.shape[2:]
+    return environment.automatic() and len(sides) == 2 and min(sides) >= 16 and bool(convolutions)
+
+
+def _overflows(layer: nn.Conv2d) -> bool:
+    """Whether oneDNN, in this format, writes past its buffer when it differentiates by the weights of a layer.
+
+    With the oneDNN 3.13.3 of torch 2.15, on a CPU with AVX2 and without AVX-512, it does so for a 1x1 convolution with
+    a stride and fewer than 8 channels: other tensors change, with several threads the gradient is wrong, or the process
+    dies.
+    """
+    return layer.groups == 1 and layer.in_channels < 8 and set(layer.kernel_size) == {1} and max(layer.stride) > 1
 
 
 @cache

@@ -179,12 +179,8 @@ def pays(training: Training) -> bool:
     """
     weights = [parameter.numel() for parameter in training.model.parameters() if parameter.ndim > 1]
     small = math.prod(training.data.inputs.shape[2:]) < 16**2 and sum(weights) <= 20_000 * len(weights)
-    return (
-        environment.automatic()
-        and small
-        and why_not(training) is None
-        and environment.resolve(training.settings.get("device", "auto")).startswith("cpu")
-    )
+    on_cpu = environment.resolve(training.settings.get("device", "auto")).startswith("cpu")
+    return environment.automatic() and on_cpu and small and why_not(training) is None
 
 
 def _alone(training: Training) -> nn.Module | DivergenceError:

@@ -149,6 +149,31 @@ def test_images_from_16_pixels_on_are_trained_in_channels_last_by_itself(side, v
     assert torch.equal(trained[0].weight, asked[0].weight)
 
 
+@pytest.mark.parametrize("asked", ["auto", True])
+@pytest.mark.parametrize(("channels", "kernel", "stride", "groups", "last"), [
+    (4, 1, 2, 1, False), (7, 1, (1, 2), 1, False), (8, 1, 2, 1, True), (4, 1, 1, 1, True), (4, 3, 2, 1, True),
+    (4, 1, 2, 2, True),
+])  # fmt: skip
+def test_a_layer_in_which_torch_writes_past_a_buffer_is_not_trained_in_channels_last(
+    channels, kernel, stride, groups, last, asked
+):
+    layer = nn.Conv2d(channels, 8, kernel, stride, groups=groups)
+    data = fairlib.GroupedDataset(torch.zeros(4, channels, 16, 16), [0, 1, 0, 1], [0, 1, 0, 1])
+    assert loop.in_channels_last(asked, nn.Sequential(layer), data) == last
+
+
+def test_a_narrow_shortcut_is_trained_as_in_double_precision():
+    inputs = np.random.default_rng(0).integers(0, 256, (64, 3, 16, 16)).astype(np.uint8)
+    data = fairlib.GroupedDataset(inputs, np.arange(64) % 2, np.arange(64) % 2)
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Conv2d(4, 8, 1, 2), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    model.append(nn.Linear(8, 2))
+    trained, wanted = (
+        fairlib.fit(model.to(dtype), data, epochs=2, batch_size=16, device="cpu")
+        for dtype in (torch.float32, torch.float64)
+    )
+    assert torch.allclose(trained[1].weight, wanted[1].weight.float(), atol=1e-5)
+
+
 def test_bfloat16_that_is_slower_is_warned_of_with_how_much(cnn, images, monkeypatch):
     monkeypatch.setattr(loop, "_bfloat16_time", lambda: 26.43)
     with pytest.warns(UserWarning, match=r"bfloat16 takes 26\.4 times as long as float32 on this CPU"):
