@@ -16,7 +16,7 @@ from collections import defaultdict
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-LIBRARY, NOTEBOOKS = 11634, 6364  # Lines at most; 18,000 in all.
+LIBRARY, NOTEBOOKS = 11634, 6366  # Lines at most; 18,000 in all.
 PAGE = {"theory": 300}  # Lines of a page at most, by part; 200 for all others.
 FREE = {"linearization/private-inference"}  # It builds a protocol by hand.
 LONG = {  # Pages over the cap; they may become shorter, not longer.

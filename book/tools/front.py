@@ -54,6 +54,7 @@ PRUNED: tuple[Panel, ...] = (
         ("pruning/matthew-effect-utkface", UNEQUAL),
         (
             ("pruning/which-pruner-utkface", {}),
+            ("pruning/matthew-effect-resnet18", UNEQUAL),
             ("pruning/networks-and-attributes-utkface", {"attribute": "many values"}),
         ),
     ),

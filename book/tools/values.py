@@ -22,6 +22,7 @@ VALUES: dict[str, Callable[[], str]] = {}
 """By name the functions of this file that give a value."""
 
 MATTHEW = ("results/pruning/matthew-effect-study.csv", "results/pruning/matthew-effect-utkface.csv")
+RESNET18, RESNET18_64 = (f"results/pruning/matthew-effect-{name}.csv" for name in ("resnet18", "64-resnet18"))
 RELUS = "results/linearization/who-pays-for-relus-study.csv"
 RACES = "results/linearization/who-pays-for-relus-utkface.csv"
 PATHS, PATHS_CLAIMS = ("results/benchmarks/two_paths.csv", "results/benchmarks/two_paths_claims.csv")
@@ -87,6 +88,32 @@ def races_largest() -> str:
 
 
 @value
+def resnet18_difference() -> str:
+    verdict("T-fig-1-majority", RESNET18, expect="reversed")
+    return points(verdict("T-fig-1", RESNET18, expect="no effect").interval)
+
+
+@value
+def resnet18_64_difference() -> str:
+    return points(verdict("H-matthew-64-pixels", RESNET18_64, expect="undecided").interval, interval=True)
+
+
+@value
+def seeds_64_pixels() -> str:
+    return f"{table(RESNET18_64)['seed'].nunique()}"
+
+
+@value
+def others_32_pixels() -> str:
+    return _recognized(RESNET18)
+
+
+@value
+def others_64_pixels() -> str:
+    return _recognized(RESNET18_64)
+
+
+@value
 def capacity_small() -> str:
     verdict("H-capacity", "results/pruning/compression-or-capacity-study.csv", expect="reversed")
     return lost("results/pruning/compression-or-capacity-study.csv", "smallest", 0.9, network="small dense")
@@ -144,9 +171,12 @@ def random_gates_smallest() -> str:
 
 @value
 def gradient_correlation() -> str:
-    said = verdict("T-verbal-c2-gradient", "results/explanation/group-gradients-study.csv", expect="supported")
-    verdict("T-verbal-c2-gradient", "results/explanation/group-gradients-utkface.csv", expect="undecided (floor)")
-    return f"{said.interval.estimate:.2f}"
+    return _correlation("study")
+
+
+@value
+def gradient_correlation_faces() -> str:
+    return _correlation("utkface-all")
 
 
 @value
@@ -222,6 +252,18 @@ def bfloat16_accuracy() -> str:
 @value
 def claims_count() -> str:
     return f"{len(claims.load(project() / 'book' / 'claims.yml'))}"
+
+
+def _correlation(run: str) -> str:
+    """How far the gradient norms of groups before pruning agree with what they lose."""
+    said = verdict("T-verbal-c2-gradient", f"results/explanation/group-gradients-{run}.csv", expect="supported")
+    return f"{said.interval.estimate:.2f}"
+
+
+def _recognized(path: str) -> str:
+    """The share of Others that the unpruned network recognizes."""
+    where = {"setting": "unequal", "stage": "control", "split": "test", "group": "Others"}
+    return f"{effects.select(table(path), **where)['accuracy'].mean():.0%}"
 
 
 def _dropped(race: str) -> pd.Series:
