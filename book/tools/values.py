@@ -90,7 +90,7 @@ def races_largest() -> str:
 @value
 def resnet18_difference() -> str:
     verdict("T-fig-1-majority", RESNET18, expect="reversed")
-    return points(verdict("T-fig-1", RESNET18, expect="no effect").interval)
+    return points(verdict("T-fig-1", RESNET18, expect="no effect").interval, interval=True)
 
 
 @value

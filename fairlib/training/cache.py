@@ -84,8 +84,7 @@ def _path(folder: Path | None, training: Training, place: int | None) -> Path | 
 
 
 def _load(path: Path, training: Training) -> nn.Module | None:
-    found = _read(path)
-    if found is None:
+    if (found := _read(path)) is None:
         return None
     state, history, kept = found
     model, settings = training.model, training.settings

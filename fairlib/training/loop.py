@@ -140,10 +140,10 @@ def fit(
         seed: Seed of batch order, augmentation and dropout. The global generators are left as they were found.
         device: ``"auto"`` (CUDA if available) or a torch device. The result stays there.
         precision: ``"float32"`` or ``"bfloat16"`` (autocast; weights stay float32).
-        channels_last: Whether images and weights have torch's channels-last format, which is faster. With ``"auto"``
-            they have it during the training if a network with convolutions is trained on images of at least 16 pixels a
-            side and the environment does not have ``FAIRLIB_AUTO=0``. A network never has it that has a 1x1
-            convolution with a stride and fewer than 8 channels: there PyTorch may write past a buffer.
+        channels_last: Whether images and weights have torch's channels-last format, which is mostly faster. With
+            ``"auto"`` they have it during the training if a network with convolutions is trained on images of at least
+            16 pixels a side and the environment does not have ``FAIRLIB_AUTO=0``. On no device does a network have it
+            that has a 1x1 convolution with a stride and fewer than 8 channels: PyTorch may write past a buffer there.
         progress: Whether to show a progress bar.
 
     Returns:
@@ -185,11 +185,13 @@ def in_channels_last(asked: bool | str, model: nn.Module, data: GroupedDataset) 
     """Whether a training has the channels-last format: as asked, or for ``"auto"`` by the rule of :func:`fit`."""
     check_automatic("channels_last", asked)
     convolutions = [module for module in model.modules() if isinstance(module, nn.Conv2d)]
-    overflows = any(map(_overflows, convolutions))
-    if overflows or isinstance(asked, bool):
-        return asked is True and not overflows
-    sides = data.inputs.shape[2:]
-    return environment.automatic() and len(sides) == 2 and min(sides) >= 16 and bool(convolutions)
+    if any(map(_overflows, convolutions)):
+        if asked is True:
+            warnings.warn("channels_last=True is not followed: PyTorch would write past a buffer", stacklevel=3)
+        return False
+    if isinstance(asked, bool):
+        return asked
+    return environment.automatic() and bool(convolutions) and data.inputs.ndim == 4 and min(data.inputs.shape[2:]) >= 16
 
 
 def _overflows(layer: nn.Conv2d) -> bool:

@@ -21,7 +21,6 @@ AT_ONCE = 10
 """Members of a stack. A stack with fewer trainings is filled up with copies, so that rounding depends on no other."""
 
 _LISTED = ("val", "objective", "constraint")
-_OWN = (*_LISTED, "seed")
 
 
 @dataclass(frozen=True)
@@ -191,7 +190,7 @@ def _alone(training: Training) -> nn.Module | DivergenceError:
 
 
 def _member(training: Training) -> Member:
-    own = {name: value for name, value in training.settings.items() if name in _OWN}
+    own = {name: value for name, value in training.settings.items() if name in (*_LISTED, "seed")}
     return Member(training.model, training.data, **own)
 
 
