@@ -47,6 +47,7 @@ PRUNED: tuple[Panel, ...] = (
         (
             ("pruning/which-pruner-study", {}),
             ("pruning/networks-and-attributes-study", {"attribute": "many values"}),
+            ("mitigation/full-constraint-mnist", PLAIN),
         ),
     ),
     Panel(
