@@ -39,7 +39,7 @@ BUILD = "_build/quick" if QUICK else "_build"
 TABLES = f"{BUILD}/tables" if QUICK else "."
 MARK = (
     "A quick build: its runs are too small for any conclusion. The recorded tables and the verdicts from them are the "
-    "real ones; <code>make book</code> runs every page in full."
+    "real ones; make book runs every page in full."
 ) if QUICK else ""
 NOTEBOOKS = sorted(f"{path.parent.name}/{path.stem}" for path in Path().glob("notebooks/*/*.ipynb"))
 EXECUTED = expand(f"{BUILD}/runs/{{name}}/{{file}}", name=NOTEBOOKS, file=["run.json", "notebook.ipynb"])
