@@ -14,7 +14,7 @@ import fairlib
 from fairlib.diagnostics.vectors import parts_unit
 from fairlib.mitigation import equal_curvature
 from fairlib.network.evaluation import evaluation_mode
-from fairlib.training import Batch
+from fairlib.training import Batch, loop
 
 GENERATOR = np.random.default_rng(0)
 INPUTS = GENERATOR.normal(size=(36, 4))
@@ -375,7 +375,8 @@ def test_errors():
 
 
 @pytest.mark.parametrize("options", [{"precision": "bfloat16"}, {"channels_last": True}])
-def test_other_precisions_and_memory_formats_follow_the_plain_ones(options):
+def test_other_precisions_and_memory_formats_follow_the_plain_ones(options, monkeypatch):
+    monkeypatch.setattr(loop, "_bfloat16_time", lambda: 1.0)  # A CPU that lacks it is warned of.
     images = fairlib.load("digits", seed=0).train.subset(range(0, 450, 5))
     net = fairlib.build("cnn", num_classes=10, in_channels=1, image_size=8, seed=0)
     constraint = fairlib.EqualCurvature(step=0.01, eigenvalue_step=1e-4)

@@ -196,7 +196,7 @@ def test_a_study_of_linearization_has_budgets_and_a_distilled_control():
     small = fairlib.linearize(dense, "random", budget=0.2, **tune)
     control = fairlib.linearize(dense, "random", budget=1.0, **tune)
     torch.set_num_threads(threads)
-    table = study(**LINEAR, levels=[1, 0.2, 0], seeds=[1]).query("split == 'test'")
+    table = study(**LINEAR, levels=[1, 0.2, 0], seeds=[1], at_once=False).query("split == 'test'")
     runs = table.drop_duplicates(["stage", "level"])[["stage", "level", "kept"]]
     expected = [("dense", 1.0, 1), ("control", 1.0, 1), ("compressed", 0.0, 0), ("compressed", 0.2, 461 / 2304)]
     assert [tuple(row) for row in runs.to_numpy()] == [(a, b, pytest.approx(c)) for a, b, c in expected]
