@@ -143,7 +143,8 @@ def fit(
         channels_last: Whether images and weights have torch's channels-last format, which is mostly faster. With
             ``"auto"`` they have it during the training if a network with convolutions is trained on images of at least
             16 pixels a side and the environment does not have ``FAIRLIB_AUTO=0``. On no device does a network have it
-            that has a 1x1 convolution with a stride and fewer than 8 channels: PyTorch may write past a buffer there.
+            that has a 1x1 convolution with a stride and fewer than 8 channels: PyTorch may write past a buffer there;
+            where it is asked for, a warning says so.
         progress: Whether to show a progress bar.
 
     Returns:
@@ -182,12 +183,10 @@ def fit(
 
 
 def in_channels_last(asked: bool | str, model: nn.Module, data: GroupedDataset) -> bool:
-    """Whether a training has the channels-last format: as asked, or for ``"auto"`` by the rule of :func:`fit`."""
+    """Whether a training has the channels-last format, by the rule of :func:`fit`; as asked, but for a narrow layer."""
     check_automatic("channels_last", asked)
     convolutions = [module for module in model.modules() if isinstance(module, nn.Conv2d)]
     if any(map(_overflows, convolutions)):
-        if asked is True:
-            warnings.warn("channels_last=True is not followed: PyTorch would write past a buffer", stacklevel=3)
         return False
     if isinstance(asked, bool):
         return asked
@@ -371,6 +370,8 @@ class _Loop:
         self.augment = AUGMENTATIONS[settings["augment"]]
         self.asked = settings["channels_last"]
         last = in_channels_last(self.asked if not stacked else self.asked is True, runs[0].model, runs[0].data)
+        if self.asked is True and not last:
+            warnings.warn("channels_last=True is not followed: PyTorch would write past a buffer", stacklevel=4)
         self.layout = torch.channels_last if last else torch.contiguous_format
         self.autocast, self.dtype = PRECISIONS[settings["precision"]], placement(runs[0].model)[1]
         self.data, self.offsets = _joined([run.data for run in runs])

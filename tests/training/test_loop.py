@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import copy
-from contextlib import nullcontext
 
 import numpy as np
 import pandas as pd
@@ -160,11 +159,11 @@ def test_a_layer_in_which_torch_writes_past_a_buffer_is_not_trained_in_channels_
 ):
     layer = nn.Conv2d(channels, 8, kernel, stride, groups=groups)
     data = fairlib.GroupedDataset(torch.zeros(4, channels, 16, 16), [0, 1, 0, 1], [0, 1, 0, 1])
-    with nullcontext() if last or asked == "auto" else pytest.warns(UserWarning, match="would write past a buffer"):
-        assert loop.in_channels_last(asked, nn.Sequential(layer), data) == last
+    assert loop.in_channels_last(asked, nn.Sequential(layer), data) == last
 
 
 def test_a_narrow_shortcut_is_trained_as_in_double_precision():
+    """In channels-last this ends the process on a CPU with AVX2 alone; elsewhere it passes."""
     inputs = np.random.default_rng(0).integers(0, 256, (64, 3, 16, 16)).astype(np.uint8)
     data = fairlib.GroupedDataset(inputs, np.arange(64) % 2, np.arange(64) % 2)
     model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Conv2d(4, 8, 1, 2), nn.AdaptiveAvgPool2d(1), nn.Flatten())
