@@ -77,15 +77,15 @@ LINEARIZED: tuple[Panel, ...] = (
         ("linearization/who-pays-for-relus-utkface", SNL),
         (
             ("linearization/who-pays-for-relus-utkface", UNEQUAL | {"method": "linearize:random"}),
-            ("linearization/which-linearizer-utkface", {}),
+            ("linearization/which-linearizer-races-all", {}),
         ),
     ),
     Panel(
         "faces by age",
-        ("linearization/who-pays-for-relus-ages", SNL),
+        ("linearization/who-pays-for-relus-ages-all", SNL),
         (
-            ("linearization/who-pays-for-relus-ages", UNEQUAL | {"method": "linearize:random"}),
-            ("linearization/giving-it-back-ages", PLAIN),
+            ("linearization/who-pays-for-relus-ages-all", UNEQUAL | {"method": "linearize:random"}),
+            ("linearization/giving-it-back-ages-all", PLAIN),
         ),
     ),
     Panel(
