@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -35,6 +36,11 @@ def _plan(arguments: argparse.Namespace) -> int:
         print(f"hours        ?  no run has finished on this machine: start {sweep}', and ask again after the first")
     else:
         print(f"hours   {plan.hours:6.2f}  left, at the pace of {plan.timed} finished on this machine")
+    for path in dict.fromkeys(point.table.with_suffix(".json") for points in plan.runs.values() for point in points):
+        if path.is_file():
+            one = json.loads(path.read_text(encoding="utf-8"))
+            place = one["cpu"] if one["device"] == "cpu" else one["device"]
+            print(f"        {one['seconds'] / 3600:6.2f}  of runs when {path.stem}.csv was recorded, on {place}")
     lacks = _lacks([point for name, points in plan.runs.items() if name != "done" for point in points])
     print("".join(f"fairlib: {sentence}\n" for sentence in lacks), end="", file=sys.stderr)
     return 1 if lacks else 0

@@ -229,7 +229,9 @@ def _rows(table: pd.DataFrame, names: Sequence[str]) -> pd.MultiIndex:
 
 def _keys(old: pd.DataFrame, new: pd.DataFrame, scope: list[str]) -> list[str]:
     values = {name: (set(old[name]), set(new[name])) for name in old if name in new and not _NOT_COUNTED.search(name)}
-    numbers = [name for name in values if name not in (*scope, "group", "level") and _is_number(old[name])]
+    filled = {name: old[name][old[name] != ""] for name in values if name not in (*scope, "group", "level")}
+    # Numbers, and nothing but numbers and empty cells.
+    numbers = [name for name, own in filled.items() if len(own) and pd.to_numeric(own, errors="coerce").notna().all()]
     certain = scope + [name for name in values if name not in (*scope, *numbers) and set.intersection(*values[name])]
     equal = sorted((name for name in numbers if operator.eq(*values[name])), key=lambda name: old[name].nunique())
     for size in range(4):
@@ -239,11 +241,6 @@ def _keys(old: pd.DataFrame, new: pd.DataFrame, scope: list[str]) -> list[str]:
                 return keys
     other = ", ".join(name for name in numbers if name not in equal)
     raise RunError(f"{', '.join(certain)} do not identify the rows; columns whose values changed: {other or 'none'}")
-
-
-def _is_number(cells: pd.Series) -> bool:
-    """Whether there is a number, and nothing but numbers and empty cells."""
-    return pd.to_numeric(cells[cells != ""], errors="coerce").notna().all() and (cells != "").any()
 
 
 def _difference(old: pd.Series, new: pd.Series) -> tuple[Any, ...]:

@@ -49,7 +49,7 @@ def write(
     if csv is not None:
         _replace(csv, table.to_csv(index=False, lineterminator="\n"))
     if json is not None:
-        _replace(json, _as_json(table))
+        _replace(json, table.to_json(orient="records", indent=1, force_ascii=False, double_precision=15) + "\n")
     if notebooks is not None:
         for name in by_page(claims):
             if (path := Path(notebooks, name)).is_file():
@@ -79,8 +79,7 @@ def own_rows(claims: Sequence[Claim], results: pd.DataFrame, notebook: str) -> s
                 own = rows[(rows["claim"] == claim.id) & (rows["reading"] == reading)]
                 known = "" if claim.repaired is None else f", as {reading}"
                 own = own.sort_values("counts", ascending=False, kind="stable")
-                verdicts = "; ".join(map(_short, own.itertuples()))
-                lines.append(f"- [{claim.id}](#{claim.id}){known}: {verdicts}")
+                lines.append(f"- [{claim.id}](#{claim.id}){known}: {'; '.join(map(_short, own.itertuples()))}")
     return "\n".join(lines)
 
 
@@ -98,14 +97,8 @@ def _append(path: Path, section: str) -> None:
     cells = [cell for cell in notebook["cells"] if cell.get("id") != _CELL]
     ends = [place for place, cell in enumerate(cells) if "".join(cell["source"]).startswith("## Where this comes from")]
     own = {"cell_type": "markdown", "id": _CELL, "metadata": {}, "source": section}
-    place = ends[-1] if ends else len(cells)
-    notebook["cells"] = [*cells[:place], own, *cells[place:]]
-    _replace(path, json.dumps(notebook, indent=1, ensure_ascii=False) + "\n")
-
-
-def _as_json(table: pd.DataFrame) -> str:
-    records = table.astype(object).where(table.notna(), None).to_dict("records")
-    return json.dumps(records, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    cells.insert(ends[-1] if ends else len(cells), own)
+    _replace(path, json.dumps(notebook | {"cells": cells}, indent=1, ensure_ascii=False) + "\n")
 
 
 def _replace(path: str | Path, text: str) -> None:
