@@ -221,7 +221,7 @@ def test_a_plan_says_how_long_the_recorded_table_took_and_where(grid, project, c
     table.parent.mkdir(parents=True, exist_ok=True)
     table.write_text(json.dumps({"seconds": 5400, "device": device, "cpu": "Some CPU"}))
     cli.main(["plan", "grid.yml"])
-    assert f"          1.50  of runs when {table.stem}.csv was recorded, on {place}\n" in capsys.readouterr().out
+    assert f"          1.50  hours of runs on {place}, when {table.stem}.csv was recorded\n" in capsys.readouterr().out
 
 
 def test_a_plan_of_no_grid_is_refused(tmp_path, capsys):

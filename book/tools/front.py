@@ -77,7 +77,7 @@ LINEARIZED: tuple[Panel, ...] = (
         ("linearization/who-pays-for-relus-utkface", SNL),
         (
             ("linearization/who-pays-for-relus-utkface", UNEQUAL | {"method": "linearize:random"}),
-            ("linearization/which-linearizer-races-all", {}),
+            ("linearization/which-linearizer-utkface", {}),
         ),
     ),
     Panel(
@@ -85,7 +85,7 @@ LINEARIZED: tuple[Panel, ...] = (
         ("linearization/who-pays-for-relus-ages-all", SNL),
         (
             ("linearization/who-pays-for-relus-ages-all", UNEQUAL | {"method": "linearize:random"}),
-            ("linearization/giving-it-back-ages-all", PLAIN),
+            ("linearization/giving-it-back-ages-all", PLAIN | {"method": "linearize:deepreduce"}),
         ),
     ),
     Panel(

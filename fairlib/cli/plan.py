@@ -36,11 +36,11 @@ def _plan(arguments: argparse.Namespace) -> int:
         print(f"hours        ?  no run has finished on this machine: start {sweep}', and ask again after the first")
     else:
         print(f"hours   {plan.hours:6.2f}  left, at the pace of {plan.timed} finished on this machine")
-    for path in dict.fromkeys(point.table.with_suffix(".json") for points in plan.runs.values() for point in points):
-        if path.is_file():
-            one = json.loads(path.read_text(encoding="utf-8"))
-            place = one["cpu"] if one["device"] == "cpu" else one["device"]
-            print(f"        {one['seconds'] / 3600:6.2f}  of runs when {path.stem}.csv was recorded, on {place}")
+    tables = dict.fromkeys(point.table.with_suffix(".json") for points in plan.runs.values() for point in points)
+    for table in [table for table in tables if table.is_file()]:
+        one = json.loads(table.read_text(encoding="utf-8"))
+        place = one["cpu"] if one["device"] == "cpu" else one["device"]
+        print(f"        {one['seconds'] / 3600:6.2f}  hours of runs on {place}, when {table.stem}.csv was recorded")
     lacks = _lacks([point for name, points in plan.runs.items() if name != "done" for point in points])
     print("".join(f"fairlib: {sentence}\n" for sentence in lacks), end="", file=sys.stderr)
     return 1 if lacks else 0

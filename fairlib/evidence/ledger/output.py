@@ -1,8 +1,8 @@
 """What is written of the ledger: the page, a table as CSV or JSON, and a section at the end of each notebook."""
 
-import json
 import math
 from collections.abc import Sequence
+from json import dumps, loads
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,8 @@ def write(
     if csv is not None:
         _replace(csv, table.to_csv(index=False, lineterminator="\n"))
     if json is not None:
-        _replace(json, table.to_json(orient="records", indent=1, force_ascii=False, double_precision=15) + "\n")
+        records = table.astype(object).where(table.notna(), None).to_dict("records")
+        _replace(json, dumps(records, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
     if notebooks is not None:
         for name in by_page(claims):
             if (path := Path(notebooks, name)).is_file():
@@ -64,7 +65,7 @@ def own_rows(claims: Sequence[Claim], results: pd.DataFrame, notebook: str) -> s
         results: Verdicts of these claims (:func:`fairlib.evidence.claims.evaluate`).
         notebook: Path of the notebook, as the claims name it.
     """
-    rows = counted(results)
+    rows = counted(results).sort_values("counts", ascending=False, kind="stable")
     lines = [
         "## The claims of this page",
         "",
@@ -78,7 +79,6 @@ def own_rows(claims: Sequence[Claim], results: pd.DataFrame, notebook: str) -> s
             if read.notebook == notebook:
                 own = rows[(rows["claim"] == claim.id) & (rows["reading"] == reading)]
                 known = "" if claim.repaired is None else f", as {reading}"
-                own = own.sort_values("counts", ascending=False, kind="stable")
                 lines.append(f"- [{claim.id}](#{claim.id}){known}: {'; '.join(map(_short, own.itertuples()))}")
     return "\n".join(lines)
 
@@ -93,12 +93,12 @@ def _short(row: Any) -> str:
 
 def _append(path: Path, section: str) -> None:
     """Put the section into a notebook before *Where this comes from*, else at its end; once, however often called."""
-    notebook = json.loads(path.read_text(encoding="utf-8"))
+    notebook = loads(path.read_text(encoding="utf-8"))
     cells = [cell for cell in notebook["cells"] if cell.get("id") != _CELL]
     ends = [place for place, cell in enumerate(cells) if "".join(cell["source"]).startswith("## Where this comes from")]
     own = {"cell_type": "markdown", "id": _CELL, "metadata": {}, "source": section}
-    cells.insert(ends[-1] if ends else len(cells), own)
-    _replace(path, json.dumps(notebook | {"cells": cells}, indent=1, ensure_ascii=False) + "\n")
+    cells.insert((ends or [len(cells)])[-1], own)
+    _replace(path, dumps(notebook | {"cells": cells}, indent=1, ensure_ascii=False) + "\n")
 
 
 def _replace(path: str | Path, text: str) -> None:
