@@ -293,7 +293,7 @@ def accuracy_change(
         return mean
     base = _extreme(before, sizes, share, groups)
     if not (base > 0).all():
-        raise ValueError(f"a relative change of the {groups} groups needs an accuracy above 0 under the control")
+        raise UndefinedError(f"a relative change of the {groups} groups needs an accuracy above 0 under the control")
     return mean / base
 
 

@@ -23,7 +23,7 @@ import yaml
 
 from fairlib import environment
 from fairlib._validation import lookup
-from fairlib.effects import FLOOR, STATISTICS, MissingRowsError, at_floor, by_chance, cells
+from fairlib.effects import FLOOR, STATISTICS, MissingRowsError, UndefinedError, at_floor, by_chance, cells
 from fairlib.evidence.verdict import DECIDED, MIN_SEEDS, Criterion, Verdict, judge
 from fairlib.statistics import benjamini_hochberg
 
@@ -338,21 +338,23 @@ def _judge(claim: Claim, table: Path) -> tuple[Verdict, bool, str, str]:
 
 
 def _tested(claim: Claim, table: pd.DataFrame) -> tuple[Verdict, pd.Series | pd.DataFrame]:
-    values = claim.values(table)
-    found = verdict(values, claim)
+    try:
+        values = claim.values(table)
+        found = verdict(values, claim)
+    except UndefinedError as error:
+        if claim.floor is None:
+            raise
+        values, found = pd.Series(dtype=float), Verdict("undecided", str(error))
     if found.name in DECIDED:
         try:
             found = judge(values, claim.criterion, by_chance(table, **claim.statistic or {}))
         except MissingRowsError:
             found = _left_open(found, "undecided", "what chance gives is unknown without group sizes")
-    if claim.floor is None:
-        return found, values
-    low = claim.at_floor(table)
-    if low is None:
-        reason = "the table does not say what a constant answer achieves in each group"
+    low = [] if claim.floor is None else claim.at_floor(table)
+    if low is None or low:
+        unknown = "the table does not say what a constant answer achieves in each group"
+        reason = f"nothing to lose: {', '.join(map(str, low))}" if low else unknown
         found = _left_open(found, "undecided (floor)", reason)
-    elif low:
-        found = _left_open(found, "undecided (floor)", f"nothing to lose: {', '.join(map(str, low))}")
     return found, values
 
 
@@ -366,16 +368,14 @@ def _is_about(claim: Claim, records: pd.DataFrame, table: Path) -> bool:
     name, _, attribute = (claim.data or "").partition("/")
     if not name:
         return True
-    if name not in set(records.get("data", ())):
-        return False
     beside = table.with_name("run.json") if table.suffix == ".parquet" else table.with_suffix(".json")
     given = json.loads(beside.read_text(encoding="utf-8"))["parameters"].values() if beside.is_file() else ()
     known = {value for one in given for value in (one if isinstance(one, list) else [one]) if isinstance(value, str)}
-    return not attribute or attribute in known
+    return name in set(records.get("data", ())) and (not attribute or attribute in known)
 
 
 def _fingerprint(claim: Claim, values: pd.Series | pd.DataFrame) -> str:
     """What claims share that are one test: the criterion and the values, or the statistic where these are constant."""
     numbers = pd.DataFrame(values).to_numpy()
-    same = numbers.tolist() if numbers.min() < numbers.max() else sorted((claim.statistic or {}).items(), key=str)
+    same = numbers.tolist() if len({*numbers.flat}) > 1 else sorted((claim.statistic or {}).items(), key=str)
     return f"{claim.criterion} {same}"

@@ -309,6 +309,13 @@ def test_a_table_whose_group_has_nothing_to_lose_decides_nothing(tmp_path):
     found = claims.evaluate([entry], tmp_path).iloc[0]
     assert (found["verdict"], found["reason"]) == ("undecided (floor)", "nothing to lose: C")
     assert math.isnan(found["p_value"]) and found["survives"]
+    nobody = repeated.assign(accuracy=repeated["accuracy"].mask(low, 0.0))  # A relative drop does not exist.
+    nobody.to_csv(tmp_path / "values.csv", index=False)
+    relative = entry.statistic | {"relative": True}
+    found = claims.evaluate([replace(entry, statistic=relative)], tmp_path).iloc[0]
+    assert (found["verdict"], found["reason"]) == ("undecided (floor)", "nothing to lose: C")
+    with pytest.raises(ValueError, match=r"claim 'H-x'.*above 0 under the control"):
+        claims.evaluate([replace(entry, statistic=relative, floor=None)], tmp_path)
     repeated.to_csv(tmp_path / "values.csv", index=False)  # Of another target nobody knows what a constant achieves.
     found = claims.evaluate([replace(entry, floor={"classes": False})], tmp_path).iloc[0]
     assert found["verdict"] == "undecided (floor)" and "constant answer" in found["reason"]
