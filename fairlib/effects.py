@@ -60,6 +60,10 @@ class UndefinedError(ValueError):
     """Raised where a statistic does not exist for the values of a table, such as the correlation of a constant."""
 
 
+class NothingToLoseError(ValueError):
+    """Raised where a relative drop does not exist: under the control nobody of the groups is recognized."""
+
+
 class MissingRowsError(ValueError):
     """Raised where a table lacks the columns or rows that a statistic needs: it comes from another run."""
 
@@ -293,7 +297,7 @@ def accuracy_change(
         return mean
     base = _extreme(before, sizes, share, groups)
     if not (base > 0).all():
-        raise UndefinedError(f"a relative change of the {groups} groups needs an accuracy above 0 under the control")
+        raise NothingToLoseError(f"a relative change of the {groups} groups needs an accuracy above 0 in the control")
     return mean / base
 
 

@@ -23,7 +23,7 @@ import yaml
 
 from fairlib import environment
 from fairlib._validation import lookup
-from fairlib.effects import FLOOR, STATISTICS, MissingRowsError, UndefinedError, at_floor, by_chance, cells
+from fairlib.effects import FLOOR, STATISTICS, MissingRowsError, NothingToLoseError, at_floor, by_chance, cells
 from fairlib.evidence.verdict import DECIDED, MIN_SEEDS, Criterion, Verdict, judge
 from fairlib.statistics import benjamini_hochberg
 
@@ -340,11 +340,9 @@ def _judge(claim: Claim, table: Path) -> tuple[Verdict, bool, str, str]:
 def _tested(claim: Claim, table: pd.DataFrame) -> tuple[Verdict, pd.Series | pd.DataFrame]:
     try:
         values = claim.values(table)
-        found = verdict(values, claim)
-    except UndefinedError as error:
-        if claim.floor is None:
-            raise
-        values, found = pd.Series(dtype=float), Verdict("undecided", str(error))
+    except NothingToLoseError as error:
+        return Verdict("undecided (floor)", str(error)), pd.Series(dtype=float)
+    found = verdict(values, claim)
     if found.name in DECIDED:
         try:
             found = judge(values, claim.criterion, by_chance(table, **claim.statistic or {}))
@@ -366,12 +364,12 @@ def _left_open(found: Verdict, name: str, reason: str) -> Verdict:
 def _is_about(claim: Claim, records: pd.DataFrame, table: Path) -> bool:
     """Whether the table is of the data set that the claim names and, if it names one, of the attribute."""
     name, _, attribute = (claim.data or "").partition("/")
-    if not name:
-        return True
+    if not name or name not in set(records.get("data", ())):
+        return not name
     beside = table.with_name("run.json") if table.suffix == ".parquet" else table.with_suffix(".json")
     given = json.loads(beside.read_text(encoding="utf-8"))["parameters"].values() if beside.is_file() else ()
     known = {value for one in given for value in (one if isinstance(one, list) else [one]) if isinstance(value, str)}
-    return name in set(records.get("data", ())) and (not attribute or attribute in known)
+    return not attribute or attribute in known
 
 
 def _fingerprint(claim: Claim, values: pd.Series | pd.DataFrame) -> str:

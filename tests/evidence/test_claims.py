@@ -309,19 +309,25 @@ def test_a_table_whose_group_has_nothing_to_lose_decides_nothing(tmp_path):
     found = claims.evaluate([entry], tmp_path).iloc[0]
     assert (found["verdict"], found["reason"]) == ("undecided (floor)", "nothing to lose: C")
     assert math.isnan(found["p_value"]) and found["survives"]
-    nobody = repeated.assign(accuracy=repeated["accuracy"].mask(low, 0.0))  # A relative drop does not exist.
-    nobody.to_csv(tmp_path / "values.csv", index=False)
-    relative = entry.statistic | {"relative": True}
-    found = claims.evaluate([replace(entry, statistic=relative)], tmp_path).iloc[0]
-    assert (found["verdict"], found["reason"]) == ("undecided (floor)", "nothing to lose: C")
-    with pytest.raises(ValueError, match=r"claim 'H-x'.*above 0 under the control"):
-        claims.evaluate([replace(entry, statistic=relative, floor=None)], tmp_path)
     repeated.to_csv(tmp_path / "values.csv", index=False)  # Of another target nobody knows what a constant achieves.
     found = claims.evaluate([replace(entry, floor={"classes": False})], tmp_path).iloc[0]
     assert found["verdict"] == "undecided (floor)" and "constant answer" in found["reason"]
     repeated[repeated["stage"] != "control"].to_csv(tmp_path / "values.csv", index=False)
     with pytest.raises(ValueError, match="claim 'H-x'"):
         claims.evaluate([entry], tmp_path)
+
+
+@pytest.mark.parametrize("floor", [None, {}])
+def test_a_relative_drop_of_a_group_that_a_seed_does_not_recognize_decides_nothing(tmp_path, floor):
+    low = (TABLE["group"] == "C") & (TABLE["stage"] == "control") & (TABLE["split"] == "test") & (TABLE["seed"] == 0)
+    assert low.sum() == 1
+    nobody = TABLE.assign(accuracy=TABLE["accuracy"].mask(low, 0.0))
+    nobody.to_csv(tmp_path / "values.csv", index=False)
+    entry = claim(statistic={"name": "drop_difference", "level": 0.9, "relative": True}, floor=floor)
+    found = claims.evaluate([entry], tmp_path).iloc[0]
+    assert (found["verdict"], found["seeds"]) == ("undecided (floor)", 0)
+    assert "above 0 in the control" in found["reason"]
+    assert claims.on_table([entry], nobody, entry.notebook)["verdict"].tolist() == ["undecided (floor)"]
 
 
 def test_a_floor_needs_a_control(tmp_path):
