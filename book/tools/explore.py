@@ -28,7 +28,7 @@ CHOICES: dict[str, tuple[str, dict[str, Any], str]] = {
     "Pruning by magnitude, digits": ("pruning/matthew-effect-study", UNEQUAL, PRUNE),
     "Pruning by magnitude, faces by race": ("pruning/matthew-effect-utkface", UNEQUAL, PRUNE),
     "Fewer ReLUs by SNL, digits": ("linearization/who-pays-for-relus-study", SNL, LINEARIZE),
-    "Fewer ReLUs by SNL, faces by race": ("linearization/who-pays-for-relus-utkface", SNL, LINEARIZE),
+    "Fewer ReLUs by SNL, faces by race": ("linearization/who-pays-for-relus-races-all", SNL, LINEARIZE),
     "Fewer ReLUs by SNL, faces by age": ("linearization/who-pays-for-relus-ages-all", SNL, LINEARIZE),
 }
 """By its title the table of a choice, the rows that are taken, and what a level is a share of."""

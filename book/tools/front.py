@@ -56,11 +56,11 @@ PRUNED: tuple[Panel, ...] = (
         (
             ("pruning/which-pruner-utkface", {}),
             ("pruning/matthew-effect-resnet18", UNEQUAL),
-            ("pruning/networks-and-attributes-utkface", {"attribute": "many values"}),
+            ("pruning/networks-and-attributes-utkface-all", {"attribute": "many values"}),
         ),
     ),
     Panel("faces by age", ("mitigation/when-to-mitigate-ages", PLAIN), ()),
-    Panel("CIFAR-10", ("mitigation/when-to-mitigate-cifar10", PLAIN), ()),
+    Panel("CIFAR-10", ("mitigation/when-to-mitigate-cifar10-all", PLAIN), ()),
 )
 SNL: Rows = {"setting": "unequal", "method": "linearize:snl"}
 LINEARIZED: tuple[Panel, ...] = (
@@ -74,10 +74,11 @@ LINEARIZED: tuple[Panel, ...] = (
     ),
     Panel(
         "faces by race",
-        ("linearization/who-pays-for-relus-utkface", SNL),
+        ("linearization/who-pays-for-relus-races-all", SNL),
         (
-            ("linearization/who-pays-for-relus-utkface", UNEQUAL | {"method": "linearize:random"}),
-            ("linearization/which-linearizer-utkface", {}),
+            ("linearization/who-pays-for-relus-races-all", UNEQUAL | {"method": "linearize:random"}),
+            ("linearization/who-pays-for-relus-networks-races-all", {}),
+            ("linearization/which-linearizer-races-all", {}),
         ),
     ),
     Panel(
@@ -85,6 +86,7 @@ LINEARIZED: tuple[Panel, ...] = (
         ("linearization/who-pays-for-relus-ages-all", SNL),
         (
             ("linearization/who-pays-for-relus-ages-all", UNEQUAL | {"method": "linearize:random"}),
+            ("linearization/who-pays-for-relus-networks-ages-all", {}),
             ("linearization/giving-it-back-ages-all", PLAIN | {"method": "linearize:deepreduce"}),
         ),
     ),

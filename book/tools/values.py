@@ -24,7 +24,8 @@ VALUES: dict[str, Callable[[], str]] = {}
 MATTHEW = ("results/pruning/matthew-effect-study.csv", "results/pruning/matthew-effect-utkface.csv")
 RESNET18, RESNET18_64 = (f"results/pruning/matthew-effect-{name}.csv" for name in ("resnet18", "64-resnet18"))
 RELUS = "results/linearization/who-pays-for-relus-study.csv"
-RACES = "results/linearization/who-pays-for-relus-utkface.csv"
+RACES = "results/linearization/who-pays-for-relus-races-all.csv"
+RACES_VGG19 = "results/linearization/who-pays-for-relus-networks-races-all.csv"
 PATHS, PATHS_CLAIMS = ("results/benchmarks/two_paths.csv", "results/benchmarks/two_paths_claims.csv")
 MITIGATIONS = ("equal-loss", "equal-curvature", "accuracy-gap", "group-dro", "reweight")
 
@@ -167,6 +168,18 @@ def relus_others_before() -> str:
 
 
 @value
+def relus_vgg19_others() -> str:
+    verdict("D-fig-7a", RACES_VGG19, expect="supported")
+    return points(certain(_dropped("Others", RACES_VGG19, model="vgg19")))
+
+
+@value
+def relus_vgg19_others_before() -> str:
+    where = {"model": "vgg19", "stage": "control", "split": "test", "group": "Others"}
+    return points(effects.select(table(RACES_VGG19), **where)["accuracy"])
+
+
+@value
 def relus_resnet34() -> str:
     networks = "results/linearization/who-pays-for-relus-networks.csv"
     verdict("D-fig-11-r34-cifar10", networks, expect="reversed")
@@ -287,10 +300,10 @@ def _pruned(race: str, path: str, split: str = "test") -> pd.Series:
     return effects.select(rows, stage="control").set_index("seed")["accuracy"] - pruned
 
 
-def _dropped(race: str) -> pd.Series:
+def _dropped(race: str, path: str = RACES, **network: str) -> pd.Series:
     """What a race loses with one ReLU in fifty left, by seed."""
     where = {"method": "linearize:snl", "stage": "compressed", "level": 0.02, "split": "test", "group": race}
-    return effects.select(table(RACES), **where)["drop"]
+    return effects.select(table(path), **where, **network)["drop"]
 
 
 def _verdicts_by_path() -> pd.DataFrame:

@@ -38,10 +38,12 @@ def lost(name: str, level: float, *, smallest: bool, **where: str) -> float:
     return 100 * sum(drops) / len(drops)
 
 
-def of_race(race: str, after: int = 1) -> float:
+def of_race(race: str, after: int = 1, model: str = "tiny-resnet") -> float:
     """Points that a race loses with one ReLU in fifty left, or (0) has before, computed with pandas alone."""
-    table = pd.read_csv(ROOT / "results/linearization/who-pays-for-relus-utkface.csv")
+    name = "races" if model == "tiny-resnet" else "networks-races"
+    table = pd.read_csv(ROOT / f"results/linearization/who-pays-for-relus-{name}-all.csv")
     own = table[(table["group"] == race) & (table["split"] == "test") & (table["method"] == "linearize:snl")]
+    own = own[own["model"] == model]
     ends = own.pivot(index="seed", columns=["stage", "level"], values="accuracy")
     return 100 * (ends["control", 1.0] - after * ends["compressed", 0.02]).mean()
 
@@ -62,6 +64,8 @@ def forgotten(race: str) -> float:
         ("relus_white", lambda: -of_race("White")),
         ("relus_others", lambda: of_race("Others")),
         ("relus_others_before", lambda: of_race("Others", after=0)),
+        ("relus_vgg19_others", lambda: of_race("Others", model="vgg19")),
+        ("relus_vgg19_others_before", lambda: of_race("Others", after=0, model="vgg19")),
         ("digits_smallest", lambda: lost(STUDY, 0.9, smallest=True, setting="unequal")),
         ("digits_largest", lambda: lost(STUDY, 0.9, smallest=False, setting="unequal")),
         ("races_smallest", lambda: lost("pruning/matthew-effect-utkface", 0.9, smallest=True, setting="unequal")),
