@@ -7,6 +7,7 @@ table of real images has decided.
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -148,11 +149,27 @@ def lists(found: pd.DataFrame) -> str:
     return "\n".join(lines)
 
 
-def remaining(ledger: pd.DataFrame) -> str:
+def price(rows: pd.DataFrame, root: Path) -> str:
+    """Say how many seeds would decide a claim, and the hours that its table took for as many; empty if none would.
+
+    Args:
+        rows: Its rows of the ledger. That with the fewest hours counts.
+        root: Folder that the paths of the tables start from.
+    """
+    found = []
+    for row in rows.dropna(subset="needed").itertuples():
+        recorded = json.loads((root / row.table).with_suffix(".json").read_text(encoding="utf-8"))
+        hours = recorded["seconds"] / 3600 * row.needed / row.seeds
+        found.append((hours, f"{row.needed:.0f} seeds, {hours:.1f} h" + " on a GPU" * (recorded["device"] != "cpu")))
+    return f" ({min(found)[1]})" if found else ""
+
+
+def remaining(ledger: pd.DataFrame, root: Path) -> str:
     """Write as MyST which trends and numbers of the papers no table of real images has decided, and why.
 
     Args:
         ledger: Table of ``fairlib ledger --csv``.
+        root: Folder that the paths of its tables start from.
     """
     own = ledger[(ledger["reading"] == "printed") & (ledger["paper"] != "H") & ledger["kind"].isin(["trend", "number"])]
     own = own[own["verdict"] != "not testable here"]
@@ -163,7 +180,8 @@ def remaining(ledger: pd.DataFrame) -> str:
         verdicts = found.get(claim, set())
         if not verdicts & {*DECIDED}:
             reason = "none" if not verdicts else "undecided" if "undecided" in verdicts else "floor"
-            why[reason].append(f"[{claim}](#{claim})")
+            open_ = real[(real["claim"] == claim) & (real["verdict"] == "undecided")]
+            why[reason].append(f"[{claim}](#{claim}){price(open_, root)}")
     left = sum(map(len, why.values()))
     total = own["claim"].nunique()
     lines = [
@@ -178,7 +196,7 @@ def main(folder: str, ledger: str) -> None:
     matplotlib.use("agg")
     table = pd.read_csv(ledger)
     found = pairs(table)
-    for name, text in {"scale": lists(found), "remaining": remaining(table)}.items():
+    for name, text in {"scale": lists(found), "remaining": remaining(table, project())}.items():
         Path(folder, f"{name}.md").write_text(text, encoding="utf-8")
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "book"}):  # Texts as texts, the same each time.
         figure(found).savefig(Path(folder, "scale.svg"), metadata={"Date": None})

@@ -36,7 +36,7 @@ def test_how_two_verdicts_compare(small: str, large: str, expected: str):
 def row(claim: str, evidence: str, verdict: str, estimate: float, **other: object) -> dict[str, object]:
     known = {"claim": claim, "reading": "printed", "evidence": evidence, "verdict": verdict, "estimate": estimate}
     known |= {"low": estimate - 0.01, "high": estimate + 0.01, "seeds": 10, "data": "digits", "decides": True}
-    return known | {"worst_cell": np.nan, "worst_estimate": np.nan} | other
+    return known | {"needed": np.nan, "worst_cell": np.nan, "worst_estimate": np.nan} | other
 
 
 LEDGER = pd.DataFrame(
@@ -75,13 +75,14 @@ def test_an_effect_is_positive_on_the_side_that_is_claimed():
     assert scale._beyond(less, pd.Series({"estimate": 0.0, "low": -1.0, "high": 1.0})) == pytest.approx([2.0, 4.0, 0.0])
 
 
-def test_what_is_left_is_what_no_table_of_real_images_decides():
+def test_what_is_left_is_what_no_table_of_real_images_decides(tmp_path):
     real = {"evidence": "real-data run", "paper": "T", "kind": "trend", "decides": True}
     rows = [
         row("T-a", verdict=SUPPORTED, estimate=1.0, **real),
         row("T-b", verdict=FLOOR, estimate=1.0, **real),
         row("T-b", verdict=SUPPORTED, estimate=1.0, **real | {"evidence": "embedded study"}),
-        row("T-c", verdict=UNDECIDED, estimate=1.0, **real),
+        row("T-c", verdict=UNDECIDED, estimate=1.0, **real | {"needed": 40, "table": "slow.csv"}),
+        row("T-c", verdict=UNDECIDED, estimate=1.0, **real | {"needed": 120, "table": "fast.csv"}),
         row("T-c", verdict=FLOOR, estimate=1.0, **real | {"evidence": "run at scale"}),
         row("T-d", verdict="reversed", estimate=1.0, **real | {"decides": False}),
         row("T-e", verdict="not testable here", estimate=1.0, **real),
@@ -90,10 +91,12 @@ def test_what_is_left_is_what_no_table_of_real_images_decides():
         row("T-h", verdict=FLOOR, estimate=1.0, **real),
         row("T-h", verdict="no effect", estimate=1.0, **real | {"evidence": "run at scale"}),
     ]
-    said = scale.remaining(pd.DataFrame(rows)).splitlines()
+    (tmp_path / "slow.json").write_text('{"seconds": 7200, "device": "cpu"}')  # Of ten seeds: 8 hours for 40.
+    (tmp_path / "fast.json").write_text('{"seconds": 900, "device": "NVIDIA H100"}')
+    said = scale.remaining(pd.DataFrame(rows), tmp_path).splitlines()
     assert said[0].startswith("Of 5 trends and numbers") and said[0].endswith("real images decide 2.")
     left = [line.rpartition(": ")[2] for line in said[2:]]
-    assert left == ["1. [T-b](#T-b)", "1. [T-c](#T-c)", "1. [T-d](#T-d)"]
+    assert left == ["1. [T-b](#T-b)", "1. [T-c](#T-c) (120 seeds, 3.0 h on a GPU)", "1. [T-d](#T-d)"]
 
 
 def test_the_page_has_every_pair_and_its_counts(tmp_path):

@@ -17,7 +17,7 @@ from fairlib.evidence.ledger.text import escape, numbers, origin
 
 COLUMNS = [
     *["claim", "paper", "kind", "reading", "evidence", "table", "decides"],
-    *["verdict", "estimate", "low", "high", "seeds", "worst_cell", "worst_estimate", "data"],
+    *["verdict", "estimate", "low", "high", "seeds", "needed", "worst_cell", "worst_estimate", "data"],
 ]
 _CELL = "claims-of-this-page"
 
