@@ -282,7 +282,8 @@ def test_the_table_has_a_row_for_each_claim_reading_and_table(tmp_path):
     ledger.write(tmp_path / "claims.yml", tmp_path, csv=tmp_path / "l.csv", json=tmp_path / "l.json")
     table = pd.read_csv(tmp_path / "l.csv")
     assert " ".join(table) == (
-        "claim paper kind reading evidence table decides verdict estimate low high seeds needed worst_cell worst_estimate data"
+        "claim paper kind reading evidence table decides verdict estimate low high seeds needed"
+        " worst_cell worst_estimate data"
     )
     assert table["verdict"].tolist() == ["supported", "undecided"] and table["decides"].tolist() == [True, False]
     records = json.loads((tmp_path / "l.json").read_text())
