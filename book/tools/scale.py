@@ -45,6 +45,7 @@ OPEN = {
 }
 """Why no table of real images decides a claim."""
 
+MANY = 200  # Seeds above which a number says only that the effect is small beside its spread.
 CLIP = 30  # Margins at which the axes of the figure end.
 
 
@@ -150,18 +151,27 @@ def lists(found: pd.DataFrame) -> str:
 
 
 def price(rows: pd.DataFrame, root: Path) -> str:
-    """Say how many seeds would decide a claim, and the hours that its table took for as many; empty if none would.
+    """Say how many seeds would decide a claim, and how long the runs of its table took for as many.
 
     Args:
-        rows: Its rows of the ledger. That with the fewest hours counts.
+        rows: Its rows of the ledger. That which needs the fewest seeds counts.
         root: Folder that the paths of the tables start from.
+
+    Returns:
+        The text in brackets: without hours where the runs of the table differ in their number of seeds, and no number
+        above `MANY`. Empty if no number of seeds is known.
     """
-    found = []
-    for row in rows.dropna(subset="needed").itertuples():
-        recorded = json.loads((root / row.table).with_suffix(".json").read_text(encoding="utf-8"))
-        hours = recorded["seconds"] / 3600 * row.needed / row.seeds
-        found.append((hours, f"{row.needed:.0f} seeds, {hours:.1f} h" + " on a GPU" * (recorded["device"] != "cpu")))
-    return f" ({min(found)[1]})" if found else ""
+    known = rows.dropna(subset="needed").sort_values("needed")
+    if known.empty:
+        return ""
+    row = known.iloc[0]
+    if row["needed"] > MANY:
+        return f" (over {MANY} seeds)"
+    recorded = json.loads((root / row["table"]).with_suffix(".json").read_text(encoding="utf-8"))
+    hours = recorded["seconds"] / 3600 * row["needed"] / row["seeds"]
+    alike = not isinstance(recorded["parameters"]["seeds"], list)
+    where = "" if recorded["device"] == "cpu" else " on a GPU"
+    return f" ({row['needed']:.0f} seeds" + f", {hours:.1f} h{where}" * alike + ")"
 
 
 def remaining(ledger: pd.DataFrame, root: Path) -> str:

@@ -83,6 +83,10 @@ def test_what_is_left_is_what_no_table_of_real_images_decides(tmp_path):
         row("T-b", verdict=SUPPORTED, estimate=1.0, **real | {"evidence": "embedded study"}),
         row("T-c", verdict=UNDECIDED, estimate=1.0, **real | {"needed": 40, "table": "slow.csv"}),
         row("T-c", verdict=UNDECIDED, estimate=1.0, **real | {"needed": 120, "table": "fast.csv"}),
+        row("T-i", verdict=UNDECIDED, estimate=1.0, **real | {"needed": 120, "table": "fast.csv"}),
+        row("T-j", verdict=UNDECIDED, estimate=1.0, **real | {"needed": 20, "table": "uneven.csv"}),
+        row("T-k", verdict=UNDECIDED, estimate=1.0, **real | {"needed": 1889, "table": "none.csv"}),
+        row("T-l", verdict=UNDECIDED, estimate=1.0, **real),
         row("T-c", verdict=FLOOR, estimate=1.0, **real | {"evidence": "run at scale"}),
         row("T-d", verdict="reversed", estimate=1.0, **real | {"decides": False}),
         row("T-e", verdict="not testable here", estimate=1.0, **real),
@@ -91,12 +95,16 @@ def test_what_is_left_is_what_no_table_of_real_images_decides(tmp_path):
         row("T-h", verdict=FLOOR, estimate=1.0, **real),
         row("T-h", verdict="no effect", estimate=1.0, **real | {"evidence": "run at scale"}),
     ]
-    (tmp_path / "slow.json").write_text('{"seconds": 7200, "device": "cpu"}')  # Of ten seeds: 8 hours for 40.
-    (tmp_path / "fast.json").write_text('{"seconds": 900, "device": "NVIDIA H100"}')
+    took = '{"seconds": %d, "device": "%s", "parameters": {"seeds": %s}}'
+    (tmp_path / "slow.json").write_text(took % (7200, "cpu", "10"))  # Of ten seeds: 8 hours for 40.
+    (tmp_path / "fast.json").write_text(took % (900, "NVIDIA H100", "1"))
+    (tmp_path / "uneven.json").write_text(took % (900, "cpu", "[10, 3]"))
     said = scale.remaining(pd.DataFrame(rows), tmp_path).splitlines()
-    assert said[0].startswith("Of 5 trends and numbers") and said[0].endswith("real images decide 2.")
+    assert said[0].startswith("Of 9 trends and numbers") and said[0].endswith("real images decide 2.")
     left = [line.rpartition(": ")[2] for line in said[2:]]
-    assert left == ["1. [T-b](#T-b)", "1. [T-c](#T-c) (120 seeds, 3.0 h on a GPU)", "1. [T-d](#T-d)"]
+    shown = "5. [T-c](#T-c) (40 seeds, 8.0 h), [T-i](#T-i) (120 seeds, 3.0 h on a GPU), [T-j](#T-j) (20 seeds)"
+    shown += ", [T-k](#T-k) (over 200 seeds), [T-l](#T-l)"
+    assert left == ["1. [T-b](#T-b)", shown, "1. [T-d](#T-d)"]
 
 
 def test_the_page_has_every_pair_and_its_counts(tmp_path):
