@@ -294,6 +294,10 @@ def test_the_table_has_a_row_for_each_claim_reading_and_table(tmp_path):
     single = json.loads((tmp_path / "l.json").read_text())[0]  # The interval of one seed has no ends.
     assert single["estimate"] == pytest.approx(0.1) and single["low"] is None and single["high"] is None
     assert records[0]["seeds"] == 10 and records[0]["worst_cell"] == "" and records[0]["worst_estimate"] is None
+    assert records[0]["needed"] is None  # It is decided.
+    write(tmp_path / "values.csv", value=spread(0.05, 0.1))
+    ledger.write(tmp_path / "claims.yml", tmp_path, json=tmp_path / "l.json")
+    assert json.loads((tmp_path / "l.json").read_text())[0]["needed"] > 10
 
 
 # At the end of a page
