@@ -763,6 +763,29 @@ def by_arm(table: pd.DataFrame, keys: Iterable[str]) -> pd.DataFrame:
     return pd.concat(found, names=[*keys, "seed"]).reset_index()
 
 
+def prices(table: pd.DataFrame) -> pd.DataFrame:
+    """Compute what each arm of a study costs the average, and how much more it costs small groups, by level and seed.
+
+    Args:
+        table: Table of :func:`fairlib.study` with the rows of controls and a column of `ARMS` (the last of them).
+
+    Returns:
+        One row per arm, level and seed, arms and levels in the order of the table: the column of the arm, ``level``,
+        ``seed``; ``average``, what the overall accuracy loses against the control (`overall_change`), and
+        ``difference``, how much more the smallest third of the groups loses than the largest (`drop_difference`).
+
+    Raises:
+        ValueError: If a column or the controls are missing, or a seed is incomplete.
+    """
+    column = next((name for name in reversed(ARMS) if name in table), "")
+    compressed, found = _select(table, {"stage": "compressed"}, (column or " or ".join(ARMS),)), {}
+    for arm in compressed[column].unique():
+        own = select(table, **{column: arm})
+        average = -by_level(own, of="overall_change").unstack()
+        found[arm] = pd.DataFrame({"average": average, "difference": by_level(own, of="drop_difference").unstack()})
+    return pd.concat(found, names=[column, "level", "seed"]).reset_index()
+
+
 def contrast(
     table: pd.DataFrame,
     *,

@@ -305,6 +305,57 @@ def over_budgets(
     return figure
 
 
+def arms(study: pd.DataFrame, names: Mapping[str, str], *, rows: int = 1, width: float = 9.0) -> Figure:
+    """Draw a panel for each arm of a study: the change of test accuracy by group over the share of bytes that is kept.
+
+    Of more than five groups the largest, the middle and the smallest of each seed are drawn, whichever these are.
+
+    Args:
+        study: Table of :func:`fairlib.study` with the column ``arm``; ``kept`` is the share of bytes.
+        names: By name of an arm the title of its panel.
+        rows: Number of rows of panels.
+        width: Width of the figure in inches.
+    """
+    changed = effects.against_control(study, on=["arm", "seed", "group"])
+    changed = effects.select(changed, split="test", stage=["control", "compressed"])
+    kept = changed.groupby(["arm", "level"])["kept"].transform("mean").round(4)
+    changed = changed.assign(change=-100 * changed["drop"], level=kept)
+    figure, axes = new_figure(-(-len(names) // rows), rows=rows, width=width, height=0.9 + 2.5 * rows, sharey=True)
+    for axis, (arm, title) in zip(axes, names.items(), strict=False):
+        own = changed[changed["arm"] == arm]
+        groups(axis, own, "change", extremes=own["group"].nunique() > 5)
+        _logarithmic(axis, sorted(set(own["level"])), lambda share: f"{100 * share:.2g}", "bytes kept, %")
+        axis.invert_xaxis()
+        axis.axhline(0, color="#555555", linewidth=0.8)
+        axis.set_title(title)
+        floor(axis, study, arm=arm)
+    for axis in axes[len(names) :]:
+        axis.set_axis_off()
+    for first in axes[:: len(axes) // rows]:
+        first.set_ylabel("change of test accuracy\nagainst the control, points")
+    legend(figure, _GROUPS, right=True)
+    return figure
+
+
+def prices(study: pd.DataFrame) -> Figure:
+    """Draw what each arm of a study costs the average, and how much more it costs small groups: a row for each arm.
+
+    Args:
+        study: Table of :func:`fairlib.study` with a column of :data:`fairlib.effects.ARMS`.
+    """
+    found = effects.prices(study)
+    looks = {f"{level:g}": (place, "osD^v"[place % 5]) for place, level in enumerate(sorted(set(found["level"])))}
+    figure, axes = new_figure(2, width=8.0, height=0.9 + 0.42 * found.iloc[:, 0].nunique(), sharey=True)
+    for axis, column in zip(axes, ("average", "difference"), strict=True):
+        parts = found.groupby(found.columns[0], sort=False)
+        own = {arm: {f"{at:g}": rows[column] for at, rows in part.groupby("level")} for arm, part in parts}
+        intervals(axis, own, looks=looks)
+    axes[0].set_xlabel("drop of the average accuracy\nagainst the control")
+    axes[1].set_xlabel("drop of the smallest third of groups\nminus that of the largest")
+    floor(axes[1], study)
+    return figure
+
+
 def history(axis: Axes, table: pd.DataFrame, what: str, sizes: pd.Series) -> None:
     """Draw what a constraint recorded in each epoch, for the largest, the middle and the smallest group.
 

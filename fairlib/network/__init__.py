@@ -1,5 +1,22 @@
-"""What a network is made of, and how it is cut: masks, gates, channels, compaction, evaluation."""
+"""What a network is made of, how it is cut, and what it costs: masks, gates, quantizers, factors, channels, exports."""
 
-from fairlib.network import channels, compaction, evaluation, gates, masks, memory, relu_calls, restore, stacking
+from fairlib.network import (
+    channels,
+    compaction,
+    cost,
+    evaluation,
+    export,
+    factors,
+    gates,
+    masks,
+    memory,
+    quantizers,
+    relu_calls,
+    restore,
+    stacking,
+)
 
-__all__ = ["channels", "compaction", "evaluation", "gates", "masks", "memory", "relu_calls", "restore", "stacking"]
+__all__ = [
+    "channels", "compaction", "cost", "evaluation", "export", "factors", "gates", "masks", "memory", "quantizers",
+    "relu_calls", "restore", "stacking",
+]  # fmt: skip

@@ -1,22 +1,24 @@
-"""A saved state put back into a freshly built model, masks and gates included."""
+"""A saved state put back into a freshly built model, masks, gates and factors included."""
 
+import copy
 from collections.abc import Mapping
 
 from torch import Tensor, nn
 
 from fairlib._validation import check_type
+from fairlib.network import factors, quantizers
 from fairlib.network.gates import install
 from fairlib.network.masks import BUFFER, apply
 
 
 def restore(module: nn.Module, state_dict: Mapping[str, Tensor]) -> nn.Module:
-    """Copy a freshly built dense module, in eval mode, with the weights, masks *and gates* of ``state_dict``.
+    """Copy a freshly built dense module, in eval mode, with the weights, masks, gates and factors of ``state_dict``.
 
     How it was trained is in no ``state_dict``: its :func:`fairlib.history` and its price are unknown.
 
     Args:
         module: Left as it is.
-        state_dict: The state of a pruned, linearized or dense module of the same architecture.
+        state_dict: The state of a pruned, linearized, factorized or dense module of the same architecture.
 
     Raises:
         ValueError: If a mask belongs to no prunable weight of the module, or a gate to no module of it. The latter
@@ -36,7 +38,8 @@ def restore(module: nn.Module, state_dict: Mapping[str, Tensor]) -> nn.Module:
     check_type("module", module, nn.Module, "a torch.nn.Module")
     check_type("state_dict", state_dict, Mapping, "the state_dict of a module")
     keep = {name.removesuffix("_mask"): mask.bool() for name, mask in state_dict.items() if name.endswith(BUFFER)}
-    restored = install(apply(module, keep), state_dict)
+    restored = install(apply(factors.install(copy.deepcopy(module), state_dict), keep), state_dict)
+    restored = quantizers.install(restored, state_dict)
     try:
         restored.load_state_dict(state_dict)
     except RuntimeError as error:

@@ -29,7 +29,7 @@ def why_not(model: nn.Module) -> str | None:
     """Say why a network cannot be a member of a stack, or None if it can: the end of a sentence with "since"."""
     for module in model.modules():
         kind = type(module)
-        ours = kind.__module__.startswith(("fairlib.models.", "fairlib.network."))
+        ours = kind.__module__.startswith(("fairlib.models.", "fairlib.network.gates", "fairlib.network.factors"))
         if not (ours or kind in WIDER or (kind is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1))):
             return f"a {kind.__name__} is computed one network at a time"
         if getattr(module, "padding_mode", "zeros") != "zeros" or getattr(module, "alpha", None) is not None:

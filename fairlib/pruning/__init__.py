@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from fairlib._validation import check_number, check_type, lookup, named
 from fairlib.data import GroupedDataset
-from fairlib.network import masks
+from fairlib.network import masks, quantizers
 from fairlib.pruning.bifp import bifp, bip, bip_from_flat, epochs_within, from_flat
 from fairlib.pruning.fairgrape import fairgrape
 from fairlib.pruning.filter_norm import filter_norm
@@ -83,8 +83,8 @@ def prune(
         (:mod:`fairlib.network.masks`). It is not finetuned unless the method or the schedule trains.
 
     Raises:
-        ValueError: If a name is unknown, ``sparsity`` is outside [0, 1), ``data`` is missing, or ``train`` is given
-            although nothing is trained.
+        ValueError: If a name is unknown, ``sparsity`` is outside [0, 1), ``data`` is missing, ``train`` is given
+            although nothing is trained, or the model is quantized.
         TypeError: If a setting is unknown, or an argument is of another type.
 
     Example:
@@ -106,6 +106,8 @@ def prune(
     check(method, schedule=schedule, train=train, **settings)
     check_number("sparsity", sparsity, 0, 1)
     check_arguments({"model": model, "val": val, "seed": seed})
+    if quantizers.read(model):
+        raise ValueError("the model's weights are quantized, and what pruning keeps is not: prune first, then quantize")
     check_type("data", data, (GroupedDataset, Tensor, NoneType), "a GroupedDataset")
     offered = {"data": data, "train": {"seed": seed, **(train or {})}, "val": val, "seed": seed}
     pruner = METHODS[method]

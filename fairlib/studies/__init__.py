@@ -14,7 +14,7 @@ from fairlib import environment
 from fairlib._validation import check_automatic, check_many, check_settings, check_type, lookup, named
 from fairlib.data import Splits
 from fairlib.diagnostics import DIAGNOSTICS
-from fairlib.studies.arms import COMPRESSORS, HELD_OUT, OWN, WHEN, Arm, Function, Named, plans
+from fairlib.studies.arms import COMPRESSORS, HELD_OUT, OWN, WHEN, Arm, Function, Level, Methods, Named, plans
 from fairlib.studies.parallel import by_seed, check_seeds, check_workers, in_processes
 from fairlib.studies.seed import MEASURED, Measure, Run, Study, gains, parameter_distance, tables, traced
 from fairlib.training.cache import default_folder
@@ -28,8 +28,8 @@ __all__ = ["COMPRESSORS", "WHEN", "Arm", "Run", "by_seed", "parameter_distance",
 def study(
     data: Named | Splits | Callable[[int], Splits],
     model: Named | Function,
-    method: Named | Function | None = None,
-    levels: Iterable[float] = (),
+    method: Methods | None = None,
+    levels: Iterable[Level] = (),
     *,
     arms: Mapping[str, Arm] | Iterable[tuple[str, Arm]] | None = None,
     compress: str = "trained",
@@ -64,9 +64,14 @@ def study(
             function from splits and a seed to a module. Name and settings may be one text, here and wherever there is
             such a pair: ``"resnet18:stem=imagenet:width=0.5"``.
         method: Name with its kind, ``"prune:magnitude"`` or ``"linearize:snl"``, ``(name, settings)``, or a function
-            from a module and ``level=``, ``data=`` and ``seed=`` to a compressed copy, whose level 0 is the control.
+            from a module and ``level=``, ``data=`` and ``seed=`` to a compressed copy, whose level 0 is the control. A
+            list of methods is a pipeline, ``["prune:magnitude", "quantize:weights"]``: one compresses after the other,
+            then the network is finetuned once. What comes first is ``"distil"``, then ``"factorize"``, then ``"prune"``
+            and ``"linearize"``, and last ``"quantize"``.
         levels: Levels of compression: sparsities in [0, 1) for :func:`fairlib.prune`, budgets in [0, 1] for
-            :func:`fairlib.linearize`. Sparsity 0 and budget 1 are the control.
+            :func:`fairlib.linearize`, bits of :func:`fairlib.quantize`, the share ``kept`` of
+            :func:`fairlib.factorize` and the width of the student of :func:`fairlib.distil`. Sparsity 0, budget 1, 32
+            bits, share 1 and width 1 are the control. Of a pipeline tuples, one entry for each method: ``(0.9, 4)``.
         arms: Several ways through the study, by name. An argument that an :class:`Arm` leaves out is the study's.
         compress: ``"trained"`` if the dense model is compressed and finetuned; ``"initial"`` if the network at its
             initial weights is compressed, trained like the dense one and finetuned.
@@ -122,8 +127,10 @@ def study(
     Returns:
         One row per run, split and group: ``data model method level kept mitigation when seed stage split group size
         accuracy loss``, with arms ``arm``, then the diagnostics and what ``measure`` added. ``stage`` is ``dense``,
-        ``control`` or ``compressed``; ``split`` is ``train`` or ``test``; ``kept`` is the share of prunable weights or
-        of ReLUs kept, 1 for dense and control. The rows of an arm are the same as in a study with that arm alone.
+        ``control`` or ``compressed``; ``split`` is ``train`` or ``test``; ``kept`` is the share of prunable weights, of
+        ReLUs or, for the other kinds and for pipelines, of bytes (:func:`fairlib.cost`) kept, 1 for dense and control.
+        ``level`` is a number; where an arm is a pipeline it is text, ``"0.9 + 4"``. The rows of an arm are the same as
+        in a study with that arm alone.
 
     Raises:
         ValueError: If a name is unknown, a level is out of range, there is a duplicate seed or arm, an arm has no
@@ -176,12 +183,12 @@ def study(
     if at_once == "auto" and not environment.automatic():
         at_once = False
     every = plans(arms, shared, train or {})
-    for arm in every if held_out == "val" else ():
-        if "held_out" in arm.settings:
+    for step in [step for arm in every for step in arm.steps] if held_out == "val" else ():
+        if "held_out" in step.settings:
             why = (
                 "a share of the training part, and the study's held_out='val' leaves that whole: give held_out='train'"
             )
-            raise ValueError(f"held_out={arm.settings['held_out']!r} of {arm.full_name!r} is {why}")
+            raise ValueError(f"held_out={step.settings['held_out']!r} of {step.full_name!r} is {why}")
     plan = Study(
         data=data,
         model=model,

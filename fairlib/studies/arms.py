@@ -2,25 +2,39 @@
 
 import inspect
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 from torch import nn
 
 from fairlib._validation import check_many, check_number, lookup, named
+from fairlib.data import GroupedDataset
+from fairlib.distillation import Distilling
+from fairlib.factorization import Factorization
 from fairlib.linearization import Linearization
 from fairlib.mitigation import MITIGATIONS
 from fairlib.network import masks
+from fairlib.network.cost import stored_bytes
 from fairlib.pruning import Pruning
-from fairlib.training import Constraint
+from fairlib.quantization import Quantization
+from fairlib.training import Constraint, Objective
 from fairlib.training.compressors import Compressor, Settings
 from fairlib.training.loop import check_training
 
 Named = str | tuple[str, Settings]
 Function = Callable[..., nn.Module]
+Methods = Named | Function | list[Named | Function]
+Level = float | tuple[float, ...]
 
-COMPRESSORS: dict[str, Compressor] = {"prune": Pruning(), "linearize": Linearization()}
+COMPRESSORS: dict[str, Compressor] = {
+    "prune": Pruning(),
+    "linearize": Linearization(),
+    "quantize": Quantization(),
+    "factorize": Factorization(),
+    "distil": Distilling(),
+}
 """Kinds of compression, by the word before the colon in a method's name."""
 
 HELD_OUT = ("val", "train", "val-only")
@@ -42,14 +56,15 @@ class Arm:
     compression and, if they finetune alike, the control.
 
     Args:
-        method: Method of compression: a name with its kind, ``(name, settings)`` or a function (:func:`study`).
+        method: Method of compression: a name with its kind, ``(name, settings)`` or a function (:func:`study`); or a
+            list of these, a pipeline.
         mitigation: Name of a mitigation or ``(name, settings)``.
         when: Times of mitigation: any of ``"never"``, ``"before"``, ``"after"`` and ``"both"``.
         finetune: Arguments of :func:`fairlib.fit` for the finetuning, which override the study's one by one.
         train: Arguments of :func:`fairlib.fit`, which override the study's one by one, for the trainings of a method
             that trains or of a network that is compressed at its initial weights. The dense training is the study's.
         compress: Network that is compressed: ``"trained"`` or ``"initial"``.
-        levels: Levels of compression.
+        levels: Levels of compression; of a pipeline tuples, one entry for each method.
         control: Whether the arm has a control, the dense network finetuned in the same way. False saves its training.
 
     Example:
@@ -68,14 +83,36 @@ class Arm:
         1
     """
 
-    method: Named | Function | None = None
+    method: Methods | None = None
     mitigation: Named | None = None
     when: str | Iterable[str] | None = None
     finetune: Settings | None = None
     train: Settings | None = None
     compress: str | None = None
-    levels: Iterable[float] | None = None
+    levels: Iterable[Level] | None = None
     control: bool = True
+
+
+@dataclass(frozen=True)
+class Step:
+    """One method of an arm.
+
+    Attributes:
+        full_name: Name of the method with its kind, ``"prune:magnitude"``.
+        compressor: Kind of compression.
+        method: Name of the method within its kind.
+        settings: Settings of the method.
+    """
+
+    full_name: str
+    compressor: Compressor
+    method: str
+    settings: Settings
+
+    @property
+    def trains(self) -> bool:
+        """Whether the method trains."""
+        return self.compressor.trains(self.method, self.settings)
 
 
 @dataclass(frozen=True)
@@ -84,11 +121,8 @@ class Plan:
 
     Attributes:
         name: Name of the arm; empty in a study without arms.
-        full_name: Name of the method with its kind, ``"prune:magnitude"``.
-        compressor: Kind of compression.
-        method: Name of the method within its kind.
-        settings: Settings of the method.
-        levels: Levels except the control's, ascending.
+        steps: Methods, in the order in which they compress; mostly one.
+        levels: Levels except the control's, ascending, each with an entry for each step.
         control: Whether the arm has a control.
         compress: Network that is compressed, ``"trained"`` or ``"initial"``.
         mitigation: Name of the mitigation, ``"none"`` without one.
@@ -99,11 +133,8 @@ class Plan:
     """
 
     name: str
-    full_name: str
-    compressor: Compressor
-    method: str
-    settings: Settings
-    levels: tuple[float, ...]
+    steps: tuple[Step, ...]
+    levels: tuple[tuple[float, ...], ...]
     control: bool
     compress: str
     mitigation: str
@@ -111,6 +142,32 @@ class Plan:
     when: tuple[str, ...]
     train: Settings
     finetune: Settings
+
+    @property
+    def full_name(self) -> str:
+        """Names of the methods with their kinds, ``"prune:magnitude + quantize:weights"``."""
+        return " + ".join(step.full_name for step in self.steps)
+
+    @property
+    def control_level(self) -> tuple[float, ...]:
+        """Level at which nothing is compressed."""
+        return tuple(step.compressor.control for step in self.steps)
+
+    @property
+    def finetunes(self) -> bool:
+        """Whether what the methods give can be finetuned."""
+        return all(step.compressor.finetunes(step.method) for step in self.steps)
+
+    def objective(self, dense: nn.Module, data: GroupedDataset) -> Objective | None:
+        """Return the objective of the finetuning: of the first method that has one, else None."""
+        found = (step.compressor.objective(dense, data, step.settings) for step in self.steps)
+        return next((objective for objective in found if objective is not None), None)
+
+    def kept(self, model: nn.Module, dense: nn.Module) -> float:
+        """Return the share that a compressed model keeps: of what the method takes away, of bytes after several."""
+        if len(self.steps) == 1:
+            return self.steps[0].compressor.kept(model, dense)
+        return stored_bytes(model) / stored_bytes(dense)
 
 
 def plans(arms: Mapping[str, Arm] | Iterable[tuple[str, Arm]] | None, shared: Arm, train: Settings) -> tuple[Plan, ...]:
@@ -146,33 +203,51 @@ def _plan(name: str, arm: Arm, shared: Arm, train: Settings) -> Plan:
     full = replace(shared, **{key: value for key, value in vars(arm).items() if value is not None})
     if full.method is None:
         raise ValueError("a method is needed, as method= of the study or of the arm")
-    chosen = full_name, compressor, method, settings = _method(full.method)
-    if own := {"finetune", "constraint"} & set(settings):
-        raise TypeError(f"{full_name!r} has no setting {min(own)!r} in a study, which has finetune= and mitigation=")
-    compressor.check(method, **settings)
+    steps = _steps(full.method)
     for role, arguments in (("train", arm.train), ("finetune", shared.finetune), ("finetune", arm.finetune)):
         check_training(f"{role}=", arguments or {}, given=OWN)
     compress = full.compress or "trained"
     lookup("network to compress", compress, dict.fromkeys(("trained", "initial")))
-    trains = compressor.trains(method, settings)
-    if compress == "initial" and trains:
-        raise ValueError(f"compress='initial' needs a method that does not train, and {full_name!r} as set up does")
-    if arm.train and not trains and compress == "trained":
-        why = f"{full_name!r} itself trains nothing, and all arms share one; make it a study of its own"
+    trained = [step for step in steps if step.trains]
+    if compress == "initial" and trained:
+        named_so = trained[0].full_name
+        raise ValueError(f"compress='initial' needs a method that does not train, and {named_so!r} as set up does")
+    if arm.train and not trained and compress == "trained":
+        why = f"{steps[0].full_name!r} itself trains nothing, and all arms share one; make it a study of its own"
         raise ValueError(f"train={dict(arm.train)} asks for another dense network: {why}")
-    if arm.train and trains and not compressor.inherits:
-        raise ValueError(f"train={dict(arm.train)} is a setting of the method: ({full_name!r}, {{'train': ...}})")
-    mitigated, levels = _mitigation(full), _levels(full.levels or (), compressor.control)
+    if arm.train and trained and not any(step.compressor.inherits for step in trained):
+        pair = f"({trained[0].full_name!r}, {{'train': ...}})"
+        raise ValueError(f"train={dict(arm.train)} is a setting of the method: {pair}")
+    mitigated = _mitigation(full)
     if arm.mitigation is not None and mitigated[2] == ("never",):
         raise ValueError(f"mitigation={mitigated[0]!r} never acts; give when='before', 'after' or 'both'")
     gentle = {"epochs": 5, "lr": float(train.get("lr", 0.05)) / 10}
     inherited = {key: value for key, value in train.items() if key != "keep"}
     tune = inherited | gentle | dict(shared.finetune or {}) | dict(arm.finetune or {})
-    return Plan(name, *chosen, levels, arm.control, compress, *mitigated, {**train, **(arm.train or {})}, tune)
+    levels = _levels(full.levels or (), steps)
+    plan = Plan(name, steps, levels, arm.control, compress, *mitigated, {**train, **(arm.train or {})}, tune)
+    if tune["epochs"] and not plan.finetunes:
+        why = "cannot be finetuned: give finetune={'epochs': 0}, or quantize its weights by 'quantize:weights'"
+        raise ValueError(f"what {plan.full_name!r} gives {why}")
+    return plan
 
 
-def _method(choice: Named | Function) -> tuple[str, Compressor, str, dict[str, Any]]:
-    """Full name, kind of compression, name within the kind, and settings."""
+def _steps(choice: Methods) -> tuple[Step, ...]:
+    """The methods of an arm, checked, in an order that makes sense."""
+    several: list[Any] = choice if isinstance(choice, list) else [choice]
+    if len(several) == 2 and isinstance(several[1], Mapping):  # A name and settings, from a file.
+        several = [choice]
+    steps = tuple(map(_step, several))
+    if not steps:
+        raise ValueError("a pipeline must name at least one method, got none")
+    for before, after in pairwise(steps):
+        if after.compressor.place < before.compressor.place:
+            why = "distil first, then factorize, then prune or linearize, and quantize last"
+            raise ValueError(f"{after.full_name!r} cannot follow {before.full_name!r}, whose work it would undo: {why}")
+    return steps
+
+
+def _step(choice: Named | Function) -> Step:
     if callable(choice):
         signature = inspect.signature(choice)
         try:
@@ -180,10 +255,14 @@ def _method(choice: Named | Function) -> tuple[str, Compressor, str, dict[str, A
         except TypeError as error:
             wanted = "a function of a module and level=, data= and seed="
             raise TypeError(f"method must be {wanted}, but {choice.__name__} is not: {error}") from error
-        return choice.__name__, _Own(choice), choice.__name__, {}
+        return Step(choice.__name__, _Own(choice), choice.__name__, {})
     full_name, settings = named("method", choice)
     kind, _, name = full_name.partition(":")
-    return full_name, lookup("kind of compression", kind, COMPRESSORS), name, settings
+    if own := {"finetune", "constraint"} & set(settings):
+        raise TypeError(f"{full_name!r} has no setting {min(own)!r} in a study, which has finetune= and mitigation=")
+    compressor = lookup("kind of compression", kind, COMPRESSORS)
+    compressor.check(name, **settings)
+    return Step(full_name, compressor, name, settings)
 
 
 def _mitigation(arm: Arm) -> tuple[str, Constraint | None, tuple[str, ...]]:
@@ -201,12 +280,18 @@ def _mitigation(arm: Arm) -> tuple[str, Constraint | None, tuple[str, ...]]:
     return name, lookup("mitigation", name, MITIGATIONS)(**settings), when
 
 
-def _levels(levels: Iterable[float], control: float) -> tuple[float, ...]:
-    """The levels except the control's, ascending, each once."""
-    chosen = [level for level in check_many("levels", levels) if level != control]
-    for level in chosen:
-        check_number("levels", level, 0, 1)
-    return tuple(sorted(set(map(float, chosen))))
+def _levels(levels: Iterable[Level], steps: Sequence[Step]) -> tuple[tuple[float, ...], ...]:
+    """The levels except the control's, ascending, each once, as tuples of one entry for each step."""
+    chosen = set()
+    for level in check_many("levels", levels):
+        entries = tuple(level) if isinstance(level, tuple | list) else (level,)
+        if len(entries) != len(steps):
+            raise ValueError(f"levels must have {len(steps)} entries each, one for each method, got {level!r}")
+        for entry, step in zip(entries, steps, strict=True):
+            if entry != step.compressor.control:
+                step.compressor.check_level(entry)
+        chosen.add(tuple(map(float, entries)))
+    return tuple(sorted(chosen - {tuple(step.compressor.control for step in steps)}))
 
 
 @dataclass(frozen=True)
@@ -223,6 +308,9 @@ class _Own(Compressor):
 
     def holds_out(self, name: str) -> bool:
         return "val" in inspect.signature(self.function).parameters
+
+    def check_level(self, level: float) -> None:
+        check_number("levels", level, -math.inf)
 
     def check(self, name: str, **settings: Any) -> None:
         """Nothing is known of the function that could be refused."""

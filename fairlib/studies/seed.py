@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import pandas as pd
 from torch import Tensor, nn
 
@@ -19,7 +20,7 @@ from fairlib.data import GroupedDataset, Splits, load
 from fairlib.diagnostics import DIAGNOSTICS, diagnose, group_performance
 from fairlib.models import build
 from fairlib.network.memory import gradient_evaluations, history
-from fairlib.studies.arms import WHEN, Function, Named, Plan
+from fairlib.studies.arms import WHEN, Function, Level, Named, Plan, Step
 from fairlib.training import Batch, Constraint, ConstraintRun, DivergenceError, Objective, fit
 from fairlib.training.cache import cached_fits, plain
 from fairlib.training.compressors import Settings
@@ -46,7 +47,7 @@ class Run:
         seed: Seed of the run.
         arm: Name of the arm; empty in a study without arms.
         stage: ``"dense"``, ``"control"`` or ``"compressed"``.
-        level: Level of the compression.
+        level: Level of the compression; of a pipeline a tuple.
         when: Time of the mitigation.
         all: All runs of the seed, this one included, in the order of the table.
         timing: ``seconds`` and ``dual_seconds`` of the finetuning in a study with ``clock=True``; else empty.
@@ -58,7 +59,7 @@ class Run:
     seed: int
     arm: str
     stage: str
-    level: float
+    level: Level
     when: str
     all: list[Run]
     timing: Mapping[str, float]
@@ -71,7 +72,7 @@ class Run:
         """
         found = [run for run in self.all if (run.arm, run.stage, run.level) == (arm, self.stage, self.level)]
         if len(found) != 1:
-            raise KeyError(f"{len(found)} runs of arm {arm!r} at stage {self.stage!r} and level {self.level:g}")
+            raise KeyError(f"{len(found)} runs of arm {arm!r} at stage {self.stage!r} and level {self.level}")
         return found[0]
 
 
@@ -141,7 +142,7 @@ class Seed:
 
     def _runs(self, arm: Plan, runs: list[Run], done: Callable[[Run], None]) -> Trainings[None]:
         """For each time of mitigation: the dense network, the control, and a compressed network for each level."""
-        control = arm.compressor.control
+        control = arm.control_level
         for when in arm.when:
             first, last = (arm.constraint if chosen else None for chosen in WHEN[when])
             dense = None
@@ -151,8 +152,8 @@ class Seed:
             if dense is None:
                 continue
             run = partial(Run, dense=dense, splits=self.splits, seed=self.seed, arm=arm.name, when=when, all=runs)
-            done(run(dense, stage="dense", level=control, timing={}))
-            teacher = arm.compressor.objective(dense, self.tuning, arm.settings) if arm.finetune["epochs"] else None
+            done(run(dense, stage="dense", level=_plain(control), timing={}))
+            teacher = arm.objective(dense, self.tuning) if arm.finetune["epochs"] else None
             held = last.relative_to(dense, self.tuning) if last else None
             settings = {**arm.finetune, "objective": teacher}
             finetune = partial(self._fit, settings=settings, constraint=held, data=self.tuning, clock=self.study.clock)
@@ -163,20 +164,20 @@ class Seed:
                         alike = f"control {first!r} {held!r} {plain(arm.finetune)} {teacher!r}"
                         tuned = yield from self._once(alike, partial(finetune, dense))
                     else:
-                        how = f"{arm.compressor!r} {arm.method} {arm.compress} {level} {first!r}"
-                        how += f" {plain(arm.settings)} {plain(arm.train)}"
+                        methods = [(step.full_name, step.compressor, plain(step.settings)) for step in arm.steps]
+                        how = f"{methods} {arm.compress} {level} {first!r} {plain(arm.train)}"
                         small = yield from self._once(how, partial(self._compressed, arm, dense, level, first))
-                        tuned = yield from finetune(small)
-                    done(run(tuned[0], stage=stage, level=level, timing=tuned[1]))
+                        tuned = (yield from finetune(small)) if arm.finetunes else (small, {})
+                    done(run(tuned[0], stage=stage, level=_plain(level), timing=tuned[1]))
 
     @contextmanager
-    def _skipping(self, arm: Plan, stage: str, level: float, when: str) -> Iterator[None]:
+    def _skipping(self, arm: Plan, stage: str, level: tuple[float, ...], when: str) -> Iterator[None]:
         try:
             yield
         except DivergenceError as error:
             if self.study.divergence == "raise":
                 raise
-            where = {"arm": arm.name, "seed": self.seed, "stage": stage, "level": level, "when": when}
+            where = {"arm": arm.name, "seed": self.seed, "stage": stage, "level": _plain(level), "when": when}
             self.diverged.append(where | {"reason": str(error)})
 
     def _once(self, key: str, train: Callable[[], Trainings[Any]]) -> Trainings[Any]:
@@ -186,21 +187,25 @@ class Seed:
         return self.trained[key]
 
     def _compressed(
-        self, arm: Plan, dense: nn.Module, level: float, constraint: Constraint | None
+        self, arm: Plan, dense: nn.Module, level: tuple[float, ...], constraint: Constraint | None
     ) -> Trainings[nn.Module]:
-        compressor, settings = arm.compressor, {**arm.settings, "data": self.tuning, "seed": self.seed}
-        if self.study.held_out == "val" and compressor.holds_out(arm.method):
+        small = dense if arm.compress == "trained" else self.start
+        for step, entry in zip(arm.steps, level, strict=True):
+            if entry != step.compressor.control:
+                small = self._step(arm, step, small, entry, constraint)
+        return small if arm.compress == "trained" else (yield from self._fit(small, arm.train, constraint))[0]
+
+    def _step(self, arm: Plan, step: Step, model: nn.Module, level: float, constraint: Constraint | None) -> nn.Module:
+        compressor, settings = step.compressor, {**step.settings, "data": self.tuning, "seed": self.seed}
+        if self.study.held_out == "val" and compressor.holds_out(step.method):
             settings.setdefault("val", self.splits.val)
-        if compressor.trains(arm.method, arm.settings):
+        if step.trains:
             train = {key: value for key, value in arm.train.items() if key != "keep"} if compressor.inherits else {}
             train["device"] = self.study.device
-            if constraint and compressor.inherits and compressor.constrained(arm.method):
+            if constraint and compressor.inherits and compressor.constrained(step.method):
                 train["constraint"] = constraint
             settings["train"] = train | dict(settings.get("train", {}))
-        if arm.compress == "trained":
-            return compressor.compress(dense, arm.method, level, **settings)
-        small = compressor.compress(self.start, arm.method, level, **settings)
-        return (yield from self._fit(small, arm.train, constraint))[0]
+        return compressor.compress(model, step.method, level, **settings)
 
     def _fit(
         self,
@@ -232,12 +237,13 @@ class Seed:
             table = table.assign(**{"seconds": math.nan, "dual_seconds": math.nan, **run.timing})
         if self.study.measure:
             table = _added(table, self.study.measure(run))
+        several = any(len(plan.steps) > 1 for plan in self.study.arms)
         known = {
             "data": self.splits.name,
             "model": _name(self.study.model),
             "method": arm.full_name,
-            "level": run.level,
-            "kept": 1.0 if run.stage != "compressed" else arm.compressor.kept(run.model, run.dense),
+            "level": " + ".join(f"{entry:g}" for entry in np.atleast_1d(run.level)) if several else run.level,
+            "kept": 1.0 if run.stage != "compressed" else arm.kept(run.model, run.dense),
             "mitigation": "none" if run.when == "never" else arm.mitigation,
             "when": run.when,
             "seed": self.seed,
@@ -362,6 +368,11 @@ def _added(table: pd.DataFrame, found: pd.DataFrame | Mapping[str, Any]) -> pd.D
     known = pd.MultiIndex.from_frame(found[keys]).isin(pd.MultiIndex.from_frame(table[keys]))
     joined = table.merge(new, on=keys, how="left", validate="one_to_one")
     return pd.concat([joined, found[~known]], ignore_index=True) if not known.all() else joined
+
+
+def _plain(level: tuple[float, ...]) -> Level:
+    """A level as it is given: one number, or of a pipeline a tuple."""
+    return level if len(level) > 1 else level[0]
 
 
 def _splits(study: Study, seed: int) -> Splits:

@@ -23,7 +23,19 @@ from fairlib.training.loop import DivergenceError, in_channels_last
 from fairlib.training.together import AT_ONCE, Training, fit_all, why_not
 
 # No training runs this code. What a compressor did to the model before shows in the weights and masks in the key.
-_LEFT_OUT = ("cli", "studies", "effects", "plots", "auditing", "evidence", "pruning", "linearization")
+_LEFT_OUT = (
+    "cli",
+    "studies",
+    "effects",
+    "plots",
+    "auditing",
+    "evidence",
+    "pruning",
+    "linearization",
+    "quantization",
+    "factorization",
+    "distillation",
+)
 
 
 def default_folder() -> Path:

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Protocol
 
 from torch import nn
 
-from fairlib._validation import check_settings
+from fairlib._validation import check_number, check_settings
 from fairlib.data import GroupedDataset
 from fairlib.training.protocols import Objective
 
@@ -78,12 +78,14 @@ class Compressor(Protocol):
         level: Name of the argument that says how far to compress: ``"sparsity"``, ``"budget"``.
         control: Level at which nothing is compressed.
         inherits: Whether a method that trains uses the arguments of the dense training by default.
+        place: Place in a pipeline: a kind of a lower place cannot follow one of a higher.
         methods: Methods by name; by default none, for a kind of compression without a registry.
     """
 
     level: str
     control: float
     inherits: bool
+    place: int = 2
     methods: ClassVar[Mapping[str, Method]] = {}
 
     @abstractmethod
@@ -93,6 +95,18 @@ class Compressor(Protocol):
     @abstractmethod
     def check(self, name: str, **settings: Any) -> None:
         """Refuse a name or settings that :meth:`compress` does not know."""
+
+    def check_level(self, level: float) -> None:
+        """Refuse a level that is out of range; by default what is not in [0, 1).
+
+        Raises:
+            ValueError: If it is.
+        """
+        check_number("levels", level, 0, 1)
+
+    def finetunes(self, name: str) -> bool:
+        """Return whether what the method gives can be finetuned; by default True."""
+        return True
 
     def trains(self, name: str, settings: Settings) -> bool:
         """Return whether the method trains with these settings; by default what the registry says."""

@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import copy
 
-import numpy as np
-import onnxruntime
 import pytest
 import torch
 from torch import Tensor, nn
@@ -13,7 +11,7 @@ import fairlib
 from fairlib.linearization import count, gate
 from fairlib.models import MODELS
 from fairlib.network import masks
-from fairlib.network.compaction import compact, cost, export_onnx
+from fairlib.network.compaction import compact
 from fairlib.pruning.filter_norm import filter_norm
 from fairlib.pruning.fpgm import fpgm
 
@@ -124,41 +122,6 @@ def test_where_nothing_can_be_removed_the_result_is_a_copy(cnn, images):
     assert torch.equal(fairlib.weights_at(same, 0)["features.0.weight"], sparse.features[0].weight)
 
 
-def test_cost_by_hand(images):
-    net = nn.Sequential(nn.Conv2d(1, 4, 3, bias=False), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 2)).train()
-    table = cost({"net": net, "same": net}, images, batch_size=3, repeats=2)
-    assert table.loc["net", "parameters"] == 4 * 9 + 2 * 4 * 36 + 2
-    assert table.loc["net", "macs"] == 36 * 4 * 9 + 2 * 4 * 36
-    assert (table["latency_low"] <= table["latency"]).all() and (table["latency"] <= table["latency_high"]).all()
-    assert (table["latency_low"] > 0).all() and list(table.index) == ["net", "same"]
-    assert table.attrs["batch_size"] == 3 and net.training
-
-
-def test_an_exported_model_computes_the_same_for_any_batch(cnn, images, tmp_path):
-    trained = fairlib.fit(cnn, images, epochs=1)
-    small = compact(filter_norm(trained, sparsity=0.6, data=images), images)
-    export_onnx(small, tmp_path / "small.onnx", images)
-    assert [file.name for file in tmp_path.iterdir()] == ["small.onnx"]
-    session = onnxruntime.InferenceSession(str(tmp_path / "small.onnx"))
-    for samples in (1, 2, 120):
-        inputs = images.batch(range(samples))
-        (found,) = session.run(["logits"], {"inputs": inputs.numpy()})
-        assert np.abs(found - small(inputs).detach().numpy()).max() < 1e-5
-
-
-def test_a_wrong_export_leaves_no_file(cnn, images, tmp_path, monkeypatch):
-    def export(model: nn.Module, *arguments: object, **settings: object) -> None:
-        model.classifier[4].bias.data += 1e-3
-        original(model, *arguments, **settings)
-        model.classifier[4].bias.data -= 1e-3
-
-    original = torch.onnx.export
-    monkeypatch.setattr(torch.onnx, "export", export)
-    with pytest.raises(ValueError, match="onnxruntime gives other outputs than CNN"):
-        export_onnx(cnn, tmp_path / "cnn.onnx", images)
-    assert not list(tmp_path.iterdir())
-
-
 class Gated(nn.Module):
     """A buffer of the channels' shape, which removal does not know of; or one that it silently misreads."""
 
@@ -182,8 +145,6 @@ def test_bad_input(cnn, images):
     keep = {"2.weight": keep["last.weight"]}
     with pytest.raises(ValueError, match="Sequential does not run without its unread channels"):
         compact(masks.apply(fixed, keep), torch.rand(1, 4))
-    with pytest.raises(ValueError, match="repeats must lie in"):
-        cost({"cnn": cnn}, images, repeats=0)
 
 
 def test_a_linearized_model_is_compacted_before_it_is_linearized(cnn, images):

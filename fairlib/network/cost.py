@@ -1,0 +1,190 @@
+"""What a network costs to store and to run, whatever it was compressed by."""
+
+import math
+import time
+import warnings
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor, nn
+
+from fairlib._validation import check_number, check_type
+from fairlib.data import GroupedDataset
+from fairlib.network import gates, masks, quantizers
+from fairlib.network.channels import example_inputs
+from fairlib.network.evaluation import evaluation_mode
+from fairlib.network.export import Int8, session, to_onnx
+
+_FREE = (quantizers.BITS, quantizers.RESIDUAL)  # Beside a quantized weight: settings, and what only its training needs.
+
+
+def cost(
+    models: nn.Module | Mapping[str, nn.Module],
+    data: GroupedDataset | Tensor,
+    *,
+    latency: bool = True,
+    batch_size: int = 64,
+    repeats: int = 11,
+) -> pd.DataFrame:
+    """Measure what models need: numbers, bytes, multiply-accumulates, ReLUs and latency.
+
+    Latency is measured on the models' ONNX exports, in eval mode on one CPU thread of onnxruntime, wherever the models
+    lie; this needs the extra ``compact``. The models take turns, so that a disturbance meets all of them.
+
+    Args:
+        models: Name to model, such as ``{"dense": dense, "compact": small}``, the first being what the others are
+            compared with; or one model, called ``"model"``.
+        data: A data set, or a tensor of inputs ``(N, ...)``; only the shape of its inputs is used.
+        latency: Whether to measure latency.
+        batch_size: Number of inputs of a timed pass.
+        repeats: Number of timed passes of each model, after an untimed one.
+
+    Returns:
+        Indexed by model: ``parameters``, zeros included; ``bytes`` (:func:`stored_bytes`); ``macs``, the
+        multiply-accumulates of convolutions and matrix products for one input, zeros included; ``relus``, the ReLUs
+        that gates keep, or all (:func:`fairlib.network.gates.count`). Parameters and multiply-accumulates of an
+        :class:`fairlib.network.export.Int8` are those of the network it was made from. With ``latency`` also
+        ``latency``, the median seconds of a pass of a batch, its quartiles ``latency_low`` and ``latency_high``, and
+        ``ratio``, the median over the turns of a model's seconds to those of the first model. ``attrs`` has
+        ``batch_size`` and ``threads``. What cannot be computed is NaN: the ReLUs of a model without, the latency of one
+        that cannot be exported.
+
+    Raises:
+        TypeError: If a model is no module.
+        ValueError: If ``data`` is missing, or a setting is out of range.
+
+    Warns:
+        UserWarning: If a latency is NaN; says why.
+
+    Example:
+        >>> import torch
+        >>> from fairlib.network.cost import cost
+        >>> wide = torch.nn.Sequential(torch.nn.Linear(100, 10), torch.nn.ReLU())
+        >>> narrow = torch.nn.Sequential(torch.nn.Linear(100, 5), torch.nn.ReLU())
+        >>> cost({"wide": wide, "narrow": narrow}, torch.zeros(1, 100), latency=False)
+                parameters  bytes  macs  relus
+        model
+        wide          1010   4040  1000     10
+        narrow         505   2020   500      5
+    """
+    check_number("batch_size", batch_size, 1, whole=True)
+    check_number("repeats", repeats, 1, whole=True)
+    models = {"model": models} if isinstance(models, nn.Module) else dict(models)
+    for name, model in models.items():
+        check_type(f"model {name!r}", model, nn.Module, "a torch.nn.Module")
+    rows = [_counts(model, data) for model in models.values()]
+    table = pd.DataFrame(rows, index=pd.Index(models, name="model"))
+    if latency:
+        seconds = _seconds(models, data, batch_size, repeats)
+        low, median, high = np.quantile(seconds, [0.25, 0.5, 0.75], axis=0)
+        ratio = np.median(seconds / seconds[:, :1], axis=0)
+        table = table.assign(latency=median, latency_low=low, latency_high=high, ratio=ratio)
+    table.attrs |= {"batch_size": batch_size, "threads": 1}
+    return table
+
+
+def stored_bytes(model: nn.Module) -> int:
+    r"""Count the bytes that a model's parameters and buffers take when they are stored packed.
+
+    A weight of :math:`n` numbers, each of :math:`b` bits, takes :math:`\lceil nb / 8 \rceil` bytes; :math:`b` is the
+    buffer ``weight_bits`` beside a quantized weight, whose scales count as well. Where a mask keeps :math:`k` of them,
+    it takes a bitmap and those, :math:`\lceil n / 8 \rceil + \lceil kb / 8 \rceil` bytes, or the dense form if that is
+    smaller. A gate takes one bit for each ReLU, or nothing if it keeps all of them or none. Whatever else there is
+    takes its own size, except integer scalars, which only training needs; tied tensors count once.
+
+    Args:
+        model: Any module. One with a number ``stored_bytes``, as :class:`fairlib.network.export.Int8`, takes that.
+
+    Raises:
+        TypeError: If the model is no module.
+
+    Example:
+        Of 800 weights of 4 bytes a mask keeps 80: a bitmap of 100 bytes, and 320 bytes.
+
+        >>> import torch, fairlib
+        >>> from fairlib.network.cost import stored_bytes
+        >>> model = torch.nn.Linear(80, 10, bias=False)
+        >>> stored_bytes(model), stored_bytes(fairlib.prune(model, "magnitude", sparsity=0.9))
+        (3200, 420)
+    """
+    check_type("model", model, nn.Module, "a torch.nn.Module")
+    masks.hold(model)
+    total, seen = 0, set()
+    for module in model.modules():
+        own = getattr(module, "stored_bytes", None)
+        if isinstance(own, int):
+            total += own
+            seen |= {id(tensor) for tensor in module.parameters()}
+            continue
+        for name, tensor in (*module._parameters.items(), *module._buffers.items()):
+            if tensor is not None and id(tensor) not in seen:
+                seen.add(id(tensor))
+                total += math.ceil(_bits(module, name, tensor) / 8)
+    return total
+
+
+def numbers(model: nn.Module, data: GroupedDataset | Tensor) -> dict[str, int]:
+    """Count the ``parameters`` of a model and its ``macs``, the multiply-accumulates for one input, zeros included."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    if isinstance(model, Int8):
+        return model.of_float
+    inputs = example_inputs(model, data)
+    with evaluation_mode(model), torch.no_grad(), FlopCounterMode(display=False) as counter:
+        model(inputs)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    return {"parameters": parameters, "macs": counter.get_total_flops() // 2}
+
+
+def _counts(model: nn.Module, data: GroupedDataset | Tensor) -> dict[str, float]:
+    found = numbers(model, data)
+    try:
+        relus = gates.count(gates.gate(model, data)).attrs["total"]
+    except ValueError:  # It has none, or none that gates can stand for.
+        relus = math.nan
+    return {"parameters": found["parameters"], "bytes": stored_bytes(model), "macs": found["macs"], "relus": relus}
+
+
+def _bits(module: nn.Module, name: str, tensor: Tensor) -> int:
+    """Bits that a tensor of a module takes, to be filled up to bytes."""
+    quantized, mask = module._buffers.get(quantizers.BITS), module._buffers.get(masks.BUFFER)
+    if mask is not None and mask.dtype != torch.uint8:
+        mask = None  # A buffer of this name that is somebody else's.
+    if (quantized is not None and name in _FREE) or (mask is not None and name == masks.BUFFER):
+        return 0
+    if isinstance(module, gates.Gate) and name == "keep":
+        return tensor.numel() if 0 < int(tensor.sum()) < tensor.numel() else 0
+    if tensor.ndim == 0 and not tensor.is_floating_point():
+        return 0
+    width = int(quantized) if quantized is not None and name == "weight" else 8 * tensor.element_size()
+    dense = tensor.numel() * width
+    if mask is not None and name == "weight":
+        return min(dense, 8 * math.ceil(tensor.numel() / 8) + int(mask.count_nonzero()) * width)
+    return dense
+
+
+def _seconds(
+    models: Mapping[str, nn.Module], data: GroupedDataset | Tensor, batch_size: int, repeats: int
+) -> np.ndarray:
+    """Seconds of a batch in each turn and by each model, ``(repeats, models)``; NaN where it cannot be exported."""
+    runs = [_runner(name, model, data, batch_size) for name, model in models.items()]
+    seconds = np.full((repeats + 1, len(runs)), np.nan)
+    for turn in seconds:
+        for column, run in enumerate(runs):
+            if run is not None:
+                start = time.perf_counter()
+                run()
+                turn[column] = time.perf_counter() - start
+    return seconds[1:]
+
+
+def _runner(name: str, model: nn.Module, data: GroupedDataset | Tensor, batch_size: int) -> Callable[[], Tensor] | None:
+    inputs = example_inputs(model, data, count=batch_size).cpu()
+    try:
+        run = session(to_onnx(model, data))
+    except (ValueError, ImportError) as error:
+        warnings.warn(f"the latency of {name!r} is NaN: {error}", stacklevel=4)
+        return None
+    return lambda: run(inputs)

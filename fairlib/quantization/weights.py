@@ -1,0 +1,81 @@
+"""Weight quantization: round the weights of every output channel to few values."""
+
+import torch
+from torch import Tensor, nn
+
+from fairlib._validation import check_number
+from fairlib.network import masks, quantizers
+
+_CANDIDATES = 100  # Scales that are tried for each channel.
+_IMPROVEMENTS = 20  # Steps from the best of them.
+
+
+def weights(model: nn.Module, *, bits: int) -> nn.Module:
+    r"""Round every convolution's and linear layer's weights to :math:`2^b - 1` multiples of a scale.
+
+    With weights :math:`w` of one output channel the scale is the one of least squared error,
+
+    .. math::
+        s = \arg\min_s \sum_i (w_i - Q_s(w_i))^2, \quad
+        Q_s(w) = s \, \mathrm{clip}(\mathrm{round}(w / s), -(2^{b - 1} - 1), 2^{b - 1} - 1) ,
+
+    and with one bit :math:`Q_s(w) = s \, \mathrm{sign}(w)`, :math:`s` the mean of :math:`|w|`. It is searched for among
+    100 scales up to the largest weight's, then improved by turns: values for the scale, and the scale
+    :math:`\langle w, q \rangle / \langle q, q \rangle` for the values :math:`q`. No data are needed. Biases and
+    normalization keep their precision. Pruned weights stay zero, and gates what they are.
+
+    The copy can be trained, its gradients taken at the rounded weights and applied to those behind them
+    (:mod:`fairlib.network.quantizers`); the scales stay.
+
+    Args:
+        model: The trained model; not changed.
+        bits: Number of bits :math:`b` of a weight, 1 to 16.
+
+    Returns:
+        A copy in eval mode, with rounded values in ``module.weight``.
+
+    Raises:
+        ValueError: If ``bits`` is out of range, a weight is NaN or infinite, or the model is quantized already.
+
+    Source:
+        Rastegari et al., XNOR-Net (2016), for one bit; Choukroun et al. (2019) for the least squared error; Bengio et
+        al. (2013) for the straight-through estimator.
+    """
+    check_number("bits", bits, 1, 16, high_closed=True, whole=True)
+    found = masks.prunable(model)
+    if quantizers.read(model):
+        raise ValueError("the model is quantized already: quantize the one that it was made from")
+    for name, weight in found.items():
+        if not weight.isfinite().all():
+            raise ValueError(
+                f"the scale of {name} would be NaN: it has NaN or infinite weights; has training diverged?"
+            )
+    scales = {name: scale(weight.detach(), bits) for name, weight in found.items()}
+    return quantizers.apply(model, scales, dict.fromkeys(scales, bits))
+
+
+def scale(weight: Tensor, bits: int) -> Tensor:
+    """Find the scales of least squared error.
+
+    Args:
+        weight: ``(O, ...)``.
+        bits: Number of bits of a weight.
+
+    Returns:
+        ``(O, 1, ...)``, positive, in the dtype of ``weight``; 1 for a channel that is all zero.
+    """
+    size = weight.flatten(1).abs().double()
+    if bits == 1:
+        best = size.sum(1, keepdim=True) / (size > 0).sum(1, keepdim=True).clamp(min=1)
+    else:
+        most = size.amax(1, keepdim=True) / (2 ** (bits - 1) - 1)
+        best, least = most, torch.full_like(most, torch.inf)
+        for step in range(1, _CANDIDATES + 1):
+            tried = most * step / _CANDIDATES
+            error = (size - quantizers.rounded(size, tried, bits)).square().sum(1, keepdim=True)
+            best, least = torch.where(error < least, tried, best), torch.minimum(error, least)
+        for _ in range(_IMPROVEMENTS):
+            values = quantizers.rounded(size, best, bits) / best
+            best = (size * values).sum(1, keepdim=True) / values.square().sum(1, keepdim=True)
+    best = torch.where(size.amax(1, keepdim=True) > 0, best, 1.0)
+    return best.to(weight.dtype).reshape(-1, *[1] * (weight.ndim - 1))

@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from test_export import Branching
+from torch import Tensor, nn
+
+import fairlib
+from fairlib.network import gates, masks, quantizers
+from fairlib.network.cost import cost, stored_bytes
+
+COUNTS = ["parameters", "bytes", "macs", "relus"]
+
+
+def test_cost_by_hand(images):
+    net = nn.Sequential(nn.Conv2d(1, 4, 3, bias=False), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 2)).train()
+    table = cost({"net": net, "same": net}, images, batch_size=3, repeats=2)
+    parameters = 4 * 9 + 2 * 4 * 36 + 2
+    assert [*table.loc["net", COUNTS]] == [parameters, 4 * parameters, 36 * 4 * 9 + 2 * 4 * 36, 4 * 36]
+    assert (table["latency_low"] <= table["latency"]).all() and (table["latency"] <= table["latency_high"]).all()
+    assert (table["latency_low"] > 0).all() and list(table.index) == ["net", "same"]
+    assert table.loc["net", "ratio"] == 1 and table.attrs == {"batch_size": 3, "threads": 1} and net.training
+    alone = cost(net, images, latency=False)
+    assert [*alone.index] == ["model"] and [*alone.columns] == COUNTS and {*map(str, alone.dtypes)} == {"int64"}
+
+
+def test_what_cannot_be_computed_is_nan():
+    net = nn.Sequential(nn.Linear(3, 4), Branching())
+    with pytest.warns(UserWarning, match="latency of 'odd' is NaN: Sequential cannot be exported"):
+        table = cost({"plain": nn.Linear(3, 4), "odd": net}, torch.rand(2, 3), repeats=1)
+    assert table["relus"].isna().all() and [*table["latency"].isna()] == [*table["ratio"].isna()] == [False, True]
+
+
+def _layer(outputs: int = 10, inputs: int = 33) -> nn.Linear:
+    return nn.Linear(inputs, outputs, bias=False)
+
+
+def _quantized(layer: nn.Module, bits: int) -> nn.Module:
+    layer.register_buffer(quantizers.BITS, torch.tensor(bits, dtype=torch.uint8))
+    layer.register_buffer(quantizers.SCALE, torch.ones(len(layer.weight)))
+    layer.register_buffer(quantizers.RESIDUAL, layer.weight.detach().clone())
+    return layer
+
+
+def _masked(layer: nn.Module, kept: int) -> nn.Module:
+    keep = (torch.arange(layer.weight.numel()) < kept).reshape(layer.weight.shape)
+    return masks.apply(layer, {"weight": keep})
+
+
+@pytest.mark.parametrize(
+    ("layer", "expected"),
+    [
+        (_layer(), 330 * 4),
+        (_layer().double(), 330 * 8),
+        (_quantized(_layer(), 3), math.ceil(330 * 3 / 8) + 10 * 4),
+        (_quantized(_layer(3, 3), 1), 2 + 3 * 4),
+        (_masked(_layer(), 50), 42 + 50 * 4),
+        (_masked(_layer(), 0), 42),
+        (_masked(_layer(), 325), 330 * 4),  # The bitmap costs more than it saves.
+        (_masked(_quantized(_layer(), 5), 51), 42 + math.ceil(51 * 5 / 8) + 10 * 4),
+        (_masked(_quantized(_layer(), 1), 5), 42 + 40),  # One bit a weight, as the bitmap alone.
+        (nn.BatchNorm1d(6), 4 * 6 * 4),  # Without num_batches_tracked.
+    ],
+)
+def test_bytes_by_hand(layer, expected):
+    assert stored_bytes(nn.Sequential(layer)) == expected
+
+
+def test_tied_tensors_count_once():
+    first, second = _layer(4, 4), _layer(4, 4)
+    second.weight = first.weight
+    assert stored_bytes(nn.Sequential(first, second)) == 4 * 16
+
+
+def test_a_gate_takes_a_bit_for_each_relu_unless_they_are_alike():
+    net = nn.Sequential(nn.Linear(3, 10), nn.ReLU(), nn.Linear(10, 2))
+    gated = gates.gate(net, torch.rand(1, 3))
+    dense = stored_bytes(net)
+
+    def kept(keep: Tensor) -> tuple[int, float]:
+        linear = gates.apply(gated, {"1": keep})
+        return stored_bytes(linear) - dense, cost(linear, torch.rand(1, 3), latency=False)["relus"].item()
+
+    assert kept(torch.ones(10, dtype=torch.bool)) == (0, 10)
+    assert kept(torch.zeros(10, dtype=torch.bool)) == (0, 0)
+    assert kept(torch.arange(10) < 3) == (2, 3)
+
+
+def test_int8_costs_what_its_network_does_but_bytes_and_relus(cnn, images):
+    from fairlib.quantization.int8 import int8_static
+
+    dense = fairlib.fit(cnn, images, epochs=1)
+    table = cost({"dense": dense, "int8": int8_static(dense, data=images)}, images, repeats=2)
+    assert table["parameters"].nunique() == table["macs"].nunique() == 1
+    assert table.loc["int8", "bytes"] < 0.4 * table.loc["dense", "bytes"]
+    assert math.isnan(table.loc["int8", "relus"]) and table["latency"].notna().all()
+
+
+def test_bad_input(cnn, images):
+    with pytest.raises(ValueError, match="repeats must lie in"):
+        cost({"cnn": cnn}, images, repeats=0)
+    with pytest.raises(ValueError, match="data is needed"):
+        cost(cnn, None)
+    with pytest.raises(TypeError, match=r"model 'cnn' must be a torch\.nn\.Module"):
+        cost({"cnn": 3}, images)
+    with pytest.raises(TypeError, match=r"must be a torch\.nn\.Module"):
+        stored_bytes(3)
