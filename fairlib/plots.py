@@ -324,7 +324,7 @@ def arms(study: pd.DataFrame, names: Mapping[str, str], *, rows: int = 1, width:
     for axis, (arm, title) in zip(axes, names.items(), strict=False):
         own = changed[changed["arm"] == arm]
         groups(axis, own, "change", extremes=own["group"].nunique() > 5)
-        _logarithmic(axis, sorted(set(own["level"])), lambda share: f"{100 * share:.2g}", "bytes kept, %")
+        _logarithmic(axis, sorted(set(own["level"])), lambda share: f"{100 * share:.3g}", "bytes kept, %")
         axis.invert_xaxis()
         axis.axhline(0, color="#555555", linewidth=0.8)
         axis.set_title(title)

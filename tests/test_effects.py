@@ -315,6 +315,19 @@ def test_by_arm_by_hand():
         effects.by_arm(table[table["split"] == "test"], ["when", "level"])
 
 
+def test_prices_are_those_of_each_arm_alone():
+    table = TABLE.assign(when="never")
+    two = pd.concat([table.assign(arm="one"), table.assign(arm="other", accuracy=table["accuracy"] / 2)])
+    found = effects.prices(two).set_index(["arm", "level", "seed"])
+    for arm, share in (("one", 1.0), ("other", 0.5)):
+        alone = effects.drop_difference(table, level=0.9)
+        np.testing.assert_allclose(found.loc[(arm, 0.9), "difference"], share * alone)
+        np.testing.assert_allclose(found.loc[(arm, 0.9), "average"], -share * effects.overall_change(table, level=0.9))
+    assert effects.prices(two.assign(pruner=two["arm"])).columns[0] == "pruner"
+    with pytest.raises(ValueError, match="no column arm or pruner"):
+        effects.prices(table)
+
+
 def test_a_listed_value_must_be_left_when_all_conditions_hold():
     one = TABLE.assign(pruner="one", when="never")
     other = TABLE[TABLE["stage"] != "compressed"].assign(pruner="other", when="never")

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -391,3 +393,45 @@ def test_ten_groups_have_ten_looks():
     plots.crosses(axis, pd.concat([rows, rows.assign(seed=1, loss=2.0)]), "train_size", "loss")
     points = [container[0] for container in axis.containers]
     assert len({(point.get_color(), point.get_marker()) for point in points}) == 10
+
+
+def ways() -> pd.DataFrame:
+    """Two arms, two levels, two seeds and three groups, whose drops are known."""
+    rows = []
+    for seed, arm, (level, kept), (group, size, base, fall) in itertools.product(
+        (0, 1),
+        ("one", "other"),
+        ((32, 1.0), (4, 0.2), (2, 0.1)),
+        (("a", 90, 0.9, 1), ("b", 60, 0.8, 2), ("c", 10, 0.7, 6)),
+    ):
+        lost = 0 if level == 32 else fall * (0.02 if arm == "one" else 0.03) / level
+        row = {
+            "seed": seed,
+            "arm": arm,
+            "level": float(level),
+            "kept": kept,
+            "group": group,
+            "size": size,
+            "when": "never",
+        }
+        row |= {"stage": "control" if level == 32 else "compressed", "accuracy": base - lost + 0.01 * seed, "loss": 1.0}
+        rows += [row | {"split": split} for split in ("train", "test")]
+    return pd.DataFrame(rows)
+
+
+def test_arms_are_drawn_over_bytes_with_every_group():
+    figure = plots.arms(ways(), {"other": "the other", "one": "the one"})
+    left, right = figure.axes
+    assert [axis.get_title() for axis in (left, right)] == ["the other", "the one"]
+    points, _ = drawn(left)["c (n=10)"]
+    assert points[:, 0] == pytest.approx([0.1, 0.2, 1], rel=0.05)
+    np.testing.assert_allclose(points[:, 1], [-9, -4.5, 0], atol=1e-9)
+    assert left.xaxis_inverted() and [tick.get_text() for tick in left.get_xticklabels()] == ["10", "20", "100"]
+    assert figure.legends[0].get_title().get_text() == "group (training images)"
+    assert len(plots.arms(ways(), {"one": "the one"}, rows=1).axes) == 1
+
+
+def test_prices_have_a_row_for_each_arm():
+    left, right = plots.prices(ways()).axes
+    assert [tick.get_text() for tick in left.get_yticklabels()] == ["one", "other"]
+    assert set(drawn(left)) == set(drawn(right)) == {"2", "4"}

@@ -53,6 +53,8 @@ class Report:
         calibration: Indexed by group: expected calibration error ``before`` and ``after``, and of each the mean and the
             95th percentile for a perfectly calibrated model, ``_null_mean`` and ``_null_upper``.
         too_small: Groups with samples, but fewer than 10: in the tables, but not compared.
+        cost: Of torch modules what each costs to run, indexed by ``before`` and ``after``: the columns of
+            :func:`fairlib.cost`. Empty for others.
         provenance: Models, data, how they were fed, intervals, hardware and versions.
         notes: Warnings, and the reasons for what is NaN.
         train: The report on the training set, if one was given.
@@ -83,6 +85,7 @@ class Report:
     notes: list[str] = field(default_factory=list)
     train: Report | None = None
     attributes: dict[str, Report] = field(default_factory=dict)
+    cost: pd.DataFrame = field(default_factory=pd.DataFrame)
 
     @property
     def sentence(self) -> str:
@@ -162,6 +165,7 @@ def audit(
     diagnostics: Sequence[str] = ("gradient",),
     scores: str = "auto",
     reference: str = "",
+    latency: bool = False,
     level: float = 0.95,
     resamples: int = 1000,
     seed: int = 0,
@@ -193,6 +197,7 @@ def audit(
         diagnostics: Names of :data:`fairlib.diagnostics.DIAGNOSTICS`, computed for a module before compression.
         scores: What the models give: ``"logits"``, ``"probabilities"``, ``"labels"``, or ``"auto"`` to tell by values.
         reference: Group whose accuracy the others' are divided by; by default the largest one.
+        latency: Whether the cost of torch modules has their latency, which takes seconds for the export of each.
         level: Coverage of the intervals.
         resamples: Number of permutations of a test, 20 or more; of losses fewer where there are more than 200,000.
         seed: Seed of the permutations, and of a model that draws.
@@ -248,7 +253,8 @@ def audit(
     report = compare(samples, *said, reference=reference, **settings)
     report.provenance.update(about)
     if test is not None:
-        report = replace(report, table=_diagnosed(report, before, said[0], test, diagnostics, seed))
+        table = _diagnosed(report, before, said[0], test, diagnostics, seed)
+        report = replace(report, table=table, cost=_cost(report, before, after, test, latency))
     if train is not None:
         _check_data("train", train, {})
         more = {**settings, "diagnostics": diagnostics, "scores": scores, "reference": reference}
@@ -379,11 +385,27 @@ def _diagnosed(
     return table
 
 
+def _cost(report: Report, before: Any, after: Any, test: GroupedDataset, latency: bool) -> pd.DataFrame:
+    """What torch modules cost to run; the reason for an empty table goes into the report's notes."""
+    from torch import nn
+
+    from fairlib.network.cost import cost
+
+    if not (isinstance(before, nn.Module) and isinstance(after, nn.Module)):
+        return pd.DataFrame()
+    with held(before, "before", 0, report.notes), held(after, "after", 0, report.notes):
+        try:
+            return cost({"before": before, "after": after}, test, latency=latency)
+        except (RuntimeError, ValueError) as error:
+            report.notes.append(f"what the models cost to run could not be computed: {error}")
+            return pd.DataFrame()
+
+
 def _of_modules(before: Any, after: Any, data: GroupedDataset) -> dict[str, Any]:
     """What provenance says of torch modules and of how they were fed."""
     import torch
 
-    from fairlib.network import gates, masks
+    from fairlib.network import masks
     from fairlib.network.evaluation import placement
 
     scale = "uint8 divided by 255" if data.inputs.dtype == torch.uint8 else f"{data.inputs.dtype} as they are"
@@ -394,10 +416,6 @@ def _of_modules(before: Any, after: Any, data: GroupedDataset) -> dict[str, Any]
     if not modules:
         return about
 
-    def kept(model: torch.nn.Module) -> str:
-        read = gates.read(model).values()
-        return f"{sum(int(gate.sum()) for gate in read):,} of {sum(gate.numel() for gate in read):,}" if read else "all"
-
     def zeros(model: torch.nn.Module) -> Any:
         try:
             return masks.sparsity(model)
@@ -405,5 +423,4 @@ def _of_modules(before: Any, after: Any, data: GroupedDataset) -> dict[str, Any]
             return f"unknown: {error}"
 
     about["sparsity"] = {when: zeros(model) for when, model in modules.items()}
-    about["ReLUs kept"] = {when: kept(model) for when, model in modules.items()}
     return about | environment.describe(str(placement(next(iter(modules.values())))[0]))

@@ -96,9 +96,8 @@ def _from_module(
         elif not torch.allclose(first, alone, rtol=1e-2, atol=1e-4):
             notes.append(f"the model {role} compression looks at its batch: it answers a sample alone differently")
     said = from_scores(found.numpy(), samples, role, scores=scores, strict=False)
-    size = sum(tensor.numel() * tensor.element_size() for tensor in (*model.parameters(), *model.buffers()))
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    about = {"model": type(model).__name__, "parameters": parameters, "bytes": size}
+    about = {"model": type(model).__name__, "parameters": parameters}
     return replace(said, about=about, notes=(*said.notes, *notes))
 
 

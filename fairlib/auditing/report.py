@@ -44,7 +44,7 @@ _CAVEAT = (
     "numbers. A difference that cannot be told from chance is no proof of fairness."
 )
 _UNSEEN = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060\u2066-\u2069\ufeff\ud800-\udfff]")
-_TABLES = ("contrasts", "violations", "rates", "flips", "calibration")
+_TABLES = ("contrasts", "violations", "rates", "flips", "calibration", "cost")
 _NAMED = 5  # Groups of a list that a sentence names.
 
 

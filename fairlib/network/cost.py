@@ -71,7 +71,8 @@ def cost(
     """
     check_number("batch_size", batch_size, 1, whole=True)
     check_number("repeats", repeats, 1, whole=True)
-    models = {"model": models} if isinstance(models, nn.Module) else dict(models)
+    models = {"model": models} if isinstance(models, nn.Module) else models
+    check_type("models", models, Mapping, "a torch.nn.Module, or several by name")
     for name, model in models.items():
         check_type(f"model {name!r}", model, nn.Module, "a torch.nn.Module")
     rows = [_counts(model, data) for model in models.values()]

@@ -259,7 +259,7 @@ def test_json_has_everything_and_null_for_nan(crossed, evil):
         raise AssertionError(constant)
 
     read = json.loads(as_json(crossed), parse_constant=refuse)
-    tables = ["groups", "contrasts", "violations", "rates", "flips", "calibration"]
+    tables = ["groups", "contrasts", "violations", "rates", "flips", "calibration", "cost"]
     assert list(read) == ["sentence", "provenance", "notes", "too_small", *tables, "train", "attributes"]
     assert read["sentence"] == crossed.sentence and read["too_small"] == ["old x x"] and read["train"] is None
     again = pd.DataFrame(read["groups"]).set_index("group").astype(float)
