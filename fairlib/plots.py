@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
@@ -324,7 +325,8 @@ def arms(study: pd.DataFrame, names: Mapping[str, str], *, rows: int = 1, width:
     for axis, (arm, title) in zip(axes, names.items(), strict=False):
         own = changed[changed["arm"] == arm]
         groups(axis, own, "change", extremes=own["group"].nunique() > 5)
-        _logarithmic(axis, sorted(set(own["level"])), lambda share: f"{100 * share:.3g}", "bytes kept, %")
+        halves = [2.0**-power for power in range(1 + math.ceil(-math.log2(own["level"].min())))]
+        _logarithmic(axis, halves, lambda share: "1" if share == 1 else f"1/{1 / share:g}", "share of bytes kept")
         axis.invert_xaxis()
         axis.axhline(0, color="#555555", linewidth=0.8)
         axis.set_title(title)
