@@ -346,11 +346,13 @@ def prices(study: pd.DataFrame) -> Figure:
         study: Table of :func:`fairlib.study` with a column of :data:`fairlib.effects.ARMS`.
     """
     found = effects.prices(study)
-    looks = {f"{level:g}": (place, "osD^v"[place % 5]) for place, level in enumerate(sorted(set(found["level"])))}
+    levels = sorted(set(found["level"]))
+    names = {level: level if isinstance(level, str) else f"{level:g}" for level in levels}
+    looks = {names[level]: (place, "osD^v"[place % 5]) for place, level in enumerate(levels)}
     figure, axes = new_figure(2, width=8.0, height=0.9 + 0.42 * found.iloc[:, 0].nunique(), sharey=True)
     for axis, column in zip(axes, ("average", "difference"), strict=True):
         parts = found.groupby(found.columns[0], sort=False)
-        own = {arm: {f"{at:g}": rows[column] for at, rows in part.groupby("level")} for arm, part in parts}
+        own = {arm: {names[at]: rows[column] for at, rows in part.groupby("level")} for arm, part in parts}
         intervals(axis, own, looks=looks)
     axes[0].set_xlabel("drop of the average accuracy\nagainst the control")
     axes[1].set_xlabel("drop of the smallest third of groups\nminus that of the largest")

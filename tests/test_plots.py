@@ -426,7 +426,13 @@ def test_arms_are_drawn_over_bytes_with_every_group():
     points, _ = drawn(left)["c (n=10)"]
     assert points[:, 0] == pytest.approx([0.1, 0.2, 1], rel=0.05)
     np.testing.assert_allclose(points[:, 1], [-9, -4.5, 0], atol=1e-9)
-    assert left.xaxis_inverted() and [tick.get_text() for tick in left.get_xticklabels()] == ["1", "1/2", "1/4", "1/8", "1/16"]
+    assert left.xaxis_inverted() and [tick.get_text() for tick in left.get_xticklabels()] == [
+        "1",
+        "1/2",
+        "1/4",
+        "1/8",
+        "1/16",
+    ]
     assert figure.legends[0].get_title().get_text() == "group (training images)"
     assert len(plots.arms(ways(), {"one": "the one"}, rows=1).axes) == 1
 

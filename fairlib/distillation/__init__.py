@@ -135,6 +135,12 @@ class Distilling(Compressor):
     def check(self, name: str, **settings: Any) -> None:
         check(name, **settings)
 
+    def is_control(self, level: float, settings: Settings) -> bool:
+        return level == self.control and not settings.get("architecture")
+
+    def check_level(self, name: str, level: float) -> None:
+        check_number("levels", level, 0, 1, low_open=True, high_closed=True)
+
     def compress(self, model: nn.Module, name: str, level: float, **settings: Any) -> nn.Module:
         return distil(model, level, method=name, **settings)
 

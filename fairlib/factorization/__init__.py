@@ -73,6 +73,9 @@ class Factorization(Compressor):
     def check(self, name: str, **settings: Any) -> None:
         check(name, **settings)
 
+    def check_level(self, name: str, level: float) -> None:
+        check_number("levels", level, 0, 1, low_open=True)
+
     def compress(
         self, model: nn.Module, name: str, level: float, *, data: Any = None, seed: int = 0, **settings: Any
     ) -> nn.Module:

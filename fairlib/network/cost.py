@@ -16,6 +16,7 @@ from fairlib.network import gates, masks, quantizers
 from fairlib.network.channels import example_inputs
 from fairlib.network.evaluation import evaluation_mode
 from fairlib.network.export import Int8, session, to_onnx
+from fairlib.randomness import seeded
 
 _FREE = (quantizers.BITS, quantizers.RESIDUAL)  # Beside a quantized weight: settings, and what only its training needs.
 
@@ -48,8 +49,8 @@ def cost(
         :class:`fairlib.network.export.Int8` are those of the network it was made from. With ``latency`` also
         ``latency``, the median seconds of a pass of a batch, its quartiles ``latency_low`` and ``latency_high``, and
         ``ratio``, the median over the turns of a model's seconds to those of the first model. ``attrs`` has
-        ``batch_size`` and ``threads``. What cannot be computed is NaN: the ReLUs of a model without, the latency of one
-        that cannot be exported.
+        ``batch_size`` and ``threads``. What cannot be computed is NaN: the ReLUs of a model without or of one that
+        gates cannot follow, the latency of one that cannot be exported.
 
     Raises:
         TypeError: If a model is no module.
@@ -75,6 +76,8 @@ def cost(
     check_type("models", models, Mapping, "a torch.nn.Module, or several by name")
     for name, model in models.items():
         check_type(f"model {name!r}", model, nn.Module, "a torch.nn.Module")
+    for model in models.values():
+        example_inputs(model, data)  # Refuses what is no data.
     rows = [_counts(model, data) for model in models.values()]
     table = pd.DataFrame(rows, index=pd.Index(models, name="model"))
     if latency:
@@ -96,7 +99,8 @@ def stored_bytes(model: nn.Module) -> int:
     takes its own size, except integer scalars, which only training needs; tied tensors count once.
 
     Args:
-        model: Any module. One with a number ``stored_bytes``, as :class:`fairlib.network.export.Int8`, takes that.
+        model: Any module. One with a number ``stored_bytes``, as :class:`fairlib.network.export.Int8`, takes that: in
+            int8 a pruned weight is stored like any other.
 
     Raises:
         TypeError: If the model is no module.
@@ -119,8 +123,8 @@ def stored_bytes(model: nn.Module) -> int:
             total += own
             seen |= {id(tensor) for tensor in module.parameters()}
             continue
-        for name, tensor in (*module._parameters.items(), *module._buffers.items()):
-            if tensor is not None and id(tensor) not in seen:
+        for name, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
+            if id(tensor) not in seen:
                 seen.add(id(tensor))
                 total += math.ceil(_bits(module, name, tensor) / 8)
     return total
@@ -128,29 +132,46 @@ def stored_bytes(model: nn.Module) -> int:
 
 def numbers(model: nn.Module, data: GroupedDataset | Tensor) -> dict[str, int]:
     """Count the ``parameters`` of a model and its ``macs``, the multiply-accumulates for one input, zeros included."""
-    from torch.utils.flop_counter import FlopCounterMode
-
     if isinstance(model, Int8):
         return model.of_float
-    inputs = example_inputs(model, data)
-    with evaluation_mode(model), torch.no_grad(), FlopCounterMode(display=False) as counter:
-        model(inputs)
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    return {"parameters": parameters, "macs": counter.get_total_flops() // 2}
+    return {"parameters": sum(parameter.numel() for parameter in model.parameters()), "macs": _macs(model, data)}
+
+
+def _macs(model: nn.Module, data: GroupedDataset | Tensor) -> int:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    inputs, fast = example_inputs(model, data), torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)  # The counter does not see into it.
+    try:
+        with evaluation_mode(model), torch.no_grad(), FlopCounterMode(display=False) as counter:
+            model(inputs)
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+    return counter.get_total_flops() // 2
+
+
+def _relus(model: nn.Module, data: GroupedDataset | Tensor) -> int:
+    return gates.count(gates.gate(model, data)).attrs["total"]
 
 
 def _counts(model: nn.Module, data: GroupedDataset | Tensor) -> dict[str, float]:
-    found = numbers(model, data)
-    try:
-        relus = gates.count(gates.gate(model, data)).attrs["total"]
-    except ValueError:  # It has none, or none that gates can stand for.
-        relus = math.nan
-    return {"parameters": found["parameters"], "bytes": stored_bytes(model), "macs": found["macs"], "relus": relus}
+    row: dict[str, float] = {"parameters": sum(parameter.numel() for parameter in model.parameters())}
+    row["bytes"] = stored_bytes(model)
+    if isinstance(model, Int8):
+        return row | model.of_float | {"relus": math.nan}
+    for name, count in {"macs": _macs, "relus": _relus}.items():
+        try:
+            with seeded(0):
+                row[name] = count(model, data)
+        except Exception:  # A foreign model may have none, or refuse to be copied or watched in ways of its own.
+            row[name] = math.nan
+    return row
 
 
 def _bits(module: nn.Module, name: str, tensor: Tensor) -> int:
     """Bits that a tensor of a module takes, to be filled up to bytes."""
-    quantized, mask = module._buffers.get(quantizers.BITS), module._buffers.get(masks.BUFFER)
+    buffers = dict(module.named_buffers(recurse=False))
+    quantized, mask = buffers.get(quantizers.BITS), buffers.get(masks.BUFFER)
     if mask is not None and mask.dtype != torch.uint8:
         mask = None  # A buffer of this name that is somebody else's.
     if (quantized is not None and name in _FREE) or (mask is not None and name == masks.BUFFER):

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from fairlib._validation import check_type
 from fairlib.data import GroupedDataset
-from fairlib.network import masks
+from fairlib.network import masks, quantizers
 from fairlib.network.channels import example_inputs
 from fairlib.network.evaluation import evaluation_mode
 
@@ -102,6 +102,7 @@ def to_onnx(model: nn.Module, data: GroupedDataset | Tensor) -> bytes:
     _package("onnxscript")
     twin = copy.deepcopy(model).cpu().eval()
     masks.hold(twin)
+    quantizers.hold(twin)
     for name, tensor in (*twin.named_parameters(), *twin.named_buffers()):
         if tensor.is_floating_point() and not tensor.isfinite().all():
             raise ValueError(f"{name} holds NaN or infinite numbers; has training diverged?")

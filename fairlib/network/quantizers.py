@@ -10,7 +10,9 @@ as a pruned one, stays zero.
 """
 
 import copy
+import weakref
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +20,9 @@ from torch import Tensor, nn
 from fairlib.network.masks import prunable
 
 BITS, SCALE, RESIDUAL = "weight_bits", "weight_scale", "weight_residual"
+
+_OWN = "_quantizer_own"  # Where a quantized layer keeps its _Own.
+_NEVER_CALLED = nn.modules.linear.NonDynamicallyQuantizableLinear  # nn.MultiheadAttention reads its weight.
 
 
 def rounded(weight: Tensor, scale: Tensor, bits: int) -> Tensor:
@@ -62,6 +67,9 @@ def apply(model: nn.Module, scales: Mapping[str, Tensor], bits: Mapping[str, int
             layer.register_buffer(buffer, tensor.detach().to(known[name].device))
         layer.register_forward_pre_hook(_round)
         layer.register_state_dict_pre_hook(_round)
+        layer.__dict__[_OWN] = _Own()
+        if isinstance(layer, _NEVER_CALLED):
+            quantized.register_forward_pre_hook(hold)
     hold(quantized)
     hold(quantized)  # From here on rounding again changes no bit.
     return quantized.eval()
@@ -73,7 +81,8 @@ def install(model: nn.Module, state_dict: Mapping[str, Tensor]) -> nn.Module:
         {key.replace(buffer, "weight"): tensor for key, tensor in state_dict.items() if key.endswith(buffer)}
         for buffer in (SCALE, BITS)
     )
-    return apply(model, scales, {name: int(number) for name, number in bits.items()}) if scales else model
+    ours = {name: scales[name] for name in scales.keys() & bits.keys()}  # Else they are somebody else's.
+    return apply(model, ours, {name: int(bits[name]) for name in ours}) if ours else model
 
 
 def read(model: nn.Module) -> dict[str, int]:
@@ -81,20 +90,40 @@ def read(model: nn.Module) -> dict[str, int]:
     return {f"{name}.weight".removeprefix("."): int(layer.get_buffer(BITS)) for name, layer in _quantized(model)}
 
 
-def hold(model: nn.Module) -> None:
+def hold(model: nn.Module, *_: object) -> None:
     """Round the quantized weights of a model, in place, before they are read; every forward pass does so too."""
-    for _, layer in _quantized(model):
+    for layer in dict(_quantized(model)).values():
         _round(layer)
 
 
 def _quantized(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    return ((name, module) for name, module in model.named_modules() if SCALE in module._buffers)
+    for name, module in model.named_modules():
+        if _OWN in module.__dict__:  # Else a buffer of such a name is somebody else's.
+            yield name, module
+
+
+class _Own:
+    """A weak reference to a layer's own weight; a copy or an unpickled layer begins without."""
+
+    weight: Any = None
+
+    def __reduce__(self) -> tuple[type["_Own"], tuple[()]]:
+        return _Own, ()
+
+    def is_foreign(self, weight: nn.Parameter) -> bool:
+        """Whether the layer computes with another parameter than its own, under ``functional_call``."""
+        own = self.weight and self.weight()
+        if own is None:
+            self.weight = weakref.ref(weight)
+        return own is not None and own is not weight
 
 
 def _round(layer: nn.Module, *_: object) -> None:
     """Round what an optimizer has moved; as a hook before a forward pass and before a ``state_dict`` is taken."""
     weight = layer._parameters.get("weight")
     if torch.compiler.is_exporting() or not isinstance(weight, nn.Parameter):  # A caller's, under functional_call.
+        return
+    if not torch.compiler.is_compiling() and layer.__dict__[_OWN].is_foreign(weight):
         return
     residual = layer.get_buffer(RESIDUAL)
     residual.add_(weight.data)

@@ -103,10 +103,11 @@ class Quantization(Compressor):
     def check(self, name: str, **settings: Any) -> None:
         check(name, **settings)
 
-    def check_level(self, level: float) -> None:
+    def check_level(self, name: str, level: float) -> None:
         check_number("levels", level, 1, 16, high_closed=True)
-        if level != int(level):
-            raise ValueError(f"levels must be whole numbers of bits, got {level}")
+        if level != int(level) or (name != "weights" and level != 8):
+            wanted = "whole numbers of bits" if name == "weights" else "8, the bits of int8"
+            raise ValueError(f"levels must be {wanted}, got {level}")
 
     def finetunes(self, name: str) -> bool:
         return name == "weights"

@@ -114,6 +114,10 @@ class Step:
         """Whether the method trains."""
         return self.compressor.trains(self.method, self.settings)
 
+    def is_control(self, level: float) -> bool:
+        """Whether the method compresses nothing at a level."""
+        return self.compressor.is_control(level, self.settings)
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -226,6 +230,9 @@ def _plan(name: str, arm: Arm, shared: Arm, train: Settings) -> Plan:
     tune = inherited | gentle | dict(shared.finetune or {}) | dict(arm.finetune or {})
     levels = _levels(full.levels or (), steps)
     plan = Plan(name, steps, levels, arm.control, compress, *mitigated, {**train, **(arm.train or {})}, tune)
+    if not plan.finetunes and (compress == "initial" or {"after", "both"} & set(plan.when)):
+        why = "compress='initial' or when='after' asks for"
+        raise ValueError(f"what {plan.full_name!r} gives cannot be trained, which {why}")
     if tune["epochs"] and not plan.finetunes:
         why = "cannot be finetuned: give finetune={'epochs': 0}, or quantize its weights by 'quantize:weights'"
         raise ValueError(f"what {plan.full_name!r} gives {why}")
@@ -241,7 +248,8 @@ def _steps(choice: Methods) -> tuple[Step, ...]:
     if not steps:
         raise ValueError("a pipeline must name at least one method, got none")
     for before, after in pairwise(steps):
-        if after.compressor.place < before.compressor.place:
+        first, second = before.compressor.place, after.compressor.place
+        if second < first or second == first != Compressor.place:
             why = "distil first, then factorize, then prune or linearize, and quantize last"
             raise ValueError(f"{after.full_name!r} cannot follow {before.full_name!r}, whose work it would undo: {why}")
     return steps
@@ -288,10 +296,11 @@ def _levels(levels: Iterable[Level], steps: Sequence[Step]) -> tuple[tuple[float
         if len(entries) != len(steps):
             raise ValueError(f"levels must have {len(steps)} entries each, one for each method, got {level!r}")
         for entry, step in zip(entries, steps, strict=True):
-            if entry != step.compressor.control:
-                step.compressor.check_level(entry)
-        chosen.add(tuple(map(float, entries)))
-    return tuple(sorted(chosen - {tuple(step.compressor.control for step in steps)}))
+            if not step.is_control(entry):
+                step.compressor.check_level(step.method, entry)
+        if not all(step.is_control(entry) for entry, step in zip(entries, steps, strict=True)):
+            chosen.add(tuple(map(float, entries)))
+    return tuple(sorted(chosen))
 
 
 @dataclass(frozen=True)
@@ -309,7 +318,7 @@ class _Own(Compressor):
     def holds_out(self, name: str) -> bool:
         return "val" in inspect.signature(self.function).parameters
 
-    def check_level(self, level: float) -> None:
+    def check_level(self, name: str, level: float) -> None:
         check_number("levels", level, -math.inf)
 
     def check(self, name: str, **settings: Any) -> None:

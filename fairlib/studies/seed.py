@@ -191,7 +191,7 @@ class Seed:
     ) -> Trainings[nn.Module]:
         small = dense if arm.compress == "trained" else self.start
         for step, entry in zip(arm.steps, level, strict=True):
-            if entry != step.compressor.control:
+            if not step.is_control(entry):
                 small = self._step(arm, step, small, entry, constraint)
         return small if arm.compress == "trained" else (yield from self._fit(small, arm.train, constraint))[0]
 

@@ -96,8 +96,12 @@ class Compressor(Protocol):
     def check(self, name: str, **settings: Any) -> None:
         """Refuse a name or settings that :meth:`compress` does not know."""
 
-    def check_level(self, level: float) -> None:
-        """Refuse a level that is out of range; by default what is not in [0, 1).
+    def is_control(self, level: float, settings: Settings) -> bool:
+        """Return whether nothing is compressed at a level; by default at :attr:`control`."""
+        return level == self.control
+
+    def check_level(self, name: str, level: float) -> None:
+        """Refuse a level that is out of range for the method of that name; by default what is not in [0, 1).
 
         Raises:
             ValueError: If it is.

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import math
+import threading
 
+import numpy as np
 import pytest
 import torch
 from test_export import Branching
@@ -9,7 +11,14 @@ from torch import Tensor, nn
 
 import fairlib
 from fairlib.network import gates, masks, quantizers
+from fairlib.network.channels import example_inputs
 from fairlib.network.cost import cost, stored_bytes
+
+
+class Noisy(nn.Module):
+    def forward(self, inputs: Tensor) -> Tensor:
+        return inputs + torch.rand_like(inputs)
+
 
 COUNTS = ["parameters", "bytes", "macs", "relus"]
 
@@ -107,3 +116,24 @@ def test_bad_input(cnn, images):
         cost({"cnn": 3}, images)
     with pytest.raises(TypeError, match=r"must be a torch\.nn\.Module"):
         stored_bytes(3)
+
+
+def test_attention_counts_as_many_products_as_by_hand():
+    width, tokens = 8, 5
+    layer = nn.TransformerEncoderLayer(width, 2, 16, batch_first=True)
+    model = nn.Sequential(layer, nn.Flatten(), nn.Linear(width * tokens, 3))
+    products = tokens * width * 3 * width + 2 * tokens * tokens * width + tokens * width * width
+    products += 2 * tokens * width * 16 + width * tokens * 3
+    assert cost(model, torch.zeros(1, tokens, width), latency=False).loc["model", "macs"] == products
+
+
+def test_a_model_that_cannot_be_copied_has_its_bytes(images):
+    pixels = example_inputs(nn.Flatten(), images)[0].numel()
+    model = nn.Sequential(nn.Flatten(), nn.Linear(pixels, 3))
+    model.lock = threading.Lock()
+    row = cost(model, images, latency=False).loc["model"]
+    assert row["bytes"] == 4 * row["parameters"] and np.isnan(row["relus"])
+    noisy = nn.Sequential(nn.Flatten(), Noisy(), nn.Linear(pixels, 3))
+    state = torch.random.get_rng_state()
+    cost(noisy, images, latency=False)
+    assert torch.equal(torch.random.get_rng_state(), state)

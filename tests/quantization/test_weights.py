@@ -161,10 +161,11 @@ def test_copies_files_and_states_give_the_same_model(cnn):
         assert all(len(channel.unique()) <= 7 for channel in other.features[0].weight.detach())
 
 
-def test_under_functional_call_the_weights_are_the_callers(cnn):
+@pytest.mark.parametrize("wrapped", [torch.clone, nn.Parameter])
+def test_under_functional_call_the_weights_are_the_callers(cnn, wrapped):
     quantized = fairlib.quantize(cnn, "weights", bits=2)
     before = quantized.features[0].weight.clone()
-    own = {name: torch.ones_like(parameter) for name, parameter in quantized.named_parameters()}
+    own = {name: wrapped(torch.ones_like(parameter)) for name, parameter in quantized.named_parameters()}
     torch.func.functional_call(quantized, own, (torch.rand(2, 1, 8, 8),))
     assert torch.equal(quantized.features[0].weight, before)
     assert own["features.0.weight"].eq(1).all()
@@ -172,6 +173,9 @@ def test_under_functional_call_the_weights_are_the_callers(cnn):
 
 def test_an_exported_model_has_rounded_weights(cnn, tmp_path):
     quantized = fairlib.quantize(cnn, "weights", bits=2)
+    optimizer = torch.optim.SGD(quantized.parameters(), lr=0.5)
+    quantized(torch.rand(4, 1, 8, 8)).square().sum().backward()
+    optimizer.step()
     fairlib.network.export.export_onnx(quantized, tmp_path / "net.onnx", torch.rand(1, 1, 8, 8))
     assert (tmp_path / "net.onnx").is_file()
 
@@ -210,3 +214,28 @@ def test_unknown_names_and_settings_are_listed(cnn):
         fairlib.quantize(cnn, "int4")
     with pytest.raises(TypeError, match="stratified"):
         fairlib.quantize(cnn, "weights", bits=4, stratified=True)
+
+
+def test_attention_is_rounded_in_training_too():
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dropout=0.0)
+    quantized = weights(nn.Sequential(layer, nn.Flatten(), nn.Linear(24, 3)), bits=2)
+    optimizer = torch.optim.SGD(quantized.parameters(), lr=0.5)
+    for _ in range(3):
+        optimizer.zero_grad()
+        quantized(torch.rand(5, 3, 8)).square().sum().backward()
+        optimizer.step()
+    with torch.no_grad():
+        quantized.eval()(torch.rand(5, 3, 8))
+    out = quantized[0].self_attn.out_proj.weight.detach()
+    assert all(len(row.unique()) <= 3 for row in out)
+    before = out.clone()
+    quantized.state_dict()
+    assert torch.equal(out, before)
+
+
+def test_a_buffer_of_the_same_name_is_somebody_elses():
+    model = nn.Sequential(nn.Linear(3, 2))
+    model[0].register_buffer("weight_scale", torch.ones(2))
+    assert quantizers.read(model) == {}
+    assert fairlib.sparsity(fairlib.prune(model, "magnitude", sparsity=0.5)) == 0.5
+    assert quantizers.read(fairlib.restore(model, model.state_dict())) == {}

@@ -20,6 +20,23 @@ SMALL = dict(
 NOT_TUNED = {"finetune": {"epochs": 0}}
 
 
+@pytest.fixture
+def trainings(monkeypatch):
+    """Arguments of the trainings of dense networks and of students."""
+    calls, fit = [], fairlib.fit
+
+    def noted(model, data, **arguments):
+        calls.append(arguments)
+        return fit(model, data, **arguments)
+
+    def cached_fits(asked, **_):
+        return [noted(one.model, one.data, **one.settings) if one.settings["epochs"] else one.model for one in asked]
+
+    monkeypatch.setattr("fairlib.distillation.fit", noted)
+    monkeypatch.setattr("fairlib.studies.seed.cached_fits", cached_fits)
+    return calls
+
+
 def test_the_methods_of_a_pipeline_hold_together():
     seen = []
     method = ["prune:magnitude", "quantize:weights"]
@@ -79,8 +96,19 @@ def test_mitigation_reaches_a_student_and_its_finetuning():
         seen[run.stage, run.when] = fairlib.history(run.model)
         return {}
 
-    study(**SMALL | NOT_TUNED, method="distil:logits", levels=[0.5], mitigation=fair, when="before", measure=measure)
-    assert "multiplier[0]" in seen["compressed", "before"] or "multiplier[0]" in seen["dense", "before"]
+    gentle = ("distil:logits", {"distillation": {"weight": 0.25, "hard": 0.5}})
+    mitigated = {"mitigation": fair, "measure": measure, "method": gentle, "levels": [0.5]}
+    study(**SMALL | NOT_TUNED, **mitigated, when="before")
+    study(**SMALL, **mitigated, when="after")
+    held = {run for run, curves in seen.items() if "multiplier[0]" in curves}
+    assert {("dense", "before"), ("compressed", "after"), ("control", "after")} <= held
+    assert ("dense", "after") not in held
+
+
+def test_a_student_is_held_to_the_constraint_of_a_training_before(trainings):
+    fair = {"mitigation": ("equal-loss", {"step": 0.05}), "when": "before"}
+    study(**SMALL | NOT_TUNED, method="distil:alone", levels=[0.5], **fair)
+    assert [isinstance(one.get("constraint"), fairlib.EqualLoss) for one in trainings] == [True, True]
 
 
 def test_bytes_are_counted_as_they_are_stored():
@@ -97,6 +125,19 @@ def test_bytes_are_counted_as_they_are_stored():
     assert torch.equal(model.features[0].weight, fairlib.restore(model, model.state_dict()).features[0].weight)
 
 
+def test_a_student_of_another_architecture_is_one_at_width_one():
+    method = [("distil:alone", {"architecture": ("mlp", {"width": 0.25})}), "quantize:weights"]
+    table = study(**SMALL | {"model": "mlp"}, method=method, levels=[(1.0, 4)])
+    kept = table.loc[table["stage"] == "compressed", "kept"].unique()
+    assert kept < 0.08  # The dense network at four bits has twice as much.
+
+
+@pytest.mark.parametrize("asked", [{"compress": "initial"}, {"mitigation": "equal-loss", "when": "after"}])
+def test_int8_cannot_be_trained(asked):
+    with pytest.raises(ValueError, match="gives cannot be trained"):
+        study(**SMALL | NOT_TUNED, method="quantize:int8-static", levels=[8], **asked)
+
+
 @pytest.mark.parametrize(
     ("method", "levels", "message"),
     [
@@ -104,6 +145,10 @@ def test_bytes_are_counted_as_they_are_stored():
         (["prune:magnitude", "factorize:svd"], [(0.5, 0.5)], "'factorize:svd' cannot follow 'prune:magnitude'"),
         (["prune:magnitude", "distil:logits"], [(0.5, 0.5)], "distil first"),
         (["prune:magnitude", "quantize:weights"], [0.5], "levels must have 2 entries each"),
+        (["quantize:weights", "quantize:int8-static"], [(4, 8)], "cannot follow 'quantize:weights'"),
+        ("factorize:svd", [0.0], r"levels must lie in \(0, 1\)"),
+        ("distil:alone", [0.0], r"levels must lie in \(0, 1\]"),
+        ("quantize:int8-static", [4], "levels must be 8, the bits of int8, got 4"),
         (["prune:magnitude", "quantize:weights"], [(0.5, 0)], r"levels must lie in \[1, 16\]"),
         ([], [], "at least one method"),
         ("quantize:int8-static", [8], "cannot be finetuned: give finetune={'epochs': 0}"),
