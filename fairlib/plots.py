@@ -343,7 +343,7 @@ def prices(study: pd.DataFrame) -> Figure:
     """Draw what each arm of a study costs the average, and how much more it costs small groups: a row for each arm.
 
     Args:
-        study: Table of :func:`fairlib.study` with a column of :data:`fairlib.effects.ARMS`.
+        study: Table of :func:`fairlib.study` with a column of ``fairlib.effects.ARMS``.
     """
     found = effects.prices(study)
     levels = sorted(set(found["level"]))

@@ -86,8 +86,8 @@ def distil(
 
     Raises:
         ValueError: If the name is unknown, the student has as many parameters as its teacher, or it is given by its
-            width and the model was not made by :func:`fairlib.build` or has lost layers or channels since.
-        UntrainedTeacherError: If the teacher performs at chance.
+            width and the model was not made by :func:`fairlib.build` or has lost layers or channels since; or if the
+            teacher performs at chance.
         TypeError: If a setting is unknown, or an argument is of another type.
 
     Example:

@@ -43,10 +43,10 @@ def cost(
         repeats: Number of timed passes of each model, after an untimed one.
 
     Returns:
-        Indexed by model: ``parameters``, zeros included; ``bytes`` (:func:`stored_bytes`); ``macs``, the
-        multiply-accumulates of convolutions and matrix products for one input, zeros included; ``relus``, the ReLUs
-        that gates keep, or all (:func:`fairlib.network.gates.count`). Parameters and multiply-accumulates of an
-        :class:`fairlib.network.export.Int8` are those of the network it was made from. With ``latency`` also
+        Indexed by model: ``parameters``, zeros included; ``bytes`` (:func:`fairlib.network.cost.stored_bytes`);
+        ``macs``, the multiply-accumulates of convolutions and matrix products for one input, zeros included; ``relus``,
+        the ReLUs that gates keep, or all (:func:`fairlib.linearization.count`). Parameters and multiply-accumulates of
+        an :class:`fairlib.network.export.Int8` are those of the network it was made from. With ``latency`` also
         ``latency``, the median seconds of a pass of a batch, its quartiles ``latency_low`` and ``latency_high``, and
         ``ratio``, the median over the turns of a model's seconds to those of the first model. ``attrs`` has
         ``batch_size`` and ``threads``. What cannot be computed is NaN: the ReLUs of a model without or of one that
