@@ -12,7 +12,6 @@ from torch import nn
 from fairlib._validation import check_number, check_settings, lookup, named
 from fairlib.data import GroupedDataset
 from fairlib.models import MODELS, build
-from fairlib.network.cost import stored_bytes
 from fairlib.network.memory import memory_of
 from fairlib.training import Constraint, fit
 from fairlib.training.compressors import Compressor, Method, Settings
@@ -92,10 +91,9 @@ def distil(
 
     Example:
         >>> import fairlib
-        >>> from fairlib.distillation import distil
         >>> digits = fairlib.load("digits").train
         >>> teacher = fairlib.fit(fairlib.build("mlp", like=digits), digits, epochs=5)
-        >>> student = distil(teacher, 0.25, data=digits, train={"epochs": 2})
+        >>> student = fairlib.distil(teacher, 0.25, data=digits, train={"epochs": 2})
         >>> [layer.out_features for layer in student.classifier if hasattr(layer, "out_features")]
         [16, 8, 10]
         >>> fairlib.gradient_evaluations(student) == 2 * len(digits)
@@ -143,9 +141,6 @@ class Distilling(Compressor):
 
     def compress(self, model: nn.Module, name: str, level: float, **settings: Any) -> nn.Module:
         return distil(model, level, method=name, **settings)
-
-    def kept(self, model: nn.Module, dense: nn.Module) -> float:
-        return stored_bytes(model) / stored_bytes(dense)
 
 
 def _student(model: nn.Module, student: nn.Module | float, architecture: Architecture, seed: int) -> nn.Module:

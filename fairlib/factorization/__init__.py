@@ -11,7 +11,6 @@ from torch import nn
 
 from fairlib._validation import check_number, lookup
 from fairlib.factorization.svd import svd
-from fairlib.network.cost import stored_bytes
 from fairlib.training.compressors import Compressor, Method
 from fairlib.training.loop import check_arguments
 
@@ -41,9 +40,8 @@ def factorize(model: nn.Module, method: str, *, kept: float, **settings) -> nn.M
         A layer of 64 times 64 weights becomes two of 9 times 64:
 
         >>> import fairlib
-        >>> from fairlib.factorization import factorize
         >>> model = fairlib.build("mlp", num_classes=2, in_channels=1, image_size=8)
-        >>> factorize(model, "svd", kept=0.3).classifier[1]
+        >>> fairlib.factorize(model, "svd", kept=0.3).classifier[1]
         Factorized(
           (0): Linear(in_features=64, out_features=9, bias=False)
           (1): Linear(in_features=9, out_features=64, bias=True)
@@ -80,6 +78,3 @@ class Factorization(Compressor):
         self, model: nn.Module, name: str, level: float, *, data: Any = None, seed: int = 0, **settings: Any
     ) -> nn.Module:
         return factorize(model, name, kept=level, **settings)
-
-    def kept(self, model: nn.Module, dense: nn.Module) -> float:
-        return stored_bytes(model) / stored_bytes(dense)

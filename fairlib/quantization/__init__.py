@@ -12,7 +12,6 @@ from torch import nn
 
 from fairlib._validation import check_number, check_type, lookup
 from fairlib.data import GroupedDataset
-from fairlib.network.cost import stored_bytes
 from fairlib.quantization.int8 import int8_dynamic, int8_static
 from fairlib.quantization.weights import weights
 from fairlib.training.compressors import Compressor, Method
@@ -114,6 +113,3 @@ class Quantization(Compressor):
 
     def compress(self, model: nn.Module, name: str, level: float, **settings: Any) -> nn.Module:
         return quantize(model, name, bits=int(level), **settings)
-
-    def kept(self, model: nn.Module, dense: nn.Module) -> float:
-        return stored_bytes(model) / stored_bytes(dense)

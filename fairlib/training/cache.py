@@ -24,18 +24,9 @@ from fairlib.training.together import AT_ONCE, Training, fit_all, why_not
 
 # No training runs this code. What a compressor did to the model before shows in the weights and masks in the key.
 _LEFT_OUT = (
-    "cli",
-    "studies",
-    "effects",
-    "plots",
-    "auditing",
-    "evidence",
-    "pruning",
-    "linearization",
-    "quantization",
-    "factorization",
-    "distillation",
-)
+    "cli", "studies", "effects", "plots", "auditing", "evidence",
+    "pruning", "linearization", "quantization", "factorization", "distillation",
+)  # fmt: skip
 
 
 def default_folder() -> Path:

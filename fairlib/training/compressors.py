@@ -9,6 +9,7 @@ from torch import nn
 
 from fairlib._validation import check_number, check_settings
 from fairlib.data import GroupedDataset
+from fairlib.network.cost import stored_bytes
 from fairlib.training.protocols import Objective
 
 Settings = Mapping[str, Any]
@@ -124,9 +125,9 @@ class Compressor(Protocol):
         """Return whether the method's training accepts a constraint; by default what the registry says."""
         return name in self.methods and self.methods[name].constrained
 
-    @abstractmethod
     def kept(self, model: nn.Module, dense: nn.Module) -> float:
-        """Return the share, in [0, 1], that a compressed model keeps of the dense one."""
+        """Return the share, in [0, 1], that a compressed model keeps of the dense one; by default of its bytes."""
+        return stored_bytes(model) / stored_bytes(dense)
 
     def objective(self, dense: nn.Module, data: GroupedDataset, settings: Settings) -> Objective | None:
         """Return the objective of the finetuning; by default None, the cross-entropy."""
