@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fairlib import environment
+from fairlib import effects, environment
 from fairlib.evidence import claims
 from fairlib.statistics import Interval, t_interval
 
 if TYPE_CHECKING:
+    import pandas as pd
     from IPython.display import Markdown
 
 
@@ -55,6 +56,42 @@ def points(values: ArrayLike | Interval, *, interval: bool = False) -> str:
         raise ValueError(f"values must give a finite mean{' and interval' * interval}, got {values}")
     mean, low, high = (f"{100 * end:.1f}".replace("-0.0", "0.0") for end in values)
     return f"{mean} points" + f" [{low}, {high}]" * interval
+
+
+def lost(study: pd.DataFrame, arm: str, level: float | str, groups: str = "", share: float = 1 / 3) -> str:
+    """Format what an arm of a study loses against the control, on average over the seeds: ``3.1 points``.
+
+    Args:
+        study: Table of :func:`fairlib.study` with arms.
+        arm: Name of the arm.
+        level: Its level.
+        groups: ``"smallest"`` or ``"largest"``, for the mean accuracy of these groups; otherwise that of the test set.
+        share: Share of the groups that these are.
+
+    Raises:
+        ValueError: If the table has no such arm or level.
+    """
+    of = {"level": level, "where": {"arm": arm}}
+    if groups:
+        return points(-effects.accuracy_change(study, groups=groups, share=share, **of))
+    return points(-effects.overall_change(study, **of))
+
+
+def right(study: pd.DataFrame, group: str, arm: str, level: float | str | None = None) -> str:
+    """Format how many of a hundred test samples of a group are classified right, on average over the seeds: ``17``.
+
+    Args:
+        study: Table of :func:`fairlib.study` with arms.
+        group: Name of the group.
+        arm: Name of the arm.
+        level: Its level, or None for its control.
+
+    Raises:
+        ValueError: If the table has no such group, arm or level.
+    """
+    of = {"stage": "control"} if level is None else {"stage": "compressed", "level": level}
+    rows = effects.select(study, split="test", group=group, arm=arm, **of)
+    return f"{100 * rows['accuracy'].mean():.0f}"
 
 
 class Said(NamedTuple):

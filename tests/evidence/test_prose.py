@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from fairlib.evidence import claims, prose
@@ -20,6 +21,30 @@ def test_points_are_the_mean_in_hundredths_with_students_interval():
     assert prose.points([0.02, 0.04, 0.03], interval=True) == f"3.0 points [{low:.1f}, {high:.1f}]"
     assert prose.points(t_interval([0.02, 0.04]), interval=True) == "3.0 points [-9.7, 15.7]"
     assert prose.points(-0.0001) == "0.0 points"
+
+
+def test_what_an_arm_loses_and_what_a_group_has_are_means_over_seeds():
+    """By hand: *few*, a quarter of the test set, falls from 60 and 80 of a hundred to 40; *many* stays at 90."""
+    sizes, after = {"many": 75, "few": 25}, {"many": (0.9, 0.9), "few": (0.4, 0.4)}
+    before = {"many": (0.9, 0.9), "few": (0.6, 0.8)}
+    rows = [
+        {"seed": seed, "arm": "a", "stage": stage, "level": level, "split": split, "group": group, "size": size}
+        | {"accuracy": accuracies[group][seed]}
+        for stage, level, accuracies in (("control", 32, before), ("compressed", 2, after))
+        for split in ("train", "test")
+        for group, size in sizes.items()
+        for seed in (0, 1)
+    ]
+    study = pd.DataFrame(rows).assign(when="never")
+    assert prose.right(study, "few", "a") == "70"
+    assert prose.right(study, "few", "a", 2) == "40"
+    assert prose.lost(study, "a", 2, "smallest") == "30.0 points"
+    assert prose.lost(study, "a", 2, "largest") == "0.0 points"
+    assert prose.lost(study, "a", 2) == "7.5 points"
+    with pytest.raises(ValueError, match="level"):
+        prose.lost(study, "a", 4)
+    with pytest.raises(ValueError, match="nobody"):
+        prose.right(study, "nobody", "a")
 
 
 def test_a_text_loses_the_indentation_that_its_lines_share():
