@@ -28,9 +28,10 @@ def test_what_an_arm_loses_and_what_a_group_has_are_means_over_seeds():
     sizes, after = {"many": 75, "few": 25}, {"many": (0.9, 0.9), "few": (0.4, 0.4)}
     before = {"many": (0.9, 0.9), "few": (0.6, 0.8)}
     rows = [
-        {"seed": seed, "arm": "a", "stage": stage, "level": level, "split": split, "group": group, "size": size}
-        | {"accuracy": accuracies[group][seed]}
+        {"seed": seed, "arm": arm, "stage": stage, "level": level, "split": split, "group": group, "size": size}
+        | {"accuracy": accuracies[group][seed] if (arm, split) == ("a", "test") else 1}
         for stage, level, accuracies in (("control", 32, before), ("compressed", 2, after))
+        for arm in ("a", "b")
         for split in ("train", "test")
         for group, size in sizes.items()
         for seed in (0, 1)
@@ -41,6 +42,9 @@ def test_what_an_arm_loses_and_what_a_group_has_are_means_over_seeds():
     assert prose.lost(study, "a", 2, "smallest") == "30.0 points"
     assert prose.lost(study, "a", 2, "largest") == "0.0 points"
     assert prose.lost(study, "a", 2) == "7.5 points"
+    with pytest.raises(ValueError, match="share of 1"):
+        prose.lost(study, "a", 2, "smallest", share=1)
+    assert prose.lost(study, "b", 2, "smallest") == "0.0 points"
     with pytest.raises(ValueError, match="level"):
         prose.lost(study, "a", 4)
     with pytest.raises(ValueError, match="nobody"):
