@@ -1,8 +1,8 @@
 """What is computed from the recorded tables when the pages are staged: ``python book/tools/front.py FOLDER``.
 
 FOLDER holds a copy of ``_config.yml`` and of ``book``. Written there are the values of the prose pages (`values`), as
-substitutions of the configuration; the figure of the front page, for a laptop and for a telephone; and the data of the
-page whose slider moves through the tables (`explore`).
+substitutions of the configuration; the figures of the front page and of all runs, each for a laptop and for a
+telephone; and the data of the page whose slider moves through the tables (`explore`).
 """
 
 from __future__ import annotations
@@ -29,6 +29,34 @@ BOTH = ("smallest", "largest")  # Thirds of the groups, by their training images
 COLOURS = dict(zip(BOTH, (plots.PALETTE[1], plots.PALETTE[0]), strict=True))
 CELLS = ("model", "method", "pruner")  # Columns that tell compressors and networks apart.
 PLAIN: Rows = {"when": "never"}
+
+
+BITS, THIN, NARROW = "fewer bits", "thin layers", "student"
+WAYS: dict[str, tuple[str, Rows]] = {
+    BITS: (plots.PALETTE[0], {"arm": "quantize"}),
+    "pruned": (plots.PALETTE[1], {"arm": "prune"}),
+    "pruned, fewer bits": (plots.PALETTE[1], {"arm": "prune + quantize"}),
+    THIN: (plots.PALETTE[2], {"arm": "factorize"}),
+    "thin layers, fewer bits": (plots.PALETTE[2], {"arm": "factorize + quantize"}),
+    NARROW: (plots.PALETTE[3], {"arm": "distil"}),
+    "student, fewer bits": (plots.PALETTE[3], {"arm": "distil + quantize"}),
+    "small network": ("#555555", {"arm": "small dense"}),
+}
+"""By the name of a way of making a network smaller its colour, and its rows where all ways had one budget."""
+
+ONE_BUDGET = {
+    "digits": "every-way/one-budget-study",
+    "faces by race": "every-way/one-budget-utkface-all",
+}
+"""By the data and their groups the tables in which all ways had one budget."""
+
+RESNET18: dict[str, tuple[str, Rows]] = {
+    BITS: ("every-way/fewer-bits-resnet18", {"arm": "finetuned"}),
+    THIN: ("every-way/lower-rank-resnet18", {"arm": "one energy"}),
+    NARROW: ("every-way/a-smaller-student-resnet18", {"arm": "taught"}),
+    "small network": ("every-way/a-smaller-student-resnet18", {"arm": "alone"}),
+}
+"""By way the table of a ResNet-18 of full width on faces, and its rows."""
 
 
 class Panel(NamedTuple):
@@ -125,6 +153,48 @@ def changes(name: str, where: Rows) -> Iterator[pd.DataFrame]:
         yield pd.DataFrame(rows).sort_values("kept", ascending=False, ignore_index=True)
 
 
+def ways() -> dict[str, dict[str, pd.DataFrame]]:
+    """By panel of the front page's figure and by way the share of bytes kept and what groups lose (:func:`changes`)."""
+    sources = {title: {way: (name, rows) for way, (_, rows) in WAYS.items()} for title, name in ONE_BUDGET.items()}
+    sources["faces, ResNet-18"] = RESNET18
+    panels: dict[str, dict[str, pd.DataFrame]] = {title: {} for title in sources}
+    for title, own in sources.items():
+        for way, source in own.items():
+            (panels[title][way],) = changes(*source)
+    return panels
+
+
+def one_axis(width: float, height: float, columns: int, size: float) -> Figure:
+    """Draw the figure of the front page: what the smallest third of groups loses over the bytes that are kept.
+
+    Args:
+        width, height: Size in inches.
+        columns: Number of panels in a row.
+        size: Size of the texts in points.
+    """
+    panels = ways()
+    with matplotlib.rc_context({"font.size": size, "axes.titlesize": size, "axes.titleweight": "bold"}):
+        drawn, axes = plots.new_figure(columns, rows=len(panels) // columns, width=width, height=height)
+        for axis, (title, own) in zip(axes, panels.items(), strict=True):
+            for place, (way, found) in enumerate(own.items()):
+                look = {"color": WAYS[way][0], "linestyle": "--" if "," in way else "-", "label": way}
+                aside = found["kept"] * 1.012 ** (place - len(own) / 2)  # So that intervals stand beside each other.
+                axis.errorbar(aside, found[BOTH[0]], yerr=found[f"{BOTH[0]}_half"], marker="o", markersize=3, **look)
+            axis.set_title(title, loc="left")
+            axis.set_xscale("log")
+            axis.set_xlim(0.36, 0.05)
+            axis.set_xticks([0.3, 0.2, 0.1, 0.06], ["30", "20", "10", "6"])
+            axis.xaxis.set_minor_locator(NullLocator())
+            axis.axhline(0, color="#555555", linewidth=0.8)
+        for axis in axes[-columns:]:
+            axis.set_xlabel("bytes kept, %")
+        handles = [handle[0] for handle in axes[0].get_legend_handles_labels()[0]]
+        look = {"frameon": False, "labelcolor": "linecolor", "handlelength": 2.2, "columnspacing": 1.0}
+        drawn.legend(handles, WAYS, loc="outside upper left", ncols=4 if columns > 1 else 2, **look)
+        drawn.supylabel("smallest groups: change of\ntest accuracy, points", fontsize=size)
+    return drawn
+
+
 def draw(axis: Axes, panel: Panel) -> None:
     """Draw a panel: the lines with intervals from the control on, and a dot for every other compressor and level."""
     for name, where in panel.dots:
@@ -138,7 +208,7 @@ def draw(axis: Axes, panel: Panel) -> None:
 
 
 def figure(width: float, height: float, columns: int, size: float) -> Figure:
-    """Draw the figure of the front page.
+    """Draw the figure of all runs of pruning and of ReLUs.
 
     Args:
         width, height: Size in inches.
@@ -181,13 +251,21 @@ def _label(axis: Axes, panel: Panel, *, last: bool) -> None:
 
 @values.value
 def front_seeds() -> str:
-    """Range of the number of seeds behind the lines."""
+    """Range of the number of seeds behind the figure of the front page."""
+    names = {*ONE_BUDGET.values(), *(name for name, _ in RESNET18.values())}
+    counts = [values.table(f"results/{name}.csv")["seed"].nunique() for name in names]
+    return f"{min(counts)} to {max(counts)}"
+
+
+@values.value
+def runs_seeds() -> str:
+    """Range of the number of seeds behind the lines of all runs."""
     counts = [values.table(f"results/{panel.line[0]}.csv")["seed"].nunique() for panel in PRUNED + LINEARIZED]
     return f"{min(counts)} to {max(counts)}"
 
 
 @values.value
-def front_floor() -> str:
+def runs_floor() -> str:
     """The groups that have nothing to lose in some of the tables."""
     shown = [source for panel in PRUNED + LINEARIZED for source in (panel.line, *panel.dots)]
     found = [effects.at_floor(effects.select(values.table(f"results/{name}.csv"), **where)) for name, where in shown]
@@ -205,7 +283,9 @@ def main(folder: str) -> None:
     drawn.mkdir(parents=True, exist_ok=True)
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "book"}):  # Texts as texts, the same each time.
         for name, shape in (("wide", (8.6, 4.8, 4, 9)), ("narrow", (3.9, 8.9, 2, 9))):
-            figure(*shape).savefig(drawn / f"{name}.svg", metadata={"Date": None})
+            figure(*shape).savefig(drawn / f"runs-{name}.svg", metadata={"Date": None})
+        for name, shape in (("wide", (8.6, 3.8, 3, 9)), ("narrow", (3.9, 7.2, 1, 9))):
+            one_axis(*shape).savefig(drawn / f"{name}.svg", metadata={"Date": None})
         explore.still().savefig(drawn / "explore.svg", metadata={"Date": None})
     (drawn / "explore.html").write_text(explore.html(), encoding="utf-8")
 

@@ -15,7 +15,7 @@ import pandas as pd
 from fairlib import effects
 from fairlib.environment import project
 from fairlib.evidence import claims
-from fairlib.evidence.prose import points, verdict
+from fairlib.evidence.prose import points, right, verdict
 from fairlib.statistics import t_interval
 
 VALUES: dict[str, Callable[[], str]] = {}
@@ -26,8 +26,51 @@ RESNET18, RESNET18_64 = (f"results/pruning/matthew-effect-{name}.csv" for name i
 RELUS = "results/linearization/who-pays-for-relus-study.csv"
 RACES = "results/linearization/who-pays-for-relus-races-all.csv"
 RACES_VGG19 = "results/linearization/who-pays-for-relus-networks-races-all.csv"
+BUDGET = "results/every-way/one-budget-utkface-all.csv"
 PATHS, PATHS_CLAIMS = ("results/benchmarks/two_paths.csv", "results/benchmarks/two_paths_claims.csv")
 MITIGATIONS = ("equal-loss", "equal-curvature", "accuracy-gap", "group-dro", "reweight")
+
+
+DATA = {"study": "digits", "utkface": "a part of the faces", "utkface-all": "faces", "resnet18": "faces in a ResNet-18"}
+DATA |= {"races-all": "all faces"}
+YES, NO, OPEN = "supported", "no effect", "undecided"
+SAID: tuple[tuple[str, str, dict[str, str]], ...] = (
+    ("H-bits-four", "every-way/fewer-bits", {"study": NO, "utkface-all": NO}),
+    ("H-bits-two", "every-way/fewer-bits", {"study": YES, "utkface-all": YES}),
+    ("H-bits-finetuned", "every-way/fewer-bits", {"utkface-all": YES, "study": OPEN}),
+    ("H-bits-equal-loss", "every-way/fewer-bits", {"study": YES, "utkface-all": YES}),
+    ("H-bits-equal-loss-resnet18", "every-way/fewer-bits", {"resnet18": YES}),
+    ("H-bits-resnet18", "every-way/fewer-bits", {"resnet18": "reversed"}),
+    ("H-calibration", "every-way/fewer-bits", {"study": NO, "utkface-all": NO}),
+    ("H-rank", "every-way/lower-rank", {"study": YES}),
+    ("H-rank-resnet18", "every-way/lower-rank", {"resnet18": YES}),
+    ("H-student", "every-way/a-smaller-student", {"study": YES}),
+    ("H-student-resnet18", "every-way/a-smaller-student", {"resnet18": NO}),
+    ("H-student-teacher", "every-way/a-smaller-student", {"study": OPEN}),
+    ("H-student-teacher-resnet18", "every-way/a-smaller-student", {"resnet18": NO}),
+    ("H-budget-pair-prune", "every-way/one-budget", {"study": YES, "utkface-all": YES}),
+    ("H-budget-pair-quantize", "every-way/one-budget", {"study": YES, "utkface-all": YES}),
+    ("H-budget-small", "every-way/one-budget", {"study": OPEN, "utkface-all": YES}),
+    ("H-random-gates", "linearization/who-pays-for-relus", {"study": YES, "races-all": YES, "utkface": NO}),
+    ("T-fig-1", "pruning/matthew-effect", {"study": YES, "utkface": YES, "resnet18": NO}),
+)
+"""Claims that a page's sentences rest on; by what the names of their tables end in, the verdict that the words need."""
+
+
+def said(claim: str, path: str, expected: dict[str, str]) -> str:
+    """What the ledger says of a claim by tables of several data sets."""
+    (own,) = (known for known in claims.load(project() / "book" / "claims.yml") if known.id == claim)
+    recorded = {path for path in own.tables.values() if path.startswith("results/") and (project() / path).is_file()}
+    if unsaid := recorded - {f"results/{path}-{end}.csv" for end in expected}:
+        raise ValueError(f"{claim} is also tested by {', '.join(sorted(unsaid))}: name them")
+    data: dict[str, list[str]] = {}
+    for end, expect in expected.items():
+        found = verdict(claim, f"results/{path}-{end}.csv", expect=expect)
+        data.setdefault(found.verdict, []).append(DATA[end])
+    return f"[{claim}](#{claim}): " + ", ".join(f"*{word}* on {' and '.join(on)}" for word, on in data.items())
+
+
+VALUES |= {f"said_{row[0].replace('-', '_')}": functools.partial(said, *row) for row in SAID}
 
 
 def value(function: Callable[[], str]) -> Callable[[], str]:
@@ -122,6 +165,32 @@ def others_32_pixels() -> str:
 @value
 def others_64_pixels() -> str:
     return _recognized(RESNET18_64)
+
+
+def _others(arm: str, level: float | None = 2) -> str:
+    """Of a hundred faces of Others those recognized, where all ways had the bytes of two bits a weight."""
+    return right(table(BUDGET), "Others", arm, level)
+
+
+ARMS = {"pair": "prune + quantize", "bits": "quantize", "small": "small dense", "thin": "factorize"}
+VALUES |= {f"budget_{name}": functools.partial(_others, arm) for name, arm in ARMS.items()}
+VALUES["budget_before"] = functools.partial(_others, "quantize", None)
+
+
+@value
+def budget_kept() -> str:
+    verdict("H-budget-pair-quantize", BUDGET, expect="supported")
+    kept = effects.select(table(BUDGET), arm="prune + quantize", stage="compressed", level=2)["kept"]
+    return f"{kept.mean():.0%}"
+
+
+@value
+def races_erased() -> str:
+    """How many races a ResNet-18 with an eighth of its weights in thin layers never finds."""
+    where = {"arm": "one energy", "stage": "compressed", "level": 0.12, "split": "test"}
+    rows = effects.select(table("results/every-way/lower-rank-resnet18.csv"), **where)
+    found = rows.groupby("group")["accuracy"].mean()
+    return ("none", "one", "two", "three", "four", "all")[(found < 0.005).sum()]
 
 
 @value

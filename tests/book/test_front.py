@@ -135,7 +135,7 @@ def compressed(name: str, where: dict | None = None) -> set[tuple[str, ...]]:
 
 def test_every_recorded_compressor_network_and_data_set_is_in_the_figure():
     names = [path.relative_to(ROOT / "results").with_suffix("").as_posix() for path in ROOT.glob("results/*/*.csv")]
-    names = [name for name in names if not name.startswith("every-way/")]  # Over bytes, in figures of their own.
+    names = [name for name in names if not name.startswith("every-way/")]  # Over bytes, on the front page.
     recorded = {found for name in names for found in compressed(name) if found[0] not in front.TWO_GROUPS}
     drawn = {
         found
@@ -144,6 +144,49 @@ def test_every_recorded_compressor_network_and_data_set_is_in_the_figure():
         for found in compressed(name, where)
     }
     assert drawn == recorded and len(recorded) > 20
+
+
+@pytest.mark.parametrize("title", front.ONE_BUDGET)
+def test_the_one_axis_has_every_way_of_its_table(title: str):
+    name = front.ONE_BUDGET[title]
+    table = pd.read_csv(ROOT / f"results/{name}.csv")
+    assert {rows["arm"] for _, rows in front.WAYS.values()} == set(table["arm"])
+    drawn = front.ways()[title]["pruned, fewer bits"].iloc[-1]
+    assert drawn["smallest"] == pytest.approx(-lost(name, 2, smallest=True, arm="prune + quantize"))
+    own = table[(table["arm"] == "prune + quantize") & (table["level"] == 2)]
+    assert drawn["kept"] == pytest.approx(own["kept"].mean())
+
+
+def test_every_way_is_on_the_one_axis():
+    """Of each table of the part that shows a network of the papers there is a line."""
+    papers = {path.stem for path in (ROOT / "results" / "every-way").glob("*-resnet18.csv")}
+    assert papers == {Path(name).name for name, _ in front.RESNET18.values()}
+    thin = front.ways()["faces, ResNet-18"]["thin layers"].iloc[-1]
+    assert thin["smallest"] == pytest.approx(
+        -lost("every-way/lower-rank-resnet18", 0.06, smallest=True, arm="one energy")
+    )
+
+
+def test_every_point_is_inside_its_panel():
+    for axis, own in zip(front.one_axis(8.6, 3.8, 3, 9).axes, front.ways().values(), strict=True):
+        most, least = axis.get_xlim()
+        assert all(found["kept"].between(least, most).all() for found in own.values())
+
+
+def test_of_a_hundred_faces_so_many_are_recognized():
+    table = pd.read_csv(ROOT / "results/every-way/one-budget-utkface-all.csv")
+    own = table[(table["group"] == "Others") & (table["split"] == "test") & (table["arm"] == "prune + quantize")]
+    of = own.groupby(["stage", "level"])["accuracy"].mean() * 100
+    assert values.VALUES["budget_pair"]() == f"{of['compressed', 2]:.0f}"
+    assert values.VALUES["budget_before"]() == f"{of['control', 32]:.0f}"
+
+
+def test_a_sentence_names_every_table_of_its_claim():
+    assert values.VALUES["said_H_bits_finetuned"]().endswith(": *supported* on faces, *undecided* on digits")
+    with pytest.raises(ValueError, match=r"also tested by .*fewer-bits-utkface-all"):
+        values.said("H-bits-four", "every-way/fewer-bits", {"study": "no effect"})
+    with pytest.raises(ValueError, match="change its words"):
+        values.said("H-bits-four", "every-way/fewer-bits", {"study": "supported", "utkface-all": "no effect"})
 
 
 def test_every_pruner_of_a_table_has_dots_of_its_own():
@@ -158,9 +201,14 @@ def test_pages_are_staged(tmp_path: Path):
     still = (tmp_path / "book" / "_front" / "explore.svg").read_text(encoding="utf-8")
     assert all(f">{group}<" in still for group in ("largest", "smallest", "White", "Others", "13-17"))
     for name in ("wide", "narrow"):
-        svg = ElementTree.parse(tmp_path / "book" / "_front" / f"{name}.svg")
-        texts = [node.text for node in svg.iter("{http://www.w3.org/2000/svg}text")]
-        assert "largest third of groups" in texts and texts.count("ReLUs kept, %") == (4 if name == "wide" else 1)
+        folder = tmp_path / "book" / "_front"
+        texts, runs = (
+            [node.text for node in ElementTree.parse(file).iter("{http://www.w3.org/2000/svg}text")]
+            for file in (folder / f"{name}.svg", folder / f"runs-{name}.svg")
+        )
+        assert set(front.WAYS) | set(front.ways()) <= set(texts)
+        assert texts.count("bytes kept, %") == (3 if name == "wide" else 1)
+        assert "largest third of groups" in runs and runs.count("ReLUs kept, %") == (4 if name == "wide" else 1)
 
 
 @pytest.mark.parametrize(
