@@ -58,7 +58,7 @@ def points(values: ArrayLike | Interval, *, interval: bool = False) -> str:
     return f"{mean} points" + f" [{low}, {high}]" * interval
 
 
-def lost(study: pd.DataFrame, arm: str, level: float | str, groups: str = "", share: float = 1 / 3) -> str:
+def lost(study: pd.DataFrame, arm: str, level: float, groups: str = "", share: float = 1 / 3) -> str:
     """Format what an arm of a study loses against the control, on average over the seeds: ``3.1 points``.
 
     Args:
@@ -71,10 +71,10 @@ def lost(study: pd.DataFrame, arm: str, level: float | str, groups: str = "", sh
     Raises:
         ValueError: If the table has no such arm or level.
     """
-    of = {"level": level, "where": {"arm": arm}}
+    where = {"arm": arm}
     if groups:
-        return points(-effects.accuracy_change(study, groups=groups, share=share, **of))
-    return points(-effects.overall_change(study, **of))
+        return points(-effects.accuracy_change(study, level=level, groups=groups, share=share, where=where))
+    return points(-effects.overall_change(study, level=level, where=where))
 
 
 def right(study: pd.DataFrame, group: str, arm: str, level: float | str | None = None) -> str:
