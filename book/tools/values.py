@@ -30,9 +30,9 @@ BUDGET = "results/every-way/one-budget-utkface-all.csv"
 PATHS, PATHS_CLAIMS = ("results/benchmarks/two_paths.csv", "results/benchmarks/two_paths_claims.csv")
 MITIGATIONS = ("equal-loss", "equal-curvature", "accuracy-gap", "group-dro", "reweight")
 
-
 DATA = {"study": "digits", "utkface": "a part of the faces", "utkface-all": "faces", "resnet18": "faces in a ResNet-18"}
 DATA |= {"races-all": "all faces"}
+"""By what the name of a table ends in the data in words."""
 YES, NO, OPEN = "supported", "no effect", "undecided"
 SAID: tuple[tuple[str, str, dict[str, str]], ...] = (
     ("H-bits-four", "every-way/fewer-bits", {"study": NO, "utkface-all": NO}),
@@ -57,10 +57,24 @@ SAID: tuple[tuple[str, str, dict[str, str]], ...] = (
 """Claims that a page's sentences rest on; by what the names of their tables end in, the verdict that the words need."""
 
 
+@functools.cache
+def registered() -> list[claims.Claim]:
+    """Read the claims."""
+    return claims.load(project() / "book" / "claims.yml")
+
+
 def said(claim: str, path: str, expected: dict[str, str]) -> str:
-    """What the ledger says of a claim by tables of several data sets."""
-    (own,) = (known for known in claims.load(project() / "book" / "claims.yml") if known.id == claim)
-    recorded = {path for path in own.tables.values() if path.startswith("results/") and (project() / path).is_file()}
+    """What the ledger says of a claim by each of its recorded tables, as Markdown with a link to it.
+
+    Args:
+        claim, path: Its id, and the path of its tables below ``results`` up to the hyphen before what names end in.
+        expected: By what a name ends in (`DATA`) the verdict that the words rest on.
+
+    Raises:
+        ValueError: If a verdict is another, or a recorded table of the claim is not among them.
+    """
+    (own,) = (known for known in registered() if known.id == claim)
+    recorded = {name for name in own.tables.values() if name.startswith("results/") and (project() / name).is_file()}
     if unsaid := recorded - {f"results/{path}-{end}.csv" for end in expected}:
         raise ValueError(f"{claim} is also tested by {', '.join(sorted(unsaid))}: name them")
     data: dict[str, list[str]] = {}
@@ -347,7 +361,7 @@ def bfloat16_accuracy() -> str:
 
 @value
 def claims_count() -> str:
-    return f"{len(claims.load(project() / 'book' / 'claims.yml'))}"
+    return f"{len(registered())}"
 
 
 def _correlation(run: str) -> str:
