@@ -67,15 +67,21 @@ def test_sixteen_bits_change_next_to_nothing(cnn):
         assert torch.allclose(before, after, atol=2e-5)
 
 
-def test_onnxruntime_rounds_to_the_same_values_at_the_same_scale():
+@pytest.mark.parametrize("bits", [2, 3, 4, 6, 8])
+def test_onnxruntime_and_torch_round_to_the_same_values_at_the_same_scales(bits):
     from onnx import TensorProto
     from onnxruntime.quantization.quant_utils import quantize_nparray
 
-    row = np.random.default_rng(1).normal(size=200).astype(np.float32)
-    step = np.float32(np.abs(row).max() / 127)
-    theirs = quantize_nparray(TensorProto.INT8, row, step, np.int8(0), low=-127, high=127)
-    ours = quantizers.rounded(torch.from_numpy(row), torch.tensor(step), 8)
-    assert torch.equal(ours, torch.from_numpy(theirs.astype(np.float32) * step))
+    torch.manual_seed(0)
+    layer = nn.Linear(50, 6)
+    rows, top = layer.weight.detach(), 2 ** (bits - 1) - 1
+    ours = weights(layer, bits=bits).weight.detach()
+    steps = scale(rows, bits)
+    for row, step, found in zip(rows.numpy(), steps.numpy(), ours, strict=True):
+        theirs = quantize_nparray(TensorProto.INT8, row, step, np.int8(0), low=-top, high=top)
+        assert torch.equal(found, torch.from_numpy(theirs.astype(np.float32) * step))
+    zero = torch.zeros(6, dtype=torch.int32)
+    torch.testing.assert_close(ours, torch.fake_quantize_per_channel_affine(rows, steps.flatten(), zero, 0, -top, top))
 
 
 def test_finetuning_under_a_constraint_keeps_the_values(cnn):
