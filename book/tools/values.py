@@ -42,7 +42,7 @@ SAID: tuple[tuple[str, str, dict[str, str]], ...] = (
     ("H-bits-equal-loss-resnet18", "every-way/fewer-bits", {"resnet18": YES}),
     ("H-bits-resnet18", "every-way/fewer-bits", {"resnet18": "reversed"}),
     ("H-calibration", "every-way/fewer-bits", {"study": NO, "utkface-all": NO}),
-    ("H-rank", "every-way/lower-rank", {"study": YES}),
+    ("H-rank", "every-way/lower-rank", {"study": YES, "utkface-all": YES}),
     ("H-rank-resnet18", "every-way/lower-rank", {"resnet18": YES}),
     ("H-student", "every-way/a-smaller-student", {"study": YES}),
     ("H-student-resnet18", "every-way/a-smaller-student", {"resnet18": NO}),
