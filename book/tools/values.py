@@ -31,7 +31,7 @@ PATHS, PATHS_CLAIMS = ("results/benchmarks/two_paths.csv", "results/benchmarks/t
 MITIGATIONS = ("equal-loss", "equal-curvature", "accuracy-gap", "group-dro", "reweight")
 
 DATA = {"study": "digits", "utkface": "a part of the faces", "utkface-all": "faces", "resnet18": "faces in a ResNet-18"}
-DATA |= {"races-all": "all faces"}
+DATA |= {"races-all": "all faces", "celeba": "CelebA"}
 """By what the name of a table ends in the data in words."""
 YES, NO, OPEN = "supported", "no effect", "undecided"
 SAID: tuple[tuple[str, str, dict[str, str]], ...] = (
@@ -42,7 +42,7 @@ SAID: tuple[tuple[str, str, dict[str, str]], ...] = (
     ("H-bits-equal-loss-resnet18", "every-way/fewer-bits", {"resnet18": YES}),
     ("H-bits-resnet18", "every-way/fewer-bits", {"resnet18": "reversed"}),
     ("H-calibration", "every-way/fewer-bits", {"study": NO, "utkface-all": NO}),
-    ("H-rank", "every-way/lower-rank", {"study": YES, "utkface-all": YES}),
+    ("H-rank", "every-way/lower-rank", {"study": YES, "utkface-all": YES, "celeba": "reversed"}),
     ("H-rank-resnet18", "every-way/lower-rank", {"resnet18": YES}),
     ("H-student", "every-way/a-smaller-student", {"study": YES, "utkface-all": YES}),
     ("H-student-resnet18", "every-way/a-smaller-student", {"resnet18": NO}),
