@@ -48,9 +48,9 @@ SAID: tuple[tuple[str, str, dict[str, str]], ...] = (
     ("H-student-resnet18", "every-way/a-smaller-student", {"resnet18": NO}),
     ("H-student-teacher", "every-way/a-smaller-student", {"study": OPEN, "utkface-all": NO}),
     ("H-student-teacher-resnet18", "every-way/a-smaller-student", {"resnet18": NO}),
-    ("H-budget-pair-prune", "every-way/one-budget", {"study": YES, "utkface-all": YES}),
-    ("H-budget-pair-quantize", "every-way/one-budget", {"study": YES, "utkface-all": YES}),
-    ("H-budget-small", "every-way/one-budget", {"study": OPEN, "utkface-all": YES}),
+    ("H-budget-pair-prune", "every-way/one-budget", {"study": YES, "utkface-all": YES, "celeba": NO}),
+    ("H-budget-pair-quantize", "every-way/one-budget", {"study": YES, "utkface-all": YES, "celeba": NO}),
+    ("H-budget-small", "every-way/one-budget", {"study": OPEN, "utkface-all": YES, "celeba": NO}),
     ("H-random-gates", "linearization/who-pays-for-relus", {"study": YES, "races-all": YES, "utkface": NO}),
     ("T-fig-1", "pruning/matthew-effect", {"study": YES, "utkface": YES, "resnet18": NO}),
 )

@@ -168,7 +168,7 @@ def test_every_way_is_on_the_one_axis():
 
 
 def test_every_point_is_inside_its_panel():
-    for axis, own in zip(front.one_axis(8.6, 3.8, 3, 9).axes, front.ways().values(), strict=True):
+    for axis, own in zip(front.one_axis(8.6, 3.6, 4, 9).axes, front.ways().values(), strict=True):
         most, least = axis.get_xlim()
         drawn = [container[0].get_xdata() for container in axis.containers]
         assert len(drawn) == len(own) and all(least < kept < most for line in drawn for kept in line)
@@ -208,7 +208,7 @@ def test_pages_are_staged(tmp_path: Path):
             for file in (folder / f"{name}.svg", folder / f"runs-{name}.svg")
         )
         assert set(front.WAYS) | set(front.ways()) <= set(texts)
-        assert texts.count("bytes kept, %") == (3 if name == "wide" else 1)
+        assert texts.count("bytes kept, %") == (4 if name == "wide" else 1)
         assert "largest third of groups" in runs and runs.count("ReLUs kept, %") == (4 if name == "wide" else 1)
 
 
