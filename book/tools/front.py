@@ -270,8 +270,7 @@ def runs_floor() -> str:
     """The groups that have nothing to lose in some of the tables."""
     shown = [source for panel in PRUNED + LINEARIZED for source in (panel.line, *panel.dots)]
     found = [effects.at_floor(effects.select(values.table(f"results/{name}.csv"), **where)) for name, where in shown]
-    names = sorted({f"*{group}*" for groups in found for group in groups})
-    return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
+    return values.listed(sorted({f"*{group}*" for groups in found for group in groups}))
 
 
 def main(folder: str) -> None:

@@ -35,13 +35,13 @@ DATA |= {"races-all": "all faces", "celeba": "CelebA"}
 """By what the name of a table ends in the data in words."""
 YES, NO, OPEN = "supported", "no effect", "undecided"
 SAID: tuple[tuple[str, str, dict[str, str]], ...] = (
-    ("H-bits-four", "every-way/fewer-bits", {"study": NO, "utkface-all": NO}),
-    ("H-bits-two", "every-way/fewer-bits", {"study": YES, "utkface-all": YES}),
-    ("H-bits-finetuned", "every-way/fewer-bits", {"utkface-all": YES, "study": OPEN}),
-    ("H-bits-equal-loss", "every-way/fewer-bits", {"study": YES, "utkface-all": YES}),
+    ("H-bits-four", "every-way/fewer-bits", {"study": NO, "utkface-all": NO, "celeba": NO}),
+    ("H-bits-two", "every-way/fewer-bits", {"study": YES, "utkface-all": YES, "celeba": NO}),
+    ("H-bits-finetuned", "every-way/fewer-bits", {"utkface-all": YES, "celeba": YES, "study": OPEN}),
+    ("H-bits-equal-loss", "every-way/fewer-bits", {"study": YES, "utkface-all": YES, "celeba": NO}),
     ("H-bits-equal-loss-resnet18", "every-way/fewer-bits", {"resnet18": YES}),
     ("H-bits-resnet18", "every-way/fewer-bits", {"resnet18": "reversed"}),
-    ("H-calibration", "every-way/fewer-bits", {"study": NO, "utkface-all": NO}),
+    ("H-calibration", "every-way/fewer-bits", {"study": NO, "utkface-all": NO, "celeba": NO}),
     ("H-rank", "every-way/lower-rank", {"study": YES, "utkface-all": YES, "celeba": "reversed"}),
     ("H-rank-resnet18", "every-way/lower-rank", {"resnet18": YES}),
     ("H-student", "every-way/a-smaller-student", {"study": YES, "utkface-all": YES}),
@@ -63,6 +63,11 @@ def registered() -> list[claims.Claim]:
     return claims.load(project() / "book" / "claims.yml")
 
 
+def listed(names: list[str]) -> str:
+    """Join names with commas and *and*."""
+    return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
+
+
 def said(claim: str, path: str, expected: dict[str, str]) -> str:
     """What the ledger says of a claim by each of its recorded tables, as Markdown with a link to it.
 
@@ -81,7 +86,7 @@ def said(claim: str, path: str, expected: dict[str, str]) -> str:
     for end, expect in expected.items():
         found = verdict(claim, f"results/{path}-{end}.csv", expect=expect)
         data.setdefault(found.verdict, []).append(DATA[end])
-    return f"[{claim}](#{claim}): " + ", ".join(f"*{word}* on {' and '.join(on)}" for word, on in data.items())
+    return f"[{claim}](#{claim}): " + ", ".join(f"*{word}* on {listed(on)}" for word, on in data.items())
 
 
 VALUES |= {f"said_{row[0].replace('-', '_')}": functools.partial(said, *row) for row in SAID}

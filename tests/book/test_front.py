@@ -183,11 +183,13 @@ def test_of_a_hundred_faces_so_many_are_recognized():
 
 
 def test_a_sentence_names_every_table_of_its_claim():
-    assert values.VALUES["said_H_bits_finetuned"]().endswith(": *supported* on faces, *undecided* on digits")
+    assert values.VALUES["said_H_bits_finetuned"]().endswith(": *supported* on faces and CelebA, *undecided* on digits")
+    assert values.VALUES["said_H_bits_four"]().endswith(": *no effect* on digits, faces and CelebA")
     with pytest.raises(ValueError, match=r"also tested by .*fewer-bits-utkface-all"):
-        values.said("H-bits-four", "every-way/fewer-bits", {"study": "no effect"})
+        values.said("H-bits-four", "every-way/fewer-bits", {"study": "no effect", "celeba": "no effect"})
     with pytest.raises(ValueError, match="change its words"):
-        values.said("H-bits-four", "every-way/fewer-bits", {"study": "supported", "utkface-all": "no effect"})
+        expected = dict.fromkeys(("study", "utkface-all", "celeba"), "no effect")
+        values.said("H-bits-four", "every-way/fewer-bits", expected | {"study": "supported"})
 
 
 def test_every_pruner_of_a_table_has_dots_of_its_own():
