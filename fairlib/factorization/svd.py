@@ -14,7 +14,7 @@ from fairlib.network.gates import example
 from fairlib.network.memory import memory_of, remember
 
 
-def svd(model: nn.Module, *, kept: float, by: str = "share") -> nn.Module:
+def svd(model: nn.Module, *, kept: float, by: str = "share", last: str = "split") -> nn.Module:
     r"""Replace layers by two of smaller rank, as near to the layer as possible, without retraining.
 
     The weight of a layer, as a matrix :math:`W` of O rows, one for each output, and I columns (the input channels times
@@ -37,13 +37,16 @@ def svd(model: nn.Module, *, kept: float, by: str = "share") -> nn.Module:
             share of its weights, and stays as it is only at share 1. ``"energy"``: every layer has the smallest rank
             whose squared singular values sum to a share of the layer's, and stays as it is if that rank saves nothing.
             The share is one number for all layers, the largest with which no more than ``kept`` is left.
+        last: Whether the last layer with prunable weights, as a rule the one that gives the logits of the classes, is
+            replaced like the others, ``"split"``, or stays as it is, ``"whole"``. Of rank r its logits lie in r
+            dimensions, however many the classes are.
 
     Returns:
         A factorized copy in eval mode.
 
     Raises:
-        ValueError: If ``by`` is unknown, rank one in every layer leaves more than ``kept``, a weight is NaN or
-            infinite, the model is pruned, quantized or factorized, it is a single layer, or it does not run with two
+        ValueError: If ``by`` or ``last`` is unknown, rank one in every layer leaves more than ``kept``, a weight is NaN
+            or infinite, the model is pruned, quantized or factorized, it is a single layer, or it does not run with two
             layers in the place of one.
 
     Source:
@@ -62,11 +65,12 @@ def svd(model: nn.Module, *, kept: float, by: str = "share") -> nn.Module:
         [0.0, 0.0, 4.0, 0.0]
     """
     rule = lookup("value of by", by, {"share": _by_share, "energy": _by_energy})
+    end = lookup("value of last", last, {"split": None, "whole": -1})  # Of the layers that may be replaced.
     small = copy.deepcopy(model).eval()
     weights = {name: weight.detach().cpu().double().flatten(1) for name, weight in masks.prunable(small).items()}
     _refuse(small, weights)
     layers = {name: small.get_submodule(name.rpartition(".")[0]) for name in weights}
-    ranks = _ranks(weights, [name for name, layer in layers.items() if splits(layer)], kept, rule)
+    ranks = _ranks(weights, [name for name in [*layers][:end] if splits(layers[name])], kept, rule)
     for name, rank in ranks.items():
         pair = factors(layers[name], rank)
         left, values, right = torch.linalg.svd(weights[name], full_matrices=False)

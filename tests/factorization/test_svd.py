@@ -190,6 +190,18 @@ def test_energy_goes_where_the_weights_are_of_low_rank():
     assert ranks(factorize(model, "svd", kept=0.5, by="energy")) == {"0": 1, "1": 14}
 
 
+@pytest.mark.parametrize("by", ["share", "energy"])
+def test_a_last_layer_that_stays_whole_takes_its_weights_from_the_others(cnn, by):
+    """Hence the others are those of the network without it, in the weights that it leaves them."""
+    last = cnn.classifier[4].weight
+    small = factorize(cnn, "svd", kept=0.3, by=by, last="whole")
+    assert torch.equal(small.classifier[4].weight, last)
+    body, total = nn.Sequential(cnn.features, cnn.classifier[:4]), weights(cnn)
+    alone = factorize(body, "svd", kept=(0.3 * total - last.numel()) / (total - last.numel()), by=by)
+    assert list(ranks(small).values()) == list(ranks(alone).values())
+    assert weights(small) == weights(alone) + last.numel() <= 0.3 * total
+
+
 def test_all_weights_kept_is_a_copy(cnn):
     small = factorize(cnn.train(), "svd", kept=1)
     assert cnn.training and not small.training and not ranks(small)
@@ -235,10 +247,12 @@ def test_bad_input(cnn):
         factorize(cnn, "svd", kept="1")
     with pytest.raises(ValueError, match="unknown factorization method 'qr'; known: svd"):
         factorize(cnn, "qr", kept=0.5)
-    with pytest.raises(TypeError, match="unknown setting 'rank' for factorization method 'svd'; known: by"):
+    with pytest.raises(TypeError, match="unknown setting 'rank' for factorization method 'svd'; known: by, last"):
         factorize(cnn, "svd", kept=0.5, rank=3)
     with pytest.raises(ValueError, match="unknown value of by 'layer'; known: share, energy"):
         factorize(cnn, "svd", kept=0.5, by="layer")
+    with pytest.raises(ValueError, match="unknown value of last 'rank one'; known: split, whole"):
+        factorize(cnn, "svd", kept=0.5, last="rank one")
     with pytest.raises(TypeError, match=r"model must be a torch\.nn\.Module"):
         factorize(cnn.state_dict(), "svd", kept=0.5)
     with pytest.raises(ValueError, match="a Linear and nothing else; put it into a Sequential"):
