@@ -28,6 +28,8 @@ RACES = "results/linearization/who-pays-for-relus-races-all.csv"
 RACES_VGG19 = "results/linearization/who-pays-for-relus-networks-races-all.csv"
 BUDGET = "results/every-way/one-budget-utkface-all.csv"
 PATHS, PATHS_CLAIMS = ("results/benchmarks/two_paths.csv", "results/benchmarks/two_paths_claims.csv")
+COUNTS = ("none", "one", "two", "three", "four", "all")
+"""Of five races."""
 MITIGATIONS = ("equal-loss", "equal-curvature", "accuracy-gap", "group-dro", "reweight")
 
 DATA = {"study": "digits", "utkface": "a part of the faces", "utkface-all": "faces", "resnet18": "faces in a ResNet-18"}
@@ -45,6 +47,10 @@ SAID: tuple[tuple[str, str, dict[str, str]], ...] = (
     ("H-rank", "every-way/lower-rank", {"study": YES, "utkface-all": YES, "celeba": "reversed"}),
     ("H-rank-resnet18", "every-way/lower-rank", {"resnet18": YES}),
     ("H-rank-longer-resnet18", "every-way/lower-rank-longer", {"resnet18": YES}),
+    ("H-rank-last", "every-way/lower-rank-whole", {"study": YES, "utkface-all": YES}),
+    ("H-rank-last-resnet18", "every-way/lower-rank-whole", {"resnet18": YES}),
+    ("H-rank-whole", "every-way/lower-rank-whole", {"study": YES, "utkface-all": YES}),
+    ("H-rank-whole-resnet18", "every-way/lower-rank-whole", {"resnet18": YES}),
     ("H-student", "every-way/a-smaller-student", {"study": YES, "utkface-all": YES, "celeba": NO}),
     ("H-student-resnet18", "every-way/a-smaller-student", {"resnet18": NO}),
     ("H-student-teacher", "every-way/a-smaller-student", {"study": OPEN, "utkface-all": NO, "celeba": NO}),
@@ -204,15 +210,23 @@ def budget_kept() -> str:
     return f"{kept.mean():.0%}"
 
 
-def _erased(name: str) -> str:
+@value
+def races_erased() -> str:
     """How many races a ResNet-18 with an eighth of its weights in thin layers never finds."""
+    return COUNTS[(_found("lower-rank-resnet18") < 0.005).sum()]
+
+
+@value
+def races_back() -> str:
+    """How many of these it finds again if its last layer stays whole."""
+    erased = _found("lower-rank-resnet18") < 0.005
+    return COUNTS[(_found("lower-rank-whole-resnet18")[erased] > 0.5).sum()]
+
+
+def _found(name: str) -> pd.Series:
+    """By race how often a ResNet-18 with an eighth of its weights in thin layers is right."""
     where = {"arm": "one energy", "stage": "compressed", "level": 0.12, "split": "test"}
-    found = effects.select(table(f"results/every-way/{name}.csv"), **where).groupby("group")["accuracy"].mean()
-    return ("none", "one", "two", "three", "four", "all")[(found < 0.005).sum()]
-
-
-VALUES["races_erased"] = functools.partial(_erased, "lower-rank-resnet18")
-VALUES["races_erased_longer"] = functools.partial(_erased, "lower-rank-longer-resnet18")
+    return effects.select(table(f"results/every-way/{name}.csv"), **where).groupby("group")["accuracy"].mean()
 
 
 @value
