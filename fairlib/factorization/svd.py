@@ -38,16 +38,16 @@ def svd(model: nn.Module, *, kept: float, by: str = "share", last: str = "split"
             whose squared singular values sum to a share of the layer's, and stays as it is if that rank saves nothing.
             The share is one number for all layers, the largest with which no more than ``kept`` is left.
         last: Whether the last layer with prunable weights, as a rule the one that gives the logits of the classes, is
-            replaced like the others, ``"split"``, or stays as it is, ``"whole"``. Of rank r its logits lie in r
-            dimensions, however many the classes are.
+            replaced like the others, ``"split"``, or stays as it is, ``"whole"``. It is the last that the model
+            registers. Of rank r, its logits vary in r dimensions, however many the classes are.
 
     Returns:
         A factorized copy in eval mode.
 
     Raises:
-        ValueError: If ``by`` or ``last`` is unknown, rank one in every layer leaves more than ``kept``, a weight is NaN
-            or infinite, the model is pruned, quantized or factorized, it is a single layer, or it does not run with two
-            layers in the place of one.
+        ValueError: If ``by`` or ``last`` is unknown, rank one in all these layers leaves more than ``kept``, a weight
+            is NaN or infinite, the model is pruned, quantized or factorized, it is a single layer, or it does not run
+            with two layers in the place of one.
 
     Source:
         Eckart and Young, The approximation of one matrix by another of lower rank (1936); Zhang et al., Accelerating
