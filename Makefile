@@ -108,13 +108,13 @@ lint: $(STAMP)
 sweep: $(STAMP)
 	@test -n "$(GRID)" || { echo "make sweep needs a grid: make sweep GRID=params/study/pruning/matthew-effect.yml" >&2; exit 2; }
 	@test -f "$(GRID)" || { echo "there is no grid $(GRID); there are: $$(ls params/study/*/*.yml params/paper/*/*.yml | tr '\n' ' ')" >&2; exit 2; }
-	$(if $(SNAKEMAKE),,fairlib plan "$(GRID)" > /dev/null)
+	$(if $(SNAKEMAKE),,whopays plan "$(GRID)" > /dev/null)
 	@$(call locked,sweep,$(if $(SNAKEMAKE),,python book/tools/progress.py "$(GRID)") \
 		$(call snakemake,sweep --forcerun point --config grid="$(GRID)" $(if $(FORCE),force=1)))
 
 verify: $(STAMP)
 	@test -n "$(TABLE)" || { echo "make verify needs a table: make verify TABLE=results/pruning/matthew-effect-study.csv" >&2; exit 2; }
-	@$(call locked,verify,fairlib verify "$(TABLE)" --seeds $(or $(SEEDS),1) $(if $(TOLERANCE),--tolerance $(TOLERANCE)) $(if $(AVX2),--avx2))
+	@$(call locked,verify,whopays verify "$(TABLE)" --seeds $(or $(SEEDS),1) $(if $(TOLERANCE),--tolerance $(TOLERANCE)) $(if $(AVX2),--avx2))
 
 clean:
 	[ ! -d _build ] || find _build -mindepth 1 -maxdepth 1 ! -name sweeps ! -name lab ! -name '.*.lock' -exec rm -rf {} +

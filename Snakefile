@@ -2,7 +2,7 @@
 # `--config quick=1` runs the notebooks with their smoke parameters, and keeps all of that build in _build/quick.
 #
 # Snakemake decides by time, content and parameters what to look at again; whether a notebook is executed again is then
-# decided by `fairlib run` from the digests in run.json. So touched files, a fresh checkout or a lost .snakemake folder
+# decided by `whopays run` from the digests in run.json. So touched files, a fresh checkout or a lost .snakemake folder
 # execute nothing, and an edit that is older than the build is noticed.
 
 import shlex
@@ -12,8 +12,8 @@ from pathlib import Path
 
 from snakemake.exceptions import WorkflowError
 
-sys.path.insert(0, str(workflow.basedir))
-from fairlib.evidence import grids, runs
+sys.path[:0] = [str(workflow.basedir), f"{workflow.basedir}/book"]
+from whopays import grids, runs
 
 
 def files(*names):
@@ -44,7 +44,7 @@ MARK = (
 NOTEBOOKS = sorted(f"{path.parent.name}/{path.stem}" for path in Path().glob("notebooks/*/*.ipynb"))
 EXECUTED = expand(f"{BUILD}/runs/{{name}}/{{file}}", name=NOTEBOOKS, file=["run.json", "notebook.ipynb"])
 PAGES = files("_config.yml", "_toc.yml", "book", "results", "Snakefile")
-LIBRARY = files("fairlib", "requirements.lock")
+LIBRARY = files("fairlib", "book/whopays", "requirements.lock")
 
 
 localrules: book, stage, html, plain
@@ -66,7 +66,7 @@ rule book:
 
 # Two notebooks at a time, each of which runs its seeds in as many processes as there are cores: while one imports and
 # draws, which takes one core, the other trains. Snakemake also sets OMP_NUM_THREADS to `threads`.
-# `update`: Snakemake leaves the outputs in place, for `fairlib run` to keep or to replace.
+# `update`: Snakemake leaves the outputs in place, for `whopays run` to keep or to replace.
 rule run:
     input: notebook="notebooks/{part}/{name}.ipynb", smoke=smoke, library=LIBRARY
     output:
@@ -81,7 +81,7 @@ rule run:
     shell:
         """
         exec > {log} 2>&1
-        fairlib run {input.notebook} {params.smoke} -o {BUILD}/runs/{wildcards.part}/{wildcards.name} --force
+        whopays run {input.notebook} {params.smoke} -o {BUILD}/runs/{wildcards.part}/{wildcards.name} --force
         touch {output}
         """
 
@@ -111,7 +111,7 @@ rule stage:
             ln -s "$PWD/{BUILD}/runs/theory" {TABLES}/_build/runs/theory
         fi
         python -c "if True:
-            from fairlib.evidence import ledger
+            from whopays import ledger
             ledger.write('book/claims.yml', '{TABLES}', out='{output}/book/ledger.md', notebooks='{output}',
                          csv='{output}/ledger.csv')"
         wait $front
@@ -170,7 +170,7 @@ if "grid" in config:
     rule sweep:
         input: expand(f"{FOLDER}/{{id}}/run.json", id=UNFIT)
         params: grid=shlex.quote(config["grid"])
-        shell: "fairlib gather {params.grid}"
+        shell: "whopays gather {params.grid}"
 
     # As many at a time as there are cores; `--set-threads point=4` gives each run more. Only the runs in UNFIT are asked
     # for, and `make sweep` forces this rule, since an outdated or damaged run.json exists.

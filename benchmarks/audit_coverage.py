@@ -1,13 +1,15 @@
-"""How often the audit's intervals cover, and how often it finds a gap where there is none, in simulated test sets.
+"""How often the audit's intervals cover, and how often it finds a gap where there is none, in
+simulated test sets.
 
-``python benchmarks/audit_coverage.py``; goals: intervals cover at least 94 % on average over the settings and nowhere
-less than 90 %; p-values below 0.05 without a true gap are not significantly more frequent than 5 % (one-sided binomial
-test at 1 % for all settings together, Bonferroni). A plain percentile bootstrap within groups, and that of
-`fairlearn.metrics.MetricFrame` on fewer test sets, are there for comparison.
+``python benchmarks/audit_coverage.py``; goals: intervals cover at least 94 % on average over the
+settings and nowhere less than 90 %; p-values below 0.05 without a true gap are not significantly
+more frequent than 5 % (one-sided binomial test at 1 % for all settings together, Bonferroni). A
+plain percentile bootstrap within groups, and that of `fairlearn.metrics.MetricFrame` on fewer test
+sets, are there for comparison.
 
-A setting has sizes of groups, what is measured, and what distinguishes the first group from the others: the gap (of
-accuracies, or of drops) and the spread (how many samples flip; how widely losses vary).
-"""
+A setting has sizes of groups, what is measured, and what distinguishes the first group from the
+others: the gap (of accuracies, or of drops) and the spread (how many samples flip; how widely
+losses vary)."""
 
 from __future__ import annotations
 
@@ -41,8 +43,12 @@ class Setting(NamedTuple):
 
     measure: str
     sizes: tuple[int, ...]
-    rate: float  # Of accuracy: that of the first group. Of drop: the share of its samples that flips.
-    other: float  # Likewise of the other groups. Of loss: how widely they vary, the first group's spread being `rate`.
+    rate: (
+        float  # Of accuracy: that of the first group. Of drop: the share of its samples that flips.
+    )
+    # Likewise of the other groups. Of loss: how widely they vary, the first group's spread being
+    # `rate`.
+    other: float
     gap: float  # True gap: how much the other groups lose more.
 
 
@@ -60,8 +66,11 @@ def settings() -> Iterator[Setting]:
             yield Setting("loss", sizes, 1.0, spread, 0.5)
 
 
-def sample(setting: Setting, generator: np.random.Generator) -> tuple[Quantity, np.ndarray, np.ndarray, np.ndarray]:
-    """Draw a test set: the quantity, its numbers, their groups, and the true means of the groups."""
+def sample(
+    setting: Setting, generator: np.random.Generator
+) -> tuple[Quantity, np.ndarray, np.ndarray, np.ndarray]:
+    """Draw a test set: the quantity, its numbers, their groups, and the true means of the
+    groups."""
     k = len(setting.sizes)
     groups = np.repeat(np.arange(k), setting.sizes)
     first = groups == 0
@@ -70,24 +79,43 @@ def sample(setting: Setting, generator: np.random.Generator) -> tuple[Quantity, 
         right = generator.random(len(groups)) < truth[groups]
         return statistics.share(right, groups, k), right.astype(float), groups, truth
     if setting.measure == "drop":
-        flips, truth = np.where(first, setting.rate, setting.other), setting.gap * (np.arange(k) > 0)
+        flips, truth = (
+            np.where(first, setting.rate, setting.other),
+            setting.gap * (np.arange(k) > 0),
+        )
         u, lost = generator.random(len(groups)), (flips + truth[groups]) / 2
         before, after = (u < lost), (u >= lost) & (u < flips)
-        return statistics.drop(before, after, groups, k), before.astype(float) - after, groups, truth
-    # Losses before and after are exponential, of mean 1 in nats: their differences have a mode at 0 and heavy tails.
+        return (
+            statistics.drop(before, after, groups, k),
+            before.astype(float) - after,
+            groups,
+            truth,
+        )
+    # Losses before and after are exponential, of mean 1 in nats: their differences have a mode at 0
+    # and heavy tails.
     spread = np.where(first, setting.rate, setting.other)
     truth = setting.gap * (np.arange(k) > 0)
-    values = spread * (generator.gamma(0.5, 2, len(groups)) - generator.gamma(0.5, 2, len(groups))) + truth[groups]
+    values = (
+        spread * (generator.gamma(0.5, 2, len(groups)) - generator.gamma(0.5, 2, len(groups)))
+        + truth[groups]
+    )
     return statistics.numbers(values, groups, k), values, groups, truth
 
 
-def bootstrap(values: np.ndarray, groups: np.ndarray, k: int, generator: np.random.Generator) -> np.ndarray:
+def bootstrap(
+    values: np.ndarray, groups: np.ndarray, k: int, generator: np.random.Generator
+) -> np.ndarray:
     """Means by group of resampled samples, ``(DRAWS, k)``."""
     parts = [values[groups == group] for group in range(k)]
-    return np.stack([part[generator.integers(0, len(part), (DRAWS, len(part)))].mean(1) for part in parts], axis=1)
+    return np.stack(
+        [part[generator.integers(0, len(part), (DRAWS, len(part)))].mean(1) for part in parts],
+        axis=1,
+    )
 
 
-def fairlearns(values: np.ndarray, groups: np.ndarray, truth: np.ndarray, seed: int) -> dict[str, float]:
+def fairlearns(
+    values: np.ndarray, groups: np.ndarray, truth: np.ndarray, seed: int
+) -> dict[str, float]:
     """What fairlearn's bootstrap covers and finds, by 100 of its draws."""
     from fairlearn.metrics import MetricFrame
 
@@ -108,7 +136,9 @@ def once(setting: Setting, seed: int, peer: bool = False) -> dict[str, float]:
     generator = np.random.default_rng(seed)
     quantity, values, groups, truth = sample(setting, generator)
     k, true_gap = len(setting.sizes), float(np.ptp(truth))
-    null = statistics.permuted(quantity, values if setting.measure == "loss" else None, permutations=DRAWS, seed=seed)
+    null = statistics.permuted(
+        quantity, values if setting.measure == "loss" else None, permutations=DRAWS, seed=seed
+    )
     (_, low, high), gap = quantity.interval(), statistics.gap(quantity, null)
     contrast = statistics.contrast(quantity, null)
     sums, sizes = truth * quantity.sizes, quantity.sizes
@@ -117,7 +147,11 @@ def once(setting: Setting, seed: int, peer: bool = False) -> dict[str, float]:
         "groups": np.mean((low <= truth) & (truth <= high)),
         "smallest group": float(low[-1] <= truth[-1] <= high[-1]),
         "gap": float(gap.low <= true_gap <= gap.high),
-        "pairs": float(gap.pairs_low <= np.abs(np.subtract.outer(truth, truth)).sum() / k / (k - 1) <= gap.pairs_high),
+        "pairs": float(
+            gap.pairs_low
+            <= np.abs(np.subtract.outer(truth, truth)).sum() / k / (k - 1)
+            <= gap.pairs_high
+        ),
         "contrasts": np.mean((contrast.low <= true_contrast) & (true_contrast <= contrast.high)),
         "gap found": float(gap.p_value <= ALPHA),
         "a group found": float((contrast.p_holm <= ALPHA).any()),
@@ -133,29 +167,43 @@ def once(setting: Setting, seed: int, peer: bool = False) -> dict[str, float]:
 
 
 def measure(setting: Setting, simulations: int, peers: int = 0) -> pd.DataFrame:
-    """Simulate a setting and average: a row for each thing that was counted, in how many simulations."""
+    """Simulate a setting and average: a row for each thing that was counted, in how many
+    simulations."""
     first = zlib.crc32(repr(setting).encode())  # Settings have test sets of their own.
     found = pd.DataFrame([once(setting, first + seed, seed < peers) for seed in range(simulations)])
-    rows = found.agg(["mean", "count"]).T.set_axis(["share", "simulations"], axis=1).rename_axis("counted")
-    about = setting._asdict() | {"sizes": "/".join(map(str, setting.sizes)) if len(setting.sizes) < 10 else "ten of 50"}
+    rows = (
+        found.agg(["mean", "count"])
+        .T.set_axis(["share", "simulations"], axis=1)
+        .rename_axis("counted")
+    )
+    about = setting._asdict() | {
+        "sizes": "/".join(map(str, setting.sizes)) if len(setting.sizes) < 10 else "ten of 50"
+    }
     return rows.reset_index().assign(**about)[[*about, "counted", "share", "simulations"]]
 
 
 def missed(table: pd.DataFrame) -> pd.DataFrame:
-    """Rows of the audit's own numbers that miss a goal: coverage below LEAST, or too many findings without a gap."""
+    """Rows of the audit's own numbers that miss a goal: coverage below LEAST, or too many findings
+    without a gap."""
     own = table[~table["counted"].str.contains(":")]
     covers = own[~own["counted"].str.contains("found")]
     null = own[own["counted"].str.contains("found") & (own["gap"] == 0)]
     tests = len(covers) + len(null)
-    chance = stats.binom.sf((null["share"] * null["simulations"]).round() - 1, null["simulations"], ALPHA)
-    short = stats.binom.cdf((covers["share"] * covers["simulations"]).round(), covers["simulations"], LEAST)
+    chance = stats.binom.sf(
+        (null["share"] * null["simulations"]).round() - 1, null["simulations"], ALPHA
+    )
+    short = stats.binom.cdf(
+        (covers["share"] * covers["simulations"]).round(), covers["simulations"], LEAST
+    )
     return pd.concat([covers[short < 0.01 / tests], null[chance < 0.01 / tests]])
 
 
 def main(simulations: int = 400) -> None:
     with ProcessPoolExecutor() as pool:
         table = pd.concat(pool.map(measure, settings(), repeat(simulations), repeat(PEERS)))
-    table.to_csv(RESULTS / "audit_coverage.csv", index=False, float_format="%.4g", lineterminator="\n")
+    table.to_csv(
+        RESULTS / "audit_coverage.csv", index=False, float_format="%.4g", lineterminator="\n"
+    )
     covers = table[~table["counted"].str.contains("found")]
     print(covers.groupby(["measure", "counted"])["share"].agg(["mean", "min"]).round(3))
     null = table[table["counted"].str.contains("found") & (table["gap"] == 0)]

@@ -1,9 +1,10 @@
-"""What `fairlib audit` takes for a table of predictions: seconds on one core, and memory at its peak.
+"""What `fairlib audit` takes for a table of predictions: seconds on one core, and memory at its
+peak.
 
-``python benchmarks/audit_rows.py``; goals: 2 seconds for 10,000 rows, 60 seconds and 2 GiB for a million. Two classes
-and five groups, as labels and as probabilities, whose losses are permuted. The seconds are those of the processor, the
-start of Python included, and the least of several rounds: on a machine with nothing else to do the clock says the same.
-"""
+``python benchmarks/audit_rows.py``; goals: 2 seconds for 10,000 rows, 60 seconds and 2 GiB for a
+million. Two classes and five groups, as labels and as probabilities, whose losses are permuted. The
+seconds are those of the processor, the start of Python included, and the least of several rounds:
+on a machine with nothing else to do the clock says the same."""
 
 from __future__ import annotations
 
@@ -41,7 +42,18 @@ def write(path: Path, rows: int) -> None:
 def audited(path: Path, kind: str) -> tuple[float, float]:
     """Seconds of the processor, and peak resident memory in GiB."""
     before, after = COLUMNS[kind]
-    words = ["audit", str(path), "--target", "smiling", "--group", "group", "--before", before, "--after", after]
+    words = [
+        "audit",
+        str(path),
+        "--target",
+        "smiling",
+        "--group",
+        "group",
+        "--before",
+        before,
+        "--after",
+        after,
+    ]
     process = subprocess.Popen(
         [sys.executable, "-m", "fairlib.cli", *words],
         env=os.environ | {"OMP_NUM_THREADS": "1"},
@@ -63,9 +75,14 @@ def main() -> None:
             for kind in COLUMNS:
                 measured = np.min([audited(path, kind) for _ in range(ROUNDS)], axis=0)
                 found.append((kind, rows, *measured, *goals))
-                seconds, memory = (f"{value:.2f} (goal {goal:g})" for value, goal in zip(measured, goals, strict=True))
+                seconds, memory = (
+                    f"{value:.2f} (goal {goal:g})"
+                    for value, goal in zip(measured, goals, strict=True)
+                )
                 print(f"{rows:9,} rows of {kind:13} {seconds} s, {memory} GiB")
-    table = pd.DataFrame(found, columns=["predictions", "rows", "seconds", "peak_gib", "goal_seconds", "goal_gib"])
+    table = pd.DataFrame(
+        found, columns=["predictions", "rows", "seconds", "peak_gib", "goal_seconds", "goal_gib"]
+    )
     where = environment.describe("cpu")
     table["hardware"] = f"{where['cpu']}, 1 thread, numpy {where['versions']['numpy']}"
     table.to_csv(RESULTS / "audit_rows.csv", index=False, float_format="%.4g", lineterminator="\n")

@@ -1,11 +1,13 @@
-"""An epoch of BiFP against a plain training epoch of the same model; and the gradients of a whole run.
+"""An epoch of BiFP against a plain training epoch of the same model; and the gradients of a whole
+run.
 
-``python benchmarks/bilevel.py [small_cnn|resnet10|gradients ...]``: two groups, grey synthetic faces, batch 64. An
-epoch of BiFP steps through the same samples as the plain one, and for each batch takes a step of the mask on a batch of
-other samples that is as large. Goal: three plain epochs, for weights and for filters. ``gradients`` counts, without a
-clock: BiFP of twenty epochs, of which fifteen learn the mask, beside the iterative lottery (a fifth of the weights each
-round, trained for as many epochs as the dense network each time) at 90 % of zeros. Goal: at most 1.5 of the lottery's.
-"""
+``python benchmarks/bilevel.py [small_cnn|resnet10|gradients ...]``: two groups, grey synthetic
+faces, batch 64. An epoch of BiFP steps through the same samples as the plain one, and for each
+batch takes a step of the mask on a batch of other samples that is as large. Goal: three plain
+epochs, for weights and for filters. ``gradients`` counts, without a clock: BiFP of twenty epochs,
+of which fifteen learn the mask, beside the iterative lottery (a fifth of the weights each round,
+trained for as many epochs as the dense network each time) at 90 % of zeros. Goal: at most 1.5 of
+the lottery's."""
 
 from __future__ import annotations
 
@@ -27,7 +29,12 @@ GOALS = {"BiFP, weights": 3.0, "BiFP, filters": 3.0}
 def one_network(name: str) -> None:
     architecture, image_size, samples, epochs, rounds = NETWORKS[name]
     faces = fairlib.load(
-        "synthetic-faces", target="expression", shares=(0.8, 0.2), size=2000, image_size=image_size, seed=0
+        "synthetic-faces",
+        target="expression",
+        shares=(0.8, 0.2),
+        size=2000,
+        image_size=image_size,
+        seed=0,
     )
     data, val = faces.train.subset(range(samples)), faces.test.subset(range(256))
     start = fairlib.build(architecture, num_classes=2, in_channels=1, image_size=image_size, seed=0)

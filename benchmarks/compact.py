@@ -1,8 +1,7 @@
 """How much faster ResNet-18 runs without half, and without nine tenths, of its filters.
 
-``python benchmarks/compact.py``; goals: 2.5 and 7 times as fast as the dense network, at batch 64, 32 pixels and
-torchvision's stem.
-"""
+``python benchmarks/compact.py``; goals: 2.5 and 7 times as fast as the dense network, at batch 64,
+32 pixels and torchvision's stem."""
 
 from __future__ import annotations
 
@@ -17,14 +16,17 @@ from fairlib.network.compaction import compact
 
 
 def without_filters(model: nn.Module, inputs: torch.Tensor, share: float) -> nn.Module:
-    """The smaller module that is left when ``share`` of every layer's channels go, just the first ones."""
+    """The smaller module that is left when ``share`` of every layer's channels go, just the first
+    ones."""
     sets = coupled_channels(model, inputs[:1])
     removed = [torch.arange(coupled.size) < int(share * coupled.size) for coupled in sets]
     return compact(masks.apply(model, masks_for(sets, removed, model)), inputs)
 
 
 def main() -> None:
-    model = fairlib.build("resnet18", num_classes=10, in_channels=3, image_size=32, stem="imagenet").eval()
+    model = fairlib.build(
+        "resnet18", num_classes=10, in_channels=3, image_size=32, stem="imagenet"
+    ).eval()
     inputs = torch.rand(64, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     versions = {
         "dense": model,

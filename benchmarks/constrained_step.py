@@ -1,16 +1,18 @@
-"""One training step under a constraint, against the plain step and the step with equal losses; and whole trainings.
+"""One training step under a constraint, against the plain step and the step with equal losses; and
+whole trainings.
 
-``python benchmarks/constrained_step.py [small_cnn|resnet18|epochs ...]``: five groups, batch 160, grey synthetic faces
-of 32 pixels, networks trained for an epoch, multipliers that are not zero. Forward and backward pass, with what a
-constraint adds between them; the optimizer's own step is left out, it is the same for all. Goals: equal losses 1.1 of
-a plain step; equal gradients and curvature four plain steps on the small network (two convolutions, three linear
-layers), three with eigenvalues every fifth step, which is the mean of five steps here; as low as it goes on ResNet-18
-with torchvision's stem. Images and weights in torch's ``channels_last`` format make a plain step of the small network
-much cheaper, so that the full constraint in that format is compared with that step, too. The last column is the cosine
-between the gradient of the whole objective and that by automatic differentiation. ``epochs`` compares trainings of the
-small network for three epochs, with what a constraint does between the epochs; goals: equal losses 1.5 of a plain
-training, 1.1 where the multipliers follow moving averages.
-"""
+``python benchmarks/constrained_step.py [small_cnn|resnet18|epochs ...]``: five groups, batch 160,
+grey synthetic faces of 32 pixels, networks trained for an epoch, multipliers that are not zero.
+Forward and backward pass, with what a constraint adds between them; the optimizer's own step is
+left out, it is the same for all. Goals: equal losses 1.1 of a plain step; equal gradients and
+curvature four plain steps on the small network (two convolutions, three linear layers), three with
+eigenvalues every fifth step, which is the mean of five steps here; as low as it goes on ResNet-18
+with torchvision's stem. Images and weights in torch's ``channels_last`` format make a plain step of
+the small network much cheaper, so that the full constraint in that format is compared with that
+step, too. The last column is the cosine between the gradient of the whole objective and that by
+automatic differentiation. ``epochs`` compares trainings of the small network for three epochs, with
+what a constraint does between the epochs; goals: equal losses 1.5 of a plain training, 1.1 where
+the multipliers follow moving averages."""
 
 from __future__ import annotations
 
@@ -28,7 +30,11 @@ import fairlib
 from fairlib.training import Batch, Constraint, ConstraintRun
 
 ARCHITECTURES = {"small_cnn": ("cnn", SMALL, 7), "resnet18": (*NETWORKS["resnet18"][:2], 2)}
-GOALS = {"equal losses": 1.1, "full constraint": 4.0, "full constraint, eigenvalues every 5th step": 3.0}
+GOALS = {
+    "equal losses": 1.1,
+    "full constraint": 4.0,
+    "full constraint, eigenvalues every 5th step": 3.0,
+}
 STEPS = 5
 LAST = "plain, channels_last"
 
@@ -37,8 +43,13 @@ def losses(inputs: Tensor, logits: Tensor, targets: Tensor) -> Tensor:
     return cross_entropy(logits, targets, reduction="none")
 
 
-def forward(model: nn.Module, data: fairlib.GroupedDataset, index: Tensor, layout: torch.memory_format) -> Batch:
-    inputs, targets = data.batch(index, dtype=torch.float32).contiguous(memory_format=layout), data.targets[index]
+def forward(
+    model: nn.Module, data: fairlib.GroupedDataset, index: Tensor, layout: torch.memory_format
+) -> Batch:
+    inputs, targets = (
+        data.batch(index, dtype=torch.float32).contiguous(memory_format=layout),
+        data.targets[index],
+    )
     logits = model(inputs)
     return Batch(inputs, targets, data.groups[index], logits, losses(inputs, logits, targets))
 
@@ -49,7 +60,8 @@ def steps(
     run: ConstraintRun | None,
     layout: torch.memory_format = torch.contiguous_format,
 ) -> Callable[[], Tensor]:
-    """Five steps on the same five batches, without moving the weights; gives back the last gradient."""
+    """Five steps on the same five batches, without moving the weights; gives back the last
+    gradient."""
     batches = torch.arange(160 * STEPS).split(160)
 
     def take() -> Tensor:
@@ -63,7 +75,9 @@ def steps(
     return take
 
 
-def started(model: nn.Module, data: fairlib.GroupedDataset, constraint: Constraint) -> ConstraintRun:
+def started(
+    model: nn.Module, data: fairlib.GroupedDataset, constraint: Constraint
+) -> ConstraintRun:
     run = constraint.start(model, data, losses)
     run.end_epoch()
     return run
@@ -71,16 +85,31 @@ def started(model: nn.Module, data: fairlib.GroupedDataset, constraint: Constrai
 
 def one_network(name: str) -> None:
     architecture, settings, rounds = ARCHITECTURES[name]
-    faces = fairlib.load("synthetic-faces", size=1600, image_size=32, seed=0).train.subset(range(160 * STEPS))
-    start = fairlib.build(architecture, num_classes=faces.num_classes, in_channels=1, image_size=32, seed=0, **settings)
+    faces = fairlib.load("synthetic-faces", size=1600, image_size=32, seed=0).train.subset(
+        range(160 * STEPS)
+    )
+    start = fairlib.build(
+        architecture,
+        num_classes=faces.num_classes,
+        in_channels=1,
+        image_size=32,
+        seed=0,
+        **settings,
+    )
     model = fairlib.fit(start, faces, epochs=1, lr=0.02, seed=0)
     constraints = {
         "equal losses": fairlib.EqualLoss(step=0.1),
         "full constraint": fairlib.EqualCurvature(step=0.1, eigenvalue_step=0.01),
-        "full constraint, eigenvalues every 5th step": fairlib.EqualCurvature(step=0.1, eigenvalue_step=0.01, every=5),
+        "full constraint, eigenvalues every 5th step": fairlib.EqualCurvature(
+            step=0.1, eigenvalue_step=0.01, every=5
+        ),
     }
-    runs = {version: started(model, faces, constraint) for version, constraint in constraints.items()}
-    exact = started(model, faces, fairlib.EqualCurvature(step=0.1, eigenvalue_step=0.01, products="exact"))
+    runs = {
+        version: started(model, faces, constraint) for version, constraint in constraints.items()
+    }
+    exact = started(
+        model, faces, fairlib.EqualCurvature(step=0.1, eigenvalue_step=0.01, products="exact")
+    )
     versions = {"plain": steps(model, faces, None)}
     versions |= {version: steps(model, faces, run) for version, run in runs.items()}
     versions["full constraint, automatic differentiation"] = steps(model, faces, exact)
@@ -91,8 +120,13 @@ def one_network(name: str) -> None:
         versions[f"{version}, channels_last"] = steps(last, faces, run, torch.channels_last)
     table = interleaved.compare(versions, GOALS, rounds=rounds)
     exact.vectors = {code: list(vector) for code, vector in runs["full constraint"].vectors.items()}
-    gradients = [versions[version]() for version in ("full constraint", "full constraint, automatic differentiation")]
-    table.loc["full constraint", "cosine"] = torch.cosine_similarity(*(g.double() for g in gradients), dim=0).item()
+    gradients = [
+        versions[version]()
+        for version in ("full constraint", "full constraint, automatic differentiation")
+    ]
+    table.loc["full constraint", "cosine"] = torch.cosine_similarity(
+        *(g.double() for g in gradients), dim=0
+    ).item()
     interleaved.report(f"constrained_step_{name}", table)
     relaxed = table["seconds"] / table.loc["equal losses", "seconds"]
     print(relaxed.map("{:.2f} of the step with equal losses".format).to_string())
@@ -107,7 +141,14 @@ def one_network(name: str) -> None:
 def whole_trainings() -> None:
     architecture, settings, _ = ARCHITECTURES["small_cnn"]
     faces = fairlib.load("synthetic-faces", size=1600, image_size=32, seed=0).train
-    start = fairlib.build(architecture, num_classes=faces.num_classes, in_channels=1, image_size=32, seed=0, **settings)
+    start = fairlib.build(
+        architecture,
+        num_classes=faces.num_classes,
+        in_channels=1,
+        image_size=32,
+        seed=0,
+        **settings,
+    )
     constraints = {
         "plain": None,
         "equal losses": fairlib.EqualLoss(step=0.1),
@@ -118,7 +159,9 @@ def whole_trainings() -> None:
     }
 
     def training(constraint: Constraint | None) -> Callable[[], nn.Module]:
-        return lambda: fairlib.fit(start, faces, epochs=3, lr=0.02, batch_size=160, seed=0, constraint=constraint)
+        return lambda: fairlib.fit(
+            start, faces, epochs=3, lr=0.02, batch_size=160, seed=0, constraint=constraint
+        )
 
     versions = {version: training(constraint) for version, constraint in constraints.items()}
     goals = {"equal losses": 1.5, "equal losses, moving averages": 1.1}

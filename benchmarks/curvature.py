@@ -1,11 +1,13 @@
-"""The largest Hessian eigenvalue of every group, against PyHessian run once for each group with its defaults.
+"""The largest Hessian eigenvalue of every group, against PyHessian run once for each group with its
+defaults.
 
-``python benchmarks/curvature.py [small_cnn|small_cnn_untrained|resnet18|resnet18_untrained|sweep ...]``, after ``pip
-install --no-deps -r benchmarks/requirements.txt``; grey synthetic faces of 32 pixels, five groups, five classes,
-networks that were trained for three epochs or not at all. Goals: a third of PyHessian's CPU time on the small network
-(two convolutions, three linear layers, 121 thousand parameters, 300 samples a group), half on ResNet-18 with
-torchvision's stem (128 samples a group), at a relative error of at most 1e-3; over a sweep of eight pruning ratios half
-of eight cold runs. Errors are against Lanczos with products in float64, run until the estimated error is 1e-14.
+``python benchmarks/curvature.py [small_cnn|small_cnn_untrained|resnet18|resnet18_untrained|sweep
+...]``, after ``pip install --no-deps -r benchmarks/requirements.txt``; grey synthetic faces of 32
+pixels, five groups, five classes, networks that were trained for three epochs or not at all. Goals:
+a third of PyHessian's CPU time on the small network (two convolutions, three linear layers, 121
+thousand parameters, 300 samples a group), half on ResNet-18 with torchvision's stem (128 samples a
+group), at a relative error of at most 1e-3; over a sweep of eight pruning ratios half of eight cold
+runs. Errors are against Lanczos with products in float64, run until the estimated error is 1e-14.
 """
 
 from __future__ import annotations
@@ -34,17 +36,33 @@ NETWORKS = {  # Architecture, its settings, epochs of training, samples of a gro
     "resnet18": ("resnet18", {"stem": "imagenet"}, 3, 128, 3),
     "resnet18_untrained": ("resnet18", {"stem": "imagenet"}, 0, 128, 3),
 }
-GOALS = {"small_cnn": 1 / 3, "small_cnn_untrained": 1 / 3, "resnet18": 1 / 2, "resnet18_untrained": 1 / 2}
-ACCURATE = 1e-4  # A tolerance of PyHessian at which its errors are below 1e-3 too; its default is 1e-3.
+GOALS = {
+    "small_cnn": 1 / 3,
+    "small_cnn_untrained": 1 / 3,
+    "resnet18": 1 / 2,
+    "resnet18_untrained": 1 / 2,
+}
+ACCURATE = (
+    1e-4  # A tolerance of PyHessian at which its errors are below 1e-3 too; its default is 1e-3.
+)
 
 
 def prepared(name: str) -> tuple[nn.Module, fairlib.GroupedDataset]:
     """A network of NETWORKS, trained, and equally many training samples of each group."""
     architecture, settings, epochs, size, _ = NETWORKS[name]
     faces = fairlib.load("synthetic-faces", size=4000, image_size=32, seed=0).train
-    start = fairlib.build(architecture, num_classes=faces.num_classes, in_channels=1, image_size=32, seed=0, **settings)
+    start = fairlib.build(
+        architecture,
+        num_classes=faces.num_classes,
+        in_channels=1,
+        image_size=32,
+        seed=0,
+        **settings,
+    )
     model = fairlib.fit(start, faces, epochs=epochs, lr=0.02, seed=0)
-    chosen = [np.flatnonzero(faces.groups.numpy() == code)[:size] for code in range(faces.num_groups)]
+    chosen = [
+        np.flatnonzero(faces.groups.numpy() == code)[:size] for code in range(faces.num_groups)
+    ]
     return model, faces.subset(np.concatenate(chosen))
 
 
@@ -54,7 +72,9 @@ def by_pyhessian(model: nn.Module, data: fairlib.GroupedDataset, tol: float = 1e
         members = (data.groups == code).nonzero().flatten()
         model.zero_grad()  # Its constructor adds to the gradients that it finds.
         batch = (data.batch(members, dtype=torch.float32), data.targets[members])
-        found.append(hessian(model, cross_entropy, data=batch, cuda=False).eigenvalues(tol=tol)[0][0])
+        found.append(
+            hessian(model, cross_entropy, data=batch, cuda=False).eigenvalues(tol=tol)[0][0]
+        )
     return found
 
 
@@ -80,7 +100,9 @@ def one_network(name: str) -> None:
     torch.manual_seed(0)
     table = interleaved.compare(versions, {"fairlib": GOALS[name]}, rounds=NETWORKS[name][-1])
     found = {version: np.asarray(_values(run())) for version, run in versions.items()}
-    table["error"] = {version: np.abs(values / truth - 1).max() for version, values in found.items()}
+    table["error"] = {
+        version: np.abs(values / truth - 1).max() for version, values in found.items()
+    }
     interleaved.report(f"curvature_{name}", table)
     print(table["error"].map("largest relative error {:.1e}".format).to_string())
 
@@ -109,6 +131,8 @@ def _values(found: object) -> object:
 
 
 if __name__ == "__main__":
-    warnings.filterwarnings("ignore", "Using backward", UserWarning)  # PyHessian keeps graphs in .grad.
+    warnings.filterwarnings(
+        "ignore", "Using backward", UserWarning
+    )  # PyHessian keeps graphs in .grad.
     for name in sys.argv[1:] or [*NETWORKS, "sweep"]:
         sweep() if name == "sweep" else one_network(name)

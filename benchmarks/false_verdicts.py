@@ -1,14 +1,17 @@
-"""How often a verdict asserts an effect in tables that have none, for every statistic that claims are tested on.
+"""How often a verdict asserts an effect in tables that have none, for every statistic that claims
+are tested on.
 
-``python benchmarks/false_verdicts.py``; goal: of 2,000 simulated tables not significantly more than 5 % (one-sided
-binomial test at 1 % for all statistics and settings together, Bonferroni). The groups differ in size only: their true
-accuracies, losses and gradient norms are the same in every network. Compressed networks are as accurate as the control,
-.95, or less, for all groups alike; every seed and every network has an effect of its own that all groups share. Each
-seed draws its own test samples, 55 to 500 a group; half of them are as hard for one network of the seed as for another.
+``python benchmarks/false_verdicts.py``; goal: of 2,000 simulated tables not significantly more than
+5 % (one-sided binomial test at 1 % for all statistics and settings together, Bonferroni). The
+groups differ in size only: their true accuracies, losses and gradient norms are the same in every
+network. Compressed networks are as accurate as the control, .95, or less, for all groups alike;
+every seed and every network has an effect of its own that all groups share. Each seed draws its own
+test samples, 55 to 500 a group; half of them are as hard for one network of the seed as for
+another.
 
-A claim about each of several cells needs no case of its own: it is supported where all cells are, each at the full
-level, and reversed where one is at the level over their number, so that its level is theirs at most.
-"""
+A claim about each of several cells needs no case of its own: it is supported where all cells are,
+each at the full level, and reversed where one is at the level over their number, so that its level
+is theirs at most."""
 
 from __future__ import annotations
 
@@ -21,8 +24,8 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from fairlib import effects
-from fairlib.evidence.verdict import Criterion, judge
+from whopays import effects
+from whopays.verdict import Criterion, judge
 
 RESULTS = Path(__file__).parents[1] / "results" / "benchmarks"
 ACCURACY, MARGIN = 0.95, 0.03
@@ -45,10 +48,11 @@ ACROSS_SEEDS = ("drop_correlation",)
 
 
 class Case(NamedTuple):
-    """A claim about a table without an effect: name and arguments of a statistic, its true value and the criterion.
+    """A claim about a table without an effect: name and arguments of a statistic, its true value
+    and the criterion.
 
-    The true value is ``truth + slope * fall``, where ``fall`` is how much accuracy the compressed networks lose.
-    """
+    The true value is ``truth + slope * fall``, where ``fall`` is how much accuracy the compressed
+    networks lose."""
 
     name: str
     arguments: Mapping[str, Any]
@@ -60,8 +64,13 @@ class Case(NamedTuple):
 
     @property
     def label(self) -> str:
-        words = (self.arguments.get(key) for key in ("of", "statistic", "column", "groups", "x", "y"))
-        kinds = ("relative" * bool(self.arguments.get("relative")), "each" * ("each" in self.arguments))
+        words = (
+            self.arguments.get(key) for key in ("of", "statistic", "column", "groups", "x", "y")
+        )
+        kinds = (
+            "relative" * bool(self.arguments.get("relative")),
+            "each" * ("each" in self.arguments),
+        )
         kinds += ("beyond" * ("beyond" in self.arguments),)
         kinds += ("equal" * (self.direction == "equal"), "holds" * self.holds)
         return " ".join(filter(None, (self.name, *words, *kinds)))
@@ -69,16 +78,16 @@ class Case(NamedTuple):
     def excused(self, fall: float) -> bool:
         """Whether no claim may be decided so.
 
-        That is `effects.BY_CONTRAST`, and where accuracies differ the gap of a loss over test samples: claims take the
-        losses of the training samples, which chance did not choose.
-        """
+        That is `effects.BY_CONTRAST`, and where accuracies differ the gap of a loss over test
+        samples: claims take the losses of the training samples, which chance did not choose."""
         if self.name != "contrast":
             return effects.STATISTICS[self.name] in effects.BY_CONTRAST
         loss = self.arguments["of"] == "group_gap" and self.arguments.get("column") == "loss"
         return fall > 0 and (loss or self.arguments["of"] == "group_gap_by_chance")
 
     def criterion(self, fall: float) -> Criterion:
-        """Threshold at the true value; of a claim of equality the true value lies on the edge of the margin."""
+        """Threshold at the true value; of a claim of equality the true value lies on the edge of
+        the margin."""
         threshold = self.truth + self.slope * fall
         edge = MARGIN if self.direction == "equal" and not self.holds else 0.0
         return Criterion(self.direction, threshold - edge, MARGIN, self.holds)
@@ -91,12 +100,18 @@ class Case(NamedTuple):
 
     def by_chance(self, table: pd.DataFrame) -> list[pd.DataFrame]:
         """Compute what chance alone gives, as the verdict of a claim takes it into account."""
-        return [found.to_frame() for found in effects.by_chance(table, name=self.name, **self.arguments)]
+        return [
+            found.to_frame() for found in effects.by_chance(table, name=self.name, **self.arguments)
+        ]
 
 
 CASES = (
     Case("accuracy_change", {"level": 0.9, "groups": "smallest", "where": NEVER}, slope=-1),
-    Case("accuracy_change", {"level": 0.9, "groups": "largest", "relative": True, "where": NEVER}, slope=-1 / ACCURACY),
+    Case(
+        "accuracy_change",
+        {"level": 0.9, "groups": "largest", "relative": True, "where": NEVER},
+        slope=-1 / ACCURACY,
+    ),
     Case("column_mean", {"column": "loss", **ONE}, truth=0.2, slope=2),
     Case("column_mean", {"column": "identity", **ONE}, direction="equal", holds=True),
     Case("contrast", {"of": "accuracy_change", "groups": "smallest", **ARMS}, slope=-1),
@@ -109,7 +124,10 @@ CASES = (
     Case("contrast", {"of": "group_gap", "column": "loss", **SIDES}),
     Case("contrast", {"of": "group_gap", "column": "gradient_norm", "relative": True, **SIDES}),
     Case("contrast", {"of": "group_gap_by_chance", "draws": 20, **SIDES}),
-    Case("contrast", {"of": "level_trend", "statistic": "drop_difference", "where": NEVER, "against": AFTER}),
+    Case(
+        "contrast",
+        {"of": "level_trend", "statistic": "drop_difference", "where": NEVER, "against": AFTER},
+    ),
     Case("contrast", {"of": "overall_accuracy", **SIDES}, slope=-1),
     Case("contrast", {"of": "spread", **SIDES}),
     Case("degradation_gap", {"dense": DENSE, **ONE}),
@@ -124,7 +142,10 @@ CASES = (
     Case("group_gap", ONE),
     Case("group_gap_by_chance", {"draws": 20, **ONE}),
     Case("level_trend", {"statistic": "column_mean", "column": "gradient_norm", "where": AFTER}),
-    Case("level_trend", {"statistic": "contrast", "of": "spread_change", "where": NEVER, "against": AFTER}),
+    Case(
+        "level_trend",
+        {"statistic": "contrast", "of": "spread_change", "where": NEVER, "against": AFTER},
+    ),
     Case("level_trend", {"statistic": "drop_difference", "where": NEVER}),
     Case("loss_difference", {"level": 0.9, "where": NEVER}),
     Case("overall_accuracy", ONE, truth=ACCURACY, slope=-1),
@@ -137,9 +158,9 @@ CASES = (
 def simulate(fall: float, groups: int, seeds: int, rng: np.random.Generator) -> pd.DataFrame:
     """Draw a study without an effect.
 
-    Pruned networks (``when: never`` and ``again``) lose a quarter of the fall at level .5, half of it at .7, three
-    quarters at .8 and all of it at .9; the dense network and mitigated ones (``when: after``) lose nothing.
-    """
+    Pruned networks (``when: never`` and ``again``) lose a quarter of the fall at level .5, half of
+    it at .7, three quarters at .8 and all of it at .9; the dense network and mitigated ones
+    (``when: after``) lose nothing."""
     names = [f"group {i}" for i in range(groups)]
     test = np.linspace(55, 500, groups).astype(int)
     train = 4 * test + rng.integers(0, 40, (seeds, groups))
@@ -161,17 +182,30 @@ def simulate(fall: float, groups: int, seeds: int, rng: np.random.Generator) -> 
         norm = (1 + 5 * lost) * np.exp(own) * (1 + 2 * noise[1])
         row = {"when": when, "level": level, "stage": stage}
         row |= {"seed": np.repeat(np.arange(seeds), groups), "group": np.tile(names, seeds)}
-        right = (hardness < accuracy[..., None]).sum(axis=2) + rng.binomial(test - shared, accuracy, (seeds, groups))
-        measured = {"size": np.tile(test, seeds), "accuracy": (right / test).ravel(), "loss": loss.ravel()}
+        right = (hardness < accuracy[..., None]).sum(axis=2) + rng.binomial(
+            test - shared, accuracy, (seeds, groups)
+        )
+        measured = {
+            "size": np.tile(test, seeds),
+            "accuracy": (right / test).ravel(),
+            "loss": loss.ravel(),
+        }
         measured |= {"gradient_norm": norm.ravel(), "identity": rng.normal(0, 1e-4, seeds * groups)}
         parts.append(pd.DataFrame(row | measured | {"split": "test"}))
         if stage == "control":
-            parts.append(pd.DataFrame(row | {"size": train.ravel(), "accuracy": 1.0, "loss": 0.0, "split": "train"}))
-    return effects.against_control(pd.concat(parts, ignore_index=True), on=["seed", "group", "when"])
+            parts.append(
+                pd.DataFrame(
+                    row | {"size": train.ravel(), "accuracy": 1.0, "loss": 0.0, "split": "train"}
+                )
+            )
+    return effects.against_control(
+        pd.concat(parts, ignore_index=True), on=["seed", "group", "when"]
+    )
 
 
 def verdicts(case: Case, table: pd.DataFrame, fall: float, seeds: int) -> list[str]:
-    """Judge each block of as many seeds as a study has; one in which the statistic is undefined decides nothing."""
+    """Judge each block of as many seeds as a study has; one in which the statistic is undefined
+    decides nothing."""
     parts = [part for _, part in table.groupby(table["seed"] // seeds)]
     try:
         values = None if case.name in ACROSS_SEEDS and len(parts) > 1 else case.values(table)
@@ -184,15 +218,18 @@ def verdicts(case: Case, table: pd.DataFrame, fall: float, seeds: int) -> list[s
     blocks = [slice(i, i + seeds) for i in range(0, len(values), seeds)]
     chance = case.by_chance(table)
     criterion = case.criterion(fall)
-    return [judge(values.iloc[block], criterion, [part.iloc[block] for part in chance]).name for block in blocks]
+    return [
+        judge(values.iloc[block], criterion, [part.iloc[block] for part in chance]).name
+        for block in blocks
+    ]
 
 
 def rates(case: Case, names: list[str]) -> dict[str, float]:
     """Count the verdicts that assert an effect.
 
-    Returns:
-        ``simulations``; ``supported`` and ``reversed``, shares of them; ``false``, the share of wrong verdicts, which
-        *supported* is not where the claim holds; and ``p_value`` of a level of 5 %.
+    Returns: ``simulations``; ``supported`` and ``reversed``, shares of them; ``false``, the share
+        of wrong verdicts, which *supported* is not where the claim holds; and ``p_value`` of a
+        level of 5 %.
     """
     supported, reverse = (names.count(name) for name in ("supported", "reversed"))
     wrong = reverse if case.holds else supported + reverse
@@ -202,7 +239,9 @@ def rates(case: Case, names: list[str]) -> dict[str, float]:
     return {"simulations": len(names), **shares, "p_value": p_value}
 
 
-def run(setting: tuple[int, int, float], simulations: int = 2000, at_once: int = 250) -> pd.DataFrame:
+def run(
+    setting: tuple[int, int, float], simulations: int = 2000, at_once: int = 250
+) -> pd.DataFrame:
     """Simulate all cases in one of the `SETTINGS`, one row per case."""
     groups, seeds, fall = setting
     rng = np.random.default_rng([groups, seeds, round(100 * fall)])
@@ -225,7 +264,9 @@ def main() -> None:
     with ProcessPoolExecutor() as pool:
         table = pd.concat(pool.map(run, SETTINGS), ignore_index=True)
     for row in table.itertuples():
-        missed = " missed" * (row.p_value < 0.01 / (~table["excused"]).sum()) + ", excused" * row.excused
+        missed = (
+            " missed" * (row.p_value < 0.01 / (~table["excused"]).sum()) + ", excused" * row.excused
+        )
         where = f"{row.groups} groups, {row.seeds} seeds, fall {row.fall:.2f}"
         print(f"{row.claim:54s}{where:35s}{row.false:.3f}{missed}")
     table.to_csv(RESULTS / "false_verdicts.csv", index=False, float_format="%.4g")

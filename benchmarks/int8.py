@@ -1,8 +1,8 @@
-"""How much faster ResNet-18 runs in 8-bit integers, and factorized to half of its parameters, under onnxruntime.
+"""How much faster ResNet-18 runs in 8-bit integers, and factorized to half of its parameters, under
+onnxruntime.
 
-``python benchmarks/int8.py``; goals: 0.6 and 0.7 of the time of the dense network in float32, at batch 64 and 32
-pixels.
-"""
+``python benchmarks/int8.py``; goals: 0.6 and 0.7 of the time of the dense network in float32, at
+batch 64 and 32 pixels."""
 
 from __future__ import annotations
 

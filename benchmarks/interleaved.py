@@ -1,4 +1,5 @@
-"""Timing in turns: A B A B in one process, so that whatever disturbs the machine disturbs all alike."""
+"""Timing in turns: A B A B in one process, so that whatever disturbs the machine disturbs all
+alike."""
 
 from __future__ import annotations
 
@@ -15,17 +16,19 @@ from fairlib import environment
 RESULTS = Path(__file__).parents[1] / "results" / "benchmarks"
 
 
-def compare(versions: Mapping[str, Callable[[], object]], goals: Mapping[str, float], rounds: int = 51) -> pd.DataFrame:
+def compare(
+    versions: Mapping[str, Callable[[], object]], goals: Mapping[str, float], rounds: int = 51
+) -> pd.DataFrame:
     """CPU seconds of each version on one thread, and their ratio to the first version's.
 
-    Args:
-        versions: By name; all do the same work, the first is what the others are compared with.
-        goals: The largest ratio aimed at, by version; a version without a goal is there for the record.
-        rounds: In each, every version runs once, in turns; one round more goes before and does not count.
+    Args: versions: By name; all do the same work, the first is what the others are compared with.
+        goals: The largest ratio aimed at, by version; a version without a goal is there for the
+        record. rounds: In each, every version runs once, in turns; one round more goes before and
+        does not count.
 
-    Returns:
-        Indexed by version: ``seconds`` (median of the rounds), ``ratio`` (median of the ratios within a round) with its
-        quartiles ``low`` and ``high``, ``goal``, ``rounds`` and ``hardware``.
+    Returns: Indexed by version: ``seconds`` (median of the rounds), ``ratio`` (median of the ratios
+        within a round) with its quartiles ``low`` and ``high``, ``goal``, ``rounds`` and
+        ``hardware``.
     """
     torch.set_num_threads(1)
     seconds = np.empty((rounds + 1, len(versions)))

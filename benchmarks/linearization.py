@@ -1,10 +1,9 @@
 """What gates cost: evaluating a network with binary gates, and an epoch of SNL's mask phase.
 
-``python benchmarks/linearization.py``; goals: with binary gates at most 1.1 of the plain network's evaluation; an epoch
-of the mask phase at most 1.3 of an epoch of distillation of the same network. For comparison, an epoch in which the
-teacher records its graph, as it does in SNL's released code. ResNet-18 and the small residual network, 32 pixels,
-batches of 64.
-"""
+``python benchmarks/linearization.py``; goals: with binary gates at most 1.1 of the plain network's
+evaluation; an epoch of the mask phase at most 1.3 of an epoch of distillation of the same network.
+For comparison, an epoch in which the teacher records its graph, as it does in SNL's released code.
+ResNet-18 and the small residual network, 32 pixels, batches of 64."""
 
 from __future__ import annotations
 
@@ -38,7 +37,8 @@ class WithGraph:
 
 
 def images(count: int) -> fairlib.GroupedDataset:
-    """Noise whose brightness tells the class: only the time matters, but a teacher must know something."""
+    """Noise whose brightness tells the class: only the time matters, but a teacher must know
+    something."""
     draw = np.random.default_rng(0)
     targets = np.arange(count) % 4
     inputs = draw.integers(0, 100, (count, 3, 32, 32)) + 50 * targets[:, None, None, None]
@@ -67,7 +67,9 @@ def mask_phase(model: nn.Module, data: fairlib.GroupedDataset, rounds: int) -> p
         "distillation": distilled,
         "distillation, Adam": partial(distilled, optimizer="adam"),
         "mask phase": partial(fairlib.fit, soft, data, objective=Distillation(model, data), **mask),
-        "mask phase, teacher's graph": partial(fairlib.fit, soft, data, objective=WithGraph(model), **mask),
+        "mask phase, teacher's graph": partial(
+            fairlib.fit, soft, data, objective=WithGraph(model), **mask
+        ),
     }
     return interleaved.compare(versions, {"mask phase": 1.3}, rounds=rounds)
 

@@ -1,7 +1,8 @@
-"""What masks cost an evaluation: ResNet-18 at 90 % sparsity against the dense network, and against torch's own masks.
+"""What masks cost an evaluation: ResNet-18 at 90 % sparsity against the dense network, and against
+torch's own masks.
 
-``python benchmarks/masked_evaluation.py``; goal: at most 1.02 of the dense network's time (batch 64, 32 px).
-"""
+``python benchmarks/masked_evaluation.py``; goal: at most 1.02 of the dense network's time (batch
+64, 32 px)."""
 
 from __future__ import annotations
 
@@ -16,7 +17,9 @@ from fairlib.network import masks
 
 
 def main() -> None:
-    model = fairlib.build("resnet18", num_classes=10, in_channels=3, image_size=32, stem="imagenet").eval()
+    model = fairlib.build(
+        "resnet18", num_classes=10, in_channels=3, image_size=32, stem="imagenet"
+    ).eval()
     inputs = torch.rand(64, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     masked = fairlib.prune(model, "magnitude", sparsity=0.9)
     peer = copy.deepcopy(model)
@@ -26,7 +29,9 @@ def main() -> None:
     with torch.no_grad():
         assert torch.equal(masked(inputs), peer(inputs))
         passes = {name: lambda net=net: net(inputs) for name, net in versions.items()}
-        interleaved.report("masked_evaluation", interleaved.compare(passes, {"fairlib.prune": 1.02}, rounds=101))
+        interleaved.report(
+            "masked_evaluation", interleaved.compare(passes, {"fairlib.prune": 1.02}, rounds=101)
+        )
 
 
 if __name__ == "__main__":

@@ -1,13 +1,14 @@
-"""What a hash tells of near-duplicates: which pairs of real pictures it groups, beside the correlation of their pixels.
+"""What a hash tells of near-duplicates: which pairs of real pictures it groups, beside the
+correlation of their pixels.
 
-``python benchmarks/near_duplicates.py DATA``, where DATA holds the folders of UTKFace, CelebA and CIFAR-10 (those that
-are there are measured) and MNIST. Copies with the same bytes are gone. For every pair of images that one of the hashes
-groups, or whose pixels correlate by more than .9, the correlation over all pixels and channels decides: above .99 they
-are near-duplicates, below .9 it is a false alarm. ``results/benchmarks/near_duplicates.csv`` has a row for each data
-set, size, hash and largest number of differing bits, with the images that the groups of this project's choice contain,
-their largest group, and how many test images have a partner in the training part of a split that ignores all this.
-No picture and no name of a file is written.
-"""
+``python benchmarks/near_duplicates.py DATA``, where DATA holds the folders of UTKFace, CelebA and
+CIFAR-10 (those that are there are measured) and MNIST. Copies with the same bytes are gone. For
+every pair of images that one of the hashes groups, or whose pixels correlate by more than .9, the
+correlation over all pixels and channels decides: above .99 they are near-duplicates, below .9 it is
+a false alarm. ``results/benchmarks/near_duplicates.csv`` has a row for each data set, size, hash
+and largest number of differing bits, with the images that the groups of this project's choice
+contain, their largest group, and how many test images have a partner in the training part of a
+split that ignores all this. No picture and no name of a file is written."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ CERTAIN, DOUBTFUL, BLOCK = 0.99, 0.9, 1000
 
 
 def by_differences(side: int) -> Callable[[np.ndarray], np.ndarray]:
-    """The difference hash: whether a cell is brighter than its left neighbour, and than the one above it."""
+    """The difference hash: whether a cell is brighter than its left neighbour, and than the one
+    above it."""
 
     def hashed(images: np.ndarray) -> np.ndarray:
         grey = torch.from_numpy(images.mean(axis=1, dtype=np.float32))[:, None]
@@ -66,12 +68,17 @@ HASHES: dict[str, tuple[Callable[[np.ndarray], np.ndarray], tuple[int, ...]]] = 
 
 
 def counts(images: np.ndarray) -> pd.DataFrame:
-    """For each hash and number of bits: pairs that are grouped, by the correlation of their pixels."""
+    """For each hash and number of bits: pairs that are grouped, by the correlation of their
+    pixels."""
     pixels = torch.from_numpy(images.reshape(len(images), -1)).float()
     pixels -= pixels.mean(dim=1, keepdim=True)
     pixels /= pixels.norm(dim=1, keepdim=True).clamp(min=1e-6)
     bits = {name: torch.from_numpy(hashed(images)).float() for name, (hashed, _) in HASHES.items()}
-    found = {(name, most): np.zeros(3, dtype=int) for name, (_, levels) in HASHES.items() for most in levels}
+    found = {
+        (name, most): np.zeros(3, dtype=int)
+        for name, (_, levels) in HASHES.items()
+        for most in levels
+    }
     certain = 0
     for start in range(0, len(images), BLOCK):
         rows = slice(start, start + BLOCK)
@@ -87,7 +94,11 @@ def counts(images: np.ndarray) -> pd.DataFrame:
                 grouped = alike[apart < most + 0.5]
                 parts = (grouped > CERTAIN, grouped < DOUBTFUL, grouped > -2)
                 found[name, most] += [int(part.sum()) for part in parts]
-    table = pd.DataFrame(found, index=["caught", "false_alarms", "pairs"]).T.rename_axis(["hash", "bits"]).reset_index()
+    table = (
+        pd.DataFrame(found, index=["caught", "false_alarms", "pairs"])
+        .T.rename_axis(["hash", "bits"])
+        .reset_index()
+    )
     return table.assign(certain_pairs=certain, share_caught=table["caught"] / max(certain, 1))
 
 
@@ -102,11 +113,17 @@ def measured(name: str, size: int, root: str) -> pd.DataFrame:
     table = counts(images).assign(data=name, image_size=size, images=len(images), seconds=seconds)
     table["near_duplicates"], table["largest_group"] = sizes[sizes > 1].sum(), sizes.max()
     table["test_images"], table["test_with_partner"] = len(test), int(across.sum())
-    by_group = pd.Series(across).groupby(np.array(splits.test.group_names)[splits.test.groups.numpy()])
-    print(f"{name} {size}: {sizes[sizes > 1].sum()} of {len(images)} images have a near-duplicate, {seconds:.1f} s")
+    by_group = pd.Series(across).groupby(
+        np.array(splits.test.group_names)[splits.test.groups.numpy()]
+    )
+    print(
+        f"{name} {size}: {sizes[sizes > 1].sum()} of {len(images)} images have a near-duplicate, {seconds:.1f} s"
+    )
     print("  test images with one in the training part:", dict((by_group.mean() * 100).round(1)))
     chosen = table[table["hash"].str.contains("library") & (table["bits"] == THRESHOLD)].iloc[0]
-    print(f"  caught {chosen['share_caught']:.4f} of {chosen['certain_pairs']}, {chosen['false_alarms']} false alarms")
+    print(
+        f"  caught {chosen['share_caught']:.4f} of {chosen['certain_pairs']}, {chosen['false_alarms']} false alarms"
+    )
     return table
 
 

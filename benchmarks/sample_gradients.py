@@ -1,11 +1,11 @@
 """What the norm of every sample's gradient costs, against one plain gradient of the same samples.
 
-``python benchmarks/sample_gradients.py``, after ``pip install --no-deps -r benchmarks/requirements.txt``; 256 images of
-32 pixels, the small network (two convolutions, three linear layers, 121 thousand parameters) and ResNet-18 with
-torchvision's stem. The plain gradient is taken in chunks of 64, so are the peers' of the small network; ResNet-18's are
-in chunks of 16, since they hold 11 million numbers for each sample. The library chooses by itself. Goal: 2.2 plain
-gradients. All norms are compared with the library's first.
-"""
+``python benchmarks/sample_gradients.py``, after ``pip install --no-deps -r
+benchmarks/requirements.txt``; 256 images of 32 pixels, the small network (two convolutions, three
+linear layers, 121 thousand parameters) and ResNet-18 with torchvision's stem. The plain gradient is
+taken in chunks of 64, so are the peers' of the small network; ResNet-18's are in chunks of 16,
+since they hold 11 million numbers for each sample. The library chooses by itself. Goal: 2.2 plain
+gradients. All norms are compared with the library's first."""
 
 from __future__ import annotations
 
@@ -49,7 +49,9 @@ def by_vmap(model: nn.Module, data: fairlib.GroupedDataset, chunk: int) -> Tenso
     buffers = dict(model.named_buffers())
 
     def loss(theta: dict[str, Tensor], inputs: Tensor, target: Tensor) -> Tensor:
-        return cross_entropy(functional_call(model, (theta, buffers), (inputs[None],)), target[None])
+        return cross_entropy(
+            functional_call(model, (theta, buffers), (inputs[None],)), target[None]
+        )
 
     gradients = torch.vmap(torch.func.grad(loss), (None, 0, 0))
     squares = [
@@ -85,9 +87,13 @@ def _batches(data: fairlib.GroupedDataset, chunk: int) -> Iterator[tuple[Tensor,
         yield data.batch(index), data.targets[index]
 
 
-def _versions(model: nn.Module, data: fairlib.GroupedDataset, chunk: int) -> dict[str, Callable[[], object]]:
+def _versions(
+    model: nn.Module, data: fairlib.GroupedDataset, chunk: int
+) -> dict[str, Callable[[], object]]:
     bare = copy.deepcopy(model)
-    bare.normalize = nn.Identity()  # It is the identity before the first fit, and BackPACK does not know it.
+    bare.normalize = (
+        nn.Identity()
+    )  # It is the identity before the first fit, and BackPACK does not know it.
     extended = extend(bare, use_converter=True).eval()
     versions = {
         "plain gradient": partial(plain, model, data),
@@ -103,14 +109,19 @@ def _versions(model: nn.Module, data: fairlib.GroupedDataset, chunk: int) -> dic
 
 
 def main() -> None:
-    # BackPACK's hooks on a layer whose input needs no gradient, and a mean that only its second-order quantities mind.
+    # BackPACK's hooks on a layer whose input needs no gradient, and a mean that only its
+    # second-order quantities mind.
     for message in ("Full backward hook is firing", "Encountered node that may break second-order"):
         warnings.filterwarnings("ignore", message, UserWarning)
     rng = np.random.default_rng(0)
     targets = rng.integers(0, 5, 256)
-    data = fairlib.GroupedDataset(rng.integers(0, 256, (256, 3, 32, 32), dtype=np.uint8), targets, targets)
+    data = fairlib.GroupedDataset(
+        rng.integers(0, 256, (256, 3, 32, 32), dtype=np.uint8), targets, targets
+    )
     for name, (architecture, settings, chunk, rounds) in NETWORKS.items():
-        model = fairlib.build(architecture, num_classes=5, in_channels=3, image_size=32, **settings).eval()
+        model = fairlib.build(
+            architecture, num_classes=5, in_channels=3, image_size=32, **settings
+        ).eval()
         table = interleaved.compare(_versions(model, data, chunk), {"fairlib": 2.2}, rounds=rounds)
         interleaved.report(f"sample_gradients_{name}", table)
 

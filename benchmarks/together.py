@@ -1,10 +1,11 @@
-"""What ten small trainings cost at once (``fairlib.fit_many``), beside one after the other and beside two peers.
+"""What ten small trainings cost at once (``fairlib.fit_many``), beside one after the other and
+beside two peers.
 
-``python benchmarks/together.py``; goals: 1/1.4 and 1/1.5 of one ``fairlib.fit`` after the other on images of 32 pixels,
-and for a study of ten seeds on the digits 1/3.5 of one seed after the other. The peers are the loop that most people
-write, with a ``DataLoader`` that collates batch by batch, and an ensemble by ``torch.func.vmap``. Also what torch's
-``channels_last`` and bfloat16 make of a step of ResNet-18 on images of 32 pixels; goal: 1/1.8 of float32.
-"""
+``python benchmarks/together.py``; goals: 1/1.4 and 1/1.5 of one ``fairlib.fit`` after the other on
+images of 32 pixels, and for a study of ten seeds on the digits 1/3.5 of one seed after the other.
+The peers are the loop that most people write, with a ``DataLoader`` that collates batch by batch,
+and an ensemble by ``torch.func.vmap``. Also what torch's ``channels_last`` and bfloat16 make of a
+step of ResNet-18 on images of 32 pixels; goal: 1/1.8 of float32."""
 
 from __future__ import annotations
 
@@ -22,7 +23,9 @@ from torch.utils.data import DataLoader
 import fairlib
 
 MEMBERS, BATCH = 10, 32
-STUDY = dict(data="digits", model="cnn", method="prune:magnitude", levels=[0.5, 0.9], seeds=range(MEMBERS))
+STUDY = dict(
+    data="digits", model="cnn", method="prune:magnitude", levels=[0.5, 0.9], seeds=range(MEMBERS)
+)
 STUDY |= dict(train={"epochs": 20}, workers=1, cache=None)
 
 
@@ -30,7 +33,9 @@ def images(size: int, steps: int) -> fairlib.GroupedDataset:
     """Noise, on which a step costs what it costs on pictures."""
     generator = torch.Generator().manual_seed(0)
     channels = 1 if size == 8 else 3
-    inputs = torch.randint(0, 256, (steps * BATCH, channels, size, size), generator=generator, dtype=torch.uint8)
+    inputs = torch.randint(
+        0, 256, (steps * BATCH, channels, size, size), generator=generator, dtype=torch.uint8
+    )
     targets = torch.randint(0, 10, (len(inputs),), generator=generator)
     targets[:10] = torch.arange(10)
     return fairlib.GroupedDataset(inputs, targets, targets)
@@ -82,9 +87,15 @@ def trainings(name: str, size: int, steps: int) -> dict[str, Callable[[], object
     models = [fairlib.build(name, like=data, seed=seed) for seed in range(MEMBERS)]
     settings = dict(epochs=1, batch_size=BATCH, lr=1e-3)
     ways = {
-        "fairlib.fit": lambda: [fairlib.fit(model, data, channels_last=False, **settings) for model in models],
-        "channels last": lambda: [fairlib.fit(model, data, channels_last=True, **settings) for model in models],
-        "fairlib.fit_many": lambda: fairlib.fit_many(models, data, seeds=range(MEMBERS), **settings),
+        "fairlib.fit": lambda: [
+            fairlib.fit(model, data, channels_last=False, **settings) for model in models
+        ],
+        "channels last": lambda: [
+            fairlib.fit(model, data, channels_last=True, **settings) for model in models
+        ],
+        "fairlib.fit_many": lambda: fairlib.fit_many(
+            models, data, seeds=range(MEMBERS), **settings
+        ),
         "a loop over a DataLoader": lambda: by_hand(models, data),
     }
     has_statistics = any(isinstance(module, nn.BatchNorm2d) for module in models[0].modules())
@@ -106,20 +117,25 @@ def formats() -> dict[str, Callable[[], object]]:
 
 def main() -> None:
     interleaved.report(
-        "formats_resnet18", interleaved.compare(formats(), {"bfloat16, channels last": 1 / 1.8}, rounds=5)
+        "formats_resnet18",
+        interleaved.compare(formats(), {"bfloat16, channels last": 1 / 1.8}, rounds=5),
     )
     for name, size, steps, goal, rounds in (
         ("cnn", 8, 40, 1 / 3.5, 15),
         ("cnn", 32, 12, 1 / 1.4, 9),
         ("tiny-resnet", 32, 8, 1 / 1.5, 9),
     ):
-        table = interleaved.compare(trainings(name, size, steps), {"fairlib.fit_many": goal}, rounds)
+        table = interleaved.compare(
+            trainings(name, size, steps), {"fairlib.fit_many": goal}, rounds
+        )
         interleaved.report(f"together_{name.replace('-', '_')}_{size}", table)
     studies = {
         "one seed after the other": lambda: fairlib.study(**STUDY, at_once=False),
         "ten at once": lambda: fairlib.study(**STUDY, at_once=True),
     }
-    interleaved.report("together_study", interleaved.compare(studies, {"ten at once": 1 / 3.5}, rounds=5))
+    interleaved.report(
+        "together_study", interleaved.compare(studies, {"ten at once": 1 / 3.5}, rounds=5)
+    )
 
 
 if __name__ == "__main__":

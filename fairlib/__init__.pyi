@@ -3,15 +3,12 @@ from . import cli as cli
 from . import data as data
 from . import diagnostics as diagnostics
 from . import distillation as distillation
-from . import effects as effects
 from . import environment as environment
-from . import evidence as evidence
 from . import factorization as factorization
 from . import linearization as linearization
 from . import mitigation as mitigation
 from . import models as models
 from . import network as network
-from . import plots as plots
 from . import pruning as pruning
 from . import quantization as quantization
 from . import randomness as randomness
@@ -25,7 +22,6 @@ from .data import GroupedDataset as GroupedDataset
 from .data import Splits as Splits
 from .data import load as load
 from .distillation import distil as distil
-from .evidence.runs import record as record
 from .factorization import factorize as factorize
 from .linearization import linearize as linearize
 from .mitigation import AccuracyGap as AccuracyGap

@@ -1,9 +1,9 @@
-"""Says so when the other distribution that installs a package called ``fairlib`` is installed beside this one.
+"""Says so when the other distribution that installs a package called ``fairlib`` is installed
+beside this one.
 
-That one is called ``fairlib`` on PyPI; this one is called ``who-pays``. An installer lets either overwrite files of the
-other. If the other came last, its ``__init__`` stands in the place of ours: so :mod:`fairlib.environment`, from which
-the console command starts, imports this file too.
-"""
+That one is called ``fairlib`` on PyPI; this one is called ``who-pays``. An installer lets either
+overwrite files of the other. If the other came last, its ``__init__`` stands in the place of ours:
+so :mod:`fairlib.environment`, from which the console command starts, imports this file too."""
 
 import warnings
 from importlib import metadata

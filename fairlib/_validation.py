@@ -34,7 +34,9 @@ def check_automatic(name: str, value: Any) -> None:
         raise ValueError(f"{name} must be True, False or 'auto', got {value!r}")
 
 
-def check_settings(owner: str, function: Callable, settings: Mapping[str, Any], given: Iterable[str] = ()) -> None:
+def check_settings(
+    owner: str, function: Callable, settings: Mapping[str, Any], given: Iterable[str] = ()
+) -> None:
     """Refuse a setting that ``function`` has no keyword-only parameter for.
 
     Args:
@@ -43,11 +45,13 @@ def check_settings(owner: str, function: Callable, settings: Mapping[str, Any], 
         settings: Settings by name.
         given: Names of parameters that the library fills in, and that are therefore not settings.
 
-    Raises:
-        TypeError: If ``settings`` is not a mapping, or a setting is unknown; the message lists the known ones.
+    Raises: TypeError: If ``settings`` is not a mapping, or a setting is unknown; the message lists
+        the known ones.
     """
     if not isinstance(settings, Mapping):
-        raise TypeError(f"settings for {owner} must be a mapping from names to values, got {settings!r}")
+        raise TypeError(
+            f"settings for {owner} must be a mapping from names to values, got {settings!r}"
+        )
     parameters = inspect.signature(function).parameters.values()
     known = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in set(given)]
     check_names(owner, settings, known)
@@ -62,7 +66,9 @@ def check_names(owner: str, settings: Iterable[str], known: Iterable[str]) -> No
     known = list(known)
     for name in settings:
         if name not in known:
-            raise TypeError(f"unknown setting {name!r} for {owner}; known: {', '.join(known) or 'none'}")
+            raise TypeError(
+                f"unknown setting {name!r} for {owner}; known: {', '.join(known) or 'none'}"
+            )
 
 
 def check_type(name: str, value: Any, kinds: type | tuple[Any, ...], wanted: str) -> Any:
@@ -74,8 +80,8 @@ def check_type(name: str, value: Any, kinds: type | tuple[Any, ...], wanted: str
         kinds: Type or types that are accepted.
         wanted: What they are, in words: ``"a GroupedDataset"``.
 
-    Raises:
-        TypeError: If the value is of another type; of splits the message says that one part is wanted.
+    Raises: TypeError: If the value is of another type; of splits the message says that one part is
+        wanted.
     """
     if not isinstance(value, kinds):
         hint = "; give a part, such as .train" if type(value).__name__ == "Splits" else ""
@@ -116,11 +122,12 @@ def named(kind: str, choice: Any) -> tuple[str, dict[str, Any]]:
     Settings are also read off the name, as YAML with numbers such as 1e-3, each after a colon:
     ``"resnet18:stem=imagenet:width=0.5"``.
 
-    Raises:
-        TypeError: If it is neither a name nor a pair of a name and settings, or a setting is given twice.
-        ValueError: If what follows ``=`` is no YAML.
+    Raises: TypeError: If it is neither a name nor a pair of a name and settings, or a setting is
+        given twice. ValueError: If what follows ``=`` is no YAML.
     """
-    name, settings = choice if isinstance(choice, tuple | list) and len(choice) == 2 else (choice, {})
+    name, settings = (
+        choice if isinstance(choice, tuple | list) and len(choice) == 2 else (choice, {})
+    )
     if not isinstance(name, str) or not isinstance(settings, Mapping):
         raise TypeError(f"{kind} must be a name or (name, settings), got {shown(choice)}")
     name, *words = re.split(r":(?=\w+=)", name)

@@ -1,7 +1,8 @@
-"""What surrounds a run: hardware and versions, a digest of the code, the project's folder, files written as a whole.
+"""What surrounds a run: hardware and versions, a digest of the code, the project's folder, files
+written as a whole.
 
-The console command and the Snakefile start with this file, so nothing is imported at its top that takes time.
-"""
+The console command and the Snakefile start with this file, so nothing is imported at its top that
+takes time."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ RUN = "FAIRLIB_RUN"
 """Name of the variable that holds, in the kernel of a run, the folder of the run."""
 
 TALLY = "tally-{}.json"
-"""Name of the files there in which :func:`tally` counts, one for each call, since processes may call it at once."""
+"""Name of the files there in which :func:`tally` counts, one for each call, since processes may
+call it at once."""
 
 PACKAGES = ("torch", "torchvision", "numpy", "scipy", "pandas", "scikit-learn", "matplotlib")
 LIBRARY = Path(__file__).resolve().parent
@@ -41,10 +43,10 @@ def describe(device: str = "auto") -> dict[str, Any]:
     Args:
         device: Name of the device that computes, or ``"auto"`` (:func:`resolve`).
 
-    Returns:
-        ``automatic`` (:func:`automatic`), ``device`` (of a CUDA device its product name), ``cpu``, ``cpu_capability``
-        (the vector instructions that PyTorch uses, for example ``"AVX2"`` or ``"AVX512"``, which round differently),
-        ``cores``, ``threads``, ``platform`` and ``versions``.
+    Returns: ``automatic`` (:func:`automatic`), ``device`` (of a CUDA device its product name),
+        ``cpu``, ``cpu_capability`` (the vector instructions that PyTorch uses, for example
+        ``"AVX2"`` or ``"AVX512"``, which round differently), ``cores``, ``threads``, ``platform``
+        and ``versions``.
     """
     import torch
 
@@ -62,7 +64,8 @@ def describe(device: str = "auto") -> dict[str, Any]:
 
 
 def versions() -> dict[str, Any]:
-    """Tell today's date, the platform, and the versions of Python, fairlib and what it computes with but for torch."""
+    """Tell today's date, the platform, and the versions of Python, fairlib and what it computes
+    with but for torch."""
     return {
         "date": time.strftime("%Y-%m-%d"),
         "platform": platform.platform(),
@@ -76,7 +79,8 @@ def _versions(packages: Iterable[str]) -> dict[str, str]:
 
 
 def resolve(device: str | torch.device) -> str:
-    """Give back the name of a device; ``"auto"`` is ``"cuda"`` where there is a CUDA device, else ``"cpu"``."""
+    """Give back the name of a device; ``"auto"`` is ``"cuda"`` where there is a CUDA device, else
+    ``"cpu"``."""
     if device != "auto":
         return str(device)
     import torch
@@ -85,22 +89,25 @@ def resolve(device: str | torch.device) -> str:
 
 
 def automatic() -> bool:
-    """Whether trainings take by themselves what makes them faster and rounds differently; not with ``FAIRLIB_AUTO=0``.
+    """Whether trainings take by themselves what makes them faster and rounds differently; not with
+    ``FAIRLIB_AUTO=0``.
 
-    That is the choice of ``"auto"`` in ``study(at_once=)`` and ``fit(channels_last=)``. Edition 0.1 had neither.
-    """
+    That is the choice of ``"auto"`` in ``study(at_once=)`` and ``fit(channels_last=)``. Edition 0.1
+    had neither."""
     return os.environ.get("FAIRLIB_AUTO") != "0"
 
 
 def tally(counts: Mapping[str, int]) -> None:
-    """Add to the counts in the provenance of the run that executes this notebook; outside a run do nothing."""
+    """Add to the counts in the provenance of the run that executes this notebook; outside a run do
+    nothing."""
     if RUN in os.environ:
         with written(Path(os.environ[RUN], TALLY.format(os.urandom(8).hex()))) as new:
             new.write_text(json.dumps(dict(counts)))
 
 
 def workers(device: str | torch.device = "auto") -> int:
-    """Give back how many processes should train at the same time: one per core on the CPU, one on any other device.
+    """Give back how many processes should train at the same time: one per core on the CPU, one on
+    any other device.
 
     Args:
         device: Name of the device that trains, or ``"auto"`` (:func:`resolve`).
@@ -128,29 +135,47 @@ def clock(device: str = "auto") -> float:
 def project() -> Path:
     """Find the project's folder: above the working directory, else the one that fairlib lies in.
 
-    Where fairlib was installed from a wheel (in Colab) it is the folder with what the wheel carries of the project, the
-    claims and the recorded tables; where there is none of these, the working directory.
+    Where fairlib was installed from a wheel (in Colab) it is the folder with what the wheel carries
+    of the project, the claims and the recorded tables; where there is none of these, the working
+    directory."""
+    folders = [
+        Path.cwd(),
+        *Path.cwd().parents,
+        LIBRARY.parent,
+        LIBRARY.parent / "whopays" / "records",
+    ]
+    return next(
+        (folder for folder in folders if (folder / "book" / "claims.yml").exists()), folders[0]
+    )
+
+
+def source_digest(package: Path | None = None, *, without: Collection[str] = ()) -> str:
+    """Digest the meaning of a package's code: edits of docstrings, comments or formatting do not
+    change it.
+
+    A Python file counts by its name and its syntax tree without the statements that are only a
+    text; a stub, which only type checkers read, and the records that a wheel carries, not at all;
+    any other file by its name and its bytes.
+
+    Args: package: Folder of the package; by default fairlib's. without: Modules and packages to
+        leave out, as paths from the package's folder without a suffix.
     """
-    folders = [Path.cwd(), *Path.cwd().parents, LIBRARY.parent, LIBRARY / "records"]
-    return next((folder for folder in folders if (folder / "book" / "claims.yml").exists()), folders[0])
-
-
-def source_digest(without: Collection[str] = ()) -> str:
-    """Digest the meaning of fairlib's code: edits of docstrings, comments or formatting do not change it.
-
-    A Python file counts by its name and its syntax tree without the statements that are only a text; a stub, which
-    only type checkers read, and the records that a wheel carries, not at all; any other file by its name and its bytes.
-
-    Args:
-        without: Modules and packages to leave out, as paths from the library's folder without a suffix.
-    """
-    total = hashlib.sha256()
-    for path in sorted(LIBRARY.rglob("*")):
-        name = path.relative_to(LIBRARY)
+    total, package = hashlib.sha256(), LIBRARY if package is None else package
+    for path in sorted(package.rglob("*")):
+        name = path.relative_to(package)
         left_out = any(map(name.with_suffix("").is_relative_to, ("records", *without)))
-        if path.is_file() and path.suffix != ".pyi" and "__pycache__" not in name.parts and not left_out:
+        if (
+            path.is_file()
+            and path.suffix != ".pyi"
+            and "__pycache__" not in name.parts
+            and not left_out
+        ):
             content = path.read_bytes()
-            meaning = _meaning(content, path) if path.suffix == ".py" else hashlib.sha256(content).hexdigest()
+            meaning = (
+                _meaning(content, path)
+                if path.suffix == ".py"
+                else hashlib.sha256(content).hexdigest()
+            )
             total.update(f"{name.as_posix()} {meaning}\n".encode())
     return total.hexdigest()
 
@@ -161,26 +186,37 @@ def _meaning(content: bytes, path: Path) -> str:
 
 
 def _plain(node: object) -> str:
-    """A syntax tree as a text, without its empty fields and the empty ends of formats, since new Pythons add such."""
+    """A syntax tree as a text, without its empty fields and the empty ends of formats, since new
+    Pythons add such."""
     if isinstance(node, list):
         return f"[{','.join([_plain(item) for item in node if not _is_text(item)])}]"
     if not isinstance(node, ast.AST):
         return repr(node)
     if isinstance(node, ast.JoinedStr):
         node = ast.JoinedStr([part for part in node.values if getattr(part, "value", None) != ""])
-    fields = [f"{name}={_plain(value)}" for name, value in ast.iter_fields(node) if value is not None and value != []]
+    fields = [
+        f"{name}={_plain(value)}"
+        for name, value in ast.iter_fields(node)
+        if value is not None and value != []
+    ]
     return f"{type(node).__name__}({','.join(fields)})"
 
 
 def _is_text(node: object) -> bool:
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+    return (
+        isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+    )
 
 
 @contextmanager
 def written(path: str | Path) -> Iterator[Path]:
-    """Write a file as a whole or not at all: the block writes to a new path, which replaces ``path`` unless it fails.
+    """Write a file as a whole or not at all: the block writes to a new path, which replaces
+    ``path`` unless it fails.
 
-    Each call has a new path, so that threads and processes may write the same file at the same time; the last one wins.
+    Each call has a new path, so that threads and processes may write the same file at the same
+    time; the last one wins.
 
     Example:
         >>> import tempfile
@@ -219,5 +255,7 @@ def memory() -> int:
 def cpu() -> str:
     """Name the model of this machine's CPU."""
     info = Path("/proc/cpuinfo")
-    names = re.findall(r"^model name\s*: (.*)$", info.read_text() if info.exists() else "", re.MULTILINE)
+    names = re.findall(
+        r"^model name\s*: (.*)$", info.read_text() if info.exists() else "", re.MULTILINE
+    )
     return names[0] if names else platform.processor() or platform.machine()

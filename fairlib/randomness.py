@@ -1,4 +1,5 @@
-"""Randomness that stays where it is used: torch's generators, seeded for a while and then put back."""
+"""Randomness that stays where it is used: torch's generators, seeded for a while and then put
+back."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,9 +9,11 @@ import torch
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Seed torch's global generators (CPU and CUDA) within a block, and restore their states afterwards.
+    """Seed torch's global generators (CPU and CUDA) within a block, and restore their states
+    afterwards.
 
-    Code inside the block, dropout and initializers included, depends on ``seed`` alone; code outside is not affected.
+    Code inside the block, dropout and initializers included, depends on ``seed`` alone; code
+    outside is not affected.
 
     Raises:
         TypeError: If ``seed`` is not an integer.

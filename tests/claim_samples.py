@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from fairlib.evidence.claims import Claim
+from whopays.claims import Claim
 
 ENTRY = """
 - id: {id}
@@ -32,11 +32,15 @@ def claim(direction: str = "greater", **changed) -> Claim:
 
 
 def untested(**changed) -> Claim:
-    return claim(**({"statistic": None, "threshold": None, "margin": None, "tables": {}} | changed), direction=None)
+    return claim(
+        **({"statistic": None, "threshold": None, "margin": None, "tables": {}} | changed),
+        direction=None,
+    )
 
 
 def spread(center: float, half: float, n: int = 10) -> np.ndarray:
-    """Values whose mean is `center`; of ten, the 95 % interval reaches .754 times `half` to either side."""
+    """Values whose mean is `center`; of ten, the 95 % interval reaches .754 times `half` to either
+    side."""
     return center + half * np.resize([-1.0, 1.0], n)
 
 

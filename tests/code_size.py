@@ -1,8 +1,9 @@
-"""Count the lines of code of the library and of the notebooks, and find function bodies that stand on two pages.
+"""Count the lines of code of the library and of the notebooks, and find function bodies that stand
+on two pages.
 
-A line of code is neither blank nor a comment nor part of a docstring, nor text that a page shows (the argument of
-``prose.say`` or ``prose.in_short``). ``python tests/code_size.py`` prints the numbers.
-"""
+A line of code is neither blank nor a comment nor part of a docstring, nor text that a page shows
+(the argument of ``prose.say`` or ``prose.in_short``). ``python tests/code_size.py`` prints the
+numbers."""
 
 from __future__ import annotations
 
@@ -16,8 +17,9 @@ from collections import defaultdict
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-# Lines at most. With 18,000 in all the book pruned and linearized; quantization, factorization, distillation, pipelines
-# and what a network costs to run came with the part "Which way of making it smaller?".
+# Lines at most. With 18,000 in all the book pruned and linearized; quantization, factorization,
+# distillation, pipelines and what a network costs to run came with the part "Which way of making it
+# smaller?".
 LIBRARY, NOTEBOOKS = 12428, 6808
 PAGE = {"theory": 300}  # Lines of a page at most, by part; 200 for all others.
 FREE = {"linearization/private-inference"}  # It builds a protocol by hand.
@@ -28,7 +30,14 @@ LONG = {  # Pages over the cap; they may become shorter, not longer.
 }
 ALIKE = 3  # Lines from which on a body may not stand twice.
 
-_LAYOUT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+_LAYOUT = {
+    tokenize.COMMENT,
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.ENDMARKER,
+}
 _SHOWN = ("prose.say", "prose.in_short")
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -48,7 +57,8 @@ def code_lines(source: str) -> int:
 
 
 def cells(notebook: Path) -> list[str]:
-    """The code cells of a notebook as Python, but the install cell, which is the same in all and on no page.
+    """The code cells of a notebook as Python, but the install cell, which is the same in all and on
+    no page.
 
     A line for IPython counts as one of code.
     """
@@ -60,7 +70,10 @@ def cells(notebook: Path) -> list[str]:
 def library() -> dict[str, int]:
     """Lines of code by file of the library."""
     paths = sorted(ROOT.glob("fairlib/**/*.py"))
-    return {path.relative_to(ROOT).as_posix(): code_lines(path.read_text(encoding="utf-8")) for path in paths}
+    return {
+        path.relative_to(ROOT).as_posix(): code_lines(path.read_text(encoding="utf-8"))
+        for path in paths
+    }
 
 
 @functools.cache
@@ -71,7 +84,9 @@ def notebooks() -> dict[str, int]:
 
 def pages() -> dict[str, Path]:
     """The notebooks by page, ``part/name``."""
-    return {f"{path.parent.name}/{path.stem}": path for path in sorted(ROOT.glob("notebooks/*/*.ipynb"))}
+    return {
+        f"{path.parent.name}/{path.stem}": path for path in sorted(ROOT.glob("notebooks/*/*.ipynb"))
+    }
 
 
 def cap(page: str) -> int | None:
@@ -90,7 +105,9 @@ def stand_twice() -> list[list[str]]:
                     tree = "\n".join(map(ast.dump, body))
                     if body and sum(part.end_lineno - part.lineno + 1 for part in body) >= ALIKE:
                         found[tree].append(f"{page}: {node.name}")
-    return [names for names in found.values() if len({name.partition(":")[0] for name in names}) > 1]
+    return [
+        names for names in found.values() if len({name.partition(":")[0] for name in names}) > 1
+    ]
 
 
 if __name__ == "__main__":

@@ -34,18 +34,23 @@ def _no_open_figure():
 @pytest.fixture
 def library(tmp_path, monkeypatch) -> Path:
     """A copy of the code of fairlib, for tests to edit: the digests of code are of this copy."""
-    copy = shutil.copytree(environment.LIBRARY, tmp_path / "fairlib", ignore=shutil.ignore_patterns("__pycache__"))
+    copy = shutil.copytree(
+        environment.LIBRARY, tmp_path / "fairlib", ignore=shutil.ignore_patterns("__pycache__")
+    )
     monkeypatch.setattr(environment, "LIBRARY", copy)
     return copy
 
 
 @pytest.fixture
 def images() -> fairlib.GroupedDataset:
-    """120 random 8x8 grey images whose brightness tells the class (of 3); groups of 80, 30 and 10, unrelated."""
+    """120 random 8x8 grey images whose brightness tells the class (of 3); groups of 80, 30 and 10,
+    unrelated."""
     generator = np.random.default_rng(0)
     targets = np.arange(120) % 3
     base = np.array([40, 120, 200])[targets]
-    inputs = (base[:, None, None, None] + generator.integers(-30, 31, (120, 1, 8, 8))).astype(np.uint8)
+    inputs = (base[:, None, None, None] + generator.integers(-30, 31, (120, 1, 8, 8))).astype(
+        np.uint8
+    )
     groups = np.repeat([0, 1, 2], [80, 30, 10])
     return fairlib.GroupedDataset(inputs, targets, groups, group_names=["many", "some", "few"])
 

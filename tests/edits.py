@@ -15,7 +15,8 @@ def find(library: Path, name: str) -> Path:
 
 
 def edit_files(path: Path, edit: Callable[[str], str]) -> int:
-    """Edit a file, or every Python file in a folder; the number of those that are another text now."""
+    """Edit a file, or every Python file in a folder; the number of those that are another text
+    now."""
     files = list(path.rglob("*.py")) if path.is_dir() else [path]
     before = [file.read_text(encoding="utf-8") for file in files]
     after = [edit(text) for text in before]
@@ -56,7 +57,9 @@ def other_default(source: str) -> str:
 def other_body(source: str) -> str:
     """The last statement of the first function is gone; a file without one stays as it is."""
     tree = ast.parse(source)
-    functions = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and len(node.body) > 1)
+    functions = (
+        node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and len(node.body) > 1
+    )
     if (function := next(functions, None)) is None:
         return source
     function.body.pop()
@@ -64,7 +67,11 @@ def other_body(source: str) -> str:
 
 
 def _increase(nodes) -> None:
-    next(node for node in nodes if isinstance(node, ast.Constant) and type(node.value) in (int, float)).value += 1
+    next(
+        node
+        for node in nodes
+        if isinstance(node, ast.Constant) and type(node.value) in (int, float)
+    ).value += 1
 
 
 HARMFUL = (other_number, other_default, other_body)

@@ -1,12 +1,13 @@
-"""Sweep a small grid on a SLURM cluster of one node, with what goes wrong on clusters, and compare with a local sweep.
+"""Sweep a small grid on a SLURM cluster of one node, with what goes wrong on clusters, and compare
+with a local sweep.
 
-``make test-slurm`` runs this, as root, where Debian's packages are installed: ``apt-get install slurm-wlm munge``. It
-starts munged, slurmctld and slurmd in a temporary folder, on 127.0.0.1 only, and sweeps eight short runs by the very
-command of `make sweep`. In the middle a job is cancelled, the node is drained and resumed, and Snakemake is killed with
--9 while jobs run; the same command is then given again at once. In the end there must be one table, that of the local
-sweep, no run may have been executed twice but the cancelled one, and nothing may be left in the queue. It takes some
-five minutes on two cores, and gives up on any step after STEP seconds.
-"""
+``make test-slurm`` runs this, as root, where Debian's packages are installed: ``apt-get install
+slurm-wlm munge``. It starts munged, slurmctld and slurmd in a temporary folder, on 127.0.0.1 only,
+and sweeps eight short runs by the very command of `make sweep`. In the middle a job is cancelled,
+the node is drained and resumed, and Snakemake is killed with -9 while jobs run; the same command is
+then given again at once. In the end there must be one table, that of the local sweep, no run may
+have been executed twice but the cancelled one, and nothing may be left in the queue. It takes some
+five minutes on two cores, and gives up on any step after STEP seconds."""
 
 from __future__ import annotations
 
@@ -31,13 +32,17 @@ ROOT = Path(__file__).resolve().parents[1]
 STEP = 240  # Seconds that a step may take.
 RUNS = 8
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "squeue", "scancel", "scontrol")
-PLUGIN = ("snakemake-executor-plugin-slurm==2.8.0", "snakemake-executor-plugin-slurm-jobstep==0.6.1")
+PLUGIN = (
+    "snakemake-executor-plugin-slurm==2.8.0",
+    "snakemake-executor-plugin-slurm-jobstep==0.6.1",
+)
 # As in book/how-to-run.md, and what makes it ask more often.
 EXECUTOR = (
     "--executor slurm --jobs 50 --slurm-status-command squeue --slurm-init-seconds-before-status-checks 2 "
     "--seconds-between-status-checks 2 --latency-wait 5"
 )
-# Two jobs at a time, whatever the machine has. Neither systemd nor cgroups nor a database of accounts is needed.
+# Two jobs at a time, whatever the machine has. Neither systemd nor cgroups nor a database of
+# accounts is needed.
 SETTINGS = """\
 ClusterName=one
 SlurmctldHost={host}(127.0.0.1)
@@ -71,7 +76,7 @@ with open("executed", "a") as file:
     file.write(f"{seed}\\n")
 time.sleep(seconds)
 import pandas as pd
-from fairlib import record
+from whopays import record
 record(pd.DataFrame({"seed": [seed], "square": [seed**2 / 3]}));"""
 GRID = f"""\
 table: results/toy/squares.csv
@@ -86,7 +91,9 @@ def say(text: str) -> None:
     print(f"{time.monotonic() - BEGAN:5.0f} s  {text}", flush=True)
 
 
-def wait(what: str, condition: Callable[[], object], during: subprocess.Popen | None = None) -> None:
+def wait(
+    what: str, condition: Callable[[], object], during: subprocess.Popen | None = None
+) -> None:
     """Wait until a condition holds, at most as long as a process runs."""
     end = time.monotonic() + STEP
     while not condition():
@@ -108,7 +115,9 @@ def output(*command: str) -> str:
 
 def jobs(state: str = "all") -> list[str]:
     """The numbers of the jobs in the queue."""
-    return output("squeue", "--noheader", "--format=%i", f"--states={state}" if state != "all" else "--all").split()
+    return output(
+        "squeue", "--noheader", "--format=%i", f"--states={state}" if state != "all" else "--all"
+    ).split()
 
 
 def free_ports(count: int) -> list[int]:
@@ -174,7 +183,11 @@ def ask(*command: str) -> str:
 
 
 def listening(process: int) -> list:
-    return [one for one in psutil.Process(process).net_connections("inet") if one.status == psutil.CONN_LISTEN]
+    return [
+        one
+        for one in psutil.Process(process).net_connections("inet")
+        if one.status == psutil.CONN_LISTEN
+    ]
 
 
 def make_project(folder: Path) -> Path:
@@ -194,7 +207,9 @@ def sweep(project: Path, *settings: str) -> subprocess.Popen:
     """Start `make sweep`; its output goes to the file `said`."""
     words = ["make", "sweep", "GRID=params/toy.yml", "CORES=2", *settings]
     with (project / "said").open("ab") as said:
-        return subprocess.Popen(words, cwd=project, stdout=said, stderr=subprocess.STDOUT, start_new_session=True)
+        return subprocess.Popen(
+            words, cwd=project, stdout=said, stderr=subprocess.STDOUT, start_new_session=True
+        )
 
 
 def finished(project: Path) -> set[Path]:
@@ -202,14 +217,18 @@ def finished(project: Path) -> set[Path]:
 
 
 def endure(project: Path, node: str, started: list[subprocess.Popen]) -> int:
-    """Sweep, and let things go wrong in the middle; give the number of runs that were finished at the kill."""
+    """Sweep, and let things go wrong in the middle; give the number of runs that were finished at
+    the kill."""
     started.append(first := sweep(project, f"SNAKEMAKE={EXECUTOR}"))
     said = project / "said"
     wait("a run has finished", lambda: finished(project), first)
     wait("jobs run and wait", lambda: jobs("RUNNING") and jobs("PENDING"), first)
     begun = jobs("RUNNING")[-1]
     output("scancel", begun)
-    wait(f"job {begun} is cancelled, and Snakemake has noticed", lambda: "Error in rule point" in said.read_text())
+    wait(
+        f"job {begun} is cancelled, and Snakemake has noticed",
+        lambda: "Error in rule point" in said.read_text(),
+    )
 
     output("scontrol", "update", f"nodename={node}", "state=drain", "reason=test")
     wait("the node is drained: no job runs", lambda: not jobs("RUNNING"))
@@ -224,7 +243,9 @@ def endure(project: Path, node: str, started: list[subprocess.Popen]) -> int:
     snakemake.send_signal(signal.SIGKILL)
     first.wait(STEP)
     kept = len(finished(project))
-    say(f"Snakemake is killed: {kept} runs are finished, {len(jobs())} jobs are in the queue; the sweep starts again")
+    say(
+        f"Snakemake is killed: {kept} runs are finished, {len(jobs())} jobs are in the queue; the sweep starts again"
+    )
     started.append(again := sweep(project, f"SNAKEMAKE={EXECUTOR}"))
     wait("the sweep has ended", lambda: again.poll() is not None)
     check("it ended well", again.returncode == 0)
@@ -234,7 +255,10 @@ def endure(project: Path, node: str, started: list[subprocess.Popen]) -> int:
 def compare(project: Path, local: Path) -> None:
     """Check that there is one table, that of the local sweep, from runs that were executed once."""
     table, other = (folder / "results" / "toy" / "squares.csv" for folder in (project, local))
-    check("the table is that of the local sweep, byte for byte", table.read_bytes() == other.read_bytes())
+    check(
+        "the table is that of the local sweep, byte for byte",
+        table.read_bytes() == other.read_bytes(),
+    )
     check(f"all {RUNS} runs are in it", len(table.read_text().splitlines()) == RUNS + 1)
     check("it is the only one", len(list((project / "results").rglob("*.csv"))) == 1)
     wait("the queue is empty", lambda: not jobs())
@@ -242,7 +266,11 @@ def compare(project: Path, local: Path) -> None:
     twice = {seed: count for seed, count in begun.items() if count > 1}
     once = len(begun) == RUNS and sum(begun.values()) <= RUNS + 1
     check(f"each run was executed once, but at most the cancelled one ({twice or 'none'})", once)
-    left = [path.name for path in project.glob("_build/sweeps/toy/*") if re.search(r"\.tmp-|\.lock$", path.name)]
+    left = [
+        path.name
+        for path in project.glob("_build/sweeps/toy/*")
+        if re.search(r"\.tmp-|\.lock$", path.name)
+    ]
     check("no half of a run is left", not left)
 
 
@@ -250,13 +278,24 @@ def main() -> int:
     os.environ["PATH"] = f"{ROOT}/.venv/bin:{os.environ['PATH']}:/usr/sbin:/sbin"
     missing = [name for name in PROGRAMS if not shutil.which(name)]
     if missing or os.geteuid():
-        print(f"needs root and {', '.join(missing) or 'nothing else'}; on Debian: apt-get install slurm-wlm munge")
+        print(
+            f"needs root and {', '.join(missing) or 'nothing else'}; on Debian: apt-get install slurm-wlm munge"
+        )
         return 2
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     started: list[subprocess.Popen] = []
     folder = Path(tempfile.mkdtemp(prefix="slurm-"))
     try:
-        install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder / "plugin")]
+        install = [
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--no-deps",
+            "--target",
+            str(folder / "plugin"),
+        ]
         subprocess.run([*install, *PLUGIN], check=True, timeout=STEP)
         os.environ["PYTHONPATH"] = f"{ROOT}:{folder / 'plugin'}"
         local, project = make_project(folder / "local"), make_project(folder / "project")
@@ -268,7 +307,11 @@ def main() -> int:
             compare(project, local)
     except BaseException:
         for path in [*folder.glob("*/said"), *folder.glob("cluster/*.log")]:
-            print(f"--- {path.relative_to(folder)} ends with", *path.read_text().splitlines()[-40:], sep="\n")
+            print(
+                f"--- {path.relative_to(folder)} ends with",
+                *path.read_text().splitlines()[-40:],
+                sep="\n",
+            )
         raise
     finally:
         for one in started:

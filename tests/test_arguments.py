@@ -1,4 +1,5 @@
-"""Wrong arguments of the public functions: each is refused by fairlib itself, with the name of the argument."""
+"""Wrong arguments of the public functions: each is refused by fairlib itself, with the name of the
+argument."""
 
 from __future__ import annotations
 
@@ -15,27 +16,48 @@ LIBRARY = str(Path(fairlib.__file__).parent)
 NAN, INF = float("nan"), float("inf")
 SPLITS = fairlib.load("digits", seed=0)
 MODEL = fairlib.build("mlp", like=SPLITS)
-DATA = fairlib.GroupedDataset(SPLITS.train.inputs[:20], SPLITS.train.targets[:20], SPLITS.train.groups[:20])
+DATA = fairlib.GroupedDataset(
+    SPLITS.train.inputs[:20], SPLITS.train.targets[:20], SPLITS.train.groups[:20]
+)
 
 
 def _untrained(splits: fairlib.Splits, seed: int) -> nn.Module:
     raise AssertionError("a model was built before the argument was refused")
 
 
-STUDY = {"data": SPLITS, "model": _untrained, "method": "prune:magnitude", "levels": [0.5], "seeds": [0], "cache": None}
+STUDY = {
+    "data": SPLITS,
+    "model": _untrained,
+    "method": "prune:magnitude",
+    "levels": [0.5],
+    "seeds": [0],
+    "cache": None,
+}
 CALLS = {
-    "build": lambda **bad: fairlib.build(**{"name": "mlp", "num_classes": 3, "image_size": 4} | bad),
+    "build": lambda **bad: fairlib.build(
+        **{"name": "mlp", "num_classes": 3, "image_size": 4} | bad
+    ),
     "fit": lambda **bad: fairlib.fit(**{"model": MODEL, "data": DATA, "epochs": 1} | bad),
-    "prune": lambda **bad: fairlib.prune(**{"model": MODEL, "method": "magnitude", "sparsity": 0.5} | bad),
+    "prune": lambda **bad: fairlib.prune(
+        **{"model": MODEL, "method": "magnitude", "sparsity": 0.5} | bad
+    ),
     "linearize": lambda **bad: fairlib.linearize(
         **{"model": MODEL, "method": "random", "budget": 0.5, "data": DATA, "finetune": 0} | bad
     ),
-    "quantize": lambda **bad: fairlib.quantize(**{"model": MODEL, "method": "weights", "bits": 4} | bad),
-    "factorize": lambda **bad: fairlib.factorize(**{"model": MODEL, "method": "svd", "kept": 0.5} | bad),
-    "distil": lambda **bad: fairlib.distil(**{"model": MODEL, "student": 0.5, "data": DATA, "method": "alone"} | bad),
+    "quantize": lambda **bad: fairlib.quantize(
+        **{"model": MODEL, "method": "weights", "bits": 4} | bad
+    ),
+    "factorize": lambda **bad: fairlib.factorize(
+        **{"model": MODEL, "method": "svd", "kept": 0.5} | bad
+    ),
+    "distil": lambda **bad: fairlib.distil(
+        **{"model": MODEL, "student": 0.5, "data": DATA, "method": "alone"} | bad
+    ),
     "cost": lambda **bad: fairlib.cost(**{"models": MODEL, "data": DATA, "latency": False} | bad),
     "study": lambda **bad: fairlib.study(**STUDY | bad),
-    "restore": lambda **bad: fairlib.restore(**{"module": MODEL, "state_dict": MODEL.state_dict()} | bad),
+    "restore": lambda **bad: fairlib.restore(
+        **{"module": MODEL, "state_dict": MODEL.state_dict()} | bad
+    ),
     "compact": lambda **bad: fairlib.compact(**{"model": MODEL, "data": DATA} | bad),
     "sparsity": fairlib.sparsity,
     "EqualLoss": fairlib.EqualLoss,
@@ -152,7 +174,10 @@ BAD = {
         "cache": [3],
         "workers": [0, -1, "x", 1.5],
     },
-    "restore": {"module": NO_MODELS, "state_dict": [None, {}, {"0.weight": torch.zeros(3)}, "model.pt"]},
+    "restore": {
+        "module": NO_MODELS,
+        "state_dict": [None, {}, {"0.weight": torch.zeros(3)}, "model.pt"],
+    },
     "compact": {"model": NO_MODELS, "data": [None, "x", 3]},
     "sparsity": {"model": [*NO_MODELS, nn.ReLU()]},
     "EqualLoss": {"step": [0, -1, NAN, "x", None], "bogus": [1]},
@@ -178,9 +203,13 @@ def _bad(function: str) -> list:
     ]
 
 
-@pytest.mark.parametrize(("function", "name", "value"), [case for function in BAD for case in _bad(function)])
+@pytest.mark.parametrize(
+    ("function", "name", "value"), [case for function in BAD for case in _bad(function)]
+)
 def test_a_wrong_argument_is_refused_with_its_name(function, name, value):
-    with pytest.raises((TypeError, ValueError), match=f"(?i){OTHER_WORDS.get(name, name)}") as caught:
+    with pytest.raises(
+        (TypeError, ValueError), match=f"(?i){OTHER_WORDS.get(name, name)}"
+    ) as caught:
         CALLS[function](**{name: value})
     last = traceback.extract_tb(caught.value.__traceback__)[-1]
     own = last.filename.startswith(LIBRARY) and (last.line or "").startswith("raise")
@@ -193,13 +222,22 @@ def test_the_message_helps_with_natural_mistakes():
             lambda: fairlib.fit(MODEL, SPLITS),
             r"data must be a GroupedDataset, got Splits; give a part, such as \.train",
         ),
-        (lambda: fairlib.fit(MODEL, DATA, constraint="equal-loss"), r"such as fairlib\.EqualLoss\(step=0\.02\)"),
+        (
+            lambda: fairlib.fit(MODEL, DATA, constraint="equal-loss"),
+            r"such as fairlib\.EqualLoss\(step=0\.02\)",
+        ),
         (
             lambda: CALLS["study"](mitigation=fairlib.EqualLoss(step=0.1)),
             r"a name or \(name, settings\), got EqualLoss",
         ),
-        (lambda: CALLS["study"](model=MODEL), "model must be a name, or a function from splits and a seed to a module"),
-        (lambda: CALLS["study"](levels=0.5), r"levels must hold several values, as a list does, got 0\.5"),
+        (
+            lambda: CALLS["study"](model=MODEL),
+            "model must be a name, or a function from splits and a seed to a module",
+        ),
+        (
+            lambda: CALLS["study"](levels=0.5),
+            r"levels must hold several values, as a list does, got 0\.5",
+        ),
         (lambda: CALLS["study"](finetune={"epochs": -1}), "epochs of finetune= must lie in"),
     ):
         with pytest.raises((TypeError, ValueError), match=hint):

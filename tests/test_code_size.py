@@ -5,9 +5,7 @@ import pytest
 
 
 def test_what_is_counted():
-    source = (
-        '"""A module.\n\nIts docstring."""\n\n# A comment.\ndef f(x):\n    """Say it."""\n    return """two\nlines"""'
-    )
+    source = '"""A module.\n\nIts docstring."""\n\n# A comment.\ndef f(x):\n    """Say it."""\n    return """two\nlines"""'
     assert code_size.code_lines(source) == 3
 
 
@@ -16,7 +14,10 @@ def test_the_library_stays_small():
 
 
 def test_the_root_of_the_library_has_few_modules():
-    assert len([path for path in (code_size.ROOT / "fairlib").glob("*.py") if path.stem != "__init__"]) <= 9
+    assert (
+        len([path for path in (code_size.ROOT / "fairlib").glob("*.py") if path.stem != "__init__"])
+        <= 9
+    )
 
 
 def test_the_notebooks_stay_small():

@@ -1,4 +1,5 @@
-"""The ways to install this agree: pyproject.toml, requirements.lock and environment.yml; and the Makefile's door."""
+"""The ways to install this agree: pyproject.toml, requirements.lock and environment.yml; and the
+Makefile's door."""
 
 from __future__ import annotations
 
@@ -31,7 +32,11 @@ NOT_OURS = {"python", "pip"}  # In environment.yml without being a requirement o
 def asked_for() -> dict[str, Requirement]:
     """The requirements of the library and its extras, by name."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    extras = [line for name in ("audit", "book", "compact", "test") for line in project["optional-dependencies"][name]]
+    extras = [
+        line
+        for name in ("audit", "book", "compact", "test")
+        for line in project["optional-dependencies"][name]
+    ]
     return by_name([*project["dependencies"], *extras])
 
 
@@ -44,18 +49,32 @@ def locked(python: str) -> dict[str, Requirement]:
     """The lock's pins that apply to a version of Python on Linux."""
     lines = (ROOT / "requirements.lock").read_text(encoding="utf-8").splitlines()
     pins = [Requirement(line) for line in lines if not line.startswith("#")]
-    place = {"python_version": python, "python_full_version": f"{python}.1", "sys_platform": "linux"}
+    place = {
+        "python_version": python,
+        "python_full_version": f"{python}.1",
+        "sys_platform": "linux",
+    }
     place |= {
         "platform_machine": "x86_64",
         "implementation_name": "cpython",
         "platform_python_implementation": "CPython",
     }
-    return {canonicalize_name(pin.name): pin for pin in pins if pin.marker is None or pin.marker.evaluate(place)}
+    return {
+        canonicalize_name(pin.name): pin
+        for pin in pins
+        if pin.marker is None or pin.marker.evaluate(place)
+    }
 
 
 def conda() -> dict[str, Requirement]:
     content = yaml.safe_load((ROOT / "environment.yml").read_text(encoding="utf-8"))["dependencies"]
-    pip = [line for part in content if isinstance(part, dict) for line in part["pip"] if not line.startswith("-")]
+    pip = [
+        line
+        for part in content
+        if isinstance(part, dict)
+        for line in part["pip"]
+        if not line.startswith("-")
+    ]
     return by_name([line for line in content if isinstance(line, str)] + pip)
 
 
@@ -63,7 +82,9 @@ def conda() -> dict[str, Requirement]:
 def test_the_lock_pins_every_requirement_to_a_version_it_allows(python):
     pins = locked(python)
     for name, requirement in asked_for().items():
-        assert name in pins, f"{name} is not in requirements.lock; its second line says how to renew it"
+        assert name in pins, (
+            f"{name} is not in requirements.lock; its second line says how to renew it"
+        )
         (pin,) = pins[name].specifier
         assert pin.operator == "=="
         assert requirement.specifier.contains(pin.version, prereleases=True), (
@@ -72,26 +93,43 @@ def test_the_lock_pins_every_requirement_to_a_version_it_allows(python):
 
 
 def test_the_lock_names_no_host_or_path():
-    assert not re.search(r"://|@|^-|\.whl", (ROOT / "requirements.lock").read_text(encoding="utf-8"), re.MULTILINE)
+    assert not re.search(
+        r"://|@|^-|\.whl", (ROOT / "requirements.lock").read_text(encoding="utf-8"), re.MULTILINE
+    )
 
 
 def test_conda_is_asked_for_the_same_versions():
     ranges = {name: requirement.specifier for name, requirement in asked_for().items()}
-    found = {name: requirement.specifier for name, requirement in conda().items() if name not in NOT_OURS}
+    found = {
+        name: requirement.specifier for name, requirement in conda().items() if name not in NOT_OURS
+    }
     assert found == ranges
 
 
 def test_conda_and_make_take_the_same_pythons():
     pythons = conda()["python"].specifier
-    assert [python for python in [*PYTHONS, "3.10", "3.14"] if pythons.contains(python)] == list(PYTHONS)
+    assert [python for python in [*PYTHONS, "3.10", "3.14"] if pythons.contains(python)] == list(
+        PYTHONS
+    )
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert all(SpecifierSet(project["requires-python"]).contains(python) for python in PYTHONS)
-    assert "(3, 11) <= sys.version_info[:2] <= (3, 13)" in (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert "(3, 11) <= sys.version_info[:2] <= (3, 13)" in (ROOT / "Makefile").read_text(
+        encoding="utf-8"
+    )
 
 
 def test_every_conda_requirement_has_a_reason():
-    lines = (ROOT / "environment.yml").read_text(encoding="utf-8").split("dependencies:\n")[1].splitlines()
-    without = [line for line in lines if line.lstrip().startswith("- ") and "#" not in line and "pip:" not in line]
+    lines = (
+        (ROOT / "environment.yml")
+        .read_text(encoding="utf-8")
+        .split("dependencies:\n")[1]
+        .splitlines()
+    )
+    without = [
+        line
+        for line in lines
+        if line.lstrip().startswith("- ") and "#" not in line and "pip:" not in line
+    ]
     assert not without
 
 
@@ -108,7 +146,10 @@ def test_the_public_names_need_none_of_the_heavy_or_the_book_packages():
         "nbformat",
     ]
     code = f"import sys, fairlib.cli; from fairlib import *; print([name for name in {heavy} if name in sys.modules])"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
+        == "[]\n"
+    )
 
 
 @pytest.fixture
@@ -119,7 +160,9 @@ def door(tmp_path):
         shutil.copy(ROOT / name, tmp_path / name)
 
     def make(*words: str) -> subprocess.CompletedProcess:
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+        environment = {
+            name: value for name, value in os.environ.items() if not name.startswith("MAKE")
+        }
         command = ["make", "-C", str(tmp_path), *words]
         return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
 
@@ -129,7 +172,19 @@ def door(tmp_path):
 def test_help_names_every_command(door):
     for words in ([], ["help"]):
         text = door(*words).stdout
-        names = "env", "book", "book QUICK=1", "notebooks", "lab", "pdf", "test", "lint", "sweep", "verify", "clean"
+        names = (
+            "env",
+            "book",
+            "book QUICK=1",
+            "notebooks",
+            "lab",
+            "pdf",
+            "test",
+            "lint",
+            "sweep",
+            "verify",
+            "clean",
+        )
         assert all(f"make {name}" in text for name in names)
         assert "minutes on two" in " ".join(text.split())
 
@@ -140,7 +195,10 @@ def test_without_a_suitable_python_make_says_what_would_be(door, tmp_path):
     old.chmod(0o755)
     done = door("env", f"PYTHON={old}")
     assert done.returncode != 0
-    assert "No Python of 3.11 to 3.13 with venv" in done.stderr and "apt install python3-venv" in done.stderr
+    assert (
+        "No Python of 3.11 to 3.13 with venv" in done.stderr
+        and "apt install python3-venv" in done.stderr
+    )
     assert not (tmp_path / ".venv").exists()
 
 
@@ -172,7 +230,10 @@ def test_a_sweep_without_a_grid_or_a_check_without_a_table_says_how(door, instal
     assert "there is no grid nowhere.yml" in door("sweep", "GRID=nowhere.yml").stderr
     assert "TABLE=results/pruning/matthew-effect-study.csv" in door("verify").stderr
     words = ("verify", "TABLE=a.csv", "SEEDS=2", "TOLERANCE=0.1", "AVX2=1")
-    assert 'fairlib verify "a.csv" --seeds 2 --tolerance 0.1 --avx2' in door("--dry-run", *words).stdout
+    assert (
+        'whopays verify "a.csv" --seeds 2 --tolerance 0.1 --avx2'
+        in door("--dry-run", *words).stdout
+    )
 
 
 def test_a_quick_book_is_built_apart_and_flags_for_snakemake_show_its_own_output(door, installed):
@@ -190,7 +251,9 @@ def test_what_is_built_is_removed_but_not_sweeps_locks_and_what_the_user_runs(do
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
     assert door("clean").returncode == 0
-    assert sorted(path for path in (tmp_path / "_build").rglob("*") if path.is_file()) == sorted(kept)
+    assert sorted(path for path in (tmp_path / "_build").rglob("*") if path.is_file()) == sorted(
+        kept
+    )
 
 
 class TestLock:
@@ -198,10 +261,13 @@ class TestLock:
 
     @pytest.fixture
     def holder(self, door, tmp_path):
-        """A shell that holds the lock of the book for as long as its child lives, which inherits it."""
+        """A shell that holds the lock of the book for as long as its child lives, which inherits
+        it."""
         (tmp_path / "_build").mkdir()
         words = "exec 9> _build/.book.lock; python3 book/tools/lock.py 9 || exit; echo held; exec sleep 300"
-        with subprocess.Popen(["bash", "-c", words], cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
+        with subprocess.Popen(
+            ["bash", "-c", words], cwd=tmp_path, stdout=subprocess.PIPE, text=True
+        ) as process:
             assert process.stdout.readline() == "held\n"
             yield process
             process.kill()
@@ -251,7 +317,9 @@ def test_the_project_is_found_from_any_folder_below(tmp_path, monkeypatch):
     assert environment.project() == below
 
 
-def test_outside_the_project_it_is_where_the_library_lies_or_what_the_wheel_carries(library, tmp_path, monkeypatch):
+def test_outside_the_project_it_is_where_the_library_lies_or_what_the_wheel_carries(
+    library, tmp_path, monkeypatch
+):
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     carried, before = library / "records", environment.source_digest()
@@ -263,11 +331,23 @@ def test_outside_the_project_it_is_where_the_library_lies_or_what_the_wheel_carr
 
 
 def test_the_wheel_carries_every_package_and_the_records():
-    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
-    found = {path.parent.relative_to(ROOT).as_posix().replace("/", ".") for path in ROOT.glob("fairlib/**/__init__.py")}
-    assert set(settings["packages"]) == found | {"fairlib.records"}
-    carried = {path for pattern in settings["package-data"]["fairlib.records"] for path in ROOT.glob(pattern)}
-    assert carried == {ROOT / "book" / "claims.yml", *(path for path in ROOT.glob("results/**/*") if path.is_file())}
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"][
+        "setuptools"
+    ]
+    found = {
+        path.parent.relative_to(ROOT).as_posix().replace("/", ".")
+        for path in ROOT.glob("fairlib/**/__init__.py")
+    }
+    assert set(settings["packages"]) == found | {"whopays.records"}
+    carried = {
+        path
+        for pattern in settings["package-data"]["whopays.records"]
+        for path in ROOT.glob(pattern)
+    }
+    assert carried == {
+        ROOT / "book" / "claims.yml",
+        *(path for path in ROOT.glob("results/**/*") if path.is_file()),
+    }
 
 
 def test_the_clock_counts_what_is_computed_and_not_what_is_slept():
@@ -282,7 +362,11 @@ def test_the_clock_counts_what_is_computed_and_not_what_is_slept():
 def test_a_device_is_chosen_only_where_it_is_left_open_and_one_process_works_on_a_gpu(monkeypatch):
     for available, chosen in ((False, "cpu"), (True, "cuda")):
         monkeypatch.setattr("torch.cuda.is_available", lambda available=available: available)
-        assert [environment.resolve(device) for device in ("auto", "cpu", "cuda:1")] == [chosen, "cpu", "cuda:1"]
+        assert [environment.resolve(device) for device in ("auto", "cpu", "cuda:1")] == [
+            chosen,
+            "cpu",
+            "cuda:1",
+        ]
         counts = [environment.workers(device) for device in ("auto", "cpu", "cuda:1")]
         assert counts == [1 if available else joblib.cpu_count(), joblib.cpu_count(), 1]
 
@@ -290,7 +374,9 @@ def test_a_device_is_chosen_only_where_it_is_left_open_and_one_process_works_on_
 class TestWritten:
     """Files that are written as a whole."""
 
-    def test_the_file_is_there_at_the_end_and_on_the_disk_before_it_is_named(self, tmp_path, monkeypatch):
+    def test_the_file_is_there_at_the_end_and_on_the_disk_before_it_is_named(
+        self, tmp_path, monkeypatch
+    ):
         path, synced = tmp_path / "table.csv", []
         path.write_text("old")
         sync = os.fsync
@@ -298,7 +384,9 @@ class TestWritten:
         with environment.written(path) as new:
             new.write_text("new")
             assert path.read_text() == "old"
-        assert path.read_text() == "new" and synced == ["old"] and list(tmp_path.iterdir()) == [path]
+        assert (
+            path.read_text() == "new" and synced == ["old"] and list(tmp_path.iterdir()) == [path]
+        )
 
     def test_an_error_leaves_what_was_there_and_nothing_else(self, tmp_path):
         path = tmp_path / "table.csv"

@@ -1,4 +1,5 @@
-"""Every example in a docstring of the library runs and gives what it shows; every public name has one."""
+"""Every example in a docstring of the library runs and gives what it shows; every public name has
+one."""
 
 from __future__ import annotations
 
@@ -29,7 +30,9 @@ def test_an_example_gives_what_it_shows(name: str, tmp_path: Path, monkeypatch: 
     monkeypatch.delenv("FAIRLIB_RUN", raising=False)
     said: list[str] = []
     # Tables of pandas have spaces at the ends of lines, which no source has.
-    runner = doctest.DocTestRunner(verbose=False, optionflags=doctest.NORMALIZE_WHITESPACE | doctest.REPORT_NDIFF)
+    runner = doctest.DocTestRunner(
+        verbose=False, optionflags=doctest.NORMALIZE_WHITESPACE | doctest.REPORT_NDIFF
+    )
     runner.run(EXAMPLES[name], out=said.append)
     assert not runner.failures, "".join(said)
 

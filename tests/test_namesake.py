@@ -1,4 +1,5 @@
-"""Where the other distribution that installs a package called `fairlib` is present, ours says so."""
+"""Where the other distribution that installs a package called `fairlib` is present, ours says
+so."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ SAID = "another distribution called 'fairlib' (0.1.0) is installed; it and 'who-
 
 @pytest.fixture
 def beside(tmp_path):
-    """A folder of installed packages that holds the other distribution's metadata, and what it is called there."""
+    """A folder of installed packages that holds the other distribution's metadata, and what it is
+    called there."""
     folder = tmp_path / "fairlib-0.1.0.dist-info"
     folder.mkdir()
     (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: fairlib\nVersion: 0.1.0\n")
@@ -31,7 +33,9 @@ def said(code: str, *path: Path) -> str:
 
 
 def test_the_other_distribution_is_named_once_where_fairlib_is_imported(beside):
-    error = said("import fairlib, fairlib.environment, fairlib.data; print(len(sys.modules))", SOURCE, beside)
+    error = said(
+        "import fairlib, fairlib.environment, fairlib.data; print(len(sys.modules))", SOURCE, beside
+    )
     assert error.count(SAID) == 1
     assert error.startswith("<string>:1: UserWarning: ")
     assert "uninstall both, then install 'who-pays' again" in error
@@ -41,7 +45,11 @@ def test_it_is_named_by_our_modules_also_where_its_init_has_taken_the_place_of_o
     package = beside / "fairlib"
     package.mkdir()
     (package / "__init__.py").write_text(f"__path__.append({str(SOURCE / 'fairlib')!r})\n")
-    error = said("import fairlib; assert not hasattr(fairlib, 'audit'); from fairlib import cli", beside, SOURCE)
+    error = said(
+        "import fairlib; assert not hasattr(fairlib, 'audit'); from fairlib import cli",
+        beside,
+        SOURCE,
+    )
     assert error.count(SAID) == 1
 
 

@@ -1,4 +1,5 @@
-"""The names at the top of the package: there, light, and the same for people, programs and type checkers."""
+"""The names at the top of the package: there, light, and the same for people, programs and type
+checkers."""
 
 from __future__ import annotations
 
@@ -32,11 +33,16 @@ MODULES = {"cli", "effects", "environment", "evidence", "plots", "randomness", "
 
 def python(code: str) -> str:
     """What a new process prints."""
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout
 
 
 def test_importing_fairlib_imports_nothing_else():
-    assert python("import sys, fairlib; print({'torch', 'pandas', 'numpy'} & set(sys.modules))") == "set()\n"
+    assert (
+        python("import sys, fairlib; print({'torch', 'pandas', 'numpy'} & set(sys.modules))")
+        == "set()\n"
+    )
 
 
 def test_type_checkers_see_the_names_where_they_come_from_at_run_time():
@@ -60,7 +66,7 @@ for name in {sorted(PACKAGES)}:
         print(name, [module for module in modules if not hasattr(package, module)], flush=True)
         os._exit(0)
     os.wait()
-fairlib.statistics.t_interval, fairlib.effects.STATISTICS, fairlib.environment.clock, fairlib.plots.audit
+fairlib.statistics.t_interval, whopays.effects.STATISTICS, fairlib.environment.clock, whopays.plots.audit
 """
     assert python(code) == "".join(f"{name} []\n" for name in sorted(PACKAGES))
 

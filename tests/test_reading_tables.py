@@ -23,12 +23,22 @@ def cells(table):
 @pytest.mark.parametrize("separator", [",", ";", "\t"])
 @pytest.mark.parametrize("newline", ["\n", "\r\n", "\r", "\n\n"])
 def test_a_csv_of_any_spreadsheet_is_the_same_table(tmp_path, encoding, separator, newline):
-    rows = [["file", 'Größe, cm; in\t"Ur"', "town"], [" 1.jpg ", "1,5;", "Ur"], ["2.jpg", "NA", "Köln"]]
-    quoted = [[f'"{cell.replace(chr(34), chr(34) * 2)}"' if len(cell) != 5 else cell for cell in row] for row in rows]
+    rows = [
+        ["file", 'Größe, cm; in\t"Ur"', "town"],
+        [" 1.jpg ", "1,5;", "Ur"],
+        ["2.jpg", "NA", "Köln"],
+    ]
+    quoted = [
+        [f'"{cell.replace(chr(34), chr(34) * 2)}"' if len(cell) != 5 else cell for cell in row]
+        for row in rows
+    ]
     text = newline + newline.join(map(separator.join, quoted)) + newline
     mark = b"\xfe\xff" if encoding == "utf-16-be" else b""
     table = read_table(write(tmp_path, mark + text.encode(encoding)))
-    assert (list(table), cells(table)) == (rows[0], [["1.jpg", "1,5;", "Ur"], ["2.jpg", None, "Köln"]])
+    assert (list(table), cells(table)) == (
+        rows[0],
+        [["1.jpg", "1,5;", "Ur"], ["2.jpg", None, "Köln"]],
+    )
     assert table.index.tolist() == [1, 2]
 
 
@@ -40,13 +50,24 @@ def test_a_separator_in_the_quotes_of_the_header_is_none(tmp_path):
 
 def test_cells_that_say_that_a_value_is_missing(tmp_path):
     missing = ["", " ", "NA", " NA ", "N/A", "nan", "NaN", "null", "None"]
-    path = write(tmp_path, "a,b\n" + "".join(f"{value},x\n" for value in missing) + "Nan,y\nNancy,z\nna,none\n")
-    assert cells(read_table(path)) == [*([None, "x"] for _ in missing), ["Nan", "y"], ["Nancy", "z"], ["na", "none"]]
+    path = write(
+        tmp_path,
+        "a,b\n" + "".join(f"{value},x\n" for value in missing) + "Nan,y\nNancy,z\nna,none\n",
+    )
+    assert cells(read_table(path)) == [
+        *([None, "x"] for _ in missing),
+        ["Nan", "y"],
+        ["Nancy", "z"],
+        ["na", "none"],
+    ]
 
 
 def test_text_is_not_a_number(tmp_path):
     path = write(tmp_path, 'zip,inch,long\n00501,5" tall,12345678901234567890\n1e5,6,1.0\n')
-    assert cells(read_table(path)) == [["00501", '5" tall', "12345678901234567890"], ["1e5", "6", "1.0"]]
+    assert cells(read_table(path)) == [
+        ["00501", '5" tall', "12345678901234567890"],
+        ["1e5", "6", "1.0"],
+    ]
 
 
 def test_some_columns_in_the_order_asked_for(tmp_path):
@@ -74,7 +95,9 @@ AS_TEXT = {
 
 
 def columns(table):
-    return {name: [value if isinstance(value, str) else None for value in table[name]] for name in table}
+    return {
+        name: [value if isinstance(value, str) else None for value in table[name]] for name in table
+    }
 
 
 def test_parquet_as_text(tmp_path):
@@ -103,7 +126,9 @@ def test_excel_as_text(tmp_path):
     assert list(read) == list(NUMBERS) and {name: read[name] for name in AS_TEXT} == AS_TEXT
     assert list(map(float, read["half"])) == NUMBERS["half"]
     assert cells(read_table(tmp_path / "people.xlsx", columns=["gap"])) == [["1"], [None], ["3"]]
-    with pytest.raises(ValueError, match=r"cannot read '.*bad.xlsx' as .xlsx .*: save it again, without a password"):
+    with pytest.raises(
+        ValueError, match=r"cannot read '.*bad.xlsx' as .xlsx .*: save it again, without a password"
+    ):
         read_table(write(tmp_path, b"PK\x03\x04", "bad.xlsx"))
     (tmp_path / "people.xlsx").rename(tmp_path / "excel.csv")
     with pytest.raises(ValueError, match=r"excel.csv' is an Excel file: name it .xlsx"):
@@ -115,7 +140,9 @@ def test_excel_as_text(tmp_path):
 
 def test_what_excel_needs_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "openpyxl", None)
-    with pytest.raises(ImportError, match=r"people.xlsx' needs openpyxl: pip install 'who-pays\[audit\]'"):
+    with pytest.raises(
+        ImportError, match=r"people.xlsx' needs openpyxl: pip install 'who-pays\[audit\]'"
+    ):
         read_table(write(tmp_path, b"PK\x03\x04", "people.xlsx"))
 
 
@@ -149,7 +176,8 @@ def test_what_is_no_table_is_named_with_its_place_and_what_to_do(tmp_path, conte
 
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(
-        FileNotFoundError, match=r"no table '.*none.csv': it must be a CSV, an .xlsx or a .parquet file"
+        FileNotFoundError,
+        match=r"no table '.*none.csv': it must be a CSV, an .xlsx or a .parquet file",
     ):
         read_table(tmp_path / "none.csv")
 
@@ -157,7 +185,9 @@ def test_a_missing_file_is_named(tmp_path):
 def test_cells_survive_a_large_file(tmp_path):
     """Larger than a block; pandas' own reader of CSV agrees."""
     number = np.arange(400_000)
-    frame = pd.DataFrame({"number": number, "text": np.where(number % 3, "a,b", "c"), "half": number / 2})
+    frame = pd.DataFrame(
+        {"number": number, "text": np.where(number % 3, "a,b", "c"), "half": number / 2}
+    )
     path = tmp_path / "large.csv"
     frame.to_csv(path, index=False)
     assert path.stat().st_size > 2**22

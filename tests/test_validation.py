@@ -3,7 +3,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fairlib._validation import check_many, check_number, check_seed, check_settings, check_type, lookup, named
+from fairlib._validation import (
+    check_many,
+    check_number,
+    check_seed,
+    check_settings,
+    check_type,
+    lookup,
+    named,
+)
 
 
 def test_lookup_lists_what_is_known():
@@ -19,7 +27,9 @@ def test_settings_are_the_keyword_only_parameters_that_the_library_does_not_fill
 
     check_settings("method 'm'", method, {"rate": 0.1}, given=["sparsity", "data"])
     for name in ("model", "data", "speed"):
-        with pytest.raises(TypeError, match=f"unknown setting '{name}' for method 'm'; known: rate$"):
+        with pytest.raises(
+            TypeError, match=f"unknown setting '{name}' for method 'm'; known: rate$"
+        ):
             check_settings("method 'm'", method, {name: 1}, given=["sparsity", "data"])
     with pytest.raises(TypeError, match="known: none"):
         check_settings("method 'n'", lambda model: None, {"rate": 1})
@@ -41,16 +51,25 @@ def test_several_values_are_neither_one_nor_a_text():
 
 
 def test_choices_are_a_name_or_a_name_and_settings():
-    assert named("model", "cnn") == ("cnn", {}) and named("model", ["cnn", {"width": 2}]) == ("cnn", {"width": 2})
+    assert named("model", "cnn") == ("cnn", {}) and named("model", ["cnn", {"width": 2}]) == (
+        "cnn",
+        {"width": 2},
+    )
     for choice in (None, 3, ("cnn",), ("cnn", 3), ("cnn", {}, {}), (3, {})):
         with pytest.raises(TypeError, match=r"model must be a name or \(name, settings\), got"):
             named("model", choice)
 
 
 def test_settings_may_follow_the_name():
-    assert named("model", "resnet18:stem=imagenet:width=0.5") == ("resnet18", {"stem": "imagenet", "width": 0.5})
+    assert named("model", "resnet18:stem=imagenet:width=0.5") == (
+        "resnet18",
+        {"stem": "imagenet", "width": 0.5},
+    )
     assert named("method", "prune:bifp:val=null") == ("prune:bifp", {"val": None})
-    assert named("model", ("cnn:channels=[4, 8]", {"width": 2})) == ("cnn", {"channels": [4, 8], "width": 2})
+    assert named("model", ("cnn:channels=[4, 8]", {"width": 2})) == (
+        "cnn",
+        {"channels": [4, 8], "width": 2},
+    )
     assert named("mitigation", "equal-loss:step=1e-3") == ("equal-loss", {"step": 0.001})
     for choice in (("cnn:width=1", {"width": 2}), "cnn:width=1:width=2"):
         with pytest.raises(TypeError, match="width of model 'cnn' is given twice"):
@@ -71,7 +90,9 @@ def test_numbers_in_range(value):
     check_number("x", value, 0, 2)
 
 
-@pytest.mark.parametrize(("value", "error"), [(True, TypeError), ("1", TypeError), (None, TypeError), (2, ValueError)])
+@pytest.mark.parametrize(
+    ("value", "error"), [(True, TypeError), ("1", TypeError), (None, TypeError), (2, ValueError)]
+)
 def test_numbers_that_are_refused(value, error):
     with pytest.raises(error, match=r"x must (be a number|lie in \[0, 2\)), got"):
         check_number("x", value, 0, 2)

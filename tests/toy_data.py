@@ -18,9 +18,12 @@ TRAIN, TEST = 10, 4
 
 
 def pictures(count: int, channels: int, side: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Codes 0 to 9 in turn, and noise that is the brighter the larger the code; the first pixel is the code."""
+    """Codes 0 to 9 in turn, and noise that is the brighter the larger the code; the first pixel is
+    the code."""
     labels = np.arange(10 * count) % 10
-    pixels = np.random.default_rng(seed).integers(0, 76, (10 * count, channels, side, side), dtype=np.uint8)
+    pixels = np.random.default_rng(seed).integers(
+        0, 76, (10 * count, channels, side, side), dtype=np.uint8
+    )
     pixels += (20 * labels[:, None, None, None]).astype(np.uint8)
     pixels[:, 0, 0, 0] = labels
     return pixels, labels
@@ -50,12 +53,19 @@ def write_svhn(root: Path, train: int = TRAIN) -> None:
     for part, count, seed in (("train", train, 0), ("test", TEST, 1)):
         pixels, labels = pictures(count, 3, 32, seed)
         # In these files a zero is labelled 10.
-        content = {"X": pixels.transpose(2, 3, 1, 0), "y": np.where(labels == 0, 10, labels)[:, None].astype(np.uint8)}
+        content = {
+            "X": pixels.transpose(2, 3, 1, 0),
+            "y": np.where(labels == 0, 10, labels)[:, None].astype(np.uint8),
+        }
         savemat(root / "svhn" / f"{part}_32x32.mat", content)
 
 
 def write_idx(
-    root: Path, name: str, pack: Callable[[bytes], bytes] = bytes, suffix: str = "", train: int = TRAIN
+    root: Path,
+    name: str,
+    pack: Callable[[bytes], bytes] = bytes,
+    suffix: str = "",
+    train: int = TRAIN,
 ) -> None:
     raw = root / name / "raw"
     raw.mkdir(parents=True)
@@ -68,7 +78,8 @@ def write_idx(
 
 
 def write_faces(folder: Path, codes: dict[str, tuple[float, float, float]]) -> None:
-    """Noise in the colour that three numbers of 0 to 1 give, as PNG whatever the pictures are called."""
+    """Noise in the colour that three numbers of 0 to 1 give, as PNG whatever the pictures are
+    called."""
     generator = np.random.default_rng(0)
     for name, colour in codes.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -88,7 +99,10 @@ def write_utkface(root: Path, count: int = 260) -> None:
 def write_celeba(root: Path, count: int = 120) -> None:
     codes = {f"{i:06}.jpg": (i % 3 == 0, i % 4 < 2, i % 2) for i in range(count)}
     write_faces(root / "celeba" / "img_align_celeba", codes)
-    rows = [" ".join([name, *(str(2 * int(flag) - 1) for flag in flags)]) for name, flags in codes.items()]
+    rows = [
+        " ".join([name, *(str(2 * int(flag) - 1) for flag in flags)])
+        for name, flags in codes.items()
+    ]
     table = [str(count), "Blond_Hair Bags_Under_Eyes Male", *rows]
     (root / "celeba" / "list_attr_celeba.txt").write_text("\n".join(table) + "\n")
 
@@ -103,7 +117,10 @@ def write_lfw(root: Path, people: int = 60) -> None:
     codes = {name: (i // 2 % 2, i % 3 == 0, i % 4 < 2) for i, name in enumerate(names)}
     write_faces(root / "lfw", codes)
     content = {"name": cells([name.replace("/", "\\") for name in names])}
-    content |= {"AttrName": cells(["Male", "Wavy_Hair", "Big_Nose"]), "label": np.array([*codes.values()], dtype=float)}
+    content |= {
+        "AttrName": cells(["Male", "Wavy_Hair", "Big_Nose"]),
+        "label": np.array([*codes.values()], dtype=float),
+    }
     savemat(root / "lfw" / "lfw_att_40.mat", content)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from fairlib.evidence import grids, runs
+from whopays import grids, runs
 
 PARAMETERS = """\
 seeds: int = 2  # number of seeds
@@ -25,8 +25,17 @@ def write_notebook(path: Path, *code: str, parameters: str = PARAMETERS) -> Path
         for i, source in enumerate([parameters, *code])
     ]  # fmt: skip
     cells[0]["metadata"] = {"tags": ["parameters"]}
-    kernel = {"name": "elsewhere", "display_name": "A kernel of another machine", "language": "python"}
-    content = {"cells": cells, "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 5}
+    kernel = {
+        "name": "elsewhere",
+        "display_name": "A kernel of another machine",
+        "language": "python",
+    }
+    content = {
+        "cells": cells,
+        "metadata": {"kernelspec": kernel},
+        "nbformat": 4,
+        "nbformat_minor": 5,
+    }
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(content))
     return path

@@ -12,7 +12,8 @@ NARROW = {"resnet10", "resnet18", "resnet34", "resnet50", "vgg19", "mobilenetv2"
 
 
 def lively(model: nn.Module) -> nn.Module:
-    """The model in eval mode with biases and statistics of normalization as a training might leave them."""
+    """The model in eval mode with biases and statistics of normalization as a training might leave
+    them."""
     generator = torch.Generator().manual_seed(3)
     for layer in model.modules():
         if isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d):
@@ -27,7 +28,9 @@ def zoo_model(name: str) -> tuple[nn.Module, torch.Tensor]:
     """A model of the registry, narrow where it is large, and a batch of two images for it."""
     size = SIZES[name]
     settings = {"width": 0.125} if name in NARROW else {}
-    model = lively(fairlib.build(name, num_classes=3, in_channels=2, image_size=size, seed=1, **settings))
+    model = lively(
+        fairlib.build(name, num_classes=3, in_channels=2, image_size=size, seed=1, **settings)
+    )
     return model, torch.rand(2, 2, size, size, generator=torch.Generator().manual_seed(2))
 
 
@@ -45,5 +48,8 @@ def different(models: list[nn.Module]) -> list[nn.Module]:
             parameter.data += 0.05 * torch.randn(parameter.shape, generator=generator)
     return [
         models[0],
-        *(fairlib.prune(model, "magnitude", sparsity=s) for model, s in zip(models[1:], (0.5, 0.9), strict=True)),
+        *(
+            fairlib.prune(model, "magnitude", sparsity=s)
+            for model, s in zip(models[1:], (0.5, 0.9), strict=True)
+        ),
     ]

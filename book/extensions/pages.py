@@ -1,10 +1,10 @@
-"""What Sphinx does not do for these pages: figures in the page's own colours, and words that explain themselves.
+"""What Sphinx does not do for these pages: figures in the page's own colours, and words that
+explain themselves.
 
-An SVG image becomes part of the page: its texts take the page's font, and the colours of :mod:`fairlib.plots` those of
-the style sheet (``--plot-1`` to ``--plot-7``), which differ in the dark. A figure wider than a phone scrolls, by
-keyboard too. The first use of a word of the glossary leads there, and shows its meaning on hover, as the theme does for
-citations.
-"""
+An SVG image becomes part of the page: its texts take the page's font, and the colours of
+:mod:`whopays.plots` those of the style sheet (``--plot-1`` to ``--plot-7``), which differ in the
+dark. A figure wider than a phone scrolls, by keyboard too. The first use of a word of the glossary
+leads there, and shows its meaning on hover, as the theme does for citations."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 from docutils import nodes
 from sphinx.application import Sphinx
 
-from fairlib.plots import PALETTE
+from whopays.plots import PALETTE
 
 COLOURS = {color.lower(): f"var(--plot-{number})" for number, color in enumerate(PALETTE[:7], 1)}
 COLOURS |= {"#000000": "var(--pst-color-text-base)", "#ffffff": "var(--pst-color-background)"}
@@ -29,37 +29,52 @@ OTHER_SENSE = {
     "notebooks/explanation/group-curvature": ("margin",),
     "notebooks/linearization/private-inference": ("drop", "gate", "group", "mask"),
 }
-NOT_LINKED = (nodes.reference, nodes.literal, nodes.title, nodes.math, nodes.caption, nodes.strong, nodes.table)
+NOT_LINKED = (
+    nodes.reference,
+    nodes.literal,
+    nodes.title,
+    nodes.math,
+    nodes.caption,
+    nodes.strong,
+    nodes.table,
+)
 
 
 def inline_svg(svg: str, alt: str, name: str) -> str:
     """Rewrite an SVG document as an element of a page.
 
-    Args:
-        svg: The document, of Matplotlib or drawn by hand, whose colours are written as six hexadecimal digits.
-        alt: What it shows, for those who do not see it.
-        name: Prefix of its ids, unique on the page.
+    Args: svg: The document, of Matplotlib or drawn by hand, whose colours are written as six
+        hexadecimal digits. alt: What it shows, for those who do not see it. name: Prefix of its
+        ids, unique on the page.
 
     Returns:
         HTML that takes the colours and the font of the page.
     """
     svg = svg[svg.index("<svg") :]
-    for gone in (r"<metadata>.*?</metadata>", r"<!--.*?-->\s*", r"<style[^>]*>.*?</style>", r"<(title|desc)>.*?</\1>"):
+    for gone in (
+        r"<metadata>.*?</metadata>",
+        r"<!--.*?-->\s*",
+        r"<style[^>]*>.*?</style>",
+        r"<(title|desc)>.*?</\1>",
+    ):
         svg = re.sub(gone, "", svg, flags=re.DOTALL)
-    paper = r'(<g id="patch_\d+">\s*<path [^>]*style=")fill: #ffffff'  # Behind a figure of Matplotlib and its axes.
+    # Behind a figure of Matplotlib and its axes.
+    paper = r'(<g id="patch_\d+">\s*<path [^>]*style=")fill: #ffffff'
     svg = re.sub(paper, r"\g<1>fill: none", svg)
     svg = re.sub(r"<\w+ [^>]*>", _styled, svg)
-    svg = re.sub("|".join(COLOURS), lambda found: COLOURS[found[0].lower()], svg, flags=re.IGNORECASE)
+    svg = re.sub(
+        "|".join(COLOURS), lambda found: COLOURS[found[0].lower()], svg, flags=re.IGNORECASE
+    )
     used = set(re.findall(r'(?:href="#|url\(#)([^")]+)', svg))
-    svg = re.sub(r' id="([^"]+)"', lambda found: f' id="{name}-{found[1]}"' if found[1] in used else "", svg)
+    svg = re.sub(
+        r' id="([^"]+)"', lambda found: f' id="{name}-{found[1]}"' if found[1] in used else "", svg
+    )
     svg = re.sub(r'(href="#|url\(#)([^")]+)', rf"\g<1>{name}-\g<2>", svg)
     svg = re.sub(r"font: ([\d.]+)px [^;\"]*", r"font-size: \1px", svg)
     svg = re.sub(r"\n\s*", "\n", svg)
     left, top, width, height = re.search(r'viewBox="([^"]+)"', svg)[1].split()
     natural = f"{(4 / 3 if 'pt' in svg[: svg.index('>')] else 1) * float(width):.0f}px"
-    head = (
-        f'<svg viewBox="{left} {top} {width} {height}" style="--natural: {natural}; max-width: {natural}" role="img" '
-    )
+    head = f'<svg viewBox="{left} {top} {width} {height}" style="--natural: {natural}; max-width: {natural}" role="img" '
     head += f'aria-label="{escape(alt)}" xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink">'
     return f'<div class="plot" tabindex="0">{head}{svg[svg.index(">") + 1 :]}</div>'
 
@@ -71,7 +86,9 @@ def _styled(tag: re.Match[str]) -> str:
         return tag[0]
     bare = re.sub(r' (fill|stroke)="#[0-9A-Fa-f]{6}"', "", tag[0])
     own = re.search(r' style="([^"]*)"', bare)
-    style = "; ".join([*(f"{name}: {colour}" for name, colour in colours), *([own[1]] if own else [])])
+    style = "; ".join(
+        [*(f"{name}: {colour}" for name, colour in colours), *([own[1]] if own else [])]
+    )
     return re.sub(r"(/?>)$", rf' style="{style}"\1', re.sub(r' style="[^"]*"', "", bare))
 
 
@@ -91,22 +108,31 @@ def depart_image(translator: Any, node: nodes.image) -> None:
 
 
 def explain(app: Sphinx, doctree: nodes.document, docname: str) -> None:
-    """Link the first use of each word of the glossary on a page; the link says on hover what the word means."""
+    """Link the first use of each word of the glossary on a page; the link says on hover what the
+    word means."""
     if docname in (GLOSSARY, BIBLIOGRAPHY) or GLOSSARY not in app.env.found_docs:
         return
-    words = {word: own for word, own in glossary(app).items() if word not in OTHER_SENSE.get(docname, ())}
-    pattern = re.compile(rf"\b({'|'.join(sorted(map(re.escape, words), key=len, reverse=True))})s?\b", re.IGNORECASE)
+    words = {
+        word: own for word, own in glossary(app).items() if word not in OTHER_SENSE.get(docname, ())
+    }
+    pattern = re.compile(
+        rf"\b({'|'.join(sorted(map(re.escape, words), key=len, reverse=True))})s?\b", re.IGNORECASE
+    )
     page = app.builder.get_relative_uri(docname, GLOSSARY)
     for paragraph in list(doctree.findall(nodes.paragraph)):
         for text in list(paragraph.findall(nodes.Text)):
             if not words or any(isinstance(outer, NOT_LINKED) for outer in above(text)):
                 continue
             parts, rest = [], text.astext()
-            while found := next((found for found in pattern.finditer(rest) if found[1].lower() in words), None):
+            while found := next(
+                (found for found in pattern.finditer(rest) if found[1].lower() in words), None
+            ):
                 meaning, anchor = words.pop(found[1].lower())
                 for word in [word for word, (_, other) in words.items() if other == anchor]:
                     del words[word]
-                link = nodes.reference("", found[0], internal=True, refuri=f"{page}#{anchor}", reftitle=meaning)
+                link = nodes.reference(
+                    "", found[0], internal=True, refuri=f"{page}#{anchor}", reftitle=meaning
+                )
                 link["classes"] = ["term"]
                 parts += [nodes.Text(rest[: found.start()]), link]
                 rest = rest[found.end() :]

@@ -1,8 +1,8 @@
-"""The reference in lines that open: a name and what it does; signature, parameters and example stand below, folded.
+"""The reference in lines that open: a name and what it does; signature, parameters and example
+stand below, folded.
 
-On the pages of ``book/reference`` the first paragraph of the docstring of a function, class or module becomes the line.
-On paper nothing is folded.
-"""
+On the pages of ``book/reference`` the first paragraph of the docstring of a function, class or
+module becomes the line. On paper nothing is folded."""
 
 from __future__ import annotations
 
@@ -31,7 +31,11 @@ def fold_page(app: Sphinx, doctree: nodes.document, docname: str) -> None:
     for description in list(doctree.findall(addnodes.desc)):
         if isinstance(description.parent, nodes.section | nodes.document):
             signature, content = description.next_node(addnodes.desc_signature), description[-1]
-            fold("".join(part.astext() for part in signature.findall(is_name)), content, [description])
+            fold(
+                "".join(part.astext() for part in signature.findall(is_name)),
+                content,
+                [description],
+            )
     for module in [node for node in doctree.findall(addnodes.index) if is_module(node)]:
         after = module.parent[module.parent.index(module) + 1 :]
         text = list(takewhile(is_text, dropwhile(is_target, after)))
@@ -69,7 +73,9 @@ def is_target(node: nodes.Node) -> bool:
 
 def is_text(node: nodes.Node) -> bool:
     """Tell whether a node can belong to the docstring of the module before it."""
-    return not isinstance(node, nodes.section | nodes.target | addnodes.desc | addnodes.index | Fold)
+    return not isinstance(
+        node, nodes.section | nodes.target | addnodes.desc | addnodes.index | Fold
+    )
 
 
 def is_name(node: nodes.Node) -> bool:
@@ -87,7 +93,9 @@ def without_links(paragraph: nodes.paragraph) -> list[nodes.Node]:
 def element(tag: str) -> tuple[Any, Any]:
     """Functions that write the start and the end of an HTML element of the reference."""
     return (
-        lambda translator, node: translator.body.append(translator.starttag(node, tag, CLASS=f"reference-{tag}")),
+        lambda translator, node: translator.body.append(
+            translator.starttag(node, tag, CLASS=f"reference-{tag}")
+        ),
         lambda translator, node: translator.body.append(f"</{tag}>\n"),
     )
 
@@ -96,7 +104,9 @@ def setup(app: Sphinx) -> dict[str, Any]:
     """Register with Sphinx."""
     app.add_node(Fold, html=element("details"))
     app.add_node(Line, html=element("summary"))
-    app.connect("doctree-resolved", fold_page, priority=400)  # Before words are linked to the glossary.
+    app.connect(
+        "doctree-resolved", fold_page, priority=400
+    )  # Before words are linked to the glossary.
     app.add_css_file("reference.css")
     app.add_js_file("unfold.js")
     return {"parallel_read_safe": True, "parallel_write_safe": True}

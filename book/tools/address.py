@@ -1,8 +1,8 @@
-"""What follows from the one address in `_config.yml`: `repository.url`, which is empty while the book has none.
+"""What follows from the one address in `_config.yml`: `repository.url`, which is empty while the
+book has none.
 
-`python book/tools/address.py _config.yml OUT.yml [ANNOUNCEMENT]` writes the settings that the book is built with; an
-announcement stands above every page.
-"""
+`python book/tools/address.py _config.yml OUT.yml [ANNOUNCEMENT]` writes the settings that the book
+is built with; an announcement stands above every page."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ def repository(config: dict[str, Any]) -> tuple[str, str] | None:
     url = config["repository"]["url"]
     found = re.fullmatch(r"https://github\.com/([\w-]+)/([\w.-]+?)(?:\.git)?/?", url)
     if url and not found:
-        raise ValueError(f"repository.url in _config.yml must be https://github.com/ORG/REPO or empty, got {url!r}")
+        raise ValueError(
+            f"repository.url in _config.yml must be https://github.com/ORG/REPO or empty, got {url!r}"
+        )
     return (found[1], found[2]) if found else None
 
 
@@ -40,13 +42,15 @@ def site(config: dict[str, Any]) -> str:
 
 
 def wheel(config: dict[str, Any]) -> str:
-    """The address of fairlib's wheel, which is published with the book; empty while there is none."""
+    """The address of fairlib's wheel, which is published with the book; empty while there is
+    none."""
     (version,) = re.findall(r'__version__ = "([^"]+)"', VERSION.read_text(encoding="utf-8"))
     return f"{site(config)}wheel/who_pays-{version}-py3-none-any.whl" if site(config) else ""
 
 
 def filled(config: dict[str, Any]) -> dict[str, Any]:
-    """A copy of the settings with all that follows from the address; without one nothing is added."""
+    """A copy of the settings with all that follows from the address; without one nothing is
+    added."""
     config, address = copy.deepcopy(config), site(config)
     if not address:
         return config
@@ -57,7 +61,11 @@ def filled(config: dict[str, Any]) -> dict[str, Any]:
     config["launch_buttons"] |= {"colab_url": "https://colab.research.google.com"}
     sphinx = config["sphinx"]["config"]
     sphinx["extensions"] = [*sphinx["extensions"], "sphinxext.opengraph"]
-    sphinx |= {"ogp_site_url": address, "ogp_site_name": config["title"], "ogp_social_cards": {"enable": False}}
+    sphinx |= {
+        "ogp_site_url": address,
+        "ogp_site_name": config["title"],
+        "ogp_social_cards": {"enable": False},
+    }
     return config
 
 
@@ -65,8 +73,12 @@ def main(source: str, target: str, announcement: str = "") -> None:
     config = filled(yaml.safe_load(Path(source).read_text(encoding="utf-8")))
     if announcement:
         config["sphinx"]["config"]["html_theme_options"]["announcement"] = announcement
-        config["execute"]["stderr_output"] = "remove"  # Runs that are too small warn of it; no such run is published.
-    Path(target).write_text(yaml.safe_dump(config, sort_keys=False, allow_unicode=True), encoding="utf-8")
+        config["execute"]["stderr_output"] = (
+            "remove"  # Runs that are too small warn of it; no such run is published.
+        )
+    Path(target).write_text(
+        yaml.safe_dump(config, sort_keys=False, allow_unicode=True), encoding="utf-8"
+    )
 
 
 if __name__ == "__main__":

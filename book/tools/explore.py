@@ -1,4 +1,5 @@
-"""The data of the slider: accuracies of groups from recorded tables, as an element that ``slider.js`` brings to life.
+"""The data of the slider: accuracies of groups from recorded tables, as an element that
+``slider.js`` brings to life.
 
 Without scripts, and on paper, it is tables and a still figure.
 """
@@ -13,8 +14,8 @@ import pandas as pd
 import values
 from matplotlib.figure import Figure
 
-from fairlib import effects, plots
 from fairlib.statistics import t_interval
+from whopays import effects, plots
 
 PRUNE = "of the weights pruned"
 LINEARIZE = "of the ReLUs kept"
@@ -28,27 +29,42 @@ CHOICES: dict[str, tuple[str, dict[str, Any], str]] = {
     "Pruning by magnitude, digits": ("pruning/matthew-effect-study", UNEQUAL, PRUNE),
     "Pruning by magnitude, faces by race": ("pruning/matthew-effect-utkface", UNEQUAL, PRUNE),
     "Fewer ReLUs by SNL, digits": ("linearization/who-pays-for-relus-study", SNL, LINEARIZE),
-    "Fewer ReLUs by SNL, faces by race": ("linearization/who-pays-for-relus-races-all", SNL, LINEARIZE),
-    "Fewer ReLUs by SNL, faces by age": ("linearization/who-pays-for-relus-ages-all", SNL, LINEARIZE),
+    "Fewer ReLUs by SNL, faces by race": (
+        "linearization/who-pays-for-relus-races-all",
+        SNL,
+        LINEARIZE,
+    ),
+    "Fewer ReLUs by SNL, faces by age": (
+        "linearization/who-pays-for-relus-ages-all",
+        SNL,
+        LINEARIZE,
+    ),
 }
 """By its title the table of a choice, the rows that are taken, and what a level is a share of."""
 
 
 def choice(title: str) -> dict[str, Any]:
-    """Test accuracies of all groups in percent, over the levels of a recorded table, the control first.
+    """Test accuracies of all groups in percent, over the levels of a recorded table, the control
+    first.
 
-    Returns:
-        ``title``; ``unit``; ``levels``, texts; ``seeds``; and ``groups``, the largest first, each with ``name``,
-        ``size`` (mean number of training images), and for each level ``accuracy`` (mean over seeds) and ``half`` (half
-        of its 95 % interval).
+    Returns: ``title``; ``unit``; ``levels``, texts; ``seeds``; and ``groups``, the largest first,
+        each with ``name``, ``size`` (mean number of training images), and for each level
+        ``accuracy`` (mean over seeds) and ``half`` (half of its 95 % interval).
     """
     name, where, unit = CHOICES[title]
-    table = effects.select(values.table(f"results/{name}.csv"), **where).drop(columns="train_size", errors="ignore")
+    table = effects.select(values.table(f"results/{name}.csv"), **where).drop(
+        columns="train_size", errors="ignore"
+    )
     train = {"stage": "control", "split": "train"}
     table = effects.attach(table, {"train_size": "size"}, on=["seed", "group"], where=train)
     test = effects.select(table, split="test", stage=["control", "compressed"])
     levels = sorted(test["level"].unique(), reverse=unit == LINEARIZE)
-    named = test.groupby("seed").apply(lambda own: own.loc[own["train_size"].idxmax(), "group"]).nunique() == 1
+    named = (
+        test.groupby("seed")
+        .apply(lambda own: own.loc[own["train_size"].idxmax(), "group"])
+        .nunique()
+        == 1
+    )
     by_level = [_by_size(test[test["level"] == level], names=named) for level in levels]
     groups = []
     for place, (label, size) in enumerate(by_level[0].columns[::-1], start=1):
@@ -62,14 +78,21 @@ def choice(title: str) -> dict[str, Any]:
             }
         )
     texts = [f"{100 * level:g} %" for level in levels]
-    return {"title": title, "unit": unit, "levels": texts, "seeds": int(test["seed"].nunique()), "groups": groups}
+    return {
+        "title": title,
+        "unit": unit,
+        "levels": texts,
+        "seeds": int(test["seed"].nunique()),
+        "groups": groups,
+    }
 
 
 def _by_size(rows: pd.DataFrame, *, names: bool) -> pd.DataFrame:
-    """Accuracies with seeds in rows, and in columns the groups from the smallest on, each as (name, mean size).
+    """Accuracies with seeds in rows, and in columns the groups from the smallest on, each as (name,
+    mean size).
 
-    Where every seed draws the sizes anew, a group is the one of that rank in each seed and has no name.
-    """
+    Where every seed draws the sizes anew, a group is the one of that rank in each seed and has no
+    name."""
     if not names:
         ranked = effects.groups_by_size(rows, column="accuracy")
         return ranked.set_axis(pd.MultiIndex.from_tuples([("", size) for size in ranked]), axis=1)
@@ -98,7 +121,9 @@ def still() -> Figure:
                 va="top" if below else "bottom",
             )
         axis.margins(y=0.12)
-        axis.set_xticks(range(len(one["levels"])), [level.removesuffix(" %") for level in one["levels"]])
+        axis.set_xticks(
+            range(len(one["levels"])), [level.removesuffix(" %") for level in one["levels"]]
+        )
         axis.set_title(title.replace(", ", "\n", 1), loc="left", fontsize=9)
         axis.set_xlabel(f"% {one['unit']}")
     for axis in axes[len(CHOICES) :]:
@@ -108,18 +133,29 @@ def still() -> Figure:
 
 
 def html() -> str:
-    """The element of all choices: their data, and the tables that stand for it on paper and without scripts."""
+    """The element of all choices: their data, and the tables that stand for it on paper and without
+    scripts."""
     choices = [choice(title) for title in CHOICES]
     parts = ['<figure class="interactive">', _script({"choices": choices})]
     for one in choices:
         head = "".join(f'<th scope="col">{level}</th>' for level in one["levels"])
-        parts.append(f'<table class="table"><caption>{escape(one["title"])}: test accuracy in %, by group and share')
-        parts.append(f"{one['unit']}; mean over {one['seeds']} seeds, with half of the 95 % interval</caption>")
-        parts.append(f'<thead><tr><th scope="col">group (training images)</th>{head}</tr></thead><tbody>')
+        parts.append(
+            f'<table class="table"><caption>{escape(one["title"])}: test accuracy in %, by group and share'
+        )
+        parts.append(
+            f"{one['unit']}; mean over {one['seeds']} seeds, with half of the 95 % interval</caption>"
+        )
+        parts.append(
+            f'<thead><tr><th scope="col">group (training images)</th>{head}</tr></thead><tbody>'
+        )
         for group in one["groups"]:
             cells = zip(group["accuracy"], group["half"], strict=True)
-            row = "".join(f"<td>{accuracy:.1f} &plusmn; {half:.1f}</td>" for accuracy, half in cells)
-            parts.append(f'<tr><th scope="row">{escape(group["name"])} ({group["size"]:,})</th>{row}</tr>')
+            row = "".join(
+                f"<td>{accuracy:.1f} &plusmn; {half:.1f}</td>" for accuracy, half in cells
+            )
+            parts.append(
+                f'<tr><th scope="row">{escape(group["name"])} ({group["size"]:,})</th>{row}</tr>'
+            )
         parts.append("</tbody></table>")
     return "\n".join([*parts, "</figure>"])
 

@@ -1,9 +1,10 @@
-"""What is computed from the recorded tables when the pages are staged: ``python book/tools/front.py FOLDER``.
+"""What is computed from the recorded tables when the pages are staged: ``python book/tools/front.py
+FOLDER``.
 
-FOLDER holds a copy of ``_config.yml`` and of ``book``. Written there are the values of the prose pages (`values`), as
-substitutions of the configuration; the figures of the front page and of all runs, each for a laptop and for a
-telephone; and the data of the page whose slider moves through the tables (`explore`).
-"""
+FOLDER holds a copy of ``_config.yml`` and of ``book``. Written there are the values of the prose
+pages (`values`), as substitutions of the configuration; the figures of the front page and of all
+runs, each for a laptop and for a telephone; and the data of the page whose slider moves through the
+tables (`explore`)."""
 
 from __future__ import annotations
 
@@ -21,8 +22,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullLocator
 
-from fairlib import effects, plots
 from fairlib.statistics import t_interval
+from whopays import effects, plots
 
 Rows = dict[str, Any]  # Values of columns that select rows.
 BOTH = ("smallest", "largest")  # Thirds of the groups, by their training images.
@@ -42,7 +43,8 @@ WAYS: dict[str, tuple[str, Rows]] = {
     "student, fewer bits": (plots.PALETTE[3], {"arm": "distil + quantize"}),
     "small network": ("#555555", {"arm": "small dense"}),
 }
-"""By the name of a way of making a network smaller its colour, and its rows where all ways had one budget."""
+"""By the name of a way of making a network smaller its colour, and its rows where all ways had one
+budget."""
 
 ONE_BUDGET = {
     "digits": "every-way/one-budget-study",
@@ -61,7 +63,8 @@ RESNET18: dict[str, tuple[str, Rows]] = {
 
 
 class Panel(NamedTuple):
-    """A panel: the data and their groups; the table of the lines, and those of the dots, each with the rows taken."""
+    """A panel: the data and their groups; the table of the lines, and those of the dots, each with
+    the rows taken."""
 
     data: str
     line: tuple[str, Rows]
@@ -105,7 +108,10 @@ LINEARIZED: tuple[Panel, ...] = (
         "faces by race",
         ("linearization/who-pays-for-relus-races-all", SNL),
         (
-            ("linearization/who-pays-for-relus-races-all", UNEQUAL | {"method": "linearize:random"}),
+            (
+                "linearization/who-pays-for-relus-races-all",
+                UNEQUAL | {"method": "linearize:random"},
+            ),
             ("linearization/who-pays-for-relus-networks-races-all", {}),
             ("linearization/which-linearizer-races-all", {}),
         ),
@@ -121,7 +127,10 @@ LINEARIZED: tuple[Panel, ...] = (
     ),
     Panel(
         "digits, ResNet-34",
-        ("linearization/who-pays-for-relus-networks", {"model": "resnet34", "method": "linearize:snl"}),
+        (
+            "linearization/who-pays-for-relus-networks",
+            {"model": "resnet34", "method": "linearize:snl"},
+        ),
         (("linearization/who-pays-for-relus-networks", {}),),
     ),
 )
@@ -130,15 +139,16 @@ TWO_GROUPS = ("celeba", "synthetic-faces", "parabola")
 
 
 def changes(name: str, where: Rows) -> Iterator[pd.DataFrame]:
-    """By compressor and network of a table: the share kept, and by third the mean change over seeds with its interval.
+    """By compressor and network of a table: the share kept, and by third the mean change over seeds
+    with its interval.
 
     Args:
         name: Path of the table below ``results``, without the suffix.
         where: Values of columns that select the rows.
 
-    Returns:
-        For each compressor and network a table with a row for each level, the most kept first: the column ``kept``,
-        and in points for each third (`BOTH`) its name, and its name with ``_half``, half of the 95 % interval.
+    Returns: For each compressor and network a table with a row for each level, the most kept first:
+        the column ``kept``, and in points for each third (`BOTH`) its name, and its name with
+        ``_half``, half of the 95 % interval.
     """
     table = effects.select(values.table(f"results/{name}.csv"), **where)
     cells = [column for column in CELLS if column in table]
@@ -155,8 +165,12 @@ def changes(name: str, where: Rows) -> Iterator[pd.DataFrame]:
 
 
 def ways() -> dict[str, dict[str, pd.DataFrame]]:
-    """By panel of the front page's figure and by way the share of bytes kept and what groups lose (:func:`changes`)."""
-    sources = {title: {way: (name, rows) for way, (_, rows) in WAYS.items()} for title, name in ONE_BUDGET.items()}
+    """By panel of the front page's figure and by way the share of bytes kept and what groups lose
+    (:func:`changes`)."""
+    sources = {
+        title: {way: (name, rows) for way, (_, rows) in WAYS.items()}
+        for title, name in ONE_BUDGET.items()
+    }
     sources["faces, ResNet-18"] = RESNET18
     panels: dict[str, dict[str, pd.DataFrame]] = {title: {} for title in sources}
     for title, own in sources.items():
@@ -166,7 +180,8 @@ def ways() -> dict[str, dict[str, pd.DataFrame]]:
 
 
 def one_axis(width: float, height: float, columns: int, size: float) -> Figure:
-    """Draw the figure of the front page: what the smallest third of groups loses over the bytes that are kept.
+    """Draw the figure of the front page: what the smallest third of groups loses over the bytes
+    that are kept.
 
     Args:
         width, height: Size in inches.
@@ -174,13 +189,30 @@ def one_axis(width: float, height: float, columns: int, size: float) -> Figure:
         size: Size of the texts in points.
     """
     panels = ways()
-    with matplotlib.rc_context({"font.size": size, "axes.titlesize": size, "axes.titleweight": "bold"}):
-        drawn, axes = plots.new_figure(columns, rows=len(panels) // columns, width=width, height=height)
+    with matplotlib.rc_context(
+        {"font.size": size, "axes.titlesize": size, "axes.titleweight": "bold"}
+    ):
+        drawn, axes = plots.new_figure(
+            columns, rows=len(panels) // columns, width=width, height=height
+        )
         for axis, (title, own) in zip(axes, panels.items(), strict=True):
             for place, (way, found) in enumerate(own.items()):
-                look = {"color": WAYS[way][0], "linestyle": "--" if "," in way else "-", "label": way}
-                aside = found["kept"] * 1.012 ** (place - len(own) / 2)  # So that intervals stand beside each other.
-                axis.errorbar(aside, found[BOTH[0]], yerr=found[f"{BOTH[0]}_half"], marker="o", markersize=3, **look)
+                look = {
+                    "color": WAYS[way][0],
+                    "linestyle": "--" if "," in way else "-",
+                    "label": way,
+                }
+                aside = found["kept"] * 1.012 ** (
+                    place - len(own) / 2
+                )  # So that intervals stand beside each other.
+                axis.errorbar(
+                    aside,
+                    found[BOTH[0]],
+                    yerr=found[f"{BOTH[0]}_half"],
+                    marker="o",
+                    markersize=3,
+                    **look,
+                )
             axis.set_title(title, loc="left")
             axis.set_xscale("log")
             axis.set_xlim(0.36, 0.05)
@@ -190,22 +222,47 @@ def one_axis(width: float, height: float, columns: int, size: float) -> Figure:
         for axis in axes[-columns:]:
             axis.set_xlabel("bytes kept, %")
         handles = [handle[0] for handle in axes[0].get_legend_handles_labels()[0]]
-        look = {"frameon": False, "labelcolor": "linecolor", "handlelength": 2.2, "columnspacing": 1.0}
+        look = {
+            "frameon": False,
+            "labelcolor": "linecolor",
+            "handlelength": 2.2,
+            "columnspacing": 1.0,
+        }
         drawn.legend(handles, WAYS, loc="outside upper left", ncols=4 if columns > 1 else 2, **look)
         drawn.supylabel("smallest groups: change of\ntest accuracy, points", fontsize=size)
     return drawn
 
 
 def draw(axis: Axes, panel: Panel) -> None:
-    """Draw a panel: the lines with intervals from the control on, and a dot for every other compressor and level."""
+    """Draw a panel: the lines with intervals from the control on, and a dot for every other
+    compressor and level."""
     for name, where in panel.dots:
         for other in changes(name, where):
             for third in BOTH:
-                axis.plot(other["kept"], other[third], "o", color=COLOURS[third], markersize=3.2, alpha=0.6, mew=0)
+                axis.plot(
+                    other["kept"],
+                    other[third],
+                    "o",
+                    color=COLOURS[third],
+                    markersize=3.2,
+                    alpha=0.6,
+                    mew=0,
+                )
     (own,) = changes(*panel.line)
     for third in BOTH:
-        kept, mean, half = ([start, *own[name]] for start, name in ((1, "kept"), (0, third), (0, f"{third}_half")))
-        axis.errorbar(kept, mean, yerr=half, color=COLOURS[third], marker="o", markersize=3.5, linewidth=1.8, capsize=2)
+        kept, mean, half = (
+            [start, *own[name]] for start, name in ((1, "kept"), (0, third), (0, f"{third}_half"))
+        )
+        axis.errorbar(
+            kept,
+            mean,
+            yerr=half,
+            color=COLOURS[third],
+            marker="o",
+            markersize=3.5,
+            linewidth=1.8,
+            capsize=2,
+        )
 
 
 def figure(width: float, height: float, columns: int, size: float) -> Figure:
@@ -217,7 +274,9 @@ def figure(width: float, height: float, columns: int, size: float) -> Figure:
         size: Size of the texts in points.
     """
     rows = [PRUNED, LINEARIZED] if columns == 4 else list(zip(PRUNED, LINEARIZED, strict=True))
-    with matplotlib.rc_context({"font.size": size, "axes.titlesize": size, "axes.titleweight": "bold"}):
+    with matplotlib.rc_context(
+        {"font.size": size, "axes.titlesize": size, "axes.titleweight": "bold"}
+    ):
         drawn, axes = plots.new_figure(columns, rows=len(rows), width=width, height=height)
         for axis, panel in zip(axes, (panel for row in rows for panel in row), strict=True):
             draw(axis, panel)
@@ -225,10 +284,17 @@ def figure(width: float, height: float, columns: int, size: float) -> Figure:
             title = ("Pruning", "Fewer ReLUs")[panel in LINEARIZED], panel.data
             axis.set_title("\n".join(title), loc="left")
         lines = [
-            axes[0].plot([], [], color=COLOURS[third], linewidth=1.8, label=f"{third} third of groups")[0]
+            axes[0].plot(
+                [], [], color=COLOURS[third], linewidth=1.8, label=f"{third} third of groups"
+            )[0]
             for third in BOTH
         ]
-        look = {"frameon": False, "labelcolor": "linecolor", "handlelength": 1.2, "columnspacing": 1.0}
+        look = {
+            "frameon": False,
+            "labelcolor": "linecolor",
+            "handlelength": 1.2,
+            "columnspacing": 1.0,
+        }
         drawn.legend(handles=lines, loc="outside upper left", ncols=2, **look)
         drawn.supylabel("change of test accuracy, points", fontsize=size)
     return drawn
@@ -261,7 +327,10 @@ def front_seeds() -> str:
 @values.value
 def runs_seeds() -> str:
     """Range of the number of seeds behind the lines of all runs."""
-    counts = [values.table(f"results/{panel.line[0]}.csv")["seed"].nunique() for panel in PRUNED + LINEARIZED]
+    counts = [
+        values.table(f"results/{panel.line[0]}.csv")["seed"].nunique()
+        for panel in PRUNED + LINEARIZED
+    ]
     return f"{min(counts)} to {max(counts)}"
 
 
@@ -269,7 +338,10 @@ def runs_seeds() -> str:
 def runs_floor() -> str:
     """The groups that have nothing to lose in some of the tables."""
     shown = [source for panel in PRUNED + LINEARIZED for source in (panel.line, *panel.dots)]
-    found = [effects.at_floor(effects.select(values.table(f"results/{name}.csv"), **where)) for name, where in shown]
+    found = [
+        effects.at_floor(effects.select(values.table(f"results/{name}.csv"), **where))
+        for name, where in shown
+    ]
     return values.listed(sorted({f"*{group}*" for groups in found for group in groups}))
 
 
@@ -278,10 +350,14 @@ def main(folder: str) -> None:
     config = Path(folder, "_config.yml")
     settings = yaml.safe_load(config.read_text(encoding="utf-8"))
     settings["sphinx"]["config"]["myst_substitutions"] = values.texts()
-    config.write_text(yaml.safe_dump(settings, sort_keys=False, allow_unicode=True), encoding="utf-8")
+    config.write_text(
+        yaml.safe_dump(settings, sort_keys=False, allow_unicode=True), encoding="utf-8"
+    )
     drawn = Path(folder, "book", "_front")
     drawn.mkdir(parents=True, exist_ok=True)
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "book"}):  # Texts as texts, the same each time.
+    with matplotlib.rc_context(
+        {"svg.fonttype": "none", "svg.hashsalt": "book"}
+    ):  # Texts as texts, the same each time.
         for name, shape in (("wide", (8.6, 4.8, 4, 9)), ("narrow", (3.9, 8.9, 2, 9))):
             figure(*shape).savefig(drawn / f"runs-{name}.svg", metadata={"Date": None})
         for name, shape in (("wide", (8.6, 3.6, 4, 9)), ("narrow", (3.9, 8.9, 1, 9))):

@@ -1,9 +1,9 @@
-"""Copies of the notebooks for JupyterLab, in `_build/lab`, so that running them changes no file of the project.
+"""Copies of the notebooks for JupyterLab, in `_build/lab`, so that running them changes no file of
+the project.
 
-`python book/tools/lab.py` copies what is missing, and copies again what has changed since. A copy that you changed
-stays. The copies name the literature by author and year, since JupyterLab knows no bibliography, and fold the code that
-is folded in the book.
-"""
+`python book/tools/lab.py` copies what is missing, and copies again what has changed since. A copy
+that you changed stays. The copies name the literature by author and year, since JupyterLab knows no
+bibliography, and fold the code that is folded in the book."""
 
 from __future__ import annotations
 
@@ -21,9 +21,17 @@ TEXTS = {".md", ".svg", ".png"}
 
 
 def sources(root: Path) -> dict[str, Path]:
-    """The notebooks and the pages that these lead to, by path from the root; the ledger is there once it is built."""
-    pages = [path for path in root.glob("book/**/*") if path.suffix in TEXTS and "_static" not in path.parts]
-    found = {path.relative_to(root).as_posix(): path for path in [*root.glob("notebooks/*/*.ipynb"), *pages]}
+    """The notebooks and the pages that these lead to, by path from the root; the ledger is there
+    once it is built."""
+    pages = [
+        path
+        for path in root.glob("book/**/*")
+        if path.suffix in TEXTS and "_static" not in path.parts
+    ]
+    found = {
+        path.relative_to(root).as_posix(): path
+        for path in [*root.glob("notebooks/*/*.ipynb"), *pages]
+    }
     ledger = root / "_build" / "source" / "book" / "ledger.md"
     return found | ({"book/ledger.md": ledger} if ledger.is_file() else {})
 
@@ -33,7 +41,10 @@ def names(root: Path) -> dict[str, tuple[str, str]]:
     found = {}
     for key, entry in parse_file(root / "book" / "references.bib").entries.items():
         people = entry.persons.get("author") or entry.persons.get("editor") or []
-        last = [str(Text.from_latex(" ".join([*person.prelast_names, *person.last_names]))) for person in people]
+        last = [
+            str(Text.from_latex(" ".join([*person.prelast_names, *person.last_names])))
+            for person in people
+        ]
         authors = f"{last[0]} *et al.*" if len(last) > 2 else " and ".join(last)
         found[key] = (authors or key, entry.fields.get("year", ""))
     return found
@@ -52,7 +63,8 @@ def cited(text: str, known: dict[str, tuple[str, str]]) -> str:
 
 
 def folded(text: str) -> str:
-    """A notebook whose cells are folded as in the book, by the setting of JupyterLab, which does not know the tags."""
+    """A notebook whose cells are folded as in the book, by the setting of JupyterLab, which does
+    not know the tags."""
     notebook = json.loads(text)
     for cell in notebook["cells"]:
         if HIDDEN & set(cell["metadata"].get("tags", [])):
@@ -61,7 +73,8 @@ def folded(text: str) -> str:
 
 
 def renew(root: Path, lab: Path) -> list[str]:
-    """Copy what is missing or has changed; returns the names of changed copies that are older than their source."""
+    """Copy what is missing or has changed; returns the names of changed copies that are older than
+    their source."""
     record = lab / ".copies.json"
     before = json.loads(record.read_text(encoding="utf-8")) if record.is_file() else {}
     known, kept, after = names(root), [], {}
@@ -89,5 +102,10 @@ def digest(content: bytes) -> str:
 
 if __name__ == "__main__":
     for name in renew(ROOT, ROOT / "_build" / "lab"):
-        print(f"_build/lab/{name}: you changed this copy, and {name} has changed since; remove the copy for a new one")
-    print("The notebooks in JupyterLab are copies, which stay as you leave them: _build/lab/notebooks", flush=True)
+        print(
+            f"_build/lab/{name}: you changed this copy, and {name} has changed since; remove the copy for a new one"
+        )
+    print(
+        "The notebooks in JupyterLab are copies, which stay as you leave them: _build/lab/notebooks",
+        flush=True,
+    )

@@ -1,9 +1,9 @@
 """Lock an open file of the calling shell: `exec 9> FILE; python3 book/tools/lock.py 9 [SECONDS]`.
 
-The lock is flock(2)'s, so it stays with the shell's descriptor after this process, until the last process that
-inherited it has ended. Exits with 75 if another build holds the lock for longer than SECONDS; without SECONDS it waits.
-Runs before there is an environment, with any Python 3, and where there is no `flock` command (macOS).
-"""
+The lock is flock(2)'s, so it stays with the shell's descriptor after this process, until the last
+process that inherited it has ended. Exits with 75 if another build holds the lock for longer than
+SECONDS; without SECONDS it waits. Runs before there is an environment, with any Python 3, and where
+there is no `flock` command (macOS)."""
 
 import fcntl
 import signal

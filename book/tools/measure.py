@@ -2,10 +2,10 @@
 
     python book/tools/measure.py [HTML] [--csv]
 
-One line a page: its height in screens; where its first figure begins, in screens ("-": it has none); how much of its
-height is visible code, in percent (folded code does not count, nor does what code printed); words of prose; size of the
-page and its own images in KiB. The medians at the end leave pages without a figure out of that column.
-"""
+One line a page: its height in screens; where its first figure begins, in screens ("-": it has
+none); how much of its height is visible code, in percent (folded code does not count, nor does what
+code printed); words of prose; size of the page and its own images in KiB. The medians at the end
+leave pages without a figure out of that column."""
 
 from __future__ import annotations
 
@@ -44,16 +44,26 @@ FACTS = """async () => {
 
 
 def measure(html: Path) -> Iterator[tuple[str, float, float, float, int, float]]:
-    """The columns of each page in a folder of the book; a figure's place is NaN where there is none."""
+    """The columns of each page in a folder of the book; a figure's place is NaN where there is
+    none."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
         tab = browser.new_page(viewport=SCREEN)
-        for page in sorted(page for folder in ("book", "notebooks") for page in (html / folder).rglob("*.html")):
+        for page in sorted(
+            page for folder in ("book", "notebooks") for page in (html / folder).rglob("*.html")
+        ):
             tab.goto(page.as_uri(), wait_until="load")
             facts = tab.evaluate(FACTS)
-            files = [page, *(Path(unquote(urlsplit(url).path)) for url in facts["images"] if url.startswith("file:"))]
+            files = [
+                page,
+                *(
+                    Path(unquote(urlsplit(url).path))
+                    for url in facts["images"]
+                    if url.startswith("file:")
+                ),
+            ]
             yield (
                 page.relative_to(html).with_suffix("").as_posix(),
                 facts["height"] / SCREEN["height"],
@@ -67,7 +77,10 @@ def measure(html: Path) -> Iterator[tuple[str, float, float, float, int, float]]
 
 def medians(name: str, rows: list[tuple]) -> tuple:
     """The median of each column over the pages that have a value in it."""
-    columns = [[value for value in column if not math.isnan(value)] for column in list(zip(*rows, strict=True))[1:]]
+    columns = [
+        [value for value in column if not math.isnan(value)]
+        for column in list(zip(*rows, strict=True))[1:]
+    ]
     return (name, *(statistics.median(column) if column else math.nan for column in columns))
 
 
@@ -84,8 +97,12 @@ def formatted(row: tuple) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     default = Path(__file__).parents[2] / "_build" / "html"
-    parser.add_argument("html", nargs="?", type=Path, default=default, help="the folder of the built book")
-    parser.add_argument("--csv", action="store_true", help="commas instead of columns, without medians")
+    parser.add_argument(
+        "html", nargs="?", type=Path, default=default, help="the folder of the built book"
+    )
+    parser.add_argument(
+        "--csv", action="store_true", help="commas instead of columns, without medians"
+    )
     arguments = parser.parse_args()
     html = arguments.html.resolve()
     if not (html / "index.html").is_file():

@@ -1,10 +1,9 @@
 """The book on paper: a PDF of each part, printed by Chromium from the built pages.
 
-`python book/tools/pdf.py [BUILD]` joins the pages of each part in `BUILD/html` to one, and prints it as
-`BUILD/pdf/PART.pdf`. A link to a page of the same part arrives inside the PDF; any other leads to the published book,
-or becomes plain text while the book has no address. What is folded is open on paper, but folded code is gone
-(`print.css`).
-"""
+`python book/tools/pdf.py [BUILD]` joins the pages of each part in `BUILD/html` to one, and prints
+it as `BUILD/pdf/PART.pdf`. A link to a page of the same part arrives inside the PDF; any other
+leads to the published book, or becomes plain text while the book has no address. What is folded is
+open on paper, but folded code is gone (`print.css`)."""
 
 from __future__ import annotations
 
@@ -33,7 +32,10 @@ REFERS = ("for", "aria-labelledby", "aria-describedby", "aria-controls")
 
 def parts(contents: dict) -> dict[str, list[str]]:
     """The pages of each part, by its title; the front page opens the first one."""
-    found = {part["caption"]: [chapter["file"] for chapter in part["chapters"]] for part in contents["parts"]}
+    found = {
+        part["caption"]: [chapter["file"] for chapter in part["chapters"]]
+        for part in contents["parts"]
+    }
     first = next(iter(found))
     return found | {first: [contents["root"], *found[first]]}
 
@@ -68,7 +70,8 @@ def joined(html: Path, title: str, pages: list[str], address: str) -> str:
 
 
 def article(text: str, page: str, pages: set[str], address: str) -> Tag:
-    """The content of a page as a section of the joined one: its anchors have the page in their names."""
+    """The content of a page as a section of the joined one: its anchors have the page in their
+    names."""
     content = BeautifulSoup(text, "html.parser").find("article")
     for node in content.select("script, button, .headerlink"):
         node.decompose()
@@ -83,7 +86,9 @@ def article(text: str, page: str, pages: set[str], address: str) -> Tag:
             if key in REFERS:
                 node[key] = " ".join(named(page, anchor) for anchor in value.split())
             elif isinstance(value, str) and "url(#" in value:
-                node[key] = re.sub(r"url\(#([^)]+)\)", lambda found: f"url(#{named(page, found[1])})", value)
+                node[key] = re.sub(
+                    r"url\(#([^)]+)\)", lambda found: f"url(#{named(page, found[1])})", value
+                )
             elif key == "src":
                 node[key] = moved(page, value)
             elif key in ("href", "xlink:href"):
@@ -119,12 +124,16 @@ def main() -> int:
     build = Path(*sys.argv[1:]).resolve() if len(sys.argv) > 1 else ROOT / "_build"
     html, out = build / "html", build / "pdf"
     if not (html / "index.html").is_file() or not CHROMIUM:
-        print("the book is not built: make book" if CHROMIUM else "there is no Chromium on the PATH", file=sys.stderr)
+        print(
+            "the book is not built: make book" if CHROMIUM else "there is no Chromium on the PATH",
+            file=sys.stderr,
+        )
         return 1
     from playwright.sync_api import sync_playwright
 
     contents, config = (
-        yaml.safe_load((ROOT / name).read_text(encoding="utf-8")) for name in ("_toc.yml", "_config.yml")
+        yaml.safe_load((ROOT / name).read_text(encoding="utf-8"))
+        for name in ("_toc.yml", "_config.yml")
     )
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir()
@@ -133,7 +142,11 @@ def main() -> int:
         for number, (title, pages) in enumerate(parts(contents).items()):
             name = f"{number}-{re.sub(r'[^a-z0-9]+', '-', title.lower()).strip('-')}"
             print_page(
-                browser, joined(html, f"Who Pays? {title}", pages, site(config)), html, out / f"{name}.pdf", title
+                browser,
+                joined(html, f"Who Pays? {title}", pages, site(config)),
+                html,
+                out / f"{name}.pdf",
+                title,
             )
             print(out / f"{name}.pdf", flush=True)
         browser.close()
@@ -141,7 +154,8 @@ def main() -> int:
 
 
 def print_page(browser, text: str, html: Path, out: Path, title: str) -> None:
-    """Print a page that lies for that time at the top of the built book, where its scripts and pictures are found."""
+    """Print a page that lies for that time at the top of the built book, where its scripts and
+    pictures are found."""
     page = html / f".{out.stem}.html"
     page.write_text(text, encoding="utf-8")
     tab = browser.new_page()
@@ -149,7 +163,13 @@ def print_page(browser, text: str, html: Path, out: Path, title: str) -> None:
     try:
         tab.goto(page.as_uri(), wait_until="load")
         tab.evaluate(READY)
-        options = {"format": "A4", "scale": 0.75, "print_background": True, "outline": True, "tagged": True}
+        options = {
+            "format": "A4",
+            "scale": 0.75,
+            "print_background": True,
+            "outline": True,
+            "tagged": True,
+        }
         margin = {"top": "16mm", "bottom": "18mm", "left": "14mm", "right": "14mm"}
         foot = {
             "display_header_footer": True,

@@ -1,9 +1,10 @@
-"""Plain notebooks from the built book: the words of its pages in standard Markdown, between the notebooks' own cells.
+"""Plain notebooks from the built book: the words of its pages in standard Markdown, between the
+notebooks' own cells.
 
-Colab, GitHub and plain Jupyter know neither the directives nor the citations and numbers of the book; the built pages
-have them all. `python book/tools/plain.py [BUILD]` converts every notebook of the book built in `BUILD/html` into
-`BUILD/plain/notebooks`, and into `BUILD/html/_sources/notebooks`, which the download button of a page gives.
-"""
+Colab, GitHub and plain Jupyter know neither the directives nor the citations and numbers of the
+book; the built pages have them all. `python book/tools/plain.py [BUILD]` converts every notebook of
+the book built in `BUILD/html` into `BUILD/plain/notebooks`, and into
+`BUILD/html/_sources/notebooks`, which the download button of a page gives."""
 
 from __future__ import annotations
 
@@ -25,31 +26,50 @@ from bs4 import BeautifulSoup, NavigableString, Tag
 from lab import HIDDEN
 from nbformat import NotebookNode
 
-from fairlib.plots import PALETTE
+from whopays.plots import PALETTE
 
 ROOT = Path(__file__).parents[2]
 DROPPED = ".headerlink, button, script, style, nav, .sd-summary-icon, .sd-summary-state-marker"
-STANDING = {"p", "div", "section", "ul", "ol", "dl", "table", "pre", "details", "aside", "figure", "blockquote", "hr"}
+STANDING = {
+    "p",
+    "div",
+    "section",
+    "ul",
+    "ol",
+    "dl",
+    "table",
+    "pre",
+    "details",
+    "aside",
+    "figure",
+    "blockquote",
+    "hr",
+}
 STANDING |= {f"h{depth}" for depth in range(1, 7)}
 QUOTED = {"proof", "exercise", "admonition"}
 SPECIAL = re.compile(r"([\\`*_\[\]<>$|])")
 # The colours of the page (book/extensions/pages.py), for a picture that stands alone.
 VARIABLES = {f"plot-{number}": color.lower() for number, color in enumerate(PALETTE[:7], 1)}
-VARIABLES |= {"pst-color-text-base": "#000000", "pst-color-background": "#ffffff", "pst-color-text-muted": "#555555"}
+VARIABLES |= {
+    "pst-color-text-base": "#000000",
+    "pst-color-background": "#ffffff",
+    "pst-color-text-muted": "#555555",
+}
 
 
 class Page:
     """A built page, read from its article, and what its Markdown refers to.
 
-    Args:
-        path: Path of the HTML file.
-        address: Public address of the page, from which links lead on; without one a link within the book is its text.
+    Args: path: Path of the HTML file. address: Public address of the page, from which links lead
+        on; without one a link within the book is its text.
     """
 
     def __init__(self, path: Path, address: str) -> None:
         self.path, self.address = path, address
         self.pictures: dict[str, dict[str, str]] = {}
-        self.article = BeautifulSoup(path.read_text(encoding="utf-8"), "html.parser").find("article")
+        self.article = BeautifulSoup(path.read_text(encoding="utf-8"), "html.parser").find(
+            "article"
+        )
         for node in self.article.select(DROPPED):
             node.extract()
 
@@ -59,7 +79,9 @@ class Page:
             return re.sub(r"\s+", " ", SPECIAL.sub(r"\\\1", node))
         kinds = node.get("class", [])
         if "math" in kinds:
-            tex = re.sub(r"\s+", " ", node.text.strip().removeprefix(r"\(").removesuffix(r"\)")).strip()
+            tex = re.sub(
+                r"\s+", " ", node.text.strip().removeprefix(r"\(").removesuffix(r"\)")
+            ).strip()
             return "$" + (tex.replace("|", r" \vert ") if node.find_parent("table") else tex) + "$"
         if node.name == "code":
             text = node.text.replace("|", r"\|") if node.find_parent("table") else node.text
@@ -68,7 +90,9 @@ class Page:
             return self.drawn(node)
         inner = "".join(map(self.inline, node.children))
         bare = inner.strip()
-        strong = node.name in ("strong", "b") or ("caption-number" in kinds and node.find_parent("figcaption"))
+        strong = node.name in ("strong", "b") or (
+            "caption-number" in kinds and node.find_parent("figcaption")
+        )
         if bare and (strong or node.name in ("em", "i", "cite")):
             mark = "**" if strong else "*"
             return inner.replace(bare, f"{mark}{bare}{mark}")
@@ -83,7 +107,8 @@ class Page:
         return inner
 
     def target(self, link: str) -> str:
-        """Where a link leads from outside the book; empty for one within the book while that has no address."""
+        """Where a link leads from outside the book; empty for one within the book while that has no
+        address."""
         return urljoin(self.address, link) if self.address or re.match(r"\w+:", link) else ""
 
     def image(self, node: Tag) -> str:
@@ -94,8 +119,12 @@ class Page:
 
     def drawn(self, node: Tag) -> str:
         """A drawing that is part of the page, as a picture with colours of its own."""
-        svg = re.sub(r"var\(--([\w-]+)\)", lambda found: VARIABLES.get(found[1], "#dddddd"), str(node))
-        svg = svg.replace("viewbox=", "viewBox=").replace("<svg ", '<svg font-family="sans-serif" ', 1)
+        svg = re.sub(
+            r"var\(--([\w-]+)\)", lambda found: VARIABLES.get(found[1], "#dddddd"), str(node)
+        )
+        svg = svg.replace("viewbox=", "viewBox=").replace(
+            "<svg ", '<svg font-family="sans-serif" ', 1
+        )
         name = f"drawing-{len(self.pictures) + 1}.svg"
         return self.attached(node.get("aria-label", ""), name, "image/svg+xml", svg.encode())
 
@@ -123,7 +152,11 @@ class Page:
         if node.name == "table":
             return [self.table(node)]
         if node.name == "dl":
-            return [text for child in node.find_all(["dt", "dd"], recursive=False) for text in self.entry(child)]
+            return [
+                text
+                for child in node.find_all(["dt", "dd"], recursive=False)
+                for text in self.entry(child)
+            ]
         if kinds & QUOTED or node.name == "details":
             return self.framed(node, kinds)
         blocks = self.blocks(node)
@@ -141,12 +174,17 @@ class Page:
         return [text for text in (*found, line.strip()) if text]
 
     def items(self, node: Tag) -> Iterator[str]:
-        for number, item in enumerate(node.find_all("li", recursive=False), int(node.get("start", 1))):
+        for number, item in enumerate(
+            node.find_all("li", recursive=False), int(node.get("start", 1))
+        ):
             mark = "- " if node.name == "ul" else f"{number}. "
             yield mark + "\n\n".join(self.blocks(item)).replace("\n", "\n" + " " * len(mark))
 
     def table(self, node: Tag) -> str:
-        rows = [[self.inline(cell).strip() for cell in row.find_all(["th", "td"])] for row in node.find_all("tr")]
+        rows = [
+            [self.inline(cell).strip() for cell in row.find_all(["th", "td"])]
+            for row in node.find_all("tr")
+        ]
         first, *rest = ["| " + " | ".join(row) + " |" for row in rows]
         return "\n".join([first, "| " + " | ".join("---" for _ in rows[0]) + " |", *rest])
 
@@ -154,18 +192,26 @@ class Page:
         return [f"**{self.inline(node).strip()}**"] if node.name == "dt" else self.blocks(node)
 
     def framed(self, node: Tag, kinds: set[str]) -> list[str]:
-        """A box with a title: a theorem or an exercise is quoted, what is folded on the page is folded."""
-        head = node.find(["summary", "p"], class_=["admonition-title", "sd-summary-title"], recursive=False)
+        """A box with a title: a theorem or an exercise is quoted, what is folded on the page is
+        folded."""
+        head = node.find(
+            ["summary", "p"], class_=["admonition-title", "sd-summary-title"], recursive=False
+        )
         head = head or node.find("summary", recursive=False)
         title = [] if head is None else [head.extract()]
         body = self.blocks(node)
         if title and (node.name == "details" or kinds & {"dropdown", "toggle"}):
-            return [f"<details>\n<summary>{escape(' '.join(title[0].text.split()))}</summary>", *body, "</details>"]
+            return [
+                f"<details>\n<summary>{escape(' '.join(title[0].text.split()))}</summary>",
+                *body,
+                "</details>",
+            ]
         return [quoted([*(f"**{' '.join(self.inline(head).split())}**" for head in title), *body])]
 
 
 def display(node: Tag) -> str:
-    """A formula on a line of its own: within a quotation the mark of a further line would get into it."""
+    """A formula on a line of its own: within a quotation the mark of a further line would get into
+    it."""
     number = node.find(class_="eqno")
     tag = r" \tag{" + number.extract().text.strip(" ()#\n") + "}" if number else ""
     tex = node.text.strip().removeprefix(r"\[").removesuffix(r"\]").strip()
@@ -179,12 +225,12 @@ def quoted(blocks: list[str]) -> str:
 
 
 def converted(page: Page, notebook: NotebookNode, wheel: str = "") -> NotebookNode:
-    """A plain notebook: the words of the built page, the code and the outputs of the executed notebook.
+    """A plain notebook: the words of the built page, the code and the outputs of the executed
+    notebook.
 
-    Args:
-        page: Built page; it is modified.
-        notebook: Executed notebook that the page was built from.
-        wheel: Address of fairlib's wheel, which the first code cell installs where fairlib is missing.
+    Args: page: Built page; it is modified. notebook: Executed notebook that the page was built
+        from. wheel: Address of fairlib's wheel, which the first code cell installs where fairlib is
+        missing.
 
     Raises:
         ValueError: If the page has other code cells than the notebook.
@@ -201,7 +247,11 @@ def converted(page: Page, notebook: NotebookNode, wheel: str = "") -> NotebookNo
         if text:
             written = "\n\n".join(text)
             cell = nbformat.v4.new_markdown_cell(written)
-            if used := {name: page.pictures[name] for name in page.pictures if f"(attachment:{name})" in written}:
+            if used := {
+                name: page.pictures[name]
+                for name in page.pictures
+                if f"(attachment:{name})" in written
+            }:
                 cell["attachments"] = used
             add(cell)
             text.clear()
@@ -215,14 +265,22 @@ def converted(page: Page, notebook: NotebookNode, wheel: str = "") -> NotebookNo
         for child in node.children:
             if isinstance(child, Tag) and {"cell", "docutils"} <= set(child.get("class", [])):
                 flush()
-                while "remove-cell" in (cell := next_code()).metadata.get("tags", []):  # It is not on the page.
+                while "remove-cell" in (cell := next_code()).metadata.get(
+                    "tags", []
+                ):  # It is not on the page.
                     add(runnable(cell, page, wheel))
                 add(runnable(cell, page, wheel))
-                text.extend(" ".join(page.inline(caption).split()) for caption in child.select("figcaption"))
+                text.extend(
+                    " ".join(page.inline(caption).split()) for caption in child.select("figcaption")
+                )
             elif isinstance(child, Tag) and child.select_one("div.cell.docutils"):
                 walk(child)
             else:
-                found = page.block(child) if getattr(child, "name", None) in STANDING else [page.inline(child).strip()]
+                found = (
+                    page.block(child)
+                    if getattr(child, "name", None) in STANDING
+                    else [page.inline(child).strip()]
+                )
                 text.extend(filter(None, found))
 
     walk(page.article)
@@ -231,14 +289,19 @@ def converted(page: Page, notebook: NotebookNode, wheel: str = "") -> NotebookNo
     flush()
     if code:
         raise ValueError(f"{len(code)} code cells of the notebook are not on {page.path}")
-    known = {name: notebook.metadata[name] for name in ("kernelspec", "language_info") if name in notebook.metadata}
+    known = {
+        name: notebook.metadata[name]
+        for name in ("kernelspec", "language_info")
+        if name in notebook.metadata
+    }
     made = nbformat.v4.new_notebook(metadata=known, cells=cells)
     nbformat.validate(made)
     return made
 
 
 def runnable(cell: NotebookNode, page: Page, wheel: str) -> NotebookNode:
-    """A code cell with its outputs, in the simplest form of each; what is folded on the page is folded."""
+    """A code cell with its outputs, in the simplest form of each; what is folded on the page is
+    folded."""
     tags = set(cell.metadata.get("tags", []))
     metadata: dict = {"tags": ["parameters"]} if "parameters" in tags else {}
     if tags & HIDDEN:
@@ -253,8 +316,12 @@ def runnable(cell: NotebookNode, page: Page, wheel: str) -> NotebookNode:
             for other in ("image/svg+xml", "text/html"):
                 data.pop(other, None)
         if "text/markdown" in data:
-            data["text/markdown"] = re.sub(r"(?<!!)\[([^\]]*)\]\(([^)\s]+)\)", page_link(page), data["text/markdown"])
-    return nbformat.v4.new_code_cell(source, metadata=metadata, outputs=outputs, execution_count=cell.execution_count)
+            data["text/markdown"] = re.sub(
+                r"(?<!!)\[([^\]]*)\]\(([^)\s]+)\)", page_link(page), data["text/markdown"]
+            )
+    return nbformat.v4.new_code_cell(
+        source, metadata=metadata, outputs=outputs, execution_count=cell.execution_count
+    )
 
 
 def page_link(page: Page) -> Callable[[re.Match[str]], str]:
@@ -273,8 +340,12 @@ def convert(html: Path, source: Path, plain: Path, config: dict) -> int:
     shutil.rmtree(plain, ignore_errors=True)
     for path in notebooks:
         name = path.relative_to(source)
-        address = urljoin(site(config), name.with_suffix(".html").as_posix()) if site(config) else ""
-        made = converted(Page(html / name.with_suffix(".html"), address), nbformat.read(path, 4), wheel(config))
+        address = (
+            urljoin(site(config), name.with_suffix(".html").as_posix()) if site(config) else ""
+        )
+        made = converted(
+            Page(html / name.with_suffix(".html"), address), nbformat.read(path, 4), wheel(config)
+        )
         text = nbformat.writes(made) + "\n"
         for folder in (plain, html / "_sources"):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -283,7 +354,8 @@ def convert(html: Path, source: Path, plain: Path, config: dict) -> int:
 
 
 def main() -> int:
-    """Convert the notebooks of the book in `html` of the folder that is named, `_build` by default."""
+    """Convert the notebooks of the book in `html` of the folder that is named, `_build` by
+    default."""
     build = Path(*sys.argv[1:]) if len(sys.argv) > 1 else ROOT / "_build"
     if not (build / "html" / "index.html").is_file():
         print("the book is not built: make book", file=sys.stderr)

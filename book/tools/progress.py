@@ -1,13 +1,14 @@
 """Runs the Snakemake command that builds the book or sweeps a grid, and says how far it is.
 
-`python book/tools/progress.py FOLDER snakemake book ...`: on a terminal one line that moves, elsewhere a line for each
-finished page. FOLDER is the folder of the build; Snakemake's own output goes to FOLDER/logs/book.log. What failed
-stands at the end with its log, and the exit status is Snakemake's. A signal ends everything that was started.
-`python book/tools/progress.py GRID snakemake sweep ...` does the same for the runs of a grid.
+`python book/tools/progress.py FOLDER snakemake book ...`: on a terminal one line that moves,
+elsewhere a line for each finished page. FOLDER is the folder of the build; Snakemake's own output
+goes to FOLDER/logs/book.log. What failed stands at the end with its log, and the exit status is
+Snakemake's. A signal ends everything that was started. `python book/tools/progress.py GRID
+snakemake sweep ...` does the same for the runs of a grid.
 
-How long the rest takes follows from the seconds of each page's last run, or from `seconds.json` beside this file,
-scaled by what this build has measured so far. The runs of a grid are expected to take as long as those that have ended.
-"""
+How long the rest takes follows from the seconds of each page's last run, or from `seconds.json`
+beside this file, scaled by what this build has measured so far. The runs of a grid are expected to
+take as long as those that have ended."""
 
 from __future__ import annotations
 
@@ -43,7 +44,9 @@ class Build:
         self.expected = expected(folder)
         self.total = 0  # Pages to run.
         self.at_once = 1
-        self.running: dict[str, tuple[str, float]] = {}  # By number of the job: page or step, when it began.
+        self.running: dict[
+            str, tuple[str, float]
+        ] = {}  # By number of the job: page or step, when it began.
         self.finished: dict[str, float] = {}  # Seconds of each page or step.
         self.failed: list[str] = []
         self._in_error = False
@@ -78,13 +81,25 @@ class Build:
         return len([name for name in [*self.finished, *self.failed] if name not in AFTER])
 
     def left(self, now: float) -> float:
-        """Seconds until the book is built: as long as such a page takes, times how slow this build has been so far."""
+        """Seconds until the book is built: as long as such a page takes, times how slow this build
+        has been so far."""
         usual = sum(self.expected.get(name, 0) for name in self.finished)
         pace = (sum(self.finished.values()) + 60) / (usual + 60)
-        open_ = [max(pace * self.expected.get(name, 60) - (now - began), 1) for name, began in self.running.values()]
+        open_ = [
+            max(pace * self.expected.get(name, 60) - (now - began), 1)
+            for name, began in self.running.values()
+        ]
         seen = {*self.finished, *self.failed, *(name for name, _ in self.running.values())}
-        waiting = [seconds for name, seconds in self.expected.items() if name not in seen and name not in AFTER]
-        count = self.total - self.done() - len([1 for name, _ in self.running.values() if name not in AFTER])
+        waiting = [
+            seconds
+            for name, seconds in self.expected.items()
+            if name not in seen and name not in AFTER
+        ]
+        count = (
+            self.total
+            - self.done()
+            - len([1 for name, _ in self.running.values() if name not in AFTER])
+        )
         mean = sum(waiting) / len(waiting) if waiting else 60
         pages = max([(count * mean * pace + sum(open_)) / self.at_once, *open_])
         return pages + pace * sum(self.expected.get(name, 0) for name in AFTER if name not in seen)
@@ -109,15 +124,19 @@ class Sweep(Build):
     unit, rule, kind, log, missing = "run", "point", "sweep", "sweep", "No table is written"
 
     def __init__(self, grid: str, now: float) -> None:
-        from fairlib.evidence import grids
+        from whopays import grids
 
         super().__init__(grids.folder(grid))
-        self.before = [json.loads(path.read_text("utf-8"))["seconds"] for path in self.folder.glob("*/run.json")]
+        self.before = [
+            json.loads(path.read_text("utf-8"))["seconds"]
+            for path in self.folder.glob("*/run.json")
+        ]
         self.began = now
         self.tables: list[str] = []
 
     def read(self, line: str, now: float) -> str:
-        """Take in a line; give back which run has ended by it. The tables are named by `fairlib gather`."""
+        """Take in a line; give back which run has ended by it. The tables are named by `whopays
+        gather`."""
         if line.endswith(".csv") and not line.startswith(" "):
             self.tables.append(line)
         return super().read(line, now)
@@ -134,10 +153,14 @@ class Sweep(Build):
         """How far the sweep is, in one line."""
         if not self.total:
             return "checking which runs are finished"
-        parts = [f"{self.done()} of {self.total} runs"] + [f"{len(self.failed)} failed"] * bool(self.failed)
+        parts = [f"{self.done()} of {self.total} runs"] + [f"{len(self.failed)} failed"] * bool(
+            self.failed
+        )
         parts += [f"{duration(now - self.began)} so far"]
         if (left := self.left(now)) >= 0:
-            end = time.strftime("%H:%M" if left < 12 * 3600 else "%a %H:%M", time.localtime(time.time() + left))
+            end = time.strftime(
+                "%H:%M" if left < 12 * 3600 else "%a %H:%M", time.localtime(time.time() + left)
+            )
             parts += [f"about {duration(left)} left, until {end}"]
         return " · ".join(parts)
 
@@ -147,11 +170,16 @@ class Sweep(Build):
 
 
 def expected(folder: Path) -> dict[str, float]:
-    """The seconds that each page and step should take: of the last run in this folder, else the recorded ones."""
+    """The seconds that each page and step should take: of the last run in this folder, else the
+    recorded ones."""
     quick = folder.name == "quick"
-    found = {name: 12 if quick and name not in AFTER else seconds for name, seconds in TYPICAL.items()}
+    found = {
+        name: 12 if quick and name not in AFTER else seconds for name, seconds in TYPICAL.items()
+    }
     for path in folder.glob("runs/*/*/run.json"):
-        found[f"{path.parts[-3]}/{path.parts[-2]}"] = json.loads(path.read_text(encoding="utf-8"))["seconds"]
+        found[f"{path.parts[-3]}/{path.parts[-2]}"] = json.loads(path.read_text(encoding="utf-8"))[
+            "seconds"
+        ]
     return found
 
 
@@ -193,13 +221,18 @@ def why(folder: Path, name: str) -> str:
 
 
 class Child:
-    """The command, in a group of its own, which is ended as a whole; its output is read without waiting."""
+    """The command, in a group of its own, which is ended as a whole; its output is read without
+    waiting."""
 
     def __init__(self, command: list[str]) -> None:
         self.stopped = 0  # Number of the first signal.
         self.patience = float("inf")  # Time after which the group is killed.
         # It inherits the lock of the Makefile: as long as it runs, no other build begins.
-        options = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        options = {
+            "stdin": subprocess.DEVNULL,
+            "stdout": subprocess.PIPE,
+            "stderr": subprocess.STDOUT,
+        }
         self.process = subprocess.Popen(command, start_new_session=True, close_fds=False, **options)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, self.stop)
@@ -220,7 +253,11 @@ class Child:
             selector.register(pipe, selectors.EVENT_READ)
             while True:
                 ended = self.process.poll() is not None
-                text = os.read(pipe.fileno(), 1 << 16) if selector.select(timeout=0 if ended else 0.5) else b""
+                text = (
+                    os.read(pipe.fileno(), 1 << 16)
+                    if selector.select(timeout=0 if ended else 0.5)
+                    else b""
+                )
                 if ended and not text:
                     return
                 yield text
@@ -229,7 +266,8 @@ class Child:
 
 
 def build(state: Build, command: list[str]) -> int:
-    """Run the command; give back its exit status, or 128 and the number of the signal that stopped it."""
+    """Run the command; give back its exit status, or 128 and the number of the signal that stopped
+    it."""
     folder, screen, began, rest = state.folder, Screen(), time.monotonic(), b""
     (folder / "logs").mkdir(parents=True, exist_ok=True)
     child = Child(command)
@@ -244,7 +282,9 @@ def build(state: Build, command: list[str]) -> int:
                     tell(screen, state, ended)
             screen.move("stopping" if child.stopped else state.line(time.monotonic()))
     if child.stopped:
-        screen.stay(f"Stopped. Finished {state.unit}s are kept: the next {state.kind} goes on from here.")
+        screen.stay(
+            f"Stopped. Finished {state.unit}s are kept: the next {state.kind} goes on from here."
+        )
         return 128 + child.stopped
     if child.process.returncode:
         screen.stay("\n\n".join([why(folder, name) for name in state.failed or [state.log]]))
@@ -267,4 +307,8 @@ def tell(screen: Screen, state: Build, name: str) -> None:
 
 if __name__ == "__main__":
     where, *words = sys.argv[1:]
-    sys.exit(build(Sweep(where, time.monotonic()) if Path(where).is_file() else Build(Path(where)), words))
+    sys.exit(
+        build(
+            Sweep(where, time.monotonic()) if Path(where).is_file() else Build(Path(where)), words
+        )
+    )

@@ -1,9 +1,8 @@
 """Write what the page *What scale changes* shows: ``python book/tools/scale.py FOLDER LEDGER``.
 
-LEDGER is the table of ``fairlib ledger --csv``. Written into FOLDER are ``scale.md``, every claim with an embedded
-study and a table of real images, with what both say; ``scale.svg``, its effect in both; and ``remaining.md``, what no
-table of real images has decided.
-"""
+LEDGER is the table of ``whopays ledger --csv``. Written into FOLDER are ``scale.md``, every claim
+with an embedded study and a table of real images, with what both say; ``scale.svg``, its effect in
+both; and ``remaining.md``, what no table of real images has decided."""
 
 from __future__ import annotations
 
@@ -16,11 +15,10 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from fairlib import plots
 from fairlib.environment import project
-from fairlib.evidence import claims
-from fairlib.evidence.ledger.text import escape, folded, numbers
-from fairlib.evidence.verdict import DECIDED, Criterion
+from whopays import claims, plots
+from whopays.ledger.text import escape, folded, numbers
+from whopays.verdict import DECIDED, Criterion
 
 SIZES = claims.EVIDENCE[1:]
 """Kinds of recorded evidence, the smallest first."""
@@ -60,19 +58,22 @@ def change(small: str, large: str) -> str:
 
 
 def pairs(ledger: pd.DataFrame) -> pd.DataFrame:
-    """Claims as printed that an embedded study and real images give numbers for, in the order of the ledger.
+    """Claims as printed that an embedded study and real images give numbers for, in the order of
+    the ledger.
 
     Args:
-        ledger: Table of ``fairlib ledger --csv``.
+        ledger: Table of ``whopays ledger --csv``.
 
-    Returns:
-        A row for each claim: ``claim change direction elsewhere text``, and ``small`` and ``large`` for the embedded
-        study and the largest kind of real images, each an array of estimate and interval, in units of the margin from
-        the threshold on and positive on the side that is claimed. ``elsewhere`` is whether the claim names data that
-        the embedded study lacks, ``text`` what both say, as MyST.
+    Returns: A row for each claim: ``claim change direction elsewhere text``, and ``small`` and
+        ``large`` for the embedded study and the largest kind of real images, each an array of
+        estimate and interval, in units of the margin from the threshold on and positive on the side
+        that is claimed. ``elsewhere`` is whether the claim names data that the embedded study
+        lacks, ``text`` what both say, as MyST.
     """
     known = {claim.id: claim for claim in claims.load(project() / "book" / "claims.yml")}
-    recorded = ledger[(ledger["reading"] == "printed") & ledger["evidence"].isin(SIZES) & (ledger["seeds"] > 0)]
+    recorded = ledger[
+        (ledger["reading"] == "printed") & ledger["evidence"].isin(SIZES) & (ledger["seeds"] > 0)
+    ]
     rows = []
     for name, found in recorded.groupby("claim", sort=False):
         found = found.sort_values("evidence", key=lambda kinds: kinds.map(SIZES.index))
@@ -82,7 +83,9 @@ def pairs(ledger: pd.DataFrame) -> pd.DataFrame:
             row = {"claim": name, "change": change(small["verdict"], large["verdict"])}
             row |= {"direction": criterion.direction, "elsewhere": not small["decides"]}
             row |= {"small": _beyond(criterion, small), "large": _beyond(criterion, large)}
-            row["text"] = f"[{name}](#{name}), claimed {_claimed(criterion)}: {_said(small)}; {_said(large)}"
+            row["text"] = (
+                f"[{name}](#{name}), claimed {_claimed(criterion)}: {_said(small)}; {_said(large)}"
+            )
             rows.append(row)
     return pd.DataFrame(rows)
 
@@ -95,7 +98,11 @@ def _claimed(criterion: Criterion) -> str:
 
 def _beyond(criterion: Criterion, row: pd.Series) -> np.ndarray:
     sign = -1 if criterion.direction == "less" else 1
-    return sign * (row[["estimate", "low", "high"]].to_numpy(float) - criterion.threshold) / criterion.margin
+    return (
+        sign
+        * (row[["estimate", "low", "high"]].to_numpy(float) - criterion.threshold)
+        / criterion.margin
+    )
 
 
 def _said(row: pd.Series) -> str:
@@ -106,7 +113,8 @@ def _said(row: pd.Series) -> str:
 
 
 def figure(found: pd.DataFrame) -> Figure:
-    """Draw every claim that has a direction and no group at the floor: by real images over the embedded study.
+    """Draw every claim that has a direction and no group at the floor: by real images over the
+    embedded study.
 
     Args:
         found: Table of :func:`pairs`.
@@ -116,26 +124,52 @@ def figure(found: pd.DataFrame) -> Figure:
     for band in (axis.axhspan, axis.axvspan):
         band(-1, 1, color="#999999", alpha=0.2, linewidth=0)
     axis.plot([-CLIP, CLIP], [-CLIP, CLIP], color="#555555", linewidth=0.8)
-    looks = {"alike": (plots.PALETTE[0], "decided alike"), "differently": (plots.PALETTE[1], "decided differently")}
+    looks = {
+        "alike": (plots.PALETTE[0], "decided alike"),
+        "differently": (plots.PALETTE[1], "decided differently"),
+    }
     groups = shown["change"].where(shown["change"].isin(looks), "other")
     for name, (color, label) in ({"other": ("#777777", "not by both")} | looks).items():
         own = shown[groups == name]
-        x, y = (np.stack([*own[size]]).clip(-CLIP, CLIP).T if len(own) else np.empty((3, 0)) for size in ENDS)
+        x, y = (
+            np.stack([*own[size]]).clip(-CLIP, CLIP).T if len(own) else np.empty((3, 0))
+            for size in ENDS
+        )
         axis.plot([x[0], x[0]], np.sort(y[1:], axis=0), color=color, linewidth=0.7, alpha=0.4)
         axis.plot(np.sort(x[1:], axis=0), [y[0], y[0]], color=color, linewidth=0.7, alpha=0.4)
-        axis.plot(x[0], y[0], "o", color=color, label=f"{label}: {len(own)}", markersize=5, alpha=0.8, mew=0)
+        axis.plot(
+            x[0],
+            y[0],
+            "o",
+            color=color,
+            label=f"{label}: {len(own)}",
+            markersize=5,
+            alpha=0.8,
+            mew=0,
+        )
     ticks = [-CLIP, -10, -3, -1, 0, 1, 3, 10, CLIP]
-    axis.set(xscale="symlog", yscale="symlog", xlim=(-1.2 * CLIP, 1.2 * CLIP), ylim=(-1.2 * CLIP, 1.2 * CLIP))
+    axis.set(
+        xscale="symlog",
+        yscale="symlog",
+        xlim=(-1.2 * CLIP, 1.2 * CLIP),
+        ylim=(-1.2 * CLIP, 1.2 * CLIP),
+    )
     for one in (axis.xaxis, axis.yaxis):
         one.set_ticks(ticks, [f"{tick:g}" for tick in ticks])
         one.set_ticks([], minor=True)
-    axis.set(xlabel="effect in the embedded study, in margins", ylabel="effect on real images, in margins")
-    drawn.legend(loc="outside upper left", frameon=False, ncols=3, handletextpad=0.2, columnspacing=1.0)
+    axis.set(
+        xlabel="effect in the embedded study, in margins",
+        ylabel="effect on real images, in margins",
+    )
+    drawn.legend(
+        loc="outside upper left", frameon=False, ncols=3, handletextpad=0.2, columnspacing=1.0
+    )
     return drawn
 
 
 def lists(found: pd.DataFrame) -> str:
-    """Write all pairs (:func:`pairs`) as MyST: the counts, then a list for each way in which two tables compare."""
+    """Write all pairs (:func:`pairs`) as MyST: the counts, then a list for each way in which two
+    tables compare."""
     counts = found["change"].value_counts()
     lines = [
         f"Claims with both: {len(found)}. Of these, {found['elsewhere'].sum()} name data that the embedded study does "
@@ -146,7 +180,11 @@ def lists(found: pd.DataFrame) -> str:
     ]
     for name, title in CHANGES.items():
         rows = [f"- {text}" for text in found.loc[found["change"] == name, "text"]]
-        lines += [*(folded(title, rows) if name in FOLDED else [f"**{title}**", "", *rows]), ""] if rows else []
+        lines += (
+            [*(folded(title, rows) if name in FOLDED else [f"**{title}**", "", *rows]), ""]
+            if rows
+            else []
+        )
     return "\n".join(lines)
 
 
@@ -157,9 +195,8 @@ def price(rows: pd.DataFrame, root: Path) -> str:
         rows: Its rows of the ledger. That which needs the fewest seeds counts.
         root: Folder that the paths of the tables start from.
 
-    Returns:
-        The text in brackets: without hours where the runs of the table differ in their number of seeds, and no number
-        above `MANY`. Empty if no number of seeds is known.
+    Returns: The text in brackets: without hours where the runs of the table differ in their number
+        of seeds, and no number above `MANY`. Empty if no number of seeds is known.
     """
     known = rows.dropna(subset="needed").sort_values("needed")
     if known.empty:
@@ -175,13 +212,18 @@ def price(rows: pd.DataFrame, root: Path) -> str:
 
 
 def remaining(ledger: pd.DataFrame, root: Path) -> str:
-    """Write as MyST which trends and numbers of the papers no table of real images has decided, and why.
+    """Write as MyST which trends and numbers of the papers no table of real images has decided, and
+    why.
 
     Args:
-        ledger: Table of ``fairlib ledger --csv``.
+        ledger: Table of ``whopays ledger --csv``.
         root: Folder that the paths of its tables start from.
     """
-    own = ledger[(ledger["reading"] == "printed") & (ledger["paper"] != "H") & ledger["kind"].isin(["trend", "number"])]
+    own = ledger[
+        (ledger["reading"] == "printed")
+        & (ledger["paper"] != "H")
+        & ledger["kind"].isin(["trend", "number"])
+    ]
     own = own[own["verdict"] != "not testable here"]
     real = own[own["evidence"].isin(SIZES[1:]) & own["decides"]]
     found = real.groupby("claim")["verdict"].agg(set)
@@ -198,7 +240,11 @@ def remaining(ledger: pd.DataFrame, root: Path) -> str:
         f"Of {total} trends and numbers of the papers that can be tested here, real images decide {total - left}.",
         "",
     ]
-    lines += [f"- {OPEN[reason]}: {len(names)}. {', '.join(names)}" for reason, names in why.items() if names]
+    lines += [
+        f"- {OPEN[reason]}: {len(names)}. {', '.join(names)}"
+        for reason, names in why.items()
+        if names
+    ]
     return "\n".join([*lines, ""])
 
 
@@ -208,7 +254,9 @@ def main(folder: str, ledger: str) -> None:
     found = pairs(table)
     for name, text in {"scale": lists(found), "remaining": remaining(table, project())}.items():
         Path(folder, f"{name}.md").write_text(text, encoding="utf-8")
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "book"}):  # Texts as texts, the same each time.
+    with matplotlib.rc_context(
+        {"svg.fonttype": "none", "svg.hashsalt": "book"}
+    ):  # Texts as texts, the same each time.
         figure(found).savefig(Path(folder, "scale.svg"), metadata={"Date": None})
 
 

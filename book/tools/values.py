@@ -1,8 +1,9 @@
-"""Numbers of the prose pages, computed from the recorded tables: a page's ``{{ name }}`` is what the function returns.
+"""Numbers of the prose pages, computed from the recorded tables: a page's ``{{ name }}`` is what
+the function returns.
 
-``python book/tools/values.py`` prints them all. A value is a function without arguments that returns a text; where the
-words beside it state a verdict, it asks the ledger for that verdict first, and the build fails where it says otherwise.
-"""
+``python book/tools/values.py`` prints them all. A value is a function without arguments that
+returns a text; where the words beside it state a verdict, it asks the ledger for that verdict
+first, and the build fails where it says otherwise."""
 
 from __future__ import annotations
 
@@ -12,32 +13,45 @@ from typing import Any
 
 import pandas as pd
 
-from fairlib import effects
 from fairlib.environment import project
-from fairlib.evidence import claims
-from fairlib.evidence.prose import points, right, verdict
 from fairlib.statistics import t_interval
+from whopays import claims, effects
+from whopays.prose import points, right, verdict
 
 VALUES: dict[str, Callable[[], str]] = {}
 """By name the functions of this file that give a value."""
 
 MATTHEW = ("results/pruning/matthew-effect-study.csv", "results/pruning/matthew-effect-utkface.csv")
-RESNET18, RESNET18_64 = (f"results/pruning/matthew-effect-{name}.csv" for name in ("resnet18", "64-resnet18"))
+RESNET18, RESNET18_64 = (
+    f"results/pruning/matthew-effect-{name}.csv" for name in ("resnet18", "64-resnet18")
+)
 RELUS = "results/linearization/who-pays-for-relus-study.csv"
 RACES = "results/linearization/who-pays-for-relus-races-all.csv"
 RACES_VGG19 = "results/linearization/who-pays-for-relus-networks-races-all.csv"
 BUDGET = "results/every-way/one-budget-utkface-all.csv"
-PATHS, PATHS_CLAIMS = ("results/benchmarks/two_paths.csv", "results/benchmarks/two_paths_claims.csv")
+PATHS, PATHS_CLAIMS = (
+    "results/benchmarks/two_paths.csv",
+    "results/benchmarks/two_paths_claims.csv",
+)
 MITIGATIONS = ("equal-loss", "equal-curvature", "accuracy-gap", "group-dro", "reweight")
 
-DATA = {"study": "digits", "utkface": "a part of the faces", "utkface-all": "faces", "resnet18": "faces in a ResNet-18"}
+DATA = {
+    "study": "digits",
+    "utkface": "a part of the faces",
+    "utkface-all": "faces",
+    "resnet18": "faces in a ResNet-18",
+}
 DATA |= {"races-all": "all faces", "celeba": "CelebA"}
 """By what the name of a table ends in the data in words."""
 YES, NO, OPEN = "supported", "no effect", "undecided"
 SAID: tuple[tuple[str, str, dict[str, str]], ...] = (
     ("H-bits-four", "every-way/fewer-bits", {"study": NO, "utkface-all": NO, "celeba": NO}),
     ("H-bits-two", "every-way/fewer-bits", {"study": YES, "utkface-all": YES, "celeba": NO}),
-    ("H-bits-finetuned", "every-way/fewer-bits", {"utkface-all": YES, "celeba": YES, "study": OPEN}),
+    (
+        "H-bits-finetuned",
+        "every-way/fewer-bits",
+        {"utkface-all": YES, "celeba": YES, "study": OPEN},
+    ),
     ("H-bits-equal-loss", "every-way/fewer-bits", {"study": YES, "utkface-all": YES, "celeba": NO}),
     ("H-bits-equal-loss-resnet18", "every-way/fewer-bits", {"resnet18": YES}),
     ("H-bits-resnet18", "every-way/fewer-bits", {"resnet18": "reversed"}),
@@ -51,15 +65,32 @@ SAID: tuple[tuple[str, str, dict[str, str]], ...] = (
     ("H-rank-whole-resnet18", "every-way/lower-rank-whole", {"resnet18": YES}),
     ("H-student", "every-way/a-smaller-student", {"study": YES, "utkface-all": YES, "celeba": NO}),
     ("H-student-resnet18", "every-way/a-smaller-student", {"resnet18": NO}),
-    ("H-student-teacher", "every-way/a-smaller-student", {"study": OPEN, "utkface-all": NO, "celeba": NO}),
+    (
+        "H-student-teacher",
+        "every-way/a-smaller-student",
+        {"study": OPEN, "utkface-all": NO, "celeba": NO},
+    ),
     ("H-student-teacher-resnet18", "every-way/a-smaller-student", {"resnet18": NO}),
-    ("H-budget-pair-prune", "every-way/one-budget", {"study": YES, "utkface-all": YES, "celeba": NO}),
-    ("H-budget-pair-quantize", "every-way/one-budget", {"study": YES, "utkface-all": YES, "celeba": NO}),
+    (
+        "H-budget-pair-prune",
+        "every-way/one-budget",
+        {"study": YES, "utkface-all": YES, "celeba": NO},
+    ),
+    (
+        "H-budget-pair-quantize",
+        "every-way/one-budget",
+        {"study": YES, "utkface-all": YES, "celeba": NO},
+    ),
     ("H-budget-small", "every-way/one-budget", {"study": OPEN, "utkface-all": YES, "celeba": NO}),
-    ("H-random-gates", "linearization/who-pays-for-relus", {"study": YES, "races-all": YES, "utkface": NO}),
+    (
+        "H-random-gates",
+        "linearization/who-pays-for-relus",
+        {"study": YES, "races-all": YES, "utkface": NO},
+    ),
     ("T-fig-1", "pruning/matthew-effect", {"study": YES, "utkface": YES, "resnet18": NO}),
 )
-"""Claims that a page's sentences rest on; by what the names of their tables end in, the verdict that the words need."""
+"""Claims that a page's sentences rest on; by what the names of their tables end in, the verdict
+that the words need."""
 
 
 @functools.cache
@@ -74,24 +105,31 @@ def listed(names: list[str]) -> str:
 
 
 def said(claim: str, path: str, expected: dict[str, str]) -> str:
-    """What the ledger says of a claim by each of its recorded tables, as Markdown with a link to it.
+    """What the ledger says of a claim by each of its recorded tables, as Markdown with a link to
+    it.
 
-    Args:
-        claim, path: Its id, and the path of its tables below ``results`` up to the hyphen before what names end in.
-        expected: By what a name ends in (`DATA`) the verdict that the words rest on.
+    Args: claim, path: Its id, and the path of its tables below ``results`` up to the hyphen before
+        what names end in. expected: By what a name ends in (`DATA`) the verdict that the words rest
+        on.
 
     Raises:
         ValueError: If a verdict is another, or a recorded table of the claim is not among them.
     """
     (own,) = (known for known in registered() if known.id == claim)
-    recorded = {name for name in own.tables.values() if name.startswith("results/") and (project() / name).is_file()}
+    recorded = {
+        name
+        for name in own.tables.values()
+        if name.startswith("results/") and (project() / name).is_file()
+    }
     if unsaid := recorded - {f"results/{path}-{end}.csv" for end in expected}:
         raise ValueError(f"{claim} is also tested by {', '.join(sorted(unsaid))}: name them")
     data: dict[str, list[str]] = {}
     for end, expect in expected.items():
         found = verdict(claim, f"results/{path}-{end}.csv", expect=expect)
         data.setdefault(found.verdict, []).append(DATA[end])
-    return f"[{claim}](#{claim}): " + ", ".join(f"*{word}* on {listed(on)}" for word, on in data.items())
+    return f"[{claim}](#{claim}): " + ", ".join(
+        f"*{word}* on {listed(on)}" for word, on in data.items()
+    )
 
 
 VALUES |= {f"said_{row[0].replace('-', '_')}": functools.partial(said, *row) for row in SAID}
@@ -120,7 +158,8 @@ def lost(path: str, groups: str, level: float, **where: Any) -> str:
 
 
 def certain(gains: pd.Series) -> pd.Series:
-    """Give back values by seed, for words that say they are above zero; refuse them if their interval is not.
+    """Give back values by seed, for words that say they are above zero; refuse them if their
+    interval is not.
 
     Raises:
         ValueError: If the 95 % interval of the mean reaches down to zero.
@@ -163,7 +202,9 @@ def resnet18_difference() -> str:
 
 @value
 def resnet18_64_difference() -> str:
-    return points(verdict("H-matthew-64-pixels", RESNET18_64, expect="undecided").interval, interval=True)
+    return points(
+        verdict("H-matthew-64-pixels", RESNET18_64, expect="undecided").interval, interval=True
+    )
 
 
 @value
@@ -192,7 +233,8 @@ def others_64_pixels() -> str:
 
 
 def _others(arm: str, level: float | None = 2) -> str:
-    """Of a hundred faces of Others those recognized, where all ways had the bytes of two bits a weight."""
+    """Of a hundred faces of Others those recognized, where all ways had the bytes of two bits a
+    weight."""
     return right(table(BUDGET), "Others", arm, level)
 
 
@@ -204,12 +246,15 @@ VALUES["budget_before"] = functools.partial(_others, "quantize", None)
 @value
 def budget_kept() -> str:
     verdict("H-budget-pair-quantize", BUDGET, expect="supported")
-    kept = effects.select(table(BUDGET), arm="prune + quantize", stage="compressed", level=2)["kept"]
+    kept = effects.select(table(BUDGET), arm="prune + quantize", stage="compressed", level=2)[
+        "kept"
+    ]
     return f"{kept.mean():.0%}"
 
 
 def _asian(arm: str, level: float | None = 0.12) -> str:
-    """Of a hundred faces of Asian those recognized by a ResNet-18 with an eighth of its weights in thin layers."""
+    """Of a hundred faces of Asian those recognized by a ResNet-18 with an eighth of its weights in
+    thin layers."""
     return right(table("results/every-way/lower-rank-whole-resnet18.csv"), "Asian", arm, level)
 
 
@@ -221,12 +266,16 @@ VALUES["asian_whole"] = functools.partial(_asian, "one energy")
 @value
 def capacity_small() -> str:
     verdict("H-capacity", "results/pruning/compression-or-capacity-study.csv", expect="reversed")
-    return lost("results/pruning/compression-or-capacity-study.csv", "smallest", 0.9, network="small dense")
+    return lost(
+        "results/pruning/compression-or-capacity-study.csv", "smallest", 0.9, network="small dense"
+    )
 
 
 @value
 def capacity_pruned() -> str:
-    return lost("results/pruning/compression-or-capacity-study.csv", "smallest", 0.9, network="pruned")
+    return lost(
+        "results/pruning/compression-or-capacity-study.csv", "smallest", 0.9, network="pruned"
+    )
 
 
 @value
@@ -251,13 +300,17 @@ def relus_others() -> str:
     verdict("D-fig-6-r18-snl-race", RACES, expect="supported")
     between = {race: t_interval(_dropped(race)) for race in ("Black", "Asian", "Indian")}
     if losing := [race for race, found in between.items() if found.low > 0]:
-        raise ValueError(f"the words say that no other race loses, the table that {losing} do: change the words")
+        raise ValueError(
+            f"the words say that no other race loses, the table that {losing} do: change the words"
+        )
     return points(certain(_dropped("Others")))
 
 
 @value
 def relus_others_before() -> str:
-    control = effects.select(table(RACES), method="linearize:snl", stage="control", split="test", group="Others")
+    control = effects.select(
+        table(RACES), method="linearize:snl", stage="control", split="test", group="Others"
+    )
     return points(control["accuracy"])
 
 
@@ -294,9 +347,14 @@ def gradient_correlation() -> str:
 @value
 def gradient_correlation_faces() -> str:
     faces = "results/explanation/group-gradients-utkface-all.csv"
-    between = {race: t_interval(_pruned(race, faces)) for race in ("White", "Black", "Asian", "Indian", "Others")}
+    between = {
+        race: t_interval(_pruned(race, faces))
+        for race in ("White", "Black", "Asian", "Indian", "Others")
+    }
     if (losing := [race for race, found in between.items() if found.low > 0]) != ["Others"]:
-        raise ValueError(f"the words say that Others alone loses, the table that {losing} do: change the words")
+        raise ValueError(
+            f"the words say that Others alone loses, the table that {losing} do: change the words"
+        )
     return _correlation("utkface-all")
 
 
@@ -366,7 +424,9 @@ def paths_changed() -> str:
 
 @value
 def bfloat16_accuracy() -> str:
-    found = table("results/benchmarks/precision.csv").set_index("statistic").loc["accuracy, average"]
+    found = (
+        table("results/benchmarks/precision.csv").set_index("statistic").loc["accuracy, average"]
+    )
     return f"{100 * found['estimate']:.1f} points (95 % interval {100 * found['low']:.1f} to {100 * found['high']:.1f})"
 
 
@@ -377,7 +437,9 @@ def claims_count() -> str:
 
 def _correlation(run: str) -> str:
     """How far the gradient norms of groups before pruning agree with what they lose."""
-    said = verdict("T-verbal-c2-gradient", f"results/explanation/group-gradients-{run}.csv", expect="supported")
+    said = verdict(
+        "T-verbal-c2-gradient", f"results/explanation/group-gradients-{run}.csv", expect="supported"
+    )
     return f"{said.interval.estimate:.2f}"
 
 
@@ -396,7 +458,13 @@ def _pruned(race: str, path: str, split: str = "test") -> pd.Series:
 
 def _dropped(race: str, path: str = RACES, **network: str) -> pd.Series:
     """What a race loses with one ReLU in fifty left, by seed."""
-    where = {"method": "linearize:snl", "stage": "compressed", "level": 0.02, "split": "test", "group": race}
+    where = {
+        "method": "linearize:snl",
+        "stage": "compressed",
+        "level": 0.02,
+        "split": "test",
+        "group": race,
+    }
     return effects.select(table(path), **where, **network)["drop"]
 
 
@@ -405,8 +473,12 @@ def _verdicts_by_path() -> pd.DataFrame:
 
 
 def _narrowed(path: str) -> str:
-    """By how much the mitigations narrow the gap between the best and the worst group, from the least to the most."""
-    found = [verdict(f"H-price-{name}", path, expect="supported").interval.estimate for name in MITIGATIONS]
+    """By how much the mitigations narrow the gap between the best and the worst group, from the
+    least to the most."""
+    found = [
+        verdict(f"H-price-{name}", path, expect="supported").interval.estimate
+        for name in MITIGATIONS
+    ]
     return f"{-100 * max(found):.0f} to {-100 * min(found):.0f} points"
 
 

@@ -1,4 +1,5 @@
-"""The audit: what compressing a model did to each group, with intervals, tests and everything needed to trust it."""
+"""The audit: what compressing a model did to each group, with intervals, tests and everything
+needed to trust it."""
 
 from __future__ import annotations
 
@@ -34,31 +35,37 @@ _BY_PAIRS = {"max": ["estimate", "low", "high"], "mean": ["pairs", "pairs_low", 
 class Report:
     """The findings of :func:`audit`.
 
-    Attributes:
-        table: Indexed by group, last row ``all`` (every sample): ``size``; ``accuracy_before accuracy_after drop
-            relative_drop loss_before loss_after excessive_loss``, each with ``_low`` and ``_high`` beside it; then the
-            diagnostics of the model before compression, ``gradient_norm gradient_noise_floor
-            gradient_debiased_square``.
-        contrasts: Every group against all others together, indexed by group: ``difference`` of the drops with ``_low``
-            and ``_high``, its ``p_value``, ``p_holm`` (corrected for the number of groups), ``detectable`` (the
-            difference that would have been missed half the time); then its accuracy as a share of the reference
-            group's, ``ratio_before`` and ``ratio_after``.
-        violations: Max-min over groups, indexed by ``excessive_loss`` (Eq. 3 of [T]), ``accuracy_before``,
-            ``accuracy_after`` and ``drop``: ``estimate low high null_mean p_value``, then the mean over all pairs of
-            groups, ``pairs pairs_low pairs_high``. NaN without two groups that are judged.
-        rates: Indexed by group and class: ``positives`` (samples of the class), ``selection_rate`` (predicted to be of
-            it), ``false_negative_rate`` and ``false_positive_rate``, each ``_before`` and ``_after`` with bounds.
-        flips: Indexed by group: ``changed`` predictions as a share with ``_low`` and ``_high``, and how many became
-            wrong (``lost``), right (``gained``), or wrong in another way (``other``).
-        calibration: Indexed by group: expected calibration error ``before`` and ``after``, and of each the mean and the
-            95th percentile for a perfectly calibrated model, ``_null_mean`` and ``_null_upper``.
+    Attributes: table: Indexed by group, last row ``all`` (every sample): ``size``;
+        ``accuracy_before accuracy_after drop
+            relative_drop loss_before loss_after excessive_loss``, each with ``_low`` and ``_high``
+            beside it; then the diagnostics of the model before compression, ``gradient_norm
+            gradient_noise_floor gradient_debiased_square``.
+        contrasts: Every group against all others together, indexed by group: ``difference`` of the
+            drops with ``_low`` and ``_high``, its ``p_value``, ``p_holm`` (corrected for the number
+            of groups), ``detectable`` (the difference that would have been missed half the time);
+            then its accuracy as a share of the reference group's, ``ratio_before`` and
+            ``ratio_after``.
+        violations: Max-min over groups, indexed by ``excessive_loss`` (Eq. 3 of [T]),
+            ``accuracy_before``, ``accuracy_after`` and ``drop``: ``estimate low high null_mean
+            p_value``, then the mean over all pairs of groups, ``pairs pairs_low pairs_high``. NaN
+            without two groups that are judged.
+        rates: Indexed by group and class: ``positives`` (samples of the class), ``selection_rate``
+            (predicted to be of it), ``false_negative_rate`` and ``false_positive_rate``, each
+            ``_before`` and ``_after`` with bounds.
+        flips: Indexed by group: ``changed`` predictions as a share with ``_low`` and ``_high``, and
+            how many became wrong (``lost``), right (``gained``), or wrong in another way
+            (``other``).
+        calibration: Indexed by group: expected calibration error ``before`` and ``after``, and of
+            each the mean and the 95th percentile for a perfectly calibrated model, ``_null_mean``
+            and ``_null_upper``.
         too_small: Groups with samples, but fewer than 10: in the tables, but not compared.
-        cost: Of torch modules what each costs to run, indexed by ``before`` and ``after``: the columns of
-            :func:`fairlib.cost`. Empty for others.
+        cost: Of torch modules what each costs to run, indexed by ``before`` and ``after``: the
+            columns of :func:`fairlib.cost`. Empty for others.
         provenance: Models, data, how they were fed, intervals, hardware and versions.
         notes: Warnings, and the reasons for what is NaN.
         train: The report on the training set, if one was given.
-        attributes: By name of an attribute the report on its groups, where the groups cross several.
+        attributes: By name of an attribute the report on its groups, where the groups cross
+            several.
 
     Example:
         >>> import tempfile, fairlib
@@ -93,55 +100,68 @@ class Report:
         return pages.sentence(self)
 
     def fairness(self, tau: float = 0.05, *, pairs: str = "max") -> pd.DataFrame:
-        r"""Decide whether the groups are treated alike, up to a tolerance, by the definitions of [B].
+        r"""Decide whether the groups are treated alike, up to a tolerance, by the definitions of
+        [B].
 
-        - *Performance* fairness (Definition 1): the accuracies :math:`A_a` after compression differ by at most
-          :math:`\tau`.
-        - *Degradation* fairness (Definition 3): the drops :math:`R_a = A_a^{before} - A_a` (Definition 2, the column
-          ``drop`` of the table) do.
+        - *Performance* fairness (Definition 1): the accuracies :math:`A_a` after compression differ
+          by at most :math:`\tau`.
+        - *Degradation* fairness (Definition 3): the drops :math:`R_a = A_a^{before} - A_a`
+          (Definition 2, the column ``drop`` of the table) do.
 
-        The definitions are about two groups. With more, either the largest difference decides or the mean over all
-        pairs. Nothing is called fair while a group is too small to be judged.
+        The definitions are about two groups. With more, either the largest difference decides or
+        the mean over all pairs. Nothing is called fair while a group is too small to be judged.
 
         Args:
             tau: Tolerance :math:`\tau`, at least 0.
             pairs: ``"max"`` for the largest difference, ``"mean"`` for the mean over all pairs.
 
-        Returns:
-            Indexed by ``performance`` and ``degradation``: ``difference low high`` and ``verdict``: ``"fair"`` if the
-            whole interval is at most :math:`\tau`, ``"unfair"`` if it lies above, ``"not computable"`` without two
-            groups that are judged, else ``"undecided"``.
+        Returns: Indexed by ``performance`` and ``degradation``: ``difference low high`` and
+            ``verdict``: ``"fair"`` if the whole interval is at most :math:`\tau`, ``"unfair"`` if
+            it lies above, ``"not computable"`` without two groups that are judged, else
+            ``"undecided"``.
 
         Raises:
             ValueError: If ``tau`` is negative or ``pairs`` is unknown.
         """
         check_number("tau", tau, 0)
         columns = lookup("choice of pairs", pairs, _BY_PAIRS)
-        rows = self.violations.loc[["accuracy_after", "drop"], columns].set_axis(["difference", "low", "high"], axis=1)
+        rows = self.violations.loc[["accuracy_after", "drop"], columns].set_axis(
+            ["difference", "low", "high"], axis=1
+        )
         rows.index = pd.Index(["performance", "degradation"], name="fairness")
-        conditions = [rows["difference"].isna(), rows["low"] > tau, (rows["high"] <= tau) & (not self.too_small)]
-        return rows.assign(verdict=np.select(conditions, ["not computable", "unfair", "fair"], "undecided"))
+        conditions = [
+            rows["difference"].isna(),
+            rows["low"] > tau,
+            (rows["high"] <= tau) & (not self.too_small),
+        ]
+        return rows.assign(
+            verdict=np.select(conditions, ["not computable", "unfair", "fair"], "undecided")
+        )
 
     def plot(self) -> Figure:
-        """Draw accuracy before and after, and excessive loss, of every group with its size and interval."""
-        from fairlib import plots
+        """Draw accuracy before and after, and excessive loss, of every group with its size and
+        interval."""
+        from fairlib.auditing import figure
 
-        return plots.audit(self.table)
+        return figure.draw(self.table)
 
     def to_json(self, path: str | Path) -> Path:
         """Write everything but the figure as JSON; NaN becomes null."""
         return _write(path, pages.as_json(self))
 
     def to_html(self, path: str | Path) -> Path:
-        """Write one self-contained HTML file, without scripts and without references to other files."""
+        """Write one self-contained HTML file, without scripts and without references to other
+        files."""
         return _write(path, pages.html(self))
 
     def to_markdown(self, path: str | Path) -> Path:
-        """Write the sentence, the table of groups and the caveats in Markdown, for a pull request."""
+        """Write the sentence, the table of groups and the caveats in Markdown, for a pull
+        request."""
         return _write(path, pages.markdown(self))
 
     def to_model_card(self, path: str | Path) -> Path:
-        """Write a model card: the results as ``model-index`` metadata, which model hubs read, above the Markdown."""
+        """Write a model card: the results as ``model-index`` metadata, which model hubs read, above
+        the Markdown."""
         return _write(path, pages.model_card(self))
 
     def _repr_html_(self) -> str:
@@ -172,48 +192,55 @@ def audit(
 ) -> Report:
     r"""Compare a model with its compressed version, group by group.
 
-    For group :math:`a` with samples :math:`D_a`, dense parameters :math:`\hat\theta` and compressed ones
-    :math:`\bar\theta`:
+    For group :math:`a` with samples :math:`D_a`, dense parameters :math:`\hat\theta` and compressed
+    ones :math:`\bar\theta`:
 
-    - ``drop`` is accuracy before minus accuracy after, ``relative_drop`` is the drop divided by accuracy before ([D]),
-      undefined where that is 0;
-    - ``excessive_loss`` is :math:`R(a) = J(\bar\theta; D_a) - J(\hat\theta; D_a)` in nats ([T] Eq. 2);
-    - the fairness violation is :math:`\xi(D) = \max_{a, a'} |R(a) - R(a')|` ([T] Eq. 3), and likewise the largest
-      differences of accuracies and of drops.
+    - ``drop`` is accuracy before minus accuracy after, ``relative_drop`` is the drop divided by
+      accuracy before ([D]), undefined where that is 0;
+    - ``excessive_loss`` is :math:`R(a) = J(\bar\theta; D_a) - J(\hat\theta; D_a)` in nats ([T] Eq.
+      2);
+    - the fairness violation is :math:`\xi(D) = \max_{a, a'} |R(a) - R(a')|` ([T] Eq. 3), and
+      likewise the largest differences of accuracies and of drops.
 
-    Intervals are over samples: scores for accuracies and rates (Wilson) and for drops (Tango), Student's corrected for
-    skewness for losses; see :mod:`fairlib.statistics` for these and for the tests. How often they are right is
-    measured: ``benchmarks/audit_coverage.py``.
+    Intervals are over samples: scores for accuracies and rates (Wilson) and for drops (Tango),
+    Student's corrected for skewness for losses; see :mod:`fairlib.statistics` for these and for the
+    tests. How often they are right is measured: ``benchmarks/audit_coverage.py``.
 
-    Args:
-        before: Dense model, which is not changed: a torch module, the path of an ONNX file, an estimator of
-            scikit-learn, a function from a batch of inputs to scores; or what a model said, logits or probabilities
-            ``(N, C)`` or labels ``(N,)``, as an array, a tensor or a data frame.
+    Args: before: Dense model, which is not changed: a torch module, the path of an ONNX file, an
+        estimator of
+            scikit-learn, a function from a batch of inputs to scores; or what a model said, logits
+            or probabilities ``(N, C)`` or labels ``(N,)``, as an array, a tensor or a data frame.
         after: Compressed model, likewise.
-        test: Samples on which accuracy and loss are measured. What models said needs only ``targets`` and ``groups``.
+        test: Samples on which accuracy and loss are measured. What models said needs only
+            ``targets`` and ``groups``.
         targets: Classes ``(N,)``, texts or codes, in the place of ``test``.
-        groups: Groups ``(N,)``, or a data frame of several attributes, which are crossed and reported one by one, too.
-        train: Training set, whose objective the theory is about; if given, ``report.train`` is the report on it.
-        diagnostics: Names of :data:`fairlib.diagnostics.DIAGNOSTICS`, computed for a module before compression.
-        scores: What the models give: ``"logits"``, ``"probabilities"``, ``"labels"``, or ``"auto"`` to tell by values.
+        groups: Groups ``(N,)``, or a data frame of several attributes, which are crossed and
+            reported one by one, too.
+        train: Training set, whose objective the theory is about; if given, ``report.train`` is the
+            report on it.
+        diagnostics: Names of :data:`fairlib.diagnostics.DIAGNOSTICS`, computed for a module before
+            compression.
+        scores: What the models give: ``"logits"``, ``"probabilities"``, ``"labels"``, or ``"auto"``
+            to tell by values.
         reference: Group whose accuracy the others' are divided by; by default the largest one.
-        latency: Whether the cost of torch modules has their latency, which takes seconds for the export of each.
+        latency: Whether the cost of torch modules has their latency, which takes seconds for the
+            export of each.
         level: Coverage of the intervals.
-        resamples: Number of permutations of a test, 20 or more; of losses fewer where there are more than 200,000.
+        resamples: Number of permutations of a test, 20 or more; of losses fewer where there are
+            more than 200,000.
         seed: Seed of the permutations, and of a model that draws.
 
-    Raises:
-        ValueError: If an argument is out of range, outputs do not match the classes of the data, the kind of scores is
+    Raises: ValueError: If an argument is out of range, outputs do not match the classes of the
+        data, the kind of scores is
             ambiguous, a diagnostic is unknown, or a group is called ``all``.
         TypeError: If an argument is of another type.
         FloatingPointError: If outputs are NaN or infinite.
 
-    Warns:
-        UserWarning: If the dense model does no better than always answering the most frequent class.
+    Warns: UserWarning: If the dense model does no better than always answering the most frequent
+        class.
 
-    Example:
-        Each of two groups has a feature of its own. Pruning half of the weights keeps those that the many use: none of
-        them loses anything, and the few are left guessing.
+    Example: Each of two groups has a feature of its own. Pruning half of the weights keeps those
+        that the many use: none of them loses anything, and the few are left guessing.
 
         >>> import torch, fairlib
         >>> signs = torch.tensor([1.0, -1.0]).repeat(50)
@@ -246,10 +273,17 @@ def audit(
         _check_data("test", test, {"targets": targets, "groups": groups})
         samples = samples_of(test)
         roles = {"before": before, "after": after}
-        said = [predictions(model, test, role, scores=scores, seed=seed) for role, model in roles.items()]
+        said = [
+            predictions(model, test, role, scores=scores, seed=seed)
+            for role, model in roles.items()
+        ]
         about = _of_modules(before, after, test)
-    if "all" in samples.group_names or any("all" in names for _, names in samples.attributes.values()):
-        raise ValueError("no group may be called 'all': that is the name of the row for all samples")
+    if "all" in samples.group_names or any(
+        "all" in names for _, names in samples.attributes.values()
+    ):
+        raise ValueError(
+            "no group may be called 'all': that is the name of the row for all samples"
+        )
     report = compare(samples, *said, reference=reference, **settings)
     report.provenance.update(about)
     if test is not None:
@@ -295,13 +329,22 @@ def compare(
     table = measures.table(quantities, samples.group_names, level)
     reference = reference or samples.group_names[int(sizes.argmax())]
     judged = np.flatnonzero(sizes >= JUDGED)
-    too_small = tuple(name for name, size in zip(samples.group_names, sizes, strict=True) if 0 < size < JUDGED)
+    too_small = tuple(
+        name for name, size in zip(samples.group_names, sizes, strict=True) if 0 < size < JUDGED
+    )
     names = [samples.group_names[code] for code in judged]
     excess = (after.loss - before.loss)[np.isin(groups, judged)]
     compared = {name: quantity.of(judged) for name, quantity in quantities.items()}
-    contrasts = measures.contrasts(compared["drop"], names, **settings).join(measures.ratios(table, reference))
+    contrasts = measures.contrasts(compared["drop"], names, **settings).join(
+        measures.ratios(table, reference)
+    )
     parts = {
-        name: compare(replace(samples, groups=codes, group_names=values, attributes={}), before, after, **settings)
+        name: compare(
+            replace(samples, groups=codes, group_names=values, attributes={}),
+            before,
+            after,
+            **settings,
+        )
         for name, (codes, values) in samples.attributes.items()
     }
     return Report(
@@ -324,7 +367,10 @@ def compare(
             "tests": f"studentized, {resamples} permutations (of many groups more), and intervals; Holm over groups",
             **environment.versions(),
         },
-        [*dict.fromkeys([*before.notes, *after.notes]), *_notes(samples, sizes, table, before, first)],
+        [
+            *dict.fromkeys([*before.notes, *after.notes]),
+            *_notes(samples, sizes, table, before, first),
+        ],
         attributes=parts,
     )
 
@@ -333,10 +379,14 @@ def _check_data(name: str, data: Any, others: Mapping[str, Any]) -> None:
     from fairlib.data import GroupedDataset
 
     if not isinstance(data, GroupedDataset):
-        raise TypeError(f"{name} must be a GroupedDataset (of splits, give splits.{name}), got {type(data).__name__}")
+        raise TypeError(
+            f"{name} must be a GroupedDataset (of splits, give splits.{name}), got {type(data).__name__}"
+        )
     for other, values in others.items():
         if values is not None:
-            raise TypeError(f"{other} stand in {name} already: give either {name} or targets= and groups=")
+            raise TypeError(
+                f"{other} stand in {name} already: give either {name} or targets= and groups="
+            )
 
 
 def _notes(
@@ -344,7 +394,11 @@ def _notes(
 ) -> list[str]:
     """What not to trust, and why."""
     notes = []
-    few = [f"{name} ({size})" for name, size in zip(samples.group_names, sizes, strict=True) if 0 < size < JUDGED]
+    few = [
+        f"{name} ({size})"
+        for name, size in zip(samples.group_names, sizes, strict=True)
+        if 0 < size < JUDGED
+    ]
     if few:
         notes.append(f"too small to be judged, with fewer than {JUDGED} samples: {', '.join(few)}")
     empty = [name for name, size in zip(samples.group_names, sizes, strict=True) if not size]
@@ -365,9 +419,15 @@ def _notes(
 
 
 def _diagnosed(
-    report: Report, before: Any, said: Predictions, test: GroupedDataset, diagnostics: Sequence[str], seed: int
+    report: Report,
+    before: Any,
+    said: Predictions,
+    test: GroupedDataset,
+    diagnostics: Sequence[str],
+    seed: int,
 ) -> pd.DataFrame:
-    """The report's table with the columns of the diagnostics; the reasons for NaN go into its notes."""
+    """The report's table with the columns of the diagnostics; the reasons for NaN go into its
+    notes."""
     from fairlib.diagnostics import DIAGNOSTICS, diagnose
 
     table = report.table
@@ -377,16 +437,25 @@ def _diagnosed(
             with held(before, "before", seed, report.notes):
                 columns, reason = diagnose(name, before, test)
         else:
-            given = "no torch module" if "parameters" not in said.about else f"its scores are {said.kind}"
-            columns = pd.DataFrame(columns=[f"{name}_{column}" for column in wanted.columns if column != name])
+            given = (
+                "no torch module"
+                if "parameters" not in said.about
+                else f"its scores are {said.kind}"
+            )
+            columns = pd.DataFrame(
+                columns=[f"{name}_{column}" for column in wanted.columns if column != name]
+            )
             reason = f"{name}: could not be computed for the model before compression ({given})"
         table = table.join(columns.astype(float))
         report.notes.extend([reason] if reason else [])
     return table
 
 
-def _cost(report: Report, before: Any, after: Any, test: GroupedDataset, latency: bool) -> pd.DataFrame:
-    """What torch modules cost to run; the reason for an empty table goes into the report's notes."""
+def _cost(
+    report: Report, before: Any, after: Any, test: GroupedDataset, latency: bool
+) -> pd.DataFrame:
+    """What torch modules cost to run; the reason for an empty table goes into the report's
+    notes."""
     from torch import nn
 
     from fairlib.network.cost import cost
@@ -408,7 +477,11 @@ def _of_modules(before: Any, after: Any, data: GroupedDataset) -> dict[str, Any]
     from fairlib.network import masks
     from fairlib.network.evaluation import placement
 
-    scale = "uint8 divided by 255" if data.inputs.dtype == torch.uint8 else f"{data.inputs.dtype} as they are"
+    scale = (
+        "uint8 divided by 255"
+        if data.inputs.dtype == torch.uint8
+        else f"{data.inputs.dtype} as they are"
+    )
     outside = f"; then mean {data.normalize[0]}, std {data.normalize[1]}" if data.normalize else ""
     pair = zip(WHEN, (before, after), strict=True)
     modules = {when: model for when, model in pair if isinstance(model, torch.nn.Module)}

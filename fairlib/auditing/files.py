@@ -1,4 +1,5 @@
-"""Audits of files: a table of what two models said, or two files of models and a folder of pictures."""
+"""Audits of files: a table of what two models said, or two files of models and a folder of
+pictures."""
 
 from __future__ import annotations
 
@@ -42,12 +43,12 @@ def audit_table(
 ) -> Report:
     """Audit what two models said, from columns of one table.
 
-    Rows without a target or a group are left out, and counted in a note. A prediction must be there in all others: a
-    model that answers for some people only is not the better for it.
+    Rows without a target or a group are left out, and counted in a note. A prediction must be there
+    in all others: a model that answers for some people only is not the better for it.
 
-    Args:
-        predictions: Path of a CSV, ``.xlsx`` or ``.parquet`` file, one row a sample.
-        before: Name of a column of labels, or of numbers: a score of the positive class, of two; or names of columns of
+    Args: predictions: Path of a CSV, ``.xlsx`` or ``.parquet`` file, one row a sample. before: Name
+        of a column of labels, or of numbers: a score of the positive class, of two; or names of
+        columns of
             scores, one for each class in its order.
         after: Likewise, of the compressed model.
         target: Name of the column of true classes.
@@ -56,41 +57,58 @@ def audit_table(
         positive: The positive class, of two; by default the last one.
         settings: Further arguments of :func:`fairlib.audit`.
 
-    Raises:
-        ValueError: If a column is unknown, a prediction is missing, or is no class and no number, scores do not match
-            the classes, no row is left, or :func:`fairlib.audit` refuses what it finds; names the row.
+    Raises: ValueError: If a column is unknown, a prediction is missing, or is no class and no
+        number, scores do not match
+            the classes, no row is left, or :func:`fairlib.audit` refuses what it finds; names the
+            row.
         FileNotFoundError: If there is no such file.
     """
     path = Path(predictions)
     if path.suffix.lower() in RUNS_CODE:
-        raise ValueError(f"{str(path)!r} may run code when it is read: write a table, DataFrame(...).to_csv(PATH)")
+        raise ValueError(
+            f"{str(path)!r} may run code when it is read: write a table, DataFrame(...).to_csv(PATH)"
+        )
     table = read_table(path, dict.fromkeys([target, *group, *before, *after]))
     unknown = {name: int(table[name].isna().sum()) for name in (target, *group)}
     known = table.dropna(subset=[*unknown])
     if known.empty:
-        raise ValueError(f"no row of {str(path)!r} has both a target ({target}) and a group ({', '.join(group)})")
+        raise ValueError(
+            f"no row of {str(path)!r} has both a target ({target}) and a group ({', '.join(group)})"
+        )
     truth = _plain(known[target])
     order = _ordered(truth, classes, positive)
     names = order or sorted(truth.unique())
     kind = settings.get("scores", "auto")
-    said = [_said(known[[*columns]], role, names, kind) for role, columns in (("before", before), ("after", after))]
+    said = [
+        _said(known[[*columns]], role, names, kind)
+        for role, columns in (("before", before), ("after", after))
+    ]
     targets = pd.Series(pd.Categorical(truth, order)) if order else truth
     report = audit(said[0], said[1], targets=targets, groups=known[[*group]], **settings)
     if len(known) < len(table):
         missing = ", ".join(f"{count} without {name}" for name, count in unknown.items() if count)
-        report.notes.insert(0, f"{len(table) - len(known)} of {len(table)} rows are left out: {missing}")
+        report.notes.insert(
+            0, f"{len(table) - len(known)} of {len(table)} rows are left out: {missing}"
+        )
     models = {"before": {"model": ", ".join(before)}, "after": {"model": ", ".join(after)}}
     report.provenance.update(models, data=digest(path))
     return report
 
 
-def _ordered(targets: pd.Series, classes: Sequence[str] | None, positive: str | None) -> Sequence[str] | None:
-    """Put the classes in the order of the scores, if it is known: as given, or the ``positive`` one of two last."""
+def _ordered(
+    targets: pd.Series, classes: Sequence[str] | None, positive: str | None
+) -> Sequence[str] | None:
+    """Put the classes in the order of the scores, if it is known: as given, or the ``positive`` one
+    of two last."""
     found = sorted(targets.dropna().unique())
     if positive and (len(found) != 2 or positive not in found):
-        raise ValueError(f"--positive must be one of two classes, got {positive!r}; there are {', '.join(found)}")
+        raise ValueError(
+            f"--positive must be one of two classes, got {positive!r}; there are {', '.join(found)}"
+        )
     if classes and (len(set(classes)) < len(classes) or not set(found) <= set(classes)):
-        raise ValueError(f"--classes must name each of {', '.join(found)} once, got {', '.join(classes)}")
+        raise ValueError(
+            f"--classes must name each of {', '.join(found)} once, got {', '.join(classes)}"
+        )
     return sorted(found, key=positive.__eq__) if positive else classes
 
 
@@ -104,7 +122,9 @@ def _said(columns: pd.DataFrame, role: str, names: Sequence[str], kind: str) -> 
             )
     labels = _plain(columns.iloc[:, 0])
     unknown = ~labels.isin(names)
-    numbers = columns.apply(lambda column: pd.to_numeric(column.str.replace(",", "."), errors="coerce"))
+    numbers = columns.apply(
+        lambda column: pd.to_numeric(column.str.replace(",", "."), errors="coerce")
+    )
     fractions = numbers.notna() & (numbers % 1 != 0)
     whole = not (unknown.any() and fractions.any(axis=None))
     if columns.shape[1] == 1 and (kind == "labels" or (kind == "auto" and whole)):
@@ -150,24 +170,20 @@ def audit_models(
 ) -> Report:
     """Audit two models from files on a folder of pictures.
 
-    Args:
-        before: Path of the dense model: ``.onnx``; or ``.safetensors``, weights for ``model`` or ``factory``.
-        after: Path of the compressed model, likewise.
-        images: Folder to which the paths of pictures are relative; none of them is for training.
-        target: Name of the attribute to predict.
-        group: Names of attributes; several are crossed.
-        table: Path of the table of attributes; by default ``people.csv`` in the folder.
-        file: Name of its column of paths.
-        size: Height and width of the pictures, in pixels.
-        normalize: What the models expect, if they do not normalize: ``"imagenet"``, or mean and std of R, G and B.
-        classes: Classes in the order of the models' outputs; by default the values of the target, sorted.
-        positive: The positive class, of two; by default the last one.
-        model: Name of a model of :func:`fairlib.build`.
-        factory: ``"package.module:function"``, which is imported and called without arguments, for a module.
-        settings: Further arguments of :func:`fairlib.audit`.
+    Args: before: Path of the dense model: ``.onnx``; or ``.safetensors``, weights for ``model`` or
+        ``factory``. after: Path of the compressed model, likewise. images: Folder to which the
+        paths of pictures are relative; none of them is for training. target: Name of the attribute
+        to predict. group: Names of attributes; several are crossed. table: Path of the table of
+        attributes; by default ``people.csv`` in the folder. file: Name of its column of paths.
+        size: Height and width of the pictures, in pixels. normalize: What the models expect, if
+        they do not normalize: ``"imagenet"``, or mean and std of R, G and B. classes: Classes in
+        the order of the models' outputs; by default the values of the target, sorted. positive: The
+        positive class, of two; by default the last one. model: Name of a model of
+        :func:`fairlib.build`. factory: ``"package.module:function"``, which is imported and called
+        without arguments, for a module. settings: Further arguments of :func:`fairlib.audit`.
 
-    Raises:
-        ValueError: If a file is no model, does not fit its module, the pictures or the classes; or the folder cannot be
+    Raises: ValueError: If a file is no model, does not fit its module, the pictures or the classes;
+        or the folder cannot be
             loaded as it is asked for (:func:`fairlib.load`); says which option would help.
         FileNotFoundError: If there is no such file.
         ImportError: If onnxruntime is missing.
@@ -175,18 +191,35 @@ def audit_models(
     paths = [check_model(path, (".onnx", ".safetensors")) for path in (before, after)]
     weights = [path for path in paths if path.suffix.lower() == ".safetensors"]
     if [model, factory].count(None) != (1 if weights else 2):
-        raise ValueError("--model or --factory is needed for .safetensors, which are weights, and for nothing else")
+        raise ValueError(
+            "--model or --factory is needed for .safetensors, which are weights, and for nothing else"
+        )
     from fairlib.data import load
 
     source = Path(table or Path(images, "people.csv"))
     order = _ordered(read_table(source, [target])[target], classes, positive)
-    folder = {"table": str(source), "images": str(images), "file": file, "classes": order, "normalize": normalize}
-    asked: dict[str, Any] = {"target": target, "group": [*group], "image_size": size, "fractions": (0, 0, 1)}
+    folder = {
+        "table": str(source),
+        "images": str(images),
+        "file": file,
+        "classes": order,
+        "normalize": normalize,
+    }
+    asked: dict[str, Any] = {
+        "target": target,
+        "group": [*group],
+        "image_size": size,
+        "fractions": (0, 0, 1),
+    }
     splits = load("folder", root="", near_duplicates="ignored", **asked, **folder)
-    models = [_module(path, splits.test, model, factory) if path in weights else path for path in paths]
+    models = [
+        _module(path, splits.test, model, factory) if path in weights else path for path in paths
+    ]
     settings.setdefault("diagnostics", ("gradient",) if paths[0] in weights else ())
     report = audit(models[0], models[1], splits.test, **settings)
-    left = ", ".join(f"{splits.report[key]} {why}" for key, why in _LEFT.items() if splits.report[key])
+    left = ", ".join(
+        f"{splits.report[key]} {why}" for key, why in _LEFT.items() if splits.report[key]
+    )
     if left:
         report.notes.insert(0, f"of {splits.report['found']} pictures are left out: {left}")
     for role, path in zip(("before", "after"), paths, strict=True):
@@ -220,6 +253,8 @@ def _made(factory: str) -> nn.Module:
     try:
         return getattr(importlib.import_module(module), function)()
     except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(f"--factory must be package.module:function, got {factory!r}: {error}") from error
+        raise ValueError(
+            f"--factory must be package.module:function, got {factory!r}: {error}"
+        ) from error
     finally:
         sys.path.pop(0)

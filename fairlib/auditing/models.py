@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fairlib.auditing.predictions import Predictions, Samples, array, from_labels, from_scores, is_scores, samples_of
+from fairlib.auditing.predictions import (
+    Predictions,
+    Samples,
+    array,
+    from_labels,
+    from_scores,
+    is_scores,
+    samples_of,
+)
 
 if TYPE_CHECKING:
     from torch import nn
@@ -21,11 +29,13 @@ if TYPE_CHECKING:
 _ALONE = 4  # Samples that a model is asked about again, alone.
 
 
-def predictions(model: Any, test: GroupedDataset, role: str, *, scores: str = "auto", seed: int = 0) -> Predictions:
+def predictions(
+    model: Any, test: GroupedDataset, role: str, *, scores: str = "auto", seed: int = 0
+) -> Predictions:
     """Ask a model about every sample of a data set, or read what it said.
 
-    Args:
-        model: Torch module, path of an ONNX file, estimator of scikit-learn, function from a batch of inputs to
+    Args: model: Torch module, path of an ONNX file, estimator of scikit-learn, function from a
+        batch of inputs to
             scores, or the scores themselves (:func:`from_scores`).
         test: Samples.
         role: ``"before"`` or ``"after"``.
@@ -37,7 +47,9 @@ def predictions(model: Any, test: GroupedDataset, role: str, *, scores: str = "a
     """
     samples = samples_of(test)
     if isinstance(model, type):
-        raise TypeError(f"{role} must be {_AUDITABLE}, got {type(model).__name__}: give an instance, not the class")
+        raise TypeError(
+            f"{role} must be {_AUDITABLE}, got {type(model).__name__}: give an instance, not the class"
+        )
     if "torch" in sys.modules and isinstance(model, sys.modules["torch"].nn.Module):
         return _from_module(model, test, samples, role, scores, seed)
     if isinstance(model, str | Path):
@@ -52,7 +64,11 @@ def predictions(model: Any, test: GroupedDataset, role: str, *, scores: str = "a
     elif callable(model):
         call, about = model, {"model": getattr(model, "__qualname__", type(model).__name__)}
     else:
-        hint = ": put a state_dict into a module first (fairlib.restore)" if isinstance(model, Mapping) else ""
+        hint = (
+            ": put a state_dict into a module first (fairlib.restore)"
+            if isinstance(model, Mapping)
+            else ""
+        )
         raise TypeError(f"{role} must be {_AUDITABLE}, got {type(model).__name__}{hint}")
     found = _called(call, test, role)
     return replace(from_scores(found, samples, role, scores=scores, strict=False), about=about)
@@ -67,7 +83,8 @@ _AUDITABLE = (
 def _from_module(
     model: nn.Module, test: GroupedDataset, samples: Samples, role: str, scores: str, seed: int
 ) -> Predictions:
-    """Ask a torch module, and whether it answers twice alike; what it changed in its buffers is put back."""
+    """Ask a torch module, and whether it answers twice alike; what it changed in its buffers is put
+    back."""
     import torch
 
     from fairlib.network.evaluation import evaluation_mode, outputs, placement
@@ -79,11 +96,17 @@ def _from_module(
             found = outputs(model, test)
         except RuntimeError as error:
             shape = tuple(test.inputs.shape[1:])
-            raise ValueError(f"{role} does not take inputs {shape} of the test set: {error}") from error
+            raise ValueError(
+                f"{role} does not take inputs {shape} of the test set: {error}"
+            ) from error
         few = torch.arange(min(_ALONE, len(test)))
 
         def asked(parts: Sequence[Any]) -> Any:
-            return torch.cat([model(test.batch(rows, dtype=dtype, device=device)) for rows in parts]).double().cpu()
+            return (
+                torch.cat([model(test.batch(rows, dtype=dtype, device=device)) for rows in parts])
+                .double()
+                .cpu()
+            )
 
         with evaluation_mode(model), torch.inference_mode():
             first, second = asked([few]), asked([few])
@@ -92,9 +115,13 @@ def _from_module(
             except (RuntimeError, ValueError):  # It takes no batch of one.
                 alone = torch.full_like(first, float("nan"))
         if not torch.allclose(first, second, rtol=1e-3, atol=1e-5):
-            notes.append(f"the model {role} compression draws at random: it answers the same samples differently")
+            notes.append(
+                f"the model {role} compression draws at random: it answers the same samples differently"
+            )
         elif not torch.allclose(first, alone, rtol=1e-2, atol=1e-4):
-            notes.append(f"the model {role} compression looks at its batch: it answers a sample alone differently")
+            notes.append(
+                f"the model {role} compression looks at its batch: it answers a sample alone differently"
+            )
     said = from_scores(found.numpy(), samples, role, scores=scores, strict=False)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     about = {"model": type(model).__name__, "parameters": parameters}
@@ -103,7 +130,8 @@ def _from_module(
 
 @contextmanager
 def held(model: nn.Module, role: str, seed: int, notes: list[str]) -> Iterator[None]:
-    """Hold what a model changes: its buffers are put back, with a note, and so are the random generators.
+    """Hold what a model changes: its buffers are put back, with a note, and so are the random
+    generators.
 
     Args:
         model: Torch module.
@@ -119,7 +147,11 @@ def held(model: nn.Module, role: str, seed: int, notes: list[str]) -> Iterator[N
             torch.manual_seed(seed)
             yield
     finally:
-        changed = [name for name, buffer in model.named_buffers() if not torch.equal(buffer, before.get(name, buffer))]
+        changed = [
+            name
+            for name, buffer in model.named_buffers()
+            if not torch.equal(buffer, before.get(name, buffer))
+        ]
         with torch.no_grad():
             for name in changed:
                 model.get_buffer(name).copy_(before[name])
@@ -133,21 +165,29 @@ def _called(call: Callable, test: GroupedDataset, role: str) -> np.ndarray:
 
     from fairlib.network.evaluation import passes
 
-    parts = [array(call(test.batch(rows, dtype=torch.float32))) for rows in passes(test, torch.device("cpu"))]
+    parts = [
+        array(call(test.batch(rows, dtype=torch.float32)))
+        for rows in passes(test, torch.device("cpu"))
+    ]
     if any(part.ndim == 0 or part.ndim > 2 for part in parts):
-        raise ValueError(f"{role} must give scores (N, C) or labels (N,) of a batch, it gives {parts[0].shape}")
+        raise ValueError(
+            f"{role} must give scores (N, C) or labels (N,) of a batch, it gives {parts[0].shape}"
+        )
     return np.concatenate(parts)
 
 
 def _estimator(model: Any, samples: Samples, role: str) -> Callable:
-    """An estimator as a function of a batch; its classes are those of the data, by name or by code."""
+    """An estimator as a function of a batch; its classes are those of the data, by name or by
+    code."""
 
     def call(batch: Any) -> Any:
         flat = batch.flatten(1).numpy()
         if not hasattr(model, "predict_proba"):
             return model.predict(flat)
         scores = model.predict_proba(flat)
-        codes = from_labels(np.asarray(model.classes_), replace(samples, targets=np.arange(len(scores[0]))), role)
+        codes = from_labels(
+            np.asarray(model.classes_), replace(samples, targets=np.arange(len(scores[0]))), role
+        )
         whole = np.zeros((len(scores), len(samples.target_names)))
         whole[:, codes.labels] = scores
         return whole

@@ -1,4 +1,5 @@
-"""ONNX models as functions from a batch to scores, run by onnxruntime on the CPU; and which files are models."""
+"""ONNX models as functions from a batch to scores, run by onnxruntime on the CPU; and which files
+are models."""
 
 import glob
 import hashlib
@@ -50,16 +51,15 @@ def session(path: str | Path) -> tuple[Callable[[Any], np.ndarray], dict[str, An
     Args:
         path: Path of the file ``.onnx``. Weights beside it (``.onnx.data``) belong to it.
 
-    Returns:
-        A function from a batch ``(N, C, H, W)`` or ``(N, D)``, an array or a tensor on the CPU, to what the model says,
-        ``(N, C)`` or ``(N,)``; and a description of the model, with the bytes and the SHA-256 of its file (with weights
-        beside it, of both in a row). Inputs are rounded to the model's type; for uint8 those in [0, 1] are multiplied
-        by 255. Where it takes channels last, they are moved there; a batch of fixed size is filled up. Of several
-        outputs the first matrix of floats is taken.
+    Returns: A function from a batch ``(N, C, H, W)`` or ``(N, D)``, an array or a tensor on the
+        CPU, to what the model says, ``(N, C)`` or ``(N,)``; and a description of the model, with
+        the bytes and the SHA-256 of its file (with weights beside it, of both in a row). Inputs are
+        rounded to the model's type; for uint8 those in [0, 1] are multiplied by 255. Where it takes
+        channels last, they are moved there; a batch of fixed size is filled up. Of several outputs
+        the first matrix of floats is taken.
 
-    Raises:
-        ImportError: If onnxruntime is missing; says how to install it.
-        ValueError: If the file is no ONNX model that onnxruntime can run, or it has several inputs; when it is called,
+    Raises: ImportError: If onnxruntime is missing; says how to install it. ValueError: If the file
+        is no ONNX model that onnxruntime can run, or it has several inputs; when it is called,
             if inputs have another shape than it takes; says how to make them fit.
         FileNotFoundError: If there is no such file.
 
@@ -70,7 +70,9 @@ def session(path: str | Path) -> tuple[Callable[[Any], np.ndarray], dict[str, An
     try:
         import onnxruntime
     except ImportError as error:
-        raise ImportError(f"to run {str(path)!r} needs onnxruntime: pip install 'who-pays[audit]'") from error
+        raise ImportError(
+            f"to run {str(path)!r} needs onnxruntime: pip install 'who-pays[audit]'"
+        ) from error
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4  # What it logs below it raises, too.
     try:
@@ -80,7 +82,9 @@ def session(path: str | Path) -> tuple[Callable[[Any], np.ndarray], dict[str, An
     inputs, output = model.get_inputs(), _scores(path.name, model.get_outputs())
     if len(inputs) != 1 or inputs[0].type not in INPUTS:
         found = ", ".join(f"{one.name} {one.type}" for one in inputs)
-        raise ValueError(f"{path.name} must have one input, of type {', '.join(INPUTS)}; it has {found}")
+        raise ValueError(
+            f"{path.name} must have one input, of type {', '.join(INPUTS)}; it has {found}"
+        )
     size = inputs[0].shape[0] if inputs[0].shape else None
 
     def call(batch: Any) -> np.ndarray:
@@ -97,19 +101,29 @@ def session(path: str | Path) -> tuple[Callable[[Any], np.ndarray], dict[str, An
         found = np.concatenate(parts)
         return found.reshape(len(found), -1) if found.ndim > 2 else found
 
-    return call, {**_described(path), "producer": model.get_modelmeta().producer_name, "output": output}
+    return call, {
+        **_described(path),
+        "producer": model.get_modelmeta().producer_name,
+        "output": output,
+    }
 
 
 def _scores(name: str, outputs: list) -> str:
-    """Choose the output that is scores: a matrix of floats, else floats, else the first tensor (labels)."""
+    """Choose the output that is scores: a matrix of floats, else floats, else the first tensor
+    (labels)."""
     floats = [one for one in outputs if one.type in INPUTS and one.type != "tensor(uint8)"]
     matrices = [one for one in floats if len(one.shape) == 2]
     candidates = matrices or floats or [one for one in outputs if one.type.startswith("tensor")]
     if not candidates:
-        raise ValueError(f"{name} must give a tensor of scores or labels, it gives {[one.type for one in outputs]}")
+        raise ValueError(
+            f"{name} must give a tensor of scores or labels, it gives {[one.type for one in outputs]}"
+        )
     if len(candidates) > 1:
         several = ", ".join(one.name for one in candidates)
-        warnings.warn(f"{name} has several outputs that could be scores ({several}): the first is taken", stacklevel=3)
+        warnings.warn(
+            f"{name} has several outputs that could be scores ({several}): the first is taken",
+            stacklevel=3,
+        )
     return candidates[0].name
 
 
@@ -123,7 +137,11 @@ def _fitted(values: np.ndarray, wanted: Any, name: str) -> np.ndarray:
     if len(shape) != values.ndim or any(wrong):
         takes, got = (f"(N, {', '.join(map(str, sizes[1:]))})" for sizes in (shape, values.shape))
         scaled = len(shape) == values.ndim == 4 and not wrong[0] and shape[2] == shape[3]
-        hint = f"give --size {shape[2]} (image_size={shape[2]})" if scaled else "export it for such inputs"
+        hint = (
+            f"give --size {shape[2]} (image_size={shape[2]})"
+            if scaled
+            else "export it for such inputs"
+        )
         raise ValueError(f"{name} takes inputs {takes}, got {got}: {hint}")
     if kind is np.uint8:
         if values.min() < 0 or values.max() > 1:
@@ -136,4 +154,8 @@ def _described(path: Path) -> dict[str, Any]:
     """Name, bytes and SHA-256 of a model, with the weights that exporters write beside it."""
     files = [path, *sorted(path.parent.glob(f"{glob.escape(path.name)}[._]data"))]
     content = b"".join(file.read_bytes() for file in files)
-    return {"model": path.name, "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    return {
+        "model": path.name,
+        "bytes": len(content),
+        "sha256": hashlib.sha256(content).hexdigest(),
+    }

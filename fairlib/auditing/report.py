@@ -1,8 +1,9 @@
-"""How an audit is shown: a sentence, one self-contained HTML page, Markdown, a model card, plain data.
+"""How an audit is shown: a sentence, one self-contained HTML page, Markdown, a model card, plain
+data.
 
-No number of the audit is computed here. What others named (groups, classes, files) is shown as it is, with control
-characters and marks of the direction of writing as visible escapes, and can break neither a page nor a table.
-"""
+No number of the audit is computed here. What others named (groups, classes, files) is shown as it
+is, with control characters and marks of the direction of writing as visible escapes, and can break
+neither a page nor a table."""
 
 import html as markup
 import json
@@ -19,7 +20,8 @@ Report: TypeAlias = Any
 """A :class:`fairlib.Report`, which imports this module."""
 
 Columns = Mapping[str, tuple[str, float, str]]
-"""By column of a table its heading, the factor and the format of its numbers (``"p"``: a p-value)."""
+"""By column of a table its heading, the factor and the format of its numbers (``"p"``: a
+p-value)."""
 
 _GROUPS: Columns = {
     "size": ("samples", 1, ",.0f"),
@@ -43,24 +45,33 @@ _CAVEAT = (
     "One model, one test set, groups as they are labelled: another training run or other samples can give other "
     "numbers. A difference that cannot be told from chance is no proof of fairness."
 )
-_UNSEEN = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060\u2066-\u2069\ufeff\ud800-\udfff]")
+_UNSEEN = re.compile(
+    "[\x00-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060\u2066-\u2069\ufeff\ud800-\udfff]"
+)
 _TABLES = ("contrasts", "violations", "rates", "flips", "calibration", "cost")
 _NAMED = 5  # Groups of a list that a sentence names.
 
 
 def sentence(report: Report) -> str:
-    """Say whom compression cost most, whether that is beyond chance, and what would have been missed, as plain text.
+    """Say whom compression cost most, whether that is beyond chance, and what would have been
+    missed, as plain text.
 
-    Points are of accuracy, with their interval in brackets. Beyond chance is a corrected p-value of at most 1 minus the
-    level of the intervals. A second sentence names groups that are too small to be judged.
-    """
+    Points are of accuracy, with their interval in brackets. Beyond chance is a corrected p-value of
+    at most 1 minus the level of the intervals. A second sentence names groups that are too small to
+    be judged."""
     return _said(report, _visible)
 
 
 def as_json(report: Report) -> str:
-    """Write everything but the figure as JSON: tables as lists of rows, null for what is not finite."""
-    text = json.dumps(_data(report), default=lambda one: one.item() if isinstance(one, np.generic) else str(one))
-    return json.dumps(json.loads(text, parse_constant=lambda _: None), indent=1, allow_nan=False) + "\n"
+    """Write everything but the figure as JSON: tables as lists of rows, null for what is not
+    finite."""
+    text = json.dumps(
+        _data(report), default=lambda one: one.item() if isinstance(one, np.generic) else str(one)
+    )
+    return (
+        json.dumps(json.loads(text, parse_constant=lambda _: None), indent=1, allow_nan=False)
+        + "\n"
+    )
 
 
 def html(report: Report) -> str:
@@ -78,18 +89,35 @@ def html(report: Report) -> str:
     def seen(value: Any) -> Any:
         return value if hasattr(value, "__html__") else _visible(value)
 
-    pages = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined, finalize=seen)
-    pages.globals |= {"grid": _grid, "figure": _figure, "about": _about, "level": _level, "GROUPS": _GROUPS}
+    pages = Environment(
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=StrictUndefined,
+        finalize=seen,
+    )
+    pages.globals |= {
+        "grid": _grid,
+        "figure": _figure,
+        "about": _about,
+        "level": _level,
+        "GROUPS": _GROUPS,
+    }
     pages.globals |= {"told": lambda part: Markup(_said(part, _strong)), "CONTRASTS": _CONTRASTS}
     template = Path(__file__).with_name("report.html.jinja").read_text(encoding="utf-8")
     return pages.from_string(template).render(report=report) + "\n"
 
 
 def markdown(report: Report) -> str:
-    """Write the sentence, a table of groups, the notes and a caveat, short enough for a pull request."""
+    """Write the sentence, a table of groups, the notes and a caveat, short enough for a pull
+    request."""
     shown = ["size", "accuracy_before", "accuracy_after", "drop"]
-    columns = {name: _GROUPS[name] for name in shown} | {"p_holm": ("p, drop against all others", 1.0, "p")}
-    table = _grid(report.table[[*shown, "drop_low", "drop_high"]].join(report.contrasts["p_holm"]), columns)
+    columns = {name: _GROUPS[name] for name in shown} | {
+        "p_holm": ("p, drop against all others", 1.0, "p")
+    }
+    table = _grid(
+        report.table[[*shown, "drop_low", "drop_high"]].join(report.contrasts["p_holm"]), columns
+    )
     rows = [["group", *table], ["---", *["---:"] * len(table.columns)]]
     rows += [[_literal(name), *cells] for name, *cells in table.itertuples(name=None)]
     parts = [
@@ -103,12 +131,17 @@ def markdown(report: Report) -> str:
 
 
 def model_card(report: Report) -> str:
-    """Write the accuracy of every group as ``model-index``, the metadata that model hubs read, above the Markdown."""
+    """Write the accuracy of every group as ``model-index``, the metadata that model hubs read,
+    above the Markdown."""
     import yaml
 
     known = report.table[report.table["size"] > 0].rename({"all": "all samples"})
     metrics = [
-        {"type": "accuracy", "name": f"accuracy of {_visible(name)} {role} compression", "value": round(value, 4)}
+        {
+            "type": "accuracy",
+            "name": f"accuracy of {_visible(name)} {role} compression",
+            "value": round(value, 4),
+        }
         for role in ("before", "after")
         for name, value in known[f"accuracy_{role}"].to_dict().items()
     ]
@@ -119,23 +152,30 @@ def model_card(report: Report) -> str:
         "metrics": metrics,
     }
     index = [{"name": _visible(model.get("model", "compressed model")), "results": [result]}]
-    front = yaml.safe_dump({"model-index": index}, sort_keys=False, allow_unicode=True, width=math.inf)
+    front = yaml.safe_dump(
+        {"model-index": index}, sort_keys=False, allow_unicode=True, width=math.inf
+    )
     return f"---\n{front}---\n\n{markdown(report)}"
 
 
 def fragment(report: Report) -> str:
-    """Write the sentence, the notes and the two main tables as HTML, for the output of a notebook."""
+    """Write the sentence, the notes and the two main tables as HTML, for the output of a
+    notebook."""
     notes = "".join(f"<li>{_escaped(note)}</li>" for note in report.notes)
     parts = [f"<p>{_said(report, _strong)}</p>", f"<ul>{notes}</ul>" if notes else ""]
     parts += [
-        _grid(frame, columns).rename(_visible).rename_axis(index=None, columns="group").to_html(border=0)
+        _grid(frame, columns)
+        .rename(_visible)
+        .rename_axis(index=None, columns="group")
+        .to_html(border=0)
         for frame, columns in ((report.table, _GROUPS), (report.contrasts, _CONTRASTS))
     ]
     return "\n".join(filter(None, parts)) + "\n"
 
 
 def _said(report: Report, name: Callable[[str], str]) -> str:
-    """The sentence, with the names of groups written by a function; nothing else in it needs an escape."""
+    """The sentence, with the names of groups written by a function; nothing else in it needs an
+    escape."""
     known = report.contrasts.dropna(subset=["difference"])
     said = _compared(report, known, name) if len(known) else _alone(report, name)
     if few := report.too_small:
@@ -147,16 +187,27 @@ def _alone(report: Report, name: Callable[[str], str]) -> str:
     """What to say where no two groups are compared."""
     who, row, why = "all", report.table.loc["all"], "no group can be judged"
     for judged in report.contrasts.index:
-        who, row, why = name(judged), report.table.loc[judged], "there is no other group to compare it with"
+        who, row, why = (
+            name(judged),
+            report.table.loc[judged],
+            "there is no other group to compare it with",
+        )
     return f"{'cost' if row['drop'] > 0 else 'gave'} {who} ({row['size']:,.0f} samples) {_cost(row)}; {why}"
 
 
 def _compared(report: Report, known: pd.DataFrame, name: Callable[[str], str]) -> str:
     """What to say where groups are compared."""
-    drops, judged = report.table["drop"][known.index], " that can be judged" if report.too_small else ""
+    drops, judged = (
+        report.table["drop"][known.index],
+        " that can be judged" if report.too_small else "",
+    )
     if np.ptp(drops) < 1e-9:
         least = known["detectable"].idxmax()
-        alike = f"every group{judged} by {_points(-drops[least])[0]} points" if drops[least] else f"no group{judged}"
+        alike = (
+            f"every group{judged} by {_points(-drops[least])[0]} points"
+            if drops[least]
+            else f"no group{judged}"
+        )
         return f"changed the accuracy of {alike}; for {name(least)}, {_missed(known['detectable'][least])}"
     worst, two, beyond = drops.idxmax(), len(known) == 2, _beyond(report)
     row, found = report.table.loc[worst], known.loc[worst]
@@ -169,14 +220,20 @@ def _compared(report: Report, known: pd.DataFrame, name: Callable[[str], str]) -
     said = f"{lost if row['drop'] > 0 else gained} than {others}, which {verdict} ({p}); {_missed(found['detectable'])}"
     if further := [other for other in beyond if other != worst]:
         too = "too, " if worst in beyond else ""
-        said += f"; {_listed(further, name)} fared worse than all others together, {too}beyond chance"
+        said += (
+            f"; {_listed(further, name)} fared worse than all others together, {too}beyond chance"
+        )
     return said
 
 
 def _beyond(report: Report) -> list[str]:
     """The groups that fared worse than all others together, beyond chance."""
     contrasts = report.contrasts
-    return [*contrasts.index[(contrasts["difference"] > 0) & (contrasts["p_holm"] <= 1 - _level(report))]]
+    return [
+        *contrasts.index[
+            (contrasts["difference"] > 0) & (contrasts["p_holm"] <= 1 - _level(report))
+        ]
+    ]
 
 
 def _level(report: Report) -> float:
@@ -211,9 +268,12 @@ def _p(value: float) -> str:
 
 
 def _grid(frame: pd.DataFrame, columns: Columns) -> pd.DataFrame:
-    """A table as texts under its headings, bounds beside their estimate, without columns that are all NaN."""
+    """A table as texts under its headings, bounds beside their estimate, without columns that are
+    all NaN."""
     rows = frame.to_dict("records")
-    known = {name: how for name, how in columns.items() if name in frame and frame[name].notna().any()}
+    known = {
+        name: how for name, how in columns.items() if name in frame and frame[name].notna().any()
+    }
     cells = {how[0]: [_cell(row, name, *how[1:]) for row in rows] for name, how in known.items()}
     return pd.DataFrame(cells, frame.index)
 
@@ -239,15 +299,24 @@ def _about(provenance: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _figure(report: Report) -> dict[str, Any]:
-    """The judged groups from the largest drop to the smallest, and the axis: its ends and its ticks."""
-    judged = report.table.loc[report.contrasts.index].sort_values("drop", ascending=False, kind="stable")
+    """The judged groups from the largest drop to the smallest, and the axis: its ends and its
+    ticks."""
+    judged = report.table.loc[report.contrasts.index].sort_values(
+        "drop", ascending=False, kind="stable"
+    )
     ends = [0, report.table.loc["all", "drop"]]
     low, high = min(*ends, *judged["drop_low"]), max(*ends, *judged["drop_high"])
     high = max(high, low + 1e-6)
     steps = (factor * 10.0**power for power in range(-7, 1) for factor in (1, 2, 5))
     step = next(step for step in steps if (high - low) / step <= 6)
     ticks = step * np.arange(math.ceil(low / step), math.floor(high / step) + 1)
-    return {"rows": judged.to_dict("index"), "low": low, "high": high, "ticks": ticks, "beyond": _beyond(report)}
+    return {
+        "rows": judged.to_dict("index"),
+        "low": low,
+        "high": high,
+        "ticks": ticks,
+        "beyond": _beyond(report),
+    }
 
 
 def _data(report: Report) -> dict[str, Any]:
@@ -262,7 +331,8 @@ def _data(report: Report) -> dict[str, Any]:
 
 
 def _visible(value: object) -> str:
-    r"""A text with control characters, line breaks and marks of direction as escapes: that of NUL is \x00."""
+    r"""A text with control characters, line breaks and marks of direction as escapes: that of NUL
+    is \x00."""
     return _UNSEEN.sub(lambda found: found[0].encode("unicode_escape").decode(), str(value))
 
 
@@ -277,4 +347,6 @@ def _strong(name: str) -> str:
 def _literal(value: object) -> str:
     """A text as Markdown that shows it, in a table or elsewhere."""
     text = re.sub(r"[\\`*_{}\[\]|~#$]", r"\\\g<0>", markup.escape(_visible(value), quote=False))
-    return text.replace("@", "@<!-- -->")  # Else a group could be somebody's name in a pull request.
+    return text.replace(
+        "@", "@<!-- -->"
+    )  # Else a group could be somebody's name in a pull request.

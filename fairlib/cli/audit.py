@@ -12,14 +12,18 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fairlib.evidence import runs
-
 if TYPE_CHECKING:
     from fairlib.auditing import Report
 
 _WRITTEN = ("to_html", "to_json", "to_markdown", "to_model_card")
 _OF_IMAGES = ("table", "file", "size", "normalize", "model", "factory")
-_COMPARED = {">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le, "at": operator.gt}
+_COMPARED = {
+    ">": operator.gt,
+    ">=": operator.ge,
+    "<": operator.lt,
+    "<=": operator.le,
+    "at": operator.gt,
+}
 _GAPS = {"gap": "estimate", "p": "p_value", "unfair": "low"}
 _MEASURES = {"drop": "drop", "accuracy": "accuracy_after", "loss": "excessive_loss"}
 _CONDITION = re.compile(
@@ -28,43 +32,115 @@ _CONDITION = re.compile(
 )
 
 
+class AuditError(Exception):
+    """Raised where an audit cannot be carried out; ``status`` is the exit status of the command."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+
 def add(commands: Any) -> None:
     """Add the command to the parser of all commands."""
     audit = commands.add_parser(
         "audit",
         help="say what compression did to each group, from predictions or models",
         usage="fairlib audit PREDICTIONS|--images DIR --target COLUMN --group COLUMN --before WHAT --after WHAT ...",
-        description=inspect.cleandoc(_audit.__doc__ or ""),
+        description=inspect.cleandoc(run.__doc__ or ""),
         epilog=inspect.cleandoc(_condition.__doc__ or ""),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         argument_default=argparse.SUPPRESS,  # The defaults are those of the functions.
     )
     add, source = audit.add_argument, audit.add_mutually_exclusive_group(required=True)
-    source.add_argument("predictions", nargs="?", help="CSV, .xlsx or .parquet file with a row for each sample")
-    source.add_argument("--images", metavar="DIR", help="pictures to ask two models about, none of them for training")
+    source.add_argument(
+        "predictions", nargs="?", help="CSV, .xlsx or .parquet file with a row for each sample"
+    )
+    source.add_argument(
+        "--images",
+        metavar="DIR",
+        help="pictures to ask two models about, none of them for training",
+    )
     add("--target", metavar="COLUMN", required=True, help="true classes")
-    add("--group", metavar="COLUMN,...", type=_names, required=True, help="attributes; several are crossed")
+    add(
+        "--group",
+        metavar="COLUMN,...",
+        type=_names,
+        required=True,
+        help="attributes; several are crossed",
+    )
     said = "labels; scores of the positive one of two classes; or COLUMN,COLUMN,...: scores of the classes"
-    add("--before", metavar="WHAT", required=True, help=f"column of {said}. With --images .onnx or .safetensors")
+    add(
+        "--before",
+        metavar="WHAT",
+        required=True,
+        help=f"column of {said}. With --images .onnx or .safetensors",
+    )
     add("--after", metavar="WHAT", required=True, help="likewise, of the compressed model")
     order = audit.add_mutually_exclusive_group()
-    order.add_argument("--classes", metavar="NAME,...", type=_names, help="order of the scores; by default sorted")
-    order.add_argument("--positive", metavar="NAME", help="the positive one of two classes; by default the last")
-    add("--scores", choices=("logits", "probabilities", "labels"), help="what they are; by default told by values")
-    add("--table", metavar="FILE", help="table of the pictures' attributes; by default people.csv in their folder")
+    order.add_argument(
+        "--classes", metavar="NAME,...", type=_names, help="order of the scores; by default sorted"
+    )
+    order.add_argument(
+        "--positive", metavar="NAME", help="the positive one of two classes; by default the last"
+    )
+    add(
+        "--scores",
+        choices=("logits", "probabilities", "labels"),
+        help="what they are; by default told by values",
+    )
+    add(
+        "--table",
+        metavar="FILE",
+        help="table of the pictures' attributes; by default people.csv in their folder",
+    )
     add("--file", metavar="COLUMN", help="its column of paths; by default file")
-    add("--size", metavar="PIXELS", type=int, help="height and width of the pictures; by default 64")
-    add("--normalize", metavar="HOW", type=_normalization, help="imagenet, or MEAN,MEAN,MEAN/STD,STD,STD of RGB")
-    add("--model", metavar="NAME", help="model of fairlib.build, which the weights in .safetensors belong to")
-    add("--factory", metavar="MODULE:FUNCTION", help="function that makes this model; runs the module's code")
-    add("--reference", metavar="GROUP", help="group whose accuracy the others' are divided by; by default the largest")
+    add(
+        "--size", metavar="PIXELS", type=int, help="height and width of the pictures; by default 64"
+    )
+    add(
+        "--normalize",
+        metavar="HOW",
+        type=_normalization,
+        help="imagenet, or MEAN,MEAN,MEAN/STD,STD,STD of RGB",
+    )
+    add(
+        "--model",
+        metavar="NAME",
+        help="model of fairlib.build, which the weights in .safetensors belong to",
+    )
+    add(
+        "--factory",
+        metavar="MODULE:FUNCTION",
+        help="function that makes this model; runs the module's code",
+    )
+    add(
+        "--reference",
+        metavar="GROUP",
+        help="group whose accuracy the others' are divided by; by default the largest",
+    )
     add("--level", type=float, help="coverage of the intervals; by default 0.95")
-    add("--permutations", dest="resamples", metavar="COUNT", type=int, help="permutations of a test; by default 1000")
+    add(
+        "--permutations",
+        dest="resamples",
+        metavar="COUNT",
+        type=int,
+        help="permutations of a test; by default 1000",
+    )
     add("--seed", type=int, help="seed of the permutations; by default 0")
-    add("--fail-if", metavar="CONDITION", type=_condition, action="append", help="exit with 3 if it holds; see below")
+    add(
+        "--fail-if",
+        metavar="CONDITION",
+        type=_condition,
+        action="append",
+        help="exit with 3 if it holds; see below",
+    )
     for kind in _WRITTEN:
-        add(f"--{kind[3:].replace('_', '-')}", dest=kind, metavar="PATH", help="file to write the report to")
-    audit.set_defaults(command=_audit)
+        add(
+            f"--{kind[3:].replace('_', '-')}",
+            dest=kind,
+            metavar="PATH",
+            help="file to write the report to",
+        )
 
 
 def _names(text: str) -> list[str]:
@@ -76,41 +152,44 @@ def _normalization(text: str) -> Any:
 
 
 def _condition(text: str) -> tuple[str, str, float]:
-    """Conditions of --fail-if, about groups of 10 samples or more (NUMBER is a share; of losses, nats):
+    """Conditions of --fail-if, about groups of 10 samples or more (NUMBER is a share; of losses,
+    nats):
 
-      QUANTITY > NUMBER    or >=, <, <=; QUANTITY is one of
-        overall-drop       accuracy before minus accuracy after, of all samples
-        overall-accuracy   accuracy after, of all samples
-        worst-drop         drop of the group that lost most
-        worst-accuracy     accuracy after of the group that has least
-        gap(drop)          largest difference of drops; also gap(accuracy), after, and gap(loss), excessive
-        p(drop)            p-value of that difference; also p(accuracy), p(loss)
+      QUANTITY > NUMBER    or >=, <, <=; QUANTITY is one of overall-drop       accuracy before minus
+        accuracy after, of all samples overall-accuracy   accuracy after, of all samples worst-drop
+        drop of the group that lost most worst-accuracy     accuracy after of the group that has
+        least gap(drop)          largest difference of drops; also gap(accuracy), after, and
+        gap(loss), excessive p(drop)            p-value of that difference; also p(accuracy),
+        p(loss)
       unfair(drop) at NUMBER
                            its interval lies above NUMBER; also unfair(accuracy), after
 
-    Exit status: 0; 2 if an argument or a file is not valid, or a condition cannot be decided; 3 if a condition holds.
-    """
+    Exit status: 0; 2 if an argument or a file is not valid, or a condition cannot be decided; 3 if
+    a condition holds."""
     found = _CONDITION.fullmatch(text.strip())
     if not found:
-        raise argparse.ArgumentTypeError(f"unknown condition {text!r}; fairlib audit --help lists those there are")
+        raise argparse.ArgumentTypeError(
+            f"unknown condition {text!r}; fairlib audit --help lists those there are"
+        )
     quantity, sign, number = (part for part in found.groups() if part)
     return quantity, sign, float(number)
 
 
-def _audit(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Say what compression did to each group: from what two models said, columns of a table,
 
-      fairlib audit predictions.csv --target smiling --group gender --before dense --after int8 --html report.html
+      fairlib audit predictions.csv --target smiling --group gender --before dense --after int8
+      --html report.html
 
     or from two models, which are asked about a folder of pictures:
 
-      fairlib audit --images photos --table people.csv --target smiling --group gender,age --size 224
-                    --normalize imagenet --before dense.onnx --after int8.onnx --fail-if "worst-drop > 0.05"
+      fairlib audit --images photos --table people.csv --target smiling --group gender,age --size
+                    224 --normalize imagenet --before dense.onnx --after int8.onnx --fail-if
+                    "worst-drop > 0.05"
     """
     given = dict(vars(arguments))
     conditions = given.pop("fail_if", [])
     paths = {kind: given.pop(kind) for kind in _WRITTEN if kind in given}
-    del given["command"]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("ignore")
         warnings.simplefilter("always", UserWarning)
@@ -119,12 +198,15 @@ def _audit(arguments: argparse.Namespace) -> int:
             written = [getattr(report, kind)(path) for kind, path in paths.items()]
             print(_summary(report), *written, sep="\n")
         except (ValueError, TypeError, OSError, FloatingPointError, ImportError) as error:
-            raise runs.ParameterError(_line(error)) from error
+            raise AuditError(_line(error), 2) from error
         except Exception as error:
-            raise runs.RunError(_line(f"{type(error).__name__}: {error}")) from error
+            raise AuditError(_line(f"{type(error).__name__}: {error}"), 1) from error
     said = dict.fromkeys(_line(warning.message) for warning in caught)
     outcomes = [_outcome(report, *condition) for condition in conditions]
-    for message in [*(text for text in said if text not in report.notes), *(text for _, text in outcomes if text)]:
+    for message in [
+        *(text for text in said if text not in report.notes),
+        *(text for _, text in outcomes if text),
+    ]:
         print(f"fairlib: {message}", file=sys.stderr)
     return max((status for status, _ in outcomes), default=0)
 
@@ -135,7 +217,9 @@ def _audited(given: dict[str, Any], paths: dict[str, str]) -> Report:
 
     for path in paths.values():
         if not Path(path).absolute().parent.is_dir():
-            raise FileNotFoundError(f"cannot write {path!r}: there is no folder {str(Path(path).parent)!r}")
+            raise FileNotFoundError(
+                f"cannot write {path!r}: there is no folder {str(Path(path).parent)!r}"
+            )
     if "images" in given:
         if "factory" in given:
             print(f"fairlib: runs the code of {given['factory']}", file=sys.stderr)
@@ -155,8 +239,13 @@ def _line(message: object) -> str:
 def _summary(report: Report) -> str:
     """The sentences, accuracies by group and the notes, as plain text."""
     columns = ["size", "accuracy_before", "accuracy_after", "drop", "drop_low", "drop_high"]
-    table = report.table[columns].set_axis(["size", "before", "after", "drop", "low", "high"], axis=1)
-    sentences = [report.sentence, *(f"{name}: {part.sentence}" for name, part in report.attributes.items())]
+    table = report.table[columns].set_axis(
+        ["size", "before", "after", "drop", "low", "high"], axis=1
+    )
+    sentences = [
+        report.sentence,
+        *(f"{name}: {part.sentence}" for name, part in report.attributes.items()),
+    ]
     text = table.rename_axis(None).to_string(float_format="{:.3f}".format, na_rep="-")
     return "\n".join([*sentences, "", text, "", *(f"- {note}" for note in report.notes)])
 
@@ -170,8 +259,17 @@ def _outcome(report: Report, quantity: str, sign: str, number: float) -> tuple[i
     else:
         values = report.table[column]
         groups = values.drop(["all", *report.too_small])
-        value = values["all"] if kind == "overall" else groups.max() if measure == "drop" else groups.min()
+        value = (
+            values["all"]
+            if kind == "overall"
+            else groups.max()
+            if measure == "drop"
+            else groups.min()
+        )
     text = f"--fail-if '{quantity} {sign} {number:g}'"
     if math.isnan(value):
-        return 2, f"{text} cannot be decided: too few groups of 10 samples or more, or no losses are known"
+        return (
+            2,
+            f"{text} cannot be decided: too few groups of 10 samples or more, or no losses are known",
+        )
     return (3, f"{text} holds: {value:.4g}") if _COMPARED[sign](value, number) else (0, "")

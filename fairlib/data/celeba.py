@@ -18,25 +18,29 @@ HOW_TO_GET = (
 
 
 def celeba(request: Request, *, limit: int | None = None) -> Collection:
-    """Load 202,599 aligned faces, ``celeba/img_align_celeba/*.jpg``, with the attributes of ``list_attr_celeba.txt``.
+    """Load 202,599 aligned faces, ``celeba/img_align_celeba/*.jpg``, with the attributes of
+    ``list_attr_celeba.txt``.
 
-    Pictures have 178 x 218 pixels, of which the middle 178 x 178 are used. Pictures without attributes (``unlisted``)
-    and attributes without a picture (``missing``) are left out and counted.
+    Pictures have 178 x 218 pixels, of which the middle 178 x 178 are used. Pictures without
+    attributes (``unlisted``) and attributes without a picture (``missing``) are left out and
+    counted.
 
-    The split is that of ``list_eval_partition.txt``, in which no person is in two parts. If that file is missing, or
-    a part has none of the pictures that were found, the split is random and stratified, and a person may be in
-    several parts; ``partition`` in the report says "official" or "stratified".
+    The split is that of ``list_eval_partition.txt``, in which no person is in two parts. If that
+    file is missing, or a part has none of the pictures that were found, the split is random and
+    stratified, and a person may be in several parts; ``partition`` in the report says "official" or
+    "stratified".
 
-    Attributes: the 40 under their own names (``Blond_Hair``, the default target; ``Male``, ...), with the
-    values no and yes; and ``gender`` (female, male), which is ``Male`` by another name: the default group.
+    Attributes: the 40 under their own names (``Blond_Hair``, the default target; ``Male``, ...),
+    with the values no and yes; and ``gender`` (female, male), which is ``Male`` by another name:
+    the default group.
 
-    Args:
-        request: Arguments of :func:`fairlib.load`; ``image_size`` defaults to 64 (RGB).
-        limit: Number of pictures to draw by the seed, before any is decoded; None, or more than there are, for all.
+    Args: request: Arguments of :func:`fairlib.load`; ``image_size`` defaults to 64 (RGB). limit:
+        Number of pictures to draw by the seed, before any is decoded; None, or more than there are,
+        for all.
 
-    Raises:
-        FileNotFoundError: If the pictures or their attributes are missing; says how to get them.
-        ValueError: If an attribute is neither -1 nor 1, no picture has attributes, or ``limit`` is not a
+    Raises: FileNotFoundError: If the pictures or their attributes are missing; says how to get
+        them. ValueError: If an attribute is neither -1 nor 1, no picture has attributes, or
+        ``limit`` is not a
             positive integer.
         OSError: If a picture cannot be read, when it is decoded; names the file.
 
@@ -62,10 +66,14 @@ def _read_attributes(file: Path) -> pd.DataFrame:
     if not file.is_file():
         raise FileNotFoundError(f"found no file {str(file)!r}. {HOW_TO_GET}")
     with open(file, encoding="utf-8") as lines:
-        counted = lines.readline().strip().isdigit()  # Copies of the file may lack its first line, the count.
+        counted = (
+            lines.readline().strip().isdigit()
+        )  # Copies of the file may lack its first line, the count.
     values = pd.read_csv(file, sep=r"\s+", skiprows=int(counted))
     if not values.isin([-1, 1]).all(axis=None):
-        raise ValueError(f"{str(file)!r} must hold a name and -1 or 1 for each attribute in every row")
+        raise ValueError(
+            f"{str(file)!r} must hold a name and -1 or 1 for each attribute in every row"
+        )
     return values == 1
 
 

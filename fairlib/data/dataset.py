@@ -41,26 +41,29 @@ class GroupedDataset:
     Args:
         inputs: Array or tensor: uint8 ``(N, C, H, W)`` with values 0 to 255, or float32 or float64
             ``(N, C, H, W)`` or ``(N, D)``.
-        targets: Integers ``(N,)``, codes into ``target_names``; or text ``(N,)`` (a list, an array, a pandas Series or
-            Categorical), the names themselves.
+        targets: Integers ``(N,)``, codes into ``target_names``; or text ``(N,)`` (a list, an array,
+            a pandas Series or Categorical), the names themselves.
         groups: Likewise, codes into ``group_names`` or names.
-        target_names: Names of the classes. By default those of text are its values, sorted (of a Categorical its
-            categories), and those of codes "0", "1", ... up to the largest. If that is above 1000 and fewer than half
-            of the numbers up to it occur, they are labels (zip codes, say), and the names are those that occur.
+        target_names: Names of the classes. By default those of text are its values, sorted (of a
+            Categorical its categories), and those of codes "0", "1", ... up to the largest. If that
+            is above 1000 and fewer than half of the numbers up to it occur, they are labels (zip
+            codes, say), and the names are those that occur.
         group_names: Names of the groups; by default likewise.
-        normalize: ``(mean, std)``, one number for each channel (or feature), for a model that expects
-            ``(x - mean) / std``; ``"imagenet"`` for torchvision's; None for a model that normalizes its inputs itself.
+        normalize: ``(mean, std)``, one number for each channel (or feature), for a model that
+            expects ``(x - mean) / std``; ``"imagenet"`` for torchvision's; None for a model that
+            normalizes its inputs itself.
 
-    Names that are left out are those of this data set alone: give them where a class of the model may have no sample.
+    Names that are left out are those of this data set alone: give them where a class of the model
+    may have no sample.
 
-    Attributes:
-        inputs, targets, groups: The tensors; targets and groups int64. On the CPU until ``to`` moves them.
-        target_names, group_names: Tuples of distinct strings.
-        normalize: None or a pair of tuples of floats.
-        attributes: Values of each attribute, by its name, where the groups cross several (:func:`fairlib.load`).
+    Attributes: inputs, targets, groups: The tensors; targets and groups int64. On the CPU until
+        ``to`` moves them. target_names, group_names: Tuples of distinct strings. normalize: None or
+        a pair of tuples of floats. attributes: Values of each attribute, by its name, where the
+        groups cross several (:func:`fairlib.load`).
 
-    The data are copied, and no method changes its object. An index gives ``(input, target, group)``, so that a
-    ``torch.utils.data.DataLoader`` accepts the data set; ``batch`` gives inputs in the form that a model takes.
+    The data are copied, and no method changes its object. An index gives ``(input, target,
+    group)``, so that a ``torch.utils.data.DataLoader`` accepts the data set; ``batch`` gives inputs
+    in the form that a model takes.
 
     >>> inputs = [[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]]
     >>> data = GroupedDataset(inputs, targets=[0, 1, 0], groups=[0, 0, 1], group_names=["many", "few"])
@@ -69,9 +72,8 @@ class GroupedDataset:
     >>> data.group("few").inputs
     tensor([[4., 5.]], dtype=torch.float64)
 
-    Raises:
-        TypeError: If inputs, targets or groups have another dtype.
-        ValueError: If shapes disagree, there is no sample, an input is NaN or infinite, a target or group is missing
+    Raises: TypeError: If inputs, targets or groups have another dtype. ValueError: If shapes
+        disagree, there is no sample, an input is NaN or infinite, a target or group is missing
             or has no name, or a name is given twice.
     """
 
@@ -85,9 +87,15 @@ class GroupedDataset:
         normalize: tuple[Sequence[float], Sequence[float]] | str | None = None,
     ) -> None:
         self.inputs = _checked_inputs(inputs)
-        self.targets, self.target_names = _checked_labels("target", targets, target_names, len(self.inputs))
-        self.groups, self.group_names = _checked_labels("group", groups, group_names, len(self.inputs))
-        self.normalize = None if normalize is None else checked_normalize(normalize, self.inputs.shape[1])
+        self.targets, self.target_names = _checked_labels(
+            "target", targets, target_names, len(self.inputs)
+        )
+        self.groups, self.group_names = _checked_labels(
+            "group", groups, group_names, len(self.inputs)
+        )
+        self.normalize = (
+            None if normalize is None else checked_normalize(normalize, self.inputs.shape[1])
+        )
         self.attributes: Mapping[str, tuple[str, ...]] = {}
 
     @property
@@ -102,7 +110,8 @@ class GroupedDataset:
 
     @property
     def group_sizes(self) -> pd.Series:
-        """Number of samples of each group, int64, indexed by group name in the order of the codes."""
+        """Number of samples of each group, int64, indexed by group name in the order of the
+        codes."""
         sizes = torch.bincount(self.groups, minlength=self.num_groups).cpu().numpy()
         return pd.Series(sizes, index=pd.Index(self.group_names, name="group"), name="size")
 
@@ -118,7 +127,8 @@ class GroupedDataset:
         return f"GroupedDataset({len(self)} samples, {kind}, {self.num_classes} classes, groups {groups})"
 
     def subset(self, index: Index) -> GroupedDataset:
-        """Select the samples at ``index``, in that order. All names stay, even of groups without a sample left.
+        """Select the samples at ``index``, in that order. All names stay, even of groups without a
+        sample left.
 
         Raises:
             IndexError: If an index is out of range or the length of a mask is not N.
@@ -140,7 +150,8 @@ class GroupedDataset:
         return self.subset(members)
 
     def upsample(self, group: str | int, times: int) -> GroupedDataset:
-        """Repeat the samples of ``group`` (a name or a code), so that each is there ``times`` times: [T] Figs 14, 15.
+        """Repeat the samples of ``group`` (a name or a code), so that each is there ``times``
+        times: [T] Figs 14, 15.
 
         Raises:
             TypeError: If ``times`` is not an integer.
@@ -151,26 +162,32 @@ class GroupedDataset:
         return self.subset(torch.cat([torch.arange(len(self), device=extra.device), extra]))
 
     def imbalance(self, sizes: Sizes, seed: int = 0) -> GroupedDataset:
-        """Keep ``sizes[group]`` samples of each group in ``sizes``, drawn at random, and all samples of other groups.
+        """Keep ``sizes[group]`` samples of each group in ``sizes``, drawn at random, and all
+        samples of other groups.
 
-        A key ``(group, target)`` means the samples of the group that have the target. Each key has a random stream of
-        its own, and a smaller size keeps a subset of what a larger size keeps. The samples stay in their order.
+        A key ``(group, target)`` means the samples of the group that have the target. Each key has
+        a random stream of its own, and a smaller size keeps a subset of what a larger size keeps.
+        The samples stay in their order.
 
-        Args:
-            sizes: For a group, or a group and a target, by name or code: a count (int, at least 1), or a share of its
+        Args: sizes: For a group, or a group and a target, by name or code: a count (int, at least
+            1), or a share of its
                 samples (float in (0, 1], rounded to a count of at least 1).
             seed: Seed of the draw.
 
-        Raises:
-            TypeError: If a size or the seed is not a number.
-            ValueError: If a group or target is unknown, two keys share a sample, or a size is out of range.
+        Raises: TypeError: If a size or the seed is not a number. ValueError: If a group or target
+            is unknown, two keys share a sample, or a size is out of range.
         """
         check_number("seed", seed, 0, whole=True)
-        keep, named = torch.ones(len(self), dtype=torch.bool), torch.zeros(len(self), dtype=torch.bool)
+        keep, named = (
+            torch.ones(len(self), dtype=torch.bool),
+            torch.zeros(len(self), dtype=torch.bool),
+        )
         for name, size in sizes.items():
             codes, members = self._named(name)
             if named[members].any():
-                raise ValueError(f"sizes names a sample twice: keys must not overlap, got {list(sizes)}")
+                raise ValueError(
+                    f"sizes names a sample twice: keys must not overlap, got {list(sizes)}"
+                )
             named[members] = True
             count = _checked_size(name, size, len(members))
             order = np.random.default_rng([int(seed), *codes]).permutation(len(members))
@@ -178,12 +195,14 @@ class GroupedDataset:
         return self.subset(keep)
 
     def random_groups(self, seed: int) -> GroupedDataset:
-        """Assign the samples to random groups of the same sizes, which differ in nothing but size."""
+        """Assign the samples to random groups of the same sizes, which differ in nothing but
+        size."""
         order = np.random.default_rng(seed).permutation(len(self))
         return self._replace(self.inputs, self.targets, self.groups[order])
 
     def hold_out(self, share: float, seed: int = 0) -> tuple[GroupedDataset, GroupedDataset]:
-        """Split off a held-out part at random, with ``share`` of every crossing of target and group.
+        """Split off a held-out part at random, with ``share`` of every crossing of target and
+        group.
 
         Returns:
             The data without the held-out part, and the held-out part.
@@ -193,26 +212,34 @@ class GroupedDataset:
         """
         check_number("share", share, 0, 1, low_open=True)
         cells = (self.targets * self.num_groups + self.groups).cpu().numpy()
-        parts = stratified_parts(cells, (1 - share, share), np.random.default_rng(seed_sequence(seed)))
+        parts = stratified_parts(
+            cells, (1 - share, share), np.random.default_rng(seed_sequence(seed))
+        )
         kept, held = (np.flatnonzero(parts == part) for part in range(2))
         if not (len(kept) and len(held)):
-            raise ValueError(f"a share of {share} of {len(self)} samples leaves a part without samples")
+            raise ValueError(
+                f"a share of {share} of {len(self)} samples leaves a part without samples"
+            )
         return self.subset(kept), self.subset(held)
 
-    def batch(self, index: Index, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> Tensor:
-        """Return inputs in the form that a model takes: uint8 as x / 255, floats unchanged; then normalized.
+    def batch(
+        self, index: Index, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
+    ) -> Tensor:
+        """Return inputs in the form that a model takes: uint8 as x / 255, floats unchanged; then
+        normalized.
 
-        The normalization is ``(x - mean) / std`` if the data set has ``normalize``; otherwise there is none.
+        The normalization is ``(x - mean) / std`` if the data set has ``normalize``; otherwise there
+        is none.
 
-        Args:
-            index: Integers, a slice, or a boolean mask of length N; a single integer makes a batch of one.
-            dtype: Floating dtype of the model's parameters.
-            device: Device of the model.
+        Args: index: Integers, a slice, or a boolean mask of length N; a single integer makes a
+            batch of one. dtype: Floating dtype of the model's parameters. device: Device of the
+            model.
 
         Returns:
             Tensor ``(B, C, H, W)`` or ``(B, D)`` of ``dtype`` on ``device``.
         """
-        # An index tensor is taken as it is: to look at its values would wait for a GPU at every step of a training.
+        # An index tensor is taken as it is: to look at its values would wait for a GPU at every
+        # step of a training.
         if not (isinstance(index, Tensor) and index.dtype == torch.int64 and index.ndim == 1):
             index = self._rows(index)
         chosen = self.inputs[index.to(self.inputs.device)].to(device)
@@ -220,7 +247,9 @@ class GroupedDataset:
         if self.normalize is None:
             return inputs
         shape = (-1,) + (1,) * (inputs.ndim - 2)
-        mean, std = (torch.tensor(v, dtype=dtype, device=inputs.device).view(shape) for v in self.normalize)
+        mean, std = (
+            torch.tensor(v, dtype=dtype, device=inputs.device).view(shape) for v in self.normalize
+        )
         return (inputs - mean) / std
 
     def labels(self, index: Tensor, device: torch.device | str = "cpu") -> Tensor:
@@ -229,11 +258,20 @@ class GroupedDataset:
 
     def to(self, device: torch.device | str) -> GroupedDataset:
         """Return the data set with its tensors on ``device``."""
-        return self._replace(self.inputs.to(device), self.targets.to(device), self.groups.to(device))
+        return self._replace(
+            self.inputs.to(device), self.targets.to(device), self.groups.to(device)
+        )
 
     def fingerprint(self) -> str:
-        """Compute the SHA-256 (hexadecimal) of all that the data set holds; it does not depend on the device."""
-        header = [str(self.inputs.dtype), list(self.inputs.shape), self.target_names, self.group_names, self.normalize]
+        """Compute the SHA-256 (hexadecimal) of all that the data set holds; it does not depend on
+        the device."""
+        header = [
+            str(self.inputs.dtype),
+            list(self.inputs.shape),
+            self.target_names,
+            self.group_names,
+            self.normalize,
+        ]
         digest = sha256(json.dumps(header).encode())
         for tensor in (self.inputs, self.targets, self.groups):
             digest.update(tensor.cpu().contiguous().numpy().ravel().data)
@@ -249,7 +287,8 @@ class GroupedDataset:
         return torch.nonzero(self.groups == _code("group", self.group_names, group)).flatten()
 
     def _named(self, name: str | int | tuple[str | int, str | int]) -> tuple[list[int], Tensor]:
-        """The codes of a group, or of a group and a target, and the indices of its samples, on the CPU."""
+        """The codes of a group, or of a group and a target, and the indices of its samples, on the
+        CPU."""
         group, target = name if isinstance(name, tuple) else (name, None)
         members, codes = self._members(group), [_code("group", self.group_names, group)]
         if target is not None:
@@ -267,7 +306,9 @@ class GroupedDataset:
             raise TypeError(f"index must hold integers or booleans, got {rows.dtype}")
         if rows.dtype == torch.bool:
             if len(rows) != len(self):
-                raise IndexError(f"a mask must have one entry for each of the {len(self)} samples, got {len(rows)}")
+                raise IndexError(
+                    f"a mask must have one entry for each of the {len(self)} samples, got {len(rows)}"
+                )
             rows = torch.nonzero(rows).flatten()
         if not len(rows):
             raise ValueError(f"index selects none of the {len(self)} samples")
@@ -278,10 +319,9 @@ class GroupedDataset:
 class Splits:
     """The three parts of a data set; unpacks as ``train, val, test``.
 
-    Attributes:
-        train, val, test: Disjoint parts with the same names of targets and groups; None where a part was not asked for.
-        name: Name of the data set.
-        report: Counts of what was found, skipped, dropped and used (and names of skipped files).
+    Attributes: train, val, test: Disjoint parts with the same names of targets and groups; None
+        where a part was not asked for. name: Name of the data set. report: Counts of what was
+        found, skipped, dropped and used (and names of skipped files).
 
     Example:
         >>> import fairlib
@@ -307,27 +347,30 @@ class Splits:
     def imbalance(self, sizes: Sizes, seed: int = 0, *, parts: Sequence[str] = PARTS) -> Splits:
         """Apply :meth:`GroupedDataset.imbalance` to all parts that there are, or to some of them.
 
-        Args:
-            sizes: Counts or shares to keep in each part, by group or ``(group, target)``; other groups stay whole.
-            seed: Seed of the draw.
-            parts: Names of the parts in which samples are dropped.
+        Args: sizes: Counts or shares to keep in each part, by group or ``(group, target)``; other
+            groups stay whole. seed: Seed of the draw. parts: Names of the parts in which samples
+            are dropped.
 
-        Raises:
-            TypeError: If a size or the seed is not a number.
-            ValueError: If a part, a group or a target is unknown, two keys share a sample, or a size is out of range.
+        Raises: TypeError: If a size or the seed is not a number. ValueError: If a part, a group or
+            a target is unknown, two keys share a sample, or a size is out of range.
         """
         whole = dict(zip(PARTS, self, strict=True))
         chosen = {name: lookup("part", name, whole) for name in parts}
-        thinned = {name: part.imbalance(sizes, seed) for name, part in chosen.items() if part is not None}
+        thinned = {
+            name: part.imbalance(sizes, seed) for name, part in chosen.items() if part is not None
+        }
         report = self.report | {name: len(part) for name, part in thinned.items()}
         report["imbalanced"] = sum(len(whole[name]) - len(part) for name, part in thinned.items())
         return Splits(**(whole | thinned), name=self.name, report=report)
 
 
 def concatenated(datas: Sequence[GroupedDataset]) -> GroupedDataset:
-    """Join data sets of one shape, kind and normalization, one after the other, under the names of the first."""
+    """Join data sets of one shape, kind and normalization, one after the other, under the names of
+    the first."""
     names = ("inputs", "targets", "groups")
-    return datas[0]._replace(*(torch.cat([getattr(data, name) for data in datas]) for name in names))
+    return datas[0]._replace(
+        *(torch.cat([getattr(data, name) for data in datas]) for name in names)
+    )
 
 
 def _code(kind: str, names: Sequence[str], name: str | int) -> int:
@@ -343,14 +386,18 @@ def _as_array(argument: str, values: ArrayLike) -> np.ndarray:
     try:
         return np.asarray(values)
     except ValueError:
-        raise TypeError(f"{argument} must be an array, got rows of different lengths or shapes") from None
+        raise TypeError(
+            f"{argument} must be an array, got rows of different lengths or shapes"
+        ) from None
 
 
 def _as_tensor(argument: str, values: ArrayLike | Tensor) -> Tensor:
     """Copy numbers to a tensor on the CPU."""
     if isinstance(values, Tensor):
         if values.layout != torch.strided:
-            raise TypeError(f"{argument} must be dense, got a tensor of layout {values.layout}: give .to_dense()")
+            raise TypeError(
+                f"{argument} must be dense, got a tensor of layout {values.layout}: give .to_dense()"
+            )
         return values.detach().to("cpu", copy=True)
     array = _as_array(argument, values)
     if array.dtype.kind not in "biuf":
@@ -362,16 +409,24 @@ def _checked_inputs(values: ArrayLike | Tensor) -> Tensor:
     inputs = _as_tensor("inputs", values)
     if inputs.dtype not in (torch.uint8, torch.float32, torch.float64):
         raise TypeError(f"inputs must be uint8, float32 or float64, got {inputs.dtype}")
-    shapes = {4: "(N, C, H, W)"} if inputs.dtype == torch.uint8 else {4: "(N, C, H, W)", 2: "(N, D)"}
+    shapes = (
+        {4: "(N, C, H, W)"} if inputs.dtype == torch.uint8 else {4: "(N, C, H, W)", 2: "(N, D)"}
+    )
     if inputs.ndim not in shapes:
         wanted = " or ".join(shapes.values())
-        raise ValueError(f"{inputs.dtype} inputs must have shape {wanted}, got {tuple(inputs.shape)}")
+        raise ValueError(
+            f"{inputs.dtype} inputs must have shape {wanted}, got {tuple(inputs.shape)}"
+        )
     if inputs.ndim == 4 and inputs.shape[1] == inputs.shape[2] > 4 and inputs.shape[3] in (1, 3, 4):
-        raise ValueError(f"inputs {tuple(inputs.shape)} look like (N, H, W, C); give inputs.transpose(0, 3, 1, 2)")
+        raise ValueError(
+            f"inputs {tuple(inputs.shape)} look like (N, H, W, C); give inputs.transpose(0, 3, 1, 2)"
+        )
     if not inputs.numel():
         raise ValueError(f"inputs are empty: shape {tuple(inputs.shape)}")
     if inputs.is_floating_point() and len(bad := torch.nonzero(~torch.isfinite(inputs))):
-        raise ValueError(f"inputs hold {len(bad)} NaN or infinite values, the first at index {tuple(bad[0].tolist())}")
+        raise ValueError(
+            f"inputs hold {len(bad)} NaN or infinite values, the first at index {tuple(bad[0].tolist())}"
+        )
     return inputs
 
 
@@ -384,14 +439,20 @@ def _checked_labels(
         if isinstance(names, str) or not all(isinstance(name, str) for name in names):
             raise TypeError(f"{kind}_names must be a sequence of strings, got {names!r}")
         if twice := sorted(name for name, times in Counter(names).items() if times > 1):
-            raise ValueError(f"{kind}_names must be distinct, but {', '.join(map(repr, twice))} occurs more than once")
+            raise ValueError(
+                f"{kind}_names must be distinct, but {', '.join(map(repr, twice))} occurs more than once"
+            )
     if not isinstance(labels, Tensor) and _as_array(argument, labels).ndim == 1:
         labels, names = _codes_of_text(kind, pd.Series(labels), names)
     codes = _as_tensor(argument, labels)
     if codes.is_floating_point() or codes.is_complex() or codes.dtype == torch.bool:
-        raise TypeError(f"{argument} must be integers (codes 0, 1, ...) or text, got {codes.dtype}: give .astype(int)")
+        raise TypeError(
+            f"{argument} must be integers (codes 0, 1, ...) or text, got {codes.dtype}: give .astype(int)"
+        )
     if codes.shape != (count,):
-        raise ValueError(f"{argument} must have shape ({count},), one for each input, got {tuple(codes.shape)}")
+        raise ValueError(
+            f"{argument} must have shape ({count},), one for each input, got {tuple(codes.shape)}"
+        )
     codes = codes.long()
     low, high = int(codes.min()), int(codes.max())
     if names is None and low >= 0:
@@ -407,11 +468,16 @@ def _checked_labels(
     return codes, tuple(names or ())
 
 
-def _codes_of_text(kind: str, labels: pd.Series, names: Sequence[str] | None) -> tuple[ArrayLike, Sequence[str] | None]:
-    """Turn text into codes of its names, which are those given or else its own; leave anything else as it is."""
+def _codes_of_text(
+    kind: str, labels: pd.Series, names: Sequence[str] | None
+) -> tuple[ArrayLike, Sequence[str] | None]:
+    """Turn text into codes of its names, which are those given or else its own; leave anything else
+    as it is."""
     if (missing := labels.isna().to_numpy()).any():
         row = missing.argmax()
-        raise ValueError(f"{kind}s[{row}] is missing ({labels.iloc[row]}): leave the sample out, or name its {kind}")
+        raise ValueError(
+            f"{kind}s[{row}] is missing ({labels.iloc[row]}): leave the sample out, or name its {kind}"
+        )
     if not (isinstance(labels.dtype, pd.CategoricalDtype) or pd.api.types.is_string_dtype(labels)):
         return labels.to_numpy(), names
     codes, own = coded(f"{kind}s", labels)
@@ -420,22 +486,29 @@ def _codes_of_text(kind: str, labels: pd.Series, names: Sequence[str] | None) ->
     places = pd.Index([*names]).get_indexer(own)[codes]
     if (unknown := places < 0).any():
         row = unknown.argmax()
-        raise ValueError(f"{kind}s[{row}] is {labels.iloc[row]!r}, which is none of {kind}_names: {', '.join(names)}")
+        raise ValueError(
+            f"{kind}s[{row}] is {labels.iloc[row]!r}, which is none of {kind}_names: {', '.join(names)}"
+        )
     return places, names
 
 
 def checked_normalize(
     normalize: tuple[Sequence[float], Sequence[float]] | str, channels: int
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return mean and standard deviation of every channel: those given, or those that a name stands for."""
+    """Return mean and standard deviation of every channel: those given, or those that a name stands
+    for."""
     if isinstance(normalize, str):
         normalize = lookup("normalization", normalize, NORMALIZATIONS)
     try:
         mean, std = (tuple(float(v) for v in values) for values in normalize)
     except (TypeError, ValueError):
-        raise TypeError(f"normalize must be (mean, std), a sequence of numbers each, got {normalize!r}") from None
+        raise TypeError(
+            f"normalize must be (mean, std), a sequence of numbers each, got {normalize!r}"
+        ) from None
     if len(mean) != channels or len(std) != channels:
-        raise ValueError(f"normalize must hold {channels} means and stds, one for each channel, got {normalize!r}")
+        raise ValueError(
+            f"normalize must hold {channels} means and stds, one for each channel, got {normalize!r}"
+        )
     if not np.isfinite([*mean, *std]).all() or min(std) <= 0:
         raise ValueError(f"normalize must hold finite means and positive stds, got {normalize!r}")
     return mean, std
@@ -446,5 +519,12 @@ def _checked_size(name: object, size: int | float, available: int) -> int:
     if isinstance(size, Integral):
         check_number(f"sizes[{name!r}], a count,", size, 1, available, whole=True, high_closed=True)
         return int(size)
-    check_number(f"sizes[{name!r}], a share (a count is an int),", size, 0, 1, low_open=True, high_closed=True)
+    check_number(
+        f"sizes[{name!r}], a share (a count is an int),",
+        size,
+        0,
+        1,
+        low_open=True,
+        high_closed=True,
+    )
     return max(1, round(size * available))

@@ -10,25 +10,26 @@ from fairlib.data.splitting import MINIMUM, apportion
 def digits(request: Request, *, imbalance: float = 10.0, size: int = 450) -> Collection:
     """Load scikit-learn's 1,797 digits (8 x 8, grey), with class sizes that fall geometrically.
 
-    In train and val the k-th most frequent digit (k = 0..9) has a share proportional to ``imbalance ** (-k / 9)``;
-    **which digit is how frequent is drawn from the seed**, so that over seeds the size of a class is independent of
-    its shape. ``imbalance=1`` is the control: the same number of training images, equal shares. The test part is
-    balanced, so that accuracy is estimated equally well for all digits: of each it has as many images as are left of
-    the digit with the fewest.
+    In train and val the k-th most frequent digit (k = 0..9) has a share proportional to ``imbalance
+    ** (-k / 9)``; **which digit is how frequent is drawn from the seed**, so that over seeds the
+    size of a class is independent of its shape. ``imbalance=1`` is the control: the same number of
+    training images, equal shares. The test part is balanced, so that accuracy is estimated equally
+    well for all digits: of each it has as many images as are left of the digit with the fewest.
 
-    The training part has ``size`` images in all (450 with imbalance 10 gives classes of 110, 85, ..., 11), the
-    validation part ``size * val / train`` by ``fractions``, at least two of each digit; the share of test in
-    ``fractions`` has no effect. For one seed the test images of a larger imbalance are among those of a smaller one.
+    The training part has ``size`` images in all (450 with imbalance 10 gives classes of 110, 85,
+    ..., 11), the validation part ``size * val / train`` by ``fractions``, at least two of each
+    digit; the share of test in ``fractions`` has no effect. For one seed the test images of a
+    larger imbalance are among those of a smaller one.
 
-    Attributes: ``digit`` (0 to 9) and ``parity`` (even, odd). Pixel values 0 to 16 become ``round(x * 255 / 16)``.
+    Attributes: ``digit`` (0 to 9) and ``parity`` (even, odd). Pixel values 0 to 16 become ``round(x
+        * 255 / 16)``.
 
-    Args:
-        request: Arguments of :func:`fairlib.load`; ``image_size`` defaults to 8, other sizes are scaled from it.
-        imbalance: Size of the largest class over that of the smallest, at least 1.
+    Args: request: Arguments of :func:`fairlib.load`; ``image_size`` defaults to 8, other sizes are
+        scaled from it. imbalance: Size of the largest class over that of the smallest, at least 1.
         size: Number of images in the training part.
 
-    Raises:
-        ValueError: If ``imbalance`` is below 1, ``size`` is not a positive integer, or too few images are left for
+    Raises: ValueError: If ``imbalance`` is below 1, ``size`` is not a positive integer, or too few
+        images are left for
             the test part.
 
     Source: E. Alpaydin, C. Kaynak, Optical Recognition of Handwritten Digits, UCI Machine Learning
@@ -37,10 +38,14 @@ def digits(request: Request, *, imbalance: float = 10.0, size: int = 450) -> Col
     from sklearn.datasets import load_digits
 
     if not (np.isfinite(imbalance) and imbalance >= 1):
-        raise ValueError(f"imbalance must be at least 1 (largest over smallest class), got {imbalance!r}")
+        raise ValueError(
+            f"imbalance must be at least 1 (largest over smallest class), got {imbalance!r}"
+        )
     check_count("size", size)
     if not all(request.fractions[:2]):
-        raise ValueError(f"fractions of data set 'digits' must be positive for train and val, got {request.fractions}")
+        raise ValueError(
+            f"fractions of data set 'digits' must be positive for train and val, got {request.fractions}"
+        )
     bunch = load_digits()
     rng = np.random.default_rng(request.seed)
     order = rng.permutation(10)
@@ -48,12 +53,16 @@ def digits(request: Request, *, imbalance: float = 10.0, size: int = 450) -> Col
 
     weights = imbalance ** (-np.arange(10) / 9)
     train = apportion(size, weights)
-    val = np.maximum(apportion(round(size * request.fractions[1] / request.fractions[0]), weights), MINIMUM)
+    val = np.maximum(
+        apportion(round(size * request.fractions[1] / request.fractions[0]), weights), MINIMUM
+    )
     left = np.array([len(draw) for draw in draws]) - train - val
     test = left.min()
     if test < MINIMUM:
         scarce = f"size={size} with imbalance={imbalance} leaves fewer than {MINIMUM} images"
-        raise ValueError(f"{scarce} of digit {order[left.argmin()]} for the test part: lower size or imbalance")
+        raise ValueError(
+            f"{scarce} of digit {order[left.argmin()]} for the test part: lower size or imbalance"
+        )
 
     # The test comes first in each draw, so that test sets of one seed are nested over imbalances.
     counts = [(test, t, v) for t, v in zip(train, val, strict=True)]

@@ -1,4 +1,5 @@
-"""Schematic faces from ten numbers each: smooth ellipses and strokes, drawn for all pictures at once."""
+"""Schematic faces from ten numbers each: smooth ellipses and strokes, drawn for all pictures at
+once."""
 
 from __future__ import annotations
 
@@ -6,25 +7,36 @@ from dataclasses import dataclass
 
 import numpy as np
 
-FACTORS = ("width", "length", "shade", "hairline", "spacing", "eye", "tilt", "nose", "mouth", "curve")
+FACTORS = (
+    "width",
+    "length",
+    "shade",
+    "hairline",
+    "spacing",
+    "eye",
+    "tilt",
+    "nose",
+    "mouth",
+    "curve",
+)
 """The numbers that shape a face, in the order of the columns of ``factors``."""
 
 Length = np.ndarray | float
 
 CHUNK = 256
-"""Number of pictures drawn at a time: few enough to keep the intermediate arrays in the CPU's cache."""
+"""Number of pictures drawn at a time: few enough to keep the intermediate arrays in the CPU's
+cache."""
 
 
 @dataclass(frozen=True)
 class Pose:
-    """Position, size and light of n faces in their pictures, independent of the factors of the faces.
+    """Position, size and light of n faces in their pictures, independent of the factors of the
+    faces.
 
-    Attributes:
-        shift: Displacement to the right and down, in half pictures, ``(n, 2)``.
-        angle: Rotation in radians, ``(n,)``.
-        scale: Size relative to the ordinary size, ``(n,)``.
-        light: Brightness relative to the ordinary brightness, ``(n,)``.
-        slope: Relative change of brightness from the middle to the right and to the lower edge, ``(n, 2)``.
+    Attributes: shift: Displacement to the right and down, in half pictures, ``(n, 2)``. angle:
+        Rotation in radians, ``(n,)``. scale: Size relative to the ordinary size, ``(n,)``. light:
+        Brightness relative to the ordinary brightness, ``(n,)``. slope: Relative change of
+        brightness from the middle to the right and to the lower edge, ``(n, 2)``.
     """
 
     shift: np.ndarray
@@ -51,10 +63,10 @@ class Pose:
 def draw_faces(factors: np.ndarray, pose: Pose, size: int) -> np.ndarray:
     """Paint grey faces.
 
-    Args:
-        factors: The numbers that shape each face, ``(n, 10)``, in [-1, 1]: width and length of the face, shade of the
-            hair, height of the hairline, distance and size of the eyes, tilt of the brows, length of the nose, width
-            and curve of the mouth.
+    Args: factors: The numbers that shape each face, ``(n, 10)``, in [-1, 1]: width and length of
+        the face, shade of the
+            hair, height of the hairline, distance and size of the eyes, tilt of the brows, length
+            of the nose, width and curve of the mouth.
         pose: Position, size and light of the n faces.
         size: Height and width of the pictures in pixels.
 
@@ -69,7 +81,8 @@ def draw_faces(factors: np.ndarray, pose: Pose, size: int) -> np.ndarray:
 
 
 def _draw(factors: np.ndarray, pose: Pose, size: int) -> np.ndarray:
-    """Paint layer over layer, in coordinates in which the upright face is centred and fills [-1, 1]."""
+    """Paint layer over layer, in coordinates in which the upright face is centred and fills [-1,
+    1]."""
     width, length, shade, hairline, spacing, eye, tilt, nose, mouth, curve = _columns(factors)
     (dx, dy), (slope_x, slope_y) = _columns(pose.shift), _columns(pose.slope)
     angle, scale, light = (_columns(v[:, None])[0] for v in (pose.angle, pose.scale, pose.light))
@@ -108,7 +121,8 @@ def _draw(factors: np.ndarray, pose: Pose, size: int) -> np.ndarray:
 
 
 def _columns(values: np.ndarray) -> np.ndarray:
-    """Turn ``(n, k)`` into ``(k, n, 1, 1)``: k times one number for each picture, to combine with its pixels."""
+    """Turn ``(n, k)`` into ``(k, n, 1, 1)``: k times one number for each picture, to combine with
+    its pixels."""
     return values.T[:, :, None, None].astype(np.float32)
 
 
@@ -117,6 +131,9 @@ def _ellipse(x: np.ndarray, y: np.ndarray, half_width: Length, half_height: Leng
     return (np.hypot(x / half_width, y / half_height) - 1) * np.minimum(half_width, half_height)
 
 
-def _stroke(along: np.ndarray, across: np.ndarray, half_length: Length, half_width: Length) -> np.ndarray:
-    """Signed distance to a bar around the origin (exact beside it, the larger of two distances at its corners)."""
+def _stroke(
+    along: np.ndarray, across: np.ndarray, half_length: Length, half_width: Length
+) -> np.ndarray:
+    """Signed distance to a bar around the origin (exact beside it, the larger of two distances at
+    its corners)."""
     return np.maximum(np.abs(along) - half_length, np.abs(across) - half_width)

@@ -32,36 +32,44 @@ def folder(
 ) -> Collection:
     """Load pictures with the attributes that a table gives them.
 
-    The table is CSV as any spreadsheet writes it (UTF-8, UTF-16 or Windows-1252; commas, semicolons or tabs), the
-    first sheet of an ``.xlsx`` file, or ``.parquet``. It has a header and a row for each picture. Every column other
-    than ``file``, ``split`` and ``person`` is an attribute: its distinct values are the classes or groups, sorted
-    (numbers by size), and where a cell is empty or says NA, N/A, nan, null or None it is undefined. Blanks around a
-    value are ignored. A column with more than 100 distinct numbers is a quantity: to use it as target or group, add a
-    column with bins of it. There is no default target and no default group.
+    The table is CSV as any spreadsheet writes it (UTF-8, UTF-16 or Windows-1252; commas, semicolons
+    or tabs), the first sheet of an ``.xlsx`` file, or ``.parquet``. It has a header and a row for
+    each picture. Every column other than ``file``, ``split`` and ``person`` is an attribute: its
+    distinct values are the classes or groups, sorted (numbers by size), and where a cell is empty
+    or says NA, N/A, nan, null or None it is undefined. Blanks around a value are ignored. A column
+    with more than 100 distinct numbers is a quantity: to use it as target or group, add a column
+    with bins of it. There is no default target and no default group.
 
-    A folder that is only tested on has ``fractions=(0, 0, 1)``, or ``test`` in every row of the column ``split``.
+    A folder that is only tested on has ``fractions=(0, 0, 1)``, or ``test`` in every row of the
+    column ``split``.
 
-    Args:
-        request: Arguments of :func:`fairlib.load`; ``root`` is the folder, ``image_size`` defaults to 64 (RGB;
-            pictures are turned upright by their EXIF data, then cropped to the largest square in the middle).
+    Args: request: Arguments of :func:`fairlib.load`; ``root`` is the folder, ``image_size``
+        defaults to 64 (RGB;
+            pictures are turned upright by their EXIF data, then cropped to the largest square in
+            the middle).
         table: Path of the table, relative to ``root``.
         file: Name of the column with the paths of the pictures.
-        images: Folder to which the paths of the pictures are relative, itself relative to ``root``; "" is ``root``.
-        split: Name of a column with ``train``, ``val`` or ``test`` in every row; parts that no row names are drawn
-            from ``train``. None splits by the ``fractions`` of :func:`fairlib.load`.
-        person: Name of a column that says who is shown: all pictures of a person go to one part, and every group (a
-            person's is that of most of their pictures) follows ``fractions``. None splits picture by picture.
-        classes: The target's classes in the order of a model's outputs, all values of the target among them; None
-            sorts the values.
-        normalize: What a model expects that does not normalize its inputs itself: ``(mean, std)``, three numbers each,
-            or ``"imagenet"``.
-        limit: Number of rows to draw by the seed, before any is decoded; None, or more than there are, for all.
+        images: Folder to which the paths of the pictures are relative, itself relative to ``root``;
+            "" is ``root``.
+        split: Name of a column with ``train``, ``val`` or ``test`` in every row; parts that no row
+            names are drawn from ``train``. None splits by the ``fractions`` of
+            :func:`fairlib.load`.
+        person: Name of a column that says who is shown: all pictures of a person go to one part,
+            and every group (a person's is that of most of their pictures) follows ``fractions``.
+            None splits picture by picture.
+        classes: The target's classes in the order of a model's outputs, all values of the target
+            among them; None sorts the values.
+        normalize: What a model expects that does not normalize its inputs itself: ``(mean, std)``,
+            three numbers each, or ``"imagenet"``.
+        limit: Number of rows to draw by the seed, before any is decoded; None, or more than there
+            are, for all.
 
-    Raises:
-        FileNotFoundError: If the table or a picture is missing; says how many pictures are, and names the first.
-        ValueError: If the table is not what its name says, is empty or has rows of different lengths, a column is
-            unknown or named twice, a cell of ``file`` or ``person`` is missing or one of ``split`` none of the three,
-            ``split`` puts a person into two parts, or a setting is out of its range; names the row.
+    Raises: FileNotFoundError: If the table or a picture is missing; says how many pictures are, and
+        names the first. ValueError: If the table is not what its name says, is empty or has rows of
+        different lengths, a column is
+            unknown or named twice, a cell of ``file`` or ``person`` is missing or one of ``split``
+            none of the three, ``split`` puts a person into two parts, or a setting is out of its
+            range; names the row.
         ImportError: If the table is ``.xlsx`` and openpyxl is missing; says how to install it.
         OSError: If a picture cannot be read, when it is decoded; names the file.
     """
@@ -69,17 +77,29 @@ def folder(
     source = root / table
     columns = dict(read_table(source).items())
     named = {"file": file, "split": split, "person": person}
-    used = {role: lookup(f"column (setting {role!r})", name, columns) for role, name in named.items() if name}
+    used = {
+        role: lookup(f"column (setting {role!r})", name, columns)
+        for role, name in named.items()
+        if name
+    }
     for column in used.values():
         if (missing := column.isna()).any():
-            raise ValueError(f"row {missing.idxmax()} of {str(source)!r} has no value in column {column.name!r}")
+            raise ValueError(
+                f"row {missing.idxmax()} of {str(source)!r} has no value in column {column.name!r}"
+            )
     parts = _parts(used["split"], used.get("person"), source) if split else None
     rows = draw(len(used["file"]), limit, np.random.default_rng(request.seed))
     files = [root / images / path for path in used["file"].iloc[rows]]
     if missing := [path for path in files if not path.is_file()]:
-        found = f"{len(missing)} of the {len(files)} pictures that {str(source)!r} names are missing"
-        raise FileNotFoundError(f"{found}; the first is {str(missing[0])!r}: setting 'images' can name another folder")
-    attributes = {name: _values(column) for name, column in columns.items() if name not in named.values()}
+        found = (
+            f"{len(missing)} of the {len(files)} pictures that {str(source)!r} names are missing"
+        )
+        raise FileNotFoundError(
+            f"{found}; the first is {str(missing[0])!r}: setting 'images' can name another folder"
+        )
+    attributes = {
+        name: _values(column) for name, column in columns.items() if name not in named.values()
+    }
     return Collection(
         table=pd.DataFrame(attributes, index=used["file"].index).iloc[rows],
         images=decoder(files, request.image_size or 64),
@@ -106,14 +126,19 @@ def _values(column: pd.Series) -> pd.Series:
 
 
 def _parts(column: pd.Series, people: pd.Series | None, source: Path) -> np.ndarray:
-    """Turn names of parts into codes; where only some occur, train is -1, to be divided among the missing ones."""
+    """Turn names of parts into codes; where only some occur, train is -1, to be divided among the
+    missing ones."""
     wrong = column[~column.isin(PARTS)]
     if len(wrong):
         found = f"{wrong.iloc[0]!r} in row {wrong.index[0]} of {str(source)!r}"
-        raise ValueError(f"column {column.name!r} must be train, val or test in every row, got {found}")
+        raise ValueError(
+            f"column {column.name!r} must be train, val or test in every row, got {found}"
+        )
     if people is not None and (split := column.groupby(people).transform("nunique") > 1).any():
         row = split.idxmax()
         who = f"{people.name} {people[row]!r} (row {row} of {str(source)!r}) has pictures in several parts"
-        raise ValueError(f"{who} of column {column.name!r}: put them into one, or leave out split= or person=")
+        raise ValueError(
+            f"{who} of column {column.name!r}: put them into one, or leave out split= or person="
+        )
     parts = column.map(PARTS.index).to_numpy(dtype=np.int64)
     return parts if len(np.unique(parts)) == len(PARTS) else np.where(parts == 0, -1, parts)

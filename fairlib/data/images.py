@@ -17,11 +17,10 @@ BLOCK = 64
 def find_files(root: str, folders: Sequence[str], pattern: str, how_to_get: str) -> list[Path]:
     """Find the files of a data set.
 
-    Args:
-        root: Folder that holds the data set's folder, or that folder itself.
-        folders: Names that the data set's folder may have; the first that holds a matching file is taken.
-        pattern: Pattern of the files for ``Path.glob``, relative to the data set's folder.
-        how_to_get: How to get the data, for the error.
+    Args: root: Folder that holds the data set's folder, or that folder itself. folders: Names that
+        the data set's folder may have; the first that holds a matching file is taken. pattern:
+        Pattern of the files for ``Path.glob``, relative to the data set's folder. how_to_get: How
+        to get the data, for the error.
 
     Returns:
         The paths, sorted.
@@ -38,17 +37,19 @@ def find_files(root: str, folders: Sequence[str], pattern: str, how_to_get: str)
 
 
 def decode(files: Sequence[Path], image_size: int) -> np.ndarray:
-    """Decode pictures in threads (PIL releases the interpreter lock), crop them to squares and scale them.
+    """Decode pictures in threads (PIL releases the interpreter lock), crop them to squares and
+    scale them.
 
-    The crop is the largest square in the middle: 178 x 178 of CelebA's 178 x 218 pixels. JPEG files are decoded at
-    the smallest scale that suffices, then resized with an antialiasing triangle filter (``PIL.Image.BILINEAR``). A
-    picture whose EXIF data say that the camera was turned is turned upright.
+    The crop is the largest square in the middle: 178 x 178 of CelebA's 178 x 218 pixels. JPEG files
+    are decoded at the smallest scale that suffices, then resized with an antialiasing triangle
+    filter (``PIL.Image.BILINEAR``). A picture whose EXIF data say that the camera was turned is
+    turned upright.
 
     Returns:
         RGB images, uint8 ``(N, 3, image_size, image_size)``.
 
-    Raises:
-        OSError: If a file cannot be read, has more than 8 bits for each channel, or more pixels than
+    Raises: OSError: If a file cannot be read, has more than 8 bits for each channel, or more pixels
+        than
             ``PIL.Image.MAX_IMAGE_PIXELS``; names the file.
     """
     images = np.empty((len(files), 3, image_size, image_size), dtype=np.uint8)
@@ -60,7 +61,11 @@ def decode(files: Sequence[Path], image_size: int) -> np.ndarray:
     starts = range(0, len(files), BLOCK)
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         # Shown on a terminal only, and only when it takes long enough to wonder.
-        list(tqdm(pool.map(read, starts), "decoding", len(starts), leave=False, disable=None, delay=2))
+        list(
+            tqdm(
+                pool.map(read, starts), "decoding", len(starts), leave=False, disable=None, delay=2
+            )
+        )
     return images
 
 
@@ -77,31 +82,39 @@ def _decode_one(file: Path, image_size: int) -> np.ndarray:
             if image.width * image.height > (Image.MAX_IMAGE_PIXELS or math.inf):
                 raise Image.DecompressionBombError(f"it has {image.width} x {image.height} pixels")
             if image.mode[0] in "IF":
-                raise ValueError(f"its mode is {image.mode!r}, which has more than 8 bits a channel")
+                raise ValueError(
+                    f"its mode is {image.mode!r}, which has more than 8 bits a channel"
+                )
             image.draft("RGB", (image_size, image_size))
             ImageOps.exif_transpose(image, in_place=True)
             side = min(image.size)
             left, top = ((length - side) / 2 for length in image.size)
             box = (left, top, left + side, top + side)
-            pixels = image.convert("RGB").resize((image_size, image_size), Image.Resampling.BILINEAR, box)
+            pixels = image.convert("RGB").resize(
+                (image_size, image_size), Image.Resampling.BILINEAR, box
+            )
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         remedy = "scale it down, or raise PIL.Image.MAX_IMAGE_PIXELS"
         raise OSError(f"the image {str(file)!r} is too large ({error}): {remedy}") from error
     except (OSError, SyntaxError, ValueError) as error:
-        raise OSError(f"cannot read the image {str(file)!r} ({error}): get it again or remove it") from error
+        raise OSError(
+            f"cannot read the image {str(file)!r} ({error}): get it again or remove it"
+        ) from error
     return np.asarray(pixels).transpose(2, 0, 1)
 
 
 def resize(images: np.ndarray, image_size: int) -> np.ndarray:
-    """Scale pictures ``(N, C, H, W)`` of any dtype to squares, by antialiased bilinear interpolation.
+    """Scale pictures ``(N, C, H, W)`` of any dtype to squares, by antialiased bilinear
+    interpolation.
 
-    Returns:
-        Array ``(N, C, image_size, image_size)`` in the units of the input: uint8 stays uint8, any other dtype becomes
-        float32.
+    Returns: Array ``(N, C, image_size, image_size)`` in the units of the input: uint8 stays uint8,
+        any other dtype becomes float32.
     """
     pixels = torch.from_numpy(images)
     if pixels.dtype != torch.uint8:
         pixels = pixels.float()
     if images.shape[2:] != (image_size, image_size):
-        pixels = torch.nn.functional.interpolate(pixels, size=(image_size, image_size), mode="bilinear", antialias=True)
+        pixels = torch.nn.functional.interpolate(
+            pixels, size=(image_size, image_size), mode="bilinear", antialias=True
+        )
     return pixels.numpy()

@@ -1,27 +1,28 @@
 """Near-duplicates: photographs that are nearly the same picture, found by a perceptual hash.
 
-Why this hash and this threshold (``benchmarks/near_duplicates.py``): of UTKFace at 32 pixels 511 pairs of images have
-pixels that correlate by more than .99. At 16 bits all of them are found, among 655 pairs in all, of which 3 are below
-.9; at 14 bits one is missed, and at 20 and 24 bits 30 and 267 pairs below .9 come in. A cosine hash of 8 x 8 finds .87
-with 3 pairs below .9, a difference hash of 128 bits .97 with 6. At 16 bits:
+Why this hash and this threshold (``benchmarks/near_duplicates.py``): of UTKFace at 32 pixels 511
+pairs of images have pixels that correlate by more than .99. At 16 bits all of them are found, among
+655 pairs in all, of which 3 are below .9; at 14 bits one is missed, and at 20 and 24 bits 30 and
+267 pairs below .9 come in. A cosine hash of 8 x 8 finds .87 with 3 pairs below .9, a difference
+hash of 128 bits .97 with 6. At 16 bits:
 
-==============  ======  =======  =========================  ==========  ================  =============
-data            pixels   images  caught of those above .99   all pairs  of them below .9  largest group
-==============  ======  =======  =========================  ==========  ================  =============
-UTKFace             32   23,244                 511 of 511        655                 3              4
-UTKFace             64   23,244                 431 of 431        654                 4              4
-CelebA              32   10,000                     6 of 6         11                 3              2
-CelebA              64   10,000                     3 of 3         11                 4              2
-CIFAR-10            32   60,000                    9 of 10        398                50             17
-==============  ======  =======  =========================  ==========  ================  =============
+==============  ======  =======  =========================  ==========  ================
+============= data            pixels   images  caught of those above .99   all pairs  of them below
+.9  largest group ==============  ======  =======  =========================  ==========
+================  ============= UTKFace             32   23,244                 511 of 511
+655                 3              4 UTKFace             64   23,244                 431 of 431
+654                 4              4 CelebA              32   10,000                     6 of 6
+11                 3              2 CelebA              64   10,000                     3 of 3
+11                 4              2 CIFAR-10            32   60,000                    9 of 10
+398                50             17 ==============  ======  =======  =========================
+==========  ================  =============
 
-The pairs below .9 all have the same label, in CIFAR-10 too, where one in ten would by chance: most are copies with
-another crop. Groups do not chain. A threshold on the correlation itself would do worse: in CIFAR-10 a tenth of the
-pairs above .95 show different classes.
+The pairs below .9 all have the same label, in CIFAR-10 too, where one in ten would by chance: most
+are copies with another crop. Groups do not chain. A threshold on the correlation itself would do
+worse: in CIFAR-10 a tenth of the pairs above .95 show different classes.
 
-Strokes and drawings are another matter. In MNIST a third of the images would be in groups, the largest of 6,850; of
-192,458 pairs 3 have a correlation above .99, and half are below .9.
-"""
+Strokes and drawings are another matter. In MNIST a third of the images would be in groups, the
+largest of 6,850; of 192,458 pairs 3 have a correlation above .99, and half are below .9."""
 
 import itertools
 from collections.abc import Iterator
@@ -34,16 +35,20 @@ SIDE = 12
 THRESHOLD = 16
 """Largest number of the 143 bits in which the hashes of near-duplicates differ."""
 
-_BANDS = THRESHOLD + 2  # Hashes that differ in at most THRESHOLD bits agree in at least two of these bands.
+_BANDS = (
+    THRESHOLD + 2
+)  # Hashes that differ in at most THRESHOLD bits agree in at least two of these bands.
 _BLOCK = 4096  # Images of which the coefficients are computed at a time.
 
 
 def perceptual_hash(images: np.ndarray) -> np.ndarray:
-    """Compute the DCT hash of every image: whether a coefficient of low frequency exceeds the median of them.
+    """Compute the DCT hash of every image: whether a coefficient of low frequency exceeds the
+    median of them.
 
     With the type-II cosine transform C (orthonormal) of the mean over the channels, the bits are
-    ``C[i, j] > median(C)`` over ``0 <= i, j < 12`` without ``i = j = 0``. Brightness, contrast, noise and the strength
-    of a JPEG change few of them, and nor does scaling: 32 and 64 pixels give nearly the same hash.
+    ``C[i, j] > median(C)`` over ``0 <= i, j < 12`` without ``i = j = 0``. Brightness, contrast,
+    noise and the strength of a JPEG change few of them, and nor does scaling: 32 and 64 pixels give
+    nearly the same hash.
 
     Args:
         images: Array ``(N, C, H, W)`` with at least 12 pixels in both directions.
@@ -51,8 +56,8 @@ def perceptual_hash(images: np.ndarray) -> np.ndarray:
     Returns:
         bool ``(N, 143)``.
 
-    Source: C. Zauner, Implementation and Benchmarking of Perceptual Image Hash Functions, 2010; there 8 x 8 bits of
-        32 x 32 pixels.
+    Source: C. Zauner, Implementation and Benchmarking of Perceptual Image Hash Functions, 2010;
+        there 8 x 8 bits of 32 x 32 pixels.
     """
     from scipy.fft import dctn
 
@@ -67,8 +72,9 @@ def perceptual_hash(images: np.ndarray) -> np.ndarray:
 def near_pairs(hashes: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yield all pairs of hashes that differ in at most ``THRESHOLD`` bits.
 
-    Not all pairs are compared. Of 18 bands of bits at least two are the same where at most 16 bits differ; so for every
-    two bands the hashes are sorted by them, and only those that are equal there are compared.
+    Not all pairs are compared. Of 18 bands of bits at least two are the same where at most 16 bits
+    differ; so for every two bands the hashes are sorted by them, and only those that are equal
+    there are compared.
 
     Args:
         hashes: bool ``(N, B)``.
@@ -79,7 +85,9 @@ def near_pairs(hashes: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     padded = np.pad(hashes, ((0, 0), (0, -hashes.shape[1] % 64)))
     words = np.packbits(padded, axis=1).view(np.uint64)
     bands = np.zeros((_BANDS, len(hashes)), dtype=np.uint16)
-    for bit in range(hashes.shape[1]):  # Neighbouring bits in different bands: those of low frequency vary little.
+    for bit in range(
+        hashes.shape[1]
+    ):  # Neighbouring bits in different bands: those of low frequency vary little.
         bands[bit % _BANDS] = bands[bit % _BANDS] << 1 | hashes[:, bit]
     for one, other in itertools.combinations(bands, 2):
         key = one << 8 | other
@@ -95,14 +103,15 @@ def near_pairs(hashes: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
 
 
 def near_duplicates(images: np.ndarray) -> np.ndarray:
-    """Group images that are nearly the same: the connected components of :func:`near_pairs` of their hashes.
+    """Group images that are nearly the same: the connected components of :func:`near_pairs` of
+    their hashes.
 
-    Args:
-        images: Array ``(N, C, H, W)``. With fewer than 12 pixels in a direction they are too coarse to tell: pictures
+    Args: images: Array ``(N, C, H, W)``. With fewer than 12 pixels in a direction they are too
+        coarse to tell: pictures
             of different scenes look alike, and each is taken as alone.
 
-    Returns:
-        A number for the group of each image, int64 ``(N,)``; an image without a near-duplicate is alone in its group.
+    Returns: A number for the group of each image, int64 ``(N,)``; an image without a near-duplicate
+        is alone in its group.
     """
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components

@@ -1,4 +1,5 @@
-"""Honest splits: duplicates are dropped, near-duplicates stay together, all crossings of target and group follow."""
+"""Honest splits: duplicates are dropped, near-duplicates stay together, all crossings of target and
+group follow."""
 
 from collections.abc import Collection, Sequence
 from functools import partial
@@ -47,7 +48,8 @@ def check_fractions(fractions: Sequence[float]) -> tuple[float, ...]:
 def apportion(total: int, weights: ArrayLike) -> np.ndarray:
     """Divide ``total`` into whole numbers proportional to ``weights``, by the largest remainders.
 
-    Each is ``total * w / sum(weights)``, rounded up or down; of equal remainders the first is rounded up first.
+    Each is ``total * w / sum(weights)``, rounded up or down; of equal remainders the first is
+    rounded up first.
 
     Returns:
         int64 ``(len(weights),)`` with sum ``total``.
@@ -67,9 +69,9 @@ def drop_duplicates(images: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray,
         images: Array ``(N, ...)`` of any dtype.
         labels: Codes of target and group, int ``(N, L)``: copies agree if all L are equal.
 
-    Returns:
-        The indices of the images that are kept, ascending, and how many were dropped: ``duplicates`` (copies of an
-        image that is kept) and ``conflicting`` (copies whose labels disagree).
+    Returns: The indices of the images that are kept, ascending, and how many were dropped:
+        ``duplicates`` (copies of an image that is kept) and ``conflicting`` (copies whose labels
+        disagree).
     """
     copies: dict[bytes, list[int]] = {}
     for index, image in enumerate(images):
@@ -80,11 +82,15 @@ def drop_duplicates(images: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray,
     return keep, {"duplicates": duplicates, "conflicting": len(images) - len(keep) - duplicates}
 
 
-def stratified_parts(cells: np.ndarray, fractions: ArrayLike, rng: np.random.Generator) -> np.ndarray:
-    """Assign samples to parts at random, so that every cell (a crossing of target and group) follows ``fractions``.
+def stratified_parts(
+    cells: np.ndarray, fractions: ArrayLike, rng: np.random.Generator
+) -> np.ndarray:
+    """Assign samples to parts at random, so that every cell (a crossing of target and group)
+    follows ``fractions``.
 
-    Of a cell with n samples, part p gets ``floor(n * fractions[p])`` and at most one more. The leftover samples of a
-    cell go to the parts that lag furthest behind over all cells so far, so that the totals follow ``fractions`` too.
+    Of a cell with n samples, part p gets ``floor(n * fractions[p])`` and at most one more. The
+    leftover samples of a cell go to the parts that lag furthest behind over all cells so far, so
+    that the totals follow ``fractions`` too.
 
     Args:
         cells: The cell of each sample, int ``(N,)``.
@@ -100,7 +106,8 @@ def stratified_parts(cells: np.ndarray, fractions: ArrayLike, rng: np.random.Gen
     for cell in np.unique(cells):
         members = np.flatnonzero(cells == cell)
         quotas = len(members) * shares
-        # 7.000000000000001 and 6.999999999 are 7: without the nudge a rounding error costs a whole sample.
+        # 7.000000000000001 and 6.999999999 are 7: without the nudge a rounding error costs a whole
+        # sample.
         counts = np.floor(quotas + 1e-9).astype(np.int64)
         lag += quotas - counts
         behind = np.argsort(-lag, kind="stable")[: len(members) - counts.sum()]
@@ -110,13 +117,16 @@ def stratified_parts(cells: np.ndarray, fractions: ArrayLike, rng: np.random.Gen
     return parts
 
 
-def whole_parts(units: np.ndarray, cells: np.ndarray, fractions: ArrayLike, rng: np.random.Generator) -> np.ndarray:
-    """Assign whole units (all pictures of a person) to parts at random, so that no unit is in two parts.
+def whole_parts(
+    units: np.ndarray, cells: np.ndarray, fractions: ArrayLike, rng: np.random.Generator
+) -> np.ndarray:
+    """Assign whole units (all pictures of a person) to parts at random, so that no unit is in two
+    parts.
 
-    A unit is of the cell (the gender of a person, say) that most of its samples are of. The units are taken from the
-    largest to the smallest, equally large ones in random order. Each goes to a part that is drawn with a probability
-    proportional to the samples which that part still lacks in the unit's cell: so every cell follows ``fractions`` as
-    closely as its units allow.
+    A unit is of the cell (the gender of a person, say) that most of its samples are of. The units
+    are taken from the largest to the smallest, equally large ones in random order. Each goes to a
+    part that is drawn with a probability proportional to the samples which that part still lacks in
+    the unit's cell: so every cell follows ``fractions`` as closely as its units allow.
 
     Args:
         units: The unit of each sample, ``(N,)``, of any dtype that can be sorted.
@@ -140,22 +150,31 @@ def whole_parts(units: np.ndarray, cells: np.ndarray, fractions: ArrayLike, rng:
 
 
 def check_group_sizes(
-    parts: np.ndarray, groups: np.ndarray, group_names: Sequence[str], present: Collection[str] = PARTS
+    parts: np.ndarray,
+    groups: np.ndarray,
+    group_names: Sequence[str],
+    present: Collection[str] = PARTS,
 ) -> None:
-    """Refuse a split in which a group has too few samples in one of the parts ``present`` to measure anything.
+    """Refuse a split in which a group has too few samples in one of the parts ``present`` to
+    measure anything.
 
-    Raises:
-        ValueError: If a group has fewer than two samples in a part; names the group, the part and the count.
+    Raises: ValueError: If a group has fewer than two samples in a part; names the group, the part
+        and the count.
     """
     for code, group in enumerate(group_names):
-        for part, size in zip(PARTS, np.bincount(parts[groups == code], minlength=len(PARTS)), strict=True):
+        for part, size in zip(
+            PARTS, np.bincount(parts[groups == code], minlength=len(PARTS)), strict=True
+        ):
             if size < MINIMUM and part in present:
                 found = f"group {group!r} has {size} sample{'' if size == 1 else 's'} in the {part} split"
-                raise ValueError(f"{found}, and needs {MINIMUM}: load more data, or choose coarser groups")
+                raise ValueError(
+                    f"{found}, and needs {MINIMUM}: load more data, or choose coarser groups"
+                )
 
 
 def first_parts(given: np.ndarray, units: np.ndarray) -> np.ndarray:
-    """Tell which samples stay if a unit has members in several of the parts that a data set assigns: its first part's.
+    """Tell which samples stay if a unit has members in several of the parts that a data set
+    assigns: its first part's.
 
     Args:
         given: Part of each sample, int ``(N,)``; -1, to be assigned, comes before all others.
@@ -169,12 +188,15 @@ def first_parts(given: np.ndarray, units: np.ndarray) -> np.ndarray:
     return given == first[units]
 
 
-def unite(parts: np.ndarray, units: np.ndarray, cells: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Bring every unit (near-duplicates of one picture) into one part, by exchanging samples of the same cell.
+def unite(
+    parts: np.ndarray, units: np.ndarray, cells: np.ndarray, rng: np.random.Generator
+) -> np.ndarray:
+    """Bring every unit (near-duplicates of one picture) into one part, by exchanging samples of the
+    same cell.
 
-    A unit goes to the part of a random member. For every member that has to move there, a random sample of its cell
-    that is alone in its unit comes back, so that the sizes of all cells in all parts stay as they were; where the part
-    has no such sample, they change by one.
+    A unit goes to the part of a random member. For every member that has to move there, a random
+    sample of its cell that is alone in its unit comes back, so that the sizes of all cells in all
+    parts stay as they were; where the part has no such sample, they change by one.
 
     Args:
         parts: Part of each sample, int ``(N,)``, from a random split.
@@ -207,13 +229,14 @@ def fill_parts(
     units: np.ndarray | None = None,
     people: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Assign the samples that a data set left open (-1, or all) to the parts that the data set does not fill itself.
+    """Assign the samples that a data set left open (-1, or all) to the parts that the data set does
+    not fill itself.
 
-    Samples of one of the ``units`` that are left open go to the same part; so do those of one of the ``people``, where
-    these are given and whole people are drawn (:func:`whole_parts`).
+    Samples of one of the ``units`` that are left open go to the same part; so do those of one of
+    the ``people``, where these are given and whole people are drawn (:func:`whole_parts`).
 
-    Raises:
-        ValueError: If samples are left open, and ``fractions`` is 0 for all parts that they may go to.
+    Raises: ValueError: If samples are left open, and ``fractions`` is 0 for all parts that they may
+        go to.
     """
     parts = np.full(len(cells), -1) if given is None else given.copy()
     undecided = parts < 0
@@ -221,7 +244,9 @@ def fill_parts(
     if undecided.any():
         free = free[np.asarray(fractions)[free] > 0]
         if not len(free):
-            raise ValueError(f"fractions must have a share for a part that the data set does not fill, got {fractions}")
+            raise ValueError(
+                f"fractions must have a share for a part that the data set does not fill, got {fractions}"
+            )
         shares = np.asarray(fractions)[free]
         draw = stratified_parts if people is None else partial(whole_parts, people[undecided])
         drawn = draw(cells[undecided], shares / shares.sum(), rng)

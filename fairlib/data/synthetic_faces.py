@@ -10,7 +10,8 @@ from fairlib.data.images import resize
 from fairlib.data.splitting import apportion
 
 EXPRESSION_GAP = 3.0
-"""Distance between the means of the two expressions, in standard deviations of a factor at spread 1."""
+"""Distance between the means of the two expressions, in standard deviations of a factor at spread
+1."""
 
 SEPARATION = 4.5
 """Distance between the means of two groups."""
@@ -35,22 +36,23 @@ def synthetic_faces(
 
         z = m_g + e * (gap / 2) * d + s_g * n,    n ~ N(0, I_K),
 
-    where the group means m_g are the corners of a regular simplex with edge 4.5, d is a unit
-    vector orthogonal to all of them, and the frame of both is **rotated at random by the seed** (Haar). The
-    factors tanh(z / 2) shape the face; position, rotation, scale and light vary at random and pixel noise is
-    added, in the same way for all groups. So groups are exchangeable over seeds: in expectation none is harder
-    than another except through its size (``shares``) and its spread (``spreads``). With equal shares and
-    spreads the data are the null control.
+    where the group means m_g are the corners of a regular simplex with edge 4.5, d is a unit vector
+    orthogonal to all of them, and the frame of both is **rotated at random by the seed** (Haar).
+    The factors tanh(z / 2) shape the face; position, rotation, scale and light vary at random and
+    pixel noise is added, in the same way for all groups. So groups are exchangeable over seeds: in
+    expectation none is harder than another except through its size (``shares``) and its spread
+    (``spreads``). With equal shares and spreads the data are the null control.
 
-    Attributes: ``group`` (A, B, ...: the default target and group) and ``expression`` (calm, lively: equally
-    frequent in every group, up to one face, and independent of the group).
+    Attributes: ``group`` (A, B, ...: the default target and group) and ``expression`` (calm,
+    lively: equally frequent in every group, up to one face, and independent of the group).
 
-    Args:
-        request: Arguments of :func:`fairlib.load`; ``image_size`` defaults to 16. Faces are drawn at 32 pixels or
+    Args: request: Arguments of :func:`fairlib.load`; ``image_size`` defaults to 16. Faces are drawn
+        at 32 pixels or
             ``image_size``, whichever is more, then scaled down.
         size: Number of faces.
         shares: Relative sizes of the groups; two to nine groups.
-        spreads: Standard deviation s_g of the latent noise: one number for all groups, or one for each.
+        spreads: Standard deviation s_g of the latent noise: one number for all groups, or one for
+            each.
 
     Raises:
         ValueError: If a setting is out of its range; says which.
@@ -70,9 +72,13 @@ def synthetic_faces(
     pose = Pose.draw(size, np.random.default_rng(pose_seed))
     image_size = request.image_size or 16
     faces = resize(draw_faces(np.tanh(latent / 2), pose, max(DRAWN, image_size)), image_size)
-    faces += NOISE * np.random.default_rng(noise_seed).standard_normal(faces.shape, dtype=np.float32)
+    faces += NOISE * np.random.default_rng(noise_seed).standard_normal(
+        faces.shape, dtype=np.float32
+    )
     return Collection(
-        table=table_of(group=(groups, "ABCDEFGHI"[: len(shares)]), expression=(expressions, ("calm", "lively"))),
+        table=table_of(
+            group=(groups, "ABCDEFGHI"[: len(shares)]), expression=(expressions, ("calm", "lively"))
+        ),
         images=np.rint(faces.clip(0, 1) * 255).astype(np.uint8).__getitem__,
         target="group",
         group="group",
@@ -80,11 +86,14 @@ def synthetic_faces(
     )
 
 
-def latent_frame(groups: int, separation: float, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Draw a regular simplex around the origin with a random rotation, and a direction orthogonal to it.
+def latent_frame(
+    groups: int, separation: float, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """Draw a regular simplex around the origin with a random rotation, and a direction orthogonal
+    to it.
 
-    Returns:
-        The corners of the simplex ``(groups, K)``, all pairs ``separation`` apart; and a unit vector ``(K,)``.
+    Returns: The corners of the simplex ``(groups, K)``, all pairs ``separation`` apart; and a unit
+        vector ``(K,)``.
     """
     basis, triangle = np.linalg.qr(rng.standard_normal((len(FACTORS), len(FACTORS))))
     # Without the signs, QR of a Gaussian matrix is not uniform over rotations.
@@ -93,12 +102,20 @@ def latent_frame(groups: int, separation: float, rng: np.random.Generator) -> tu
     return corners - corners.mean(axis=0), rows[groups]
 
 
-def _checked_groups(shares: Sequence[float], spreads: float | Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
+def _checked_groups(
+    shares: Sequence[float], spreads: float | Sequence[float]
+) -> tuple[np.ndarray, np.ndarray]:
     """Check shares and spreads, and return them as float arrays ``(groups,)``."""
     weights, each = np.asarray(shares, dtype=float), np.asarray(spreads, dtype=float)
     most = len(FACTORS) - 1
-    if weights.ndim != 1 or not 2 <= len(weights) <= most or not (np.isfinite(weights) & (weights > 0)).all():
+    if (
+        weights.ndim != 1
+        or not 2 <= len(weights) <= most
+        or not (np.isfinite(weights) & (weights > 0)).all()
+    ):
         raise ValueError(f"shares must be two to {most} positive numbers, got {shares!r}")
     if each.shape not in ((), weights.shape) or not (np.isfinite(each) & (each > 0)).all():
-        raise ValueError(f"spreads must be a positive number or one for each of the {len(weights)} groups, got {each}")
+        raise ValueError(
+            f"spreads must be a positive number or one for each of the {len(weights)} groups, got {each}"
+        )
     return weights, np.broadcast_to(each, weights.shape)

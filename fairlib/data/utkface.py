@@ -15,7 +15,8 @@ AGE9 = ("under 10", "10-14", "15-19", "20-24", "25-29", "30-39", "40-49", "50-59
 AGE4_EDGES = (2, 13, 18, 65)
 AGE4 = ("2-12", "13-17", "18-64", "65 and over")
 
-# Only the three fields count: usable names may have a space, lack a dot or have a date of the wrong length.
+# Only the three fields count: usable names may have a space, lack a dot or have a date of the wrong
+# length.
 NAME = re.compile(r"(\d{1,3})_([01])_([0-4])_\d")
 
 HOW_TO_GET = (
@@ -25,33 +26,41 @@ HOW_TO_GET = (
 
 
 def utkface(request: Request, *, limit: int | None = None) -> Collection:
-    """Load 23,704 aligned and cropped faces, labelled by file name: ``[age]_[gender]_[race]_[date].jpg.chip.jpg``.
+    """Load 23,704 aligned and cropped faces, labelled by file name:
+    ``[age]_[gender]_[race]_[date].jpg.chip.jpg``.
 
-    Files whose name lacks a field are skipped; the report counts them as ``malformed`` and names them.
+    Files whose name lacks a field are skipped; the report counts them as ``malformed`` and names
+    them.
 
-    Attributes:
-        ``race`` (White, Black, Asian, Indian, Others), ``gender`` (male, female), ``age9`` (nine bins that begin at
-        the ages 0, 10, 15, 20, 25, 30, 40, 50, 60, as in Balancing Act, since [T] prints none) and ``age4`` (the
-        bins of [D]: 2-12, 13-17, 18-64, 65 and over; undefined at ages 0 and 1).
+    Attributes: ``race`` (White, Black, Asian, Indian, Others), ``gender`` (male, female), ``age9``
+        (nine bins that begin at the ages 0, 10, 15, 20, 25, 30, 40, 50, 60, as in Balancing Act,
+        since [T] prints none) and ``age4`` (the bins of [D]: 2-12, 13-17, 18-64, 65 and over;
+        undefined at ages 0 and 1).
 
-    Args:
-        request: Arguments of :func:`fairlib.load`; ``image_size`` defaults to 64 (RGB).
-        limit: Number of usable files to draw by the seed, before any is decoded; None, or more than there are, for all.
+    Args: request: Arguments of :func:`fairlib.load`; ``image_size`` defaults to 64 (RGB). limit:
+        Number of usable files to draw by the seed, before any is decoded; None, or more than there
+        are, for all.
 
     Raises:
         FileNotFoundError: If the folder is missing or empty; says how to get the data.
         ValueError: If no file has a usable name, or ``limit`` is not a positive integer.
         OSError: If a picture cannot be read, when it is decoded; names the file.
 
-    Source: Z. Zhang, Y. Song, H. Qi, Age Progression/Regression by Conditional Adversarial Autoencoder, CVPR
-        2017.
+    Source: Z. Zhang, Y. Song, H. Qi, Age Progression/Regression by Conditional Adversarial
+        Autoencoder, CVPR 2017.
     """
     files = find_files(request.root, ["UTKFace"], "*.jpg", HOW_TO_GET)
     matches = [NAME.match(file.name) for file in files]
     malformed = [file.name for file, match in zip(files, matches, strict=True) if match is None]
-    usable = [(file, *map(int, match.groups())) for file, match in zip(files, matches, strict=True) if match]
+    usable = [
+        (file, *map(int, match.groups()))
+        for file, match in zip(files, matches, strict=True)
+        if match
+    ]
     if not usable:
-        raise ValueError(f"none of the {len(files)} files in {str(files[0].parent)!r} has a usable name. {HOW_TO_GET}")
+        raise ValueError(
+            f"none of the {len(files)} files in {str(files[0].parent)!r} has a usable name. {HOW_TO_GET}"
+        )
     usable = [usable[i] for i in draw(len(usable), limit, np.random.default_rng(request.seed))]
     paths, ages, genders, races = zip(*usable, strict=True)
     return Collection(
@@ -72,4 +81,6 @@ def utkface(request: Request, *, limit: int | None = None) -> Collection:
 def attributes(ages: np.ndarray, genders: np.ndarray, races: np.ndarray) -> pd.DataFrame:
     """Make the table of attributes from the numbers in the file names, each ``(N,)``."""
     ages9, ages4 = np.digitize(ages, AGE9_EDGES), np.digitize(ages, AGE4_EDGES) - 1
-    return table_of(race=(races, RACES), gender=(genders, GENDERS), age9=(ages9, AGE9), age4=(ages4, AGE4))
+    return table_of(
+        race=(races, RACES), gender=(genders, GENDERS), age9=(ages9, AGE9), age4=(ages4, AGE4)
+    )

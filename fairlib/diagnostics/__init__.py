@@ -1,4 +1,5 @@
-"""What a model does to each group: performance, gradients, curvature, distance to the boundary. Nothing here trains.
+"""What a model does to each group: performance, gradients, curvature, distance to the boundary.
+Nothing here trains.
 
 By name, as :func:`fairlib.audit` and :func:`fairlib.study` take them:
 
@@ -36,13 +37,16 @@ __all__ = [
 
 
 class Diagnostic(NamedTuple):
-    """A function from model and data to a table by group, with settings by keyword, and the names of its columns."""
+    """A function from model and data to a table by group, with settings by keyword, and the names
+    of its columns."""
 
     function: Callable[..., pd.DataFrame]
     columns: tuple[str, ...]
 
 
-def _largest_eigenvalues(model: nn.Module, data: GroupedDataset, *, least: int = LEAST) -> pd.DataFrame:
+def _largest_eigenvalues(
+    model: nn.Module, data: GroupedDataset, *, least: int = LEAST
+) -> pd.DataFrame:
     return group_eigenvalues(model, data, ends="largest", least=least)[["largest", "residual"]]
 
 
@@ -54,17 +58,18 @@ DIAGNOSTICS: dict[str, Diagnostic] = {
 }
 
 
-def diagnose(name: str, model: nn.Module, data: GroupedDataset, **settings: Any) -> tuple[pd.DataFrame, str | None]:
-    """Compute a diagnostic by its name, which becomes the prefix of its columns but for one of the same name.
+def diagnose(
+    name: str, model: nn.Module, data: GroupedDataset, **settings: Any
+) -> tuple[pd.DataFrame, str | None]:
+    """Compute a diagnostic by its name, which becomes the prefix of its columns but for one of the
+    same name.
 
-    Args:
-        name: Name of a diagnostic in ``DIAGNOSTICS``.
-        model: Any classifier.
-        data: Samples with groups.
-        settings: Settings of the diagnostic: ``least`` of ``"curvature"`` (:func:`group_eigenvalues`).
+    Args: name: Name of a diagnostic in ``DIAGNOSTICS``. model: Any classifier. data: Samples with
+        groups. settings: Settings of the diagnostic: ``least`` of ``"curvature"``
+        (:func:`group_eigenvalues`).
 
-    Returns:
-        The table by group and None; if the diagnostic raises :class:`NotComputable`, a table of NaN and the reason.
+    Returns: The table by group and None; if the diagnostic raises :class:`NotComputable`, a table
+        of NaN and the reason.
 
     Raises:
         ValueError: If the name is unknown.
@@ -79,4 +84,6 @@ def diagnose(name: str, model: nn.Module, data: GroupedDataset, **settings: Any)
         index = pd.Index(data.group_names, name="group")
         table = pd.DataFrame(float("nan"), index=index, columns=list(diagnostic.columns))
         reason = f"{name}: could not be computed for this model ({error})"
-    return table.rename(columns={column: f"{name}_{column}" for column in table if column != name}), reason
+    return table.rename(
+        columns={column: f"{name}_{column}" for column in table if column != name}
+    ), reason

@@ -1,4 +1,5 @@
-"""Distance of a sample to the decision boundary: five measures that the literature calls by this one name."""
+"""Distance of a sample to the decision boundary: five measures that the literature calls by this
+one name."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,13 +11,28 @@ from torch import Tensor, nn
 
 from fairlib._validation import check_number, check_settings, lookup
 from fairlib.data import GroupedDataset
-from fairlib.diagnostics.computable import NotComputable, check_differentiable, differentiating, finite
+from fairlib.diagnostics.computable import (
+    NotComputable,
+    check_differentiable,
+    differentiating,
+    finite,
+)
 from fairlib.diagnostics.objective import by_group, differentiate
-from fairlib.network.evaluation import check_logits, chunks, evaluation_mode, full_precision, placement
+from fairlib.network.evaluation import (
+    check_logits,
+    chunks,
+    evaluation_mode,
+    full_precision,
+    placement,
+)
 from fairlib.statistics import t_interval
 
 CHUNK = 256  # Samples of one pass at most.
-NUMBERS = 2**18  # Numbers in the inputs of one pass at most: some measures keep the activations for a backward pass.
+NUMBERS = (
+    2**18
+    # Numbers in the inputs of one pass at most: some measures keep the activations for a backward
+    # pass.
+)
 
 
 @dataclass(frozen=True)
@@ -49,10 +65,9 @@ def boundary_distance(
     Args:
         model, data, measure, signed, settings: Arguments of :func:`sample_boundary_distance`.
 
-    Returns:
-        Indexed by group in the order of the codes, columns ``mean low high`` (float64), with Student's 95 % interval
-        over the samples of the group. The interval is NaN where a group has one sample or an infinite distance; in the
-        row of an empty group everything is NaN.
+    Returns: Indexed by group in the order of the codes, columns ``mean low high`` (float64), with
+        Student's 95 % interval over the samples of the group. The interval is NaN where a group has
+        one sample or an infinite distance; in the row of an empty group everything is NaN.
 
     Raises:
         NotComputable, TypeError, ValueError: What :func:`sample_boundary_distance` raises.
@@ -67,7 +82,9 @@ def boundary_distance(
         {'far': 7.5, 'near': 0.75}
     """
     distances = sample_boundary_distance(model, data, measure=measure, signed=signed, **settings)
-    return by_group(data, ("mean", "low", "high"), lambda _, index: _summary(distances[index.numpy()]))
+    return by_group(
+        data, ("mean", "low", "high"), lambda _, index: _summary(distances[index.numpy()])
+    )
 
 
 def sample_boundary_distance(
@@ -80,32 +97,38 @@ def sample_boundary_distance(
 ) -> np.ndarray:
     """Measure the distance of every sample to the decision boundary.
 
-    Papers that explain who pays by the distance to the boundary mean different things by it, and the measures order
-    samples differently. Unsigned, a confident *error* counts as far from the boundary.
+    Papers that explain who pays by the distance to the boundary mean different things by it, and
+    the measures order samples differently. Unsigned, a confident *error* counts as far from the
+    boundary.
 
-    Args:
-        model: Any classifier; its mode, buffers and ``.grad`` are left as they were. It is evaluated in eval mode.
-            Distances between inputs are in the units in which it receives them: of x / 255 for uint8, and after
-            ``data.normalize`` where that is set.
+    Args: model: Any classifier; its mode, buffers and ``.grad`` are left as they were. It is
+        evaluated in eval mode.
+            Distances between inputs are in the units in which it receives them: of x / 255 for
+            uint8, and after ``data.normalize`` where that is set.
         data: The samples.
-        measure: Name of a function in :data:`fairlib.diagnostics.MEASURES`, which defines the measure:
-            ``"probability-margin"``, ``"closeness"``, ``"linearized"``, ``"certified-radius"`` or ``"deepfool"``.
-        signed: Measure from the boundary of the *true* class instead of the predicted one, negative on its wrong side.
+        measure: Name of a function in :data:`fairlib.diagnostics.MEASURES`, which defines the
+            measure: ``"probability-margin"``, ``"closeness"``, ``"linearized"``,
+            ``"certified-radius"`` or ``"deepfool"``.
+        signed: Measure from the boundary of the *true* class instead of the predicted one, negative
+            on its wrong side.
         settings: Keyword arguments of the measure's function.
 
     Returns:
         ``(N,)`` float64.
 
-    Raises:
-        NotComputable: If there is only one class, the measure needs gradients and torch cannot differentiate the model,
+    Raises: NotComputable: If there is only one class, the measure needs gradients and torch cannot
+        differentiate the model,
             or (NotFinite) outputs or their gradients are NaN or infinite.
-        ValueError: If the measure is unknown, has no sign and one is asked for, or a setting is out of range.
+        ValueError: If the measure is unknown, has no sign and one is asked for, or a setting is out
+            of range.
         TypeError: If a setting is unknown.
     """
     function = lookup("measure", measure, MEASURES)
     check_settings(f"measure {measure!r}", function, settings)
     if data.num_classes < 2:
-        raise NotComputable(f"a decision boundary needs two classes; the data have one, {data.target_names[0]!r}")
+        raise NotComputable(
+            f"a decision boundary needs two classes; the data have one, {data.target_names[0]!r}"
+        )
     device, dtype = placement(model)
 
     def classifier(inputs: Tensor) -> Tensor:
@@ -118,15 +141,19 @@ def sample_boundary_distance(
         for index in chunks(data, CHUNK, NUMBERS):
             inputs = data.batch(index, dtype=dtype, device=device)
             targets = data.labels(index, device) if signed else None
-            distances.append(function(Samples(classifier, inputs, targets, index), **settings).double().cpu())
+            distances.append(
+                function(Samples(classifier, inputs, targets, index), **settings).double().cpu()
+            )
     return torch.cat(distances).numpy()
 
 
 def probability_margin(samples: Samples) -> Tensor:
-    r"""Subtract the runner-up's probability from the predicted class's, :math:`p_{(1)} - p_{(2)}`; no unit, in [0, 1].
+    r"""Subtract the runner-up's probability from the predicted class's, :math:`p_{(1)} - p_{(2)}`;
+    no unit, in [0, 1].
 
-    The signed measure is :math:`p_y - \max_{j \neq y} p_j`, in [-1, 1]. It is a distance between outputs: it says how
-    far the probabilities are from a tie, not how far the input is from the boundary.
+    The signed measure is :math:`p_y - \max_{j \neq y} p_j`, in [-1, 1]. It is a distance between
+    outputs: it says how far the probabilities are from a tie, not how far the input is from the
+    boundary.
 
     Source:
         The released code of [D].
@@ -138,55 +165,59 @@ def probability_margin(samples: Samples) -> Tensor:
 
 
 def closeness(samples: Samples) -> Tensor:
-    r"""Halve the largest eigenvalue of :math:`\operatorname{diag}(p) - p p^\top`; no unit, in [0, 1/4]; it has no sign.
+    r"""Halve the largest eigenvalue of :math:`\operatorname{diag}(p) - p p^\top`; no unit, in [0,
+    1/4]; it has no sign.
 
-    For two classes this is :math:`p(1 - p)`, the factor of Theorem 2. For more classes the eigenvalue takes its place
-    in the Gauss-Newton part of the Hessian; it is halved so that the third class may vanish without a jump. It is
-    *large* near the boundary, where two classes tie, and near zero for a confident error.
+    For two classes this is :math:`p(1 - p)`, the factor of Theorem 2. For more classes the
+    eigenvalue takes its place in the Gauss-Newton part of the Hessian; it is halved so that the
+    third class may vanish without a jump. It is *large* near the boundary, where two classes tie,
+    and near zero for a confident error.
 
     Raises:
         ValueError: If a sign is asked for.
 
-    Source:
-        [T] Theorem 2, which calls it closeness and, in its appendix, distance to the decision boundary.
+    Source: [T] Theorem 2, which calls it closeness and, in its appendix, distance to the decision
+        boundary.
     """
     if samples.targets is not None:
-        raise ValueError("closeness p(1 - p) is the same on both sides of the boundary: it has no sign")
+        raise ValueError(
+            "closeness p(1 - p) is the same on both sides of the boundary: it has no sign"
+        )
     probabilities = _logits(samples).softmax(1)
     covariance = probabilities.diag_embed() - probabilities[:, :, None] * probabilities[:, None, :]
     return torch.linalg.eigvalsh(covariance)[:, -1].clamp(min=0) / 2
 
 
 def linearized(samples: Samples) -> Tensor:
-    r"""Measure the distance to the boundary of the linearized logits, in the input's unit (Euclidean norm).
+    r"""Measure the distance to the boundary of the linearized logits, in the input's unit
+    (Euclidean norm).
 
-    With c the predicted class (signed: the true one),
-    :math:`\min_{j \neq c} \frac{z_c - z_j}{\|\nabla_x (z_c - z_j)\|_2}`: exact for a linear classifier and otherwise
-    the first step of :func:`deepfool`. It is infinite where the logits differ and no difference of them varies with the
-    input.
+    With c the predicted class (signed: the true one), :math:`\min_{j \neq c} \frac{z_c -
+    z_j}{\|\nabla_x (z_c - z_j)\|_2}`: exact for a linear classifier and otherwise the first step of
+    :func:`deepfool`. It is infinite where the logits differ and no difference of them varies with
+    the input.
 
-    Source:
-        Moosavi-Dezfooli, Fawzi and Frossard, DeepFool (2016); Elsayed et al., Large margin deep networks (2018).
+    Source: Moosavi-Dezfooli, Fawzi and Frossard, DeepFool (2016); Elsayed et al., Large margin deep
+        networks (2018).
     """
     return _nearest(samples, samples.inputs, _reference(samples, _logits(samples)))[0]
 
 
 def deepfool(samples: Samples, *, steps: int = 50, overshoot: float = 0.02) -> Tensor:
-    r"""Measure the perturbation that repeated linearization finds, in the input's unit (Euclidean norm).
+    r"""Measure the perturbation that repeated linearization finds, in the input's unit (Euclidean
+    norm).
 
-    The search starts at :math:`x_0 = x` and steps by :math:`r_t` to the nearest boundary of the classifier linearized
-    at :math:`x_t`, until :math:`x_0 + (1 + \text{overshoot}) \sum_t r_t` has another class; the value is
-    :math:`\|\sum_t r_t\|_2`. It is an upper bound of the distance, up to the overshoot. The signed search goes to the
-    boundary of the true class, from whichever side.
+    The search starts at :math:`x_0 = x` and steps by :math:`r_t` to the nearest boundary of the
+    classifier linearized at :math:`x_t`, until :math:`x_0 + (1 + \text{overshoot}) \sum_t r_t` has
+    another class; the value is :math:`\|\sum_t r_t\|_2`. It is an upper bound of the distance, up
+    to the overshoot. The signed search goes to the boundary of the true class, from whichever side.
 
-    Args:
-        samples: Samples of one pass and their classifier.
-        steps: Largest number of linearizations; a sample that has not crossed by then is infinitely far.
-        overshoot: Share by which the perturbation is lengthened to test whether it has crossed.
+    Args: samples: Samples of one pass and their classifier. steps: Largest number of
+        linearizations; a sample that has not crossed by then is infinitely far. overshoot: Share by
+        which the perturbation is lengthened to test whether it has crossed.
 
-    Source:
-        Moosavi-Dezfooli, Fawzi and Frossard, DeepFool: a simple and accurate method to fool deep neural networks
-        (2016), Algorithm 2.
+    Source: Moosavi-Dezfooli, Fawzi and Frossard, DeepFool: a simple and accurate method to fool
+        deep neural networks (2016), Algorithm 2.
     """
     check_number("steps", steps, 1, whole=True)
     check_number("overshoot", overshoot, 0, low_open=True)
@@ -199,9 +230,13 @@ def deepfool(samples: Samples, *, steps: int = 50, overshoot: float = 0.02) -> T
     for _ in range(steps):
         here = (samples.inputs[walking] + moved[walking]).to(samples.inputs)
         ratio, direction = _nearest(samples, here, reference[walking])
-        found[walking[ratio == 0]] = moved[walking[ratio == 0]].flatten(1).norm(dim=1)  # On a boundary.
+        found[walking[ratio == 0]] = (
+            moved[walking[ratio == 0]].flatten(1).norm(dim=1)
+        )  # On a boundary.
         # No boundary in sight: it stays infinitely far.
-        walking, ratio, direction = (tensor[ratio.isfinite() & (ratio != 0)] for tensor in (walking, ratio, direction))
+        walking, ratio, direction = (
+            tensor[ratio.isfinite() & (ratio != 0)] for tensor in (walking, ratio, direction)
+        )
         moved[walking] -= ratio.view(-1, *[1] * (direction.ndim - 1)) * direction
         beyond = (samples.inputs[walking] + (1 + overshoot) * moved[walking]).to(samples.inputs)
         crossed = _leads(samples.classifier(beyond), reference[walking]) != inside[walking]
@@ -221,29 +256,30 @@ def certified_radius(
     confidence: float = 0.999,
     seed: int = 0,
 ) -> Tensor:
-    r"""Certify a radius within which the *smoothed* classifier keeps its class, in the input's unit (Euclidean norm).
+    r"""Certify a radius within which the *smoothed* classifier keeps its class, in the input's unit
+    (Euclidean norm).
 
-    The smoothed classifier gives the class that the model gives most often to :math:`x + \varepsilon`,
-    :math:`\varepsilon \sim N(0, \sigma^2 I)`. If it gives class A with probability :math:`p_A` and the runner-up with
-    :math:`p_B`, no perturbation shorter than
-    :math:`\frac{\sigma}{2} (\Phi^{-1}(p_A) - \Phi^{-1}(p_B))` changes it. As in the paper's algorithm the value is
-    :math:`\sigma \Phi^{-1}(\underline{p_A})`, with :math:`\underline{p_A}` the lower Clopper-Pearson bound and
-    :math:`1 - \underline{p_A}` in the place of :math:`p_B`; 0 where the bound is at most 1/2 (the paper abstains).
-    Signed: negative where A is not the true class. It cannot exceed :math:`\sigma \Phi^{-1}(\alpha^{1/n})` for n draws
-    and confidence :math:`1 - \alpha`, 2.46 sigma by default, and is about another classifier than the model.
+    The smoothed classifier gives the class that the model gives most often to :math:`x +
+    \varepsilon`, :math:`\varepsilon \sim N(0, \sigma^2 I)`. If it gives class A with probability
+    :math:`p_A` and the runner-up with :math:`p_B`, no perturbation shorter than
+    :math:`\frac{\sigma}{2} (\Phi^{-1}(p_A) - \Phi^{-1}(p_B))` changes it. As in the paper's
+    algorithm the value is :math:`\sigma \Phi^{-1}(\underline{p_A})`, with :math:`\underline{p_A}`
+    the lower Clopper-Pearson bound and :math:`1 - \underline{p_A}` in the place of :math:`p_B`; 0
+    where the bound is at most 1/2 (the paper abstains). Signed: negative where A is not the true
+    class. It cannot exceed :math:`\sigma \Phi^{-1}(\alpha^{1/n})` for n draws and confidence
+    :math:`1 - \alpha`, 2.46 sigma by default, and is about another classifier than the model.
 
-    Args:
-        samples: Samples of one pass and their classifier.
-        sigma: Standard deviation of the noise, in the input's unit. [T] cites the measure and prints no sigma; 0.25 is
+    Args: samples: Samples of one pass and their classifier. sigma: Standard deviation of the noise,
+        in the input's unit. [T] cites the measure and prints no sigma; 0.25 is
             one of the values of Cohen et al.
         draws: Number of noisy copies that estimate :math:`p_A`; Cohen et al. take 100,000.
         selection: Number of further noisy copies, which choose A.
         confidence: Probability with which the bound of a sample holds, in (0, 1).
         seed: Seed of the noise; every sample has a generator of its own.
 
-    Source:
-        Cohen, Rosenfeld and Kolter, Certified adversarial robustness via randomized smoothing (2019), Theorem 1 and the
-        algorithm CERTIFY; cited by [T] for the distance to the decision boundary.
+    Source: Cohen, Rosenfeld and Kolter, Certified adversarial robustness via randomized smoothing
+        (2019), Theorem 1 and the algorithm CERTIFY; cited by [T] for the distance to the decision
+        boundary.
     """
     from scipy.stats import beta, norm
 
@@ -254,7 +290,9 @@ def certified_radius(
     check_number("seed", seed, 0, whole=True)
     radii: list[float] = []
     for i, inputs in zip(samples.index.tolist(), samples.inputs, strict=True):
-        generator = torch.Generator().manual_seed(int(np.random.SeedSequence([seed, i]).generate_state(1)[0]))
+        generator = torch.Generator().manual_seed(
+            int(np.random.SeedSequence([seed, i]).generate_state(1)[0])
+        )
         chosen = int(_votes(samples, inputs, sigma, selection, generator).argmax())
         agreeing = int(_votes(samples, inputs, sigma, draws, generator)[chosen])
         low = beta.ppf(1 - confidence, agreeing, draws - agreeing + 1) if agreeing else 0.0
@@ -278,7 +316,8 @@ def _logits(samples: Samples) -> Tensor:
 
 
 def _reference(samples: Samples, scores: Tensor) -> Tensor:
-    """The class from whose boundary distances are measured, ``(n, 1)``: the true one if signed, else the predicted."""
+    """The class from whose boundary distances are measured, ``(n, 1)``: the true one if signed,
+    else the predicted."""
     return (scores.argmax(1) if samples.targets is None else samples.targets)[:, None]
 
 
@@ -288,11 +327,11 @@ def _leads(logits: Tensor, reference: Tensor) -> Tensor:
 
 
 def _nearest(samples: Samples, inputs: Tensor, reference: Tensor) -> tuple[Tensor, Tensor]:
-    r"""The smallest :math:`(z_c - z_j) / \|\nabla_x (z_c - z_j)\|` over the classes j other than c, the reference.
+    r"""The smallest :math:`(z_c - z_j) / \|\nabla_x (z_c - z_j)\|` over the classes j other than c,
+    the reference.
 
-    Returns:
-        The smallest ratio, ``(n,)``, infinite where all gradients vanish, and the gradient of its class divided by its
-        norm, of the shape of the inputs; float64.
+    Returns: The smallest ratio, ``(n,)``, infinite where all gradients vanish, and the gradient of
+        its class divided by its norm, of the shape of the inputs; float64.
     """
     with differentiating():
         inputs = inputs.detach().requires_grad_()
@@ -305,18 +344,26 @@ def _nearest(samples: Samples, inputs: Tensor, reference: Tensor) -> tuple[Tenso
     slopes = slopes.gather(1, chosen) - slopes  # (n, classes, inputs)
     gaps = logits.detach().double().gather(1, reference) - logits.detach().double()
     lengths = slopes.norm(dim=2)
-    ratios = torch.where(lengths > 0, gaps / lengths, torch.where(gaps == 0, 0.0, gaps.sign() * torch.inf))
+    ratios = torch.where(
+        lengths > 0, gaps / lengths, torch.where(gaps == 0, 0.0, gaps.sign() * torch.inf)
+    )
     ratio, nearest = ratios.scatter(1, reference, torch.inf).min(1)
     each = torch.arange(len(ratio), device=ratio.device)
-    direction = slopes[each, nearest] / lengths[each, nearest, None].clamp(min=torch.finfo(torch.float64).tiny)
+    direction = slopes[each, nearest] / lengths[each, nearest, None].clamp(
+        min=torch.finfo(torch.float64).tiny
+    )
     return ratio, direction.view_as(inputs)
 
 
-def _votes(samples: Samples, inputs: Tensor, sigma: float, draws: int, generator: torch.Generator) -> Tensor:
+def _votes(
+    samples: Samples, inputs: Tensor, sigma: float, draws: int, generator: torch.Generator
+) -> Tensor:
     """How often the model gives each class to one input under noise, ``(C,)``."""
     outputs = []
     for part in torch.arange(draws).split(max(1, min(CHUNK, NUMBERS // inputs.numel()))):
-        noise = torch.randn((len(part), *inputs.shape), generator=generator, dtype=inputs.dtype).to(inputs.device)
+        noise = torch.randn((len(part), *inputs.shape), generator=generator, dtype=inputs.dtype).to(
+            inputs.device
+        )
         outputs.append(samples.classifier(inputs + sigma * noise))
     logits = torch.cat(outputs)
     return logits.argmax(1).bincount(minlength=logits.shape[1])

@@ -11,8 +11,8 @@ from torch import Tensor
 class NotComputable(ValueError):
     """A diagnostic cannot be computed for this model; the message says why.
 
-    Diagnostics raise it on purpose, and :func:`fairlib.diagnostics.diagnose` catches it and nothing else.
-    """
+    Diagnostics raise it on purpose, and :func:`fairlib.diagnostics.diagnose` catches it and nothing
+    else."""
 
 
 class NotFinite(NotComputable, FloatingPointError):
@@ -46,7 +46,8 @@ def finite(what: str, samples: Tensor) -> Tensor:
 
 @contextmanager
 def differentiating() -> Iterator[None]:
-    """Record gradients within the block, and report what torch refuses to differentiate as not computable.
+    """Record gradients within the block, and report what torch refuses to differentiate as not
+    computable.
 
     Raises:
         NotComputable: In place of a RuntimeError in which torch refuses; any other error passes.
@@ -63,11 +64,13 @@ def differentiating() -> Iterator[None]:
 def check_differentiable(outputs: Tensor) -> None:
     """Refuse outputs of a model that have no gradient, which autograd would take for zero.
 
-    Raises:
-        NotComputable: If the outputs require no gradient, or their history stops it (:func:`check_graph`).
+    Raises: NotComputable: If the outputs require no gradient, or their history stops it
+        (:func:`check_graph`).
     """
     if not outputs.requires_grad:
-        raise NotComputable("the model cannot be differentiated: its outputs are detached, whole numbers or no_grad")
+        raise NotComputable(
+            "the model cannot be differentiated: its outputs are detached, whole numbers or no_grad"
+        )
     check_graph(outputs)
 
 

@@ -1,4 +1,5 @@
-"""Pruning-identified exemplars: the samples about which dense and compressed networks, as populations, disagree."""
+"""Pruning-identified exemplars: the samples about which dense and compressed networks, as
+populations, disagree."""
 
 from collections.abc import Sequence
 
@@ -11,19 +12,22 @@ from fairlib.network.evaluation import predict
 from fairlib.statistics import group_means
 
 
-def exemplars(dense: Sequence[nn.Module], compressed: Sequence[nn.Module], data: GroupedDataset) -> np.ndarray:
-    r"""Find samples whose most frequent predicted class differs between two populations of networks.
+def exemplars(
+    dense: Sequence[nn.Module], compressed: Sequence[nn.Module], data: GroupedDataset
+) -> np.ndarray:
+    r"""Find samples whose most frequent predicted class differs between two populations of
+    networks.
 
-    With :math:`\hat y_i^{(m)}` the class that network m predicts for sample i, sample i is an exemplar if
-    :math:`\operatorname{mode}_{m \in \text{dense}} \hat y_i^{(m)} \neq
-    \operatorname{mode}_{m \in \text{compressed}} \hat y_i^{(m)}`; of equally frequent classes the first counts.
-    A single pair of networks disagrees about many samples by the chance of its initial weights; over a population that
-    chance averages out, but not entirely: compare with two populations of dense networks.
+    With :math:`\hat y_i^{(m)}` the class that network m predicts for sample i, sample i is an
+    exemplar if :math:`\operatorname{mode}_{m \in \text{dense}} \hat y_i^{(m)} \neq
+    \operatorname{mode}_{m \in \text{compressed}} \hat y_i^{(m)}`; of equally frequent classes the
+    first counts. A single pair of networks disagrees about many samples by the chance of its
+    initial weights; over a population that chance averages out, but not entirely: compare with two
+    populations of dense networks.
 
-    Args:
-        dense: Networks of one training recipe that differ in their seed; at least one.
-        compressed: Compressed networks of one training recipe that differ in their seed; at least one.
-        data: Samples to predict, best a test set on which no network was trained.
+    Args: dense: Networks of one training recipe that differ in their seed; at least one.
+        compressed: Compressed networks of one training recipe that differ in their seed; at least
+        one. data: Samples to predict, best a test set on which no network was trained.
 
     Returns:
         Whether each sample is an exemplar, bool ``(N,)``.
@@ -31,8 +35,8 @@ def exemplars(dense: Sequence[nn.Module], compressed: Sequence[nn.Module], data:
     Raises:
         ValueError: If a population is empty, or outputs do not match the classes of the data.
 
-    Source:
-        Hooker, Courville, Clark, Dauphin, Frome, What do compressed deep neural networks forget? (2019), Section 3.
+    Source: Hooker, Courville, Clark, Dauphin, Frome, What do compressed deep neural networks
+        forget? (2019), Section 3.
 
     Example:
         >>> import torch, fairlib
@@ -48,21 +52,24 @@ def exemplars(dense: Sequence[nn.Module], compressed: Sequence[nn.Module], data:
     return _modal_class("dense", dense, data) != _modal_class("compressed", compressed, data)
 
 
-def group_exemplars(dense: Sequence[nn.Module], compressed: Sequence[nn.Module], data: GroupedDataset) -> pd.DataFrame:
+def group_exemplars(
+    dense: Sequence[nn.Module], compressed: Sequence[nn.Module], data: GroupedDataset
+) -> pd.DataFrame:
     """Count the pruning-identified exemplars in every group (:func:`exemplars`).
 
     Args:
         dense, compressed, data: Arguments of :func:`exemplars`.
 
-    Returns:
-        Indexed by group in the order of the codes, columns ``size``, ``exemplars`` (their number) and ``share`` (of the
-        group's samples, in [0, 1]); a group without samples has NaN.
+    Returns: Indexed by group in the order of the codes, columns ``size``, ``exemplars`` (their
+        number) and ``share`` (of the group's samples, in [0, 1]); a group without samples has NaN.
 
     Raises:
         ValueError: If a population is empty, or outputs do not match the classes of the data.
     """
     found = exemplars(dense, compressed, data)
-    share = group_means(found[:, None].astype(float), data.groups.cpu().numpy(), data.num_groups)[:, 0]
+    share = group_means(found[:, None].astype(float), data.groups.cpu().numpy(), data.num_groups)[
+        :, 0
+    ]
     sizes = data.group_sizes
     return pd.DataFrame({"size": sizes, "exemplars": share * sizes, "share": share})
 

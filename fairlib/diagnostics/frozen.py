@@ -1,11 +1,12 @@
-r"""Gradients with the kinks of a network held fixed, which makes differences of gradients exact enough.
+r"""Gradients with the kinks of a network held fixed, which makes differences of gradients exact
+enough.
 
-A ReLU network is piecewise smooth. A difference of gradients :math:`\nabla J(\theta + \epsilon v) - \nabla J(\theta)`
-that crosses kinks contains the jumps there, at any :math:`\epsilon` that rounding allows, and is no Hessian-vector
-product. If every piecewise linear function stays on the piece that it takes at :math:`\theta`, the network is smooth
-in its parameters, and the difference divided by :math:`\epsilon` is the product that automatic differentiation gives,
-up to :math:`O(\epsilon)`, for the price of one plain gradient.
-"""
+A ReLU network is piecewise smooth. A difference of gradients :math:`\nabla J(\theta + \epsilon v) -
+\nabla J(\theta)` that crosses kinks contains the jumps there, at any :math:`\epsilon` that rounding
+allows, and is no Hessian-vector product. If every piecewise linear function stays on the piece that
+it takes at :math:`\theta`, the network is smooth in its parameters, and the difference divided by
+:math:`\epsilon` is the product that automatic differentiation gives, up to :math:`O(\epsilon)`, for
+the price of one plain gradient."""
 
 from __future__ import annotations
 
@@ -18,16 +19,18 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-Piece = Tensor | None  # Which piece each input is on, as the function notes it; None in the first block.
+Piece = (
+    Tensor | None
+)  # Which piece each input is on, as the function notes it; None in the first block.
 Held = tuple[Tensor, Tensor]  # The output of a function, and the pieces of its inputs.
 
 
 class Pattern(TorchFunctionMode):
-    """Hold piecewise linear functions on the pieces that they took in the first block entered with this pattern.
+    """Hold piecewise linear functions on the pieces that they took in the first block entered with
+    this pattern.
 
-    ReLU, leaky ReLU, ReLU6, hardtanh and max-pooling are held; every other function stays as it is. Later blocks must
-    make the calls of the first one, in the same order.
-    """
+    ReLU, leaky ReLU, ReLU6, hardtanh and max-pooling are held; every other function stays as it is.
+    Later blocks must make the calls of the first one, in the same order."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,7 +41,9 @@ class Pattern(TorchFunctionMode):
         self._next = None if self._next is None and not self._pieces else 0
         return super().__enter__()
 
-    def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+    def __torch_function__(
+        self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
         hold, kwargs = _HELD.get(func), kwargs or {}
         if hold is None:
             return func(*args, **kwargs)
@@ -57,17 +62,21 @@ class Pattern(TorchFunctionMode):
 
 def _relu(piece: Piece, input: Tensor, inplace: bool = False) -> Held:
     piece = input.detach().clone() if piece is None else piece
-    # The kernel that differentiates a ReLU: the input where the piece is above 0, in a tenth of the time of a choice
-    # between two tensors, and unlike a product 0 where the input is infinite.
+    # The kernel that differentiates a ReLU: the input where the piece is above 0, in a tenth of the
+    # time of a choice between two tensors, and unlike a product 0 where the input is infinite.
     return _put(torch.ops.aten.threshold_backward(input, piece, 0), input, inplace), piece
 
 
-def _leaky_relu(piece: Piece, input: Tensor, negative_slope: float = 0.01, inplace: bool = False) -> Held:
+def _leaky_relu(
+    piece: Piece, input: Tensor, negative_slope: float = 0.01, inplace: bool = False
+) -> Held:
     piece = input > 0 if piece is None else piece
     return _put(torch.where(piece, input, negative_slope * input), input, inplace), piece
 
 
-def _hardtanh(piece: Piece, input: Tensor, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> Held:
+def _hardtanh(
+    piece: Piece, input: Tensor, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False
+) -> Held:
     if piece is None:
         piece = (input > min_val).to(torch.int8) + (input >= max_val).to(torch.int8)
     output = torch.where(piece == 1, input, min_val + (max_val - min_val) * (piece == 2).to(input))
@@ -83,9 +92,12 @@ def _max_pool2d(piece: Piece, input: Tensor, *args: Any, **kwargs: Any) -> Held:
     kwargs.pop("return_indices", None)
     last = torch.channels_last
     if piece is None and input.device.type == "cpu" and input.ndim == 4:
-        # On a CPU pooling is several times as fast in this format, and a choice is faster to differentiate.
+        # On a CPU pooling is several times as fast in this format, and a choice is faster to
+        # differentiate.
         with torch.no_grad():
-            piece = functional.max_pool2d(input.contiguous(memory_format=last), *args, return_indices=True, **kwargs)[1]
+            piece = functional.max_pool2d(
+                input.contiguous(memory_format=last), *args, return_indices=True, **kwargs
+            )[1]
             piece = piece if input.is_contiguous(memory_format=last) else piece.contiguous()
     elif piece is None:
         return functional.max_pool2d(input, *args, return_indices=True, **kwargs)

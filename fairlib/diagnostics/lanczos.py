@@ -21,11 +21,11 @@ ENDS = {"largest": (-1,), "smallest": (0,), "both": (-1, 0)}
 class Ritz(NamedTuple):
     r"""An approximate eigenpair: ``value``, unit ``vector`` ``(P,)`` and estimates of their error.
 
-    ``residual`` is :math:`r = \|Av - \theta v\|`: some eigenvalue lies within r of the value. ``error`` is
-    :math:`\min(r, r^2 / \delta)` with :math:`\delta` the distance to the next Ritz value, which bounds the error of an
-    extreme value where that distance is right (Parlett, The Symmetric Eigenvalue Problem, Section 11.7). ``gap`` is
-    :math:`\delta`, or 0 where there is no estimate of it.
-    """
+    ``residual`` is :math:`r = \|Av - \theta v\|`: some eigenvalue lies within r of the value.
+    ``error`` is :math:`\min(r, r^2 / \delta)` with :math:`\delta` the distance to the next Ritz
+    value, which bounds the error of an extreme value where that distance is right (Parlett, The
+    Symmetric Eigenvalue Problem, Section 11.7). ``gap`` is :math:`\delta`, or 0 where there is no
+    estimate of it."""
 
     value: float
     vector: Tensor
@@ -37,9 +37,9 @@ class Ritz(NamedTuple):
 class Krylov:
     r"""State of a Lanczos process with full reorthogonalization for a symmetric operator A.
 
-    After k products it holds an orthonormal basis of :math:`\operatorname{span}\{q, Aq, \dots, A^{k-1} q\}`, the
-    operator in that basis ``(k, k)``, and its eigenvalues there, the Ritz values ``(k,)``, ascending. Inner products
-    are summed in float64, whatever the type of the vectors.
+    After k products it holds an orthonormal basis of :math:`\operatorname{span}\{q, Aq, \dots,
+    A^{k-1} q\}`, the operator in that basis ``(k, k)``, and its eigenvalues there, the Ritz values
+    ``(k,)``, ascending. Inner products are summed in float64, whatever the type of the vectors.
 
     Args:
         product: Function :math:`v \mapsto Av` for vectors ``(P,)``.
@@ -97,11 +97,16 @@ class Krylov:
 
     def grow(self) -> None:
         """Add the part of the last product that is orthogonal to the basis to the basis."""
-        self.basis.append(self._divided(self.rest, np.maximum(self.beta, torch.finfo(self.rest.dtype).tiny)))
+        self.basis.append(
+            self._divided(self.rest, np.maximum(self.beta, torch.finfo(self.rest.dtype).tiny))
+        )
 
     def restart(self, places: np.ndarray) -> None:
         """Replace the basis by the Ritz vectors at some places."""
-        self.basis, self.matrix = [self.vector(place) for place in places], np.diag(self.values[places])
+        self.basis, self.matrix = (
+            [self.vector(place) for place in places],
+            np.diag(self.values[places]),
+        )
 
     # What depends on the shape of the vectors.
 
@@ -134,19 +139,21 @@ class KrylovInStep(Krylov):
         rest.addcmul_(q, torch.as_tensor(number).to(rest)[:, None], value=-1)
 
     def _decomposed(self, matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        values, vectors = torch.linalg.eigh(torch.from_numpy(matrix))  # Many small ones: numpy's threads are no help.
+        values, vectors = torch.linalg.eigh(
+            torch.from_numpy(matrix)
+        )  # Many small ones: numpy's threads are no help.
         return values.numpy(), vectors.numpy()
 
 
 LEAST = 8
 """Steps of a Lanczos process before it may end by itself.
 
-A start dominated by the eigenvector of the second largest eigenvalue converges to that in two or three steps, with a
-small estimate of the error. For diag(1, .9, and others up to .3) of sizes 500 to 50,000 and such starts the largest
-eigenvalue was missed in 99 % of 1,200 cases; with at least 4, 5, 6, 7 and 8 steps in 96, 63, 9, 1 and 0 % of them.
-In 120 groups of trained networks on digits 8 steps double the products of a search for the largest eigenvalue alone
-(from 4.5 to 9.1 on average) and move it by up to 3e-4; a search for both ends takes 3 % more (17.3 for 16.8).
-"""
+A start dominated by the eigenvector of the second largest eigenvalue converges to that in two or
+three steps, with a small estimate of the error. For diag(1, .9, and others up to .3) of sizes 500
+to 50,000 and such starts the largest eigenvalue was missed in 99 % of 1,200 cases; with at least 4,
+5, 6, 7 and 8 steps in 96, 63, 9, 1 and 0 % of them. In 120 groups of trained networks on digits 8
+steps double the products of a search for the largest eigenvalue alone (from 4.5 to 9.1 on average)
+and move it by up to 3e-4; a search for both ends takes 3 % more (17.3 for 16.8). """
 
 
 def lanczos(
@@ -161,34 +168,34 @@ def lanczos(
 ) -> tuple[dict[int, Ritz], float, int]:
     r"""Find extreme eigenpairs by the Lanczos process with full reorthogonalization.
 
-    After k products the best approximations in :math:`\operatorname{span}\{q, Aq, \dots, A^{k-1} q\}` are known. The
-    process ends when the estimated error of every wanted value is below ``tol`` times the largest absolute Ritz value
-    and the smallest value has moved by no more than that in the last step (a Hessian has so many eigenvalues near zero
-    that a false smallest one converges early), but not before ``least`` products; or after ``limit`` products; or when
-    the span is the whole space or invariant under A. Inner products are summed in float64, whatever the type of the
+    After k products the best approximations in :math:`\operatorname{span}\{q, Aq, \dots, A^{k-1}
+    q\}` are known. The process ends when the estimated error of every wanted value is below ``tol``
+    times the largest absolute Ritz value and the smallest value has moved by no more than that in
+    the last step (a Hessian has so many eigenvalues near zero that a false smallest one converges
+    early), but not before ``least`` products; or after ``limit`` products; or when the span is the
+    whole space or invariant under A. Inner products are summed in float64, whatever the type of the
     vectors.
 
-    Args:
-        product: Function :math:`v \mapsto Av` for vectors ``(P,)``, A symmetric.
-        start: Start vector ``(P,)``, not zero. Eigenvectors orthogonal to it are never found; mix in a random vector.
-        ends: Name in ``ENDS`` of the wanted eigenvalues: ``"largest"``, ``"smallest"`` or ``"both"``.
-        tol: Relative error to aim at.
-        limit: Largest number of products.
-        room: Largest number of vectors in a basis, at least 8; by default any number. A full basis is replaced by the
-            half of its Ritz vectors that is nearest to the wanted ends, and the process goes on from there (a thick
-            restart), with more products in all. While that half is formed memory holds half as many vectors more.
-        least: Smallest number of products, unless the limit or the space is smaller; 1 for edition 0.1's process.
+    Args: product: Function :math:`v \mapsto Av` for vectors ``(P,)``, A symmetric. start: Start
+        vector ``(P,)``, not zero. Eigenvectors orthogonal to it are never found; mix in a random
+        vector. ends: Name in ``ENDS`` of the wanted eigenvalues: ``"largest"``, ``"smallest"`` or
+        ``"both"``. tol: Relative error to aim at. limit: Largest number of products. room: Largest
+        number of vectors in a basis, at least 8; by default any number. A full basis is replaced by
+        the
+            half of its Ritz vectors that is nearest to the wanted ends, and the process goes on
+            from there (a thick restart), with more products in all. While that half is formed
+            memory holds half as many vectors more.
+        least: Smallest number of products, unless the limit or the space is smaller; 1 for edition
+            0.1's process.
 
-    Returns:
-        The Ritz pair for each place of ``ENDS[ends]``, the largest absolute Ritz value that was met, and the number of
-        products.
+    Returns: The Ritz pair for each place of ``ENDS[ends]``, the largest absolute Ritz value that
+        was met, and the number of products.
 
     Raises:
         NotFinite: If a product is NaN or infinite.
 
-    Source:
-        Parlett, The Symmetric Eigenvalue Problem (1998), Chapter 13; thick restarts: Wu and Simon, Thick-restart
-        Lanczos method for large symmetric eigenvalue problems (2000).
+    Source: Parlett, The Symmetric Eigenvalue Problem (1998), Chapter 13; thick restarts: Wu and
+        Simon, Thick-restart Lanczos method for large symmetric eigenvalue problems (2000).
     """
     process, lowest = Krylov(product, start), math.inf
     while True:
@@ -203,12 +210,16 @@ def lanczos(
         if len(process.basis) == room:
             process.restart(_nearest(values, room // 2, ends))
         process.grow()
-    found = {place: Ritz(float(values[place]), process.vector(place), *known) for place, known in errors.items()}
+    found = {
+        place: Ritz(float(values[place]), process.vector(place), *known)
+        for place, known in errors.items()
+    }
     return found, float(process.scale), process.count
 
 
 def _nearest(values: np.ndarray, count: int, ends: str) -> np.ndarray:
-    """The places of the ``count`` values, in ascending order, that are nearest to the wanted ends."""
+    """The places of the ``count`` values, in ascending order, that are nearest to the wanted
+    ends."""
     order = np.arange(len(values))
     distances = [len(values) - 1 - order if place == -1 else order for place in ENDS[ends]]
     return np.sort(np.argsort(np.min(distances, axis=0), kind="stable")[:count])
@@ -223,14 +234,19 @@ def _combined(basis: list[Tensor], coefficients: np.ndarray) -> Tensor:
 def _error(values: np.ndarray, residual: float, place: int) -> tuple[float, float, float]:
     """Residual, estimated error and gap of the Ritz value at a place.
 
-    A largest value in the shadow of a smallest one of larger magnitude is given no gap: that one converges first, and
-    until then it is the next Ritz value, so that every other seems to lie alone.
-    """
+    A largest value in the shadow of a smallest one of larger magnitude is given no gap: that one
+    converges first, and until then it is the next Ritz value, so that every other seems to lie
+    alone."""
     shadowed = place == -1 and values[-1] < -values[0]
-    gap = 0.0 if shadowed or len(values) == 1 else float(abs(values[place] - values[-2 if place == -1 else 1]))
+    gap = (
+        0.0
+        if shadowed or len(values) == 1
+        else float(abs(values[place] - values[-2 if place == -1 else 1]))
+    )
     return residual, error_estimate(residual, gap), gap
 
 
 def error_estimate(residual: float, gap: float) -> float:
-    r"""Estimate the error of a Ritz value, :math:`\min(r, r^2 / \delta)`, from its residual and its gap."""
+    r"""Estimate the error of a Ritz value, :math:`\min(r, r^2 / \delta)`, from its residual and its
+    gap."""
     return min(residual, residual**2 / gap) if gap > 0 else residual

@@ -1,9 +1,10 @@
-"""Squared norms of every sample's gradient in the parameters of one layer, from its inputs and output gradients.
+"""Squared norms of every sample's gradient in the parameters of one layer, from its inputs and
+output gradients.
 
-A rule takes ``(layer, inputs, gradients, kinds, mask)``: what the layer got ``(N, ...)``, the gradients of its outputs
-``(N, ...)``, which of ``"weight"`` and ``"bias"`` are asked for, and the mask of the weight or None; it returns a
-squared norm ``(N,)`` (float64) for each of ``kinds``. ``RULES`` are all of them, by type of layer.
-"""
+A rule takes ``(layer, inputs, gradients, kinds, mask)``: what the layer got ``(N, ...)``, the
+gradients of its outputs ``(N, ...)``, which of ``"weight"`` and ``"bias"`` are asked for, and the
+mask of the weight or None; it returns a squared norm ``(N,)`` (float64) for each of ``kinds``.
+``RULES`` are all of them, by type of layer."""
 
 import math
 from collections.abc import Callable
@@ -13,17 +14,27 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-BLOCK = 2**21  # Numbers of a layer's unfolded inputs and gradients held at once: small blocks stay in the cache.
+BLOCK = (
+    2**21
+    # Numbers of a layer's unfolded inputs and gradients held at once: small blocks stay in the
+    # cache.
+)
 
 Squares = dict[str, Tensor]
 
 
-def _linear(layer: nn.Linear, inputs: Tensor, gradients: Tensor, kinds: list[str], mask: Tensor | None) -> Squares:
-    u, delta = (tensor.reshape(len(tensor), -1, tensor.shape[-1]).mT for tensor in (inputs, gradients))
+def _linear(
+    layer: nn.Linear, inputs: Tensor, gradients: Tensor, kinds: list[str], mask: Tensor | None
+) -> Squares:
+    u, delta = (
+        tensor.reshape(len(tensor), -1, tensor.shape[-1]).mT for tensor in (inputs, gradients)
+    )
     return _affine(u[:, None], delta[:, None], kinds, None if mask is None else mask[None])
 
 
-def _convolution(layer: Any, inputs: Tensor, gradients: Tensor, kinds: list[str], mask: Tensor | None) -> Squares:
+def _convolution(
+    layer: Any, inputs: Tensor, gradients: Tensor, kinds: list[str], mask: Tensor | None
+) -> Squares:
     groups, positions = layer.groups, gradients[0, 0].numel()
     entries = layer.weight[0].numel() * (groups * positions + layer.out_channels)
     step = max(1, BLOCK // entries)
@@ -40,7 +51,9 @@ def _patches(layer: Any, inputs: Tensor) -> Tensor:
     mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
     patches = F.pad(inputs, layer._reversed_padding_repeated_twice, mode=mode)
     space = len(layer.kernel_size)
-    for i, (kernel, stride, dilation) in enumerate(zip(layer.kernel_size, layer.stride, layer.dilation, strict=True)):
+    for i, (kernel, stride, dilation) in enumerate(
+        zip(layer.kernel_size, layer.stride, layer.dilation, strict=True)
+    ):
         patches = patches.unfold(2 + i, (kernel - 1) * dilation + 1, stride)[..., ::dilation]
     order = (0, 1, *range(2 + space, 2 + 2 * space), *range(2, 2 + space))
     positions = math.prod(patches.shape[2 : 2 + space])
@@ -48,7 +61,8 @@ def _patches(layer: Any, inputs: Tensor) -> Tensor:
 
 
 def _affine(u: Tensor, delta: Tensor, kinds: list[str], mask: Tensor | None) -> Squares:
-    """Squared norms ``(N,)``: of the sum over positions of outer products, and of the sum of gradients.
+    """Squared norms ``(N,)``: of the sum over positions of outer products, and of the sum of
+    gradients.
 
     Args:
         u: ``(N, groups, inputs, positions)``.
@@ -56,12 +70,17 @@ def _affine(u: Tensor, delta: Tensor, kinds: list[str], mask: Tensor | None) -> 
         kinds: Which of them are asked for.
         mask: ``(groups, outputs, inputs)`` or None.
     """
-    return {kind: _outer(u, delta, mask) if kind == "weight" else _square(delta.sum(3)) for kind in kinds}
+    return {
+        kind: _outer(u, delta, mask) if kind == "weight" else _square(delta.sum(3))
+        for kind in kinds
+    }
 
 
 def _outer(u: Tensor, delta: Tensor, mask: Tensor | None) -> Tensor:
     (inputs, positions), outputs = u.shape[2:], delta.shape[2]
-    explicit = outputs * inputs * (positions + 16)  # Multiplications, and the traffic of the gradient itself.
+    explicit = (
+        outputs * inputs * (positions + 16)
+    )  # Multiplications, and the traffic of the gradient itself.
     if mask is None and positions**2 * (inputs + outputs) <= explicit:
         products = (u.mT @ u) * (delta.mT @ delta)
         return products.double().sum((1, 2, 3)).clamp(min=0)
@@ -74,14 +93,22 @@ def _outer(u: Tensor, delta: Tensor, mask: Tensor | None) -> Tensor:
     return _square(gradient if mask is None else gradient * mask)
 
 
-def _normalization(layer: Any, inputs: Tensor, gradients: Tensor, kinds: list[str], mask: Tensor | None) -> Squares:
+def _normalization(
+    layer: Any, inputs: Tensor, gradients: Tensor, kinds: list[str], mask: Tensor | None
+) -> Squares:
     if isinstance(layer, nn.LayerNorm):
         normal = F.layer_norm(inputs, layer.normalized_shape, eps=layer.eps)
     elif isinstance(layer, nn.GroupNorm):
         normal = F.group_norm(inputs, layer.num_groups, eps=layer.eps)
     else:
-        normal = F.batch_norm(inputs, layer.running_mean.to(inputs), layer.running_var.to(inputs), eps=layer.eps)
-    own = range(inputs.ndim - len(layer.normalized_shape), inputs.ndim) if isinstance(layer, nn.LayerNorm) else (1,)
+        normal = F.batch_norm(
+            inputs, layer.running_mean.to(inputs), layer.running_var.to(inputs), eps=layer.eps
+        )
+    own = (
+        range(inputs.ndim - len(layer.normalized_shape), inputs.ndim)
+        if isinstance(layer, nn.LayerNorm)
+        else (1,)
+    )
     over = [axis for axis in range(1, inputs.ndim) if axis not in own]
     squares = {}
     for kind in kinds:
@@ -99,5 +126,7 @@ def _square(tensor: Tensor) -> Tensor:
 RULES: dict[type, Callable[..., Squares]] = {
     nn.Linear: _linear,
     **dict.fromkeys((nn.Conv1d, nn.Conv2d, nn.Conv3d), _convolution),
-    **dict.fromkeys((nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.LayerNorm, nn.GroupNorm), _normalization),
+    **dict.fromkeys(
+        (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.LayerNorm, nn.GroupNorm), _normalization
+    ),
 }

@@ -11,30 +11,47 @@ from torch.nn.functional import cross_entropy
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fairlib.data import GroupedDataset
-from fairlib.diagnostics.computable import NotComputable, NotFinite, check_differentiable, check_graph, differentiating
+from fairlib.diagnostics.computable import (
+    NotComputable,
+    NotFinite,
+    check_differentiable,
+    check_graph,
+    differentiating,
+)
 from fairlib.diagnostics.vectors import total
 from fairlib.network import evaluation, masks
-from fairlib.network.evaluation import aliases, check_logits, evaluate, evaluation_mode, full_precision, placement
+from fairlib.network.evaluation import (
+    aliases,
+    check_logits,
+    evaluate,
+    evaluation_mode,
+    full_precision,
+    placement,
+)
 
-BUDGET = 2**29  # Bytes that one pass may save for its backward pass; a Hessian-vector product saves three times that.
+BUDGET = (
+    2**29
+    # Bytes that one pass may save for its backward pass; a Hessian-vector product saves three times
+    # that.
+)
 
 
 class MeanLoss:
-    r"""The mean cross-entropy of a classifier over some samples as a function of its parameters, :math:`J(\theta)`.
+    r"""The mean cross-entropy of a classifier over some samples as a function of its parameters,
+    :math:`J(\theta)`.
 
-    Vectors are flat, ``(P,)`` in the order of ``names``; ``split`` takes one apart. Of a pruned model only the kept
-    weights are variables: gradients and products are zero at the others. Everything is over the whole of the samples,
-    in chunks that fit ``BUDGET``, in eval mode, and leaves the model's mode, buffers and ``.grad`` as they were.
+    Vectors are flat, ``(P,)`` in the order of ``names``; ``split`` takes one apart. Of a pruned
+    model only the kept weights are variables: gradients and products are zero at the others.
+    Everything is over the whole of the samples, in chunks that fit ``BUDGET``, in eval mode, and
+    leaves the model's mode, buffers and ``.grad`` as they were.
 
-    Args:
-        model: Any differentiable classifier.
-        data: Data set from which the samples are taken.
-        index: Positions of the samples to use, int64 ``(n,)``; by default all.
-        parameters: Names of the parameters that make up :math:`\theta`; by default all that require a gradient.
-        dtype: Floating type of the computation; by default that of the parameters.
+    Args: model: Any differentiable classifier. data: Data set from which the samples are taken.
+        index: Positions of the samples to use, int64 ``(n,)``; by default all. parameters: Names of
+        the parameters that make up :math:`\theta`; by default all that require a gradient. dtype:
+        Floating type of the computation; by default that of the parameters.
 
-    Raises:
-        NotComputable: If there is nothing to differentiate, torch cannot differentiate it, or a batch normalization has
+    Raises: NotComputable: If there is nothing to differentiate, torch cannot differentiate it, or a
+        batch normalization has
             no running statistics.
         ValueError: If a parameter name is unknown, or there is no sample.
     """
@@ -54,7 +71,9 @@ class MeanLoss:
             raise ValueError("a mean loss needs at least one sample")
         for name, module in model.named_modules():
             if isinstance(module, _BatchNorm) and module.running_mean is None:
-                raise NotComputable(f"{name} normalizes by its batch also in eval mode: single samples have no loss")
+                raise NotComputable(
+                    f"{name} normalizes by its batch also in eval mode: single samples have no loss"
+                )
         self.device, own = placement(model)
         self.dtype = dtype or own
         everything = {name: weight.detach() for name, weight in model.named_parameters()}
@@ -62,8 +81,12 @@ class MeanLoss:
         self.shapes = [everything[name].shape for name in self.names]
         theta = torch.cat([everything[name].flatten() for name in self.names]).to(self.dtype)
         fixed = {name: weight for name, weight in everything.items() if name not in set(self.names)}
-        others = {name: tensor.detach() for name, tensor in (fixed | dict(model.named_buffers())).items()}
-        self.fixed = {name: x.to(self.dtype) if x.is_floating_point() else x for name, x in others.items()}
+        others = {
+            name: tensor.detach() for name, tensor in (fixed | dict(model.named_buffers())).items()
+        }
+        self.fixed = {
+            name: x.to(self.dtype) if x.is_floating_point() else x for name, x in others.items()
+        }
         self.aliases = aliases(model)
         self.kept = self._kept(theta)
         self.theta = self.project(theta)
@@ -77,7 +100,10 @@ class MeanLoss:
     def split(self, vector: Tensor) -> dict[str, Tensor]:
         """Split a flat vector into views by parameter name, each of the parameter's shape."""
         parts = vector.split([shape.numel() for shape in self.shapes])
-        return {name: part.view(shape) for name, part, shape in zip(self.names, parts, self.shapes, strict=True)}
+        return {
+            name: part.view(shape)
+            for name, part, shape in zip(self.names, parts, self.shapes, strict=True)
+        }
 
     @full_precision()
     def logits(self, theta: Tensor, chunk: Tensor) -> Tensor:
@@ -115,26 +141,35 @@ class MeanLoss:
     @full_precision()
     @differentiating()
     def sampled_gradient(self, generator: torch.Generator) -> Tensor:
-        r"""Compute the gradient over some samples for labels that are drawn from the model's own predictions.
+        r"""Compute the gradient over some samples for labels that are drawn from the model's own
+        predictions.
 
-        It is a random vector with mean zero and a covariance proportional, in expectation, to the Gauss-Newton matrix.
-        """
+        It is a random vector with mean zero and a covariance proportional, in expectation, to the
+        Gauss-Newton matrix."""
         point, sum_ = self.theta.detach().requires_grad_(), torch.zeros_like(self.theta)
-        some = self.index[torch.randperm(len(self.index), generator=generator)[: max(32, len(self.index) // 4)]]
+        some = self.index[
+            torch.randperm(len(self.index), generator=generator)[: max(32, len(self.index) // 4)]
+        ]
         for chunk in some.split(self.chunk):
             logits = self.logits(point, chunk)
-            drawn = torch.multinomial(logits.detach().cpu().softmax(1), 1, generator=generator).flatten()
-            sum_ += differentiate(point, cross_entropy(logits, drawn.to(self.device), reduction="sum"))
+            drawn = torch.multinomial(
+                logits.detach().cpu().softmax(1), 1, generator=generator
+            ).flatten()
+            sum_ += differentiate(
+                point, cross_entropy(logits, drawn.to(self.device), reduction="sum")
+            )
         return self.project(sum_ / len(some))
 
     def product(self, vector: Tensor) -> Tensor:
-        r"""Compute :math:`\nabla^2 J \, v` ``(P,)`` at the model's parameters by differentiating twice."""
+        r"""Compute :math:`\nabla^2 J \, v` ``(P,)`` at the model's parameters by differentiating
+        twice."""
         vector = self.project(vector.to(self.theta))
         sum_ = total(differentiate(*self.gradient_graph(chunk), vector) for chunk in self.chunks)
         return self.project(sum_ / len(self.index))
 
     def gradient_graph(self, chunk: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the model's parameters as a leaf, and the gradient of the loss of some samples there, with its graph.
+        """Return the model's parameters as a leaf, and the gradient of the loss of some samples
+        there, with its graph.
 
         Raises:
             NotComputable: If the graph has a function that can be differentiated only once.
@@ -147,7 +182,8 @@ class MeanLoss:
     @full_precision()
     @differentiating()
     def total_gradient(self, point: Tensor, chunk: Tensor, *, create_graph: bool = False) -> Tensor:
-        """Compute the gradient of the sum of the losses of some samples at a point that requires gradients."""
+        """Compute the gradient of the sum of the losses of some samples at a point that requires
+        gradients."""
         return differentiate(point, self.total(point, chunk), create_graph=create_graph)
 
     def project(self, vector: Tensor) -> Tensor:
@@ -162,21 +198,27 @@ class MeanLoss:
         ones = self.split(torch.ones_like(theta))
         flat = torch.cat([kept.get(name, one).to(theta).flatten() for name, one in ones.items()])
         if not flat.any():
-            raise NotComputable(f"nothing to differentiate: every weight of {', '.join(self.names)} is pruned")
+            raise NotComputable(
+                f"nothing to differentiate: every weight of {', '.join(self.names)} is pruned"
+            )
         return flat
 
     @differentiating()
     def samples_within(self, budget: int) -> int:
-        """Find the largest number of samples in one pass whose saved tensors stay within ``budget`` bytes.
+        """Find the largest number of samples in one pass whose saved tensors stay within ``budget``
+        bytes.
 
-        All parameters are taken as differentiated: activations before the first that is differentiated count, too.
+        All parameters are taken as differentiated: activations before the first that is
+        differentiated count, too.
 
         Raises:
             NotComputable: If the model cannot be differentiated by any of them.
         """
         state = self.split(self.theta.detach()) | self.fixed
         weights = dict(self.model.named_parameters())
-        state = {name: tensor.detach().requires_grad_(name in weights) for name, tensor in state.items()}
+        state = {
+            name: tensor.detach().requires_grad_(name in weights) for name, tensor in state.items()
+        }
         constant = {tensor.untyped_storage().data_ptr() for tensor in state.values()}
         saved: dict[int, int] = {}
 
@@ -207,18 +249,23 @@ def check_finite(what: str, vector: Tensor) -> Tensor:
     return vector
 
 
-def by_group(data: GroupedDataset, columns: Sequence[str], row: Callable[..., Sequence[float]]) -> pd.DataFrame:
+def by_group(
+    data: GroupedDataset, columns: Sequence[str], row: Callable[..., Sequence[float]]
+) -> pd.DataFrame:
     """Build a table of float64 with a row for every group, in the order of the codes.
 
-    Args:
-        data: Samples with groups.
-        columns: Names of the columns.
-        row: Function from a group's name and the positions of its samples to the numbers of its row; it is not called
+    Args: data: Samples with groups. columns: Names of the columns. row: Function from a group's
+        name and the positions of its samples to the numbers of its row; it is not called
             for a group without samples, whose row is NaN.
     """
     positions = {name: members(data, code) for code, name in enumerate(data.group_names)}
-    rows = [row(name, index) if len(index) else [math.nan] * len(columns) for name, index in positions.items()]
-    return pd.DataFrame(rows, index=pd.Index(data.group_names, name="group"), columns=list(columns), dtype=float)
+    rows = [
+        row(name, index) if len(index) else [math.nan] * len(columns)
+        for name, index in positions.items()
+    ]
+    return pd.DataFrame(
+        rows, index=pd.Index(data.group_names, name="group"), columns=list(columns), dtype=float
+    )
 
 
 def members(data: GroupedDataset, code: int) -> Tensor:
@@ -229,9 +276,15 @@ def members(data: GroupedDataset, code: int) -> Tensor:
 @full_precision()
 @differentiating()
 def differentiate(
-    point: Tensor, output: Tensor, vector: Tensor | None = None, *, retain: bool = False, create_graph: bool = False
+    point: Tensor,
+    output: Tensor,
+    vector: Tensor | None = None,
+    *,
+    retain: bool = False,
+    create_graph: bool = False,
 ) -> Tensor:
-    """Differentiate ``vector @ output``, or a single number, in the point; zero where it does not depend on it.
+    """Differentiate ``vector @ output``, or a single number, in the point; zero where it does not
+    depend on it.
 
     Raises:
         NotComputable: If torch cannot differentiate it.
@@ -244,14 +297,19 @@ def differentiate(
 
 
 def check_parameters(model: nn.Module, names: Sequence[str] | None) -> list[str]:
-    """Return the names of the parameters to differentiate: those given, by default all that require a gradient.
+    """Return the names of the parameters to differentiate: those given, by default all that require
+    a gradient.
 
     Raises:
         NotComputable: If no parameter requires a gradient.
         ValueError: If a name is unknown or a duplicate, or the list is empty.
     """
     known = dict(model.named_parameters())
-    chosen = [name for name, weight in known.items() if weight.requires_grad] if names is None else list(names)
+    chosen = (
+        [name for name, weight in known.items() if weight.requires_grad]
+        if names is None
+        else list(names)
+    )
     unknown = [name for name in chosen if name not in known]
     if unknown:
         raise ValueError(f"unknown parameter {unknown[0]!r}; known: {', '.join(known)}")

@@ -10,10 +10,11 @@ from fairlib.statistics import group_means
 
 
 def group_performance(model: nn.Module, data: GroupedDataset) -> pd.DataFrame:
-    r"""Compute size, accuracy and mean cross-entropy :math:`J(\theta; D_a)`, in nats, of every group.
+    r"""Compute size, accuracy and mean cross-entropy :math:`J(\theta; D_a)`, in nats, of every
+    group.
 
-    Returns:
-        Indexed by group in the order of the codes, columns ``size accuracy loss``. A group without samples has NaN.
+    Returns: Indexed by group in the order of the codes, columns ``size accuracy loss``. A group
+        without samples has NaN.
 
     Example:
         >>> import torch, fairlib
@@ -36,11 +37,12 @@ def constant_accuracy(data: GroupedDataset) -> pd.DataFrame:
     r"""Compute what every group would have of a model that gives the same answer to all samples.
 
     With :math:`k` the most frequent class of the data, the first of several, this is the share
-    :math:`\frac{1}{|D_a|} \sum_{i \in D_a} 1(y_i = k)` of the group's samples that are of this class. A network that is
-    no more accurate in a group has learned nothing about it (:func:`fairlib.effects.at_floor`).
+    :math:`\frac{1}{|D_a|} \sum_{i \in D_a} 1(y_i = k)` of the group's samples that are of this
+    class. A network that is no more accurate in a group has learned nothing about it
+    (:func:`whopays.effects.at_floor`).
 
-    Returns:
-        Indexed by group in the order of the codes, column ``constant``. A group without samples has NaN.
+    Returns: Indexed by group in the order of the codes, column ``constant``. A group without
+        samples has NaN.
     """
     targets = data.targets.cpu().numpy()
     right = targets == np.bincount(targets, minlength=1).argmax()

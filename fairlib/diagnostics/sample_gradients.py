@@ -1,4 +1,5 @@
-"""Gradient norms of single samples, for little more than the cost of one gradient of all samples."""
+"""Gradient norms of single samples, for little more than the cost of one gradient of all
+samples."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -25,38 +26,45 @@ class _Unsupported(Exception):
 
 
 def sample_gradient_norms(
-    model: nn.Module, data: GroupedDataset, *, parameters: Sequence[str] | None = None, dtype: torch.dtype | None = None
+    model: nn.Module,
+    data: GroupedDataset,
+    *,
+    parameters: Sequence[str] | None = None,
+    dtype: torch.dtype | None = None,
 ) -> np.ndarray:
-    r"""Compute the norm :math:`\|\nabla_\theta \ell_i\|_2` of the gradient of every sample's cross-entropy.
+    r"""Compute the norm :math:`\|\nabla_\theta \ell_i\|_2` of the gradient of every sample's
+    cross-entropy.
 
-    One forward and one backward pass serve a whole batch. In a layer :math:`z_{ip} = W u_{ip} + b` with inputs u (the
-    patches of a convolution) and gradients :math:`\delta_{ip} = \partial \ell_i / \partial z_{ip}` at positions p, the
-    gradient of sample i in W is :math:`\sum_p \delta_{ip} u_{ip}^\top`, whose squared norm is also
-    :math:`\sum_{pq} \langle \delta_{ip}, \delta_{iq} \rangle \langle u_{ip}, u_{iq} \rangle`; each layer takes the
-    cheaper of the two. Linear layers, convolutions and batch, layer and group normalization are known. The result is
-    compared with autograd on the sample of the largest norm; where that fails, and where a parameter belongs to another
-    kind of module, to two modules, or to one that is called twice, ``vmap(grad)`` computes all, and a loop over the
-    samples what vmap cannot.
+    One forward and one backward pass serve a whole batch. In a layer :math:`z_{ip} = W u_{ip} + b`
+    with inputs u (the patches of a convolution) and gradients :math:`\delta_{ip} = \partial \ell_i
+    / \partial z_{ip}` at positions p, the gradient of sample i in W is :math:`\sum_p \delta_{ip}
+    u_{ip}^\top`, whose squared norm is also :math:`\sum_{pq} \langle \delta_{ip}, \delta_{iq}
+    \rangle \langle u_{ip}, u_{iq} \rangle`; each layer takes the cheaper of the two. Linear layers,
+    convolutions and batch, layer and group normalization are known. The result is compared with
+    autograd on the sample of the largest norm; where that fails, and where a parameter belongs to
+    another kind of module, to two modules, or to one that is called twice, ``vmap(grad)`` computes
+    all, and a loop over the samples what vmap cannot.
 
-    Args:
-        model: Any differentiable classifier whose samples do not interact; its mode, buffers and ``.grad`` are left as
+    Args: model: Any differentiable classifier whose samples do not interact; its mode, buffers and
+        ``.grad`` are left as
             they were. It is evaluated in eval mode. Pruned weights are left out.
         data: The samples.
-        parameters: Names of the parameters that make up :math:`\theta`; by default all that require a gradient.
-        dtype: Floating type of the computation, ``torch.float64``, say; by default that of the parameters. Squares are
-            summed in float64 in any case.
+        parameters: Names of the parameters that make up :math:`\theta`; by default all that require
+            a gradient.
+        dtype: Floating type of the computation, ``torch.float64``, say; by default that of the
+            parameters. Squares are summed in float64 in any case.
 
     Returns:
         ``(N,)`` float64.
 
-    Raises:
-        NotComputable: If there is nothing to differentiate, torch cannot differentiate it, a batch normalization has no
+    Raises: NotComputable: If there is nothing to differentiate, torch cannot differentiate it, a
+        batch normalization has no
             running statistics, or (NotFinite) outputs or a gradient are NaN or infinite.
         ValueError: If a parameter name is unknown.
 
-    Source:
-        Goodfellow, Efficient per-example gradient computations (2015); the choice between the two forms: Bu, Mao and
-        Xu, Scalable and efficient training of large convolutional neural networks with differential privacy (2022).
+    Source: Goodfellow, Efficient per-example gradient computations (2015); the choice between the
+        two forms: Bu, Mao and Xu, Scalable and efficient training of large convolutional neural
+        networks with differential privacy (2022).
 
     Example:
         >>> import torch, fairlib
@@ -96,12 +104,14 @@ def _in_one_pass(loss: MeanLoss) -> Tensor:
 def _check(loss: MeanLoss, squares: Tensor) -> None:
     """Compare with autograd, parameter by parameter, on the sample of the largest norm.
 
-    It sees what hooks cannot: a weight used outside its layer, samples that interact, an axis taken for the batch's.
-    """
+    It sees what hooks cannot: a weight used outside its layer, samples that interact, an axis taken
+    for the batch's."""
     i = int(squares.sum(0).nan_to_num().argmax())
     expected = _by_autograd(loss, i)
     found = squares[:, i]
-    if not torch.allclose(found.sqrt(), expected.sqrt(), rtol=1e-3, atol=1e-4 * float(expected.sum().sqrt())):
+    if not torch.allclose(
+        found.sqrt(), expected.sqrt(), rtol=1e-3, atol=1e-4 * float(expected.sum().sqrt())
+    ):
         raise _Unsupported(f"autograd gives another gradient for sample {i}")
 
 
@@ -109,7 +119,9 @@ def _one_by_one(loss: MeanLoss) -> Tensor:
     """Squared norms ``(N,)`` by ``vmap(grad)``, or by a loop where vmap cannot."""
 
     def square(i: Tensor, residual: Tensor) -> Tensor:
-        gradient = torch.func.grad(lambda theta: loss.logits(theta, i[None])[0] @ residual)(loss.theta)
+        gradient = torch.func.grad(lambda theta: loss.logits(theta, i[None])[0] @ residual)(
+            loss.theta
+        )
         return loss.project(gradient).double().square().sum()
 
     chunk = max(1, min(64, KEPT // loss.theta.nbytes, loss.samples_within(KEPT)))
@@ -135,29 +147,45 @@ def _by_autograd(loss: MeanLoss, i: int) -> Tensor:
 
 
 def _forward(loss: MeanLoss, theta: Tensor, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Logits, the derivative of the loss in them, p - onehot(y), divided by its norm, and that norm ``(N,)``.
+    """Logits, the derivative of the loss in them, p - onehot(y), divided by its norm, and that norm
+    ``(N,)``.
 
-    A gradient is proportional to that norm. So the backward pass is over numbers of order one even where a sample is
-    fitted so well that float32 rounds p - 1 to zero, or squares fall below its range.
-    """
+    A gradient is proportional to that norm. So the backward pass is over numbers of order one even
+    where a sample is fitted so well that float32 rounds p - 1 to zero, or squares fall below its
+    range."""
     logits = finite("the model's outputs", loss.logits(theta, index))
     targets = loss.data.labels(index, loss.device)[:, None]
     residual = logits.detach().double().softmax(1).scatter(1, targets, 0)
     residual.scatter_(1, targets, -residual.sum(1, keepdim=True))
     norm = residual.norm(dim=1)
-    return logits, (residual / norm.clamp(min=torch.finfo(torch.float64).tiny)[:, None]).to(logits.dtype), norm
+    return (
+        logits,
+        (residual / norm.clamp(min=torch.finfo(torch.float64).tiny)[:, None]).to(logits.dtype),
+        norm,
+    )
 
 
 def _owners(model: nn.Module, names: Sequence[str]) -> dict[str, tuple[nn.Module, list[str]]]:
-    """The layers that own the named parameters, by prefix: the layer, and which of "weight" and "bias" are named."""
-    owners = Counter(id(weight) for module in model.modules() for weight in module._parameters.values())
+    """The layers that own the named parameters, by prefix: the layer, and which of "weight" and
+    "bias" are named."""
+    owners = Counter(
+        id(weight) for module in model.modules() for weight in module._parameters.values()
+    )
     layers: dict[str, tuple[nn.Module, list[str]]] = {}
     for name in names:
         prefix, _, kind = name.rpartition(".")
         layer = model.get_submodule(prefix)
-        if type(layer) not in RULES or kind not in ("weight", "bias") or owners[id(getattr(layer, kind))] > 1:
+        if (
+            type(layer) not in RULES
+            or kind not in ("weight", "bias")
+            or owners[id(getattr(layer, kind))] > 1
+        ):
             raise _Unsupported(f"{name} of {type(layer).__name__}")
-        if layer._forward_hooks or layer._backward_hooks or getattr(layer, "running_mean", True) is None:
+        if (
+            layer._forward_hooks
+            or layer._backward_hooks
+            or getattr(layer, "running_mean", True) is None
+        ):
             raise _Unsupported(f"{prefix} has hooks, or normalizes by the batch")
         layers.setdefault(prefix, (layer, []))[1].append(kind)
     return layers
@@ -165,9 +193,13 @@ def _owners(model: nn.Module, names: Sequence[str]) -> dict[str, tuple[nn.Module
 
 @contextmanager
 def _tapped(
-    layers: dict[str, tuple[nn.Module, list[str]]], kept: dict[str, Tensor], anchor: Tensor, count: int
+    layers: dict[str, tuple[nn.Module, list[str]]],
+    kept: dict[str, Tensor],
+    anchor: Tensor,
+    count: int,
 ) -> Iterator[dict[str, Tensor]]:
-    """Within the block a backward pass to ``anchor`` leaves the squared norms ``(count,)`` of each parameter.
+    """Within the block a backward pass to ``anchor`` leaves the squared norms ``(count,)`` of each
+    parameter.
 
     Yields:
         The squared norms by parameter name; empty until the backward pass.
@@ -175,7 +207,9 @@ def _tapped(
     found: dict[str, Tensor] = {}
     called: set[str] = set()
 
-    def tap(prefix: str, kinds: list[str], layer: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
+    def tap(
+        prefix: str, kinds: list[str], layer: nn.Module, args: tuple[Any, ...], output: Tensor
+    ) -> Tensor:
         if prefix in called or not args or {len(args[0]), len(output)} != {count}:
             raise _Unsupported(f"{prefix} is called twice, or not with a batch")
         called.add(prefix)
@@ -190,19 +224,23 @@ def _tapped(
 
     with ExitStack() as hooks:
         for prefix, (layer, kinds) in layers.items():
-            hooks.enter_context(layer.register_forward_hook(partial(tap, prefix, kinds), prepend=True))
+            hooks.enter_context(
+                layer.register_forward_hook(partial(tap, prefix, kinds), prepend=True)
+            )
         yield found
 
 
 class _Tap(torch.autograd.Function):
-    """The identity, whose backward pass hands a layer's inputs and the gradient of its outputs to ``collect``.
+    """The identity, whose backward pass hands a layer's inputs and the gradient of its outputs to
+    ``collect``.
 
-    It replaces the output in place (``mark_dirty``), so that in-place activations may follow, and depends on a leaf, so
-    that autograd visits it although no weight requires a gradient.
-    """
+    It replaces the output in place (``mark_dirty``), so that in-place activations may follow, and
+    depends on a leaf, so that autograd visits it although no weight requires a gradient."""
 
     @staticmethod
-    def forward(ctx: Any, output: Tensor, inputs: Tensor, anchor: Tensor, collect: Callable) -> Tensor:
+    def forward(
+        ctx: Any, output: Tensor, inputs: Tensor, anchor: Tensor, collect: Callable
+    ) -> Tensor:
         ctx.save_for_backward(inputs.detach())
         ctx.collect = collect
         ctx.mark_dirty(output)

@@ -1,4 +1,5 @@
-"""Algebra of parameter vectors: flat ones, summed in float64, and ones in parts, one tensor for each parameter."""
+"""Algebra of parameter vectors: flat ones, summed in float64, and ones in parts, one tensor for
+each parameter."""
 
 from collections.abc import Iterable, Sequence
 from functools import reduce
@@ -11,18 +12,21 @@ from fairlib.network.evaluation import full_precision
 BLOCK = 4096  # Entries of an inner product that are summed in their own type.
 
 Parts = Sequence[Tensor]
-"""A vector as a sequence of tensors. Results stay in the type of the tensors and can be differentiated."""
+"""A vector as a sequence of tensors. Results stay in the type of the tensors and can be
+differentiated."""
 
 
 @full_precision()
 def inner(one: Tensor, other: Tensor) -> float:
     """Compute the inner product of two flat vectors ``(P,)``.
 
-    The products of blocks are summed in float64: a sum over millions of float32 entries would be off by 1e-4.
-    """
+    The products of blocks are summed in float64: a sum over millions of float32 entries would be
+    off by 1e-4."""
     whole = len(one) // BLOCK * BLOCK
     blocks = one[:whole].reshape(-1, 1, BLOCK) @ other[:whole].reshape(-1, BLOCK, 1)
-    return float(blocks.sum(dtype=torch.float64) + (one[whole:] * other[whole:]).sum(dtype=torch.float64))
+    return float(
+        blocks.sum(dtype=torch.float64) + (one[whole:] * other[whole:]).sum(dtype=torch.float64)
+    )
 
 
 def norm(vector: Tensor) -> float:

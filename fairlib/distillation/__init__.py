@@ -20,13 +20,21 @@ from fairlib.training.loop import check_arguments, check_training
 
 __all__ = ["METHODS", "Distilling", "check", "distil"]
 
-Architecture = str | tuple[str, Settings] | None  # The name of an architecture, or its name and settings.
+Architecture = (
+    str | tuple[str, Settings] | None
+)  # The name of an architecture, or its name and settings.
 
 
 def logits(
-    model: nn.Module, *, student: nn.Module, data: GroupedDataset, train: Settings, distillation: Settings | None = None
+    model: nn.Module,
+    *,
+    student: nn.Module,
+    data: GroupedDataset,
+    train: Settings,
+    distillation: Settings | None = None,
 ) -> nn.Module:
-    """Train a student by :class:`fairlib.training.distillation.Distillation` from a model, its teacher.
+    """Train a student by :class:`fairlib.training.distillation.Distillation` from a model, its
+    teacher.
 
     Args:
         model: The teacher.
@@ -41,12 +49,17 @@ def logits(
     return fit(student, data, objective=Distillation(model, data, **(distillation or {})), **train)
 
 
-def alone(model: nn.Module, *, student: nn.Module, data: GroupedDataset, train: Settings) -> nn.Module:
-    """Train a student by cross-entropy, without its teacher: what :func:`logits` is to be compared with."""
+def alone(
+    model: nn.Module, *, student: nn.Module, data: GroupedDataset, train: Settings
+) -> nn.Module:
+    """Train a student by cross-entropy, without its teacher: what :func:`logits` is to be compared
+    with."""
     return fit(student, data, **train)
 
 
-METHODS = {function.__name__: Method(function, takes=("data", "train")) for function in (logits, alone)}
+METHODS = {
+    function.__name__: Method(function, takes=("data", "train")) for function in (logits, alone)
+}
 
 
 def distil(
@@ -63,30 +76,32 @@ def distil(
 ) -> nn.Module:
     """Train a smaller network, the student, that follows a trained one, its teacher.
 
-    Both methods start from the same weights and see the same batches: what they differ by is what the teacher does.
+    Both methods start from the same weights and see the same batches: what they differ by is what
+    the teacher does.
 
-    Args:
-        model: The teacher; not changed. By ``"logits"`` it must do better than chance on ``data``.
-        student: A module with its initial weights, not changed; or, of a model that :func:`fairlib.build` made, a width
+    Args: model: The teacher; not changed. By ``"logits"`` it must do better than chance on
+        ``data``. student: A module with its initial weights, not changed; or, of a model that
+        :func:`fairlib.build` made, a width
             in (0, 1] by which the model's own is multiplied.
         data: The training set.
-        method: ``"logits"``, or ``"alone"``: the same student trained by cross-entropy, without its teacher.
-        architecture: Name of another architecture than the model's for a student that is given by its width, or the
-            name and settings: ``"resnet10"``.
+        method: ``"logits"``, or ``"alone"``: the same student trained by cross-entropy, without its
+            teacher.
+        architecture: Name of another architecture than the model's for a student that is given by
+            its width, or the name and settings: ``"resnet10"``.
         train: Arguments of :func:`fairlib.fit`, which also replace ``seed`` and ``constraint``.
         constraint: Constraint of the training, such as ``EqualLoss(step=mu)``.
         seed: Seed of the student's initial weights and of its training.
-        **settings: Further arguments of the method: of ``"logits"`` it is ``distillation``, the arguments of
-            :class:`fairlib.training.distillation.Distillation`.
+        **settings: Further arguments of the method: of ``"logits"`` it is ``distillation``, the
+            arguments of :class:`fairlib.training.distillation.Distillation`.
 
     Returns:
         The trained student in eval mode. :func:`fairlib.history` is that of its training, and
         :func:`fairlib.gradient_evaluations` counts that alone, not the teacher's.
 
-    Raises:
-        ValueError: If the name is unknown, the student has as many parameters as its teacher, or it is given by its
-            width and the model was not made by :func:`fairlib.build` or has lost layers or channels since; or if the
-            teacher performs at chance.
+    Raises: ValueError: If the name is unknown, the student has as many parameters as its teacher,
+        or it is given by its
+            width and the model was not made by :func:`fairlib.build` or has lost layers or channels
+            since; or if the teacher performs at chance.
         TypeError: If a setting is unknown, or an argument is of another type.
 
     Example:
@@ -104,29 +119,38 @@ def distil(
     small = _student(model, student, architecture, seed)
     sizes = [sum(parameter.numel() for parameter in each.parameters()) for each in (small, model)]
     if sizes[0] >= sizes[1]:
-        raise ValueError(f"student must be smaller than its teacher: it has {sizes[0]:,} parameters of {sizes[1]:,}")
+        raise ValueError(
+            f"student must be smaller than its teacher: it has {sizes[0]:,} parameters of {sizes[1]:,}"
+        )
     trained = {"seed": seed, "constraint": constraint, **(train or {})}
     return METHODS[method].function(model, student=small, data=data, train=trained, **settings)
 
 
-def check(method: str, *, architecture: Architecture = None, train: Settings | None = None, **settings) -> None:
+def check(
+    method: str, *, architecture: Architecture = None, train: Settings | None = None, **settings
+) -> None:
     """Check the arguments of :func:`distil` before anything is trained.
 
     Raises:
         ValueError: If a name is unknown, or a value is out of range.
         TypeError: If a setting is unknown.
     """
-    lookup("distillation method", method, METHODS).check(f"distillation method {method!r}", settings, level="student")
+    lookup("distillation method", method, METHODS).check(
+        f"distillation method {method!r}", settings, level="student"
+    )
     if architecture is not None:
         name, own = named("architecture", architecture)
         check_settings(f"architecture {name!r}", lookup("architecture", name, MODELS), own)
     check_training("train=", train or {}, given=("objective", "start"))
-    check_settings("distillation=", Distillation, settings.get("distillation") or {}, given=("teacher", "data"))
+    check_settings(
+        "distillation=", Distillation, settings.get("distillation") or {}, given=("teacher", "data")
+    )
     check_values(**(settings.get("distillation") or {}))
 
 
 class Distilling(Compressor):
-    """Distillation, for a study: the level is the student's width, and ``kept`` the share of bytes."""
+    """Distillation, for a study: the level is the student's width, and ``kept`` the share of
+    bytes."""
 
     level, control, inherits, place, methods = "width", 1.0, True, 0, METHODS
 
@@ -143,18 +167,27 @@ class Distilling(Compressor):
         return distil(model, level, method=name, **settings)
 
 
-def _student(model: nn.Module, student: nn.Module | float, architecture: Architecture, seed: int) -> nn.Module:
+def _student(
+    model: nn.Module, student: nn.Module | float, architecture: Architecture, seed: int
+) -> nn.Module:
     """The student with its initial weights."""
     if isinstance(student, nn.Module):
         if architecture is not None:
-            raise ValueError(f"{architecture=} is for a student given by its width; this is a module already")
+            raise ValueError(
+                f"{architecture=} is for a student given by its width; this is a module already"
+            )
         return student
     check_number("student", student, 0, 1, low_open=True, high_closed=True)
     recipe = dict(memory_of(model).recipe or {})
     if not recipe:
         why = "was not made by fairlib.build, or has lost layers or channels since"
-        raise ValueError(f"the width {student} is of no architecture: the model {why}; give a module as student")
+        raise ValueError(
+            f"the width {student} is of no architecture: the model {why}; give a module as student"
+        )
     if architecture is not None:
         name, own = named("architecture", architecture)
-        recipe = {size: recipe[size] for size in ("num_classes", "in_channels", "image_size")} | {"name": name, **own}
+        recipe = {size: recipe[size] for size in ("num_classes", "in_channels", "image_size")} | {
+            "name": name,
+            **own,
+        }
     return build(**recipe | {"width": student * recipe.get("width", 1.0)}, seed=seed)

@@ -20,21 +20,20 @@ METHODS: dict[str, Method] = {"svd": Method(svd)}
 
 
 def factorize(model: nn.Module, method: str, *, kept: float, **settings) -> nn.Module:
-    """Replace layers by products of smaller ones, by a method of the registry :data:`fairlib.factorization.METHODS`.
+    """Replace layers by products of smaller ones, by a method of the registry
+    :data:`fairlib.factorization.METHODS`.
 
-    Args:
-        model: Any module with convolutions or linear layers that is neither pruned nor quantized; not changed.
-        method: ``"svd"``.
-        kept: Share of the prunable weights (convolution and linear) that are left, in (0, 1].
-        **settings: Further arguments of the method, such as ``by="energy"``.
+    Args: model: Any module with convolutions or linear layers that is neither pruned nor quantized;
+        not changed. method: ``"svd"``. kept: Share of the prunable weights (convolution and linear)
+        that are left, in (0, 1]. **settings: Further arguments of the method, such as
+        ``by="energy"``.
 
-    Returns:
-        A factorized copy in eval mode, which is smaller without further ado, and can be trained, pruned, linearized and
-        quantized. It is not finetuned. :func:`fairlib.restore` puts its ``state_dict`` into a freshly built model.
+    Returns: A factorized copy in eval mode, which is smaller without further ado, and can be
+        trained, pruned, linearized and quantized. It is not finetuned. :func:`fairlib.restore` puts
+        its ``state_dict`` into a freshly built model.
 
-    Raises:
-        ValueError: If the name is unknown, ``kept`` is out of range, or the model cannot be factorized.
-        TypeError: If a setting is unknown, or an argument is of another type.
+    Raises: ValueError: If the name is unknown, ``kept`` is out of range, or the model cannot be
+        factorized. TypeError: If a setting is unknown, or an argument is of another type.
 
     Example:
         A layer of 64 times 64 weights becomes two of 9 times 64:
@@ -60,11 +59,14 @@ def check(method: str, **settings) -> None:
         ValueError: If the name is unknown.
         TypeError: If a setting is unknown.
     """
-    lookup("factorization method", method, METHODS).check(f"factorization method {method!r}", settings, level="kept")
+    lookup("factorization method", method, METHODS).check(
+        f"factorization method {method!r}", settings, level="kept"
+    )
 
 
 class Factorization(Compressor):
-    """Factorization, for a study: the level is the share of weights that are left, ``kept`` the share of bytes."""
+    """Factorization, for a study: the level is the share of weights that are left, ``kept`` the
+    share of bytes."""
 
     level, control, inherits, place, methods = "kept", 1.0, False, 1, METHODS
 
@@ -75,6 +77,13 @@ class Factorization(Compressor):
         check_number("levels", level, 0, 1, low_open=True)
 
     def compress(
-        self, model: nn.Module, name: str, level: float, *, data: Any = None, seed: int = 0, **settings: Any
+        self,
+        model: nn.Module,
+        name: str,
+        level: float,
+        *,
+        data: Any = None,
+        seed: int = 0,
+        **settings: Any,
     ) -> nn.Module:
         return factorize(model, name, kept=level, **settings)

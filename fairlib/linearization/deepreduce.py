@@ -1,4 +1,5 @@
-"""DeepReDuce: remove the ReLUs of whole stages, the least critical first, then every second ReLU, then widths."""
+"""DeepReDuce: remove the ReLUs of whole stages, the least critical first, then every second ReLU,
+then widths."""
 
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
@@ -32,44 +33,50 @@ def deepreduce(
 ) -> nn.Module:
     r"""Cull, thin and reshape a network, with a training by distillation after each step.
 
-    The *criticality* of stage k is :math:`C_k = (A_k - \min_j A_j) / n_k^W`, where :math:`A_k` is the accuracy of the
-    network that has ReLUs in this stage only, and :math:`n_k` is their number. *Culling* removes the ReLUs of the least
-    critical stages, *thinning* every second ReLU layer of the other stages (of a basic residual block the one after the
-    sum). The stem's ReLUs are always removed. The candidates are the networks with m = 0, 1, ... culled stages, thinned
-    or not; the one with the most ReLUs within the budget is chosen. If none fits at the first of the ``widths``, the
-    next width is tried: the network is *reshaped*, that is built anew with scaled widths of its layers and trained from
-    scratch.
+    The *criticality* of stage k is :math:`C_k = (A_k - \min_j A_j) / n_k^W`, where :math:`A_k` is
+    the accuracy of the network that has ReLUs in this stage only, and :math:`n_k` is their number.
+    *Culling* removes the ReLUs of the least critical stages, *thinning* every second ReLU layer of
+    the other stages (of a basic residual block the one after the sum). The stem's ReLUs are always
+    removed. The candidates are the networks with m = 0, 1, ... culled stages, thinned or not; the
+    one with the most ReLUs within the budget is chosen. If none fits at the first of the
+    ``widths``, the next width is tried: the network is *reshaped*, that is built anew with scaled
+    widths of its layers and trained from scratch.
 
-    Args:
-        model: A trained model with gates; not changed.
-        relus: Largest number of ReLUs to keep. Only a few numbers are possible; :func:`fairlib.linearization.count`
+    Args: model: A trained model with gates; not changed. relus: Largest number of ReLUs to keep.
+        Only a few numbers are possible; :func:`fairlib.linearization.count`
             gives the one that was reached.
         data: The training set.
-        objective: Per-sample losses of every training; in DeepReDuce those of a distillation from the full network.
-        train: Arguments of :func:`fairlib.fit` for every training: one for each stage's criticality, one for each step.
-        val: Data on which accuracies for the criticality are measured. By default a random fifth of ``data``, which is
-            held out of the trainings of the stages' networks, but not of that of ``model`` or of the teacher: these
-            know it, and so do the weights from which those networks start. Accuracies on it then say little: on
-            digits 1.00 for the dense network, whose test accuracy is .9.
+        objective: Per-sample losses of every training; in DeepReDuce those of a distillation from
+            the full network.
+        train: Arguments of :func:`fairlib.fit` for every training: one for each stage's
+            criticality, one for each step.
+        val: Data on which accuracies for the criticality are measured. By default a random fifth of
+            ``data``, which is held out of the trainings of the stages' networks, but not of that of
+            ``model`` or of the teacher: these know it, and so do the weights from which those
+            networks start. Accuracies on it then say little: on digits 1.00 for the dense network,
+            whose test accuracy is .9.
         exponent: Exponent W of the criticality.
-        widths: Factors on the widths of the layers, in the order in which they are tried. Factors other than 1 need a
-            model of :func:`fairlib.build` that was neither pruned nor linearized.
-        from_scratch: Arguments of :func:`fairlib.fit` that replace those of ``train`` for a reshaped network, which
-            starts with new weights: usually the epochs and learning rate with which the model was trained.
+        widths: Factors on the widths of the layers, in the order in which they are tried. Factors
+            other than 1 need a model of :func:`fairlib.build` that was neither pruned nor
+            linearized.
+        from_scratch: Arguments of :func:`fairlib.fit` that replace those of ``train`` for a
+            reshaped network, which starts with new weights: usually the epochs and learning rate
+            with which the model was trained.
         seed: Seed of the trainings, of the held-out part and of new weights.
 
     Returns:
         The trained network in eval mode, with binary gates.
 
-    Raises:
-        ValueError: If the model has fewer than two stages, no network meets the budget (the message names the
-            smallest), or a model would be reshaped that :func:`fairlib.build` did not build or that has changed since.
+    Raises: ValueError: If the model has fewer than two stages, no network meets the budget (the
+        message names the
+            smallest), or a model would be reshaped that :func:`fairlib.build` did not build or that
+            has changed since.
         DivergenceError: If a training diverges.
 
-    Source:
-        Jha, Ghodsi, Garg, Reagen, DeepReDuce: ReLU reduction for fast private inference (ICML 2021), which we know
-        second-hand. Our choices: every training starts from the weights of the model unless it is reshaped; the stem's
-        ReLUs belong to no stage; and the other way of reshaping, a scaled resolution, is left out.
+    Source: Jha, Ghodsi, Garg, Reagen, DeepReDuce: ReLU reduction for fast private inference (ICML
+        2021), which we know second-hand. Our choices: every training starts from the weights of the
+        model unless it is reshaped; the stem's ReLUs belong to no stage; and the other way of
+        reshaping, a scaled resolution, is left out.
     """
     check_number("exponent", exponent, 0)
     check_training("from_scratch=", from_scratch or {}, given=("objective", "constraint", "stop"))
@@ -79,7 +86,9 @@ def deepreduce(
         check_number("widths", width, 0, 1, low_open=True, high_closed=True)
     found = gates.stages(model)
     if len(found) < 2:
-        raise ValueError(f"{type(model).__name__} has {len(found)} stage of ReLUs; DeepReDuce chooses between stages")
+        raise ValueError(
+            f"{type(model).__name__} has {len(found)} stage of ReLUs; DeepReDuce chooses between stages"
+        )
     settings: dict[str, Any] = {"objective": objective, "seed": seed, **train}
     importance = criticality(model, data, val, exponent, settings, seed)
     order = sorted(found, key=importance.__getitem__)
@@ -87,7 +96,9 @@ def deepreduce(
     if width != 1:
         return fit(reshape(model, chosen, width, seed), data, **settings | dict(from_scratch or {}))
     network, everything = gates.apply(model, {}), set(gates.gates(model))
-    unthinned = tuple(name for names in found.values() if set(names) & set(chosen) for name in names)
+    unthinned = tuple(
+        name for names in found.values() if set(names) & set(chosen) for name in names
+    )
     for left in dict.fromkeys((unthinned, chosen)):
         if set(left) != everything:
             network = fit(gates.apply(network, masks_of(network, left)), data, **settings)
@@ -95,17 +106,20 @@ def deepreduce(
 
 
 def criticality(
-    model: nn.Module, data: GroupedDataset, val: GroupedDataset | None, exponent: float, settings: Settings, seed: int
+    model: nn.Module,
+    data: GroupedDataset,
+    val: GroupedDataset | None,
+    exponent: float,
+    settings: Settings,
+    seed: int,
 ) -> dict[str, float]:
-    """Compute the criticality :math:`C_k` of every stage, as DeepReDuce defines it; 0 for the least critical one.
+    """Compute the criticality :math:`C_k` of every stage, as DeepReDuce defines it; 0 for the least
+    critical one.
 
-    Args:
-        model: A trained model with gates; not changed.
-        data: The training set.
-        val: Data on which accuracies are measured; if None, a random fifth of ``data``, held out of the trainings.
-        exponent: Exponent W of the criticality.
-        settings: Arguments of :func:`fairlib.fit` for the training of each stage's network.
-        seed: Seed of the held-out part.
+    Args: model: A trained model with gates; not changed. data: The training set. val: Data on which
+        accuracies are measured; if None, a random fifth of ``data``, held out of the trainings.
+        exponent: Exponent W of the criticality. settings: Arguments of :func:`fairlib.fit` for the
+        training of each stage's network. seed: Seed of the held-out part.
 
     Returns:
         Name of a stage to its criticality.
@@ -117,11 +131,15 @@ def criticality(
         sizes[stage] = gates.count(single).attrs["total"]
         accuracy[stage] = float(predict(fit(single, rest, **settings), held).correct.mean())
     lowest = min(accuracy.values())
-    return {stage: (value - lowest) / max(1, sizes[stage]) ** exponent for stage, value in accuracy.items()}
+    return {
+        stage: (value - lowest) / max(1, sizes[stage]) ** exponent
+        for stage, value in accuracy.items()
+    }
 
 
 def reshape(model: nn.Module, left: Collection[str], width: float, seed: int) -> nn.Module:
-    """Build a new network of the model's architecture with other widths, in which only some gates keep their ReLUs.
+    """Build a new network of the model's architecture with other widths, in which only some gates
+    keep their ReLUs.
 
     Args:
         model: A model of :func:`fairlib.build` with gates; not changed.
@@ -129,36 +147,46 @@ def reshape(model: nn.Module, left: Collection[str], width: float, seed: int) ->
         width: Factor on the widths of the model's layers.
         seed: Seed of the new weights.
 
-    Raises:
-        ValueError: If :func:`fairlib.build` did not build the model, or it was compacted, pruned or linearized since.
+    Raises: ValueError: If :func:`fairlib.build` did not build the model, or it was compacted,
+        pruned or linearized since.
     """
     recipe = memory_of(model).recipe
     changed = masks.read(model) or not all(mask.all() for mask in gates.read(model).values())
     if recipe is None or changed:
         needed = "fairlib.build gave it: not compacted, with all its weights and ReLUs"
         raise ValueError(f"a {type(model).__name__} cannot be reshaped unless it is as {needed}")
-    small, like = build(**{**recipe, "width": recipe.get("width", 1.0) * width}, seed=seed), next(model.parameters())
+    small, like = (
+        build(**{**recipe, "width": recipe.get("width", 1.0) * width}, seed=seed),
+        next(model.parameters()),
+    )
     gated = gates.gate(small.to(like.device, like.dtype))
     return gates.apply(gated, masks_of(gated, left))
 
 
 def masks_of(model: nn.Module, left: Collection[str]) -> dict[str, torch.Tensor]:
-    """Make masks with which the named gates keep the ReLUs that they have, and the other gates none."""
+    """Make masks with which the named gates keep the ReLUs that they have, and the other gates
+    none."""
     return {name: mask & (name in left) for name, mask in gates.read(model).items()}
 
 
-def culled_and_thinned(model: nn.Module, order: Sequence[str], relus: int) -> Iterator[tuple[str, ...]]:
-    """Yield the gates left by culling stages in order, thinned or not; all stages are culled only if ``relus`` is 0."""
+def culled_and_thinned(
+    model: nn.Module, order: Sequence[str], relus: int
+) -> Iterator[tuple[str, ...]]:
+    """Yield the gates left by culling stages in order, thinned or not; all stages are culled only
+    if ``relus`` is 0."""
     found = gates.stages(model)
     for culled in range(len(order) if relus else len(order) + 1):
         for every in (1, 2):
-            yield tuple(name for stage in found if stage in order[culled:] for name in found[stage][::every])
+            yield tuple(
+                name for stage in found if stage in order[culled:] for name in found[stage][::every]
+            )
 
 
 def _choose(
     model: nn.Module, order: Sequence[str], relus: int, widths: Sequence[float]
 ) -> tuple[float, tuple[str, ...]]:
-    """Choose the first width at which a network meets the budget, and of its networks the one with the most ReLUs."""
+    """Choose the first width at which a network meets the budget, and of its networks the one with
+    the most ReLUs."""
     smallest = []
     for width in widths:
         scaled = model if width == 1 else reshape(model, gates.gates(model), width, seed=0)
@@ -166,9 +194,13 @@ def _choose(
             left: sum(int(mask.sum()) for mask in masks_of(scaled, left).values())
             for left in culled_and_thinned(model, order, relus)
         }
-        fitting = {left: size for left, size in sizes.items() if size <= relus and (size or not relus)}
+        fitting = {
+            left: size for left, size in sizes.items() if size <= relus and (size or not relus)
+        }
         if fitting:
             return width, max(fitting, key=fitting.__getitem__)
         smallest.append(min(sizes.values()))
     reached = f"the smallest network that it reaches here has {min(smallest)}"
-    raise ValueError(f"DeepReDuce cannot come down to {relus} ReLUs: {reached}; give widths= to reshape it")
+    raise ValueError(
+        f"DeepReDuce cannot come down to {relus} ReLUs: {reached}; give widths= to reshape it"
+    )

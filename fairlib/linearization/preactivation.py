@@ -12,39 +12,44 @@ from fairlib.network import gates
 from fairlib.network.evaluation import evaluation_mode, passes, placement
 
 
-def preactivation(model: nn.Module, *, relus: int, data: GroupedDataset, granularity: str = "pixel") -> nn.Module:
-    r"""Keep the ReLUs with the largest mean change :math:`\frac1n \sum_i |\mathrm{ReLU}(x_i) - x_i|` on the data.
+def preactivation(
+    model: nn.Module, *, relus: int, data: GroupedDataset, granularity: str = "pixel"
+) -> nn.Module:
+    r"""Keep the ReLUs with the largest mean change :math:`\frac1n \sum_i |\mathrm{ReLU}(x_i) -
+    x_i|` on the data.
 
-    The change is the mean of :math:`|\min(x, 0)|`, by which the output at this place changes if the ReLU becomes the
-    identity. For a channel or a layer the mean is over its positions, too.
+    The change is the mean of :math:`|\min(x, 0)|`, by which the output at this place changes if the
+    ReLU becomes the identity. For a channel or a layer the mean is over its positions, too.
 
-    Args:
-        model: A model with gates; not changed.
-        relus: Largest number of ReLUs to keep; single pixels are kept to exactly this number.
-        data: The training set.
-        granularity: What is kept as a whole: ``"pixel"``, ``"channel"`` or ``"layer"``. A channel or layer that does
+    Args: model: A model with gates; not changed. relus: Largest number of ReLUs to keep; single
+        pixels are kept to exactly this number. data: The training set. granularity: What is kept as
+        a whole: ``"pixel"``, ``"channel"`` or ``"layer"``. A channel or layer that does
             not fit into the rest of the budget is skipped.
 
     Returns:
         A copy in eval mode; nothing is trained.
 
-    Raises:
-        ValueError: If ``granularity`` is unknown, or ``relus`` is negative or more than the model has.
+    Raises: ValueError: If ``granularity`` is unknown, or ``relus`` is negative or more than the
+        model has.
     """
-    scores = {name: gates.pooled(change, granularity) for name, change in changes(model, data).items()}
+    scores = {
+        name: gates.pooled(change, granularity) for name, change in changes(model, data).items()
+    }
     return gates.apply(model, gates.keep_relus(model, scores, relus))
 
 
 def changes(model: nn.Module, data: GroupedDataset) -> dict[str, Tensor]:
-    """Compute for every gate the mean change ``(C, H, W)`` that its ReLUs make to the data, or would make if kept.
+    """Compute for every gate the mean change ``(C, H, W)`` that its ReLUs make to the data, or
+    would make if kept.
 
-    For a network that was never trained, the normalization of inputs is filled from the data, as the first training
-    would do.
-    """
+    For a network that was never trained, the normalization of inputs is filled from the data, as
+    the first training would do."""
     model = copy.deepcopy(model)
     fill_normalization(model, data)
     found = gates.gates(model)
-    totals = {name: torch.zeros(gate.keep.shape, device=gate.keep.device) for name, gate in found.items()}
+    totals = {
+        name: torch.zeros(gate.keep.shape, device=gate.keep.device) for name, gate in found.items()
+    }
 
     def add(name: str, gate: gates.Gate, inputs: tuple[Tensor]) -> None:
         totals[name] += (gate.activation(inputs[0]) - inputs[0]).abs().sum(0)

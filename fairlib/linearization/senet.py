@@ -1,4 +1,5 @@
-"""SENet-style linearization: each layer's budget from the sensitivity of its weights, places by activation mismatch."""
+"""SENet-style linearization: each layer's budget from the sensitivity of its weights, places by
+activation mismatch."""
 
 from __future__ import annotations
 
@@ -35,54 +36,55 @@ def senet(
 ) -> nn.Module:
     r"""Give each layer a budget, find the places of its ReLUs, and train the network with them.
 
-    1. *Sensitivity.* In the course of one training the weights are pruned by magnitude; the share that is kept falls by
-       the same amount each epoch, to ``density``. A layer that keeps a share :math:`d_l` of its weights has the ReLU
-       sensitivity :math:`\eta_l = 1 - d_l`: where few weights matter, ReLUs do.
-    2. *Budget.* A layer's budget :math:`r_l` is proportional to :math:`\eta_l n_l` and at most :math:`n_l`, its number
-       of ReLUs; what exceeds the limit goes to other layers, and :math:`\sum_l r_l` is exactly ``relus``
-       (:func:`fairlib.linearization.budgets`).
-    3. *Location.* Starting with ReLUs at random places, the partial-ReLU network is trained on the loss
+    1. *Sensitivity.* In the course of one training the weights are pruned by magnitude; the share
+       that is kept falls by the same amount each epoch, to ``density``. A layer that keeps a share
+       :math:`d_l` of its weights has the ReLU sensitivity :math:`\eta_l = 1 - d_l`: where few
+       weights matter, ReLUs do.
+    2. *Budget.* A layer's budget :math:`r_l` is proportional to :math:`\eta_l n_l` and at most
+       :math:`n_l`, its number of ReLUs; what exceeds the limit goes to other layers, and
+       :math:`\sum_l r_l` is exactly ``relus`` (:func:`fairlib.linearization.budgets`).
+    3. *Location.* Starting with ReLUs at random places, the partial-ReLU network is trained on the
+    loss
 
        .. math:: \ell + \frac\beta2 \sum_l \left\| \frac{\psi^{PR}_l}{\|\psi^{PR}_l\|}
                  - \frac{\psi^{AR}_l}{\|\psi^{AR}_l\|} \right\|_2
 
-       averaged over the batch, where :math:`\psi_l` are the outputs of a layer's activation in this network (PR,
-       partial ReLU) and in ``model`` (AR, all ReLUs). After each epoch the layer's ReLUs move to the :math:`r_l` places
-       with the largest mean :math:`|\psi^{PR} - \psi^{AR}|`. Once no more than a share ``epsilon`` of its ReLUs moves,
-       the layer is settled and its places stay.
+       averaged over the batch, where :math:`\psi_l` are the outputs of a layer's activation in this
+       network (PR, partial ReLU) and in ``model`` (AR, all ReLUs). After each epoch the layer's
+       ReLUs move to the :math:`r_l` places with the largest mean :math:`|\psi^{PR} - \psi^{AR}|`.
+       Once no more than a share ``epsilon`` of its ReLUs moves, the layer is settled and its places
+       stay.
 
-    Args:
-        model: A trained model with gates; not changed.
-        relus: Largest number of ReLUs to keep; single pixels are kept to exactly this number.
-        data: The training set.
-        objective: Per-sample losses :math:`\ell`; in SENet cross-entropy plus divergence from ``model``.
-        train: Arguments of :func:`fairlib.fit` for the trainings of steps 1 and 3.
-        density: Share of the weights kept at the end of step 1, in (0, 1).
-        beta: Weight :math:`\beta` of the mismatch.
-        epsilon: Share of a layer's ReLUs that may still move when it is settled.
-        granularity: What is kept as a whole: ``"pixel"`` or ``"channel"``. A channel that does not fit into the rest of
+    Args: model: A trained model with gates; not changed. relus: Largest number of ReLUs to keep;
+        single pixels are kept to exactly this number. data: The training set. objective: Per-sample
+        losses :math:`\ell`; in SENet cross-entropy plus divergence from ``model``. train: Arguments
+        of :func:`fairlib.fit` for the trainings of steps 1 and 3. density: Share of the weights
+        kept at the end of step 1, in (0, 1). beta: Weight :math:`\beta` of the mismatch. epsilon:
+        Share of a layer's ReLUs that may still move when it is settled. granularity: What is kept
+        as a whole: ``"pixel"`` or ``"channel"``. A channel that does not fit into the rest of
             its layer's budget is skipped.
         seed: Seed of the trainings and of the first places.
 
-    Returns:
-        The trained copy in eval mode with binary gates; :func:`fairlib.history` has, by epoch, the ``mismatch`` and the
-        number of ``settled`` layers.
+    Returns: The trained copy in eval mode with binary gates; :func:`fairlib.history` has, by epoch,
+        the ``mismatch`` and the number of ``settled`` layers.
 
     Raises:
         ValueError: If a setting is out of range.
         DivergenceError: If a training diverges.
 
-    Source:
-        Kundu, Lu, Zhang, Liu, Beerel, Learning to linearize deep neural networks for secure and efficient private
-        inference (ICLR 2023). The authors released no code, and we know the method second-hand. Our choices are: how
-        the sparse network is trained, the rounding, the layer that belongs to an activation
-        (:func:`fairlib.linearization.feeding_layers`), ``beta`` and ``epsilon``.
+    Source: Kundu, Lu, Zhang, Liu, Beerel, Learning to linearize deep neural networks for secure and
+        efficient private inference (ICLR 2023). The authors released no code, and we know the
+        method second-hand. Our choices are: how the sparse network is trained, the rounding, the
+        layer that belongs to an activation (:func:`fairlib.linearization.feeding_layers`), ``beta``
+        and ``epsilon``.
     """
     check_number("density", density, 0, 1, low_open=True)
     check_number("beta", beta, 0)
     check_number("epsilon", epsilon, 0)
     if granularity not in ("pixel", "channel"):
-        raise ValueError(f"granularity must be 'pixel' or 'channel', got {granularity!r}: every layer has a budget")
+        raise ValueError(
+            f"granularity must be 'pixel' or 'channel', got {granularity!r}: every layer has a budget"
+        )
     check_number("train['epochs']", train.get("epochs", 1), 1, whole=True)
     settings: dict[str, Any] = {"objective": objective, "seed": seed, **train}
     capacities = {name: int(keep.sum()) for name, keep in gates.read(model).items()}
@@ -95,12 +97,16 @@ def senet(
         return fit(gates.apply(model, places), data, constraint=location, **settings)
 
 
-def sensitivity(model: nn.Module, data: GroupedDataset, density: float, settings: Settings) -> dict[str, float]:
-    r"""Compute the ReLU sensitivity :math:`\eta_l = 1 - d_l` of every gate, step 1 of :func:`senet`.
+def sensitivity(
+    model: nn.Module, data: GroupedDataset, density: float, settings: Settings
+) -> dict[str, float]:
+    r"""Compute the ReLU sensitivity :math:`\eta_l = 1 - d_l` of every gate, step 1 of
+    :func:`senet`.
 
-    The layer before the gate (:func:`fairlib.linearization.feeding_layers`) keeps a share :math:`d_l` of its weights
-    when the network is pruned by magnitude in the course of a training, all layers together: after a share :math:`t` of
-    the epochs the smallest :math:`t (1 - \mathrm{density})` of the weights are zero.
+    The layer before the gate (:func:`fairlib.linearization.feeding_layers`) keeps a share
+    :math:`d_l` of its weights when the network is pruned by magnitude in the course of a training,
+    all layers together: after a share :math:`t` of the epochs the smallest :math:`t (1 -
+    \mathrm{density})` of the weights are zero.
 
     Args:
         model: A trained model with gates; not changed.
@@ -111,8 +117,8 @@ def sensitivity(model: nn.Module, data: GroupedDataset, density: float, settings
     Returns:
         Name of a gate to its sensitivity, in [0, 1].
 
-    Source:
-        Kundu et al., Learning to linearize deep neural networks (ICLR 2023); how the share falls is our choice.
+    Source: Kundu et al., Learning to linearize deep neural networks (ICLR 2023); how the share
+        falls is our choice.
     """
 
     def sparser(network: nn.Module, progress: float) -> dict[str, Tensor]:
@@ -123,14 +129,18 @@ def sensitivity(model: nn.Module, data: GroupedDataset, density: float, settings
 
     sparse = fit(model, data, sparsify=sparser, **settings)
     kept = {name: float(mask.float().mean()) for name, mask in masks.read(sparse).items()}
-    return {gate: 1 - kept[f"{layer}.weight"] for gate, layer in feeding_layers(model, data).items()}
+    return {
+        gate: 1 - kept[f"{layer}.weight"] for gate, layer in feeding_layers(model, data).items()
+    }
 
 
 def feeding_layers(model: nn.Module, data: GroupedDataset) -> dict[str, str]:
-    """Find for every gate the layer that makes its input: the last convolution or linear layer after the previous gate.
+    """Find for every gate the layer that makes its input: the last convolution or linear layer
+    after the previous gate.
 
-    A layer is left out if another one has read its input before the previous gate. This leaves out the 1x1 convolution
-    in the shortcut of a residual block: the gate after the sum belongs to the block's last convolution.
+    A layer is left out if another one has read its input before the previous gate. This leaves out
+    the 1x1 convolution in the shortcut of a residual block: the gate after the sum belongs to the
+    block's last convolution.
 
     Args:
         model: A model with gates; not changed.
@@ -142,13 +152,17 @@ def feeding_layers(model: nn.Module, data: GroupedDataset) -> dict[str, str]:
     Raises:
         ValueError: If a gate comes before any layer.
     """
-    ran: list[tuple[str, Tensor]] = []  # With inputs: while they are referenced, no other tensor has their identity.
+    ran: list[
+        tuple[str, Tensor]
+    ] = []  # With inputs: while they are referenced, no other tensor has their identity.
     layers = {name.removesuffix(".weight") for name in masks.prunable(model)}
     watched = layers | set(gates.gates(model))
     with ExitStack() as hooks, torch.no_grad():
         for name, module in model.named_modules():
             if name in watched:
-                hook = module.register_forward_pre_hook(lambda _, inputs, name=name: ran.append((name, inputs[0])))
+                hook = module.register_forward_pre_hook(
+                    lambda _, inputs, name=name: ran.append((name, inputs[0]))
+                )
                 hooks.callback(hook.remove)
         model(gates.example(model, data))
     feeding: dict[str, str] = {}
@@ -162,18 +176,24 @@ def feeding_layers(model: nn.Module, data: GroupedDataset) -> dict[str, str]:
         new = [each for each, what in since if not any(what is other for other in read)]
         layer = new[-1] if new else since[-1][0] if since else layer
         if layer is None:
-            raise ValueError(f"{name} comes before any layer with weights, from which its sensitivity is computed")
+            raise ValueError(
+                f"{name} comes before any layer with weights, from which its sensitivity is computed"
+            )
         feeding[name] = layer
         read += [what for _, what in since]
         since = []
     return {name: feeding[name] for name in gates.gates(model)}
 
 
-def budgets(sensitivities: Mapping[str, float], capacities: Mapping[str, int], relus: int) -> dict[str, int]:
-    r"""Split a budget: integers :math:`r_l \le n_l` with sum ``relus``, proportional to :math:`\eta_l n_l`.
+def budgets(
+    sensitivities: Mapping[str, float], capacities: Mapping[str, int], relus: int
+) -> dict[str, int]:
+    r"""Split a budget: integers :math:`r_l \le n_l` with sum ``relus``, proportional to
+    :math:`\eta_l n_l`.
 
-    What exceeds a layer's limit :math:`n_l` is spread over the other layers in the same proportion, until nothing
-    exceeds; rounding is by the largest remainders. Layers of sensitivity 0 get ReLUs only when all others are full.
+    What exceeds a layer's limit :math:`n_l` is spread over the other layers in the same proportion,
+    until nothing exceeds; rounding is by the largest remainders. Layers of sensitivity 0 get ReLUs
+    only when all others are full.
 
     >>> budgets({"a": 0.5, "b": 1.0}, {"a": 100, "b": 20}, relus=60)
     {'a': 43, 'b': 17}
@@ -202,7 +222,9 @@ def budgets(sensitivities: Mapping[str, float], capacities: Mapping[str, int], r
             given[name] = min(capacities[name], given[name] + left * weights[name] / total)
         open_ = {name for name in open_ if given[name] < capacities[name]}
     whole = {name: math.floor(value + 1e-9) for name, value in given.items()}
-    rest = sorted(given, key=lambda name: (whole[name] - given[name], whole[name] == capacities[name]))
+    rest = sorted(
+        given, key=lambda name: (whole[name] - given[name], whole[name] == capacities[name])
+    )
     for name in rest[: relus - sum(whole.values())]:
         whole[name] += 1
     return whole
@@ -233,7 +255,9 @@ class _LocationRun:
         self.outputs: dict[nn.Module, dict[str, Tensor]] = {self.partial: {}, self.full: {}}
         for network, outputs in self.outputs.items():
             for name, gate in gates.gates(network).items():
-                settings.hooks.enter_context(gate.register_forward_hook(partial(_keep_output, outputs, name)))
+                settings.hooks.enter_context(
+                    gate.register_forward_hook(partial(_keep_output, outputs, name))
+                )
         self.settled: set[str] = set()
         self._forget()
 
@@ -244,7 +268,10 @@ class _LocationRun:
         for name, wanted in self.outputs[self.full].items():
             output = self.outputs[self.partial][name]
             self.differences[name] += (output.detach() - wanted).abs().sum(0)
-            mismatch = mismatch + (normalize(output.flatten(1)) - normalize(wanted.flatten(1))).norm(dim=1).mean()
+            mismatch = (
+                mismatch
+                + (normalize(output.flatten(1)) - normalize(wanted.flatten(1))).norm(dim=1).mean()
+            )
         self.mismatch = self.mismatch + mismatch.detach()
         self.batches += 1
         return batch.losses.mean() + self.settings.beta / 2 * mismatch
@@ -261,15 +288,22 @@ class _LocationRun:
             if moved <= self.settings.epsilon * budget:
                 self.settled.add(name)
             gates.impose(self.partial, after)
-        seen = {"mismatch": float(self.mismatch / self.batches), "settled": float(len(self.settled))}
+        seen = {
+            "mismatch": float(self.mismatch / self.batches),
+            "settled": float(len(self.settled)),
+        }
         self._forget()
         return seen
 
     def _forget(self) -> None:
         full = gates.read(self.full)
-        self.differences = {name: torch.zeros(mask.shape, device=mask.device) for name, mask in full.items()}
+        self.differences = {
+            name: torch.zeros(mask.shape, device=mask.device) for name, mask in full.items()
+        }
         self.mismatch, self.batches = 0.0, 0
 
 
-def _keep_output(outputs: dict[str, Tensor], name: str, gate: nn.Module, inputs: tuple[Tensor], output: Tensor) -> None:
+def _keep_output(
+    outputs: dict[str, Tensor], name: str, gate: nn.Module, inputs: tuple[Tensor], output: Tensor
+) -> None:
     outputs[name] = output

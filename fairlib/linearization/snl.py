@@ -17,7 +17,8 @@ from fairlib.training.compressors import Settings
 MASK_PHASE: dict[str, Any] = dict(
     epochs=2000, lr=1e-3, batch_size=128, optimizer="adam", schedule="constant", weight_decay=0.0
 )
-"""Default arguments of :func:`fairlib.fit` for the mask phase, from SNL's scripts. It ends when the budget is met."""
+"""Default arguments of :func:`fairlib.fit` for the mask phase, from SNL's scripts. It ends when the
+budget is met."""
 
 
 def snl(
@@ -37,18 +38,18 @@ def snl(
 ) -> nn.Module:
     r"""Learn which ReLUs to keep, under a penalty that grows until few enough are left.
 
-    Every gate computes :math:`\alpha \, \mathrm{ReLU}(x) + (1 - \alpha) x` with an unconstrained :math:`\alpha` that
-    starts at 1. The mask phase minimizes
+    Every gate computes :math:`\alpha \, \mathrm{ReLU}(x) + (1 - \alpha) x` with an unconstrained
+    :math:`\alpha` that starts at 1. The mask phase minimizes
 
     .. math:: \ell(\theta, \alpha) + c \sum_j |\alpha_j|
 
-    over all parameters. After each epoch the ReLUs with :math:`\alpha > t` are counted. If their number is no new
-    minimum, and at least ``patience`` epochs have passed, :math:`c` is multiplied by ``growth``. The phase ends when at
-    most ``relus`` are left; then :math:`\alpha` becomes 1 or 0. Since the number falls in steps, fewer than ``relus``
-    are usually kept.
+    over all parameters. After each epoch the ReLUs with :math:`\alpha > t` are counted. If their
+    number is no new minimum, and at least ``patience`` epochs have passed, :math:`c` is multiplied
+    by ``growth``. The phase ends when at most ``relus`` are left; then :math:`\alpha` becomes 1 or
+    0. Since the number falls in steps, fewer than ``relus`` are usually kept.
 
-    The budget only decides when the phase ends: with one seed, a smaller budget follows the same path further. A model
-    that was linearized before starts from the ReLUs that it has.
+    The budget only decides when the phase ends: with one seed, a smaller budget follows the same
+    path further. A model that was linearized before starts from the ReLUs that it has.
 
     Args:
         model: A model with gates; not changed.
@@ -57,27 +58,26 @@ def snl(
         objective: Per-sample losses :math:`\ell`; in SNL those of a distillation.
         train: Arguments of :func:`fairlib.fit` for the mask phase, which replace those of
             :data:`fairlib.linearization.MASK_PHASE`.
-        penalty: Initial weight c of the penalty. A channel or a layer is penalized for each of its ReLUs.
+        penalty: Initial weight c of the penalty. A channel or a layer is penalized for each of its
+            ReLUs.
         growth: Factor by which c grows, above 1.
         patience: Number of epochs before c may grow.
         threshold: Threshold t above which a ReLU counts as kept.
-        exact: Whether to keep the ReLUs with the largest :math:`\alpha` at the end of the phase, of single pixels
-            exactly ``relus``.
-        granularity: What has an :math:`\alpha` of its own: a ``"pixel"``, a ``"channel"`` or a ``"layer"``.
+        exact: Whether to keep the ReLUs with the largest :math:`\alpha` at the end of the phase, of
+            single pixels exactly ``relus``.
+        granularity: What has an :math:`\alpha` of its own: a ``"pixel"``, a ``"channel"`` or a
+            ``"layer"``.
         seed: Seed of the mask phase.
 
-    Returns:
-        A copy in eval mode with the weights of the mask phase and binary gates; :func:`fairlib.history` has the columns
-        ``relus`` and ``penalty``, by epoch.
+    Returns: A copy in eval mode with the weights of the mask phase and binary gates;
+        :func:`fairlib.history` has the columns ``relus`` and ``penalty``, by epoch.
 
-    Raises:
-        ValueError: If a setting is out of range.
-        RuntimeError: If more ReLUs than ``relus`` are left after the last epoch, and ``exact`` is False.
-        DivergenceError: If the training diverges.
+    Raises: ValueError: If a setting is out of range. RuntimeError: If more ReLUs than ``relus`` are
+        left after the last epoch, and ``exact`` is False. DivergenceError: If the training
+        diverges.
 
-    Source:
-        Cho, Joshi, Garg, Reagen, Hegde, Selective network linearization for efficient private inference (ICML 2022),
-        and its code, which has the same defaults.
+    Source: Cho, Joshi, Garg, Reagen, Hegde, Selective network linearization for efficient private
+        inference (ICML 2022), and its code, which has the same defaults.
     """
     check_number("penalty", penalty, 0, low_open=True)
     check_number("growth", growth, 1, low_open=True)
@@ -87,15 +87,28 @@ def snl(
     gates.relax(soft, granularity)
     lasso = _Lasso(penalty, growth, patience, threshold)
     settings = MASK_PHASE | {"seed": seed} | dict(train)
-    soft = fit(soft, data, objective=objective, constraint=lasso, stop=lambda row: row["relus"] <= relus, **settings)
-    alphas = {name: gate.alpha.detach() for name, gate in gates.gates(soft).items() if gate.alpha is not None}
+    soft = fit(
+        soft,
+        data,
+        objective=objective,
+        constraint=lasso,
+        stop=lambda row: row["relus"] <= relus,
+        **settings,
+    )
+    alphas = {
+        name: gate.alpha.detach()
+        for name, gate in gates.gates(soft).items()
+        if gate.alpha is not None
+    }
     keep = {name: (alpha > threshold) & gates.read(soft)[name] for name, alpha in alphas.items()}
     left = sum(int(mask.sum()) for mask in keep.values())
     if exact:
         keep = gates.keep_relus(soft, alphas, relus)
     elif left > relus:
         advice = f"give more epochs, a larger penalty ({penalty}) or growth ({growth}), or take exact=True"
-        found = f"{left} ReLUs left after {settings['epochs']} epochs, more than the {relus} asked for"
+        found = (
+            f"{left} ReLUs left after {settings['epochs']} epochs, more than the {relus} asked for"
+        )
         raise RuntimeError(f"SNL has {found}; {advice}")
     gates.impose(soft, keep)
     return soft
@@ -140,5 +153,7 @@ class _LassoRun:
 
     def _count(self) -> int:
         with torch.no_grad():
-            left = [((alpha > self.settings.threshold) & keep).sum() for alpha, keep in self.learned]
+            left = [
+                ((alpha > self.settings.threshold) & keep).sum() for alpha, keep in self.learned
+            ]
         return int(torch.stack(left).sum())

@@ -13,7 +13,15 @@ from fairlib.mitigation.group_dro import GroupDRO
 from fairlib.mitigation.reweight import Reweight
 from fairlib.training import Constraint
 
-__all__ = ["MITIGATIONS", "AccuracyGap", "EqualAccuracy", "EqualCurvature", "EqualLoss", "GroupDRO", "Reweight"]
+__all__ = [
+    "MITIGATIONS",
+    "AccuracyGap",
+    "EqualAccuracy",
+    "EqualCurvature",
+    "EqualLoss",
+    "GroupDRO",
+    "Reweight",
+]
 
 MITIGATIONS: dict[str, type[Constraint]] = {
     "equal-loss": EqualLoss,

@@ -16,37 +16,36 @@ from fairlib.training.group_losses import means_and_counts
 
 @dataclass(frozen=True)
 class AccuracyGap(Constraint):
-    r"""Constrain how much more accuracy a group loses than all samples do: :math:`\psi_a \le \tau` for every group a,
-    with :math:`\psi_a = (A_a^0 - A_a) - (A^0 - A)`, the drop of the group minus the drop of all samples.
+    r"""Constrain how much more accuracy a group loses than all samples do: :math:`\psi_a \le \tau`
+    for every group a, with :math:`\psi_a = (A_a^0 - A_a) - (A^0 - A)`, the drop of the group minus
+    the drop of all samples.
 
     The multipliers follow the accuracies, which cannot be differentiated: after each step
-    :math:`\lambda_a \leftarrow \max(\lambda_a + s (\psi_a - \tau), 0)`, and with ``restart`` 0 where
-    :math:`\psi_a \le \tau`. The weights descend on :math:`J(B) + \sum_a \lambda_a (J(B_a) - J(B))`, where losses
-    replace the accuracies. Accuracies are those of the last ``memory`` samples of each group at the steps that trained
-    on them, so that a group that is rare in batches has an estimate from more than a few samples. A group absent from a
-    batch keeps its estimate and its multiplier; a group not met yet has no violation.
+    :math:`\lambda_a \leftarrow \max(\lambda_a + s (\psi_a - \tau), 0)`, and with ``restart`` 0
+    where :math:`\psi_a \le \tau`. The weights descend on :math:`J(B) + \sum_a \lambda_a (J(B_a) -
+    J(B))`, where losses replace the accuracies. Accuracies are those of the last ``memory`` samples
+    of each group at the steps that trained on them, so that a group that is rare in batches has an
+    estimate from more than a few samples. A group absent from a batch keeps its estimate and its
+    multiplier; a group not met yet has no violation.
 
-    Args:
-        step: Dual step :math:`s`, positive.
-        tolerance: Tolerance :math:`\tau`, at least 0.
-        memory: Number of samples of each group that are remembered, at least 1.
-        restart: Whether a multiplier returns to 0 when its constraint is met.
-        reference: Accuracies :math:`A_a^0` of the groups before compression, on the training set, in the order of the
-            group codes. :meth:`relative_to` sets them from a model, as :func:`fairlib.study` does from the dense one.
-            By default all are 1, so that the constraint is on the gap :math:`A - A_a` itself.
+    Args: step: Dual step :math:`s`, positive. tolerance: Tolerance :math:`\tau`, at least 0.
+        memory: Number of samples of each group that are remembered, at least 1. restart: Whether a
+        multiplier returns to 0 when its constraint is met. reference: Accuracies :math:`A_a^0` of
+        the groups before compression, on the training set, in the order of the
+            group codes. :meth:`relative_to` sets them from a model, as :func:`fairlib.study` does
+            from the dense one. By default all are 1, so that the constraint is on the gap :math:`A
+            - A_a` itself.
 
-    Raises:
-        TypeError: If a number is none.
-        ValueError: If a setting is out of range; at the start of a training, if fewer than two groups have members, or
+    Raises: TypeError: If a number is none. ValueError: If a setting is out of range; at the start
+        of a training, if fewer than two groups have members, or
             if the number of reference accuracies is not that of the groups.
 
-    Source:
-        Hashemizadeh, Ramirez, Sukumaran, Farnadi, Lacoste-Julien and Gallego-Posada, Balancing Act: constraining
-        disparate impact in sparse models (2024), whose dual optimizer is a setting; here it is projected ascent.
+    Source: Hashemizadeh, Ramirez, Sukumaran, Farnadi, Lacoste-Julien and Gallego-Posada, Balancing
+        Act: constraining disparate impact in sparse models (2024), whose dual optimizer is a
+        setting; here it is projected ascent.
 
-    Example:
-        The 90 are right and the 10 are wrong. Few steps do not help the 10, whom the loss hardly sees; with the
-        constraint they do.
+    Example: The 90 are right and the 10 are wrong. Few steps do not help the 10, whom the loss
+        hardly sees; with the constraint they do.
 
         >>> import torch, fairlib
         >>> from fairlib.diagnostics import group_performance
@@ -82,11 +81,14 @@ class AccuracyGap(Constraint):
     def __post_init__(self) -> None:
         self._dual()
         check_number("memory", self.memory, 1, whole=True)
-        if self.reference is not None and not all(0 <= accuracy <= 1 for accuracy in self.reference):
+        if self.reference is not None and not all(
+            0 <= accuracy <= 1 for accuracy in self.reference
+        ):
             raise ValueError(f"reference must hold accuracies in [0, 1], got {self.reference}")
 
     def relative_to(self, dense: nn.Module, data: GroupedDataset) -> Constraint:
-        """Return the constraint with the dense model's accuracies on the data as reference, if it has none."""
+        """Return the constraint with the dense model's accuracies on the data as reference, if it
+        has none."""
         if self.reference is not None:
             return self
         correct = torch.as_tensor(predict(dense, data).correct, dtype=torch.float64)
@@ -105,7 +107,9 @@ class _AccuracyGapRun:
         self.dual, self.data, self.sizes = settings._dual(), data, sizes_of(data, "an accuracy gap")
         reference = (1.0,) * data.num_groups if settings.reference is None else settings.reference
         if len(reference) != data.num_groups:
-            raise ValueError(f"{len(reference)} reference accuracies for {data.num_groups} groups; give one for each")
+            raise ValueError(
+                f"{len(reference)} reference accuracies for {data.num_groups} groups; give one for each"
+            )
         device = data.groups.device
         self.reference = torch.tensor(reference, device=device)
         self.multipliers = torch.zeros(data.num_groups, device=device)

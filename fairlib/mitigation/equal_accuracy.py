@@ -1,4 +1,5 @@
-"""Equal accuracies: a penalty on the differences between groups' accuracies, by a surrogate ([B] Eq. 4)."""
+"""Equal accuracies: a penalty on the differences between groups' accuracies, by a surrogate ([B]
+Eq. 4)."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -13,27 +14,28 @@ from fairlib.training.group_losses import AccuracyDifference
 
 @dataclass(frozen=True)
 class EqualAccuracy(AccuracyDifference, Constraint):
-    r"""Minimize :math:`J(B) + \nu \, \varphi(F(B))`, where :math:`F` is the difference between groups' accuracies.
+    r"""Minimize :math:`J(B) + \nu \, \varphi(F(B))`, where :math:`F` is the difference between
+    groups' accuracies.
 
-    This is the lower level of [B], and what the two-stage methods that it compares with train on. The weight
-    :math:`\nu` is fixed: there is no multiplier. Large batches help, since an accuracy of a batch is noisy, and
-    :math:`E|F|` and :math:`E[F^2]` are positive even where :math:`F` is zero on average.
+    This is the lower level of [B], and what the two-stage methods that it compares with train on.
+    The weight :math:`\nu` is fixed: there is no multiplier. Large batches help, since an accuracy
+    of a batch is noisy, and :math:`E|F|` and :math:`E[F^2]` are positive even where :math:`F` is
+    zero on average.
 
     Args:
         weight, surrogate, temperature, penalty, tau, pairs, as_published: Arguments of
             :class:`fairlib.training.group_losses.AccuracyDifference`.
 
-    Raises:
-        TypeError: If a number is none.
-        ValueError: If a setting is out of range or unknown, or the surrogate has no gradient; at the start of a
+    Raises: TypeError: If a number is none. ValueError: If a setting is out of range or unknown, or
+        the surrogate has no gradient; at the start of a
             training, if fewer than two groups have members.
 
     Source:
         [B] Section 4.3.1, corrected.
 
-    Example:
-        Nine samples of one group have class 0, one of another group has class 1, and all look alike: no answer is right
-        for both. Plain training gives the classes 0.9 and 0.1; the penalty holds both at 0.5.
+    Example: Nine samples of one group have class 0, one of another group has class 1, and all look
+        alike: no answer is right for both. Plain training gives the classes 0.9 and 0.1; the
+        penalty holds both at 0.5.
 
         >>> import torch, fairlib
         >>> data = fairlib.GroupedDataset(torch.zeros(10, 1), [0] * 9 + [1], [0] * 9 + [1], group_names=["many", "few"])

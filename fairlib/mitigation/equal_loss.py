@@ -1,4 +1,5 @@
-"""Equal losses: each group's loss is constrained to that of the population ([T] Eq. 8), by Lagrangian duality."""
+"""Equal losses: each group's loss is constrained to that of the population ([T] Eq. 8), by
+Lagrangian duality."""
 
 from dataclasses import dataclass, fields, replace
 from typing import ClassVar
@@ -19,41 +20,41 @@ from fairlib.training.group_losses import means_and_counts
 class EqualLoss(Lagrangian, Constraint):
     r"""Constrain :math:`J(\theta; D_a) = J(\theta; D)` for every group :math:`a`.
 
-    Each step descends on :math:`J(B) + \sum_a \lambda_a \nu_a`, where :math:`\nu_a` is the violation of the batch
-    :math:`B`, by default :math:`|J(B_a) - J(B)|`; a group absent from it adds nothing. After each epoch the
-    multipliers move by :math:`\lambda_a \leftarrow \lambda_a + s \, \nu_a`, by default with the violations of the
-    *whole training set* in eval mode. Sums of absolute batch violations, which some code uses, grow with the noise of
-    small groups instead.
+    Each step descends on :math:`J(B) + \sum_a \lambda_a \nu_a`, where :math:`\nu_a` is the
+    violation of the batch :math:`B`, by default :math:`|J(B_a) - J(B)|`; a group absent from it
+    adds nothing. After each epoch the multipliers move by :math:`\lambda_a \leftarrow \lambda_a + s
+    \, \nu_a`, by default with the violations of the *whole training set* in eval mode. Sums of
+    absolute batch violations, which some code uses, grow with the noise of small groups instead.
 
-    Args:
-        step: Dual step :math:`s`, positive. [T] B.2 uses 0.001. Too small a step has no effect, too large a step
-            destroys accuracy. When training from scratch, start with a product of step and epochs between 0.1 and 0.5;
-            finetuning with a small learning rate, where violations are small, still worked with a product of ten on the
-            digits.
+    Args: step: Dual step :math:`s`, positive. [T] B.2 uses 0.001. Too small a step has no effect,
+        too large a step
+            destroys accuracy. When training from scratch, start with a product of step and epochs
+            between 0.1 and 0.5; finetuning with a small learning rate, where violations are small,
+            still worked with a product of ten on the digits.
         violation, tolerance, population, cap, restart: Arguments of
             :class:`fairlib.mitigation.lagrangian.Lagrangian`.
-        dual: Losses that the multipliers follow: those of the ``"full"`` training set in eval mode after the epoch,
-            or their moving ``"average"`` over batches; or ``"batch"``, the mean violation over the batches of the epoch
-            that contain the group (Fioretto et al.).
+        dual: Losses that the multipliers follow: those of the ``"full"`` training set in eval mode
+            after the epoch, or their moving ``"average"`` over batches; or ``"batch"``, the mean
+            violation over the batches of the epoch that contain the group (Fioretto et al.).
         decay: Weight of the old value in the moving average, in [0, 1), at each step.
-        as_published: Whether to compute what the released code of [D] does. Its penalty is detached, so that it has no
-            gradient; the divergence from a teacher is averaged over the classes, not summed, which divides its weight
-            by their number; multipliers grow by the *sum* over the batches of absolute batch violations, without those
-            of groups with a single sample in a batch. All other settings but ``step`` stay at their defaults. In the
-            history ``loss`` is the mean of the objective as given, and ``objective`` is what was descended on.
+        as_published: Whether to compute what the released code of [D] does. Its penalty is
+            detached, so that it has no gradient; the divergence from a teacher is averaged over the
+            classes, not summed, which divides its weight by their number; multipliers grow by the
+            *sum* over the batches of absolute batch violations, without those of groups with a
+            single sample in a batch. All other settings but ``step`` stay at their defaults. In the
+            history ``loss`` is the mean of the objective as given, and ``objective`` is what was
+            descended on.
 
-    Raises:
-        TypeError: If a number is none.
-        ValueError: If a setting is out of range or unknown; at the start of a training, if there is one group only.
+    Raises: TypeError: If a number is none. ValueError: If a setting is out of range or unknown; at
+        the start of a training, if there is one group only.
 
-    Source:
-        [T] Eq. 8 and section 6; Fioretto et al. (2020) for the dual method. With a teacher as the objective
-        (:class:`fairlib.training.distillation.Distillation`) it is Algorithm 1 of [D].
+    Source: [T] Eq. 8 and section 6; Fioretto et al. (2020) for the dual method. With a teacher as
+        the objective (:class:`fairlib.training.distillation.Distillation`) it is Algorithm 1 of
+        [D].
 
-    Example:
-        Ten samples that look alike: nine of one group have class 0, and one of another group has class 1. Plain
-        training predicts 0.9 and 0.1, which costs the nine 0.1 nats and the one 2.3. The losses are equal at 0.5 and
-        0.5.
+    Example: Ten samples that look alike: nine of one group have class 0, and one of another group
+        has class 1. Plain training predicts 0.9 and 0.1, which costs the nine 0.1 nats and the one
+        2.3. The losses are equal at 0.5 and 0.5.
 
         >>> import torch, fairlib
         >>> data = fairlib.GroupedDataset(torch.zeros(10, 1), [0] * 9 + [1], [0] * 9 + [1], group_names=["many", "few"])
@@ -75,9 +76,15 @@ class EqualLoss(Lagrangian, Constraint):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        changed = [field.name for field in fields(self) if getattr(self, field.name) != field.default]
-        if self.as_published and (others := [name for name in changed if name not in ("step", "as_published")]):
-            raise ValueError(f"as_published=True has no {', '.join(others)}: all but step must be the default")
+        changed = [
+            field.name for field in fields(self) if getattr(self, field.name) != field.default
+        ]
+        if self.as_published and (
+            others := [name for name in changed if name not in ("step", "as_published")]
+        ):
+            raise ValueError(
+                f"as_published=True has no {', '.join(others)}: all but step must be the default"
+            )
         lookup("estimate", self.dual, dict.fromkeys(("batch", "average", "full")))
         check_number("decay", self.decay, 0, 1)
 
@@ -88,12 +95,19 @@ class EqualLoss(Lagrangian, Constraint):
 
 
 class _EqualLossRun:
-    def __init__(self, settings: EqualLoss, model: nn.Module, data: GroupedDataset, objective: Objective) -> None:
+    def __init__(
+        self, settings: EqualLoss, model: nn.Module, data: GroupedDataset, objective: Objective
+    ) -> None:
         self.settings, self.model, self.data, self.objective = settings, model, data, objective
         self.sizes = sizes_of(data, "equal losses")
         self.multipliers = torch.zeros(data.num_groups, device=data.groups.device)
-        self.average = MovingAverage(self._losses() if settings.dual == "average" else self.multipliers, settings.decay)
-        self.seen, self.batches = torch.zeros_like(self.multipliers), torch.zeros_like(self.multipliers)
+        self.average = MovingAverage(
+            self._losses() if settings.dual == "average" else self.multipliers, settings.decay
+        )
+        self.seen, self.batches = (
+            torch.zeros_like(self.multipliers),
+            torch.zeros_like(self.multipliers),
+        )
 
     def loss(self, batch: Batch) -> Tensor:
         means, counts = means_and_counts(batch.losses, batch.groups, self.data.num_groups)
@@ -135,7 +149,9 @@ class _PublishedRun:
         self.step, self.data, self.objective = step, data, objective
         if isinstance(objective, Distillation):
             self.objective = replace(objective, reduction="elements")
-        self.multipliers = torch.zeros(len(sizes_of(data, "equal losses")), device=data.groups.device)
+        self.multipliers = torch.zeros(
+            len(sizes_of(data, "equal losses")), device=data.groups.device
+        )
         self.sums = torch.zeros_like(self.multipliers)
 
     def loss(self, batch: Batch) -> Tensor:

@@ -1,14 +1,16 @@
-r"""Lagrangian duality for constraints on groups: gaps, violations and multipliers, which several mitigations share.
+r"""Lagrangian duality for constraints on groups: gaps, violations and multipliers, which several
+mitigations share.
 
-A constraint is a gap :math:`h_a(\theta)` for every group :math:`a`: some quantity of the group minus that of the
-population. Training descends on :math:`J + \sum_a \lambda_a \nu_a`, with a violation :math:`\nu_a` of the gap and a
-multiplier :math:`\lambda_a`, which is zero at first; a dual update moves the multiplier by the violation.
+A constraint is a gap :math:`h_a(\theta)` for every group :math:`a`: some quantity of the group
+minus that of the population. Training descends on :math:`J + \sum_a \lambda_a \nu_a`, with a
+violation :math:`\nu_a` of the gap and a multiplier :math:`\lambda_a`, which is zero at first; a
+dual update moves the multiplier by the violation.
 
-``cooper-optim`` (1.0) has such multipliers for signed equalities and for inequalities. It is not used, since its
-optimizers take both the primal and the dual step, and :func:`fairlib.fit` takes the primal one: what would be left is
-the update of a vector, a line of arithmetic, while the absolute violations of [T], gaps between groups, moving averages
-and groups that a batch lacks would still have to be written here.
-"""
+``cooper-optim`` (1.0) has such multipliers for signed equalities and for inequalities. It is not
+used, since its optimizers take both the primal and the dual step, and :func:`fairlib.fit` takes the
+primal one: what would be left is the update of a vector, a line of arithmetic, while the absolute
+violations of [T], gaps between groups, moving averages and groups that a batch lacks would still
+have to be written here."""
 
 import math
 from dataclasses import dataclass
@@ -24,19 +26,21 @@ from fairlib.data import GroupedDataset
 class Lagrangian:
     r"""The settings of a Lagrangian: what a violation is, and how multipliers follow it.
 
-    Args:
-        step: Dual step :math:`s`, positive.
-        violation: ``"absolute"``: :math:`\nu = \max(|h| - \tau, 0)`, whose multipliers never fall (Fioretto et al.,
-            [T]). ``"signed"``: :math:`\nu = h` with multipliers of either sign, the dual ascent of an equality.
-            ``"one-sided"``: :math:`\nu = h - \tau`, :math:`\lambda \leftarrow \max(\lambda + s \nu, 0)`, the projected
-            dual ascent of :math:`h \le \tau`: only groups that are worse off than the population are held. It is
-            negative where the constraint is met.
+    Args: step: Dual step :math:`s`, positive. violation: ``"absolute"``: :math:`\nu = \max(|h| -
+        \tau, 0)`, whose multipliers never fall (Fioretto et al.,
+            [T]). ``"signed"``: :math:`\nu = h` with multipliers of either sign, the dual ascent of
+            an equality. ``"one-sided"``: :math:`\nu = h - \tau`, :math:`\lambda \leftarrow
+            \max(\lambda + s \nu, 0)`, the projected dual ascent of :math:`h \le \tau`: only groups
+            that are worse off than the population are held. It is negative where the constraint is
+            met.
         tolerance: Tolerance :math:`\tau`, at least 0; a signed violation has none.
-        population: Value that a group is compared with: the mean over ``"all"`` samples, the mean over all
-            ``"groups"``, each counting once, or the mean over the samples of the ``"others"``. A large group makes up
-            much of all samples, so that comparing it with these hardly constrains it.
+        population: Value that a group is compared with: the mean over ``"all"`` samples, the mean
+            over all ``"groups"``, each counting once, or the mean over the samples of the
+            ``"others"``. A large group makes up much of all samples, so that comparing it with
+            these hardly constrains it.
         cap: Largest absolute value of a multiplier, positive.
-        restart: Whether a multiplier returns to 0 when its constraint is met; not with signed violations.
+        restart: Whether a multiplier returns to 0 when its constraint is met; not with signed
+            violations.
 
     Raises:
         TypeError: If a number is none.
@@ -56,7 +60,9 @@ class Lagrangian:
         check_number("tolerance", self.tolerance, 0)
         if self.violation == "signed" and (self.tolerance or self.restart):
             name = "tolerance" if self.tolerance else "restart"
-            raise ValueError(f"a signed violation has no {name}; take violation 'absolute' or 'one-sided'")
+            raise ValueError(
+                f"a signed violation has no {name}; take violation 'absolute' or 'one-sided'"
+            )
         lookup("population", self.population, dict.fromkeys(("all", "groups", "others")))
         check_number("cap", self.cap, 0, low_open=True, high_closed=True)
 
@@ -67,8 +73,8 @@ class Lagrangian:
             values: Value of each group, ``(k,)``.
             sizes: Weight of each group in the population, ``(k,)``.
 
-        Returns:
-            Gaps ``(k,)``; 0, with gradient 0, for a group of size 0 and for one that has no others to compare with.
+        Returns: Gaps ``(k,)``; 0, with gradient 0, for a group of size 0 and for one that has no
+            others to compare with.
         """
         present = sizes > 0
         weights = present.to(values) if self.population == "groups" else sizes.to(values)
@@ -85,13 +91,15 @@ class Lagrangian:
         return gaps - self.tolerance
 
     def weights(self, multipliers: Tensor, gaps: Tensor) -> Tensor:
-        r"""Compute the factors :math:`\lambda_a \, d\nu_a / dh_a` of the gaps' gradients in the penalty's, ``(k,)``."""
+        r"""Compute the factors :math:`\lambda_a \, d\nu_a / dh_a` of the gaps' gradients in the
+        penalty's, ``(k,)``."""
         if self.violation != "absolute":
             return multipliers
         return multipliers * gaps.sign() * (gaps.abs() > self.tolerance)
 
     def follow(self, multipliers: Tensor, violations: Tensor, step: float | None = None) -> Tensor:
-        """Return the multipliers ``(k,)`` after a dual step on violations ``(k,)``; ``step`` replaces the own one."""
+        """Return the multipliers ``(k,)`` after a dual step on violations ``(k,)``; ``step``
+        replaces the own one."""
         after = multipliers + (self.step if step is None else step) * violations
         after = after.clamp(-self.cap if self.violation == "signed" else 0.0, self.cap)
         return after * (violations > 0) if self.restart else after
@@ -135,6 +143,10 @@ def sizes_of(data: GroupedDataset, what: str) -> Tensor:
     """
     sizes = torch.bincount(data.groups, minlength=data.num_groups)
     if (sizes > 0).sum() < 2:
-        present = (name for name, size in zip(data.group_names, sizes.tolist(), strict=True) if size)
-        raise ValueError(f"{what} needs at least two groups with members, got only: {', '.join(present)}")
+        present = (
+            name for name, size in zip(data.group_names, sizes.tolist(), strict=True) if size
+        )
+        raise ValueError(
+            f"{what} needs at least two groups with members, got only: {', '.join(present)}"
+        )
     return sizes

@@ -9,14 +9,13 @@ from fairlib.models.parts import linear_layers, scaled
 
 
 class CNN(nn.Module):
-    """Two blocks of 3x3 convolution, ReLU and 2x2 max-pooling, then three linear layers with ReLUs between.
+    """Two blocks of 3x3 convolution, ReLU and 2x2 max-pooling, then three linear layers with ReLUs
+    between.
 
-    Args:
-        num_classes: Number of logits.
-        in_channels: Channels of the images.
-        image_size: Height and width of the images, in pixels; at least 4, since each pooling halves it.
-        channels: Output channels of the two convolutions.
-        hidden: Widths of the two hidden linear layers. [T] prints neither ``channels`` nor ``hidden``; with the
+    Args: num_classes: Number of logits. in_channels: Channels of the images. image_size: Height and
+        width of the images, in pixels; at least 4, since each pooling halves it. channels: Output
+        channels of the two convolutions. hidden: Widths of the two hidden linear layers. [T] prints
+        neither ``channels`` nor ``hidden``; with the
             defaults the network has 7,818 parameters on 8x8 grey images and 10 classes.
         width: Multiplies ``channels`` and ``hidden`` (rounded, at least 1).
 
@@ -44,7 +43,9 @@ class CNN(nn.Module):
         for before, after in ((in_channels, first), (first, second)):
             layers += [nn.Conv2d(before, after, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
         self.features = nn.Sequential(*layers, nn.Flatten())
-        self.classifier = nn.Sequential(*linear_layers([second * (image_size // 4) ** 2, wide, narrow, num_classes]))
+        self.classifier = nn.Sequential(
+            *linear_layers([second * (image_size // 4) ** 2, wide, narrow, num_classes])
+        )
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Images ``(N, C, H, W)`` to logits ``(N, num_classes)``."""

@@ -31,10 +31,15 @@ class MLP(nn.Module):
         super().__init__()
         self.shape = (in_channels, image_size, image_size)
         self.normalize = Normalize(in_channels)
-        sizes = [in_channels * image_size**2, *(scaled(size, width) for size in hidden), num_classes]
+        sizes = [
+            in_channels * image_size**2,
+            *(scaled(size, width) for size in hidden),
+            num_classes,
+        ]
         self.classifier = nn.Sequential(nn.Flatten(), *linear_layers(sizes))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Images ``(N, C, H, W)``, or the same flattened to ``(N, C * H * W)``, to logits ``(N, num_classes)``."""
+        """Images ``(N, C, H, W)``, or the same flattened to ``(N, C * H * W)``, to logits ``(N,
+        num_classes)``."""
         images = inputs.unflatten(1, (-1, *self.shape[1:])) if inputs.ndim == 2 else inputs
         return self.classifier(self.normalize(images))

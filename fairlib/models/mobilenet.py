@@ -1,4 +1,5 @@
-"""MobileNetV2 (Sandler et al. 2018), with torchvision's module names and each ReLU6 a module of its own."""
+"""MobileNetV2 (Sandler et al. 2018), with torchvision's module names and each ReLU6 a module of its
+own."""
 
 from torch import Tensor, nn
 
@@ -7,11 +8,20 @@ from fairlib.models.normalization import Normalize
 from fairlib.models.parts import initialize_convolutions, is_small
 
 # Expansion, channels, blocks and stride of each stage.
-_STAGES = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
+_STAGES = (
+    (1, 16, 1, 1),
+    (6, 24, 2, 2),
+    (6, 32, 3, 2),
+    (6, 64, 4, 2),
+    (6, 96, 3, 1),
+    (6, 160, 3, 2),
+    (6, 320, 1, 1),
+)
 
 
 class InvertedResidual(nn.Module):
-    """A 1x1 convolution to ``expansion`` times the channels, a 3x3 depthwise one, and a 1x1 one without activation.
+    """A 1x1 convolution to ``expansion`` times the channels, a 3x3 depthwise one, and a 1x1 one
+    without activation.
 
     The input is added where shapes allow. There is no first convolution where ``expansion`` is 1.
     """
@@ -33,23 +43,33 @@ class InvertedResidual(nn.Module):
 
 
 class MobileNetV2(nn.Module):
-    """Seventeen inverted residual blocks between a 3x3 and a 1x1 convolution, then one linear layer.
+    """Seventeen inverted residual blocks between a 3x3 and a 1x1 convolution, then one linear
+    layer.
 
-    Args:
-        num_classes: Number of logits.
-        in_channels: Channels of the images.
-        image_size: Height and width in pixels. Above 64, five convolutions have stride 2: the stem and the first
-            blocks of 24, 32, 64 and 160 channels. Up to 64, the stem and the first block of 24 channels have stride 1
-            instead, so that the resolution is halved three times rather than five.
-        width: Multiplies the channels by the paper's rule: to the nearest multiple of 8 that is at least 8 and at
-            least 90 % of the product. The 1280 channels before the linear layer only grow.
-        stem: ``"auto"`` chooses by ``image_size``; ``"small"`` and ``"imagenet"`` choose the strides at any size.
+    Args: num_classes: Number of logits. in_channels: Channels of the images. image_size: Height and
+        width in pixels. Above 64, five convolutions have stride 2: the stem and the first
+            blocks of 24, 32, 64 and 160 channels. Up to 64, the stem and the first block of 24
+            channels have stride 1 instead, so that the resolution is halved three times rather than
+            five.
+        width: Multiplies the channels by the paper's rule: to the nearest multiple of 8 that is at
+            least 8 and at least 90 % of the product. The 1280 channels before the linear layer only
+            grow.
+        stem: ``"auto"`` chooses by ``image_size``; ``"small"`` and ``"imagenet"`` choose the
+            strides at any size.
 
     Raises:
         ValueError: If the stem is unknown.
     """
 
-    def __init__(self, num_classes: int, in_channels: int, image_size: int, *, width: float = 1.0, stem: str = "auto"):
+    def __init__(
+        self,
+        num_classes: int,
+        in_channels: int,
+        image_size: int,
+        *,
+        width: float = 1.0,
+        stem: str = "auto",
+    ):
         super().__init__()
         check_number("width", width, 0, low_open=True)
         small = is_small(stem, image_size)
@@ -71,9 +91,13 @@ class MobileNetV2(nn.Module):
         return self.classifier(self.features(self.normalize(inputs)).mean(dim=(2, 3)))
 
 
-def _unit(in_channels: int, channels: int, *, kernel: int = 3, stride: int = 1, groups: int = 1) -> nn.Sequential:
+def _unit(
+    in_channels: int, channels: int, *, kernel: int = 3, stride: int = 1, groups: int = 1
+) -> nn.Sequential:
     return nn.Sequential(
-        nn.Conv2d(in_channels, channels, kernel, stride, padding=kernel // 2, groups=groups, bias=False),
+        nn.Conv2d(
+            in_channels, channels, kernel, stride, padding=kernel // 2, groups=groups, bias=False
+        ),
         nn.BatchNorm2d(channels),
         nn.ReLU6(),
     )

@@ -1,4 +1,5 @@
-"""The normalization of inputs: part of the model, so that nobody can forget it when they use the model."""
+"""The normalization of inputs: part of the model, so that nobody can forget it when they use the
+model."""
 
 import torch
 from torch import Tensor, nn
@@ -7,11 +8,12 @@ from fairlib.data import GroupedDataset
 
 
 class Normalize(nn.Module):
-    """Normalize each channel to ``(x - mean) / std``, with ``mean`` and ``std`` buffers of the model.
+    """Normalize each channel to ``(x - mean) / std``, with ``mean`` and ``std`` buffers of the
+    model.
 
-    Mean and standard deviation are 0 and 1, the identity, until the first :func:`fairlib.fit` computes them from its
-    training set. Later fits leave them: a model that is finetuned on other data sees inputs on the scale on which it
-    was trained.
+    Mean and standard deviation are 0 and 1, the identity, until the first :func:`fairlib.fit`
+    computes them from its training set. Later fits leave them: a model that is finetuned on other
+    data sees inputs on the scale on which it was trained.
 
     Args:
         channels: Number of channels C of the inputs ``(N, C, H, W)``.
@@ -25,10 +27,13 @@ class Normalize(nn.Module):
         super().__init__()
         self.register_buffer("mean", torch.zeros(channels, 1, 1))
         self.register_buffer("std", torch.ones(channels, 1, 1))
-        self.register_buffer("fitted", torch.tensor(0, dtype=torch.uint8))  # Torch cannot average buffers of bools.
+        self.register_buffer(
+            "fitted", torch.tensor(0, dtype=torch.uint8)
+        )  # Torch cannot average buffers of bools.
 
     def fill(self, mean: Tensor, std: Tensor) -> None:
-        """Set ``mean`` and ``std`` in place, from vectors ``(C,)``. A channel that never varies gets ``std`` 1."""
+        """Set ``mean`` and ``std`` in place, from vectors ``(C,)``. A channel that never varies
+        gets ``std`` 1."""
         self.mean.copy_(mean.reshape(self.mean.shape))
         self.std.copy_(torch.where(std > 0, std, 1.0).reshape(self.std.shape))
         self.fitted.fill_(1)
@@ -38,18 +43,23 @@ class Normalize(nn.Module):
 
 
 def fill_normalization(model: nn.Module, data: GroupedDataset) -> None:
-    """Compute mean and standard deviation of each channel over ``data``, and set them in ``model``, in place.
+    """Compute mean and standard deviation of each channel over ``data``, and set them in ``model``,
+    in place.
 
     Only a :class:`Normalize` that was never filled is changed.
 
     Raises:
         ValueError: If the data have another number of channels than the model.
     """
-    empty = [module for module in model.modules() if isinstance(module, Normalize) and not module.fitted]
+    empty = [
+        module for module in model.modules() if isinstance(module, Normalize) and not module.fitted
+    ]
     if not empty:
         return
     if any(module.mean.numel() != data.inputs.shape[1] for module in empty):
-        raise ValueError(f"the model takes inputs of {empty[0].mean.numel()} channels, got {tuple(data.inputs.shape)}")
+        raise ValueError(
+            f"the model takes inputs of {empty[0].mean.numel()} channels, got {tuple(data.inputs.shape)}"
+        )
     total = squares = torch.zeros((), dtype=torch.float64, device=data.inputs.device)
     for index in torch.arange(len(data)).split(1024):
         inputs = data.batch(index, dtype=torch.float64, device=data.inputs.device)

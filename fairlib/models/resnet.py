@@ -37,7 +37,8 @@ class BasicBlock(Block):
 
 
 class Bottleneck(Block):
-    """Convolutions of 1x1, 3x3 and 1x1 beside a shortcut: the 3x3 has the stride, the last four times the channels.
+    """Convolutions of 1x1, 3x3 and 1x1 beside a shortcut: the 3x3 has the stride, the last four
+    times the channels.
 
     Module names are torchvision's, except that the three ReLUs are three modules.
     """
@@ -67,22 +68,25 @@ class Bottleneck(Block):
 def _shortcut(in_channels: int, channels: int, stride: int) -> nn.Module:
     if stride == 1 and in_channels == channels:
         return nn.Identity()
-    return nn.Sequential(nn.Conv2d(in_channels, channels, 1, stride, bias=False), nn.BatchNorm2d(channels))
+    return nn.Sequential(
+        nn.Conv2d(in_channels, channels, 1, stride, bias=False), nn.BatchNorm2d(channels)
+    )
 
 
 class ResNet(nn.Module):
     """A residual network of basic blocks or bottlenecks, with torchvision's module names.
 
-    Args:
-        num_classes: Number of logits.
-        in_channels: Channels of the images.
-        image_size: Height and width in pixels. Up to 64 the stem is a 3x3 convolution of stride 1, the usual one for
-            small images; above, it is ImageNet's: 7x7 of stride 2 and a 3x3 max-pooling of stride 2.
+    Args: num_classes: Number of logits. in_channels: Channels of the images. image_size: Height and
+        width in pixels. Up to 64 the stem is a 3x3 convolution of stride 1, the usual one for
+            small images; above, it is ImageNet's: 7x7 of stride 2 and a 3x3 max-pooling of stride
+            2.
         widths: Channels of each stage; every stage but the first halves the resolution.
         blocks: Number of blocks of each stage.
-        bottleneck: Whether the blocks are bottlenecks, whose outputs have four times the stage's channels.
+        bottleneck: Whether the blocks are bottlenecks, whose outputs have four times the stage's
+            channels.
         width: Multiplies ``widths`` (rounded, at least 1).
-        stem: ``"auto"`` chooses by ``image_size``; ``"small"`` and ``"imagenet"`` choose a stem at any size.
+        stem: ``"auto"`` chooses by ``image_size``; ``"small"`` and ``"imagenet"`` choose a stem at
+            any size.
 
     Raises:
         ValueError: If ``widths`` and ``blocks`` differ in length, or the stem is unknown.
@@ -102,7 +106,9 @@ class ResNet(nn.Module):
     ):
         super().__init__()
         if len(widths) != len(blocks):
-            raise ValueError(f"widths and blocks must be equally long, got {len(widths)} and {len(blocks)}")
+            raise ValueError(
+                f"widths and blocks must be equally long, got {len(widths)} and {len(blocks)}"
+            )
         widths = [scaled(channels, width) for channels in widths]
         block: type[Block] = Bottleneck if bottleneck else BasicBlock
         self.normalize = Normalize(in_channels)
@@ -111,7 +117,9 @@ class ResNet(nn.Module):
         self.relu = nn.ReLU()
         channels = widths[0]
         for stage, (out, depth) in enumerate(zip(widths, blocks, strict=True), start=1):
-            self.add_module(f"layer{stage}", stack(block, channels, out, depth, stride=1 if stage == 1 else 2))
+            self.add_module(
+                f"layer{stage}", stack(block, channels, out, depth, stride=1 if stage == 1 else 2)
+            )
             channels = out * block.expansion
         self.stages = len(widths)
         self.fc = nn.Linear(channels, num_classes)
@@ -125,10 +133,15 @@ class ResNet(nn.Module):
         return self.fc(hidden.mean(dim=(2, 3)))
 
 
-def stack(block: type[Block], in_channels: int, channels: int, depth: int, stride: int) -> nn.Sequential:
-    """Build a stage: ``depth`` blocks of ``channels``, the first with the stride, all others with stride 1."""
+def stack(
+    block: type[Block], in_channels: int, channels: int, depth: int, stride: int
+) -> nn.Sequential:
+    """Build a stage: ``depth`` blocks of ``channels``, the first with the stride, all others with
+    stride 1."""
     first = block(in_channels, channels, stride)
-    return nn.Sequential(first, *(block(channels * block.expansion, channels, 1) for _ in range(depth - 1)))
+    return nn.Sequential(
+        first, *(block(channels * block.expansion, channels, 1) for _ in range(depth - 1))
+    )
 
 
 tiny_resnet = partial(ResNet, widths=(8, 16, 32), blocks=(1, 1, 1))

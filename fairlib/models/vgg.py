@@ -1,4 +1,5 @@
-"""VGG-19 (Simonyan and Zisserman 2015), with torchvision's module names and each ReLU a module of its own."""
+"""VGG-19 (Simonyan and Zisserman 2015), with torchvision's module names and each ReLU a module of
+its own."""
 
 from torch import Tensor, nn
 
@@ -9,21 +10,28 @@ _STAGES = ((64, 2), (128, 2), (256, 4), (512, 4), (512, 4))  # Channels and conv
 
 
 class VGG19(nn.Module):
-    """Sixteen 3x3 convolutions in five stages, each ended by a 2x2 max-pooling, and a head of linear layers.
+    """Sixteen 3x3 convolutions in five stages, each ended by a 2x2 max-pooling, and a head of
+    linear layers.
 
-    Args:
-        num_classes: Number of logits.
-        in_channels: Channels of the images.
-        image_size: Height and width in pixels. Up to 64 the head is the mean over positions and one linear layer
-            (20 M parameters); above, it is ImageNet's: positions averaged to 7x7, then linear layers of 4096 and
-            4096 with dropout 0.5 (143.7 M parameters at 1000 classes). A pooling that would meet a single position
-            is left out, so that images below 32 pixels are accepted.
+    Args: num_classes: Number of logits. in_channels: Channels of the images. image_size: Height and
+        width in pixels. Up to 64 the head is the mean over positions and one linear layer
+            (20 M parameters); above, it is ImageNet's: positions averaged to 7x7, then linear
+            layers of 4096 and 4096 with dropout 0.5 (143.7 M parameters at 1000 classes). A pooling
+            that would meet a single position is left out, so that images below 32 pixels are
+            accepted.
         batch_norm: Whether a batch normalization follows each convolution.
-        width: Multiplies the channels and the widths of the hidden linear layers (rounded, at least 1).
+        width: Multiplies the channels and the widths of the hidden linear layers (rounded, at least
+            1).
     """
 
     def __init__(
-        self, num_classes: int, in_channels: int, image_size: int, *, batch_norm: bool = True, width: float = 1.0
+        self,
+        num_classes: int,
+        in_channels: int,
+        image_size: int,
+        *,
+        batch_norm: bool = True,
+        width: float = 1.0,
     ):
         super().__init__()
         self.normalize = Normalize(in_channels)

@@ -1,4 +1,5 @@
-"""Wide residual networks (Zagoruyko and Komodakis 2016), each ReLU a module of its own so that it can be gated."""
+"""Wide residual networks (Zagoruyko and Komodakis 2016), each ReLU a module of its own so that it
+can be gated."""
 
 from torch import Tensor, nn
 
@@ -31,20 +32,21 @@ class PreactivationBlock(Block):
 
 
 class WideResNet(nn.Module):
-    """A pre-activation residual network of three stages, of 16, 32 and 64 times ``widening`` channels.
+    """A pre-activation residual network of three stages, of 16, 32 and 64 times ``widening``
+    channels.
 
-    The stem has no ReLU of its own, but a ReLU, ``final_relu``, follows the last sum. At 32 x 32 pixels WRN-22-8 has
-    1,359,872 ReLUs for each image, not counting the 32,768 of ``final_relu``.
+    The stem has no ReLU of its own, but a ReLU, ``final_relu``, follows the last sum. At 32 x 32
+    pixels WRN-22-8 has 1,359,872 ReLUs for each image, not counting the 32,768 of ``final_relu``.
 
-    Args:
-        num_classes: Number of logits.
-        in_channels: Channels of the images.
-        image_size: Height and width in pixels. Up to 64 the stem is a 3x3 convolution of stride 1; above, 7x7 of
-            stride 2 and a 3x3 max-pooling of stride 2. The second and third stage halve the resolution.
+    Args: num_classes: Number of logits. in_channels: Channels of the images. image_size: Height and
+        width in pixels. Up to 64 the stem is a 3x3 convolution of stride 1; above, 7x7 of
+            stride 2 and a 3x3 max-pooling of stride 2. The second and third stage halve the
+            resolution.
         depth: Number of layers, 6 n + 4 for n blocks in each stage.
         widening: Multiplies the channels of the three stages, not the stem's 16.
         width: Multiplies all channels, including the stem's (rounded, at least 1).
-        stem: ``"auto"`` chooses by ``image_size``; ``"small"`` and ``"imagenet"`` choose a stem at any size.
+        stem: ``"auto"`` chooses by ``image_size``; ``"small"`` and ``"imagenet"`` choose a stem at
+            any size.
 
     Raises:
         ValueError: If ``depth`` is not 6 n + 4, or the stem is unknown.
@@ -65,7 +67,10 @@ class WideResNet(nn.Module):
         blocks, rest = divmod(depth - 4, 6)
         if blocks < 1 or rest:
             raise ValueError(f"depth must be 6 n + 4 (10, 16, 22, ...), got {depth}")
-        first, *widths = (scaled(channels, width) for channels in (16, 16 * widening, 32 * widening, 64 * widening))
+        first, *widths = (
+            scaled(channels, width)
+            for channels in (16, 16 * widening, 32 * widening, 64 * widening)
+        )
         self.normalize = Normalize(in_channels)
         self.conv1, self.maxpool = residual_stem(in_channels, first, is_small(stem, image_size))
         self.layer1 = stack(PreactivationBlock, first, widths[0], blocks, stride=1)

@@ -1,4 +1,5 @@
-"""What a network is made of, how it is cut, and what it costs: masks, gates, quantizers, factors, channels, exports."""
+"""What a network is made of, how it is cut, and what it costs: masks, gates, quantizers, factors,
+channels, exports."""
 
 from fairlib.network import (
     channels,

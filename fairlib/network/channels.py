@@ -1,11 +1,11 @@
 """Channels: which of them belong together, and what the removal of some leaves.
 
-A channel is an output of a convolution or of a hidden linear layer. It is *produced* by a row of that layer's weight
-and *read* by columns of the weights of later layers. Channels that a residual sum adds belong together, and a depthwise
-convolution hands its channels through, so that its rows belong to what it reads. Torch-Pruning's dependency graph
-(Fang et al. 2023, "DepGraph") finds out. Since it takes every operation that it does not know for an elementwise one,
-its answer is checked by running the model.
-"""
+A channel is an output of a convolution or of a hidden linear layer. It is *produced* by a row of
+that layer's weight and *read* by columns of the weights of later layers. Channels that a residual
+sum adds belong together, and a depthwise convolution hands its channels through, so that its rows
+belong to what it reads. Torch-Pruning's dependency graph (Fang et al. 2023, "DepGraph") finds out.
+Since it takes every operation that it does not know for an elementwise one, its answer is checked
+by running the model."""
 
 from __future__ import annotations
 
@@ -31,12 +31,11 @@ if TYPE_CHECKING:
 class Coupled:
     """Channels of several layers that can only be removed together, channel by channel.
 
-    Attributes:
-        size: Number C of channels.
-        producers: Parameter name to ``(channels, rows)``, int64 vectors: row ``rows[i]`` of the weight makes channel
+    Attributes: size: Number C of channels. producers: Parameter name to ``(channels, rows)``, int64
+        vectors: row ``rows[i]`` of the weight makes channel
             ``channels[i]``. The rows of the first parameter are the channels, in their order.
-        readers: Parameter name to ``(channels, columns)``, int64 vectors: ``weight[:, columns[i]]`` reads channel
-            ``channels[i]``; after a flattening, several columns read one channel.
+        readers: Parameter name to ``(channels, columns)``, int64 vectors: ``weight[:, columns[i]]``
+            reads channel ``channels[i]``; after a flattening, several columns read one channel.
     """
 
     size: int
@@ -44,8 +43,11 @@ class Coupled:
     readers: dict[str, tuple[Tensor, Tensor]]
 
 
-def example_inputs(model: nn.Module, data: GroupedDataset | Tensor | None, count: int = 1) -> Tensor:
-    """Make inputs of the shape that ``data`` has: a ramp from 0 to 1, of the model's dtype and device.
+def example_inputs(
+    model: nn.Module, data: GroupedDataset | Tensor | None, count: int = 1
+) -> Tensor:
+    """Make inputs of the shape that ``data`` has: a ramp from 0 to 1, of the model's dtype and
+    device.
 
     Args:
         model: The model that takes the inputs.
@@ -60,9 +62,13 @@ def example_inputs(model: nn.Module, data: GroupedDataset | Tensor | None, count
         TypeError: If ``data`` is neither a data set nor a tensor.
     """
     if data is None:
-        raise ValueError("data is needed, a GroupedDataset or a tensor (N, ...): its shape tells which channels match")
+        raise ValueError(
+            "data is needed, a GroupedDataset or a tensor (N, ...): its shape tells which channels match"
+        )
     if not isinstance(data, GroupedDataset | Tensor):
-        raise TypeError(f"data must be a GroupedDataset or a tensor of inputs, got {type(data).__name__}")
+        raise TypeError(
+            f"data must be a GroupedDataset or a tensor of inputs, got {type(data).__name__}"
+        )
     shape = torch.Size([count, *(data if isinstance(data, Tensor) else data.inputs).shape[1:]])
     device, dtype = placement(model)
     return torch.linspace(0, 1, shape.numel(), dtype=dtype, device=device).reshape(shape)
@@ -71,22 +77,27 @@ def example_inputs(model: nn.Module, data: GroupedDataset | Tensor | None, count
 def coupled_channels(model: nn.Module, inputs: Tensor) -> list[Coupled]:
     """Find the channels of a model that can be removed, in sets that belong together.
 
-    No set holds the model's outputs, nor what a residual sum or a depthwise convolution ties to its inputs.
+    No set holds the model's outputs, nor what a residual sum or a depthwise convolution ties to its
+    inputs.
 
     Args:
         model: Any module that Torch-Pruning can trace; left as it is.
         inputs: Example inputs, such as those of ``example_inputs``.
 
-    Raises:
-        ValueError: If the model has a grouped convolution that is not depthwise, cannot be traced, or mixes channels on
-            their way from the weights that make them to those that read them, or changes their number: a normalization
-            over channels, say, or ``pixel_shuffle``.
+    Raises: ValueError: If the model has a grouped convolution that is not depthwise, cannot be
+        traced, or mixes channels on
+            their way from the weights that make them to those that read them, or changes their
+            number: a normalization over channels, say, or ``pixel_shuffle``.
     """
     _refuse_grouped(model)
     twin = copy.deepcopy(model)
     graph = trace(twin, inputs)
     names = {id(weight): name for name, weight in masks.prunable(twin).items()}
-    sets = [_coupled(graph, group, names) for group in graph.get_all_groups() if not _ends_outside(graph, group)]
+    sets = [
+        _coupled(graph, group, names)
+        for group in graph.get_all_groups()
+        if not _ends_outside(graph, group)
+    ]
     if not _is_sealed(model, sets, inputs):
         leaking = next((s for s in sets if not _is_sealed(model, [s], inputs)), sets[0])
         raise ValueError(
@@ -100,9 +111,8 @@ def coupled_channels(model: nn.Module, inputs: Tensor) -> list[Coupled]:
 def trace(model: nn.Module, inputs: Tensor) -> DependencyGraph:
     """Build Torch-Pruning's dependency graph of a model.
 
-    Args:
-        model: A copy that may change: it is put into eval mode, and its parameters are all unfrozen.
-        inputs: Example inputs, such as those of ``example_inputs``.
+    Args: model: A copy that may change: it is put into eval mode, and its parameters are all
+        unfrozen. inputs: Example inputs, such as those of ``example_inputs``.
 
     Raises:
         ValueError: If the model cannot be traced.
@@ -116,7 +126,8 @@ def trace(model: nn.Module, inputs: Tensor) -> DependencyGraph:
             return torch_pruning.DependencyGraph().build_dependency(
                 model,
                 leaf,
-                # Both copies are nodes of the graph, which else would show neither the inputs nor the outputs.
+                # Both copies are nodes of the graph, which else would show neither the inputs nor
+                # the outputs.
                 forward_fn=lambda module, example: module(example.clone()),
                 output_transform=lambda outputs: outputs.clone(),
                 unwrapped_parameters=[(leaf, 1)],
@@ -129,7 +140,9 @@ def trace(model: nn.Module, inputs: Tensor) -> DependencyGraph:
         ) from error
 
 
-def kept(sets: Sequence[Coupled], removed: Sequence[Tensor], model: nn.Module) -> dict[str, tuple[Tensor, Tensor]]:
+def kept(
+    sets: Sequence[Coupled], removed: Sequence[Tensor], model: nn.Module
+) -> dict[str, tuple[Tensor, Tensor]]:
     """Find the rows and the columns of each weight that are left when channels are removed.
 
     Args:
@@ -137,9 +150,8 @@ def kept(sets: Sequence[Coupled], removed: Sequence[Tensor], model: nn.Module) -
         removed: For each set a bool vector ``(C,)``, True where the channel is removed.
         model: The model of the sets.
 
-    Returns:
-        Parameter name to bool vectors, over ``weight.shape[0]`` and over ``weight.shape[1]``, of the weights that make
-        or read a channel of the sets.
+    Returns: Parameter name to bool vectors, over ``weight.shape[0]`` and over ``weight.shape[1]``,
+        of the weights that make or read a channel of the sets.
     """
     weights = masks.prunable(model)
     left: dict[str, tuple[Tensor, Tensor]] = {}
@@ -153,55 +165,66 @@ def kept(sets: Sequence[Coupled], removed: Sequence[Tensor], model: nn.Module) -
     return left
 
 
-def masks_for(sets: Sequence[Coupled], removed: Sequence[Tensor], model: nn.Module) -> dict[str, Tensor]:
+def masks_for(
+    sets: Sequence[Coupled], removed: Sequence[Tensor], model: nn.Module
+) -> dict[str, Tensor]:
     """Make the masks, for :func:`fairlib.network.masks.apply`, that remove channels.
 
-    They zero the rows that make a channel and the columns that read it. A removed channel then has no effect, whatever
-    bias or BatchNorm it passes.
+    They zero the rows that make a channel and the columns that read it. A removed channel then has
+    no effect, whatever bias or BatchNorm it passes.
 
     Args:
         sets: The sets of :func:`coupled_channels`.
         removed: For each set a bool vector ``(C,)``, True where the channel is removed.
         model: The model of the sets.
 
-    Returns:
-        Parameter name to bool tensor of the weight's shape, True where the weight is kept; weights that a mask of the
-        model holds at zero stay masked.
+    Returns: Parameter name to bool tensor of the weight's shape, True where the weight is kept;
+        weights that a mask of the model holds at zero stay masked.
     """
     weights, before = masks.prunable(model), masks.read(model)
     keep = {}
     for name, (rows, columns) in kept(sets, removed, model).items():
         cross = rows[:, None] & columns
-        keep[name] = cross.view(*cross.shape, *[1] * (weights[name].ndim - 2)).expand(weights[name].shape)
+        keep[name] = cross.view(*cross.shape, *[1] * (weights[name].ndim - 2)).expand(
+            weights[name].shape
+        )
         if name in before:
             keep[name] = keep[name] & before[name]
     return keep
 
 
 def select_channels(
-    model: nn.Module, data: GroupedDataset | Tensor | None, scores_of: Callable[[Tensor], Tensor], sparsity: float
+    model: nn.Module,
+    data: GroupedDataset | Tensor | None,
+    scores_of: Callable[[Tensor], Tensor],
+    sparsity: float,
 ) -> dict[str, Tensor]:
-    """Make masks that remove the channels of lowest score, at one rate in all layers (see :func:`lowest`).
+    """Make masks that remove the channels of lowest score, at one rate in all layers (see
+    :func:`lowest`).
 
-    Args:
-        model: Left as it is.
-        data: A data set or a tensor of inputs ``(N, ...)``; only its shape is used.
-        scores_of: Function from filters ``(n, F)`` to scores ``(n,)``. A filter is the concatenation of the weights
-            that produce a channel, in all the layers of its set. Channels that are masked already are left out.
+    Args: model: Left as it is. data: A data set or a tensor of inputs ``(N, ...)``; only its shape
+        is used. scores_of: Function from filters ``(n, F)`` to scores ``(n,)``. A filter is the
+        concatenation of the weights
+            that produce a channel, in all the layers of its set. Channels that are masked already
+            are left out.
         sparsity: Share of zeros among the prunable weights, in [0, 1).
 
     Returns:
         Parameter name to bool tensor of the weight's shape, True where the weight is kept.
 
-    Raises:
-        ValueError: If the model's channels cannot be removed (:func:`coupled_channels`), a score is NaN, or the
+    Raises: ValueError: If the model's channels cannot be removed (:func:`coupled_channels`), a
+        score is NaN, or the
             sparsity is out of reach (:func:`lowest`).
     """
     sets = coupled_channels(model, example_inputs(model, data))
-    return masks_for(sets, lowest(model, sets, channel_scores(model, sets, scores_of), sparsity), model)
+    return masks_for(
+        sets, lowest(model, sets, channel_scores(model, sets, scores_of), sparsity), model
+    )
 
 
-def channel_scores(model: nn.Module, sets: Sequence[Coupled], scores_of: Callable[[Tensor], Tensor]) -> list[Tensor]:
+def channel_scores(
+    model: nn.Module, sets: Sequence[Coupled], scores_of: Callable[[Tensor], Tensor]
+) -> list[Tensor]:
     r"""Score the channels of each set.
 
     Args:
@@ -221,13 +244,17 @@ def channel_scores(model: nn.Module, sets: Sequence[Coupled], scores_of: Callabl
     return scores
 
 
-def lowest(model: nn.Module, sets: Sequence[Coupled], scores: Sequence[Tensor], sparsity: float) -> list[Tensor]:
-    r"""Select the channels of lowest score, as many as make a model so sparse, at one rate in all layers.
+def lowest(
+    model: nn.Module, sets: Sequence[Coupled], scores: Sequence[Tensor], sparsity: float
+) -> list[Tensor]:
+    r"""Select the channels of lowest score, as many as make a model so sparse, at one rate in all
+    layers.
 
-    Of a set of C coupled channels :math:`\min(\lfloor r C \rfloor, C - 1)` are removed: those that are masked already,
-    then those of lowest score, equal ones in their order. The last channel of a layer always stays. The rate :math:`r`
-    is the smallest at which ``round(sparsity * n)`` of all n prunable weights are masked, before or now; so the masks
-    of growing sparsity are nested, and a model that is as sparse already loses nothing.
+    Of a set of C coupled channels :math:`\min(\lfloor r C \rfloor, C - 1)` are removed: those that
+    are masked already, then those of lowest score, equal ones in their order. The last channel of a
+    layer always stays. The rate :math:`r` is the smallest at which ``round(sparsity * n)`` of all n
+    prunable weights are masked, before or now; so the masks of growing sparsity are nested, and a
+    model that is as sparse already loses nothing.
 
     Args:
         model: The model of the sets; left as it is.
@@ -238,13 +265,16 @@ def lowest(model: nn.Module, sets: Sequence[Coupled], scores: Sequence[Tensor], 
     Returns:
         For each set a bool vector ``(C,)``, True where the channel is removed.
 
-    Raises:
-        ValueError: If a score is NaN, if one channel a layer is still denser than ``sparsity``, or if an earlier mask
+    Raises: ValueError: If a score is NaN, if one channel a layer is still denser than ``sparsity``,
+        or if an earlier mask
             and this one together would empty a layer.
     """
-    masks.check_scores({", ".join(coupled.producers): score for coupled, score in zip(sets, scores, strict=True)})
+    masks.check_scores(
+        {", ".join(coupled.producers): score for coupled, score in zip(sets, scores, strict=True)}
+    )
     ranks = [score.argsort(stable=True).argsort() for score in scores]
-    # The i-th lowest channel, from 1 to C - 1, goes at rate i / C: the same fraction is the same floating-point number.
+    # The i-th lowest channel, from 1 to C - 1, goes at rate i / C: the same fraction is the same
+    # floating-point number.
     rates = [torch.arange(1, coupled.size, dtype=torch.float64) / coupled.size for coupled in sets]
     steps = [0.0, *torch.cat([*rates, torch.zeros(0)]).unique().tolist()]
     weights, before = masks.prunable(model), masks.read(model)
@@ -266,21 +296,33 @@ def lowest(model: nn.Module, sets: Sequence[Coupled], scores: Sequence[Tensor], 
     removed = removed_at(steps[bisect_left(steps, wanted, key=zeros)])
     emptied = [name for name, mask in masks_for(sets, removed, model).items() if not mask.any()]
     if emptied:
-        raise ValueError(f"sparsity {sparsity} would leave nothing of {emptied[0]}, where an earlier mask left little")
+        raise ValueError(
+            f"sparsity {sparsity} would leave nothing of {emptied[0]}, where an earlier mask left little"
+        )
     return removed
 
 
 def _refuse_grouped(model: nn.Module) -> None:
-    convolutions = {name: layer for name, layer in model.named_modules() if isinstance(layer, nn.modules.conv._ConvNd)}
+    convolutions = {
+        name: layer
+        for name, layer in model.named_modules()
+        if isinstance(layer, nn.modules.conv._ConvNd)
+    }
     for name, layer in convolutions.items():
-        if layer.transposed or not (layer.groups == 1 or layer.groups == layer.in_channels == layer.out_channels):
-            raise ValueError(f"{name} is {layer}; only ordinary and depthwise convolutions can lose channels")
+        if layer.transposed or not (
+            layer.groups == 1 or layer.groups == layer.in_channels == layer.out_channels
+        ):
+            raise ValueError(
+                f"{name} is {layer}; only ordinary and depthwise convolutions can lose channels"
+            )
 
 
 def _ends_outside(graph: DependencyGraph, group: Group) -> bool:
     """Whether a group holds outputs of the model, or is tied to its inputs."""
     leaf = graph.unwrapped_parameters[0][0]
-    return any(item.dep.target.type.name == "OUTPUT" or item.dep.target.module is leaf for item in group)
+    return any(
+        item.dep.target.type.name == "OUTPUT" or item.dep.target.module is leaf for item in group
+    )
 
 
 def _coupled(graph: DependencyGraph, group: Group, names: dict[int, str]) -> Coupled:
@@ -292,8 +334,12 @@ def _coupled(graph: DependencyGraph, group: Group, names: dict[int, str]) -> Cou
         if name is None:
             continue
         produces = graph.is_out_channel_pruning_fn(item.dep.handler)
-        ends, limit = (producers, layer.weight.shape[0]) if produces else (readers, layer.weight.shape[1])
-        channels, positions = (torch.tensor(ids, device=layer.weight.device) for ids in (item.root_idxs, item.idxs))
+        ends, limit = (
+            (producers, layer.weight.shape[0]) if produces else (readers, layer.weight.shape[1])
+        )
+        channels, positions = (
+            torch.tensor(ids, device=layer.weight.device) for ids in (item.root_idxs, item.idxs)
+        )
         if int(positions.max()) >= limit:
             raise ValueError(
                 f"the channels that meet {name} cannot be removed: it has {limit}, and {len(group[0].idxs)} reach it; "
@@ -311,7 +357,8 @@ def _coupled(graph: DependencyGraph, group: Group, names: dict[int, str]) -> Cou
 
 
 def _is_sealed(model: nn.Module, sets: list[Coupled], inputs: Tensor) -> bool:
-    """Whether what makes every second channel has no effect once the weights that read these channels are zero.
+    """Whether what makes every second channel has no effect once the weights that read these
+    channels are zero.
 
     It is tested with random parameters, since layers that start at zero would hide everything.
     """
@@ -336,12 +383,19 @@ def _is_sealed(model: nn.Module, sets: list[Coupled], inputs: Tensor) -> bool:
 
 
 def _filters(model: nn.Module, coupled: Coupled) -> tuple[Tensor, Tensor]:
-    """The filters ``(C, F)`` of coupled channels, and which of them ``(C,)`` a mask has left anything of."""
+    """The filters ``(C, F)`` of coupled channels, and which of them ``(C,)`` a mask has left
+    anything of."""
     weights, before = masks.prunable(model), masks.read(model)
     parts, alive = [], []
     for name, (channels, rows) in coupled.producers.items():
         weight = weights[name].detach().flatten(1)
-        parts.append(weight.new_zeros(coupled.size, weight.shape[1]).index_copy(0, channels, weight[rows]))
-        left = before[name].flatten(1).any(1)[rows] if name in before else torch.ones_like(rows, dtype=torch.bool)
+        parts.append(
+            weight.new_zeros(coupled.size, weight.shape[1]).index_copy(0, channels, weight[rows])
+        )
+        left = (
+            before[name].flatten(1).any(1)[rows]
+            if name in before
+            else torch.ones_like(rows, dtype=torch.bool)
+        )
         alive.append(left.new_zeros(coupled.size).index_copy(0, channels, left))
     return torch.cat(parts, dim=1), torch.stack(alive).any(0)

@@ -16,32 +16,34 @@ from fairlib.network.memory import remember
 
 
 def compact(model: nn.Module, data: GroupedDataset | Tensor) -> nn.Module:
-    """Copy a model without the channels that nothing reads: a physically smaller module with the same outputs.
+    """Copy a model without the channels that nothing reads: a physically smaller module with the
+    same outputs.
 
-    A channel is removed when all the weights that read it are zero, which makes it exact whatever produces it; the
-    structured methods of :func:`fairlib.prune` leave such channels, an unstructured one hardly ever does. Channels that
-    removed channels alone have read are then removed too. One channel of a layer always stays. Where nothing can be
-    removed, the result is a plain copy.
+    A channel is removed when all the weights that read it are zero, which makes it exact whatever
+    produces it; the structured methods of :func:`fairlib.prune` leave such channels, an
+    unstructured one hardly ever does. Channels that removed channels alone have read are then
+    removed too. One channel of a layer always stays. Where nothing can be removed, the result is a
+    plain copy.
 
-    The remaining weights keep their masks, so that training goes on as it would have in the masked model. The history
-    of a training is kept, the weights that ``fit(..., keep=)`` kept are not: their shapes are those of the wide model.
+    The remaining weights keep their masks, so that training goes on as it would have in the masked
+    model. The history of a training is kept, the weights that ``fit(..., keep=)`` kept are not:
+    their shapes are those of the wide model.
 
-    Args:
-        model: Any module that Torch-Pruning can trace; left as it is.
-        data: A data set, or a tensor of inputs ``(N, ...)``: removal needs the shape of the inputs, and only that.
+    Args: model: Any module that Torch-Pruning can trace; left as it is. data: A data set, or a
+        tensor of inputs ``(N, ...)``: removal needs the shape of the inputs, and only that.
 
     Returns:
         A module in eval mode, of the same class and parameter names.
 
     Raises:
         ValueError: If ``data`` is missing, the channels of the model cannot be removed
-            (:func:`fairlib.network.channels.coupled_channels`), it was linearized before, or the smaller module does
-            not give the same outputs, to 1e-5 of their size: then it holds something of a channel's shape that is
-            neither a weight nor a normalization.
+            (:func:`fairlib.network.channels.coupled_channels`), it was linearized before, or the
+            smaller module does not give the same outputs, to 1e-5 of their size: then it holds
+            something of a channel's shape that is neither a weight nor a normalization.
         TypeError: If the model is no module.
 
-    Source:
-        Fang et al. (2023), "DepGraph: towards any structural pruning", whose Torch-Pruning removes the channels.
+    Source: Fang et al. (2023), "DepGraph: towards any structural pruning", whose Torch-Pruning
+        removes the channels.
 
     Example:
         >>> import torch, fairlib
@@ -61,7 +63,9 @@ def compact(model: nn.Module, data: GroupedDataset | Tensor) -> nn.Module:
     removed = _unread(model, sets)
     smaller = any(gone.any() for gone in removed)
     if smaller and gates.gates(model):
-        raise ValueError("the gates of a linearized model need all of its channels: compact first, linearize then")
+        raise ValueError(
+            "the gates of a linearized model need all of its channels: compact first, linearize then"
+        )
     small = copy.deepcopy(model)
     graph = trace(small, inputs)
     try:
@@ -73,7 +77,9 @@ def compact(model: nn.Module, data: GroupedDataset | Tensor) -> nn.Module:
         _restore_state(model, small, kept(sets, removed, model))
         same = agree(_in_double(small, inputs), _in_double(model, inputs))
     except (RuntimeError, IndexError) as error:
-        raise ValueError(f"{type(model).__name__} does not run without its unread channels: {error}") from error
+        raise ValueError(
+            f"{type(model).__name__} does not run without its unread channels: {error}"
+        ) from error
     if not same:
         raise ValueError(f"{type(model).__name__} gives other outputs without its unread channels")
     if smaller:
@@ -82,7 +88,8 @@ def compact(model: nn.Module, data: GroupedDataset | Tensor) -> nn.Module:
 
 
 def _unread(model: nn.Module, sets: Sequence[Coupled]) -> list[Tensor]:
-    """For each set a bool vector, True at channels that only zeros read; where that is all of them, one stays."""
+    """For each set a bool vector, True at channels that only zeros read; where that is all of them,
+    one stays."""
     alive = {name: weight.detach() != 0 for name, weight in masks.prunable(model).items()}
     removed: list[Tensor] = []
     while True:
@@ -104,12 +111,16 @@ def _read_by_zeros(coupled: Coupled, alive: Mapping[str, Tensor]) -> Tensor:
     return unread
 
 
-def _restore_state(model: nn.Module, small: nn.Module, left: Mapping[str, tuple[Tensor, Tensor]]) -> None:
+def _restore_state(
+    model: nn.Module, small: nn.Module, left: Mapping[str, tuple[Tensor, Tensor]]
+) -> None:
     """Give the smaller module what Torch-Pruning does not know of: masks and frozen parameters."""
     for name, mask in masks.read(model).items():
         if name in left:
             rows, columns = left[name]
-            small.get_submodule(name.rpartition(".")[0]).weight_mask = mask[rows][:, columns].to(torch.uint8)
+            small.get_submodule(name.rpartition(".")[0]).weight_mask = mask[rows][:, columns].to(
+                torch.uint8
+            )
     for name, parameter in model.named_parameters():
         small.get_parameter(name).requires_grad_(parameter.requires_grad)
 

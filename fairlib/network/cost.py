@@ -18,7 +18,10 @@ from fairlib.network.evaluation import evaluation_mode
 from fairlib.network.export import Int8, session, to_onnx
 from fairlib.randomness import seeded
 
-_FREE = (quantizers.BITS, quantizers.RESIDUAL)  # Beside a quantized weight: settings, and what only its training needs.
+_FREE = (
+    quantizers.BITS,
+    quantizers.RESIDUAL,
+)  # Beside a quantized weight: settings, and what only its training needs.
 
 
 def cost(
@@ -31,25 +34,27 @@ def cost(
 ) -> pd.DataFrame:
     """Measure what models need: numbers, bytes, multiply-accumulates, ReLUs and latency.
 
-    Latency is measured on the models' ONNX exports, in eval mode on one CPU thread of onnxruntime, wherever the models
-    lie; this needs the extra ``compact``. The models take turns, so that a disturbance meets all of them.
+    Latency is measured on the models' ONNX exports, in eval mode on one CPU thread of onnxruntime,
+    wherever the models lie; this needs the extra ``compact``. The models take turns, so that a
+    disturbance meets all of them.
 
-    Args:
-        models: Name to model, such as ``{"dense": dense, "compact": small}``, the first being what the others are
+    Args: models: Name to model, such as ``{"dense": dense, "compact": small}``, the first being
+        what the others are
             compared with; or one model, called ``"model"``.
         data: A data set, or a tensor of inputs ``(N, ...)``; only the shape of its inputs is used.
         latency: Whether to measure latency.
         batch_size: Number of inputs of a timed pass.
         repeats: Number of timed passes of each model, after an untimed one.
 
-    Returns:
-        Indexed by model: ``parameters``, zeros included; ``bytes`` (:func:`fairlib.network.cost.stored_bytes`);
-        ``macs``, the multiply-accumulates of convolutions and matrix products for one input, zeros included; ``relus``,
-        the ReLUs that gates keep, or all (:func:`fairlib.linearization.count`). Parameters and multiply-accumulates of
-        an :class:`fairlib.network.export.Int8` are those of the network it was made from. With ``latency`` also
-        ``latency``, the median seconds of a pass of a batch, its quartiles ``latency_low`` and ``latency_high``, and
-        ``ratio``, the median over the turns of a model's seconds to those of the first model. ``attrs`` has
-        ``batch_size`` and ``threads``. What cannot be computed is NaN: the ReLUs of a model without or of one that
+    Returns: Indexed by model: ``parameters``, zeros included; ``bytes``
+        (:func:`fairlib.network.cost.stored_bytes`); ``macs``, the multiply-accumulates of
+        convolutions and matrix products for one input, zeros included; ``relus``, the ReLUs that
+        gates keep, or all (:func:`fairlib.linearization.count`). Parameters and
+        multiply-accumulates of an :class:`fairlib.network.export.Int8` are those of the network it
+        was made from. With ``latency`` also ``latency``, the median seconds of a pass of a batch,
+        its quartiles ``latency_low`` and ``latency_high``, and ``ratio``, the median over the turns
+        of a model's seconds to those of the first model. ``attrs`` has ``batch_size`` and
+        ``threads``. What cannot be computed is NaN: the ReLUs of a model without or of one that
         gates cannot follow, the latency of one that cannot be exported.
 
     Raises:
@@ -92,14 +97,15 @@ def cost(
 def stored_bytes(model: nn.Module) -> int:
     r"""Count the bytes that a model's parameters and buffers take when they are stored packed.
 
-    A weight of :math:`n` numbers, each of :math:`b` bits, takes :math:`\lceil nb / 8 \rceil` bytes; :math:`b` is the
-    buffer ``weight_bits`` beside a quantized weight, whose scales count as well. Where a mask keeps :math:`k` of them,
-    it takes a bitmap and those, :math:`\lceil n / 8 \rceil + \lceil kb / 8 \rceil` bytes, or the dense form if that is
-    smaller. A gate takes one bit for each ReLU, or nothing if it keeps all of them or none. Whatever else there is
-    takes its own size, except integer scalars, which only training needs; tied tensors count once.
+    A weight of :math:`n` numbers, each of :math:`b` bits, takes :math:`\lceil nb / 8 \rceil` bytes;
+    :math:`b` is the buffer ``weight_bits`` beside a quantized weight, whose scales count as well.
+    Where a mask keeps :math:`k` of them, it takes a bitmap and those, :math:`\lceil n / 8 \rceil +
+    \lceil kb / 8 \rceil` bytes, or the dense form if that is smaller. A gate takes one bit for each
+    ReLU, or nothing if it keeps all of them or none. Whatever else there is takes its own size,
+    except integer scalars, which only training needs; tied tensors count once.
 
-    Args:
-        model: Any module. One with a number ``stored_bytes``, as :class:`fairlib.network.export.Int8`, takes that: in
+    Args: model: Any module. One with a number ``stored_bytes``, as
+        :class:`fairlib.network.export.Int8`, takes that: in
             int8 a pruned weight is stored like any other.
 
     Raises:
@@ -123,7 +129,10 @@ def stored_bytes(model: nn.Module) -> int:
             total += own
             seen |= {id(tensor) for tensor in module.parameters()}
             continue
-        for name, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
+        for name, tensor in (
+            *module.named_parameters(recurse=False),
+            *module.named_buffers(recurse=False),
+        ):
             if id(tensor) not in seen:
                 seen.add(id(tensor))
                 total += math.ceil(_bits(module, name, tensor) / 8)
@@ -131,10 +140,14 @@ def stored_bytes(model: nn.Module) -> int:
 
 
 def numbers(model: nn.Module, data: GroupedDataset | Tensor) -> dict[str, int]:
-    """Count the ``parameters`` of a model and its ``macs``, the multiply-accumulates for one input, zeros included."""
+    """Count the ``parameters`` of a model and its ``macs``, the multiply-accumulates for one input,
+    zeros included."""
     if isinstance(model, Int8):
         return model.of_float
-    return {"parameters": sum(parameter.numel() for parameter in model.parameters()), "macs": _macs(model, data)}
+    return {
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "macs": _macs(model, data),
+    }
 
 
 def _macs(model: nn.Module, data: GroupedDataset | Tensor) -> int:
@@ -155,7 +168,9 @@ def _relus(model: nn.Module, data: GroupedDataset | Tensor) -> int:
 
 
 def _counts(model: nn.Module, data: GroupedDataset | Tensor) -> dict[str, float]:
-    row: dict[str, float] = {"parameters": sum(parameter.numel() for parameter in model.parameters())}
+    row: dict[str, float] = {
+        "parameters": sum(parameter.numel() for parameter in model.parameters())
+    }
     row["bytes"] = stored_bytes(model)
     if isinstance(model, Int8):
         return row | model.of_float | {"relus": math.nan}
@@ -163,7 +178,9 @@ def _counts(model: nn.Module, data: GroupedDataset | Tensor) -> dict[str, float]
         try:
             with seeded(0):
                 row[name] = count(model, data)
-        except Exception:  # A foreign model may have none, or refuse to be copied or watched in ways of its own.
+        except (
+            Exception
+        ):  # A foreign model may have none, or refuse to be copied or watched in ways of its own.
             row[name] = math.nan
     return row
 
@@ -180,7 +197,9 @@ def _bits(module: nn.Module, name: str, tensor: Tensor) -> int:
         return tensor.numel() if 0 < int(tensor.sum()) < tensor.numel() else 0
     if tensor.ndim == 0 and not tensor.is_floating_point():
         return 0
-    width = int(quantized) if quantized is not None and name == "weight" else 8 * tensor.element_size()
+    width = (
+        int(quantized) if quantized is not None and name == "weight" else 8 * tensor.element_size()
+    )
     dense = tensor.numel() * width
     if mask is not None and name == "weight":
         return min(dense, 8 * math.ceil(tensor.numel() / 8) + int(mask.count_nonzero()) * width)
@@ -190,7 +209,8 @@ def _bits(module: nn.Module, name: str, tensor: Tensor) -> int:
 def _seconds(
     models: Mapping[str, nn.Module], data: GroupedDataset | Tensor, batch_size: int, repeats: int
 ) -> np.ndarray:
-    """Seconds of a batch in each turn and by each model, ``(repeats, models)``; NaN where it cannot be exported."""
+    """Seconds of a batch in each turn and by each model, ``(repeats, models)``; NaN where it cannot
+    be exported."""
     runs = [_runner(name, model, data, batch_size) for name, model in models.items()]
     seconds = np.full((repeats + 1, len(runs)), np.nan)
     for turn in seconds:
@@ -202,7 +222,9 @@ def _seconds(
     return seconds[1:]
 
 
-def _runner(name: str, model: nn.Module, data: GroupedDataset | Tensor, batch_size: int) -> Callable[[], Tensor] | None:
+def _runner(
+    name: str, model: nn.Module, data: GroupedDataset | Tensor, batch_size: int
+) -> Callable[[], Tensor] | None:
     inputs = example_inputs(model, data, count=batch_size).cpu()
     try:
         run = session(to_onnx(model, data))

@@ -14,8 +14,12 @@ from fairlib.data import GroupedDataset
 from fairlib.network import masks
 
 CHUNK = 1024  # Most samples of one pass.
-NUMBERS = 2**20  # Most numbers in the inputs of one pass: activations take about a thousand times their memory.
-NUMBERS_CPU = 2**18  # Most numbers on a CPU, where larger activations took a small network twice the time.
+NUMBERS = (
+    2**20
+)  # Most numbers in the inputs of one pass: activations take about a thousand times their memory.
+NUMBERS_CPU = (
+    2**18
+)  # Most numbers on a CPU, where larger activations took a small network twice the time.
 
 
 @dataclass(frozen=True)
@@ -35,8 +39,11 @@ class Predictions:
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[nn.Module]:
-    """Hold a model in eval mode within the block; afterwards every submodule has the mode it had."""
-    training = [module for module in model.modules() if getattr(module, "training", False)]  # A frozen script has none.
+    """Hold a model in eval mode within the block; afterwards every submodule has the mode it
+    had."""
+    training = [
+        module for module in model.modules() if getattr(module, "training", False)
+    ]  # A frozen script has none.
     if training:
         model.eval()
     try:
@@ -48,12 +55,16 @@ def evaluation_mode(model: nn.Module) -> Iterator[nn.Module]:
 
 @contextmanager
 def full_precision() -> Iterator[None]:
-    """Turn TF32 off within the block: a GPU's default for float32 convolutions, it keeps 10 bits of the mantissa."""
+    """Turn TF32 off within the block: a GPU's default for float32 convolutions, it keeps 10 bits of
+    the mantissa."""
     if not torch.cuda.is_available():
         yield
         return
     cudnn, before = torch.backends.cudnn, torch.get_float32_matmul_precision()
-    others = {name: getattr(cudnn, name) for name in ("enabled", "benchmark", "benchmark_limit", "deterministic")}
+    others = {
+        name: getattr(cudnn, name)
+        for name in ("enabled", "benchmark", "benchmark_limit", "deterministic")
+    }
     torch.set_float32_matmul_precision("highest")
     try:
         with cudnn.flags(**others, allow_tf32=False):
@@ -69,7 +80,8 @@ def placement(model: nn.Module) -> tuple[torch.device, torch.dtype]:
 
 
 def passes(data: GroupedDataset, device: torch.device) -> tuple[Tensor, ...]:
-    """Split the positions of all samples into forward passes that suit a device; int64 vectors, in order."""
+    """Split the positions of all samples into forward passes that suit a device; int64 vectors, in
+    order."""
     return chunks(data, CHUNK, NUMBERS_CPU if device.type == "cpu" else NUMBERS)
 
 
@@ -103,7 +115,9 @@ def check_logits(logits: Tensor, data: GroupedDataset) -> None:
         )
 
 
-def evaluate(model: nn.Module, state: Mapping[str, Tensor], inputs: Tensor, names: Mapping[str, str]) -> Tensor:
+def evaluate(
+    model: nn.Module, state: Mapping[str, Tensor], inputs: Tensor, names: Mapping[str, str]
+) -> Tensor:
     """Evaluate a model with other parameters and buffers.
 
     Every owner of a tied parameter gets it, and a module that goes by several names gets it once:
@@ -123,8 +137,11 @@ def evaluate(model: nn.Module, state: Mapping[str, Tensor], inputs: Tensor, name
 
 
 def aliases(model: nn.Module) -> dict[str, str]:
-    """Map every name of a parameter or buffer to the one that ``named_parameters`` or ``named_buffers`` gives it."""
-    canonical = {id(tensor): name for name, tensor in (*model.named_parameters(), *model.named_buffers())}
+    """Map every name of a parameter or buffer to the one that ``named_parameters`` or
+    ``named_buffers`` gives it."""
+    canonical = {
+        id(tensor): name for name, tensor in (*model.named_parameters(), *model.named_buffers())
+    }
     return {
         f"{prefix}.{own}".removeprefix("."): canonical[id(tensor)]
         for prefix, module in model.named_modules()
@@ -137,7 +154,8 @@ def outputs(model: nn.Module, data: GroupedDataset) -> Tensor:
     """Evaluate a classifier on every sample, in eval mode and without gradients.
 
     The model's mode, buffers and gradients are left as they were. Inputs reach it as
-    :meth:`fairlib.GroupedDataset.batch` feeds them, in the dtype of its parameters and on their device.
+    :meth:`fairlib.GroupedDataset.batch` feeds them, in the dtype of its parameters and on their
+    device.
 
     Returns:
         Its outputs, float64 ``(N, C)`` on the CPU.
@@ -166,6 +184,8 @@ def predict(model: nn.Module, data: GroupedDataset) -> Predictions:
     logits, targets = outputs(model, data), data.targets.cpu()
     broken = int((~logits.isfinite()).any(1).sum())
     if broken:
-        raise FloatingPointError(f"the model's outputs are NaN or infinite on {broken} of {len(data)} samples")
+        raise FloatingPointError(
+            f"the model's outputs are NaN or infinite on {broken} of {len(data)} samples"
+        )
     loss = cross_entropy(logits, targets, reduction="none")
     return Predictions(logits.numpy(), loss.numpy(), (logits.argmax(1) == targets).numpy())

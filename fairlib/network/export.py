@@ -25,18 +25,16 @@ from fairlib.network.evaluation import evaluation_mode
 class Int8(nn.Module):
     """A network in integers that onnxruntime runs, on the CPU and on one thread.
 
-    It gives float32 logits of a batch of any size, as the network it was made from does. It has a parameter without a
-    number, since an optimizer refuses a module without any: ``fairlib.fit(..., epochs=0)`` passes it on, and training
-    it is refused. A copy and an unpickled one open a session of their own.
+    It gives float32 logits of a batch of any size, as the network it was made from does. It has a
+    parameter without a number, since an optimizer refuses a module without any: ``fairlib.fit(...,
+    epochs=0)`` passes it on, and training it is refused. A copy and an unpickled one open a session
+    of their own.
 
-    Args:
-        content: The model as ONNX, with one input ``inputs`` and one output.
-        of_float: What the float network needs: ``"parameters"`` and ``"macs"`` (:func:`fairlib.network.cost.cost`).
+    Args: content: The model as ONNX, with one input ``inputs`` and one output. of_float: What the
+        float network needs: ``"parameters"`` and ``"macs"`` (:func:`fairlib.network.cost.cost`).
 
-    Attributes:
-        content: The model as ONNX.
-        of_float: What the float network needs.
-        stored_bytes: Bytes of the weights and scales: elements times their size, over all initializers.
+    Attributes: content: The model as ONNX. of_float: What the float network needs. stored_bytes:
+        Bytes of the weights and scales: elements times their size, over all initializers.
     """
 
     def __init__(self, content: bytes, of_float: Mapping[str, int]):
@@ -67,34 +65,33 @@ class Int8(nn.Module):
 def export_onnx(model: nn.Module, path: str | Path, data: GroupedDataset | Tensor) -> None:
     """Write a model as ONNX, in eval mode, and check that onnxruntime computes the same with it.
 
-    The input is called ``inputs`` and the output ``logits``; the first dimension of both is free. This needs the extra
-    ``compact``: ``pip install 'who-pays[compact]'``.
+    The input is called ``inputs`` and the output ``logits``; the first dimension of both is free.
+    This needs the extra ``compact``: ``pip install 'who-pays[compact]'``.
 
     Args:
         model: Left as it is. An :class:`Int8` is written as it runs.
         path: The file to write, weights included.
         data: A data set, or a tensor of inputs ``(N, ...)``; only the shape of its inputs is used.
 
-    Raises:
-        ImportError: If onnx, onnxscript or onnxruntime is missing.
-        ValueError: If the model cannot be exported (:func:`to_onnx`), or the outputs differ by more than 1e-5 of their
+    Raises: ImportError: If onnx, onnxscript or onnxruntime is missing. ValueError: If the model
+        cannot be exported (:func:`to_onnx`), or the outputs differ by more than 1e-5 of their
             size; then no file is left.
     """
     Path(path).write_bytes(to_onnx(model, data))
 
 
 def to_onnx(model: nn.Module, data: GroupedDataset | Tensor) -> bytes:
-    """Export a model, in eval mode, to the bytes of an ONNX file, and check that onnxruntime computes the same with it.
+    """Export a model, in eval mode, to the bytes of an ONNX file, and check that onnxruntime
+    computes the same with it.
 
     Args:
         model: Left as it is.
         data: A data set, or a tensor of inputs ``(N, ...)``; only the shape of its inputs is used.
 
-    Raises:
-        ImportError: If onnx, onnxscript or onnxruntime is missing.
-        ValueError: If a weight is NaN or infinite, ONNX has no such operator (the message names it and the module that
-            calls it), torch cannot export the model for any other reason, or the outputs differ by more than 1e-5 of
-            their size.
+    Raises: ImportError: If onnx, onnxscript or onnxruntime is missing. ValueError: If a weight is
+        NaN or infinite, ONNX has no such operator (the message names it and the module that
+            calls it), torch cannot export the model for any other reason, or the outputs differ by
+            more than 1e-5 of their size.
     """
     check_type("model", model, nn.Module, "a torch.nn.Module")
     if isinstance(model, Int8):
@@ -111,9 +108,13 @@ def to_onnx(model: nn.Module, data: GroupedDataset | Tensor) -> bytes:
     settings["dynamic_shapes"] = ({0: torch.export.Dim("batch")},)
     try:
         with quiet(), torch.no_grad():
-            program: Any = torch.onnx.export(twin, (example_inputs(twin, data, count=2),), **settings)
+            program: Any = torch.onnx.export(
+                twin, (example_inputs(twin, data, count=2),), **settings
+            )
     except torch.onnx.OnnxExporterError as error:
-        raise ValueError(f"{type(model).__name__} cannot be exported to ONNX: {_reason(error)}") from error
+        raise ValueError(
+            f"{type(model).__name__} cannot be exported to ONNX: {_reason(error)}"
+        ) from error
     content = program.model_proto.SerializeToString()
     run = session(content)
     for count in (1, 3):
@@ -121,7 +122,9 @@ def to_onnx(model: nn.Module, data: GroupedDataset | Tensor) -> bytes:
         with evaluation_mode(twin), torch.no_grad():
             expected = twin(inputs)
         if not agree(run(inputs), expected):
-            raise ValueError(f"onnxruntime gives other outputs than {type(model).__name__}: the export is wrong")
+            raise ValueError(
+                f"onnxruntime gives other outputs than {type(model).__name__}: the export is wrong"
+            )
     return content
 
 
@@ -141,20 +144,24 @@ def session(content: bytes) -> Callable[[Tensor], Tensor]:
     opened = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
 
     def run(inputs: Tensor) -> Tensor:
-        return torch.from_numpy(opened.run(None, {"inputs": inputs.detach().cpu().contiguous().numpy()})[0])
+        return torch.from_numpy(
+            opened.run(None, {"inputs": inputs.detach().cpu().contiguous().numpy()})[0]
+        )
 
     return run
 
 
 def agree(found: Tensor, expected: Tensor) -> bool:
-    """Tell whether outputs have the shape of the expected ones and differ by at most 1e-5 of their size, or of 1."""
+    """Tell whether outputs have the shape of the expected ones and differ by at most 1e-5 of their
+    size, or of 1."""
     scale = max(1.0, float(expected.abs().max()))
     return found.shape == expected.shape and bool(((found - expected).abs() <= 1e-5 * scale).all())
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence what torch's exporter and onnxruntime's quantizer warn of, log and print within the block."""
+    """Silence what torch's exporter and onnxruntime's quantizer warn of, log and print within the
+    block."""
     root = logging.getLogger()
     disabled, level, handlers = root.manager.disable, root.level, [*root.handlers]
     logging.disable(logging.CRITICAL)
@@ -177,7 +184,8 @@ def _package(name: str) -> ModuleType:
 
 
 def _reason(error: BaseException) -> str:
-    """What torch says of a failed export, as far as it does: the operator and the module that calls it."""
+    """What torch says of a failed export, as far as it does: the operator and the module that calls
+    it."""
     cause = error
     while cause.__cause__ is not None:
         for frame, _ in traceback.walk_tb(cause.__traceback__):
@@ -185,8 +193,6 @@ def _reason(error: BaseException) -> str:
             if stack:
                 path, kind = [*stack.values()][-1]
                 name = kind if isinstance(kind, str) else kind.__qualname__
-                return (
-                    f"ONNX has no operator {frame.f_locals['node'].target}, which {path or 'the model'} ({name}) calls"
-                )
+                return f"ONNX has no operator {frame.f_locals['node'].target}, which {path or 'the model'} ({name}) calls"
         cause = cause.__cause__
     return str(cause).strip().split("\n")[0]

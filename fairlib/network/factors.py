@@ -1,7 +1,7 @@
 """Factors: two layers in the place of one, whose weight is the product of theirs.
 
-A convolution is followed by a 1x1 convolution, a linear layer by a linear layer. The bias belongs to the second.
-"""
+A convolution is followed by a 1x1 convolution, a linear layer by a linear layer. The bias belongs
+to the second."""
 
 from collections.abc import Mapping
 
@@ -10,15 +10,15 @@ from torch.nn.utils import skip_init
 
 
 class Factorized(nn.Sequential):
-    """Two layers in the place of one: the first computes r channels, from which the second computes the outputs."""
+    """Two layers in the place of one: the first computes r channels, from which the second computes
+    the outputs."""
 
 
 def splits(layer: nn.Module) -> bool:
     """Tell whether two layers can stand in the place of one.
 
-    That is so for torch's own linear layers and convolutions without groups whose padding is zeros. A class derived
-    from one of them, or a hook, may compute something else.
-    """
+    That is so for torch's own linear layers and convolutions without groups whose padding is zeros.
+    A class derived from one of them, or a hook, may compute something else."""
     hooked = layer._forward_hooks or layer._forward_pre_hooks
     plain = getattr(layer, "groups", 1) == 1 and getattr(layer, "padding_mode", "zeros") == "zeros"
     return plain and not hooked and type(layer) in (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -46,7 +46,9 @@ def factors(layer: nn.Module, rank: int) -> Factorized:
         first = skip_init(nn.Linear, layer.in_features, rank, **like)
         second = skip_init(nn.Linear, rank, layer.out_features, **like)
     else:
-        geometry = {name: getattr(layer, name) for name in ("kernel_size", "stride", "padding", "dilation")}
+        geometry = {
+            name: getattr(layer, name) for name in ("kernel_size", "stride", "padding", "dilation")
+        }
         first = skip_init(type(layer), layer.in_channels, rank, **geometry, **like)
         second = skip_init(type(layer), rank, layer.out_channels, 1, **like)
     pair = Factorized(first, second).train(layer.training).requires_grad_(weight.requires_grad)
@@ -55,7 +57,8 @@ def factors(layer: nn.Module, rank: int) -> Factorized:
 
 
 def replace(model: nn.Module, layer: nn.Module, by: Factorized) -> None:
-    """Put factors in the place of a layer, in place, under every name that the layer has in the model."""
+    """Put factors in the place of a layer, in place, under every name that the layer has in the
+    model."""
     for name, module in list(model.named_modules(remove_duplicate=False)):
         if module is layer:
             model.set_submodule(name, by)

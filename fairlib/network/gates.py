@@ -1,8 +1,8 @@
 """ReLU gates: which ReLUs of a module are kept, and which are the identity.
 
-A gate stands where a ReLU stood. Its buffer ``keep`` says for every unit, a channel at a position, whether the ReLU is
-kept; what is not kept passes as it is. While a method learns what to keep, the gate also has a parameter ``alpha`` and
-mixes the two. The ReLU itself stays a module in the gate.
+A gate stands where a ReLU stood. Its buffer ``keep`` says for every unit, a channel at a position,
+whether the ReLU is kept; what is not kept passes as it is. While a method learns what to keep, the
+gate also has a parameter ``alpha`` and mixes the two. The ReLU itself stays a module in the gate.
 """
 
 import copy
@@ -26,18 +26,18 @@ _BUFFER = "keep"
 class Gate(nn.Module):
     r"""A ReLU that is the identity where it is not kept.
 
-    With mask :math:`m \in \{0, 1\}^{C \times H \times W}` the output is
-    :math:`m \, \mathrm{ReLU}(x) + (1 - m) \, x`. While ``alpha`` is learned, :math:`\alpha m` stands in the place of
-    the mask; where the ReLU is kept, the output on negative inputs is :math:`(1 - \alpha) x`: one minus a leaky slope.
+    With mask :math:`m \in \{0, 1\}^{C \times H \times W}` the output is :math:`m \,
+    \mathrm{ReLU}(x) + (1 - m) \, x`. While ``alpha`` is learned, :math:`\alpha m` stands in the
+    place of the mask; where the ReLU is kept, the output on negative inputs is :math:`(1 - \alpha)
+    x`: one minus a leaky slope.
 
-    Args:
-        activation: The ReLU, an ``nn.ReLU``, ``nn.ReLU6`` or ``nn.LeakyReLU``; the gate holds a copy.
-        shape: Shape of the ReLU's output without the batch, ``(C, H, W)`` or ``(D,)``.
-        position: Place of the gate in the order in which a forward pass calls the gates of its model.
+    Args: activation: The ReLU, an ``nn.ReLU``, ``nn.ReLU6`` or ``nn.LeakyReLU``; the gate holds a
+        copy. shape: Shape of the ReLU's output without the batch, ``(C, H, W)`` or ``(D,)``.
+        position: Place of the gate in the order in which a forward pass calls the gates of its
+        model.
 
-    Attributes:
-        keep: Buffer, uint8 ``shape``, 1 where the ReLU is kept, else 0; torch cannot average buffers of bools.
-        alpha: Parameter while it is learned (:func:`relax`), else None.
+    Attributes: keep: Buffer, uint8 ``shape``, 1 where the ReLU is kept, else 0; torch cannot
+        average buffers of bools. alpha: Parameter while it is learned (:func:`relax`), else None.
 
     Source:
         Cho et al., Selective network linearization for efficient private inference (ICML 2022).
@@ -57,8 +57,8 @@ class Gate(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         """Compute the ReLU of inputs ``(N, *shape)`` where it is kept, and pass on the others.
 
-        Raises:
-            ValueError: If the inputs have another shape: the gates of a network belong to one image size.
+        Raises: ValueError: If the inputs have another shape: the gates of a network belong to one
+            image size.
         """
         if inputs.shape[1:] != self.keep.shape:
             raise ValueError(
@@ -67,29 +67,33 @@ class Gate(nn.Module):
             )
         active = self.activation(inputs)
         share = self.keep if self.alpha is None else self.alpha * self.keep
-        return torch.lerp(inputs, active, share.to(inputs.dtype))  # Exact at 0 and 1, and faster than torch.where.
+        return torch.lerp(
+            inputs, active, share.to(inputs.dtype)
+        )  # Exact at 0 and 1, and faster than torch.where.
 
     def extra_repr(self) -> str:
         return f"shape={tuple(self.keep.shape)}" + (", learning" if self.alpha is not None else "")
 
 
 def gate(model: nn.Module, data: GroupedDataset | Tensor | None = None) -> nn.Module:
-    """Copy a model, in eval mode, with every ReLU in a :class:`fairlib.network.gates.Gate` that keeps all of it.
+    """Copy a model, in eval mode, with every ReLU in a :class:`fairlib.network.gates.Gate` that
+    keeps all of it.
 
-    A ReLU that a module calls as a function, or an ``nn.ReLU`` that is called several times in a forward pass (the
-    blocks of torchvision's ResNets do that), is split by call site (:mod:`fairlib.network.relu_calls`): the module that
-    calls it gets a submodule for each call. The copy is checked to compute what the model computes, with the same
-    gradients. Gates that the model has stay as they are. ReLUs that run in training only stay ReLUs.
+    A ReLU that a module calls as a function, or an ``nn.ReLU`` that is called several times in a
+    forward pass (the blocks of torchvision's ResNets do that), is split by call site
+    (:mod:`fairlib.network.relu_calls`): the module that calls it gets a submodule for each call.
+    The copy is checked to compute what the model computes, with the same gradients. Gates that the
+    model has stay as they are. ReLUs that run in training only stay ReLUs.
 
-    Args:
-        model: Left as it is.
-        data: A data set or a tensor of inputs ``(N, ...)``; only its shape is used, on which the number of ReLUs
-            depends. Not needed for models of :func:`fairlib.build`, which know what they were built for.
+    Args: model: Left as it is. data: A data set or a tensor of inputs ``(N, ...)``; only its shape
+        is used, on which the number of ReLUs
+            depends. Not needed for models of :func:`fairlib.build`, which know what they were built
+            for.
 
-    Raises:
-        ValueError: If the shape of the inputs is not known or the model does not take it, the model has no ReLU, an
-            activation is no ReLU, a module that must be split cannot be, the gates of the model are for another shape,
-            or the gated copy computes something else.
+    Raises: ValueError: If the shape of the inputs is not known or the model does not take it, the
+        model has no ReLU, an
+            activation is no ReLU, a module that must be split cannot be, the gates of the model are
+            for another shape, or the gated copy computes something else.
 
     Example:
         >>> import torch
@@ -111,7 +115,9 @@ def gate(model: nn.Module, data: GroupedDataset | Tensor | None = None) -> nn.Mo
         if isinstance(caller, Gate):
             caller.position = position
         elif activation is gated:
-            raise ValueError(f"the model is a {type(model).__name__} and nothing else; put it into a Sequential")
+            raise ValueError(
+                f"the model is a {type(model).__name__} and nothing else; put it into a Sequential"
+            )
         else:
             _replace(gated, activation, Gate(activation, call.shape, position))
     if not gates(gated):
@@ -160,9 +166,8 @@ def read(model: nn.Module) -> dict[str, Tensor]:
 def apply(model: nn.Module, keep: Mapping[str, Tensor]) -> nn.Module:
     """Copy a gated model, in eval mode, with other masks.
 
-    Args:
-        model: Left as it is.
-        keep: Name of a gate to bool ``(C, H, W)``, True where the ReLU is kept, or what broadcasts to it. Gates not
+    Args: model: Left as it is. keep: Name of a gate to bool ``(C, H, W)``, True where the ReLU is
+        kept, or what broadcasts to it. Gates not
             named keep the mask they have.
 
     Raises:
@@ -176,9 +181,8 @@ def apply(model: nn.Module, keep: Mapping[str, Tensor]) -> nn.Module:
 def impose(model: nn.Module, keep: Mapping[str, Tensor]) -> None:
     """Set masks of a gated model in place, and end the learning of these gates.
 
-    Args:
-        model: Its gates get the masks, and no ``alpha``.
-        keep: Name of a gate to bool ``(C, H, W)``, True where the ReLU is kept, or what broadcasts to it. Gates not
+    Args: model: Its gates get the masks, and no ``alpha``. keep: Name of a gate to bool ``(C, H,
+        W)``, True where the ReLU is kept, or what broadcasts to it. Gates not
             named keep the mask they have.
 
     Raises:
@@ -197,11 +201,11 @@ def impose(model: nn.Module, keep: Mapping[str, Tensor]) -> None:
 
 
 def relax(model: nn.Module, granularity: str = "pixel") -> None:
-    """Begin the learning of every gate, in place: ``alpha`` becomes a parameter, 1 where any ReLU is kept and else 0.
+    """Begin the learning of every gate, in place: ``alpha`` becomes a parameter, 1 where any ReLU
+    is kept and else 0.
 
-    Args:
-        model: A gated model.
-        granularity: Which ReLUs share an ``alpha``: none (``"pixel"``), those of a channel (``"channel"``) or those of
+    Args: model: A gated model. granularity: Which ReLUs share an ``alpha``: none (``"pixel"``),
+        those of a channel (``"channel"``) or those of
             a layer (``"layer"``).
     """
     dtype = placement(model)[1]
@@ -224,30 +228,37 @@ def pooled(values: Tensor, granularity: str) -> Tensor:
         ValueError: If the granularity is unknown.
     """
     first = lookup("granularity", granularity, {"pixel": values.ndim, "channel": 1, "layer": 0})
-    return values.mean(tuple(range(first, values.ndim)), keepdim=True) if first < values.ndim else values
+    return (
+        values.mean(tuple(range(first, values.ndim)), keepdim=True)
+        if first < values.ndim
+        else values
+    )
 
 
 def keep_relus(model: nn.Module, scores: Mapping[str, Tensor], relus: int) -> dict[str, Tensor]:
-    """Make masks that keep the ReLUs of highest score in all gates together, as many as a budget allows.
+    """Make masks that keep the ReLUs of highest score in all gates together, as many as a budget
+    allows.
 
-    Args:
-        model: A gated model; ReLUs that its gates do not keep are not chosen.
-        scores: Name of a gate to scores: ``(C, H, W)``, or ``(C, 1, 1)`` and ``(1, 1, 1)`` for channels and layers
+    Args: model: A gated model; ReLUs that its gates do not keep are not chosen. scores: Name of a
+        gate to scores: ``(C, H, W)``, or ``(C, 1, 1)`` and ``(1, 1, 1)`` for channels and layers
             that are kept as a whole.
-        relus: How many ReLUs to keep at most. Single ReLUs: exactly so many are kept, equal scores in the order of the
-            gates. Whole channels or layers: they are taken in the order of the scores as long as they fit.
+        relus: How many ReLUs to keep at most. Single ReLUs: exactly so many are kept, equal scores
+            in the order of the gates. Whole channels or layers: they are taken in the order of the
+            scores as long as they fit.
 
     Returns:
         Name to bool tensor ``(C, H, W)``.
 
-    Raises:
-        ValueError: If a score is NaN, or ``relus`` lies outside 0 and the number of ReLUs that the gates keep.
+    Raises: ValueError: If a score is NaN, or ``relus`` lies outside 0 and the number of ReLUs that
+        the gates keep.
     """
     found = read(model)
     before = {name: found[name] for name in scores}
     check_count(relus, sum(int(keep.sum()) for keep in before.values()))
     check_scores(scores)
-    sizes = torch.cat([before[name].long().sum_to_size(score.shape).flatten() for name, score in scores.items()])
+    sizes = torch.cat(
+        [before[name].long().sum_to_size(score.shape).flatten() for name, score in scores.items()]
+    )
     flat = torch.cat([score.flatten() for score in scores.values()])
     order = flat.masked_fill(sizes == 0, -torch.inf).argsort(descending=True, stable=True)
     chosen = torch.zeros(len(flat), dtype=torch.bool, device=flat.device)
@@ -260,17 +271,18 @@ def keep_relus(model: nn.Module, scores: Mapping[str, Tensor], relus: int) -> di
 def drawn(model: nn.Module, granularity: str, seed: int) -> dict[str, Tensor]:
     """Draw uniformly random scores for :func:`keep_relus`.
 
-    Args:
-        model: A gated model.
-        granularity: What a score is drawn for: each ReLU (``"pixel"``), channel (``"channel"``) or layer (``"layer"``).
-        seed: Seed of the scores.
+    Args: model: A gated model. granularity: What a score is drawn for: each ReLU (``"pixel"``),
+        channel (``"channel"``) or layer (``"layer"``). seed: Seed of the scores.
 
     Returns:
         Name of a gate to float64 ``(C, H, W)``, ``(C, 1, 1)`` or ``(1, 1, 1)`` in [0, 1).
     """
     generator = torch.Generator().manual_seed(seed)
     like = {name: pooled(keep.double(), granularity) for name, keep in read(model).items()}
-    return {name: torch.rand(x.shape, generator=generator, dtype=x.dtype).to(x.device) for name, x in like.items()}
+    return {
+        name: torch.rand(x.shape, generator=generator, dtype=x.dtype).to(x.device)
+        for name, x in like.items()
+    }
 
 
 def check_count(relus: int, total: int) -> None:
@@ -280,7 +292,9 @@ def check_count(relus: int, total: int) -> None:
         ValueError: If it is negative or above the total.
     """
     if not 0 <= relus <= total:
-        raise ValueError(f"relus must lie between 0 and {total}, the ReLUs that the model has, got {relus}")
+        raise ValueError(
+            f"relus must lie between 0 and {total}, the ReLUs that the model has, got {relus}"
+        )
 
 
 def count(model: nn.Module, image_size: int | None = None) -> pd.DataFrame:
@@ -293,14 +307,13 @@ def count(model: nn.Module, image_size: int | None = None) -> pd.DataFrame:
         image_size: Height and width of the images in pixels. Not needed for models with gates or of
             :func:`fairlib.build`, which know what they were made for.
 
-    Returns:
-        Indexed by layer, in the order of a forward pass; columns ``relus``, the ReLUs that are kept, and ``units``, the
-        ReLUs that there were before any was made linear. The stem is called ``stem``: an activation before the stages
-        of a residual network, which the papers do not count. ``attrs`` has ``total`` and ``total_without_stem``, sums
-        of ``relus``.
+    Returns: Indexed by layer, in the order of a forward pass; columns ``relus``, the ReLUs that are
+        kept, and ``units``, the ReLUs that there were before any was made linear. The stem is
+        called ``stem``: an activation before the stages of a residual network, which the papers do
+        not count. ``attrs`` has ``total`` and ``total_without_stem``, sums of ``relus``.
 
-    Raises:
-        ValueError: If the image size is needed and missing, the gates are for another one, or the model has ReLUs
+    Raises: ValueError: If the image size is needed and missing, the gates are for another one, or
+        the model has ReLUs
             without gates that :func:`gate` refuses.
 
     Example:
@@ -315,26 +328,38 @@ def count(model: nn.Module, image_size: int | None = None) -> pd.DataFrame:
     """
     found, shape = gates(model), memory_of(model).input_shape
     if found and image_size is not None and shape is not None and shape[-1] != image_size:
-        raise ValueError(f"the model was gated for images of {shape[-1]} pixels, not of {image_size}")
+        raise ValueError(
+            f"the model was gated for images of {shape[-1]} pixels, not of {image_size}"
+        )
     inside = {id(one.activation) for one in found.values()}
     bare = any(isinstance(module, RELUS) and id(module) not in inside for module in model.modules())
-    gated = gate(model, None if image_size is None else _blank(model, image_size)) if bare or not found else model
+    gated = (
+        gate(model, None if image_size is None else _blank(model, image_size))
+        if bare or not found
+        else model
+    )
     masks, first = read(gated), stem(gated)
     table = pd.DataFrame(
-        {"relus": [int(keep.sum()) for keep in masks.values()], "units": [keep.numel() for keep in masks.values()]},
+        {
+            "relus": [int(keep.sum()) for keep in masks.values()],
+            "units": [keep.numel() for keep in masks.values()],
+        },
         index=pd.Index(["stem" if name == first else name for name in masks], name="layer"),
     )
     total = int(table["relus"].sum())
-    table.attrs |= {"total": total, "total_without_stem": total - (int(masks[first].sum()) if first else 0)}
+    table.attrs |= {
+        "total": total,
+        "total_without_stem": total - (int(masks[first].sum()) if first else 0),
+    }
     return table
 
 
 def example(model: nn.Module, data: GroupedDataset | Tensor | None) -> Tensor:
-    """Draw two random inputs in [0, 1] of the shape that a model takes, on its device and of its dtype.
+    """Draw two random inputs in [0, 1] of the shape that a model takes, on its device and of its
+    dtype.
 
-    Args:
-        model: The model that takes the inputs.
-        data: A data set or a tensor of inputs ``(N, ...)``; only its shape is used. Not needed for models of
+    Args: model: The model that takes the inputs. data: A data set or a tensor of inputs ``(N,
+        ...)``; only its shape is used. Not needed for models of
             :func:`fairlib.build`, which know what they were built for.
 
     Raises:
@@ -343,38 +368,47 @@ def example(model: nn.Module, data: GroupedDataset | Tensor | None) -> Tensor:
     inputs = data.inputs if isinstance(data, GroupedDataset) else data
     shape = memory_of(model).input_shape if inputs is None else inputs.shape[1:]
     if shape is None:
-        raise ValueError("the number of ReLUs depends on the inputs: give data=, a GroupedDataset or a tensor (N, ...)")
+        raise ValueError(
+            "the number of ReLUs depends on the inputs: give data=, a GroupedDataset or a tensor (N, ...)"
+        )
     return torch.rand((2, *shape), generator=torch.Generator().manual_seed(0)).to(*placement(model))
 
 
 def stem(model: nn.Module) -> str | None:
-    """Name the gate before the stages of a residual network: the first one, if no other lies in its child of the model.
+    """Name the gate before the stages of a residual network: the first one, if no other lies in its
+    child of the model.
 
-    The model may lie in a Sequential with others that have no ReLU, such as a normalization. None where there is none.
-    """
+    The model may lie in a Sequential with others that have no ReLU, such as a normalization. None
+    where there is none."""
     names = list(gates(model))
     if not names:
         return None
     inside = _without_common_prefix(names)
-    shared = any(len(list(part)) > 1 for _, part in groupby(inside, lambda name: name.split(".")[0]))
+    shared = any(
+        len(list(part)) > 1 for _, part in groupby(inside, lambda name: name.split(".")[0])
+    )
     return names[0] if shared and "." not in inside[0] else None
 
 
 def stages(model: nn.Module) -> dict[str, list[str]]:
     """List the gates by stage, in the order of a forward pass, without the stem.
 
-    A stage is what lies in one child of the model, ``layer1`` of a ResNet, if three children or more have several gates
-    and end at different resolutions. Else (VGG, MobileNetV2) consecutive gates of one resolution form a stage, called
-    ``stage1`` and so on.
-    """
+    A stage is what lies in one child of the model, ``layer1`` of a ResNet, if three children or
+    more have several gates and end at different resolutions. Else (VGG, MobileNetV2) consecutive
+    gates of one resolution form a stage, called ``stage1`` and so on."""
     names = [name for name in gates(model) if name != stem(model)]
     resolution = {name: tuple(mask.shape[1:]) for name, mask in read(model).items()}
-    child = dict(zip(names, (name.split(".")[0] for name in _without_common_prefix(names)), strict=True))
+    child = dict(
+        zip(names, (name.split(".")[0] for name in _without_common_prefix(names)), strict=True)
+    )
     children = {name: list(part) for name, part in groupby(names, child.__getitem__)}
     ends = [resolution[part[-1]] for part in children.values() if len(part) > 1]
     if len(ends) > 2 and len(set(ends)) == len(ends):
         return children
-    return {f"stage{i}": list(part) for i, (_, part) in enumerate(groupby(names, resolution.get), start=1)}
+    return {
+        f"stage{i}": list(part)
+        for i, (_, part) in enumerate(groupby(names, resolution.get), start=1)
+    }
 
 
 def _replace(model: nn.Module, relu: nn.Module, by: Gate) -> None:
@@ -395,13 +429,15 @@ def _without_common_prefix(names: Sequence[str]) -> list[str]:
 
 
 def _refuse_change(model: nn.Module, gated: nn.Module, inputs: Tensor) -> None:
-    """Refuse a gated copy with other outputs than the model in eval mode, or with other gradients of them.
+    """Refuse a gated copy with other outputs than the model in eval mode, or with other gradients
+    of them.
 
-    With all gates closed, too, it must compute the same with gradients and without: torch's TransformerEncoderLayer has
-    a faster way for evaluation, which calls no activation module.
-    """
+    With all gates closed, too, it must compute the same with gradients and without: torch's
+    TransformerEncoderLayer has a faster way for evaluation, which calls no activation module."""
     before, after = (_behaviour(each, inputs) for each in (copy.deepcopy(model).eval(), gated))
-    if before.keys() != after.keys() or not all(_close(value, after[name]) for name, value in before.items()):
+    if before.keys() != after.keys() or not all(
+        _close(value, after[name]) for name, value in before.items()
+    ):
         raise ValueError(
             f"{type(model).__name__} with gates computes something else, or with other gradients (an in-place ReLU on "
             "what is used again? functions under torch.no_grad()?); make every ReLU a module with inplace=False"
@@ -419,15 +455,22 @@ def _refuse_change(model: nn.Module, gated: nn.Module, inputs: Tensor) -> None:
 
 
 def _behaviour(model: nn.Module, inputs: Tensor) -> dict[str, Tensor]:
-    """The outputs, named ``""``, and the gradients of a weighted sum of them by name of the parameter."""
+    """The outputs, named ``""``, and the gradients of a weighted sum of them by name of the
+    parameter."""
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
     with torch.enable_grad():
         outputs = model(inputs)
         if not (parameters and outputs.requires_grad):
             return {"": outputs.detach()}
         weights = torch.linspace(1, 2, outputs.numel()).to(outputs).view_as(outputs)
-        gradients = torch.autograd.grad(outputs, list(parameters.values()), weights, allow_unused=True)
-    found = {name: gradient for name, gradient in zip(parameters, gradients, strict=True) if gradient is not None}
+        gradients = torch.autograd.grad(
+            outputs, list(parameters.values()), weights, allow_unused=True
+        )
+    found = {
+        name: gradient
+        for name, gradient in zip(parameters, gradients, strict=True)
+        if gradient is not None
+    }
     return found | {"": outputs.detach()}
 
 
@@ -439,7 +482,9 @@ def _close(one: Tensor, other: Tensor) -> bool:
 def _fitting(sizes: Tensor, limit: int) -> Tensor:
     """Positions, in order, of the sizes that fit within a limit after those taken before them."""
     if int(sizes.max()) <= 1:
-        return torch.arange(len(sizes), device=sizes.device)[(sizes > 0) & (sizes.cumsum(0) <= limit)]
+        return torch.arange(len(sizes), device=sizes.device)[
+            (sizes > 0) & (sizes.cumsum(0) <= limit)
+        ]
     taken, left = [], limit
     for position, size in enumerate(sizes.tolist()):
         if 0 < size <= left:
@@ -449,9 +494,14 @@ def _fitting(sizes: Tensor, limit: int) -> Tensor:
 
 
 def _blank(model: nn.Module, image_size: int) -> Tensor:
-    """Images of a size, with the channels that the model was built for or that its first layer reads."""
-    first = next((layer for layer in model.modules() if isinstance(layer, nn.Conv2d | nn.Linear)), None)
+    """Images of a size, with the channels that the model was built for or that its first layer
+    reads."""
+    first = next(
+        (layer for layer in model.modules() if isinstance(layer, nn.Conv2d | nn.Linear)), None
+    )
     channels = (memory_of(model).input_shape or (getattr(first, "in_channels", None),))[0]
     if channels is None:
-        raise ValueError(f"an image size does not tell the inputs of {type(model).__name__}; gate it with its data")
+        raise ValueError(
+            f"an image size does not tell the inputs of {type(model).__name__}; gate it with its data"
+        )
     return torch.empty(1, channels, image_size, image_size)

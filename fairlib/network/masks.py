@@ -1,13 +1,14 @@
 """Weight masks: which weights of a module are zero, and how they stay so.
 
-A pruned weight *is* zero in ``module.weight``, under its ordinary name, so evaluating a pruned model costs what
-evaluating the dense one costs. It stays zero because its gradient is masked, whatever loop trains it: with a
-zero gradient, a zero weight has zero momentum and zero decay. What comes from elsewhere, momentum of a dense training
-or a re-initialization, is zeroed in the next forward pass, and before fairlib measures the model (``hold``). Under
-``torch.func.functional_call`` the weights are the caller's, and so are their gradients. The mask is the buffer
-``weight_mask`` beside the weight: uint8, 1 where the weight is kept, since torch cannot average buffers of bools. It
-may be changed or replaced, by anything that torch counts as a change: not through ``weight_mask.data``.
-"""
+A pruned weight *is* zero in ``module.weight``, under its ordinary name, so evaluating a pruned
+model costs what evaluating the dense one costs. It stays zero because its gradient is masked,
+whatever loop trains it: with a zero gradient, a zero weight has zero momentum and zero decay. What
+comes from elsewhere, momentum of a dense training or a re-initialization, is zeroed in the next
+forward pass, and before fairlib measures the model (``hold``). Under ``torch.func.functional_call``
+the weights are the caller's, and so are their gradients. The mask is the buffer ``weight_mask``
+beside the weight: uint8, 1 where the weight is kept, since torch cannot average buffers of bools.
+It may be changed or replaced, by anything that torch counts as a change: not through
+``weight_mask.data``."""
 
 import copy
 import threading
@@ -29,7 +30,8 @@ _HELD = "_mask_held"  # Where a layer keeps its _Held.
 
 
 class _Thread(threading.local):
-    """``opened`` is the pass of a root with gradients on that the thread is in, an object of its own; else None."""
+    """``opened`` is the pass of a root with gradients on that the thread is in, an object of its
+    own; else None."""
 
     opened: object = None
 
@@ -38,16 +40,16 @@ _thread = _Thread()
 
 
 def prunable(model: nn.Module) -> dict[str, nn.Parameter]:
-    """List the weights that pruning may zero: those of convolutions and linear layers, never biases or normalization.
+    """List the weights that pruning may zero: those of convolutions and linear layers, never biases
+    or normalization.
 
-    Returns:
-        Parameter name, as in ``named_parameters``, to parameter, in the order of the model's modules. What a mask
-        prunes is zero (``hold``).
+    Returns: Parameter name, as in ``named_parameters``, to parameter, in the order of the model's
+        modules. What a mask prunes is zero (``hold``).
 
-    Raises:
-        TypeError: If the model is no module.
-        ValueError: If there are none; if a layer shares its weight with another module; or if a weight is computed from
-            others, by ``torch.nn.utils.prune`` or a parametrization, so that zeroing it would not hold.
+    Raises: TypeError: If the model is no module. ValueError: If there are none; if a layer shares
+        its weight with another module; or if a weight is computed from
+            others, by ``torch.nn.utils.prune`` or a parametrization, so that zeroing it would not
+            hold.
 
     Example:
         >>> from torch import nn
@@ -67,50 +69,64 @@ def prunable(model: nn.Module) -> dict[str, nn.Parameter]:
     for name, layer in _layers(model):
         weight = layer._parameters.get("weight")
         if hasattr(layer, "weight_orig"):
-            raise ValueError(f"{name} is pruned by torch.nn.utils.prune; call prune.remove(module, 'weight') first")
+            raise ValueError(
+                f"{name} is pruned by torch.nn.utils.prune; call prune.remove(module, 'weight') first"
+            )
         if parametrize.is_parametrized(layer, "weight"):
-            raise ValueError(f"{name} is parametrized; call parametrize.remove_parametrizations(module, 'weight')")
+            raise ValueError(
+                f"{name} is parametrized; call parametrize.remove_parametrizations(module, 'weight')"
+            )
         if weight is None:
-            raise ValueError(f"{name} is computed from other parameters (weight_norm?); make it a parameter first")
+            raise ValueError(
+                f"{name} is computed from other parameters (weight_norm?); make it a parameter first"
+            )
         tied = [other for other, parameter in owned if parameter is weight and other != name]
         if tied:
             raise ValueError(f"{name} and {tied[0]} are one tied weight; untie them before pruning")
         weights[name] = weight
     if not weights:
-        raise ValueError(f"{type(model).__name__} has no prunable weight: no convolution and no linear layer")
+        raise ValueError(
+            f"{type(model).__name__} has no prunable weight: no convolution and no linear layer"
+        )
     return weights
 
 
 def read(model: nn.Module) -> dict[str, Tensor]:
     """Read the masks of a model.
 
-    Returns:
-        Parameter name to bool tensor of the weight's shape, True where the weight is kept; layers without a mask are
-        left out. The other weights are zero (``hold``).
+    Returns: Parameter name to bool tensor of the weight's shape, True where the weight is kept;
+        layers without a mask are left out. The other weights are zero (``hold``).
     """
     hold(model)
-    found = {name: mask for name, layer in _layers(model) if (mask := layer._buffers.get(BUFFER)) is not None}
-    return {name: mask.view(torch.bool) if mask.dtype == torch.uint8 else mask for name, mask in found.items()}
+    found = {
+        name: mask
+        for name, layer in _layers(model)
+        if (mask := layer._buffers.get(BUFFER)) is not None
+    }
+    return {
+        name: mask.view(torch.bool) if mask.dtype == torch.uint8 else mask
+        for name, mask in found.items()
+    }
 
 
 def hold(model: nn.Module) -> None:
     """Zero the masked weights of a model, in place, before they are read or measured.
 
-    Every forward pass does so too when it begins: with gradients on always, without them where a weight has changed.
-    What it cannot see without gradients is a change through ``weight.data`` or NumPy after which there was no backward
-    pass; and never one by the network itself, through ``weight.data``, between its beginning and the layer.
-    """
+    Every forward pass does so too when it begins: with gradients on always, without them where a
+    weight has changed. What it cannot see without gradients is a change through ``weight.data`` or
+    NumPy after which there was no backward pass; and never one by the network itself, through
+    ``weight.data``, between its beginning and the layer."""
     for layer, weight, mask in _masked(model):
         if _is_guarded(layer):  # Else a buffer of this name is somebody else's.
             _known(layer).fill(weight, mask, None)
 
 
 def apply(model: nn.Module, keep: Mapping[str, Tensor]) -> nn.Module:
-    """Copy a model, in eval mode, with the weights outside ``keep`` zero; they stay zero in any training.
+    """Copy a model, in eval mode, with the weights outside ``keep`` zero; they stay zero in any
+    training.
 
-    Args:
-        model: Left as it is.
-        keep: Parameter name to bool tensor of the weight's shape, True where the weight is kept. Weights not named
+    Args: model: Left as it is. keep: Parameter name to bool tensor of the weight's shape, True
+        where the weight is kept. Weights not named
             keep the mask they have.
 
     Raises:
@@ -133,9 +149,8 @@ def apply(model: nn.Module, keep: Mapping[str, Tensor]) -> nn.Module:
 def impose(model: nn.Module, keep: Mapping[str, Tensor]) -> None:
     """Mask a model in place, for a training loop whose optimizer holds its parameters.
 
-    Args:
-        model: Its masked weights become zero and stay so.
-        keep: Parameter name to bool tensor of the weight's shape, True where the weight is kept. Weights not named
+    Args: model: Its masked weights become zero and stay so. keep: Parameter name to bool tensor of
+        the weight's shape, True where the weight is kept. Weights not named
             keep the mask they have.
 
     Raises:
@@ -176,11 +191,13 @@ def check_scores(scores: Mapping[str, Tensor]) -> None:
 def check_mask(name: str, mask: Tensor, shape: torch.Size) -> None:
     """Refuse a mask of another dtype than bool or of another shape.
 
-    Raises:
-        ValueError: Naming what is masked, the shape that is needed, and dtype and shape of the mask.
+    Raises: ValueError: Naming what is masked, the shape that is needed, and dtype and shape of the
+        mask.
     """
     if mask.shape != shape or mask.dtype != torch.bool:
-        raise ValueError(f"the mask of {name} must be bool {tuple(shape)}, got {mask.dtype} {tuple(mask.shape)}")
+        raise ValueError(
+            f"the mask of {name} must be bool {tuple(shape)}, got {mask.dtype} {tuple(mask.shape)}"
+        )
 
 
 def sparsity(model: nn.Module) -> float:
@@ -200,7 +217,9 @@ def sparsity(model: nn.Module) -> float:
         0.5
     """
     weights = prunable(model).values()
-    return 1 - sum(int(weight.count_nonzero()) for weight in weights) / sum(weight.numel() for weight in weights)
+    return 1 - sum(int(weight.count_nonzero()) for weight in weights) / sum(
+        weight.numel() for weight in weights
+    )
 
 
 def _layers(model: nn.Module) -> Iterator[tuple[str, _Layer]]:
@@ -226,7 +245,9 @@ def _masked(model: nn.Module) -> Iterator[tuple[nn.Module, nn.Parameter, Tensor]
     modules: list[nn.Module | None] = [model]
     while modules:  # ``model.modules()`` takes three times as long, in every pass.
         layer = modules.pop()
-        if layer is None or isinstance(layer, torch.jit.ScriptModule):  # It has other dictionaries, and no masks.
+        if layer is None or isinstance(
+            layer, torch.jit.ScriptModule
+        ):  # It has other dictionaries, and no masks.
             continue
         mask = layer._buffers.get(BUFFER)
         if mask is not None and isinstance(weight := layer._parameters.get("weight"), nn.Parameter):
@@ -235,12 +256,14 @@ def _masked(model: nn.Module) -> Iterator[tuple[nn.Module, nn.Parameter, Tensor]
 
 
 class _Held:
-    """What is known of a layer's mask and masked weights; a copy or an unpickled layer begins with nothing."""
+    """What is known of a layer's mask and masked weights; a copy or an unpickled layer begins with
+    nothing."""
 
     mask: Tensor | None = None  # The buffer, its version and where it is zero.
     mask_version = -1
     complement: Tensor
-    weight: Any = None  # Weak references to the weight and its storage, and its version, when it was last zeroed.
+    # Weak references to the weight and its storage, and its version, when it was last zeroed.
+    weight: Any = None
     storage: Any = None
     version = -1
     opened: object = None  # The pass that zeroed it.
@@ -259,12 +282,14 @@ class _Held:
         return mask is self.mask and mask._version == self.mask_version
 
     def is_foreign(self, weight: nn.Parameter) -> bool:
-        """Whether the layer computes with another parameter than its own, under ``functional_call``."""
+        """Whether the layer computes with another parameter than its own, under
+        ``functional_call``."""
         own = self.weight and self.weight()
         return own is not None and own is not weight
 
     def fill(self, weight: nn.Parameter, mask: Tensor, opened: object) -> None:
-        """Zero the masked weights in place, and note of which weights and in which pass this was done."""
+        """Zero the masked weights in place, and note of which weights and in which pass this was
+        done."""
         if weight.is_inference():  # It tells no version.
             weight.data.masked_fill_(mask == 0, 0)
             return
@@ -275,8 +300,12 @@ class _Held:
     def read(self, mask: Tensor) -> Tensor:
         """Find where a mask is zero, and keep it for as long as the mask is not changed."""
         complement = mask == 0
-        wrapped = type(complement) is not Tensor or torch._C._functorch.is_functorch_wrapped_tensor(complement)
-        if not (wrapped or complement.is_inference() or mask.is_inference()):  # Else it is of no use later.
+        wrapped = type(complement) is not Tensor or torch._C._functorch.is_functorch_wrapped_tensor(
+            complement
+        )
+        if not (
+            wrapped or complement.is_inference() or mask.is_inference()
+        ):  # Else it is of no use later.
             self.complement, self.mask, self.mask_version = complement, mask, mask._version
         return complement
 
@@ -302,7 +331,9 @@ def _is_guarded(module: nn.Module) -> bool:
 class _GradientMask:
     """A tensor hook that zeroes the gradient of a layer's masked weights."""
 
-    __torch_unserializable__ = True  # It holds a weak reference; a copy or an unpickled module gets its own.
+    __torch_unserializable__ = (
+        True  # It holds a weak reference; a copy or an unpickled module gets its own.
+    )
 
     def __init__(self, layer: nn.Module):
         self.layer, self.held = weakref.ref(layer), _known(layer)
@@ -321,10 +352,10 @@ class _GradientMask:
 def _guard(module: nn.Module, *_: object) -> None:
     """Zero every masked weight below ``module``, and give it its gradient mask if it lacks one.
 
-    A forward pre-hook, because tensor hooks do not survive ``deepcopy``, pickling or ``load_state_dict(assign=True)``,
-    while module hooks do. It stands on the layer and on the root: a root such as ``nn.MultiheadAttention`` reads the
-    weight of a layer that it never calls. What the root has done in this pass the layers do not do again.
-    """
+    A forward pre-hook, because tensor hooks do not survive ``deepcopy``, pickling or
+    ``load_state_dict(assign=True)``, while module hooks do. It stands on the layer and on the root:
+    a root such as ``nn.MultiheadAttention`` reads the weight of a layer that it never calls. What
+    the root has done in this pass the layers do not do again."""
     grad, compiling, opened = torch.is_grad_enabled(), torch.compiler.is_compiling(), None
     if not compiling:
         opened, held = _thread.opened, module.__dict__.get(_HELD)
@@ -346,13 +377,18 @@ def _guard(module: nn.Module, *_: object) -> None:
         held = _known(layer)
         if grad or not (held.holds(weight, mask) or held.is_foreign(weight)):
             held.fill(weight, mask, opened if grad else None)
-        if grad and weight.requires_grad and not (held.hooked and held.hooked() is weight and weight._backward_hooks):
+        if (
+            grad
+            and weight.requires_grad
+            and not (held.hooked and held.hooked() is weight and weight._backward_hooks)
+        ):
             _hook(layer, weight)
             held.hooked = weakref.ref(weight)
 
 
 def _guard_compiled(module: nn.Module) -> None:
-    """Guard a module in the graph of a compiled one, where tensors tell no version; an exported one has no masks."""
+    """Guard a module in the graph of a compiled one, where tensors tell no version; an exported one
+    has no masks."""
     if torch.compiler.is_exporting():
         return
     for layer, weight, mask in _masked(module):

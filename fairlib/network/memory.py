@@ -1,7 +1,8 @@
-"""What fairlib remembers of a module: how it was built and trained, and how many gradients went into it.
+"""What fairlib remembers of a module: how it was built and trained, and how many gradients went
+into it.
 
-The memory is one attribute of the module, which only this file knows. ``deepcopy`` and pickling copy it, no
-``state_dict`` holds it, and ``load_state_dict`` deletes what it says of the weights.
+The memory is one attribute of the module, which only this file knows. ``deepcopy`` and pickling
+copy it, no ``state_dict`` holds it, and ``load_state_dict`` deletes what it says of the weights.
 """
 
 import math
@@ -19,12 +20,11 @@ _ATTRIBUTE = "_fairlib_memory"
 class TrainingMemory:
     """What is known of a module; what is unknown is None.
 
-    Attributes:
-        history: One row for each epoch of the last :func:`fairlib.fit`.
-        kept: Number of optimizer steps of the last :func:`fairlib.fit` to the ``state_dict`` after them.
-        price: Number of gradients of samples that have gone into the module.
-        recipe: The arguments of :func:`fairlib.build` that give the architecture.
-        input_shape: Shape of one input, ``(C, H, W)`` or ``(D,)``.
+    Attributes: history: One row for each epoch of the last :func:`fairlib.fit`. kept: Number of
+        optimizer steps of the last :func:`fairlib.fit` to the ``state_dict`` after them. price:
+        Number of gradients of samples that have gone into the module. recipe: The arguments of
+        :func:`fairlib.build` that give the architecture. input_shape: Shape of one input, ``(C, H,
+        W)`` or ``(D,)``.
     """
 
     history: Sequence[Mapping[str, float]] | None = None
@@ -40,12 +40,14 @@ def memory_of(module: nn.Module) -> TrainingMemory:
 
 
 def remember(module: nn.Module, **facts) -> nn.Module:
-    """Replace attributes of a module's :class:`TrainingMemory`, in place, and give back the module."""
+    """Replace attributes of a module's :class:`TrainingMemory`, in place, and give back the
+    module."""
     return inherit(module, module, **facts)
 
 
 def inherit(module: nn.Module, source: nn.Module, **facts) -> nn.Module:
-    """Give a module the memory of another one with some attributes replaced, in place, and give back the module."""
+    """Give a module the memory of another one with some attributes replaced, in place, and give
+    back the module."""
     if not hasattr(module, _ATTRIBUTE):
         module.register_load_state_dict_post_hook(_forget_training)
     setattr(module, _ATTRIBUTE, replace(memory_of(source), **facts))
@@ -55,15 +57,15 @@ def inherit(module: nn.Module, source: nn.Module, **facts) -> nn.Module:
 def history(module: nn.Module) -> pd.DataFrame:
     """Tabulate how the last :func:`fit` of a module went.
 
-    Returns:
-        Indexed by epoch (from 1). ``lr``: the learning rate of the first step. ``loss`` and ``accuracy``: means over
-        the training samples, each before the step of its batch. ``gradients``: the number of gradients of samples that
-        the epoch took. Under a constraint also ``objective``, the mean of what was minimized, and what the constraint
-        reports (violations, multipliers). With a validation set also ``val_loss`` and ``val_accuracy`` on it after the
-        epoch, the loss in nats.
+    Returns: Indexed by epoch (from 1). ``lr``: the learning rate of the first step. ``loss`` and
+        ``accuracy``: means over the training samples, each before the step of its batch.
+        ``gradients``: the number of gradients of samples that the epoch took. Under a constraint
+        also ``objective``, the mean of what was minimized, and what the constraint reports
+        (violations, multipliers). With a validation set also ``val_loss`` and ``val_accuracy`` on
+        it after the epoch, the loss in nats.
 
-    Raises:
-        ValueError: If the module does not come from :func:`fit`, or ``load_state_dict`` gave it other weights since.
+    Raises: ValueError: If the module does not come from :func:`fit`, or ``load_state_dict`` gave it
+        other weights since.
 
     Example:
         >>> import torch, fairlib
@@ -79,18 +81,20 @@ def history(module: nn.Module) -> pd.DataFrame:
 
 
 def gradient_evaluations(module: nn.Module) -> int | float:
-    """Count the gradients of samples that have gone into a module: the price of a model, whatever the machine.
+    """Count the gradients of samples that have gone into a module: the price of a model, whatever
+    the machine.
 
-    One gradient is a forward and a backward pass of one sample: a step of :func:`fit` on a batch of 64 counts as 64.
-    All trainings that led to the module count, the dense one and the extra gradients of constraints included, and so do
-    gradients that a pruning method computes for its scores. A product of the Hessian with a vector counts as two, an
-    evaluation as nothing. Training by other loops than fairlib's is not seen.
+    One gradient is a forward and a backward pass of one sample: a step of :func:`fit` on a batch of
+    64 counts as 64. All trainings that led to the module count, the dense one and the extra
+    gradients of constraints included, and so do gradients that a pruning method computes for its
+    scores. A product of the Hessian with a vector counts as two, an evaluation as nothing. Training
+    by other loops than fairlib's is not seen.
 
-    Returns:
-        The number; NaN where it is not known: for a module that :func:`build` did not make, also after :func:`fit`
-        (whose own number is the column ``gradients`` of :func:`history`), and for one whose weights were loaded, by
-        ``load_state_dict`` or :func:`restore`. Call ``fairlib.network.memory.remember(module, price=0)`` on a module of
-        your own into which nothing has gone yet.
+    Returns: The number; NaN where it is not known: for a module that :func:`build` did not make,
+        also after :func:`fit` (whose own number is the column ``gradients`` of :func:`history`),
+        and for one whose weights were loaded, by ``load_state_dict`` or :func:`restore`. Call
+        ``fairlib.network.memory.remember(module, price=0)`` on a module of your own into which
+        nothing has gone yet.
 
     Example:
         >>> import fairlib
@@ -108,19 +112,21 @@ def gradient_evaluations(module: nn.Module) -> int | float:
 
 
 def add_gradients(module: nn.Module, count: float) -> nn.Module:
-    """Add ``count`` to a module's :func:`fairlib.gradient_evaluations`, if known, in place; give back the module."""
+    """Add ``count`` to a module's :func:`fairlib.gradient_evaluations`, if known, in place; give
+    back the module."""
     price = memory_of(module).price
     return module if price is None else remember(module, price=price + int(count))
 
 
 def weights_at(module: nn.Module, step: int) -> dict[str, Tensor]:
-    """Look up the ``state_dict`` that a module had after ``step`` optimizer steps of its last :func:`fit`.
+    """Look up the ``state_dict`` that a module had after ``step`` optimizer steps of its last
+    :func:`fit`.
 
     Returns:
         A copy of it.
 
-    Raises:
-        ValueError: If it was not kept by ``fit(..., keep=step)``; the message lists the steps that were kept.
+    Raises: ValueError: If it was not kept by ``fit(..., keep=step)``; the message lists the steps
+        that were kept.
 
     Example:
         >>> import torch, fairlib
@@ -136,12 +142,15 @@ def weights_at(module: nn.Module, step: int) -> dict[str, Tensor]:
     _history(module)
     kept = memory_of(module).kept
     if step not in kept:
-        raise ValueError(f"the weights at step {step} were not kept; kept: {sorted(kept) or 'none'} (fit's keep=)")
+        raise ValueError(
+            f"the weights at step {step} were not kept; kept: {sorted(kept) or 'none'} (fit's keep=)"
+        )
     return {name: tensor.clone() for name, tensor in kept[step].items()}
 
 
 def extend_history(earlier: nn.Module, later: nn.Module) -> nn.Module:
-    """Put the history of an earlier module before that of a later one, whose epochs count on from there, in place.
+    """Put the history of an earlier module before that of a later one, whose epochs count on from
+    there, in place.
 
     Returns:
         The later module; unchanged where the earlier one has no history.
@@ -153,21 +162,27 @@ def extend_history(earlier: nn.Module, later: nn.Module) -> nn.Module:
     if not first:
         return later
     done = first[-1]["epoch"]
-    return remember(later, history=[*first, *({**row, "epoch": row["epoch"] + done} for row in _history(later))])
+    return remember(
+        later, history=[*first, *({**row, "epoch": row["epoch"] + done} for row in _history(later))]
+    )
 
 
 def forget_history(module: nn.Module) -> nn.Module:
-    """Forget, in place, that :func:`fit` has trained a module, but not its price; give back the module."""
+    """Forget, in place, that :func:`fit` has trained a module, but not its price; give back the
+    module."""
     return remember(module, history=None, kept={})
 
 
 def _forget_training(module: nn.Module, *_: object) -> None:
-    """Forget how the weights came about; as a hook, after ``load_state_dict`` has brought others."""
+    """Forget how the weights came about; as a hook, after ``load_state_dict`` has brought
+    others."""
     remember(module, history=None, kept={}, price=None)
 
 
 def _history(module: nn.Module) -> Sequence[Mapping[str, float]]:
     found = memory_of(module).history
     if found is None:
-        raise ValueError(f"this {type(module).__name__} was not trained by fairlib.fit, or has other weights since")
+        raise ValueError(
+            f"this {type(module).__name__} was not trained by fairlib.fit, or has other weights since"
+        )
     return found

@@ -1,13 +1,13 @@
 """Weight quantizers: weights of few values, which stay so in any training.
 
-A quantized weight *is* rounded in ``module.weight``, under its ordinary name, so any code that reads it sees what the
-network computes with. What rounding took away is the buffer ``weight_residual``. An optimizer moves the weight off its
-values; the next forward pass adds the residual and rounds again. With gradient :math:`g` at the rounded weights
-:math:`Q(\\theta)`, learning rate :math:`\\eta` and scale :math:`s` this is the straight-through estimator
-:math:`\\theta \\leftarrow \\theta - \\eta g(Q(\\theta))`, in any loop and with any optimizer. Beside it stand the
-buffers ``weight_scale``, one number for each output channel, and ``weight_bits``. A weight that is exactly zero, such
-as a pruned one, stays zero.
-"""
+A quantized weight *is* rounded in ``module.weight``, under its ordinary name, so any code that
+reads it sees what the network computes with. What rounding took away is the buffer
+``weight_residual``. An optimizer moves the weight off its values; the next forward pass adds the
+residual and rounds again. With gradient :math:`g` at the rounded weights :math:`Q(\\theta)`,
+learning rate :math:`\\eta` and scale :math:`s` this is the straight-through estimator
+:math:`\\theta \\leftarrow \\theta - \\eta g(Q(\\theta))`, in any loop and with any optimizer.
+Beside it stand the buffers ``weight_scale``, one number for each output channel, and
+``weight_bits``. A weight that is exactly zero, such as a pruned one, stays zero."""
 
 import copy
 import weakref
@@ -22,11 +22,14 @@ from fairlib.network.masks import prunable
 BITS, SCALE, RESIDUAL = "weight_bits", "weight_scale", "weight_residual"
 
 _OWN = "_quantizer_own"  # Where a quantized layer keeps its _Own.
-_NEVER_CALLED = nn.modules.linear.NonDynamicallyQuantizableLinear  # nn.MultiheadAttention reads its weight.
+_NEVER_CALLED = (
+    nn.modules.linear.NonDynamicallyQuantizableLinear
+)  # nn.MultiheadAttention reads its weight.
 
 
 def rounded(weight: Tensor, scale: Tensor, bits: int) -> Tensor:
-    r"""Round weights to the nearest of :math:`2^b - 1` multiples of a scale, and with one bit to their sign.
+    r"""Round weights to the nearest of :math:`2^b - 1` multiples of a scale, and with one bit to
+    their sign.
 
     .. math::
         Q(w) = s \, \mathrm{clip}(\mathrm{round}(w / s), -(2^{b - 1} - 1), 2^{b - 1} - 1), \quad
@@ -52,10 +55,9 @@ def rounded(weight: Tensor, scale: Tensor, bits: int) -> Tensor:
 def apply(model: nn.Module, scales: Mapping[str, Tensor], bits: Mapping[str, int]) -> nn.Module:
     """Copy a model, in eval mode, with rounded weights; they stay rounded in any training.
 
-    Args:
-        model: Left as it is.
-        scales: Name of a prunable weight (:func:`fairlib.network.masks.prunable`) to its scales ``(O, 1, ...)``.
-        bits: Number of bits of each of these weights, by the same names.
+    Args: model: Left as it is. scales: Name of a prunable weight
+        (:func:`fairlib.network.masks.prunable`) to its scales ``(O, 1, ...)``. bits: Number of bits
+        of each of these weights, by the same names.
     """
     quantized = copy.deepcopy(model)
     known = prunable(quantized)
@@ -76,22 +78,33 @@ def apply(model: nn.Module, scales: Mapping[str, Tensor], bits: Mapping[str, int
 
 
 def install(model: nn.Module, state_dict: Mapping[str, Tensor]) -> nn.Module:
-    """Copy a dense model with the quantizers that a saved state has, for its values to be loaded."""
+    """Copy a dense model with the quantizers that a saved state has, for its values to be
+    loaded."""
     scales, bits = (
-        {key.replace(buffer, "weight"): tensor for key, tensor in state_dict.items() if key.endswith(buffer)}
+        {
+            key.replace(buffer, "weight"): tensor
+            for key, tensor in state_dict.items()
+            if key.endswith(buffer)
+        }
         for buffer in (SCALE, BITS)
     )
-    ours = {name: scales[name] for name in scales.keys() & bits.keys()}  # Else they are somebody else's.
+    ours = {
+        name: scales[name] for name in scales.keys() & bits.keys()
+    }  # Else they are somebody else's.
     return apply(model, ours, {name: int(bits[name]) for name in ours}) if ours else model
 
 
 def read(model: nn.Module) -> dict[str, int]:
     """Read the bits of quantized weights: parameter name to number; other weights are left out."""
-    return {f"{name}.weight".removeprefix("."): int(layer.get_buffer(BITS)) for name, layer in _quantized(model)}
+    return {
+        f"{name}.weight".removeprefix("."): int(layer.get_buffer(BITS))
+        for name, layer in _quantized(model)
+    }
 
 
 def hold(model: nn.Module, *_: object) -> None:
-    """Round the quantized weights of a model, in place, before they are read; every forward pass does so too."""
+    """Round the quantized weights of a model, in place, before they are read; every forward pass
+    does so too."""
     for layer in dict(_quantized(model)).values():
         _round(layer)
 
@@ -111,7 +124,8 @@ class _Own:
         return _Own, ()
 
     def is_foreign(self, weight: nn.Parameter) -> bool:
-        """Whether the layer computes with another parameter than its own, under ``functional_call``."""
+        """Whether the layer computes with another parameter than its own, under
+        ``functional_call``."""
         own = self.weight and self.weight()
         if own is None:
             self.weight = weakref.ref(weight)
@@ -119,9 +133,12 @@ class _Own:
 
 
 def _round(layer: nn.Module, *_: object) -> None:
-    """Round what an optimizer has moved; as a hook before a forward pass and before a ``state_dict`` is taken."""
+    """Round what an optimizer has moved; as a hook before a forward pass and before a
+    ``state_dict`` is taken."""
     weight = layer._parameters.get("weight")
-    if torch.compiler.is_exporting() or not isinstance(weight, nn.Parameter):  # A caller's, under functional_call.
+    if torch.compiler.is_exporting() or not isinstance(
+        weight, nn.Parameter
+    ):  # A caller's, under functional_call.
         return
     if not torch.compiler.is_compiling() and layer.__dict__[_OWN].is_foreign(weight):
         return

@@ -1,10 +1,10 @@
 """Call sites: which ReLUs run in a forward pass, and a module of its own for each call.
 
-A ReLU can be a module that is called once, a module that is called several times, or a function. Only the first can be
-replaced from outside. The others are split: the module that makes the calls gets a forward method from its
-``torch.fx`` graph, in which every call is that of a new submodule. All else stays: its class is a base class of the new
-one, and parameters, buffers, submodules, attributes and hooks are its own.
-"""
+A ReLU can be a module that is called once, a module that is called several times, or a function.
+Only the first can be replaced from outside. The others are split: the module that makes the calls
+gets a forward method from its ``torch.fx`` graph, in which every call is that of a new submodule.
+All else stays: its class is a base class of the new one, and parameters, buffers, submodules,
+attributes and hooks are its own."""
 
 import copy
 import importlib
@@ -29,13 +29,28 @@ RELUS = (nn.ReLU, nn.ReLU6, nn.LeakyReLU)
 _NO_ACTIVATIONS = (nn.Softmax, nn.Softmax2d, nn.LogSoftmax, nn.Softmin, nn.MultiheadAttention)
 
 # Functions and methods, as torch's tracer shows them, and the module that does the same.
-_MODULES: dict[Any, type[nn.Module]] = {torch.relu: nn.ReLU, torch.relu_: nn.ReLU, relu: nn.ReLU, relu6: nn.ReLU6}
+_MODULES: dict[Any, type[nn.Module]] = {
+    torch.relu: nn.ReLU,
+    torch.relu_: nn.ReLU,
+    relu: nn.ReLU,
+    relu6: nn.ReLU6,
+}
 _MODULES |= {"relu": nn.ReLU, "relu_": nn.ReLU}
 
 # Operators by name, without the underscore of those that work in place.
 _RELU_OPERATORS = {"relu", "leaky_relu", "hardtanh"}
 _CLAMPS = {"clamp", "clamp_min"}
-_OTHERS = {"elu", "gelu", "glu", "hardsigmoid", "hardswish", "mish", "prelu_kernel", "rrelu_with_noise", "hardshrink"}
+_OTHERS = {
+    "elu",
+    "gelu",
+    "glu",
+    "hardsigmoid",
+    "hardswish",
+    "mish",
+    "prelu_kernel",
+    "rrelu_with_noise",
+    "hardshrink",
+}
 _OTHERS |= {"sigmoid", "silu", "softplus", "tanh", "threshold", "log_sigmoid_forward", "softshrink"}
 
 
@@ -72,7 +87,8 @@ class Seen:
         return [call for call in self.calls if times[call.name] > 1]
 
     def to_split(self) -> list[str]:
-        """Name the modules that call a function, or a ReLU module that is called more than once; inner ones first."""
+        """Name the modules that call a function, or a ReLU module that is called more than once;
+        inner ones first."""
         callers = {*self.functions, *(call.caller for call in self.repeated())}
         return sorted(callers, key=lambda name: (-name.count(".") - bool(name), name))
 
@@ -82,8 +98,8 @@ def watch(model: nn.Module, inputs: Tensor) -> Seen:
 
     Products, ``torch.where`` and ``torch.maximum`` can compute a ReLU unseen.
 
-    Raises:
-        ValueError: If an activation is no ReLU, the model does not take such inputs or gives no tensor, or a ReLU's
+    Raises: ValueError: If an activation is no ReLU, the model does not take such inputs or gives no
+        tensor, or a ReLU's
             output does not have the samples in its first dimension.
     """
     operators, handles = _Operators(model), []
@@ -101,7 +117,9 @@ def watch(model: nn.Module, inputs: Tensor) -> Seen:
 
     for name, module in model.named_modules():
         kind = type(module)
-        is_activation = kind.__module__ == "torch.nn.modules.activation" and not isinstance(module, _NO_ACTIVATIONS)
+        is_activation = kind.__module__ == "torch.nn.modules.activation" and not isinstance(
+            module, _NO_ACTIVATIONS
+        )
         if is_activation and not isinstance(module, RELUS):
             raise ValueError(_no_relu(f"{name or 'the model'} is a {kind.__name__}"))
         enter = partial(operators.enter, name)
@@ -117,7 +135,9 @@ def watch(model: nn.Module, inputs: Tensor) -> Seen:
         for handle in handles:
             handle.remove()
     if not isinstance(outputs, Tensor):
-        raise ValueError(f"{type(model).__name__} gives a {type(outputs).__name__}, where logits are needed")
+        raise ValueError(
+            f"{type(model).__name__} gives a {type(outputs).__name__}, where logits are needed"
+        )
     return operators.seen
 
 
@@ -128,8 +148,8 @@ def split(model: nn.Module, caller: str) -> None:
         model: A model in eval mode.
         caller: Name of the module that calls the ReLUs.
 
-    Raises:
-        ValueError: If ``torch.fx`` cannot trace the module, or it does something else in training than in evaluation;
+    Raises: ValueError: If ``torch.fx`` cannot trace the module, or it does something else in
+        training than in evaluation;
             the message names it, with the fix.
     """
     module = model.get_submodule(caller)
@@ -191,9 +211,14 @@ class _Operators(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         name, module = self.stack[-1]
-        operator, settings = str(function.overloadpacket).removeprefix("aten.").strip("_"), kwargs or {}
+        operator, settings = (
+            str(function.overloadpacket).removeprefix("aten.").strip("_"),
+            kwargs or {},
+        )
         if not isinstance(module, RELUS):
-            if operator in _RELU_OPERATORS or (operator in _CLAMPS and _clamps_at_zero(args, settings)):
+            if operator in _RELU_OPERATORS or (
+                operator in _CLAMPS and _clamps_at_zero(args, settings)
+            ):
                 self.seen.functions.append(name)
             elif operator in _OTHERS:
                 raise ValueError(_no_relu(f"{_named(name, module)} computes {operator}"))
@@ -220,17 +245,29 @@ def _graph(module: nn.Module, own: str) -> Graph:
     try:
         graph, training = _trace(module), _trace(twin)
     except Exception as error:
-        raise ValueError(f"{why}, and torch.fx cannot trace it ({type(error).__name__}: {error}); {fix}") from error
-    constants = [str(node.target) for node in graph.nodes if node.op == "get_attr" and "_constant" in node.target]
+        raise ValueError(
+            f"{why}, and torch.fx cannot trace it ({type(error).__name__}: {error}); {fix}"
+        ) from error
+    constants = [
+        str(node.target)
+        for node in graph.nodes
+        if node.op == "get_attr" and "_constant" in node.target
+    ]
     same = str(graph) == str(training)
-    if not (same and all(torch.equal(getattr(module, name), getattr(twin, name)) for name in constants)):
-        raise ValueError(f"{why}, and does something else in training than in evaluation, which no graph can do; {fix}")
+    if not (
+        same and all(torch.equal(getattr(module, name), getattr(twin, name)) for name in constants)
+    ):
+        raise ValueError(
+            f"{why}, and does something else in training than in evaluation, which no graph can do; {fix}"
+        )
     return graph
 
 
 def _trace(module: nn.Module) -> Graph:
     parameters = inspect.signature(module.forward).parameters
-    return _Shallow().trace(module, {name: None for name, value in parameters.items() if value.default is None})
+    return _Shallow().trace(
+        module, {name: None for name, value in parameters.items() if value.default is None}
+    )
 
 
 def _activation_of(node: Node, module: nn.Module) -> nn.Module | None:
@@ -252,12 +289,17 @@ def _name_for(node: Node, module: nn.Module, used: set[str]) -> str:
 
 
 def _with_forward(base: type[nn.Module], source: str, names: Mapping[str, Any]) -> type[nn.Module]:
-    """A subclass with another forward method, which can be copied and pickled although nobody can import it."""
+    """A subclass with another forward method, which can be copied and pickled although nobody can
+    import it."""
     scope = dict(names)
     exec(source, scope)
 
     def reduce(self: nn.Module, protocol: int) -> tuple:
-        modules = {key: value.__name__ for key, value in names.items() if isinstance(value, types.ModuleType)}
+        modules = {
+            key: value.__name__
+            for key, value in names.items()
+            if isinstance(value, types.ModuleType)
+        }
         others = {key: value for key, value in names.items() if key not in modules}
         return _rebuild, (base, source, others, modules), self.__dict__
 
@@ -265,7 +307,9 @@ def _with_forward(base: type[nn.Module], source: str, names: Mapping[str, Any]) 
     return type(base.__name__, (base,), members | {"__doc__": base.__doc__})
 
 
-def _rebuild(base: type[nn.Module], source: str, others: Mapping[str, Any], modules: Mapping[str, str]) -> nn.Module:
+def _rebuild(
+    base: type[nn.Module], source: str, others: Mapping[str, Any], modules: Mapping[str, str]
+) -> nn.Module:
     names = dict(others) | {key: importlib.import_module(name) for key, name in modules.items()}
     kind = _with_forward(base, source, names)
     return kind.__new__(kind)

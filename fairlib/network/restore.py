@@ -12,18 +12,19 @@ from fairlib.network.masks import BUFFER, apply
 
 
 def restore(module: nn.Module, state_dict: Mapping[str, Tensor]) -> nn.Module:
-    """Copy a freshly built dense module, in eval mode, with the weights, masks, gates and factors of ``state_dict``.
+    """Copy a freshly built dense module, in eval mode, with the weights, masks, gates and factors
+    of ``state_dict``.
 
-    How it was trained is in no ``state_dict``: its :func:`fairlib.history` and its price are unknown.
+    How it was trained is in no ``state_dict``: its :func:`fairlib.history` and its price are
+    unknown.
 
-    Args:
-        module: Left as it is.
-        state_dict: The state of a pruned, linearized, factorized or dense module of the same architecture.
+    Args: module: Left as it is. state_dict: The state of a pruned, linearized, factorized or dense
+        module of the same architecture.
 
-    Raises:
-        ValueError: If a mask belongs to no prunable weight of the module, or a gate to no module of it. The latter
-            happens where gating has split ReLUs: call :func:`fairlib.linearization.gate` on the module first.
-            Also if other keys do not fit the module.
+    Raises: ValueError: If a mask belongs to no prunable weight of the module, or a gate to no
+        module of it. The latter
+            happens where gating has split ReLUs: call :func:`fairlib.linearization.gate` on the
+            module first. Also if other keys do not fit the module.
         TypeError: If the module is no module, or the state no mapping.
 
     Example:
@@ -37,11 +38,17 @@ def restore(module: nn.Module, state_dict: Mapping[str, Tensor]) -> nn.Module:
     """
     check_type("module", module, nn.Module, "a torch.nn.Module")
     check_type("state_dict", state_dict, Mapping, "the state_dict of a module")
-    keep = {name.removesuffix("_mask"): mask.bool() for name, mask in state_dict.items() if name.endswith(BUFFER)}
+    keep = {
+        name.removesuffix("_mask"): mask.bool()
+        for name, mask in state_dict.items()
+        if name.endswith(BUFFER)
+    }
     restored = install(apply(factors.install(copy.deepcopy(module), state_dict), keep), state_dict)
     restored = quantizers.install(restored, state_dict)
     try:
         restored.load_state_dict(state_dict)
     except RuntimeError as error:
-        raise ValueError(f"state_dict does not fit this {type(module).__name__}: {error}") from error
+        raise ValueError(
+            f"state_dict does not fit this {type(module).__name__}: {error}"
+        ) from error
     return restored

@@ -1,10 +1,10 @@
-"""Several networks of one architecture as a single one, which computes what each of them computes, but faster.
+"""Several networks of one architecture as a single one, which computes what each of them computes,
+but faster.
 
-A small network keeps a processor waiting: most of a step is the way from one operation to the next. Stacked, k members
-take one operation where they took k: a convolution has k times the channels in k times the groups, normalization has k
-times the channels, and a linear layer is one batched product. Source: Wang et al., Horizontally fused training
-array (MLSys 2021).
-"""
+A small network keeps a processor waiting: most of a step is the way from one operation to the next.
+Stacked, k members take one operation where they took k: a convolution has k times the channels in k
+times the groups, normalization has k times the channels, and a linear layer is one batched product.
+Source: Wang et al., Horizontally fused training array (MLSys 2021)."""
 
 import copy
 from collections.abc import Iterable, Sequence
@@ -20,21 +20,46 @@ WIDER: dict[type[nn.Module], tuple[str, ...]] = {
     nn.BatchNorm2d: ("num_features",),
     nn.Linear: (),
 } | dict.fromkeys(
-    (nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.Identity, nn.Sequential), ()
+    (
+        nn.ReLU,
+        nn.ReLU6,
+        nn.LeakyReLU,
+        nn.MaxPool2d,
+        nn.AvgPool2d,
+        nn.AdaptiveAvgPool2d,
+        nn.Identity,
+        nn.Sequential,
+    ),
+    (),
 )
 """What torch's modules count that is k times as many in a stack of k members, by their class."""
 
 
 def why_not(model: nn.Module) -> str | None:
-    """Say why a network cannot be a member of a stack, or None if it can: the end of a sentence with "since"."""
+    """Say why a network cannot be a member of a stack, or None if it can: the end of a sentence
+    with "since"."""
     for module in model.modules():
         kind = type(module)
-        ours = kind.__module__.startswith(("fairlib.models.", "fairlib.network.gates", "fairlib.network.factors"))
-        if not (ours or kind in WIDER or (kind is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1))):
+        ours = kind.__module__.startswith(
+            ("fairlib.models.", "fairlib.network.gates", "fairlib.network.factors")
+        )
+        if not (
+            ours
+            or kind in WIDER
+            or (kind is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1))
+        ):
             return f"a {kind.__name__} is computed one network at a time"
-        if getattr(module, "padding_mode", "zeros") != "zeros" or getattr(module, "alpha", None) is not None:
+        if (
+            getattr(module, "padding_mode", "zeros") != "zeros"
+            or getattr(module, "alpha", None) is not None
+        ):
             return f"a {kind.__name__} of these settings is computed one network at a time"
-        hooks = (module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks)
+        hooks = (
+            module._forward_pre_hooks,
+            module._forward_hooks,
+            module._backward_pre_hooks,
+            module._backward_hooks,
+        )
         foreign = any(hook.__module__ != masks.__name__ for each in hooks for hook in each.values())
         if "forward" in vars(module) or foreign:
             return f"hooks, or a forward of its own, change what a {kind.__name__} computes"
@@ -47,26 +72,41 @@ def why_not(model: nn.Module) -> str | None:
 
 
 def form(model: nn.Module) -> dict[str, object]:
-    """Describe what the members of a stack have in common: values, each under what to say where they differ."""
+    """Describe what the members of a stack have in common: values, each under what to say where
+    they differ."""
     modules = []
     for name, module in model.named_modules():
-        plain = {key: value for key, value in vars(module).items() if isinstance(value, _PLAIN) and key != "training"}
+        plain = {
+            key: value
+            for key, value in vars(module).items()
+            if isinstance(value, _PLAIN) and key != "training"
+        }
         modules.append((name, type(module), plain))
-    tensors = [(prefix, name, tensor) for prefix, name, tensor in _slots(model) if name != masks.BUFFER]
-    shapes = [(prefix, name, tensor.shape, tensor.dtype, tensor.requires_grad) for prefix, name, tensor in tensors]
+    tensors = [
+        (prefix, name, tensor) for prefix, name, tensor in _slots(model) if name != masks.BUFFER
+    ]
+    shapes = [
+        (prefix, name, tensor.shape, tensor.dtype, tensor.requires_grad)
+        for prefix, name, tensor in tensors
+    ]
     return {
         "they are not of one architecture": (modules, shapes),
-        "they were trained for different numbers of steps": [t.item() for _, _, t in tensors if not t.ndim],
+        "they were trained for different numbers of steps": [
+            t.item() for _, _, t in tensors if not t.ndim
+        ],
     }
 
 
 def agrees(model: nn.Module, inputs: Tensor) -> bool:
-    """Whether two of a model, stacked, compute what it computes in eval mode, as far as one batch can tell."""
+    """Whether two of a model, stacked, compute what it computes in eval mode, as far as one batch
+    can tell."""
     alone = copy.deepcopy(model).eval()
     stack = Stack([copy.deepcopy(alone), copy.deepcopy(alone)]).eval()
     with torch.no_grad():
         try:
-            return torch.allclose(stack(torch.cat([inputs, inputs])), torch.cat([alone(inputs)] * 2), atol=1e-4)
+            return torch.allclose(
+                stack(torch.cat([inputs, inputs])), torch.cat([alone(inputs)] * 2), atol=1e-4
+            )
         except (IndexError, RuntimeError, TypeError, ValueError):
             return False
 
@@ -74,21 +114,33 @@ def agrees(model: nn.Module, inputs: Tensor) -> bool:
 class Stack(nn.Module):
     """Networks of one architecture as one module, whose parameters and buffers the networks share.
 
-    Every tensor of the stack is that of the members one after the other along the first axis. The members' own tensors
-    become views of it, in place, until :meth:`release`: what trains the stack trains them, and each can be evaluated.
+    Every tensor of the stack is that of the members one after the other along the first axis. The
+    members' own tensors become views of it, in place, until :meth:`release`: what trains the stack
+    trains them, and each can be evaluated.
 
-    Args:
-        members: At least one network; :func:`why_not` is None for each, and :func:`form` the same for all. One that
+    Args: members: At least one network; :func:`why_not` is None for each, and :func:`form` the same
+        for all. One that
             lacks a mask of another gets one there, in the stack, that keeps all.
         layout: Memory format of the weights of convolutions.
     """
 
-    def __init__(self, members: Sequence[nn.Module], layout: torch.memory_format = torch.contiguous_format) -> None:
+    def __init__(
+        self, members: Sequence[nn.Module], layout: torch.memory_format = torch.contiguous_format
+    ) -> None:
         super().__init__()
-        self.members, count = tuple(members), len(members)  # A tuple, so that they are no submodules.
+        self.members, count = (
+            tuple(members),
+            len(members),
+        )  # A tuple, so that they are no submodules.
         self.net = copy.deepcopy(members[0])
-        masked = {name: torch.ones_like(mask) for member in members for name, mask in masks.read(member).items()}
-        masks.impose(self.net, {name: masked[name] for name in masked.keys() - masks.read(self.net).keys()})
+        masked = {
+            name: torch.ones_like(mask)
+            for member in members
+            for name, mask in masks.read(member).items()
+        }
+        masks.impose(
+            self.net, {name: masked[name] for name in masked.keys() - masks.read(self.net).keys()}
+        )
         for module in self.net.modules():
             for name in WIDER.get(type(module), ()):
                 setattr(module, name, count * getattr(module, name))
@@ -96,17 +148,26 @@ class Stack(nn.Module):
                 module.__class__ = _StackedLinear
         for prefix, name, tensor in list(_slots(self.net)):
             parts = [_tensor(member, prefix, name, tensor) for member in members]
-            joined = torch.cat([part.detach() for part in parts]) if tensor.ndim else tensor.detach().clone()
+            joined = (
+                torch.cat([part.detach() for part in parts])
+                if tensor.ndim
+                else tensor.detach().clone()
+            )
             if joined.ndim == 4:
                 joined = joined.contiguous(memory_format=layout)
             if isinstance(tensor, nn.Parameter):
                 joined = nn.Parameter(joined, tensor.requires_grad)
             setattr(self.net.get_submodule(prefix), name, joined)
-            for part, own in zip(parts, joined.detach().chunk(count) if joined.ndim else [joined] * count, strict=True):
+            for part, own in zip(
+                parts,
+                joined.detach().chunk(count) if joined.ndim else [joined] * count,
+                strict=True,
+            ):
                 part.data = own
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Compute the outputs ``(k * B, C)`` of inputs ``(k * B, ...)``, the first B for the first member."""
+        """Compute the outputs ``(k * B, C)`` of inputs ``(k * B, ...)``, the first B for the first
+        member."""
         count = len(self.members)
         parts = inputs.unflatten(0, (count, -1)).transpose(0, 1).flatten(1, 2)
         if parts.ndim == 4:
@@ -114,7 +175,8 @@ class Stack(nn.Module):
         return self.net(parts).unflatten(1, (count, -1)).transpose(0, 1).flatten(0, 1)
 
     def release(self, layout: torch.memory_format = torch.contiguous_format) -> None:
-        """Give every member tensors of its own again, the weights of its convolutions in this memory format."""
+        """Give every member tensors of its own again, the weights of its convolutions in this
+        memory format."""
         for member in self.members:
             for _, _, tensor in _slots(member):
                 tensor.data = tensor.detach().clone(memory_format=torch.contiguous_format)
@@ -122,7 +184,8 @@ class Stack(nn.Module):
 
 
 class _StackedLinear(nn.Linear):
-    """Linear layers side by side: inputs ``(B, k * D)`` to outputs ``(B, k * C)``, weights ``(k * C, D)``."""
+    """Linear layers side by side: inputs ``(B, k * D)`` to outputs ``(B, k * C)``, weights ``(k *
+    C, D)``."""
 
     def forward(self, inputs: Tensor) -> Tensor:
         parts = inputs.unflatten(1, (-1, self.in_features)).transpose(0, 1)
@@ -130,7 +193,9 @@ class _StackedLinear(nn.Linear):
         if self.bias is None:
             outputs = torch.bmm(parts, weight)
         else:
-            outputs = torch.baddbmm(self.bias.unflatten(0, (-1, 1, self.out_features)), parts, weight)
+            outputs = torch.baddbmm(
+                self.bias.unflatten(0, (-1, 1, self.out_features)), parts, weight
+            )
         return outputs.transpose(0, 1).flatten(1)
 
 

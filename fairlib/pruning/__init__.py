@@ -30,7 +30,17 @@ from fairlib.pruning.snip import snip
 from fairlib.training.compressors import Compressor, Method, Settings
 from fairlib.training.loop import check_arguments, check_training
 
-__all__ = ["METHODS", "SCHEDULES", "Pruning", "check", "epochs_within", "gradual", "iterative", "prune", "trains"]
+__all__ = [
+    "METHODS",
+    "SCHEDULES",
+    "Pruning",
+    "check",
+    "epochs_within",
+    "gradual",
+    "iterative",
+    "prune",
+    "trains",
+]
 
 Schedule = str | tuple[str, Settings]  # The name of a schedule, or its name and settings.
 
@@ -41,8 +51,12 @@ METHODS: dict[str, Method] = {
     "snip": Method(snip, takes=("data", "seed")),
     "lottery": Method(lottery, takes=("data", "train", "seed")),
     "fairgrape": Method(fairgrape, takes=("data",)),
-    "bip": Method(bip, takes=("data", "train", "val", "seed"), constrained=False, gather=bip_from_flat),
-    "bifp": Method(bifp, takes=("data", "train", "val", "seed"), constrained=False, gather=from_flat),
+    "bip": Method(
+        bip, takes=("data", "train", "val", "seed"), constrained=False, gather=bip_from_flat
+    ),
+    "bifp": Method(
+        bifp, takes=("data", "train", "val", "seed"), constrained=False, gather=from_flat
+    ),
     "random": Method(random, takes=("seed",)),
 }
 
@@ -61,29 +75,30 @@ def prune(
 ) -> nn.Module:
     """Prune a model by a method of the registry :data:`fairlib.pruning.METHODS`.
 
-    Args:
-        model: Any module with convolutions or linear layers; not changed.
-        method: ``"magnitude"``, ``"filter-norm"``, ``"fpgm"``, ``"snip"``, ``"lottery"``, ``"fairgrape"``, ``"bip"``,
+    Args: model: Any module with convolutions or linear layers; not changed. method:
+        ``"magnitude"``, ``"filter-norm"``, ``"fpgm"``, ``"snip"``, ``"lottery"``, ``"fairgrape"``,
+        ``"bip"``,
             ``"bifp"`` or ``"random"``.
         sparsity: Share of zeros among the prunable weights (convolution and linear), in [0, 1).
-        data: The training set. ``"magnitude"`` and ``"random"`` need none; ``"filter-norm"`` and ``"fpgm"`` use only
-            the shape of its inputs, and also take a tensor of inputs.
-        train: Arguments of :func:`fairlib.fit` for each training; only for a method or a schedule that trains
-            (``"lottery"``, ``"bip"``, ``"bifp"``; ``"iterative"``, ``"gradual"``).
-        val: Held-out data, for a method that needs some (``"bip"``, ``"bifp"``); by default such a method splits
-            ``data`` by ``seed``.
+        data: The training set. ``"magnitude"`` and ``"random"`` need none; ``"filter-norm"`` and
+            ``"fpgm"`` use only the shape of its inputs, and also take a tensor of inputs.
+        train: Arguments of :func:`fairlib.fit` for each training; only for a method or a schedule
+            that trains (``"lottery"``, ``"bip"``, ``"bifp"``; ``"iterative"``, ``"gradual"``).
+        val: Held-out data, for a method that needs some (``"bip"``, ``"bifp"``); by default such a
+            method splits ``data`` by ``seed``.
         schedule: ``"one-shot"`` (all weights at once, no training), ``"iterative"``
-            (:func:`fairlib.pruning.iterative`) or ``"gradual"`` (:func:`fairlib.pruning.gradual`); or a pair of such a
-            name and its settings. ``"lottery"``, ``"bip"`` and ``"bifp"`` have a schedule of their own.
+            (:func:`fairlib.pruning.iterative`) or ``"gradual"`` (:func:`fairlib.pruning.gradual`);
+            or a pair of such a name and its settings. ``"lottery"``, ``"bip"`` and ``"bifp"`` have
+            a schedule of their own.
         seed: Seed of the method's random choices and of its trainings.
         **settings: Further arguments of the method, such as ``scope="layer"`` of ``"magnitude"``.
 
-    Returns:
-        A copy in eval mode whose pruned weights are zero, and stay zero in any further training
-        (:mod:`fairlib.network.masks`). It is not finetuned unless the method or the schedule trains.
+    Returns: A copy in eval mode whose pruned weights are zero, and stay zero in any further
+        training (:mod:`fairlib.network.masks`). It is not finetuned unless the method or the
+        schedule trains.
 
-    Raises:
-        ValueError: If a name is unknown, ``sparsity`` is outside [0, 1), ``data`` is missing, ``train`` is given
+    Raises: ValueError: If a name is unknown, ``sparsity`` is outside [0, 1), ``data`` is missing,
+        ``train`` is given
             although nothing is trained, or the model is quantized.
         TypeError: If a setting is unknown, or an argument is of another type.
 
@@ -107,7 +122,9 @@ def prune(
     check_number("sparsity", sparsity, 0, 1)
     check_arguments({"model": model, "val": val, "seed": seed})
     if quantizers.read(model):
-        raise ValueError("the model's weights are quantized, and what pruning keeps is not: prune first, then quantize")
+        raise ValueError(
+            "the model's weights are quantized, and what pruning keeps is not: prune first, then quantize"
+        )
     check_type("data", data, (GroupedDataset, Tensor, NoneType), "a GroupedDataset")
     offered = {"data": data, "train": {"seed": seed, **(train or {})}, "val": val, "seed": seed}
     pruner = METHODS[method]
@@ -115,14 +132,18 @@ def prune(
     name, options = named("schedule", schedule)
     plan = SCHEDULES[name]
     arguments = plan.arguments(f"schedule {name!r}", offered, options)
-    return plan.function(lambda dense, level: once(dense, sparsity=level), model, sparsity, **arguments)
+    return plan.function(
+        lambda dense, level: once(dense, sparsity=level), model, sparsity, **arguments
+    )
 
 
-def check(method: str, *, schedule: Schedule = "one-shot", train: Settings | None = None, **settings) -> None:
+def check(
+    method: str, *, schedule: Schedule = "one-shot", train: Settings | None = None, **settings
+) -> None:
     """Check the arguments of :func:`prune` before anything is trained.
 
-    Raises:
-        ValueError: If a name is unknown, a method that has its own schedule is given another, or ``train`` is given
+    Raises: ValueError: If a name is unknown, a method that has its own schedule is given another,
+        or ``train`` is given
             although nothing is trained.
         TypeError: If a setting is unknown.
     """
@@ -131,20 +152,26 @@ def check(method: str, *, schedule: Schedule = "one-shot", train: Settings | Non
     name, options = named("schedule", schedule)
     lookup("schedule", name, SCHEDULES).check(f"schedule {name!r}", options)
     if name != "one-shot" and pruner.trains:
-        raise ValueError(f"pruning method {method!r} has its own schedule; schedule must be 'one-shot', got {name!r}")
+        raise ValueError(
+            f"pruning method {method!r} has its own schedule; schedule must be 'one-shot', got {name!r}"
+        )
     if train and not trains(method, {"schedule": schedule}):
-        raise ValueError(f"pruning method {method!r} with schedule {name!r} trains nothing; leave out train=")
+        raise ValueError(
+            f"pruning method {method!r} with schedule {name!r} trains nothing; leave out train="
+        )
     check_training("train=", train or {}, given=("start", "keep", "sparsify"))
 
 
 def trains(method: str, settings: Settings) -> bool:
-    """Tell whether :func:`prune` trains, given a method and settings that may hold a ``schedule``."""
+    """Tell whether :func:`prune` trains, given a method and settings that may hold a
+    ``schedule``."""
     name, _ = named("schedule", settings.get("schedule", "one-shot"))
     return METHODS[method].trains or SCHEDULES[name].trains
 
 
 class Pruning(Compressor):
-    """Pruning, for a study: the level is the sparsity, and ``kept`` is the share of prunable weights that are kept."""
+    """Pruning, for a study: the level is the sparsity, and ``kept`` is the share of prunable
+    weights that are kept."""
 
     level, control, inherits, methods = "sparsity", 0.0, True, METHODS
 

@@ -1,4 +1,5 @@
-"""Bi-level pruning as a constraint of :func:`fairlib.fit`: a mask that is updated between the steps of a training."""
+"""Bi-level pruning as a constraint of :func:`fairlib.fit`: a mask that is updated between the steps
+of a training."""
 
 from __future__ import annotations
 
@@ -31,9 +32,10 @@ class MaskSearch:
     Args:
         relaxed: Whether masks have entries in [0, 1] during the search, instead of zeros and ones.
         gamma: Weight decay :math:`\gamma` of the lower level in the gradient of the mask
-            (:mod:`fairlib.pruning.hypergradient`), positive; the larger, the less of how the weights follow is in it.
-        lr: Step size of the scores, in units of the mean initial score: gradient descent with momentum on a gradient
-            that is divided by its root mean square.
+            (:mod:`fairlib.pruning.hypergradient`), positive; the larger, the less of how the
+            weights follow is in it.
+        lr: Step size of the scores, in units of the mean initial score: gradient descent with
+            momentum on a gradient that is divided by its root mean square.
         momentum: Momentum of the gradient descent on the scores, in [0, 1).
         search: Share of the epochs, in (0, 1], rounded up, in which the mask is learned.
 
@@ -60,7 +62,8 @@ class MaskSearch:
 
 
 class _Mask(nn.Module):
-    """A parametrization: the weight is mask times parameter; where the mask is zero the parameter is kept."""
+    """A parametrization: the weight is mask times parameter; where the mask is zero the parameter
+    is kept."""
 
     mask: Tensor
 
@@ -74,7 +77,8 @@ class _Mask(nn.Module):
 
 @dataclass(frozen=True)
 class Product:
-    """A weight that is mask times parameter: names of its ``layer``, of the parameter and of the mask's buffer."""
+    """A weight that is mask times parameter: names of its ``layer``, of the parameter and of the
+    mask's buffer."""
 
     layer: str
     original: str
@@ -90,28 +94,36 @@ def opened(model: nn.Module, relaxed: bool) -> tuple[nn.Module, list[Product]]:
     model, products = copy.deepcopy(model), []
     for name, weight in masks.prunable(model).items():
         if relaxed and not weight.requires_grad:
-            raise ValueError(f"{name} is frozen, and a relaxed mask would change it; take relaxed=False")
+            raise ValueError(
+                f"{name} is frozen, and a relaxed mask would change it; take relaxed=False"
+            )
         layer = name.rpartition(".")[0]
         inside = f"{name.removesuffix('weight')}parametrizations.weight."
-        parametrize.register_parametrization(model.get_submodule(layer), "weight", _Mask(weight.detach()))
+        parametrize.register_parametrization(
+            model.get_submodule(layer), "weight", _Mask(weight.detach())
+        )
         products.append(Product(layer, f"{inside}original", f"{inside}0.mask"))
     return model, products
 
 
 def closed(model: nn.Module, products: Sequence[Product], keep: Mapping[str, Tensor]) -> nn.Module:
-    """Turn an opened model (``opened``) back into an ordinary masked one, in place, and return it."""
+    """Turn an opened model (``opened``) back into an ordinary masked one, in place, and return
+    it."""
     for product in products:
         owner = model.get_submodule(product.layer)
         order = ["weight", *owner._parameters]
         parametrize.remove_parametrizations(owner, "weight", leave_parametrized=False)
-        owner._parameters = {own: owner._parameters[own] for own in order}  # The order of the dense model.
+        owner._parameters = {
+            own: owner._parameters[own] for own in order
+        }  # The order of the dense model.
     masks.impose(model, keep)
     return model
 
 
 @dataclass(frozen=True)
 class BiLevel(Constraint):
-    """The steps of the mask, as a constraint of :func:`fairlib.fit` on an opened model (``opened``).
+    """The steps of the mask, as a constraint of :func:`fairlib.fit` on an opened model
+    (``opened``).
 
     Args:
         form: What has a score, weights or channels.
@@ -143,11 +155,18 @@ class BiLevel(Constraint):
 
 class _BiLevelRun:
     def __init__(self, settings: BiLevel, model: nn.Module, data: GroupedDataset) -> None:
-        self.settings, self.search, self.form, self.model = settings, settings.search, settings.form, model
+        self.settings, self.search, self.form, self.model = (
+            settings,
+            settings.search,
+            settings.form,
+            model,
+        )
         self.device, self.dtype = placement(model)
         self.groups, self.val = data.num_groups, settings.val.to(self.device)
         self.theta = [model.get_parameter(product.original) for product in settings.products]
-        modules = (model.get_submodule(product.mask.removesuffix(".mask")) for product in settings.products)
+        modules = (
+            model.get_submodule(product.mask.removesuffix(".mask")) for product in settings.products
+        )
         self.masks = [cast(_Mask, module) for module in modules]
         self.aliases = aliases(model)
         self.scores = settings.scores
@@ -172,15 +191,22 @@ class _BiLevelRun:
             self._settle()
         kept, before = self._kept(), self.before
         moved = sum(int((now & ~then).sum()) for now, then in zip(kept, before, strict=True))
-        report = {"gradients": self.gradients, "moved": moved / max(1, sum(int(now.sum()) for now in kept))}
-        report |= {name: float(sum(values)) / len(values) for name, values in self.seen.items() if values}
+        report = {
+            "gradients": self.gradients,
+            "moved": moved / max(1, sum(int(now.sum()) for now in kept)),
+        }
+        report |= {
+            name: float(sum(values)) / len(values) for name, values in self.seen.items() if values
+        }
         self.before, self.gradients, self.seen = kept, 0, {name: [] for name in self.seen}
         return report
 
     def _step(self, value: Tensor) -> Tensor:
-        """Take a step of the mask and return the loss for the step of the weights, with its gradient taken."""
+        """Take a step of the mask and return the loss for the step of the weights, with its
+        gradient taken."""
         upper, theta = self._upper_gradient(), [part.detach() for part in self.theta]
-        # The gradient with respect to theta is the mask times that with respect to the product: m * g_1.
+        # The gradient with respect to theta is the mask times that with respect to the product: m *
+        # g_1.
         value, gradient = taken_gradient(value, self.model)
         masked = [gradient.get(id(part), torch.zeros_like(part)) for part in self.theta]
         self._move(hessian_free(theta, masked, upper, self.search.gamma))
@@ -191,9 +217,13 @@ class _BiLevelRun:
         entries = [entry.clone().requires_grad_() for entry in self.entries]
         with torch.enable_grad():
             expanded = self.form.expand(entries)
-        moving = [(mask, part) for mask, part in zip(expanded, found, strict=True) if mask.requires_grad]
+        moving = [
+            (mask, part) for mask, part in zip(expanded, found, strict=True) if mask.requires_grad
+        ]
         outputs, gradients = zip(*moving, strict=True)
-        slopes = torch.autograd.grad(outputs, entries, grad_outputs=gradients, materialize_grads=True)
+        slopes = torch.autograd.grad(
+            outputs, entries, grad_outputs=gradients, materialize_grads=True
+        )
         size = math.sqrt(sum(part.numel() for part in slopes))
         scale = torch.stack([part.norm() for part in slopes]).norm() / size
         if not scale.isfinite():
@@ -203,7 +233,9 @@ class _BiLevelRun:
         for speed, part in zip(self.velocity, slopes, strict=True):
             speed.mul_(self.search.momentum).add_(part / scale)
         step = self.search.lr
-        self.scores = [score - step * speed for score, speed in zip(self.scores, self.velocity, strict=True)]
+        self.scores = [
+            score - step * speed for score, speed in zip(self.scores, self.velocity, strict=True)
+        ]
         self._impose()
 
     @torch.no_grad()
@@ -220,7 +252,8 @@ class _BiLevelRun:
 
     @torch.no_grad()
     def _settle(self) -> None:
-        """End the search: multiply the weights by a relaxed mask, and set the final mask of zeros and ones."""
+        """End the search: multiply the weights by a relaxed mask, and set the final mask of zeros
+        and ones."""
         if self.search.relaxed:
             self._impose()
             for theta, module in zip(self.theta, self.masks, strict=True):
@@ -231,30 +264,37 @@ class _BiLevelRun:
         return [module.mask > 0 for module in self.masks]
 
     def _batches(self) -> Iterator[Tensor]:
-        """Draw batches of the held-out data without end; of each pass the last, smaller batch is left out."""
+        """Draw batches of the held-out data without end; of each pass the last, smaller batch is
+        left out."""
         size = min(len(self.val), self.settings.batch_size)
         while True:
             order = torch.randperm(len(self.val)).to(self.device)
             yield from order[: len(order) // size * size].split(size)
 
     def _call(self, weights: Parts, inputs: Tensor) -> Tensor:
-        """Compute the model's logits for given products of masks and weights; its buffers are not changed."""
+        """Compute the model's logits for given products of masks and weights; its buffers are not
+        changed."""
         state = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
         for product, weight in zip(self.settings.products, weights, strict=True):
             state[product.original], state[product.mask] = weight, torch.ones_like(weight)
         return evaluate(self.model, state, inputs, self.aliases)
 
     def _upper_gradient(self) -> Parts:
-        """Compute the gradient of the upper objective on the next batch, with respect to the products."""
+        """Compute the gradient of the upper objective on the next batch, with respect to the
+        products."""
         index = next(self.batches)
         targets = self.val.targets[index]
         pairs = zip(self.theta, self.masks, strict=True)
         products = [(theta.detach() * module.mask).requires_grad_() for theta, module in pairs]
         with torch.enable_grad():
-            logits = self._call(products, self.val.batch(index, dtype=self.dtype, device=self.device))
+            logits = self._call(
+                products, self.val.batch(index, dtype=self.dtype, device=self.device)
+            )
             value = cross_entropy(logits, targets)
             if self.settings.upper:
-                value = value + self.settings.upper(logits, targets, self.val.groups[index], self.groups)
+                value = value + self.settings.upper(
+                    logits, targets, self.val.groups[index], self.groups
+                )
         self.seen["upper_objective"].append(value.detach())
         self.gradients += len(index)
         return torch.autograd.grad(value, products, materialize_grads=True)

@@ -1,4 +1,5 @@
-"""FairGRAPE: prune so that every layer keeps each group's share of the importance of its weights."""
+"""FairGRAPE: prune so that every layer keeps each group's share of the importance of its
+weights."""
 
 import math
 
@@ -19,59 +20,77 @@ BLOCK = 1000
 
 
 def fairgrape(
-    model: nn.Module, *, sparsity: float, data: GroupedDataset, batch_size: int = 64, as_published: bool = False
+    model: nn.Module,
+    *,
+    sparsity: float,
+    data: GroupedDataset,
+    batch_size: int = 64,
+    as_published: bool = False,
 ) -> nn.Module:
-    r"""Prune so that no group loses a larger share of its important weights than another, without retraining.
+    r"""Prune so that no group loses a larger share of its important weights than another, without
+    retraining.
 
-    The importance of weight i for group a is :math:`I_{ia} = \frac1B \sum_b (w_i\, g_{iab})^2`, where :math:`g_{ab}`
-    is the gradient of the mean cross-entropy over batch b of the group, and a layer's target share for the group is
-    :math:`p_a = \sum_i I_{ia} / \sum_{a'} \sum_i I_{ia'}`. Each layer of n weights keeps exactly
-    ``n - round(sparsity * n)`` of them, at least one. They are chosen in turns: the group whose share of the importance
-    kept so far lies furthest below its target takes the weight most important to it of those not yet kept (of equal
-    ones the first in the order of the weights). Weights that a mask of the model holds at zero are never taken.
+    The importance of weight i for group a is :math:`I_{ia} = \frac1B \sum_b (w_i\, g_{iab})^2`,
+    where :math:`g_{ab}` is the gradient of the mean cross-entropy over batch b of the group, and a
+    layer's target share for the group is :math:`p_a = \sum_i I_{ia} / \sum_{a'} \sum_i I_{ia'}`.
+    Each layer of n weights keeps exactly ``n - round(sparsity * n)`` of them, at least one. They
+    are chosen in turns: the group whose share of the importance kept so far lies furthest below its
+    target takes the weight most important to it of those not yet kept (of equal ones the first in
+    the order of the weights). Weights that a mask of the model holds at zero are never taken.
 
-    While 2,000 or more weights are still to be kept in a layer, a turn takes a thousandth of them at once, which
-    changes the final shares by less than 0.001; after that, one weight.
+    While 2,000 or more weights are still to be kept in a layer, a turn takes a thousandth of them
+    at once, which changes the final shares by less than 0.001; after that, one weight.
 
-    A group is split into batches of equal size, give or take one. The square of a batch's gradient contains its noise
-    too, so groups that are smaller than a batch count for more than they should. The paper alternates scoring with
-    retraining: ``schedule=("iterative", {"rate": 0.1})`` of :func:`fairlib.prune`.
+    A group is split into batches of equal size, give or take one. The square of a batch's gradient
+    contains its noise too, so groups that are smaller than a batch count for more than they should.
+    The paper alternates scoring with retraining: ``schedule=("iterative", {"rate": 0.1})`` of
+    :func:`fairlib.prune`.
 
-    Args:
-        model: The trained model; not changed. It is scored in eval mode, except for batch normalizations that have seen
+    Args: model: The trained model; not changed. It is scored in eval mode, except for batch
+        normalizations that have seen
             no batch.
         sparsity: Share of zeros in every layer, in [0, 1).
         data: The training set; each of its groups must have a sample.
         batch_size: Largest number of samples per gradient; 64 in the paper.
-        as_published: Score as the released code does: gradients are never cleared, so that each batch's gradient
-            includes those of all batches and groups before it; an optimizer (Adam with a learning rate of 0.0001)
-            changes the model between batches; and only the last group's importance is divided by its number of batches,
-            which lowers its target. The order of the groups then matters.
+        as_published: Score as the released code does: gradients are never cleared, so that each
+            batch's gradient includes those of all batches and groups before it; an optimizer (Adam
+            with a learning rate of 0.0001) changes the model between batches; and only the last
+            group's importance is divided by its number of batches, which lowers its target. The
+            order of the groups then matters.
 
     Returns:
         A masked copy in eval mode.
 
-    Raises:
-        ValueError: If a group has no sample, an importance is NaN or infinite, all importances are zero, or a layer is
+    Raises: ValueError: If a group has no sample, an importance is NaN or infinite, all importances
+        are zero, or a layer is
             already sparser than asked.
 
-    Source:
-        Lin, Kim, Joo, FairGRAPE: fairness-aware gradient pruning method for face attribute classification (ECCV 2022).
+    Source: Lin, Kim, Joo, FairGRAPE: fairness-aware gradient pruning method for face attribute
+        classification (ECCV 2022).
     """
     check_number("batch_size", batch_size, 1, whole=True)
     missing = [name for name, size in data.group_sizes.items() if not size]
     if missing:
         raise ValueError(f"group {missing[0]!r} has no sample in the data; every group needs one")
-    scores = _as_published(model, data, batch_size) if as_published else importance(model, data, batch_size)
+    scores = (
+        _as_published(model, data, batch_size)
+        if as_published
+        else importance(model, data, batch_size)
+    )
     if not any(score.any() for score in scores.values()):
-        raise ValueError("all importances are zero: every sample is fitted exactly, or no signal passes the network")
+        raise ValueError(
+            "all importances are zero: every sample is fitted exactly, or no signal passes the network"
+        )
     before = masks.read(model)
-    keep = {name: _select(name, score, sparsity, before.get(name)) for name, score in scores.items()}
+    keep = {
+        name: _select(name, score, sparsity, before.get(name)) for name, score in scores.items()
+    }
     return add_gradients(masks.apply(model, keep), len(data))
 
 
 def importance(model: nn.Module, data: GroupedDataset, batch_size: int) -> dict[str, Tensor]:
-    """Compute the importances I of every prunable weight: parameter name to ``(groups, *shape)``."""
+    """Compute the importances I of every prunable weight: parameter name to ``(groups,
+    *shape)``."""
     scored = scored_copy(model, data)
     weights = masks.prunable(scored)
     totals = _no_importance(weights, data.num_groups)
@@ -79,11 +98,15 @@ def importance(model: nn.Module, data: GroupedDataset, batch_size: int) -> dict[
         for index in batches:
             gradient = mean_gradient(scored, data, index)
             for name, weight in weights.items():
-                totals[name][group] += (weight.detach().float() * gradient[name].float()).square() / len(batches)
+                totals[name][group] += (
+                    weight.detach().float() * gradient[name].float()
+                ).square() / len(batches)
     return totals
 
 
-def _as_published(model: nn.Module, data: GroupedDataset, batch_size: int, lr: float = 1e-4) -> dict[str, Tensor]:
+def _as_published(
+    model: nn.Module, data: GroupedDataset, batch_size: int, lr: float = 1e-4
+) -> dict[str, Tensor]:
     scored = scored_copy(model, data)
     scored.zero_grad()  # Only here: the released code never clears the gradients.
     device, dtype = placement(scored)
@@ -105,8 +128,12 @@ def _as_published(model: nn.Module, data: GroupedDataset, batch_size: int, lr: f
 
 
 def _no_importance(weights: dict[str, nn.Parameter], groups: int) -> dict[str, Tensor]:
-    """Make zeros to add importances to, in single precision: squares of half-precision numbers underflow."""
-    return {name: torch.zeros(groups, *weight.shape, device=weight.device) for name, weight in weights.items()}
+    """Make zeros to add importances to, in single precision: squares of half-precision numbers
+    underflow."""
+    return {
+        name: torch.zeros(groups, *weight.shape, device=weight.device)
+        for name, weight in weights.items()
+    }
 
 
 def _batches(data: GroupedDataset, batch_size: int) -> list[tuple[Tensor, ...]]:
@@ -116,12 +143,15 @@ def _batches(data: GroupedDataset, batch_size: int) -> list[tuple[Tensor, ...]]:
 
 
 def _select(name: str, score: Tensor, sparsity: float, mask: Tensor | None) -> Tensor:
-    """Make the mask of a layer of this sparsity from the importances ``(groups, *shape)`` of its weights."""
+    """Make the mask of a layer of this sparsity from the importances ``(groups, *shape)`` of its
+    weights."""
     count = max(1, score[0].numel() - round(sparsity * score[0].numel()))
     if not score.isfinite().all():
         raise ValueError(f"the importances of {name} are not all finite; has training diverged?")
     if mask is not None and count > int(mask.sum()):
-        raise ValueError(f"{name} should keep {count} weights, but only {int(mask.sum())} are not pruned already")
+        raise ValueError(
+            f"{name} should keep {count} weights, but only {int(mask.sum())} are not pruned already"
+        )
     flat = score.flatten(1).double()
     free = torch.ones_like(flat[0], dtype=torch.bool) if mask is None else mask.flatten()
     order = flat.masked_fill(~free, -1).sort(dim=1, descending=True, stable=True).indices[:, :count]
@@ -133,11 +163,10 @@ def _select(name: str, score: Tensor, sparsity: float, mask: Tensor | None) -> T
 def in_turn(scores: np.ndarray, order: np.ndarray, count: int, block: int = BLOCK) -> np.ndarray:
     """Choose weights of a layer by letting the groups take them in turns.
 
-    Args:
-        scores: Importances of the weights, ``(groups, n)``, not negative.
-        order: For each group the positions of the weights by falling importance, ``(groups, count)`` or more.
-        count: Number of weights to take.
-        block: A turn takes 1 / ``block`` of the weights still to be taken, at least one.
+    Args: scores: Importances of the weights, ``(groups, n)``, not negative. order: For each group
+        the positions of the weights by falling importance, ``(groups, count)`` or more. count:
+        Number of weights to take. block: A turn takes 1 / ``block`` of the weights still to be
+        taken, at least one.
 
     Returns:
         Positions of the weights taken, int64 ``(count,)``.

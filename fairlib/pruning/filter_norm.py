@@ -16,9 +16,10 @@ def filter_norm(
 ) -> nn.Module:
     r"""Remove the channels whose filters have the smallest norm, without retraining.
 
-    A channel's score is :math:`\|F_i\|_p`, the norm of the weights that produce it, without its bias; where a residual
-    sum or a depthwise convolution ties channels of several layers, :math:`F_i` is the concatenation of their filters.
-    The channels of lowest score are removed at one rate in all layers, together with the weights that read them
+    A channel's score is :math:`\|F_i\|_p`, the norm of the weights that produce it, without its
+    bias; where a residual sum or a depthwise convolution ties channels of several layers,
+    :math:`F_i` is the concatenation of their filters. The channels of lowest score are removed at
+    one rate in all layers, together with the weights that read them
     (:func:`fairlib.network.channels.select_channels`).
 
     Args:
@@ -30,13 +31,12 @@ def filter_norm(
     Returns:
         A masked copy in eval mode.
 
-    Raises:
-        ValueError: If ``data`` is missing, ``norm`` is out of range, or the model has no removable channels or too few
+    Raises: ValueError: If ``data`` is missing, ``norm`` is out of range, or the model has no
+        removable channels or too few
             of them.
 
-    Source:
-        Li et al. (2017), "Pruning filters for efficient ConvNets", with ``norm=1``; in the paper one layer of a
-        residual sum decides for the others.
+    Source: Li et al. (2017), "Pruning filters for efficient ConvNets", with ``norm=1``; in the
+        paper one layer of a residual sum decides for the others.
     """
     check_number("norm", norm, 0, low_open=True)
     scores = partial(torch.linalg.vector_norm, ord=norm, dim=1)

@@ -9,16 +9,19 @@ from fairlib.network.channels import select_channels
 
 
 def fpgm(model: nn.Module, *, sparsity: float, data: GroupedDataset | Tensor | None) -> nn.Module:
-    r"""Remove the channels whose filters lie nearest to the geometric median of their layer, without retraining.
+    r"""Remove the channels whose filters lie nearest to the geometric median of their layer,
+    without retraining.
 
     A channel's score is the sum of the Euclidean distances of its filter to the others,
-    :math:`\sum_j \|F_i - F_j\|_2`; the geometric median is the point that makes this sum smallest. Tied channels are
-    scored by the concatenation of their filters. The channels of lowest score are removed at one rate in all layers,
-    together with the weights that read them (:func:`fairlib.network.channels.select_channels`).
+    :math:`\sum_j \|F_i - F_j\|_2`; the geometric median is the point that makes this sum smallest.
+    Tied channels are scored by the concatenation of their filters. The channels of lowest score are
+    removed at one rate in all layers, together with the weights that read them
+    (:func:`fairlib.network.channels.select_channels`).
 
-    [B] describes it as removing "filters with the smallest geometric median", which is not the method: a filter has no
-    geometric median, a layer has one. Torch-Pruning's importance of this name applies :math:`|w|^p` before it takes
-    distances, so that with its default p = 2 they are not those of the filters.
+    [B] describes it as removing "filters with the smallest geometric median", which is not the
+    method: a filter has no geometric median, a layer has one. Torch-Pruning's importance of this
+    name applies :math:`|w|^p` before it takes distances, so that with its default p = 2 they are
+    not those of the filters.
 
     Args:
         model: The trained model; not changed.
@@ -28,22 +31,25 @@ def fpgm(model: nn.Module, *, sparsity: float, data: GroupedDataset | Tensor | N
     Returns:
         A masked copy in eval mode.
 
-    Raises:
-        ValueError: If ``data`` is missing, or the model has no removable channels or too few of them.
+    Raises: ValueError: If ``data`` is missing, or the model has no removable channels or too few of
+        them.
 
-    Source:
-        He et al. (2019), "Filter pruning via geometric median for deep convolutional neural networks acceleration", its
-        "FPGM-only"; its "FPGM-mix", which prunes by norm as well, is not offered.
+    Source: He et al. (2019), "Filter pruning via geometric median for deep convolutional neural
+        networks acceleration", its "FPGM-only"; its "FPGM-mix", which prunes by norm as well, is
+        not offered.
     """
     chosen = select_channels(model, data, lambda filters: _distances(filters).sum(dim=1), sparsity)
     return masks.apply(model, chosen)
 
 
 def _distances(points: Tensor) -> Tensor:
-    """Compute the Euclidean distances ``(n, n)`` between the rows of ``(n, d)``; between equal rows exactly 0."""
+    """Compute the Euclidean distances ``(n, n)`` between the rows of ``(n, d)``; between equal rows
+    exactly 0."""
     rows, columns = torch.triu_indices(len(points), len(points), offset=1, device=points.device)
     distances = torch.zeros(len(points), len(points), device=points.device, dtype=points.dtype)
-    # pdist works on differences: the expanded square would not give 0 for equal rows, and cdist without it is 15 times
-    # as slow. It does not take half precision.
-    distances[rows, columns] = torch.pdist(points.float() if points.itemsize < 4 else points).to(points.dtype)
+    # pdist works on differences: the expanded square would not give 0 for equal rows, and cdist
+    # without it is 15 times as slow. It does not take half precision.
+    distances[rows, columns] = torch.pdist(points.float() if points.itemsize < 4 else points).to(
+        points.dtype
+    )
     return distances + distances.T

@@ -1,4 +1,5 @@
-"""The gradient of the loss with respect to the prunable weights, from which several methods compute their scores."""
+"""The gradient of the loss with respect to the prunable weights, from which several methods compute
+their scores."""
 
 import copy
 import math
@@ -19,9 +20,9 @@ CHUNK = 256  # Samples of one backward pass.
 def scored_copy(model: nn.Module, data: GroupedDataset) -> nn.Module:
     """Copy a model to take gradients of: in eval mode, with every prunable weight differentiable.
 
-    For a network at initialization the normalization of its inputs is filled from the data, as the first training would
-    do, and a batch normalization that has seen no batch normalizes by the batches it is given.
-    """
+    For a network at initialization the normalization of its inputs is filled from the data, as the
+    first training would do, and a batch normalization that has seen no batch normalizes by the
+    batches it is given."""
     scored = copy.deepcopy(model).eval()
     fill_normalization(scored, data)
     for module in scored.modules():
@@ -33,15 +34,23 @@ def scored_copy(model: nn.Module, data: GroupedDataset) -> nn.Module:
 
 
 def _is_fresh(module: _BatchNorm) -> bool:
-    """Tell whether a batch normalization has seen no batch. Old checkpoints have no counter, hence the statistics."""
+    """Tell whether a batch normalization has seen no batch. Old checkpoints have no counter, hence
+    the statistics."""
     counted, mean, variance = module.num_batches_tracked, module.running_mean, module.running_var
-    if not module.track_running_stats or counted is None or counted or mean is None or variance is None:
+    if (
+        not module.track_running_stats
+        or counted is None
+        or counted
+        or mean is None
+        or variance is None
+    ):
         return False
     return not mean.any() and bool((variance == 1).all())
 
 
 def mean_gradient(scored: nn.Module, data: GroupedDataset, index: Tensor) -> dict[str, Tensor]:
-    r"""Compute :math:`\nabla_w \frac1n \sum_i \ell_i` over the samples at ``index`` ``(n,)``, by prunable weight.
+    r"""Compute :math:`\nabla_w \frac1n \sum_i \ell_i` over the samples at ``index`` ``(n,)``, by
+    prunable weight.
 
     The gradient is zero where a mask of the model holds the weight at zero.
 

@@ -1,4 +1,5 @@
-"""What a learned mask keeps or prunes, single weights or whole channels: from scores to masks of the weights."""
+"""What a learned mask keeps or prunes, single weights or whole channels: from scores to masks of
+the weights."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -27,16 +28,19 @@ class Form(Protocol):
         """Compute scores from the magnitudes of the model's weights, with a mean of 1."""
 
     def choose(self, scores: Sequence[Tensor], sparsity: float) -> list[Tensor]:
-        """Make entries that are 1 for the highest scores and 0 for the others, in the shapes of the scores."""
+        """Make entries that are 1 for the highest scores and 0 for the others, in the shapes of the
+        scores."""
 
     def project(self, scores: Sequence[Tensor], sparsity: float) -> list[Tensor]:
-        """Make relaxed entries: the nearest to the scores in [0, 1] with a sum of at most what ``choose`` keeps.
+        """Make relaxed entries: the nearest to the scores in [0, 1] with a sum of at most what
+        ``choose`` keeps.
 
         In a layer that this would empty the highest score gets 1.
         """
 
     def expand(self, entries: Sequence[Tensor]) -> list[Tensor]:
-        """Make the masks of the weights for the search, from entries in the shapes of the scores; linear in them."""
+        """Make the masks of the weights for the search, from entries in the shapes of the scores;
+        linear in them."""
 
     def final(self, scores: Sequence[Tensor], sparsity: float) -> list[Tensor]:
         """Choose entries like ``choose``, exactly, and set ``kept``."""
@@ -56,7 +60,9 @@ class Weights:
 
     def choose(self, scores: Sequence[Tensor], sparsity: float) -> list[Tensor]:
         keep = keep_highest(self.model, dict(zip(self.weights, scores, strict=True)), sparsity)
-        return [keep[name].to(score.dtype) for name, score in zip(self.weights, scores, strict=True)]
+        return [
+            keep[name].to(score.dtype) for name, score in zip(self.weights, scores, strict=True)
+        ]
 
     def project(self, scores: Sequence[Tensor], sparsity: float) -> list[Tensor]:
         kept = sum(part.sum() for part in self.choose(scores, sparsity))
@@ -69,7 +75,9 @@ class Weights:
 
     def expand(self, entries: Sequence[Tensor]) -> list[Tensor]:
         pairs = zip(self.weights, entries, strict=True)
-        return [entry * self.before[name] if name in self.before else entry for name, entry in pairs]
+        return [
+            entry * self.before[name] if name in self.before else entry for name, entry in pairs
+        ]
 
     def final(self, scores: Sequence[Tensor], sparsity: float) -> list[Tensor]:
         chosen = self.choose(scores, sparsity)
@@ -84,7 +92,9 @@ class Filters:
         self.model, self.weights, self.before = model, masks.prunable(model), masks.read(model)
         self.sets = channels.coupled_channels(model, channels.example_inputs(model, data))
         if not self.sets:
-            raise ValueError(f"{type(model).__name__} has no channel that can be removed; take granularity='weight'")
+            raise ValueError(
+                f"{type(model).__name__} has no channel that can be removed; take granularity='weight'"
+            )
         self.kept: dict[str, Tensor] = {}
         self.sparsity = -1.0
         self.gone: list[int] = []
@@ -95,7 +105,9 @@ class Filters:
         return [norm / mean if mean > 0 else norm for norm, mean in zip(norms, means, strict=True)]
 
     def choose(self, scores: Sequence[Tensor], sparsity: float) -> list[Tensor]:
-        if sparsity != self.sparsity:  # The number of channels hardly depends on the scores; ``final`` is exact.
+        if (
+            sparsity != self.sparsity
+        ):  # The number of channels hardly depends on the scores; ``final`` is exact.
             removed = channels.lowest(self.model, self.sets, scores, sparsity)
             self.sparsity, self.gone = sparsity, [int(part.sum()) for part in removed]
         kept = []
@@ -107,10 +119,14 @@ class Filters:
 
     def project(self, scores: Sequence[Tensor], sparsity: float) -> list[Tensor]:
         kept = self.choose(scores, sparsity)
-        return [capped_simplex(score, float(part.sum())) for score, part in zip(scores, kept, strict=True)]
+        return [
+            capped_simplex(score, float(part.sum()))
+            for score, part in zip(scores, kept, strict=True)
+        ]
 
     def expand(self, entries: Sequence[Tensor]) -> list[Tensor]:
-        # Only weights that read a channel: with a mask on those that make it, too, a removed channel has no gradient.
+        # Only weights that read a channel: with a mask on those that make it, too, a removed
+        # channel has no gradient.
         columns = {name: weight.new_ones(weight.shape[1]) for name, weight in self.weights.items()}
         for coupled, entry in zip(self.sets, entries, strict=True):
             for name, (of, positions) in coupled.readers.items():
@@ -127,14 +143,18 @@ class Filters:
         return [(~gone).to(score.dtype) for gone, score in zip(removed, scores, strict=True)]
 
 
-GRANULARITIES: dict[str, Callable[[nn.Module, GroupedDataset], Form]] = {"weight": Weights, "filter": Filters}
+GRANULARITIES: dict[str, Callable[[nn.Module, GroupedDataset], Form]] = {
+    "weight": Weights,
+    "filter": Filters,
+}
 
 
 def capped_simplex(point: Tensor, total: float) -> Tensor:
     r"""Project a point p onto :math:`\{m \in [0, 1]^n : \sum_j m_j \le t\}`.
 
-    The nearest point is :math:`\operatorname{clip}(p_j - \mu, 0, 1)` with the smallest :math:`\mu \ge 0` that meets the
-    sum. It is found by Newton steps, or by bisection where these leave the interval.
+    The nearest point is :math:`\operatorname{clip}(p_j - \mu, 0, 1)` with the smallest :math:`\mu
+    \ge 0` that meets the sum. It is found by Newton steps, or by bisection where these leave the
+    interval.
 
     Args:
         point: The point p, ``(n,)``.

@@ -1,4 +1,5 @@
-"""The lottery ticket: prune by magnitude in rounds, and train again from an early step of the dense training."""
+"""The lottery ticket: prune by magnitude in rounds, and train again from an early step of the dense
+training."""
 
 import copy
 
@@ -26,36 +27,38 @@ def lottery(
 ) -> nn.Module:
     r"""Prune by magnitude in rounds, rewinding weights *and* schedule before each training.
 
-    Let :math:`\theta_k` be the weights after k steps of the dense training. Round i = 1, 2, ... prunes the trained
-    network by global magnitude to sparsity :math:`\min(s, 1 - (1 - r)^i)` (each round a share r of the weights left, if
-    the model was pruned before), sets the weights that are left and the batch statistics back to those of step k, and
-    trains from step k to the end: with the learning rates of the dense training, and with its batches unless
-    augmentation or dropout use random numbers in between.
+    Let :math:`\theta_k` be the weights after k steps of the dense training. Round i = 1, 2, ...
+    prunes the trained network by global magnitude to sparsity :math:`\min(s, 1 - (1 - r)^i)` (each
+    round a share r of the weights left, if the model was pruned before), sets the weights that are
+    left and the batch statistics back to those of step k, and trains from step k to the end: with
+    the learning rates of the dense training, and with its batches unless augmentation or dropout
+    use random numbers in between.
 
-    Args:
-        model: The trained dense network; not changed. If ``fit(..., keep=rewind)`` trained it, the first round prunes
-            it, and its weights at that step are the ones restored. If it kept the weights of no step, every module is
-            initialized anew by its ``reset_parameters``, from ``seed``, and trained densely first; then only the
-            model's architecture and its normalization of inputs matter.
+    Args: model: The trained dense network; not changed. If ``fit(..., keep=rewind)`` trained it,
+        the first round prunes
+            it, and its weights at that step are the ones restored. If it kept the weights of no
+            step, every module is initialized anew by its ``reset_parameters``, from ``seed``, and
+            trained densely first; then only the model's architecture and its normalization of
+            inputs matter.
         sparsity: Share of zeros among the prunable weights, in [0, 1).
         data: The training set.
-        train: Arguments of :func:`fairlib.fit` for each training; should be those of the dense training.
+        train: Arguments of :func:`fairlib.fit` for each training; should be those of the dense
+            training.
         rewind: Step k to go back to; 0 is the initialization.
         rate: Share r of the weights left that each round prunes, in (0, 1).
         seed: Seed of the initialization and of each training (order of batches, augmentation).
 
-    Returns:
-        The masked copy that the last round has trained, in eval mode; ``fairlib.weights_at(it, rewind)`` is the ticket.
+    Returns: The masked copy that the last round has trained, in eval mode; ``fairlib.weights_at(it,
+        rewind)`` is the ticket.
 
-    Raises:
-        ValueError: If ``rate`` or ``rewind`` is out of range, the model is already sparser than asked, it kept weights
-            but not those of step ``rewind``, or it must be initialized anew and a module with parameters has no
-            ``reset_parameters``.
+    Raises: ValueError: If ``rate`` or ``rewind`` is out of range, the model is already sparser than
+        asked, it kept weights
+            but not those of step ``rewind``, or it must be initialized anew and a module with
+            parameters has no ``reset_parameters``.
         DivergenceError: If a training diverges.
 
-    Source:
-        Frankle, Carbin, The lottery ticket hypothesis (ICLR 2019); rewinding: Frankle et al., Linear mode connectivity
-        and the lottery ticket hypothesis (ICML 2020).
+    Source: Frankle, Carbin, The lottery ticket hypothesis (ICLR 2019); rewinding: Frankle et al.,
+        Linear mode connectivity and the lottery ticket hypothesis (ICML 2020).
     """
     check_number("rewind", rewind, 0, whole=True)
     settings = {"seed": seed, **train, "keep": rewind}
@@ -66,7 +69,12 @@ def lottery(
         ticket = copy.deepcopy(trained)
         ticket.load_state_dict({**ticket.state_dict(), **start})
         inherit(ticket, trained)  # What led to the mask has gone into it.
-        trained = fit(masks.apply(ticket, keep_highest(trained, scores, level)), data, start=rewind, **settings)
+        trained = fit(
+            masks.apply(ticket, keep_highest(trained, scores, level)),
+            data,
+            start=rewind,
+            **settings,
+        )
     return trained
 
 
@@ -78,5 +86,7 @@ def _initialized(model: nn.Module, seed: int) -> nn.Module:
                 module.reset_parameters()
             elif next(module.parameters(recurse=False), None) is not None:
                 what = f"{name or type(module).__name__} has parameters but no reset_parameters to initialize them by"
-                raise ValueError(f"{what}; give a model that fairlib.fit(..., keep=...) has trained")
+                raise ValueError(
+                    f"{what}; give a model that fairlib.fit(..., keep=...) has trained"
+                )
     return remember(fresh, price=0)  # What the model had learned is gone.

@@ -1,4 +1,5 @@
-"""When weights are pruned: all at once, in rounds with training in between, or in the course of one training."""
+"""When weights are pruned: all at once, in rounds with training in between, or in the course of one
+training."""
 
 from collections.abc import Callable
 
@@ -13,7 +14,8 @@ from fairlib.training import fit
 from fairlib.training.compressors import Method, Settings
 
 Once = Callable[[nn.Module, float], nn.Module]
-"""A pruning method whose other arguments are set: takes a model and a sparsity, returns the pruned copy."""
+"""A pruning method whose other arguments are set: takes a model and a sparsity, returns the pruned
+copy."""
 
 
 def one_shot(once: Once, model: nn.Module, sparsity: float) -> nn.Module:
@@ -22,23 +24,28 @@ def one_shot(once: Once, model: nn.Module, sparsity: float) -> nn.Module:
 
 
 def iterative(
-    once: Once, model: nn.Module, sparsity: float, *, data: GroupedDataset, train: Settings, rate: float = 0.2
+    once: Once,
+    model: nn.Module,
+    sparsity: float,
+    *,
+    data: GroupedDataset,
+    train: Settings,
+    rate: float = 0.2,
 ) -> nn.Module:
     r"""Prune in rounds, each a share r of the weights left, and train between the rounds.
 
-    From the model's sparsity :math:`s_0`, round i ends at :math:`s_i = 1 - (1 - s_0)(1 - r)^i`. Each training continues
-    from the weights as they are; there is none after the last round.
+    From the model's sparsity :math:`s_0`, round i ends at :math:`s_i = 1 - (1 - s_0)(1 - r)^i`.
+    Each training continues from the weights as they are; there is none after the last round.
 
-    Args:
-        once: The pruning method.
-        model: The model to prune; not changed.
-        sparsity: Sparsity after the last round.
-        data: The training set.
-        train: Arguments of :func:`fairlib.fit` for each training between two rounds.
-        rate: Share r of the weights left that each round prunes, in (0, 1); 0.2 in Frankle and Carbin (2019), 0.1 in
+    Args: once: The pruning method. model: The model to prune; not changed. sparsity: Sparsity after
+        the last round. data: The training set. train: Arguments of :func:`fairlib.fit` for each
+        training between two rounds. rate: Share r of the weights left that each round prunes, in
+        (0, 1); 0.2 in Frankle and Carbin (2019), 0.1 in
             FairGRAPE.
     """
-    tried = once(model, sparsity)  # A sparsity that is out of reach is refused before anything is trained.
+    tried = once(
+        model, sparsity
+    )  # A sparsity that is out of reach is refused before anything is trained.
     spent = gradient_evaluations(tried) - gradient_evaluations(model)
     *between, last = shrinking(sparsity, rate, start=masks.sparsity(model))
     for level in between:
@@ -47,20 +54,23 @@ def iterative(
 
 
 def gradual(
-    once: Once, model: nn.Module, sparsity: float, *, data: GroupedDataset, train: Settings, ramp: float = 0.75
+    once: Once,
+    model: nn.Module,
+    sparsity: float,
+    *,
+    data: GroupedDataset,
+    train: Settings,
+    ramp: float = 0.75,
 ) -> nn.Module:
     r"""Prune more weights after each epoch of one training, most of them early.
 
-    With :math:`s_0` the model's sparsity and :math:`s` the one asked for, the sparsity after a share t of the epochs is
-    :math:`s + (s_0 - s) (1 - \min(1, t / t_1))^3`.
+    With :math:`s_0` the model's sparsity and :math:`s` the one asked for, the sparsity after a
+    share t of the epochs is :math:`s + (s_0 - s) (1 - \min(1, t / t_1))^3`.
 
-    Args:
-        once: The pruning method.
-        model: The model to prune; not changed.
-        sparsity: Sparsity that is reached after a share :math:`t_1` of the epochs.
-        data: The training set.
-        train: Arguments of :func:`fairlib.fit`; at least one epoch.
-        ramp: Share :math:`t_1` of the epochs, in (0, 1]; in the epochs after it the masks are fixed (finetuning).
+    Args: once: The pruning method. model: The model to prune; not changed. sparsity: Sparsity that
+        is reached after a share :math:`t_1` of the epochs. data: The training set. train: Arguments
+        of :func:`fairlib.fit`; at least one epoch. ramp: Share :math:`t_1` of the epochs, in (0,
+        1]; in the epochs after it the masks are fixed (finetuning).
 
     Source:
         Zhu, Gupta, To prune, or not to prune (ICLR workshop 2018), Eq. 1.
@@ -75,7 +85,9 @@ def gradual(
         spent += gradient_evaluations(pruned) - gradient_evaluations(dense)
         return pruned
 
-    scored(model, sparsity)  # A sparsity that is out of reach is refused before anything is trained.
+    scored(
+        model, sparsity
+    )  # A sparsity that is out of reach is refused before anything is trained.
 
     def sparsify(network: nn.Module, progress: float) -> dict[str, Tensor]:
         return masks.read(scored(network, ramped(start, sparsity, progress / ramp)))
@@ -88,4 +100,5 @@ SCHEDULES: dict[str, Method] = {
     "iterative": Method(iterative, takes=("data", "train")),
     "gradual": Method(gradual, takes=("data", "train")),
 }
-"""Schedules by name. Each takes a pruning method, a model, a sparsity and settings, and returns the pruned copy."""
+"""Schedules by name. Each takes a pruning method, a model, a sparsity and settings, and returns the
+pruned copy."""

@@ -1,4 +1,5 @@
-"""From scores to masks: keep the weights of highest score, exactly as many as asked; ties are decided by position."""
+"""From scores to masks: keep the weights of highest score, exactly as many as asked; ties are
+decided by position."""
 
 import torch
 from torch import Tensor, nn
@@ -10,10 +11,11 @@ from fairlib.network import masks
 def keep_highest(model: nn.Module, scores: dict[str, Tensor], sparsity: float) -> dict[str, Tensor]:
     """Make masks that keep the weights of highest score, ranked over all tensors together.
 
-    Of n scored weights in L tensors exactly ``min(round(sparsity * n), n - L)`` are pruned: those of lowest score, and
-    of equal scores those that come first in the order of ``scores`` and, within a tensor, of its elements. The highest
-    of each tensor stays, so that no layer is emptied. Weights that a mask of the model already holds at zero are pruned
-    before any other. So the masks of two sparsities are nested.
+    Of n scored weights in L tensors exactly ``min(round(sparsity * n), n - L)`` are pruned: those
+    of lowest score, and of equal scores those that come first in the order of ``scores`` and,
+    within a tensor, of its elements. The highest of each tensor stays, so that no layer is emptied.
+    Weights that a mask of the model already holds at zero are pruned before any other. So the masks
+    of two sparsities are nested.
 
     Args:
         model: The model of the weights; only the masks that it has are read.
@@ -23,50 +25,70 @@ def keep_highest(model: nn.Module, scores: dict[str, Tensor], sparsity: float) -
     Returns:
         Parameter name to bool tensor of the weight's shape, True where the weight is kept.
 
-    Raises:
-        ValueError: If a score is NaN, all scores are zero, or the model is already sparser than asked.
+    Raises: ValueError: If a score is NaN, all scores are zero, or the model is already sparser than
+        asked.
     """
     masks.check_scores(scores)
     if not any(score.any() for score in scores.values()):
-        raise ValueError(f"all scores of {', '.join(scores)} are zero: they tell no weight from another")
+        raise ValueError(
+            f"all scores of {', '.join(scores)} are zero: they tell no weight from another"
+        )
     pruned_before = masks.read(model)
-    flat = torch.cat([_ranked(score.detach(), pruned_before.get(name)) for name, score in scores.items()])
-    alive = sum(1 for name in scores if name not in pruned_before or bool(pruned_before[name].any()))
+    flat = torch.cat(
+        [_ranked(score.detach(), pruned_before.get(name)) for name, score in scores.items()]
+    )
+    alive = sum(
+        1 for name in scores if name not in pruned_before or bool(pruned_before[name].any())
+    )
     count = min(round(sparsity * flat.numel()), flat.numel() - alive)
     already = sum(int((~pruned_before[name]).sum()) for name in scores if name in pruned_before)
     if count < already:
-        raise ValueError(f"sparsity {sparsity} asks for {count} zeros, but {already} weights are pruned already")
+        raise ValueError(
+            f"sparsity {sparsity} asks for {count} zeros, but {already} weights are pruned already"
+        )
     parts = _keep(flat, flat.numel() - count).split([score.numel() for score in scores.values()])
-    return {name: part.reshape(scores[name].shape) for name, part in zip(scores, parts, strict=True)}
+    return {
+        name: part.reshape(scores[name].shape) for name, part in zip(scores, parts, strict=True)
+    }
 
 
-def keep_highest_within(model: nn.Module, scores: dict[str, Tensor], sparsity: float, scope: str) -> dict[str, Tensor]:
-    """Call :func:`keep_highest` for all weights together (``"global"``) or for each layer alone (``"layer"``).
+def keep_highest_within(
+    model: nn.Module, scores: dict[str, Tensor], sparsity: float, scope: str
+) -> dict[str, Tensor]:
+    """Call :func:`keep_highest` for all weights together (``"global"``) or for each layer alone
+    (``"layer"``).
 
-    Raises:
-        ValueError: If ``scope`` is neither, or :func:`keep_highest` refuses the scores or the sparsity.
+    Raises: ValueError: If ``scope`` is neither, or :func:`keep_highest` refuses the scores or the
+        sparsity.
     """
     if scope == "global":
         return keep_highest(model, scores, sparsity)
     if scope == "layer":
-        return {name: keep_highest(model, {name: score}, sparsity)[name] for name, score in scores.items()}
+        return {
+            name: keep_highest(model, {name: score}, sparsity)[name]
+            for name, score in scores.items()
+        }
     raise ValueError(f"scope must be 'global' or 'layer', got {scope!r}")
 
 
 def _ranked(score: Tensor, mask: Tensor | None) -> Tensor:
-    """Flatten scores: masked weights become the lowest, the best weight (the last of equal ones) the highest."""
+    """Flatten scores: masked weights become the lowest, the best weight (the last of equal ones)
+    the highest."""
     flat = score.flatten() if mask is None else score.masked_fill(~mask, -torch.inf).flatten()
     best = (flat == flat.max()).nonzero()[-1]
     return flat if flat[best].isneginf() else flat.index_fill(0, best, torch.inf)
 
 
 def _keep(scores: Tensor, count: int) -> Tensor:
-    """Mark the ``count`` highest scores of a vector; of those equal to the lowest one kept, the last."""
+    """Mark the ``count`` highest scores of a vector; of those equal to the lowest one kept, the
+    last."""
     keep = torch.ones_like(scores, dtype=torch.bool)
     pruned = scores.numel() - count
     if pruned == 0:
         return keep
-    threshold = scores.kthvalue(pruned).values  # Linear time; a sort of 11 M weights takes twenty times as long.
+    threshold = scores.kthvalue(
+        pruned
+    ).values  # Linear time; a sort of 11 M weights takes twenty times as long.
     keep[scores < threshold] = False
     ties = (scores == threshold).nonzero().flatten()
     keep[ties[: pruned - int((~keep).sum())]] = False
@@ -74,7 +96,8 @@ def _keep(scores: Tensor, count: int) -> Tensor:
 
 
 def shrinking(sparsity: float, rate: float, start: float = 0.0) -> list[float]:
-    """List the sparsities of rounds that each prune a share ``rate`` of the weights left; the last is ``sparsity``.
+    """List the sparsities of rounds that each prune a share ``rate`` of the weights left; the last
+    is ``sparsity``.
 
     From sparsity :math:`s_0`, round i ends at :math:`1 - (1 - s_0)(1 - r)^i`.
 
@@ -86,14 +109,16 @@ def shrinking(sparsity: float, rate: float, start: float = 0.0) -> list[float]:
     """
     check_number("rate", rate, 0, 1, low_open=True)
     levels: list[float] = []
-    # A sparsity printed with six digits, such as 0.790285, means the end of a round, which it misses by under 1e-6.
+    # A sparsity printed with six digits, such as 0.790285, means the end of a round, which it
+    # misses by under 1e-6.
     while (level := 1 - (1 - start) * (1 - rate) ** (len(levels) + 1)) < sparsity - 1e-6:
         levels.append(level)
     return [*levels, sparsity]
 
 
 def ramped(start: float, end: float, progress: float) -> float:
-    r"""Compute the sparsity after a share t of a gradual pruning, :math:`s_1 + (s_0 - s_1) (1 - \min(1, t))^3`.
+    r"""Compute the sparsity after a share t of a gradual pruning, :math:`s_1 + (s_0 - s_1) (1 -
+    \min(1, t))^3`.
 
     >>> [round(ramped(0.0, 0.8, t), 3) for t in (0.0, 0.5, 1.0)]
     [0.0, 0.7, 0.8]

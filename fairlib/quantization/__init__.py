@@ -37,22 +37,22 @@ def quantize(
 ) -> nn.Module:
     """Quantize a trained model by a method of the registry :data:`fairlib.quantization.METHODS`.
 
-    Args:
-        model: Any module with convolutions or linear layers; not changed.
-        method: ``"weights"`` (the weights alone, 1 to 16 bits), ``"int8-static"`` (weights and activations, whose
-            ranges are measured on calibration data) or ``"int8-dynamic"`` (ranges of activations as they come).
+    Args: model: Any module with convolutions or linear layers; not changed. method: ``"weights"``
+        (the weights alone, 1 to 16 bits), ``"int8-static"`` (weights and activations, whose
+            ranges are measured on calibration data) or ``"int8-dynamic"`` (ranges of activations as
+            they come).
         bits: Number of bits; 8 for the two methods of int8.
-        data: The training set, from which ``"int8-static"`` draws its calibration data; ``"int8-dynamic"`` uses only
-            the shape of its inputs, and ``"weights"`` needs none.
+        data: The training set, from which ``"int8-static"`` draws its calibration data;
+            ``"int8-dynamic"`` uses only the shape of its inputs, and ``"weights"`` needs none.
         seed: Seed of the draw of calibration data.
-        **settings: Further arguments of the method, such as ``stratified=True`` of ``"int8-static"``.
+        **settings: Further arguments of the method, such as ``stratified=True`` of
+            ``"int8-static"``.
 
-    Returns:
-        A copy in eval mode that is not finetuned. By ``"weights"`` it can be trained on, and stays rounded; by int8 it
-        is a module that onnxruntime runs on the CPU, without parameters.
+    Returns: A copy in eval mode that is not finetuned. By ``"weights"`` it can be trained on, and
+        stays rounded; by int8 it is a module that onnxruntime runs on the CPU, without parameters.
 
-    Raises:
-        ValueError: If the name is unknown, ``bits`` is out of range, ``data`` is missing, or the method cannot take the
+    Raises: ValueError: If the name is unknown, ``bits`` is out of range, ``data`` is missing, or
+        the method cannot take the
             model.
         TypeError: If a setting is unknown, or an argument is of another type.
         ImportError: If int8 is asked for and onnx or onnxruntime is missing.
@@ -60,8 +60,8 @@ def quantize(
     Warns:
         UserWarning: If the calibration data lack a group that the data have.
 
-    Example:
-        Three values are left of each row's weights, and training moves them from one of these to another:
+    Example: Three values are left of each row's weights, and training moves them from one of these
+        to another:
 
         >>> import torch, fairlib
         >>> model = torch.nn.Linear(4, 1, bias=False)
@@ -80,7 +80,9 @@ def quantize(
     check_arguments({"model": model, "seed": seed})
     check_type("data", data, (GroupedDataset, NoneType), "a GroupedDataset")
     quantizer = METHODS[method]
-    arguments = quantizer.arguments(f"quantization method {method!r}", {"data": data, "seed": seed}, settings)
+    arguments = quantizer.arguments(
+        f"quantization method {method!r}", {"data": data, "seed": seed}, settings
+    )
     return quantizer.function(model, bits=bits, **arguments)
 
 
@@ -91,11 +93,14 @@ def check(method: str, **settings) -> None:
         ValueError: If the name is unknown.
         TypeError: If a setting is unknown.
     """
-    lookup("quantization method", method, METHODS).check(f"quantization method {method!r}", settings, level="bits")
+    lookup("quantization method", method, METHODS).check(
+        f"quantization method {method!r}", settings, level="bits"
+    )
 
 
 class Quantization(Compressor):
-    """Quantization, for a study: the level is the number of bits, and ``kept`` is the share of bytes."""
+    """Quantization, for a study: the level is the number of bits, and ``kept`` is the share of
+    bytes."""
 
     level, control, inherits, methods, place = "bits", 32.0, False, METHODS, 3
 

@@ -11,7 +11,8 @@ _IMPROVEMENTS = 20  # Steps from the best of them.
 
 
 def weights(model: nn.Module, *, bits: int) -> nn.Module:
-    r"""Round every convolution's and linear layer's weights to :math:`2^b - 1` multiples of a scale.
+    r"""Round every convolution's and linear layer's weights to :math:`2^b - 1` multiples of a
+    scale.
 
     With weights :math:`w` of one output channel the scale is the one of least squared error,
 
@@ -19,13 +20,14 @@ def weights(model: nn.Module, *, bits: int) -> nn.Module:
         s = \arg\min_s \sum_i (w_i - Q_s(w_i))^2, \quad
         Q_s(w) = s \, \mathrm{clip}(\mathrm{round}(w / s), -(2^{b - 1} - 1), 2^{b - 1} - 1) ,
 
-    and with one bit :math:`Q_s(w) = s \, \mathrm{sign}(w)`, :math:`s` the mean of :math:`|w|`. It is searched for among
-    100 scales up to the largest weight's, then improved by turns: values for the scale, and the scale
-    :math:`\langle w, q \rangle / \langle q, q \rangle` for the values :math:`q`. No data are needed. Biases and
-    normalization keep their precision. Pruned weights stay zero, and gates what they are.
+    and with one bit :math:`Q_s(w) = s \, \mathrm{sign}(w)`, :math:`s` the mean of :math:`|w|`. It
+    is searched for among 100 scales up to the largest weight's, then improved by turns: values for
+    the scale, and the scale :math:`\langle w, q \rangle / \langle q, q \rangle` for the values
+    :math:`q`. No data are needed. Biases and normalization keep their precision. Pruned weights
+    stay zero, and gates what they are.
 
-    The copy can be trained, its gradients taken at the rounded weights and applied to those behind them
-    (:mod:`fairlib.network.quantizers`); the scales stay.
+    The copy can be trained, its gradients taken at the rounded weights and applied to those behind
+    them (:mod:`fairlib.network.quantizers`); the scales stay.
 
     Args:
         model: The trained model; not changed.
@@ -34,12 +36,11 @@ def weights(model: nn.Module, *, bits: int) -> nn.Module:
     Returns:
         A copy in eval mode, with rounded values in ``module.weight``.
 
-    Raises:
-        ValueError: If ``bits`` is out of range, a weight is NaN or infinite, or the model is quantized already.
+    Raises: ValueError: If ``bits`` is out of range, a weight is NaN or infinite, or the model is
+        quantized already.
 
-    Source:
-        Rastegari et al., XNOR-Net (2016), for one bit; Choukroun et al. (2019) for the least squared error; Bengio et
-        al. (2013) for the straight-through estimator.
+    Source: Rastegari et al., XNOR-Net (2016), for one bit; Choukroun et al. (2019) for the least
+        squared error; Bengio et al. (2013) for the straight-through estimator.
     """
     check_number("bits", bits, 1, 16, high_closed=True, whole=True)
     found = masks.prunable(model)

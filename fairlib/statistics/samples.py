@@ -1,16 +1,19 @@
-"""Over samples within one run, each in its group: intervals, tests of differences between groups, power.
+"""Over samples within one run, each in its group: intervals, tests of differences between groups,
+power.
 
-A :class:`Quantity` is a mean in every group, of which only sums are kept: a share (an accuracy, a rate of errors), a
-drop of it (before and after compression, of the same samples), or the mean of numbers (a loss). Everything follows from
-its interval by group, which is a score interval for shares and drops, so that it is never of zero width:
+A :class:`Quantity` is a mean in every group, of which only sums are kept: a share (an accuracy, a
+rate of errors), a drop of it (before and after compression, of the same samples), or the mean of
+numbers (a loss). Everything follows from its interval by group, which is a score interval for
+shares and drops, so that it is never of zero width:
 
-- the difference of two groups, by the square-and-add rule of Zou and Donner (2008): with bounds :math:`l_a, u_a`
-  around :math:`m_a` it reaches from :math:`m_a - m_b` down by :math:`\\sqrt{(m_a - l_a)^2 + (u_b - m_b)^2}`;
-- the largest difference, from all pairs at once: bounds with the critical value of the studentized range
-  (:func:`range_z`) cover all pairs together, hence the largest one;
-- its p-value: the larger one of a permutation test, of the studentized range, and of the test that these bounds are.
-  The first is exact where groups differ in nothing, the second holds where few samples flip; each alone rejects too
-  often somewhere.
+- the difference of two groups, by the square-and-add rule of Zou and Donner (2008): with bounds
+  :math:`l_a, u_a` around :math:`m_a` it reaches from :math:`m_a - m_b` down by :math:`\\sqrt{(m_a -
+  l_a)^2 + (u_b - m_b)^2}`;
+- the largest difference, from all pairs at once: bounds with the critical value of the studentized
+  range (:func:`range_z`) cover all pairs together, hence the largest one;
+- its p-value: the larger one of a permutation test, of the studentized range, and of the test that
+  these bounds are. The first is exact where groups differ in nothing, the second holds where few
+  samples flip; each alone rejects too often somewhere.
 """
 
 from __future__ import annotations
@@ -37,12 +40,17 @@ _FAR, _GRID = 12.8, 32  # Largest critical value that is looked at, and points o
 
 
 def group_means(values: ArrayLike, groups: ArrayLike, num_groups: int) -> NDArray[np.float64]:
-    """Average the values in each group: (num_groups,) or (num_groups, K); NaN where a group has no sample."""
+    """Average the values in each group: (num_groups,) or (num_groups, K); NaN where a group has no
+    sample."""
     values, groups = np.asarray(values, dtype=np.float64), np.asarray(groups)
     if values.ndim not in (1, 2) or groups.shape != values.shape[:1]:
-        raise ValueError(f"values (N,) or (N, K), groups (N,) needed, got {values.shape} and {groups.shape}")
+        raise ValueError(
+            f"values (N,) or (N, K), groups (N,) needed, got {values.shape} and {groups.shape}"
+        )
     if len(groups) and (groups.min() < 0 or groups.max() >= num_groups):
-        raise ValueError(f"groups must be codes in [0, {num_groups}), got {groups.min()} to {groups.max()}")
+        raise ValueError(
+            f"groups must be codes in [0, {num_groups}), got {groups.min()} to {groups.max()}"
+        )
     groups = groups.astype(np.int64)
     means = np.full((num_groups, *values.shape[1:]), np.nan)
     for group in np.unique(groups):
@@ -53,7 +61,8 @@ def group_means(values: ArrayLike, groups: ArrayLike, num_groups: int) -> NDArra
 def accuracies_by_chance(
     sizes: ArrayLike, accuracy: float, *, draws: int = 200, seed: int | np.random.Generator = 0
 ) -> NDArray[np.float64]:
-    r"""Draw the accuracies of groups that share one true accuracy A: :math:`\operatorname{Bin}(n_a, A) / n_a`.
+    r"""Draw the accuracies of groups that share one true accuracy A: :math:`\operatorname{Bin}(n_a,
+    A) / n_a`.
 
     Args:
         sizes: Numbers of samples :math:`n_a` of the groups, (k,).
@@ -64,15 +73,18 @@ def accuracies_by_chance(
     Returns:
         Accuracies (draws, k), float64.
 
-    Raises:
-        ValueError: If a size or ``draws`` is not a positive whole number, or the accuracy is not in [0, 1].
+    Raises: ValueError: If a size or ``draws`` is not a positive whole number, or the accuracy is
+        not in [0, 1].
     """
     sizes = np.asarray(sizes)
     if not sizes.size or (sizes < 1).any() or (sizes % 1 != 0).any():
         raise ValueError(f"sizes must be positive whole numbers, got {sizes.tolist()}")
     check_number("draws", draws, 1, whole=True)
     check_number("accuracy", accuracy, 0, 1, high_closed=True)
-    return np.random.default_rng(seed).binomial(sizes.astype(int), accuracy, (draws, len(sizes))) / sizes
+    return (
+        np.random.default_rng(seed).binomial(sizes.astype(int), accuracy, (draws, len(sizes)))
+        / sizes
+    )
 
 
 def normal_z(level: float = 0.95) -> float:
@@ -109,8 +121,9 @@ def tango(lost: ArrayLike, gained: ArrayLike, size: ArrayLike, z: float | Floats
     r"""Compute the score interval of a difference of paired shares (Tango 1998).
 
     Of :math:`n` samples, :math:`b` are right only before and :math:`c` only after. The interval of
-    :math:`(b - c) / n` has the differences :math:`d` with :math:`|b - c - n d| \le z \sqrt{n (2 q + d - d^2)}`, where
-    :math:`q` is the most likely share of the samples that are right only after, given :math:`d`.
+    :math:`(b - c) / n` has the differences :math:`d` with :math:`|b - c - n d| \le z \sqrt{n (2 q +
+    d - d^2)}`, where :math:`q` is the most likely share of the samples that are right only after,
+    given :math:`d`.
 
     Args:
         lost: Numbers :math:`b`, of any shape.
@@ -118,8 +131,8 @@ def tango(lost: ArrayLike, gained: ArrayLike, size: ArrayLike, z: float | Floats
         size: Numbers of samples :math:`n`; 0 gives NaN.
         z: Critical value.
 
-    Example:
-        Tango's own example has 7 and 1 of 21; no flip among thirty leaves a tenth either way possible.
+    Example: Tango's own example has 7 and 1 of 21; no flip among thirty leaves a tenth either way
+        possible.
 
         >>> from fairlib.statistics import normal_z, tango
         >>> [round(float(bound), 3) for bound in tango(7, 1, 21, normal_z(0.95))]
@@ -127,7 +140,9 @@ def tango(lost: ArrayLike, gained: ArrayLike, size: ArrayLike, z: float | Floats
         >>> [round(float(bound), 3) for bound in tango(0, 0, 30, normal_z(0.95))]
         [-0.114, 0.114]
     """
-    b, c, n = np.broadcast_arrays(*(np.asarray(v, dtype=np.float64) for v in (lost, gained, _positive(size))))
+    b, c, n = np.broadcast_arrays(
+        *(np.asarray(v, dtype=np.float64) for v in (lost, gained, _positive(size)))
+    )
     estimate = (b - c) / n
 
     def inside(d: Floats) -> NDArray[np.bool_]:
@@ -142,8 +157,8 @@ def tango(lost: ArrayLike, gained: ArrayLike, size: ArrayLike, z: float | Floats
 def ratio(lost: ArrayLike, gained: ArrayLike, before: ArrayLike, z: float | Floats) -> Bounds:
     r"""Compute an interval of the ratio of paired shares, after to before (Bonett and Price 2006).
 
-    It divides Wilson's bounds of the two shares, among the samples that are right at least once, at a critical value
-    that takes account of the pairing.
+    It divides Wilson's bounds of the two shares, among the samples that are right at least once, at
+    a critical value that takes account of the pairing.
 
     Args:
         lost: Numbers of samples that are right only before, of any shape.
@@ -156,23 +171,27 @@ def ratio(lost: ArrayLike, gained: ArrayLike, before: ArrayLike, z: float | Floa
     spread = np.sqrt((lost + gained + 2) / ((first + 1) * (second + 1)))
     apart = sum(np.sqrt((1 - (count + 1) / (once + 2)) / (count + 1)) for count in (first, second))
     paired = z * spread / apart
-    (low, high), (low_before, high_before) = wilson(second, once, paired), wilson(first, once, paired)
+    (low, high), (low_before, high_before) = (
+        wilson(second, once, paired),
+        wilson(first, once, paired),
+    )
     return low / high_before, high / np.where(low_before > 0, low_before, np.nan)
 
 
 def skewed(moments: ArrayLike, size: ArrayLike, z: float | Floats, whole: float = 0.0) -> Bounds:
-    r"""Compute an interval of a mean of skewed numbers: Student's, widened to the one corrected for skewness.
+    r"""Compute an interval of a mean of skewed numbers: Student's, widened to the one corrected for
+    skewness.
 
-    Hall's (1992) transformation of :math:`t = \sqrt n (\bar x - \mu) / s` with the skewness :math:`g`,
-    :math:`t + g t^2 / (3 \sqrt n) + g^2 t^3 / (27 n) + g / (6 \sqrt n)`, has nearly Student's distribution. Where
-    numbers are skewed (losses are) its interval covers better than Student's and than the bootstrap's, where they are
-    symmetric with heavy tails Student's does: the interval is the smallest one that has both.
+    Hall's (1992) transformation of :math:`t = \sqrt n (\bar x - \mu) / s` with the skewness
+    :math:`g`, :math:`t + g t^2 / (3 \sqrt n) + g^2 t^3 / (27 n) + g / (6 \sqrt n)`, has nearly
+    Student's distribution. Where numbers are skewed (losses are) its interval covers better than
+    Student's and than the bootstrap's, where they are symmetric with heavy tails Student's does:
+    the interval is the smallest one that has both.
 
-    Args:
-        moments: Sums of the numbers, their squares and their cubes, ``(..., 3)``.
-        size: Numbers :math:`n`; below 2 there is no interval, but NaN.
-        z: Critical value of the normal distribution; Student's at the same tail is taken.
-        whole: Variance of all groups' numbers: n equal ones do not vary less than one of all among them would.
+    Args: moments: Sums of the numbers, their squares and their cubes, ``(..., 3)``. size: Numbers
+        :math:`n`; below 2 there is no interval, but NaN. z: Critical value of the normal
+        distribution; Student's at the same tail is taken. whole: Variance of all groups' numbers: n
+        equal ones do not vary less than one of all among them would.
     """
     moments, n = np.asarray(moments, dtype=np.float64), np.asarray(size, dtype=np.float64)
     n = np.where(n > 1, n, np.nan)
@@ -180,7 +199,9 @@ def skewed(moments: ArrayLike, size: ArrayLike, z: float | Floats, whole: float 
     variance = np.maximum(square - mean**2, whole / n)
     error = np.sqrt(variance / (n - 1))
     third = cube - 3 * mean * square + 2 * mean**3
-    skewness = np.divide(third, variance**1.5, out=np.zeros_like(third), where=variance > 1e-15 * square)
+    skewness = np.divide(
+        third, variance**1.5, out=np.zeros_like(third), where=variance > 1e-15 * square
+    )
     a = skewness / np.sqrt(n)
     with np.errstate(divide="ignore", invalid="ignore"):
         quantile = -stdtrit(n - 1, ndtr(-z))
@@ -198,8 +219,8 @@ def skewed(moments: ArrayLike, size: ArrayLike, z: float | Floats, whole: float 
 class Quantity:
     """A mean in every group, known by sums over its samples.
 
-    Attributes:
-        sums: By group ``(k, j)``: of a share the count, of a drop the counts lost and gained, of numbers the sums of
+    Attributes: sums: By group ``(k, j)``: of a share the count, of a drop the counts lost and
+        gained, of numbers the sums of
             the numbers, their squares and their cubes.
         sizes: Numbers of samples, ``(k,)``.
         center: What was subtracted from numbers before they were summed.
@@ -216,11 +237,12 @@ class Quantity:
 
     @property
     def prior(self) -> tuple[float, float, float]:
-        """What is added to the sum, the sum of squares and the number of samples before a variance is taken.
+        """What is added to the sum, the sum of squares and the number of samples before a variance
+        is taken.
 
-        Shares get two samples of either kind (Agresti and Coull 1998), drops one lost and one gained (Bonett and Price
-        2012), numbers one with the variance of all: few samples without a flip do not have no variance.
-        """
+        Shares get two samples of either kind (Agresti and Coull 1998), drops one lost and one
+        gained (Bonett and Price 2012), numbers one with the variance of all: few samples without a
+        flip do not have no variance."""
         sums, squares, size = (values.sum() for values in (*self.moments, self.sizes))
         whole = max(0, squares / size - (sums / size) ** 2)
         return ((2, 2, 4), (0, 2, 2), (0, whole, 1))[self.sums.shape[-1] - 1]
@@ -231,7 +253,8 @@ class Quantity:
         return self.center + self.moments[0] / _positive(self.sizes)
 
     def bounds(self, z: float | Floats) -> Bounds:
-        """Compute the interval of every group's mean at a critical value (:func:`wilson`, :func:`tango`, ...)."""
+        """Compute the interval of every group's mean at a critical value (:func:`wilson`,
+        :func:`tango`, ...)."""
         if self.sums.shape[-1] == 3:
             low, high = skewed(self.sums, self.sizes, z, self.prior[1])
             return low + self.center, high + self.center
@@ -253,7 +276,9 @@ class Quantity:
 
     def with_all(self) -> Quantity:
         """Append all groups together as one more."""
-        sums, sizes = (np.concatenate([part, part.sum(0, keepdims=True)]) for part in (self.sums, self.sizes))
+        sums, sizes = (
+            np.concatenate([part, part.sum(0, keepdims=True)]) for part in (self.sums, self.sizes)
+        )
         return Quantity(sums, sizes, self.center)
 
 
@@ -285,9 +310,8 @@ def _quantity(columns: list, groups: ArrayLike, num_groups: int, center: float =
 class Gap(NamedTuple):
     """The largest difference between two groups.
 
-    With its interval, what it is on average between random groups of these sizes, and its p-value; then the mean of the
-    differences of all pairs, with its interval.
-    """
+    With its interval, what it is on average between random groups of these sizes, and its p-value;
+    then the mean of the differences of all pairs, with its interval."""
 
     estimate: float
     low: float
@@ -302,8 +326,8 @@ class Gap(NamedTuple):
 class Contrast(NamedTuple):
     """Every group's mean minus that of all others together; each ``(k,)``.
 
-    With its interval, its p-value, and that corrected for the number of groups by Holm; two groups make one test.
-    """
+    With its interval, its p-value, and that corrected for the number of groups by Holm; two groups
+    make one test."""
 
     estimate: Floats
     low: Floats
@@ -315,10 +339,9 @@ class Contrast(NamedTuple):
 def gap(quantity: Quantity, null: tuple[Floats, Floats], *, level: float = 0.95) -> Gap:
     """Measure and test the largest difference between the means of two groups.
 
-    Args:
-        quantity: Means of at least two groups, each with samples.
-        null: Sums and sums of squares under random labels (:func:`permuted`).
-        level: Coverage of the intervals of the differences of all pairs together, hence of the largest one and of
+    Args: quantity: Means of at least two groups, each with samples. null: Sums and sums of squares
+        under random labels (:func:`permuted`). level: Coverage of the intervals of the differences
+        of all pairs together, hence of the largest one and of
             their mean; these cover more often.
 
     Returns:
@@ -335,18 +358,25 @@ def gap(quantity: Quantity, null: tuple[Floats, Floats], *, level: float = 0.95)
     low, high = np.maximum(0, np.maximum(low, -high)), np.maximum(np.abs(low), np.abs(high))
     differences = np.abs(mean[pair[0]] - mean[pair[1]])
     excluded = _last(lambda z: np.any(_excludes_zero(bounds(z)), axis=-1, keepdims=True))
-    p_value = max(float(_reached(_studentized_range, quantity, null)), range_tail(len(mean), float(excluded[0])))
+    p_value = max(
+        float(_reached(_studentized_range, quantity, null)),
+        range_tail(len(mean), float(excluded[0])),
+    )
     by_chance = float(np.ptp(null[0] / sizes, axis=-1).mean())
-    largest, average = ([float(f(values)) for values in (differences, low, high)] for f in (np.max, np.mean))
+    largest, average = (
+        [float(f(values)) for values in (differences, low, high)] for f in (np.max, np.mean)
+    )
     p_value = p_value if np.isfinite(high).all() else math.nan
-    return Gap(largest[0], largest[1], largest[2], by_chance, p_value, average[0], average[1], average[2])
+    return Gap(
+        largest[0], largest[1], largest[2], by_chance, p_value, average[0], average[1], average[2]
+    )
 
 
 def contrast(quantity: Quantity, null: tuple[Floats, Floats], *, level: float = 0.95) -> Contrast:
     """Compare the mean of every group with that of all others together, one group at a time.
 
-    The p-value is, as that of a gap, the larger one of a studentized permutation test and of the test that the interval
-    is. Many groups are many tests: ``p_holm`` accounts for it.
+    The p-value is, as that of a gap, the larger one of a studentized permutation test and of the
+    test that the interval is. Many groups are many tests: ``p_holm`` accounts for it.
 
     Args:
         quantity: Means of at least two groups, each with samples.
@@ -359,7 +389,9 @@ def contrast(quantity: Quantity, null: tuple[Floats, Floats], *, level: float = 
         return _apart((quantity.mean, *quantity.bounds(z)), (others.mean, *others.bounds(z)))
 
     reached = _reached(_studentized_contrasts, quantity, null)
-    p_values = np.maximum(reached, 2 * ndtr(-_last(lambda z: _excludes_zero(bounds(z)), len(quantity.sizes))))
+    p_values = np.maximum(
+        reached, 2 * ndtr(-_last(lambda z: _excludes_zero(bounds(z)), len(quantity.sizes)))
+    )
     low, high = bounds(normal_z(level))
     p_values = np.where(np.isfinite(high - low), p_values, np.nan)
     corrected = holm(p_values) if len(p_values) > 2 else p_values
@@ -367,9 +399,11 @@ def contrast(quantity: Quantity, null: tuple[Floats, Floats], *, level: float = 
 
 
 def holm(p_values: ArrayLike) -> Floats:
-    """Adjust p-values for being several (Holm 1979): all that stay below 0.05 are right with a probability of 0.95.
+    """Adjust p-values for being several (Holm 1979): all that stay below 0.05 are right with a
+    probability of 0.95.
 
-    The i-th smallest of m is multiplied by m - i + 1, and none becomes smaller than one before it. NaN are no tests.
+    The i-th smallest of m is multiplied by m - i + 1, and none becomes smaller than one before it.
+    NaN are no tests.
 
     Example:
         >>> from fairlib.statistics import holm
@@ -379,15 +413,19 @@ def holm(p_values: ArrayLike) -> Floats:
     p_values = np.asarray(p_values, dtype=np.float64)
     order = np.argsort(p_values)[: np.count_nonzero(np.isfinite(p_values))]
     adjusted = np.full(len(p_values), np.nan)
-    adjusted[order] = np.minimum(1, np.maximum.accumulate(p_values[order] * np.arange(len(order), 0, -1)))
+    adjusted[order] = np.minimum(
+        1, np.maximum.accumulate(p_values[order] * np.arange(len(order), 0, -1))
+    )
     return adjusted
 
 
 def detectable_drop(quantity: Quantity, *, level: float = 0.95) -> Floats:
-    """Find by how much more than all others a group must lose to be told from them in about half of all tests.
+    """Find by how much more than all others a group must lose to be told from them in about half of
+    all tests.
 
-    Such a group loses as many of its samples as is expected and gains as many as it did; the answer is the smallest
-    difference at which the interval of :func:`contrast` then excludes 0, at Holm's level for the first of k groups.
+    Such a group loses as many of its samples as is expected and gains as many as it did; the answer
+    is the smallest difference at which the interval of :func:`contrast` then excludes 0, at Holm's
+    level for the first of k groups.
 
     Args:
         quantity: Drops (:func:`drop`) of at least two groups.
@@ -413,7 +451,8 @@ def permuted(
 ) -> tuple[Floats, Floats]:
     """Draw sums and sums of squares by group under random labels, group sizes kept.
 
-    Counts fall into groups by a hypergeometric distribution, whatever their number; numbers are permuted.
+    Counts fall into groups by a hypergeometric distribution, whatever their number; numbers are
+    permuted.
 
     Args:
         quantity: Quantity of the groups.
@@ -432,7 +471,9 @@ def permuted(
     starts = np.cumsum(quantity.sizes[present]) - quantity.sizes[present]
     sums = np.zeros((2, permutations, len(quantity.sizes)))
     step = max(1, _BLOCK // len(values))
-    for start in tqdm(range(0, permutations, step), "permuting", leave=False, disable=None, delay=2):
+    for start in tqdm(
+        range(0, permutations, step), "permuting", leave=False, disable=None, delay=2
+    ):
         rows = slice(start, min(start + step, permutations))
         shuffled = generator.permuted(np.tile(values, (rows.stop - rows.start, 1)), axis=1)
         for power_sums, numbers in zip(sums, (shuffled, shuffled**2), strict=True):
@@ -441,29 +482,37 @@ def permuted(
 
 
 def range_z(groups: int, level: float = 0.95) -> float:
-    """Compute the critical value of all differences of pairs together: the studentized range's quantile over sqrt(2).
+    """Compute the critical value of all differences of pairs together: the studentized range's
+    quantile over sqrt(2).
 
     For two groups it is that of one difference, 1.96 for a level of 0.95.
     """
     check_number("level", level, 0, 1, low_open=True)
-    return float(_farthest(lambda z: np.asarray(range_tail(groups, float(z)) > 1 - level), np.zeros(()), _FAR))
+    return float(
+        _farthest(
+            lambda z: np.asarray(range_tail(groups, float(z)) > 1 - level), np.zeros(()), _FAR
+        )
+    )
 
 
 def range_tail(groups: int, z: float) -> float:
-    r"""Compute the probability that one of all differences of standard normal means exceeds :math:`z \sqrt 2`.
+    r"""Compute the probability that one of all differences of standard normal means exceeds
+    :math:`z \sqrt 2`.
 
-    With the normal density :math:`\varphi` and distribution :math:`\Phi` it is
-    :math:`1 - k \int \varphi(x) [\Phi(x) - \Phi(x - z \sqrt 2)]^{k - 1} dx`. Unequal variances make it smaller
-    (Hayter 1984).
-    """
+    With the normal density :math:`\varphi` and distribution :math:`\Phi` it is :math:`1 - k \int
+    \varphi(x) [\Phi(x) - \Phi(x - z \sqrt 2)]^{k - 1} dx`. Unequal variances make it smaller
+    (Hayter 1984)."""
     x = np.linspace(-9, 9 + z * math.sqrt(2), 2000)
     density = np.exp(-(x**2) / 2) / math.sqrt(2 * math.pi)
-    inside = groups * np.trapezoid(density * (ndtr(x) - ndtr(x - z * math.sqrt(2))) ** (groups - 1), x)
+    inside = groups * np.trapezoid(
+        density * (ndtr(x) - ndtr(x - z * math.sqrt(2))) ** (groups - 1), x
+    )
     return float(np.clip(1 - inside, 0, 1))
 
 
 def _apart(first: Sequence[Floats], second: Sequence[Floats]) -> Bounds:
-    """Bounds of a difference of means, each given with its bounds, by square-and-add (Zou and Donner 2008)."""
+    """Bounds of a difference of means, each given with its bounds, by square-and-add (Zou and
+    Donner 2008)."""
     (a, low_a, high_a), (b, low_b, high_b) = first, second
     return a - b - np.hypot(a - low_a, high_b - b), a - b + np.hypot(high_a - a, b - low_b)
 
@@ -482,13 +531,17 @@ def _moments(sums: Floats) -> tuple[Floats, Floats]:
 
 
 def _squared_errors(moments: Sequence[Floats], sizes: NDArray, prior: Sequence[float]) -> Floats:
-    """Squared standard errors of means, with the sum, the sum of squares and the number of prior samples."""
-    sums, squares, n = (values + more for values, more in zip((*moments, sizes), prior, strict=True))
+    """Squared standard errors of means, with the sum, the sum of squares and the number of prior
+    samples."""
+    sums, squares, n = (
+        values + more for values, more in zip((*moments, sizes), prior, strict=True)
+    )
     return np.maximum(squares / n - (sums / n) ** 2, 0) / n
 
 
 def _studentized_range(moments: Sequence[Floats], sizes: NDArray, prior: Sequence[float]) -> Floats:
-    """The largest difference of two means in its standard errors (Welch's, for each pair), of each row."""
+    """The largest difference of two means in its standard errors (Welch's, for each pair), of each
+    row."""
     means, errors = moments[0] / sizes, _squared_errors(moments, sizes, prior)
     largest = np.zeros(means.shape[:-1])
     for group in range(len(sizes) - 1):
@@ -498,9 +551,14 @@ def _studentized_range(moments: Sequence[Floats], sizes: NDArray, prior: Sequenc
     return largest
 
 
-def _studentized_contrasts(moments: Sequence[Floats], sizes: NDArray, prior: Sequence[float]) -> Floats:
+def _studentized_contrasts(
+    moments: Sequence[Floats], sizes: NDArray, prior: Sequence[float]
+) -> Floats:
     """Each mean's difference from that of all others together, in standard errors."""
-    others, rest = [values.sum(-1, keepdims=True) - values for values in moments], sizes.sum() - sizes
+    others, rest = (
+        [values.sum(-1, keepdims=True) - values for values in moments],
+        sizes.sum() - sizes,
+    )
     error = np.sqrt(_squared_errors(moments, sizes, prior) + _squared_errors(others, rest, prior))
     return _divided(np.abs(moments[0] / sizes - others[0] / rest), error)
 
@@ -509,27 +567,38 @@ def _divided(apart: Floats, error: Floats) -> Floats:
     return np.divide(apart, error, out=np.zeros_like(apart), where=error > 0)
 
 
-def _reached(statistic: Callable[..., Floats], quantity: Quantity, null: Sequence[Floats]) -> Floats:
-    """The p-value of a statistic under random labels, never 0 (Phipson and Smyth 2010); ties count."""
-    observed, drawn = (statistic(moments, quantity.sizes, quantity.prior) for moments in (quantity.moments, null))
+def _reached(
+    statistic: Callable[..., Floats], quantity: Quantity, null: Sequence[Floats]
+) -> Floats:
+    """The p-value of a statistic under random labels, never 0 (Phipson and Smyth 2010); ties
+    count."""
+    observed, drawn = (
+        statistic(moments, quantity.sizes, quantity.prior) for moments in (quantity.moments, null)
+    )
     return (1 + (drawn >= observed * (1 - 1e-9)).sum(0)) / (1 + len(drawn))
 
 
-def _scattered(counts: Floats, sizes: NDArray, draws: int, generator: np.random.Generator) -> Floats:
-    """Draw how many of the marked samples fall into each group, mark by mark: ``(draws, k, marks)``."""
+def _scattered(
+    counts: Floats, sizes: NDArray, draws: int, generator: np.random.Generator
+) -> Floats:
+    """Draw how many of the marked samples fall into each group, mark by mark: ``(draws, k,
+    marks)``."""
     free = np.tile(sizes, (draws, 1))
     found = np.zeros((*free.shape, len(counts)))
     for mark, count in enumerate(counts.astype(np.int64)):
         left = np.full(draws, count)
         for group in range(len(sizes)):
-            found[:, group, mark] = generator.hypergeometric(free[:, group], free[:, group + 1 :].sum(1), left)
+            found[:, group, mark] = generator.hypergeometric(
+                free[:, group], free[:, group + 1 :].sum(1), left
+            )
             left -= found[:, group, mark].astype(np.int64)
         free -= found[:, :, mark].astype(np.int64)
     return found
 
 
 def _farthest(inside: Callable[[Floats], NDArray[np.bool_]], start: Floats, end: float) -> Floats:
-    """The last point from ``start`` towards ``end`` that is inside, by bisection, for each of several at once."""
+    """The last point from ``start`` towards ``end`` that is inside, by bisection, for each of
+    several at once."""
     near, far = np.array(start, dtype=np.float64), np.full(np.shape(start), end)
     for _ in range(_STEPS):
         middle = (near + far) / 2
@@ -539,7 +608,8 @@ def _farthest(inside: Callable[[Floats], NDArray[np.bool_]], start: Floats, end:
 
 
 def _last(excluded: Callable[[Floats], NDArray[np.bool_]], several: int = 1) -> Floats:
-    """The largest critical value at which something is excluded still, for several things at once; 0 where none is.
+    """The largest critical value at which something is excluded still, for several things at once;
+    0 where none is.
 
     ``excluded`` is asked about grids, ever finer, ``(m, several)``.
     """

@@ -38,11 +38,17 @@ COMPRESSORS: dict[str, Compressor] = {
 """Kinds of compression, by the word before the colon in a method's name."""
 
 HELD_OUT = ("val", "train", "val-only")
-"""Where the held-out data of a method come from: the validation part, or a share of what it is given, which is the
-training part, or with ``"val-only"`` the validation part."""
+"""Where the held-out data of a method come from: the validation part, or a share of what it is
+given, which is the training part, or with ``"val-only"`` the validation part."""
 
-WHEN = {"never": (False, False), "before": (True, False), "after": (False, True), "both": (True, True)}
-"""Whether a run is mitigated in its dense training and in its finetuning, by the name of the time."""
+WHEN = {
+    "never": (False, False),
+    "before": (True, False),
+    "after": (False, True),
+    "both": (True, True),
+}
+"""Whether a run is mitigated in its dense training and in its finetuning, by the name of the
+time."""
 
 OWN = ("val", "objective", "constraint", "sparsify", "stop", "start", "seed", "device", "progress")
 """Arguments of :func:`fairlib.fit` that the study sets itself."""
@@ -50,22 +56,26 @@ OWN = ("val", "objective", "constraint", "sparsify", "stop", "start", "seed", "d
 
 @dataclass(frozen=True)
 class Arm:
-    """One way through a study: the method and levels of compression, the trainings, and the mitigation.
+    """One way through a study: the method and levels of compression, the trainings, and the
+    mitigation.
 
-    An argument that is None is the one of the study. All arms of a study share its data, its networks before
-    compression and, if they finetune alike, the control.
+    An argument that is None is the one of the study. All arms of a study share its data, its
+    networks before compression and, if they finetune alike, the control.
 
-    Args:
-        method: Method of compression: a name with its kind, ``(name, settings)`` or a function (:func:`study`); or a
+    Args: method: Method of compression: a name with its kind, ``(name, settings)`` or a function
+        (:func:`study`); or a
             list of these, a pipeline.
         mitigation: Name of a mitigation or ``(name, settings)``.
         when: Times of mitigation: any of ``"never"``, ``"before"``, ``"after"`` and ``"both"``.
-        finetune: Arguments of :func:`fairlib.fit` for the finetuning, which override the study's one by one.
-        train: Arguments of :func:`fairlib.fit`, which override the study's one by one, for the trainings of a method
-            that trains or of a network that is compressed at its initial weights. The dense training is the study's.
+        finetune: Arguments of :func:`fairlib.fit` for the finetuning, which override the study's
+            one by one.
+        train: Arguments of :func:`fairlib.fit`, which override the study's one by one, for the
+            trainings of a method that trains or of a network that is compressed at its initial
+            weights. The dense training is the study's.
         compress: Network that is compressed: ``"trained"`` or ``"initial"``.
         levels: Levels of compression; of a pipeline tuples, one entry for each method.
-        control: Whether the arm has a control, the dense network finetuned in the same way. False saves its training.
+        control: Whether the arm has a control, the dense network finetuned in the same way. False
+            saves its training.
 
     Example:
         Two ways to the same sparsity, which share their dense network and their control:
@@ -123,17 +133,13 @@ class Step:
 class Plan:
     """An arm whose settings are complete and checked.
 
-    Attributes:
-        name: Name of the arm; empty in a study without arms.
-        steps: Methods, in the order in which they compress; mostly one.
-        levels: Levels except the control's, ascending, each with an entry for each step.
-        control: Whether the arm has a control.
-        compress: Network that is compressed, ``"trained"`` or ``"initial"``.
-        mitigation: Name of the mitigation, ``"none"`` without one.
-        constraint: The mitigation itself.
-        when: Times of mitigation.
-        train: Arguments of the trainings of the method, or of a network that is compressed at its initial weights.
-        finetune: Arguments of the finetuning.
+    Attributes: name: Name of the arm; empty in a study without arms. steps: Methods, in the order
+        in which they compress; mostly one. levels: Levels except the control's, ascending, each
+        with an entry for each step. control: Whether the arm has a control. compress: Network that
+        is compressed, ``"trained"`` or ``"initial"``. mitigation: Name of the mitigation,
+        ``"none"`` without one. constraint: The mitigation itself. when: Times of mitigation. train:
+        Arguments of the trainings of the method, or of a network that is compressed at its initial
+        weights. finetune: Arguments of the finetuning.
     """
 
     name: str
@@ -168,13 +174,16 @@ class Plan:
         return next((objective for objective in found if objective is not None), None)
 
     def kept(self, model: nn.Module, dense: nn.Module) -> float:
-        """Return the share that a compressed model keeps: of what the method takes away, of bytes after several."""
+        """Return the share that a compressed model keeps: of what the method takes away, of bytes
+        after several."""
         if len(self.steps) == 1:
             return self.steps[0].compressor.kept(model, dense)
         return stored_bytes(model) / stored_bytes(dense)
 
 
-def plans(arms: Mapping[str, Arm] | Iterable[tuple[str, Arm]] | None, shared: Arm, train: Settings) -> tuple[Plan, ...]:
+def plans(
+    arms: Mapping[str, Arm] | Iterable[tuple[str, Arm]] | None, shared: Arm, train: Settings
+) -> tuple[Plan, ...]:
     """Complete and check all arms.
 
     Args:
@@ -182,15 +191,18 @@ def plans(arms: Mapping[str, Arm] | Iterable[tuple[str, Arm]] | None, shared: Ar
         shared: Arguments of the study, which an arm takes where it has none of its own.
         train: Arguments of the dense training.
 
-    Raises:
-        ValueError: If an arm has no name, no method or an argument that does not fit; names the arm.
-        TypeError: If a setting is unknown.
+    Raises: ValueError: If an arm has no name, no method or an argument that does not fit; names the
+        arm. TypeError: If a setting is unknown.
     """
     if arms is None:
         return (_plan("", Arm(), shared, train),)
     pairs = list(arms.items() if isinstance(arms, Mapping) else arms)
     names = [name for name, _ in pairs]
-    if not names or len(set(names)) < len(names) or not all(isinstance(name, str) and name for name in names):
+    if (
+        not names
+        or len(set(names)) < len(names)
+        or not all(isinstance(name, str) and name for name in names)
+    ):
         raise ValueError(f"arms must have names, each once; got {names}")
     found = []
     for name, arm in pairs:
@@ -208,14 +220,20 @@ def _plan(name: str, arm: Arm, shared: Arm, train: Settings) -> Plan:
     if full.method is None:
         raise ValueError("a method is needed, as method= of the study or of the arm")
     steps = _steps(full.method)
-    for role, arguments in (("train", arm.train), ("finetune", shared.finetune), ("finetune", arm.finetune)):
+    for role, arguments in (
+        ("train", arm.train),
+        ("finetune", shared.finetune),
+        ("finetune", arm.finetune),
+    ):
         check_training(f"{role}=", arguments or {}, given=OWN)
     compress = full.compress or "trained"
     lookup("network to compress", compress, dict.fromkeys(("trained", "initial")))
     trained = [step for step in steps if step.trains]
     if compress == "initial" and trained:
         named_so = trained[0].full_name
-        raise ValueError(f"compress='initial' needs a method that does not train, and {named_so!r} as set up does")
+        raise ValueError(
+            f"compress='initial' needs a method that does not train, and {named_so!r} as set up does"
+        )
     if arm.train and not trained and compress == "trained":
         why = f"{steps[0].full_name!r} itself trains nothing, and all arms share one; make it a study of its own"
         raise ValueError(f"train={dict(arm.train)} asks for another dense network: {why}")
@@ -224,12 +242,16 @@ def _plan(name: str, arm: Arm, shared: Arm, train: Settings) -> Plan:
         raise ValueError(f"train={dict(arm.train)} is a setting of the method: {pair}")
     mitigated = _mitigation(full)
     if arm.mitigation is not None and mitigated[2] == ("never",):
-        raise ValueError(f"mitigation={mitigated[0]!r} never acts; give when='before', 'after' or 'both'")
+        raise ValueError(
+            f"mitigation={mitigated[0]!r} never acts; give when='before', 'after' or 'both'"
+        )
     gentle = {"epochs": 5, "lr": float(train.get("lr", 0.05)) / 10}
     inherited = {key: value for key, value in train.items() if key != "keep"}
     tune = inherited | gentle | dict(shared.finetune or {}) | dict(arm.finetune or {})
     levels = _levels(full.levels or (), steps)
-    plan = Plan(name, steps, levels, arm.control, compress, *mitigated, {**train, **(arm.train or {})}, tune)
+    plan = Plan(
+        name, steps, levels, arm.control, compress, *mitigated, {**train, **(arm.train or {})}, tune
+    )
     if not plan.finetunes and (compress == "initial" or {"after", "both"} & set(plan.when)):
         why = "compress='initial' or when='after' asks for"
         raise ValueError(f"what {plan.full_name!r} gives cannot be trained, which {why}")
@@ -251,7 +273,9 @@ def _steps(choice: Methods) -> tuple[Step, ...]:
         first, second = before.compressor.place, after.compressor.place
         if second < first or second == first != Compressor.place:
             why = "distil first, then factorize, then prune or linearize, and quantize last"
-            raise ValueError(f"{after.full_name!r} cannot follow {before.full_name!r}, whose work it would undo: {why}")
+            raise ValueError(
+                f"{after.full_name!r} cannot follow {before.full_name!r}, whose work it would undo: {why}"
+            )
     return steps
 
 
@@ -259,15 +283,22 @@ def _step(choice: Named | Function) -> Step:
     if callable(choice):
         signature = inspect.signature(choice)
         try:
-            signature.bind(None, **dict.fromkeys({"level", "data", "seed"} | {"val"} & signature.parameters.keys()))
+            signature.bind(
+                None,
+                **dict.fromkeys({"level", "data", "seed"} | {"val"} & signature.parameters.keys()),
+            )
         except TypeError as error:
             wanted = "a function of a module and level=, data= and seed="
-            raise TypeError(f"method must be {wanted}, but {choice.__name__} is not: {error}") from error
+            raise TypeError(
+                f"method must be {wanted}, but {choice.__name__} is not: {error}"
+            ) from error
         return Step(choice.__name__, _Own(choice), choice.__name__, {})
     full_name, settings = named("method", choice)
     kind, _, name = full_name.partition(":")
     if own := {"finetune", "constraint"} & set(settings):
-        raise TypeError(f"{full_name!r} has no setting {min(own)!r} in a study, which has finetune= and mitigation=")
+        raise TypeError(
+            f"{full_name!r} has no setting {min(own)!r} in a study, which has finetune= and mitigation="
+        )
     compressor = lookup("kind of compression", kind, COMPRESSORS)
     compressor.check(name, **settings)
     return Step(full_name, compressor, name, settings)
@@ -282,19 +313,24 @@ def _mitigation(arm: Arm) -> tuple[str, Constraint | None, tuple[str, ...]]:
         lookup("time of mitigation", time, WHEN)
     if arm.mitigation is None:
         if set(when) != {"never"}:
-            raise ValueError(f"when={list(when)} needs a mitigation; known: {', '.join(MITIGATIONS)}")
+            raise ValueError(
+                f"when={list(when)} needs a mitigation; known: {', '.join(MITIGATIONS)}"
+            )
         return "none", None, when
     name, settings = named("mitigation", arm.mitigation)
     return name, lookup("mitigation", name, MITIGATIONS)(**settings), when
 
 
 def _levels(levels: Iterable[Level], steps: Sequence[Step]) -> tuple[tuple[float, ...], ...]:
-    """The levels except the control's, ascending, each once, as tuples of one entry for each step."""
+    """The levels except the control's, ascending, each once, as tuples of one entry for each
+    step."""
     chosen = set()
     for level in check_many("levels", levels):
         entries = tuple(level) if isinstance(level, tuple | list) else (level,)
         if len(entries) != len(steps):
-            raise ValueError(f"levels must have {len(steps)} entries each, one for each method, got {level!r}")
+            raise ValueError(
+                f"levels must have {len(steps)} entries each, one for each method, got {level!r}"
+            )
         for entry, step in zip(entries, steps, strict=True):
             if not step.is_control(entry):
                 step.compressor.check_level(step.method, entry)

@@ -29,16 +29,18 @@ def by_seed(
 ) -> list[Any]:
     """Call a function for every seed, in this process or in several, whichever is faster.
 
-    On the CPU every call uses one thread, so that results do not depend on the number of processes. Unless ``workers``
-    is given the first seed is computed in this process and timed, and the others begin beside it if it takes longer
-    than starting processes does.
+    On the CPU every call uses one thread, so that results do not depend on the number of processes.
+    Unless ``workers`` is given the first seed is computed in this process and timed, and the others
+    begin beside it if it takes longer than starting processes does.
 
-    Args:
-        function: Function of one seed. It and its results must be picklable by cloudpickle, which handles functions
+    Args: function: Function of one seed. It and its results must be picklable by cloudpickle, which
+        handles functions
             defined in a notebook.
         seeds: Seeds, at least one and without duplicates.
-        device: ``"auto"`` (CUDA if available) or a torch device; only on the CPU are several processes used.
-        workers: Number of processes; by default one for each core if that saves more time than starting them takes.
+        device: ``"auto"`` (CUDA if available) or a torch device; only on the CPU are several
+            processes used.
+        workers: Number of processes; by default one for each core if that saves more time than
+            starting them takes.
         progress: Whether to show a progress bar.
 
     Returns:
@@ -48,7 +50,9 @@ def by_seed(
         ValueError: If there is no seed, or a duplicate one, or ``workers`` is less than 1.
         TypeError: If ``seeds`` is a single one.
     """
-    return in_processes(function, check_seeds(seeds), device=device, workers=workers, progress=progress)
+    return in_processes(
+        function, check_seeds(seeds), device=device, workers=workers, progress=progress
+    )
 
 
 def check_seeds(seeds: Iterable[int]) -> tuple[int, ...]:
@@ -65,20 +69,28 @@ def check_seeds(seeds: Iterable[int]) -> tuple[int, ...]:
 
 
 def check_workers(workers: int | None) -> None:
-    """Refuse a number of processes that is no whole number of at least 1; None is one for each core."""
+    """Refuse a number of processes that is no whole number of at least 1; None is one for each
+    core."""
     if workers is not None:
         check_number("workers", workers, 1, whole=True)
 
 
 def in_processes(
-    function: Callable[[T], Any], items: Sequence[T], *, device: str, workers: int | None, progress: bool
+    function: Callable[[T], Any],
+    items: Sequence[T],
+    *,
+    device: str,
+    workers: int | None,
+    progress: bool,
 ) -> list[Any]:
     """Call a function for every item as :func:`by_seed` does for every seed."""
     check_workers(workers)
     alike = partial(_on_one_thread, function, environment.automatic())
     results = _in_order(alike, items, workers or environment.workers(device), bool(workers))
     found = []
-    with tqdm(total=sum(map(_seeds, items)), desc="seeds", leave=False, disable=not progress) as bar:
+    with tqdm(
+        total=sum(map(_seeds, items)), desc="seeds", leave=False, disable=not progress
+    ) as bar:
         for item, result in zip(items, results, strict=True):
             found.append(result)
             bar.update(_seeds(item))
@@ -90,15 +102,21 @@ def _seeds(item: object) -> int:
     return len(item) if isinstance(item, list) else 1
 
 
-def _in_order(function: Callable[[T], Any], items: Sequence[T], most: int, wanted: bool) -> Iterator[Any]:
+def _in_order(
+    function: Callable[[T], Any], items: Sequence[T], most: int, wanted: bool
+) -> Iterator[Any]:
     from joblib import Parallel, delayed
     from joblib.parallel import get_active_backend
 
     def pool(items: Sequence[T]) -> Any:
         jobs = (delayed(function)(item) for item in items)
-        return Parallel(n_jobs=most, return_as="generator")(jobs)  # Of one size, so that a page has one pool.
+        return Parallel(n_jobs=most, return_as="generator")(
+            jobs
+        )  # Of one size, so that a page has one pool.
 
-    if most == 1 or len(items) == 1 or get_active_backend()[0].nesting_level:  # That is, in a worker.
+    if (
+        most == 1 or len(items) == 1 or get_active_backend()[0].nesting_level
+    ):  # That is, in a worker.
         yield from map(function, items)
         return
     if wanted:
@@ -110,7 +128,9 @@ def _in_order(function: Callable[[T], Any], items: Sequence[T], most: int, wante
         try:
             first = function(items[0])
         except BaseException:
-            beside.submit(lambda: (begun := early.result()) and begun.close())  # In the thread that it is from.
+            beside.submit(
+                lambda: (begun := early.result()) and begun.close()
+            )  # In the thread that it is from.
             raise
         finally:
             done.set()
@@ -120,7 +140,9 @@ def _in_order(function: Callable[[T], Any], items: Sequence[T], most: int, wante
 
 
 def _on_one_thread(function: Callable[[T], Any], automatic: bool, item: T) -> Any:
-    if environment.automatic() != automatic:  # A worker has the environment that there was when it was started.
+    if (
+        environment.automatic() != automatic
+    ):  # A worker has the environment that there was when it was started.
         os.environ["FAIRLIB_AUTO"] = str(int(automatic))
     before = torch.get_num_threads()
     torch.set_num_threads(1)

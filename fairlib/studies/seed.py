@@ -32,7 +32,19 @@ T = TypeVar("T")
 MEASURED = (*DIAGNOSTICS, "distance", "gradients")
 """Names of what can be asked for as ``diagnostics`` of a study."""
 
-CONTRACT = ("data", "model", "method", "level", "kept", "mitigation", "when", "seed", "stage", "split", "group")
+CONTRACT = (
+    "data",
+    "model",
+    "method",
+    "level",
+    "kept",
+    "mitigation",
+    "when",
+    "seed",
+    "stage",
+    "split",
+    "group",
+)
 """Columns that identify a row of a study's table, in order."""
 
 
@@ -40,17 +52,12 @@ CONTRACT = ("data", "model", "method", "level", "kept", "mitigation", "when", "s
 class Run:
     """One network of a study: what a ``measure`` gets.
 
-    Attributes:
-        model: The network, in eval mode.
-        dense: Dense network that it was compressed or finetuned from.
-        splits: Data of the seed.
-        seed: Seed of the run.
-        arm: Name of the arm; empty in a study without arms.
-        stage: ``"dense"``, ``"control"`` or ``"compressed"``.
-        level: Level of the compression; of a pipeline a tuple.
-        when: Time of the mitigation.
-        all: All runs of the seed, this one included, in the order of the table.
-        timing: ``seconds`` and ``dual_seconds`` of the finetuning in a study with ``clock=True``; else empty.
+    Attributes: model: The network, in eval mode. dense: Dense network that it was compressed or
+        finetuned from. splits: Data of the seed. seed: Seed of the run. arm: Name of the arm; empty
+        in a study without arms. stage: ``"dense"``, ``"control"`` or ``"compressed"``. level: Level
+        of the compression; of a pipeline a tuple. when: Time of the mitigation. all: All runs of
+        the seed, this one included, in the order of the table. timing: ``seconds`` and
+        ``dual_seconds`` of the finetuning in a study with ``clock=True``; else empty.
     """
 
     model: nn.Module
@@ -70,14 +77,21 @@ class Run:
         Raises:
             KeyError: If there is no such run, or several.
         """
-        found = [run for run in self.all if (run.arm, run.stage, run.level) == (arm, self.stage, self.level)]
+        found = [
+            run
+            for run in self.all
+            if (run.arm, run.stage, run.level) == (arm, self.stage, self.level)
+        ]
         if len(found) != 1:
-            raise KeyError(f"{len(found)} runs of arm {arm!r} at stage {self.stage!r} and level {self.level}")
+            raise KeyError(
+                f"{len(found)} runs of arm {arm!r} at stage {self.stage!r} and level {self.level}"
+            )
         return found[0]
 
 
 Trainings = Generator[Training, nn.Module, T]
-"""What asks for trainings one after the other, is given the trained networks, and returns a result."""
+"""What asks for trainings one after the other, is given the trained networks, and returns a
+result."""
 
 Measure = Callable[[Run], pd.DataFrame | Mapping[str, Any]]
 
@@ -115,7 +129,9 @@ class Seed:
         self.splits = _splits(study, seed)
         self.tuning = self.splits.val if study.held_out == "val-only" else self.splits.train
         if not self.tuning:
-            raise ValueError("held_out='val-only' compresses on the validation part, which these data do not have")
+            raise ValueError(
+                "held_out='val-only' compresses on the validation part, which these data do not have"
+            )
         self.start = _build(study.model, self.splits, seed)
         self.trained: dict[str, Any] = {}
         self.measured: dict[int, pd.DataFrame] = {}
@@ -141,43 +157,75 @@ class Seed:
         return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
 
     def _runs(self, arm: Plan, runs: list[Run], done: Callable[[Run], None]) -> Trainings[None]:
-        """For each time of mitigation: the dense network, the control, and a compressed network for each level."""
+        """For each time of mitigation: the dense network, the control, and a compressed network for
+        each level."""
         control = arm.control_level
         for when in arm.when:
             first, last = (arm.constraint if chosen else None for chosen in WHEN[when])
             dense = None
             with self._skipping(arm, "dense", control, when):
                 alike = f"dense {first!r}"
-                dense, _ = yield from self._once(alike, partial(self._fit, self.start, self.study.train, first))
+                dense, _ = yield from self._once(
+                    alike, partial(self._fit, self.start, self.study.train, first)
+                )
             if dense is None:
                 continue
-            run = partial(Run, dense=dense, splits=self.splits, seed=self.seed, arm=arm.name, when=when, all=runs)
+            run = partial(
+                Run,
+                dense=dense,
+                splits=self.splits,
+                seed=self.seed,
+                arm=arm.name,
+                when=when,
+                all=runs,
+            )
             done(run(dense, stage="dense", level=_plain(control), timing={}))
             teacher = arm.objective(dense, self.tuning) if arm.finetune["epochs"] else None
             held = last.relative_to(dense, self.tuning) if last else None
             settings = {**arm.finetune, "objective": teacher}
-            finetune = partial(self._fit, settings=settings, constraint=held, data=self.tuning, clock=self.study.clock)
-            stages = [("control", control)] * arm.control + [("compressed", level) for level in arm.levels]
+            finetune = partial(
+                self._fit,
+                settings=settings,
+                constraint=held,
+                data=self.tuning,
+                clock=self.study.clock,
+            )
+            stages = [("control", control)] * arm.control + [
+                ("compressed", level) for level in arm.levels
+            ]
             for stage, level in stages:
                 with self._skipping(arm, stage, level, when):
                     if stage == "control":
                         alike = f"control {first!r} {held!r} {plain(arm.finetune)} {teacher!r}"
                         tuned = yield from self._once(alike, partial(finetune, dense))
                     else:
-                        methods = [(step.full_name, step.compressor, plain(step.settings)) for step in arm.steps]
+                        methods = [
+                            (step.full_name, step.compressor, plain(step.settings))
+                            for step in arm.steps
+                        ]
                         how = f"{methods} {arm.compress} {level} {first!r} {plain(arm.train)}"
-                        small = yield from self._once(how, partial(self._compressed, arm, dense, level, first))
+                        small = yield from self._once(
+                            how, partial(self._compressed, arm, dense, level, first)
+                        )
                         tuned = (yield from finetune(small)) if arm.finetunes else (small, {})
                     done(run(tuned[0], stage=stage, level=_plain(level), timing=tuned[1]))
 
     @contextmanager
-    def _skipping(self, arm: Plan, stage: str, level: tuple[float, ...], when: str) -> Iterator[None]:
+    def _skipping(
+        self, arm: Plan, stage: str, level: tuple[float, ...], when: str
+    ) -> Iterator[None]:
         try:
             yield
         except DivergenceError as error:
             if self.study.divergence == "raise":
                 raise
-            where = {"arm": arm.name, "seed": self.seed, "stage": stage, "level": _plain(level), "when": when}
+            where = {
+                "arm": arm.name,
+                "seed": self.seed,
+                "stage": stage,
+                "level": _plain(level),
+                "when": when,
+            }
             self.diverged.append(where | {"reason": str(error)})
 
     def _once(self, key: str, train: Callable[[], Trainings[Any]]) -> Trainings[Any]:
@@ -193,14 +241,27 @@ class Seed:
         for step, entry in zip(arm.steps, level, strict=True):
             if not step.is_control(entry):
                 small = self._step(arm, step, small, entry, constraint)
-        return small if arm.compress == "trained" else (yield from self._fit(small, arm.train, constraint))[0]
+        return (
+            small
+            if arm.compress == "trained"
+            else (yield from self._fit(small, arm.train, constraint))[0]
+        )
 
-    def _step(self, arm: Plan, step: Step, model: nn.Module, level: float, constraint: Constraint | None) -> nn.Module:
-        compressor, settings = step.compressor, {**step.settings, "data": self.tuning, "seed": self.seed}
+    def _step(
+        self, arm: Plan, step: Step, model: nn.Module, level: float, constraint: Constraint | None
+    ) -> nn.Module:
+        compressor, settings = (
+            step.compressor,
+            {**step.settings, "data": self.tuning, "seed": self.seed},
+        )
         if self.study.held_out == "val" and compressor.holds_out(step.method):
             settings.setdefault("val", self.splits.val)
         if step.trains:
-            train = {key: value for key, value in arm.train.items() if key != "keep"} if compressor.inherits else {}
+            train = (
+                {key: value for key, value in arm.train.items() if key != "keep"}
+                if compressor.inherits
+                else {}
+            )
             train["device"] = self.study.device
             if constraint and compressor.inherits and compressor.constrained(step.method):
                 train["constraint"] = constraint
@@ -242,7 +303,9 @@ class Seed:
             "data": self.splits.name,
             "model": _name(self.study.model),
             "method": arm.full_name,
-            "level": " + ".join(f"{entry:g}" for entry in np.atleast_1d(run.level)) if several else run.level,
+            "level": " + ".join(f"{entry:g}" for entry in np.atleast_1d(run.level))
+            if several
+            else run.level,
             "kept": 1.0 if run.stage != "compressed" else arm.kept(run.model, run.dense),
             "mitigation": "none" if run.when == "never" else arm.mitigation,
             "when": run.when,
@@ -263,7 +326,9 @@ class Seed:
             frames.append(table.reset_index().assign(split=split))
         return pd.concat(frames, ignore_index=True)
 
-    def _diagnosed(self, table: pd.DataFrame, name: str, run: Run, data: GroupedDataset) -> pd.DataFrame:
+    def _diagnosed(
+        self, table: pd.DataFrame, name: str, run: Run, data: GroupedDataset
+    ) -> pd.DataFrame:
         if name == "distance":
             return table.assign(distance=parameter_distance(run.model, run.dense))
         if name == "gradients":
@@ -306,16 +371,23 @@ def tables(
                 raise type(error)(f"seed {number}: {error}") from error
         places = []
         for number, training in wanted.items():
-            beside = not why_not(training) if study.at_once is True else bool(study.at_once) and pays(training)
+            beside = (
+                not why_not(training)
+                if study.at_once is True
+                else bool(study.at_once) and pays(training)
+            )
             places.append(number % AT_ONCE if beside else None)
             seeds[number].ways["at once" if beside else "alone"] += 1
         found = cached_fits(list(wanted.values()), folder=study.cache, places=places)
         answers = dict(zip(wanted, found, strict=True))
-    return [(rows[number], seed.reasons, seed.diverged, seed.ways) for number, seed in seeds.items()]
+    return [
+        (rows[number], seed.reasons, seed.diverged, seed.ways) for number, seed in seeds.items()
+    ]
 
 
 class _Clocked(Constraint):
-    """A constraint at work in one training; ``seconds`` is the time that it takes outside the batches."""
+    """A constraint at work in one training; ``seconds`` is the time that it takes outside the
+    batches."""
 
     def __init__(self, constraint: Constraint, device: str) -> None:
         self.constraint, self.device, self.seconds = constraint, device, 0.0
@@ -338,28 +410,39 @@ class _Clocked(Constraint):
 
 
 def traced(run: Run) -> pd.DataFrame:
-    """Return what a constraint did in each epoch, as rows of a study: a ``measure`` of :func:`fairlib.study`.
+    """Return what a constraint did in each epoch, as rows of a study: a ``measure`` of
+    :func:`fairlib.study`.
 
-    Returns:
-        A row for each epoch of the run's last training, with its number ``epoch`` and the columns of
-        :func:`fairlib.history` that belong to a group, such as ``multiplier[a]`` and ``violation[a]``.
+    Returns: A row for each epoch of the run's last training, with its number ``epoch`` and the
+        columns of :func:`fairlib.history` that belong to a group, such as ``multiplier[a]`` and
+        ``violation[a]``.
     """
     return history(run.model).filter(like="[").reset_index()
 
 
 def parameter_distance(model: nn.Module, dense: nn.Module) -> float:
-    """Compute the Euclidean distance between two models' parameters; NaN if their names or shapes differ."""
-    ours, theirs = ({name: p.detach() for name, p in each.named_parameters()} for each in (model, dense))
+    """Compute the Euclidean distance between two models' parameters; NaN if their names or shapes
+    differ."""
+    ours, theirs = (
+        {name: p.detach() for name, p in each.named_parameters()} for each in (model, dense)
+    )
     if {name: p.shape for name, p in ours.items()} != {name: p.shape for name, p in theirs.items()}:
         return math.nan
-    return math.sqrt(sum(float((ours[name] - theirs[name].to(ours[name])).double().square().sum()) for name in ours))
+    return math.sqrt(
+        sum(
+            float((ours[name] - theirs[name].to(ours[name])).double().square().sum())
+            for name in ours
+        )
+    )
 
 
 def _added(table: pd.DataFrame, found: pd.DataFrame | Mapping[str, Any]) -> pd.DataFrame:
     """Rows of a network together with what a measure returned."""
     if not isinstance(found, pd.DataFrame):
         if taken := sorted({*CONTRACT, *table} & set(found)):
-            raise ValueError(f"measure must give columns of its own, got {', '.join(taken)}, which the study has")
+            raise ValueError(
+                f"measure must give columns of its own, got {', '.join(taken)}, which the study has"
+            )
         return table.assign(**found)
     keys = ["split", "group"]
     if not set(keys) <= set(found):
@@ -387,10 +470,18 @@ def _splits(study: Study, seed: int) -> Splits:
 
 def _build(model: Named | Function, splits: Splits, seed: int) -> nn.Module:
     if callable(model):
-        return check_type("what the function model gives", model(splits, seed), nn.Module, "a torch.nn.Module")
+        return check_type(
+            "what the function model gives", model(splits, seed), nn.Module, "a torch.nn.Module"
+        )
     name, settings = named("model", model)
     return build(name, like=splits, seed=seed, **settings)
 
 
 def _name(model: Named | Function) -> str:
-    return model if isinstance(model, str) else model.__name__ if callable(model) else named("model", model)[0]
+    return (
+        model
+        if isinstance(model, str)
+        else model.__name__
+        if callable(model)
+        else named("model", model)[0]
+    )

@@ -1,4 +1,5 @@
-"""The training loop, the places where constraints and teachers plug into it, and trained models kept on disk."""
+"""The training loop, the places where constraints and teachers plug into it, and trained models
+kept on disk."""
 
 from fairlib.training import augmentation, cache, compressors, distillation, group_losses, together
 from fairlib.training.augmentation import AUGMENTATIONS
@@ -8,5 +9,13 @@ from fairlib.training.protocols import Batch, Constraint, ConstraintRun, Objecti
 from fairlib.training.together import fit_many
 
 __all__ = ["AUGMENTATIONS", "OPTIMIZERS", "SCHEDULES", "DivergenceError", "fit", "fit_many"]
-__all__ += ["Batch", "Constraint", "ConstraintRun", "Objective", "Sparsifier", "taken_gradient", "with_gradient"]
+__all__ += [
+    "Batch",
+    "Constraint",
+    "ConstraintRun",
+    "Objective",
+    "Sparsifier",
+    "taken_gradient",
+    "with_gradient",
+]
 __all__ += ["augmentation", "cache", "compressors", "distillation", "group_losses", "together"]

@@ -14,19 +14,25 @@ def _crop(images: Tensor, generators: Generators = (None,)) -> Tensor:
     n, _, height, width = images.shape
     reach, each = (max(1, height // 8), max(1, width // 8)), n // len(generators)
     dy, dx = (
-        torch.cat([torch.randint(-r, r + 1, (each, 1), generator=own, device="cpu") for own in generators])
+        torch.cat(
+            [torch.randint(-r, r + 1, (each, 1), generator=own, device="cpu") for own in generators]
+        )
         for r in reach
     )
     rows = (torch.arange(height, device=images.device) + dy.to(images.device)).clamp(0, height - 1)
     columns = (torch.arange(width, device=images.device) + dx.to(images.device)).clamp(0, width - 1)
     sample = torch.arange(n, device=images.device)[:, None, None]
-    return images.permute(0, 2, 3, 1)[sample, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
+    return images.permute(0, 2, 3, 1)[sample, rows[:, :, None], columns[:, None, :]].permute(
+        0, 3, 1, 2
+    )
 
 
 def _flip(images: Tensor, generators: Generators = (None,)) -> Tensor:
     """Mirror each image left to right with probability one half."""
     each = len(images) // len(generators)
-    chosen = torch.cat([torch.rand(each, generator=own).lt(0.5) for own in generators]).to(images.device)
+    chosen = torch.cat([torch.rand(each, generator=own).lt(0.5) for own in generators]).to(
+        images.device
+    )
     return torch.where(chosen[:, None, None, None], images.flip(3), images)
 
 
@@ -44,4 +50,5 @@ AUGMENTATIONS: dict[str, Callable[..., Tensor]] = {
     "crop": _crop,
     "crop+flip": _crop_and_flip,
 }
-"""Augmentations of images ``(k * B, C, H, W)`` by name, of which each of k generators gives the draws for B."""
+"""Augmentations of images ``(k * B, C, H, W)`` by name, of which each of k generators gives the
+draws for B."""

@@ -22,15 +22,23 @@ from fairlib.training.distillation import Distillation
 from fairlib.training.loop import DivergenceError, in_channels_last
 from fairlib.training.together import AT_ONCE, Training, fit_all, why_not
 
-# No training runs this code. What a compressor did to the model before shows in the weights and masks in the key.
+# No training runs this code. What a compressor did to the model before shows in the weights and
+# masks in the key.
 _LEFT_OUT = (
-    "cli", "studies", "effects", "plots", "auditing", "evidence",
-    "pruning", "linearization", "quantization", "factorization", "distillation",
-)  # fmt: skip
+    "cli",
+    "studies",
+    "auditing",
+    "pruning",
+    "linearization",
+    "quantization",
+    "factorization",
+    "distillation",
+)
 
 
 def default_folder() -> Path:
-    """Return the cache folder: ``$FAIRLIB_CACHE`` if set, else ``fairlib`` in the user's cache folder.
+    """Return the cache folder: ``$FAIRLIB_CACHE`` if set, else ``fairlib`` in the user's cache
+    folder.
 
     It may be deleted at any time.
     """
@@ -39,22 +47,25 @@ def default_folder() -> Path:
 
 
 def cached_fits(
-    trainings: Sequence[Training], *, folder: Path | None, places: Sequence[int | None] | None = None
+    trainings: Sequence[Training],
+    *,
+    folder: Path | None,
+    places: Sequence[int | None] | None = None,
 ) -> list[nn.Module | DivergenceError]:
     """Carry out trainings, or load what was trained for the same arguments before.
 
-    The key of an entry covers everything that shapes the result: the model's structure, weights, masks and which
-    parameters are frozen, the contents of the data, the settings, the code of ``fairlib`` that training runs
-    (docstrings, comments and formatting do not count), the version of torch and its precision settings, the CPU or GPU,
-    and the number of threads. An entry is one safetensors file with the weights, those kept by ``keep`` and the
-    history, written as a whole or not at all. An entry that cannot be read, fails its checksum or was written for
-    another key is computed anew. A training is never cached if its model, constraint or objective has code from outside
-    ``fairlib``, or if it has a ``sparsify`` or a ``stop``.
+    The key of an entry covers everything that shapes the result: the model's structure, weights,
+    masks and which parameters are frozen, the contents of the data, the settings, the code of
+    ``fairlib`` that training runs (docstrings, comments and formatting do not count), the version
+    of torch and its precision settings, the CPU or GPU, and the number of threads. An entry is one
+    safetensors file with the weights, those kept by ``keep`` and the history, written as a whole or
+    not at all. An entry that cannot be read, fails its checksum or was written for another key is
+    computed anew. A training is never cached if its model, constraint or objective has code from
+    outside ``fairlib``, or if it has a ``sparsify`` or a ``stop``.
 
-    Args:
-        trainings: Trainings of any kind.
-        folder: Folder of the entries; None switches the cache off.
-        places: Their places in stacks (``fairlib.training.together.fit_all``), which are part of the key; None for
+    Args: trainings: Trainings of any kind. folder: Folder of the entries; None switches the cache
+        off. places: Their places in stacks (``fairlib.training.together.fit_all``), which are part
+        of the key; None for
             one that is carried out alone.
 
     Returns:
@@ -64,8 +75,12 @@ def cached_fits(
         UserWarning: If an entry cannot be written; the trained model is returned all the same.
     """
     places = places or [None] * len(trainings)
-    paths = [_path(folder, training, place) for training, place in zip(trainings, places, strict=True)]
-    found: list[Any] = [path and _load(path, training) for path, training in zip(paths, trainings, strict=True)]
+    paths = [
+        _path(folder, training, place) for training, place in zip(trainings, places, strict=True)
+    ]
+    found: list[Any] = [
+        path and _load(path, training) for path, training in zip(paths, trainings, strict=True)
+    ]
     missing = [i for i, trained in enumerate(found) if trained is None]
     fresh = fit_all([trainings[i] for i in missing], [places[i] for i in missing])
     for i, trained in zip(missing, fresh, strict=True):
@@ -74,16 +89,22 @@ def cached_fits(
             try:
                 _write(path, trained)
             except (OSError, SafetensorError) as error:
-                warnings.warn(f"the trained model was not kept in the cache {folder}: {error}", stacklevel=3)
+                warnings.warn(
+                    f"the trained model was not kept in the cache {folder}: {error}", stacklevel=3
+                )
     return found
 
 
 def _path(folder: Path | None, training: Training, place: int | None) -> Path | None:
-    """The file of an entry; None if there is none, for want of a folder or because of code that is not fairlib's."""
+    """The file of an entry; None if there is none, for want of a folder or because of code that is
+    not fairlib's."""
     if folder is None or not _known_code(training.model, training.settings):
         return None
     stack = {} if place is None or why_not(training) else {"place": [place, AT_ONCE]}
-    return folder / f"{_key(training.model, training.data, {**training.settings, **stack})}.safetensors"
+    return (
+        folder
+        / f"{_key(training.model, training.data, {**training.settings, **stack})}.safetensors"
+    )
 
 
 def _load(path: Path, training: Training) -> nn.Module | None:
@@ -114,7 +135,9 @@ def _ours(model: nn.Module) -> bool:
     """Whether a model is one of fairlib's, made of modules of fairlib and torch alone."""
     parts = {type(part).__module__ for part in model.modules()}
     known = ("torch.nn.", "fairlib.models.", "fairlib.network.")
-    return type(model).__module__.startswith("fairlib.models.") and all(part.startswith(known) for part in parts)
+    return type(model).__module__.startswith("fairlib.models.") and all(
+        part.startswith(known) for part in parts
+    )
 
 
 def _key(model: nn.Module, data: GroupedDataset, settings: Mapping[str, Any]) -> str:
@@ -122,7 +145,11 @@ def _key(model: nn.Module, data: GroupedDataset, settings: Mapping[str, Any]) ->
     last = in_channels_last(settings.get("channels_last", "auto"), model, data)
     machine = environment.describe(device)
     parts = {
-        "model": [repr(model), _checksum(model.state_dict()), [p.requires_grad for p in model.parameters()]],
+        "model": [
+            repr(model),
+            _checksum(model.state_dict()),
+            [p.requires_grad for p in model.parameters()],
+        ],
         "data": data.fingerprint(),
         "settings": plain({**settings, "device": device, "channels_last": last}),
         "code": [_source_digest(), torch.__version__],
@@ -170,8 +197,11 @@ def _write(path: Path, trained: nn.Module) -> None:
         save_file(tensors, new, metadata=metadata)
 
 
-def _read(path: Path) -> tuple[dict[str, Tensor], list[dict[str, float]], dict[int, dict[str, Tensor]]] | None:
-    """Weights, history and kept weights of an entry; None if it is missing, unreadable or fails its checksum.
+def _read(
+    path: Path,
+) -> tuple[dict[str, Tensor], list[dict[str, float]], dict[int, dict[str, Tensor]]] | None:
+    """Weights, history and kept weights of an entry; None if it is missing, unreadable or fails its
+    checksum.
 
     The checksum is also of the key, so an entry under another entry's name fails it.
     """
@@ -190,4 +220,8 @@ def _read(path: Path) -> tuple[dict[str, Tensor], list[dict[str, float]], dict[i
 
 
 def _below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+    return {
+        name.removeprefix(prefix): tensor
+        for name, tensor in tensors.items()
+        if name.startswith(prefix)
+    }

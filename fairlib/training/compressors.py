@@ -1,4 +1,5 @@
-"""The entries of the registries of compression methods, and what a study asks of a kind of compression."""
+"""The entries of the registries of compression methods, and what a study asks of a kind of
+compression."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
@@ -13,20 +14,23 @@ from fairlib.network.cost import stored_bytes
 from fairlib.training.protocols import Objective
 
 Settings = Mapping[str, Any]
-"""Settings by name, as the command line, a parameter file or a study's ``(name, settings)`` gives them."""
+"""Settings by name, as the command line, a parameter file or a study's ``(name, settings)`` gives
+them."""
 
 
 @dataclass(frozen=True)
 class Method:
-    """An entry of a registry: a function from a model to its compressed copy, and what it has to be given.
+    """An entry of a registry: a function from a model to its compressed copy, and what it has to be
+    given.
 
-    Attributes:
-        function: Takes the model, then keyword arguments only.
-        takes: Arguments that the caller of the registry fills in, among ``"data"``, ``"train"``, ``"seed"``, ``"val"``
-            and ``"objective"``. A method that takes ``"train"`` trains; one that takes ``"data"`` cannot do without.
-        constrained: Whether its training accepts a constraint. A method that brings its own constraint does not.
-        gather: Turns flat settings into the function's arguments where these are objects; raises a TypeError for an
-            unknown setting. None if settings and arguments are the same.
+    Attributes: function: Takes the model, then keyword arguments only. takes: Arguments that the
+        caller of the registry fills in, among ``"data"``, ``"train"``, ``"seed"``, ``"val"``
+            and ``"objective"``. A method that takes ``"train"`` trains; one that takes ``"data"``
+            cannot do without.
+        constrained: Whether its training accepts a constraint. A method that brings its own
+            constraint does not.
+        gather: Turns flat settings into the function's arguments where these are objects; raises a
+            TypeError for an unknown setting. None if settings and arguments are the same.
     """
 
     function: Callable[..., nn.Module]
@@ -42,10 +46,9 @@ class Method:
     def arguments(self, owner: str, offered: Settings, settings: Settings) -> dict[str, Any]:
         """Return the keyword arguments to call the function with.
 
-        Args:
-            owner: Name of the method in error messages, ``"pruning method 'snip'"``.
-            offered: What the caller of the registry can fill in, by name; the function gets what it ``takes``.
-            settings: Settings of the method.
+        Args: owner: Name of the method in error messages, ``"pruning method 'snip'"``. offered:
+            What the caller of the registry can fill in, by name; the function gets what it
+            ``takes``. settings: Settings of the method.
 
         Raises:
             ValueError: If the method needs the training set and ``offered["data"]`` is None.
@@ -69,7 +72,9 @@ class Method:
         if self.gather is not None:
             self.gather(**settings)
         else:
-            check_settings(owner, self.function, settings, given=[*self.takes, *([level] if level else [])])
+            check_settings(
+                owner, self.function, settings, given=[*self.takes, *([level] if level else [])]
+            )
 
 
 class Compressor(Protocol):
@@ -91,7 +96,8 @@ class Compressor(Protocol):
 
     @abstractmethod
     def compress(self, model: nn.Module, name: str, level: float, **settings: Any) -> nn.Module:
-        """Return a copy of a model, compressed to a level by the method of that name and not finetuned."""
+        """Return a copy of a model, compressed to a level by the method of that name and not
+        finetuned."""
 
     @abstractmethod
     def check(self, name: str, **settings: Any) -> None:
@@ -102,7 +108,8 @@ class Compressor(Protocol):
         return level == self.control
 
     def check_level(self, name: str, level: float) -> None:
-        """Refuse a level that is out of range for the method of that name; by default what is not in [0, 1).
+        """Refuse a level that is out of range for the method of that name; by default what is not
+        in [0, 1).
 
         Raises:
             ValueError: If it is.
@@ -114,21 +121,27 @@ class Compressor(Protocol):
         return True
 
     def trains(self, name: str, settings: Settings) -> bool:
-        """Return whether the method trains with these settings; by default what the registry says."""
+        """Return whether the method trains with these settings; by default what the registry
+        says."""
         return name in self.methods and self.methods[name].trains
 
     def holds_out(self, name: str) -> bool:
-        """Return whether the method takes held-out data, as ``val``; by default what the registry says."""
+        """Return whether the method takes held-out data, as ``val``; by default what the registry
+        says."""
         return name in self.methods and "val" in self.methods[name].takes
 
     def constrained(self, name: str) -> bool:
-        """Return whether the method's training accepts a constraint; by default what the registry says."""
+        """Return whether the method's training accepts a constraint; by default what the registry
+        says."""
         return name in self.methods and self.methods[name].constrained
 
     def kept(self, model: nn.Module, dense: nn.Module) -> float:
-        """Return the share, in [0, 1], that a compressed model keeps of the dense one; by default of its bytes."""
+        """Return the share, in [0, 1], that a compressed model keeps of the dense one; by default
+        of its bytes."""
         return stored_bytes(model) / stored_bytes(dense)
 
-    def objective(self, dense: nn.Module, data: GroupedDataset, settings: Settings) -> Objective | None:
+    def objective(
+        self, dense: nn.Module, data: GroupedDataset, settings: Settings
+    ) -> Objective | None:
         """Return the objective of the finetuning; by default None, the cross-entropy."""
         return None

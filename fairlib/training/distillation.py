@@ -24,35 +24,37 @@ class UntrainedTeacherError(ValueError):
 class Distillation:
     r"""Per-sample losses of a student that also follows a teacher.
 
-    With logits :math:`z` of the student and :math:`t` of the teacher, temperature :math:`T` and weights
-    :math:`\alpha, \beta`,
+    With logits :math:`z` of the student and :math:`t` of the teacher, temperature :math:`T` and
+    weights :math:`\alpha, \beta`,
 
     .. math::
         \ell = \alpha \, \mathrm{CE}(y, z)
-             + \beta \, T^2 \, \mathrm{KL}\big(\mathrm{softmax}(t / T) \,\|\, \mathrm{softmax}(z / T)\big) .
+             + \beta \, T^2 \, \mathrm{KL}\big(\mathrm{softmax}(t / T) \,\|\, \mathrm{softmax}(z /
+             T)\big) .
 
-    The divergence is summed over the classes, so that its mean over a batch is what torch calls ``batchmean``. The
-    teacher is a copy, frozen and in eval mode, and records no gradient.
+    The divergence is summed over the classes, so that its mean over a batch is what torch calls
+    ``batchmean``. The teacher is a copy, frozen and in eval mode, and records no gradient.
 
-    Args:
-        teacher: A trained classifier; it is not changed.
-        data: Data on which the teacher must be better than chance, usually the training set.
-        temperature: :math:`T`, positive. SNL and [D] use 4.
-        weight: Weight :math:`\beta` of the divergence, at least 0.
-        hard: Weight :math:`\alpha` of the cross-entropy with the true class, at least 0.
-        reduction: ``"batchmean"``, or ``"elements"``: the mean over the classes instead of the sum, which divides the
-            divergence by their number C; it is what torch's ``"mean"`` computes, and the released code of [D] uses.
+    Args: teacher: A trained classifier; it is not changed. data: Data on which the teacher must be
+        better than chance, usually the training set. temperature: :math:`T`, positive. SNL and [D]
+        use 4. weight: Weight :math:`\beta` of the divergence, at least 0. hard: Weight
+        :math:`\alpha` of the cross-entropy with the true class, at least 0. reduction:
+        ``"batchmean"``, or ``"elements"``: the mean over the classes instead of the sum, which
+        divides the
+            divergence by their number C; it is what torch's ``"mean"`` computes, and the released
+            code of [D] uses.
 
-    Raises:
-        ValueError: If a setting is out of range or unknown, or the teacher's accuracy, averaged over the C classes that
-            the data have, is below 1/C plus three standard errors, so that it cannot be told from guessing.
+    Raises: ValueError: If a setting is out of range or unknown, or the teacher's accuracy, averaged
+        over the C classes that
+            the data have, is below 1/C plus three standard errors, so that it cannot be told from
+            guessing.
         FloatingPointError: If the teacher's outputs are NaN or infinite.
 
-    Source:
-        Hinton, Vinyals, Dean, Distilling the knowledge in a neural network (2015); SNL (2022) for the weights.
+    Source: Hinton, Vinyals, Dean, Distilling the knowledge in a neural network (2015); SNL (2022)
+        for the weights.
 
-    Example:
-        A student that answers as its teacher does is at its goal; one that does not know yet is not.
+    Example: A student that answers as its teacher does is at its goal; one that does not know yet
+        is not.
 
         >>> import torch, fairlib
         >>> from fairlib.training.distillation import Distillation
@@ -78,7 +80,9 @@ class Distillation:
     def __post_init__(self) -> None:
         check_values(self.temperature, self.weight, self.hard, self.reduction)
         _refuse_chance(self.teacher, self.data)
-        object.__setattr__(self, "teacher", copy.deepcopy(self.teacher).eval().requires_grad_(False))
+        object.__setattr__(
+            self, "teacher", copy.deepcopy(self.teacher).eval().requires_grad_(False)
+        )
 
     def __call__(self, inputs: Tensor, logits: Tensor, targets: Tensor) -> Tensor:
         """Return the losses ``(B,)`` of a batch, differentiable in ``logits`` ``(B, C)``."""
@@ -99,14 +103,17 @@ class Distillation:
 
 
 def joint_objective(objectives: Sequence[Objective]) -> Objective:
-    """Join the objectives of k networks to one of all their samples, ``(k * B, ...)``, the first network's first."""
+    """Join the objectives of k networks to one of all their samples, ``(k * B, ...)``, the first
+    network's first."""
     first = objectives[0]
     if all(objective is first for objective in objectives):
         return first
     teachings = [objective for objective in objectives if type(objective) is Distillation]
     if len(teachings) == len(objectives) and len(set(map(_numbers, teachings))) == 1:
         teachers = [copy.deepcopy(teaching.teacher) for teaching in teachings]
-        if not any(map(why_not, teachers)) and all(form(teacher) == form(teachers[0]) for teacher in teachers):
+        if not any(map(why_not, teachers)) and all(
+            form(teacher) == form(teachers[0]) for teacher in teachers
+        ):
             stack = Stack(teachers, torch.channels_last).eval()
 
             def followed(inputs: Tensor, logits: Tensor, targets: Tensor) -> Tensor:
@@ -117,7 +124,11 @@ def joint_objective(objectives: Sequence[Objective]) -> Objective:
             return followed
 
     def losses(inputs: Tensor, logits: Tensor, targets: Tensor) -> Tensor:
-        parts = zip(objectives, *(tensor.chunk(len(objectives)) for tensor in (inputs, logits, targets)), strict=True)
+        parts = zip(
+            objectives,
+            *(tensor.chunk(len(objectives)) for tensor in (inputs, logits, targets)),
+            strict=True,
+        )
         return torch.cat([own(*part) for own, *part in parts])
 
     return losses
@@ -130,7 +141,8 @@ def _numbers(objective: Distillation) -> tuple[float, float, float, str]:
 def check_values(
     temperature: float = 4.0, weight: float = 1.0, hard: float = 1.0, reduction: str = "batchmean"
 ) -> None:
-    """Refuse settings of :class:`Distillation` that are out of range or unknown; no teacher is needed for that."""
+    """Refuse settings of :class:`Distillation` that are out of range or unknown; no teacher is
+    needed for that."""
     check_number("temperature", temperature, 0, low_open=True)
     check_number("weight", weight, 0)
     check_number("hard", hard, 0)

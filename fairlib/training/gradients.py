@@ -1,4 +1,5 @@
-"""Scalars whose gradient is known in advance, for constraints that need or compute it themselves."""
+"""Scalars whose gradient is known in advance, for constraints that need or compute it
+themselves."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -18,7 +19,9 @@ class _WithGradient(torch.autograd.Function):
         return outer, None, *(outer * part for part in ctx.gradient)
 
 
-def with_gradient(value: Tensor, gradient: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tensor:
+def with_gradient(
+    value: Tensor, gradient: Sequence[Tensor], parameters: Sequence[Tensor]
+) -> Tensor:
     """Return a scalar to whose gradient in the parameters a known one is added.
 
     Args:
@@ -30,14 +33,20 @@ def with_gradient(value: Tensor, gradient: Sequence[Tensor], parameters: Sequenc
 
 
 def taken_gradient(loss: Tensor, model: nn.Module) -> tuple[Tensor, dict[int, Tensor]]:
-    """Differentiate a loss now, so that a constraint can use the gradient before the step without a second pass.
+    """Differentiate a loss now, so that a constraint can use the gradient before the step without a
+    second pass.
 
-    Returns:
-        The loss, whose ``backward`` delivers the gradient that was taken, and that gradient by the ``id`` of the
-        parameter. Parameters that the loss does not depend on are left out.
+    Returns: The loss, whose ``backward`` delivers the gradient that was taken, and that gradient by
+        the ``id`` of the parameter. Parameters that the loss does not depend on are left out.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     gradient = torch.autograd.grad(loss, parameters, allow_unused=True)
-    used = [(parameter, part) for parameter, part in zip(parameters, gradient, strict=True) if part is not None]
-    value = with_gradient(loss.detach(), [part for _, part in used], [parameter for parameter, _ in used])
+    used = [
+        (parameter, part)
+        for parameter, part in zip(parameters, gradient, strict=True)
+        if part is not None
+    ]
+    value = with_gradient(
+        loss.detach(), [part for _, part in used], [parameter for parameter, _ in used]
+    )
     return value, {id(parameter): part for parameter, part in used}

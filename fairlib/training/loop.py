@@ -68,10 +68,14 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "adam": lambda parameters, *, momentum, **settings: torch.optim.Adam(parameters, **settings),
 }
 
-SCHEDULES: dict[str, Callable[[torch.optim.Optimizer, int], torch.optim.lr_scheduler.LRScheduler]] = {
+SCHEDULES: dict[
+    str, Callable[[torch.optim.Optimizer, int], torch.optim.lr_scheduler.LRScheduler]
+] = {
     "constant": lambda optimizer, steps: torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0),
     "cosine": lambda optimizer, steps: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps),
-    "step": lambda optimizer, steps: torch.optim.lr_scheduler.MultiStepLR(optimizer, [steps // 2, steps * 3 // 4]),
+    "step": lambda optimizer, steps: torch.optim.lr_scheduler.MultiStepLR(
+        optimizer, [steps // 2, steps * 3 // 4]
+    ),
 }
 
 PRECISIONS = {"float32": False, "bfloat16": True}
@@ -103,67 +107,77 @@ def fit(
     channels_last: bool | str = "auto",
     progress: bool = False,
 ) -> nn.Module:
-    r"""Train a copy of a classifier, by SGD with momentum unless asked otherwise, and return it in eval mode.
+    r"""Train a copy of a classifier, by SGD with momentum unless asked otherwise, and return it in
+    eval mode.
 
-    With gradient :math:`g` of the mean loss of a batch, learning rate :math:`\eta`, momentum :math:`\mu` and weight
-    decay :math:`\gamma`, a step is :math:`v \leftarrow \mu v + g + \gamma \theta` and then
-    :math:`\theta \leftarrow \theta - \eta v`. The data are moved to the device once, in their own dtype (uint8
-    images stay uint8), and converted batch by batch. On one CPU the result is bit-identical for one seed and one number
-    of threads. On CUDA, cuDNN is restricted to deterministic algorithms; torch's TF32 settings are not changed. The
-    weights of the last epoch are returned: nothing is selected.
+    With gradient :math:`g` of the mean loss of a batch, learning rate :math:`\eta`, momentum
+    :math:`\mu` and weight decay :math:`\gamma`, a step is :math:`v \leftarrow \mu v + g + \gamma
+    \theta` and then :math:`\theta \leftarrow \theta - \eta v`. The data are moved to the device
+    once, in their own dtype (uint8 images stay uint8), and converted batch by batch. On one CPU the
+    result is bit-identical for one seed and one number of threads. On CUDA, cuDNN is restricted to
+    deterministic algorithms; torch's TF32 settings are not changed. The weights of the last epoch
+    are returned: nothing is selected.
 
-    Args:
-        model: Any module that maps inputs to logits; it is not changed. In the copy of a model made by
+    Args: model: Any module that maps inputs to logits; it is not changed. In the copy of a model
+        made by
             :func:`fairlib.build` the normalization, if it is not set yet, is set from ``data``.
         data: Training set.
-        val: Validation set, on which loss and accuracy are measured after each epoch for the history.
+        val: Validation set, on which loss and accuracy are measured after each epoch for the
+            history.
         epochs: Number of passes over ``data``, at least 0.
         lr: Learning rate at the start, positive.
         batch_size: Samples per step. A last batch of a single sample joins the one before it.
         momentum: Momentum of SGD, in [0, 1).
         weight_decay: Factor :math:`\gamma` of the weight decay of every parameter, at least 0.
-        optimizer: ``"sgd"``, or ``"adam"`` with torch's default decay rates, which ignores ``momentum``.
-        schedule: Learning rate after each step: ``"cosine"`` down to zero, ``"step"`` (a tenth from 1/2 and again from
-            3/4 of the steps on) or ``"constant"``.
-        augment: Augmentation of each batch: ``"none"``, ``"flip"``, ``"crop"`` (shifts of up to an eighth of the image)
-            or ``"crop+flip"``.
-        objective: Per-sample losses, for example a :class:`fairlib.training.distillation.Distillation`; cross-entropy
-            by default.
+        optimizer: ``"sgd"``, or ``"adam"`` with torch's default decay rates, which ignores
+            ``momentum``.
+        schedule: Learning rate after each step: ``"cosine"`` down to zero, ``"step"`` (a tenth from
+            1/2 and again from 3/4 of the steps on) or ``"constant"``.
+        augment: Augmentation of each batch: ``"none"``, ``"flip"``, ``"crop"`` (shifts of up to an
+            eighth of the image) or ``"crop+flip"``.
+        objective: Per-sample losses, for example a
+            :class:`fairlib.training.distillation.Distillation`; cross-entropy by default.
         constraint: Constraint on groups, for example ``fairlib.EqualLoss(step=0.02)``.
-        sparsify: Function that gives new masks after each epoch; masked weights stay zero in the next epoch.
-        stop: Function of an epoch's row of the history; the training ends after the first epoch for which it is true.
-        start: Step at which to begin, for models rewound to :func:`weights_at` that step. The batches before it are
-            drawn and skipped, the learning rate is that of the schedule at this step, and momentum begins at zero.
-            Augmentation and dropout draw nothing for skipped steps, so with them the batches differ from those of an
-            uninterrupted training.
-        keep: Steps after which the weights are kept for :func:`weights_at`; 0 is before the first step.
-        seed: Seed of batch order, augmentation and dropout. The global generators are left as they were found.
+        sparsify: Function that gives new masks after each epoch; masked weights stay zero in the
+            next epoch.
+        stop: Function of an epoch's row of the history; the training ends after the first epoch for
+            which it is true.
+        start: Step at which to begin, for models rewound to :func:`weights_at` that step. The
+            batches before it are drawn and skipped, the learning rate is that of the schedule at
+            this step, and momentum begins at zero. Augmentation and dropout draw nothing for
+            skipped steps, so with them the batches differ from those of an uninterrupted training.
+        keep: Steps after which the weights are kept for :func:`weights_at`; 0 is before the first
+            step.
+        seed: Seed of batch order, augmentation and dropout. The global generators are left as they
+            were found.
         device: ``"auto"`` (CUDA if available) or a torch device. The result stays there.
         precision: ``"float32"`` or ``"bfloat16"`` (autocast; weights stay float32).
-        channels_last: Whether images and weights have torch's channels-last format, which is mostly faster. With
-            ``"auto"`` they have it during the training if a network with convolutions is trained on images of at least
-            16 pixels a side and the environment does not have ``FAIRLIB_AUTO=0``. On no device does a network have it
-            that has a 1x1 convolution with a stride and fewer than 8 channels: PyTorch may write past a buffer there;
-            where it is asked for, a warning says so.
+        channels_last: Whether images and weights have torch's channels-last format, which is mostly
+            faster. With ``"auto"`` they have it during the training if a network with convolutions
+            is trained on images of at least 16 pixels a side and the environment does not have
+            ``FAIRLIB_AUTO=0``. On no device does a network have it that has a 1x1 convolution with
+            a stride and fewer than 8 channels: PyTorch may write past a buffer there; where it is
+            asked for, a warning says so.
         progress: Whether to show a progress bar.
 
     Returns:
         The trained copy in eval mode; :func:`history` gives its loss and accuracy by epoch.
 
-    Raises:
-        DivergenceError: If the loss, or an output after an epoch, becomes infinite or NaN; the message names the epoch
+    Raises: DivergenceError: If the loss, or an output after an epoch, becomes infinite or NaN; the
+        message names the epoch
             and the settings to lower.
-        TypeError: If an argument is of another type: data are no :class:`fairlib.GroupedDataset`, a setting no number.
-        ValueError: If a setting is out of range, the model has nothing to train, there is no such device, an input does
-            not fit the model, or the outputs do not match the classes of the data.
+        TypeError: If an argument is of another type: data are no :class:`fairlib.GroupedDataset`, a
+            setting no number.
+        ValueError: If a setting is out of range, the model has nothing to train, there is no such
+            device, an input does not fit the model, or the outputs do not match the classes of the
+            data.
 
-    Warns:
-        UserWarning: If ``"bfloat16"`` takes a convolution more than 1.5 times as long as ``"float32"`` on this CPU.
+    Warns: UserWarning: If ``"bfloat16"`` takes a convolution more than 1.5 times as long as
+        ``"float32"`` on this CPU.
 
-    Example:
-        Ten samples that look alike, of whom nine have class 0 and one has class 1. The loss is least where the classes
-        have the probabilities 0.9 and 0.1, so the one is given the wrong answer; that is what a ``constraint`` is for
-        (:class:`fairlib.EqualLoss`).
+    Example: Ten samples that look alike, of whom nine have class 0 and one has class 1. The loss is
+        least where the classes have the probabilities 0.9 and 0.1, so the one is given the wrong
+        answer; that is what a ``constraint`` is for (:class:`fairlib.EqualLoss`).
 
         >>> import torch, fairlib
         >>> data = fairlib.GroupedDataset(torch.zeros(10, 1), targets=[0] * 9 + [1], groups=[0] * 9 + [1])
@@ -183,24 +197,35 @@ def fit(
 
 
 def in_channels_last(asked: bool | str, model: nn.Module, data: GroupedDataset) -> bool:
-    """Whether a training has the channels-last format, by the rule of :func:`fit`; as asked, but for a narrow layer."""
+    """Whether a training has the channels-last format, by the rule of :func:`fit`; as asked, but
+    for a narrow layer."""
     check_automatic("channels_last", asked)
     convolutions = [module for module in model.modules() if isinstance(module, nn.Conv2d)]
     if any(map(_overflows, convolutions)):
         return False
     if isinstance(asked, bool):
         return asked
-    return environment.automatic() and bool(convolutions) and data.inputs.ndim == 4 and min(data.inputs.shape[2:]) >= 16
+    return (
+        environment.automatic()
+        and bool(convolutions)
+        and data.inputs.ndim == 4
+        and min(data.inputs.shape[2:]) >= 16
+    )
 
 
 def _overflows(layer: nn.Conv2d) -> bool:
-    """Whether oneDNN, in this format, writes past its buffer when it differentiates by the weights of a layer.
+    """Whether oneDNN, in this format, writes past its buffer when it differentiates by the weights
+    of a layer.
 
-    With the oneDNN 3.13.3 of torch 2.15, on a CPU with AVX2 and without AVX-512, it does so for a 1x1 convolution with
-    a stride and fewer than 8 channels: other tensors change, with several threads the gradient is wrong, or the process
-    dies.
-    """
-    return layer.groups == 1 and layer.in_channels < 8 and set(layer.kernel_size) == {1} and max(layer.stride) > 1
+    With the oneDNN 3.13.3 of torch 2.15, on a CPU with AVX2 and without AVX-512, it does so for a
+    1x1 convolution with a stride and fewer than 8 channels: other tensors change, with several
+    threads the gradient is wrong, or the process dies."""
+    return (
+        layer.groups == 1
+        and layer.in_channels < 8
+        and set(layer.kernel_size) == {1}
+        and max(layer.stride) > 1
+    )
 
 
 @cache
@@ -208,7 +233,10 @@ def _bfloat16_time() -> float:
     """How long a convolution takes in bfloat16 on this CPU, in times of float32."""
     seconds = []
     for dtype in (torch.bfloat16, torch.float32):
-        inputs, weight = torch.ones(8, 64, 16, 16, dtype=dtype), torch.ones(64, 64, 3, 3, dtype=dtype)
+        inputs, weight = (
+            torch.ones(8, 64, 16, 16, dtype=dtype),
+            torch.ones(64, 64, 3, 3, dtype=dtype),
+        )
         seconds.append(min(timeit.repeat(partial(conv2d, inputs, weight), number=1, repeat=5)))
     return seconds[0] / seconds[1]
 
@@ -246,15 +274,21 @@ def check_arguments(arguments: Mapping[str, Any], of: str = "") -> None:
 
 
 def _check_constraint(name: str, constraint: Any) -> None:
-    if constraint is not None and (isinstance(constraint, type) or not hasattr(constraint, "start")):
-        raise TypeError(f"{name} must be an object such as fairlib.EqualLoss(step=0.02), got {shown(constraint)}")
+    if constraint is not None and (
+        isinstance(constraint, type) or not hasattr(constraint, "start")
+    ):
+        raise TypeError(
+            f"{name} must be an object such as fairlib.EqualLoss(step=0.02), got {shown(constraint)}"
+        )
 
 
 def _check_device(name: str, device: Any) -> None:
     try:
         torch.empty(0, device=environment.resolve(device))
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise ValueError(f"{name} must be 'auto' or a device of this machine, got {device!r}: {error}") from None
+        raise ValueError(
+            f"{name} must be 'auto' or a device of this machine, got {device!r}: {error}"
+        ) from None
 
 
 _function = partial(check_type, kinds=(Callable, NoneType), wanted="a function")
@@ -298,9 +332,9 @@ def train(
 ) -> list[nn.Module | DivergenceError]:
     """Train copies of networks in one loop.
 
-    Args:
-        members: One network; or, ``stacked``, several whose data are of one size and shape.
-        stacked: Whether they are trained as one (:mod:`fairlib.network.stacking`), and draw from generators of their
+    Args: members: One network; or, ``stacked``, several whose data are of one size and shape.
+        stacked: Whether they are trained as one (:mod:`fairlib.network.stacking`), and draw from
+        generators of their
             own instead of torch's global ones.
         progress: Whether to show a progress bar.
         **settings: Arguments of :func:`fit` that all of them have.
@@ -314,8 +348,14 @@ def train(
     for model in (member.model for member in members):
         if not any(parameter.requires_grad or not epochs for parameter in model.parameters()):
             raise ValueError(f"model has no parameter to train: {shown(model)}")
-    if PRECISIONS[settings["precision"]] and device.type == "cpu" and (times := _bfloat16_time()) > 1.5:
-        warnings.warn(f"bfloat16 takes {times:.1f} times as long as float32 on this CPU", stacklevel=3)
+    if (
+        PRECISIONS[settings["precision"]]
+        and device.type == "cpu"
+        and (times := _bfloat16_time()) > 1.5
+    ):
+        warnings.warn(
+            f"bfloat16 takes {times:.1f} times as long as float32 on this CPU", stacklevel=3
+        )
     copies = [copy.deepcopy(member.model).to(device) for member in members]
     resident = {id(data): data.to(device) for data in (member.data for member in members)}
     datas = [resident[id(member.data)] for member in members]
@@ -352,36 +392,56 @@ class _Run:
             seen = predict(self.model, self.data.subset(range(1)) if val is None else val)
         except FloatingPointError:
             return {"val_loss": math.nan, "val_accuracy": math.nan}
-        return {} if val is None else {"val_loss": seen.loss.mean().item(), "val_accuracy": seen.correct.mean().item()}
+        return (
+            {}
+            if val is None
+            else {"val_loss": seen.loss.mean().item(), "val_accuracy": seen.correct.mean().item()}
+        )
 
     def keep_weights(self, step: int) -> None:
         state = self.model.state_dict()
         ordinary = torch.contiguous_format
-        self.kept[step] = {name: tensor.detach().cpu().clone(memory_format=ordinary) for name, tensor in state.items()}
+        self.kept[step] = {
+            name: tensor.detach().cpu().clone(memory_format=ordinary)
+            for name, tensor in state.items()
+        }
 
 
 class _Loop:
     """One training, of one network or of several that are stacked."""
 
-    def __init__(self, runs: Sequence[_Run], stacked: bool, device: torch.device, settings: Mapping[str, Any]) -> None:
+    def __init__(
+        self, runs: Sequence[_Run], stacked: bool, device: torch.device, settings: Mapping[str, Any]
+    ) -> None:
         self.runs, self.device, self.batch_size, self.step = runs, device, settings["batch_size"], 0
         self.epochs, self.lr, self.start = settings["epochs"], settings["lr"], settings["start"]
         self.sparsify, self.stop = settings["sparsify"], settings["stop"]
         self.augment = AUGMENTATIONS[settings["augment"]]
         self.asked = settings["channels_last"]
-        last = in_channels_last(self.asked if not stacked else self.asked is True, runs[0].model, runs[0].data)
+        last = in_channels_last(
+            self.asked if not stacked else self.asked is True, runs[0].model, runs[0].data
+        )
         if self.asked is True and not last:
-            warnings.warn("channels_last=True is not followed: PyTorch would write past a buffer", stacklevel=4)
+            warnings.warn(
+                "channels_last=True is not followed: PyTorch would write past a buffer",
+                stacklevel=4,
+            )
         self.layout = torch.channels_last if last else torch.contiguous_format
         self.autocast, self.dtype = PRECISIONS[settings["precision"]], placement(runs[0].model)[1]
         self.data, self.offsets = _joined([run.data for run in runs])
-        steps = self.epochs * len(_split(self.offsets.new_empty(1, len(runs[0].data)), self.batch_size))
+        steps = self.epochs * len(
+            _split(self.offsets.new_empty(1, len(runs[0].data)), self.batch_size)
+        )
         check_number("start", self.start, 0, steps + 1, whole=True)
         self.keep = _steps_to_keep(settings["keep"], self.start, steps)
         self.stack = Stack([run.model for run in runs], torch.channels_last) if stacked else None
-        self.model = runs[0].model.to(memory_format=self.layout) if self.stack is None else self.stack
+        self.model = (
+            runs[0].model.to(memory_format=self.layout) if self.stack is None else self.stack
+        )
         seeds = [run.member.seed for run in runs]
-        self.generators: Generators = [torch.Generator().manual_seed(seed) if stacked else None for seed in seeds]
+        self.generators: Generators = [
+            torch.Generator().manual_seed(seed) if stacked else None for seed in seeds
+        ]
         self.objective = joint_objective([run.member.objective or _cross_entropy for run in runs])
         of_optimizer = {name: settings[name] for name in ("lr", "momentum", "weight_decay")}
         self.optimizer = OPTIMIZERS[settings["optimizer"]](self.model.parameters(), **of_optimizer)
@@ -390,9 +450,13 @@ class _Loop:
     def run(self, progress: bool) -> None:
         for run in self.runs:
             if given := run.member.constraint:
-                run.constraint = given.start(run.model, run.data, run.member.objective or _cross_entropy)
+                run.constraint = given.start(
+                    run.model, run.data, run.member.objective or _cross_entropy
+                )
         self._keep_weights()
-        for epoch in tqdm(range(1, self.epochs + 1), desc="epochs", leave=False, disable=not progress):
+        for epoch in tqdm(
+            range(1, self.epochs + 1), desc="epochs", leave=False, disable=not progress
+        ):
             rows = self._epoch()
             is_sound = [False] * len(rows) if self.stack is None else self._are_finite(self.stack)
             for run, row, sound in zip(self.runs, rows, is_sound, strict=True):
@@ -408,9 +472,12 @@ class _Loop:
             self.model.to(memory_format=torch.contiguous_format)
 
     def _are_finite(self, stack: Stack) -> list[bool]:
-        """Whether each member's outputs for its first sample are finite: one pass instead of one for each member."""
+        """Whether each member's outputs for its first sample are finite: one pass instead of one
+        for each member."""
         with evaluation_mode(stack), torch.no_grad():
-            logits = stack(self.data.batch(self.offsets.flatten(), dtype=self.dtype, device=self.device))
+            logits = stack(
+                self.data.batch(self.offsets.flatten(), dtype=self.dtype, device=self.device)
+            )
         return logits.isfinite().all(1).tolist()
 
     def _end_epoch(self, run: _Run, row: dict[str, float], is_sound: bool) -> None:
@@ -426,14 +493,18 @@ class _Loop:
     def _epoch(self) -> list[dict[str, float]]:
         """Train for an epoch, skipping the steps before ``start``.
 
-        Returns:
-            For each member the learning rate of the first step, mean loss and accuracy over the batches when they were
-            trained on, and the number of per-sample gradients; nothing if all steps were skipped.
+        Returns: For each member the learning rate of the first step, mean loss and accuracy over
+            the batches when they were trained on, and the number of per-sample gradients; nothing
+            if all steps were skipped.
         """
         self.model.train()
         rate, seen, count = math.nan, 0, len(self.runs)
-        totals = torch.zeros(count, 3, device=self.device)  # Read once an epoch: reading waits for a GPU.
-        orders = torch.stack([torch.randperm(len(self.runs[0].data), generator=own) for own in self.generators])
+        totals = torch.zeros(
+            count, 3, device=self.device
+        )  # Read once an epoch: reading waits for a GPU.
+        orders = torch.stack(
+            [torch.randperm(len(self.runs[0].data), generator=own) for own in self.generators]
+        )
         for index in _split(orders.to(self.device) + self.offsets, self.batch_size):
             self.optimizer.zero_grad(set_to_none=True)
             if self.step < self.start:
@@ -448,11 +519,15 @@ class _Loop:
             self._advance()
             seen += size
             hits = (batch.logits.argmax(1) == batch.targets).view(count, size).sum(1)
-            totals += torch.stack([batch.losses.detach().view(count, -1).sum(1), hits, losses.detach() * size], 1)
+            totals += torch.stack(
+                [batch.losses.detach().view(count, -1).sum(1), hits, losses.detach() * size], 1
+            )
         if not seen:
             return [{}] * count
         rows = []
-        for run, (loss, accuracy, objective) in zip(self.runs, (totals / seen).tolist(), strict=True):
+        for run, (loss, accuracy, objective) in zip(
+            self.runs, (totals / seen).tolist(), strict=True
+        ):
             row = {"lr": rate, "loss": loss, "accuracy": accuracy, "gradients": seen}
             rows.append(row | {"objective": objective} if run.constraint else row)
         return rows
@@ -481,7 +556,8 @@ class _Loop:
                 run.keep_weights(self.step)
 
     def _forward(self, index: Tensor) -> tuple[Batch, Sequence[Batch]]:
-        """The batch of all members; and, where one has a constraint, that of each, with losses of its logits."""
+        """The batch of all members; and, where one has a constraint, that of each, with losses of
+        its logits."""
         inputs = self.data.batch(index, dtype=self.dtype, device=self.device)
         if inputs.ndim == 4:
             inputs = self.augment(inputs, self.generators).contiguous(memory_format=self.layout)
@@ -500,11 +576,14 @@ class _Loop:
         if not constrained:
             return batch, [batch]
         others = (tensor.chunk(count) for tensor in (inputs, targets, batch.groups))
-        return batch, [Batch(*part) for part in zip(*others, each, losses.chunk(count), strict=True)]
+        return batch, [
+            Batch(*part) for part in zip(*others, each, losses.chunk(count), strict=True)
+        ]
 
 
 def _joined(datas: Sequence[GroupedDataset]) -> tuple[GroupedDataset, Tensor]:
-    """All data sets as one, and the position ``(k, 1)`` of the first sample of each; one that all share stands once."""
+    """All data sets as one, and the position ``(k, 1)`` of the first sample of each; one that all
+    share stands once."""
     first, count = datas[0], len(datas)
     offsets = torch.zeros(count, 1, dtype=torch.int64, device=first.targets.device)
     if all(data is first for data in datas):
@@ -516,30 +595,38 @@ def _joined(datas: Sequence[GroupedDataset]) -> tuple[GroupedDataset, Tensor]:
 def _steps_to_keep(keep: int | Sequence[int], start: int, steps: int) -> set[int]:
     wanted = {int(keep)} if hasattr(keep, "__index__") else set(check_many("keep", keep))
     if any(not start <= step <= steps for step in wanted):
-        raise ValueError(f"keep must lie between {start} and the {steps} steps of this training, got {sorted(wanted)}")
+        raise ValueError(
+            f"keep must lie between {start} and the {steps} steps of this training, got {sorted(wanted)}"
+        )
     return wanted
 
 
 def _split(orders: Tensor, batch_size: int) -> list[Tensor]:
-    """Batches ``(k, B)``; a last sample alone, which batch normalization cannot train on, joins the batch before."""
+    """Batches ``(k, B)``; a last sample alone, which batch normalization cannot train on, joins the
+    batch before."""
     parts = list(orders.split(batch_size, dim=1))
     if len(parts) > 1 and parts[-1].shape[1] == 1:
         parts[-2:] = [torch.cat(parts[-2:], 1)]
     return parts
 
 
-def _divergence(row: dict[str, float], epochs: int, lr: float, constraint: Constraint | None) -> DivergenceError | None:
+def _divergence(
+    row: dict[str, float], epochs: int, lr: float, constraint: Constraint | None
+) -> DivergenceError | None:
     if all(math.isfinite(value) for value in row.values()):
         return None
     advice = f"lower lr ({lr})" + (f", or the strength of {constraint}" if constraint else "")
     left_out = ("epoch", "lr", "gradients")
     state = ", ".join(f"{name} {value:.3g}" for name, value in row.items() if name not in left_out)
-    return DivergenceError(f"training diverged at epoch {row['epoch']} of {epochs} ({state}); {advice}")
+    return DivergenceError(
+        f"training diverged at epoch {row['epoch']} of {epochs} ({state}); {advice}"
+    )
 
 
 @contextmanager
 def _reproducible() -> Iterator[None]:
-    """Within the block cuDNN picks the same algorithm every time; afterwards its settings are restored."""
+    """Within the block cuDNN picks the same algorithm every time; afterwards its settings are
+    restored."""
     cudnn = torch.backends.cudnn
     before = cudnn.deterministic, cudnn.benchmark
     cudnn.deterministic, cudnn.benchmark = True, False

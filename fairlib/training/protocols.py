@@ -1,9 +1,12 @@
 """The places of the training loop where constraints, teachers and masks plug in.
 
-- A *constraint* (:class:`Constraint`) turns the losses of a batch into what is minimized, and may act after each epoch.
-- A *teacher* is an :class:`Objective`: per-sample losses from inputs, logits and targets, cross-entropy by default.
-- *Masks* need no place: a masked weight has a masked gradient in any loop (:mod:`fairlib.network.masks`). Masks that
-  change during a training come from a :class:`Sparsifier`.
+- A *constraint* (:class:`Constraint`) turns the losses of a batch into what is minimized, and may
+  act after each epoch.
+- A *teacher* is an :class:`Objective`: per-sample losses from inputs, logits and targets,
+  cross-entropy by default.
+- *Masks* need no place: a masked weight has a masked gradient in any loop
+  (:mod:`fairlib.network.masks`). Masks that change during a training come from a
+  :class:`Sparsifier`.
 """
 
 from __future__ import annotations
@@ -50,18 +53,21 @@ class ConstraintRun(Protocol):
         """Return the scalar to descend on, in place of ``batch.losses.mean()``."""
 
     def end_epoch(self) -> dict[str, float]:
-        """Act after an epoch, for example by a dual update, and return numbers by name for the history.
+        """Act after an epoch, for example by a dual update, and return numbers by name for the
+        history.
 
-        ``"gradients"`` among them is the number of per-sample gradients that the constraint took itself.
-        """
+        ``"gradients"`` among them is the number of per-sample gradients that the constraint took
+        itself."""
 
 
 class Constraint(Protocol):
-    """The settings of a constraint, without state: what :func:`fairlib.fit` takes as ``constraint``.
+    """The settings of a constraint, without state: what :func:`fairlib.fit` takes as
+    ``constraint``.
 
-    Attributes:
-        by_batch: Whether its :meth:`ConstraintRun.loss` computes from the batch alone, never from the model, so that
-            several networks can be trained at once (:func:`fairlib.fit_many`). A subclass must say so itself.
+    Attributes: by_batch: Whether its :meth:`ConstraintRun.loss` computes from the batch alone,
+        never from the model, so that
+            several networks can be trained at once (:func:`fairlib.fit_many`). A subclass must say
+            so itself.
     """
 
     by_batch: ClassVar[bool] = False
@@ -89,4 +95,5 @@ class Sparsifier(Protocol):
     """Masks that change while a model trains."""
 
     def __call__(self, model: nn.Module, progress: float, /) -> Mapping[str, Tensor]:
-        """Return the masks (:mod:`fairlib.network.masks`) for a share ``progress``, in (0, 1], of the epochs done."""
+        """Return the masks (:mod:`fairlib.network.masks`) for a share ``progress``, in (0, 1], of
+        the epochs done."""

@@ -1,4 +1,5 @@
-"""Several trainings of one architecture at once, as one network of many groups (:mod:`fairlib.network.stacking`)."""
+"""Several trainings of one architecture at once, as one network of many groups
+(:mod:`fairlib.network.stacking`)."""
 
 import inspect
 import math
@@ -15,10 +16,18 @@ from fairlib.data import GroupedDataset
 from fairlib.network import stacking
 from fairlib.network.evaluation import placement
 from fairlib.training.distillation import Distillation
-from fairlib.training.loop import DivergenceError, Member, check_arguments, check_training, fit, train
+from fairlib.training.loop import (
+    DivergenceError,
+    Member,
+    check_arguments,
+    check_training,
+    fit,
+    train,
+)
 
 AT_ONCE = 10
-"""Members of a stack. A stack with fewer trainings is filled up with copies, so that rounding depends on no other."""
+"""Members of a stack. A stack with fewer trainings is filled up with copies, so that rounding
+depends on no other."""
 
 _LISTED = ("val", "objective", "constraint")
 
@@ -48,31 +57,30 @@ def fit_many(
 ) -> list[nn.Module | None]:
     """Train copies of several networks of one architecture at once.
 
-    Each is trained as :func:`fairlib.fit` trains it, in its own order of batches, with its own augmentation, mask,
-    statistics of normalization, constraint and teacher. They are computed together, ten at a time, which is faster
-    for small networks: k convolutions are one convolution in k groups, k linear layers one batched product. Sums are
-    rounded in another order, so that a training of several epochs ends elsewhere, as it does on another processor; it
-    depends neither on the other members nor on how many there are. Networks of several architectures, or with data of
-    several sizes, are so many stacks. Trained one after the other is what cannot be stacked: modules other than those
-    of :func:`fairlib.build` and torch's usual ones, dropout, masks that change, a ``stop``, and a constraint that looks
-    at the network at every step (:class:`fairlib.EqualCurvature`).
+    Each is trained as :func:`fairlib.fit` trains it, in its own order of batches, with its own
+    augmentation, mask, statistics of normalization, constraint and teacher. They are computed
+    together, ten at a time, which is faster for small networks: k convolutions are one convolution
+    in k groups, k linear layers one batched product. Sums are rounded in another order, so that a
+    training of several epochs ends elsewhere, as it does on another processor; it depends neither
+    on the other members nor on how many there are. Networks of several architectures, or with data
+    of several sizes, are so many stacks. Trained one after the other is what cannot be stacked:
+    modules other than those of :func:`fairlib.build` and torch's usual ones, dropout, masks that
+    change, a ``stop``, and a constraint that looks at the network at every step
+    (:class:`fairlib.EqualCurvature`).
 
-    Args:
-        models: At least one module; none is changed.
-        datas: Training set of each, or one for all.
-        seeds: Seed of each.
-        divergence: ``"raise"``, or ``"skip"`` for None in the place of a network whose training diverges. The others
+    Args: models: At least one module; none is changed. datas: Training set of each, or one for all.
+        seeds: Seed of each. divergence: ``"raise"``, or ``"skip"`` for None in the place of a
+        network whose training diverges. The others
             are trained on in both cases.
-        **settings: Other arguments of :func:`fairlib.fit`. ``val``, ``objective`` and ``constraint`` may be lists, with
-            one for each network.
+        **settings: Other arguments of :func:`fairlib.fit`. ``val``, ``objective`` and
+            ``constraint`` may be lists, with one for each network.
 
     Returns:
         The trained copies in eval mode, in the order of ``models``.
 
-    Raises:
-        DivergenceError: If a training diverges; names the first.
-        TypeError: If there is no such setting, or an argument is of another type.
-        ValueError: If a setting is out of range, or there are not as many of a kind as there are models.
+    Raises: DivergenceError: If a training diverges; names the first. TypeError: If there is no such
+        setting, or an argument is of another type. ValueError: If a setting is out of range, or
+        there are not as many of a kind as there are models.
 
     Warns:
         UserWarning: If they cannot all be computed together, with the reason.
@@ -95,7 +103,9 @@ def fit_many(
     models, seeds = check_many("models", models), check_many("seeds", seeds)
     if not models:
         raise ValueError("models must hold at least one module")
-    own = {"datas": datas, "seeds": seeds} | {name: settings.pop(name) for name in _LISTED if name in settings}
+    own = {"datas": datas, "seeds": seeds} | {
+        name: settings.pop(name) for name in _LISTED if name in settings
+    }
     check_training("fit_many", settings, given=("model", "data", "seed"))
     rows = zip(*(_column(name, values, len(models)) for name, values in own.items()), strict=True)
     trainings = [
@@ -115,25 +125,30 @@ def fit_many(
     return [None if isinstance(trained, DivergenceError) else trained for trained in found]
 
 
-def fit_all(trainings: Sequence[Training], places: Sequence[int | None]) -> list[nn.Module | DivergenceError]:
+def fit_all(
+    trainings: Sequence[Training], places: Sequence[int | None]
+) -> list[nn.Module | DivergenceError]:
     """Carry out trainings, those that can at once, in stacks of :data:`AT_ONCE`.
 
-    Args:
-        trainings: Trainings of any kind.
-        places: Place of each in its stack, below :data:`AT_ONCE`, on which rounding may depend; None for one that is
+    Args: trainings: Trainings of any kind. places: Place of each in its stack, below
+        :data:`AT_ONCE`, on which rounding may depend; None for one that is
             carried out alone.
 
     Returns:
         The trained copies, or the errors of those that diverged.
     """
     found: list[Any] = [None] * len(trainings)
-    stacks: list[tuple[dict[str, object], dict[int, int]]] = []  # Form, and position of a training by its place.
+    stacks: list[
+        tuple[dict[str, object], dict[int, int]]
+    ] = []  # Form, and position of a training by its place.
     for position, (training, place) in enumerate(zip(trainings, places, strict=True)):
         if place is None or why_not(training):
             found[position] = _alone(training)
             continue
         form = _form(training)
-        stack = next((stack for known, stack in stacks if place not in stack and known == form), None)
+        stack = next(
+            (stack for known, stack in stacks if place not in stack and known == form), None
+        )
         if stack is None:
             stacks.append((form, stack := {}))
         stack[place] = position
@@ -152,11 +167,14 @@ def fit_all(trainings: Sequence[Training], places: Sequence[int | None]) -> list
 
 
 def why_not(training: Training) -> str | None:
-    """Say why a training cannot be carried out beside others, or None if it can: the end of a sentence."""
+    """Say why a training cannot be carried out beside others, or None if it can: the end of a
+    sentence."""
     constraint, objective = training.settings.get("constraint"), training.settings.get("objective")
     if training.settings.get("sparsify") or training.settings.get("stop"):
         return "masks that change, and a stop, belong to one network"
-    if constraint is not None and not vars(type(constraint)).get("by_batch"):  # A subclass says so itself.
+    if constraint is not None and not vars(type(constraint)).get(
+        "by_batch"
+    ):  # A subclass says so itself.
         return f"{type(constraint).__name__} looks at the network at every step"
     if objective is not None and type(objective) is not Distillation:
         return "an objective of your own sees one network at a time"
@@ -165,19 +183,24 @@ def why_not(training: Training) -> str | None:
         return reason
     device, dtype = placement(model)
     ours = type(model).__module__.startswith("fairlib.models.")
-    if not ours and not stacking.agrees(model, data.batch(range(min(2, len(data))), dtype=dtype, device=device)):
+    if not ours and not stacking.agrees(
+        model, data.batch(range(min(2, len(data))), dtype=dtype, device=device)
+    ):
         return f"what a {type(model).__name__} computes is not the same in a stack"
     return None
 
 
 def pays(training: Training) -> bool:
-    """Whether a training gains by others beside it: on a CPU a small network does, on images of under 16 pixels.
+    """Whether a training gains by others beside it: on a CPU a small network does, on images of
+    under 16 pixels.
 
     At 32 pixels most of what is gained is gained by the memory format alone, ``channels_last``
     (``benchmarks/together.py``). It is not known where a GPU gains.
     """
     weights = [parameter.numel() for parameter in training.model.parameters() if parameter.ndim > 1]
-    small = math.prod(training.data.inputs.shape[2:]) < 16**2 and sum(weights) <= 20_000 * len(weights)
+    small = math.prod(training.data.inputs.shape[2:]) < 16**2 and sum(weights) <= 20_000 * len(
+        weights
+    )
     on_cpu = environment.resolve(training.settings.get("device", "auto")).startswith("cpu")
     return environment.automatic() and on_cpu and small and why_not(training) is None
 
@@ -197,12 +220,19 @@ def _member(training: Training) -> Member:
 def _shared(training: Training) -> dict[str, Any]:
     """The arguments of :func:`fairlib.fit` that are no member's own, complete."""
     left_out = ("progress", *(field.name for field in fields(Member)))
-    defaults = {name: each.default for name, each in inspect.signature(fit).parameters.items() if name not in left_out}
-    return defaults | {name: value for name, value in training.settings.items() if name not in left_out}
+    defaults = {
+        name: each.default
+        for name, each in inspect.signature(fit).parameters.items()
+        if name not in left_out
+    }
+    return defaults | {
+        name: value for name, value in training.settings.items() if name not in left_out
+    }
 
 
 def _form(training: Training) -> dict[str, object]:
-    """What the trainings of a stack have in common: values, each under what to say where they differ."""
+    """What the trainings of a stack have in common: values, each under what to say where they
+    differ."""
     data = training.data
     kind = (data.inputs.shape, data.inputs.dtype, data.normalize, data.num_classes)
     return {

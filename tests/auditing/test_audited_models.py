@@ -1,4 +1,5 @@
-"""Every kind of model that can be asked: against torch and scikit-learn, and what it must not change."""
+"""Every kind of model that can be asked: against torch and scikit-learn, and what it must not
+change."""
 
 from __future__ import annotations
 
@@ -12,7 +13,9 @@ import fairlib
 from fairlib.auditing.models import predictions
 
 QUICK = {"resamples": 20, "diagnostics": ()}
-pytestmark = pytest.mark.filterwarnings("ignore:the model before compression cannot be told from chance")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:the model before compression cannot be told from chance"
+)
 
 
 @pytest.fixture
@@ -22,13 +25,19 @@ def pair(cnn, images):
 
 
 @pytest.mark.parametrize(("first", "second"), [(False, True), (True, False), (True, True)])
-def test_a_module_that_gives_probabilities_is_not_taken_for_one_of_logits(pair, images, first, second):
-    """Losses are the same as from logits, whichever of the two gives probabilities, and a note says so."""
+def test_a_module_that_gives_probabilities_is_not_taken_for_one_of_logits(
+    pair, images, first, second
+):
+    """Losses are the same as from logits, whichever of the two gives probabilities, and a note says
+    so."""
     soft = [
-        nn.Sequential(model, nn.Softmax(1)) if yes else model for model, yes in zip(pair, (first, second), strict=True)
+        nn.Sequential(model, nn.Softmax(1)) if yes else model
+        for model, yes in zip(pair, (first, second), strict=True)
     ]
     plain, found = fairlib.audit(*pair, images, **QUICK), fairlib.audit(*soft, images, **QUICK)
-    assert found.table["excessive_loss"].to_numpy() == pytest.approx(plain.table["excessive_loss"].to_numpy(), abs=1e-4)
+    assert found.table["excessive_loss"].to_numpy() == pytest.approx(
+        plain.table["excessive_loss"].to_numpy(), abs=1e-4
+    )
     for when, yes in (("before", first), ("after", second)):
         assert any("probabilities" in note and when in note for note in found.notes) == yes
     assert found.provenance["scores"]["before"] == ("probabilities" if first else "logits")
@@ -38,16 +47,20 @@ def test_diagnostics_are_of_logits(pair, images):
     soft = nn.Sequential(pair[0], nn.Softmax(1))
     report = fairlib.audit(soft, pair[1], images, resamples=20)
     assert report.table["gradient_norm"].isna().all()
-    assert "gradient: could not be computed for the model before compression (its scores are probabilities)" in (
-        report.notes
+    assert (
+        "gradient: could not be computed for the model before compression (its scores are probabilities)"
+        in (report.notes)
     )
 
 
 def test_scores_of_one_model_are_the_same_in_every_form(pair, images):
-    """Module, function, logits, tensor, frame in another order of classes, probabilities: one table."""
+    """Module, function, logits, tensor, frame in another order of classes, probabilities: one
+    table."""
     with torch.no_grad():
         logits = [model(images.inputs.float() / 255) for model in pair]
-    frame = pd.DataFrame(logits[1].numpy(), columns=images.target_names)[[*images.target_names][::-1]]
+    frame = pd.DataFrame(logits[1].numpy(), columns=images.target_names)[
+        [*images.target_names][::-1]
+    ]
     forms = [
         (lambda x: pair[0](x).detach(), lambda x: pair[1](x).detach().numpy()),
         tuple(logits),
@@ -59,7 +72,9 @@ def test_scores_of_one_model_are_the_same_in_every_form(pair, images):
     for before, after in forms:
         found = fairlib.audit(before, after, images, **QUICK).table
         tolerance = 0.02 if isinstance(before, list) else 1e-5
-        assert found.to_numpy(float) == pytest.approx(expected.to_numpy(float), abs=tolerance, nan_ok=True)
+        assert found.to_numpy(float) == pytest.approx(
+            expected.to_numpy(float), abs=tolerance, nan_ok=True
+        )
 
 
 def test_estimators_of_scikit_learn_are_audited():
@@ -71,8 +86,13 @@ def test_estimators_of_scikit_learn_are_audited():
     groups, names = generator.integers(0, 2, 400), np.array(["cat", "dog", "eel"])
     targets = generator.integers(0, 3, 400)
     inputs = generator.normal(size=(400, 4)) + np.eye(3, 4)[targets] * 2
-    data = fairlib.GroupedDataset(inputs.astype(np.float32), targets, groups, target_names=names.tolist())
-    by_name, by_code = LogisticRegression().fit(inputs, names[targets]), LogisticRegression().fit(inputs, targets)
+    data = fairlib.GroupedDataset(
+        inputs.astype(np.float32), targets, groups, target_names=names.tolist()
+    )
+    by_name, by_code = (
+        LogisticRegression().fit(inputs, names[targets]),
+        LogisticRegression().fit(inputs, targets),
+    )
     hard = LinearSVC().fit(inputs, targets)
     report = fairlib.audit(by_name, by_code, data)
     assert report.table.loc["all", "loss_before"] == pytest.approx(
@@ -81,7 +101,9 @@ def test_estimators_of_scikit_learn_are_audited():
     assert report.table["drop"].abs().max() == 0
     assert report.provenance["before"]["model"] == "LogisticRegression"
     labels = fairlib.audit(by_code, hard, data)
-    assert labels.table.loc["all", "accuracy_after"] == hard.score(inputs.astype(np.float32), targets)
+    assert labels.table.loc["all", "accuracy_after"] == hard.score(
+        inputs.astype(np.float32), targets
+    )
     assert any("only labels are known after compression" in note for note in labels.notes)
 
 
@@ -113,12 +135,18 @@ def test_a_model_that_draws_looks_at_its_batch_or_changes_itself_gets_a_note(ima
     assert model.calls == 0 and torch.equal(torch.get_rng_state(), generator)
     pd.testing.assert_frame_equal(reports[0].table, reports[1].table)
     assert any("draws at random" in note for note in reports[0].notes)
-    assert any("changed its buffers (calls): they were put back" in note for note in reports[0].notes)
+    assert any(
+        "changed its buffers (calls): they were put back" in note for note in reports[0].notes
+    )
     notes = fairlib.audit(ByBatch(), ByBatch(), images, **QUICK).notes
-    assert any("looks at its batch" in note for note in notes) and not any("draws" in note for note in notes)
+    assert any("looks at its batch" in note for note in notes) and not any(
+        "draws" in note for note in notes
+    )
     plain = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
     notes = fairlib.audit(plain, plain, images, **QUICK).notes
-    assert not any(word in note for note in notes for word in ("draws", "batch", "buffers", "probabilities"))
+    assert not any(
+        word in note for note in notes for word in ("draws", "batch", "buffers", "probabilities")
+    )
 
 
 def test_what_compression_made_of_the_model_is_told(pair, images):
@@ -130,7 +158,10 @@ def test_what_compression_made_of_the_model_is_told(pair, images):
     assert about["sparsity"]["after"] == 0
     bare = fairlib.audit(nn.Flatten(), nn.Flatten(), images.__class__(images.inputs[:, :, :1, :3], images.targets,
                          images.groups), **QUICK).provenance  # fmt: skip
-    assert bare["sparsity"]["before"] == "unknown: Flatten has no prunable weight: no convolution and no linear layer"
+    assert (
+        bare["sparsity"]["before"]
+        == "unknown: Flatten has no prunable weight: no convolution and no linear layer"
+    )
 
 
 def test_a_module_whose_scores_look_like_independent_probabilities_gets_a_note(images):

@@ -55,7 +55,9 @@ def test_table_is_the_definition_of_every_column(pair, images):
         assert row["size"] == members.sum()
         assert row["drop"] == pytest.approx(right[members].mean() - small_right[members].mean())
         assert row["relative_drop"] == pytest.approx(row["drop"] / right[members].mean())
-        assert row["excessive_loss"] == pytest.approx(small_loss[members].mean() - loss[members].mean(), rel=1e-4)
+        assert row["excessive_loss"] == pytest.approx(
+            small_loss[members].mean() - loss[members].mean(), rel=1e-4
+        )
         for quantity in quantities:
             assert row[f"{quantity}_low"] <= row[quantity] + 1e-9
             assert row[f"{quantity}_high"] >= row[quantity] - 1e-9
@@ -64,12 +66,19 @@ def test_table_is_the_definition_of_every_column(pair, images):
 def test_violations_are_max_minus_min_beside_their_null(pair, images):
     report = fairlib.audit(*pair, images, resamples=200)
     groups = report.table.iloc[:-1]
-    assert list(report.violations.index) == ["excessive_loss", "accuracy_before", "accuracy_after", "drop"]
+    assert list(report.violations.index) == [
+        "excessive_loss",
+        "accuracy_before",
+        "accuracy_after",
+        "drop",
+    ]
     for name, row in report.violations.iterrows():
         assert row["estimate"] == pytest.approx(groups[name].max() - groups[name].min())
         assert row["null_mean"] >= 0 and 0 < row["p_value"] <= 1
         many, some, few = groups[name]
-        assert row["pairs"] == pytest.approx((abs(many - some) + abs(many - few) + abs(some - few)) / 3)
+        assert row["pairs"] == pytest.approx(
+            (abs(many - some) + abs(many - few) + abs(some - few)) / 3
+        )
         assert 0 <= row["pairs_low"] <= row["pairs"] <= row["pairs_high"]
     (loss, _), (small_loss, _) = (_losses(model, images) for model in pair)
     excess = statistics.numbers(small_loss - loss, images.groups.numpy(), 3)
@@ -91,7 +100,9 @@ def scripted(before, after):
         models.append(nn.Linear(2, 2, bias=False))
         with torch.no_grad():
             models[-1].weight.zero_()[1, column] = 1
-    data = fairlib.GroupedDataset(inputs, torch.ones(2000, dtype=torch.long), torch.arange(2000) // 1000)
+    data = fairlib.GroupedDataset(
+        inputs, torch.ones(2000, dtype=torch.long), torch.arange(2000) // 1000
+    )
     return models, data
 
 
@@ -106,7 +117,8 @@ def scripted(before, after):
 )
 @pytest.mark.filterwarnings("ignore:the model before compression cannot be told from chance")
 def test_the_definitions_of_a_fair_model(before, after, performance, degradation):
-    """The pairs of the chapter on theory, tau 0.05; of two groups both ways to count pairs are one."""
+    """The pairs of the chapter on theory, tau 0.05; of two groups both ways to count pairs are
+    one."""
     models, data = scripted(before, after)
     report = fairlib.audit(*models, data, diagnostics=(), resamples=300)
     for pairs in ("max", "mean"):
@@ -118,11 +130,14 @@ def test_the_definitions_of_a_fair_model(before, after, performance, degradation
 
 @pytest.mark.filterwarnings("ignore:the model before compression cannot be told from chance")
 def test_nothing_is_called_fair_or_unfair_that_was_not_measured():
-    """One group; a second of a few samples, too few to judge; and of enough of them, all right or all wrong."""
+    """One group; a second of a few samples, too few to judge; and of enough of them, all right or
+    all wrong."""
 
     def found(size, pairs, right=1.0):
         models, data = scripted((1.0, 1.0), (1.0, right))
-        report = fairlib.audit(*models, data.subset(range(1000 + size)), diagnostics=(), resamples=50)
+        report = fairlib.audit(
+            *models, data.subset(range(1000 + size)), diagnostics=(), resamples=50
+        )
         assert report.violations["estimate"].isna().all() == (size < 10)
         return report.fairness(0.05, pairs=pairs)
 
@@ -139,12 +154,20 @@ def test_nothing_is_called_fair_or_unfair_that_was_not_measured():
 
 @pytest.mark.filterwarnings("ignore:the model before compression cannot be told from chance")
 def test_nobody_is_called_fair_while_a_group_is_too_small():
-    """Three groups, all right before and after, the third of five samples: it is listed and not compared."""
+    """Three groups, all right before and after, the third of five samples: it is listed and not
+    compared."""
     targets, groups = [1] * 2005, ["a"] * 1000 + ["b"] * 1000 + ["c"] * 5
     report = fairlib.audit(targets, targets, targets=[0, *targets[1:]], groups=groups)
-    assert report.too_small == ("c",) and list(report.contrasts.index) == ["a", "b"] and "c" in report.table.index
+    assert (
+        report.too_small == ("c",)
+        and list(report.contrasts.index) == ["a", "b"]
+        and "c" in report.table.index
+    )
     assert set(report.fairness()["verdict"]) == {"undecided"}
-    assert any(note.startswith("too small to be judged, with fewer than 10 samples: c (5)") for note in report.notes)
+    assert any(
+        note.startswith("too small to be judged, with fewer than 10 samples: c (5)")
+        for note in report.notes
+    )
 
 
 def test_a_tolerance_is_not_negative(pair, images):
@@ -200,7 +223,12 @@ def test_a_dense_model_at_chance_is_called_out(cnn, images):
 def test_what_cannot_be_computed_is_nan_with_a_reason(pair, images):
     frozen = copy.deepcopy(pair[0]).requires_grad_(False)
     report = fairlib.audit(frozen, pair[1], images, resamples=20)
-    assert report.table[["gradient_norm", "gradient_noise_floor", "gradient_debiased_square"]].isna().all().all()
+    assert (
+        report.table[["gradient_norm", "gradient_noise_floor", "gradient_debiased_square"]]
+        .isna()
+        .all()
+        .all()
+    )
     assert any("gradient: could not be computed" in note for note in report.notes)
 
 
@@ -221,12 +249,18 @@ def test_bad_input(pair, cnn, images):
         fairlib.audit(*pair, images, diagnostics=["hessian"])
     with torch.no_grad():
         cnn.classifier[4].bias[0] = torch.nan
-    named = fairlib.GroupedDataset(images.inputs, images.targets, images.groups, group_names=["all", "b", "c"])
+    named = fairlib.GroupedDataset(
+        images.inputs, images.targets, images.groups, group_names=["all", "b", "c"]
+    )
     with pytest.raises(ValueError, match="no group may be called 'all'"):
         fairlib.audit(*pair, named)
-    with pytest.raises(FloatingPointError, match=r"scores after compression are NaN or infinite on 120 of 120"):
+    with pytest.raises(
+        FloatingPointError, match=r"scores after compression are NaN or infinite on 120 of 120"
+    ):
         fairlib.audit(pair[0], cnn, images)
-    with pytest.raises(TypeError, match=r"test must be a GroupedDataset \(of splits, give splits.test\)"):
+    with pytest.raises(
+        TypeError, match=r"test must be a GroupedDataset \(of splits, give splits.test\)"
+    ):
         fairlib.audit(*pair, "digits")
     with pytest.raises(TypeError, match="give a test set"):
         fairlib.audit(*pair)
@@ -238,7 +272,11 @@ def test_bad_input(pair, cnn, images):
         fairlib.audit(*pair, images, diagnostics="gradient")
     with pytest.raises(ValueError, match="unknown reference group 'most'; known: many, some, few"):
         fairlib.audit(*pair, images, reference="most")
-    for name, values in {"level": (0, 1, 95, True, None), "resamples": (0, 1, 1.5, None), "seed": (-1, None)}.items():
+    for name, values in {
+        "level": (0, 1, 95, True, None),
+        "resamples": (0, 1, 1.5, None),
+        "seed": (-1, None),
+    }.items():
         for value in values:
             with pytest.raises((TypeError, ValueError), match=f"{name} must"):
                 fairlib.audit(*pair, images, **{name: value})
@@ -251,7 +289,9 @@ def test_losses_are_those_of_scikit_learn():
     soft = np.exp(after) / np.exp(after).sum(1, keepdims=True)
     table = fairlib.audit(before, soft, targets=targets, groups=groups).table
     for name in "abc":
-        assert table.loc[name, "loss_after"] == pytest.approx(log_loss(targets[groups == name], soft[groups == name]))
+        assert table.loc[name, "loss_after"] == pytest.approx(
+            log_loss(targets[groups == name], soft[groups == name])
+        )
 
 
 def test_several_attributes_are_crossed_and_reported_one_by_one():
@@ -269,7 +309,9 @@ def test_several_attributes_are_crossed_and_reported_one_by_one():
 def test_without_scores_losses_are_nan_and_the_reason_is_given():
     targets, groups, before, after = predicted(4)
     report = fairlib.audit(before.argmax(1), after.argmax(1), targets=targets, groups=groups)
-    assert report.table.filter(like="loss").isna().all(axis=None) and report.calibration.isna().all(axis=None)
+    assert report.table.filter(like="loss").isna().all(axis=None) and report.calibration.isna().all(
+        axis=None
+    )
     assert report.violations.loc["excessive_loss"].isna().all()
     assert "only labels are known before compression: no loss, no calibration" in report.notes
     scored = fairlib.audit(before, after, targets=targets, groups=groups)

@@ -28,7 +28,9 @@ def table():
     worse = score + generator.normal(0, 1, 200) * np.where(male, 3, 0.3)
     columns = {"smiling": np.where(right, "yes", "no"), "gender": np.where(male, "m", "f")}
     columns["age"] = np.where(generator.random(200) < 0.5, "old", "young")
-    return pd.DataFrame(columns | {"dense": 1 / (1 + np.exp(-score)), "int8": 1 / (1 + np.exp(-worse))})
+    return pd.DataFrame(
+        columns | {"dense": 1 / (1 + np.exp(-score)), "int8": 1 / (1 + np.exp(-worse))}
+    )
 
 
 @pytest.fixture
@@ -50,7 +52,10 @@ def test_probabilities_of_the_last_class(table, path):
     report = audit_table(saved(table, path), *PAIR, **ASKED)
     pd.testing.assert_frame_equal(report.table, expected(table).table)
     men = table[table["gender"] == "m"]
-    assert report.table.loc["m", "accuracy_after"] == ((men["int8"] > 0.5) == (men["smiling"] == "yes")).mean()
+    assert (
+        report.table.loc["m", "accuracy_after"]
+        == ((men["int8"] > 0.5) == (men["smiling"] == "yes")).mean()
+    )
     assert "probabilities before compression are those of 'yes'" in report.notes
     assert report.provenance["before"] == {"model": "dense"}
     assert report.provenance["data"]["file"] == "predictions.csv"
@@ -73,22 +78,31 @@ def test_another_positive_class(table, path):
     columns = ["accuracy_before", "drop_low", "loss_after"]
     pd.testing.assert_frame_equal(report.table[columns], expected(table).table[columns])
     assert "probabilities before compression are those of 'no'" in report.notes
-    with pytest.raises(ValueError, match=r"--positive must be one of two classes, got 'maybe'; there are no, yes"):
+    with pytest.raises(
+        ValueError, match=r"--positive must be one of two classes, got 'maybe'; there are no, yes"
+    ):
         audit_table(path, *PAIR, **ASKED, positive="maybe")
 
 
 def test_a_column_of_scores_for_each_class(table, path):
-    third = table.assign(a=0.0, b=1 - table["dense"], c=table["dense"], d=0.0, e=1 - table["int8"], f=table["int8"])
+    third = table.assign(
+        a=0.0, b=1 - table["dense"], c=table["dense"], d=0.0, e=1 - table["int8"], f=table["int8"]
+    )
     saved(third, path)
     report = audit_table(path, ["b", "c"], ["e", "f"], **ASKED)
     pd.testing.assert_frame_equal(report.table, expected(table).table)
-    report = audit_table(path, ["a", "c", "b"], ["d", "f", "e"], **ASKED, classes=["maybe", "yes", "no"])
+    report = audit_table(
+        path, ["a", "c", "b"], ["d", "f", "e"], **ASKED, classes=["maybe", "yes", "no"]
+    )
     pd.testing.assert_frame_equal(report.table, expected(table).table)
     with pytest.raises(
-        ValueError, match=r"--after must name a column of scores for each class, no, yes .*; got d, e, f"
+        ValueError,
+        match=r"--after must name a column of scores for each class, no, yes .*; got d, e, f",
     ):
         audit_table(path, ["b", "c"], ["d", "e", "f"], **ASKED)
-    with pytest.raises(ValueError, match=r"--classes must name each of no, yes once, got yes, maybe"):
+    with pytest.raises(
+        ValueError, match=r"--classes must name each of no, yes once, got yes, maybe"
+    ):
         audit_table(path, ["b", "c"], ["e", "f"], **ASKED, classes=["yes", "maybe"])
 
 
@@ -99,7 +113,9 @@ def test_labels_of_any_kind(table, path):
     for labels in (
         codes.replace({0: "no", 1: "yes"}),
         codes,
-        codes.astype({"dense": float}),  # As pandas writes whole numbers of a column that had a gap.
+        codes.astype(
+            {"dense": float}
+        ),  # As pandas writes whole numbers of a column that had a gap.
         codes.astype({"smiling": float}),
         codes == 1,
     ):
@@ -115,7 +131,10 @@ def test_numbers_with_decimal_commas(table, path):
 
 def test_scores_that_are_whole_numbers(table, path):
     whole = table.assign(dense=(table["dense"] > 0.5) * 2 - 1, int8=(table["int8"] > 0.5) * 2 - 1)
-    with pytest.raises(ValueError, match=r"'-?1' in row 1 of column 'dense' is none of the classes no, yes.*--scores"):
+    with pytest.raises(
+        ValueError,
+        match=r"'-?1' in row 1 of column 'dense' is none of the classes no, yes.*--scores",
+    ):
         audit_table(saved(whole, path), *PAIR, **ASKED)
     report = audit_table(path, *PAIR, **ASKED, scores="logits")
     assert report.table["accuracy_before"].equals(expected(table).table["accuracy_before"])
@@ -123,17 +142,24 @@ def test_scores_that_are_whole_numbers(table, path):
 
 def test_rows_without_target_or_group_are_left_out_and_counted(table, path):
     gaps = table.astype(object)
-    gaps.loc[[3, 5], "smiling"] = gaps.loc[[5, 8, 9], "gender"] = gaps.loc[[3, 5, 8, 9], "int8"] = None
+    gaps.loc[[3, 5], "smiling"] = gaps.loc[[5, 8, 9], "gender"] = gaps.loc[[3, 5, 8, 9], "int8"] = (
+        None
+    )
     report = audit_table(saved(gaps, path), *PAIR, **ASKED)
     pd.testing.assert_frame_equal(report.table, expected(table.drop([3, 5, 8, 9])).table)
     assert report.notes[0] == "4 of 200 rows are left out: 2 without smiling, 3 without gender"
-    with pytest.raises(ValueError, match=r"no row of '.*csv' has both a target \(smiling\) and a group \(gender\)"):
+    with pytest.raises(
+        ValueError, match=r"no row of '.*csv' has both a target \(smiling\) and a group \(gender\)"
+    ):
         audit_table(saved(gaps.assign(gender=None), path), *PAIR, **ASKED)
 
 
 def test_a_missing_prediction_is_refused(table, path):
     table.loc[16, "int8"] = np.nan
-    with pytest.raises(ValueError, match=r"row 17 has no prediction in column 'int8': to leave it out would flatter"):
+    with pytest.raises(
+        ValueError,
+        match=r"row 17 has no prediction in column 'int8': to leave it out would flatter",
+    ):
         audit_table(saved(table, path), *PAIR, **ASKED)
 
 
@@ -145,7 +171,8 @@ def test_predictions_that_are_neither_class_nor_number(table, path):
     labels = table.assign(dense="yes", int8="no")
     labels.loc[7, "int8"] = "none"
     with pytest.raises(
-        ValueError, match=r"'none' in row 8 of column 'int8' is none of the classes no, yes: .*--classes"
+        ValueError,
+        match=r"'none' in row 8 of column 'int8' is none of the classes no, yes: .*--classes",
     ):
         audit_table(saved(labels, path), *PAIR, **ASKED)
     with pytest.warns(UserWarning, match="cannot be told from chance"):
@@ -162,7 +189,9 @@ def test_several_attributes_are_crossed_and_reported_one_by_one(table, path):
 
 def test_arguments_that_name_nothing(table, path):
     saved(table, path)
-    with pytest.raises(ValueError, match=r"unknown column of '.*' 'int4'; known: smiling, gender, age, dense, int8"):
+    with pytest.raises(
+        ValueError, match=r"unknown column of '.*' 'int4'; known: smiling, gender, age, dense, int8"
+    ):
         audit_table(path, ["dense"], ["int4"], **ASKED)
     with pytest.raises(ValueError, match=r"'p.npz' may run code when it is read: write a table"):
         audit_table("p.npz", *PAIR, **ASKED)
@@ -179,7 +208,9 @@ def folder(tmp_path):
         picture[..., 0 if i % 2 else 2] //= 4
         Image.fromarray(picture).save(tmp_path / "photos" / f"{i}.png")
         rows.append([f"{i}.png", "no" if i % 2 else "yes", "mf"[i % 3 == 0] if i < 40 else ""])
-    pd.DataFrame(rows, columns=["file", "smiling", "gender"]).to_csv(tmp_path / "photos" / "people.csv", index=False)
+    pd.DataFrame(rows, columns=["file", "smiling", "gender"]).to_csv(
+        tmp_path / "photos" / "people.csv", index=False
+    )
     return tmp_path
 
 
@@ -255,11 +286,15 @@ def test_weights_of_a_model_of_ones_own(folder, exported, monkeypatch):
     monkeypatch.setitem(sys.modules, "test_files", sys.modules[__name__])
     save_file(Colours().state_dict(), "dense.safetensors")
     asked = {**ASKED, "size": 8}
-    report = audit_models("dense.safetensors", "small.onnx", "photos", **asked, factory="mine:colours")
+    report = audit_models(
+        "dense.safetensors", "small.onnx", "photos", **asked, factory="mine:colours"
+    )
     assert report.table.loc["all", ["accuracy_before", "accuracy_after"]].tolist() == [1, 0.5]
     assert "gradient_norm" in report.table
     for factory in ("mine", "mine:none", "no_such_module:f"):
-        with pytest.raises(ValueError, match=f"--factory must be package.module:function, got '{factory}'"):
+        with pytest.raises(
+            ValueError, match=f"--factory must be package.module:function, got '{factory}'"
+        ):
             audit_models("dense.safetensors", "small.onnx", "photos", **asked, factory=factory)
     assert str(folder) not in sys.path
 
@@ -267,11 +302,15 @@ def test_weights_of_a_model_of_ones_own(folder, exported, monkeypatch):
 def test_files_that_are_no_models(folder, exported):
     for name in ("dense.pt", "dense.pkl"):
         (folder / name).write_bytes(b"")
-        with pytest.raises(ValueError, match=r"may run code when it is read.*save_file\(model.state_dict"):
+        with pytest.raises(
+            ValueError, match=r"may run code when it is read.*save_file\(model.state_dict"
+        ):
             audit_models(folder / name, exported[1], folder / "photos", **ASKED)
     (folder / "dense.safetensors").write_bytes(b"nothing of the kind")
     with pytest.raises(ValueError, match=r"cannot read '.*dense.safetensors' as safetensors"):
-        audit_models(folder / "dense.safetensors", exported[1], folder / "photos", **ASKED, model="cnn")
+        audit_models(
+            folder / "dense.safetensors", exported[1], folder / "photos", **ASKED, model="cnn"
+        )
     for paths, more in (
         ([folder / "dense.safetensors", exported[1]], {}),
         ([folder / "dense.safetensors", exported[1]], {"model": "cnn", "factory": "a:b"}),

@@ -15,7 +15,12 @@ def predicted(seed, classes=3, size=3000):
     targets = generator.choice(classes, size, p=np.arange(1, classes + 1) / sum(range(classes + 1)))
     groups = generator.choice(["a", "b", "c"], size, p=[0.6, 0.3, 0.1])
     before = generator.normal(size=(size, classes)) + 2 * np.eye(classes)[targets]
-    return targets, groups, before, before + generator.normal(size=(size, classes)) * (1 + (groups == "c"))[:, None]
+    return (
+        targets,
+        groups,
+        before,
+        before + generator.normal(size=(size, classes)) * (1 + (groups == "c"))[:, None],
+    )
 
 
 def test_rates_are_those_of_fairlearn_and_scikit_learn():
@@ -35,7 +40,9 @@ def test_rates_are_those_of_fairlearn_and_scikit_learn():
             for name, function in functions.items():
                 frame = metrics.MetricFrame(metrics=function, **binary, sensitive_features=groups)
                 found = report.rates.xs(str(label), level="class")[f"{name}_{when}"]
-                assert found[["a", "b", "c"]].to_numpy() == pytest.approx(frame.by_group.to_numpy(float), abs=1e-12)
+                assert found[["a", "b", "c"]].to_numpy() == pytest.approx(
+                    frame.by_group.to_numpy(float), abs=1e-12
+                )
                 assert found["all"] == pytest.approx(frame.overall, abs=1e-12)
             recall = 1 - report.rates.loc[("all", str(label)), f"false_negative_rate_{when}"]
             assert recall == pytest.approx(recall_score(**binary), abs=1e-12)
@@ -43,7 +50,9 @@ def test_rates_are_those_of_fairlearn_and_scikit_learn():
             metrics=lambda y_true, y_pred: np.mean(y_true == y_pred),
             y_true=targets, y_pred=scores.argmax(1), sensitive_features=groups,
         )  # fmt: skip
-        assert report.table.loc["a":"c", f"accuracy_{when}"].to_numpy() == pytest.approx(accuracy.by_group.to_numpy())
+        assert report.table.loc["a":"c", f"accuracy_{when}"].to_numpy() == pytest.approx(
+            accuracy.by_group.to_numpy()
+        )
         worst = report.table.drop("all")[f"accuracy_{when}"].min()
         assert worst == pytest.approx(accuracy.group_min(), abs=1e-12)
         gap = report.violations.loc[f"accuracy_{when}", "estimate"]
@@ -51,18 +60,23 @@ def test_rates_are_those_of_fairlearn_and_scikit_learn():
         ratios = report.contrasts[f"ratio_{when}"]
         expected = accuracy.by_group / accuracy.by_group["a"]  # The largest group.
         assert ratios.to_numpy() == pytest.approx(expected.to_numpy(float), abs=1e-12)
-    other = fairlib.audit(before, after, targets=targets, groups=groups, reference="c").contrasts["ratio_after"]
+    other = fairlib.audit(before, after, targets=targets, groups=groups, reference="c").contrasts[
+        "ratio_after"
+    ]
     assert other["c"] == 1 and other["a"] == pytest.approx(ratios["a"] / ratios["c"])
 
 
 def test_flips_are_counted_by_what_became_of_them():
-    """Of nine samples three stay, two are lost, one is gained, two are wrong in another way, one changes nothing."""
+    """Of nine samples three stay, two are lost, one is gained, two are wrong in another way, one
+    changes nothing."""
     targets = ["x", "x", "x", "x", "x", "y", "y", "y", "z"] * 20
     before = ["x", "x", "x", "x", "x", "x", "x", "z", "z"] * 20
     after = ["x", "x", "x", "y", "z", "y", "z", "x", "z"] * 20
     report = fairlib.audit(before, after, targets=targets, groups=(["g"] * 9 + ["h"] * 9) * 10)
     row = report.flips.loc["g"]
-    assert row[["lost", "gained", "other"]].tolist() == [20, 10, 20] and row["changed"] == pytest.approx(5 / 9)
+    assert row[["lost", "gained", "other"]].tolist() == [20, 10, 20] and row[
+        "changed"
+    ] == pytest.approx(5 / 9)
     assert report.flips.loc["all", ["lost", "gained", "other"]].tolist() == [40, 20, 40]
     low, high = statistics.wilson(50, 90, statistics.normal_z(0.95))
     assert (row["changed_low"], row["changed_high"]) == pytest.approx((low, high))
@@ -78,9 +92,17 @@ def test_calibration_errors_are_those_of_a_loop_over_bins_and_of_perfect_models_
     for name, members in {"a": groups == "a", "all": np.ones(len(groups), dtype=bool)}.items():
         error = 0.0
         for low in np.arange(15) / 15:
-            within = members & (confidence >= low) & ((confidence < low + 1 / 15) | (low == 14 / 15))
+            within = (
+                members & (confidence >= low) & ((confidence < low + 1 / 15) | (low == 14 / 15))
+            )
             if within.any():
-                error += within.sum() * abs(right[within].mean() - confidence[within].mean()) / members.sum()
+                error += (
+                    within.sum()
+                    * abs(right[within].mean() - confidence[within].mean())
+                    / members.sum()
+                )
         assert report.calibration.loc[name, "before"] == pytest.approx(error)
     assert (report.calibration["before"] <= report.calibration["before_null_upper"] * 1.2).all()
-    assert (report.calibration["after"] > report.calibration["after_null_upper"]).all()  # Three times too sure.
+    assert (
+        report.calibration["after"] > report.calibration["after_null_upper"]
+    ).all()  # Three times too sure.

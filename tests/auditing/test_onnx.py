@@ -22,8 +22,11 @@ def numbers(batch):
     return batch.mean((2, 3)) @ WEIGHT
 
 
-def write(path, shape=("n", 3, 4, 4), kind=types.FLOAT, outputs=("scores",), axes=(2, 3), weight=WEIGHT):
-    """The mean of every channel times a matrix; the other outputs are the means, labels, and the inputs."""
+def write(
+    path, shape=("n", 3, 4, 4), kind=types.FLOAT, outputs=("scores",), axes=(2, 3), weight=WEIGHT
+):
+    """The mean of every channel times a matrix; the other outputs are the means, labels, and the
+    inputs."""
     made = {
         "scores": (types.FLOAT, ["n", weight.shape[1]]),
         "means": (types.FLOAT, ["n", "c"]),
@@ -36,10 +39,17 @@ def write(path, shape=("n", 3, 4, 4), kind=types.FLOAT, outputs=("scores",), axe
         helper.make_node("MatMul", ["means", "weight"], ["scores"]),
         helper.make_node("ArgMax", ["scores"], ["labels"], axis=1, keepdims=0),
     ]
-    held = [onnx.numpy_helper.from_array(np.array(axes), "axes"), onnx.numpy_helper.from_array(weight, "weight")]
+    held = [
+        onnx.numpy_helper.from_array(np.array(axes), "axes"),
+        onnx.numpy_helper.from_array(weight, "weight"),
+    ]
     out = [helper.make_tensor_value_info(name, *made[name]) for name in outputs]
-    graph = helper.make_graph(nodes, "g", [helper.make_tensor_value_info("x", kind, list(shape))], out, held)
-    model = helper.make_model(graph, producer_name="a test", opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    graph = helper.make_graph(
+        nodes, "g", [helper.make_tensor_value_info("x", kind, list(shape))], out, held
+    )
+    model = helper.make_model(
+        graph, producer_name="a test", opset_imports=[helper.make_opsetid("", 18)], ir_version=9
+    )
     onnx.save(model, path)
     return path
 
@@ -59,7 +69,9 @@ def batch():
 def test_any_batch_size_and_type_of_inputs(path, batch, first, kind):
     call, about = session(write(path, (first, 3, 4, 4), kind))
     scale = 255 if kind == types.UINT8 else 1
-    np.testing.assert_allclose(call(batch), numbers(batch * scale), rtol=2e-3 if kind == types.FLOAT16 else 1e-4)
+    np.testing.assert_allclose(
+        call(batch), numbers(batch * scale), rtol=2e-3 if kind == types.FLOAT16 else 1e-4
+    )
     np.testing.assert_array_equal(call(torch.tensor(batch)), call(batch))
     content = path.read_bytes()
     assert about == {
@@ -79,14 +91,24 @@ def test_channels_last(path, batch):
 @pytest.mark.parametrize(
     ("shape", "kind", "message"),
     [
-        (("n", 3, 8, 8), types.FLOAT, r"\(N, 3, 8, 8\), got \(N, 3, 4, 4\): give --size 8 \(image_size=8\)"),
-        (("n", 1, 4, 4), types.FLOAT, r"\(N, 1, 4, 4\), got \(N, 3, 4, 4\): export it for such inputs"),
+        (
+            ("n", 3, 8, 8),
+            types.FLOAT,
+            r"\(N, 3, 8, 8\), got \(N, 3, 4, 4\): give --size 8 \(image_size=8\)",
+        ),
+        (
+            ("n", 1, 4, 4),
+            types.FLOAT,
+            r"\(N, 1, 4, 4\), got \(N, 3, 4, 4\): export it for such inputs",
+        ),
         (("n", 3, 16), types.FLOAT, r"\(N, 3, 16\), got \(N, 3, 4, 4\): export it"),
         (("n", 3, 4, 4), types.UINT8, r"takes uint8, 0 to 255: leave out --normalize"),
     ],
 )
 def test_inputs_that_do_not_fit(path, batch, shape, kind, message):
-    call, _ = session(write(path, shape, kind, axes=range(2, len(shape)), weight=WEIGHT[: shape[1]]))
+    call, _ = session(
+        write(path, shape, kind, axes=range(2, len(shape)), weight=WEIGHT[: shape[1]])
+    )
     with pytest.raises(ValueError, match=message):
         call(batch - 0.5)
 
@@ -105,7 +127,10 @@ def test_the_scores_among_several_outputs(path, batch):
 
 
 def test_a_model_that_cannot_be_asked(path, batch):
-    with pytest.raises(ValueError, match=r"must have one input, of type .*tensor\(uint8\); it has x tensor\(int32\)"):
+    with pytest.raises(
+        ValueError,
+        match=r"must have one input, of type .*tensor\(uint8\); it has x tensor\(int32\)",
+    ):
         session(write(path, kind=types.INT32))
     path.write_bytes(b"no model")
     with pytest.raises(ValueError, match=r"cannot run '.*model.onnx' as an ONNX model"):
@@ -118,7 +143,9 @@ def test_a_model_that_cannot_be_asked(path, batch):
 def test_weights_beside_the_model_belong_to_it(path):
     write(path)
     proto = onnx.load(path)
-    onnx.save(proto, path, save_as_external_data=True, location="model.onnx.data", size_threshold=55)
+    onnx.save(
+        proto, path, save_as_external_data=True, location="model.onnx.data", size_threshold=55
+    )
     content = path.read_bytes() + path.with_name("model.onnx.data").read_bytes()
     _, about = session(path)
     assert (about["bytes"], about["sha256"]) == (len(content), hashlib.sha256(content).hexdigest())
@@ -128,12 +155,16 @@ def test_weights_beside_the_model_belong_to_it(path):
 def test_files_that_may_run_code_are_not_read(tmp_path, name):
     path = tmp_path / name
     path.write_bytes(b"")
-    with pytest.raises(ValueError, match=rf"'.*{name}' may run code when it is read.*torch.onnx.export.*save_file"):
+    with pytest.raises(
+        ValueError, match=rf"'.*{name}' may run code when it is read.*torch.onnx.export.*save_file"
+    ):
         session(path)
 
 
 def test_other_files(tmp_path):
-    with pytest.raises(ValueError, match=r"must be a file .onnx or .safetensors; 'm.tflite' is none"):
+    with pytest.raises(
+        ValueError, match=r"must be a file .onnx or .safetensors; 'm.tflite' is none"
+    ):
         check_model("m.tflite", (".onnx", ".safetensors"))
     with pytest.raises(FileNotFoundError, match=r"found no model 'm.onnx'"):
         session("m.onnx")
@@ -156,7 +187,9 @@ def test_models_quantized_by_onnxruntime_are_audited_by_path(tmp_path):
     quantization = pytest.importorskip("onnxruntime.quantization")
     dense = write(tmp_path / "dense.onnx")
     generator = np.random.default_rng(1)
-    images = (255 * generator.random((200, 3, 1, 1)) * generator.random((200, 3, 4, 4))).astype(np.uint8)
+    images = (255 * generator.random((200, 3, 1, 1)) * generator.random((200, 3, 4, 4))).astype(
+        np.uint8
+    )
     batch = images.astype(np.float32) / 255
 
     class Calibration(quantization.CalibrationDataReader):

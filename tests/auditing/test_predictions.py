@@ -1,4 +1,5 @@
-"""What a model said: how logits, probabilities and labels are told apart; what could be two of them is refused."""
+"""What a model said: how logits, probabilities and labels are told apart; what could be two of them
+is refused."""
 
 from __future__ import annotations
 
@@ -17,7 +18,9 @@ from fairlib.auditing.predictions import Samples, from_scores
 QUICK = {"resamples": 20, "diagnostics": ()}
 TWO = Samples(np.array([0, 1, 1]), np.array([0, 0, 1]), ("no", "yes"), ("a", "b"))
 THREE = Samples(np.array([0, 1, 2]), np.array([0, 0, 1]), ("x", "y", "z"), ("a", "b"))
-pytestmark = pytest.mark.filterwarnings("ignore:the model before compression cannot be told from chance")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:the model before compression cannot be told from chance"
+)
 
 
 def test_no_torch_is_imported_for_what_models_said():
@@ -26,32 +29,58 @@ import sys, fairlib
 fairlib.audit([0, 1] * 20, [0] * 40, targets=[0, 1] * 20, groups=["a", "b"] * 20)
 print({"torch", "sklearn", "matplotlib", "scipy.stats"} & set(sys.modules))
 """
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True
+    )
     assert done.stdout == "set()\n"
 
 
 def test_kinds_of_scores_are_told_apart_by_their_values():
     logits = np.array([[2.0, 0.0, -1.0], [0.1, 0.2, 0.3], [0.0, 0.0, 5.0]])
     soft = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
-    for values, kind in ((logits, "logits"), (soft, "probabilities"), (soft.astype(np.float16), "probabilities")):
+    for values, kind in (
+        (logits, "logits"),
+        (soft, "probabilities"),
+        (soft.astype(np.float16), "probabilities"),
+    ):
         assert from_scores(values, THREE, "before").kind == kind
-    assert from_scores(soft, THREE, "before").loss == pytest.approx(from_scores(logits, THREE, "before").loss)
+    assert from_scores(soft, THREE, "before").loss == pytest.approx(
+        from_scores(logits, THREE, "before").loss
+    )
     one = from_scores(np.array([0.2, 0.7, 0.4]), TWO, "before")
     assert one.kind == "probabilities" and one.labels.tolist() == [0, 1, 0]
     assert one.loss == pytest.approx(-np.log([0.8, 0.7, 0.4])) and "those of 'yes'" in one.notes[-1]
     margins = from_scores(np.array([[-1.5], [2.5], [-0.5]]), TWO, "before")
-    assert margins.kind == "logits" and margins.loss == pytest.approx(np.log1p(np.exp([-1.5, -2.5, 0.5])))
-    for labels in (["x", "z", "z"], [0, 2, 2], [0.0, 2.0, 2.0], pd.Series(["x", "z", "z"], dtype="category")):
+    assert margins.kind == "logits" and margins.loss == pytest.approx(
+        np.log1p(np.exp([-1.5, -2.5, 0.5]))
+    )
+    for labels in (
+        ["x", "z", "z"],
+        [0, 2, 2],
+        [0.0, 2.0, 2.0],
+        pd.Series(["x", "z", "z"], dtype="category"),
+    ):
         said = from_scores(labels, THREE, "before")
-        assert said.kind == "labels" and said.labels.tolist() == [0, 2, 2] and np.isnan(said.loss).all()
+        assert (
+            said.kind == "labels"
+            and said.labels.tolist() == [0, 2, 2]
+            and np.isnan(said.loss).all()
+        )
     sure = from_scores(np.array([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]), TWO, "before")
-    assert sure.loss[1] == pytest.approx(27.6, abs=0.1) and "count as 1e-12 in losses" in sure.notes[-1]
+    assert (
+        sure.loss[1] == pytest.approx(27.6, abs=0.1)
+        and "count as 1e-12 in losses" in sure.notes[-1]
+    )
 
 
 @pytest.mark.parametrize(
     ("values", "scores", "message"),
     [
-        (np.full((3, 3), 0.4), "auto", "between 0 and 1, but its rows do not sum to 1: give scores='logits'"),
+        (
+            np.full((3, 3), 0.4),
+            "auto",
+            "between 0 and 1, but its rows do not sum to 1: give scores='logits'",
+        ),
         (np.full((3, 3), 0.4), "probabilities", "not negative, and every row with sum 1"),
         (np.zeros((3, 2)), "auto", r"scores of 3 classes \(x, y, z\), got shape \(3, 2\)"),
         (np.zeros((2, 3)), "auto", r"a row for each of 3 samples, got shape \(2, 3\)"),
@@ -66,7 +95,11 @@ def test_kinds_of_scores_are_told_apart_by_their_values():
             "columns of before must be the classes x, y, z",
         ),
         (np.zeros((3, 3)), "labels", "one label for each sample"),
-        (np.zeros((3, 3)), "odds", "unknown kind of scores 'odds'; known: auto, logits, probabilities, labels"),
+        (
+            np.zeros((3, 3)),
+            "odds",
+            "unknown kind of scores 'odds'; known: auto, logits, probabilities, labels",
+        ),
         (np.full((3, 3), "x"), "auto", "must be numbers for auto"),
     ],
 )
@@ -100,14 +133,20 @@ def test_what_is_not_finite_is_refused():
 def test_labels_become_codes_by_their_names():
     codes, names = coded("groups", [10, 9, 94110, 9])
     assert names == ("9", "10", "94110") and codes.tolist() == [1, 0, 2, 0]
-    codes, names = coded("groups", pd.Series(["b", "a", "b"], dtype=pd.CategoricalDtype(["b", "a", "c"])))
+    codes, names = coded(
+        "groups", pd.Series(["b", "a", "b"], dtype=pd.CategoricalDtype(["b", "a", "c"]))
+    )
     assert names == ("b", "a", "c") and codes.tolist() == [0, 1, 0]
     assert coded("targets", torch.tensor([True, False]))[1] == ("False", "True")
     assert coded("targets", [1.0, 2.0, 10.0])[1] == ("1", "2", "10")
-    with pytest.raises(ValueError, match="groups must be known of every sample: it is missing in row 1"):
+    with pytest.raises(
+        ValueError, match="groups must be known of every sample: it is missing in row 1"
+    ):
         coded("groups", ["a", np.nan])
     assert coded("groups", pd.Categorical([1.0, 0.0], categories=[1.0, 0.0]))[1] == ("1", "0")
-    report = fairlib.audit([3, 7] * 20, [3, 3] * 20, targets=[3, 7] * 20, groups=[94110] * 20 + [10] * 20)
+    report = fairlib.audit(
+        [3, 7] * 20, [3, 3] * 20, targets=[3, 7] * 20, groups=[94110] * 20 + [10] * 20
+    )
     assert report.provenance["classes"] == "3, 7" and report.table.loc["94110", "drop"] == 0.5
     with pytest.raises(ValueError, match="after: '5' in row 1 is none of the classes 3, 7"):
         fairlib.audit([3, 7] * 20, [3, 5] * 20, targets=[3, 7] * 20, groups=[1, 2] * 20)

@@ -22,7 +22,8 @@ VOID = {"meta", "br", "hr", "img"}
 
 
 def counted(groups: dict[str, tuple[int, int, int]], **settings) -> Report:
-    """A report on labels: of every group its size, and how many are right before and after (the first ones)."""
+    """A report on labels: of every group its size, and how many are right before and after (the
+    first ones)."""
     names = [name for name, (size, _, _) in groups.items() for _ in range(size)]
     targets = np.arange(len(names)) % 2
     said = []
@@ -35,7 +36,9 @@ def counted(groups: dict[str, tuple[int, int, int]], **settings) -> Report:
 @pytest.fixture(scope="module")
 def evil() -> Report:
     sizes = dict(zip(EVIL, (400, 300, 60, 40), strict=True))
-    return counted({name: (size, size, size - 2 * place) for place, (name, size) in enumerate(sizes.items())})
+    return counted(
+        {name: (size, size, size - 2 * place) for place, (name, size) in enumerate(sizes.items())}
+    )
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +46,9 @@ def crossed() -> Report:
     """Probabilities, two attributes crossed, a group too small to be judged."""
     generator = np.random.default_rng(0)
     targets = generator.integers(0, 2, 600)
-    groups = pd.DataFrame({"age": ["old"] * 200 + ["young"] * 400, "gender": (["f"] * 5 + ["m"] * 7) * 50})
+    groups = pd.DataFrame(
+        {"age": ["old"] * 200 + ["young"] * 400, "gender": (["f"] * 5 + ["m"] * 7) * 50}
+    )
     groups.loc[:3, "gender"] = "x"
     before = np.clip(0.6 * targets + 0.2 + generator.normal(0, 0.2, 600), 0.01, 0.99)
     after = np.where(groups["age"] == "old", 1 - before, before)
@@ -51,32 +56,50 @@ def crossed() -> Report:
 
 
 def stated(rows: dict[str, tuple], too_small: tuple[str, ...] = (), level: float = 0.95) -> Report:
-    """A report of which only what a sentence needs is known: size, drop with bounds; difference, p and detectable."""
+    """A report of which only what a sentence needs is known: size, drop with bounds; difference, p
+    and detectable."""
     table = pd.DataFrame.from_dict(
-        {name: row[:4] for name, row in rows.items()}, "index", columns=["size", "drop", "drop_low", "drop_high"]
+        {name: row[:4] for name, row in rows.items()},
+        "index",
+        columns=["size", "drop", "drop_low", "drop_high"],
     )
     judged = {name: row[4:] for name, row in rows.items() if len(row) > 4}
-    contrasts = pd.DataFrame.from_dict(judged, "index", columns=["difference", "p_holm", "detectable"], dtype=float)
+    contrasts = pd.DataFrame.from_dict(
+        judged, "index", columns=["difference", "p_holm", "detectable"], dtype=float
+    )
     empty = pd.DataFrame()
     return Report(table, contrasts, empty, empty, empty, empty, too_small, {"level": level})
 
 
 NAN = (float("nan"),) * 3
 ALL = {"all": (1000, 0.03, 0.02, 0.04)}
-MEN, WOMEN = (700, 0.02, 0.01, 0.03, -0.021, 0.03, 0.04), (251, 0.02, -0.0004, 0.05, -0.01, 0.6, 0.05)
+MEN, WOMEN = (
+    (700, 0.02, 0.01, 0.03, -0.021, 0.03, 0.04),
+    (251, 0.02, -0.0004, 0.05, -0.01, 0.6, 0.05),
+)
 
 
 @pytest.mark.parametrize(
     ("report", "expected"),
     [
         (
-            stated({"men": MEN, "women": WOMEN, "nonbinary": (49, 0.12, 0.04, 0.22, 0.1, 0.0042, 0.09), **ALL}),
+            stated(
+                {
+                    "men": MEN,
+                    "women": WOMEN,
+                    "nonbinary": (49, 0.12, 0.04, 0.22, 0.1, 0.0042, 0.09),
+                    **ALL,
+                }
+            ),
             "On these samples compression cost nonbinary (49 samples) most: 12 points of accuracy [4, 22], 10 more "
             "than all others together, which is beyond chance (p = 0.0042, corrected for 3 groups); a difference "
             "below 9.0 points would have been missed more often than not.",
         ),
         (
-            stated({"men": MEN, "nonbinary": (1049, 0.082, -0.0004, 0.163, 0.062, 0.33, 0.25), **ALL}, ("a", "b")),
+            stated(
+                {"men": MEN, "nonbinary": (1049, 0.082, -0.0004, 0.163, 0.062, 0.33, 0.25), **ALL},
+                ("a", "b"),
+            ),
             "On these samples compression cost nonbinary (1,049 samples) most: 8.2 points of accuracy [0.0, 16.3], "
             "6.2 more than men, which cannot be told from chance (p = 0.33); a difference below 25 points would have "
             "been missed more often than not. 2 groups are too small to be judged: a, b.",
@@ -96,19 +119,32 @@ MEN, WOMEN = (700, 0.02, 0.01, 0.03, -0.021, 0.03, 0.04), (251, 0.02, -0.0004, 0
         ),
         (
             stated(
-                {"a": (50, -0.01, -0.03, 0.02, 0.02, 0.04, 0.1), "b": (50, -0.03, -0.1, 0, -0.02, 0.04, 0.1), **ALL}
+                {
+                    "a": (50, -0.01, -0.03, 0.02, 0.02, 0.04, 0.1),
+                    "b": (50, -0.03, -0.1, 0, -0.02, 0.04, 0.1),
+                    **ALL,
+                }
             ),
             "On these samples compression cost no group accuracy: a (50 samples) gained least, 1.0 points of accuracy "
             "[-2.0, 3.0], 2.0 less than b, which is beyond chance (p = 0.04); a difference below 10 points would have "
             "been missed more often than not.",
         ),
         (
-            stated({"a": (50, 0.0, -0.1, 0.1, 0.0, 1, 0.1), "b": (20, 0.0, -0.1, 0.1, 0.0, 1, 0.3), **ALL}, ("c",)),
+            stated(
+                {
+                    "a": (50, 0.0, -0.1, 0.1, 0.0, 1, 0.1),
+                    "b": (20, 0.0, -0.1, 0.1, 0.0, 1, 0.3),
+                    **ALL,
+                },
+                ("c",),
+            ),
             "On these samples compression changed the accuracy of no group that can be judged; for b, a difference "
             "below 30 points would have been missed more often than not. 1 group is too small to be judged: c.",
         ),
         (
-            stated({"a": (50, 0.04, 0, 0.1, 0.0, 1, 0.1), "b": (50, 0.04, 0, 0.1, 0.0, 1, 0.1), **ALL}),
+            stated(
+                {"a": (50, 0.04, 0, 0.1, 0.0, 1, 0.1), "b": (50, 0.04, 0, 0.1, 0.0, 1, 0.1), **ALL}
+            ),
             "On these samples compression changed the accuracy of every group by -4.0 points; for a, a difference "
             "below 10 points would have been missed more often than not.",
         ),
@@ -129,15 +165,23 @@ def test_the_sentence_says_who_pays_and_how_sure_that_is(report, expected):
 
 
 def test_chance_is_what_the_level_says():
-    rows = {"a": (50, 0.2, 0.1, 0.3, 0.1, 0.07, 0.1), "b": (50, 0.1, 0.0, 0.2, -0.1, 0.07, 0.1), **ALL}
+    rows = {
+        "a": (50, 0.2, 0.1, 0.3, 0.1, 0.07, 0.1),
+        "b": (50, 0.1, 0.0, 0.2, -0.1, 0.07, 0.1),
+        **ALL,
+    }
     assert "cannot be told from chance" in sentence(stated(rows))
     assert "is beyond chance" in sentence(stated(rows, level=0.9))
 
 
 def test_the_sentence_of_an_audit_counts():
     found = counted({"many": (60, 60, 60), "few": (40, 40, 20), "tiny": (3, 3, 0)}).sentence
-    assert found.startswith("On these samples compression cost few (40 samples) most: 50 points of accuracy [")
-    assert "50 more than many, which is beyond chance (p = 0.005);" in found  # 1 / (1 + 200 permutations).
+    assert found.startswith(
+        "On these samples compression cost few (40 samples) most: 50 points of accuracy ["
+    )
+    assert (
+        "50 more than many, which is beyond chance (p = 0.005);" in found
+    )  # 1 / (1 + 200 permutations).
     assert found.endswith(" 1 group is too small to be judged: tiny.")
 
 
@@ -169,9 +213,16 @@ class _Page(HTMLParser):
 def test_the_page_is_whole_and_refers_to_nothing(name, request):
     page = html(request.getfixturevalue(name))
     read = _Page(page)
-    assert "<script" not in page and "http" not in page and "url(" not in page and "@import" not in page
+    assert (
+        "<script" not in page
+        and "http" not in page
+        and "url(" not in page
+        and "@import" not in page
+    )
     assert not {"script", "link", "img", "iframe", "a"} & {tag for tag, _ in read.tags}
-    assert not {"href", "src", "style", "onload"} & {name for _, attributes in read.tags for name in attributes}
+    assert not {"href", "src", "style", "onload"} & {
+        name for _, attributes in read.tags for name in attributes
+    }
     assert re.findall("<h2>(.*)</h2>", page) == [
         "What was audited",
         "Notes",
@@ -197,30 +248,59 @@ def test_a_markdown_reader_finds_every_name_in_its_cell(evil):
     read = _Page(reader.render(markdown(evil)))
     assert [tag for tag, _ in read.tags].count("tr") == 6  # A header, four groups, all.
     start = read.texts.index("p, drop against all others") + 1
-    assert sorted(read.texts[start + 6 * row] for row in range(4)) == sorted([*EVIL[:2], r"x\u202ey\x00\n# z", EVIL[3]])
+    assert sorted(read.texts[start + 6 * row] for row in range(4)) == sorted(
+        [*EVIL[:2], r"x\u202ey\x00\n# z", EVIL[3]]
+    )
 
 
 def test_the_drawing_goes_from_the_largest_drop_to_the_smallest():
-    report = counted({"b": (100, 90, 80), "a": (100, 90, 45), "gains": (100, 80, 90), "tiny": (4, 4, 0)})
+    report = counted(
+        {"b": (100, 90, 80), "a": (100, 90, 45), "gains": (100, 80, 90), "tiny": (4, 4, 0)}
+    )
     page = html(report)
     read = _Page(page)
     drawn = _Page(page[page.index("<svg") : page.index("</svg>")] + "</svg>").texts
-    assert [text for text in drawn if text in ("a", "b", "gains", "tiny")] == ["a", "b", "gains", "tiny"]
+    assert [text for text in drawn if text in ("a", "b", "gains", "tiny")] == [
+        "a",
+        "b",
+        "gains",
+        "tiny",
+    ]
     (x, *more), (zero,), (overall,) = (
-        [float(attributes[key]) for tag, attributes in read.tags if tag == tag_ and attributes.get("class") == kind]
-        for tag_, key, kind in (("circle", "cx", None), ("line", "x1", "zero"), ("line", "x1", "overall"))
+        [
+            float(attributes[key])
+            for tag, attributes in read.tags
+            if tag == tag_ and attributes.get("class") == kind
+        ]
+        for tag_, key, kind in (
+            ("circle", "cx", None),
+            ("line", "x1", "zero"),
+            ("line", "x1", "overall"),
+        )
     )
     b, gains = more
-    assert (x - zero) / (b - zero) == pytest.approx(4.5, 0.01) and gains - zero == pytest.approx(zero - b, abs=0.2)
+    assert (x - zero) / (b - zero) == pytest.approx(4.5, 0.01) and gains - zero == pytest.approx(
+        zero - b, abs=0.2
+    )
     assert (overall - zero) / (b - zero) == pytest.approx((45 + 4) / 304 / 0.1, 0.01)
-    assert [attributes.get("class") for tag, attributes in read.tags if tag == "g"] == ["beyond", None, None, "quiet"]
+    assert [attributes.get("class") for tag, attributes in read.tags if tag == "g"] == [
+        "beyond",
+        None,
+        None,
+        "quiet",
+    ]
     label = next(attributes["aria-label"] for tag, attributes in read.tags if tag == "svg")
     assert label.startswith("a: 45.0 [") and "all samples: 16.1 [" in label and "too small" in page
 
 
 def test_tables_of_the_page(crossed):
     texts = _Page(html(crossed)).texts
-    for heading in ("Groups, before and after", "Every group against all others", "Rates by class", "Calibration"):
+    for heading in (
+        "Groups, before and after",
+        "Every group against all others",
+        "Rates by class",
+        "Calibration",
+    ):
         assert texts.count(heading) == 3  # Crossed, and by each attribute.
     assert {"By age alone", "By gender alone", "too small", "old x x"} <= set(texts)
     row = crossed.table.loc["old x f"]
@@ -239,7 +319,9 @@ def test_what_labels_do_not_tell_is_left_out_with_a_reason(evil):
 
 def test_every_diagnostic_has_a_heading(evil):
     columns = [
-        column if column == name else f"{name}_{column}" for name, own in DIAGNOSTICS.items() for column in own.columns
+        column if column == name else f"{name}_{column}"
+        for name, own in DIAGNOSTICS.items()
+        for column in own.columns
     ]
     table = evil.table.assign(**{column: place + 0.125 for place, column in enumerate(columns)})
     texts = _Page(html(replace(evil, table=table))).texts
@@ -250,7 +332,9 @@ def test_one_group_and_many_classes_make_a_page():
     one = html(counted({"only": (50, 50, 40)}))
     assert one.count("Fewer than two groups can be compared.") == 2 and "<svg" in one
     targets = np.arange(2000) % 600
-    many = fairlib.audit(targets, targets, targets=targets, groups=np.arange(2000) % 25, resamples=20)
+    many = fairlib.audit(
+        targets, targets, targets=targets, groups=np.arange(2000) % 25, resamples=20
+    )
     assert "These are 15,600 rows" in html(many)
 
 
@@ -260,20 +344,43 @@ def test_json_has_everything_and_null_for_nan(crossed, evil):
 
     read = json.loads(as_json(crossed), parse_constant=refuse)
     tables = ["groups", "contrasts", "violations", "rates", "flips", "calibration", "cost"]
-    assert list(read) == ["sentence", "provenance", "notes", "too_small", *tables, "train", "attributes"]
-    assert read["sentence"] == crossed.sentence and read["too_small"] == ["old x x"] and read["train"] is None
+    assert list(read) == [
+        "sentence",
+        "provenance",
+        "notes",
+        "too_small",
+        *tables,
+        "train",
+        "attributes",
+    ]
+    assert (
+        read["sentence"] == crossed.sentence
+        and read["too_small"] == ["old x x"]
+        and read["train"] is None
+    )
     again = pd.DataFrame(read["groups"]).set_index("group").astype(float)
     pd.testing.assert_frame_equal(again, crossed.table.astype(float), check_exact=True)
-    assert {row["class"] for row in read["rates"]} == {"0", "1"} and list(read["attributes"]) == ["age", "gender"]
+    assert {row["class"] for row in read["rates"]} == {"0", "1"} and list(read["attributes"]) == [
+        "age",
+        "gender",
+    ]
     assert json.loads(as_json(evil), parse_constant=refuse)["groups"][0]["loss_before"] is None
 
 
 def test_markdown_is_short_and_has_the_numbers():
     text = markdown(counted({"few": (40, 40, 30), "many": (60, 60, 60)}))
-    row = re.search(r"^\| few \| 40 \| 100\.0 \| 75\.0 \| 25\.0 \[.*\] \| (.*) \|$", text, re.MULTILINE)
+    row = re.search(
+        r"^\| few \| 40 \| 100\.0 \| 75\.0 \| 25\.0 \[.*\] \| (.*) \|$", text, re.MULTILINE
+    )
     assert row and float(row[1]) < 0.05
-    assert re.search(r"^\| all \| 100 \| 100\.0 \| 90\.0 \| 10\.0 \[.*\] \| — \|$", text, re.MULTILINE)
-    assert "**few** (40 samples)" in text and "- only labels are known" in text and len(text.splitlines()) < 20
+    assert re.search(
+        r"^\| all \| 100 \| 100\.0 \| 90\.0 \| 10\.0 \[.*\] \| — \|$", text, re.MULTILINE
+    )
+    assert (
+        "**few** (40 samples)" in text
+        and "- only labels are known" in text
+        and len(text.splitlines()) < 20
+    )
 
 
 def test_model_card_is_the_metadata_of_hubs(evil):
@@ -315,5 +422,7 @@ assert "<svg" in html(report) and not {"torch", "matplotlib"} & set(sys.modules)
 
 
 def test_a_group_in_markdown_is_nobodys_name():
-    report = fairlib.audit([0, 1] * 20, [0, 0] * 20, targets=[0, 1] * 20, groups=["@octocat", "b"] * 20, resamples=20)
+    report = fairlib.audit(
+        [0, 1] * 20, [0, 0] * 20, targets=[0, 1] * 20, groups=["@octocat", "b"] * 20, resamples=20
+    )
     assert "@octocat" not in markdown(report) and "@<!-- -->octocat" in markdown(report)

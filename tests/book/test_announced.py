@@ -15,9 +15,14 @@ from test_html import parsed
 NOTEBOOKS = sorted(ROOT.glob("notebooks/*/*.ipynb"))
 PAGES = [*NOTEBOOKS, *sorted(ROOT.glob("book/*.md")), ROOT / "README.md"]
 UNTESTED = re.compile("not tested yet", re.IGNORECASE)
-EXPLAINED = {"book/notation", "book/ledger"}  # One defines the words, the other computes where they hold.
+EXPLAINED = {
+    "book/notation",
+    "book/ledger",
+}  # One defines the words, the other computes where they hold.
 
-every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+every_page = pytest.mark.parametrize(
+    "page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix()
+)
 
 
 def cells(page: Path) -> list[dict]:
@@ -28,7 +33,12 @@ def announced(page: Path) -> str:
     """What a page says and what it runs; the examples in the fences of a text are not meant."""
     if page.suffix == ".ipynb":
         return "\n".join("".join(cell["source"]) for cell in cells(page))
-    return re.sub(r"^(`{3,}|:{3,}).*?^\1$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    return re.sub(
+        r"^(`{3,}|:{3,}).*?^\1$",
+        "",
+        page.read_text(encoding="utf-8"),
+        flags=re.MULTILINE | re.DOTALL,
+    )
 
 
 def missing(text: str, pattern: str) -> list[str]:
@@ -36,7 +46,8 @@ def missing(text: str, pattern: str) -> list[str]:
 
 
 def drawn(page: Path) -> set[str]:
-    """Names of the figures that a page draws whatever happens: those of cells that do not begin with a condition."""
+    """Names of the figures that a page draws whatever happens: those of cells that do not begin
+    with a condition."""
     found = set()
     for cell in cells(page):
         name = cell["metadata"].get("mystnb", {}).get("figure", {}).get("name")

@@ -1,4 +1,5 @@
-"""Figures become part of the page: its colours and font, ids of their own, a text for those who do not see them."""
+"""Figures become part of the page: its colours and font, ids of their own, a text for those who do
+not see them."""
 
 from __future__ import annotations
 
@@ -29,13 +30,18 @@ def inlined() -> str:
 def test_it_is_one_element_with_a_text(inlined: str):
     (svg,) = ElementTree.fromstring(inlined)
     assert svg.attrib["role"] == "img" and svg.attrib["aria-label"] == 'a "b" & c'
-    assert "--natural: 133px; max-width: 133px" in svg.attrib["style"] and svg.attrib["viewBox"] == "0 0 100 50"
+    assert (
+        "--natural: 133px; max-width: 133px" in svg.attrib["style"]
+        and svg.attrib["viewBox"] == "0 0 100 50"
+    )
 
 
 def test_colours_and_font_are_the_pages(inlined: str):
     assert "#" not in inlined.replace('"#s1-', "").replace("(#s1-", "")
     assert "fill: var(--plot-1)" in inlined and '<path d="M0 0" style="fill: none"/>' in inlined
-    assert 'style="fill: var(--pst-color-background); stroke: var(--plot-2); opacity: 0.5"' in inlined
+    assert (
+        'style="fill: var(--pst-color-background); stroke: var(--plot-2); opacity: 0.5"' in inlined
+    )
     assert "font-size: 10px; text-anchor: middle" in inlined and "DejaVu" not in inlined
     assert "<style" not in inlined
 

@@ -1,4 +1,5 @@
-"""Numbers of the prose pages, the figure of the front page and its slider say what the recorded tables say."""
+"""Numbers of the prose pages, the figure of the front page and its slider say what the recorded
+tables say."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ import pytest
 import values
 from built import CHROMIUM, FLAGS, ROOT
 
-from fairlib import effects
+from whopays import effects
 
 STUDY = "pruning/matthew-effect-study"
 
@@ -28,21 +29,30 @@ def lost(name: str, level: float, *, smallest: bool, **where: str) -> float:
         table = table[table[column] == value]
     drops = []
     for _, run in table.groupby("seed"):
-        sizes = run[(run["stage"] == "control") & (run["split"] == "train")].set_index("group")["size"]
+        sizes = run[(run["stage"] == "control") & (run["split"] == "train")].set_index("group")[
+            "size"
+        ]
         sizes = sizes.sort_values(ascending=smallest)
         third = sizes.index[: math.ceil(len(sizes) / 3)]
-        assert sizes.is_unique or sizes.iloc[len(third) - 1] != sizes.iloc[len(third)], "ties are broken elsewhere"
+        assert sizes.is_unique or sizes.iloc[len(third) - 1] != sizes.iloc[len(third)], (
+            "ties are broken elsewhere"
+        )
         test = run[(run["split"] == "test") & run["group"].isin(third)]
-        compressed = test[(test["stage"] == "compressed") & (test["level"] == level)]["accuracy"].mean()
+        compressed = test[(test["stage"] == "compressed") & (test["level"] == level)][
+            "accuracy"
+        ].mean()
         drops.append(test[test["stage"] == "control"]["accuracy"].mean() - compressed)
     return 100 * sum(drops) / len(drops)
 
 
 def of_race(race: str, after: int = 1, model: str = "tiny-resnet") -> float:
-    """Points that a race loses with one ReLU in fifty left, or (0) has before, computed with pandas alone."""
+    """Points that a race loses with one ReLU in fifty left, or (0) has before, computed with pandas
+    alone."""
     name = "races" if model == "tiny-resnet" else "networks-races"
     table = pd.read_csv(ROOT / f"results/linearization/who-pays-for-relus-{name}-all.csv")
-    own = table[(table["group"] == race) & (table["split"] == "test") & (table["method"] == "linearize:snl")]
+    own = table[
+        (table["group"] == race) & (table["split"] == "test") & (table["method"] == "linearize:snl")
+    ]
     own = own[own["model"] == model]
     ends = own.pivot(index="seed", columns=["stage", "level"], values="accuracy")
     return 100 * (ends["control", 1.0] - after * ends["compressed", 0.02]).mean()
@@ -51,7 +61,9 @@ def of_race(race: str, after: int = 1, model: str = "tiny-resnet") -> float:
 def forgotten(race: str) -> float:
     """Points of its training images that the pruned ResNet-18 loses, computed with pandas alone."""
     table = pd.read_csv(ROOT / "results/pruning/matthew-effect-resnet18.csv")
-    own = table[(table["group"] == race) & (table["split"] == "train") & (table["setting"] == "unequal")]
+    own = table[
+        (table["group"] == race) & (table["split"] == "train") & (table["setting"] == "unequal")
+    ]
     ends = own.groupby(["stage", "level"])["accuracy"].mean()
     return 100 * (ends["control", 0.0] - ends["compressed", 0.9])
 
@@ -68,15 +80,25 @@ def forgotten(race: str) -> float:
         ("relus_vgg19_others_before", lambda: of_race("Others", after=0, model="vgg19")),
         ("digits_smallest", lambda: lost(STUDY, 0.9, smallest=True, setting="unequal")),
         ("digits_largest", lambda: lost(STUDY, 0.9, smallest=False, setting="unequal")),
-        ("races_smallest", lambda: lost("pruning/matthew-effect-utkface", 0.9, smallest=True, setting="unequal")),
-        ("races_largest", lambda: lost("pruning/matthew-effect-utkface", 0.9, smallest=False, setting="unequal")),
+        (
+            "races_smallest",
+            lambda: lost("pruning/matthew-effect-utkface", 0.9, smallest=True, setting="unequal"),
+        ),
+        (
+            "races_largest",
+            lambda: lost("pruning/matthew-effect-utkface", 0.9, smallest=False, setting="unequal"),
+        ),
         (
             "capacity_small",
-            lambda: lost("pruning/compression-or-capacity-study", 0.9, smallest=True, network="small dense"),
+            lambda: lost(
+                "pruning/compression-or-capacity-study", 0.9, smallest=True, network="small dense"
+            ),
         ),
         (
             "capacity_pruned",
-            lambda: lost("pruning/compression-or-capacity-study", 0.9, smallest=True, network="pruned"),
+            lambda: lost(
+                "pruning/compression-or-capacity-study", 0.9, smallest=True, network="pruned"
+            ),
         ),
         (
             "relus_resnet34",
@@ -119,14 +141,19 @@ def test_the_line_of_the_figure_is_what_the_table_says(third: str):
     (line,) = front.changes(*front.PRUNED[0].line)
     for kept, level in ((0.1, 0.9), (0.05, 0.95)):
         row = line.iloc[(line["kept"] - kept).abs().argmin()]
-        assert row[third] == pytest.approx(-lost(STUDY, level, smallest=third == "smallest", setting="unequal"))
+        assert row[third] == pytest.approx(
+            -lost(STUDY, level, smallest=third == "smallest", setting="unequal")
+        )
     assert list(line["kept"]) == sorted(line["kept"], reverse=True)
 
 
 def compressed(name: str, where: dict | None = None) -> set[tuple[str, ...]]:
-    """Data, network and compressor of each run of a table that was compared with a control and not mitigated."""
+    """Data, network and compressor of each run of a table that was compared with a control and not
+    mitigated."""
     table = pd.read_csv(ROOT / f"results/{name}.csv")
-    if not {"kept", "stage", "level", "when", "size"} <= set(table) or "control" not in set(table["stage"]):
+    if not {"kept", "stage", "level", "when", "size"} <= set(table) or "control" not in set(
+        table["stage"]
+    ):
         return set()
     table = effects.select(table, **where or {}) if where else table
     table = table[(table["stage"] == "compressed") & (table["when"] == "never")]
@@ -134,9 +161,16 @@ def compressed(name: str, where: dict | None = None) -> set[tuple[str, ...]]:
 
 
 def test_every_recorded_compressor_network_and_data_set_is_in_the_figure():
-    names = [path.relative_to(ROOT / "results").with_suffix("").as_posix() for path in ROOT.glob("results/*/*.csv")]
-    names = [name for name in names if not name.startswith("every-way/")]  # Over bytes, on the front page.
-    recorded = {found for name in names for found in compressed(name) if found[0] not in front.TWO_GROUPS}
+    names = [
+        path.relative_to(ROOT / "results").with_suffix("").as_posix()
+        for path in ROOT.glob("results/*/*.csv")
+    ]
+    names = [
+        name for name in names if not name.startswith("every-way/")
+    ]  # Over bytes, on the front page.
+    recorded = {
+        found for name in names for found in compressed(name) if found[0] not in front.TWO_GROUPS
+    }
     drawn = {
         found
         for panel in front.PRUNED + front.LINEARIZED
@@ -158,7 +192,8 @@ def test_the_one_axis_has_every_way_of_its_table(title: str):
 
 
 def test_every_way_is_on_the_one_axis():
-    """Of each table of the part that shows a network of the papers, but of lower rank once more, there is a line."""
+    """Of each table of the part that shows a network of the papers, but of lower rank once more,
+    there is a line."""
     papers = {path.stem for path in (ROOT / "results" / "every-way").glob("*-resnet18.csv")}
     papers -= {"lower-rank-longer-resnet18", "lower-rank-whole-resnet18"}
     assert papers == {Path(name).name for name, _ in front.RESNET18.values()}
@@ -172,22 +207,32 @@ def test_every_point_is_inside_its_panel():
     for axis, own in zip(front.one_axis(8.6, 3.6, 4, 9).axes, front.ways().values(), strict=True):
         most, least = axis.get_xlim()
         drawn = [container[0].get_xdata() for container in axis.containers]
-        assert len(drawn) == len(own) and all(least < kept < most for line in drawn for kept in line)
+        assert len(drawn) == len(own) and all(
+            least < kept < most for line in drawn for kept in line
+        )
 
 
 def test_of_a_hundred_faces_so_many_are_recognized():
     table = pd.read_csv(ROOT / "results/every-way/one-budget-utkface-all.csv")
-    own = table[(table["group"] == "Others") & (table["split"] == "test") & (table["arm"] == "prune + quantize")]
+    own = table[
+        (table["group"] == "Others")
+        & (table["split"] == "test")
+        & (table["arm"] == "prune + quantize")
+    ]
     of = own.groupby(["stage", "level"])["accuracy"].mean() * 100
     assert values.VALUES["budget_pair"]() == f"{of['compressed', 2]:.0f}"
     assert values.VALUES["budget_before"]() == f"{of['control', 32]:.0f}"
 
 
 def test_a_sentence_names_every_table_of_its_claim():
-    assert values.VALUES["said_H_bits_finetuned"]().endswith(": *supported* on faces and CelebA, *undecided* on digits")
+    assert values.VALUES["said_H_bits_finetuned"]().endswith(
+        ": *supported* on faces and CelebA, *undecided* on digits"
+    )
     assert values.VALUES["said_H_bits_four"]().endswith(": *no effect* on digits, faces and CelebA")
     with pytest.raises(ValueError, match=r"also tested by .*fewer-bits-utkface-all"):
-        values.said("H-bits-four", "every-way/fewer-bits", {"study": "no effect", "celeba": "no effect"})
+        values.said(
+            "H-bits-four", "every-way/fewer-bits", {"study": "no effect", "celeba": "no effect"}
+        )
     with pytest.raises(ValueError, match="change its words"):
         expected = dict.fromkeys(("study", "utkface-all", "celeba"), "no effect")
         values.said("H-bits-four", "every-way/fewer-bits", expected | {"study": "supported"})
@@ -203,7 +248,9 @@ def test_pages_are_staged(tmp_path: Path):
     front.main(str(tmp_path))
     assert values.digits_smallest() in (tmp_path / "_config.yml").read_text(encoding="utf-8")
     still = (tmp_path / "book" / "_front" / "explore.svg").read_text(encoding="utf-8")
-    assert all(f">{group}<" in still for group in ("largest", "smallest", "White", "Others", "13-17"))
+    assert all(
+        f">{group}<" in still for group in ("largest", "smallest", "White", "Others", "13-17")
+    )
     for name in ("wide", "narrow"):
         folder = tmp_path / "book" / "_front"
         texts, runs = (
@@ -212,16 +259,23 @@ def test_pages_are_staged(tmp_path: Path):
         )
         assert set(front.WAYS) | set(front.ways()) <= set(texts)
         assert texts.count("bytes kept, %") == (4 if name == "wide" else 1)
-        assert "largest third of groups" in runs and runs.count("ReLUs kept, %") == (4 if name == "wide" else 1)
+        assert "largest third of groups" in runs and runs.count("ReLUs kept, %") == (
+            4 if name == "wide" else 1
+        )
 
 
 @pytest.mark.parametrize(
     ("title", "group", "level"),
-    [("Pruning by magnitude, faces by race", "Black", 0.99), ("Fewer ReLUs by SNL, faces by age", "2-12", 0.02)],
+    [
+        ("Pruning by magnitude, faces by race", "Black", 0.99),
+        ("Fewer ReLUs by SNL, faces by age", "2-12", 0.02),
+    ],
 )
 def test_the_slider_moves_over_recorded_accuracies(title: str, group: str, level: float):
     name, where, _ = explore.CHOICES[title]
-    table = pd.read_csv(ROOT / f"results/{name}.csv").query("split == 'test' and stage == 'compressed'")
+    table = pd.read_csv(ROOT / f"results/{name}.csv").query(
+        "split == 'test' and stage == 'compressed'"
+    )
     for column, value in where.items():
         table = table[table[column] == value]
     choice = explore.choice(title)
@@ -253,7 +307,10 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator:
     style = (ROOT / "book" / "_static" / "slider.css").read_text(encoding="utf-8")
     file = tmp_path_factory.mktemp("slider") / "page.html"
     body = f"{explore.html()}{TOY}<style>{style}</style><script>{script}</script>"
-    file.write_text(f'<!doctype html><html lang="en"><meta charset="utf-8"><title>a</title>{body}', encoding="utf-8")
+    file.write_text(
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>a</title>{body}',
+        encoding="utf-8",
+    )
     with sync_api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
         opened = browser.new_page(viewport={"width": 390, "height": 844})
@@ -271,7 +328,10 @@ def test_keys_move_the_slider_and_the_bars(page):
     smallest = explore.choice("Pruning by magnitude, digits")["groups"][-1]["accuracy"]
     assert f"smallest {smallest[-1]:.1f}" in slider.get_attribute("aria-valuetext")
     assert figure.locator("output").text_content().startswith("99 % of the weights pruned: largest")
-    assert before == f"{smallest[0]}%" and bar.evaluate("bar => bar.style.width") == f"{smallest[-1]:g}%"
+    assert (
+        before == f"{smallest[0]}%"
+        and bar.evaluate("bar => bar.style.width") == f"{smallest[-1]:g}%"
+    )
     page.keyboard.press("ArrowLeft")
     assert figure.locator("output").text_content().startswith("95 %")
 
@@ -280,7 +340,11 @@ def test_another_table_can_be_chosen(page):
     figure = page.locator("figure.interactive").first
     figure.locator("select").select_option(label="Fewer ReLUs by SNL, faces by race")
     assert figure.locator(".row").count() == 5
-    assert figure.locator("output").text_content().startswith("100 % of the ReLUs kept: nothing is compressed")
+    assert (
+        figure.locator("output")
+        .text_content()
+        .startswith("100 % of the ReLUs kept: nothing is compressed")
+    )
 
 
 def test_the_boundary_moves(page):
@@ -290,7 +354,11 @@ def test_the_boundary_moves(page):
     figure.locator("input").focus()
     page.keyboard.press("ArrowRight")
     assert path.get_attribute("d") == "M0 0L2 -1"
-    assert figure.locator("output").text_content() == figure.locator("input").get_attribute("aria-valuetext") == "one"
+    assert (
+        figure.locator("output").text_content()
+        == figure.locator("input").get_attribute("aria-valuetext")
+        == "one"
+    )
 
 
 def test_on_paper_there_are_tables(page):

@@ -68,14 +68,20 @@ def leads_nowhere(link: str, page: Path) -> bool:
     target = (page.parent / unquote(address.partition("?")[0])).resolve() if address else page
     if not target.is_file():
         return True
-    return bool(anchor) and target.suffix == ".html" and unquote(anchor) not in parsed(target).anchors
+    return (
+        bool(anchor) and target.suffix == ".html" and unquote(anchor) not in parsed(target).anchors
+    )
 
 
 @pytest.mark.parametrize("name", built_pages())
 def test_a_page_loads_only_what_lies_beside_it(name: str):
     page = HTML / name
     assert not [load for load in parsed(page).loads if OUTSIDE.match(load)]
-    missing = [load for load in parsed(page).loads if not load.startswith("data:") and leads_nowhere(load, page)]
+    missing = [
+        load
+        for load in parsed(page).loads
+        if not load.startswith("data:") and leads_nowhere(load, page)
+    ]
     assert not missing
 
 
@@ -87,10 +93,16 @@ def test_links_within_the_book_lead_somewhere(name: str):
 
 
 def test_style_sheets_load_only_what_lies_beside_them():
-    fetched = re.compile(r"""(?:url\(|@import)\s*["']?\s*((?:[a-z]+:)?//[^"')\s]+)""", re.IGNORECASE)
+    fetched = re.compile(
+        r"""(?:url\(|@import)\s*["']?\s*((?:[a-z]+:)?//[^"')\s]+)""", re.IGNORECASE
+    )
     sheets = list(HTML.rglob("*.css"))
     assert sheets
-    assert not [(sheet.name, found) for sheet in sheets for found in fetched.findall(sheet.read_text(encoding="utf-8"))]
+    assert not [
+        (sheet.name, found)
+        for sheet in sheets
+        for found in fetched.findall(sheet.read_text(encoding="utf-8"))
+    ]
 
 
 def article(name: str) -> BeautifulSoup:
@@ -102,7 +114,11 @@ NOTEBOOKS = [name for name in built_pages() if name.startswith("notebooks/")]
 
 @pytest.mark.parametrize("name", NOTEBOOKS)
 def test_what_was_found_is_said_in_three_sentences_without_an_interval(name: str):
-    (quoted,) = [quote for quote in article(name).find_all("blockquote") if quote.text.strip().startswith("In short.")]
+    (quoted,) = [
+        quote
+        for quote in article(name).find_all("blockquote")
+        if quote.text.strip().startswith("In short.")
+    ]
     text = quoted.text.strip().removeprefix("In short.")
     assert 1 <= len(re.findall(r"[.?!](?=\s|$)", text)) <= 3
     assert not re.search(r"\[[-\d.]+, [-\d.]+\]", text)
@@ -110,9 +126,13 @@ def test_what_was_found_is_said_in_three_sentences_without_an_interval(name: str
 
 @pytest.mark.parametrize("name", NOTEBOOKS)
 def test_what_we_saw_is_short(name: str):
-    headings = [heading for heading in article(name).find_all("h2") if "What we saw" in heading.text]
+    headings = [
+        heading for heading in article(name).find_all("h2") if "What we saw" in heading.text
+    ]
     for seen in (heading.parent for heading in headings):
-        for node in seen.select("table, details, .cell_input, figure, pre, script, section section"):
+        for node in seen.select(
+            "table, details, .cell_input, figure, pre, script, section section"
+        ):
             node.decompose()
         assert len(re.findall(r"[^\W_]\S*", seen.get_text(" "))) <= 250
 
@@ -120,7 +140,8 @@ def test_what_we_saw_is_short(name: str):
 @pytest.mark.parametrize("name", ["book/intro.html", "notebooks/pruning/matthew-effect.html"])
 def test_words_of_the_glossary_lead_there_and_say_what_they_mean(name: str):
     meanings = {
-        term["id"]: term.find_next_sibling("dd").text for term in article("book/glossary.html").select("dt[id]")
+        term["id"]: term.find_next_sibling("dd").text
+        for term in article("book/glossary.html").select("dt[id]")
     }
     links = article(name).select("a.term")
     assert len(links) >= 3

@@ -17,7 +17,10 @@ PAGE = "notebooks/part/page.ipynb"
 
 
 def notebook(text: str) -> str:
-    cells = [{"source": text, "metadata": {}}, {"source": "plot()", "metadata": {"tags": ["hide-input"]}}]
+    cells = [
+        {"source": text, "metadata": {}},
+        {"source": "plot()", "metadata": {"tags": ["hide-input"]}},
+    ]
     return json.dumps({"cells": cells})
 
 
@@ -42,7 +45,10 @@ def project(tmp_path):
 def test_citations_become_names(project):
     known = lab.names(project)
     assert lab.cited("{cite:t}`many` say", known) == "Li *et al.* (2002) say"
-    assert lab.cited("so {cite:p}`many, two`.", known) == "so (Li *et al.*, 2002; van Dam and \u00d6z, 2001)."
+    assert (
+        lab.cited("so {cite:p}`many, two`.", known)
+        == "so (Li *et al.*, 2002; van Dam and \u00d6z, 2001)."
+    )
 
 
 def test_every_citation_of_the_book_has_authors_and_a_year():
@@ -59,7 +65,9 @@ def test_what_is_missing_or_has_changed_is_copied(project):
     found = {path.relative_to(copies).as_posix() for path in copies.rglob("*") if path.is_file()}
     # Without the claims, so that the project is found above the copies, with its tables.
     assert found == {PAGE, "book/data.md", ".copies.json"}
-    hidden = [cell["metadata"].get("jupyter") for cell in json.loads((copies / PAGE).read_text())["cells"]]
+    hidden = [
+        cell["metadata"].get("jupyter") for cell in json.loads((copies / PAGE).read_text())["cells"]
+    ]
     assert hidden == [None, {"source_hidden": True}]
     (project / PAGE).write_text(notebook("two"))
     assert lab.renew(project, copies) == [] and source(copies / PAGE) == "two"

@@ -36,7 +36,9 @@ def source(cell: dict) -> str:
 
 def typed(text: str) -> list[str]:
     """Numbers in Markdown that may be results: decimals, percentages, points and intervals."""
-    return [found for line in NO_RESULT.sub(" ", text).splitlines() for found in TYPED.findall(line)]
+    return [
+        found for line in NO_RESULT.sub(" ", text).splitlines() for found in TYPED.findall(line)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -55,29 +57,44 @@ def test_a_typed_number_is_found(text: str, found: list[str]):
 
 @pytest.mark.parametrize("page", EXPERIMENTS, ids=named)
 def test_no_result_is_typed(page: Path):
-    assert not typed("\n\n".join(source(cell) for cell in cells(page) if cell["cell_type"] == "markdown"))
+    assert not typed(
+        "\n\n".join(source(cell) for cell in cells(page) if cell["cell_type"] == "markdown")
+    )
 
 
 def shown(code: ast.Module) -> list[list[ast.expr]]:
     """The parts of each text that a cell shows by ``prose.say`` or ``prose.in_short``."""
     calls = [node for node in ast.walk(code) if isinstance(node, ast.Call)]
-    texts = [call.args[0] for call in calls if ast.unparse(call.func) in ("prose.say", "prose.in_short")]
+    texts = [
+        call.args[0] for call in calls if ast.unparse(call.func) in ("prose.say", "prose.in_short")
+    ]
     return [text.values if isinstance(text, ast.JoinedStr) else [text] for text in texts]
 
 
 def typed_beside_code(codes: list[str]) -> list[str]:
-    """Numbers typed into the texts that cells show, but for the constants of their code: the settings of the page."""
+    """Numbers typed into the texts that cells show, but for the constants of their code: the
+    settings of the page."""
     trees = [ast.parse(code) for code in codes]
     texts = [parts for tree in trees for parts in shown(tree)]
     own = {id(part) for parts in texts for part in parts}
-    constants = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Constant)]
-    settings = re.findall(r"\d+\.\d+", " ".join(str(node.value) for node in constants if id(node) not in own))
-    words = ["".join(part.value if isinstance(part, ast.Constant) else "X" for part in parts) for parts in texts]
+    constants = [
+        node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Constant)
+    ]
+    settings = re.findall(
+        r"\d+\.\d+", " ".join(str(node.value) for node in constants if id(node) not in own)
+    )
+    words = [
+        "".join(part.value if isinstance(part, ast.Constant) else "X" for part in parts)
+        for parts in texts
+    ]
     return [number for text in words for number in typed(text) if number not in settings]
 
 
 def test_a_number_typed_into_a_computed_text_is_found():
-    codes = ["level = 0.9", 'prose.say(f"At 0.9 they lose {points(0.7)}, at 0.7 and 0.8 it is 2.5 points [1, 2]")']
+    codes = [
+        "level = 0.9",
+        'prose.say(f"At 0.9 they lose {points(0.7)}, at 0.7 and 0.8 it is 2.5 points [1, 2]")',
+    ]
     assert typed_beside_code(codes) == ["0.8", "2.5", "[1"]
 
 
@@ -94,7 +111,11 @@ def test_a_page_opens_with_the_question_and_what_it_found(page: Path):
     first = next(place for place, cell in enumerate(rest) if "prose.in_short(" in source(cell))
     shown = [cell for cell in rest[:first] if cell["cell_type"] == "markdown"]
     assert not shown, "something stands before what was found"
-    drawn = [cell for cell in rest[first : first + 3] if "mystnb" in cell["metadata"] or "{image}" in source(cell)]
+    drawn = [
+        cell
+        for cell in rest[first : first + 3]
+        if "mystnb" in cell["metadata"] or "{image}" in source(cell)
+    ]
     assert drawn, "no picture follows what was found"
 
 

@@ -1,8 +1,8 @@
-"""Every page of the built book, opened from the disk in headless Chromium, as readers without a network open it.
+"""Every page of the built book, opened from the disk in headless Chromium, as readers without a
+network open it.
 
-On a laptop and on a telephone, light and dark: a page is loaded once at each width and changes its colours there.
-Links and anchors are tested without a browser (``test_html.py``).
-"""
+On a laptop and on a telephone, light and dark: a page is loaded once at each width and changes its
+colours there. Links and anchors are tested without a browser (``test_html.py``)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from built import HTML, built_pages, needs_book, needs_browser
 
 LAPTOP = {"width": 1366, "height": 768}
 PHONE = {"width": 390, "height": 844}
-# Name of a screen: its size, the colours with which a page is loaded there, and those that it is turned to.
+# Name of a screen: its size, the colours with which a page is loaded there, and those that it is
+# turned to.
 SCREENS = {"laptop": (LAPTOP, "light", "dark"), "phone": (PHONE, "dark", "light")}
 # What axe finds in the own parts of the theme and of Sphinx, by rule: their selector.
 OF_THE_THEME = {
@@ -52,7 +53,9 @@ class Visit:
 
 def watch(tab, visit: Visit) -> Visit:
     """Note what goes wrong in a tab, and what it loads, from now on."""
-    tab.on("console", lambda message: message.type == "error" and visit.complaints.append(message.text))
+    tab.on(
+        "console", lambda message: message.type == "error" and visit.complaints.append(message.text)
+    )
     tab.on("pageerror", lambda error: visit.complaints.append(str(error)))
     tab.on("request", lambda request: visit.requests.append(request.url))
     return visit
@@ -92,7 +95,8 @@ def phone(screens) -> Iterator:
 
 # A page is opened once, by the process that takes its tests.
 @pytest.fixture(
-    scope="module", params=[pytest.param(page, marks=pytest.mark.xdist_group(page)) for page in built_pages()]
+    scope="module",
+    params=[pytest.param(page, marks=pytest.mark.xdist_group(page)) for page in built_pages()],
 )
 def visit(request, screens) -> Visit:
     seen = Visit(request.param)
@@ -101,16 +105,26 @@ def visit(request, screens) -> Visit:
         watch(tab, seen)
         open_page(tab, HTML / seen.name)
         if screen == "laptop":
-            seen.sliders = [moved(tab, slider) for slider in tab.locator("figure.interactive input[type=range]").all()]
+            seen.sliders = [
+                moved(tab, slider)
+                for slider in tab.locator("figure.interactive input[type=range]").all()
+            ]
         facts = tab.evaluate("inPage.facts()")
-        seen.facts = {key: seen.facts.get(key, []) + facts[key] if key in LISTS else facts[key] for key in facts}
+        seen.facts = {
+            key: seen.facts.get(key, []) + facts[key] if key in LISTS else facts[key]
+            for key in facts
+        }
         seen.sideways[f"{screen}, {colours}"] = tab.evaluate("inPage.sideways()")
-        tab.evaluate(files("axe_playwright_python").joinpath("axe.min.js").read_text(encoding="utf-8"))
+        tab.evaluate(
+            files("axe_playwright_python").joinpath("axe.min.js").read_text(encoding="utf-8")
+        )
         tab.evaluate("inPage.box()")
         found = tab.evaluate("known => inPage.faults(known, false)", OF_THE_THEME)
         found += tab.evaluate("known => inPage.faults(known, true)", OF_THE_THEME)
         tab.emulate_media(color_scheme=others)
-        tab.wait_for_function("theme => document.documentElement.dataset.theme === theme", arg=others)
+        tab.wait_for_function(
+            "theme => document.documentElement.dataset.theme === theme", arg=others
+        )
         seen.sideways[f"{screen}, {others}"] = tab.evaluate("inPage.sideways()")
         found += tab.evaluate("known => inPage.faults(known, true)", OF_THE_THEME)
         seen.faults += [[screen, *fault] for fault in found]
@@ -122,13 +136,16 @@ LISTS = {"unset", "failed", "images"}  # Facts that both screens add to.
 
 
 def moved(tab, slider) -> dict:
-    """What a slider's figure shows and says before and after a press of an arrow key, and whether it has a name."""
+    """What a slider's figure shows and says before and after a press of an arrow key, and whether
+    it has a name."""
     figure = slider.locator("xpath=ancestor::figure[1]")
     state = "figure => [figure.querySelector('.stage').outerHTML, "
     state += "figure.querySelector('output')?.textContent, figure.querySelector('input[type=range]').value]"
     before = figure.evaluate(state)
     slider.focus()
-    tab.keyboard.press("ArrowLeft" if slider.evaluate("input => input.value === input.max") else "ArrowRight")
+    tab.keyboard.press(
+        "ArrowLeft" if slider.evaluate("input => input.value === input.max") else "ArrowRight"
+    )
     after = figure.evaluate(state)
     changed = [one != other for one, other in zip(before, after, strict=True)]
     return dict(zip(("picture", "words", "value"), changed, strict=True))
@@ -175,14 +192,18 @@ def test_every_formula_is_typeset(visit: Visit):
 
 
 def test_no_raw_tex_is_left(visit: Visit):
-    assert not re.findall(r"\$\$|\$[^$\n]{1,200}\$|\\[\[\](){}]|\\[a-zA-Z]{2,}", visit.facts["prose"])
+    assert not re.findall(
+        r"\$\$|\$[^$\n]{1,200}\$|\\[\[\](){}]|\\[a-zA-Z]{2,}", visit.facts["prose"]
+    )
 
 
 def test_images_are_shown_and_described(visit: Visit):
     assert all(image["shown"] for image in visit.facts["images"])
     file_name = re.compile(r"\S+\.(?:png|svg|jpe?g|gif|webp)|[0-9a-f/_.-]{16,}", re.IGNORECASE)
     assert not [
-        image["alt"] for image in visit.facts["images"] if not image["alt"] or file_name.fullmatch(image["alt"])
+        image["alt"]
+        for image in visit.facts["images"]
+        if not image["alt"] or file_name.fullmatch(image["alt"])
     ]
 
 
@@ -239,7 +260,9 @@ def test_the_tab_key_reaches_everything_and_one_sees_where_it_is(tab):
         tab.keyboard.press("Tab")
         focus = tab.evaluate(FOCUSED)
         if focus["part"]:
-            assert focus["seen"], f"after {passed} the focus is on {focus['part']} and cannot be seen"
+            assert focus["seen"], (
+                f"after {passed} the focus is on {focus['part']} and cannot be seen"
+            )
             passed += [focus["part"]] * (focus["part"] not in passed)
         if "content" in passed:
             break
@@ -266,7 +289,10 @@ def test_escape_closes_the_search(tab):
 
 
 def test_what_is_folded_opens_by_enter(tab):
-    folded = next((page for page in built_pages() if "<details" in (HTML / page).read_text(encoding="utf-8")), None)
+    folded = next(
+        (page for page in built_pages() if "<details" in (HTML / page).read_text(encoding="utf-8")),
+        None,
+    )
     if folded is None:
         pytest.skip("nothing is folded")
     open_page(tab, HTML / folded)
@@ -280,7 +306,9 @@ def test_what_is_folded_opens_by_enter(tab):
 def found(tab) -> str:
     """Links of the pages that the search has found, once it is done."""
     tab.locator("#search-results .search-summary").wait_for(timeout=10_000)
-    return tab.locator("#search-results li a").evaluate_all("all => all.map((link) => link.href).join(' ')")
+    return tab.locator("#search-results li a").evaluate_all(
+        "all => all.map((link) => link.href).join(' ')"
+    )
 
 
 SEARCH = """words => {
@@ -302,7 +330,9 @@ def test_search_finds_what_the_glossary_names(tab):
     if not glossary.is_file():
         pytest.skip("the book has no glossary")
     open_page(tab, glossary)
-    terms = tab.locator("dl.glossary dt").evaluate_all("all => all.map((term) => term.firstChild.textContent.trim())")
+    terms = tab.locator("dl.glossary dt").evaluate_all(
+        "all => all.map((term) => term.firstChild.textContent.trim())"
+    )
     assert terms
     tab.goto((HTML / "search.html").as_uri(), wait_until="load")
     for term in terms:

@@ -15,16 +15,18 @@ ONE = """<p><a class="near" href="#below">near</a> <a class="far" href="b/two.ht
 <svg><clipPath id="clip"></clipPath><g clip-path="url(#clip)"></g><use xlink:href="#clip"></use></svg>
 <details><summary>folded</summary>Seen on paper.</details><div class="admonition dropdown">So is this.</div>
 <h2 id="below">Below</h2>"""
-TWO = (
-    '<p><a class="back" href="../one.html#below">back</a><img src="../_images/x.png"></p><h2 id="below">Below, too</h2>'
-)
+TWO = '<p><a class="back" href="../one.html#below">back</a><img src="../_images/x.png"></p><h2 id="below">Below, too</h2>'
 
 
 @pytest.fixture
 def html(tmp_path):
     (tmp_path / "b").mkdir()
-    (tmp_path / "one.html").write_text(PAGE.format(up="", title="One", content=ONE), encoding="utf-8")
-    (tmp_path / "b" / "two.html").write_text(PAGE.format(up="../", title="Two", content=TWO), encoding="utf-8")
+    (tmp_path / "one.html").write_text(
+        PAGE.format(up="", title="One", content=ONE), encoding="utf-8"
+    )
+    (tmp_path / "b" / "two.html").write_text(
+        PAGE.format(up="../", title="Two", content=TWO), encoding="utf-8"
+    )
     return tmp_path
 
 
@@ -46,7 +48,9 @@ def test_links_and_pictures_follow_their_pages(html):
     for kind in ("near", "far", "page", "back"):
         assert whole.select_one(f".{kind}")["href"].removeprefix("#") in ids
     assert whole.select_one(".far")["href"] != whole.select_one(".near")["href"]
-    assert whole.find(clip_path=None).find("g")["clip-path"] == f"url(#{whole.find('clippath')['id']})"
+    assert (
+        whole.find(clip_path=None).find("g")["clip-path"] == f"url(#{whole.find('clippath')['id']})"
+    )
     assert whole.find("img")["src"] == "_images/x.png"
 
 
@@ -80,7 +84,9 @@ def test_links_arrive_inside_the_pdf_and_its_pages_are_numbered(html):
     known = {name.removeprefix("/") for name in printed.named_destinations}
     assert len(inside) == 4
     assert set(inside) <= known
-    assert [f"A part, {number}" in sheet.extract_text() for number, sheet in enumerate(printed.pages, 1)] == [
+    assert [
+        f"A part, {number}" in sheet.extract_text() for number, sheet in enumerate(printed.pages, 1)
+    ] == [
         True,
         True,
     ]

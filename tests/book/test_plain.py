@@ -75,13 +75,16 @@ def book(tmp_path) -> Path:
         new_markdown_cell("# The title"),
         new_code_cell('address = ""  # Of the wheel', metadata={"tags": ["remove-cell"]}),
         new_code_cell("seeds = 1", metadata={"tags": ["parameters"]}),
-        new_code_cell("plot()", outputs=outputs, metadata={"tags": ["hide-input"], "mystnb": {"figure": {}}}),
+        new_code_cell(
+            "plot()", outputs=outputs, metadata={"tags": ["hide-input"], "mystnb": {"figure": {}}}
+        ),
     ]
     path = tmp_path / "source" / "notebooks" / "part" / "page.ipynb"
     path.parent.mkdir(parents=True)
     nbformat.write(
         new_notebook(
-            cells=cells, metadata={"papermill": {}, "kernelspec": {"name": "python3", "display_name": "Python"}}
+            cells=cells,
+            metadata={"papermill": {}, "kernelspec": {"name": "python3", "display_name": "Python"}},
         ),
         path,
     )
@@ -91,7 +94,9 @@ def book(tmp_path) -> Path:
 def convert(book: Path, config: dict) -> NotebookNode:
     assert plain.convert(book / "html", book / "source", book / "plain", config) == 1
     written = (book / "plain" / "notebooks" / "part" / "page.ipynb").read_text(encoding="utf-8")
-    assert (book / "html" / "_sources" / "notebooks" / "part" / "page.ipynb").read_text(encoding="utf-8") == written
+    assert (book / "html" / "_sources" / "notebooks" / "part" / "page.ipynb").read_text(
+        encoding="utf-8"
+    ) == written
     made = nbformat.reads(written, 4)
     nbformat.validate(made)
     return made
@@ -107,18 +112,26 @@ def test_the_words_are_those_of_the_page(book):
     assert f"\\[[2022]({ADDRESS}book/bibliography.html#id7)\\]" in text
     assert "[there](https://example.org/x), `a_b` and $a < b$." in text
     assert r"$$ \begin{split}x = 1 \\ y = 2\end{split} \tag{3.1} $$" in text
-    assert "> **Theorem 3.1 (T)**\n>\n> For all\n>\n> $$ x = y $$\n\n> Proof. By *looking*.\n\n> **Exercise 3.1" in text
+    assert (
+        "> **Theorem 3.1 (T)**\n>\n> For all\n>\n> $$ x = y $$\n\n> Proof. By *looking*.\n\n> **Exercise 3.1"
+        in text
+    )
     folded = "<details>\n<summary>Solution to Exercise 3.1 (E)</summary>\n\nBecause **so**:\n\n- one\n  \n  more\n- two"
     assert folded + "\n\n</details>" in text
     assert "| a | $ \\vert x \\vert $ |\n| --- | --- |\n| 1\\|2 | `x\\|y` |" in text
     assert "**Fig. 3.1** What it shows." in text
-    assert text.endswith(f"a plain copy of [a page]({ADDRESS}notebooks/part/page.html) of the book Who Pays?*")
+    assert text.endswith(
+        f"a plain copy of [a page]({ADDRESS}notebooks/part/page.html) of the book Who Pays?*"
+    )
 
 
 def test_pictures_travel_along(book):
     cells = [cell for cell in convert(book, CONFIG).cells if "attachments" in cell]
     (cell,) = cells
-    assert "![A dot](attachment:dot.png)" in cell.source and "![A line](attachment:drawing-2.svg)" in cell.source
+    assert (
+        "![A dot](attachment:dot.png)" in cell.source
+        and "![A line](attachment:drawing-2.svg)" in cell.source
+    )
     assert set(cell.attachments) == {"dot.png", "drawing-2.svg"}
     drawing = plain.base64.b64decode(cell.attachments["drawing-2.svg"]["image/svg+xml"]).decode()
     assert "fill: #d55e00" in drawing and 'viewBox="0 0 1 1"' in drawing and "var(" not in drawing
@@ -128,9 +141,16 @@ def test_pictures_travel_along(book):
 def test_the_cells_are_the_notebooks_own_and_folded_as_on_the_page(book):
     made = convert(book, CONFIG)
     install, parameters, drawn = (cell for cell in made.cells if cell.cell_type == "code")
-    assert install.source == f'address = "{ADDRESS}wheel/who_pays-{__version__}-py3-none-any.whl"  # Of the wheel'
+    assert (
+        install.source
+        == f'address = "{ADDRESS}wheel/who_pays-{__version__}-py3-none-any.whl"  # Of the wheel'
+    )
     assert parameters.metadata == {"tags": ["parameters"]}
-    assert drawn.metadata == install.metadata == {"jupyter": {"source_hidden": True}, "cellView": "form"}
+    assert (
+        drawn.metadata
+        == install.metadata
+        == {"jupyter": {"source_hidden": True}, "cellView": "form"}
+    )
     figure, said = (output.data for output in drawn.outputs)
     assert set(figure) == {"image/png", "text/plain"}
     assert said["text/markdown"] == f"[3 points]({ADDRESS}notebooks/other/page.html#x)"
@@ -139,7 +159,9 @@ def test_the_cells_are_the_notebooks_own_and_folded_as_on_the_page(book):
 
 def test_without_an_address_links_within_the_book_are_words(book):
     made = convert(book, {"repository": {"url": ""}})
-    assert "says Tran *et al.* \\[2022\\]?" in words(made) and "[there](https://example.org/x)" in words(made)
+    assert "says Tran *et al.* \\[2022\\]?" in words(
+        made
+    ) and "[there](https://example.org/x)" in words(made)
     install, _, drawn = (cell for cell in made.cells if cell.cell_type == "code")
     assert install.source.startswith('address = "" ')
     assert drawn.outputs[1].data["text/markdown"] == "3 points"
@@ -167,14 +189,27 @@ def test_every_notebook_of_the_book_has_a_plain_copy():
     for name in names:
         made = nbformat.read(copies / name, 4)
         nbformat.validate(made)
-        assert json.loads((HTML / "_sources" / name).read_text(encoding="utf-8")) == json.loads(nbformat.writes(made))
-        original = [cell.source for cell in nbformat.read(source / name, 4).cells if cell.cell_type == "code"]
-        assert [cell.source for cell in made.cells if cell.cell_type == "code"][1:] == original[1:], name
+        assert json.loads((HTML / "_sources" / name).read_text(encoding="utf-8")) == json.loads(
+            nbformat.writes(made)
+        )
+        original = [
+            cell.source
+            for cell in nbformat.read(source / name, 4).cells
+            if cell.cell_type == "code"
+        ]
+        assert [cell.source for cell in made.cells if cell.cell_type == "code"][1:] == original[
+            1:
+        ], name
         for cell in made.cells:
             if cell.cell_type == "markdown":
                 assert not MYST.search(cell.source), f"{name}: {cell.source}"
-                assert all(line.count("$$") % 2 == 0 for line in cell.source.splitlines()), f"{name}: {cell.source}"
+                assert all(line.count("$$") % 2 == 0 for line in cell.source.splitlines()), (
+                    f"{name}: {cell.source}"
+                )
             kinds = [set(output.get("data", {})) for output in cell.get("outputs", [])]
             assert not any("image/svg+xml" in kind for kind in kinds), name
-            said = "".join(output.get("data", {}).get("text/markdown", "") for output in cell.get("outputs", []))
+            said = "".join(
+                output.get("data", {}).get("text/markdown", "")
+                for output in cell.get("outputs", [])
+            )
             assert not MYST.search(said), f"{name}: {said}"

@@ -1,4 +1,5 @@
-"""What a build says to a person, and how it ends: `book/tools/progress.py`, on Snakemake with small jobs."""
+"""What a build says to a person, and how it ends: `book/tools/progress.py`, on Snakemake with small
+jobs."""
 
 from __future__ import annotations
 
@@ -50,9 +51,21 @@ def start(tmp_path):
     def start(script: str, **options) -> subprocess.Popen:
         (tmp_path / "Snakefile").write_text(SNAKEFILE)
         (tmp_path / "job.sh").write_text(script)
-        words = ["snakemake", "book", "--cores", "2", "--nolock", "--keep-going", "--show-failed-logs", "-q", "host"]
+        words = [
+            "snakemake",
+            "book",
+            "--cores",
+            "2",
+            "--nolock",
+            "--keep-going",
+            "--show-failed-logs",
+            "-q",
+            "host",
+        ]
         command = [sys.executable, str(SCRIPT), "_build", sys.executable, "-m", *words]
-        return subprocess.Popen(command, cwd=tmp_path, env=os.environ | {"TERM": "xterm"}, **options)
+        return subprocess.Popen(
+            command, cwd=tmp_path, env=os.environ | {"TERM": "xterm"}, **options
+        )
 
     return start
 
@@ -102,7 +115,7 @@ runs:
 SQUARES = """\
 import time
 import pandas as pd
-from fairlib import record
+from whopays import record
 assert seed != 3, "no third run"
 time.sleep(2)
 record(pd.DataFrame({"square": [seed**2]}));"""
@@ -110,8 +123,13 @@ record(pd.DataFrame({"square": [seed**2]}));"""
 
 @pytest.fixture
 def sweep(tmp_path):
-    """Start a sweep of three runs by the project's Snakefile; the third fails as long as the notebook says so."""
-    write_notebook(tmp_path / "notebooks" / "toy" / "squares.ipynb", SQUARES, parameters="seed: int = 0  # seed")
+    """Start a sweep of three runs by the project's Snakefile; the third fails as long as the
+    notebook says so."""
+    write_notebook(
+        tmp_path / "notebooks" / "toy" / "squares.ipynb",
+        SQUARES,
+        parameters="seed: int = 0  # seed",
+    )
     (tmp_path / "_toc.yml").touch()
     (tmp_path / "grid.yml").write_text(GRID)
     shutil.copy(ROOT / "Snakefile", tmp_path)
@@ -137,15 +155,24 @@ def test_a_sweep_shows_one_line_that_moves_and_the_log_of_a_failed_run_and_goes_
     moved = [line for line in said.split("\0") if "\n" not in line]
     said = said.replace("\0", "\n")
     assert any(re.fullmatch(r"1 of 3 runs · 1 failed · \d+ s so far", line) for line in moved)
-    assert re.search(r"^squares-seed=3-\w+: failed$", said, re.MULTILINE) and "AssertionError: no third run" in said
-    assert re.search(r"No table is written: squares-seed=3-\w+ failed\. All output: .*sweep\.log$", said.strip())
+    assert (
+        re.search(r"^squares-seed=3-\w+: failed$", said, re.MULTILINE)
+        and "AssertionError: no third run" in said
+    )
+    assert re.search(
+        r"No table is written: squares-seed=3-\w+ failed\. All output: .*sweep\.log$", said.strip()
+    )
 
     notebook = tmp_path / "notebooks" / "toy" / "squares.ipynb"
     notebook.write_text(notebook.read_text().replace("seed != 3", "seed != 4"))
     again, _ = sweep("force=1", stdout=subprocess.PIPE, text=True).communicate(timeout=100)
-    assert "\x1b" not in again and re.search(r"^3 of 3 runs: squares-seed=\d-\w+, \d+ s$", again, re.MULTILINE)
+    assert "\x1b" not in again and re.search(
+        r"^3 of 3 runs: squares-seed=\d-\w+, \d+ s$", again, re.MULTILINE
+    )
     assert re.search(r"^The table: results/toy/squares\.csv \(\d+ s\)$", again.splitlines()[-1])
-    assert (tmp_path / "results" / "toy" / "squares.csv").read_text() == "seed,square\n1,1\n2,4\n3,9\n"
+    assert (
+        tmp_path / "results" / "toy" / "squares.csv"
+    ).read_text() == "seed,square\n1,1\n2,4\n3,9\n"
 
 
 def test_what_is_left_of_a_sweep_is_what_its_runs_took(tmp_path, monkeypatch):
@@ -156,15 +183,21 @@ def test_what_is_left_of_a_sweep_is_what_its_runs_took(tmp_path, monkeypatch):
         state.read(line, 110)
     assert state.line(130) == "0 of 5 runs · 30 s so far"
     state.read("Finished jobid: 1 (Rule: point)", 210)
-    assert state.left(210) == (3 * 100 + 1) / 2  # Three wait, and one should have ended by now; two at a time.
-    assert re.fullmatch(r"1 of 5 runs · 2 min so far · about 3 min left, until \d\d:\d\d", state.line(210))
+    assert (
+        state.left(210) == (3 * 100 + 1) / 2
+    )  # Three wait, and one should have ended by now; two at a time.
+    assert re.fullmatch(
+        r"1 of 5 runs · 2 min so far · about 3 min left, until \d\d:\d\d", state.line(210)
+    )
     folder = tmp_path / "_build" / "sweeps" / "grid" / "a"
     folder.mkdir(parents=True)
     (folder / "run.json").write_text('{"seconds": 7200}')
     again = progress.Sweep("grid.yml", now=0)
     for line in ("point        4", "Job 1: b"):
         again.read(line, 0)
-    assert re.fullmatch(r"0 of 4 runs · 1 s so far · about 8.0 h left, until \d\d:\d\d", again.line(0))
+    assert re.fullmatch(
+        r"0 of 4 runs · 1 s so far · about 8.0 h left, until \d\d:\d\d", again.line(0)
+    )
 
 
 def is_running(process: int) -> bool:
@@ -175,7 +208,9 @@ def is_running(process: int) -> bool:
     return True
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name
+)
 def test_a_signal_ends_everything_that_was_started(start, tmp_path, number):
     build = start("echo $$ > $1.pid\nsleep 300", stdout=subprocess.PIPE, text=True)
     pids = [tmp_path / "one.pid", tmp_path / "two.pid"]
@@ -199,10 +234,22 @@ def test_a_snakefile_that_cannot_be_read_shows_snakemakes_words(start, tmp_path)
     build.send_signal(signal.SIGKILL)
     build.communicate()
     (tmp_path / "Snakefile").write_text("input: broken\n")
-    command = [sys.executable, str(SCRIPT), "_build", sys.executable, "-m", "snakemake", "book", "--cores", "1"]
+    command = [
+        sys.executable,
+        str(SCRIPT),
+        "_build",
+        sys.executable,
+        "-m",
+        "snakemake",
+        "book",
+        "--cores",
+        "1",
+    ]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
     assert done.returncode == 1 and "Snakefile" in done.stdout
-    assert done.stdout.endswith("The book is not built: Snakemake failed. All output: _build/logs/book.log\n")
+    assert done.stdout.endswith(
+        "The book is not built: Snakemake failed. All output: _build/logs/book.log\n"
+    )
 
 
 @pytest.fixture
@@ -226,7 +273,9 @@ def test_what_is_left_is_what_was_recorded_at_the_pace_of_this_build(state):
     pace = (220 + 60) / (100 + 60)
     assert state.left(220) == pytest.approx(300 * pace - 180 + 20 * pace)
     assert state.line(220) == f"1 of 2 pages · part/two · about {state.left(220) / 60:.0f} min left"
-    assert state.left(10_000) == pytest.approx(1 + 20 * pace)  # It never says that time has run out.
+    assert state.left(10_000) == pytest.approx(
+        1 + 20 * pace
+    )  # It never says that time has run out.
 
 
 def test_a_failed_page_is_done_and_counts_for_no_pace(state):

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from fairlib import effects, statistics
+from fairlib import statistics
+from whopays import effects
 
 ROOT = Path(__file__).parents[2]
 
@@ -20,8 +21,12 @@ def test_the_numbers_under_the_figure_are_computed_from_the_table_it_names():
         "the smallest third loses {} points": -effects.accuracy_change(
             table, level=0.9, groups="smallest", where=unequal
         ),
-        "the largest third {}": -effects.accuracy_change(table, level=0.9, groups="largest", where=unequal),
-        "the same classes differ by {}": effects.drop_difference(table, level=0.9, where=equal, rank_where=unequal),
+        "the largest third {}": -effects.accuracy_change(
+            table, level=0.9, groups="largest", where=unequal
+        ),
+        "the same classes differ by {}": effects.drop_difference(
+            table, level=0.9, where=equal, rank_where=unequal
+        ),
     }
     for words, values in losses.items():
         estimate, low, high = (f"{100 * bound:.1f}" for bound in statistics.t_interval(values))

@@ -1,4 +1,5 @@
-"""The reference: every public name on a page and in the overview; lines that open; under three screens a page."""
+"""The reference: every public name on a page and in the overview; lines that open; under three
+screens a page."""
 
 from __future__ import annotations
 
@@ -14,9 +15,13 @@ import fairlib
 ROOT = Path(__file__).parents[2]
 OVERVIEW = (ROOT / "book" / "api.md").read_text("utf-8")
 PAGES = sorted((ROOT / "book" / "reference").glob("*.md"))
-DESCRIBED = re.findall(r"\.\. auto\w+:: fairlib\.(\w+)$", "\n".join(page.read_text("utf-8") for page in PAGES), re.M)
+DESCRIBED = re.findall(
+    r"\.\. auto\w+:: fairlib\.(\w+)$", "\n".join(page.read_text("utf-8") for page in PAGES), re.M
+)
 NAMES = [
-    name for name in fairlib.__all__ if name != "__version__" and not isinstance(getattr(fairlib, name), ModuleType)
+    name
+    for name in fairlib.__all__
+    if name != "__version__" and not isinstance(getattr(fairlib, name), ModuleType)
 ]
 SIZES = """() => [document.documentElement.scrollHeight / innerHeight,
   document.querySelectorAll("summary.reference-summary").length]"""
@@ -42,13 +47,17 @@ def test_a_description_is_folded_under_its_name_and_first_paragraph():
     import reference
 
     link = nodes.reference("", "", nodes.literal("", "fairlib.fit"), classes=["term"])
-    content = addnodes.desc_content("", nodes.paragraph("", "As ", link), nodes.paragraph("", "More."))
+    content = addnodes.desc_content(
+        "", nodes.paragraph("", "As ", link), nodes.paragraph("", "More.")
+    )
     description = addnodes.desc("", addnodes.desc_signature("", ""), content)
     section = nodes.section("", nodes.title("", "Data"), description)
     reference.fold("fairlib.load", content, [description])
     folded = section.children[-1]
     assert [type(node) for node in folded.children] == [reference.Line, addnodes.desc]
-    assert folded[0].astext() == "load As fairlib.fit" and not list(folded[0].findall(nodes.reference))
+    assert folded[0].astext() == "load As fairlib.fit" and not list(
+        folded[0].findall(nodes.reference)
+    )
     assert content.astext() == "More."
 
 
@@ -70,6 +79,9 @@ def test_a_page_is_under_three_screens_and_no_wider_than_a_phone(page: str, brow
 @needs_browser
 def test_an_address_opens_what_it_leads_to(browser):
     tab = browser.new_page()
-    tab.goto((HTML / "book" / "reference" / "pruning.html").as_uri() + "#fairlib.pruning.snip", wait_until="load")
+    tab.goto(
+        (HTML / "book" / "reference" / "pruning.html").as_uri() + "#fairlib.pruning.snip",
+        wait_until="load",
+    )
     assert tab.locator("details:has([id='fairlib.pruning.snip'])").evaluate("folded => folded.open")
     tab.close()

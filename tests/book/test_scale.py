@@ -1,4 +1,5 @@
-"""The page on scale pairs the smallest with the largest table of a claim, and counts what becomes of its verdict."""
+"""The page on scale pairs the smallest with the largest table of a claim, and counts what becomes
+of its verdict."""
 
 from __future__ import annotations
 
@@ -7,8 +8,8 @@ import pandas as pd
 import pytest
 import scale
 
-from fairlib.evidence import claims
-from fairlib.evidence.verdict import Criterion
+from whopays import claims
+from whopays.verdict import Criterion
 
 SUPPORTED, UNDECIDED, FLOOR = ("supported", "undecided", "undecided (floor)")
 
@@ -33,9 +34,23 @@ def test_how_two_verdicts_compare(small: str, large: str, expected: str):
     assert scale.change(small, large) == expected and expected in scale.CHANGES
 
 
-def row(claim: str, evidence: str, verdict: str, estimate: float, **other: object) -> dict[str, object]:
-    known = {"claim": claim, "reading": "printed", "evidence": evidence, "verdict": verdict, "estimate": estimate}
-    known |= {"low": estimate - 0.01, "high": estimate + 0.01, "seeds": 10, "data": "digits", "decides": True}
+def row(
+    claim: str, evidence: str, verdict: str, estimate: float, **other: object
+) -> dict[str, object]:
+    known = {
+        "claim": claim,
+        "reading": "printed",
+        "evidence": evidence,
+        "verdict": verdict,
+        "estimate": estimate,
+    }
+    known |= {
+        "low": estimate - 0.01,
+        "high": estimate + 0.01,
+        "seeds": 10,
+        "data": "digits",
+        "decides": True,
+    }
     return known | {"needed": np.nan, "worst_cell": np.nan, "worst_estimate": np.nan} | other
 
 
@@ -43,7 +58,15 @@ LEDGER = pd.DataFrame(
     [
         row("T-fig-1", "real-data run", "reversed", 0.06, data="utkface"),
         row("T-fig-1", "embedded study", SUPPORTED, -0.06, decides=False),
-        row("T-fig-1", "run at scale", UNDECIDED, 0.03, data="utkface", worst_cell="level 0.5", worst_estimate=0.01),
+        row(
+            "T-fig-1",
+            "run at scale",
+            UNDECIDED,
+            0.03,
+            data="utkface",
+            worst_cell="level 0.5",
+            worst_estimate=0.01,
+        ),
         row("T-fig-1", "default run", SUPPORTED, 9.0),
         row("T-fig-2", "embedded study", SUPPORTED, 0.5),
         row("T-fig-2", "real-data run", SUPPORTED, 0.5, seeds=0),
@@ -57,7 +80,9 @@ LEDGER = pd.DataFrame(
 
 def test_the_smallest_table_stands_beside_the_largest():
     (found,) = scale.pairs(LEDGER).itertuples()
-    (claim,) = (one for one in claims.load(scale.project() / "book" / "claims.yml") if one.id == "T-fig-1")
+    (claim,) = (
+        one for one in claims.load(scale.project() / "book" / "claims.yml") if one.id == "T-fig-1"
+    )
     assert claim.direction == "greater"
     assert (found.claim, found.change, found.direction) == ("T-fig-1", "small", "greater")
     assert found.text == (
@@ -72,7 +97,9 @@ def test_the_smallest_table_stands_beside_the_largest():
 
 def test_an_effect_is_positive_on_the_side_that_is_claimed():
     less = Criterion("less", 1.0, 0.5)
-    assert scale._beyond(less, pd.Series({"estimate": 0.0, "low": -1.0, "high": 1.0})) == pytest.approx([2.0, 4.0, 0.0])
+    assert scale._beyond(
+        less, pd.Series({"estimate": 0.0, "low": -1.0, "high": 1.0})
+    ) == pytest.approx([2.0, 4.0, 0.0])
 
 
 def test_what_is_left_is_what_no_table_of_real_images_decides(tmp_path):
@@ -100,7 +127,9 @@ def test_what_is_left_is_what_no_table_of_real_images_decides(tmp_path):
     (tmp_path / "fast.json").write_text(took % (900, "NVIDIA H100", "1"))
     (tmp_path / "uneven.json").write_text(took % (900, "cpu", "[10, 3]"))
     said = scale.remaining(pd.DataFrame(rows), tmp_path).splitlines()
-    assert said[0].startswith("Of 9 trends and numbers") and said[0].endswith("real images decide 2.")
+    assert said[0].startswith("Of 9 trends and numbers") and said[0].endswith(
+        "real images decide 2."
+    )
     left = [line.rpartition(": ")[2] for line in said[2:]]
     shown = "5. [T-c](#T-c) (40 seeds, 8.0 h), [T-i](#T-i) (120 seeds, 3.0 h on a GPU), [T-j](#T-j) (20 seeds)"
     shown += ", [T-k](#T-k) (over 200 seeds), [T-l](#T-l)"
@@ -112,5 +141,8 @@ def test_the_page_has_every_pair_and_its_counts(tmp_path):
     scale.main(str(tmp_path), str(tmp_path / "ledger.csv"))
     text = (tmp_path / "scale.md").read_text(encoding="utf-8")
     assert text.startswith("Claims with both: 1. Of these, 1 name data")
-    assert "- Decided by the embedded study only: 1\n" in text and text.count("\n- [T-fig-1](#T-fig-1), ") == 1
+    assert (
+        "- Decided by the embedded study only: 1\n" in text
+        and text.count("\n- [T-fig-1](#T-fig-1), ") == 1
+    )
     assert "not by both: 1" in (tmp_path / "scale.svg").read_text(encoding="utf-8")

@@ -1,8 +1,8 @@
-"""What the README and the book's pages show runs: Python, and the commands that need no network and no environment.
+"""What the README and the book's pages show runs: Python, and the commands that need no network and
+no environment.
 
-A page's blocks run in its order, in a folder with the project's notebooks, parameters and tables, with one seed and one
-epoch in place of more.
-"""
+A page's blocks run in its order, in a folder with the project's notebooks, parameters and tables,
+with one seed and one epoch in place of more."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import pytest
 from code_size import code_lines
 
 from fairlib import cli, data, mitigation, pruning
-from fairlib.evidence import claims
+from whopays import claims
 
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^```(python|bash)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -28,14 +28,18 @@ NOT_RUN = {  # Commands by their first words, with the reason.
     "make book": "executes all notebooks",
     "make test": "runs this",
     "make sweep": "trains for minutes to hours",
-    "make verify": "installs an environment; how-to/check-a-number.md runs `fairlib verify`",
+    "make verify": "installs an environment; how-to/check-a-number.md runs `whopays verify`",
     "source .venv/bin/activate": "the environment of these tests is active",
     "make lab": "opens a browser",
     ".venv/bin/pip install": "needs a network",
 }
-LEDGER = "book/how-to-run.md"  # The one page whose `fairlib ledger` is run: it evaluates every claim.
+LEDGER = (
+    "book/how-to-run.md"  # The one page whose `whopays ledger` is run: it evaluates every claim.
+)
 PAGES = [ROOT / "README.md", *sorted((ROOT / "book").rglob("*.md"))]
-SHOWN = {page.relative_to(ROOT).as_posix(): BLOCK.findall(page.read_text("utf-8")) for page in PAGES}
+SHOWN = {
+    page.relative_to(ROOT).as_posix(): BLOCK.findall(page.read_text("utf-8")) for page in PAGES
+}
 
 
 def shortened(code: str) -> str:
@@ -45,7 +49,11 @@ def shortened(code: str) -> str:
 def commands(block: str) -> list[list[str]]:
     """The words of each command of a block, without those that are not run."""
     found = [shlex.split(line, comments=True) for line in block.replace("\\\n", " ").splitlines()]
-    return [words for words in found if words and not any(" ".join(words).startswith(start) for start in NOT_RUN)]
+    return [
+        words
+        for words in found
+        if words and not any(" ".join(words).startswith(start) for start in NOT_RUN)
+    ]
 
 
 def hastened(words: list[str]) -> list[str]:
@@ -69,10 +77,17 @@ def project(tmp_path: Path) -> Path:
 
 def run_command(words: list[str], folder: Path) -> None:
     """Run a command as a reader would, with the library and the Python of these tests."""
-    assert words[0] == "fairlib", f"{shlex.join(words)}: run it here, or name it in NOT_RUN with the reason"
-    paths = {"PYTHONPATH": str(ROOT), "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    assert words[0] == "fairlib", (
+        f"{shlex.join(words)}: run it here, or name it in NOT_RUN with the reason"
+    )
+    paths = {
+        "PYTHONPATH": str(ROOT),
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+    }
     command = [sys.executable, "-m", "fairlib.cli", *hastened(words)[1:]]
-    done = subprocess.run(command, cwd=folder, env=os.environ | paths, capture_output=True, text=True)
+    done = subprocess.run(
+        command, cwd=folder, env=os.environ | paths, capture_output=True, text=True
+    )
     # A table does not agree to the last digit on every CPU: 1 is an answer, too.
     assert done.returncode in ((0, 1) if words[1] == "verify" else (0,)), done.stdout + done.stderr
     assert words[1] != "verify" or "rows matched" in done.stdout, done.stdout + done.stderr
@@ -86,7 +101,9 @@ def test_an_experiment_of_five_arms_is_under_25_lines():
 
 def test_the_claim_that_the_guide_shows_gets_a_verdict(tmp_path: Path):
     (entry,) = re.findall(
-        r"^```yaml\n(.*?)^```$", (ROOT / "book" / "contributing.md").read_text("utf-8"), re.DOTALL | re.MULTILINE
+        r"^```yaml\n(.*?)^```$",
+        (ROOT / "book" / "contributing.md").read_text("utf-8"),
+        re.DOTALL | re.MULTILINE,
     )
     (tmp_path / "claims.yml").write_text(entry, encoding="utf-8")
     (row,) = claims.evaluate(claims.load(tmp_path / "claims.yml"), ROOT).itertuples()
@@ -95,13 +112,18 @@ def test_the_claim_that_the_guide_shows_gets_a_verdict(tmp_path: Path):
 
 def test_what_is_not_run_is_shown():
     shown = [
-        " ".join(line.split()) for blocks in SHOWN.values() for language, code in blocks for line in code.splitlines()
+        " ".join(line.split())
+        for blocks in SHOWN.values()
+        for language, code in blocks
+        for line in code.splitlines()
     ]
     assert not [start for start in NOT_RUN if not any(line.startswith(start) for line in shown)]
 
 
 def test_files_that_commands_name_exist():
-    named = re.findall(r"\b(?:params|results|notebooks)/[\w/.-]+", "".join(c for b in SHOWN.values() for _, c in b))
+    named = re.findall(
+        r"\b(?:params|results|notebooks)/[\w/.-]+", "".join(c for b in SHOWN.values() for _, c in b)
+    )
     assert named and not [path for path in named if not (ROOT / path).exists()]
 
 
@@ -123,5 +145,7 @@ def test_code_on_a_page_runs(page: str, project: Path, monkeypatch: pytest.Monke
             continue
         with warnings.catch_warnings():
             # Of an epoch a network learns little.
-            warnings.filterwarnings("ignore", message=".*cannot be told from chance", category=UserWarning)
+            warnings.filterwarnings(
+                "ignore", message=".*cannot be told from chance", category=UserWarning
+            )
             exec(compile(shortened(block), f"{page}, block {number}", "exec"), names)

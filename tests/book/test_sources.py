@@ -21,7 +21,9 @@ CITATION = re.compile(r"\{cite(?::\w+)?\}`([^`]+)`")
 
 def cited() -> set[str]:
     texts = (path.read_text(encoding="utf-8") for path in chain(PAGES, NOTEBOOKS))
-    return {key.strip() for text in texts for keys in CITATION.findall(text) for key in keys.split(",")}
+    return {
+        key.strip() for text in texts for keys in CITATION.findall(text) for key in keys.split(",")
+    }
 
 
 def test_every_entry_of_the_table_of_contents_exists_once():
@@ -54,11 +56,17 @@ def test_citations_are_in_the_bibliography():
     assert cited() <= set(keys)
 
 
-@pytest.mark.parametrize("name", [page.relative_to(ROOT).as_posix() for page in (*ROOT.glob("*.md"), *PAGES)])
+@pytest.mark.parametrize(
+    "name", [page.relative_to(ROOT).as_posix() for page in (*ROOT.glob("*.md"), *PAGES)]
+)
 def test_prose_is_plain(name: str):
     text = (ROOT / name).read_text(encoding="utf-8")
-    assert not re.findall("[\u2018\u2019\u201c\u201d\u2013\u2014\u00a0]", text), "typographic quotes, dashes or spaces"
-    assert not re.findall(r"(?<![\w.])/(?:home|root|tmp|work|Users)/", text), "a path of somebody's machine"
+    assert not re.findall("[\u2018\u2019\u201c\u201d\u2013\u2014\u00a0]", text), (
+        "typographic quotes, dashes or spaces"
+    )
+    assert not re.findall(r"(?<![\w.])/(?:home|root|tmp|work|Users)/", text), (
+        "a path of somebody's machine"
+    )
 
 
 def test_mathjax_is_complete():

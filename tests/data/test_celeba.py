@@ -18,9 +18,13 @@ def flags(i):
 
 
 def table(numbers=range(N), count=True):
-    rows = [f"{i:06}.jpg " + " ".join(f"{2 * int(flag) - 1:2}" for flag in flags(i)) for i in numbers]
+    rows = [
+        f"{i:06}.jpg " + " ".join(f"{2 * int(flag) - 1:2}" for flag in flags(i)) for i in numbers
+    ]
     # As in the original: names end in a blank, and numbers stand in columns.
-    return "\n".join([*([str(len(rows))] if count else []), " ".join(ATTRIBUTES) + " ", *rows]) + "\n"
+    return (
+        "\n".join([*([str(len(rows))] if count else []), " ".join(ATTRIBUTES) + " ", *rows]) + "\n"
+    )
 
 
 @pytest.fixture
@@ -54,7 +58,10 @@ def test_attributes_are_those_of_the_file_with_or_without_its_count(root, count)
     (root / "celeba" / "list_attr_celeba.txt").write_text(table(count=count))
     splits = small(root)
     assert sorted(numbers(*splits)) == list(range(N))
-    assert (splits.train.target_names, splits.train.group_names) == (("no", "yes"), ("female", "male"))
+    assert (splits.train.target_names, splits.train.group_names) == (
+        ("no", "yes"),
+        ("female", "male"),
+    )
     for part in splits:
         assert part.inputs.shape[1:] == (3, 4, 4)
         assert part.targets.tolist() == [number % 3 == 0 for number in numbers(part)]
@@ -65,7 +72,9 @@ def test_any_attribute_is_a_target_or_a_group(root):
     splits = small(root, target="Male", group=["gender", "Blond Hair"])
     assert splits.train.group_names == ("female x no", "female x yes", "male x no", "male x yes")
     assert (splits.train.targets == splits.train.groups // 2).all()
-    with pytest.raises(ValueError, match="unknown attribute 'race'; known: Bald, Blond_Hair, Male, gender"):
+    with pytest.raises(
+        ValueError, match="unknown attribute 'race'; known: Bald, Blond_Hair, Male, gender"
+    ):
         small(root, group="race")
 
 
@@ -83,7 +92,8 @@ def test_limit_keeps_the_partition_and_decodes_no_more(root, monkeypatch):
     partition(root, lambda i: i % 3)
     decoded = []
     monkeypatch.setattr(
-        "fairlib.data.images.decode", lambda files, size: decoded.append(len(files)) or decode(files, size)
+        "fairlib.data.images.decode",
+        lambda files, size: decoded.append(len(files)) or decode(files, size),
     )
     splits = small(root, limit=50, target="Bald")
     assert decoded == [50]
@@ -112,26 +122,38 @@ def test_root_may_be_the_folder_itself(root):
 def test_bad_files_are_named(root):
     file = root / "celeba" / "list_attr_celeba.txt"
     file.write_text(table().replace(" -1", "  0", 1))
-    with pytest.raises(ValueError, match=r"list_attr_celeba.txt' must hold a name and -1 or 1 for each attribute"):
+    with pytest.raises(
+        ValueError, match=r"list_attr_celeba.txt' must hold a name and -1 or 1 for each attribute"
+    ):
         small(root)
     file.write_text(table(range(100, 110)))
-    with pytest.raises(ValueError, match=r"lists none of the 60 pictures .* is '000000.jpg', .*\['000100.jpg'\]"):
+    with pytest.raises(
+        ValueError, match=r"lists none of the 60 pictures .* is '000000.jpg', .*\['000100.jpg'\]"
+    ):
         small(root)
     file.write_text(table([*range(N), 3, 4]))
-    with pytest.raises(ValueError, match=r"lists 2 pictures more than once, the first is '000003.jpg'"):
+    with pytest.raises(
+        ValueError, match=r"lists 2 pictures more than once, the first is '000003.jpg'"
+    ):
         small(root)
     file.write_text(table().replace("Male", "Tall"))
     with pytest.raises(ValueError, match="unknown attribute 'Male'; known: Bald, Blond_Hair, Tall"):
         small(root)
     file.unlink()
-    with pytest.raises(FileNotFoundError, match=r"found no file .*list_attr_celeba.txt.*project page"):
+    with pytest.raises(
+        FileNotFoundError, match=r"found no file .*list_attr_celeba.txt.*project page"
+    ):
         small(root)
 
 
 def test_missing_data_say_where_and_how_and_nothing_is_downloaded(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"celeba.*img_align_celeba.*non-commercial.*project page"):
+    with pytest.raises(
+        FileNotFoundError, match=r"celeba.*img_align_celeba.*non-commercial.*project page"
+    ):
         small(tmp_path)
-    with pytest.raises(TypeError, match="unknown setting 'download' for data set 'celeba'; known: limit"):
+    with pytest.raises(
+        TypeError, match="unknown setting 'download' for data set 'celeba'; known: limit"
+    ):
         small(tmp_path, download=True)
 
 
@@ -143,6 +165,8 @@ def test_the_real_files():
     """The first 10,000 pictures are the same in every copy."""
     request = Request(os.environ["FAIRLIB_DATA"], None, (0.7, 0.1, 0.2), np.random.SeedSequence(0))
     first = celeba.celeba(request).table.sort_index()[:10_000]
-    male, blond = (first[name] == value for name, value in (("gender", "male"), ("Blond_Hair", "yes")))
+    male, blond = (
+        first[name] == value for name, value in (("gender", "male"), ("Blond_Hair", "yes"))
+    )
     assert len(first.columns) == 41
     assert (male.mean().round(3), blond.mean().round(3), (male & blond).sum()) == (0.422, 0.145, 81)

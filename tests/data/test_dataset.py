@@ -41,7 +41,9 @@ def test_what_it_holds(pictures):
 
 
 def test_names_default_to_the_codes():
-    data = GroupedDataset(np.zeros((3, 2)), np.array([0, 2, 2], dtype=np.int32), torch.tensor([1, 0, 1]))
+    data = GroupedDataset(
+        np.zeros((3, 2)), np.array([0, 2, 2], dtype=np.int32), torch.tensor([1, 0, 1])
+    )
     assert data.target_names == ("0", "1", "2")
     assert data.group_names == ("0", "1")
 
@@ -65,7 +67,11 @@ def test_a_data_loader_takes_it(pictures):
 @pytest.mark.parametrize(
     ("inputs", "error", "message"),
     [
-        (np.zeros((3, 2), dtype=np.uint8), ValueError, r"uint8 inputs must have shape \(N, C, H, W\)"),
+        (
+            np.zeros((3, 2), dtype=np.uint8),
+            ValueError,
+            r"uint8 inputs must have shape \(N, C, H, W\)",
+        ),
         (np.zeros((3, 2, 2)), ValueError, r"got \(3, 2, 2\)"),
         (np.zeros((3, 2), dtype=np.int64), TypeError, "got torch.int64"),
         (np.zeros((3, 2), dtype=np.float16), TypeError, "got torch.float16"),
@@ -105,7 +111,12 @@ def test_inputs_that_are_not_finite_are_refused_with_their_number_and_place():
     ],
 )
 def test_codes_names_and_normalize_are_checked(changed, error, message):
-    good = {"targets": [0, 1, 0], "groups": [0, 1, 0], "target_names": ["x", "y"], "group_names": ["a", "b"]}
+    good = {
+        "targets": [0, 1, 0],
+        "groups": [0, 1, 0],
+        "target_names": ["x", "y"],
+        "group_names": ["a", "b"],
+    }
     with pytest.raises(error, match=message):
         GroupedDataset(np.zeros((3, 2)), **(good | changed))
 
@@ -117,18 +128,32 @@ def labels_of(values, **names):
 
 @pytest.mark.parametrize(
     "convert",
-    [list, np.array, pd.Series, pd.Categorical, lambda v: pd.array(v, dtype="string"), lambda v: np.array(v, object)],
+    [
+        list,
+        np.array,
+        pd.Series,
+        pd.Categorical,
+        lambda v: pd.array(v, dtype="string"),
+        lambda v: np.array(v, object),
+    ],
 )
 def test_text_names_itself(convert):
     assert labels_of(convert(["m", "f", "d", "f"])) == ([2, 1, 0, 1], ("d", "f", "m"))
-    assert labels_of(convert(["m", "f", "f"]), group_names=["m", "x", "f"]) == ([0, 2, 2], ("m", "x", "f"))
+    assert labels_of(convert(["m", "f", "f"]), group_names=["m", "x", "f"]) == (
+        [0, 2, 2],
+        ("m", "x", "f"),
+    )
     with pytest.raises(ValueError, match=r"groups\[1\] is 'f', which is none of group_names: m, x"):
         labels_of(convert(["m", "f", "f"]), group_names=["m", "x"])
 
 
 def test_a_categorical_keeps_the_order_of_its_categories():
     sizes = pd.Categorical(["big", "small"], categories=["small", "middle", "big"])
-    assert labels_of(sizes) == labels_of(pd.Series(sizes, index=[7, 3])) == ([2, 0], ("small", "middle", "big"))
+    assert (
+        labels_of(sizes)
+        == labels_of(pd.Series(sizes, index=[7, 3]))
+        == ([2, 0], ("small", "middle", "big"))
+    )
     assert labels_of(pd.Categorical([30, 4], categories=[4, 30])) == ([1, 0], ("4", "30"))
     data = GroupedDataset(np.zeros((2, 1)), sizes, [0, 1])
     assert (data.targets.tolist(), data.target_names) == ([2, 0], ("small", "middle", "big"))
@@ -148,7 +173,8 @@ def test_a_categorical_keeps_the_order_of_its_categories():
 )
 def test_a_missing_label_is_refused_with_its_row(values, row):
     with pytest.raises(
-        ValueError, match=rf"groups\[{row}\] is missing \(.*\): leave the sample out, or name its group"
+        ValueError,
+        match=rf"groups\[{row}\] is missing \(.*\): leave the sample out, or name its group",
     ):
         labels_of(values)
 
@@ -157,7 +183,10 @@ def test_a_missing_label_is_refused_with_its_row(values, row):
 def test_large_codes_are_labels(convert):
     """A zip code makes no group of every number below it, and costs no time."""
     assert labels_of(convert([0, 20_000, 1, 1])) == ([0, 2, 1, 1], ("0", "1", "20000"))
-    assert labels_of(convert([10_115, 2_000_000_000, 10_115])) == ([0, 1, 0], ("10115", "2000000000"))
+    assert labels_of(convert([10_115, 2_000_000_000, 10_115])) == (
+        [0, 1, 0],
+        ("10115", "2000000000"),
+    )
     assert labels_of(convert([0, 3, 7]))[1] == tuple("01234567")
     assert len(labels_of(convert([0, 999]))[1]) == 1000
     assert len(labels_of(convert([*range(600), 1100]))[1]) == 1101  # Most of the codes occur.
@@ -172,14 +201,18 @@ def test_many_names_are_checked_quickly():
         labels_of([0], group_names=[*names, "7"])
 
 
-@pytest.mark.parametrize("values", [[b"m", b"f"], ["m", 1.5], [["m"], ["f"]], [[0, 1], [0]], [0.0, 1.0], [1j, 0]])
+@pytest.mark.parametrize(
+    "values", [[b"m", b"f"], ["m", 1.5], [["m"], ["f"]], [[0, 1], [0]], [0.0, 1.0], [1j, 0]]
+)
 def test_labels_of_another_kind_are_refused(values):
     with pytest.raises((TypeError, ValueError), match=r"^groups must"):
         labels_of(values)
 
 
 def test_sparse_and_ragged_inputs_are_refused():
-    with pytest.raises(TypeError, match=r"inputs must be dense, got a tensor of layout .*: give .to_dense\(\)"):
+    with pytest.raises(
+        TypeError, match=r"inputs must be dense, got a tensor of layout .*: give .to_dense\(\)"
+    ):
         GroupedDataset(torch.eye(2).to_sparse(), [0, 1], [0, 1])
     with pytest.raises(TypeError, match="inputs must be an array, got rows of different lengths"):
         GroupedDataset([[1.0], [1.0, 2.0]], [0, 1], [0, 1])
@@ -275,7 +308,9 @@ def test_imbalance_is_drawn_by_its_seed_nested_and_apart_for_each_group(many):
     assert rows({"0": 10}) < rows({"0": 20})
     both = rows({"0": 10, "1": 10})
     assert {r for r in both if r < 50} == {r for r in rows({"0": 10}) if r < 50}
-    halves = GroupedDataset(np.arange(60.0)[:, None], np.zeros(60, dtype=int), np.repeat([0, 1], 30))
+    halves = GroupedDataset(
+        np.arange(60.0)[:, None], np.zeros(60, dtype=int), np.repeat([0, 1], 30)
+    )
     kept = halves.imbalance({"0": 15, "1": 15}).inputs.flatten().reshape(2, 15)
     assert not torch.equal(kept[0], kept[1] - 30)
     assert (np.random.get_state()[1] == state[0]).all()
@@ -314,7 +349,9 @@ def test_imbalance_of_a_target_within_a_group_leaves_all_else():
 
 
 def test_imbalance_of_splits_is_that_of_every_part_and_is_reported():
-    splits = fairlib.load("synthetic-faces", target="expression", size=400, image_size=8, shares=(0.5, 0.5))
+    splits = fairlib.load(
+        "synthetic-faces", target="expression", size=400, image_size=8, shares=(0.5, 0.5)
+    )
     thin = splits.imbalance({("B", "lively"): 0.1}, seed=2)
     for part, whole in zip(thin, splits, strict=True):
         lively = (whole.groups == 1) & (whole.targets == 1)
@@ -333,7 +370,9 @@ def test_a_held_out_part_has_its_share_of_every_crossing():
     assert sorted([*rest.inputs[:, 0].tolist(), *held.inputs[:, 0].tolist()]) == list(range(100))
     for target in (0, 1):
         for group in (0, 1):
-            whole, part = (int(((d.targets == target) & (d.groups == group)).sum()) for d in (data, held))
+            whole, part = (
+                int(((d.targets == target) & (d.groups == group)).sum()) for d in (data, held)
+            )
             assert abs(part - 0.2 * whole) <= 1
     assert data.hold_out(0.2, seed=3)[1].fingerprint() == held.fingerprint()
     assert data.hold_out(0.2, seed=4)[1].fingerprint() != held.fingerprint()
@@ -365,7 +404,9 @@ def test_batch_normalizes_by_channel_after_scaling():
 
 def test_the_fingerprint_is_that_of_the_contents():
     def build(inputs=(1.0, 2.0), targets=(0, 1), groups=(0, 1), **names):
-        return GroupedDataset(np.array(inputs, dtype=np.float32)[:, None], targets, groups, **names).fingerprint()
+        return GroupedDataset(
+            np.array(inputs, dtype=np.float32)[:, None], targets, groups, **names
+        ).fingerprint()
 
     others = [
         build(inputs=(1.0, 2.5)),
@@ -382,7 +423,9 @@ def test_the_fingerprint_is_that_of_the_contents():
 
 def test_to_gives_a_data_set_and_leaves_the_old_one(pictures):
     moved = pictures.to("meta")
-    assert moved.inputs.device.type == moved.targets.device.type == moved.groups.device.type == "meta"
+    assert (
+        moved.inputs.device.type == moved.targets.device.type == moved.groups.device.type == "meta"
+    )
     assert pictures.inputs.device.type == "cpu"
     assert pictures.to("cpu").fingerprint() == pictures.fingerprint()
 
@@ -392,12 +435,19 @@ def test_channels_last_and_reversed_arrays():
     with pytest.raises(ValueError, match=r"\(2, 8, 8, 3\) look like \(N, H, W, C\)"):
         GroupedDataset(images, [0, 1], [0, 1])
     reversed_channels = images.transpose(0, 3, 1, 2)[:, ::-1]
-    assert np.array_equal(GroupedDataset(reversed_channels, [0, 1], [0, 1]).inputs.numpy(), reversed_channels)
+    assert np.array_equal(
+        GroupedDataset(reversed_channels, [0, 1], [0, 1]).inputs.numpy(), reversed_channels
+    )
 
 
 def test_random_groups_keep_samples_targets_and_group_sizes():
-    data = GroupedDataset(np.eye(6), [0, 1, 0, 1, 0, 1], [0, 0, 0, 0, 1, 2], group_names=["a", "b", "c"])
+    data = GroupedDataset(
+        np.eye(6), [0, 1, 0, 1, 0, 1], [0, 0, 0, 0, 1, 2], group_names=["a", "b", "c"]
+    )
     drawn = data.random_groups(3)
     assert torch.equal(drawn.inputs, data.inputs) and torch.equal(drawn.targets, data.targets)
     assert drawn.group_sizes.equals(data.group_sizes) and drawn.group_names == data.group_names
-    assert drawn.groups.tolist() == np.array([0, 0, 0, 0, 1, 2])[np.random.default_rng(3).permutation(6)].tolist()
+    assert (
+        drawn.groups.tolist()
+        == np.array([0, 0, 0, 0, 1, 2])[np.random.default_rng(3).permutation(6)].tolist()
+    )

@@ -51,10 +51,14 @@ def test_pictures_are_those_of_scikit_learn_and_stand_in_one_part_only():
 
 def test_a_milder_imbalance_keeps_the_test_images_of_the_stronger():
     def test_images(imbalance, seed):
-        return {x.numpy().tobytes() for x in load("digits", seed=seed, imbalance=imbalance).test.inputs}
+        return {
+            x.numpy().tobytes() for x in load("digits", seed=seed, imbalance=imbalance).test.inputs
+        }
 
     assert test_images(10.0, seed=2) < test_images(1.0, seed=2)
-    assert len(test_images(1.0, seed=2) & test_images(1.0, seed=3)) < 0.8 * len(test_images(1.0, seed=2))
+    assert len(test_images(1.0, seed=2) & test_images(1.0, seed=3)) < 0.8 * len(
+        test_images(1.0, seed=2)
+    )
 
 
 def test_target_and_group_may_differ():
@@ -88,5 +92,7 @@ def test_impossible_settings_are_refused(settings, message):
 
 
 def test_a_part_that_is_always_drawn_must_have_a_share():
-    with pytest.raises(ValueError, match="fractions of data set 'digits' must be positive for train and val"):
+    with pytest.raises(
+        ValueError, match="fractions of data set 'digits' must be positive for train and val"
+    ):
         load("digits", fractions=(0, 0, 1))

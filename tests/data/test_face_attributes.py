@@ -21,7 +21,9 @@ def files(tmp_path):
 def flags(numbers):
     """Odd numbers smile; the first half are male."""
     names = [f"{i}.png" for i in numbers]
-    return pd.DataFrame({"Male": [i < 4 for i in numbers], "Smiling": [i % 2 == 1 for i in numbers]}, index=names)
+    return pd.DataFrame(
+        {"Male": [i < 4 for i in numbers], "Smiling": [i % 2 == 1 for i in numbers]}, index=names
+    )
 
 
 def collect(files, table, limit=None):
@@ -41,7 +43,9 @@ def test_pictures_stand_in_the_order_of_the_table(files):
     found = collect(files, flags(range(8)[::-1]))
     images = found.images(np.arange(len(found.table)))
     assert images.shape == (8, 3, 4, 4)
-    assert [f"{value // 10}.png" for value in images[:, 0, 0, 0].tolist()] == found.table.index.tolist()
+    assert [
+        f"{value // 10}.png" for value in images[:, 0, 0, 0].tolist()
+    ] == found.table.index.tolist()
 
 
 def test_a_limit_draws_by_the_seed(files):

@@ -6,7 +6,15 @@ import pytest
 import torch
 from PIL import Image
 from torchvision import datasets
-from toy_data import TEST, TRAIN, pictures, write_cifar10, write_class_folders, write_idx, write_svhn
+from toy_data import (
+    TEST,
+    TRAIN,
+    pictures,
+    write_cifar10,
+    write_class_folders,
+    write_idx,
+    write_svhn,
+)
 
 from fairlib.data import load
 
@@ -39,7 +47,9 @@ def images_of(*parts):
 
 
 @pytest.mark.parametrize("layout", WRITERS)
-def test_pixels_and_labels_are_those_of_the_files_and_the_test_part_stays(tmp_path, unchecked, layout):
+def test_pixels_and_labels_are_those_of_the_files_and_the_test_part_stays(
+    tmp_path, unchecked, layout
+):
     WRITERS[layout](tmp_path)
     splits = load(layout.split()[0], root=tmp_path, **SETTINGS)
     channels, side = splits.train.inputs.shape[1:3]
@@ -47,7 +57,9 @@ def test_pixels_and_labels_are_those_of_the_files_and_the_test_part_stays(tmp_pa
     for part in splits:
         assert torch.equal(part.inputs[:, 0, 0, 0].long(), part.targets)
         assert torch.equal(part.groups, part.targets)
-    train, test = (pictures(count, channels, side, seed)[0] for count, seed in ((TRAIN, 0), (TEST, 1)))
+    train, test = (
+        pictures(count, channels, side, seed)[0] for count, seed in ((TRAIN, 0), (TEST, 1))
+    )
     assert images_of(splits.test) == {image.tobytes() for image in test}
     assert images_of(splits.train, splits.val) == {image.tobytes() for image in train}
     assert (len(splits.train), len(splits.val)) == (75, 25)  # 100 as .6 : .2
@@ -59,7 +71,9 @@ def test_names_are_the_official_ones(tmp_path, unchecked):
     write_idx(tmp_path, "FashionMNIST")
     cifar = datasets.CIFAR10(tmp_path)
     assert load("cifar10", root=tmp_path, **SETTINGS).test.target_names == tuple(cifar.classes)
-    assert load("fashion-mnist", root=tmp_path, **SETTINGS).test.target_names == tuple(datasets.FashionMNIST.classes)
+    assert load("fashion-mnist", root=tmp_path, **SETTINGS).test.target_names == tuple(
+        datasets.FashionMNIST.classes
+    )
 
 
 @pytest.mark.parametrize("layout", ["cifar10", "cifar10 in class folders", "svhn", "mnist"])
@@ -68,7 +82,9 @@ def test_root_may_be_the_folder_itself(tmp_path, unchecked, layout):
     name = layout.split()[0]
     (inside,) = tmp_path.iterdir()
     parts = load(name, root=inside, **SETTINGS)
-    assert [a.fingerprint() for a in parts] == [b.fingerprint() for b in load(name, root=tmp_path, **SETTINGS)]
+    assert [a.fingerprint() for a in parts] == [
+        b.fingerprint() for b in load(name, root=tmp_path, **SETTINGS)
+    ]
 
 
 def test_one_idx_folder_is_not_taken_for_the_other(tmp_path):
@@ -95,7 +111,11 @@ def test_a_picture_in_both_parts_stays_in_the_training_part(tmp_path):
     content[16 : 16 + 784] = copy
     file.write_bytes(content)
     splits = load("mnist", root=tmp_path, **SETTINGS)
-    assert (splits.report["duplicates"], splits.report["conflicting"], len(splits.test)) == (1, 0, 39)
+    assert (splits.report["duplicates"], splits.report["conflicting"], len(splits.test)) == (
+        1,
+        0,
+        39,
+    )
     assert copy in images_of(splits.train, splits.val)
 
 
@@ -103,7 +123,9 @@ def test_other_sizes_are_scaled_as_pil_does(tmp_path):
     write_idx(tmp_path, "MNIST")
     splits = load("mnist", root=tmp_path, image_size=14, **SETTINGS)
     scaled = [
-        np.asarray(Image.fromarray(image[0]).resize((14, 14), Image.Resampling.BILINEAR)).astype(int)
+        np.asarray(Image.fromarray(image[0]).resize((14, 14), Image.Resampling.BILINEAR)).astype(
+            int
+        )
         for image in pictures(TEST, 1, 28, 1)[0]
     ]
     assert splits.test.inputs.dtype == torch.uint8
@@ -113,7 +135,12 @@ def test_other_sizes_are_scaled_as_pil_does(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "place"),
-    [("cifar10", "cifar10"), ("svhn", "svhn"), ("mnist", "MNIST/raw"), ("fashion-mnist", "FashionMNIST/raw")],
+    [
+        ("cifar10", "cifar10"),
+        ("svhn", "svhn"),
+        ("mnist", "MNIST/raw"),
+        ("fashion-mnist", "FashionMNIST/raw"),
+    ],
 )
 def test_missing_data_say_where_and_how(tmp_path, name, place):
     with pytest.raises(FileNotFoundError) as error:
@@ -129,9 +156,16 @@ def test_files_that_are_not_the_original_ones_are_not_opened(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", ["cifar10", "svhn", "mnist", "fashion-mnist"])
-def test_download_is_left_to_torchvision_and_is_off_by_default(tmp_path, unchecked, monkeypatch, name):
+def test_download_is_left_to_torchvision_and_is_off_by_default(
+    tmp_path, unchecked, monkeypatch, name
+):
     """The download writes the files where the reader finds them."""
-    reader = {"cifar10": "CIFAR10", "svhn": "SVHN", "mnist": "MNIST", "fashion-mnist": "FashionMNIST"}[name]
+    reader = {
+        "cifar10": "CIFAR10",
+        "svhn": "SVHN",
+        "mnist": "MNIST",
+        "fashion-mnist": "FashionMNIST",
+    }[name]
     asked = []
 
     def download(self):
@@ -162,13 +196,28 @@ def test_a_broken_idx_file_is_named(tmp_path, suffix):
 def test_a_class_folder_of_another_name_is_refused(tmp_path):
     write_class_folders(tmp_path)
     (tmp_path / "cifar10" / "test" / "truck").rename(tmp_path / "cifar10" / "test" / "lorry")
-    with pytest.raises(ValueError, match="unknown class folder 'lorry'; known: airplane, automobile"):
+    with pytest.raises(
+        ValueError, match="unknown class folder 'lorry'; known: airplane, automobile"
+    ):
         load("cifar10", root=tmp_path)
 
 
-@pytest.mark.skipif("FAIRLIB_DATA" not in os.environ, reason="FAIRLIB_DATA names no folder that holds MNIST")
+@pytest.mark.skipif(
+    "FAIRLIB_DATA" not in os.environ, reason="FAIRLIB_DATA names no folder that holds MNIST"
+)
 def test_the_real_digits():
     splits = load("mnist", root=os.environ["FAIRLIB_DATA"])
-    assert splits.test.group_sizes.tolist() == [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
+    assert splits.test.group_sizes.tolist() == [
+        980,
+        1135,
+        1032,
+        1010,
+        982,
+        892,
+        958,
+        1028,
+        974,
+        1009,
+    ]
     assert len(splits.train) + len(splits.val) == 60_000
     assert (splits.report["duplicates"], splits.report["conflicting"]) == (0, 0)

@@ -8,14 +8,17 @@ from fairlib.data.collection import Collection, draw, select
 
 @pytest.fixture
 def people(monkeypatch):
-    """A data set of 120 people registered as 'people': age cycles through 3 values, town through 2, 12 have none."""
+    """A data set of 120 people registered as 'people': age cycles through 3 values, town through 2,
+    12 have none."""
 
     def source(request, *, copies=0, conflict=False, parts=None):
         n = 120
         town = np.where(np.arange(n) < 12, -1, np.arange(n) % 2)
         images = np.random.default_rng(request.seed).integers(0, 256, (n, 1, 4, 4), dtype=np.uint8)
         # Six apart: the copies have the same age and town.
-        images[60 : 60 + copies] = images[54 : 54 + copies] if not conflict else images[53 : 53 + copies]
+        images[60 : 60 + copies] = (
+            images[54 : 54 + copies] if not conflict else images[53 : 53 + copies]
+        )
         table = pd.DataFrame(
             {
                 "age": pd.Categorical.from_codes(np.arange(n) % 3, ["young", "middle", "old"]),
@@ -29,37 +32,57 @@ def people(monkeypatch):
 
 @pytest.fixture
 def photographs(monkeypatch):
-    """A data set of 120 random pictures of 16 pixels; the last 24 are darker copies of the first 24."""
+    """A data set of 120 random pictures of 16 pixels; the last 24 are darker copies of the first
+    24."""
 
     def source(request, *, photographs=True, parts=None):
         noise = np.random.default_rng(0).integers(0, 256, (96, 1, 16, 16), dtype=np.uint8)
         images = np.concatenate([noise, (0.9 * noise[:24]).astype(np.uint8)])
-        table = pd.DataFrame({"side": pd.Categorical.from_codes(np.arange(120) % 2, ["left", "right"])})
-        return Collection(table, images.__getitem__, "side", "side", parts, photographs, {"found": 120})
+        table = pd.DataFrame(
+            {"side": pd.Categorical.from_codes(np.arange(120) % 2, ["left", "right"])}
+        )
+        return Collection(
+            table, images.__getitem__, "side", "side", parts, photographs, {"found": 120}
+        )
 
     monkeypatch.setitem(DATASETS, "photographs", source)
 
 
 def parts_of_twins(splits):
-    """For each of the 24 pairs the numbers of parts in which its two pictures stand, two where they are apart."""
+    """For each of the 24 pairs the numbers of parts in which its two pictures stand, two where they
+    are apart."""
     images = DATASETS["photographs"](None).images(np.arange(120))
-    place = {image.numpy().tobytes(): part for part, data in enumerate(splits) for image in data.inputs}
+    place = {
+        image.numpy().tobytes(): part for part, data in enumerate(splits) for image in data.inputs
+    }
     found = [place.get(image.tobytes()) for image in images]
     return [{found[i], found[96 + i]} for i in range(24)]
 
 
 def test_near_duplicates_stand_in_one_part_unless_they_are_ignored(photographs):
     together, ignored = load("photographs"), load("photographs", near_duplicates="ignored")
-    assert {len(parts) for parts in parts_of_twins(together)} == {1} < {len(p) for p in parts_of_twins(ignored)}
-    assert (together.report["near_duplicates"], together.report["near_duplicates_dropped"]) == (48, 0)
+    assert (
+        {len(parts) for parts in parts_of_twins(together)}
+        == {1}
+        < {len(p) for p in parts_of_twins(ignored)}
+    )
+    assert (together.report["near_duplicates"], together.report["near_duplicates_dropped"]) == (
+        48,
+        0,
+    )
     assert "near_duplicates" not in ignored.report
-    assert [part.group_sizes.tolist() for part in together] == [part.group_sizes.tolist() for part in ignored]
+    assert [part.group_sizes.tolist() for part in together] == [
+        part.group_sizes.tolist() for part in ignored
+    ]
     assert same(together, load("photographs")) and not same(together, load("photographs", seed=1))
 
 
 def test_what_is_no_photograph_is_split_as_if_near_duplicates_were_ignored(photographs):
     drawings = load("photographs", photographs=False)
-    assert same(drawings, load("photographs", near_duplicates="ignored")) and "near_duplicates" not in drawings.report
+    assert (
+        same(drawings, load("photographs", near_duplicates="ignored"))
+        and "near_duplicates" not in drawings.report
+    )
     assert same(load("digits"), load("digits", near_duplicates="ignored"))
 
 
@@ -68,8 +91,14 @@ def test_a_part_that_the_data_set_assigns_loses_near_duplicates_of_an_earlier_on
     parts[96:] = 2
     splits = load("photographs", parts=parts)
     assert splits.report["near_duplicates"] == 48
-    assert splits.report["near_duplicates_dropped"] == 12  # Twelve of the 24 originals are in the test part themselves.
-    assert sum(map(len, splits)) == 108 == sum(splits.report[part] for part in ("train", "val", "test"))
+    assert (
+        splits.report["near_duplicates_dropped"] == 12
+    )  # Twelve of the 24 originals are in the test part themselves.
+    assert (
+        sum(map(len, splits))
+        == 108
+        == sum(splits.report[part] for part in ("train", "val", "test"))
+    )
     assert splits.report["undefined"] == 0
     assert {len(parts - {None}) for parts in parts_of_twins(splits)} == {1}
 
@@ -94,7 +123,12 @@ def test_select_one_or_crossed():
     codes, names = select(table, "race")
     assert (codes.tolist(), names) == ([2, 0, -1, 1], ("White", "Black", "Asian"))
     codes, names = select(table, ["gender", "race"])
-    assert [names[c] if c >= 0 else None for c in codes] == ["male x Asian", "female x White", None, None]
+    assert [names[c] if c >= 0 else None for c in codes] == [
+        "male x Asian",
+        "female x White",
+        None,
+        None,
+    ]
     assert len(names) == 6
     with pytest.raises(ValueError, match="unknown attribute 'hair'; known: gender, race"):
         select(table, ["gender", "hair"])
@@ -106,7 +140,9 @@ def test_select_one_or_crossed():
 
 def test_select_refuses_what_divides_nobody():
     one, none = pd.Categorical(["yes", "yes"]), pd.Categorical([None, None], categories=[])
-    table = pd.DataFrame({"one": one, "none": none, "age": [31.5, 4.25], "Wavy_Hair": pd.Categorical(["no", "yes"])})
+    table = pd.DataFrame(
+        {"one": one, "none": none, "age": [31.5, 4.25], "Wavy_Hair": pd.Categorical(["no", "yes"])}
+    )
     for name, message in (
         ("one", "two values, got yes"),
         ("none", "two values, got none"),
@@ -114,7 +150,9 @@ def test_select_refuses_what_divides_nobody():
     ):
         with pytest.raises(ValueError, match=f"attribute '{name}' .*{message}"):
             select(table, name)
-    assert select(table, "Wavy Hair")[0].tolist() == select(table, "Wavy_Hair")[0].tolist() == [0, 1]
+    assert (
+        select(table, "Wavy Hair")[0].tolist() == select(table, "Wavy_Hair")[0].tolist() == [0, 1]
+    )
 
 
 @pytest.mark.parametrize(("count", "limit", "size"), [(5, None, 5), (5, 9, 5), (5, 3, 3)])
@@ -163,11 +201,16 @@ def test_copies_never_stand_on_both_sides(people):
 
 
 def test_labels_follow_their_images_through_all_steps(people):
-    whole = DATASETS["people"](type("Request", (), {"seed": np.random.SeedSequence(5).spawn(2)[0]}), copies=5)
+    whole = DATASETS["people"](
+        type("Request", (), {"seed": np.random.SeedSequence(5).spawn(2)[0]}), copies=5
+    )
     label = {
         image.tobytes(): (age, town)
         for image, age, town in zip(
-            whole.images(np.arange(120)), whole.table["age"].cat.codes, whole.table["town"].cat.codes, strict=True
+            whole.images(np.arange(120)),
+            whole.table["age"].cat.codes,
+            whole.table["town"].cat.codes,
+            strict=True,
         )
     }
     for part in load("people", seed=5, copies=5):
@@ -192,15 +235,22 @@ def test_the_seed_governs_the_split_and_nothing_global_does(people):
 
 
 def test_errors_help(people):
-    with pytest.raises(ValueError, match="unknown data set 'face'; known: synthetic-faces, digits, folder, utkface"):
+    with pytest.raises(
+        ValueError, match="unknown data set 'face'; known: synthetic-faces, digits, folder, utkface"
+    ):
         load("face")
-    with pytest.raises(TypeError, match="unknown setting 'size' for data set 'people'; known: copies, conflict, parts"):
+    with pytest.raises(
+        TypeError,
+        match="unknown setting 'size' for data set 'people'; known: copies, conflict, parts",
+    ):
         load("people", size=3)
     with pytest.raises(ValueError, match="unknown attribute 'race'; known: age, town"):
         load("people", target="race")
     with pytest.raises(ValueError, match=r"group 'young x Ur' has 1 sample in the val split"):
         load("people", group=["age", "town"], fractions=(0.9, 0.05, 0.05))
-    with pytest.raises(ValueError, match=r"image_size must be a positive integer, or 0 for .* own, got -1"):
+    with pytest.raises(
+        ValueError, match=r"image_size must be a positive integer, or 0 for .* own, got -1"
+    ):
         load("people", image_size=-1)
     with pytest.raises(TypeError, match="seed must be an integer"):
         load("people", seed=None)
@@ -213,7 +263,9 @@ def same(one, other):
 def test_an_empty_text_and_zero_stand_for_the_default_of_every_data_set(people):
     empty = {"target": "", "group": "", "image_size": 0, "limit": 0, "root": "nowhere"}
     assert same(load("people", **empty), load("people"))
-    assert same(load("people", target=None, group=None, image_size=None, limit=None), load("people"))
+    assert same(
+        load("people", target=None, group=None, image_size=None, limit=None), load("people")
+    )
     for name in ("digits", "synthetic-faces"):
         assert same(load(name, **empty, seed=3), load(name, seed=3))
 
@@ -221,17 +273,23 @@ def test_an_empty_text_and_zero_stand_for_the_default_of_every_data_set(people):
 def test_a_limit_is_the_size_of_data_that_are_drawn():
     assert same(load("synthetic-faces", limit=300), load("synthetic-faces", size=300))
     assert same(load("digits", limit=100), load("digits", size=100))
-    with pytest.raises(ValueError, match="size of data set 'digits' is given twice: by limit= or equal=, and as size="):
+    with pytest.raises(
+        ValueError,
+        match="size of data set 'digits' is given twice: by limit= or equal=, and as size=",
+    ):
         load("digits", limit=100, size=200)
 
 
 def test_a_limit_is_refused_where_there_is_nothing_to_limit(people):
-    with pytest.raises(TypeError, match="unknown setting 'limit' for data set 'people'; known: copies"):
+    with pytest.raises(
+        TypeError, match="unknown setting 'limit' for data set 'people'; known: copies"
+    ):
         load("people", limit=50)
 
 
 @pytest.mark.parametrize(
-    ("name", "settings"), [("digits", {"imbalance": 1.0}), ("synthetic-faces", {"shares": [0.2] * 5})]
+    ("name", "settings"),
+    [("digits", {"imbalance": 1.0}), ("synthetic-faces", {"shares": [0.2] * 5})],
 )
 def test_data_that_can_be_drawn_with_equal_groups_are_drawn_so(name, settings):
     assert same(load(name, equal=True, seed=2), load(name, **settings, seed=2))

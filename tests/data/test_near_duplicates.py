@@ -9,7 +9,8 @@ from fairlib.data.near_duplicates import THRESHOLD, near_duplicates, near_pairs,
 
 
 def scenes(count, side=48, channels=3, seed=0):
-    """Random pictures with as much detail as photographs have: amplitudes that fall as the inverse of the frequency."""
+    """Random pictures with as much detail as photographs have: amplitudes that fall as the inverse
+    of the frequency."""
     rng = np.random.default_rng(seed)
     frequency = np.hypot(np.fft.fftfreq(side)[:, None], np.fft.rfftfreq(side)[None])
     waves = rng.normal(size=(2, count, channels, *frequency.shape)) / (frequency + 1 / side)
@@ -24,7 +25,8 @@ def bits_apart(one, other):
 
 def resized(images, side):
     pictures = (
-        Image.fromarray(image.transpose(1, 2, 0)).resize((side, side), Image.Resampling.BOX) for image in images
+        Image.fromarray(image.transpose(1, 2, 0)).resize((side, side), Image.Resampling.BOX)
+        for image in images
     )
     return np.stack([np.asarray(picture).transpose(2, 0, 1) for picture in pictures])
 
@@ -33,7 +35,9 @@ def test_the_hash_is_that_of_the_cosine_transform_written_out():
     image = scenes(1, side=16, channels=1)[0, 0].astype(float)
     place = np.arange(16)
     waves = np.cos(np.pi * (2 * place + 1) * place[:, None] / 32)
-    low = (waves @ image @ waves.T * np.outer(*[np.where(place, 1, 0.5**0.5)] * 2))[:12, :12].ravel()[1:]
+    low = (waves @ image @ waves.T * np.outer(*[np.where(place, 1, 0.5**0.5)] * 2))[
+        :12, :12
+    ].ravel()[1:]
     assert perceptual_hash(image[None, None]).tolist() == [(low > np.median(low)).tolist()]
     twice = dct(dct(image, axis=0, norm="ortho"), axis=1, norm="ortho")[:12, :12].ravel()[1:]
     assert ((twice > np.median(twice)) == (low > np.median(low))).all()
@@ -44,7 +48,9 @@ def test_the_hash_is_that_of_the_cosine_transform_written_out():
     [
         lambda x: resized(x, 24),
         lambda x: (0.8 * x + 10).astype(np.uint8),
-        lambda x: np.clip(x + np.random.default_rng(1).normal(0, 4, x.shape), 0, 255).astype(np.uint8),
+        lambda x: np.clip(x + np.random.default_rng(1).normal(0, 4, x.shape), 0, 255).astype(
+            np.uint8
+        ),
     ],
     ids=["half the size", "darker and flatter", "noise"],
 )
@@ -60,9 +66,15 @@ def test_pairs_are_those_of_comparing_all_with_all():
     centres = rng.random((5, 143)) < 0.5
     flips = rng.random((300, 143)) < rng.uniform(0, 0.12, (300, 1))
     hashes = centres[rng.integers(5, size=300)] ^ flips
-    found = {tuple(sorted(pair)) for i, j in near_pairs(hashes) for pair in zip(i.tolist(), j.tolist(), strict=True)}
+    found = {
+        tuple(sorted(pair))
+        for i, j in near_pairs(hashes)
+        for pair in zip(i.tolist(), j.tolist(), strict=True)
+    }
     apart = (hashes[:, None] != hashes[None]).sum(axis=2)
-    assert found == {(i, j) for i, j in itertools.combinations(range(300), 2) if apart[i, j] <= THRESHOLD}
+    assert found == {
+        (i, j) for i, j in itertools.combinations(range(300), 2) if apart[i, j] <= THRESHOLD
+    }
     assert (apart == THRESHOLD).any() and (apart == THRESHOLD + 1).any()
 
 

@@ -20,7 +20,11 @@ from fairlib.data.splitting import (
     [
         (7, [1, 1, 1], [3, 2, 2]),
         (2, [5, 3, 1], [1, 1, 0]),
-        (10, [0.45, 0.22, 0.15, 0.11, 0.07], [5, 2, 1, 1, 1]),  # remainders .5 .2 .5 .1 .7: the first .5 wins
+        (
+            10,
+            [0.45, 0.22, 0.15, 0.11, 0.07],
+            [5, 2, 1, 1, 1],
+        ),  # remainders .5 .2 .5 .1 .7: the first .5 wins
         (450, 10.0 ** (-np.arange(10) / 9), [110, 85, 66, 51, 40, 31, 24, 18, 14, 11]),
     ],
 )
@@ -78,10 +82,14 @@ def test_a_group_with_one_sample_in_a_part_is_named():
 
 
 @pytest.mark.parametrize(
-    "fractions", [(0.8, 0.2), (0.7, 0.2, 0.2), (0.9, -0.1, 0.2), (np.nan, 1, 0), (0, 0, 0), "abc", None, 0.7]
+    "fractions",
+    [(0.8, 0.2), (0.7, 0.2, 0.2), (0.9, -0.1, 0.2), (np.nan, 1, 0), (0, 0, 0), "abc", None, 0.7],
 )
 def test_fractions_must_be_three_parts_of_one(fractions):
-    with pytest.raises(ValueError, match=r"fractions must be three numbers \(train, val, test\), 0 for no such part"):
+    with pytest.raises(
+        ValueError,
+        match=r"fractions must be three numbers \(train, val, test\), 0 for no such part",
+    ):
         check_fractions(fractions)
 
 
@@ -93,19 +101,25 @@ def test_nothing_is_drawn_for_a_part_without_a_share():
             assert set(parts) == {part for part in range(3) if fractions[part]}
     given = np.where(cells == 0, 2, -1)
     assert set(fill_parts(given, cells, (0.5, 0, 0.5), np.random.default_rng(0))) == {0, 2}
-    with pytest.raises(ValueError, match="fractions must have a share for a part that the data set does not fill"):
+    with pytest.raises(
+        ValueError, match="fractions must have a share for a part that the data set does not fill"
+    ):
         fill_parts(given, cells, (0, 0, 1), np.random.default_rng(0))
 
 
 def test_people_whose_part_is_open_go_to_one_that_is_free():
     given = np.repeat([2, -1], 60)
     people = np.array([f"p{i // 3}" for i in range(120)])
-    parts = fill_parts(given, np.zeros(120, dtype=int), (0.5, 0.25, 0.25), np.random.default_rng(0), people=people)
+    parts = fill_parts(
+        given, np.zeros(120, dtype=int), (0.5, 0.25, 0.25), np.random.default_rng(0), people=people
+    )
     assert (parts[:60] == 2).all() and set(parts[60:]) == {0, 1}
     assert all(len(set(parts[people == person])) == 1 for person in people)
 
 
-@pytest.mark.parametrize(("seed", "error"), [(None, TypeError), (0.5, TypeError), (True, TypeError), (-1, ValueError)])
+@pytest.mark.parametrize(
+    ("seed", "error"), [(None, TypeError), (0.5, TypeError), (True, TypeError), (-1, ValueError)]
+)
 def test_a_seed_is_a_whole_number(seed, error):
     with pytest.raises(error, match="seed must"):
         seed_sequence(seed)
@@ -132,7 +146,10 @@ def test_whole_units_stay_together_and_every_cell_follows_the_fractions():
 def test_where_a_unit_goes_is_drawn_in_proportion():
     """One unit holds nearly all: it must not always go to the largest part."""
     units = np.array([0] * 50 + [1, 2])
-    first = [whole_parts(units, np.zeros(52, dtype=int), (0.5, 0.25, 0.25), rng)[0] for rng in generators(400)]
+    first = [
+        whole_parts(units, np.zeros(52, dtype=int), (0.5, 0.25, 0.25), rng)[0]
+        for rng in generators(400)
+    ]
     assert np.abs(np.bincount(first) / 400 - [0.5, 0.25, 0.25]).max() < 0.1  # Four standard errors.
 
 
@@ -157,11 +174,18 @@ def test_a_unit_goes_to_a_part_in_proportion_to_its_members():
     units, cells = np.array([0, 0, 0, *range(1, 61)]), np.zeros(63, dtype=int)
     before = np.array([0, 0, 1, *[0, 1, 2] * 20])
     found = [unite(before, units, cells, rng)[0] for rng in generators(400)]
-    assert np.abs(np.bincount(found, minlength=3) / 400 - [2 / 3, 1 / 3, 0]).max() < 0.1  # Four standard errors.
+    assert (
+        np.abs(np.bincount(found, minlength=3) / 400 - [2 / 3, 1 / 3, 0]).max() < 0.1
+    )  # Four standard errors.
 
 
 def test_without_anybody_to_exchange_with_a_unit_comes_together_all_the_same():
-    parts = unite(np.array([0, 2, 0, 1]), np.array([0, 0, 1, 2]), np.array([0, 1, 2, 2]), np.random.default_rng(0))
+    parts = unite(
+        np.array([0, 2, 0, 1]),
+        np.array([0, 0, 1, 2]),
+        np.array([0, 1, 2, 2]),
+        np.random.default_rng(0),
+    )
     assert parts[0] == parts[1] and parts[2:].tolist() == [0, 1]
 
 
@@ -174,7 +198,16 @@ def test_units_without_company_leave_a_split_and_the_generator_as_they_are():
 def test_of_parts_that_a_data_set_assigns_a_unit_keeps_its_first():
     given = np.array([-1, 2, -1, 2, 2, 0, 1, 2])
     units = np.array([0, 0, 1, 1, 2, 3, 3, 3])
-    assert first_parts(given, units).tolist() == [True, False, True, False, True, True, False, False]
+    assert first_parts(given, units).tolist() == [
+        True,
+        False,
+        True,
+        False,
+        True,
+        True,
+        False,
+        False,
+    ]
 
 
 def generators(count):

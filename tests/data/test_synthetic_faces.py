@@ -14,16 +14,20 @@ EQUAL = (1, 1, 1, 1, 1)
 def linear_predictions(train, test, codes, ridge=3.0):
     """What ridge regression on one-hot codes, fitted to ``train``, predicts for ``test``."""
     before, after = (
-        np.pad(part.batch(slice(None)).flatten(1), ((0, 0), (0, 1)), constant_values=1) for part in (train, test)
+        np.pad(part.batch(slice(None)).flatten(1), ((0, 0), (0, 1)), constant_values=1)
+        for part in (train, test)
     )
     wanted = np.eye(5)[getattr(train, codes)]
-    weights = np.linalg.solve(before.T @ before + ridge * np.eye(before.shape[1]), before.T @ wanted)
+    weights = np.linalg.solve(
+        before.T @ before + ridge * np.eye(before.shape[1]), before.T @ wanted
+    )
     return (after @ weights).argmax(axis=1)
 
 
 @cache
 def accuracies(shares, spreads, seeds):
-    """Test accuracy of a linear classifier by seed and group, ``(seeds, 5)``, of the group and of the expression."""
+    """Test accuracy of a linear classifier by seed and group, ``(seeds, 5)``, of the group and of
+    the expression."""
     rows = {"group": [], "expression": []}
     for seed in range(seeds):
         train, _, test = load(
@@ -53,7 +57,9 @@ def against_the_others(accuracy):
 def test_equal_groups_are_equally_hard(target):
     accuracy = accuracies(EQUAL, 1.0, 40)[target]
     assert accuracy.mean() > 0.7
-    assert np.abs(against_the_others(accuracy)).max() < 3.5  # 0.5 % for five t tests at 39 degrees of freedom
+    assert (
+        np.abs(against_the_others(accuracy)).max() < 3.5
+    )  # 0.5 % for five t tests at 39 degrees of freedom
 
 
 @pytest.mark.parametrize("target", ["group", "expression"])
@@ -89,7 +95,8 @@ def test_the_frame_is_a_regular_simplex_and_a_direction_across_it():
 
 
 def test_the_frame_points_everywhere_alike():
-    """Haar: over draws each corner and the direction have mean 0 and covariance proportional to the identity."""
+    """Haar: over draws each corner and the direction have mean 0 and covariance proportional to the
+    identity."""
     rng = np.random.default_rng(0)
     draws = [latent_frame(3, 1.0, rng) for _ in range(3000)]
     for vectors in (np.array([m[0] for m, _ in draws]), np.array([d for _, d in draws])):
@@ -100,11 +107,16 @@ def test_the_frame_points_everywhere_alike():
 
 
 def test_only_size_changes_with_the_shares():
-    """The frame of a seed is the same for skewed and for equal groups: the group means of the pictures agree."""
+    """The frame of a seed is the same for skewed and for equal groups: the group means of the
+    pictures agree."""
 
     def means(**settings):
-        train = load("synthetic-faces", seed=4, size=3000, fractions=(0.9, 0.05, 0.05), **settings).train
-        return np.array([train.group(g).batch(slice(None)).mean(dim=0).flatten().numpy() for g in range(5)])
+        train = load(
+            "synthetic-faces", seed=4, size=3000, fractions=(0.9, 0.05, 0.05), **settings
+        ).train
+        return np.array(
+            [train.group(g).batch(slice(None)).mean(dim=0).flatten().numpy() for g in range(5)]
+        )
 
     skewed, equal = means(), means(shares=EQUAL)
     distance = np.linalg.norm(skewed[:, None] - equal[None], axis=-1)
@@ -119,7 +131,9 @@ def test_the_same_faces_at_any_size(image_size, monkeypatch):
     assert splits.train.inputs.shape[1:] == (1, image_size, image_size)
     small = load("synthetic-faces", size=100, shares=(1, 1), image_size=8)
     step = image_size // 8
-    blocks = splits.train.batch(slice(None)).unfold(2, step, step).unfold(3, step, step).mean((-1, -2))
+    blocks = (
+        splits.train.batch(slice(None)).unfold(2, step, step).unfold(3, step, step).mean((-1, -2))
+    )
     assert (blocks - small.train.batch(slice(None))).abs().mean() < 0.03
 
 
@@ -169,7 +183,9 @@ def test_pose_moves_turns_and_lights_the_face():
 
 
 def test_the_seed_governs_everything():
-    first, again, other = (load("synthetic-faces", size=200, shares=(1, 1), seed=s) for s in (0, 0, 1))
+    first, again, other = (
+        load("synthetic-faces", size=200, shares=(1, 1), seed=s) for s in (0, 0, 1)
+    )
     assert first.test.fingerprint() == again.test.fingerprint() != other.test.fingerprint()
 
 

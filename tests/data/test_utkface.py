@@ -18,7 +18,11 @@ GOOD = [
     "100_1_3_20170110183726390.jpg.chip.jpg",
     "1_0_4_20161219140623097.jpg.chip.jpg",
 ]
-BAD = ["39_1_20170116174525125.jpg.chip.jpg", "x_0_0_20170116174525125.jpg.chip.jpg", "._26_0_1_2017.jpg.chip.jpg"]
+BAD = [
+    "39_1_20170116174525125.jpg.chip.jpg",
+    "x_0_0_20170116174525125.jpg.chip.jpg",
+    "._26_0_1_2017.jpg.chip.jpg",
+]
 
 
 def write(folder, name, colour, size=20):
@@ -31,17 +35,25 @@ def write(folder, name, colour, size=20):
 
 @pytest.fixture
 def root(tmp_path):
-    """60 faces: men and women of three races in turn, aged 0 to 59, none like another; and three bad names."""
+    """60 faces: men and women of three races in turn, aged 0 to 59, none like another; and three
+    bad names."""
     folder = tmp_path / "UTKFace"
     for i in range(60):
-        write(folder, f"{i}_{i % 2}_{i % 3}_201701101837{i:05}.jpg.chip.jpg", (4 * i, 255 - 4 * i, 7))
+        write(
+            folder, f"{i}_{i % 2}_{i % 3}_201701101837{i:05}.jpg.chip.jpg", (4 * i, 255 - 4 * i, 7)
+        )
     for name in BAD:
         write(folder, name, (1, 2, 3))
     return tmp_path
 
 
 def small(root, **settings):
-    settings = {"image_size": 8, "target": "gender", "group": "gender", "fractions": (0.6, 0.2, 0.2)} | settings
+    settings = {
+        "image_size": 8,
+        "target": "gender",
+        "group": "gender",
+        "fractions": (0.6, 0.2, 0.2),
+    } | settings
     return load("utkface", root=root, **settings)
 
 
@@ -85,7 +97,34 @@ def test_root_may_be_the_folder_itself(root):
 
 def test_attributes_have_their_edges():
     years = np.array(
-        [0, 1, 2, 9, 10, 12, 13, 14, 15, 17, 18, 19, 20, 24, 25, 29, 30, 39, 40, 49, 50, 59, 60, 64, 65, 116]
+        [
+            0,
+            1,
+            2,
+            9,
+            10,
+            12,
+            13,
+            14,
+            15,
+            17,
+            18,
+            19,
+            20,
+            24,
+            25,
+            29,
+            30,
+            39,
+            40,
+            49,
+            50,
+            59,
+            60,
+            64,
+            65,
+            116,
+        ]
     )
     zeros = np.zeros_like(years)
     table = attributes(years, zeros, zeros)
@@ -155,7 +194,9 @@ def test_an_unreadable_picture_is_named(root):
     whole = broken.read_bytes()
     for content in (b"no picture", whole[: len(whole) // 2], b""):
         broken.write_bytes(content)
-        with pytest.raises(OSError, match=r"cannot read the image .*30_0_0_20170110183700030.jpg.chip.jpg"):
+        with pytest.raises(
+            OSError, match=r"cannot read the image .*30_0_0_20170110183700030.jpg.chip.jpg"
+        ):
             small(root)
 
 
@@ -165,7 +206,9 @@ def test_missing_or_empty_data_say_where_and_how(tmp_path):
             small(place)
         message = str(error.value)
         assert str(place / "UTKFace") in message
-        assert "project page" in message and "Aligned & Cropped" in message and "research" in message
+        assert (
+            "project page" in message and "Aligned & Cropped" in message and "research" in message
+        )
     (tmp_path / "UTKFace").mkdir()
     with pytest.raises(FileNotFoundError, match="project page"):
         small(tmp_path)
@@ -182,14 +225,19 @@ def test_limit_is_a_count(root, limit):
 
 def test_unknown_attributes_are_refused_before_anything_is_decoded(tmp_path):
     (tmp_path / "1_0_0_2.jpg").write_bytes(b"no picture")
-    with pytest.raises(ValueError, match="unknown attribute 'age'; known: race, gender, age9, age4"):
+    with pytest.raises(
+        ValueError, match="unknown attribute 'age'; known: race, gender, age9, age4"
+    ):
         small(tmp_path, group="age")
 
 
 def test_decoding_is_that_of_pil_at_full_size(tmp_path):
-    """JPEG's reduced decoding must not show: compare with decoding in full, then averaging blocks."""
+    """JPEG's reduced decoding must not show: compare with decoding in full, then averaging
+    blocks."""
     grid = np.linspace(0, 255, 128)
-    smooth = np.stack(np.broadcast_arrays(grid[:, None], grid[None, :], grid[::-1, None]), axis=-1).astype(np.uint8)
+    smooth = np.stack(
+        np.broadcast_arrays(grid[:, None], grid[None, :], grid[::-1, None]), axis=-1
+    ).astype(np.uint8)
     file = tmp_path / "a.jpg"
     Image.fromarray(smooth).save(file, quality=95)
     expected = smooth.reshape(16, 8, 16, 8, 3).mean(axis=(1, 3)).transpose(2, 0, 1)
@@ -199,12 +247,16 @@ def test_decoding_is_that_of_pil_at_full_size(tmp_path):
     assert (grey[0] == grey[1]).all()
 
 
-@pytest.mark.skipif("FAIRLIB_DATA" not in os.environ, reason="FAIRLIB_DATA names no folder that holds UTKFace")
+@pytest.mark.skipif(
+    "FAIRLIB_DATA" not in os.environ, reason="FAIRLIB_DATA names no folder that holds UTKFace"
+)
 def test_the_real_files():
     request = Request(os.environ["FAIRLIB_DATA"], None, (0.7, 0.1, 0.2), np.random.SeedSequence(0))
     collection = utkface.utkface(request)
     assert (collection.report["found"], collection.report["malformed"]) == (23_707, 3)
-    races, genders = (collection.table[name].value_counts(sort=False).tolist() for name in ("race", "gender"))
+    races, genders = (
+        collection.table[name].value_counts(sort=False).tolist() for name in ("race", "gender")
+    )
     assert races == [10_078, 4_525, 3_434, 3_975, 1_692]
     assert genders == [12_390, 11_314]
     splits = load("utkface", root=os.environ["FAIRLIB_DATA"], image_size=32, limit=500)

@@ -12,7 +12,10 @@ import fairlib
 
 def double_state(model: nn.Module) -> dict[str, Tensor]:
     state = dict(model.named_parameters()) | dict(model.named_buffers())
-    return {name: tensor.detach().double() if tensor.is_floating_point() else tensor for name, tensor in state.items()}
+    return {
+        name: tensor.detach().double() if tensor.is_floating_point() else tensor
+        for name, tensor in state.items()
+    }
 
 
 def dense_hessian(model: nn.Module, data: fairlib.GroupedDataset, group: int) -> Tensor:

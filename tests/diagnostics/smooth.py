@@ -1,4 +1,5 @@
-"""Small smooth networks in float64, and random data for them: where expansions and bounds hold as they are proved."""
+"""Small smooth networks in float64, and random data for them: where expansions and bounds hold as
+they are proved."""
 
 from __future__ import annotations
 
@@ -15,7 +16,11 @@ def smooth_model(
 ) -> nn.Sequential:
     """A tanh network in float64 with normal weights of standard deviation ``scale``."""
     generator = torch.Generator().manual_seed(seed)
-    model = nn.Sequential(nn.Linear(inputs, hidden), nn.Tanh(), nn.Linear(hidden, classes)).double().eval()
+    model = (
+        nn.Sequential(nn.Linear(inputs, hidden), nn.Tanh(), nn.Linear(hidden, classes))
+        .double()
+        .eval()
+    )
     for weight in model.parameters():
         weight.data.normal_(0, scale, generator=generator)
     return model
@@ -36,7 +41,10 @@ def random_data(
 
 
 def dense_gradient(model: nn.Module, data: fairlib.GroupedDataset, group: int) -> Tensor:
-    """The gradient ``(P,)`` of a group's mean loss by one backward pass; the model is in eval mode."""
+    """The gradient ``(P,)`` of a group's mean loss by one backward pass; the model is in eval
+    mode."""
     members = (data.groups == group).nonzero().flatten()
     loss = cross_entropy(model(data.batch(members, dtype=torch.float64)), data.targets[members])
-    return torch.cat([part.flatten() for part in torch.autograd.grad(loss, list(model.parameters()))])
+    return torch.cat(
+        [part.flatten() for part in torch.autograd.grad(loss, list(model.parameters()))]
+    )

@@ -14,7 +14,10 @@ from fairlib.diagnostics.boundary import MEASURES, boundary_distance, sample_bou
 
 
 def _linear(weight, bias) -> nn.Linear:
-    weight, bias = torch.tensor(weight, dtype=torch.float64), torch.tensor(bias, dtype=torch.float64)
+    weight, bias = (
+        torch.tensor(weight, dtype=torch.float64),
+        torch.tensor(bias, dtype=torch.float64),
+    )
     model = nn.Linear(weight.shape[1], weight.shape[0]).double()
     with torch.no_grad():
         model.weight.copy_(weight)
@@ -27,25 +30,34 @@ def _logits(probabilities, targets=None) -> tuple[nn.Module, fairlib.GroupedData
     inputs = np.log(np.asarray(probabilities, dtype=float))
     targets = np.zeros(len(inputs), dtype=int) if targets is None else targets
     names = [str(i) for i in range(inputs.shape[1])]
-    return nn.Identity(), fairlib.GroupedDataset(inputs, targets, [0] * len(inputs), target_names=names)
+    return nn.Identity(), fairlib.GroupedDataset(
+        inputs, targets, [0] * len(inputs), target_names=names
+    )
 
 
 @pytest.fixture
 def plane():
-    """z_1 - z_0 = 3 x_1 - 4 x_2 + 1, whose boundary is |3 x_1 - 4 x_2 + 1| / 5 away, and 60 points."""
+    """z_1 - z_0 = 3 x_1 - 4 x_2 + 1, whose boundary is |3 x_1 - 4 x_2 + 1| / 5 away, and 60
+    points."""
     model = _linear([[-1.0, 2.0], [2.0, -2.0]], [0.0, 1.0])
     inputs = np.random.default_rng(0).normal(size=(60, 2))
     targets = np.arange(60) % 2
-    data = fairlib.GroupedDataset(inputs, targets, np.arange(60) // 50, group_names=["many", "few", "none"])
+    data = fairlib.GroupedDataset(
+        inputs, targets, np.arange(60) // 50, group_names=["many", "few", "none"]
+    )
     return model, data, (3 * inputs[:, 0] - 4 * inputs[:, 1] + 1) / 5, targets
 
 
 @pytest.mark.parametrize("measure", ["linearized", "deepfool"])
 def test_two_classes_and_a_linear_model(plane, measure):
     model, data, distance, targets = plane
-    np.testing.assert_allclose(sample_boundary_distance(model, data, measure=measure), abs(distance), rtol=1e-12)
+    np.testing.assert_allclose(
+        sample_boundary_distance(model, data, measure=measure), abs(distance), rtol=1e-12
+    )
     signed = np.where(targets == 1, distance, -distance)
-    np.testing.assert_allclose(sample_boundary_distance(model, data, measure=measure, signed=True), signed, rtol=1e-12)
+    np.testing.assert_allclose(
+        sample_boundary_distance(model, data, measure=measure, signed=True), signed, rtol=1e-12
+    )
 
 
 @pytest.mark.parametrize("measure", ["linearized", "deepfool"])
@@ -57,11 +69,17 @@ def test_three_classes_and_a_linear_model(measure):
     logits = inputs @ weight.T + bias
 
     def nearest(i, c):
-        return min((logits[i, c] - logits[i, j]) / np.linalg.norm(weight[c] - weight[j]) for j in range(3) if j != c)
+        return min(
+            (logits[i, c] - logits[i, j]) / np.linalg.norm(weight[c] - weight[j])
+            for j in range(3)
+            if j != c
+        )
 
     model = _linear(weight, bias)
     expected = [nearest(i, c) for i, c in enumerate(logits.argmax(1))]
-    np.testing.assert_allclose(sample_boundary_distance(model, data, measure=measure), expected, rtol=1e-12)
+    np.testing.assert_allclose(
+        sample_boundary_distance(model, data, measure=measure), expected, rtol=1e-12
+    )
     right = logits.argmax(1) == targets
     signed = sample_boundary_distance(model, data, measure=measure, signed=True)
     np.testing.assert_allclose(signed[right], np.array(expected)[right], rtol=1e-12)
@@ -88,7 +106,8 @@ def test_deepfool_on_a_circle():
     first = (radius**2 - 1) / (2 * radius)
     linearized = sample_boundary_distance(model, data, measure="linearized", signed=True)
     np.testing.assert_allclose(linearized, first, rtol=1e-12)
-    # Newton's steps from outside stay outside and converge; the first one from inside goes too far, and ends it.
+    # Newton's steps from outside stay outside and converge; the first one from inside goes too far,
+    # and ends it.
     fine = sample_boundary_distance(model, data, measure="deepfool", signed=True, overshoot=1e-9)
     np.testing.assert_allclose(fine, [2, -0.75, radius[2] - 1], rtol=1e-6)
     usual = sample_boundary_distance(model, data, measure="deepfool", signed=True)
@@ -126,18 +145,23 @@ def test_certified_radius_is_capped_abstains_and_depends_on_the_seed_alone(plane
     assert (sample_boundary_distance(model, data, **settings | {"seed": 4}) != first).any()
     monkeypatch.setattr(boundary, "CHUNK", 300)
     whole = sample_boundary_distance(model, data, **settings)
-    np.testing.assert_array_equal(whole[:5], sample_boundary_distance(model, data.subset(range(5)), **settings))
+    np.testing.assert_array_equal(
+        whole[:5], sample_boundary_distance(model, data.subset(range(5)), **settings)
+    )
 
 
 def test_measures_disagree_about_what_is_near():
-    """methods.md section 7: the margins differ tenfold where p(1 - p) of the largest probability hardly does."""
+    """methods.md section 7: the margins differ tenfold where p(1 - p) of the largest probability
+    hardly does."""
     model, data = _logits([[0.5, 0.49, 0.01], [0.4, 0.3, 0.3]])
     np.testing.assert_allclose(sample_boundary_distance(model, data), [0.01, 0.10], atol=1e-7)
     p = np.array([0.5, 0.4])
     np.testing.assert_allclose(p * (1 - p), [0.25, 0.24])
     closeness = sample_boundary_distance(model, data, measure="closeness")
     covariance = [np.diag(q) - np.outer(q, q) for q in ([0.5, 0.49, 0.01], [0.4, 0.3, 0.3])]
-    np.testing.assert_allclose(closeness, [np.linalg.eigvalsh(c)[-1] / 2 for c in covariance], rtol=1e-5)
+    np.testing.assert_allclose(
+        closeness, [np.linalg.eigvalsh(c)[-1] / 2 for c in covariance], rtol=1e-5
+    )
 
 
 def test_the_order_of_two_samples_depends_on_the_measure():
@@ -145,11 +169,14 @@ def test_the_order_of_two_samples_depends_on_the_measure():
 
     class Bent(nn.Module):
         def forward(self, inputs):
-            return torch.cat([torch.zeros_like(inputs), torch.where(inputs < 0, 0.5, 5.0) * inputs], 1)
+            return torch.cat(
+                [torch.zeros_like(inputs), torch.where(inputs < 0, 0.5, 5.0) * inputs], 1
+            )
 
     data = fairlib.GroupedDataset([[-1.0], [0.5]], [0, 1], [0, 0])
     margin, linearized = (
-        sample_boundary_distance(Bent(), data, measure=m) for m in ("probability-margin", "linearized")
+        sample_boundary_distance(Bent(), data, measure=m)
+        for m in ("probability-margin", "linearized")
     )
     np.testing.assert_allclose(linearized, [1.0, 0.5], rtol=1e-6)
     assert margin[0] < margin[1] and linearized[0] > linearized[1]
@@ -158,9 +185,13 @@ def test_the_order_of_two_samples_depends_on_the_measure():
 def test_a_confident_error_is_far_without_a_sign_and_near_nothing_for_closeness():
     model, data = _logits([[0.01, 0.99], [0.99, 0.01], [0.5, 0.5]], [0, 0, 0])
     np.testing.assert_allclose(sample_boundary_distance(model, data), [0.98, 0.98, 0], atol=1e-7)
-    np.testing.assert_allclose(sample_boundary_distance(model, data, signed=True), [-0.98, 0.98, 0], atol=1e-7)
+    np.testing.assert_allclose(
+        sample_boundary_distance(model, data, signed=True), [-0.98, 0.98, 0], atol=1e-7
+    )
     closeness = sample_boundary_distance(model, data, measure="closeness")
-    np.testing.assert_allclose(closeness, [0.0099, 0.0099, 0.25], rtol=1e-5)  # p(1 - p) for two classes.
+    np.testing.assert_allclose(
+        closeness, [0.0099, 0.0099, 0.25], rtol=1e-5
+    )  # p(1 - p) for two classes.
     with pytest.raises(ValueError, match="has no sign"):
         sample_boundary_distance(model, data, measure="closeness", signed=True)
 
@@ -171,7 +202,9 @@ def test_closeness_is_at_most_a_quarter_and_a_third_class_may_vanish():
     values = sample_boundary_distance(model, data, measure="closeness")
     assert values.min() > 0 and values.max() <= 0.25
     model, data = _logits([[0.7, 0.3 - 1e-12, 1e-12]])
-    np.testing.assert_allclose(sample_boundary_distance(model, data, measure="closeness"), 0.21, rtol=1e-5)
+    np.testing.assert_allclose(
+        sample_boundary_distance(model, data, measure="closeness"), 0.21, rtol=1e-5
+    )
 
 
 def test_table_by_group(plane):
@@ -188,12 +221,17 @@ def test_table_by_group(plane):
 
 def test_no_slope_means_infinitely_far():
     flat = _linear([[0.0, 0], [0, 0], [1, 0]], [1.0, 0.0, -50.0])
-    data = fairlib.GroupedDataset([[0.0, 0], [1, 1], [0, 0]], [0, 1, 1], [0, 0, 0], target_names=["a", "b", "c"])
+    data = fairlib.GroupedDataset(
+        [[0.0, 0], [1, 1], [0, 0]], [0, 1, 1], [0, 0, 0], target_names=["a", "b", "c"]
+    )
     assert sample_boundary_distance(flat, data, measure="linearized").tolist() == [51, 50, 51]
     constant = _linear([[0.0, 0], [0, 0]], [1.0, 0.0])
     data = fairlib.GroupedDataset([[0.0, 0], [1, 1]], [0, 1], [0, 0])
     for measure in ("linearized", "deepfool"):
-        assert sample_boundary_distance(constant, data, measure=measure).tolist() == [np.inf, np.inf]
+        assert sample_boundary_distance(constant, data, measure=measure).tolist() == [
+            np.inf,
+            np.inf,
+        ]
         signed = sample_boundary_distance(constant, data, measure=measure, signed=True)
         assert signed.tolist() == [np.inf, -np.inf]
         assert boundary_distance(constant, data, measure=measure, signed=True).isna().all().all()
@@ -205,10 +243,14 @@ def test_on_the_boundary_the_distance_is_zero_whatever_lies_beside():
     pair = _linear([[1.0], [-1.0]], [0.0, 0.0])
     triple = _linear([[1.0, 0], [-1, 0], [0, 1]], [0.0, 0.0, -9.0])
     for model, inputs in ((pair, [[0.0], [0.0]]), (triple, [[0.0, 0], [0, 1]])):
-        data = fairlib.GroupedDataset(inputs, [0, 1], [0, 0], target_names=["a", "b", "c"][: model.out_features])
+        data = fairlib.GroupedDataset(
+            inputs, [0, 1], [0, 0], target_names=["a", "b", "c"][: model.out_features]
+        )
         for measure in ("probability-margin", "linearized", "deepfool"):
             for signed in (False, True):
-                assert sample_boundary_distance(model, data, measure=measure, signed=signed).tolist() == [0, 0]
+                assert sample_boundary_distance(
+                    model, data, measure=measure, signed=signed
+                ).tolist() == [0, 0]
         share = 0.5 * (1 - np.exp([-9.0, -8.0]) / 2) if model is triple else [0.5, 0.5]
         found = sample_boundary_distance(model, data, measure="closeness")
         np.testing.assert_allclose(found, np.array(share) / 2, rtol=1e-3)
@@ -216,7 +258,8 @@ def test_on_the_boundary_the_distance_is_zero_whatever_lies_beside():
 
 @pytest.mark.parametrize("measure", ["linearized", "deepfool"])
 def test_gradients_that_are_not_finite_are_refused(measure):
-    """The square root has an infinite slope at zero, and its product with zero is NaN; the outputs are finite."""
+    """The square root has an infinite slope at zero, and its product with zero is NaN; the outputs
+    are finite."""
 
     class Root(nn.Module):
         def forward(self, inputs):
@@ -234,11 +277,17 @@ def test_images_in_the_unit_of_the_model_and_in_chunks(measure, cnn, images, mon
     whole = sample_boundary_distance(cnn, images, measure=measure, **settings)
     floats = fairlib.GroupedDataset(images.inputs.double() / 255, images.targets, images.groups)
     np.testing.assert_allclose(
-        sample_boundary_distance(cnn, floats, measure=measure, **settings), whole, rtol=1e-3, atol=1e-6
+        sample_boundary_distance(cnn, floats, measure=measure, **settings),
+        whole,
+        rtol=1e-3,
+        atol=1e-6,
     )
     monkeypatch.setattr(boundary, "CHUNK", 50)
     np.testing.assert_allclose(
-        sample_boundary_distance(cnn, images, measure=measure, **settings), whole, rtol=1e-3, atol=1e-6
+        sample_boundary_distance(cnn, images, measure=measure, **settings),
+        whole,
+        rtol=1e-3,
+        atol=1e-6,
     )
     assert whole.shape == (120,) and whole.dtype == np.float64 and np.isfinite(whole).all()
 
@@ -250,19 +299,33 @@ def test_leaves_the_model_as_it_was(measure, images):
     before = {name: value.clone() for name, value in model.state_dict().items()}
     settings = {"draws": 20, "selection": 5} if measure == "certified-radius" else {}
     data = images.subset(range(10))
-    in_eval_mode = sample_boundary_distance(copy.deepcopy(model).eval(), data, measure=measure, **settings)
-    np.testing.assert_array_equal(sample_boundary_distance(model, data, measure=measure, **settings), in_eval_mode)
+    in_eval_mode = sample_boundary_distance(
+        copy.deepcopy(model).eval(), data, measure=measure, **settings
+    )
+    np.testing.assert_array_equal(
+        sample_boundary_distance(model, data, measure=measure, **settings), in_eval_mode
+    )
     assert model.training and not model.bn1.training and model.layer1.training
     assert all(weight.grad is None for weight in model.parameters())
     assert all(torch.equal(value, model.state_dict()[name]) for name, value in before.items())
 
 
 def test_bad_input(cnn, images):
-    with pytest.raises(ValueError, match="unknown measure 'distance'; known: probability-margin, closeness"):
+    with pytest.raises(
+        ValueError, match="unknown measure 'distance'; known: probability-margin, closeness"
+    ):
         boundary_distance(cnn, images, measure="distance")
-    with pytest.raises(TypeError, match="unknown setting 'sigma' for measure 'deepfool'; known: steps, overshoot"):
+    with pytest.raises(
+        TypeError, match="unknown setting 'sigma' for measure 'deepfool'; known: steps, overshoot"
+    ):
         boundary_distance(cnn, images, measure="deepfool", sigma=1.0)
-    for name, value in {"sigma": 0, "draws": 0, "selection": 0, "confidence": 1.0, "seed": -1}.items():
+    for name, value in {
+        "sigma": 0,
+        "draws": 0,
+        "selection": 0,
+        "confidence": 1.0,
+        "seed": -1,
+    }.items():
         with pytest.raises(ValueError, match=f"{name} must lie in"):
             boundary_distance(cnn, images, measure="certified-radius", **{name: value})
     with pytest.raises(ValueError, match="steps must lie in"):
@@ -274,5 +337,7 @@ def test_bad_input(cnn, images):
         boundary_distance(nn.Linear(1, 1), one)
     with torch.no_grad():
         cnn.classifier[0].bias[0] = torch.nan
-    with pytest.raises(FloatingPointError, match="the model's outputs are NaN or infinite on 120 of 120 samples"):
+    with pytest.raises(
+        FloatingPointError, match="the model's outputs are NaN or infinite on 120 of 120 samples"
+    ):
         boundary_distance(cnn, images)

@@ -61,7 +61,8 @@ def _registered(inputs: torch.Tensor) -> torch.Tensor:
 
 
 class _Attention(nn.Module):
-    """The rows of an image attend to each other; torch has no second derivative of its fast attention on a CPU."""
+    """The rows of an image attend to each other; torch has no second derivative of its fast
+    attention on a CPU."""
 
     def __init__(self):
         super().__init__()
@@ -75,7 +76,9 @@ class _Attention(nn.Module):
 def _quantized() -> nn.Module:
     layer = nn.Linear(72, 3)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Torch deprecates it; networks of this kind will be around for years.
+        warnings.simplefilter(
+            "ignore"
+        )  # Torch deprecates it; networks of this kind will be around for years.
         layer.qconfig = torch.ao.quantization.default_dynamic_qconfig
         small = torch.ao.nn.quantized.dynamic.Linear.from_float(layer)
     return nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), small)
@@ -88,21 +91,38 @@ def _exponential_in_place(logits):
 
 UNDIFFERENTIABLE = {
     "detached": (lambda: _Linear(torch.detach), "outputs are detached"),
-    "without gradients": (lambda: _Linear(torch.no_grad()(lambda logits: logits.clone())), "outputs are detached"),
+    "without gradients": (
+        lambda: _Linear(torch.no_grad()(lambda logits: logits.clone())),
+        "outputs are detached",
+    ),
     "inference": (lambda: _Linear(torch.inference_mode()(torch.clone)), "outputs are detached"),
-    "labels": (lambda: _Linear(lambda logits: (logits == logits.amax(1, True)).float()), "whole numbers"),
-    "numpy": (lambda: _Linear(lambda logits: torch.from_numpy(logits.numpy())), r"Can't call numpy\(\)"),
+    "labels": (
+        lambda: _Linear(lambda logits: (logits == logits.amax(1, True)).float()),
+        "whole numbers",
+    ),
+    "numpy": (
+        lambda: _Linear(lambda logits: torch.from_numpy(logits.numpy())),
+        r"Can't call numpy\(\)",
+    ),
     "quantized": (_quantized, "an operation without a derivative"),
     "custom": (lambda: _Linear(_registered), "no autograd formula"),
     "no backward": (lambda: _Linear(_Never.apply), "must implement either the backward"),
     "in place": (lambda: _Linear(_exponential_in_place), "modified by an inplace operation"),
 }
 BY_PARAMETERS = {
-    "scripted": (lambda: torch.jit.script(nn.Sequential(nn.Flatten(), nn.Linear(64, 3))), "Jitted modules"),
+    "scripted": (
+        lambda: torch.jit.script(nn.Sequential(nn.Flatten(), nn.Linear(64, 3))),
+        "Jitted modules",
+    ),
     "frozen": (lambda: _Linear().requires_grad_(False), "no parameter that requires a gradient"),
-    "without parameters": (lambda: nn.Sequential(nn.Flatten(), nn.AvgPool1d(21)), "no parameter that requires"),
+    "without parameters": (
+        lambda: nn.Sequential(nn.Flatten(), nn.AvgPool1d(21)),
+        "no parameter that requires",
+    ),
     "by the batch": (
-        lambda: nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64, track_running_stats=False), nn.Linear(64, 3)),
+        lambda: nn.Sequential(
+            nn.Flatten(), nn.BatchNorm1d(64, track_running_stats=False), nn.Linear(64, 3)
+        ),
         "normalizes by its batch also in eval mode",
     ),
 }
@@ -112,7 +132,9 @@ ONCE = {
 }
 
 
-OF_MODELS = [name for name in diagnostics.DIAGNOSTICS if name != "constant"]  # Which looks at the data alone.
+OF_MODELS = [
+    name for name in diagnostics.DIAGNOSTICS if name != "constant"
+]  # Which looks at the data alone.
 
 
 @pytest.fixture(autouse=True)
@@ -123,13 +145,16 @@ def _same_weights():
 def _data(dtype=np.float32) -> fairlib.GroupedDataset:
     generator = np.random.default_rng(0)
     return fairlib.GroupedDataset(
-        generator.normal(size=(30, 1, 8, 8)).astype(dtype), np.arange(30) % 3, np.repeat([0, 1], [20, 10])
+        generator.normal(size=(30, 1, 8, 8)).astype(dtype),
+        np.arange(30) % 3,
+        np.repeat([0, 1], [20, 10]),
     )
 
 
 def _cases(*tables):
     return pytest.mark.parametrize(
-        ("build", "reason"), [pytest.param(*case, id=name) for table in tables for name, case in table.items()]
+        ("build", "reason"),
+        [pytest.param(*case, id=name) for table in tables for name, case in table.items()],
     )
 
 
@@ -156,9 +181,15 @@ def test_what_can_be_differentiated_once_has_gradients_and_no_curvature(build, r
     """Of a function that can be differentiated only once autograd would give a Hessian of zeros."""
     model, data = build(), _data()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Of vmap, which has no rule for the attention and takes its time.
+        warnings.simplefilter(
+            "ignore"
+        )  # Of vmap, which has no rule for the attention and takes its time.
         assert (group_gradients(model, data)["norm"] > 0).all()
-        for function in (group_eigenvalues, hessian_bound, lambda *args: taylor_terms(args[0], *args)):
+        for function in (
+            group_eigenvalues,
+            hessian_bound,
+            lambda *args: taylor_terms(args[0], *args),
+        ):
             with pytest.raises(NotComputable, match=reason):
                 function(model, data)
     table, said = diagnose("curvature", model, data)
@@ -169,9 +200,16 @@ def test_an_audit_goes_on_and_notes_the_reason():
     model = _Linear(torch.detach)
     nn.init.zeros_(model.layer.weight)
     with pytest.warns(UserWarning, match="chance"):
-        report = fairlib.audit(model, model, _data(), diagnostics=["gradient", "boundary"], resamples=20)
-    assert report.table["gradient_norm"].isna().all() and report.table["boundary_mean"].notna().sum() == 2
-    assert any("gradient: could not be computed" in note and "detached" in note for note in report.notes)
+        report = fairlib.audit(
+            model, model, _data(), diagnostics=["gradient", "boundary"], resamples=20
+        )
+    assert (
+        report.table["gradient_norm"].isna().all()
+        and report.table["boundary_mean"].notna().sum() == 2
+    )
+    assert any(
+        "gradient: could not be computed" in note and "detached" in note for note in report.notes
+    )
 
 
 def test_a_frozen_script_can_be_audited():
@@ -184,12 +222,16 @@ def test_a_frozen_script_can_be_audited():
     assert any("no parameter that requires a gradient" in note for note in report.notes)
 
 
-@pytest.mark.parametrize("error", [TypeError, RuntimeError, ZeroDivisionError, ValueError, torch.OutOfMemoryError])
+@pytest.mark.parametrize(
+    "error", [TypeError, RuntimeError, ZeroDivisionError, ValueError, torch.OutOfMemoryError]
+)
 def test_a_bug_and_bad_input_are_raised(error, monkeypatch):
     def broken(model, data):
         raise error("a bug")
 
-    monkeypatch.setitem(diagnostics.DIAGNOSTICS, "gradient", diagnostics.Diagnostic(broken, ("norm",)))
+    monkeypatch.setitem(
+        diagnostics.DIAGNOSTICS, "gradient", diagnostics.Diagnostic(broken, ("norm",))
+    )
     with pytest.raises(error, match="a bug"):
         diagnose("gradient", _Linear(), _data())
     with pytest.raises(ValueError, match="unknown diagnostic"):
@@ -199,9 +241,13 @@ def test_a_bug_and_bad_input_are_raised(error, monkeypatch):
 def test_settings_reach_the_diagnostic_and_unknown_ones_are_refused():
     long, _ = diagnose("curvature", _Linear(), _data(), least=8)
     assert list(long) == ["curvature_largest", "curvature_residual"]
-    with pytest.raises(TypeError, match="unknown setting 'most' for diagnostic 'curvature'; known: least"):
+    with pytest.raises(
+        TypeError, match="unknown setting 'most' for diagnostic 'curvature'; known: least"
+    ):
         diagnose("curvature", _Linear(), _data(), most=8)
-    with pytest.raises(TypeError, match="unknown setting 'least' for diagnostic 'boundary'; known: none"):
+    with pytest.raises(
+        TypeError, match="unknown setting 'least' for diagnostic 'boundary'; known: none"
+    ):
         diagnose("boundary", _Linear(), _data(), least=8)
 
 
@@ -236,7 +282,10 @@ def test_samples_that_are_not_finite_are_counted():
 def test_one_class_has_no_boundary():
     data = _data()
     single = fairlib.GroupedDataset(data.inputs, data.targets * 0, data.groups)
-    assert "needs two classes" in diagnose("boundary", _Linear(lambda logits: logits[:, :1]), single)[1]
+    assert (
+        "needs two classes"
+        in diagnose("boundary", _Linear(lambda logits: logits[:, :1]), single)[1]
+    )
 
 
 def test_gradients_are_the_same_where_the_caller_records_none():
@@ -246,7 +295,9 @@ def test_gradients_are_the_same_where_the_caller_records_none():
     with torch.no_grad():
         found = [function(model, data) for function in functions]
         assert not torch.is_grad_enabled()
-    assert (expected[0]["norm"] > 0).all() and all(map(lambda one, other: one.equals(other), expected, found))
+    assert (expected[0]["norm"] > 0).all() and all(
+        map(lambda one, other: one.equals(other), expected, found)
+    )
 
 
 def test_only_what_torch_refuses_to_differentiate_is_translated():

@@ -10,7 +10,13 @@ from dense import dense_hessian
 from torch import nn
 
 import fairlib
-from fairlib.diagnostics import ConvergenceWarning, curvature, group_eigenvalues, objective, sweep_eigenvalues
+from fairlib.diagnostics import (
+    ConvergenceWarning,
+    curvature,
+    group_eigenvalues,
+    objective,
+    sweep_eigenvalues,
+)
 
 NETS = {
     "tanh": lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Tanh(), nn.Linear(8, 3)),
@@ -30,7 +36,10 @@ def net(name: str, seed: int) -> nn.Module:
 
 
 def extremes(model, data) -> np.ndarray:
-    values = [torch.linalg.eigvalsh(dense_hessian(model.eval(), data, code)) for code in range(data.num_groups)]
+    values = [
+        torch.linalg.eigvalsh(dense_hessian(model.eval(), data, code))
+        for code in range(data.num_groups)
+    ]
     return np.array([[v[-1].item(), v[0].item()] for v in values])
 
 
@@ -41,7 +50,8 @@ def test_agrees_with_dense_matrices(name, trained, products, images):
     for seed in range(3):
         model = net(name, seed)
         model = fairlib.fit(model, images, epochs=15, lr=0.02, batch_size=30) if trained else model
-        # In float64, so that no sample lies on another piece of a kink than in the dense computation.
+        # In float64, so that no sample lies on another piece of a kink than in the dense
+        # computation.
         table = group_eigenvalues(model, images, products=products, dtype=torch.float64)
         expected = extremes(model, images)
         scale = np.abs(expected).max(axis=1, keepdims=True)
@@ -52,7 +62,8 @@ def test_agrees_with_dense_matrices(name, trained, products, images):
 
 
 def test_the_largest_is_right_where_the_smallest_is_larger_in_magnitude(images):
-    """Power iteration gives the wrong one here: a well-trained network on labels that are all wrong."""
+    """Power iteration gives the wrong one here: a well-trained network on labels that are all
+    wrong."""
     wrong = fairlib.GroupedDataset(images.inputs, (images.targets + 1) % 3, images.groups)
     for seed in range(3):
         model = fairlib.fit(net("tanh", seed), images, epochs=30, lr=0.05, batch_size=30)
@@ -68,18 +79,28 @@ def test_agrees_with_curvlinops(images):
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", category=FutureWarning)
         curvlinops = pytest.importorskip("curvlinops")
-    model = fairlib.build("cnn", num_classes=3, in_channels=1, image_size=8, width=0.25, seed=0).double().eval()
+    model = (
+        fairlib.build("cnn", num_classes=3, in_channels=1, image_size=8, width=0.25, seed=0)
+        .double()
+        .eval()
+    )
     table = group_eigenvalues(model, images, tol=1e-6)
     for code, name in enumerate(images.group_names):
         members = (images.groups == code).nonzero().flatten()
         batch = (images.batch(members, dtype=torch.float64), images.targets[members])
         hessian = curvlinops.HessianLinearOperator(
-            model, nn.CrossEntropyLoss(), list(model.parameters()), [batch], check_deterministic=False
+            model,
+            nn.CrossEntropyLoss(),
+            list(model.parameters()),
+            [batch],
+            check_deterministic=False,
         )
         linear = hessian.to_scipy()
         for column, which in (("largest", "LA"), ("smallest", "SA")):
             (expected,) = eigsh(linear, k=1, which=which, return_eigenvectors=False)
-            assert table.loc[name, column] == pytest.approx(expected, abs=1e-5 * abs(table.loc[name, "largest"]))
+            assert table.loc[name, column] == pytest.approx(
+                expected, abs=1e-5 * abs(table.loc[name, "largest"])
+            )
 
 
 def test_float64_and_an_exact_process_reach_any_tolerance(images):
@@ -118,7 +139,9 @@ def test_chunks_and_patterns_found_anew_do_not_change_the_result(images, monkeyp
     for budget in (2**14, 2**15, 2**16):  # Of some chunks the patterns are held, of others not.
         for module in (objective, curvature):
             monkeypatch.setattr(module, "BUDGET", budget)
-        np.testing.assert_allclose(group_eigenvalues(model, images)["largest"], whole["largest"], rtol=1e-3)
+        np.testing.assert_allclose(
+            group_eigenvalues(model, images)["largest"], whole["largest"], rtol=1e-3
+        )
 
 
 def test_the_model_is_left_as_it_was(images):
@@ -132,13 +155,16 @@ def test_the_model_is_left_as_it_was(images):
 
 
 def test_what_did_not_converge_is_flagged_with_its_residual(images):
-    with pytest.warns(ConvergenceWarning, match=r"not as exact as tol=0.0003: many \(residual .* after 6 products"):
+    with pytest.warns(
+        ConvergenceWarning, match=r"not as exact as tol=0.0003: many \(residual .* after 6 products"
+    ):
         table = group_eigenvalues(net("relu", 0), images, limit=3)
     assert (table["hvps"] <= 6).all() and (table["residual"] > 1e-3).any()
 
 
 def test_differences_that_mislead_give_way_to_exact_products(images):
-    """The absolute value is not among the functions that are held: its kinks spoil the differences."""
+    """The absolute value is not among the functions that are held: its kinks spoil the
+    differences."""
 
     class Absolute(nn.Module):
         def forward(self, inputs):
@@ -154,7 +180,10 @@ def test_differences_that_mislead_give_way_to_exact_products(images):
 def test_a_single_sample_has_eigenvalues_and_an_empty_group_has_none(images):
     index = [*range(80), 80]
     data = fairlib.GroupedDataset(
-        images.inputs[index], images.targets[index], images.groups[index], group_names=["many", "some", "few"]
+        images.inputs[index],
+        images.targets[index],
+        images.groups[index],
+        group_names=["many", "some", "few"],
     )
     table = group_eigenvalues(net("tanh", 0), data)
     assert np.isfinite(table.loc[["many", "some"]]).all(axis=None)
@@ -171,7 +200,9 @@ def test_a_process_with_little_memory_is_restarted_and_finds_the_same(images, mo
     assert (tight["hvps"] > 8).all()
 
 
-@pytest.mark.filterwarnings("ignore::fairlib.diagnostics.ConvergenceWarning")  # Those of the first model.
+@pytest.mark.filterwarnings(
+    "ignore::fairlib.diagnostics.ConvergenceWarning"
+)  # Those of the first model.
 def test_a_sweep_takes_any_keys_and_its_warning_names_the_model(images):
     models = {("magnitude", 0.5): net("tanh", 0), ("magnitude", 0.9): net("tanh", 1)}
     with pytest.warns(ConvergenceWarning, match=r"many of model \('magnitude', 0.9\) \(residual"):
@@ -181,8 +212,12 @@ def test_a_sweep_takes_any_keys_and_its_warning_names_the_model(images):
 
 def test_a_sweep_gives_what_cold_runs_give_with_fewer_products(images):
     dense = fairlib.fit(net("convolution", 0), images, epochs=10, lr=0.02, batch_size=30)
-    models = {s: fairlib.prune(dense, "magnitude", sparsity=s) for s in (0.1, 0.2, 0.3, 0.4, 0.5, 0.6)}
-    swept = sweep_eigenvalues(models, images, least=1)  # Else all of them take the eight steps that are the least.
+    models = {
+        s: fairlib.prune(dense, "magnitude", sparsity=s) for s in (0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
+    }
+    swept = sweep_eigenvalues(
+        models, images, least=1
+    )  # Else all of them take the eight steps that are the least.
     alone = dict(ends="largest", least=1)
     cold = {s: group_eigenvalues(model, images, **alone) for s, model in models.items()}
     assert swept.index.names == ["model", "group"]
@@ -192,7 +227,8 @@ def test_a_sweep_gives_what_cold_runs_give_with_fewer_products(images):
 
 
 def test_a_sweep_notices_that_another_eigenvalue_has_overtaken(images):
-    """Two blocks of weights that see different samples: an old eigenvector stays one, and is no longer the top one."""
+    """Two blocks of weights that see different samples: an old eigenvector stays one, and is no
+    longer the top one."""
 
     class Blocks(nn.Module):
         def __init__(self, first, second):
@@ -202,10 +238,14 @@ def test_a_sweep_notices_that_another_eigenvalue_has_overtaken(images):
 
         def forward(self, inputs):
             flat, bright = inputs.flatten(1), inputs.mean((1, 2, 3))[:, None] > 0.45
-            parts = (scale * flat @ block.T for scale, block in zip(self.scales, (self.one, self.two), strict=True))
+            parts = (
+                scale * flat @ block.T
+                for scale, block in zip(self.scales, (self.one, self.two), strict=True)
+            )
             return torch.where(bright, *parts)
 
-    # Bright images are brighter by a factor of about six: the second block overtakes between the second and the third.
+    # Bright images are brighter by a factor of about six: the second block overtakes between the
+    # second and the third.
     models = {i: Blocks(2 - i / 4, 6 + 1.5 * i) for i in range(5)}
     swept = sweep_eigenvalues(models, images)
     truth = np.concatenate([extremes(model, images)[:, 0] for model in models.values()])
@@ -226,7 +266,9 @@ def test_a_loss_without_curvature_has_eigenvalues_of_zero(images):
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
     model[1].weight.data.zero_()
     model[1].bias.data = torch.tensor([200.0, 0.0, 0.0])
-    sure = fairlib.GroupedDataset(images.inputs, torch.zeros(120, dtype=torch.long), images.groups, ["a", "b", "c"])
+    sure = fairlib.GroupedDataset(
+        images.inputs, torch.zeros(120, dtype=torch.long), images.groups, ["a", "b", "c"]
+    )
     table = group_eigenvalues(model, sure)
     assert not table[["largest", "smallest"]].to_numpy().any()
 
@@ -235,7 +277,11 @@ def test_activations_in_place_are_seen_where_their_input_is_used_again(images):
     class Residual(nn.Module):
         def __init__(self):
             super().__init__()
-            self.first, self.second, self.out = nn.Linear(64, 12), nn.Linear(12, 12), nn.Linear(12, 3)
+            self.first, self.second, self.out = (
+                nn.Linear(64, 12),
+                nn.Linear(12, 12),
+                nn.Linear(12, 3),
+            )
 
         def forward(self, inputs):
             hidden = self.first(inputs.flatten(1) - 0.5)
@@ -249,7 +295,9 @@ def test_activations_in_place_are_seen_where_their_input_is_used_again(images):
 
 
 def test_bad_input(cnn, images):
-    with pytest.raises(ValueError, match="unknown choice of eigenvalues 'top'; known: largest, smallest, both"):
+    with pytest.raises(
+        ValueError, match="unknown choice of eigenvalues 'top'; known: largest, smallest, both"
+    ):
         group_eigenvalues(cnn, images, ends="top")
     with pytest.raises(ValueError, match="unknown kind of products"):
         group_eigenvalues(cnn, images, products="quick")

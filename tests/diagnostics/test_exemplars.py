@@ -21,7 +21,9 @@ class Fixed(nn.Module):
         return self.logits
 
 
-DATA = fairlib.GroupedDataset(np.zeros((5, 2)), [0, 1, 2, 0, 1], [0, 0, 0, 1, 1], group_names=["many", "few", "none"])
+DATA = fairlib.GroupedDataset(
+    np.zeros((5, 2)), [0, 1, 2, 0, 1], [0, 0, 0, 1, 1], group_names=["many", "few", "none"]
+)
 
 
 def test_modes_by_hand():

@@ -1,9 +1,10 @@
-"""What the optimality of the whole implies for the gradients of the groups: Proposition 1 of [T], and its limits.
+"""What the optimality of the whole implies for the gradients of the groups: Proposition 1 of [T],
+and its limits.
 
-Acceptance tests 1 and 2. At a stationary point of the mean loss over all samples the gradients of the groups, weighted
-by their shares, sum to zero. With two groups their norms are then as the inverse of their sizes; with more, no order
-follows. Groups of one distribution have unequal norms by their sizes alone.
-"""
+Acceptance tests 1 and 2. At a stationary point of the mean loss over all samples the gradients of
+the groups, weighted by their shares, sum to zero. With two groups their norms are then as the
+inverse of their sizes; with more, no order follows. Groups of one distribution have unequal norms
+by their sizes alone."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ from fairlib.statistics import t_interval
 
 
 class Bias(nn.Module):
-    """Predicts the same for everybody. At the optimum that is how often the classes occur, in closed form."""
+    """Predicts the same for everybody. At the optimum that is how often the classes occur, in
+    closed form."""
 
     def __init__(self, classes: int = 2):
         super().__init__()
@@ -35,16 +37,25 @@ class Bias(nn.Module):
 
 def _counted(sizes, positives) -> fairlib.GroupedDataset:
     """Groups of some sizes with so many positives each."""
-    targets = np.concatenate([np.arange(n) < k for n, k in zip(sizes, positives, strict=True)]).astype(int)
+    targets = np.concatenate(
+        [np.arange(n) < k for n, k in zip(sizes, positives, strict=True)]
+    ).astype(int)
     groups = np.repeat(np.arange(len(sizes)), sizes)
-    return fairlib.GroupedDataset(np.zeros((sum(sizes), 1)), targets, groups, target_names=["no", "yes"])
+    return fairlib.GroupedDataset(
+        np.zeros((sum(sizes), 1)), targets, groups, target_names=["no", "yes"]
+    )
 
 
 def _minimized(model: nn.Module, data: fairlib.GroupedDataset, decay: float = 0.0) -> nn.Module:
-    """The model at a stationary point of its mean loss over all samples, the gradient below 1e-8."""
+    """The model at a stationary point of its mean loss over all samples, the gradient below
+    1e-8."""
     inputs, targets = data.batch(slice(None), dtype=torch.float64), data.targets
     optimizer = torch.optim.LBFGS(
-        model.parameters(), max_iter=2000, tolerance_grad=1e-10, tolerance_change=0, line_search_fn="strong_wolfe"
+        model.parameters(),
+        max_iter=2000,
+        tolerance_grad=1e-10,
+        tolerance_change=0,
+        line_search_fn="strong_wolfe",
     )
 
     def objective():
@@ -64,13 +75,16 @@ def _vectors(model: nn.Module, data: fairlib.GroupedDataset) -> tuple[torch.Tens
     """The groups' gradients ``(groups, P)`` and their shares ``(groups,)``."""
     members = [(data.groups == code).nonzero().flatten() for code in range(data.num_groups)]
     gradients = torch.stack([MeanLoss(model, data, index).gradient() for index in members])
-    return gradients, torch.tensor([len(index) / len(data) for index in members], dtype=torch.float64)
+    return gradients, torch.tensor(
+        [len(index) / len(data) for index in members], dtype=torch.float64
+    )
 
 
 @pytest.mark.parametrize("sizes", [(30, 30), (40, 20), (55, 5)])
 @pytest.mark.parametrize("seed", range(3))
 def test_two_groups_have_norms_as_the_inverse_of_their_sizes(sizes, seed):
-    """Softmax regressions at the optimum: ||g_a|| / ||g_b|| = |D_b| / |D_a|, an equality, so a test of the code."""
+    """Softmax regressions at the optimum: ||g_a|| / ||g_b|| = |D_b| / |D_a|, an equality, so a test
+    of the code."""
     data = random_data(seed, sizes=sizes)
     norms = group_gradients(_minimized(nn.Linear(3, 3).double(), data), data)["norm"]
     assert norms.min() > 1e-3
@@ -89,8 +103,8 @@ def test_two_groups_of_a_network():
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(st.lists(st.tuples(st.integers(1, 40), st.floats(0, 1)), min_size=2, max_size=5))
 def test_what_holds_for_any_number_of_groups(groups):
-    """The weighted sum is zero; so no group's weighted norm exceeds the sum of the others', and a group of half of the
-    samples or more has no larger norm than the largest among the others."""
+    """The weighted sum is zero; so no group's weighted norm exceeds the sum of the others', and a
+    group of half of the samples or more has no larger norm than the largest among the others."""
     sizes, positives = [n for n, _ in groups], [round(n * share) for n, share in groups]
     assume(0 < sum(positives) < sum(sizes))
     data, model = _counted(sizes, positives), Bias()
@@ -113,18 +127,21 @@ def test_the_weighted_sum_of_three_groups_of_a_regression():
 
 
 def test_three_groups_counterexample():
-    """Proposition 1 as printed: the smaller group has the larger norm. Here the largest has a larger one than the
-    middle one. The optimum predicts the pooled rate .29, and g_a = .29 - (rate of a) in the logit."""
+    """Proposition 1 as printed: the smaller group has the larger norm. Here the largest has a
+    larger one than the middle one. The optimum predicts the pooled rate .29, and g_a = .29 - (rate
+    of a) in the logit."""
     data = _counted((50, 30, 20), (5, 6, 18))
     model = _minimized(Bias(), data)
-    norms = group_gradients(model, data)["norm"] / 2**0.5  # Both outputs have the logit's derivative, up to the sign.
+    norms = (
+        group_gradients(model, data)["norm"] / 2**0.5
+    )  # Both outputs have the logit's derivative, up to the sign.
     assert norms.tolist() == pytest.approx([0.19, 0.09, 0.61], abs=1e-7)
     assert norms.iloc[0] > norms.iloc[1]
 
 
 def test_weight_decay_counterexample():
-    """Two groups and weight decay: the weighted gradients sum to -decay * theta, and the larger group may have the
-    larger norm."""
+    """Two groups and weight decay: the weighted gradients sum to -decay * theta, and the larger
+    group may have the larger norm."""
     data, decay = _counted((60, 40), (59, 36)), 0.5
     model = _minimized(Bias(), data, decay)
     gradients, shares = _vectors(model, data)
@@ -135,11 +152,12 @@ def test_weight_decay_counterexample():
 
 
 def test_groups_of_one_distribution_are_not_told_apart():
-    """Acceptance test 2: at the optimum of the population the true gradients of all groups are zero.
+    """Acceptance test 2: at the optimum of the population the true gradients of all groups are
+    zero.
 
-    Over repetitions the interval of the debiased square contains zero for every group. That of the mean of the norms of
-    mini-batch gradients, as published, does not, and the smaller the group the larger it is.
-    """
+    Over repetitions the interval of the debiased square contains zero for every group. That of the
+    mean of the norms of mini-batch gradients, as published, does not, and the smaller the group the
+    larger it is."""
     generator = np.random.default_rng(5)
     weights, sizes, n = np.array([[0.0, 0.0], [1.0, -0.5], [-1.0, 0.7]]), (200, 60, 20), 280
     model = nn.Linear(2, 3).double()
@@ -149,10 +167,14 @@ def test_groups_of_one_distribution_are_not_told_apart():
         inputs = generator.normal(size=(n, 2))
         noise = generator.gumbel(size=(n, 3))  # Labels drawn from this very model.
         targets = (inputs @ weights.T + noise).argmax(1)
-        data = fairlib.GroupedDataset(inputs, targets, np.repeat([0, 1, 2], sizes), target_names=["0", "1", "2"])
+        data = fairlib.GroupedDataset(
+            inputs, targets, np.repeat([0, 1, 2], sizes), target_names=["0", "1", "2"]
+        )
         debiased.append(group_gradients(model, data)["debiased_square"])
         batches = [data.subset(part) for part in np.split(generator.permutation(n), 4)]
-        naive.append(np.nanmean([group_gradients(model, batch)["norm"] for batch in batches], axis=0))
+        naive.append(
+            np.nanmean([group_gradients(model, batch)["norm"] for batch in batches], axis=0)
+        )
     debiased, naive = np.array(debiased), np.array(naive)
     for group in range(3):
         interval = t_interval(debiased[:, group], level=0.99)
@@ -163,15 +185,19 @@ def test_groups_of_one_distribution_are_not_told_apart():
 
 
 def test_at_the_optimum_of_the_sample_the_debiased_square_is_below_zero():
-    """A fit to the same samples pulls the groups' gradients below their noise, by tr Sigma / |D| in expectation.
+    """A fit to the same samples pulls the groups' gradients below their noise, by tr Sigma / |D| in
+    expectation.
 
-    The gradient of a group is the pooled rate minus its own, of variance rate (1 - rate) (1 / |D_a| - 1 / |D|).
-    """
+    The gradient of a group is the pooled rate minus its own, of variance rate (1 - rate) (1 / |D_a|
+    - 1 / |D|)."""
     generator, rate, n = np.random.default_rng(6), 0.3, 200
     debiased = []
     for _ in range(100):
         targets = (generator.random(n) < rate).astype(int)
-        data, model = fairlib.GroupedDataset(np.zeros((n, 1)), targets, np.repeat([0, 1], [170, 30])), Bias()
+        data, model = (
+            fairlib.GroupedDataset(np.zeros((n, 1)), targets, np.repeat([0, 1], [170, 30])),
+            Bias(),
+        )
         model.bias.data = torch.tensor([1 - targets.mean(), targets.mean()]).double().log()
         debiased.append(group_gradients(model, data)["debiased_square"])
     for group in range(2):

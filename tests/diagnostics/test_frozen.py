@@ -29,7 +29,8 @@ def test_the_pieces_of_the_first_block_hold_in_later_ones(function):
         first = function(inputs)
     plain = function(inputs)
     torch.testing.assert_close(first, plain)
-    # On its piece the function is affine: a large step along the direction follows the derivative at the start.
+    # On its piece the function is affine: a large step along the direction follows the derivative
+    # at the start.
     (slope,) = torch.autograd.grad(plain, inputs, torch.ones_like(plain))
     for _ in range(2):
         with pattern:
@@ -42,9 +43,15 @@ def test_the_pieces_of_the_first_block_hold_in_later_ones(function):
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-@pytest.mark.parametrize("settings", [{"kernel_size": 2}, {"kernel_size": 3, "stride": 2, "padding": 1}])
-def test_pooling_is_that_of_torch_with_two_derivatives_and_in_either_memory_format(layout, settings):
-    images = torch.randn(3, 4, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).relu()  # Ties.
+@pytest.mark.parametrize(
+    "settings", [{"kernel_size": 2}, {"kernel_size": 3, "stride": 2, "padding": 1}]
+)
+def test_pooling_is_that_of_torch_with_two_derivatives_and_in_either_memory_format(
+    layout, settings
+):
+    images = torch.randn(
+        3, 4, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
+    ).relu()  # Ties.
     images[0, 0, 3, 3], images[1, 1, 5, 5] = torch.inf, torch.nan
     inputs = images.contiguous(memory_format=layout).requires_grad_()
     plain, pattern = functional.max_pool2d(inputs, **settings), Pattern()
@@ -53,9 +60,13 @@ def test_pooling_is_that_of_torch_with_two_derivatives_and_in_either_memory_form
     for _ in range(2):
         with pattern:
             held = functional.max_pool2d(inputs, **settings)
-        assert torch.equal(held.isnan(), plain.isnan()) and torch.equal(held.nan_to_num(), plain.nan_to_num())
+        assert torch.equal(held.isnan(), plain.isnan()) and torch.equal(
+            held.nan_to_num(), plain.nan_to_num()
+        )
         assert held.is_contiguous(memory_format=layout)
-        (found,) = torch.autograd.grad((weights * held).nan_to_num(posinf=0).sum(), inputs, create_graph=True)
+        (found,) = torch.autograd.grad(
+            (weights * held).nan_to_num(posinf=0).sum(), inputs, create_graph=True
+        )
         torch.testing.assert_close(found, expected)
         (twice,) = torch.autograd.grad(found.square().sum(), weights)
         assert bool(twice.any())

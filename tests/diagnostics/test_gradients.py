@@ -18,7 +18,9 @@ def _per_sample(model: nn.Module, data: fairlib.GroupedDataset) -> np.ndarray:
     rows = []
     model = copy.deepcopy(model).eval()
     for i in range(len(data)):
-        loss = cross_entropy(model(data.batch([i], dtype=next(model.parameters()).dtype)), data.targets[i : i + 1])
+        loss = cross_entropy(
+            model(data.batch([i], dtype=next(model.parameters()).dtype)), data.targets[i : i + 1]
+        )
         gradients = torch.autograd.grad(loss, list(model.parameters()))
         rows.append(torch.cat([g.flatten() for g in gradients]).double().numpy())
     return np.array(rows)
@@ -35,13 +37,17 @@ def test_agrees_with_one_backward_pass_a_sample(images, name):
         trace = g.var(0, ddof=1).sum()
         assert table.loc[group, "norm"] == pytest.approx(np.linalg.norm(mean), rel=1e-9)
         assert table.loc[group, "noise_floor"] == pytest.approx(trace / len(g), rel=1e-9)
-        assert table.loc[group, "debiased_square"] == pytest.approx(mean @ mean - trace / len(g), rel=1e-9)
+        assert table.loc[group, "debiased_square"] == pytest.approx(
+            mean @ mean - trace / len(g), rel=1e-9
+        )
 
 
 def test_a_pruned_model_counts_only_the_weights_it_kept(cnn, images):
     pruned = fairlib.prune(cnn.double(), "magnitude", sparsity=0.9)
     table = group_gradients(pruned, images)
-    gradients = _per_sample(pruned, images)  # A backward pass through masked weights is masked by itself.
+    gradients = _per_sample(
+        pruned, images
+    )  # A backward pass through masked weights is masked by itself.
     for code, group in enumerate(images.group_names):
         expected = np.linalg.norm(gradients[images.groups.numpy() == code].mean(0))
         assert table.loc[group, "norm"] == pytest.approx(expected, rel=1e-9)
@@ -49,7 +55,9 @@ def test_a_pruned_model_counts_only_the_weights_it_kept(cnn, images):
 
 def test_float64_on_request(cnn, images):
     expected = group_gradients(copy.deepcopy(cnn).double(), images)
-    pd.testing.assert_frame_equal(group_gradients(cnn, images, dtype=torch.float64), expected, rtol=1e-12)
+    pd.testing.assert_frame_equal(
+        group_gradients(cnn, images, dtype=torch.float64), expected, rtol=1e-12
+    )
 
 
 def test_any_code_between_input_and_logits_will_do(images):

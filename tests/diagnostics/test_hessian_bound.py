@@ -19,7 +19,8 @@ COLUMNS = ["closeness", "spectral", "signed", "printed", "residual"]
 
 
 class Curve(nn.Module):
-    """Two classes whose logit, the difference of their outputs, is a function of one parameter t and the input."""
+    """Two classes whose logit, the difference of their outputs, is a function of one parameter t
+    and the input."""
 
     def __init__(self, logit, t=0.0):
         super().__init__()
@@ -31,7 +32,9 @@ class Curve(nn.Module):
 
 
 def _positives(n=1):
-    return fairlib.GroupedDataset(np.ones((n, 1)), [1] * n, [0] * n, group_names=["all"], target_names=["no", "yes"])
+    return fairlib.GroupedDataset(
+        np.ones((n, 1)), [1] * n, [0] * n, group_names=["all"], target_names=["no", "yes"]
+    )
 
 
 def _largest(model, data, group):
@@ -46,8 +49,11 @@ def _largest(model, data, group):
     scale=st.sampled_from([0.3, 1.0, 3.0]),
     wrong=st.sampled_from([0.0, -2.0, -6.0]),
 )
-def test_the_corrected_bounds_hold_and_the_signed_one_is_tighter(seed, classes, hidden, scale, wrong):
-    """Acceptance test 4; ``wrong`` moves the outputs away from one class, which then is confidently misclassified."""
+def test_the_corrected_bounds_hold_and_the_signed_one_is_tighter(
+    seed, classes, hidden, scale, wrong
+):
+    """Acceptance test 4; ``wrong`` moves the outputs away from one class, which then is confidently
+    misclassified."""
     model = smooth_model(seed, inputs=2, hidden=hidden, classes=classes, scale=scale)
     model[2].bias.data[-1] += wrong
     data = random_data(seed, inputs=2, classes=classes, sizes=(4, 2))
@@ -66,7 +72,9 @@ def test_two_classes_as_a_logit():
     logit[2].weight.data = model[2].weight.data[1:] - model[2].weight.data[:1]
     logit[2].bias.data = model[2].bias.data[1:] - model[2].bias.data[:1]
 
-    class Doubled(nn.Module):  # Logits -z/2 and z/2: another parametrization of the last layer, hence other numbers.
+    class Doubled(
+        nn.Module
+    ):  # Logits -z/2 and z/2: another parametrization of the last layer, hence other numbers.
         def __init__(self):
             super().__init__()
             self.logit = logit
@@ -78,18 +86,23 @@ def test_two_classes_as_a_logit():
     table = hessian_bound(Doubled(), data)
     rows = [_by_hand(logit, x, y) for x, y in zip(data.inputs, data.targets, strict=True)]
     expected = np.array([np.mean(rows[a:b], axis=0) for a, b in [(0, 12), (12, 17), (17, 20)]])
-    np.testing.assert_allclose(table[["closeness", "spectral", "signed", "printed"]], expected, rtol=1e-9)
+    np.testing.assert_allclose(
+        table[["closeness", "spectral", "signed", "printed"]], expected, rtol=1e-9
+    )
 
 
 def _by_hand(logit, x, y):
-    """Closeness, spectral, signed and printed bound of one sample from the gradient and the Hessian of the logit."""
+    """Closeness, spectral, signed and printed bound of one sample from the gradient and the Hessian
+    of the logit."""
     shapes = [weight.shape for weight in logit.parameters()]
     theta = torch.cat([weight.detach().flatten() for weight in logit.parameters()])
     names = [name for name, _ in logit.named_parameters()]
 
     def z(theta):
         parts = theta.split([shape.numel() for shape in shapes])
-        weights = {name: part.view(shape) for name, part, shape in zip(names, parts, shapes, strict=True)}
+        weights = {
+            name: part.view(shape) for name, part, shape in zip(names, parts, shapes, strict=True)
+        }
         return torch.func.functional_call(logit, weights, (x,))[0]
 
     p = float(torch.sigmoid(z(theta)))
@@ -106,7 +119,8 @@ def _by_hand(logit, x, y):
 
 
 def test_the_printed_bound_fails_where_positives_are_misclassified():
-    """[T] Theorem 2 as printed, f read as the logit z = c - k t^2 / 2, at t = 0, y = 1: the truth is (1 - p) k."""
+    """[T] Theorem 2 as printed, f read as the logit z = c - k t^2 / 2, at t = 0, y = 1: the truth
+    is (1 - p) k."""
     c, k = 0.5, 2.0
     model, data = Curve(lambda t, x: c - k * t**2 / 2 * x), _positives()
     row = hessian_bound(model, data).loc["all"]
@@ -118,13 +132,17 @@ def test_the_printed_bound_fails_where_positives_are_misclassified():
 
 
 def test_the_printed_bound_fails_on_ordinary_networks():
-    """Positives that are misclassified more and more confidently; the corrected bounds hold in every case."""
+    """Positives that are misclassified more and more confidently; the corrected bounds hold in
+    every case."""
     violated = {"printed": 0, "signed": 0, "spectral": 0}
     for seed in range(60):
         model = smooth_model(seed, inputs=2, hidden=3, classes=2)
         model[2].bias.data += torch.tensor([3.0, -3.0])
         data = fairlib.GroupedDataset(
-            random_data(seed, inputs=2, sizes=(4,)).inputs, [1] * 4, [0] * 4, target_names=["no", "yes"]
+            random_data(seed, inputs=2, sizes=(4,)).inputs,
+            [1] * 4,
+            [0] * 4,
+            target_names=["no", "yes"],
         )
         row, truth = hessian_bound(model, data).loc["0"], _largest(model, data, 0)
         for name in violated:
@@ -134,14 +152,17 @@ def test_the_printed_bound_fails_on_ordinary_networks():
 
 
 def test_the_probability_in_the_place_of_the_logit_fails_for_logistic_regression():
-    """p = 1/2, x = 1: with f = p the printed bound is 1/64, as p'' is zero there; the truth is 1/4."""
+    """p = 1/2, x = 1: with f = p the printed bound is 1/64, as p'' is zero there; the truth is
+    1/4."""
     model, data = Curve(lambda t, x: t * x), _positives()
     row = hessian_bound(model, data).loc["all"]
     p = torch.sigmoid(torch.zeros(1, dtype=torch.float64))
     probability = float(p * (1 - p) * (p * (1 - p)) ** 2)
     assert probability == 1 / 64
     assert _largest(model, data, 0) == pytest.approx(1 / 4)
-    assert row[["closeness", "spectral", "signed", "printed"]].tolist() == pytest.approx([1 / 4] * 4)
+    assert row[["closeness", "spectral", "signed", "printed"]].tolist() == pytest.approx(
+        [1 / 4] * 4
+    )
 
 
 def test_closeness_of_many_classes_is_that_of_the_first_part():
@@ -149,9 +170,13 @@ def test_closeness_of_many_classes_is_that_of_the_first_part():
     names = [name for name, _ in model.named_parameters()]
 
     def logits(*weights):
-        return torch.func.functional_call(model, dict(zip(names, weights, strict=True)), (data.inputs,))[0]
+        return torch.func.functional_call(
+            model, dict(zip(names, weights, strict=True)), (data.inputs,)
+        )[0]
 
-    jacobian = torch.autograd.functional.jacobian(logits, tuple(w.detach() for w in model.parameters()))
+    jacobian = torch.autograd.functional.jacobian(
+        logits, tuple(w.detach() for w in model.parameters())
+    )
     j = torch.cat([part.flatten(1) for part in jacobian], dim=1)
     p = logits(*model.parameters()).softmax(0).detach()
     expected = torch.linalg.eigvalsh(j.T @ (p.diag() - p[:, None] * p) @ j)[-1]
@@ -164,12 +189,16 @@ def test_form_of_the_table(cnn, images):
     table = hessian_bound(cnn, images.subset(range(81)), parameters=["classifier.4.bias"])
     assert list(table) == COLUMNS and table.index.name == "group"
     assert (table.dtypes == np.float64).all()
-    assert table.loc["few"].isna().all() and np.isfinite(table.loc["some", ["closeness", "spectral"]]).all()
+    assert (
+        table.loc["few"].isna().all()
+        and np.isfinite(table.loc["some", ["closeness", "spectral"]]).all()
+    )
 
 
 @pytest.mark.parametrize("name", ["cnn", "tiny-resnet"])
 def test_lanczos_agrees_with_whole_matrices(images, name):
-    """Of the parameters, some few, so that a matrix can be formed; then with too few products to form it."""
+    """Of the parameters, some few, so that a matrix can be formed; then with too few products to
+    form it."""
     model = fairlib.build(name, num_classes=3, in_channels=1, image_size=8).double()
     few = images.subset([0, 1, 2, 90, 91, 115])
     chosen = [name for name, weight in model.named_parameters() if weight.numel() <= 160][:3]
@@ -208,8 +237,12 @@ def test_a_pruned_model_counts_only_the_weights_it_kept():
         assert float(torch.linalg.eigvalsh(hessian)[-1]) <= row.signed * (1 + 1e-9)
     lanczos = hessian_bound(pruned, data, limit=int(kept.sum()) - 1)
     np.testing.assert_allclose(lanczos["spectral"], table["spectral"], rtol=1e-3)
-    model.load_state_dict({name: pruned.get_parameter(name) for name, _ in model.named_parameters()})
-    assert (table["closeness"] < hessian_bound(model, data)["closeness"]).all()  # The same weights, all of them free.
+    model.load_state_dict(
+        {name: pruned.get_parameter(name) for name, _ in model.named_parameters()}
+    )
+    assert (
+        table["closeness"] < hessian_bound(model, data)["closeness"]
+    ).all()  # The same weights, all of them free.
     nothing = fairlib.network.masks.apply(model, {"0.weight": torch.zeros(6, 3, dtype=torch.bool)})
     with pytest.raises(ValueError, match=r"every weight of 0\.weight is pruned"):
         hessian_bound(nothing, data, parameters=["0.weight"])
@@ -255,7 +288,9 @@ def test_leaves_the_model_as_it_was(images):
 
 
 def test_chunks_do_not_show(monkeypatch):
-    module = importlib.import_module("fairlib.diagnostics.hessian_bound")  # The package has a function of that name.
+    module = importlib.import_module(
+        "fairlib.diagnostics.hessian_bound"
+    )  # The package has a function of that name.
     model, data = smooth_model(9), random_data(9)
     whole = hessian_bound(model, data)
     monkeypatch.setattr(module, "BUDGET", 2**19)
@@ -280,7 +315,9 @@ def test_bad_input():
     with pytest.raises(ValueError, match=r"logits \(N, 4\)"):
         hessian_bound(model, random_data(11, classes=4))
     root = Curve(lambda t, x: (t * x).abs().sqrt())
-    with pytest.raises(FloatingPointError, match="gradients of the logits are NaN or infinite on 2 of 2 samples"):
+    with pytest.raises(
+        FloatingPointError, match="gradients of the logits are NaN or infinite on 2 of 2 samples"
+    ):
         hessian_bound(root, _positives(2))
     model[2].weight.data[0, 0] = math.inf
     with pytest.raises(FloatingPointError):
@@ -288,10 +325,15 @@ def test_bad_input():
 
 
 def test_second_derivatives_that_are_not_finite():
-    """|t|^(3/2) at zero has a gradient and no second derivative; in a network of some more parameters likewise."""
+    """|t|^(3/2) at zero has a gradient and no second derivative; in a network of some more
+    parameters likewise."""
     power = Curve(lambda t, x: (t * x).abs() ** 1.5)
-    with pytest.raises(FloatingPointError, match="second derivatives of the logits are NaN or infinite on 1 of 1"):
+    with pytest.raises(
+        FloatingPointError, match="second derivatives of the logits are NaN or infinite on 1 of 1"
+    ):
         hessian_bound(power, _positives())
     wide = nn.Sequential(nn.Linear(1, 3, bias=False).double(), power)
-    with pytest.raises(FloatingPointError, match="second derivatives of the logits are NaN or infinite on 1 of 1"):
+    with pytest.raises(
+        FloatingPointError, match="second derivatives of the logits are NaN or infinite on 1 of 1"
+    ):
         hessian_bound(wide, _positives(), limit=2)

@@ -18,7 +18,9 @@ def operator(matrix: torch.Tensor):
 
 
 def symmetric(size: int, seed: int) -> torch.Tensor:
-    matrix = torch.randn(size, size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    matrix = torch.randn(
+        size, size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    )
     return matrix + matrix.T
 
 
@@ -30,28 +32,48 @@ def test_the_largest_is_the_algebraically_largest_not_the_one_of_largest_magnitu
 
 
 @settings(deadline=None, max_examples=50)
-@given(size=st.integers(1, 40), seed=st.integers(0, 1000), end=st.sampled_from(["largest", "smallest", "both"]))
+@given(
+    size=st.integers(1, 40),
+    seed=st.integers(0, 1000),
+    end=st.sampled_from(["largest", "smallest", "both"]),
+)
 def test_agrees_with_a_dense_decomposition(size, seed, end):
     matrix = symmetric(size, seed)
-    start = torch.randn(size, generator=torch.Generator().manual_seed(seed + 1), dtype=torch.float64)
+    start = torch.randn(
+        size, generator=torch.Generator().manual_seed(seed + 1), dtype=torch.float64
+    )
     pairs, _, products = lanczos(operator(matrix), start, ends=end, tol=1e-10, limit=100)
     expected = torch.linalg.eigvalsh(matrix)
     for place, pair in pairs.items():
-        assert pair.value == pytest.approx(expected[place].item(), abs=1e-7 * expected.abs().max().item())
-        assert norm(matrix @ pair.vector - pair.value * pair.vector) == pytest.approx(pair.residual, abs=1e-6)
+        assert pair.value == pytest.approx(
+            expected[place].item(), abs=1e-7 * expected.abs().max().item()
+        )
+        assert norm(matrix @ pair.vector - pair.value * pair.vector) == pytest.approx(
+            pair.residual, abs=1e-6
+        )
     assert products <= size
 
 
 @settings(deadline=None, max_examples=30)
-@given(size=st.integers(20, 60), seed=st.integers(0, 1000), end=st.sampled_from(["largest", "smallest", "both"]))
+@given(
+    size=st.integers(20, 60),
+    seed=st.integers(0, 1000),
+    end=st.sampled_from(["largest", "smallest", "both"]),
+)
 def test_a_process_that_is_restarted_agrees_too_and_its_residual_is_the_true_one(size, seed, end):
     matrix = symmetric(size, seed)
-    start = torch.randn(size, generator=torch.Generator().manual_seed(seed + 1), dtype=torch.float64)
+    start = torch.randn(
+        size, generator=torch.Generator().manual_seed(seed + 1), dtype=torch.float64
+    )
     pairs, _, _ = lanczos(operator(matrix), start, ends=end, tol=1e-9, limit=2000, room=8)
     expected = torch.linalg.eigvalsh(matrix)
     for place, pair in pairs.items():
-        assert pair.value == pytest.approx(expected[place].item(), abs=1e-6 * expected.abs().max().item())
-        assert norm(matrix @ pair.vector - pair.value * pair.vector) == pytest.approx(pair.residual, abs=1e-8)
+        assert pair.value == pytest.approx(
+            expected[place].item(), abs=1e-6 * expected.abs().max().item()
+        )
+        assert norm(matrix @ pair.vector - pair.value * pair.vector) == pytest.approx(
+            pair.residual, abs=1e-8
+        )
 
 
 def test_a_restarted_process_holds_no_more_vectors_than_it_has_room_for(monkeypatch):
@@ -66,19 +88,27 @@ def test_a_restarted_process_holds_no_more_vectors_than_it_has_room_for(monkeypa
     def seen(vector):
         nonlocal most
         live.append(weakref.ref(vector))
-        most = max(most, sum(vector is not None for vector in {id(ref()): ref() for ref in live}.values()))
+        most = max(
+            most, sum(vector is not None for vector in {id(ref()): ref() for ref in live}.values())
+        )
         return vector
 
     combined = module._combined
-    monkeypatch.setattr(module, "_combined", lambda basis, coefficients: seen(combined(basis, coefficients)))
+    monkeypatch.setattr(
+        module, "_combined", lambda basis, coefficients: seen(combined(basis, coefficients))
+    )
     matrix = symmetric(60, 0)
-    _, _, products = lanczos(product, torch.ones(60, dtype=torch.float64), tol=1e-9, limit=500, room=8)
+    _, _, products = lanczos(
+        product, torch.ones(60, dtype=torch.float64), tol=1e-9, limit=500, room=8
+    )
     assert products > 20 and 8 <= most <= 12
 
 
 def test_a_largest_value_in_the_shadow_of_the_smallest_is_not_taken_too_early():
     """diag(-50, 0 ... .9, 1): the first Ritz values near zero have small residuals beside 50."""
-    matrix = torch.diag(torch.cat([torch.tensor([-50.0]), torch.linspace(0, 0.9, 300), torch.ones(1)]).double())
+    matrix = torch.diag(
+        torch.cat([torch.tensor([-50.0]), torch.linspace(0, 0.9, 300), torch.ones(1)]).double()
+    )
     for seed in range(20):
         start = torch.randn(302, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
         pairs, scale, _ = lanczos(operator(matrix), start, ends="largest", tol=3e-4, limit=100)
@@ -87,17 +117,24 @@ def test_a_largest_value_in_the_shadow_of_the_smallest_is_not_taken_too_early():
 
 @pytest.mark.parametrize("size", [300, 3000, 30000])
 def test_a_start_along_the_second_eigenvector_does_not_end_at_its_eigenvalue(size):
-    """diag(1, .9, others up to .3); without a minimum of steps the process ends at .9, and is sure of it."""
+    """diag(1, .9, others up to .3); without a minimum of steps the process ends at .9, and is sure
+    of it."""
     for seed in range(20):
         generator = torch.Generator().manual_seed(seed)
-        values = torch.cat([torch.tensor([1.0, 0.9]), 0.3 * torch.rand(size, generator=generator)]).double()
+        values = torch.cat(
+            [torch.tensor([1.0, 0.9]), 0.3 * torch.rand(size, generator=generator)]
+        ).double()
         start = torch.randn(size + 2, generator=generator, dtype=torch.float64) / size**0.5
         start[1] += 3 * (1 + seed)
         search = dict(product=operator_of(values), start=start, ends="largest", tol=3e-4)
         pairs, _, products = lanczos(**search)
         assert pairs[-1].value == pytest.approx(1, abs=3e-4) and products >= 8
         hasty, _, products = lanczos(**search, least=1)
-        assert hasty[-1].value == pytest.approx(0.9, abs=3e-3) and hasty[-1].error < 3e-4 and products <= 3
+        assert (
+            hasty[-1].value == pytest.approx(0.9, abs=3e-3)
+            and hasty[-1].error < 3e-4
+            and products <= 3
+        )
 
 
 def operator_of(values: torch.Tensor):
@@ -107,7 +144,9 @@ def operator_of(values: torch.Tensor):
 def test_a_minimum_of_steps_yields_to_the_limit_and_to_the_size_of_the_space():
     values = torch.linspace(0, 1, 40, dtype=torch.float64)
     for limit, size, products in ((5, 40, 5), (50, 3, 3), (50, 40, 12)):
-        found = lanczos(operator_of(values[:size]), torch.ones(size).double(), tol=1.0, limit=limit, least=12)
+        found = lanczos(
+            operator_of(values[:size]), torch.ones(size).double(), tol=1.0, limit=limit, least=12
+        )
         assert found[2] == products
 
 
@@ -123,7 +162,9 @@ def test_the_error_estimate_bounds_the_error_of_an_unfinished_process():
 
 def test_it_stops_where_the_space_is_exhausted_or_invariant():
     matrix = torch.diag(torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=torch.float64))
-    pairs, _, products = lanczos(operator(matrix), torch.tensor([0.0, 1.0, 1.0, 0.0], dtype=torch.float64), tol=1e-12)
+    pairs, _, products = lanczos(
+        operator(matrix), torch.tensor([0.0, 1.0, 1.0, 0.0], dtype=torch.float64), tol=1e-12
+    )
     assert products == 2 and pairs[-1].value == pytest.approx(3.0)
     zero, _, products = lanczos(operator(torch.zeros(3, 3)), torch.ones(3))
     assert products == 1 and zero[-1].value == 0 and zero[-1].residual == 0
@@ -135,12 +176,15 @@ def test_a_small_gap_makes_the_estimate_fall_back_to_the_residual():
 
 
 def test_processes_in_step_are_those_of_the_single_operators():
-    """Value by value; the last one starts at an eigenvector, and has nothing more to find after a product."""
+    """Value by value; the last one starts at an eigenvector, and has nothing more to find after a
+    product."""
     matrices = torch.stack([symmetric(12, seed) for seed in range(4)])
     starts = torch.randn(4, 12, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
     starts[3] = torch.linalg.eigh(matrices[3]).eigenvectors[:, 2]
     together = KrylovInStep(lambda vectors: (matrices @ vectors[:, :, None])[:, :, 0], starts)
-    alone = [Krylov(operator(matrix), start) for matrix, start in zip(matrices, starts, strict=True)]
+    alone = [
+        Krylov(operator(matrix), start) for matrix, start in zip(matrices, starts, strict=True)
+    ]
     for step in range(5):
         together.extend()
         assert together.exhausted.tolist()[:3] == [False] * 3 and (step or together.exhausted[3])

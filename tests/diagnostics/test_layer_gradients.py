@@ -11,7 +11,10 @@ LAYERS = {  # A layer and the shape of one sample.
     "linear": (nn.Linear(5, 4), (5,)),
     "linear, positions": (nn.Linear(5, 4), (3, 7, 5)),
     "conv1d": (nn.Conv1d(4, 6, 3, stride=2, padding=1, groups=2), (4, 9)),
-    "conv2d": (nn.Conv2d(4, 6, (3, 2), dilation=(2, 1), padding="same", padding_mode="circular"), (4, 7, 6)),
+    "conv2d": (
+        nn.Conv2d(4, 6, (3, 2), dilation=(2, 1), padding="same", padding_mode="circular"),
+        (4, 7, 6),
+    ),
     "conv3d": (nn.Conv3d(2, 3, 2, padding=1), (2, 3, 4, 3)),
     "batchnorm1d": (nn.BatchNorm1d(5), (5,)),
     "batchnorm2d": (nn.BatchNorm2d(3), (3, 4, 4)),
@@ -23,13 +26,17 @@ LAYERS = {  # A layer and the shape of one sample.
 
 
 def random_layer(case):
-    """The layer in float64 and eval mode, with statistics that are not 0 and 1, and a batch of 5."""
+    """The layer in float64 and eval mode, with statistics that are not 0 and 1, and a batch of
+    5."""
     layer, shape = LAYERS[case]
     generator = torch.Generator().manual_seed(0)
     layer = layer.double().eval()
     for name, tensor in layer.state_dict().items():
         if tensor.is_floating_point():
-            tensor.copy_(torch.rand(tensor.shape, generator=generator, dtype=torch.float64) + (name == "running_var"))
+            tensor.copy_(
+                torch.rand(tensor.shape, generator=generator, dtype=torch.float64)
+                + (name == "running_var")
+            )
     return layer, torch.randn(5, *shape, generator=generator, dtype=torch.float64), generator
 
 
@@ -53,7 +60,9 @@ def test_rules_agree_with_vmap(case, masked):
         expected["weight"] = expected["weight"] * mask
     found = RULES[type(layer)](layer, inputs, outgoing, ["weight", "bias"], mask)
     for kind in ("weight", "bias"):
-        torch.testing.assert_close(found[kind], expected[kind].flatten(1).square().sum(1), rtol=1e-10, atol=0)
+        torch.testing.assert_close(
+            found[kind], expected[kind].flatten(1).square().sum(1), rtol=1e-10, atol=0
+        )
         alone = RULES[type(layer)](layer, inputs, outgoing, [kind], mask)
         assert list(alone) == [kind]
         torch.testing.assert_close(alone[kind], found[kind], rtol=0, atol=0)
@@ -63,7 +72,12 @@ def test_rules_agree_with_vmap(case, masked):
 @pytest.mark.parametrize("masked", [False, True])
 def test_every_form_of_the_sum_of_outer_products(positions, masked):
     generator = torch.Generator().manual_seed(0)
-    u, delta = (torch.randn(5, 2, size, positions, generator=generator, dtype=torch.float64) for size in (3, 4))
+    u, delta = (
+        torch.randn(5, 2, size, positions, generator=generator, dtype=torch.float64)
+        for size in (3, 4)
+    )
     mask = torch.rand(2, 4, 3, generator=generator) < 0.5 if masked else None
     gradient = torch.einsum("ngop,ngip->ngoi", delta, u) * (1 if mask is None else mask)
-    torch.testing.assert_close(_outer(u, delta, mask), gradient.square().sum((1, 2, 3)), rtol=1e-12, atol=0)
+    torch.testing.assert_close(
+        _outer(u, delta, mask), gradient.square().sum((1, 2, 3)), rtol=1e-12, atol=0
+    )

@@ -25,8 +25,12 @@ def test_value_gradient_and_product_agree_with_plain_autograd_and_a_dense_hessia
     assert loss.value() == pytest.approx(plain.item(), rel=1e-12)
     gradient = torch.cat([g.flatten() for g in torch.autograd.grad(plain, list(cnn.parameters()))])
     torch.testing.assert_close(loss.gradient(), gradient)
-    vector = torch.randn(len(gradient), dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    small = fairlib.build("mlp", num_classes=3, in_channels=1, image_size=8, width=0.1, seed=0).eval()
+    vector = torch.randn(
+        len(gradient), dtype=torch.float64, generator=torch.Generator().manual_seed(0)
+    )
+    small = fairlib.build(
+        "mlp", num_classes=3, in_channels=1, image_size=8, width=0.1, seed=0
+    ).eval()
     loss = MeanLoss(small, images, index, dtype=torch.float64)
     vector = vector[: len(loss.theta)]
     torch.testing.assert_close(loss.product(vector), dense_hessian(small, images, 1) @ vector)
@@ -58,7 +62,11 @@ def test_tied_parameters_count_once(images):
     class Tied(nn.Module):
         def __init__(self):
             super().__init__()
-            self.first, self.second, self.out = nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, 3)
+            self.first, self.second, self.out = (
+                nn.Linear(64, 64),
+                nn.Linear(64, 64),
+                nn.Linear(64, 3),
+            )
             self.second.weight = self.first.weight
 
         def forward(self, inputs):
@@ -98,7 +106,9 @@ def test_the_model_is_left_as_it_was(images):
     loss = MeanLoss(model, images)
     loss.product(loss.gradient())
     assert model.training and model[1].training
-    assert all(parameter.grad is None and parameter.requires_grad for parameter in model.parameters())
+    assert all(
+        parameter.grad is None and parameter.requires_grad for parameter in model.parameters()
+    )
     assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
 
 
@@ -114,7 +124,9 @@ def test_a_linear_function_has_no_second_derivative(images):
 def test_a_frozen_backbone_counts_for_the_size_of_a_pass(cnn, images, monkeypatch):
     monkeypatch.setattr(objective, "BUDGET", 7 * 2**10)
     last = list(dict(cnn.named_parameters()))[-2:]
-    assert len(MeanLoss(cnn, images, parameters=last).chunks) == len(MeanLoss(cnn, images).chunks) > 1
+    assert (
+        len(MeanLoss(cnn, images, parameters=last).chunks) == len(MeanLoss(cnn, images).chunks) > 1
+    )
 
 
 def test_masked_weights_are_zero_whatever_stands_in_their_place(cnn, images):
@@ -128,7 +140,9 @@ def test_masked_weights_are_zero_whatever_stands_in_their_place(cnn, images):
 def test_bad_input(cnn, images):
     with pytest.raises(ValueError, match="each once"):
         MeanLoss(cnn, images, parameters=[])
-    batchwise = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64, track_running_stats=False), nn.Linear(64, 3))
+    batchwise = nn.Sequential(
+        nn.Flatten(), nn.BatchNorm1d(64, track_running_stats=False), nn.Linear(64, 3)
+    )
     with pytest.raises(ValueError, match="1 normalizes by its batch also in eval mode"):
         MeanLoss(batchwise, images)
     with pytest.raises(ValueError, match="unknown parameter 'no'; known: "):
@@ -144,6 +158,8 @@ def test_bad_input(cnn, images):
 
 def test_drawn_labels_leave_no_gradient_on_average(cnn, images):
     loss = MeanLoss(cnn.double(), images)
-    draws = torch.stack([loss.sampled_gradient(torch.Generator().manual_seed(seed)) for seed in range(200)])
+    draws = torch.stack(
+        [loss.sampled_gradient(torch.Generator().manual_seed(seed)) for seed in range(200)]
+    )
     mean, spread = draws.mean(0).norm(), draws.norm(dim=1).mean()
     assert mean < 0.2 * spread

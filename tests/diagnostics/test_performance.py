@@ -7,7 +7,10 @@ import fairlib
 from fairlib.diagnostics import diagnose, group_performance
 from fairlib.diagnostics.performance import constant_accuracy
 
-GROUPS, TARGETS = [0, 0, 0, 0, 1, 1, 1], [0, 0, 0, 1, 0, 1, 1]  # Class 0 four times, class 1 three times.
+GROUPS, TARGETS = (
+    [0, 0, 0, 0, 1, 1, 1],
+    [0, 0, 0, 1, 0, 1, 1],
+)  # Class 0 four times, class 1 three times.
 
 
 def _data(targets=TARGETS) -> fairlib.GroupedDataset:
@@ -19,7 +22,9 @@ def test_the_constant_answer_is_the_most_frequent_class_of_all_groups_together()
     found = constant_accuracy(_data())["constant"]
     assert found.index.tolist() == ["a", "b", "empty"]
     np.testing.assert_allclose(found, [3 / 4, 1 / 3, np.nan])
-    np.testing.assert_allclose(constant_accuracy(_data([1 - y for y in TARGETS]))["constant"], [3 / 4, 1 / 3, np.nan])
+    np.testing.assert_allclose(
+        constant_accuracy(_data([1 - y for y in TARGETS]))["constant"], [3 / 4, 1 / 3, np.nan]
+    )
 
 
 def test_the_constant_answer_has_the_accuracy_of_a_network_that_gives_it():
@@ -46,4 +51,6 @@ def test_a_column_that_has_the_name_of_its_diagnostic_keeps_it():
     splits = fairlib.load("digits", limit=300, seed=0)
     for split, part in (("train", splits.train), ("test", splits.test)):
         rows = study[(study["split"] == split) & (study["stage"] == "dense")].set_index("group")
-        np.testing.assert_allclose(rows["constant"], constant_accuracy(part)["constant"].loc[rows.index])
+        np.testing.assert_allclose(
+            rows["constant"], constant_accuracy(part)["constant"].loc[rows.index]
+        )

@@ -15,12 +15,17 @@ from fairlib.diagnostics.sample_gradients import sample_gradient_norms
 
 
 def _looped(model: nn.Module, data: fairlib.GroupedDataset, names=None) -> np.ndarray:
-    """One backward pass a sample, the slow and certain way; through masked weights it is masked by itself."""
+    """One backward pass a sample, the slow and certain way; through masked weights it is masked by
+    itself."""
     model = copy.deepcopy(model).eval()
-    parameters = [weight for name, weight in model.named_parameters() if names is None or name in names]
+    parameters = [
+        weight for name, weight in model.named_parameters() if names is None or name in names
+    ]
     norms = []
     for i in range(len(data)):
-        loss = cross_entropy(model(data.batch([i], dtype=parameters[0].dtype)), data.targets[i : i + 1])
+        loss = cross_entropy(
+            model(data.batch([i], dtype=parameters[0].dtype)), data.targets[i : i + 1]
+        )
         gradients = torch.autograd.grad(loss, parameters, materialize_grads=True)
         norms.append(sum(gradient.double().square().sum().item() for gradient in gradients) ** 0.5)
     return np.array(norms)
@@ -51,23 +56,41 @@ def ways(monkeypatch):
 def test_agrees_with_a_loop_for_every_model_of_the_zoo(name, sparsity, ways):
     model, batch = zoo_model(name)
     data = _data(batch.shape[1:])
-    model = fairlib.prune(model.double(), "random", sparsity=sparsity) if sparsity else model.double()
+    model = (
+        fairlib.prune(model.double(), "random", sparsity=sparsity) if sparsity else model.double()
+    )
     # rtol: p - 1 of a sample that is fitted to 1e-12 has few digits in the loop, all of them here.
-    np.testing.assert_allclose(sample_gradient_norms(model, data), _looped(model, data), rtol=1e-4, atol=1e-12)
+    np.testing.assert_allclose(
+        sample_gradient_norms(model, data), _looped(model, data), rtol=1e-4, atol=1e-12
+    )
     assert ways == ["_in_one_pass"]
 
 
 CASES = {
     "padding, stride, dilation": nn.Sequential(
-        nn.Conv2d(2, 4, (3, 2), stride=(1, 2), padding=1, dilation=(2, 1)), nn.ReLU(), nn.Flatten(), nn.LazyLinear(3)
+        nn.Conv2d(2, 4, (3, 2), stride=(1, 2), padding=1, dilation=(2, 1)),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.LazyLinear(3),
     ),
     "groups, reflected": nn.Sequential(
-        nn.Conv2d(2, 6, 3, padding=1, padding_mode="reflect", groups=2), nn.Tanh(), nn.Flatten(), nn.LazyLinear(3)
+        nn.Conv2d(2, 6, 3, padding=1, padding_mode="reflect", groups=2),
+        nn.Tanh(),
+        nn.Flatten(),
+        nn.LazyLinear(3),
     ),
-    "same": nn.Sequential(nn.Conv2d(2, 3, (3, 5), padding="same"), nn.GELU(), nn.Flatten(), nn.LazyLinear(3)),
-    "one dimension": nn.Sequential(nn.Flatten(2), nn.Conv1d(2, 3, 5), nn.ReLU(), nn.Flatten(), nn.LazyLinear(3)),
+    "same": nn.Sequential(
+        nn.Conv2d(2, 3, (3, 5), padding="same"), nn.GELU(), nn.Flatten(), nn.LazyLinear(3)
+    ),
+    "one dimension": nn.Sequential(
+        nn.Flatten(2), nn.Conv1d(2, 3, 5), nn.ReLU(), nn.Flatten(), nn.LazyLinear(3)
+    ),
     "three dimensions": nn.Sequential(
-        nn.Unflatten(1, (1, 2)), nn.Conv3d(1, 3, 2), nn.BatchNorm3d(3), nn.Flatten(), nn.LazyLinear(3)
+        nn.Unflatten(1, (1, 2)),
+        nn.Conv3d(1, 3, 2),
+        nn.BatchNorm3d(3),
+        nn.Flatten(),
+        nn.LazyLinear(3),
     ),
     "in place": nn.Sequential(
         nn.Conv2d(2, 3, 3),
@@ -78,10 +101,19 @@ CASES = {
         nn.LazyLinear(3),
     ),
     "normalizations": nn.Sequential(
-        nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.LayerNorm([4, 4]), nn.Flatten(), nn.LazyLinear(3), nn.BatchNorm1d(3)
+        nn.Conv2d(2, 4, 3),
+        nn.GroupNorm(2, 4),
+        nn.LayerNorm([4, 4]),
+        nn.Flatten(),
+        nn.LazyLinear(3),
+        nn.BatchNorm1d(3),
     ),
-    "positions": nn.Sequential(nn.Flatten(2), nn.Linear(36, 4), nn.LayerNorm(4), nn.Flatten(), nn.LazyLinear(3)),
-    "rows and columns": nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 2), nn.Flatten(), nn.LazyLinear(3)),
+    "positions": nn.Sequential(
+        nn.Flatten(2), nn.Linear(36, 4), nn.LayerNorm(4), nn.Flatten(), nn.LazyLinear(3)
+    ),
+    "rows and columns": nn.Sequential(
+        nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 2), nn.Flatten(), nn.LazyLinear(3)
+    ),
 }
 
 
@@ -134,7 +166,8 @@ class Scaled(nn.Linear):
 
 
 class Branching(nn.Module):
-    """Neither hooks nor vmap can do it: a parameter of its own, and a branch that looks at a value."""
+    """Neither hooks nor vmap can do it: a parameter of its own, and a branch that looks at a
+    value."""
 
     def __init__(self):
         super().__init__()
@@ -182,7 +215,9 @@ def test_hooks_of_others_and_parametrizations_fall_back(ways):
     hooked[0].register_forward_hook(lambda layer, inputs, output: output * layer.weight.sum())
     normed = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(4, 3))).double()
     for model in (hooked, normed):
-        np.testing.assert_allclose(sample_gradient_norms(model, data), _looped(model, data), rtol=1e-9)
+        np.testing.assert_allclose(
+            sample_gradient_norms(model, data), _looped(model, data), rtol=1e-9
+        )
     assert ways == ["_in_one_pass", "_one_by_one"] * 2
 
 
@@ -196,9 +231,13 @@ def test_a_layer_that_is_not_used_has_no_gradient():
             return self.out(hidden)
 
     model, data = Auxiliary().double(), _data((4,))
-    found = sample_gradient_norms(model, data, parameters=["out.weight", "out.bias", "second.bias", "first.bias"])
+    found = sample_gradient_norms(
+        model, data, parameters=["out.weight", "out.bias", "second.bias", "first.bias"]
+    )
     np.testing.assert_allclose(found, _looped(model, data, ["out.weight", "out.bias"]), rtol=1e-9)
-    np.testing.assert_array_equal(sample_gradient_norms(model, data, parameters=["first.bias"]), np.zeros(8))
+    np.testing.assert_array_equal(
+        sample_gradient_norms(model, data, parameters=["first.bias"]), np.zeros(8)
+    )
 
 
 def test_chunks_and_blocks_do_not_show(cnn, images, monkeypatch):
@@ -213,7 +252,9 @@ def test_float64_on_request(cnn, images):
     model = fairlib.build("tiny-resnet", num_classes=3, in_channels=1, image_size=8)
     for network in (cnn, model):
         expected = sample_gradient_norms(copy.deepcopy(network).double(), images)
-        np.testing.assert_allclose(sample_gradient_norms(network, images, dtype=torch.float64), expected, rtol=1e-12)
+        np.testing.assert_allclose(
+            sample_gradient_norms(network, images, dtype=torch.float64), expected, rtol=1e-12
+        )
 
 
 def test_memory_of_a_gpu_that_runs_out_is_no_reason_for_a_slower_way(cnn, images, monkeypatch):
@@ -233,7 +274,8 @@ def test_choice_of_parameters(cnn, images):
     frozen.features.requires_grad_(False)
     classifier = [name for name in names if name.startswith("classifier")]
     np.testing.assert_array_equal(
-        sample_gradient_norms(frozen, images), sample_gradient_norms(cnn, images, parameters=classifier)
+        sample_gradient_norms(frozen, images),
+        sample_gradient_norms(cnn, images, parameters=classifier),
     )
     with pytest.raises(ValueError, match="unknown parameter 'fc'; known: features"):
         sample_gradient_norms(cnn, images, parameters=["fc"])
@@ -249,7 +291,8 @@ def test_a_group_gradient_is_no_longer_than_its_samples_are_on_average(cnn, imag
 
 
 def test_a_fitted_sample_keeps_its_digits_in_float32():
-    """Autograd rounds p - 1 to a multiple of 6e-8; here p is 1 - 4e-9, and in the second sample 1 - 4e-44."""
+    """Autograd rounds p - 1 to a multiple of 6e-8; here p is 1 - 4e-9, and in the second sample 1 -
+    4e-44."""
     model = nn.Linear(1, 2, bias=False)
     with torch.no_grad():
         model.weight.copy_(torch.tensor([[1.0], [0.0]]))
@@ -275,7 +318,9 @@ def test_leaves_the_model_as_it_was(images):
 def test_not_finite(cnn, images):
     with torch.no_grad():
         cnn.classifier[0].bias[0] = torch.nan
-    with pytest.raises(FloatingPointError, match="the model's outputs are NaN or infinite on 120 of 120 samples"):
+    with pytest.raises(
+        FloatingPointError, match="the model's outputs are NaN or infinite on 120 of 120 samples"
+    ):
         sample_gradient_norms(cnn, images)
 
 

@@ -25,7 +25,9 @@ BATCH_NORM = "the buffer .* of the compressed model differs"
 def _moved(model: nn.Module, step: float, seed: int = 0) -> nn.Module:
     """The model after a step of that length in a random direction."""
     flat = nn.utils.parameters_to_vector(model.parameters()).detach()
-    direction = torch.randn(len(flat), generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(flat)
+    direction = torch.randn(
+        len(flat), generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    ).to(flat)
     moved = copy.deepcopy(model)
     nn.utils.vector_to_parameters(flat + step * direction / direction.norm(), moved.parameters())
     return moved
@@ -55,13 +57,16 @@ def test_agrees_with_whole_matrices():
 @settings(max_examples=20, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 10**6), scale=st.sampled_from([0.5, 1.0, 2.0]))
 def test_the_remainder_is_of_third_order(seed, scale):
-    """Acceptance test 5: ten times the step, a thousand times the remainder, if the network is smooth."""
+    """Acceptance test 5: ten times the step, a thousand times the remainder, if the network is
+    smooth."""
     model, data = smooth_model(seed, scale=scale), random_data(seed, sizes=(10, 5))
     steps = np.array([1e-3, 2e-3, 4e-3, 8e-3])
-    remainders = np.array([taylor_terms(model, _moved(model, s, seed), data)["remainder"] for s in steps])
+    remainders = np.array(
+        [taylor_terms(model, _moved(model, s, seed), data)["remainder"] for s in steps]
+    )
     cubic = remainders / steps[:, None] ** 3
-    # The next term, of fourth order, is as small against the cubic one as the step; where that one happens to vanish
-    # the remainder is smaller still.
+    # The next term, of fourth order, is as small against the cubic one as the step; where that one
+    # happens to vanish the remainder is smaller still.
     assert np.abs(np.diff(cubic, axis=0)).max() <= 0.1 * max(1, np.abs(cubic).max())
     slopes = np.diff(np.log(np.abs(remainders)), axis=0) / np.log(2)
     assert slopes[np.abs(cubic[:-1]) > 0.1].min(initial=3) > 2.8
@@ -80,9 +85,12 @@ def test_the_terms_approach_the_excessive_loss_as_fewer_weights_are_pruned():
 
 
 def test_a_kink_breaks_the_order():
-    """A ReLU network across its kinks: the remainder is not of third order, and the docstring asks for smoothness."""
+    """A ReLU network across its kinks: the remainder is not of third order, and the docstring asks
+    for smoothness."""
     model = nn.Sequential(nn.Linear(1, 1), nn.ReLU(), nn.Linear(1, 2)).double()
-    for weight, value in zip(model.parameters(), ([[1.0]], [-1.0], [[0.0], [1.0]], [0.0, 0.0]), strict=True):
+    for weight, value in zip(
+        model.parameters(), ([[1.0]], [-1.0], [[0.0], [1.0]], [0.0, 0.0]), strict=True
+    ):
         weight.data = torch.tensor(value, dtype=torch.float64)
     data = fairlib.GroupedDataset(np.ones((1, 1)) * (1 - 1e-9), [1], [0], target_names=["0", "1"])
     remainders = []
@@ -95,7 +103,11 @@ def test_a_kink_breaks_the_order():
 
 @pytest.mark.filterwarnings("ignore::fairlib.diagnostics.curvature.ConvergenceWarning")
 @settings(max_examples=10, deadline=None, derandomize=True)
-@given(seed=st.integers(0, 10**6), sparsity=st.sampled_from([0.1, 0.5, 0.9]), scale=st.sampled_from([0.3, 1.0, 3.0]))
+@given(
+    seed=st.integers(0, 10**6),
+    sparsity=st.sampled_from([0.1, 0.5, 0.9]),
+    scale=st.sampled_from([0.3, 1.0, 3.0]),
+)
 def test_the_bound_is_above_the_terms_and_its_eigenvalue_above_the_true_one(seed, sparsity, scale):
     model, data = smooth_model(seed, scale=scale), random_data(seed, sizes=(10, 5))
     pruned = fairlib.prune(model, "magnitude", sparsity=sparsity)
@@ -117,7 +129,10 @@ def test_the_bound_is_above_the_terms_and_its_eigenvalue_above_the_true_one(seed
 
 def test_the_largest_eigenvalue_counts_not_the_largest_magnitude():
     """Confident errors of a wide network: the smallest eigenvalue has the larger magnitude."""
-    model, data = smooth_model(3, hidden=20, classes=2, scale=0.7), random_data(3, classes=2, sizes=(2,))
+    model, data = (
+        smooth_model(3, hidden=20, classes=2, scale=0.7),
+        random_data(3, classes=2, sizes=(2,)),
+    )
     model[2].bias.data += torch.tensor([6.0, -6.0]) * (1 if int(data.targets[0]) else -1)
     data = data.subset([0])
     eigenvalues = torch.linalg.eigvalsh(dense_hessian(model, data, 0))
@@ -131,11 +146,15 @@ def test_an_eigenvalue_that_was_missed_does_not_spoil_the_bound(monkeypatch):
     missed = Found({-1: Ritz(-1.0, torch.zeros(1), 0.0, 0.0, 1.0)}, 1.0, 3)
     monkeypatch.setattr("fairlib.diagnostics.taylor.extremes", lambda *_, **__: missed)
     moved = _moved(model, 0.5)
-    assert (excessive_loss_bound(model, moved, data)["bound"] >= taylor_terms(model, moved, data)["taylor"]).all()
+    assert (
+        excessive_loss_bound(model, moved, data)["bound"]
+        >= taylor_terms(model, moved, data)["taylor"]
+    ).all()
 
 
 def test_the_remainder_may_exceed_the_bound():
-    """A confident logistic model, pruned to zero: gradient and Hessian tell nothing, the loss rises by log 2."""
+    """A confident logistic model, pruned to zero: gradient and Hessian tell nothing, the loss rises
+    by log 2."""
     model = nn.Linear(1, 2, bias=False).double()
     model.weight.data = torch.tensor([[0.0], [10.0]], dtype=torch.float64)
     data = fairlib.GroupedDataset(np.ones((4, 1)), [1] * 4, [0] * 4, target_names=["0", "1"])
@@ -149,17 +168,22 @@ def test_no_step_costs_nothing():
     model, data = smooth_model(5), random_data(5)
     assert (taylor_terms(model, copy.deepcopy(model), data) == 0).all().all()
     bound = excessive_loss_bound(model, model, data)
-    assert (bound[["step", "bound", "excessive_loss"]] == 0).all().all() and (bound["largest"] > 0).all()
+    assert (bound[["step", "bound", "excessive_loss"]] == 0).all().all() and (
+        bound["largest"] > 0
+    ).all()
 
 
 def test_weights_of_the_other_model_alone_are_read(images):
-    """Statistics of BatchNorm that finetuning moved: the excessive loss is that with the dense model's, as warned."""
+    """Statistics of BatchNorm that finetuning moved: the excessive loss is that with the dense
+    model's, as warned."""
     model = fairlib.build("tiny-resnet", num_classes=3, in_channels=1, image_size=8).double()
     compressed = fairlib.prune(model, "magnitude", sparsity=0.7)
     expected = taylor_terms(model, compressed, images)
     compressed.bn1.running_mean += 1
     compressed.bn1.num_batches_tracked += 5
-    with pytest.warns(UserWarning, match=r"the buffer bn1\.running_mean of the compressed model differs"):
+    with pytest.warns(
+        UserWarning, match=r"the buffer bn1\.running_mean of the compressed model differs"
+    ):
         found = taylor_terms(model, compressed, images)
     assert found.equals(expected)
     with pytest.warns(UserWarning, match=BATCH_NORM):
@@ -171,7 +195,9 @@ def test_leaves_both_models_as_they_were(images):
     model = fairlib.build("tiny-resnet", num_classes=3, in_channels=1, image_size=8).train()
     compressed = fairlib.prune(model, "magnitude", sparsity=0.7).train()
     model.fc.weight.grad = torch.ones_like(model.fc.weight)
-    before = [{name: value.clone() for name, value in m.state_dict().items()} for m in (model, compressed)]
+    before = [
+        {name: value.clone() for name, value in m.state_dict().items()} for m in (model, compressed)
+    ]
     taylor_terms(model, compressed, images)
     excessive_loss_bound(model, compressed, images, tol=0.1)
     for m, state in zip((model, compressed), before, strict=True):
@@ -205,13 +231,17 @@ def test_some_parameters_move_and_the_others_stay():
     part = taylor_terms(model, pruned, data, parameters=["2.weight", "2.bias"])
     np.testing.assert_allclose(part, taylor_terms(model, swapped, data), rtol=1e-9, atol=1e-14)
     bound = excessive_loss_bound(model, pruned, data, parameters=["2.weight"])
-    assert bound["step"].iloc[0] == pytest.approx(float((pruned[2].weight - model[2].weight).detach().norm()))
+    assert bound["step"].iloc[0] == pytest.approx(
+        float((pruned[2].weight - model[2].weight).detach().norm())
+    )
 
 
 def test_frozen_parameters_that_moved_count():
     model, data = smooth_model(8), random_data(8)
     expected = taylor_terms(model, _moved(model, 0.1), data)
-    assert taylor_terms(copy.deepcopy(model).requires_grad_(False), _moved(model, 0.1), data).equals(expected)
+    assert taylor_terms(
+        copy.deepcopy(model).requires_grad_(False), _moved(model, 0.1), data
+    ).equals(expected)
 
 
 def test_tied_parameters_move_once():
@@ -240,16 +270,26 @@ def test_the_type_of_the_computation():
     compressed = _moved(model, 0.1)
     single, moved = copy.deepcopy(model).float(), copy.deepcopy(compressed).float()
     exact = taylor_terms(copy.deepcopy(single).double(), copy.deepcopy(moved).double(), data)
-    np.testing.assert_allclose(taylor_terms(single, moved, data, dtype=torch.float64), exact, rtol=1e-12)
-    np.testing.assert_allclose(taylor_terms(single, moved, data)["taylor"], exact["taylor"], rtol=1e-3)
+    np.testing.assert_allclose(
+        taylor_terms(single, moved, data, dtype=torch.float64), exact, rtol=1e-12
+    )
+    np.testing.assert_allclose(
+        taylor_terms(single, moved, data)["taylor"], exact["taylor"], rtol=1e-3
+    )
     assert (taylor_terms(single, moved, data).dtypes == np.float64).all()
 
 
 def test_an_empty_group_is_nan():
     model, data = smooth_model(11), random_data(11).subset(range(13))
-    for table in (taylor_terms(model, _moved(model, 0.1), data), excessive_loss_bound(model, _moved(model, 0.1), data)):
+    for table in (
+        taylor_terms(model, _moved(model, 0.1), data),
+        excessive_loss_bound(model, _moved(model, 0.1), data),
+    ):
         assert table.index.tolist() == ["group 0", "group 1", "group 2"]
-        assert table.notna().all(axis=1).tolist() == [True, True, False] and table.loc["group 2"].isna().all()
+        assert (
+            table.notna().all(axis=1).tolist() == [True, True, False]
+            and table.loc["group 2"].isna().all()
+        )
 
 
 def test_chunks_do_not_show(monkeypatch):
@@ -262,10 +302,13 @@ def test_chunks_do_not_show(monkeypatch):
 def test_bad_input(cnn):
     model, data = smooth_model(13), random_data(13)
     with pytest.raises(
-        ValueError, match=r"same parameters; 0\.weight is \(6, 3\) in the model and \(8, 3\) in the comp"
+        ValueError,
+        match=r"same parameters; 0\.weight is \(6, 3\) in the model and \(8, 3\) in the comp",
     ):
         taylor_terms(model, smooth_model(13, hidden=8), data)
-    with pytest.raises(ValueError, match=r"same parameters; 0\.weight is \(6, 3\) in the model and missing in"):
+    with pytest.raises(
+        ValueError, match=r"same parameters; 0\.weight is \(6, 3\) in the model and missing in"
+    ):
         excessive_loss_bound(model, cnn, data)
     with pytest.raises(ValueError, match=r"unknown parameter 'fc'; known: 0\.weight"):
         taylor_terms(model, model, data, parameters=["fc"])

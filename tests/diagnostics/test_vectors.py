@@ -16,12 +16,17 @@ def test_inner_products_of_millions_of_float32_are_summed_in_float64():
 
 def test_vectors_in_parts_are_flat_ones_taken_apart():
     generator = torch.Generator().manual_seed(0)
-    a, b = ([torch.randn(shape, generator=generator).double() for shape in [(3, 2), (4,), ()]] for _ in range(2))
+    a, b = (
+        [torch.randn(shape, generator=generator).double() for shape in [(3, 2), (4,), ()]]
+        for _ in range(2)
+    )
     one, other = (torch.cat([part.flatten() for part in vector]) for vector in (a, b))
     assert float(dot(a, b)) == pytest.approx(inner(one, other)) == pytest.approx(float(one @ other))
     assert float(parts_norm(a)) == pytest.approx(norm(one)) == pytest.approx(float(one.norm()))
     torch.testing.assert_close(torch.cat([part.flatten() for part in parts_unit(a)]), unit(one))
-    torch.testing.assert_close(torch.cat([part.flatten() for part in moved(a, -0.5, b)]), one - other / 2)
+    torch.testing.assert_close(
+        torch.cat([part.flatten() for part in moved(a, -0.5, b)]), one - other / 2
+    )
 
 
 def test_zero_has_no_direction_and_stays():

@@ -35,9 +35,13 @@ def student() -> nn.Module:
 
 
 @pytest.mark.parametrize("settings", [{}, {"temperature": 2.5, "weight": 3.0, "hard": 0.5}])
-def test_a_loop_written_by_hand_gives_the_same_weights_to_the_last_bit(teacher, student, images, settings):
+def test_a_loop_written_by_hand_gives_the_same_weights_to_the_last_bit(
+    teacher, student, images, settings
+):
     trained = distil(teacher, student, data=images, train=TRAIN, seed=11, distillation=settings)
-    temperature, weight, hard = (settings.get(name, x) for name, x in (("temperature", 4), ("weight", 1), ("hard", 1)))
+    temperature, weight, hard = (
+        settings.get(name, x) for name, x in (("temperature", 4), ("weight", 1), ("hard", 1))
+    )
 
     by_hand, pixels = copy.deepcopy(student), images.inputs.float() / 255
     optimizer = torch.optim.SGD(by_hand.parameters(), lr=0.02, momentum=0.9, weight_decay=5e-4)
@@ -63,12 +67,18 @@ def test_alone_is_fit_and_logits_is_fit_with_the_teacher(teacher, student, image
     alone = distil(teacher, student, data=images, method="alone", train=TRAIN, seed=3)
     assert same(alone, fairlib.fit(student, images, seed=3, **TRAIN))
     taught = distil(teacher, student, data=images, train=TRAIN, seed=3)
-    assert same(taught, fairlib.fit(student, images, seed=3, objective=Distillation(teacher, images), **TRAIN))
+    assert same(
+        taught,
+        fairlib.fit(student, images, seed=3, objective=Distillation(teacher, images), **TRAIN),
+    )
     assert not same(alone, taught)
 
 
 def test_both_methods_start_from_the_same_weights(teacher, images):
-    starts = [distil(teacher, 0.5, data=images, method=method, train={"epochs": 0}, seed=4) for method in METHODS]
+    starts = [
+        distil(teacher, 0.5, data=images, method=method, train={"epochs": 0}, seed=4)
+        for method in METHODS
+    ]
     assert same(*starts)
     built = fairlib.build("cnn", num_classes=3, in_channels=1, image_size=8, width=0.5, seed=4)
     assert torch.equal(starts[0].features[0].weight, built.features[0].weight)
@@ -86,7 +96,9 @@ def test_a_student_learns_and_its_price_is_that_of_its_own_training(teacher, ima
 def test_nothing_that_was_given_is_changed(teacher, student, images):
     before, state = copy.deepcopy((teacher, student)), torch.random.get_rng_state()
     for method in METHODS:
-        one, two = (distil(teacher, student, data=images, method=method, train=TRAIN) for _ in range(2))
+        one, two = (
+            distil(teacher, student, data=images, method=method, train=TRAIN) for _ in range(2)
+        )
         assert same(one, two) and not same(one, student)
     assert same(teacher, before[0]) and same(student, before[1])
     assert torch.equal(state, torch.random.get_rng_state())
@@ -103,12 +115,19 @@ def test_the_width_multiplies_that_of_the_teacher(images):
 def test_another_architecture(teacher, images):
     train = {"epochs": 0}
     small = distil(teacher, 1, data=images, architecture="mlp:hidden=[4]", train=train)
-    assert [layer.out_features for layer in small.classifier if isinstance(layer, nn.Linear)] == [4, 3]
-    half = distil(teacher, 0.5, data=images, architecture=("mlp", {"hidden": [8], "width": 0.5}), train=train)
+    assert [layer.out_features for layer in small.classifier if isinstance(layer, nn.Linear)] == [
+        4,
+        3,
+    ]
+    half = distil(
+        teacher, 0.5, data=images, architecture=("mlp", {"hidden": [8], "width": 0.5}), train=train
+    )
     assert half.classifier[1].out_features == 2
     with pytest.raises(ValueError, match="unknown architecture 'mpl'; known: mlp, cnn"):
         distil(teacher, 0.5, data=images, architecture="mpl")
-    with pytest.raises(TypeError, match="unknown setting 'depth' for architecture 'mlp'; known: hidden, width"):
+    with pytest.raises(
+        TypeError, match="unknown setting 'depth' for architecture 'mlp'; known: hidden, width"
+    ):
         distil(teacher, 0.5, data=images, architecture="mlp:depth=3")
     with pytest.raises(ValueError, match="architecture='mlp' is for a student given by its width"):
         distil(teacher, nn.Linear(64, 3), data=images, architecture="mlp")
@@ -116,16 +135,27 @@ def test_another_architecture(teacher, images):
 
 def test_a_student_as_large_as_its_teacher_is_refused(teacher, images):
     count = f"{parameters(teacher):,}"
-    with pytest.raises(ValueError, match=f"smaller than its teacher: it has {count} parameters of {count}"):
+    with pytest.raises(
+        ValueError, match=f"smaller than its teacher: it has {count} parameters of {count}"
+    ):
         distil(teacher, 1.0, data=images)
     with pytest.raises(ValueError, match=f"it has 165,100 parameters of {count}"):
-        distil(teacher, nn.Sequential(nn.Flatten(), nn.Linear(64, 1000), nn.Linear(1000, 100)), data=images)
+        distil(
+            teacher,
+            nn.Sequential(nn.Flatten(), nn.Linear(64, 1000), nn.Linear(1000, 100)),
+            data=images,
+        )
 
 
 def test_a_width_needs_a_model_that_fairlib_built(teacher, student, images):
-    with pytest.raises(ValueError, match=r"was not made by fairlib\.build, or has lost .*; give a module as student"):
+    with pytest.raises(
+        ValueError,
+        match=r"was not made by fairlib\.build, or has lost .*; give a module as student",
+    ):
         distil(student, 0.5, data=images, method="alone")
-    narrow = fairlib.compact(fairlib.prune(teacher, "filter-norm", sparsity=0.5, data=images), images)
+    narrow = fairlib.compact(
+        fairlib.prune(teacher, "filter-norm", sparsity=0.5, data=images), images
+    )
     with pytest.raises(ValueError, match="has lost layers or channels since"):
         distil(narrow, 0.5, data=images)
 
@@ -144,7 +174,9 @@ def test_a_constraint_holds_in_the_training(teacher, images):
     for method in METHODS:
         held = distil(teacher, 0.5, data=images, method=method, train=TRAIN, constraint=constraint)
         assert "multiplier[few]" in fairlib.history(held)
-        inside = distil(teacher, 0.5, data=images, method=method, train={**TRAIN, "constraint": constraint})
+        inside = distil(
+            teacher, 0.5, data=images, method=method, train={**TRAIN, "constraint": constraint}
+        )
         assert same(held, inside)
         assert "multiplier[few]" not in fairlib.history(
             distil(teacher, 0.5, data=images, method=method, train={"epochs": 1})
@@ -154,16 +186,32 @@ def test_a_constraint_holds_in_the_training(teacher, images):
 @pytest.mark.parametrize(
     ("settings", "error", "message"),
     [
-        ({"method": "hints"}, ValueError, "unknown distillation method 'hints'; known: logits, alone"),
-        ({"heat": 4}, TypeError, "unknown setting 'heat' for distillation method 'logits'; known: distillation"),
+        (
+            {"method": "hints"},
+            ValueError,
+            "unknown distillation method 'hints'; known: logits, alone",
+        ),
+        (
+            {"heat": 4},
+            TypeError,
+            "unknown setting 'heat' for distillation method 'logits'; known: distillation",
+        ),
         (
             {"method": "alone", "distillation": {"temperature": 2}},
             TypeError,
             "unknown setting 'distillation' for distillation method 'alone'; known: none",
         ),
-        ({"distillation": {"heat": 4}}, TypeError, "unknown setting 'heat' for distillation=; known: temperature, we"),
+        (
+            {"distillation": {"heat": 4}},
+            TypeError,
+            "unknown setting 'heat' for distillation=; known: temperature, we",
+        ),
         ({"distillation": {"temperature": 0}}, ValueError, "temperature must lie in"),
-        ({"distillation": 4}, TypeError, "distillation= must be a mapping from names to values, got 4"),
+        (
+            {"distillation": 4},
+            TypeError,
+            "distillation= must be a mapping from names to values, got 4",
+        ),
         ({"train": {"objective": None}}, TypeError, "unknown setting 'objective' for train="),
         ({"train": {"epochs": -1}}, ValueError, "epochs of train= must lie in"),
         ({"student": 0}, ValueError, r"student must lie in \(0, 1\]"),
@@ -172,7 +220,9 @@ def test_a_constraint_holds_in_the_training(teacher, images):
         ({"constraint": "equal"}, TypeError, "constraint must be an object such as"),
     ],
 )
-def test_what_is_not_understood_is_refused_before_anything_is_trained(teacher, images, settings, error, message):
+def test_what_is_not_understood_is_refused_before_anything_is_trained(
+    teacher, images, settings, error, message
+):
     with pytest.raises(error, match=message):
         distil(teacher, **{"student": 0.5, "data": images} | settings)
 
@@ -188,4 +238,8 @@ def test_a_study_asks_for_a_width(teacher, images):
     settings = {"data": images, "seed": 2, "train": {**TRAIN, "device": "cpu"}}
     small = kind.compress(teacher, "alone", 0.5, **settings)
     assert same(small, distil(teacher, 0.5, data=images, method="alone", train=TRAIN, seed=2))
-    assert kind.trains("logits", {}) and kind.constrained("logits") and 0 < kind.kept(small, teacher) < 0.5
+    assert (
+        kind.trains("logits", {})
+        and kind.constrained("logits")
+        and 0 < kind.kept(small, teacher) < 0.5
+    )

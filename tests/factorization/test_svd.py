@@ -23,7 +23,11 @@ def weights(model: nn.Module) -> int:
 
 
 def ranks(model: nn.Module) -> dict[str, int]:
-    return {name: len(module[0].weight) for name, module in model.named_modules() if isinstance(module, Factorized)}
+    return {
+        name: len(module[0].weight)
+        for name, module in model.named_modules()
+        if isinstance(module, Factorized)
+    }
 
 
 def product(pair: Factorized) -> np.ndarray:
@@ -47,7 +51,8 @@ def double(*layers: nn.Module) -> nn.Module:
 def spectra(model: nn.Module) -> dict[str, np.ndarray]:
     found = masks.prunable(model).items()
     return {
-        name: np.linalg.svd(weight.detach().double().flatten(1).numpy(), compute_uv=False) for name, weight in found
+        name: np.linalg.svd(weight.detach().double().flatten(1).numpy(), compute_uv=False)
+        for name, weight in found
     }
 
 
@@ -88,12 +93,17 @@ def test_a_linear_layer_becomes_the_nearest_of_its_rank(bias):
     model = double(nn.Linear(20, 12, bias=bias))
     small = factorize(model, "svd", kept=0.3)
     assert ranks(small) == {"0": 2}
-    np.testing.assert_allclose(product(small[0]), truncated(model[0].weight.detach().numpy(), 2), atol=1e-12)
+    np.testing.assert_allclose(
+        product(small[0]), truncated(model[0].weight.detach().numpy(), 2), atol=1e-12
+    )
     inputs = torch.rand(5, 20, dtype=torch.float64)
     expected = inputs @ torch.from_numpy(product(small[0])).T + (model[0].bias if bias else 0)
     torch.testing.assert_close(small(inputs), expected)
     values = np.linalg.svd(model[0].weight.detach().numpy(), compute_uv=False)[:2]
-    for factor, axis in ((small[0][0].weight, 1), (small[0][1].weight, 0)):  # Evenly between the two.
+    for factor, axis in (
+        (small[0][0].weight, 1),
+        (small[0][1].weight, 0),
+    ):  # Evenly between the two.
         np.testing.assert_allclose(factor.detach().square().sum(axis).numpy(), values, rtol=1e-12)
 
 
@@ -106,13 +116,17 @@ def test_the_squared_error_is_the_sum_of_the_squared_singular_values_that_are_dr
     for name, rank in found.items():
         weight = model.get_submodule(name).weight.detach().flatten(1).numpy()
         error = ((weight - product(small.get_submodule(name))) ** 2).sum()
-        assert error == pytest.approx((np.linalg.svd(weight, compute_uv=False)[rank:] ** 2).sum(), rel=1e-9)
+        assert error == pytest.approx(
+            (np.linalg.svd(weight, compute_uv=False)[rank:] ** 2).sum(), rel=1e-9
+        )
 
 
 def test_counts_by_hand():
-    """Two layers of 100 and 40 weights, whose ranks have 20 and 14 each: at most 4 and 2 are fewer."""
+    """Two layers of 100 and 40 weights, whose ranks have 20 and 14 each: at most 4 and 2 are
+    fewer."""
     model = double(nn.Linear(10, 10), nn.Linear(10, 4))
-    expected = {  # The first layer has its next ranks from shares of 0.4, 0.6 and 0.8 on, the second from 0.7 on.
+    # The first layer has its next ranks from shares of 0.4, 0.6 and 0.8 on, the second from 0.7 on.
+    expected = {
         34: (1, 1),
         53: (1, 1),
         54: (2, 1),
@@ -158,7 +172,10 @@ def test_one_share_of_the_energy_for_all_layers_as_large_as_fits(cnn, kept):
         return {name: 1 + int((energy < share - 1e-12).sum()) for name, energy in shares.items()}
 
     def total(share: float) -> int:
-        return sum(min(rank * sum(shapes[name]), np.prod(shapes[name])) for name, rank in chosen(share).items())
+        return sum(
+            min(rank * sum(shapes[name]), np.prod(shapes[name]))
+            for name, rank in chosen(share).items()
+        )
 
     best = max(share for each in shares.values() for share in each if total(share) <= limit)
     small = factorize(cnn, "svd", kept=kept, by="energy")
@@ -175,8 +192,13 @@ def test_more_is_left_of_every_layer_if_more_may_be_kept(cnn, by):
     levels = np.linspace(0.12, 0.99, 20)
     found = [ranks(factorize(cnn, "svd", kept=float(kept), by=by)) for kept in levels]
     for smaller, larger in itertools.pairwise(found):
-        assert all(larger.get(name, 99) >= rank for name, rank in smaller.items()) and larger.keys() <= smaller.keys()
-    sizes = [weights(factorize(cnn, "svd", kept=float(kept), by=by)) / weights(cnn) for kept in levels]
+        assert (
+            all(larger.get(name, 99) >= rank for name, rank in smaller.items())
+            and larger.keys() <= smaller.keys()
+        )
+    sizes = [
+        weights(factorize(cnn, "svd", kept=float(kept), by=by)) / weights(cnn) for kept in levels
+    ]
     assert all(size <= kept < size + 0.15 for size, kept in zip(sizes, levels, strict=True))
     assert found[0] != found[-1]
 
@@ -184,7 +206,9 @@ def test_more_is_left_of_every_layer_if_more_may_be_kept(cnn, by):
 def test_energy_goes_where_the_weights_are_of_low_rank():
     model = double(nn.Linear(30, 30), nn.Linear(30, 30))
     model[0].weight.data = torch.outer(*torch.rand(2, 30, dtype=torch.float64))
-    by_energy, by_share = (ranks(factorize(model, "svd", kept=0.5, by=by)) for by in ("energy", "share"))
+    by_energy, by_share = (
+        ranks(factorize(model, "svd", kept=0.5, by=by)) for by in ("energy", "share")
+    )
     assert by_energy == {"0": 1, "1": 14} and by_share == {"0": 7, "1": 7}
     model[0].weight.data.zero_()
     assert ranks(factorize(model, "svd", kept=0.5, by="energy")) == {"0": 1, "1": 14}
@@ -197,7 +221,9 @@ def test_a_last_layer_that_stays_whole_takes_its_weights_from_the_others(cnn, by
     small = factorize(cnn, "svd", kept=0.3, by=by, last="whole")
     assert torch.equal(small.classifier[4].weight, last)
     body, total = nn.Sequential(cnn.features, cnn.classifier[:4]), weights(cnn)
-    alone = factorize(body, "svd", kept=(0.3 * total - last.numel()) / (total - last.numel()), by=by)
+    alone = factorize(
+        body, "svd", kept=(0.3 * total - last.numel()) / (total - last.numel()), by=by
+    )
     assert list(ranks(small).values()) == list(ranks(alone).values())
     assert weights(small) == weights(alone) + last.numel() <= 0.3 * total
 
@@ -205,13 +231,17 @@ def test_a_last_layer_that_stays_whole_takes_its_weights_from_the_others(cnn, by
 def test_all_weights_kept_is_a_copy(cnn):
     small = factorize(cnn.train(), "svd", kept=1)
     assert cnn.training and not small.training and not ranks(small)
-    assert all(torch.equal(value, cnn.state_dict()[name]) for name, value in small.state_dict().items())
+    assert all(
+        torch.equal(value, cnn.state_dict()[name]) for name, value in small.state_dict().items()
+    )
     assert memory_of(small).recipe is not None
 
 
 def test_a_rank_below_one_is_refused_and_the_least_is_named():
     model = double(nn.Linear(10, 10), nn.Linear(10, 4))
-    with pytest.raises(ValueError, match=r"kept=0\.2 asks for a rank below one; .* the least is 0\.2429"):
+    with pytest.raises(
+        ValueError, match=r"kept=0\.2 asks for a rank below one; .* the least is 0\.2429"
+    ):
         factorize(model, "svd", kept=0.2)
     assert weights(factorize(model, "svd", kept=0.2429)) == 34
     with pytest.raises(ValueError, match=r"the least is 1$"):
@@ -221,21 +251,28 @@ def test_a_rank_below_one_is_refused_and_the_least_is_named():
 def test_the_model_and_the_generators_are_left_alone(cnn):
     before, state = copy.deepcopy(cnn.state_dict()), torch.random.get_rng_state()
     one, two = (factorize(cnn, "svd", kept=0.4) for _ in range(2))
-    assert all(torch.equal(value, before[name]) for name, value in cnn.state_dict().items()) and not ranks(cnn)
+    assert all(
+        torch.equal(value, before[name]) for name, value in cnn.state_dict().items()
+    ) and not ranks(cnn)
     assert torch.equal(state, torch.random.get_rng_state()) and not one.training
-    assert all(torch.equal(value, two.state_dict()[name]) for name, value in one.state_dict().items())
+    assert all(
+        torch.equal(value, two.state_dict()[name]) for name, value in one.state_dict().items()
+    )
 
 
 def test_pruned_quantized_and_factorized_models_are_refused(cnn):
     sparse = fairlib.prune(cnn, "magnitude", sparsity=0.5)
     with pytest.raises(
-        ValueError, match=r"features\.0\.weight is pruned, quantized or .*: factorize the dense model first, then"
+        ValueError,
+        match=r"features\.0\.weight is pruned, quantized or .*: factorize the dense model first, then",
     ):
         factorize(sparse, "svd", kept=0.5)
     scales = {"features.0.weight": torch.ones(8, 1, 1, 1)}
     with pytest.raises(ValueError, match=r"features\.0\.weight is pruned, quantized or"):
         factorize(quantizers.apply(cnn, scales, dict.fromkeys(scales, 4)), "svd", kept=0.5)
-    with pytest.raises(ValueError, match=r"features\.0 is pruned, quantized or factorized already, and"):
+    with pytest.raises(
+        ValueError, match=r"features\.0 is pruned, quantized or factorized already, and"
+    ):
         factorize(factorize(cnn, "svd", kept=0.5), "svd", kept=0.5)
 
 
@@ -247,7 +284,9 @@ def test_bad_input(cnn):
         factorize(cnn, "svd", kept="1")
     with pytest.raises(ValueError, match="unknown factorization method 'qr'; known: svd"):
         factorize(cnn, "qr", kept=0.5)
-    with pytest.raises(TypeError, match="unknown setting 'rank' for factorization method 'svd'; known: by, last"):
+    with pytest.raises(
+        TypeError, match="unknown setting 'rank' for factorization method 'svd'; known: by, last"
+    ):
         factorize(cnn, "svd", kept=0.5, rank=3)
     with pytest.raises(ValueError, match="unknown value of by 'layer'; known: share, energy"):
         factorize(cnn, "svd", kept=0.5, by="layer")
@@ -259,7 +298,9 @@ def test_bad_input(cnn):
         factorize(nn.Linear(10, 10), "svd", kept=0.5)
     for value in (torch.nan, torch.inf):
         cnn.classifier[0].weight.data[0, 0] = value
-        with pytest.raises(ValueError, match=r"classifier\.0\.weight holds NaN or infinite weights"):
+        with pytest.raises(
+            ValueError, match=r"classifier\.0\.weight holds NaN or infinite weights"
+        ):
             factorize(cnn, "svd", kept=0.5)
 
 
@@ -273,11 +314,16 @@ def test_what_was_saved_is_restored(cnn, images):
     ):
         restored = fairlib.restore(fresh, model.state_dict())
         assert not ranks(fresh) and not restored.training and ranks(restored) == ranks(small)
-        assert all(torch.equal(value, model.state_dict()[name]) for name, value in restored.state_dict().items())
+        assert all(
+            torch.equal(value, model.state_dict()[name])
+            for name, value in restored.state_dict().items()
+        )
         inputs = images.batch(slice(9))
         assert torch.equal(restored(inputs), model(inputs))
     with pytest.raises(ValueError, match="state_dict does not fit this CNN"):
-        fairlib.restore(fairlib.build("cnn", num_classes=4, in_channels=1, image_size=8), small.state_dict())
+        fairlib.restore(
+            fairlib.build("cnn", num_classes=4, in_channels=1, image_size=8), small.state_dict()
+        )
 
 
 def test_factors_are_finetuned_pruned_linearized_and_compacted(cnn, images):
@@ -307,7 +353,9 @@ def test_a_linearized_network_keeps_its_gates(cnn, images):
 def test_grouped_convolutions_stay_and_count(images):
     model = fairlib.build("mobilenetv2", num_classes=3, in_channels=1, image_size=16)
     small = factorize(model, "svd", kept=0.5)
-    grouped = {name for name, m in model.named_modules() if isinstance(m, nn.Conv2d) and m.groups > 1}
+    grouped = {
+        name for name, m in model.named_modules() if isinstance(m, nn.Conv2d) and m.groups > 1
+    }
     assert grouped and not grouped & ranks(small).keys()
     for name in grouped:
         assert torch.equal(small.get_submodule(name).weight, model.get_submodule(name).weight)
@@ -322,13 +370,17 @@ class _Scaled(nn.Linear):
 
 def test_layers_that_may_compute_something_else_stay_as_they_are():
     model = double(
-        nn.Conv2d(4, 8, 3, padding=1, padding_mode="circular"), nn.Flatten(), _Scaled(32, 32), nn.Linear(32, 32)
+        nn.Conv2d(4, 8, 3, padding=1, padding_mode="circular"),
+        nn.Flatten(),
+        _Scaled(32, 32),
+        nn.Linear(32, 32),
     )
     model[3].register_forward_hook(print)
     with pytest.raises(ValueError, match=r"the least is 1$"):
         factorize(model, "svd", kept=0.9)
     model[3]._forward_hooks.clear()
-    # Of 2336 weights 2102 may stay: less the 1312 of the first two layers, they hold 12 ranks of 64.
+    # Of 2336 weights 2102 may stay: less the 1312 of the first two layers, they hold 12 ranks of
+    # 64.
     assert ranks(factorize(model, "svd", kept=0.9)) == {"3": 12}
 
 
@@ -345,10 +397,13 @@ class _Reader(nn.Module):
 
 def test_a_model_that_reads_the_weights_of_its_layers_is_refused_where_its_inputs_are_known():
     attention = nn.MultiheadAttention(8, 2)  # Its layer is no nn.Linear of the plain kind.
-    assert not ranks(factorize(nn.Sequential(attention, nn.Linear(8, 8)), "svd", kept=0.9)).keys() & {"0.out_proj"}
+    assert not ranks(
+        factorize(nn.Sequential(attention, nn.Linear(8, 8)), "svd", kept=0.9)
+    ).keys() & {"0.out_proj"}
     model = nn.Sequential(_Reader(), nn.Linear(10, 10))
     with pytest.raises(
-        ValueError, match=r"Sequential does not run with two layers for one: .*has no attribute 'weight'"
+        ValueError,
+        match=r"Sequential does not run with two layers for one: .*has no attribute 'weight'",
     ):
         factorize(remember(model, input_shape=(10,)), "svd", kept=0.5)
 
@@ -379,4 +434,8 @@ def test_a_study_gives_it_data_and_a_seed_that_it_does_not_need(cnn, images):
     kind = Factorization()
     small = kind.compress(cnn, "svd", 0.4, data=images, seed=3, by="energy")
     assert ranks(small) == ranks(factorize(cnn, "svd", kept=0.4, by="energy"))
-    assert 0.3 < kind.kept(small, cnn) < 0.6 and kind.kept(cnn, cnn) == 1 and not kind.trains("svd", {})
+    assert (
+        0.3 < kind.kept(small, cnn) < 0.6
+        and kind.kept(cnn, cnn) == 1
+        and not kind.trains("svd", {})
+    )

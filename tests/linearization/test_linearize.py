@@ -12,7 +12,11 @@ from fairlib.network import gates
 from fairlib.training.compressors import Method
 from fairlib.training.distillation import Distillation
 
-TRAIN = {"snl": {"epochs": 60, "lr": 0.02, "batch_size": 40}, "deepreduce": {"epochs": 1}, "senet": {"epochs": 1}}
+TRAIN = {
+    "snl": {"epochs": 60, "lr": 0.02, "batch_size": 40},
+    "deepreduce": {"epochs": 1},
+    "senet": {"epochs": 1},
+}
 
 
 def linearize(dense, images, method="random", **settings):
@@ -24,26 +28,50 @@ def linearize(dense, images, method="random", **settings):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_every_method_leaves_the_model_and_the_generators_alone_and_repeats_itself(dense, images, method):
+def test_every_method_leaves_the_model_and_the_generators_alone_and_repeats_itself(
+    dense, images, method
+):
     before, state = copy.deepcopy(dense.state_dict()), torch.random.get_rng_state()
-    one, two = (linearize(dense, images, method, budget=0.3, seed=2, finetune={"epochs": 1}) for _ in range(2))
+    one, two = (
+        linearize(dense, images, method, budget=0.3, seed=2, finetune={"epochs": 1})
+        for _ in range(2)
+    )
     assert all(torch.equal(value, before[name]) for name, value in dense.state_dict().items())
     assert torch.equal(state, torch.random.get_rng_state()) and not one.training
-    assert all(torch.equal(value, two.state_dict()[name]) for name, value in one.state_dict().items())
+    assert all(
+        torch.equal(value, two.state_dict()[name]) for name, value in one.state_dict().items()
+    )
     total = count(one).attrs["total"]
-    assert total <= round(0.3 * 2304) and (total == round(0.3 * 2304) or method in ("snl", "deepreduce"))
+    assert total <= round(0.3 * 2304) and (
+        total == round(0.3 * 2304) or method in ("snl", "deepreduce")
+    )
 
 
 def test_linearizing_is_gating_choosing_and_finetuning_by_distillation(dense, images):
     linear = linearize(
-        dense, images, budget=0.2, seed=4, finetune={"epochs": 3, "lr": 0.01}, distillation={"weight": 2}
+        dense,
+        images,
+        budget=0.2,
+        seed=4,
+        finetune={"epochs": 3, "lr": 0.01},
+        distillation={"weight": 2},
     )
     gated = gate(dense)
-    chosen = gates.apply(gated, gates.keep_relus(gated, gates.drawn(gated, "pixel", 4), round(0.2 * 2304)))
-    by_hand = fairlib.fit(chosen, images, epochs=3, lr=0.01, seed=4, objective=Distillation(dense, images, weight=2))
-    assert all(torch.equal(value, by_hand.state_dict()[name]) for name, value in linear.state_dict().items())
+    chosen = gates.apply(
+        gated, gates.keep_relus(gated, gates.drawn(gated, "pixel", 4), round(0.2 * 2304))
+    )
+    by_hand = fairlib.fit(
+        chosen, images, epochs=3, lr=0.01, seed=4, objective=Distillation(dense, images, weight=2)
+    )
+    assert all(
+        torch.equal(value, by_hand.state_dict()[name])
+        for name, value in linear.state_dict().items()
+    )
     untuned = linearize(dense, images, budget=0.2, seed=4, finetune=0)
-    assert all(torch.equal(value, chosen.state_dict()[name]) for name, value in untuned.state_dict().items())
+    assert all(
+        torch.equal(value, chosen.state_dict()[name])
+        for name, value in untuned.state_dict().items()
+    )
 
 
 def test_a_share_or_a_count_exactly_one(dense, images):
@@ -52,7 +80,10 @@ def test_a_share_or_a_count_exactly_one(dense, images):
     for settings in ({}, {"budget": 0.5, "relus": 5}):
         with pytest.raises(ValueError, match=r"exactly one of budget= .* and relus="):
             linearize(dense, images, **settings)
-    with pytest.raises(ValueError, match="relus must lie between 0 and 2304, the ReLUs that the model has, got 2305"):
+    with pytest.raises(
+        ValueError,
+        match="relus must lie between 0 and 2304, the ReLUs that the model has, got 2305",
+    ):
         linearize(dense, images, relus=2305)
     for budget in (-0.1, 1.1):
         with pytest.raises(ValueError, match=r"budget must lie in \[0, 1\]"):
@@ -87,7 +118,9 @@ def test_a_constraint_holds_in_the_finetuning(dense, images):
     settings = dict(budget=0.1, finetune={"epochs": 4, "lr": 0.02})
     plain = linearize(dense, images, **settings)
     held = linearize(dense, images, **settings, constraint=fairlib.EqualLoss(step=1.0))
-    assert "multiplier[few]" in fairlib.history(held) and "multiplier[few]" not in fairlib.history(plain)
+    assert "multiplier[few]" in fairlib.history(held) and "multiplier[few]" not in fairlib.history(
+        plain
+    )
     by_hand = fairlib.fit(
         linearize(dense, images, budget=0.1, finetune=0),
         images,
@@ -96,13 +129,18 @@ def test_a_constraint_holds_in_the_finetuning(dense, images):
         objective=Distillation(dense, images),
         constraint=fairlib.EqualLoss(step=1.0),
     )
-    assert torch.equal(held.fc.weight, by_hand.fc.weight) and not torch.equal(held.fc.weight, plain.fc.weight)
+    assert torch.equal(held.fc.weight, by_hand.fc.weight) and not torch.equal(
+        held.fc.weight, plain.fc.weight
+    )
 
 
 def test_another_teacher_can_teach(dense, images):
     half = linearize(dense, images, budget=0.5, finetune=0)
     settings = dict(budget=0.2, finetune={"epochs": 2}, seed=3)
-    own, other = linearize(half, images, **settings), linearize(half, images, teacher=dense, **settings)
+    own, other = (
+        linearize(half, images, **settings),
+        linearize(half, images, teacher=dense, **settings),
+    )
     assert not torch.equal(own.fc.weight, other.fc.weight)
 
 
@@ -145,17 +183,42 @@ def test_an_untrained_teacher_is_refused(images):
 @pytest.mark.parametrize(
     ("method", "settings", "error", "message"),
     [
-        ("relu", {}, ValueError, "unknown linearization method 'relu'; known: snl, deepreduce, senet, random"),
-        ("random", {"penalty": 1}, TypeError, "unknown setting 'penalty' for linearization method 'random'"),
+        (
+            "relu",
+            {},
+            ValueError,
+            "unknown linearization method 'relu'; known: snl, deepreduce, senet, random",
+        ),
+        (
+            "random",
+            {"penalty": 1},
+            TypeError,
+            "unknown setting 'penalty' for linearization method 'random'",
+        ),
         ("random", {"train": {"epochs": 1}}, ValueError, "trains nothing but the finetuning"),
         ("snl", {"train": 5}, TypeError, "train= must be a mapping from names to values, got 5"),
-        ("snl", {"distillation": 4}, TypeError, "distillation= must be a mapping from names to values, got 4"),
+        (
+            "snl",
+            {"distillation": 4},
+            TypeError,
+            "distillation= must be a mapping from names to values, got 4",
+        ),
         ("snl", {"train": {"epoch": 1}}, TypeError, "unknown setting 'epoch' for train="),
-        ("snl", {"finetune": {"objective": None}}, TypeError, "unknown setting 'objective' for finetune="),
+        (
+            "snl",
+            {"finetune": {"objective": None}},
+            TypeError,
+            "unknown setting 'objective' for finetune=",
+        ),
         ("snl", {"finetune": 3}, ValueError, "or be 0 to switch it off; got 3"),
         ("snl", {"finetune": "no"}, ValueError, "or be 0 to switch it off; got 'no'"),
         ("snl", {"distillation": {"temperature": 0}}, ValueError, "temperature must lie in"),
-        ("random", {"distillation": {"heat": 4}}, TypeError, "unknown setting 'heat' for distillation="),
+        (
+            "random",
+            {"distillation": {"heat": 4}},
+            TypeError,
+            "unknown setting 'heat' for distillation=",
+        ),
         (
             "random",
             {"finetune": 0, "constraint": fairlib.EqualLoss()},
@@ -164,7 +227,9 @@ def test_an_untrained_teacher_is_refused(images):
         ),
     ],
 )
-def test_what_is_not_understood_is_refused_before_anything_is_trained(dense, images, method, settings, error, message):
+def test_what_is_not_understood_is_refused_before_anything_is_trained(
+    dense, images, method, settings, error, message
+):
     with pytest.raises(error, match=message):
         fairlib.linearize(dense, method, budget=0.5, data=images, **settings)
 
@@ -173,6 +238,8 @@ def test_a_pruned_network_can_be_linearized_and_a_linear_one_audited(dense, imag
     sparse = fairlib.prune(dense, "magnitude", sparsity=0.5)
     linear = linearize(sparse, images, budget=0.5, finetune={"epochs": 1})
     assert fairlib.sparsity(linear) == pytest.approx(0.5, abs=1e-3)
-    report = fairlib.audit(dense, linear, images, diagnostics=["gradient", "curvature", "boundary"], resamples=50)
+    report = fairlib.audit(
+        dense, linear, images, diagnostics=["gradient", "curvature", "boundary"], resamples=50
+    )
     assert report.cost["relus"].to_dict() == {"before": 2304, "after": 1152}
     assert predict(linear, images).correct.mean() == report.table.loc["all", "accuracy_after"]

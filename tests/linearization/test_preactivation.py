@@ -17,14 +17,18 @@ def test_the_change_is_the_mean_negative_part_of_what_a_relu_gets(dense, gated, 
     seen = {}
     for name, module in dense.named_modules():
         if isinstance(module, nn.ReLU):
-            module.register_forward_pre_hook(lambda _, inputs, name=name: seen.update({name: inputs[0]}))
+            module.register_forward_pre_hook(
+                lambda _, inputs, name=name: seen.update({name: inputs[0]})
+            )
     with torch.no_grad():
         dense(images.batch(slice(None)))
     for name, change in changes(gated, images).items():
         assert torch.allclose(change, F.relu(-seen[name]).mean(0), atol=1e-5)
 
 
-def test_preactivation_keeps_the_largest_changes_and_linearizing_the_smallest_changes_little(gated, images):
+def test_preactivation_keeps_the_largest_changes_and_linearizing_the_smallest_changes_little(
+    gated, images
+):
     linear = preactivation(gated, relus=400, data=images)
     values = torch.cat([change.flatten() for change in changes(gated, images).values()])
     chosen = torch.cat([mask.flatten() for mask in gates.read(linear).values()])

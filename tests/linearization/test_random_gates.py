@@ -13,10 +13,14 @@ def test_random_gates_are_drawn_uniformly_exactly_and_nested(gated):
     assert sum(int(mask.sum()) for mask in small.values()) == 200
     assert all(not (mask & ~large[name]).any() for name, mask in small.items())
     drawn = sum(
-        torch.cat([mask.flatten() for mask in gates.read(random(gated, relus=230, seed=seed)).values()]).double()
+        torch.cat(
+            [mask.flatten() for mask in gates.read(random(gated, relus=230, seed=seed)).values()]
+        ).double()
         for seed in range(60)
     )
-    by_place = drawn.reshape(-1, 64).sum(1).numpy()  # 36 runs of 64 ReLUs, 383 draws expected in each.
+    by_place = (
+        drawn.reshape(-1, 64).sum(1).numpy()
+    )  # 36 runs of 64 ReLUs, 383 draws expected in each.
     assert chisquare(by_place).pvalue > 0.01
 
 

@@ -22,10 +22,15 @@ TRAIN = {"epochs": 3, "lr": 0.02}
 @given(st.data())
 def test_budgets_sum_exactly_within_the_layers_and_follow_the_sensitivity(data):
     capacities = data.draw(st.lists(st.integers(0, 400), min_size=1, max_size=7))
-    sensitivities = data.draw(st.lists(st.floats(0, 1), min_size=len(capacities), max_size=len(capacities)))
+    sensitivities = data.draw(
+        st.lists(st.floats(0, 1), min_size=len(capacities), max_size=len(capacities))
+    )
     relus = data.draw(st.integers(0, sum(capacities)))
     layers = [f"layer{number}" for number in range(len(capacities))]
-    sizes, eta = dict(zip(layers, capacities, strict=True)), dict(zip(layers, sensitivities, strict=True))
+    sizes, eta = (
+        dict(zip(layers, capacities, strict=True)),
+        dict(zip(layers, sensitivities, strict=True)),
+    )
     given_ = budgets(eta, sizes, relus)
     assert sum(given_.values()) == relus
     assert all(0 <= given_[layer] <= sizes[layer] for layer in layers)
@@ -58,7 +63,13 @@ def test_an_activation_belongs_to_the_convolution_before_it(gated, images):
     ("name", "pairs"),
     [
         ("resnet50", {"layer2.0.relu3": "layer2.0.conv3", "layer2.0.relu1": "layer2.0.conv1"}),
-        ("mobilenetv2", {"features.4.conv.0.2": "features.4.conv.0.0", "features.4.conv.1.2": "features.4.conv.1.0"}),
+        (
+            "mobilenetv2",
+            {
+                "features.4.conv.0.2": "features.4.conv.0.0",
+                "features.4.conv.1.2": "features.4.conv.1.0",
+            },
+        ),
         ("wrn-22-8", {"layer2.0.relu2": "layer2.0.conv1", "layer2.1.relu1": "layer2.0.conv2"}),
     ],
 )
@@ -74,19 +85,30 @@ def test_a_relu_before_any_layer_has_no_sensitivity():
         feeding_layers(model, torch.zeros(1, 3))
 
 
-def test_sensitivity_is_the_share_of_weights_that_a_sparse_training_prunes(gated, images, objective):
+def test_sensitivity_is_the_share_of_weights_that_a_sparse_training_prunes(
+    gated, images, objective
+):
     eta = sensitivity(gated, images, 0.2, {"objective": objective, "seed": 0} | TRAIN)
-    sizes = {name: gated.get_submodule(layer).weight.numel() for name, layer in feeding_layers(gated, images).items()}
+    sizes = {
+        name: gated.get_submodule(layer).weight.numel()
+        for name, layer in feeding_layers(gated, images).items()
+    }
     rest = {"downsample": 0, "fc": 0}
     assert all(0 <= value <= 1 for value in eta.values())
     pruned = sum(eta[name] * sizes[name] for name in eta)
-    others = sum(p.numel() for n, p in gated.named_parameters() if any(key in n for key in rest) and p.ndim > 1)
+    others = sum(
+        p.numel()
+        for n, p in gated.named_parameters()
+        if any(key in n for key in rest) and p.ndim > 1
+    )
     total = sum(sizes.values()) + others
     assert 0.8 * total - others <= pruned <= 0.8 * total + 1
 
 
 def test_every_layer_has_the_budget_of_its_sensitivity(gated, images, objective):
-    linear = senet(gated, relus=300, data=images, objective=objective, train=TRAIN, density=0.2, seed=0)
+    linear = senet(
+        gated, relus=300, data=images, objective=objective, train=TRAIN, density=0.2, seed=0
+    )
     eta = sensitivity(gated, images, 0.2, {"objective": objective, "seed": 0} | TRAIN)
     wanted = budgets(eta, {name: mask.numel() for name, mask in gates.read(gated).items()}, 300)
     assert {name: int(mask.sum()) for name, mask in gates.read(linear).items()} == wanted
@@ -112,7 +134,9 @@ def test_the_budget_is_met_exactly_and_nothing_is_left_behind(gated, images, obj
     before = copy.deepcopy(gated.state_dict())
     linear = senet(gated, relus=relus, data=images, objective=objective, train=TRAIN)
     assert count(linear).attrs["total"] == relus
-    assert not any(one._forward_hooks for model in (linear, gated) for one in gates.gates(model).values())
+    assert not any(
+        one._forward_hooks for model in (linear, gated) for one in gates.gates(model).values()
+    )
     assert all(torch.equal(value, before[name]) for name, value in gated.state_dict().items())
     assert {"mismatch", "settled"} <= set(fairlib.history(linear))
 
@@ -136,16 +160,25 @@ def test_places_go_to_the_largest_mismatch_and_settled_layers_stay(gated, images
         losses = objective(inputs, logits, images.targets[:40])
         loss = run.loss(Batch(inputs, images.targets[:40], images.groups[:40], logits, losses))
         wanted = {name: normalize(outputs["full", name].detach().flatten(1)) for name in shares}
-        mismatch = sum((normalize(outputs["partial", n].flatten(1)) - wanted[n]).norm(dim=1).mean() for n in shares)
+        mismatch = sum(
+            (normalize(outputs["partial", n].flatten(1)) - wanted[n]).norm(dim=1).mean()
+            for n in shares
+        )
         expected = losses.mean() + 0.25 * mismatch
         assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
         weights = list(start.parameters())
-        found, by_hand = (torch.autograd.grad(value, weights, retain_graph=True) for value in (loss, expected))
-        assert all(torch.allclose(one, other, atol=1e-6) for one, other in zip(found, by_hand, strict=True))
+        found, by_hand = (
+            torch.autograd.grad(value, weights, retain_graph=True) for value in (loss, expected)
+        )
+        assert all(
+            torch.allclose(one, other, atol=1e-6) for one, other in zip(found, by_hand, strict=True)
+        )
         seen = run.end_epoch()
         assert seen["mismatch"] == pytest.approx(mismatch.item(), rel=1e-5)
     for name, mask in gates.read(start).items():
-        difference = (outputs["partial", name] - outputs["full", name]).detach().abs().mean(0).flatten()
+        difference = (
+            (outputs["partial", name] - outputs["full", name]).detach().abs().mean(0).flatten()
+        )
         assert int(mask.sum()) == 10
         assert difference[mask.flatten()].min() >= difference[~mask.flatten()].max()
         assert (name in run.settled) == torch.equal(mask, before[name])

@@ -25,7 +25,9 @@ def test_the_loss_has_the_lasso_and_its_gradient_reaches_the_gates(gated, images
     gates.relax(gated, "channel")
     for one in gates.gates(gated).values():
         one.alpha.data.uniform_(-1, 1, generator=torch.Generator().manual_seed(0))
-    run = _Lasso(penalty=0.3, growth=1.1, patience=5, threshold=0.01).start(gated, images, objective)
+    run = _Lasso(penalty=0.3, growth=1.1, patience=5, threshold=0.01).start(
+        gated, images, objective
+    )
     losses = torch.rand(10, requires_grad=True)
     loss = run.loss(Batch(None, None, None, None, losses))
     norm = sum(
@@ -56,9 +58,13 @@ def test_gates_become_binary_buffers_and_stay_through_a_training(learn, images):
     linear = learn(500)
     assert count(linear).attrs["total"] <= 500
     assert not any("alpha" in name for name, _ in linear.named_parameters())
-    assert {name for name in linear.state_dict() if name.endswith("keep")} == {f"{n}.keep" for n in gates.gates(linear)}
+    assert {name for name in linear.state_dict() if name.endswith("keep")} == {
+        f"{n}.keep" for n in gates.gates(linear)
+    }
     tuned = fairlib.fit(linear, images, epochs=3, weight_decay=0.1)
-    assert all(torch.equal(mask, gates.read(linear)[name]) for name, mask in gates.read(tuned).items())
+    assert all(
+        torch.equal(mask, gates.read(linear)[name]) for name, mask in gates.read(tuned).items()
+    )
 
 
 def test_a_smaller_budget_goes_the_same_way_further(learn):
@@ -72,14 +78,18 @@ def test_a_smaller_budget_goes_the_same_way_further(learn):
 def test_an_exact_budget_keeps_the_largest_alphas(learn):
     linear, loose = learn(500, exact=True), learn(500)
     assert count(linear).attrs["total"] == 500 >= count(loose).attrs["total"]
-    assert all(not (mask & ~gates.read(linear)[name]).any() for name, mask in gates.read(loose).items())
+    assert all(
+        not (mask & ~gates.read(linear)[name]).any() for name, mask in gates.read(loose).items()
+    )
 
 
 def test_a_linearized_model_goes_on_from_the_relus_that_it_has(learn):
     first = learn(800)
     second = learn(300, model=first)
     assert count(second).attrs["total"] <= 300
-    assert all(not (mask & ~gates.read(first)[name]).any() for name, mask in gates.read(second).items())
+    assert all(
+        not (mask & ~gates.read(first)[name]).any() for name, mask in gates.read(second).items()
+    )
 
 
 def test_channels_learn_together(learn):
@@ -90,13 +100,16 @@ def test_channels_learn_together(learn):
 
 
 def test_a_budget_that_is_not_reached_is_an_error_unless_it_is_exact(learn):
-    with pytest.raises(RuntimeError, match="2304 ReLUs left after 1 epochs, more than the 100 asked for"):
+    with pytest.raises(
+        RuntimeError, match="2304 ReLUs left after 1 epochs, more than the 100 asked for"
+    ):
         learn(100, train=QUICK | {"epochs": 1})
     assert count(learn(100, train=QUICK | {"epochs": 1}, exact=True)).attrs["total"] == 100
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("penalty", 0), ("growth", 1), ("patience", -1), ("threshold", float("nan"))]
+    ("name", "value"),
+    [("penalty", 0), ("growth", 1), ("patience", -1), ("threshold", float("nan"))],
 )
 def test_settings_out_of_range(learn, name, value):
     with pytest.raises(ValueError, match=f"{name} must lie in"):

@@ -18,7 +18,10 @@ def by_hand(model, batches, reference, settings):
             lists[code] += right[batch.groups.numpy() == code].tolist()
         known = np.array([bool(entries) for entries in lists])
         drops = np.array(
-            [r - np.mean(entries[-settings.memory :] or [0]) for r, entries in zip(reference, lists, strict=True)]
+            [
+                r - np.mean(entries[-settings.memory :] or [0])
+                for r, entries in zip(reference, lists, strict=True)
+            ]
         )
         shares = SIZES * known / (SIZES * known).sum()
         psi = np.where(known, drops - shares @ drops, 0)
@@ -55,7 +58,9 @@ def test_the_loss_stands_for_the_accuracy_in_the_gradient():
     found = torch.autograd.grad(run.loss(batch_of(model, DATA)), model.weight)[0]
     losses = batch_of(model, DATA).losses
     gaps = [losses[DATA.groups == code].mean() - losses.mean() for code in range(3)]
-    expected = torch.autograd.grad(losses.mean() + 0.1 * gaps[0] + 0.2 * gaps[1] + 0.7 * gaps[2], model.weight)[0]
+    expected = torch.autograd.grad(
+        losses.mean() + 0.1 * gaps[0] + 0.2 * gaps[1] + 0.7 * gaps[2], model.weight
+    )[0]
     torch.testing.assert_close(found, expected)
 
 
@@ -69,7 +74,9 @@ def test_the_reference_of_a_model():
 def test_fit_narrows_the_gap():
     gaps = []
     for constraint in (None, fairlib.AccuracyGap(step=0.05, memory=20)):
-        trained = fairlib.fit(linear(), DATA, epochs=60, lr=0.1, batch_size=20, constraint=constraint)
+        trained = fairlib.fit(
+            linear(), DATA, epochs=60, lr=0.1, batch_size=20, constraint=constraint
+        )
         right = (trained(DATA.inputs).argmax(1) == DATA.targets).double().numpy()
         gaps.append(right.mean() - right[DATA.groups.numpy() == 2].mean())
     assert gaps[1] < gaps[0] - 0.3
@@ -88,7 +95,9 @@ def test_a_study_takes_the_dense_model_for_the_reference(monkeypatch):
         "digits", "cnn", "prune:magnitude", [0.9], mitigation="accuracy-gap", when=["after", "before"], seeds=[0],
         train={"epochs": 10}, finetune={"epochs": 1}, cache=None,
     )  # fmt: skip
-    dense = table[(table["stage"] == "dense") & (table["split"] == "train") & (table["when"] == "after")]
+    dense = table[
+        (table["stage"] == "dense") & (table["split"] == "train") & (table["when"] == "after")
+    ]
     assert len(seen) == 1  # For the control and the pruned one after, none before.
     for constraint in seen:
         assert constraint.reference == pytest.approx(dense["accuracy"].tolist())

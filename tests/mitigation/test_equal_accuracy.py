@@ -15,9 +15,14 @@ def test_the_loss_is_the_mean_loss_and_the_weighted_penalty():
     batch = batch_of(model, data)
     run = fairlib.EqualAccuracy(3.0, penalty="square", pairs="mean").start(model, data, plain)
     accuracy = [
-        torch.sigmoid(margins(batch.logits, batch.targets))[batch.groups == code].mean().item() for code in range(3)
+        torch.sigmoid(margins(batch.logits, batch.targets))[batch.groups == code].mean().item()
+        for code in range(3)
     ]
-    pairs = [(accuracy[0] - accuracy[1]) ** 2, (accuracy[0] - accuracy[2]) ** 2, (accuracy[1] - accuracy[2]) ** 2]
+    pairs = [
+        (accuracy[0] - accuracy[1]) ** 2,
+        (accuracy[0] - accuracy[2]) ** 2,
+        (accuracy[1] - accuracy[2]) ** 2,
+    ]
     assert run.loss(batch).item() == pytest.approx(batch.losses.mean().item() + 3 * sum(pairs) / 3)
     assert run.end_epoch() == {"penalty": pytest.approx(sum(pairs))}
 
@@ -31,7 +36,9 @@ def test_it_narrows_the_gap_between_groups():
         return accuracy.max() - accuracy.min()
 
     plain_gap = gap(fairlib.fit(linear(), data, epochs=20, lr=0.5))
-    fair_gap = gap(fairlib.fit(linear(), data, epochs=20, lr=0.5, constraint=fairlib.EqualAccuracy(5.0)))
+    fair_gap = gap(
+        fairlib.fit(linear(), data, epochs=20, lr=0.5, constraint=fairlib.EqualAccuracy(5.0))
+    )
     assert fair_gap < plain_gap - 0.3
 
 

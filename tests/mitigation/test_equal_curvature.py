@@ -27,7 +27,9 @@ KINDS = {"frozen": equal_curvature._Frozen, "exact": equal_curvature._Exact}
 def network(activation, dtype=torch.float64):
     """Trained a little; ``fit`` and the constraint leave it as it is."""
     torch.manual_seed(1)
-    net = nn.Sequential(nn.Linear(4, 5), activation(), nn.Linear(5, 4), activation(), nn.Linear(4, 2)).to(dtype)
+    net = nn.Sequential(
+        nn.Linear(4, 5), activation(), nn.Linear(5, 4), activation(), nn.Linear(4, 2)
+    ).to(dtype)
     return fairlib.fit(net, DATA, epochs=5, lr=0.1, batch_size=12)
 
 
@@ -35,7 +37,13 @@ def batch_of(net, data=DATA, index=slice(None)):
     inputs = data.batch(index, dtype=next(net.parameters()).dtype)
     logits = net(inputs)
     targets = data.targets[index]
-    return Batch(inputs, targets, data.groups[index], logits, cross_entropy(logits, targets, reduction="none"))
+    return Batch(
+        inputs,
+        targets,
+        data.groups[index],
+        logits,
+        cross_entropy(logits, targets, reduction="none"),
+    )
 
 
 def dense(net, settings, multipliers):
@@ -47,14 +55,21 @@ def dense(net, settings, multipliers):
 
     def loss(theta, chosen):
         parts = theta.split([shape.numel() for shape in shapes])
-        weights = {name: part.view(shape) for name, part, shape in zip(names, parts, shapes, strict=True)}
-        return cross_entropy(functional_call(net, weights, (DATA.inputs[chosen].double(),)), DATA.targets[chosen])
+        weights = {
+            name: part.view(shape) for name, part, shape in zip(names, parts, shapes, strict=True)
+        }
+        return cross_entropy(
+            functional_call(net, weights, (DATA.inputs[chosen].double(),)), DATA.targets[chosen]
+        )
 
     numbers = []
     everything = [slice(None)] if settings.population == "all" else []
     for chosen in [DATA.groups == code for code in range(3)] + everything:
         (gradient,) = torch.autograd.grad(loss(theta, chosen), theta, create_graph=True)
-        rows = [torch.autograd.grad(entry, theta, create_graph=True, retain_graph=True)[0] for entry in gradient]
+        rows = [
+            torch.autograd.grad(entry, theta, create_graph=True, retain_graph=True)[0]
+            for entry in gradient
+        ]
         numbers.append(torch.stack([gradient.norm(), torch.linalg.eigvalsh(torch.stack(rows))[-1]]))
     numbers = torch.stack(numbers, dim=1)
     if settings.population == "all":
@@ -78,10 +93,14 @@ def test_gradient_of_the_penalty(activation, products, population, scale):
     settings = fairlib.EqualCurvature(population=population, products=products)
     run = settings.start(net, DATA, None)
     assert run.exact == (products == "auto" and activation is nn.Tanh)
-    run.multipliers = torch.tensor([[0.3, 0.1, 0.2], [0.2 * scale, 0.4 * scale, 0.1 * scale]], dtype=torch.float64)
+    run.multipliers = torch.tensor(
+        [[0.3, 0.1, 0.2], [0.2 * scale, 0.4 * scale, 0.1 * scale]], dtype=torch.float64
+    )
     expected, numbers, penalty = dense(net, settings, run.multipliers)
     torch.testing.assert_close(run.full.double(), numbers, rtol=1e-3, atol=0)
-    for _ in range(30):  # The eigenvectors settle; they began within the tolerance of a Lanczos process.
+    for _ in range(
+        30
+    ):  # The eigenvectors settle; they began within the tolerance of a Lanczos process.
         value, direction = run._penalty(batch_of(net))
     found = flat(direction)
     assert torch.nn.functional.cosine_similarity(found, expected, dim=0) > 0.9999
@@ -105,7 +124,9 @@ def test_the_loss_has_the_gradient_of_loss_and_penalty():
     run = fairlib.EqualCurvature().start(net, DATA, None)
     plain = torch.autograd.grad(batch_of(net).losses.mean(), list(net.parameters()))
     first = torch.autograd.grad(run.loss(batch_of(net)), list(net.parameters()))
-    torch.testing.assert_close(flat(first), flat(plain), rtol=0, atol=0)  # All multipliers are zero.
+    torch.testing.assert_close(
+        flat(first), flat(plain), rtol=0, atol=0
+    )  # All multipliers are zero.
     run.end_epoch()
     assert run.multipliers.max() > 0
     again = copy.deepcopy(run)
@@ -120,7 +141,11 @@ class _Noisy(nn.Module):
         return inputs * (1 + 0.1 * torch.rand_like(inputs)) if self.training else inputs
 
 
-OBJECTIVES = {"cross-entropy": 1.0, "another": 2.0, "same value": lambda losses: losses.detach() + 0 * losses}
+OBJECTIVES = {
+    "cross-entropy": 1.0,
+    "another": 2.0,
+    "same value": lambda losses: losses.detach() + 0 * losses,
+}
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
@@ -129,7 +154,9 @@ OBJECTIVES = {"cross-entropy": 1.0, "another": 2.0, "same value": lambda losses:
 def test_the_backward_pass_of_the_loss_is_spared_only_where_it_is_the_sum_of_the_groups(
     objective, within, products, population
 ):
-    net = nn.Sequential(*copy.deepcopy(network(nn.ReLU)), within(*[2] * (within is nn.BatchNorm1d))).double()
+    net = nn.Sequential(
+        *copy.deepcopy(network(nn.ReLU)), within(*[2] * (within is nn.BatchNorm1d))
+    ).double()
     net = fairlib.prune(net, "magnitude", sparsity=0.3).train()
     run = fairlib.EqualCurvature(products=products, population=population).start(net, DATA, None)
     run.end_epoch()
@@ -162,7 +189,9 @@ def test_dual_update_is_step_times_the_full_set_violation():
         run.multipliers.double(), violations * torch.tensor([[0.3], [0.1]]), rtol=5e-3, atol=1e-5
     )
     for code, name in enumerate(DATA.group_names):
-        assert reported[f"norm violation[{name}]"] == pytest.approx(float(violations[0, code]), rel=5e-3, abs=1e-5)
+        assert reported[f"norm violation[{name}]"] == pytest.approx(
+            float(violations[0, code]), rel=5e-3, abs=1e-5
+        )
         assert reported[f"eigenvalue multiplier[{name}]"] == pytest.approx(
             0.1 * float(violations[1, code]), rel=5e-3, abs=1e-5
         )
@@ -182,34 +211,49 @@ def test_an_eigenvector_that_another_one_has_overtaken_is_given_up_after_the_epo
 
 
 def test_both_ways_of_the_differences_and_a_mini_batch():
-    """A ratio of the two parts below and beyond which they share their passes; against automatic differentiation."""
+    """A ratio of the two parts below and beyond which they share their passes; against automatic
+    differentiation."""
     net, index = network(nn.ReLU), torch.arange(20)
     runs = {
-        products: fairlib.EqualCurvature(products=products).start(net, DATA, None) for products in ("frozen", "exact")
+        products: fairlib.EqualCurvature(products=products).start(net, DATA, None)
+        for products in ("frozen", "exact")
     }
     for slope, bend in ((0.3, 0.1), (30.0, 0.1), (0.3, 0.0), (0.0, 0.1)):
         found = []
         for products, run in runs.items():
             weights = [weight.detach() for weight in net.parameters()]
-            group = KINDS[products](run._gradient_of(DATA.inputs[index], DATA.targets[index]), weights)
+            group = KINDS[products](
+                run._gradient_of(DATA.inputs[index], DATA.targets[index]), weights
+            )
             direction, image = group.combine(slope, bend, runs["exact"].vectors[0])
             alone, none = group.combine(slope, bend, None)
             assert none is None
             found.append([flat(direction), flat(image), flat(alone)])
         for one, other in zip(*found, strict=True):
-            torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4 * float(other.abs().max()) + 1e-12)
+            torch.testing.assert_close(
+                one, other, rtol=1e-3, atol=1e-4 * float(other.abs().max()) + 1e-12
+            )
 
 
-@pytest.mark.parametrize("scale", [1.0, 20.0])  # With the second the loss bends over a distance of a hundredth.
+@pytest.mark.parametrize(
+    "scale", [1.0, 20.0]
+)  # With the second the loss bends over a distance of a hundredth.
 def test_the_differences_in_float32_neither_lose_digits_nor_reach_too_far(scale):
-    net, inputs = network(nn.ReLU, torch.float32), scale * torch.as_tensor(INPUTS, dtype=torch.float32)
+    net, inputs = (
+        network(nn.ReLU, torch.float32),
+        scale * torch.as_tensor(INPUTS, dtype=torch.float32),
+    )
     run = fairlib.EqualCurvature().start(net, DATA, None)
     weights = [weight.detach() for weight in net.parameters()]
     gradient = run._gradient_of(inputs, DATA.targets)
     _, image = equal_curvature._Exact(gradient, weights).combine(0.0, 1.0, run.vectors[0])
     vector = parts_unit(image)  # Nearly the top eigenvector with these inputs.
-    found, expected = (kind(gradient, weights).combine(0.0, 1.0, vector)[0] for kind in KINDS.values())
-    error = torch.linalg.vector_norm(flat(found) - flat(expected)) / torch.linalg.vector_norm(flat(expected))
+    found, expected = (
+        kind(gradient, weights).combine(0.0, 1.0, vector)[0] for kind in KINDS.values()
+    )
+    error = torch.linalg.vector_norm(flat(found) - flat(expected)) / torch.linalg.vector_norm(
+        flat(expected)
+    )
     assert error < 0.02
 
 
@@ -223,19 +267,25 @@ def test_eigenvalues_every_third_step_count_threefold():
         parts[every] = []
         for _ in range(3):
             plain = flat(torch.autograd.grad(batch_of(net).losses.mean(), list(net.parameters())))
-            parts[every].append(flat(torch.autograd.grad(run.loss(batch_of(net)), list(net.parameters()))) - plain)
+            parts[every].append(
+                flat(torch.autograd.grad(run.loss(batch_of(net)), list(net.parameters()))) - plain
+            )
     assert max(part.abs().max() for part in parts[3][1:]) < 1e-15 < 1e-6 < parts[3][0].abs().max()
     torch.testing.assert_close(parts[3][0], 3 * parts[1][0], rtol=1e-6, atol=1e-9)
 
 
 def test_norms_alone():
     net = network(nn.ReLU)
-    both, norms = (fairlib.EqualCurvature(step=0.3, eigenvalue_step=e).start(net, DATA, None) for e in (0.1, 0))
+    both, norms = (
+        fairlib.EqualCurvature(step=0.3, eigenvalue_step=e).start(net, DATA, None) for e in (0.1, 0)
+    )
     for run in (both, norms):
         run.end_epoch()
     assert not norms.multipliers[1].any() and torch.equal(norms.multipliers[0], both.multipliers[0])
     both.multipliers[1] = 0
-    both.settings = fairlib.EqualCurvature(dual="average")  # Which computes the eigenvalues' part whatever it weighs.
+    both.settings = fairlib.EqualCurvature(
+        dual="average"
+    )  # Which computes the eigenvalues' part whatever it weighs.
     (_, direction), (_, other) = norms._penalty(batch_of(net)), both._penalty(batch_of(net))
     torch.testing.assert_close(flat(direction), flat(other), rtol=1e-6, atol=1e-9)
 
@@ -273,7 +323,9 @@ def test_masks_that_grow_while_the_model_trains():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(equal_curvature._EqualCurvatureRun, "_penalty", spy)
-        fairlib.fit(network(nn.ReLU), DATA, epochs=4, batch_size=36, constraint=settings, sparsify=sparsify)
+        fairlib.fit(
+            network(nn.ReLU), DATA, epochs=4, batch_size=36, constraint=settings, sparsify=sparsify
+        )
     assert len(runs) == 3 and not torch.equal(runs[0][1], runs[-1][1])
     assert all(not direction[~mask].any() and direction[mask].any() for direction, mask in runs)
 
@@ -288,12 +340,16 @@ class Twice(nn.Module):
         self.other.weight = self.first.weight
 
     def forward(self, inputs):
-        return self.out(torch.relu(self.other(torch.relu(self.same(torch.relu(self.first(inputs)))))))
+        return self.out(
+            torch.relu(self.other(torch.relu(self.same(torch.relu(self.first(inputs))))))
+        )
 
 
 def test_shared_modules_and_weights():
     torch.manual_seed(0)
-    tuned = fairlib.fit(Twice(), DATA, epochs=3, batch_size=12, constraint=fairlib.EqualCurvature(step=0.1))
+    tuned = fairlib.fit(
+        Twice(), DATA, epochs=3, batch_size=12, constraint=fairlib.EqualCurvature(step=0.1)
+    )
     assert tuned.first is tuned.same and tuned.other.weight is tuned.first.weight
     assert isinstance(tuned.first.weight, nn.Parameter)
 
@@ -308,20 +364,27 @@ def test_pruned_weights_stay_zero_and_batch_statistics_alone():
     net = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 2))
     sparse = fairlib.prune(fairlib.fit(net, DATA, epochs=2), "magnitude", sparsity=0.5)
     mask = sparse[0].weight != 0
-    tuned = fairlib.fit(sparse, DATA, epochs=3, batch_size=12, constraint=fairlib.EqualCurvature(step=0.05, every=2))
+    tuned = fairlib.fit(
+        sparse, DATA, epochs=3, batch_size=12, constraint=fairlib.EqualCurvature(step=0.05, every=2)
+    )
     assert torch.equal(tuned[0].weight != 0, mask)
     assert tuned[1].num_batches_tracked == sparse[1].num_batches_tracked + 9
     curves = fairlib.history(tuned)
-    assert curves["norm multiplier[0]"].is_monotonic_increasing and np.isfinite(curves).all(axis=None)
+    assert curves["norm multiplier[0]"].is_monotonic_increasing and np.isfinite(curves).all(
+        axis=None
+    )
 
 
 def test_fit_narrows_norms_and_eigenvalues():
-    """Where a group's labels are those of the others turned around, so that its gradient and curvature stay large."""
+    """Where a group's labels are those of the others turned around, so that its gradient and
+    curvature stay large."""
     against = ((INPUTS[:, 0] > 0) ^ (GROUPS == 2)).astype(int)
     data = fairlib.GroupedDataset(INPUTS, against, GROUPS)
     spread = []
     for constraint in (None, fairlib.EqualCurvature(step=0.02, eigenvalue_step=0.005)):
-        tuned = fairlib.fit(network(nn.ReLU), data, epochs=40, lr=0.1, batch_size=12, constraint=constraint)
+        tuned = fairlib.fit(
+            network(nn.ReLU), data, epochs=40, lr=0.1, batch_size=12, constraint=constraint
+        )
         norms = fairlib.diagnostics.group_gradients(tuned, data)["norm"]
         values = fairlib.diagnostics.group_eigenvalues(tuned, data)["largest"]
         spread.append((norms.max() / norms.min(), values.max() / values.min()))
@@ -338,7 +401,10 @@ def test_groups_absent_from_a_batch_and_groups_of_one(dual):
     run.end_epoch()
     before = run.average.values.clone()
     loss = run.loss(batch_of(net, data, torch.arange(10)))
-    assert torch.isfinite(loss) and torch.isfinite(flat(torch.autograd.grad(loss, list(net.parameters())))).all()
+    assert (
+        torch.isfinite(loss)
+        and torch.isfinite(flat(torch.autograd.grad(loss, list(net.parameters())))).all()
+    )
     assert torch.equal(run.average.values[:, 1:], before[:, 1:])
     assert not torch.equal(run.average.values[:, 0], before[:, 0])
     assert torch.isfinite(run.loss(batch_of(net, data)))
@@ -394,7 +460,13 @@ def test_frozen_parameters_take_no_part():
     net = copy.deepcopy(network(nn.Tanh))
     net[0].requires_grad_(False)
     fair = fairlib.fit(
-        net, DATA, epochs=3, lr=0.05, batch_size=12, weight_decay=0.0, constraint=fairlib.EqualCurvature(step=0.05)
+        net,
+        DATA,
+        epochs=3,
+        lr=0.05,
+        batch_size=12,
+        weight_decay=0.0,
+        constraint=fairlib.EqualCurvature(step=0.05),
     )
     assert torch.equal(fair[0].weight, net[0].weight)
     assert not torch.equal(fair[2].weight, net[2].weight)

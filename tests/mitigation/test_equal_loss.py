@@ -27,7 +27,9 @@ VIOLATIONS = {
 def test_dual_update_is_step_times_the_full_set_violation(population, violation):
     """Acceptance test 6 of the methods' specification."""
     model = linear()
-    run = fairlib.EqualLoss(step=0.3, violation=violation, population=population).start(model, DATA, plain)
+    run = fairlib.EqualLoss(step=0.3, violation=violation, population=population).start(
+        model, DATA, plain
+    )
     reported = run.end_epoch()
     means = losses_by_group(model, DATA)
     expected = VIOLATIONS[violation](means - REFERENCES[population](means))
@@ -43,7 +45,9 @@ def test_dual_update_is_step_times_the_full_set_violation(population, violation)
 @pytest.mark.parametrize("violation", VIOLATIONS)
 def test_penalty_is_live_and_zero_at_first(population, violation):
     model = linear()
-    run = fairlib.EqualLoss(step=1.0, violation=violation, population=population).start(model, DATA, plain)
+    run = fairlib.EqualLoss(step=1.0, violation=violation, population=population).start(
+        model, DATA, plain
+    )
     ordinary = torch.autograd.grad(batch_of(model, DATA).losses.mean(), model.weight)[0]
     first = torch.autograd.grad(run.loss(batch_of(model, DATA)), model.weight)[0]
     assert torch.equal(ordinary, first)
@@ -59,13 +63,17 @@ def test_penalty_is_live_and_zero_at_first(population, violation):
         "others": (losses.sum() - sizes * means) / (60 - sizes),
     }[population]
     gaps = means - reference
-    by_hand = losses.mean() + (run.multipliers.double() * (gaps.abs() if violation == "absolute" else gaps)).sum()
+    by_hand = (
+        losses.mean()
+        + (run.multipliers.double() * (gaps.abs() if violation == "absolute" else gaps)).sum()
+    )
     torch.testing.assert_close(later, torch.autograd.grad(by_hand, model.weight)[0])
     assert not torch.allclose(ordinary, later)
 
 
 def test_an_absolute_violation_is_pushed_the_way_of_the_batch():
-    """In these batches the gaps are on the other side than in the training set, which the multipliers follow."""
+    """In these batches the gaps are on the other side than in the training set, which the
+    multipliers follow."""
     model = linear()
     flipped = fairlib.GroupedDataset(DATA.inputs, 1 - DATA.targets, DATA.groups)
     run = fairlib.EqualLoss(step=1.0).start(model, DATA, plain)
@@ -88,9 +96,13 @@ def test_dual_of_batches_is_the_mean_over_those_that_had_the_group():
     for index in batches:
         run.loss(batch_of(model, DATA, index))
         means = losses_by_group(model, DATA, index)
-        violations.append(np.abs(means - batch_of(model, DATA, index).losses.detach().numpy().mean()))
+        violations.append(
+            np.abs(means - batch_of(model, DATA, index).losses.detach().numpy().mean())
+        )
     assert np.isnan(violations).any()  # Some batch lacks some group.
-    np.testing.assert_allclose(list(run.end_epoch().values())[3:], np.nanmean(violations, axis=0), rtol=1e-5)
+    np.testing.assert_allclose(
+        list(run.end_epoch().values())[3:], np.nanmean(violations, axis=0), rtol=1e-5
+    )
     assert not any(list(run.end_epoch().values())[:3])  # Nothing was met since.
 
 
@@ -126,7 +138,9 @@ def test_a_group_absent_from_a_batch_adds_nothing(settings):
 def test_fit_narrows_the_gap_and_reports_it(settings):
     gaps = []
     for constraint in (None, fairlib.EqualLoss(**({"step": 0.1} | settings))):
-        trained = fairlib.fit(linear(), DATA, epochs=40, lr=0.1, batch_size=20, constraint=constraint)
+        trained = fairlib.fit(
+            linear(), DATA, epochs=40, lr=0.1, batch_size=20, constraint=constraint
+        )
         gaps.append(np.ptp(losses_by_group(trained, DATA)))
     assert gaps[1] < 0.5 * gaps[0]
     curves = fairlib.history(trained)
@@ -148,7 +162,9 @@ def test_the_training_set_is_measured_anew_after_each_epoch():
 
 
 def test_the_training_set_is_seen_in_eval_mode_and_by_the_objective_of_the_training():
-    net = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Dropout(0.9), nn.Linear(8, 2)).double()
+    net = nn.Sequential(
+        nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Dropout(0.9), nn.Linear(8, 2)
+    ).double()
     net.train()
 
     def doubled(inputs, logits, targets):
@@ -161,9 +177,13 @@ def test_the_training_set_is_seen_in_eval_mode_and_by_the_objective_of_the_train
     assert found == pytest.approx(np.abs(means - SIZES @ means / 60), rel=1e-6)
 
 
-@pytest.mark.parametrize("settings", [{"violation": "one-sided", "tolerance": 0.1}, {"dual": "batch"}, {}])
+@pytest.mark.parametrize(
+    "settings", [{"violation": "one-sided", "tolerance": 0.1}, {"dual": "batch"}, {}]
+)
 def test_a_group_without_members_has_no_violation(settings):
-    data = fairlib.GroupedDataset(DATA.inputs, DATA.targets, np.where(DATA.groups == 2, 3, DATA.groups))
+    data = fairlib.GroupedDataset(
+        DATA.inputs, DATA.targets, np.where(DATA.groups == 2, 3, DATA.groups)
+    )
     model = linear()
     run = fairlib.EqualLoss(step=1.0, **settings).start(model, data, plain)
     run.loss(batch_of(model, data))
@@ -174,7 +194,9 @@ def test_a_group_without_members_has_no_violation(settings):
 
 def test_a_step_that_is_too_large_is_stopped_with_the_multipliers_in_the_message():
     net = nn.Sequential(nn.Linear(3, 16), nn.ReLU(), nn.Linear(16, 2))
-    with pytest.raises(fairlib.DivergenceError, match=r"multiplier\[2\] .*lower lr .* or the strength of EqualLoss"):
+    with pytest.raises(
+        fairlib.DivergenceError, match=r"multiplier\[2\] .*lower lr .* or the strength of EqualLoss"
+    ):
         fairlib.fit(net, DATA, epochs=20, lr=1.0, constraint=fairlib.EqualLoss(step=1e9))
 
 
@@ -193,12 +215,15 @@ def test_errors(settings, message):
 
 def test_one_group_is_an_error():
     one = fairlib.GroupedDataset(DATA.inputs, DATA.targets, np.zeros(60, dtype=int))
-    with pytest.raises(ValueError, match="equal losses needs at least two groups with members, got only: 0"):
+    with pytest.raises(
+        ValueError, match="equal losses needs at least two groups with members, got only: 0"
+    ):
         fairlib.fit(nn.Linear(3, 2), one, constraint=fairlib.EqualLoss(step=0.1))
 
 
 def _published(step: float = 1.0):
-    """A run of what the released code of [D] does, its student and its teacher's losses averaged over elements."""
+    """A run of what the released code of [D] does, its student and its teacher's losses averaged
+    over elements."""
     teacher = fairlib.fit(linear(), DATA, epochs=20, lr=0.1)
     objective = Distillation(teacher, DATA)
     run = fairlib.EqualLoss(step=step, as_published=True).start(linear(), DATA, objective)
@@ -228,7 +253,10 @@ def test_the_published_multipliers_follow_the_sum_over_batches_without_single_sa
     model = linear()
     whole = batch_of(model, DATA)
     total = torch.zeros(3)
-    for index in (torch.arange(0, 30), torch.arange(30, 56)):  # The last has a single sample of the third group.
+    for index in (
+        torch.arange(0, 30),
+        torch.arange(30, 56),
+    ):  # The last has a single sample of the third group.
         batch = type(whole)(*(value[index] for value in vars(whole).values()))
         losses = elements(batch.inputs, batch.logits, batch.targets).detach()
         run.loss(batch)
@@ -237,7 +265,9 @@ def test_the_published_multipliers_follow_the_sum_over_batches_without_single_sa
             if len(members) > 1:
                 total[code] += (members.mean() - losses.mean()).abs()
     seen = run.end_epoch()
-    assert [seen[f"multiplier[{name}]"] for name in DATA.group_names] == pytest.approx((0.5 * total).tolist(), rel=1e-5)
+    assert [seen[f"multiplier[{name}]"] for name in DATA.group_names] == pytest.approx(
+        (0.5 * total).tolist(), rel=1e-5
+    )
 
 
 def test_the_published_code_has_no_other_settings():

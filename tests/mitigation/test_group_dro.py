@@ -64,13 +64,28 @@ def test_it_nears_the_least_worst_loss():
         return losses_by_group(model, DATA)
 
     constraint = {"type": "ineq", "fun": lambda x: x[8] - losses(x)}
-    best = minimize(lambda x: x[8], np.append(np.zeros(8), 1.0), constraints=constraint, options={"maxiter": 500}).fun
-    plainly = fairlib.fit(linear(), DATA, epochs=600, lr=0.05, batch_size=60, momentum=0, weight_decay=0)
-    assert best - 1e-3 < losses_by_group(trained, DATA).max() < best + 0.03 < losses_by_group(plainly, DATA).max()
+    best = minimize(
+        lambda x: x[8],
+        np.append(np.zeros(8), 1.0),
+        constraints=constraint,
+        options={"maxiter": 500},
+    ).fun
+    plainly = fairlib.fit(
+        linear(), DATA, epochs=600, lr=0.05, batch_size=60, momentum=0, weight_decay=0
+    )
+    assert (
+        best - 1e-3
+        < losses_by_group(trained, DATA).max()
+        < best + 0.03
+        < losses_by_group(plainly, DATA).max()
+    )
 
 
 def test_errors():
-    for settings, message in (({"step": 0}, "step must lie"), ({"adjustment": -1}, "adjustment must lie")):
+    for settings, message in (
+        ({"step": 0}, "step must lie"),
+        ({"adjustment": -1}, "adjustment must lie"),
+    ):
         with pytest.raises(ValueError, match=message):
             fairlib.GroupDRO(**settings)
     one = fairlib.GroupedDataset(DATA.inputs, DATA.targets, np.zeros(60, dtype=int))

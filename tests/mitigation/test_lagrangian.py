@@ -7,10 +7,13 @@ from fairlib.mitigation.lagrangian import Lagrangian, MovingAverage
 
 
 @pytest.mark.parametrize(
-    ("population", "means"), [("all", [1.8] * 3), ("groups", [3, 3, 3]), ("others", [12 / 4, 12 / 7, 12 / 9])]
+    ("population", "means"),
+    [("all", [1.8] * 3), ("groups", [3, 3, 3]), ("others", [12 / 4, 12 / 7, 12 / 9])],
 )
 def test_gaps_by_hand(population, means):
-    gaps = Lagrangian(population=population).gaps(torch.tensor([1.0, 2.0, 6.0]), torch.tensor([6, 3, 1]))
+    gaps = Lagrangian(population=population).gaps(
+        torch.tensor([1.0, 2.0, 6.0]), torch.tensor([6, 3, 1])
+    )
     assert gaps.tolist() == pytest.approx(np.array([1, 2, 6]) - means)
 
 
@@ -32,7 +35,11 @@ def test_an_absent_group_has_no_gap_and_no_gradient(population):
         ({"violation": "absolute"}, [0.5, 0.5, 0.5], [0.9, 0.7, 0.5]),
         ({"violation": "absolute", "tolerance": 0.1}, [0.5, 0.5, 0.5], [0.7, 0.5, 0.5]),
         ({"violation": "absolute", "cap": 0.6}, [0.5, 0.5, 0.5], [0.6, 0.6, 0.5]),
-        ({"violation": "absolute", "tolerance": 0.1, "restart": True}, [0.5, 0.5, 0.5], [0.7, 0.0, 0.0]),
+        (
+            {"violation": "absolute", "tolerance": 0.1, "restart": True},
+            [0.5, 0.5, 0.5],
+            [0.7, 0.0, 0.0],
+        ),
         ({"violation": "signed"}, [0.5, 0.5, 0.5], [0.9, 0.3, 0.5]),
         ({"violation": "signed", "cap": 0.4}, [0.0, 0.0, 0.0], [0.4, -0.2, 0.0]),
         ({"violation": "one-sided"}, [0.5, 0.1, 0.5], [0.9, 0.0, 0.5]),
@@ -49,7 +56,10 @@ def test_dual_steps_by_hand(settings, multipliers, expected):
 @pytest.mark.parametrize("violation", ["absolute", "signed", "one-sided"])
 def test_weights_are_the_derivative_of_the_penalty(violation):
     settings = Lagrangian(violation=violation, tolerance=0.0 if violation == "signed" else 0.15)
-    found, multipliers = torch.tensor([0.2, -0.3, 0.1], requires_grad=True), torch.tensor([1.0, 2.0, 3.0])
+    found, multipliers = (
+        torch.tensor([0.2, -0.3, 0.1], requires_grad=True),
+        torch.tensor([1.0, 2.0, 3.0]),
+    )
     (multipliers * settings.violations(found)).sum().backward()
     torch.testing.assert_close(settings.weights(multipliers, found.detach()), found.grad)
 
@@ -58,8 +68,14 @@ def test_weights_are_the_derivative_of_the_penalty(violation):
 def test_dual_ascent_reaches_the_solution_of_a_constrained_problem(violation):
     """Two squares; the first value may not exceed, or must equal, the second. Against SLSQP."""
     settings = Lagrangian(step=0.1, violation=violation)
-    theta, multipliers = torch.tensor([2.0, -1.0], dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
-    target, direction = torch.tensor([3.0, 0.5], dtype=torch.float64), torch.tensor([1.0, -1.0], dtype=torch.float64)
+    theta, multipliers = (
+        torch.tensor([2.0, -1.0], dtype=torch.float64),
+        torch.zeros(1, dtype=torch.float64),
+    )
+    target, direction = (
+        torch.tensor([3.0, 0.5], dtype=torch.float64),
+        torch.tensor([1.0, -1.0], dtype=torch.float64),
+    )
     for _ in range(2000):
         gap = (theta @ direction)[None]
         theta = theta - 0.1 * ((theta - target) + settings.weights(multipliers, gap) * direction)
@@ -92,14 +108,19 @@ def test_moving_average_against_its_weights():
     seen = [3.0, 4.0, 2.0]
     for value in seen:
         average.update(torch.tensor([value, 100.0]), torch.tensor([True, False]))
-    assert average.values.tolist() == pytest.approx([0.8**3 * 1 + 0.2 * (0.8**2 * 3 + 0.8 * 4 + 2), 5.0])
+    assert average.values.tolist() == pytest.approx(
+        [0.8**3 * 1 + 0.2 * (0.8**2 * 3 + 0.8 * 4 + 2), 5.0]
+    )
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"step": 0}, "step must lie in"),
-        ({"violation": "squared"}, "unknown violation 'squared'; known: absolute, signed, one-sided"),
+        (
+            {"violation": "squared"},
+            "unknown violation 'squared'; known: absolute, signed, one-sided",
+        ),
         ({"tolerance": -1}, "tolerance must lie in"),
         ({"violation": "signed", "tolerance": 0.1}, "a signed violation has no tolerance"),
         ({"violation": "signed", "restart": True}, "a signed violation has no restart"),

@@ -21,8 +21,12 @@ def test_every_group_counts_alike():
 
 def test_it_is_what_upsampling_minimizes():
     """Each group repeated to 120 samples, and the plain loss."""
-    copies = np.concatenate([np.repeat(np.flatnonzero(DATA.groups.numpy() == c), r) for c, r in enumerate((3, 8, 24))])
-    assert loss(1.0)[1] == pytest.approx(batch_of(linear(), DATA, copies).losses.mean().item(), rel=1e-6)
+    copies = np.concatenate(
+        [np.repeat(np.flatnonzero(DATA.groups.numpy() == c), r) for c, r in enumerate((3, 8, 24))]
+    )
+    assert loss(1.0)[1] == pytest.approx(
+        batch_of(linear(), DATA, copies).losses.mean().item(), rel=1e-6
+    )
 
 
 def test_other_powers():
@@ -34,7 +38,9 @@ def test_other_powers():
 
 
 def test_a_batch_without_a_group_and_an_empty_group():
-    data = fairlib.GroupedDataset(DATA.inputs, DATA.targets, DATA.groups * 2)  # Codes 1 and 3 have no member.
+    data = fairlib.GroupedDataset(
+        DATA.inputs, DATA.targets, DATA.groups * 2
+    )  # Codes 1 and 3 have no member.
     run = fairlib.Reweight().start(linear(), data, plain)
     assert torch.isfinite(run.loss(batch_of(linear(), data, np.arange(4))))
     assert list(run.end_epoch().values())[1] == 0

@@ -21,4 +21,6 @@ def test_mlp_takes_vectors_and_may_be_linear():
     model = fairlib.build("mlp", num_classes=3, in_channels=7, image_size=1, hidden=())
     model.normalize.fill(torch.arange(7.0), torch.full((7,), 2.0))
     vectors, layer = torch.rand(5, 7), model.classifier[-1]
-    torch.testing.assert_close(model(vectors), (vectors - torch.arange(7.0)) / 2 @ layer.weight.T + layer.bias)
+    torch.testing.assert_close(
+        model(vectors), (vectors - torch.arange(7.0)) / 2 @ layer.weight.T + layer.bias
+    )

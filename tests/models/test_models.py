@@ -46,7 +46,9 @@ def test_registry_holds_the_zoo_in_order():
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize(("channels", "size"), [(1, 8), (3, 16), (1, 28), (3, 32), (2, 64), (3, 96)])
+@pytest.mark.parametrize(
+    ("channels", "size"), [(1, 8), (3, 16), (1, 28), (3, 32), (2, 64), (3, 96)]
+)
 def test_every_model_gives_logits_at_every_size(name, channels, size):
     model = fairlib.build(name, num_classes=4, in_channels=channels, image_size=size, width=0.05)
     assert model(torch.rand(2, channels, size, size)).shape == (2, 4)
@@ -60,7 +62,11 @@ def test_trains_is_copied_and_is_pruned(name, images):
     trained = fairlib.fit(model, images, epochs=2, batch_size=24, lr=0.01)
     assert np.isfinite(fairlib.history(trained)["loss"]).all()
     before = model.state_dict()
-    assert all(not torch.equal(p, before[name]) for name, p in trained.state_dict().items() if name.endswith("weight"))
+    assert all(
+        not torch.equal(p, before[name])
+        for name, p in trained.state_dict().items()
+        if name.endswith("weight")
+    )
     inputs = images.batch(torch.arange(8))
     assert torch.equal(copy.deepcopy(trained)(inputs), trained(inputs))
     pruned = fairlib.prune(trained, "magnitude", sparsity=0.5)
@@ -69,20 +75,29 @@ def test_trains_is_copied_and_is_pruned(name, images):
 
 
 def test_a_model_like_data_has_their_classes_channels_and_size(images):
-    by_hand = fairlib.build("cnn", num_classes=images.num_classes, in_channels=1, image_size=8, seed=3, width=0.5)
+    by_hand = fairlib.build(
+        "cnn", num_classes=images.num_classes, in_channels=1, image_size=8, seed=3, width=0.5
+    )
     for settings in ({}, {"in_channels": 1}):
         like = fairlib.build("cnn", like=images, seed=3, width=0.5, **settings)
         assert memory_of(like).recipe == memory_of(by_hand).recipe
-        assert all(torch.equal(one, other) for one, other in zip(like.parameters(), by_hand.parameters(), strict=True))
+        assert all(
+            torch.equal(one, other)
+            for one, other in zip(like.parameters(), by_hand.parameters(), strict=True)
+        )
     splits = fairlib.load("digits")
     assert fairlib.build("mlp", like=splits)(splits.test.batch([0])).shape == (1, 10)
     vectors = fairlib.GroupedDataset(np.eye(4), [0, 1, 0, 1], [0, 0, 1, 1])
     assert memory_of(fairlib.build("mlp", like=vectors)).recipe["in_channels"] == 4
-    assert width_for("cnn", 500, like=splits) == width_for("cnn", 500, num_classes=10, in_channels=1, image_size=8)
+    assert width_for("cnn", 500, like=splits) == width_for(
+        "cnn", 500, num_classes=10, in_channels=1, image_size=8
+    )
 
 
 def test_a_model_that_contradicts_the_data_is_refused(images):
-    with pytest.raises(ValueError, match="image_size is 16, but 8 of the data given as like=: leave out one"):
+    with pytest.raises(
+        ValueError, match="image_size is 16, but 8 of the data given as like=: leave out one"
+    ):
         fairlib.build("cnn", like=images, image_size=16)
     with pytest.raises(TypeError, match="needs num_classes=, or data to read it off: like="):
         fairlib.build("cnn", in_channels=1)
@@ -93,7 +108,9 @@ def test_seed_decides_the_weights_and_nothing_else_notices(name):
     torch.manual_seed(5)
     expected = torch.rand(1)
     torch.manual_seed(5)
-    one, same, other = (fairlib.build(name, num_classes=2, width=0.1, seed=seed).state_dict() for seed in (0, 0, 1))
+    one, same, other = (
+        fairlib.build(name, num_classes=2, width=0.1, seed=seed).state_dict() for seed in (0, 0, 1)
+    )
     assert torch.equal(torch.rand(1), expected)
     assert all(torch.equal(one[key], same[key]) for key in one)
     assert not all(torch.equal(one[key], other[key]) for key in one)
@@ -144,12 +161,19 @@ def test_each_relu_is_a_module_of_its_own_used_once(name):
 )
 def test_parameter_counts_at_10_classes(name, millions):
     with torch.device("meta"):
-        assert _count(fairlib.build(name, num_classes=10)) / 1e6 == pytest.approx(millions, abs=0.01)
+        assert _count(fairlib.build(name, num_classes=10)) / 1e6 == pytest.approx(
+            millions, abs=0.01
+        )
 
 
 def test_width_multiplies_the_channels():
     half = fairlib.build("resnet18", num_classes=2, width=0.5)
-    assert [getattr(half, f"layer{i}")[-1].conv2.out_channels for i in (1, 2, 3, 4)] == [32, 64, 128, 256]
+    assert [getattr(half, f"layer{i}")[-1].conv2.out_channels for i in (1, 2, 3, 4)] == [
+        32,
+        64,
+        128,
+        256,
+    ]
     least = fairlib.build("cnn", num_classes=2, width=0.001)
     assert [weight.shape[0] for weight in prunable(least).values()] == [1, 1, 1, 1, 2]
 
@@ -165,7 +189,9 @@ def test_settings_may_follow_the_name():
 def test_bad_names_and_settings():
     with pytest.raises(ValueError, match=f"unknown model 'resnet'; known: {', '.join(NAMES)}"):
         fairlib.build("resnet", num_classes=2)
-    with pytest.raises(TypeError, match="unknown setting 'depth' for model 'cnn'; known: channels, hidden, width"):
+    with pytest.raises(
+        TypeError, match="unknown setting 'depth' for model 'cnn'; known: channels, hidden, width"
+    ):
         fairlib.build("cnn", num_classes=2, depth=3)
     with pytest.raises(ValueError, match=r"num_classes must lie in \[2, inf\), got 1"):
         fairlib.build("cnn", num_classes=1)
@@ -187,14 +213,17 @@ def test_impossible_widths_are_refused(name, width):
 @pytest.mark.parametrize("weights", [73, 100, 1_000, 6_304, 50_000, 1_000_000])
 def test_width_for_is_the_nearest_of_all_widths(weights):
     steps = np.arange(1, 1_000_000)
-    wide, narrow = (np.maximum(1, np.round(size * (steps / 10_000))).astype(int) for size in (64, 32))
+    wide, narrow = (
+        np.maximum(1, np.round(size * (steps / 10_000))).astype(int) for size in (64, 32)
+    )
     distances = np.abs(64 * wide + wide * narrow + 8 * narrow - weights)
     width = width_for("mlp", weights, num_classes=8, in_channels=1, image_size=8)
     assert distances[round(width * 10_000) - 1] == distances.min()
 
 
 @pytest.mark.parametrize(
-    ("name", "width"), [("tiny-resnet", 0.37), ("resnet10", 0.37), ("vgg19", 1.6), ("mobilenetv2", 0.6)]
+    ("name", "width"),
+    [("tiny-resnet", 0.37), ("resnet10", 0.37), ("vgg19", 1.6), ("mobilenetv2", 0.6)],
 )
 def test_width_for_finds_an_equally_large_model(name, width):
     shape = dict(num_classes=5, in_channels=1, image_size=16)
@@ -203,7 +232,10 @@ def test_width_for_finds_an_equally_large_model(name, width):
 
 
 def test_width_for_counts_what_a_pruned_model_kept(cnn):
-    kept = sum(int(w.count_nonzero()) for w in prunable(fairlib.prune(cnn, "magnitude", sparsity=0.9)).values())
+    kept = sum(
+        int(w.count_nonzero())
+        for w in prunable(fairlib.prune(cnn, "magnitude", sparsity=0.9)).values()
+    )
     shape = dict(num_classes=3, in_channels=1, image_size=8, hidden=(48, 32))
     width = width_for("cnn", kept, **shape)
     assert _weights("cnn", width, **shape) == pytest.approx(kept, rel=0.1)
@@ -213,7 +245,9 @@ def test_width_for_names_the_limits():
     shape = dict(num_classes=3, in_channels=1, image_size=8)
     smallest = 64 + 1 + 3  # One hidden neuron in each layer.
     assert _weights("mlp", width_for("mlp", smallest, **shape), **shape) == smallest
-    with pytest.raises(ValueError, match=rf"weights must lie between {smallest} and \d+, .*'mlp'.*, got 67"):
+    with pytest.raises(
+        ValueError, match=rf"weights must lie between {smallest} and \d+, .*'mlp'.*, got 67"
+    ):
         width_for("mlp", 67, **shape)
     with pytest.raises(ValueError, match=r"got 1000000000000$"):
         width_for("mlp", 10**12, **shape)

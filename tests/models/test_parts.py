@@ -7,7 +7,12 @@ from fairlib.models.parts import initialize_convolutions, is_small, residual_ste
 
 def test_channels_are_scaled_and_never_gone():
     assert [scaled(64, width) for width in (1, 0.5, 0.01, 1.25)] == [64, 32, 1, 80]
-    for width, error in ((0, ValueError), (-1, ValueError), (float("inf"), ValueError), ("1", TypeError)):
+    for width, error in (
+        (0, ValueError),
+        (-1, ValueError),
+        (float("inf"), ValueError),
+        ("1", TypeError),
+    ):
         with pytest.raises(error, match="width must"):
             scaled(64, width)
 
@@ -26,7 +31,8 @@ def test_a_stem_for_small_images_keeps_their_size_and_the_other_takes_a_quarter(
 
 
 def test_convolutions_start_with_the_variance_of_he_and_without_bias():
-    """Standard deviation sqrt(2 / fan-out), the fan-out being output channels times the area of the kernel."""
+    """Standard deviation sqrt(2 / fan-out), the fan-out being output channels times the area of the
+    kernel."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(16, 64, 3), nn.Linear(4, 4))
     before = model[1].weight.clone()

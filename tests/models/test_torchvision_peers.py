@@ -31,11 +31,15 @@ def _agree(name: str, peer: nn.Module, size: int, classes: int, **settings) -> N
         ours = fairlib.build(name, num_classes=classes, image_size=size, **settings)
     ours.normalize = Normalize(3)
     missing, unexpected = ours.load_state_dict(peer.state_dict(), strict=False, assign=True)
-    assert set(missing) == {"normalize.mean", "normalize.std", "normalize.fitted"} and not unexpected
+    assert (
+        set(missing) == {"normalize.mean", "normalize.std", "normalize.fitted"} and not unexpected
+    )
     peer.eval(), ours.eval()
     with torch.no_grad():
         expected = peer(few)
-        assert float(expected.std(0).mean()) > 0.01 * float(expected.abs().mean())  # Else any inputs would agree.
+        assert float(expected.std(0).mean()) > 0.01 * float(
+            expected.abs().mean()
+        )  # Else any inputs would agree.
         torch.testing.assert_close(ours(few), expected, rtol=1e-3, atol=1e-5)
         torch.testing.assert_close(ours(one), peer(one), rtol=1e-3, atol=1e-5)
 
@@ -67,12 +71,22 @@ def test_imagenet_stem_on_small_images():
 
 @pytest.mark.parametrize("width", [0.1, 0.35, 0.5, 1.4])
 def test_mobilenets_width_is_torchvisions(width):
-    _agree("mobilenetv2", torchvision.models.mobilenet_v2(num_classes=5, width_mult=width), 96, 5, width=width)
+    _agree(
+        "mobilenetv2",
+        torchvision.models.mobilenet_v2(num_classes=5, width_mult=width),
+        96,
+        5,
+        width=width,
+    )
 
 
 def test_vgg_without_batch_normalization():
     with torch.device("meta"):
         ours = fairlib.build("vgg19", num_classes=1000, image_size=224, batch_norm=False)
         peer = torchvision.models.vgg19(weights=None)
-    shapes = {name: value.shape for name, value in ours.state_dict().items() if not name.startswith("normalize")}
+    shapes = {
+        name: value.shape
+        for name, value in ours.state_dict().items()
+        if not name.startswith("normalize")
+    }
     assert shapes == {name: value.shape for name, value in peer.state_dict().items()}

@@ -11,7 +11,9 @@ def _count(model: nn.Module) -> int:
     return sum(p.numel() for p in model.parameters())
 
 
-@pytest.mark.parametrize(("size", "poolings"), [(1, 0), (8, 3), (16, 4), (28, 4), (32, 5), (64, 5), (96, 5)])
+@pytest.mark.parametrize(
+    ("size", "poolings"), [(1, 0), (8, 3), (16, 4), (28, 4), (32, 5), (64, 5), (96, 5)]
+)
 def test_vgg_pools_only_while_there_is_something_to_pool(size, poolings):
     with torch.device("meta"):
         model = fairlib.build("vgg19", num_classes=2, image_size=size).eval()

@@ -28,7 +28,8 @@ def test_preactivation_block_by_hand():
     for layer, weight in ((block.conv1, 3.0), (block.conv2, 5.0)):
         nn.init.constant_(layer.weight, weight)
     outputs = block(torch.tensor([4.0, 0.5]).view(2, 1, 1, 1)).flatten()
-    # relu(4 - 1) = 3, relu(3 * 3 + 2) = 11, 5 * 11 + 4; relu(0.5 - 1) = 0, relu(0 + 2) = 2, 5 * 2 + 0.5.
+    # relu(4 - 1) = 3, relu(3 * 3 + 2) = 11, 5 * 11 + 4; relu(0.5 - 1) = 0, relu(0 + 2) = 2, 5 * 2 +
+    # 0.5.
     torch.testing.assert_close(outputs, torch.tensor([59.0, 10.5]), rtol=1e-4, atol=0)
     strided = PreactivationBlock(1, 1, 2).eval()
     nn.init.zeros_(strided.conv2.weight)
@@ -39,8 +40,15 @@ def test_preactivation_block_by_hand():
 
 @pytest.mark.parametrize("depth", [4, 21, 23])
 def test_depth_of_the_wide_network(depth):
-    with pytest.raises(ValueError, match=rf"depth must be 6 n \+ 4 \(10, 16, 22, \.\.\.\), got {depth}"):
+    with pytest.raises(
+        ValueError, match=rf"depth must be 6 n \+ 4 \(10, 16, 22, \.\.\.\), got {depth}"
+    ):
         fairlib.build("wrn-22-8", num_classes=2, depth=depth)
     with torch.device("meta"):
         model = fairlib.build("wrn-22-8", num_classes=2, depth=16, widening=2)
-    assert [len(model.layer1), len(model.layer2), len(model.layer3), model.fc.in_features] == [2, 2, 2, 128]
+    assert [len(model.layer1), len(model.layer2), len(model.layer3), model.fc.in_features] == [
+        2,
+        2,
+        2,
+        128,
+    ]

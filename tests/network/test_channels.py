@@ -14,7 +14,10 @@ from fairlib.network import channels, masks
 
 
 def _sets(model: nn.Module, inputs: Tensor) -> dict[frozenset[str], channels.Coupled]:
-    return {frozenset(coupled.producers): coupled for coupled in channels.coupled_channels(model, inputs)}
+    return {
+        frozenset(coupled.producers): coupled
+        for coupled in channels.coupled_channels(model, inputs)
+    }
 
 
 def _norms(filters: Tensor) -> Tensor:
@@ -55,8 +58,16 @@ def test_a_chain_and_its_flattening(cnn, images):
 
 
 def test_an_operation_that_changes_the_number_of_channels_is_refused():
-    layers = nn.Conv2d(1, 8, 3), nn.PixelShuffle(2), nn.Conv2d(2, 4, 3), nn.Flatten(), nn.Linear(400, 3)
-    with pytest.raises(ValueError, match=r"that meet 2\.weight cannot be removed: it has 2, and 8.*pixel_shuffle"):
+    layers = (
+        nn.Conv2d(1, 8, 3),
+        nn.PixelShuffle(2),
+        nn.Conv2d(2, 4, 3),
+        nn.Flatten(),
+        nn.Linear(400, 3),
+    )
+    with pytest.raises(
+        ValueError, match=r"that meet 2\.weight cannot be removed: it has 2, and 8.*pixel_shuffle"
+    ):
         fairlib.prune(nn.Sequential(*layers), "fpgm", sparsity=0.5, data=torch.zeros(1, 1, 8, 8))
 
 
@@ -66,13 +77,21 @@ def test_a_residual_sum_ties_channels():
     tied = sets[frozenset(["layer2.0.downsample.0.weight", "layer2.0.conv2.weight"])]
     assert set(tied.readers) == {"layer3.0.downsample.0.weight", "layer3.0.conv1.weight"}
     stem = sets[frozenset(["conv1.weight", "layer1.0.conv2.weight"])]
-    assert set(stem.readers) == {"layer1.0.conv1.weight", "layer2.0.conv1.weight", "layer2.0.downsample.0.weight"}
+    assert set(stem.readers) == {
+        "layer1.0.conv1.weight",
+        "layer2.0.conv1.weight",
+        "layer2.0.downsample.0.weight",
+    }
     assert "fc.weight" not in {name for names in sets for name in names}
 
 
 def test_a_depthwise_convolution_hands_its_channels_through():
     net = nn.Sequential(
-        nn.Conv2d(2, 4, 1), nn.Conv2d(4, 4, 3, groups=4), nn.Conv2d(4, 5, 1), nn.Flatten(), nn.Linear(20, 2)
+        nn.Conv2d(2, 4, 1),
+        nn.Conv2d(4, 4, 3, groups=4),
+        nn.Conv2d(4, 5, 1),
+        nn.Flatten(),
+        nn.Linear(20, 2),
     )
     sets = _sets(net, torch.rand(1, 2, 4, 4))
     assert set(sets) == {frozenset(["0.weight", "1.weight"]), frozenset(["2.weight"])}
@@ -144,9 +163,12 @@ def test_the_model_is_left_as_it_is(images):
     with torch.no_grad():
         channels.select_channels(model, images, _norms, 0.5)
     assert all(
-        torch.equal(a, b) for a, b in zip(model.state_dict().values(), before.state_dict().values(), strict=True)
+        torch.equal(a, b)
+        for a, b in zip(model.state_dict().values(), before.state_dict().values(), strict=True)
     )
-    for parameter, then, gradient in zip(model.parameters(), before.parameters(), gradients, strict=True):
+    for parameter, then, gradient in zip(
+        model.parameters(), before.parameters(), gradients, strict=True
+    ):
         assert parameter.requires_grad == then.requires_grad
         assert parameter.grad is gradient is None or torch.equal(parameter.grad, gradient)
     assert [m.training for m in model.modules()] == [m.training for m in before.modules()]
@@ -169,9 +191,12 @@ def test_the_smallest_rate_by_hand():
     ]:
         keep = channels.select_channels(net, torch.rand(1, 4), _norms, sparsity)
         assert _removed(keep, "0.weight") == gone
-        assert [bool(column.any()) for column in keep["2.weight"].T] == [i not in gone for i in range(4)]
+        assert [bool(column.any()) for column in keep["2.weight"].T] == [
+            i not in gone for i in range(4)
+        ]
     with pytest.raises(
-        ValueError, match=r"sparsity 0\.8 is out of reach.* 18 of 24 weights are zero, a sparsity of 0\.75"
+        ValueError,
+        match=r"sparsity 0\.8 is out of reach.* 18 of 24 weights are zero, a sparsity of 0\.75",
     ):
         channels.select_channels(net, torch.rand(1, 4), _norms, 0.8)
 
@@ -184,7 +209,10 @@ def test_one_rate_for_all_layers_the_smallest_that_reaches_the_sparsity(name):
 
     def zeros(rate: float) -> float:
         removed = [torch.arange(s.size) < min(int(rate * s.size + 1e-9), s.size - 1) for s in sets]
-        return sum(int((~mask).sum()) for mask in channels.masks_for(sets, removed, model).values()) / total
+        return (
+            sum(int((~mask).sum()) for mask in channels.masks_for(sets, removed, model).values())
+            / total
+        )
 
     rates = sorted({count / coupled.size for coupled in sets for count in range(coupled.size)})
     for sparsity in (0.2, 0.6, 0.9):
@@ -197,7 +225,9 @@ def test_one_rate_for_all_layers_the_smallest_that_reaches_the_sparsity(name):
 
 
 def test_masks_are_nested_and_what_is_masked_goes_first(cnn, images):
-    levels = [channels.select_channels(cnn, images, _norms, sparsity) for sparsity in (0.3, 0.6, 0.9)]
+    levels = [
+        channels.select_channels(cnn, images, _norms, sparsity) for sparsity in (0.3, 0.6, 0.9)
+    ]
     for wide, narrow in itertools.pairwise(levels):
         assert all(bool((wide[name] | ~narrow[name]).all()) for name in wide)
     model = masks.apply(cnn, levels[0])
@@ -216,14 +246,17 @@ def test_zeros_of_other_masks_count_and_stay(cnn, images):
     before = masks.read(sparse)
     assert not any(bool((mask & ~before[name]).any()) for name, mask in masks.read(pruned).items())
     fewer = channels.select_channels(cnn, images, _norms, 0.7)
-    assert _removed(masks.read(pruned), "classifier.0.weight") < _removed(fewer, "classifier.0.weight")
+    assert _removed(masks.read(pruned), "classifier.0.weight") < _removed(
+        fewer, "classifier.0.weight"
+    )
 
 
 @pytest.mark.parametrize("between", [nn.LayerNorm(6), nn.GroupNorm(2, 6), nn.Softmax(dim=1)])
 def test_operations_that_mix_channels_are_refused(between):
     assert len(channels.coupled_channels(Residual(), torch.rand(1, 4))) == 1
     with pytest.raises(
-        ValueError, match=r"(a|b)\.weight cannot be removed: they reach the outputs of Residual not only"
+        ValueError,
+        match=r"(a|b)\.weight cannot be removed: they reach the outputs of Residual not only",
     ):
         channels.coupled_channels(Residual(between), torch.rand(1, 4))
 
@@ -239,15 +272,29 @@ def test_bad_input(cnn, images):
     def net(middle: nn.Module) -> nn.Module:
         return nn.Sequential(nn.Conv2d(1, 4, 1), middle, nn.Flatten(), nn.LazyLinear(2))
 
-    for middle in (nn.Conv2d(4, 4, 1, groups=2), nn.Conv2d(4, 8, 1, groups=4), nn.ConvTranspose2d(4, 4, 1)):
-        with pytest.raises(ValueError, match=r"1 is Conv.*only ordinary and depthwise convolutions"):
+    for middle in (
+        nn.Conv2d(4, 4, 1, groups=2),
+        nn.Conv2d(4, 8, 1, groups=4),
+        nn.ConvTranspose2d(4, 4, 1),
+    ):
+        with pytest.raises(
+            ValueError, match=r"1 is Conv.*only ordinary and depthwise convolutions"
+        ):
             channels.coupled_channels(net(middle)[:3], torch.rand(1, 1, 2, 2))
     unflattened = nn.Sequential(
-        nn.Linear(4, 8), nn.Unflatten(1, (2, 2, 2)), nn.Conv2d(2, 3, 2), nn.Flatten(), nn.Linear(3, 2)
+        nn.Linear(4, 8),
+        nn.Unflatten(1, (2, 2, 2)),
+        nn.Conv2d(2, 3, 2),
+        nn.Flatten(),
+        nn.Linear(3, 2),
     )
-    with pytest.raises(ValueError, match=r"6 of the 8 channels of 0\.weight are read by no weight of their own"):
+    with pytest.raises(
+        ValueError, match=r"6 of the 8 channels of 0\.weight are read by no weight of their own"
+    ):
         channels.coupled_channels(unflattened, torch.rand(1, 4))
-    with pytest.raises(ValueError, match=r"CNN cannot be traced with inputs \(1, 3, 8, 8\).*expected input"):
+    with pytest.raises(
+        ValueError, match=r"CNN cannot be traced with inputs \(1, 3, 8, 8\).*expected input"
+    ):
         channels.coupled_channels(cnn, torch.rand(1, 3, 8, 8))
     with pytest.raises(ValueError, match="data is needed"):
         channels.select_channels(cnn, None, _norms, 0.5)
@@ -260,13 +307,19 @@ def test_bad_input(cnn, images):
 def test_example_inputs_have_the_dtype_of_the_model_and_the_shape_of_the_data(images):
     model = lively(fairlib.build("cnn", num_classes=3, in_channels=1, image_size=8)).double()
     assert channels.example_inputs(model, images, count=3).shape == (3, 1, 8, 8)
-    assert channels.example_inputs(model, torch.zeros(5, 7, dtype=torch.uint8)).dtype == torch.float64
+    assert (
+        channels.example_inputs(model, torch.zeros(5, 7, dtype=torch.uint8)).dtype == torch.float64
+    )
     assert channels.select_channels(model, images, _norms, 0.5)
 
 
 def test_a_layer_of_which_an_earlier_mask_has_left_little_is_not_emptied(cnn, images):
     only = torch.zeros(16, 8, 3, 3, dtype=torch.bool)
-    only[0, 0] = True  # The second convolution reads the first channel alone, which shall have the smallest filter.
+    only[0, 0] = (
+        # The second convolution reads the first channel alone, which shall have the smallest
+        # filter.
+        True
+    )
     with torch.no_grad():
         cnn.features[0].weight[0] = 1e-6
     sparse = masks.apply(cnn, {"features.3.weight": only})

@@ -27,7 +27,9 @@ def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
 @torch.no_grad()
 def _same_outputs(small: nn.Module, model: nn.Module, inputs: Tensor) -> bool:
     expected = model.eval()(inputs)
-    return torch.allclose(small(inputs), expected, rtol=0, atol=1e-5 * max(1.0, float(expected.abs().max())))
+    return torch.allclose(
+        small(inputs), expected, rtol=0, atol=1e-5 * max(1.0, float(expected.abs().max()))
+    )
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -38,7 +40,9 @@ def test_every_model_of_the_zoo_gives_the_same_outputs_with_fewer_weights(name):
     assert _same_outputs(small, pruned, inputs) and not small.training
     weights = sum(weight.numel() for weight in masks.prunable(small).values())
     assert weights == sum(int(mask.sum()) for mask in masks.read(pruned).values()) + sum(
-        weight.numel() for name, weight in masks.prunable(pruned).items() if name not in masks.read(pruned)
+        weight.numel()
+        for name, weight in masks.prunable(pruned).items()
+        if name not in masks.read(pruned)
     )
     assert all(bool(mask.all()) for mask in masks.read(small).values())
     assert _count(small) < 0.4 * _count(model) and _count(model) == _count(pruned)
@@ -46,7 +50,12 @@ def test_every_model_of_the_zoo_gives_the_same_outputs_with_fewer_weights(name):
 
 def test_the_shapes_that_are_left_by_hand():
     net = nn.Sequential(
-        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(16, 5), nn.Linear(5, 2)
+        nn.Conv2d(1, 4, 3),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(16, 5),
+        nn.Linear(5, 2),
     )
     keep = torch.ones(5, 16, dtype=torch.bool)
     keep[:, 4:12] = False  # Channels 1 and 2 of the convolution, whose images are 2 x 2.
@@ -71,7 +80,9 @@ def test_the_shapes_that_are_left_by_hand():
 def test_what_removed_channels_alone_have_read_goes_too_and_one_channel_stays():
     net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
     middle = torch.ones(4, 4, dtype=torch.bool)
-    middle[:3, 0] = False  # Only the last channel of the second layer reads the first of the first layer.
+    middle[:3, 0] = (
+        False  # Only the last channel of the second layer reads the first of the first layer.
+    )
     last = torch.tensor([[True, True, True, False]] * 2)
     small = compact(masks.apply(net, {"2.weight": middle, "4.weight": last}), torch.rand(1, 3))
     assert [tuple(small[i].weight.shape) for i in (0, 2, 4)] == [(3, 3), (3, 3), (2, 3)]
@@ -92,7 +103,9 @@ def test_remaining_masks_hold_and_training_goes_on_as_in_the_masked_model(images
     wide, narrow = (fairlib.fit(net.double(), images, **settings) for net in (pruned, small))
     assert fairlib.sparsity(narrow) == fairlib.sparsity(small)
     with torch.no_grad():
-        torch.testing.assert_close(narrow(inputs.double()), wide(inputs.double()), rtol=1e-6, atol=1e-8)
+        torch.testing.assert_close(
+            narrow(inputs.double()), wide(inputs.double()), rtol=1e-6, atol=1e-8
+        )
         assert not torch.allclose(narrow(inputs.double()), pruned(inputs.double()), atol=1e-3)
 
 
@@ -104,7 +117,9 @@ def test_the_argument_is_left_as_it_is_and_what_training_left_is_kept(cnn, image
     small = compact(pruned, images)
     assert all(torch.equal(value, before[name]) for name, value in pruned.state_dict().items())
     assert pruned.training and torch.equal(state, torch.random.get_rng_state())
-    assert [p.requires_grad for p in small.parameters()] == [p.requires_grad for p in pruned.parameters()]
+    assert [p.requires_grad for p in small.parameters()] == [
+        p.requires_grad for p in pruned.parameters()
+    ]
     assert fairlib.history(small).equals(fairlib.history(trained))
     with pytest.raises(ValueError, match="were not kept"):
         fairlib.weights_at(small, 0)
@@ -117,13 +132,16 @@ def test_where_nothing_can_be_removed_the_result_is_a_copy(cnn, images):
     sparse = fairlib.prune(cnn, "magnitude", sparsity=0.3)
     small = compact(sparse, images)
     assert small is not sparse and _shapes(small) == _shapes(sparse)
-    assert all(torch.equal(value, small.state_dict()[name]) for name, value in sparse.state_dict().items())
+    assert all(
+        torch.equal(value, small.state_dict()[name]) for name, value in sparse.state_dict().items()
+    )
     same = compact(fairlib.fit(sparse, images, epochs=1, keep=0), images)
     assert torch.equal(fairlib.weights_at(same, 0)["features.0.weight"], sparse.features[0].weight)
 
 
 class Gated(nn.Module):
-    """A buffer of the channels' shape, which removal does not know of; or one that it silently misreads."""
+    """A buffer of the channels' shape, which removal does not know of; or one that it silently
+    misreads."""
 
     def __init__(self, gate: Tensor):
         super().__init__()

@@ -24,22 +24,41 @@ COUNTS = ["parameters", "bytes", "macs", "relus"]
 
 
 def test_cost_by_hand(images):
-    net = nn.Sequential(nn.Conv2d(1, 4, 3, bias=False), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 2)).train()
+    net = nn.Sequential(
+        nn.Conv2d(1, 4, 3, bias=False), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 2)
+    ).train()
     table = cost({"net": net, "same": net}, images, batch_size=3, repeats=2)
     parameters = 4 * 9 + 2 * 4 * 36 + 2
-    assert [*table.loc["net", COUNTS]] == [parameters, 4 * parameters, 36 * 4 * 9 + 2 * 4 * 36, 4 * 36]
-    assert (table["latency_low"] <= table["latency"]).all() and (table["latency"] <= table["latency_high"]).all()
+    assert [*table.loc["net", COUNTS]] == [
+        parameters,
+        4 * parameters,
+        36 * 4 * 9 + 2 * 4 * 36,
+        4 * 36,
+    ]
+    assert (table["latency_low"] <= table["latency"]).all() and (
+        table["latency"] <= table["latency_high"]
+    ).all()
     assert (table["latency_low"] > 0).all() and list(table.index) == ["net", "same"]
-    assert table.loc["net", "ratio"] == 1 and table.attrs == {"batch_size": 3, "threads": 1} and net.training
+    assert (
+        table.loc["net", "ratio"] == 1
+        and table.attrs == {"batch_size": 3, "threads": 1}
+        and net.training
+    )
     alone = cost(net, images, latency=False)
-    assert [*alone.index] == ["model"] and [*alone.columns] == COUNTS and {*map(str, alone.dtypes)} == {"int64"}
+    assert (
+        [*alone.index] == ["model"]
+        and [*alone.columns] == COUNTS
+        and {*map(str, alone.dtypes)} == {"int64"}
+    )
 
 
 def test_what_cannot_be_computed_is_nan():
     net = nn.Sequential(nn.Linear(3, 4), Branching())
     with pytest.warns(UserWarning, match="latency of 'odd' is NaN: Sequential cannot be exported"):
         table = cost({"plain": nn.Linear(3, 4), "odd": net}, torch.rand(2, 3), repeats=1)
-    assert table["relus"].isna().all() and [*table["latency"].isna()] == [*table["ratio"].isna()] == [False, True]
+    assert table["relus"].isna().all() and [*table["latency"].isna()] == [
+        *table["ratio"].isna()
+    ] == [False, True]
 
 
 def _layer(outputs: int = 10, inputs: int = 33) -> nn.Linear:
@@ -90,7 +109,9 @@ def test_a_gate_takes_a_bit_for_each_relu_unless_they_are_alike():
 
     def kept(keep: Tensor) -> tuple[int, float]:
         linear = gates.apply(gated, {"1": keep})
-        return stored_bytes(linear) - dense, cost(linear, torch.rand(1, 3), latency=False)["relus"].item()
+        return stored_bytes(linear) - dense, cost(linear, torch.rand(1, 3), latency=False)[
+            "relus"
+        ].item()
 
     assert kept(torch.ones(10, dtype=torch.bool)) == (0, 10)
     assert kept(torch.zeros(10, dtype=torch.bool)) == (0, 0)
@@ -124,7 +145,9 @@ def test_attention_counts_as_many_products_as_by_hand():
     model = nn.Sequential(layer, nn.Flatten(), nn.Linear(width * tokens, 3))
     products = tokens * width * 3 * width + 2 * tokens * tokens * width + tokens * width * width
     products += 2 * tokens * width * 16 + width * tokens * 3
-    assert cost(model, torch.zeros(1, tokens, width), latency=False).loc["model", "macs"] == products
+    assert (
+        cost(model, torch.zeros(1, tokens, width), latency=False).loc["model", "macs"] == products
+    )
 
 
 def test_a_model_that_cannot_be_copied_has_its_bytes(images):

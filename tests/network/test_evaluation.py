@@ -23,12 +23,18 @@ def test_agrees_with_fairlearn_and_scikit_learn(cnn, images):
         sensitive_features=names,
     )
     probabilities = np.exp(predictions.logits) / np.exp(predictions.logits).sum(1, keepdims=True)
-    assert list(table.index) == ["many", "some", "few"] and list(table) == ["size", "accuracy", "loss"]
+    assert list(table.index) == ["many", "some", "few"] and list(table) == [
+        "size",
+        "accuracy",
+        "loss",
+    ]
     for name in table.index:
         members = names == name
         assert table.loc[name, "size"] == members.sum()
         assert table.loc[name, "accuracy"] == pytest.approx(frame.by_group[name])
-        expected = log_loss(images.targets.numpy()[members], probabilities[members], labels=[0, 1, 2])
+        expected = log_loss(
+            images.targets.numpy()[members], probabilities[members], labels=[0, 1, 2]
+        )
         assert table.loc[name, "loss"] == pytest.approx(expected)
 
 
@@ -54,7 +60,9 @@ def test_passes_hold_every_sample_once_and_are_smaller_on_a_cpu(images):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("fairlib.network.evaluation.NUMBERS_CPU", small)
         dealt = {kind: evaluation.passes(images, torch.device(kind)) for kind in ("cpu", "cuda")}
-    assert [len(index) for index in dealt["cpu"]] == [50, 50, 20] and [len(index) for index in dealt["cuda"]] == [120]
+    assert [len(index) for index in dealt["cpu"]] == [50, 50, 20] and [
+        len(index) for index in dealt["cuda"]
+    ] == [120]
     assert all(torch.cat(index).tolist() == list(range(120)) for index in dealt.values())
 
 
@@ -66,7 +74,9 @@ def test_an_empty_group_is_nan(cnn, images):
 
 def test_outputs_must_match_the_classes(images):
     model = fairlib.build("cnn", num_classes=2, in_channels=1, image_size=8)
-    with pytest.raises(ValueError, match=r"one for each class of the data \(0, 1, 2\); it gives \(120, 2\)"):
+    with pytest.raises(
+        ValueError, match=r"one for each class of the data \(0, 1, 2\); it gives \(120, 2\)"
+    ):
         predict(model, images)
 
 

@@ -29,7 +29,9 @@ def test_an_exported_model_computes_the_same_for_any_batch(cnn, images, tmp_path
 def test_a_wrong_export_leaves_no_file(cnn, images, tmp_path, monkeypatch):
     def export(model: nn.Module, *arguments: object, **settings: object) -> object:
         program = original(model, *arguments, **settings)
-        model.classifier[4].bias = nn.Parameter(model.classifier[4].bias + 1e-3)  # The program has the one before.
+        model.classifier[4].bias = nn.Parameter(
+            model.classifier[4].bias + 1e-3
+        )  # The program has the one before.
         return program
 
     original = torch.onnx.export
@@ -55,7 +57,9 @@ class Branching(nn.Module):
 
 def test_what_cannot_be_exported_is_refused_by_name(capfd, caplog):
     inputs = torch.rand(2, 3)
-    with pytest.raises(ValueError, match=r"Sequential cannot be exported.*bessel_j0.*, which 1.0 \(.*Odd\) calls"):
+    with pytest.raises(
+        ValueError, match=r"Sequential cannot be exported.*bessel_j0.*, which 1.0 \(.*Odd\) calls"
+    ):
         to_onnx(nn.Sequential(nn.Linear(3, 4), nn.Sequential(Odd())), inputs)
     with pytest.raises(ValueError, match="Sequential cannot be exported to ONNX: Could not guard"):
         to_onnx(nn.Sequential(nn.Linear(3, 4), Branching()), inputs)
@@ -63,12 +67,16 @@ def test_what_cannot_be_exported_is_refused_by_name(capfd, caplog):
     broken[0].weight.data[0, 0] = torch.nan
     with pytest.raises(ValueError, match=r"0\.weight holds NaN or infinite numbers"):
         to_onnx(broken, inputs)
-    assert capfd.readouterr() == ("", "") and {record.name for record in caplog.records} <= {"torch.__trace"}
+    assert capfd.readouterr() == ("", "") and {record.name for record in caplog.records} <= {
+        "torch.__trace"
+    }
 
 
 def test_a_missing_package_is_named_with_its_extra(cnn, images, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "onnxscript", None)
-    with pytest.raises(ImportError, match=r"this needs onnxscript: pip install 'who-pays\[compact\]'"):
+    with pytest.raises(
+        ImportError, match=r"this needs onnxscript: pip install 'who-pays\[compact\]'"
+    ):
         to_onnx(cnn, images)
 
 

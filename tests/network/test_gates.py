@@ -54,7 +54,9 @@ def test_gated_models_of_the_zoo_compute_the_same_and_have_the_same_weights(name
 def test_without_any_relu_a_residual_network_is_affine(name):
     model, inputs = zoo_model(name)
     gated = gate(model)
-    linear = gates.apply(gated, {n: torch.zeros_like(keep) for n, keep in gates.read(gated).items()}).double()
+    linear = gates.apply(
+        gated, {n: torch.zeros_like(keep) for n, keep in gates.read(gated).items()}
+    ).double()
     x, y = inputs.double()[:1], inputs.double()[1:]
     middle = linear((x + y) / 2)
     assert torch.allclose(middle, (linear(x) + linear(y)) / 2, atol=1e-8)
@@ -62,7 +64,9 @@ def test_without_any_relu_a_residual_network_is_affine(name):
     assert not torch.allclose(bent((x + y) / 2), (bent(x) + bent(y)) / 2, atol=1e-3)
 
 
-@pytest.mark.parametrize(("name", "relus"), [("resnet18", 491_520), ("resnet34", 901_120), ("wrn-22-8", 1_359_872)])
+@pytest.mark.parametrize(
+    ("name", "relus"), [("resnet18", 491_520), ("resnet34", 901_120), ("wrn-22-8", 1_359_872)]
+)
 def test_the_counts_of_the_papers_networks_at_32_pixels(name, relus):
     table = count(fairlib.build(name, num_classes=10, image_size=32), 32)
     left = table["relus"].drop("final_relu", errors="ignore")
@@ -114,7 +118,9 @@ def test_the_counts_of_deepreduce(name):
     for culled, wanted in TABLE[name].items():
         stages = tuple(f"layer{number}" for number in "1234" if number not in culled)
         plans = list(culled_and_thinned(gated, stages, relus=1))[:2]  # No further stage culled.
-        assert [sum(int(mask.sum()) for mask in masks_of(gated, plan).values()) for plan in plans] == [*wanted]
+        assert [
+            sum(int(mask.sum()) for mask in masks_of(gated, plan).values()) for plan in plans
+        ] == [*wanted]
 
 
 def test_stages_are_children_of_a_residual_network_and_resolutions_elsewhere():
@@ -131,12 +137,16 @@ def test_stages_are_children_of_a_residual_network_and_resolutions_elsewhere():
         "layer3": 6,
         "final_relu": 1,
     }
-    mobile = gates.stages(gate(fairlib.build("mobilenetv2", num_classes=3, image_size=16, width=0.25)))
+    mobile = gates.stages(
+        gate(fairlib.build("mobilenetv2", num_classes=3, image_size=16, width=0.25))
+    )
     assert len(mobile) == 4
 
 
 def test_other_relus_are_gated_as_they_are():
-    model = nn.Sequential(nn.Linear(6, 6), nn.ReLU6(), nn.Linear(6, 6), nn.LeakyReLU(0.2, inplace=True))
+    model = nn.Sequential(
+        nn.Linear(6, 6), nn.ReLU6(), nn.Linear(6, 6), nn.LeakyReLU(0.2, inplace=True)
+    )
     gated = gate(model, torch.zeros(1, 6))
     inputs = 20 * torch.randn(50, 6)
     assert torch.equal(gated(inputs), model(inputs))
@@ -151,12 +161,16 @@ def test_gating_leaves_the_model_alone_and_is_idempotent(cnn):
     assert all(torch.equal(value, before[name]) for name, value in cnn.state_dict().items())
     some = gates.apply(gated, {"features.1": torch.zeros(8, 8, 8, dtype=torch.bool)})
     again = gate(some)
-    assert again is not some and torch.equal(gates.read(again)["features.1"], gates.read(some)["features.1"])
+    assert again is not some and torch.equal(
+        gates.read(again)["features.1"], gates.read(some)["features.1"]
+    )
 
 
 def test_gates_belong_to_one_image_size():
     model = gate(fairlib.build("tiny-resnet", num_classes=3, image_size=16))
-    with pytest.raises(ValueError, match=r"gate of \(8, 16, 16\) ReLUs met inputs \(N, \*\(8, 32, 32\)\)"):
+    with pytest.raises(
+        ValueError, match=r"gate of \(8, 16, 16\) ReLUs met inputs \(N, \*\(8, 32, 32\)\)"
+    ):
         model(torch.zeros(1, 3, 32, 32))
     with pytest.raises(ValueError, match="gated for another image size"):
         gate(model, torch.zeros(1, 3, 32, 32))
@@ -192,7 +206,10 @@ def test_channels_and_layers_are_kept_whole_where_they_fit(cnn):
         whole = mask.flatten(1) if mask.ndim == 3 else mask[:, None]
         assert torch.equal(whole.any(1), whole.all(1))
     assert sum(int(mask.sum()) for mask in channels.values()) <= 200
-    scores = {name: torch.full((1,) * mask.ndim, float(place)) for place, (name, mask) in enumerate(channels.items())}
+    scores = {
+        name: torch.full((1,) * mask.ndim, float(place))
+        for place, (name, mask) in enumerate(channels.items())
+    }
     layers = gates.keep_relus(gated, scores, 400)  # Best first: 32, 64, then 256; 512 does not fit.
     assert [int(mask.sum()) for mask in layers.values()] == [0, 256, 64, 32]
 
@@ -208,16 +225,26 @@ def test_what_is_linear_is_not_chosen_again(cnn):
 def test_gates_survive_copies_state_dicts_and_restoring(cnn, images):
     gated = gate(fairlib.prune(cnn, "magnitude", sparsity=0.5))
     linear = gates.apply(gated, gates.keep_relus(gated, gates.drawn(gated, "pixel", 0), 300))
-    restored = fairlib.restore(fairlib.build("cnn", num_classes=3, in_channels=1, image_size=8), linear.state_dict())
+    restored = fairlib.restore(
+        fairlib.build("cnn", num_classes=3, in_channels=1, image_size=8), linear.state_dict()
+    )
     inputs = images.batch(slice(5))
     assert list(gates.gates(restored)) == list(gates.gates(linear))
     for other in (copy.deepcopy(linear), restored):
         assert torch.equal(other(inputs), linear(inputs))
-        assert count(other).attrs["total"] == 300 and fairlib.sparsity(other) == pytest.approx(0.5, abs=1e-3)
+        assert count(other).attrs["total"] == 300 and fairlib.sparsity(other) == pytest.approx(
+            0.5, abs=1e-3
+        )
     trained = fairlib.fit(linear, images, epochs=2, weight_decay=0.1)
-    assert all(torch.equal(mask, gates.read(linear)[name]) for name, mask in gates.read(trained).items())
-    with pytest.raises(ValueError, match=r"a gate for features\.1, and this Sequential has no module"):
-        fairlib.restore(nn.Sequential(nn.Linear(3, 3)), {"features.1.keep": torch.ones(3, dtype=torch.bool)})
+    assert all(
+        torch.equal(mask, gates.read(linear)[name]) for name, mask in gates.read(trained).items()
+    )
+    with pytest.raises(
+        ValueError, match=r"a gate for features\.1, and this Sequential has no module"
+    ):
+        fairlib.restore(
+            nn.Sequential(nn.Linear(3, 3)), {"features.1.keep": torch.ones(3, dtype=torch.bool)}
+        )
 
 
 @pytest.mark.parametrize(
@@ -268,4 +295,6 @@ def test_other_buffers_called_keep_are_left_alone():
             self.register_buffer("keep", torch.ones(3))
 
     model = Own()
-    assert torch.equal(fairlib.restore(Own(), model.state_dict()).linear.weight, model.linear.weight)
+    assert torch.equal(
+        fairlib.restore(Own(), model.state_dict()).linear.weight, model.linear.weight
+    )

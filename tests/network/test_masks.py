@@ -24,10 +24,15 @@ def _net() -> nn.Sequential:
 
 def _half(model: nn.Module) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(1)
-    return {name: torch.rand(weight.shape, generator=generator) < 0.5 for name, weight in masks.prunable(model).items()}
+    return {
+        name: torch.rand(weight.shape, generator=generator) < 0.5
+        for name, weight in masks.prunable(model).items()
+    }
 
 
-def _train(model: nn.Module, optimizer: type[torch.optim.Optimizer] = torch.optim.SGD, **settings) -> None:
+def _train(
+    model: nn.Module, optimizer: type[torch.optim.Optimizer] = torch.optim.SGD, **settings
+) -> None:
     """A loop that knows nothing of masks."""
     settings = {"lr": 0.1, "weight_decay": 0.1} | settings
     steps = optimizer(model.parameters(), **settings)
@@ -46,8 +51,12 @@ def _holds(model: nn.Module, keep: dict[str, torch.Tensor]) -> bool:
 
 
 def test_prunable_are_weights_of_convolutions_and_linear_layers_only():
-    names = list(masks.prunable(fairlib.build("tiny-resnet", num_classes=3, in_channels=1, image_size=8)))
-    assert "conv1.weight" in names and "layer2.0.downsample.0.weight" in names and "fc.weight" in names
+    names = list(
+        masks.prunable(fairlib.build("tiny-resnet", num_classes=3, in_channels=1, image_size=8))
+    )
+    assert (
+        "conv1.weight" in names and "layer2.0.downsample.0.weight" in names and "fc.weight" in names
+    )
     assert not [name for name in names if "bn" in name or "bias" in name]
 
 
@@ -125,7 +134,9 @@ def test_masked_weights_stay_zero_under_the_tools_of_torch(loop):
     sparse = masks.apply(_net(), keep := _half(_net())).train()
     before = copy.deepcopy(sparse.state_dict())
     LOOPS[loop](sparse)
-    assert _holds(sparse, keep) and not torch.equal(before["0.weight"], sparse.state_dict()["0.weight"])
+    assert _holds(sparse, keep) and not torch.equal(
+        before["0.weight"], sparse.state_dict()["0.weight"]
+    )
 
 
 def test_safetensors_round_trip(tmp_path):
@@ -195,7 +206,9 @@ def test_loading_other_weights_leaves_masked_ones_at_zero():
 
 def test_loading_by_assignment_leaves_the_callers_tensors_alone():
     sparse, dense = masks.apply(_net(), _half(_net())), _net()
-    state = dense.state_dict() | {k: v for k, v in sparse.state_dict().items() if k.endswith("_mask")}
+    state = dense.state_dict() | {
+        k: v for k, v in sparse.state_dict().items() if k.endswith("_mask")
+    }
     sparse.load_state_dict(state, assign=True)
     assert fairlib.sparsity(dense) == 0 and fairlib.sparsity(sparse) > 0.4
 
@@ -224,7 +237,9 @@ def _muon(model: nn.Module, dense: nn.Module) -> None:
 
 
 def _fused_adam_of_the_dense_training(model: nn.Module, dense: nn.Module) -> None:
-    once, resumed = (torch.optim.Adam(each.parameters(), lr=0.1, fused=True) for each in (dense, model))
+    once, resumed = (
+        torch.optim.Adam(each.parameters(), lr=0.1, fused=True) for each in (dense, model)
+    )
     dense(torch.randn(16, 6)).square().sum().backward()
     once.step()
     model(torch.randn(16, 6)).square().sum().backward()
@@ -263,7 +278,9 @@ def test_an_evaluation_without_gradients_is_of_the_sparse_model(change, measured
         sparse(inputs)
     for _ in range(2):
         change(sparse, _net())
-        assert not all(bool((sparse.get_parameter(name)[~mask] == 0).all()) for name, mask in keep.items())
+        assert not all(
+            bool((sparse.get_parameter(name)[~mask] == 0).all()) for name, mask in keep.items()
+        )
         with measured():
             found = sparse(inputs)
         peer = _net()
@@ -290,7 +307,9 @@ def test_weights_that_nothing_has_changed_are_not_written():
     sparse = masks.apply(_net(), _half(_net()))
     with torch.no_grad():
         sparse(torch.randn(4, 6))
-        sparse[0].weight.data.add_(1)  # Not seen, on purpose: to look at every weight would cost a fifth of a pass.
+        sparse[0].weight.data.add_(
+            1
+        )  # Not seen, on purpose: to look at every weight would cost a fifth of a pass.
         sparse(torch.randn(4, 6))
     assert bool((sparse[0].weight != 0).all())
 
@@ -301,7 +320,9 @@ def test_a_model_made_in_inference_mode():
         sparse[0].weight.add_(1)
     with torch.no_grad():
         sparse(torch.randn(4, 6))
-        assert all(bool((sparse.get_parameter(name)[~mask] == 0).all()) for name, mask in keep.items())
+        assert all(
+            bool((sparse.get_parameter(name)[~mask] == 0).all()) for name, mask in keep.items()
+        )
 
 
 @pytest.mark.parametrize("grad", [True, False])
@@ -313,12 +334,18 @@ def test_compiled_and_exported_models_are_those_of_the_mask(grad):
         _noise(sparse, sparse)
         assert torch.equal(compiled(inputs), sparse(inputs)) and _holds(sparse, keep)
         exported = torch.export.export(sparse, (inputs,))
-    assert torch.allclose(exported.module()(inputs), sparse(inputs), atol=1e-6) and "masked_fill" not in str(exported)
+    assert torch.allclose(
+        exported.module()(inputs), sparse(inputs), atol=1e-6
+    ) and "masked_fill" not in str(exported)
 
 
-@pytest.mark.parametrize("average", [None, torch.optim.swa_utils.get_ema_multi_avg_fn(0.9)], ids=["swa", "ema"])
+@pytest.mark.parametrize(
+    "average", [None, torch.optim.swa_utils.get_ema_multi_avg_fn(0.9)], ids=["swa", "ema"]
+)
 def test_averaged_models_with_their_buffers(average):
-    gated = fairlib.linearization.gate(fairlib.build("mlp", num_classes=3, in_channels=1, image_size=4))
+    gated = fairlib.linearization.gate(
+        fairlib.build("mlp", num_classes=3, in_channels=1, image_size=4)
+    )
     sparse = fairlib.prune(gated, "magnitude", sparsity=0.5)
     averaged = torch.optim.swa_utils.AveragedModel(sparse, use_buffers=True, multi_avg_fn=average)
     for _ in range(4):
@@ -332,18 +359,25 @@ def test_averaged_models_with_their_buffers(average):
 
 def test_state_dicts_with_masks_of_bools_are_still_read():
     sparse = masks.apply(_net(), keep := _half(_net()))
-    old = {name: value.bool() if name.endswith("_mask") else value for name, value in sparse.state_dict().items()}
+    old = {
+        name: value.bool() if name.endswith("_mask") else value
+        for name, value in sparse.state_dict().items()
+    }
     for model in (fairlib.restore(_net(), old), copy.deepcopy(sparse)):
         model.load_state_dict(old, assign=True)
         _train(model)
         model(torch.randn(2, 6))
-        assert _holds(model, keep) and all(mask.dtype == torch.bool for mask in masks.read(model).values())
+        assert _holds(model, keep) and all(
+            mask.dtype == torch.bool for mask in masks.read(model).values()
+        )
 
 
 def test_masks_of_torch_on_top_of_ours_are_refused_in_the_next_pass():
     sparse = masks.apply(_net(), _half(_net()))
     torch_prune.l1_unstructured(sparse[0], "weight", 0.9)
-    with pytest.raises(ValueError, match=r"overwritten fairlib's mask of this Linear.*prune\.remove"):
+    with pytest.raises(
+        ValueError, match=r"overwritten fairlib's mask of this Linear.*prune\.remove"
+    ):
         sparse(torch.randn(4, 6))
     torch_prune.remove(sparse[0], "weight")
     again = fairlib.prune(sparse, "magnitude", sparsity=0.9)
@@ -378,8 +412,13 @@ def test_gradients_of_kept_weights_are_those_of_the_same_function_without_masks(
 
 def test_a_refused_mask_leaves_the_model_as_it_was():
     model = _net()
-    with pytest.raises(ValueError, match=r"the mask of 3\.weight must be bool \(3, 8\), got torch\.bool \(8,\)"):
-        masks.impose(model, {"0.weight": _half(model)["0.weight"], "3.weight": torch.ones(8, dtype=torch.bool)})
+    with pytest.raises(
+        ValueError, match=r"the mask of 3\.weight must be bool \(3, 8\), got torch\.bool \(8,\)"
+    ):
+        masks.impose(
+            model,
+            {"0.weight": _half(model)["0.weight"], "3.weight": torch.ones(8, dtype=torch.bool)},
+        )
     assert not masks.read(model) and torch.equal(model[0].weight, _net()[0].weight)
 
 
@@ -402,7 +441,9 @@ def test_weights_that_are_computed_are_refused():
         model = nn.utils.weight_norm(nn.Linear(4, 3))
     with torch.no_grad():
         model(torch.rand(1, 4))
-    with pytest.raises(ValueError, match=r"weight is computed from other parameters \(weight_norm\?\)"):
+    with pytest.raises(
+        ValueError, match=r"weight is computed from other parameters \(weight_norm\?\)"
+    ):
         fairlib.prune(model, "magnitude", sparsity=0.5)
 
 
@@ -421,7 +462,9 @@ def test_bad_models_and_masks_are_refused():
     parametrize.register_parametrization(parametrized, "weight", nn.Identity())
     with pytest.raises(ValueError, match="remove_parametrizations"):
         masks.prunable(parametrized)
-    with pytest.raises(ValueError, match=r"unknown prunable weight '1\.weight'; known: 0\.weight, 3\.weight"):
+    with pytest.raises(
+        ValueError, match=r"unknown prunable weight '1\.weight'; known: 0\.weight, 3\.weight"
+    ):
         masks.apply(_net(), {"1.weight": torch.ones(8, dtype=torch.bool)})
     with pytest.raises(ValueError, match=r"must be bool \(8, 6\)"):
         masks.apply(_net(), {"0.weight": torch.ones(8, 6)})
@@ -429,7 +472,9 @@ def test_bad_models_and_masks_are_refused():
 
 def test_without_gradients_functional_call_leaves_another_models_weights_alone():
     dense = nn.Linear(8, 4)
-    sparse = masks.apply(dense, {"weight": torch.rand(4, 8, generator=torch.Generator().manual_seed(0)) < 0.5})
+    sparse = masks.apply(
+        dense, {"weight": torch.rand(4, 8, generator=torch.Generator().manual_seed(0)) < 0.5}
+    )
     before = dense.weight.detach().clone()
     with torch.no_grad():
         functional_call(sparse, dict(dense.named_parameters()), (torch.ones(2, 8),))
@@ -456,13 +501,18 @@ def test_a_changed_mask_is_seen_in_the_next_pass(written):
         elif written == "replaced":
             layer.weight_mask = mask.to(torch.uint8)
     if written == "loaded":
-        sparse.load_state_dict(sparse.state_dict() | {f"{name}_mask": mask.byte() for name, mask in other.items()})
+        sparse.load_state_dict(
+            sparse.state_dict() | {f"{name}_mask": mask.byte() for name, mask in other.items()}
+        )
     for _ in range(2):
         sparse.zero_grad()
         _noise(sparse, sparse)
         sparse(torch.randn(16, 6)).square().sum().backward()
         assert _holds(sparse, other)
-        assert all(bool((sparse.get_parameter(name).grad[~mask] == 0).all()) for name, mask in other.items())
+        assert all(
+            bool((sparse.get_parameter(name).grad[~mask] == 0).all())
+            for name, mask in other.items()
+        )
 
 
 class _Reader(nn.Module):
@@ -481,7 +531,9 @@ class _Reader(nn.Module):
 
 @pytest.mark.parametrize("fail", [False, True])
 def test_a_layer_guards_itself_again_after_a_pass_of_its_root(fail):
-    reader = masks.apply(_Reader(fail), keep := {"layer.weight": torch.arange(48).reshape(8, 6) % 2 == 0})
+    reader = masks.apply(
+        _Reader(fail), keep := {"layer.weight": torch.arange(48).reshape(8, 6) % 2 == 0}
+    )
     reader.layer.weight.data.add_(1)
     if fail:
         with pytest.raises(RuntimeError, match="on purpose"):
@@ -522,8 +574,12 @@ def test_a_pass_with_gradients_guards_each_layer_once():
     sparse[1].register_forward_pre_hook(spoil)
     sparse[0].weight.data.add_(1)
     sparse(torch.randn(4, 6))
-    assert bool((sparse[0].weight[~keep["0.weight"]] == 0).all())  # The root has guarded both before the pass...
-    assert bool((sparse[3].weight[~keep["3.weight"]] != 0).any())  # ... and the layers have not done so again.
+    assert bool(
+        (sparse[0].weight[~keep["0.weight"]] == 0).all()
+    )  # The root has guarded both before the pass...
+    assert bool(
+        (sparse[3].weight[~keep["3.weight"]] != 0).any()
+    )  # ... and the layers have not done so again.
 
 
 def test_gradients_are_turned_on_within_a_pass_without_them():
@@ -545,7 +601,9 @@ def test_what_is_known_of_a_mask_is_never_of_a_mode_or_a_transform(first):
     if first == "grad":
         weights = {name: weight.detach().clone() for name, weight in sparse.named_parameters()}
         torch.func.grad(lambda weights: functional_call(sparse, weights, (inputs,)).sum())(weights)
-    gradients = torch.autograd.grad(sparse(inputs).square().sum(), list(sparse.parameters()), create_graph=True)
+    gradients = torch.autograd.grad(
+        sparse(inputs).square().sum(), list(sparse.parameters()), create_graph=True
+    )
     sum(gradient.square().sum() for gradient in gradients).backward()
     assert bool((sparse[0].weight.grad[~keep["0.weight"]] == 0).all())
     assert not [name for name in sparse.state_dict() if "held" in name]

@@ -18,14 +18,19 @@ def cnn():
 
 
 @pytest.mark.parametrize("bits", [1, 3])
-@pytest.mark.parametrize("settings", [dict(lr=0.1), dict(lr=0.1, momentum=0.9)], ids=["sgd", "momentum"])
+@pytest.mark.parametrize(
+    "settings", [dict(lr=0.1), dict(lr=0.1, momentum=0.9)], ids=["sgd", "momentum"]
+)
 def test_training_is_the_straight_through_estimator(bits, settings):
     inputs, targets = torch.randn(20, 6), torch.randint(0, 3, (20,))
     layer = nn.Linear(6, 3)
     quantized = weights(layer, bits=bits)
     steps = quantized.weight_scale.clone()
     optimizer = torch.optim.SGD(quantized.parameters(), **settings)
-    latent, bias = layer.weight.detach().clone().requires_grad_(), layer.bias.detach().clone().requires_grad_()
+    latent, bias = (
+        layer.weight.detach().clone().requires_grad_(),
+        layer.bias.detach().clone().requires_grad_(),
+    )
     peer = torch.optim.SGD([latent, bias], **settings)
     for _ in range(30):
         optimizer.zero_grad()
@@ -76,7 +81,10 @@ def test_copies_files_and_states_give_the_same_model(cnn):
 def test_under_functional_call_the_weights_are_the_callers(cnn, wrapped):
     quantized = fairlib.quantize(cnn, "weights", bits=2)
     before = quantized.features[0].weight.clone()
-    own = {name: wrapped(torch.ones_like(parameter)) for name, parameter in quantized.named_parameters()}
+    own = {
+        name: wrapped(torch.ones_like(parameter))
+        for name, parameter in quantized.named_parameters()
+    }
     torch.func.functional_call(quantized, own, (torch.rand(2, 1, 8, 8),))
     assert torch.equal(quantized.features[0].weight, before)
     assert own["features.0.weight"].eq(1).all()

@@ -31,12 +31,17 @@ def test_relus_that_are_called_twice_are_split_by_call_site():
     twin, original = copy.deepcopy(gated).train(), copy.deepcopy(model).train()
     assert torch.allclose(twin(IMAGES), original(IMAGES), atol=1e-5)
     assert torch.equal(twin.layer1[0].bn1.running_mean, original.layer1[0].bn1.running_mean)
-    keep = {name: torch.zeros_like(mask) for name, mask in gates.read(gated).items() if name.endswith("_2")}
+    keep = {
+        name: torch.zeros_like(mask)
+        for name, mask in gates.read(gated).items()
+        if name.endswith("_2")
+    }
     assert count(gates.apply(gated, keep)).attrs["total"] < count(gated).attrs["total"]
 
 
 class _LateStem(nn.Module):
-    """A residual network as many write it: its ReLUs are functions, or modules that its __init__ makes elsewhere."""
+    """A residual network as many write it: its ReLUs are functions, or modules that its __init__
+    makes elsewhere."""
 
     def __init__(self, functions: bool):
         super().__init__()
@@ -75,14 +80,19 @@ def test_gates_come_in_the_order_of_their_calls(functions):
         stem,
         *(f"layers.{block}.{name}" for block in range(3) for name in (first, "relu")),
     ]
-    assert gates.stem(gated) == stem and count(gated).attrs["total_without_stem"] == 4 * (2 * 256 + 2 * 64 + 2 * 16)
+    assert gates.stem(gated) == stem and count(gated).attrs["total_without_stem"] == 4 * (
+        2 * 256 + 2 * 64 + 2 * 16
+    )
     assert [len(names) for names in gates.stages(copy.deepcopy(gated)).values()] == [2, 2, 2]
 
 
 def test_a_module_that_passes_its_gates_by_in_evaluation_is_refused():
-    """Without gradients torch's encoder layer does not call its activation; with frozen parameters it never does."""
+    """Without gradients torch's encoder layer does not call its activation; with frozen parameters
+    it never does."""
     for frozen in (False, True):
-        layer = nn.TransformerEncoderLayer(6, 2, 8, activation=nn.ReLU(), batch_first=True).requires_grad_(not frozen)
+        layer = nn.TransformerEncoderLayer(
+            6, 2, 8, activation=nn.ReLU(), batch_first=True
+        ).requires_grad_(not frozen)
         with pytest.raises(ValueError, match=r"since gates are not called.*fast path"):
             gate(layer.eval(), torch.rand(2, 3, 6))
 
@@ -152,10 +162,17 @@ def test_all_else_of_a_split_module_stays_and_survives_copies_and_pickling():
     thawed = pickle.loads(pickle.dumps(model_without_lambda))
     assert torch.equal(thawed(inputs), model_without_lambda(inputs))
     for each in (gated, copy.deepcopy(gated), gates.apply(gated, {})):
-        assert torch.equal(each(inputs), model(inputs)) and torch.equal(each.predict(inputs), model.predict(inputs))
+        assert torch.equal(each(inputs), model(inputs)) and torch.equal(
+            each.predict(inputs), model.predict(inputs)
+        )
         assert isinstance(each, _Rich) and memory_of(each).input_shape == (6,)
-        assert set(each.state_dict()) == {*model.state_dict(), *(f"{name}.keep" for name in gates.gates(each))}
-    linear = gates.apply(gated, {name: torch.zeros(6, dtype=torch.bool) for name in gates.gates(gated)})
+        assert set(each.state_dict()) == {
+            *model.state_dict(),
+            *(f"{name}.keep" for name in gates.gates(each)),
+        }
+    linear = gates.apply(
+        gated, {name: torch.zeros(6, dtype=torch.bool) for name in gates.gates(gated)}
+    )
     again = gates.apply(gated, {})
     assert not torch.equal(linear(inputs), again(inputs))
 
@@ -175,20 +192,35 @@ def test_functional_relus_become_gates(wrapped):
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (_Functional(dropout=True), "the model .*_Functional.* does something else in training than in evaluation"),
+        (
+            _Functional(dropout=True),
+            "the model .*_Functional.* does something else in training than in evaluation",
+        ),
         (nn.Sequential(_Functional(branches=True)), "0 .*_Functional.* torch.fx cannot trace it"),
         (nn.Sequential(nn.Linear(6, 6), nn.GELU()), "1 is a GELU, which is no ReLU"),
-        (nn.Sequential(nn.Linear(6, 6), _Calls(F.gelu)), r"1 \(_Calls\) computes gelu, which is no ReLU"),
+        (
+            nn.Sequential(nn.Linear(6, 6), _Calls(F.gelu)),
+            r"1 \(_Calls\) computes gelu, which is no ReLU",
+        ),
         *(
-            (nn.Sequential(nn.Linear(6, 6), nn.ReLU(), _Calls(function)), f"computes {name}, which is no ReLU")
+            (
+                nn.Sequential(nn.Linear(6, 6), nn.ReLU(), _Calls(function)),
+                f"computes {name}, which is no ReLU",
+            )
             for function, name in (
                 (F.logsigmoid, "log_sigmoid_forward"),
                 (F.softshrink, "softshrink"),
                 (F.hardshrink, "hardshrink"),
             )
         ),
-        (nn.Sequential(nn.Linear(6, 6), _Calls(F.leaky_relu)), "cannot be swapped; .*nn.ReLU6, nn.LeakyReLU"),
-        (nn.Sequential(nn.Linear(6, 6), _Calls(lambda x: x.clamp(0, 6))), "1 .* by a function that cannot be swapped"),
+        (
+            nn.Sequential(nn.Linear(6, 6), _Calls(F.leaky_relu)),
+            "cannot be swapped; .*nn.ReLU6, nn.LeakyReLU",
+        ),
+        (
+            nn.Sequential(nn.Linear(6, 6), _Calls(lambda x: x.clamp(0, 6))),
+            "1 .* by a function that cannot be swapped",
+        ),
         (
             nn.Sequential(nn.Linear(6, 6), _Calls(lambda x: F.relu(x.view(-1, 2)).view(-1, 6))),
             "1.relu gives .* batch of 2",
@@ -211,7 +243,9 @@ def test_a_block_that_is_called_twice_cannot_be_split():
 
 def test_a_relu_that_two_modules_share_is_split():
     relu = nn.ReLU()
-    model = nn.Sequential(nn.Sequential(nn.Linear(6, 6), relu), nn.Sequential(nn.Linear(6, 6), relu))
+    model = nn.Sequential(
+        nn.Sequential(nn.Linear(6, 6), relu), nn.Sequential(nn.Linear(6, 6), relu)
+    )
     gated = gate(model, torch.zeros(1, 6))
     inputs = torch.randn(5, 6)
     assert len(gates.gates(gated)) == 2 and torch.equal(gated(inputs), model(inputs))
@@ -246,7 +280,10 @@ def test_a_module_under_two_names_is_replaced_under_both():
     some = gates.apply(gated, {"layers.1": torch.arange(6) < 2})
     for model in (Alias(), gated):
         restored = fairlib.restore(model, some.state_dict())
-        assert restored.act is restored.layers[1] and restored.act.keep.tolist() == [True] * 2 + [False] * 4
+        assert (
+            restored.act is restored.layers[1]
+            and restored.act.keep.tolist() == [True] * 2 + [False] * 4
+        )
 
 
 def test_a_relu_that_is_called_from_above_its_parent_is_split():
@@ -265,7 +302,8 @@ def test_a_relu_that_is_called_from_above_its_parent_is_split():
 
 
 @pytest.mark.parametrize(
-    "name", ["resnet50", "densenet121", "googlenet", "mobilenet_v2", "shufflenet_v2_x0_5", "squeezenet1_1"]
+    "name",
+    ["resnet50", "densenet121", "googlenet", "mobilenet_v2", "shufflenet_v2_x0_5", "squeezenet1_1"],
 )
 def test_torchvision_networks_compute_the_same_in_both_modes(name):
     torch.manual_seed(0)
@@ -285,7 +323,14 @@ def test_torchvision_networks_compute_the_same_in_both_modes(name):
     for handle in handles:
         handle.remove()
     gated = gate(model, inputs)
-    assert torch.allclose(gated(inputs), expected, rtol=1e-3, atol=1e-4 * expected.abs().max().item())
-    if name in ("resnet50", "mobilenet_v2", "shufflenet_v2_x0_5", "squeezenet1_1"):  # The others call functions.
+    assert torch.allclose(
+        gated(inputs), expected, rtol=1e-3, atol=1e-4 * expected.abs().max().item()
+    )
+    if name in (
+        "resnet50",
+        "mobilenet_v2",
+        "shufflenet_v2_x0_5",
+        "squeezenet1_1",
+    ):  # The others call functions.
         assert count(gated).attrs["total"] == sum(relus)
     assert not any(isinstance(m, nn.Dropout) and m.training for m in gated.modules())

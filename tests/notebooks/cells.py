@@ -1,9 +1,10 @@
-"""Running the code cells of a notebook in a forked process that has already imported what notebooks import.
+"""Running the code cells of a notebook in a forked process that has already imported what notebooks
+import.
 
-To start a kernel and import takes longer than most notebooks do with smoke parameters. Here one process imports all
-that once, and a fork of it runs each notebook in a kernel's shell, without the kernel: with magics, the value of a
-cell's last line, and the drawing of figures at the end of a cell.
-"""
+To start a kernel and import takes longer than most notebooks do with smoke parameters. Here one
+process imports all that once, and a fork of it runs each notebook in a kernel's shell, without the
+kernel: with magics, the value of a cell's last line, and the drawing of figures at the end of a
+cell."""
 
 from __future__ import annotations
 
@@ -18,15 +19,16 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
-# Of fairlib the modules that import the others. An import must not start a thread of Python, which a fork would lose.
+# Of fairlib the modules that import the others. An import must not start a thread of Python, which
+# a fork would lose.
 IMPORTED = [
     "fairlib.studies",
     "fairlib.auditing.files",
     "fairlib.auditing.report",
-    "fairlib.evidence.claims",
-    "fairlib.evidence.prose",
+    "whopays.claims",
+    "whopays.prose",
     "fairlib.linearization",
-    "fairlib.plots",
+    "whopays.plots",
     "fairlib.pruning",
     "ipykernel.zmqshell",
     "matplotlib.backends.backend_agg",
@@ -42,8 +44,10 @@ FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(IMPORTED)
 
 HARMLESS = [
-    "the model before compression cannot be told from chance",  # With smoke parameters it learns little.
-    "__array__ implementation doesn't accept a copy keyword",  # Of torch, where pandas copies a tensor.
+    # With smoke parameters it learns little.
+    "the model before compression cannot be told from chance",
+    # Of torch, where pandas copies a tensor.
+    "__array__ implementation doesn't accept a copy keyword",
 ]
 
 Output = dict[str, str]  # A text by its kind: a MIME type, stdout or stderr.
@@ -82,7 +86,11 @@ def _run(sources: list[str], folder: Path, environment: dict[str, str]) -> list[
     for number, source in enumerate(sources):
         outputs.clear()
         stdout, stderr = io.StringIO(), io.StringIO()
-        with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr), warnings.catch_warnings():
+        with (
+            contextlib.redirect_stdout(stdout),
+            contextlib.redirect_stderr(stderr),
+            warnings.catch_warnings(),
+        ):
             warnings.simplefilter("error")
             for message in HARMLESS:
                 warnings.filterwarnings("ignore", message)
@@ -93,14 +101,17 @@ def _run(sources: list[str], folder: Path, environment: dict[str, str]) -> list[
                 except Exception:
                     shell.showtraceback()
         if failures or not result.success:
-            raise CellError("\n".join([f"cell {number} failed:", source, *failures, stderr.getvalue()]))
+            raise CellError(
+                "\n".join([f"cell {number} failed:", source, *failures, stderr.getvalue()])
+            )
         streams = {"stdout": stdout.getvalue(), "stderr": stderr.getvalue()}
         given.append([*outputs, *({name: text} for name, text in streams.items() if text)])
     return given
 
 
 def _draw_figures() -> list[Output]:
-    """Draw what a cell leaves open, and close it: once, where the PNG and the SVG of a page take four times as long."""
+    """Draw what a cell leaves open, and close it: once, where the PNG and the SVG of a page take
+    four times as long."""
     import matplotlib.pyplot as plt
 
     drawn = [plt.figure(number) for number in plt.get_fignums()]

@@ -42,4 +42,7 @@ def test_stored_outputs_are_compared_text_by_text_without_pictures():
         {"output_type": "execute_result", "data": {"text/plain": ["1\n", "2"], "image/png": "x"}},
         {"output_type": "stream", "name": "stdout", "text": "b\n"},
     ]
-    assert cells.by_kind(cells.as_stored(stored)) == {"stdout": ["20 %\na\nb\n"], "text/plain": ["1\n2"]}
+    assert cells.by_kind(cells.as_stored(stored)) == {
+        "stdout": ["20 %\na\nb\n"],
+        "text/plain": ["1\n2"],
+    }

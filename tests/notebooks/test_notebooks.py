@@ -13,7 +13,7 @@ import cells
 import papermill
 import pytest
 
-from fairlib.evidence import runs
+from whopays import runs
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted(ROOT.glob("notebooks/*/*.ipynb"))
@@ -43,14 +43,19 @@ def code(notebook: Path) -> list[dict]:
 
 @every_notebook
 def test_every_cell_runs(notebook, tmp_path):
-    """Theory gives exactly the outputs that are stored; an experiment runs through with its smoke parameters."""
+    """Theory gives exactly the outputs that are stored; an experiment runs through with its smoke
+    parameters."""
     if notebook.parent.name == "theory":
         stored = code(notebook)
-        assert not [source(cell) for cell in stored if cell["outputs"] and cell["execution_count"] is None]
+        assert not [
+            source(cell) for cell in stored if cell["outputs"] and cell["execution_count"] is None
+        ]
         given = cells.run([source(cell) for cell in stored], notebook.parent)
         for cell, outputs in zip(stored, given, strict=True):
             if cell["execution_count"] is not None:  # Cells that draw are stored as never run.
-                assert cells.by_kind(outputs) == cells.by_kind(cells.as_stored(cell["outputs"])), source(cell)
+                assert cells.by_kind(outputs) == cells.by_kind(cells.as_stored(cell["outputs"])), (
+                    source(cell)
+                )
         return
     for folder in ("book", "results"):
         if (ROOT / folder).exists():
@@ -80,7 +85,11 @@ def test_parameters_are_annotated_literals_that_papermill_explains(notebook):
 @every_notebook
 def test_what_is_derived_from_parameters_stands_below_them(notebook):
     cells = code(notebook)
-    tagged = [index for index, cell in enumerate(cells) if "parameters" in cell["metadata"].get("tags", [])]
+    tagged = [
+        index
+        for index, cell in enumerate(cells)
+        if "parameters" in cell["metadata"].get("tags", [])
+    ]
     assert len(tagged) == 1
     names = set(runs.parameters(notebook))
     for cell in cells[: tagged[0]]:
@@ -99,13 +108,17 @@ def test_the_install_cell_is_the_same_everywhere_and_alone_installs(notebook):
 def run_install_cell(monkeypatch, installed: list[str], address: str = "") -> list[str]:
     """Execute the install cell where these distributions are installed; what it gives to pip."""
     given: list[str] = []
-    monkeypatch.setattr(importlib.metadata, "distributions", lambda name: [d for d in installed if d == name])
+    monkeypatch.setattr(
+        importlib.metadata, "distributions", lambda name: [d for d in installed if d == name]
+    )
     cell = INSTALL.replace("%pip install -q {wheel}", "given.append(wheel)")
     exec(cell.replace('address = ""', f'address = "{address}"'), {"given": given})
     return given
 
 
-def test_the_install_cell_looks_for_the_distribution_and_takes_the_wheel_beside_it_first(monkeypatch, tmp_path):
+def test_the_install_cell_looks_for_the_distribution_and_takes_the_wheel_beside_it_first(
+    monkeypatch, tmp_path
+):
     monkeypatch.chdir(tmp_path)
     address = "https://example.org/who_pays-1-py3-none-any.whl"
     assert run_install_cell(monkeypatch, ["who-pays"]) == []
@@ -122,7 +135,12 @@ def test_the_install_cell_says_what_to_do_where_there_is_no_wheel(monkeypatch, t
 
 @every_notebook
 def test_no_pictures_are_stored(notebook):
-    kinds = [kind for cell in code(notebook) for output in cell["outputs"] for kind in output.get("data", {})]
+    kinds = [
+        kind
+        for cell in code(notebook)
+        for output in cell["outputs"]
+        for kind in output.get("data", {})
+    ]
     assert not [kind for kind in kinds if kind.startswith(("image/", "application/"))]
 
 
@@ -133,11 +151,14 @@ DRAWS, ORIGIN = r"\bnew_figure\(|\.plot\(|\bplt\.", r"\bprovenance\(|\.draw\("
 def test_every_figure_has_a_text_for_those_who_do_not_see_it(notebook):
     for cell in code(notebook):
         if draws(cell):
-            assert len(cell["metadata"].get("mystnb", {}).get("image", {}).get("alt", "")) > 40, source(cell)
+            assert len(cell["metadata"].get("mystnb", {}).get("image", {}).get("alt", "")) > 40, (
+                source(cell)
+            )
 
 
 def draws(cell: dict) -> bool:
-    """Whether a cell shows a figure: by what it does itself, not in functions that only later cells call."""
+    """Whether a cell shows a figure: by what it does itself, not in functions that only later cells
+    call."""
     body = ast.parse(re.sub("%pip .*", "pass", source(cell))).body
     own = {node.name: ast.unparse(node) for node in body if isinstance(node, ast.FunctionDef)}
     done = "\n".join(ast.unparse(node) for node in body if not isinstance(node, ast.FunctionDef))
@@ -148,13 +169,17 @@ def draws(cell: dict) -> bool:
 @every_notebook
 def test_the_parts_stand_in_their_order(notebook):
     cells = read(notebook)["cells"]
-    assert re.match(r"# \S.*\n\n\S", source(cells[0])), "the first cell is the title and the question"
+    assert re.match(r"# \S.*\n\n\S", source(cells[0])), (
+        "the first cell is the title and the question"
+    )
     prose = "\n".join(source(cell) for cell in cells if cell["cell_type"] == "markdown")
     outside_fences = re.sub(r"^(`{3,}).*?^\1$", "", prose, flags=re.MULTILINE | re.DOTALL)
     headings = re.findall(r"^(#+) (.+)$", outside_fences, re.MULTILINE)
     assert [depth for depth, _ in headings].count("#") == 1
     steps = itertools.pairwise(headings)
-    assert all(len(below) <= len(above) + 1 for (above, _), (below, _) in steps), "a level of headings is skipped"
+    assert all(len(below) <= len(above) + 1 for (above, _), (below, _) in steps), (
+        "a level of headings is skipped"
+    )
     assert [title for depth, title in headings if depth == "##"][-3:] == SECTIONS
     assert re.search(r"[Ee]xpected time", prose)
     assert "TODO" not in prose

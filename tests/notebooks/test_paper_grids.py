@@ -1,4 +1,5 @@
-"""Every grid of the papers' settings runs, in toy size and on toy files of its data: the first of its runs."""
+"""Every grid of the papers' settings runs, in toy size and on toy files of its data: the first of
+its runs."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ import pytest
 import toy_data
 from test_notebooks import code, source
 
-from fairlib.evidence import grids, runs
+from whopays import grids, runs
 
 ROOT = Path(__file__).parents[2]
 PAPERS = sorted(ROOT.glob("params/paper/*/*.yml"))
@@ -27,7 +28,11 @@ TOY = {
 
 TOY_OF = {
     "bilevel": {"epochs": 3},  # BiFP prunes and finetunes within them.
-    "linearization": {"epochs": 6, "batch_size": 16, "lr": 0.05},  # A teacher has to be better than chance.
+    "linearization": {
+        "epochs": 6,
+        "batch_size": 16,
+        "lr": 0.05,
+    },  # A teacher has to be better than chance.
     "group-curvature": {"model": "cnn"},  # Eigenvalues of deep networks take minutes.
     "toy-boundary": {"width": 8},
 }
@@ -38,13 +43,23 @@ UNCHECKED = """\
 from torchvision import datasets
 datasets.SVHN.split_list = {part: [url, file, None] for part, (url, file, _) in datasets.SVHN.split_list.items()}
 """
-DEFINES = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef, ast.Assign, ast.AugAssign, ast.AnnAssign)
+DEFINES = (
+    ast.Import,
+    ast.ImportFrom,
+    ast.FunctionDef,
+    ast.ClassDef,
+    ast.Assign,
+    ast.AugAssign,
+    ast.AnnAssign,
+)
 
 
 def defines(statement: ast.stmt) -> bool:
     """Whether it imports, defines, or assigns to names."""
     targets = getattr(statement, "targets", [getattr(statement, "target", None)])
-    return isinstance(statement, DEFINES) and not any(isinstance(target, ast.Subscript) for target in targets)
+    return isinstance(statement, DEFINES) and not any(
+        isinstance(target, ast.Subscript) for target in targets
+    )
 
 
 def of_the_run(cells: list[dict]) -> list[str]:
@@ -53,14 +68,18 @@ def of_the_run(cells: list[dict]) -> list[str]:
     kept = []
     for cell in cells[1:]:  # Without the one that installs.
         body = ast.parse(re.sub("^%.*", "pass", source(cell), flags=re.MULTILINE)).body
-        names = [node for statement in body for node in ast.walk(statement) if isinstance(node, ast.Name)]
+        names = [
+            node for statement in body for node in ast.walk(statement) if isinstance(node, ast.Name)
+        ]
         tagged = "parameters" in " ".join(cell["metadata"].get("tags", []))
         if tagged or own & {name.id for name in names if isinstance(name.ctx, ast.Load)}:
             own |= {name.id for name in names if isinstance(name.ctx, ast.Store)}
             own |= {statement.name for statement in body if isinstance(statement, ast.FunctionDef)}
             kept.append(source(cell))
         else:
-            kept.append("\n".join(ast.unparse(statement) for statement in body if defines(statement)))
+            kept.append(
+                "\n".join(ast.unparse(statement) for statement in body if defines(statement))
+            )
     return kept
 
 
@@ -79,7 +98,12 @@ def test_lists_in_whose_place_the_toy_size_has_others_are_of_numbers_in_range(gr
         for name in lists & point.parameters.keys():
             numbers = [float(part) for part in str(point.parameters[name]).split(",")]
             assert len(set(numbers)) == len(numbers) and min(numbers) >= 0, name
-            assert max(numbers) < 1 or name not in ("sparsities", "budgets", "stage_budgets", "mus"), name
+            assert max(numbers) < 1 or name not in (
+                "sparsities",
+                "budgets",
+                "stage_budgets",
+                "mus",
+            ), name
 
 
 @pytest.mark.parametrize("grid", PAPERS, ids=lambda path: path.stem)
@@ -93,5 +117,7 @@ def test_the_first_run_of_a_paper_runs_in_toy_size(grid, tmp_path, toy_root):
     (tmp_path / "book").symlink_to(ROOT / "book")
     copy = tmp_path / point.notebook.name
     values = runs.resolve(point.notebook, given)
-    papermill.execute_notebook(point.notebook, copy, values, prepare_only=True, kernel_name="python3")
+    papermill.execute_notebook(
+        point.notebook, copy, values, prepare_only=True, kernel_name="python3"
+    )
     cells.run([UNCHECKED, *of_the_run(code(copy))], tmp_path)

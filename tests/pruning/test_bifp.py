@@ -41,7 +41,8 @@ def network(seed: int = 0) -> nn.Module:
 
 
 class Reference:
-    """Bi-level pruning of ``network`` by full batches, written out: one step of both levels an epoch."""
+    """Bi-level pruning of ``network`` by full batches, written out: one step of both levels an
+    epoch."""
 
     def __init__(
         self,
@@ -72,7 +73,9 @@ class Reference:
 
     def chosen(self):
         kept = torch.zeros_like(self.scores)
-        kept[self.scores.argsort(descending=True)[: len(kept) - round(self.sparsity * len(kept))]] = 1
+        kept[
+            self.scores.argsort(descending=True)[: len(kept) - round(self.sparsity * len(kept))]
+        ] = 1
         return kept
 
     def soft(self):
@@ -83,13 +86,17 @@ class Reference:
         parts = zip(products.split(self.sizes), [(5, 6), (2, 5)], strict=True)
         first, second = (part.reshape(shape) for part, shape in parts)
         logits = torch.tanh(data.inputs @ first.T + biases[0]) @ second.T + biases[1]
-        return cross_entropy(logits, data.targets) + term(logits, data.targets, data.groups, data.num_groups)
+        return cross_entropy(logits, data.targets) + term(
+            logits, data.targets, data.groups, data.num_groups
+        )
 
     def step(self):
         theta, biases = self.flat(self.state), [self.state[name] for name in ("0.bias", "2.bias")]
         w = (self.mask * theta).requires_grad_()
         leaves = [bias.clone().requires_grad_() for bias in biases]
-        lower, *moves = torch.autograd.grad(self.objective(w, leaves, self.data, self.terms[1]), [w, *leaves])
+        lower, *moves = torch.autograd.grad(
+            self.objective(w, leaves, self.data, self.terms[1]), [w, *leaves]
+        )
         before = self.mask
         if self.epoch < self.rounds:
             value = self.objective(w, biases, self.val, self.terms[0])
@@ -122,7 +129,14 @@ class Reference:
 
 def pruned(data, val, epochs, **settings):
     """The same by the library."""
-    train = dict(epochs=epochs, lr=0.1, batch_size=len(data), momentum=0.0, weight_decay=0.0, schedule="constant")
+    train = dict(
+        epochs=epochs,
+        lr=0.1,
+        batch_size=len(data),
+        momentum=0.0,
+        weight_decay=0.0,
+        schedule="constant",
+    )
     return fairlib.prune(network(), "bifp", data=data, val=val, train=train, **settings)
 
 
@@ -130,7 +144,9 @@ def agree(small, reference):
     masks_, state = reference.mask.split(reference.sizes), reference.state
     for name, mask in zip(("0.weight", "2.weight"), masks_, strict=True):
         assert torch.equal(masks.read(small)[name].flatten(), mask > 0)
-        assert torch.allclose(small.state_dict()[name].flatten(), mask * state[name].flatten(), atol=1e-9)
+        assert torch.allclose(
+            small.state_dict()[name].flatten(), mask * state[name].flatten(), atol=1e-9
+        )
     for name in ("0.bias", "2.bias"):
         assert torch.allclose(small.state_dict()[name], state[name], atol=1e-9)
 
@@ -144,12 +160,22 @@ def levels(vectors):
 def test_a_step_of_both_levels_by_hand(levels, constrain):
     """The weights follow the old mask; what the new one lets back is what the weight was."""
     term, nothing = AccuracyDifference(2.0, penalty="square"), AccuracyDifference(0.0)
-    terms = (term if constrain in ("both", "masks") else nothing, term if constrain in ("both", "weights") else nothing)
+    terms = (
+        term if constrain in ("both", "masks") else nothing,
+        term if constrain in ("both", "weights") else nothing,
+    )
     same = dict(sparsity=0.6, gamma=0.5, mask_lr=0.8)
     reference = Reference(*levels, terms=terms, **same)
     moved = reference.run(1)
     small = pruned(
-        *levels, 1, search=1.0, mask_momentum=0.0, fairness=2.0, penalty="square", constrain=constrain, **same
+        *levels,
+        1,
+        search=1.0,
+        mask_momentum=0.0,
+        fairness=2.0,
+        penalty="square",
+        constrain=constrain,
+        **same,
     )
     agree(small, reference)
     history = fairlib.history(small)
@@ -167,7 +193,17 @@ def test_all_settings_of_the_term_reach_both_levels(vectors):
     reference = Reference(*parts, terms=(term, term), sparsity=0.6, mask_lr=0.8)
     reference.run(1)
     agree(
-        pruned(*parts, 1, search=1.0, mask_momentum=0.0, fairness=4.0, sparsity=0.6, mask_lr=0.8, **settings), reference
+        pruned(
+            *parts,
+            1,
+            search=1.0,
+            mask_momentum=0.0,
+            fairness=4.0,
+            sparsity=0.6,
+            mask_lr=0.8,
+            **settings,
+        ),
+        reference,
     )
     printed = AccuracyDifference(4.0, as_published=True)
     two = vectors.subset(range(14, 34)), vectors.subset(range(18, 38))
@@ -187,7 +223,8 @@ def test_a_surrogate_of_ones_own_is_taken(levels):
 
 
 def test_channels_follow_a_step_of_their_scores(levels):
-    """By hand: at first the norms of rows; the gradient of a channel is the sum over the weights that read it."""
+    """By hand: at first the norms of rows; the gradient of a channel is the sum over the weights
+    that read it."""
     data, val = levels
     first, bias, second, last = (tensor.clone() for tensor in network().state_dict().values())
     scores = first.norm(dim=1) / first.norm(dim=1).mean()
@@ -219,7 +256,9 @@ def test_channels_follow_a_step_of_their_scores(levels):
     )
     assert torch.equal(masks.read(small)["0.weight"], kept[:, None].expand(5, 6))
     assert torch.equal(masks.read(small)["2.weight"], kept[None].expand(2, 5))
-    unmoved = pruned(data, val, 1, sparsity=0.6, granularity="filter", fairness=0.0, search=1.0, mask_lr=1e-9)
+    unmoved = pruned(
+        data, val, 1, sparsity=0.6, granularity="filter", fairness=0.0, search=1.0, mask_lr=1e-9
+    )
     assert torch.equal(masks.read(unmoved)["0.weight"], start[:, None].expand(5, 6))
 
 
@@ -230,8 +269,12 @@ def test_without_a_gradient_the_scores_stay(levels):
     model = network()
     with torch.no_grad():
         model[0].bias.zero_()
-    train = dict(epochs=1, lr=0.1, batch_size=20)  # One step: later the biases are not zero any more.
-    small = fairlib.prune(model, "bip", sparsity=0.6, data=data, val=nothing, train=train, mask_lr=0.5)
+    train = dict(
+        epochs=1, lr=0.1, batch_size=20
+    )  # One step: later the biases are not zero any more.
+    small = fairlib.prune(
+        model, "bip", sparsity=0.6, data=data, val=nothing, train=train, mask_lr=0.5
+    )
     same = masks.read(fairlib.prune(model, "magnitude", sparsity=0.6))
     assert all(torch.equal(mask, same[name]) for name, mask in masks.read(small).items())
 
@@ -265,7 +308,9 @@ def test_bip_is_bifp_without_fairness(dense, images):
     fair = fairlib.prune(dense, "bifp", sparsity=0.8, data=images, train=TRAIN)
     for a, b in zip(one.parameters(), other.parameters(), strict=True):
         assert torch.equal(a, b)
-    assert any(not torch.equal(a, b) for a, b in zip(one.parameters(), fair.parameters(), strict=True))
+    assert any(
+        not torch.equal(a, b) for a, b in zip(one.parameters(), fair.parameters(), strict=True)
+    )
     with pytest.raises(TypeError, match="unknown setting 'surrogate' for pruning method 'bip'"):
         fairlib.prune(dense, "bip", sparsity=0.8, data=images, train=TRAIN, surrogate="affine")
 
@@ -281,7 +326,9 @@ def test_objects_say_what_flat_settings_say(dense, images):
     expected = own | {"mask": mask, "penalty": penalty, "constrain": "masks"}
     assert from_flat(**flat, fairness=2.0, constrain="masks") == expected
     assert bip_from_flat(**{name: flat[name] for name in BIP_FLAT}) == own | {"mask": mask}
-    by_name = fairlib.prune(dense, "bifp", **same, **flat, fairness=2.0, constrain="masks").state_dict()
+    by_name = fairlib.prune(
+        dense, "bifp", **same, **flat, fairness=2.0, constrain="masks"
+    ).state_dict()
     found = bifp(dense, **same, **expected).state_dict()
     assert all(torch.equal(value, by_name[name]) for name, value in found.items())
     plain = fairlib.prune(dense, "bip", **same, mask_lr=0.1).state_dict()
@@ -292,14 +339,24 @@ def test_objects_say_what_flat_settings_say(dense, images):
 def test_every_setting_of_the_objects_has_a_flat_name():
     """And no name stands for two of them."""
     renamed = {"weight": "fairness", "lr": "mask_lr", "momentum": "mask_momentum"}
-    fields = [field.name for one in (AccuracyDifference, MaskSearch) for field in dataclasses.fields(one)]
-    parameters = set(inspect.signature(bifp).parameters) - {"model", "sparsity", "data", "train", "seed", "mask"}
+    fields = [
+        field.name for one in (AccuracyDifference, MaskSearch) for field in dataclasses.fields(one)
+    ]
+    parameters = set(inspect.signature(bifp).parameters) - {
+        "model",
+        "sparsity",
+        "data",
+        "train",
+        "seed",
+        "mask",
+    }
     assert sorted(FLAT) == sorted({*(renamed.get(name, name) for name in fields), *parameters})
     assert len(set(FLAT)) == len(FLAT) and set(BIP_FLAT) < set(FLAT)
     assert from_flat() == {"mask": MaskSearch(), "penalty": AccuracyDifference()}
     for gather, method in ((from_flat, "bifp"), (bip_from_flat, "bip")):
         with pytest.raises(
-            TypeError, match=f"unknown setting 'mask_rate' for pruning method '{method}'; known: .*mask_lr"
+            TypeError,
+            match=f"unknown setting 'mask_rate' for pruning method '{method}'; known: .*mask_lr",
         ):
             gather(mask_rate=0.1)
 
@@ -316,25 +373,40 @@ def test_exactly_as_many_weights_are_kept(dense, images, relaxed):
     small = fairlib.prune(dense, "bifp", sparsity=0.9, data=images, train=TRAIN, **settings)
     total = sum(mask.numel() for mask in masks.read(small).values())
     assert sum(int((~mask).sum()) for mask in masks.read(small).values()) == round(0.9 * total)
-    assert small.state_dict().keys() == fairlib.prune(dense, "magnitude", sparsity=0.9).state_dict().keys()
-    assert not small.training and all(torch.equal(state[name], tensor) for name, tensor in dense.state_dict().items())
+    assert (
+        small.state_dict().keys()
+        == fairlib.prune(dense, "magnitude", sparsity=0.9).state_dict().keys()
+    )
+    assert not small.training and all(
+        torch.equal(state[name], tensor) for name, tensor in dense.state_dict().items()
+    )
     history = fairlib.history(small)
-    assert history["moved"].iloc[-1] == 0 and history["upper_objective"].isna().tolist() == [False, False, True]
+    assert history["moved"].iloc[-1] == 0 and history["upper_objective"].isna().tolist() == [
+        False,
+        False,
+        True,
+    ]
     assert np.isfinite(history.drop(columns="upper_objective")).all(axis=None)
 
 
 @pytest.mark.parametrize("relaxed", [False, True])
 def test_whole_channels_go_at_one_rate(images, relaxed):
-    model = fairlib.fit(fairlib.build("tiny-resnet", num_classes=3, in_channels=1, image_size=8), images, epochs=2)
+    model = fairlib.fit(
+        fairlib.build("tiny-resnet", num_classes=3, in_channels=1, image_size=8), images, epochs=2
+    )
     settings = dict(data=images, train=TRAIN, granularity="filter", relaxed=relaxed)
     small = fairlib.prune(model, "bifp", sparsity=0.7, **settings)
     same = masks.read(fairlib.prune(model, "filter-norm", sparsity=0.7, data=images))
     kept = masks.read(small)
     assert fairlib.sparsity(small) >= 0.7
-    assert {name: int(mask.sum()) for name, mask in kept.items()} == {n: int(mask.sum()) for n, mask in same.items()}
+    assert {name: int(mask.sum()) for name, mask in kept.items()} == {
+        n: int(mask.sum()) for n, mask in same.items()
+    }
     sets = channels.coupled_channels(model, channels.example_inputs(model, images))
     gone = [
-        ~torch.stack([kept[name].flatten(1).any(1)[rows] for name, (_, rows) in one.producers.items()]).any(0)
+        ~torch.stack(
+            [kept[name].flatten(1).any(1)[rows] for name, (_, rows) in one.producers.items()]
+        ).any(0)
         for one in sets
     ]
     expected = channels.masks_for(sets, gone, model)
@@ -352,7 +424,10 @@ def test_without_val_a_part_of_every_cell_is_held_out(dense, images, monkeypatch
     fairlib.prune(dense, "bifp", sparsity=0.5, data=images, train=TRAIN, held_out=0.3, seed=4)
     assert len(seen["val"]) == 36 and len(seen["train"]) == 84
     assert seen["val"].group_sizes.tolist() == [24, 9, 3]
-    cells = [torch.bincount(part.targets * 3 + part.groups, minlength=9) for part in (seen["val"], images)]
+    cells = [
+        torch.bincount(part.targets * 3 + part.groups, minlength=9)
+        for part in (seen["val"], images)
+    ]
     assert ((cells[0] - 0.3 * cells[1]).abs() < 1).all()
     both = torch.cat([seen["train"].inputs, seen["val"].inputs]).flatten(1)
     assert torch.equal(both.sort(0).values, images.inputs.flatten(1).sort(0).values)
@@ -361,7 +436,8 @@ def test_without_val_a_part_of_every_cell_is_held_out(dense, images, monkeypatch
 
 
 def test_the_gradients_of_both_levels_are_counted(dense, images):
-    """A fit of 3 epochs of 90 samples; of 3 batches an epoch, 6 in the search, each with one of 30 held out."""
+    """A fit of 3 epochs of 90 samples; of 3 batches an epoch, 6 in the search, each with one of 30
+    held out."""
     before = fairlib.gradient_evaluations(dense)
     small = fairlib.prune(dense, "bifp", sparsity=0.5, data=images, train=TRAIN, search=0.6)
     assert fairlib.history(small)["gradients"].tolist() == [180, 180, 90]
@@ -374,7 +450,9 @@ def test_a_budget_of_epochs_is_spent_and_not_exceeded(dense, images, held_out, s
 
     def cost(epochs):
         train = TRAIN | {"epochs": epochs}
-        small = fairlib.prune(dense, "bifp", sparsity=0.5, data=images, train=train, held_out=held_out, search=search)
+        small = fairlib.prune(
+            dense, "bifp", sparsity=0.5, data=images, train=train, held_out=held_out, search=search
+        )
         return (fairlib.gradient_evaluations(small) - fairlib.gradient_evaluations(dense)) / size
 
     for budget in (3, 6):
@@ -388,7 +466,10 @@ def test_a_budget_of_epochs_is_spent_and_not_exceeded(dense, images, held_out, s
 def test_a_budget_below_one_epoch_of_both_levels_is_refused():
     assert epochs_within(12) == (8, 1)  # 0.75 * (8 + 6) = 10.5.
     assert epochs_within(3) == (1, 1)
-    assert epochs_within(4, held_out=0.7, search=1.0) == (5, 1)  # 0.3 * 10 = 3, and a little more in floating point.
+    assert epochs_within(4, held_out=0.7, search=1.0) == (
+        5,
+        1,
+    )  # 0.3 * 10 = 3, and a little more in floating point.
     with pytest.raises(ValueError, match=r"budget must be at least 2\.5 epochs, got 2"):
         epochs_within(2)
     with pytest.raises(ValueError, match="budget must"):
@@ -396,20 +477,29 @@ def test_a_budget_below_one_epoch_of_both_levels_is_refused():
 
 
 def test_statistics_of_batch_normalization_come_from_the_lower_level_alone(images):
-    """With a held-out part of other brightness they are those that a plain training of the same masks has."""
+    """With a held-out part of other brightness they are those that a plain training of the same
+    masks has."""
     layers = nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3)
     torch.manual_seed(0)
     model = nn.Sequential(*layers)
     bright = fairlib.GroupedDataset(
-        torch.full_like(images.inputs, 255), images.targets, images.groups, group_names=images.group_names
+        torch.full_like(images.inputs, 255),
+        images.targets,
+        images.groups,
+        group_names=images.group_names,
     )
     kinds = [
-        fairlib.prune(model, "bifp", sparsity=0.0, data=images, val=val, train=TRAIN, constrain="weights")
+        fairlib.prune(
+            model, "bifp", sparsity=0.0, data=images, val=val, train=TRAIN, constrain="weights"
+        )
         for val in (images, bright)
     ]
     one, other = (kind.state_dict() for kind in kinds)
     assert one["1.num_batches_tracked"] == other["1.num_batches_tracked"] == 12
-    assert all(torch.allclose(one[name], other[name], atol=1e-5) for name in ("1.running_mean", "1.running_var"))
+    assert all(
+        torch.allclose(one[name], other[name], atol=1e-5)
+        for name in ("1.running_mean", "1.running_var")
+    )
 
 
 @pytest.mark.parametrize(
@@ -424,12 +514,32 @@ def test_statistics_of_batch_normalization_come_from_the_lower_level_alone(image
         (dict(constrain="mask"), ValueError, "unknown level to constrain 'mask'"),
         (dict(granularity="layer"), ValueError, "unknown granularity 'layer'"),
         (dict(gamma=0.0), ValueError, "gamma must lie in"),
-        (dict(train=TRAIN | {"val": None}), ValueError, "train has val=, .*val= is an argument beside"),
+        (
+            dict(train=TRAIN | {"val": None}),
+            ValueError,
+            "train has val=, .*val= is an argument beside",
+        ),
         (dict(train=dict(epochs=0)), ValueError, r"train\['epochs'\] must lie in"),
-        (dict(granularity="filter", sparsity=0.9999), ValueError, "out of reach: with one channel left"),
-        (dict(train=TRAIN | {"constraint": fairlib.EqualLoss()}), ValueError, "train has constraint=, which bi-level"),
-        (dict(train=TRAIN | {"stop": lambda row: True}), ValueError, "train has stop=, which bi-level"),
-        (dict(train=TRAIN | {"lr": 1e30}), fairlib.DivergenceError, "the gradient of the mask's scores is nan"),
+        (
+            dict(granularity="filter", sparsity=0.9999),
+            ValueError,
+            "out of reach: with one channel left",
+        ),
+        (
+            dict(train=TRAIN | {"constraint": fairlib.EqualLoss()}),
+            ValueError,
+            "train has constraint=, which bi-level",
+        ),
+        (
+            dict(train=TRAIN | {"stop": lambda row: True}),
+            ValueError,
+            "train has stop=, which bi-level",
+        ),
+        (
+            dict(train=TRAIN | {"lr": 1e30}),
+            fairlib.DivergenceError,
+            "the gradient of the mask's scores is nan",
+        ),
     ],
 )
 def test_what_cannot_be_done_is_refused(dense, images, settings, error, message):
@@ -443,16 +553,22 @@ def test_a_single_group_is_refused_unless_nothing_is_asked_of_it(dense, images):
         fairlib.prune(dense, "bifp", sparsity=0.5, data=alone, train=TRAIN)
     with pytest.raises(ValueError, match="the held-out data have only: many"):
         fairlib.prune(dense, "bifp", sparsity=0.5, data=images, val=alone, train=TRAIN)
-    assert fairlib.sparsity(fairlib.prune(dense, "bip", sparsity=0.5, data=alone, train=TRAIN)) >= 0.49
+    assert (
+        fairlib.sparsity(fairlib.prune(dense, "bip", sparsity=0.5, data=alone, train=TRAIN)) >= 0.49
+    )
 
 
 def test_a_group_in_one_level_only_is_refused(dense, images):
     last = (images.groups == 2).nonzero().flatten()
     single = images.subset(torch.cat([(images.groups != 2).nonzero().flatten(), last[:1]]))
-    with pytest.raises(ValueError, match=r"'few' must be in both data and held-out data, has (0 and 1|1 and 0)"):
+    with pytest.raises(
+        ValueError, match=r"'few' must be in both data and held-out data, has (0 and 1|1 and 0)"
+    ):
         fairlib.prune(dense, "bifp", sparsity=0.5, data=single, train=TRAIN)
     without = images.subset((images.groups != 2).nonzero().flatten())
-    with pytest.raises(ValueError, match="'few' must be in both data and held-out data, has 10 and 0 samples"):
+    with pytest.raises(
+        ValueError, match="'few' must be in both data and held-out data, has 10 and 0 samples"
+    ):
         fairlib.prune(dense, "bifp", sparsity=0.5, data=images, val=without, train=TRAIN)
 
 
@@ -472,11 +588,18 @@ def test_scores_that_are_no_number_are_refused(dense, images):
 def test_what_a_mask_has_pruned_stays_pruned(dense, images):
     half = fairlib.prune(dense, "magnitude", sparsity=0.5)
     for settings in (dict(), dict(relaxed=True), dict(granularity="filter")):
-        small = fairlib.prune(half, "bifp", sparsity=0.8, data=images, train=TRAIN, mask_lr=0.1, **settings)
+        small = fairlib.prune(
+            half, "bifp", sparsity=0.8, data=images, train=TRAIN, mask_lr=0.1, **settings
+        )
         assert fairlib.sparsity(small) >= 0.799
         assert fairlib.sparsity(small) < 0.801 or "granularity" in settings
-        assert all(not (masks.read(small)[name] & ~mask).any() for name, mask in masks.read(half).items())
-        assert all(not weight[~masks.read(small)[name]].any() for name, weight in masks.prunable(small).items())
+        assert all(
+            not (masks.read(small)[name] & ~mask).any() for name, mask in masks.read(half).items()
+        )
+        assert all(
+            not weight[~masks.read(small)[name]].any()
+            for name, weight in masks.prunable(small).items()
+        )
     with pytest.raises(ValueError, match="are pruned already"):
         fairlib.prune(half, "bifp", sparsity=0.3, data=images, train=TRAIN)
 
@@ -501,11 +624,17 @@ def test_awkward_modules_come_back_as_they_were(vectors):
     torch.manual_seed(0)
     model = Awkward().double()
     with torch.no_grad():
-        model.outer.inner.weight.mul_(0.01)  # All but the last of its weights go, and of no other layer so many.
-    small = fairlib.prune(model, "bifp", sparsity=0.3, data=vectors, train=TRAIN | {"lr": 1e-3}, mask_lr=1e-6)
+        model.outer.inner.weight.mul_(
+            0.01
+        )  # All but the last of its weights go, and of no other layer so many.
+    small = fairlib.prune(
+        model, "bifp", sparsity=0.3, data=vectors, train=TRAIN | {"lr": 1e-3}, mask_lr=1e-6
+    )
     same = masks.read(fairlib.prune(model, "magnitude", sparsity=0.3))
     assert all(torch.equal(mask, same[name]) for name, mask in masks.read(small).items())
-    assert [name for name, _ in small.named_parameters()] == [name for name, _ in model.named_parameters()]
+    assert [name for name, _ in small.named_parameters()] == [
+        name for name, _ in model.named_parameters()
+    ]
     assert small.twin is small.outer.inner and not hasattr(small.last, "parametrizations")
     kept = masks.read(small)["frozen.weight"]
     assert torch.equal(small.frozen.weight, model.frozen.weight * kept)
@@ -514,8 +643,12 @@ def test_awkward_modules_come_back_as_they_were(vectors):
 
 
 def test_a_relaxed_mask_of_a_frozen_weight_is_refused(vectors):
-    with pytest.raises(ValueError, match=r"frozen\.weight is frozen, and a relaxed mask would change it"):
-        fairlib.prune(Awkward().double(), "bifp", sparsity=0.3, data=vectors, train=TRAIN, relaxed=True)
+    with pytest.raises(
+        ValueError, match=r"frozen\.weight is frozen, and a relaxed mask would change it"
+    ):
+        fairlib.prune(
+            Awkward().double(), "bifp", sparsity=0.3, data=vectors, train=TRAIN, relaxed=True
+        )
 
 
 def test_held_out_data_must_be_of_the_same_kind(dense, images):
@@ -526,12 +659,20 @@ def test_held_out_data_must_be_of_the_same_kind(dense, images):
 
 def test_a_network_of_one_layer_has_no_channels(vectors):
     with pytest.raises(ValueError, match="Linear has no channel that can be removed"):
-        fairlib.prune(nn.Linear(6, 2).double(), "bifp", sparsity=0.3, data=vectors, train=TRAIN, granularity="filter")
+        fairlib.prune(
+            nn.Linear(6, 2).double(),
+            "bifp",
+            sparsity=0.3,
+            data=vectors,
+            train=TRAIN,
+            granularity="filter",
+        )
 
 
 def test_the_split_follows_the_seed(dense, images):
     kinds = [
-        fairlib.prune(dense, "bip", sparsity=0.5, data=images, train=TRAIN | {"seed": 0}, seed=s) for s in (0, 0, 1)
+        fairlib.prune(dense, "bip", sparsity=0.5, data=images, train=TRAIN | {"seed": 0}, seed=s)
+        for s in (0, 0, 1)
     ]
     weights = [torch.cat([p.flatten() for p in kind.parameters()]) for kind in kinds]
     assert torch.equal(weights[0], weights[1]) and not torch.equal(weights[0], weights[2])

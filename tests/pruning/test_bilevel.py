@@ -24,7 +24,13 @@ def test_a_mask_search_that_makes_no_sense_is_refused(setting, message):
 
 
 def test_the_share_of_epochs_in_which_the_mask_is_learned_is_rounded_up():
-    assert [MaskSearch(search=share).rounds(10) for share in (0.01, 0.1, 0.11, 0.7, 1.0)] == [1, 1, 2, 7, 10]
+    assert [MaskSearch(search=share).rounds(10) for share in (0.01, 0.1, 0.11, 0.7, 1.0)] == [
+        1,
+        1,
+        2,
+        7,
+        10,
+    ]
 
 
 def test_an_opened_model_computes_the_products_and_is_closed_to_masked_weights(cnn, images):
@@ -40,9 +46,14 @@ def test_an_opened_model_computes_the_products_and_is_closed_to_masked_weights(c
     assert torch.equal(model(inputs), expected(inputs))
     small = closed(model, products, keep)
     assert list(small.state_dict()) == list(expected.state_dict())
-    assert all(torch.equal(tensor, expected.state_dict()[name]) for name, tensor in small.state_dict().items())
+    assert all(
+        torch.equal(tensor, expected.state_dict()[name])
+        for name, tensor in small.state_dict().items()
+    )
 
 
 def test_a_frozen_weight_cannot_be_relaxed():
-    with pytest.raises(ValueError, match=r"0\.weight is frozen, and a relaxed mask would change it"):
+    with pytest.raises(
+        ValueError, match=r"0\.weight is frozen, and a relaxed mask would change it"
+    ):
         opened(nn.Sequential(nn.Linear(2, 2).requires_grad_(False)), relaxed=True)

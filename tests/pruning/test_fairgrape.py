@@ -20,7 +20,12 @@ def _sequential(scores: np.ndarray, count: int) -> list[int]:
         share = scores[:, kept].sum(1)
         share = share / share.sum() if share.any() else share
         group = int(np.argmax(target - share))
-        kept.append(max((i for i in range(scores.shape[1]) if i not in kept), key=lambda i: (scores[group, i], -i)))
+        kept.append(
+            max(
+                (i for i in range(scores.shape[1]) if i not in kept),
+                key=lambda i: (scores[group, i], -i),
+            )
+        )
     return kept
 
 
@@ -61,7 +66,9 @@ def test_the_kept_shares_are_the_targets_where_they_can_be():
     chosen = in_turn(scores, _order(scores), 2_000)
     by_mean = np.argsort(-scores.sum(0))[:2_000]
     reached = np.abs(scores[:, chosen].sum(1) / scores[:, chosen].sum() - target).max()
-    assert reached < 1e-2 < np.abs(scores[:, by_mean].sum(1) / scores[:, by_mean].sum() - target).max()
+    assert (
+        reached < 1e-2 < np.abs(scores[:, by_mean].sum(1) / scores[:, by_mean].sum() - target).max()
+    )
 
 
 def test_importance_is_the_squared_product_of_weight_and_group_gradient(cnn, images):
@@ -73,9 +80,13 @@ def test_importance_is_the_squared_product_of_weight_and_group_gradient(cnn, ima
         expected = torch.zeros_like(weight)
         for index in members.split(parts[0]):
             inputs = images.batch(index, dtype=torch.float32)
-            (gradient,) = torch.autograd.grad(cross_entropy(cnn(inputs), images.targets[index]), [weight])
+            (gradient,) = torch.autograd.grad(
+                cross_entropy(cnn(inputs), images.targets[index]), [weight]
+            )
             expected += (weight * gradient).square() / len(parts)
-        torch.testing.assert_close(found["classifier.2.weight"][group], expected.detach(), rtol=1e-4, atol=1e-12)
+        torch.testing.assert_close(
+            found["classifier.2.weight"][group], expected.detach(), rtol=1e-4, atol=1e-12
+        )
 
 
 def test_the_order_of_the_groups_does_not_matter(cnn, images):
@@ -84,7 +95,9 @@ def test_the_order_of_the_groups_does_not_matter(cnn, images):
     )
     for name, score in importance(cnn, images, 64).items():
         assert torch.equal(score, importance(cnn, renamed, 64)[name].flip(0))
-    one, other = (fairlib.prune(cnn, "fairgrape", sparsity=0.7, data=data) for data in (images, renamed))
+    one, other = (
+        fairlib.prune(cnn, "fairgrape", sparsity=0.7, data=data) for data in (images, renamed)
+    )
     assert all(torch.equal(mask, masks.read(other)[name]) for name, mask in masks.read(one).items())
 
 
@@ -99,7 +112,8 @@ def test_scoring_leaves_the_model_alone_and_every_layer_loses_its_share(cnn, ima
 
 
 def test_the_published_scores_depend_on_the_order_of_the_groups(cnn, images):
-    """Gradients that are never cleared and a model that moves: the counterexample to the released routine."""
+    """Gradients that are never cleared and a model that moves: the counterexample to the released
+    routine."""
     renamed = fairlib.GroupedDataset(images.inputs, images.targets, 2 - images.groups)
     one, other = (
         masks.read(fairlib.prune(cnn, "fairgrape", sparsity=0.7, data=data, as_published=True))
@@ -109,7 +123,8 @@ def test_the_published_scores_depend_on_the_order_of_the_groups(cnn, images):
 
 
 def test_published_scores_by_hand(cnn, images):
-    """Gradients pile up, Adam moves the weights between batches, and only the last group is averaged."""
+    """Gradients pile up, Adam moves the weights between batches, and only the last group is
+    averaged."""
     cnn = fairlib.fit(cnn, images, epochs=0)
     found = _as_published(cnn, images, 20, 1e-2)["classifier.4.weight"]
     model = copy.deepcopy(cnn)
@@ -134,7 +149,9 @@ def test_published_scores_by_hand(cnn, images):
     total = torch.zeros_like(cnn.classifier[4].weight)
     for index in torch.arange(80).tensor_split(4):
         inputs = alone.batch(index, dtype=torch.float32)
-        total += torch.autograd.grad(cross_entropy(cnn(inputs), alone.targets[index]), [cnn.classifier[4].weight])[0]
+        total += torch.autograd.grad(
+            cross_entropy(cnn(inputs), alone.targets[index]), [cnn.classifier[4].weight]
+        )[0]
         unaveraged += (cnn.classifier[4].weight.detach() * total).square()
     torch.testing.assert_close(four, unaveraged / 4)
 

@@ -19,7 +19,9 @@ def _emptied(model: nn.Module, name: str) -> list[int]:
 def test_agrees_with_torch_in_a_chain_of_layers(cnn, images, norm):
     pruned = filter_norm(cnn, sparsity=0.6, data=images, norm=norm)
     for index in (0, 3):
-        layer = fairlib.build("cnn", num_classes=3, in_channels=1, image_size=8, seed=0).features[index]
+        layer = fairlib.build("cnn", num_classes=3, in_channels=1, image_size=8, seed=0).features[
+            index
+        ]
         gone = _emptied(pruned, f"features.{index}.weight")
         torch_prune.ln_structured(layer, "weight", amount=len(gone), n=norm, dim=0)
         assert gone and gone == (layer.weight.flatten(1) == 0).all(1).nonzero().flatten().tolist()

@@ -35,15 +35,24 @@ def _hidden(rows: torch.Tensor) -> nn.Module:
 
 def test_agrees_with_brute_force(cnn, images):
     pruned = fpgm(cnn, sparsity=0.6, data=images)
-    for name in ("features.0.weight", "features.3.weight", "classifier.0.weight", "classifier.2.weight"):
+    for name in (
+        "features.0.weight",
+        "features.3.weight",
+        "classifier.0.weight",
+        "classifier.2.weight",
+    ):
         gone = _emptied(pruned, name)
-        assert gone and gone == _lowest(_brute_force(cnn.get_parameter(name).flatten(1).tolist()), len(gone))
+        assert gone and gone == _lowest(
+            _brute_force(cnn.get_parameter(name).flatten(1).tolist()), len(gone)
+        )
 
 
 def test_tied_channels_are_concatenated():
     model, inputs = zoo_model("mobilenetv2")
     names = ("features.2.conv.0.0.weight", "features.2.conv.1.0.weight")
-    filters = torch.cat([model.get_parameter(name).detach().flatten(1) for name in names], dim=1).tolist()
+    filters = torch.cat(
+        [model.get_parameter(name).detach().flatten(1) for name in names], dim=1
+    ).tolist()
     pruned = fpgm(model, sparsity=0.5, data=inputs)
     for name in names:
         gone = _emptied(pruned, name)
@@ -51,11 +60,17 @@ def test_tied_channels_are_concatenated():
 
 
 def test_duplicates_go_first_however_large_they_are():
-    # Among seven filters four are equal, and so large that the expanded square would lose the distances between them.
+    # Among seven filters four are equal, and so large that the expanded square would lose the
+    # distances between them.
     rows = torch.randn(7, 5, generator=torch.Generator().manual_seed(0)) + 1e4
     rows[[1, 3, 4, 6]] = rows[1].clone()
     net, inputs = _hidden(rows), torch.rand(1, 5)
-    for sparsity, gone in [(1 / 7, [1]), (2 / 7, [1, 3]), (3 / 7, [1, 3, 4]), (4 / 7, [1, 3, 4, 6])]:
+    for sparsity, gone in [
+        (1 / 7, [1]),
+        (2 / 7, [1, 3]),
+        (3 / 7, [1, 3, 4]),
+        (4 / 7, [1, 3, 4, 6]),
+    ]:
         assert _emptied(fpgm(net, sparsity=sparsity, data=inputs), "0.weight") == gone
 
 

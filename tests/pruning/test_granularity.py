@@ -18,8 +18,11 @@ def dense(cnn, images):
 
 
 def test_the_gradient_in_a_removed_channel_tells_what_its_return_would_do(images):
-    """Of a channel that is gone its readers alone are zero: the objective's change with them is descended on."""
-    model = fairlib.fit(fairlib.build("tiny-resnet", num_classes=3, in_channels=1, image_size=8), images, epochs=2)
+    """Of a channel that is gone its readers alone are zero: the objective's change with them is
+    descended on."""
+    model = fairlib.fit(
+        fairlib.build("tiny-resnet", num_classes=3, in_channels=1, image_size=8), images, epochs=2
+    )
     model = model.double()
     form = Filters(model, images)
     entries = form.choose(form.start(), 0.6)
@@ -41,7 +44,8 @@ def test_the_gradient_in_a_removed_channel_tells_what_its_return_would_do(images
             ours.append(found[place][channel].item())
     assert ours == pytest.approx(slopes, rel=1e-3, abs=1e-4)
     assert np.abs(slopes).max() > 1e-2
-    # In the search the readers of a channel are masked, at its end what makes it is, too, which changes nothing.
+    # In the search the readers of a channel are masked, at its end what makes it is, too, which
+    # changes nothing.
     one = dict(zip(form.weights, form.expand(form.final(form.start(), 0.6)), strict=True))
     both = masks.apply(model, form.kept)
     products = {name: mask * form.weights[name] for name, mask in one.items()}

@@ -1,4 +1,5 @@
-"""Against finite differences of the exact solution, and against differentiating through the lower level's steps."""
+"""Against finite differences of the exact solution, and against differentiating through the lower
+level's steps."""
 
 from __future__ import annotations
 

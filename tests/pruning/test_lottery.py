@@ -34,7 +34,9 @@ def test_is_what_the_rounds_by_hand_give(dense, images):
         fresh = fairlib.build("cnn", num_classes=3, in_channels=1, image_size=8)
         fresh.load_state_dict(fairlib.weights_at(dense, 7))
         trained = fairlib.fit(masks.apply(fresh, keep), images, seed=0, start=7, **TRAIN)
-    winner = fairlib.prune(dense, "lottery", sparsity=0.75, data=images, train=TRAIN, rewind=7, rate=0.5)
+    winner = fairlib.prune(
+        dense, "lottery", sparsity=0.75, data=images, train=TRAIN, rewind=7, rate=0.5
+    )
     for ours, expected in zip(winner.parameters(), trained.parameters(), strict=True):
         assert torch.equal(ours, expected)
 
@@ -55,12 +57,16 @@ def test_batch_statistics_are_rewound_and_a_pruned_model_goes_on(images):
         assert not torch.equal(half.state_dict()[name], fairlib.weights_at(dense, 3)[name])
     most = fairlib.prune(half, "lottery", sparsity=0.8, **settings)
     assert fairlib.sparsity(most) == pytest.approx(0.8, abs=1e-2)
-    assert all(bool((masks.read(half)[name] | ~mask).all()) for name, mask in masks.read(most).items())
+    assert all(
+        bool((masks.read(half)[name] | ~mask).all()) for name, mask in masks.read(most).items()
+    )
 
 
 def test_without_kept_weights_it_trains_a_start_of_its_own(cnn, images):
     one = fairlib.prune(cnn, "lottery", sparsity=0.5, data=images, train=TRAIN, seed=4)
-    other = fairlib.prune(fairlib.fit(cnn, images), "lottery", sparsity=0.5, data=images, train=TRAIN, seed=4)
+    other = fairlib.prune(
+        fairlib.fit(cnn, images), "lottery", sparsity=0.5, data=images, train=TRAIN, seed=4
+    )
     start = fairlib.weights_at(one, 0)["features.0.weight"]
     assert torch.equal(start, fairlib.weights_at(other, 0)["features.0.weight"])
     assert not torch.equal(start, cnn.features[0].weight * masks.read(one)["features.0.weight"])
@@ -93,7 +99,8 @@ def test_bad_input(cnn, images):
 
 
 def test_what_a_pruner_trains_and_scores_is_counted(dense, images):
-    """120 samples: 2 epochs dense and 2 for each of two rounds, or from step 7 of 20 on; one pass for a score.
+    """120 samples: 2 epochs dense and 2 for each of two rounds, or from step 7 of 20 on; one pass
+    for a score.
 
     A schedule scores once before it begins, to see whether it can reach the sparsity.
     """
@@ -108,8 +115,13 @@ def test_what_a_pruner_trains_and_scores_is_counted(dense, images):
     assert taken("magnitude") == 0
     assert taken("snip") == taken("fairgrape") == 120
     assert taken("snip", samples=50) == 50
-    assert taken("fairgrape", schedule=("iterative", {"rate": 0.5}), train=TRAIN) == 120 + 120 + 240 + 120
+    assert (
+        taken("fairgrape", schedule=("iterative", {"rate": 0.5}), train=TRAIN)
+        == 120 + 120 + 240 + 120
+    )
     assert taken("snip", schedule="gradual", train=TRAIN) == 120 + 240 + 2 * 120
-    plain = fairlib.fit(dense, images, **TRAIN)  # It kept no weights, so that the lottery begins anew.
+    plain = fairlib.fit(
+        dense, images, **TRAIN
+    )  # It kept no weights, so that the lottery begins anew.
     anew = fairlib.prune(plain, "lottery", sparsity=0.5, data=images, train=TRAIN, rate=0.5)
     assert fairlib.gradient_evaluations(plain) == 480 and fairlib.gradient_evaluations(anew) == 480

@@ -23,7 +23,9 @@ def test_exactly_the_asked_count_and_the_smallest(cnn, sparsity):
     count = round(sparsity * len(dense))
     assert (sparse == 0).sum() == count
     largest = [np.abs(weight.detach().numpy()).max() for weight in masks.prunable(cnn).values()]
-    order = np.argsort(np.where(np.isin(dense, largest), np.inf, dense))  # The largest of a layer stays.
+    order = np.argsort(
+        np.where(np.isin(dense, largest), np.inf, dense)
+    )  # The largest of a layer stays.
     assert set(np.flatnonzero(sparse == 0)) == set(order[:count])
     assert fairlib.sparsity(pruned) == pytest.approx(count / len(dense), abs=1e-12)
     assert not pruned.training
@@ -33,14 +35,21 @@ def test_agrees_with_torch_where_there_are_no_ties(cnn):
     pruned = fairlib.prune(cnn, "magnitude", sparsity=0.8)
     peer = fairlib.build("cnn", num_classes=3, in_channels=1, image_size=8, seed=0)
     layers = [m for m in peer.modules() if isinstance(m, nn.Conv2d | nn.Linear)]
-    torch_prune.global_unstructured([(m, "weight") for m in layers], torch_prune.L1Unstructured, amount=0.8)
-    assert np.array_equal(_weights(pruned), torch.cat([m.weight.detach().flatten() for m in layers]).numpy())
+    torch_prune.global_unstructured(
+        [(m, "weight") for m in layers], torch_prune.L1Unstructured, amount=0.8
+    )
+    assert np.array_equal(
+        _weights(pruned), torch.cat([m.weight.detach().flatten() for m in layers]).numpy()
+    )
 
 
 def test_ties_go_by_position_and_masks_are_nested():
     model = nn.Linear(10, 1)
     nn.init.constant_(model.weight, 0.5)
-    zeros = [set(np.flatnonzero(_weights(fairlib.prune(model, "magnitude", sparsity=s)) == 0)) for s in (0.1, 0.3, 0.7)]
+    zeros = [
+        set(np.flatnonzero(_weights(fairlib.prune(model, "magnitude", sparsity=s)) == 0))
+        for s in (0.1, 0.3, 0.7)
+    ]
     assert zeros == [{0}, {0, 1, 2}, {0, 1, 2, 3, 4, 5, 6}]
 
 
@@ -77,7 +86,9 @@ def test_no_layer_is_emptied():
     pruned = fairlib.prune(model, "magnitude", sparsity=0.95)
     kept = [int(mask.sum()) for mask in masks.read(pruned).values()]
     assert kept == [19, 1]
-    assert int(model[1].weight.abs().argmax()) == int(masks.read(pruned)["1.weight"].flatten().nonzero())
+    assert int(model[1].weight.abs().argmax()) == int(
+        masks.read(pruned)["1.weight"].flatten().nonzero()
+    )
 
 
 def test_a_layer_that_a_mask_has_emptied_stays_empty():
@@ -89,7 +100,9 @@ def test_a_layer_that_a_mask_has_emptied_stays_empty():
 
 def test_the_last_weight_of_a_set_is_never_pruned():
     assert (_weights(fairlib.prune(nn.Linear(10, 2), "magnitude", sparsity=0.98)) != 0).sum() == 1
-    pruned = fairlib.prune(nn.Sequential(nn.Linear(9, 1), nn.Linear(1, 3)), "magnitude", sparsity=0.99, scope="layer")
+    pruned = fairlib.prune(
+        nn.Sequential(nn.Linear(9, 1), nn.Linear(1, 3)), "magnitude", sparsity=0.99, scope="layer"
+    )
     assert [int(mask.sum()) for mask in masks.read(pruned).values()] == [1, 1]
 
 
@@ -101,7 +114,9 @@ def test_bad_input(cnn):
             fairlib.prune(cnn, "magnitude", sparsity=sparsity)
     with pytest.raises(TypeError, match=r"sparsity must be a number, got '0\.5'"):
         fairlib.prune(cnn, "magnitude", sparsity="0.5")
-    with pytest.raises(TypeError, match="unknown setting 'scop' for pruning method 'magnitude'; known: scope"):
+    with pytest.raises(
+        TypeError, match="unknown setting 'scop' for pruning method 'magnitude'; known: scope"
+    ):
         fairlib.prune(cnn, "magnitude", sparsity=0.5, scop="layer")
     with pytest.raises(ValueError, match="'global' or 'layer', got 'block'"):
         fairlib.prune(cnn, "magnitude", sparsity=0.5, scope="block")

@@ -27,7 +27,8 @@ def test_follows_the_seed_alone_and_is_nested(cnn):
 
 
 def test_has_nothing_to_do_with_the_weights(cnn):
-    """Of a layer of 4,096 weights the mean magnitude of the kept half is that of all, within five standard errors."""
+    """Of a layer of 4,096 weights the mean magnitude of the kept half is that of all, within five
+    standard errors."""
     weight = cnn.classifier[0].weight.detach().abs()
     kept = _kept(cnn, sparsity=0.5)["classifier.0.weight"]
     error = weight.std() / kept.sum().sqrt()

@@ -19,7 +19,10 @@ def test_what_a_mask_holds_at_zero_goes_before_any_other_whatever_its_score():
 
 def test_the_best_of_every_tensor_stays_and_the_count_is_exact():
     model = nn.Sequential(nn.Linear(4, 2), nn.Linear(2, 4))
-    scores = {"0.weight": torch.arange(8.0).reshape(2, 4), "1.weight": 100 + torch.arange(8.0).reshape(4, 2)}
+    scores = {
+        "0.weight": torch.arange(8.0).reshape(2, 4),
+        "1.weight": 100 + torch.arange(8.0).reshape(4, 2),
+    }
     kept = keep_highest(model, scores, 0.5)
     assert kept["0.weight"].flatten().nonzero().flatten().tolist() == [7]
     assert int(kept["1.weight"].sum()) == 7 and not kept["1.weight"][0, 0]

@@ -37,7 +37,9 @@ def digits() -> fairlib.data.Splits:
 
 @pytest.fixture(scope="module")
 def dense(digits) -> nn.Module:
-    return fairlib.fit(fairlib.build("cnn", like=digits), digits.train, epochs=20, batch_size=16, seed=0)
+    return fairlib.fit(
+        fairlib.build("cnn", like=digits), digits.train, epochs=20, batch_size=16, seed=0
+    )
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +53,10 @@ def _data(inputs: Tensor) -> fairlib.GroupedDataset:
 
 
 def _tensors(model: Int8) -> dict[str, np.ndarray]:
-    return {one.name: onnx.numpy_helper.to_array(one) for one in onnx.load_from_string(model.content).graph.initializer}
+    return {
+        one.name: onnx.numpy_helper.to_array(one)
+        for one in onnx.load_from_string(model.content).graph.initializer
+    }
 
 
 def _rounded(values: np.ndarray, scale: np.ndarray, zero: np.ndarray) -> np.ndarray:
@@ -59,7 +64,8 @@ def _rounded(values: np.ndarray, scale: np.ndarray, zero: np.ndarray) -> np.ndar
 
 
 def _linear(values: np.ndarray, name: str, at: str, tensors: dict[str, np.ndarray]) -> np.ndarray:
-    """A linear layer in integers: inputs rounded by the scale called ``at``, weights as they are stored."""
+    """A linear layer in integers: inputs rounded by the scale called ``at``, weights as they are
+    stored."""
     scale, zero = tensors[f"{at}_scale"], tensors[f"{at}_zero_point"].astype(np.int64)
     weight = tensors[f"{name}.weight_quantized"].astype(np.int64)
     sums = (_rounded(values, scale, zero) - zero) @ weight.T + tensors[f"{name}.bias_quantized"]
@@ -75,7 +81,9 @@ def test_a_linear_layer_is_integer_arithmetic():
     np.testing.assert_allclose(quantized(far).numpy(), expected, rtol=0, atol=1e-5)
     stored = tensors["0.weight_quantized"]
     assert stored.dtype == np.int8 and (abs(stored).max(1) == 64).all()
-    np.testing.assert_allclose(stored * tensors["0.weight_scale"][:, None], model.weight.detach().numpy(), atol=0.01)
+    np.testing.assert_allclose(
+        stored * tensors["0.weight_scale"][:, None], model.weight.detach().numpy(), atol=0.01
+    )
 
 
 def test_a_convolution_a_relu_and_a_linear_layer_are_integer_arithmetic():
@@ -87,19 +95,26 @@ def test_a_convolution_a_relu_and_a_linear_layer_are_integer_arithmetic():
     scale, zero = tensors["inputs_scale"], tensors["inputs_zero_point"].astype(np.int64)
     pixels = torch.from_numpy(_rounded(inputs.numpy(), scale, zero) - zero)
     weight = torch.from_numpy(tensors["0.weight_quantized"].astype(np.int64))
-    sums = conv2d(pixels, weight, torch.from_numpy(tensors["0.bias_quantized"].astype(np.int64))).numpy()
+    sums = conv2d(
+        pixels, weight, torch.from_numpy(tensors["0.bias_quantized"].astype(np.int64))
+    ).numpy()
     hidden = sums * (scale * tensors["0.weight_scale"])[:, None, None]
     expected = _linear(np.maximum(hidden, 0).reshape(40, 12), "3", "relu", tensors)
     found = quantized(inputs).numpy()
     largest = abs(tensors["3.weight_quantized"] * tensors["3.weight_scale"][:, None]).max()
-    assert abs(found - expected).max() <= tensors["relu_scale"] * largest  # One step of one hidden unit.
+    assert (
+        abs(found - expected).max() <= tensors["relu_scale"] * largest
+    )  # One step of one hidden unit.
     assert np.mean(abs(found - expected) < 1e-5) > 0.9
 
 
 def test_sums_of_large_products_do_not_overflow():
     model = nn.Sequential(nn.Linear(64, 2, bias=False))
     model[0].weight.data = torch.tensor([[1.0], [-1.0]]).expand(2, 64).clone()
-    for quantized in (int8_static(model, data=_data(torch.ones(4, 64))), int8_dynamic(model, data=torch.ones(4, 64))):
+    for quantized in (
+        int8_static(model, data=_data(torch.ones(4, 64))),
+        int8_dynamic(model, data=torch.ones(4, 64)),
+    ):
         torch.testing.assert_close(quantized(torch.ones(3, 64)), torch.tensor([[64.0, -64.0]] * 3))
 
 
@@ -122,29 +137,48 @@ def test_every_model_of_the_zoo_is_quantized_for_any_batch(name):
 def test_the_accuracy_on_digits_stays(dense, digits, calibration, capfd, caplog):
     quantized = int8_static(dense, data=digits.train, calibration=calibration, stratified=True)
     for part in (digits.train, digits.test):
-        accuracies = [fairlib.diagnostics.predict(net, part).correct.mean() for net in (dense, quantized)]
+        accuracies = [
+            fairlib.diagnostics.predict(net, part).correct.mean() for net in (dense, quantized)
+        ]
         assert abs(accuracies[0] - accuracies[1]) < 0.02 and accuracies[0] > 0.85
     assert stored_bytes(quantized) < 0.4 * stored_bytes(dense)
-    assert capfd.readouterr() == ("", "") and {record.name for record in caplog.records} <= {"torch.__trace"}
+    assert capfd.readouterr() == ("", "") and {record.name for record in caplog.records} <= {
+        "torch.__trace"
+    }
 
 
 def test_dynamic_quantizes_linear_layers_alone(dense, digits):
     quantized = int8_dynamic(dense, data=digits.train)
     one, other = (fairlib.diagnostics.predict(net, digits.test) for net in (dense, quantized))
     assert np.abs(one.logits - other.logits).max() < 0.05 * np.abs(one.logits).max()
-    kinds = {name: tensor.dtype for name, tensor in _tensors(quantized).items() if name.endswith("weight_quantized")}
-    assert kinds and {*kinds.values()} == {np.dtype(np.int8)} and all("classifier" in name for name in kinds)
-    with pytest.raises(ValueError, match="Sequential has no linear layer to quantize; take int8_static"):
+    kinds = {
+        name: tensor.dtype
+        for name, tensor in _tensors(quantized).items()
+        if name.endswith("weight_quantized")
+    }
+    assert (
+        kinds
+        and {*kinds.values()} == {np.dtype(np.int8)}
+        and all("classifier" in name for name in kinds)
+    )
+    with pytest.raises(
+        ValueError, match="Sequential has no linear layer to quantize; take int8_static"
+    ):
         int8_dynamic(nn.Sequential(nn.Conv2d(1, 2, 8), nn.Flatten()), data=digits.train)
 
 
 def test_dynamic_is_integer_arithmetic():
-    net, inputs = nn.Sequential(nn.Linear(6, 4)), torch.randn(50, 6, generator=torch.Generator().manual_seed(2))
+    net, inputs = (
+        nn.Sequential(nn.Linear(6, 4)),
+        torch.randn(50, 6, generator=torch.Generator().manual_seed(2)),
+    )
     quantized = int8_dynamic(net, data=inputs)
     tensors, values = _tensors(quantized), inputs.numpy()
     scale = (max(values.max(), 0) - min(values.min(), 0)) / 255
     zero = np.clip(np.rint(-values.min() / scale), 0, 255)
-    sums = (_rounded(values, scale, zero) - int(zero)) @ tensors["0.weight_quantized"].astype(np.int64)
+    sums = (_rounded(values, scale, zero) - int(zero)) @ tensors["0.weight_quantized"].astype(
+        np.int64
+    )
     expected = sums * (scale * tensors["0.weight_scale"]) + tensors["0.bias"]
     np.testing.assert_allclose(
         quantized(inputs).numpy(), expected, atol=1.01 * scale * net[0].weight.abs().max().item()
@@ -154,14 +188,21 @@ def test_dynamic_is_integer_arithmetic():
 
 def test_calibration_is_drawn_by_seed(dense, images, digits):
     with pytest.warns(UserWarning, match="no sample of"):
-        first, again, other = (int8_static(dense, data=digits.train, samples=4, seed=seed) for seed in (0, 0, 1))
+        first, again, other = (
+            int8_static(dense, data=digits.train, samples=4, seed=seed) for seed in (0, 0, 1)
+        )
     assert first.content == again.content != other.content
-    assert len(_drawn(images, 1000, False, 0).unique()) == len(_drawn(images, 1000, True, 0).unique()) == len(images)
+    assert (
+        len(_drawn(images, 1000, False, 0).unique())
+        == len(_drawn(images, 1000, True, 0).unique())
+        == len(images)
+    )
     assert not torch.equal(_drawn(images, 20, False, 0), _drawn(images, 20, False, 1))
 
 
 @pytest.mark.parametrize(
-    ("samples", "sizes"), [(9, [3, 3, 3]), (30, [10, 10, 10]), (60, [25, 25, 10]), (90, [50, 30, 10])]
+    ("samples", "sizes"),
+    [(9, [3, 3, 3]), (30, [10, 10, 10]), (60, [25, 25, 10]), (90, [50, 30, 10])],
 )
 def test_a_stratified_draw_is_as_equal_as_the_groups_allow(images, samples, sizes):
     assert images.groups[_drawn(images, samples, True, 3)].bincount().tolist() == sizes
@@ -199,7 +240,9 @@ def test_masked_zeros_stay_zeros_and_bytes_are_those_of_the_initializers(dense, 
     pruned = fairlib.prune(dense, "magnitude", sparsity=0.8)
     quantized = int8_static(pruned, data=digits.train)
     tensors = _tensors(quantized)
-    assert quantized.stored_bytes == sum(tensor.size * tensor.itemsize for tensor in tensors.values())
+    assert quantized.stored_bytes == sum(
+        tensor.size * tensor.itemsize for tensor in tensors.values()
+    )
     for name, weight in fairlib.network.masks.prunable(pruned).items():
         assert (tensors[f"{name}_quantized"][(weight == 0).numpy()] == 0).all()
 
@@ -208,7 +251,8 @@ def test_gates_hold(dense, digits):
     linear = fairlib.linearize(dense, "random", data=digits.train, budget=0.3, finetune=0)
     assert gates.gates(linear)
     one, other = (
-        fairlib.diagnostics.predict(net, digits.test).logits for net in (linear, int8_static(linear, data=digits.train))
+        fairlib.diagnostics.predict(net, digits.test).logits
+        for net in (linear, int8_static(linear, data=digits.train))
     )
     assert np.sqrt(np.mean((one - other) ** 2)) < 0.1 * one.std()
 
@@ -219,12 +263,18 @@ def test_foreign_models():
     with torch.random.fork_rng():
         torch.manual_seed(0)
         plain = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)).double()
-        nets = [(Functional(), (6,)), (plain, (6,)), (lively(mobilenet_v3_small(num_classes=3)), (3, 32, 32))]
+        nets = [
+            (Functional(), (6,)),
+            (plain, (6,)),
+            (lively(mobilenet_v3_small(num_classes=3)), (3, 32, 32)),
+        ]
     for net, shape in nets:
         inputs = torch.rand(32, *shape, generator=torch.Generator().manual_seed(0))
         with torch.no_grad():
             expected = net.eval()(inputs.to(next(net.parameters()).dtype)).float()
-        assert (int8_static(net, data=_data(inputs))(inputs) - expected).abs().max() < 0.2 * expected.abs().max()
+        assert (
+            int8_static(net, data=_data(inputs))(inputs) - expected
+        ).abs().max() < 0.2 * expected.abs().max()
 
 
 def test_bad_input(cnn, images, small):
@@ -233,7 +283,9 @@ def test_bad_input(cnn, images, small):
             function(cnn, bits=4, data=images)
         with pytest.raises(ValueError, match="the model is in int8 already"):
             function(small, data=images)
-    with pytest.raises(ValueError, match="unknown calibration 'mean'; known: minmax, entropy, percentile"):
+    with pytest.raises(
+        ValueError, match="unknown calibration 'mean'; known: minmax, entropy, percentile"
+    ):
         int8_static(cnn, data=images, calibration="mean")
     with pytest.raises(TypeError, match="data must be a GroupedDataset"):
         int8_static(cnn, data=images.inputs)

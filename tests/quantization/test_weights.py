@@ -24,7 +24,8 @@ def _error(row: np.ndarray, step: float, bits: int) -> float:
 
 
 def _least(row: np.ndarray, bits: int) -> float:
-    """The least error, from every assignment of values that a scale can give: it changes where |w| / s = j - 1/2."""
+    """The least error, from every assignment of values that a scale can give: it changes where |w|
+    / s = j - 1/2."""
     top = 2 ** (bits - 1) - 1
     edges = sorted({abs(w) / (j - 0.5) for w in row for j in range(1, top + 1)})
     inside = [(a + b) / 2 for a, b in itertools.pairwise(edges)] + [edges[-1] * 1.01]
@@ -46,7 +47,10 @@ def test_the_scale_has_nearly_the_least_squared_error(bits):
 def test_one_bit_is_the_sign_times_the_mean_size():
     layer = nn.Linear(4, 2)
     layer.weight.data = torch.tensor([[1.0, -2.0, 3.0, -2.0], [0.5, 0.5, -0.5, -2.5]])
-    assert weights(layer, bits=1).weight.tolist() == [[2.0, -2.0, 2.0, -2.0], [1.0, 1.0, -1.0, -1.0]]
+    assert weights(layer, bits=1).weight.tolist() == [
+        [2.0, -2.0, 2.0, -2.0],
+        [1.0, 1.0, -1.0, -1.0],
+    ]
 
 
 @pytest.mark.parametrize("bits", [1, 2, 3, 4, 6, 8])
@@ -83,7 +87,9 @@ def test_onnxruntime_and_torch_round_to_the_same_values_at_the_same_scales(bits)
         theirs = quantize_nparray(TensorProto.INT8, row, step, np.int8(0), low=-top, high=top)
         assert torch.equal(found, torch.from_numpy(theirs.astype(np.float32) * step))
     zero = torch.zeros(6, dtype=torch.int32)
-    torch.testing.assert_close(ours, torch.fake_quantize_per_channel_affine(rows, steps.flatten(), zero, 0, -top, top))
+    torch.testing.assert_close(
+        ours, torch.fake_quantize_per_channel_affine(rows, steps.flatten(), zero, 0, -top, top)
+    )
 
 
 def test_finetuning_under_a_constraint_keeps_the_values(cnn):
@@ -101,7 +107,9 @@ def test_pruned_weights_stay_zero_and_gates_stay(cnn):
     data = fairlib.load("digits", size=200).train
     dense = fairlib.fit(fairlib.build("cnn", like=data), data, epochs=2)
     sparse = fairlib.prune(
-        fairlib.linearize(dense, "random", data=data, budget=0.5, finetune=0), "magnitude", sparsity=0.8
+        fairlib.linearize(dense, "random", data=data, budget=0.5, finetune=0),
+        "magnitude",
+        sparsity=0.8,
     )
     for bits in (1, 4):
         both = fairlib.quantize(sparse, "weights", bits=bits)
@@ -109,7 +117,10 @@ def test_pruned_weights_stay_zero_and_gates_stay(cnn):
         for model in (both, tuned):
             for name, mask in masks.read(sparse).items():
                 assert not masks.prunable(model)[name][~mask].any()
-            assert fairlib.linearization.count(model).attrs == fairlib.linearization.count(sparse).attrs
+            assert (
+                fairlib.linearization.count(model).attrs
+                == fairlib.linearization.count(sparse).attrs
+            )
 
 
 def test_an_exported_model_has_rounded_weights(cnn, tmp_path):

@@ -1,4 +1,5 @@
-"""Every interval against its definition, solved by another way; every test against an enumeration or scipy."""
+"""Every interval against its definition, solved by another way; every test against an enumeration
+or scipy."""
 
 from __future__ import annotations
 
@@ -21,7 +22,9 @@ def test_the_mean_of_each_group_is_numpys():
     groups = np.repeat([0, 1, 3], [900, 100, 400])
     values = RNG.normal(loc=groups, size=len(groups))
     means = statistics.group_means(values, groups, 4)
-    assert means[[0, 1, 3]] == pytest.approx([values[groups == group].mean() for group in (0, 1, 3)])
+    assert means[[0, 1, 3]] == pytest.approx(
+        [values[groups == group].mean() for group in (0, 1, 3)]
+    )
     assert np.isnan(means[2])
 
 
@@ -33,7 +36,9 @@ def test_accuracies_by_chance_are_binomial():
         expected = stats.binom.pmf(np.arange(size + 1), size, 0.8) * len(drawn)
         common = expected > 5
         assert (
-            stats.chisquare(counts[common], expected[common] * counts[common].sum() / expected[common].sum()).pvalue
+            stats.chisquare(
+                counts[common], expected[common] * counts[common].sum() / expected[common].sum()
+            ).pvalue
             > 0.01
         )
 
@@ -41,12 +46,15 @@ def test_accuracies_by_chance_are_binomial():
 def test_the_interval_of_a_share_is_scipys():
     for count, size in ((0, 30), (3, 30), (30, 30), (500, 1000)):
         expected = stats.binomtest(count, size).proportion_ci(0.9, method="wilson")
-        assert statistics.wilson(count, size, statistics.normal_z(0.9)) == pytest.approx((expected.low, expected.high))
+        assert statistics.wilson(count, size, statistics.normal_z(0.9)) == pytest.approx(
+            (expected.low, expected.high)
+        )
     assert np.isnan(statistics.wilson(0, 0, Z)).all()
 
 
 def most_likely(lost, gained, size, difference):
-    """The share that is gained, given the difference, which makes what was seen the most likely; by a search."""
+    """The share that is gained, given the difference, which makes what was seen the most likely; by
+    a search."""
 
     def surprise(q):
         p = q + difference
@@ -55,11 +63,17 @@ def most_likely(lost, gained, size, difference):
         return -sum(count * math.log(max(share, 1e-300)) for count, share in counts if count)
 
     low, high = max(0, -difference), (1 - difference) / 2
-    return optimize.minimize_scalar(surprise, bounds=(low, high), method="bounded", options={"xatol": 1e-12}).x
+    return optimize.minimize_scalar(
+        surprise, bounds=(low, high), method="bounded", options={"xatol": 1e-12}
+    ).x
 
 
-@pytest.mark.parametrize(("lost", "gained", "size"), [(7, 1, 21), (3, 5, 40), (0, 4, 60), (12, 0, 30), (90, 10, 1000)])
-def test_the_bounds_of_a_drop_are_where_its_score_is_as_large_as_the_critical_value(lost, gained, size):
+@pytest.mark.parametrize(
+    ("lost", "gained", "size"), [(7, 1, 21), (3, 5, 40), (0, 4, 60), (12, 0, 30), (90, 10, 1000)]
+)
+def test_the_bounds_of_a_drop_are_where_its_score_is_as_large_as_the_critical_value(
+    lost, gained, size
+):
     for bound in statistics.tango(lost, gained, size, Z):
         q = most_likely(lost, gained, size, float(bound))
         variance = size * (2 * q + bound - bound**2)
@@ -69,12 +83,17 @@ def test_the_bounds_of_a_drop_are_where_its_score_is_as_large_as_the_critical_va
 def test_the_interval_of_a_drop_is_tangos_example_and_never_of_zero_width():
     assert statistics.tango(7, 1, 21, Z) == pytest.approx((0.0260, 0.5172), abs=1e-4)
     low, high = statistics.tango([0, 0], [0, 0], [30, 109], Z)
-    assert high == pytest.approx(Z**2 / (np.array([30, 109]) + Z**2)) and low == pytest.approx(-high)
-    assert statistics.tango(3, 8, 40, Z) == pytest.approx([-bound for bound in statistics.tango(8, 3, 40, Z)[::-1]])
+    assert high == pytest.approx(Z**2 / (np.array([30, 109]) + Z**2)) and low == pytest.approx(
+        -high
+    )
+    assert statistics.tango(3, 8, 40, Z) == pytest.approx(
+        [-bound for bound in statistics.tango(8, 3, 40, Z)[::-1]]
+    )
 
 
 def test_the_interval_of_a_ratio_of_paired_shares_covers_it():
-    """900 right before and 720 after in expectation, and a small group, where it covers at least as often."""
+    """900 right before and 720 after in expectation, and a small group, where it covers at least as
+    often."""
     for size in (1000, 40):
         cells = np.random.default_rng(1).multinomial(size, [0.7, 0.2, 0.02, 0.08], 3000)
         low, high = statistics.ratio(cells[:, 1], cells[:, 2], cells[:, 0] + cells[:, 1], Z)
@@ -118,13 +137,16 @@ def test_the_critical_value_of_all_pairs_is_that_of_the_studentized_range():
 
 
 def test_holms_p_values_are_those_of_a_hand_worked_case_and_nan_is_no_test():
-    assert statistics.holm([0.01, 0.04, 0.03, math.nan]) == pytest.approx([0.03, 0.06, 0.06, math.nan], nan_ok=True)
+    assert statistics.holm([0.01, 0.04, 0.03, math.nan]) == pytest.approx(
+        [0.03, 0.06, 0.06, math.nan], nan_ok=True
+    )
     assert statistics.holm([0.6, 0.9]).tolist() == [1.0, 1.0]
     assert statistics.holm([]).shape == (0,)
 
 
 def tables(quantity, marked, size):
-    """The studentized difference of two groups for every way to choose the first, and for the given one."""
+    """The studentized difference of two groups for every way to choose the first, and for the given
+    one."""
     samples = np.zeros(size)
     samples[:marked] = 1
     found = []
@@ -140,12 +162,15 @@ def tables(quantity, marked, size):
 
 
 def test_the_permutation_test_matches_a_full_enumeration():
-    """Five of twelve samples count, four of these in the first group of five; score intervals reject more surely."""
+    """Five of twelve samples count, four of these in the first group of five; score intervals
+    reject more surely."""
     marked, groups = np.array([1, 1, 1, 1, 0, 1, 0, 0, 0, 0, 0, 0]), np.repeat([0, 1], [5, 7])
     quantity = statistics.share(marked, groups, 2)
     every = tables(quantity, 5, 12)
     shares, prior = np.array([4 / 5, 1 / 7]), (np.array([4, 1]) + 2) / (np.array([5, 7]) + 4)
-    observed = (shares[0] - shares[1]) / math.sqrt(sum(prior * (1 - prior) / (np.array([5, 7]) + 4)))
+    observed = (shares[0] - shares[1]) / math.sqrt(
+        sum(prior * (1 - prior) / (np.array([5, 7]) + 4))
+    )
     gap = statistics.gap(quantity, statistics.permuted(quantity, permutations=20_000))
     assert gap.p_value == pytest.approx(np.mean(every >= observed - 1e-9), abs=0.005)
     assert gap.estimate == pytest.approx(4 / 5 - 1 / 7)
@@ -163,7 +188,9 @@ def test_numbers_are_permuted_and_counts_scattered_alike():
     centered = sums - counted.sizes * (before.mean() - after.mean())
     assert centered.mean(0) == pytest.approx(others.mean(0), abs=0.35)
     assert centered.std(0) == pytest.approx(others.std(0), rel=0.06)
-    assert (sums.sum(1) == (before.sum() - after.sum())).all() and (squares.sum(1) == (before != after).sum()).all()
+    assert (sums.sum(1) == (before.sum() - after.sum())).all() and (
+        squares.sum(1) == (before != after).sum()
+    ).all()
 
 
 def test_blocks_of_permutations_do_not_change_their_distribution(monkeypatch):
@@ -176,8 +203,11 @@ def test_blocks_of_permutations_do_not_change_their_distribution(monkeypatch):
 
 
 def test_random_groups_of_sixty_give_the_gap_that_theory_expects():
-    """Ten groups of 60 samples at accuracy .85: the expected range of ten normals is 3.078 standard errors."""
-    quantity = statistics.share(np.arange(600) % 20 >= 3, RNG.permutation(np.repeat(np.arange(10), 60)), 10)
+    """Ten groups of 60 samples at accuracy .85: the expected range of ten normals is 3.078 standard
+    errors."""
+    quantity = statistics.share(
+        np.arange(600) % 20 >= 3, RNG.permutation(np.repeat(np.arange(10), 60)), 10
+    )
     gap = statistics.gap(quantity, statistics.permuted(quantity))
     assert gap.null_mean == pytest.approx(3.078 * math.sqrt(0.85 * 0.15 / 60), rel=0.05)
 
@@ -198,20 +228,25 @@ def test_a_contrast_compares_a_group_with_all_others_together():
         inside = groups == group
         pair = statistics.share(right, np.where(inside, 0, 1), 2)
         alone = statistics.gap(pair, statistics.permuted(pair))
-        assert contrast.estimate[group] == pytest.approx(right[inside].mean() - right[~inside].mean())
+        assert contrast.estimate[group] == pytest.approx(
+            right[inside].mean() - right[~inside].mean()
+        )
         assert contrast.p_value[group] == pytest.approx(alone.p_value, abs=0.05)
         assert max(abs(contrast.low[group]), abs(contrast.high[group])) == pytest.approx(alone.high)
 
 
 @pytest.mark.parametrize(("size", "flips"), [(40, 0.1), (200, 0.02)])
 def test_a_detectable_drop_is_found_about_half_the_time(size, flips):
-    """Groups of 2,000 and of `size`, of which so many flip, and the smaller one loses as much more as is said."""
+    """Groups of 2,000 and of `size`, of which so many flip, and the smaller one loses as much more
+    as is said."""
     generator, found, differences = np.random.default_rng(3), [], []
     for _ in range(40):
         counts = [generator.multinomial(n, [flips / 2, flips / 2, 1 - flips]) for n in (2000, size)]
         quantity = statistics.Quantity(np.array(counts, dtype=float)[:, :2], np.array([2000, size]))
         difference = statistics.detectable_drop(quantity)[1]
-        lost = generator.multinomial(size, [flips / 2 + difference, flips / 2, 1 - flips - difference])[:2]
+        lost = generator.multinomial(
+            size, [flips / 2 + difference, flips / 2, 1 - flips - difference]
+        )[:2]
         quantity.sums[1] = lost
         test = statistics.contrast(quantity, statistics.permuted(quantity, permutations=200))
         found.append(test.p_value[1] <= 0.05)
@@ -221,8 +256,12 @@ def test_a_detectable_drop_is_found_about_half_the_time(size, flips):
 
 
 def test_intervals_cover_and_gaps_are_rarely_found_where_there_is_none():
-    """A small form of ``benchmarks/audit_coverage.py``: of every kind of setting the last, thirty test sets each."""
-    kinds = {(setting.measure, setting.sizes, setting.gap > 0): setting for setting in audit_coverage.settings()}
+    """A small form of ``benchmarks/audit_coverage.py``: of every kind of setting the last, thirty
+    test sets each."""
+    kinds = {
+        (setting.measure, setting.sizes, setting.gap > 0): setting
+        for setting in audit_coverage.settings()
+    }
     table = pd.concat([audit_coverage.measure(setting, 30) for setting in kinds.values()])
     own = table[~table["counted"].str.contains(":")]
     covers = own[~own["counted"].str.contains("found")]
@@ -231,7 +270,8 @@ def test_intervals_cover_and_gaps_are_rarely_found_where_there_is_none():
 
 
 def test_of_gaps_without_a_difference_in_means_spread_alone_makes_none():
-    """What a test of exchangeability takes for a gap in half of all cases: a group that varies four times as much."""
+    """What a test of exchangeability takes for a gap in half of all cases: a group that varies four
+    times as much."""
     setting = audit_coverage.Setting("loss", (1000, 60), 1.0, 4.0, 0.0)
     found = audit_coverage.measure(setting, 100).set_index("counted")["share"]
     assert found["gap found"] < 0.15
@@ -244,7 +284,10 @@ def test_of_gaps_without_a_difference_in_means_spread_alone_makes_none():
         (lambda: statistics.group_means([1.0], [2], 2), r"codes in \[0, 2\), got 2 to 2"),
         (lambda: statistics.accuracies_by_chance([3, 0], 0.5), "positive whole numbers"),
         (lambda: statistics.accuracies_by_chance([3, 4], 0.5, draws=0), "draws must lie in"),
-        (lambda: statistics.accuracies_by_chance([3, 4], 1.5), r"accuracy must lie in \[0, 1\], got 1.5"),
+        (
+            lambda: statistics.accuracies_by_chance([3, 4], 1.5),
+            r"accuracy must lie in \[0, 1\], got 1.5",
+        ),
         (lambda: statistics.normal_z(95), r"level must lie in \(0, 1\), got 95"),
         (lambda: statistics.range_z(3, 0), r"level must lie in \(0, 1\), got 0"),
     ],

@@ -34,7 +34,10 @@ def trainings(monkeypatch):
 
     def cached_fits(trainings, **_):
         calls.extend(training.settings for training in trainings)
-        return [fairlib.fit(training.model, training.data, **training.settings) for training in trainings]
+        return [
+            fairlib.fit(training.model, training.data, **training.settings)
+            for training in trainings
+        ]
 
     monkeypatch.setattr("fairlib.studies.seed.cached_fits", cached_fits)
     return calls
@@ -50,7 +53,9 @@ def test_the_rows_of_an_arm_are_those_of_a_study_with_that_arm_alone():
     table = study(**SMALL, levels=[0.5, 0.9], arms=arms)
     alone = {
         "plain": study(**SMALL, method="prune:magnitude", levels=[0.5, 0.9]),
-        "F&P": study(**SMALL, method="prune:magnitude", levels=[0.5, 0.9], mitigation=FAIR, when="before"),
+        "F&P": study(
+            **SMALL, method="prune:magnitude", levels=[0.5, 0.9], mitigation=FAIR, when="before"
+        ),
         "P&F": study(
             **SMALL | {"finetune": {"epochs": 3}},
             method="prune:magnitude",
@@ -63,7 +68,9 @@ def test_the_rows_of_an_arm_are_those_of_a_study_with_that_arm_alone():
     for name, expected in alone.items():
         rows = table[table["arm"] == name].drop(columns="arm").reset_index(drop=True)
         pd.testing.assert_frame_equal(rows, expected)
-    assert set(table.loc[(table["arm"] == "early") & (table["stage"] == "compressed"), "level"]) == {0.5}
+    assert set(
+        table.loc[(table["arm"] == "early") & (table["stage"] == "compressed"), "level"]
+    ) == {0.5}
 
 
 def test_arms_share_dense_networks_and_control(trainings):
@@ -75,7 +82,8 @@ def test_arms_share_dense_networks_and_control(trainings):
     }
     study(**SMALL, arms=arms, levels=[0.5], mitigation=FAIR)
     held = [bool(settings.get("constraint")) for settings in trainings]
-    # Two dense networks, plain and fair; controls of a (and b), of c and of d; four networks that were pruned.
+    # Two dense networks, plain and fair; controls of a (and b), of c and of d; four networks that
+    # were pruned.
     assert len(trainings) == 2 + 3 + 4 and sum(held) == 1 + 1 + 1
 
 
@@ -84,7 +92,9 @@ def test_an_arm_without_a_control_trains_none_and_changes_nothing_else(trainings
     both = study(**SMALL, arms=arms, levels=[0.5])
     trainings.clear()
     table = study(**SMALL, arms=arms | {"held": replace(arms["held"], control=False)}, levels=[0.5])
-    assert len(trainings) == 1 + 1 + 2 and sum(bool(each.get("constraint")) for each in trainings) == 1
+    assert (
+        len(trainings) == 1 + 1 + 2 and sum(bool(each.get("constraint")) for each in trainings) == 1
+    )
     others = both[(both["arm"] == "plain") | (both["stage"] != "control")].reset_index(drop=True)
     pd.testing.assert_frame_equal(table, others)
 
@@ -105,7 +115,9 @@ def test_arms_that_compress_alike_share_the_compressed_network(monkeypatch):
     }
     study(**SMALL, arms=arms, levels=[0.5, 0.8])
     # The network that was fair before is another one, and so is what is left of it.
-    assert levels == [(name, level) for name in ("random", "random", "magnitude") for level in (0.5, 0.8)]
+    assert levels == [
+        (name, level) for name in ("random", "random", "magnitude") for level in (0.5, 0.8)
+    ]
 
 
 def test_arms_whose_settings_differ_in_data_of_one_shape_share_no_network(monkeypatch):
@@ -121,13 +133,16 @@ def test_arms_whose_settings_differ_in_data_of_one_shape_share_no_network(monkey
     assert repr(one) == repr(other)
     settings = SMALL | {"finetune": {"epochs": 0}}
     study(
-        **settings, arms={str(i): Arm(("prune:bip", {"val": val})) for i, val in enumerate([one, other])}, levels=[0.5]
+        **settings,
+        arms={str(i): Arm(("prune:bip", {"val": val})) for i, val in enumerate([one, other])},
+        levels=[0.5],
     )
     assert given == [one, other]
 
 
 def held_out_by(method, function, **settings):
-    """What a method was given as held-out data in a study of one level, and the splits of that study."""
+    """What a method was given as held-out data in a study of one level, and the splits of that
+    study."""
     given, splits = [], fairlib.load("digits", size=120)
 
     def spy(*arguments, **options):
@@ -145,21 +160,33 @@ def held_out_by(method, function, **settings):
 
 HOLDING_OUT = [
     (f"{kind}:{name}", (methods, name))
-    for kind, methods in (("prune", fairlib.pruning.METHODS), ("linearize", fairlib.linearization.METHODS))
+    for kind, methods in (
+        ("prune", fairlib.pruning.METHODS),
+        ("linearize", fairlib.linearization.METHODS),
+    )
     for name, entry in methods.items()
-    if "val" in inspect.signature(entry.function).parameters or name == "bip"  # Its **settings include val.
+    if "val" in inspect.signature(entry.function).parameters
+    or name == "bip"  # Its **settings include val.
 ]
 
 
-@pytest.mark.parametrize(("method", "function"), HOLDING_OUT, ids=lambda value: value if isinstance(value, str) else "")
-def test_a_method_that_holds_data_out_is_given_the_validation_part_or_splits_its_own(method, function):
+@pytest.mark.parametrize(
+    ("method", "function"), HOLDING_OUT, ids=lambda value: value if isinstance(value, str) else ""
+)
+def test_a_method_that_holds_data_out_is_given_the_validation_part_or_splits_its_own(
+    method, function
+):
     given, splits = held_out_by(method, function)
     assert given is splits.val
     assert held_out_by(method, function, held_out="train")[0] is None
 
 
 def test_the_methods_that_hold_data_out_are_these():
-    assert [method for method, _ in HOLDING_OUT] == ["prune:bip", "prune:bifp", "linearize:deepreduce"]
+    assert [method for method, _ in HOLDING_OUT] == [
+        "prune:bip",
+        "prune:bifp",
+        "linearize:deepreduce",
+    ]
 
 
 def test_a_function_with_an_argument_for_held_out_data_gets_them():
@@ -186,25 +213,45 @@ def test_compression_and_finetuning_may_see_the_validation_part_alone():
         found[run.stage] = run.model
         return {}
 
-    settings = SMALL | {"data": splits, "finetune": {"epochs": 2, "lr": 0.01}, "at_once": False, "workers": 1}
-    settings |= {"method": own, "levels": [0.5], "mitigation": FAIR, "when": "after", "held_out": "val-only"}
+    settings = SMALL | {
+        "data": splits,
+        "finetune": {"epochs": 2, "lr": 0.01},
+        "at_once": False,
+        "workers": 1,
+    }
+    settings |= {
+        "method": own,
+        "levels": [0.5],
+        "mitigation": FAIR,
+        "when": "after",
+        "held_out": "val-only",
+    }
     study(**settings, measure=last)
     with pytest.raises(ValueError, match="which these data do not have"):
         study(**settings | {"data": replace(splits, val=None)})
     dense = fairlib.build("cnn", like=splits, seed=0, **SMALL["model"][1])
     dense = fairlib.fit(dense, splits.train, seed=0, **SMALL["train"])
     by_hand = {"dense": dense}
-    for stage, start in {"control": dense, "compressed": fairlib.prune(dense, "magnitude", sparsity=0.5)}.items():
+    for stage, start in {
+        "control": dense,
+        "compressed": fairlib.prune(dense, "magnitude", sparsity=0.5),
+    }.items():
         fair = {"constraint": fairlib.EqualLoss(**FAIR[1])}
         by_hand[stage] = fairlib.fit(start, splits.val, epochs=2, lr=0.01, seed=0, **fair)
     for stage, net in by_hand.items():
-        assert all(map(torch.equal, found[stage].state_dict().values(), net.state_dict().values())), stage
+        assert all(
+            map(torch.equal, found[stage].state_dict().values(), net.state_dict().values())
+        ), stage
 
 
 def test_held_out_data_that_the_study_cannot_give_are_refused():
-    with pytest.raises(ValueError, match="unknown source of held_out data 'test'; known: val, train, val-only"):
+    with pytest.raises(
+        ValueError, match="unknown source of held_out data 'test'; known: val, train, val-only"
+    ):
         study(**SMALL, method="prune:magnitude", held_out="test")
-    message = "held_out=0.3 of 'prune:bip' is a share of the training part, .* give held_out='train'"
+    message = (
+        "held_out=0.3 of 'prune:bip' is a share of the training part, .* give held_out='train'"
+    )
     with pytest.raises(ValueError, match=message):
         study(**SMALL, method=("prune:bip", {"held_out": 0.3}), levels=[0.5])
 
@@ -212,18 +259,32 @@ def test_held_out_data_that_the_study_cannot_give_are_refused():
 def test_levels_may_come_from_an_iterator():
     settings = SMALL | {"finetune": {"epochs": 0}}
     arms = {"a": Arm("prune:magnitude"), "b": Arm("prune:random")}
-    table = study(**settings, arms=arms, levels=iter([0.5]), when=iter(["never"]), diagnostics=iter(["gradients"] * 2))
+    table = study(
+        **settings,
+        arms=arms,
+        levels=iter([0.5]),
+        when=iter(["never"]),
+        diagnostics=iter(["gradients"] * 2),
+    )
     assert table.groupby("arm")["level"].unique().map(list).tolist() == [[0, 0.5], [0, 0.5]]
 
 
 def test_a_measure_cannot_take_the_place_of_a_column_of_the_study():
-    with pytest.raises(ValueError, match="measure must give columns of its own, got accuracy, seed"):
-        study(**SMALL, method="prune:magnitude", measure=lambda run: {"accuracy": 0.1, "seed": 7, "mine": 1})
+    with pytest.raises(
+        ValueError, match="measure must give columns of its own, got accuracy, seed"
+    ):
+        study(
+            **SMALL,
+            method="prune:magnitude",
+            measure=lambda run: {"accuracy": 0.1, "seed": 7, "mine": 1},
+        )
 
 
 def test_a_study_in_which_all_diverges_is_empty_and_says_why():
     settings = SMALL | {"train": {"epochs": 2, "lr": 1e38}}
-    table = study(**settings, method="prune:magnitude", divergence="skip", measure=lambda run: {"mine": 1})
+    table = study(
+        **settings, method="prune:magnitude", divergence="skip", measure=lambda run: {"mine": 1}
+    )
     assert table.empty and [run["stage"] for run in table.attrs["diverged"]] == ["dense"]
 
 
@@ -244,7 +305,9 @@ def test_an_own_function_is_a_method():
 
 def test_an_own_function_builds_the_model():
     def network(splits: fairlib.Splits, seed: int) -> nn.Module:
-        return fairlib.build("cnn", num_classes=10, in_channels=1, image_size=8, seed=seed, **SMALL["model"][1])
+        return fairlib.build(
+            "cnn", num_classes=10, in_channels=1, image_size=8, seed=seed, **SMALL["model"][1]
+        )
 
     own = study(**SMALL | {"model": network}, method="prune:magnitude", levels=[0.5])
     named = study(**SMALL, method="prune:magnitude", levels=[0.5])
@@ -255,7 +318,9 @@ def test_an_own_function_builds_the_model():
 def test_a_measure_adds_columns_to_rows_and_rows_to_the_table():
     def measured(run: Run) -> pd.DataFrame:
         val = group_performance(run.model, run.splits.val).reset_index().assign(split="val")
-        known = pd.DataFrame({"group": run.splits.train.group_names, "split": "train", "twice": 2 * run.seed + 2})
+        known = pd.DataFrame(
+            {"group": run.splits.train.group_names, "split": "train", "twice": 2 * run.seed + 2}
+        )
         return pd.concat([val, known])
 
     table = study(**SMALL, method="prune:magnitude", levels=[0.5], measure=measured)
@@ -279,8 +344,13 @@ def test_what_a_constraint_did_epoch_by_epoch_are_rows_of_their_own():
     rows = table[table["epoch"].notna()].set_index(["arm", "stage"]).sort_index()
     for name in ("multiplier[3]", "violation[0]"):
         for stage in ("control", "compressed"):
-            assert rows.loc[("held", stage), name].tolist() == histories["held", stage][name].tolist()
-        assert rows.loc["plain", name].isna().all() and table.loc[table["split"].notna(), name].isna().all()
+            assert (
+                rows.loc[("held", stage), name].tolist() == histories["held", stage][name].tolist()
+            )
+        assert (
+            rows.loc["plain", name].isna().all()
+            and table.loc[table["split"].notna(), name].isna().all()
+        )
     assert rows.loc[("held", "compressed"), "epoch"].tolist() == [1, 2]
     assert "lr" not in table
 
@@ -313,7 +383,11 @@ def test_the_clock_tells_what_the_finetuning_took():
     runs = table.drop_duplicates(["arm", "stage"]).set_index(["arm", "stage"])
     assert runs.loc[("plain", "dense"), ["seconds", "dual_seconds"]].isna().all()
     assert runs.loc[("plain", "compressed"), "dual_seconds"] == 0
-    assert 0 < runs.loc[("held", "compressed"), "dual_seconds"] < runs.loc[("held", "compressed"), "seconds"]
+    assert (
+        0
+        < runs.loc[("held", "compressed"), "dual_seconds"]
+        < runs.loc[("held", "compressed"), "seconds"]
+    )
     plain = study(**SMALL, arms=arms, levels=[0.5])
     pd.testing.assert_frame_equal(table[list(plain)], plain)
 
@@ -341,11 +415,26 @@ def test_a_run_that_diverges_is_listed_where_it_may_be_skipped():
             {"a": Arm("prune:magnitude", train={"epochs": 9})},
             "'epochs': 9} asks for another dense network",
         ),
-        ({"a": Arm("prune:magnitude", when="after")}, r"arm 'a': when=\['after'\] needs a mitigation"),
-        ({"a": Arm("prune:magnitude", mitigation=FAIR)}, "arm 'a': mitigation='equal-loss' never acts"),
-        ({"a": Arm("prune:magnitude", mitigation=FAIR, when=["after"] * 2)}, "when must name .* each once"),
-        ({"a": Arm("prune:magnitude", mitigation=FAIR, when=[])}, "when must name at least one time"),
-        ({"a": Arm("linearize:snl", train={"epochs": 1})}, "arm 'a': train={'epochs': 1} is a setting of the method"),
+        (
+            {"a": Arm("prune:magnitude", when="after")},
+            r"arm 'a': when=\['after'\] needs a mitigation",
+        ),
+        (
+            {"a": Arm("prune:magnitude", mitigation=FAIR)},
+            "arm 'a': mitigation='equal-loss' never acts",
+        ),
+        (
+            {"a": Arm("prune:magnitude", mitigation=FAIR, when=["after"] * 2)},
+            "when must name .* each once",
+        ),
+        (
+            {"a": Arm("prune:magnitude", mitigation=FAIR, when=[])},
+            "when must name at least one time",
+        ),
+        (
+            {"a": Arm("linearize:snl", train={"epochs": 1})},
+            "arm 'a': train={'epochs': 1} is a setting of the method",
+        ),
         ({"a": Arm("prune:magnitude", levels=[2.0])}, "arm 'a': levels must lie in"),
     ],
 )
@@ -366,15 +455,24 @@ def test_a_study_without_any_method_is_refused():
 
 def test_a_diagnostic_that_cannot_be_computed_is_warned_of_once_with_the_reason(monkeypatch):
     def nothing(name, model, data):
-        empty = pd.DataFrame({f"{name}_norm": float("nan")}, index=pd.Index(data.group_names, name="group"))
+        empty = pd.DataFrame(
+            {f"{name}_norm": float("nan")}, index=pd.Index(data.group_names, name="group")
+        )
         return empty, f"{name}: no derivative"
 
     monkeypatch.setattr("fairlib.studies.seed.diagnose", nothing)
     with pytest.warns(UserWarning, match="gradient: no derivative") as warned:
-        table = study(**SMALL | {"seeds": [0, 1]}, method="prune:magnitude", levels=[0.5], diagnostics=["gradient"])
+        table = study(
+            **SMALL | {"seeds": [0, 1]},
+            method="prune:magnitude",
+            levels=[0.5],
+            diagnostics=["gradient"],
+        )
     assert len(warned) == 1 and table["gradient_norm"].isna().all()
 
 
 def test_an_unknown_answer_to_divergence_is_refused():
-    with pytest.raises(ValueError, match="unknown answer to divergence 'ignore'; known: raise, skip"):
+    with pytest.raises(
+        ValueError, match="unknown answer to divergence 'ignore'; known: raise, skip"
+    ):
         study(**SMALL, method="prune:magnitude", levels=[0.5], divergence="ignore")

@@ -10,7 +10,9 @@ import pytest
 import fairlib
 from fairlib import environment
 
-SETTINGS = dict(data="digits", model="cnn", train={"epochs": 1}, finetune={"epochs": 1}, cache=None, workers=1)
+SETTINGS = dict(
+    data="digits", model="cnn", train={"epochs": 1}, finetune={"epochs": 1}, cache=None, workers=1
+)
 SETTINGS["device"] = "cpu"
 ARMS = {
     "small": fairlib.Arm("prune:magnitude", levels=[0.5]),
@@ -21,8 +23,12 @@ ARMS = {
 
 
 def test_the_rows_are_those_of_one_seed_after_the_other_up_to_rounding():
-    settings = SETTINGS | {"train": {"epochs": 6, "batch_size": 16}}  # A teacher must know something.
-    together, alone = (fairlib.study(**settings, arms=ARMS, seeds=range(2), at_once=flag) for flag in (True, False))
+    settings = SETTINGS | {
+        "train": {"epochs": 6, "batch_size": 16}
+    }  # A teacher must know something.
+    together, alone = (
+        fairlib.study(**settings, arms=ARMS, seeds=range(2), at_once=flag) for flag in (True, False)
+    )
     same = ["arm", "stage", "level", "when", "seed", "split", "group", "size", "kept"]
     assert together[same].equals(alone[same])
     np.testing.assert_allclose(together["loss"], alone["loss"], rtol=1e-3)
@@ -39,7 +45,9 @@ def test_rows_of_a_seed_depend_on_no_other_seed_and_on_no_process():
 
 
 @pytest.mark.parametrize(("variable", "way"), [("1", "at once"), ("0", "alone")])
-def test_small_networks_are_trained_at_once_by_themselves_and_the_table_says_so(variable, way, monkeypatch):
+def test_small_networks_are_trained_at_once_by_themselves_and_the_table_says_so(
+    variable, way, monkeypatch
+):
     monkeypatch.setenv("FAIRLIB_AUTO", variable)
     table = fairlib.study(**SETTINGS, method="prune:magnitude", levels=[0.5], seeds=[0, 1])
     assert table.attrs["trainings"] == {"at once": 0, "alone": 0} | {way: 2 * 3}
@@ -54,14 +62,18 @@ def test_what_is_trained_at_once_stands_in_the_provenance_of_the_run(tmp_path, m
 
 
 def test_a_worker_chooses_as_the_process_that_asks_it(monkeypatch):
-    settings = SETTINGS | {"workers": 2} | dict(method="prune:magnitude", levels=[0.5], seeds=[0, 10])
+    settings = (
+        SETTINGS | {"workers": 2} | dict(method="prune:magnitude", levels=[0.5], seeds=[0, 10])
+    )
     for variable, way in (("1", "at once"), ("0", "alone")):
         monkeypatch.setenv("FAIRLIB_AUTO", variable)
         assert fairlib.study(**settings).attrs["trainings"][way] == 6
 
 
 def test_a_clocked_study_trains_one_after_the_other():
-    table = fairlib.study(**SETTINGS, method="prune:magnitude", levels=[0.5], seeds=[0, 1], clock=True, at_once="auto")
+    table = fairlib.study(
+        **SETTINGS, method="prune:magnitude", levels=[0.5], seeds=[0, 1], clock=True, at_once="auto"
+    )
     assert (table.loc[table["stage"] != "dense", "seconds"] > 0).all()
 
 
@@ -75,7 +87,9 @@ def test_a_diverging_seed_is_left_out_and_the_others_go_on():
 
 def test_whether_it_pays_is_asked_of_each_training():
     def model(splits, seed):
-        return fairlib.build("mobilenetv2" if seed == 0 else "cnn", like=splits, seed=seed, width=0.25)
+        return fairlib.build(
+            "mobilenetv2" if seed == 0 else "cnn", like=splits, seed=seed, width=0.25
+        )
 
     settings = SETTINGS | dict(model=model, method="prune:magnitude", levels=[0.5], at_once="auto")
     both, one = (fairlib.study(**settings, seeds=seeds) for seeds in ([0, 1], [1]))

@@ -31,7 +31,9 @@ def test_the_others_begin_beside_a_first_that_takes_long(monkeypatch):
 
 def test_a_worker_starts_no_workers():
     outer = by_seed(
-        lambda seed: (os.getpid(), by_seed(lambda inner: os.getpid(), [0, 1], workers=2)), [0, 1], workers=2
+        lambda seed: (os.getpid(), by_seed(lambda inner: os.getpid(), [0, 1], workers=2)),
+        [0, 1],
+        workers=2,
     )
     assert all(inner == [own, own] for own, inner in outer)
 

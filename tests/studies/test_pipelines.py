@@ -30,7 +30,10 @@ def trainings(monkeypatch):
         return fit(model, data, **arguments)
 
     def cached_fits(asked, **_):
-        return [noted(one.model, one.data, **one.settings) if one.settings["epochs"] else one.model for one in asked]
+        return [
+            noted(one.model, one.data, **one.settings) if one.settings["epochs"] else one.model
+            for one in asked
+        ]
 
     monkeypatch.setattr("fairlib.distillation.fit", noted)
     monkeypatch.setattr("fairlib.studies.seed.cached_fits", cached_fits)
@@ -49,14 +52,19 @@ def test_the_methods_of_a_pipeline_hold_together():
 
 
 def test_kept_is_the_share_of_bytes_and_the_level_is_text():
-    arms = {"both": Arm(["prune:magnitude", "quantize:weights"], levels=[(0.8, 3), (0.0, 3)]), "one": Arm()}
+    arms = {
+        "both": Arm(["prune:magnitude", "quantize:weights"], levels=[(0.8, 3), (0.0, 3)]),
+        "one": Arm(),
+    }
     table = study(**SMALL, method="quantize:weights", levels=[3], arms=arms)
     rows = table[table["stage"] == "compressed"].groupby(["arm", "level"])["kept"].first()
     assert set(rows.index) == {("both", "0 + 3"), ("both", "0.8 + 3"), ("one", "3")}
     assert rows["both", "0 + 3"] == rows["one", "3"]
     assert rows["both", "0.8 + 3"] < rows["one", "3"] < 0.3
     assert set(table.loc[table["stage"] == "control", "level"]) == {"0 + 32", "32"}
-    assert table.loc[table["arm"] == "both", "method"].unique().tolist() == ["prune:magnitude + quantize:weights"]
+    assert table.loc[table["arm"] == "both", "method"].unique().tolist() == [
+        "prune:magnitude + quantize:weights"
+    ]
 
 
 def test_a_pipeline_with_one_method_at_its_control_is_the_other_method():
@@ -77,7 +85,9 @@ def test_every_kind_runs_in_one_study_and_shares_the_control():
         "distil": Arm("distil:logits", levels=[0.5]),
         "alone": Arm("distil:alone", levels=[0.5]),
         "int8": Arm("quantize:int8-static", levels=[8], finetune={"epochs": 0}),
-        "three": Arm(["distil:logits", "factorize:svd", "quantize:weights"], levels=[(0.5, 0.5, 4)]),
+        "three": Arm(
+            ["distil:logits", "factorize:svd", "quantize:weights"], levels=[(0.5, 0.5, 4)]
+        ),
     }
     table = study(**SMALL, arms=arms)
     kept = table[table["stage"] == "compressed"].groupby("arm")["kept"].first()
@@ -108,7 +118,10 @@ def test_mitigation_reaches_a_student_and_its_finetuning():
 def test_a_student_is_held_to_the_constraint_of_a_training_before(trainings):
     fair = {"mitigation": ("equal-loss", {"step": 0.05}), "when": "before"}
     study(**SMALL | NOT_TUNED, method="distil:alone", levels=[0.5], **fair)
-    assert [isinstance(one.get("constraint"), fairlib.EqualLoss) for one in trainings] == [True, True]
+    assert [isinstance(one.get("constraint"), fairlib.EqualLoss) for one in trainings] == [
+        True,
+        True,
+    ]
 
 
 def test_bytes_are_counted_as_they_are_stored():
@@ -122,7 +135,9 @@ def test_bytes_are_counted_as_they_are_stored():
             wanted += 4 * parameter.numel()
     wanted += sum(4 * b.numel() for n, b in model.named_buffers() if b.is_floating_point())
     assert stored_bytes(quantized) == wanted
-    assert torch.equal(model.features[0].weight, fairlib.restore(model, model.state_dict()).features[0].weight)
+    assert torch.equal(
+        model.features[0].weight, fairlib.restore(model, model.state_dict()).features[0].weight
+    )
 
 
 def test_a_student_of_another_architecture_is_one_at_width_one():
@@ -132,7 +147,9 @@ def test_a_student_of_another_architecture_is_one_at_width_one():
     assert kept < 0.08  # The dense network at four bits has twice as much.
 
 
-@pytest.mark.parametrize("asked", [{"compress": "initial"}, {"mitigation": "equal-loss", "when": "after"}])
+@pytest.mark.parametrize(
+    "asked", [{"compress": "initial"}, {"mitigation": "equal-loss", "when": "after"}]
+)
 def test_int8_cannot_be_trained(asked):
     with pytest.raises(ValueError, match="gives cannot be trained"):
         study(**SMALL | NOT_TUNED, method="quantize:int8-static", levels=[8], **asked)
@@ -142,10 +159,18 @@ def test_int8_cannot_be_trained(asked):
     ("method", "levels", "message"),
     [
         (["quantize:weights", "prune:magnitude"], [(4, 0.5)], "cannot follow 'quantize:weights'"),
-        (["prune:magnitude", "factorize:svd"], [(0.5, 0.5)], "'factorize:svd' cannot follow 'prune:magnitude'"),
+        (
+            ["prune:magnitude", "factorize:svd"],
+            [(0.5, 0.5)],
+            "'factorize:svd' cannot follow 'prune:magnitude'",
+        ),
         (["prune:magnitude", "distil:logits"], [(0.5, 0.5)], "distil first"),
         (["prune:magnitude", "quantize:weights"], [0.5], "levels must have 2 entries each"),
-        (["quantize:weights", "quantize:int8-static"], [(4, 8)], "cannot follow 'quantize:weights'"),
+        (
+            ["quantize:weights", "quantize:int8-static"],
+            [(4, 8)],
+            "cannot follow 'quantize:weights'",
+        ),
         ("factorize:svd", [0.0], r"levels must lie in \(0, 1\)"),
         ("distil:alone", [0.0], r"levels must lie in \(0, 1\]"),
         ("quantize:int8-static", [4], "levels must be 8, the bits of int8, got 4"),

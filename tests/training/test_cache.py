@@ -52,14 +52,20 @@ def test_the_second_time_nothing_is_trained_and_everything_is_there(cnn, images,
     assert len(counted) == 1 and _same(first, second) and not second.training
     assert fairlib.history(first).equals(fairlib.history(second))
     kept = fairlib.weights_at(second, 3)
-    assert all(torch.equal(value, kept[name]) for name, value in fairlib.weights_at(first, 3).items())
+    assert all(
+        torch.equal(value, kept[name]) for name, value in fairlib.weights_at(first, 3).items()
+    )
     assert fairlib.sparsity(second) == fairlib.sparsity(pruned)
 
 
-def test_everything_that_shapes_the_result_is_in_the_key(cnn, images, tmp_path, counted, monkeypatch):
+def test_everything_that_shapes_the_result_is_in_the_key(
+    cnn, images, tmp_path, counted, monkeypatch
+):
     base = dict(folder=tmp_path, epochs=1)
     cached_fit(cnn, images, **base)
-    cached_fit(fairlib.build("cnn", num_classes=3, in_channels=1, image_size=8, seed=1), images, **base)
+    cached_fit(
+        fairlib.build("cnn", num_classes=3, in_channels=1, image_size=8, seed=1), images, **base
+    )
     cached_fit(fairlib.prune(cnn, "magnitude", sparsity=0.5), images, **base)
     cached_fit(cnn, images.subset(range(119)), **base)
     cached_fit(cnn, images, **base, seed=1)
@@ -81,7 +87,8 @@ def test_everything_that_shapes_the_result_is_in_the_key(cnn, images, tmp_path, 
 
 @pytest.fixture
 def changes(library, monkeypatch):
-    """Whether an edit of a file, or of every file in a folder, changes what the entries are keyed by."""
+    """Whether an edit of a file, or of every file in a folder, changes what the entries are keyed
+    by."""
     monkeypatch.setattr(cache, "_source_digest", cache._source_digest.__wrapped__)
 
     def changes(name, edit) -> bool:
@@ -93,7 +100,9 @@ def changes(library, monkeypatch):
 
 
 @pytest.mark.parametrize("edit", HARMLESS)
-def test_docstrings_comments_and_formatting_void_no_entry(cnn, images, tmp_path, counted, changes, edit):
+def test_docstrings_comments_and_formatting_void_no_entry(
+    cnn, images, tmp_path, counted, changes, edit
+):
     cached_fit(cnn, images, folder=tmp_path / "cache", epochs=1)
     assert not changes("", edit)
     cached_fit(cnn, images, folder=tmp_path / "cache", epochs=1)
@@ -106,7 +115,10 @@ def test_code_that_no_training_runs_voids_no_entry(library, changes, name):
 
 
 def test_code_that_training_runs_imports_nothing_that_is_left_out():
-    names = [path.relative_to(environment.LIBRARY).with_suffix("") for path in environment.LIBRARY.rglob("*.py")]
+    names = [
+        path.relative_to(environment.LIBRARY).with_suffix("")
+        for path in environment.LIBRARY.rglob("*.py")
+    ]
     counted = sorted(name for name in names if not any(map(name.is_relative_to, cache._LEFT_OUT)))
     imports = "\n".join(f"import {'.'.join(('fairlib', *name.parts))}" for name in counted)
     code = f"import sys\n{imports}\nprint(*(name for name in sys.modules if name.startswith('fairlib.')))"
@@ -117,8 +129,12 @@ def test_code_that_training_runs_imports_nothing_that_is_left_out():
 
 
 @pytest.mark.parametrize("edit", HARMFUL)
-@pytest.mark.parametrize("name", ["training/loop.py", "diagnostics/curvature.py", "models/cnn.py", "data/dataset.py"])
-def test_a_number_a_default_and_a_statement_of_what_training_runs_void_the_entries(changes, name, edit):
+@pytest.mark.parametrize(
+    "name", ["training/loop.py", "diagnostics/curvature.py", "models/cnn.py", "data/dataset.py"]
+)
+def test_a_number_a_default_and_a_statement_of_what_training_runs_void_the_entries(
+    changes, name, edit
+):
     assert changes(name, edit)
 
 
@@ -129,7 +145,9 @@ def test_a_release_voids_the_entries(cnn, images, tmp_path, counted, changes):
     assert len(counted) == 2
 
 
-@pytest.mark.parametrize("damage", ["truncated", "flipped weight", "flipped history", "empty", "other bytes"])
+@pytest.mark.parametrize(
+    "damage", ["truncated", "flipped weight", "flipped history", "empty", "other bytes"]
+)
 def test_a_corrupt_entry_is_computed_anew(cnn, images, tmp_path, counted, damage):
     first = cached_fit(cnn, images, folder=tmp_path, epochs=1)
     (path,) = tmp_path.glob("*.safetensors")
@@ -159,7 +177,9 @@ def test_an_entry_under_the_name_of_another_is_computed_anew(cnn, images, tmp_pa
     assert len(counted) == 3 and _same(again, second) and not _same(again, first)
 
 
-def test_a_failed_write_costs_neither_the_training_nor_the_folder(cnn, images, tmp_path, monkeypatch):
+def test_a_failed_write_costs_neither_the_training_nor_the_folder(
+    cnn, images, tmp_path, monkeypatch
+):
     def full(tensors, path, metadata):
         with open(path, "wb") as file:
             file.write(b"half")
@@ -187,7 +207,13 @@ def test_code_from_elsewhere_and_objectives_are_not_cached(cnn, images, tmp_path
         cached_fit(theirs, images, folder=tmp_path, epochs=1)
         cached_fit(nn.Sequential(nn.Flatten(), nn.Linear(64, 3)), images, folder=tmp_path, epochs=1)
         cached_fit(cnn, images, folder=tmp_path, epochs=1, constraint=Mine())
-        cached_fit(cnn, images, folder=tmp_path, epochs=1, constraint=fairlib.EqualAccuracy(surrogate=torch.sigmoid))
+        cached_fit(
+            cnn,
+            images,
+            folder=tmp_path,
+            epochs=1,
+            constraint=fairlib.EqualAccuracy(surrogate=torch.sigmoid),
+        )
         cached_fit(
             cnn,
             images,
@@ -221,7 +247,9 @@ def test_what_a_teacher_taught_is_kept_by_teacher_and_settings(cnn, images, tmp_
     ):
         tuned = cached_fit(gated, images, folder=tmp_path, epochs=1, objective=objective)
     assert len(counted) == 3
-    again = cached_fit(gated, images, folder=tmp_path, epochs=1, objective=Distillation(other, images))
+    again = cached_fit(
+        gated, images, folder=tmp_path, epochs=1, objective=Distillation(other, images)
+    )
     assert len(counted) == 3 and _same(tuned, again)
     foreign = Distillation(nn.Sequential(teacher), images)
     for _ in range(2):
@@ -232,5 +260,8 @@ def test_what_a_teacher_taught_is_kept_by_teacher_and_settings(cnn, images, tmp_
 def test_what_a_cached_training_took_is_counted(cnn, images, tmp_path, counted):
     first = fairlib.fit(cnn, images, epochs=1)
     for _ in range(2):
-        assert fairlib.gradient_evaluations(cached_fit(first, images, folder=tmp_path, epochs=2)) == 360
+        assert (
+            fairlib.gradient_evaluations(cached_fit(first, images, folder=tmp_path, epochs=2))
+            == 360
+        )
     assert len(counted) == 1

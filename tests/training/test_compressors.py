@@ -8,11 +8,19 @@ from fairlib import linearization, pruning
 from fairlib.training.compressors import Method
 
 OFFERED = {"data", "train", "seed", "val", "objective"}
-REGISTRIES = {"prune": pruning.METHODS, "schedule": pruning.SCHEDULES, "linearize": linearization.METHODS}
-METHODS = [(kind, name, method) for kind, methods in REGISTRIES.items() for name, method in methods.items()]
+REGISTRIES = {
+    "prune": pruning.METHODS,
+    "schedule": pruning.SCHEDULES,
+    "linearize": linearization.METHODS,
+}
+METHODS = [
+    (kind, name, method) for kind, methods in REGISTRIES.items() for name, method in methods.items()
+]
 
 
-@pytest.mark.parametrize(("kind", "name", "method"), METHODS, ids=lambda part: part if isinstance(part, str) else "")
+@pytest.mark.parametrize(
+    ("kind", "name", "method"), METHODS, ids=lambda part: part if isinstance(part, str) else ""
+)
 def test_an_entry_says_what_its_function_takes(kind, name, method):
     """Nothing that the function lacks, and all that it cannot do without."""
     parameters = inspect.signature(method.function).parameters
@@ -25,7 +33,10 @@ def test_an_entry_says_what_its_function_takes(kind, name, method):
 def test_a_method_is_handed_what_it_takes_and_its_own_settings():
     method = Method(lambda model, *, data, rate: None, takes=("data",))
     offered = {"data": "the data", "seed": 3}
-    assert method.arguments("method 'own'", offered, {"rate": 0.5}) == {"data": "the data", "rate": 0.5}
+    assert method.arguments("method 'own'", offered, {"rate": 0.5}) == {
+        "data": "the data",
+        "rate": 0.5,
+    }
     with pytest.raises(ValueError, match="method 'own' needs data=, the training set"):
         method.arguments("method 'own'", offered | {"data": None}, {})
     with pytest.raises(TypeError, match="unknown setting 'data' for method 'own'; known: rate"):

@@ -21,7 +21,9 @@ def test_the_loss_is_cross_entropy_and_the_divergence_of_torch(teacher, images):
     losses = distillation(inputs, logits, targets)
     with torch.no_grad():
         wanted = torch.distributions.Categorical(logits=teacher(inputs) / 3)
-    divergence = torch.distributions.kl_divergence(wanted, torch.distributions.Categorical(logits=logits / 3))
+    divergence = torch.distributions.kl_divergence(
+        wanted, torch.distributions.Categorical(logits=logits / 3)
+    )
     expected = 0.2 * F.cross_entropy(logits, targets, reduction="none") + 0.7 * 9 * divergence
     assert torch.allclose(losses, expected, atol=1e-6)
     batchmean = F.kl_div((logits / 3).log_softmax(1), wanted.probs, reduction="batchmean")
@@ -32,20 +34,28 @@ def test_the_loss_is_cross_entropy_and_the_divergence_of_torch(teacher, images):
 def test_averaging_over_elements_divides_the_divergence_by_the_number_of_classes(teacher, images):
     inputs, targets, logits = images.batch(slice(30)), images.targets[:30], torch.randn(30, 3)
     whole = Distillation(teacher, images, hard=0.0)(inputs, logits, targets)
-    published = Distillation(teacher, images, hard=0.0, reduction="elements")(inputs, logits, targets)
+    published = Distillation(teacher, images, hard=0.0, reduction="elements")(
+        inputs, logits, targets
+    )
     assert torch.allclose(whole, 3 * published)
-    elements = F.kl_div((logits / 4).log_softmax(1), (teacher(inputs) / 4).softmax(1), reduction="none")
+    elements = F.kl_div(
+        (logits / 4).log_softmax(1), (teacher(inputs) / 4).softmax(1), reduction="none"
+    )
     assert torch.allclose(published.mean(), 16 * elements.mean(), atol=1e-6)
 
 
 def test_the_teacher_is_a_frozen_copy_in_eval_mode(images):
-    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.BatchNorm1d(16), nn.Dropout(0.5), nn.Linear(16, 3))
+    model = nn.Sequential(
+        nn.Flatten(), nn.Linear(64, 16), nn.BatchNorm1d(16), nn.Dropout(0.5), nn.Linear(16, 3)
+    )
     teacher = fairlib.fit(model, images, epochs=25).train()
     teacher.zero_grad(set_to_none=True)
     distillation = Distillation(teacher, images)
     assert teacher.training and not distillation.teacher.training
     logits = torch.zeros(30, 3, requires_grad=True)
-    one, two = (distillation(images.batch(slice(30)), logits, images.targets[:30]) for _ in range(2))
+    one, two = (
+        distillation(images.batch(slice(30)), logits, images.targets[:30]) for _ in range(2)
+    )
     assert torch.equal(one, two)
     one.sum().backward()
     assert all(not p.requires_grad and p.grad is None for p in distillation.teacher.parameters())
@@ -54,7 +64,9 @@ def test_the_teacher_is_a_frozen_copy_in_eval_mode(images):
 
 def test_a_student_follows_its_teacher_without_labels(teacher, images):
     student = fairlib.build("mlp", num_classes=3, in_channels=1, image_size=8, seed=5)
-    trained = fairlib.fit(student, images, epochs=30, objective=Distillation(teacher, images, hard=0.0))
+    trained = fairlib.fit(
+        student, images, epochs=30, objective=Distillation(teacher, images, hard=0.0)
+    )
     inputs = images.batch(slice(None))
     assert (trained(inputs).argmax(1) == teacher(inputs).argmax(1)).float().mean() > 0.95
 
@@ -64,7 +76,9 @@ def test_a_teacher_at_chance_is_refused(cnn, images, untrained):
     if untrained == "constant":
         for parameter in cnn.parameters():
             nn.init.zeros_(parameter)
-    with pytest.raises(ValueError, match=r"performs at chance: its accuracy.* guessing gives 0\.333"):
+    with pytest.raises(
+        ValueError, match=r"performs at chance: its accuracy.* guessing gives 0\.333"
+    ):
         Distillation(cnn.eval(), images)
 
 

@@ -19,7 +19,8 @@ def test_the_gradient_of_a_mean_is_shared_by_its_group():
 
 
 def three_models():
-    """The margins of a perfect model, one that is better for the first group, and one always wrong; 8 and 2 people."""
+    """The margins of a perfect model, one that is better for the first group, and one always wrong;
+    8 and 2 people."""
     groups = torch.tensor([0] * 8 + [1] * 2)
     better = torch.tensor([1.0] * 7 + [-1.0] + [1.0, -1.0])
     return groups, {(1.0, 1.0): torch.ones(10), (0.875, 0.5): better, (0.0, 0.0): -torch.ones(10)}
@@ -27,7 +28,9 @@ def three_models():
 
 def logits_of(margins):
     """Of two classes, all targets 1."""
-    return torch.stack([torch.zeros_like(margins), margins], dim=1), torch.ones(len(margins), dtype=torch.long)
+    return torch.stack([torch.zeros_like(margins), margins], dim=1), torch.ones(
+        len(margins), dtype=torch.long
+    )
 
 
 def test_margins_are_positive_where_the_answer_is_right():
@@ -36,16 +39,21 @@ def test_margins_are_positive_where_the_answer_is_right():
 
 
 def test_with_the_indicator_the_difference_is_that_of_the_accuracies():
-    """And so is the formula of the paper with the sign of the group put back; as printed it is their sum minus 1."""
+    """And so is the formula of the paper with the sign of the group put back; as printed it is
+    their sum minus 1."""
     groups, models = three_models()
-    sign, share = (torch.tensor(pair, dtype=torch.float64)[groups] for pair in ([1, -1], [0.8, 0.2]))
+    sign, share = (
+        torch.tensor(pair, dtype=torch.float64)[groups] for pair in ([1, -1], [0.8, 0.2])
+    )
     for (first, second), values in models.items():
         logits, targets = logits_of(values)
         corrected = ((sign * values > 0) / share).mean().item() - 1
         assert corrected == pytest.approx(first - second, abs=1e-6)
         ours = AccuracyDifference(surrogate="indicator")(logits, targets, groups, 2).item()
         assert ours == pytest.approx(abs(first - second), abs=1e-6)
-        printed = AccuracyDifference(surrogate="indicator", as_published=True)(logits, targets, groups, 2).item()
+        printed = AccuracyDifference(surrogate="indicator", as_published=True)(
+            logits, targets, groups, 2
+        ).item()
         assert printed == pytest.approx(((values > 0) / share).mean().item() - 1, abs=1e-6)
         assert printed == pytest.approx(first + second - 1, abs=1e-6)
 
@@ -54,9 +62,13 @@ def test_with_the_indicator_the_difference_is_that_of_the_accuracies():
 def test_with_a_consistent_surrogate_it_is_the_corrected_formula(surrogate):
     groups, _ = three_models()
     values = torch.randn(10, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    sign, share = (torch.tensor(pair, dtype=torch.float64)[groups] for pair in ([1, -1], [0.8, 0.2]))
+    sign, share = (
+        torch.tensor(pair, dtype=torch.float64)[groups] for pair in ([1, -1], [0.8, 0.2])
+    )
     corrected = (SURROGATES[surrogate](sign * values / 2) / share).mean() - 1
-    ours = AccuracyDifference(3.0, surrogate=surrogate, temperature=2.0)(*logits_of(values), groups, 2)
+    ours = AccuracyDifference(3.0, surrogate=surrogate, temperature=2.0)(
+        *logits_of(values), groups, 2
+    )
     assert ours.item() == pytest.approx(3 * abs(corrected.item()), abs=1e-12)
 
 
@@ -71,7 +83,10 @@ def test_the_others_are_convex_upper_bounds_of_the_indicator(surrogate):
 
 def test_the_affine_surrogate_has_the_slope_of_the_sigmoid():
     z = torch.zeros(1, requires_grad=True)
-    slopes = [torch.autograd.grad(SURROGATES[name](z).sum(), z)[0].item() for name in ("affine", "sigmoid")]
+    slopes = [
+        torch.autograd.grad(SURROGATES[name](z).sum(), z)[0].item()
+        for name in ("affine", "sigmoid")
+    ]
     assert slopes == [0.25, 0.25]
 
 
@@ -81,7 +96,9 @@ def test_penalties_and_pairs_of_three_groups_by_hand():
     logits, targets = logits_of(torch.tensor([1.0, 1.0, 1.0, -1.0, 1.0, -1.0, -1.0, -1.0, -1.0]))
 
     def cost(**settings):
-        return AccuracyDifference(surrogate="indicator", **settings)(logits, targets, groups, 3).item()
+        return AccuracyDifference(surrogate="indicator", **settings)(
+            logits, targets, groups, 3
+        ).item()
 
     assert cost() == pytest.approx(0.8)
     assert cost(pairs="mean") == pytest.approx(1.6 / 3)

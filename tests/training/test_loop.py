@@ -41,7 +41,9 @@ def test_is_stochastic_gradient_descent_by_the_book():
     data, lr, momentum, decay = _vectors(), 0.1, 0.9, 0.01
     torch.manual_seed(0)
     model = nn.Linear(4, 2).double()
-    settings = dict(batch_size=24, lr=lr, momentum=momentum, weight_decay=decay, schedule="constant")
+    settings = dict(
+        batch_size=24, lr=lr, momentum=momentum, weight_decay=decay, schedule="constant"
+    )
     trained = fairlib.fit(model, data, epochs=3, **settings)
     theta = [p.detach().clone().requires_grad_() for p in model.parameters()]
     velocity = [torch.zeros_like(p) for p in theta]
@@ -74,8 +76,12 @@ def test_normalization_is_filled_once_from_the_first_training_set(cnn, images):
     first = fairlib.fit(cnn, images, epochs=0)
     layer = next(m for m in first.modules() if isinstance(m, Normalize))
     pixels = images.inputs.double() / 255
-    torch.testing.assert_close(layer.mean.double().flatten(), pixels.mean((0, 2, 3)), atol=1e-6, rtol=0)
-    torch.testing.assert_close(layer.std.double().flatten(), pixels.std((0, 2, 3), correction=0), atol=1e-6, rtol=0)
+    torch.testing.assert_close(
+        layer.mean.double().flatten(), pixels.mean((0, 2, 3)), atol=1e-6, rtol=0
+    )
+    torch.testing.assert_close(
+        layer.std.double().flatten(), pixels.std((0, 2, 3), correction=0), atol=1e-6, rtol=0
+    )
     darker = fairlib.GroupedDataset(images.inputs // 2, images.targets, images.groups)
     assert _same(first, fairlib.fit(first, darker, epochs=0))
 
@@ -84,11 +90,17 @@ def test_keep_gives_back_the_weights_on_the_way(cnn, images):
     trained = fairlib.fit(cnn, images, epochs=3, batch_size=60, keep=[0, 2, 6])
     start = fairlib.weights_at(trained, 0)
     assert torch.equal(start["classifier.0.weight"], cnn.state_dict()["classifier.0.weight"])
-    assert all(torch.equal(value, trained.state_dict()[name]) for name, value in fairlib.weights_at(trained, 6).items())
+    assert all(
+        torch.equal(value, trained.state_dict()[name])
+        for name, value in fairlib.weights_at(trained, 6).items()
+    )
     constant = dict(batch_size=60, schedule="constant")
     whole = fairlib.fit(cnn, images, epochs=2, keep=2, **constant)
     part = fairlib.fit(cnn, images, epochs=1, **constant)
-    assert all(torch.equal(value, part.state_dict()[name]) for name, value in fairlib.weights_at(whole, 2).items())
+    assert all(
+        torch.equal(value, part.state_dict()[name])
+        for name, value in fairlib.weights_at(whole, 2).items()
+    )
     with pytest.raises(ValueError, match=r"step 1 were not kept; kept: \[0, 2, 6\]"):
         fairlib.weights_at(trained, 1)
     with pytest.raises(ValueError, match="between 0 and the 6 steps"):
@@ -97,18 +109,28 @@ def test_keep_gives_back_the_weights_on_the_way(cnn, images):
 
 @pytest.mark.parametrize(
     ("schedule", "expected"),
-    [("constant", [1, 1, 1, 1]), ("step", [1, 1, 0.1, 0.01]), ("cosine", [1, 0.853553, 0.5, 0.146447])],
+    [
+        ("constant", [1, 1, 1, 1]),
+        ("step", [1, 1, 0.1, 0.01]),
+        ("cosine", [1, 0.853553, 0.5, 0.146447]),
+    ],
 )
 def test_schedules(schedule, expected):
-    trained = fairlib.fit(nn.Linear(4, 2), _vectors(), epochs=4, batch_size=24, lr=0.2, schedule=schedule)
+    trained = fairlib.fit(
+        nn.Linear(4, 2), _vectors(), epochs=4, batch_size=24, lr=0.2, schedule=schedule
+    )
     np.testing.assert_allclose(fairlib.history(trained)["lr"], 0.2 * np.array(expected), rtol=1e-5)
 
 
 def test_augmentations_shift_and_mirror_by_the_sample():
-    images = torch.arange(2 * 3 * 8 * 8, dtype=torch.float32).reshape(2, 3, 8, 8).repeat(200, 1, 1, 1)
+    images = (
+        torch.arange(2 * 3 * 8 * 8, dtype=torch.float32).reshape(2, 3, 8, 8).repeat(200, 1, 1, 1)
+    )
     torch.manual_seed(0)
     flipped = fairlib.training.AUGMENTATIONS["flip"](images)
-    mirrored = torch.tensor([torch.equal(a, b.flip(2)) for a, b in zip(flipped, images, strict=True)])
+    mirrored = torch.tensor(
+        [torch.equal(a, b.flip(2)) for a, b in zip(flipped, images, strict=True)]
+    )
     untouched = torch.tensor([torch.equal(a, b) for a, b in zip(flipped, images, strict=True)])
     assert bool((mirrored ^ untouched).all()) and 150 < int(mirrored.sum()) < 250
     cropped = fairlib.training.AUGMENTATIONS["crop"](images)
@@ -126,24 +148,35 @@ def test_a_last_batch_of_one_joins_the_one_before(cnn, images):
 
 def test_bfloat16_and_channels_last_learn_the_same_task(cnn, images, monkeypatch):
     monkeypatch.setattr(loop, "_bfloat16_time", lambda: 1.0)
-    trained = fairlib.fit(cnn, images, epochs=12, batch_size=12, precision="bfloat16", channels_last=True)
+    trained = fairlib.fit(
+        cnn, images, epochs=12, batch_size=12, precision="bfloat16", channels_last=True
+    )
     assert all(p.dtype == torch.float32 for p in trained.parameters())
     assert trained.features[3].weight.is_contiguous(memory_format=torch.channels_last)
     assert fairlib.history(trained)["accuracy"].iloc[-1] > 0.9
 
 
-@pytest.mark.parametrize(("side", "variable", "last"), [(16, "1", True), (15, "1", False), (16, "0", False)])
-def test_images_from_16_pixels_on_are_trained_in_channels_last_by_itself(side, variable, last, monkeypatch):
+@pytest.mark.parametrize(
+    ("side", "variable", "last"), [(16, "1", True), (15, "1", False), (16, "0", False)]
+)
+def test_images_from_16_pixels_on_are_trained_in_channels_last_by_itself(
+    side, variable, last, monkeypatch
+):
     monkeypatch.setenv("FAIRLIB_AUTO", variable)
     formats = []
     inputs = np.random.default_rng(0).integers(0, 256, (24, 3, side, side)).astype(np.uint8)
     data = fairlib.GroupedDataset(inputs, np.arange(24) % 2, np.arange(24) % 2)
-    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2))
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2)
+    )
     model[0].register_forward_pre_hook(
-        lambda module, given: formats.append(given[0].is_contiguous(memory_format=torch.channels_last))
+        lambda module, given: formats.append(
+            given[0].is_contiguous(memory_format=torch.channels_last)
+        )
     )
     trained, asked = (
-        fairlib.fit(model, data, epochs=1, batch_size=24, channels_last=how, device="cpu") for how in ("auto", last)
+        fairlib.fit(model, data, epochs=1, batch_size=24, channels_last=how, device="cpu")
+        for how in ("auto", last)
     )
     assert formats[0] == last and trained[0].weight.is_contiguous()
     assert torch.equal(trained[0].weight, asked[0].weight)
@@ -166,7 +199,9 @@ def test_a_narrow_shortcut_is_trained_as_in_double_precision():
     """In channels-last this ends the process on a CPU with AVX2 alone; elsewhere it passes."""
     inputs = np.random.default_rng(0).integers(0, 256, (64, 3, 16, 16)).astype(np.uint8)
     data = fairlib.GroupedDataset(inputs, np.arange(64) % 2, np.arange(64) % 2)
-    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Conv2d(4, 8, 1, 2), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 1), nn.Conv2d(4, 8, 1, 2), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+    )
     model.append(nn.Linear(8, 2))
     trained, wanted = (
         fairlib.fit(model.to(dtype), data, epochs=2, batch_size=16, device="cpu")
@@ -177,7 +212,9 @@ def test_a_narrow_shortcut_is_trained_as_in_double_precision():
 
 def test_bfloat16_that_is_slower_is_warned_of_with_how_much(cnn, images, monkeypatch):
     monkeypatch.setattr(loop, "_bfloat16_time", lambda: 26.43)
-    with pytest.warns(UserWarning, match=r"bfloat16 takes 26\.4 times as long as float32 on this CPU"):
+    with pytest.warns(
+        UserWarning, match=r"bfloat16 takes 26\.4 times as long as float32 on this CPU"
+    ):
         fairlib.fit(cnn, images, epochs=1, precision="bfloat16")
 
 
@@ -186,7 +223,9 @@ def test_how_long_bfloat16_takes_is_measured():
 
 
 def test_divergence_names_epoch_and_remedy(cnn, images):
-    with pytest.raises(fairlib.DivergenceError, match=r"diverged at epoch \d of 9 .*lower lr \(100000.0\)"):
+    with pytest.raises(
+        fairlib.DivergenceError, match=r"diverged at epoch \d of 9 .*lower lr \(100000.0\)"
+    ):
         fairlib.fit(cnn, images, epochs=9, lr=1e5)
 
 
@@ -243,7 +282,8 @@ def test_history_of_no_epochs_is_empty(cnn, images):
 
 @pytest.mark.parametrize("step", [0, 3, 10, 13])
 def test_a_training_from_a_step_on_is_the_rest_of_the_whole_training(cnn, images, step):
-    """Without momentum, which is not kept, it gives the same bits: weights, batches, learning rates and history."""
+    """Without momentum, which is not kept, it gives the same bits: weights, batches, learning rates
+    and history."""
     settings = dict(epochs=3, batch_size=12, momentum=0.0, schedule="cosine", seed=2)
     whole = fairlib.fit(cnn, images, keep=step, **settings)
     rewound = copy.deepcopy(whole)
@@ -253,7 +293,9 @@ def test_a_training_from_a_step_on_is_the_rest_of_the_whole_training(cnn, images
     kept = fairlib.weights_at(rest, step).values()
     assert all(torch.equal(a, b) for a, b in zip(kept, rewound.state_dict().values(), strict=True))
     untouched = range(2 + step // 10, 4)  # Epochs of ten steps; the first one is cut short.
-    pd.testing.assert_frame_equal(fairlib.history(rest).loc[untouched], fairlib.history(whole).loc[untouched])
+    pd.testing.assert_frame_equal(
+        fairlib.history(rest).loc[untouched], fairlib.history(whole).loc[untouched]
+    )
     rate = 0.05 * (1 + np.cos(np.pi * step / 30)) / 2
     assert fairlib.history(rest)["lr"].iloc[0] == pytest.approx(rate)
 
@@ -281,7 +323,10 @@ def test_masks_that_come_in_training_hold_from_then_on(cnn, images):
     trained = fairlib.fit(cnn, images, epochs=4, lr=0.1, momentum=0.99, sparsify=sparsify)
     assert seen == [0.25, 0.5, 0.75, 1.0]
     assert not trained.classifier[0].weight[:40].any() and trained.classifier[0].weight[40:].all()
-    assert fairlib.network.masks.read(cnn) == {} and fairlib.network.masks.read(trained)[name].sum() == 24 * 64
+    assert (
+        fairlib.network.masks.read(cnn) == {}
+        and fairlib.network.masks.read(trained)[name].sum() == 24 * 64
+    )
 
 
 def test_vectors_are_normalized_feature_by_feature():
@@ -289,13 +334,17 @@ def test_vectors_are_normalized_feature_by_feature():
     data = _vectors(40)
     trained = fairlib.fit(model, data, epochs=1)
     torch.testing.assert_close(trained.normalize.mean.flatten(), data.inputs.mean(0).float())
-    torch.testing.assert_close(trained.normalize.std.flatten(), data.inputs.std(0, correction=0).float())
+    torch.testing.assert_close(
+        trained.normalize.std.flatten(), data.inputs.std(0, correction=0).float()
+    )
     with pytest.raises(ValueError, match=r"takes inputs of 4 channels, got \(40, 3\)"):
         fairlib.fit(model, fairlib.GroupedDataset(data.inputs[:, :3], data.targets, data.groups))
 
 
 def test_adam_is_torchs(cnn, images):
-    trained = fairlib.fit(cnn, images, epochs=1, lr=0.01, batch_size=120, weight_decay=0.1, optimizer="adam")
+    trained = fairlib.fit(
+        cnn, images, epochs=1, lr=0.01, batch_size=120, weight_decay=0.1, optimizer="adam"
+    )
     twin = copy.deepcopy(cnn)
     fill_normalization(twin, images)
     optimizer = torch.optim.Adam(twin.train().parameters(), lr=0.01, weight_decay=0.1)
@@ -308,7 +357,9 @@ def test_adam_is_torchs(cnn, images):
 
 
 def test_a_training_can_be_stopped_after_an_epoch(cnn, images):
-    stopped = fairlib.fit(cnn, images, epochs=9, schedule="constant", stop=lambda row: row["epoch"] == 3)
+    stopped = fairlib.fit(
+        cnn, images, epochs=9, schedule="constant", stop=lambda row: row["epoch"] == 3
+    )
     assert fairlib.history(stopped).index.tolist() == [1, 2, 3]
     short = fairlib.fit(cnn, images, epochs=3, schedule="constant")
     assert torch.equal(next(stopped.parameters()), next(short.parameters()))
@@ -320,7 +371,9 @@ def test_a_history_can_go_on_from_an_earlier_one(cnn, images):
     assert fairlib.history(second).index.tolist() == [1, 2, 3, 4, 5]
     assert fairlib.history(second)["loss"].tolist()[:2] == fairlib.history(first)["loss"].tolist()
     late = fairlib.fit(cnn, images, epochs=4, start=4, batch_size=60)  # Epochs 3 and 4.
-    assert fairlib.history(extend_history(late, fairlib.fit(cnn, images, epochs=1))).index.tolist() == [3, 4, 5]
+    assert fairlib.history(
+        extend_history(late, fairlib.fit(cnn, images, epochs=1))
+    ).index.tolist() == [3, 4, 5]
     assert extend_history(cnn, second) is second
 
 
@@ -336,7 +389,8 @@ def test_gradients_of_samples_are_counted_over_all_trainings_of_a_module(cnn, im
 
 
 def test_what_a_constraint_differentiates_counts_too(cnn, images):
-    """Equal gradients: one more of each sample that a batch has, one nearby, and those of the training set."""
+    """Equal gradients: one more of each sample that a batch has, one nearby, and those of the
+    training set."""
 
     class Reporting:
         def start(self, model, data, objective):
@@ -350,12 +404,18 @@ def test_what_a_constraint_differentiates_counts_too(cnn, images):
 
     history = fairlib.history(fairlib.fit(cnn, images, epochs=2, constraint=Reporting()))
     assert history["gradients"].tolist() == [127, 127] and history["other"].tolist() == [1, 1]
-    curved = fairlib.fit(cnn, images, epochs=1, constraint=fairlib.EqualCurvature(step=0.1, eigenvalue_step=0.0))
-    products = fairlib.gradient_evaluations(curved) - 120 * (1 + 2)  # The losses', and those of the groups, twice.
+    curved = fairlib.fit(
+        cnn, images, epochs=1, constraint=fairlib.EqualCurvature(step=0.1, eigenvalue_step=0.0)
+    )
+    products = fairlib.gradient_evaluations(curved) - 120 * (
+        1 + 2
+    )  # The losses', and those of the groups, twice.
     assert products > 0 and products % 20 == 0  # Two a product, of groups of 80, 30 and 10.
     averaged = fairlib.EqualCurvature(step=0.1, eigenvalue_step=0.0, dual="average")
     more = fairlib.gradient_evaluations(fairlib.fit(cnn, images, epochs=1, constraint=averaged))
-    assert more >= products + 120 * (1 + 2 + 2)  # In every batch a gradient, a slope and a bend nearby.
+    assert more >= products + 120 * (
+        1 + 2 + 2
+    )  # In every batch a gradient, a slope and a bend nearby.
 
 
 def test_a_loss_whose_gradient_is_taken_keeps_value_and_gradient(cnn, images):
@@ -370,4 +430,6 @@ def test_a_loss_whose_gradient_is_taken_keeps_value_and_gradient(cnn, images):
     assert value.item() == expected.item()
     (2 * value).backward()
     for parameter, gradient in zip(cnn.parameters(), wanted, strict=True):
-        assert torch.equal(found[id(parameter)], gradient) and torch.allclose(parameter.grad, 2 * gradient)
+        assert torch.equal(found[id(parameter)], gradient) and torch.allclose(
+            parameter.grad, 2 * gradient
+        )

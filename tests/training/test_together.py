@@ -27,7 +27,9 @@ MITIGATIONS = [
 
 @pytest.fixture(scope="module")
 def digits() -> fairlib.GroupedDataset:
-    return fairlib.load("digits").train.subset(torch.randperm(450, generator=torch.Generator().manual_seed(0))[:130])
+    return fairlib.load("digits").train.subset(
+        torch.randperm(450, generator=torch.Generator().manual_seed(0))[:130]
+    )
 
 
 @pytest.mark.parametrize("augment", ["none", "crop+flip"])
@@ -36,15 +38,22 @@ def test_after_an_epoch_each_is_the_training_alone(name, augment, digits):
     models = different([fairlib.build(name, like=digits, seed=seed).double() for seed in range(3)])
     datas = [digits, digits.subset(range(129, -1, -1)), digits]
     settings = dict(epochs=1, augment=augment, batch_size=43, keep=[0, 2])
-    together = fairlib.fit_many(models, datas, seeds=[5, 6, 7], val=[None, digits, None], **settings)
+    together = fairlib.fit_many(
+        models, datas, seeds=[5, 6, 7], val=[None, digits, None], **settings
+    )
     for i, trained in enumerate(together):
-        alone = fairlib.fit(models[i], datas[i], seed=5 + i, val=digits if i == 1 else None, **settings)
+        alone = fairlib.fit(
+            models[i], datas[i], seed=5 + i, val=digits if i == 1 else None, **settings
+        )
         assert far(trained, alone) < 1e-9 and not trained.training
         np.testing.assert_allclose(fairlib.history(trained), fairlib.history(alone), rtol=1e-5)
         assert list(fairlib.history(trained)) == list(fairlib.history(alone))
         assert fairlib.gradient_evaluations(trained) == fairlib.gradient_evaluations(alone)
         kept = fairlib.weights_at(alone, 2)
-        assert all((kept[key] - value).abs().max() < 1e-6 for key, value in fairlib.weights_at(trained, 2).items())
+        assert all(
+            (kept[key] - value).abs().max() < 1e-6
+            for key, value in fairlib.weights_at(trained, 2).items()
+        )
         assert fairlib.sparsity(trained) == pytest.approx(fairlib.sparsity(models[i]))
 
 
@@ -54,20 +63,30 @@ def test_a_constraint_has_its_state_by_member(constraint, digits):
     if isinstance(constraint, fairlib.AccuracyGap):
         constraint = constraint.relative_to(models[0], digits)
     constraints = [constraint, None, constraint]
-    together = fairlib.fit_many(models, digits, seeds=range(3), constraint=constraints, epochs=2, lr=0.01)
+    together = fairlib.fit_many(
+        models, digits, seeds=range(3), constraint=constraints, epochs=2, lr=0.01
+    )
     for seed, trained in enumerate(together):
-        alone = fairlib.fit(models[seed], digits, seed=seed, constraint=constraints[seed], epochs=2, lr=0.01)
+        alone = fairlib.fit(
+            models[seed], digits, seed=seed, constraint=constraints[seed], epochs=2, lr=0.01
+        )
         assert far(trained, alone) < 1e-5
-        np.testing.assert_allclose(fairlib.history(trained), fairlib.history(alone), rtol=1e-3, atol=1e-6)
+        np.testing.assert_allclose(
+            fairlib.history(trained), fairlib.history(alone), rtol=1e-3, atol=1e-6
+        )
 
 
 def test_students_follow_each_its_own_teacher_with_its_own_gates(digits):
     dense = fairlib.fit_many(
-        [fairlib.build("cnn", like=digits, seed=s) for s in range(2)], digits, seeds=[0, 1], epochs=30
+        [fairlib.build("cnn", like=digits, seed=s) for s in range(2)],
+        digits,
+        seeds=[0, 1],
+        epochs=30,
     )
     objectives = [Distillation(teacher, digits) for teacher in dense]
     students = [
-        fairlib.linearize(gate(teacher), "random", budget=0.3, data=digits, seed=s) for s, teacher in enumerate(dense)
+        fairlib.linearize(gate(teacher), "random", budget=0.3, data=digits, seed=s)
+        for s, teacher in enumerate(dense)
     ]
     together = fairlib.fit_many(students, digits, seeds=[0, 1], objective=objectives, epochs=1)
     for seed, trained in enumerate(together):
@@ -93,31 +112,55 @@ def test_one_that_diverges_leaves_the_others_alone(digits):
     healthy = [models[0], fairlib.build("cnn", like=digits, seed=1), models[2]]
     expected = fairlib.fit_many(healthy, digits, **settings)
     assert far(found[0], expected[0]) == 0 == far(found[2], expected[2])
-    with pytest.raises(fairlib.DivergenceError, match="network 1: training diverged at epoch 1 of 2"):
+    with pytest.raises(
+        fairlib.DivergenceError, match="network 1: training diverged at epoch 1 of 2"
+    ):
         fairlib.fit_many(models, digits, **settings)
 
 
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"models": lambda m: [m[0], fairlib.build("mlp", like=fairlib.load("digits"))]}, "not of one architecture"),
-        ({"models": lambda m: [nn.Sequential(each, nn.Dropout()) for each in m]}, "a Dropout is computed one"),
+        (
+            {"models": lambda m: [m[0], fairlib.build("mlp", like=fairlib.load("digits"))]},
+            "not of one architecture",
+        ),
+        (
+            {"models": lambda m: [nn.Sequential(each, nn.Dropout()) for each in m]},
+            "a Dropout is computed one",
+        ),
         ({"datas": lambda d: [d, d.subset(range(100))]}, "not of one size"),
         ({"stop": lambda _: lambda row: False}, "a stop, belong to one network"),
-        ({"constraint": lambda _: fairlib.EqualCurvature(step=0.1)}, "looks at the network at every step"),
+        (
+            {"constraint": lambda _: fairlib.EqualCurvature(step=0.1)},
+            "looks at the network at every step",
+        ),
         ({"constraint": lambda _: _Mine(step=0.1)}, "_Mine looks at the network"),
-        ({"objective": lambda _: lambda i, z, y: nn.functional.cross_entropy(z, y, reduction="none")}, "of your own"),
+        (
+            {
+                "objective": lambda _: (
+                    lambda i, z, y: nn.functional.cross_entropy(z, y, reduction="none")
+                )
+            },
+            "of your own",
+        ),
     ],
 )
 def test_what_cannot_be_trained_at_once_is_trained_all_the_same(change, reason, digits):
-    arguments = {"models": [fairlib.build("cnn", like=digits, seed=s) for s in range(2)], "datas": [digits, digits]}
+    arguments = {
+        "models": [fairlib.build("cnn", like=digits, seed=s) for s in range(2)],
+        "datas": [digits, digits],
+    }
     start = {"models": arguments["models"], "datas": digits}
     arguments |= {name: make(start.get(name)) for name, make in change.items()}
     models, datas = arguments.pop("models"), arguments.pop("datas")
     with pytest.warns(UserWarning, match=f"not trained all at once, since .*{reason}"):
         found = fairlib.fit_many(models, datas, seeds=[0, 1], epochs=1, **arguments)
     for seed, trained in enumerate(found):
-        assert far(trained, fairlib.fit(models[seed], datas[seed], seed=seed, epochs=1, **arguments)) < 1e-6
+        assert (
+            far(trained, fairlib.fit(models[seed], datas[seed], seed=seed, epochs=1, **arguments))
+            < 1e-6
+        )
 
 
 class _Mine(fairlib.EqualLoss):
@@ -154,7 +197,9 @@ def scaled(seed: int) -> nn.Module:
         (replaced, "hooks, or a forward of its own"),
         (scaled, "a single number"),
         (
-            lambda s: nn.Sequential(nn.AvgPool2d(2, 2, 1, count_include_pad=s > 0), *linear(0)[:1], nn.Linear(25, 10)),
+            lambda s: nn.Sequential(
+                nn.AvgPool2d(2, 2, 1, count_include_pad=s > 0), *linear(0)[:1], nn.Linear(25, 10)
+            ),
             "not of one",
         ),
         (
@@ -173,8 +218,14 @@ def test_models_that_a_stack_would_not_compute_are_refused(build, reason, digits
 
 
 def test_masks_on_different_layers_all_hold(digits):
-    halves = {name: torch.rand(shape) < 0.5 for name, shape in (("1.weight", (8, 64)), ("3.weight", (10, 8)))}
-    masked = [fairlib.network.masks.apply(linear(1 + i), {name: half}) for i, (name, half) in enumerate(halves.items())]
+    halves = {
+        name: torch.rand(shape) < 0.5
+        for name, shape in (("1.weight", (8, 64)), ("3.weight", (10, 8)))
+    }
+    masked = [
+        fairlib.network.masks.apply(linear(1 + i), {name: half})
+        for i, (name, half) in enumerate(halves.items())
+    ]
     models = [linear(0), *masked]
     found = fairlib.fit_many(models, digits, seeds=range(3), epochs=1)
     for seed, trained in enumerate(found):
@@ -207,7 +258,10 @@ def test_a_constraint_may_differentiate_by_the_logits(digits):
 
     models = [fairlib.build("cnn", like=digits, seed=seed) for seed in range(2)]
     found = fairlib.fit_many(models, digits, seeds=[0, 1], epochs=1, constraint=Watching())
-    assert far(found[1], fairlib.fit(models[1], digits, seed=1, epochs=1, constraint=Watching())) < 1e-6
+    assert (
+        far(found[1], fairlib.fit(models[1], digits, seed=1, epochs=1, constraint=Watching()))
+        < 1e-6
+    )
 
 
 @pytest.mark.parametrize(
@@ -227,17 +281,23 @@ def test_a_constraint_may_differentiate_by_the_logits(digits):
 def test_bad_input(change, error, message, digits):
     models = [fairlib.build("cnn", like=digits, seed=seed) for seed in range(2)]
     with pytest.raises(error, match=message):
-        fairlib.fit_many(**({"models": models, "datas": digits, "seeds": [0, 1], "epochs": 1} | change))
+        fairlib.fit_many(
+            **({"models": models, "datas": digits, "seeds": [0, 1], "epochs": 1} | change)
+        )
 
 
 def test_the_cache_knows_the_place_and_each_member(digits, tmp_path):
     models = [fairlib.build("cnn", like=digits, seed=seed) for seed in range(3)]
-    trainings = [Training(model, digits, {"seed": seed, "epochs": 1}) for seed, model in enumerate(models)]
+    trainings = [
+        Training(model, digits, {"seed": seed, "epochs": 1}) for seed, model in enumerate(models)
+    ]
     first = cached_fits(trainings[:2], folder=tmp_path, places=[0, 1])
     assert len(list(tmp_path.iterdir())) == 2
     second = cached_fits(trainings, folder=tmp_path, places=[0, 1, 2])
     assert len(list(tmp_path.iterdir())) == 3
-    assert far(first[1], second[1]) == 0 and fairlib.history(first[1]).equals(fairlib.history(second[1]))
+    assert far(first[1], second[1]) == 0 and fairlib.history(first[1]).equals(
+        fairlib.history(second[1])
+    )
     cached_fits(trainings, folder=tmp_path)
     assert len(list(tmp_path.iterdir())) == 6
     assert not any(map(why_not, trainings))

@@ -1,0 +1,479 @@
+"""Claims and their verdicts: what the papers say, a statistic for each, and what the recorded
+tables say about it.
+
+A claim is an entry of ``book/claims.yml``. Its statistic turns a study table into one value per
+seed, or per seed and cell; :mod:`whopays.verdict` compares these with the claim's threshold.
+Nothing is typed: the ledger (:mod:`whopays.ledger`) follows from the claims, the tables and the
+history of the claims file.
+
+Three rules keep a verdict from saying more than its table. A claim that names a data set is decided
+by tables of that data set; others are shown *elsewhere*. A table in which a group has nothing to
+lose (:func:`whopays.effects.at_floor`) decides no claim about who loses. A statement that is false
+as printed and was repaired has a verdict for each reading."""
+
+import inspect
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import yaml
+
+from fairlib import environment
+from fairlib._validation import lookup
+from whopays.effects import (
+    FLOOR,
+    STATISTICS,
+    MissingRowsError,
+    NothingToLoseError,
+    at_floor,
+    by_chance,
+    cells,
+)
+from whopays.seeds import benjamini_hochberg
+from whopays.verdict import DECIDED, MIN_SEEDS, Criterion, Verdict, judge
+
+RATE = 0.05
+PAPERS = {
+    "T": "Tran et al., Pruning has a disparate impact on model accuracy",
+    "B": "Dai et al., Integrating fairness and model pruning through bi-level optimization",
+    "D": "Das et al., Disparate impact on group accuracy of linearization for private inference",
+    "H": "This book",
+}
+KINDS = ("definition", "identity", "bound", "trend", "number", "method")
+DIRECTIONS = ("greater", "less", "equal")
+EVIDENCE = ("default run", "embedded study", "real-data run", "run at scale")
+REGISTERED = ("statistic", "direction", "threshold", "margin")
+EXACT = ("definition", "identity", "bound", "method")
+"""Kinds of claims of which, where they assert equality, one exception is a refutation."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One entry of the claims file; its header explains the fields.
+
+    Raises:
+        ValueError: If a field has an invalid value; the message names the claim.
+    """
+
+    id: str
+    source: str
+    kind: str
+    statement: str
+    statistic: Mapping[str, Any] | None
+    direction: str | None
+    threshold: float | None
+    margin: float | None
+    notebook: str | None
+    tables: Mapping[str, str]
+    data: str | None = None
+    floor: Mapping[str, Any] | None = None
+    repaired: Mapping[str, Any] | None = None
+    not_testable: str | None = None
+
+    def __post_init__(self) -> None:
+        try:
+            self._check()
+        except ValueError as error:
+            raise ValueError(f"claim {self.id!r}: {error}") from None
+
+    @property
+    def paper(self) -> str:
+        return self.id.partition("-")[0]
+
+    @property
+    def criterion(self) -> Criterion:
+        """Direction, threshold and margin of a claim with a statistic.
+
+        Raises:
+            ValueError: If the claim has no statistic.
+        """
+        if (
+            self.statistic is None
+            or self.direction is None
+            or self.threshold is None
+            or self.margin is None
+        ):
+            raise ValueError(f"claim {self.id!r} has no statistic")
+        holds = self.direction == "equal" and self.kind in EXACT
+        return Criterion(self.direction, self.threshold, self.margin, holds)
+
+    @property
+    def readings(self) -> dict[str, "Claim"]:
+        """The claim as printed and, if it was repaired, as repaired: the same claim with what the
+        repair replaces."""
+        if self.repaired is None:
+            return {"printed": self}
+        changed = {"not_testable": None, "repaired": None, **self.repaired}
+        return {"printed": self, "repaired": replace(self, **changed)}
+
+    @property
+    def family(self) -> str:
+        """Family of tests among which false discoveries are counted: ``"theory"`` or
+        ``"experiments"``."""
+        return "theory" if "/theory/" in (self.notebook or "") else "experiments"
+
+    def values(self, table: pd.DataFrame) -> pd.Series | pd.DataFrame:
+        """Compute the statistic: one value per seed, or a table of seeds and cells.
+
+        Raises:
+            ValueError: If the table does not give the statistic, or lacks a cell.
+        """
+        statistic = dict(self.statistic or {})
+        function = cells if "each" in statistic else STATISTICS[statistic.pop("name")]
+        return function(table, **statistic)
+
+    def at_floor(self, table: pd.DataFrame, share: float = FLOOR) -> list[Any] | None:
+        """List the groups with nothing to lose (:func:`whopays.effects.at_floor`); None if the
+        table cannot tell.
+
+        Raises:
+            ValueError: If the table lacks a column, a value or the control.
+        """
+        where = {"classes": True, **(self.floor or {})}
+        classes = where.pop("classes")
+        unknown = not classes and "constant" not in table
+        return None if unknown else at_floor(table, where=where, classes=classes, share=share)
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Arguments of the statistic, beside the table."""
+        return {
+            name: value
+            for name, value in (self.statistic or {}).items()
+            if name not in ("name", "each")
+        }
+
+    def _check(self) -> None:
+        if not re.fullmatch(r"[A-Z]-[A-Za-z0-9.-]+", self.id):
+            raise ValueError(
+                "an id is the letter of its paper, a hyphen, then letters, digits, dots and hyphens"
+            )
+        lookup("paper", self.paper, PAPERS)
+        lookup("kind", self.kind, dict.fromkeys(KINDS))
+        for name in ("source", "statement"):
+            if not isinstance(getattr(self, name), str) or not getattr(self, name).strip():
+                raise ValueError(f"{name} must be a text")
+        if not isinstance(self.tables, Mapping):
+            raise ValueError(f"tables must map kinds of evidence to paths, got {self.tables!r}")
+        for evidence in self.tables:
+            lookup("kind of evidence", evidence, dict.fromkeys(EVIDENCE))
+        given = [
+            name
+            for name in (*REGISTERED, "tables", "floor")
+            if getattr(self, name) not in (None, {})
+        ]
+        if self.statistic is None and given:
+            raise ValueError(f"without a statistic there can be no {', '.join(given)}")
+        if self.statistic is not None and self.not_testable:
+            raise ValueError("a claim has either a statistic or the reason not_testable, not both")
+        if self.data is not None:
+            from fairlib.data import (
+                DATASETS,
+            )  # Takes torch, which the console command does not wait for without need.
+
+            lookup("data set", str(self.data).partition("/")[0], DATASETS)
+        if self.repaired is not None:
+            self._check_repair()
+        if self.statistic is None:
+            return
+        function = lookup("statistic", str(self.statistic.get("name")), STATISTICS)
+        self._check_cells()
+        each = set(self.statistic.get("each", ())) & set(inspect.signature(function).parameters)
+        try:
+            inspect.signature(function).bind(None, **(self.arguments | dict.fromkeys(each)))
+        except TypeError as error:
+            raise ValueError(f"statistic {self.statistic['name']}: {error}") from None
+        lookup("direction", str(self.direction), dict.fromkeys(DIRECTIONS))
+        for name, value in (("threshold", self.threshold), ("margin", self.margin)):
+            if (
+                isinstance(value, bool)
+                or not isinstance(value, int | float)
+                or not math.isfinite(value)
+            ):
+                raise ValueError(f"{name} must be a finite number, got {value!r}")
+        if self.criterion.margin <= 0:
+            raise ValueError(f"margin must be a positive number, got {self.margin!r}")
+        if not self.tables:
+            raise ValueError("a claim with a statistic needs the tables that test it, got none")
+
+    def _check_cells(self) -> None:
+        each = (self.statistic or {}).get("each", {"level": "all"})
+        sides = (
+            [each, each["against"]] if isinstance(each, Mapping) and "against" in each else [each]
+        )
+        for side in sides:
+            named = (
+                [values for key, values in side.items() if key != "against"]
+                if isinstance(side, Mapping)
+                else []
+            )
+            listed = all(
+                values == "all" or (isinstance(values, list) and values) for values in named
+            )
+            if not side or not isinstance(side, Mapping) or not listed:
+                raise ValueError(f'each must map columns to lists of values or "all", got {each!r}')
+
+    def _check_repair(self) -> None:
+        fixed = {"id", "source", "kind", "data", "repaired", "not_testable"}
+        known = {field.name for field in fields(Claim)} - fixed
+        if (
+            not isinstance(self.repaired, Mapping)
+            or not {"statement", "statistic"} <= set(self.repaired) <= known
+        ):
+            raise ValueError(
+                f"repaired must have a statement and a statistic, may have {known}, got {self.repaired!r}"
+            )
+        self.readings["repaired"]
+
+
+def load(path: str | Path) -> list[Claim]:
+    """Read and check the claims file.
+
+    Raises: ValueError: If the file is not a list of claims, an entry lacks a field or has an
+        unknown one, an id is a
+            duplicate, or a field has an invalid value; the message names the claim.
+        FileNotFoundError: If there is no such file.
+    """
+    entries = parse(Path(path).read_text(encoding="utf-8"))
+    if not isinstance(entries, list) or not all(
+        isinstance(entry, dict) and "id" in entry for entry in entries
+    ):
+        raise ValueError(f"{path} must be a list of entries, each with an id")
+    known = {field.name for field in fields(Claim)}
+    optional = {field.name for field in fields(Claim) if field.default is None}
+    claims: dict[str, Claim] = {}
+    for entry in entries:
+        missing, extra = sorted(known - set(entry) - optional), sorted(set(entry) - known)
+        if missing or extra:
+            raise ValueError(f"claim {entry['id']!r}: fields missing: {missing}, unknown: {extra}")
+        if entry["id"] in claims:
+            raise ValueError(f"claim {entry['id']!r}: duplicate id")
+        claims[entry["id"]] = Claim(**entry)
+    return list(claims.values())
+
+
+def parse(text: str) -> Any:
+    """Read the text of a claims file as plain data."""
+    return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+
+
+def verdict(values: Iterable[float] | pd.DataFrame, claim: Claim) -> Verdict:
+    """Compare one value per seed, or per seed and cell, with the claim's threshold
+    (:mod:`whopays.verdict`).
+
+    Args:
+        values: One value per seed, ``(n,)``, or a table with seeds in rows and cells in columns.
+        claim: Claim with a statistic.
+
+    Raises:
+        ValueError: If the claim has no statistic, or a value is missing or not finite.
+    """
+    return judge(values, claim.criterion)
+
+
+def evaluate(claims: Sequence[Claim], root: str | Path) -> pd.DataFrame:
+    """Compute the verdicts of all claims from the tables they name.
+
+    Args:
+        claims: Claims of the claims file (:func:`load`).
+        root: Folder that the paths of the tables start from.
+
+    Returns: One row per claim, reading and table (one in all for a claim that is not testable):
+        ``claim paper kind reading evidence table decides verdict estimate low high seeds worst_cell
+        worst_estimate``, then ``reason p_value equivalence needed family data test survives``.
+        ``decides`` is False where the table is of another data set than the claim names; ``data``
+        are the data sets of the table. ``test`` is a number: rows that ask the same of the same
+        table are one test, whatever their statements. ``survives`` is False where a verdict does
+        not survive a false-discovery rate of 5 % (Benjamini and Hochberg) over the tests of its
+        family, else True.
+
+    Raises: ValueError: If a table does not give a claim's statistic or floor, or lacks a cell; the
+        message names both.
+    """
+    rows: list[dict[str, Any]] = []
+    tests: dict[str, int] = {}
+    for claim in claims:
+        for reading, read in claim.readings.items():
+            for evidence, table in read.tables.items() or [("", "")]:
+                found, decides, same, data = _judge(read, Path(root, table))
+                row: dict[str, Any] = {
+                    "claim": claim.id,
+                    "paper": claim.paper,
+                    "kind": claim.kind,
+                    "reading": reading,
+                }
+                row |= {
+                    "evidence": evidence,
+                    "table": table,
+                    "decides": decides,
+                    "verdict": found.name,
+                }
+                row |= {
+                    **found.interval._asdict(),
+                    "seeds": found.seeds,
+                    "worst_cell": found.worst_cell,
+                }
+                row |= {
+                    "worst_estimate": found.worst_estimate,
+                    "reason": found.reason,
+                    "p_value": found.p_value,
+                }
+                row |= {
+                    "equivalence": found.equivalence,
+                    "needed": found.needed,
+                    "family": read.family,
+                    "data": data,
+                }
+                rows.append(row | {"test": tests.setdefault(f"{table}: {same}", len(tests))})
+    results = pd.DataFrame(rows).astype({"needed": "Int64"})
+    results["survives"] = ~results["verdict"].isin(DECIDED) | results["p_value"].isna()
+    for _, family in results[(results["seeds"] >= MIN_SEEDS) & results["p_value"].notna()].groupby(
+        "family"
+    ):
+        p_values = family.groupby("test")["p_value"].first()
+        rejected = p_values.index[benjamini_hochberg(p_values, RATE)]
+        results.loc[family.index[family["test"].isin(rejected)], "survives"] = True
+    return results
+
+
+def on_table(claims: Sequence[Claim], table: pd.DataFrame, notebook: str) -> pd.DataFrame:
+    """Compute the verdicts of the claims that a notebook tests, on its own table, whatever its
+    parameters.
+
+    Args:
+        claims: Claims of the claims file (:func:`load`).
+        table: Table of :func:`fairlib.study`.
+        notebook: Path of the notebook, as the claims name it.
+
+    Returns: Indexed by id: ``verdict estimate low high seeds decides``; a repaired reading has a
+        row of its own. A claim whose rows the table does not have is *not in this run*; one whose
+        rows do not give its statistic is *not computable*, with the reason. ``decides`` is False
+        where the table is of another data set than the claim names.
+    """
+    rows = {}
+    for claim in claims:
+        for reading, read in claim.readings.items():
+            if read.notebook != notebook or read.statistic is None:
+                continue
+            name = claim.id if reading == "printed" else f"{claim.id} ({reading})"
+            decides = read.data is None or read.data.partition("/")[0] in set(table.get("data", ()))
+            try:
+                found, _ = _tested(read, table)
+            except MissingRowsError:
+                rows[name] = ["not in this run", math.nan, math.nan, math.nan, 0, decides]
+            except ValueError as error:
+                rows[name] = [f"not computable: {error}", math.nan, math.nan, math.nan, 0, decides]
+            else:
+                rows[name] = [found.name, *found.interval, found.seeds, decides]
+    columns = ["verdict", "estimate", "low", "high", "seeds", "decides"]
+    return pd.DataFrame.from_dict(rows, orient="index", columns=columns).rename_axis("claim")
+
+
+def verdicts(table: pd.DataFrame, notebook: str) -> pd.DataFrame:
+    """Compute the verdicts of the project's claims that a page tests, on its own table.
+
+    Where the project's files are missing (the wheel has them), the table is empty, and a sentence
+    says so.
+
+    Args:
+        table: Table of :func:`fairlib.study`.
+        notebook: Path of the page, as the claims name it: ``"notebooks/pruning/removal.ipynb"``.
+
+    Returns:
+        Table of :func:`on_table`.
+    """
+    path = environment.project() / "book" / "claims.yml"
+    if not path.is_file():
+        print(
+            "The claims are one of the project's files, which are not here: run this page in its repository."
+        )
+    return on_table(load(path) if path.is_file() else [], table, notebook)
+
+
+def read_table(path: str | Path) -> pd.DataFrame:
+    """Read a table that a claim names, Parquet or CSV."""
+    return pd.read_parquet(path) if Path(path).suffix == ".parquet" else pd.read_csv(path)
+
+
+def _judge(claim: Claim, table: Path) -> tuple[Verdict, bool, str, str]:
+    """The verdict, whether the table decides the claim, a text that is the same for the same test,
+    the data sets."""
+    if claim.not_testable:
+        return Verdict("not testable here", claim.not_testable), False, claim.id, ""
+    if claim.statistic is None:
+        return Verdict("undecided", "nothing tests it yet"), False, claim.id, ""
+    if not table.is_file():
+        return Verdict("undecided", "its table has not been recorded"), False, claim.id, ""
+    records = read_table(table)
+    try:
+        found, values = _tested(claim, records)
+    except ValueError as error:
+        raise ValueError(f"claim {claim.id!r}, {table}: {error}") from None
+    data = ", ".join(sorted(set(records["data"].dropna()))) if "data" in records else ""
+    return found, _is_about(claim, records, table), _fingerprint(claim, values), data
+
+
+def _tested(claim: Claim, table: pd.DataFrame) -> tuple[Verdict, pd.Series | pd.DataFrame]:
+    try:
+        values = claim.values(table)
+    except NothingToLoseError as error:
+        return Verdict("undecided (floor)", str(error)), pd.Series(dtype=float)
+    found = verdict(values, claim)
+    if found.name in DECIDED:
+        try:
+            found = judge(values, claim.criterion, by_chance(table, **claim.statistic or {}))
+        except MissingRowsError:
+            found = _left_open(
+                found, "undecided", "what chance gives is unknown without group sizes"
+            )
+    low = [] if claim.floor is None else claim.at_floor(table)
+    if low is None or low:
+        unknown = "the table does not say what a constant answer achieves in each group"
+        reason = f"nothing to lose: {', '.join(map(str, low))}" if low else unknown
+        found = _left_open(found, "undecided (floor)", reason)
+    return found, values
+
+
+def _left_open(found: Verdict, name: str, reason: str) -> Verdict:
+    """The verdict of a table that cannot decide, however many seeds it has."""
+    return found._replace(name=name, reason=reason, needed=None, p_value=math.nan)
+
+
+def _is_about(claim: Claim, records: pd.DataFrame, table: Path) -> bool:
+    """Whether the table is of the data set that the claim names and, if it names one, of the
+    attribute."""
+    name, _, attribute = (claim.data or "").partition("/")
+    if not name or name not in set(records.get("data", ())):
+        return not name
+    beside = (
+        table.with_name("run.json") if table.suffix == ".parquet" else table.with_suffix(".json")
+    )
+    given = (
+        json.loads(beside.read_text(encoding="utf-8"))["parameters"].values()
+        if beside.is_file()
+        else ()
+    )
+    known = {
+        value
+        for one in given
+        for value in (one if isinstance(one, list) else [one])
+        if isinstance(value, str)
+    }
+    return not attribute or attribute in known
+
+
+def _fingerprint(claim: Claim, values: pd.Series | pd.DataFrame) -> str:
+    """What claims share that are one test: the criterion and the values, or the statistic where
+    these are constant."""
+    numbers = pd.DataFrame(values).to_numpy()
+    same = (
+        numbers.tolist()
+        if len({*numbers.flat}) > 1
+        else sorted((claim.statistic or {}).items(), key=str)
+    )
+    return f"{claim.criterion} {same}"

@@ -1,0 +1,269 @@
+"""Grids of runs: their points, and the tables gathered from them.
+
+A grid file (YAML) lists ``runs``. Each entry has a ``notebook``, the ``table`` that is gathered (or
+one ``table`` beside ``runs`` for all), and any of ``file`` (a parameter file), ``parameters`` and
+``grid``: a list of values for each name, of which every combination is a run. Paths start from the
+root of the project::
+
+    table: results/pruning/matthew-effect-models.csv
+    runs:
+      - notebook: notebooks/pruning/matthew-effect.ipynb
+        parameters: {seeds: 10}
+        grid: {model: [cnn, tiny-resnet], epochs: [20, 40]}
+
+The Snakefile executes the points.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import itertools
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from fairlib.environment import cpu, written
+from whopays import runs
+from whopays.runs import OWN_TABLES, RECORDS, ParameterError, RunError, read_yaml
+
+UNFINISHED = "not finished, or without records"
+
+
+@dataclass(frozen=True)
+class Point:
+    """One run of a grid.
+
+    Attributes:
+        id: Name of the run, which depends on its parameters only.
+        notebook: Path of the notebook.
+        parameters: Values of parameters; the others keep their defaults.
+        varied: Names of the parameters that the grid varies.
+        table: Path of the table in which the records are gathered.
+        out: Folder of the run.
+    """
+
+    id: str
+    notebook: Path
+    parameters: Mapping[str, Any]
+    varied: tuple[str, ...]
+    table: Path
+    out: Path
+
+
+def expand(grid: str | Path) -> list[Point]:
+    """List the runs of a grid file, in its order.
+
+    Raises: ParameterError: If the file is not a grid or has a duplicate run, or a parameter does
+        not fit its notebook.
+    """
+    content = read_yaml(grid)
+    _check(grid, content, {"runs": list, "table": str}, needed={"runs"})
+    points = [
+        point
+        for entry in content["runs"]
+        for point in _points(Path(grid), entry, content.get("table"))
+    ]
+    ids = [point.id for point in points]
+    if duplicates := [id for place, id in enumerate(ids) if id in ids[:place]]:
+        raise ParameterError(f"{grid}: duplicate run {duplicates[0]}")
+    return points
+
+
+def _points(grid: Path, entry: Mapping[str, Any], table_of_all: str | None) -> Iterator[Point]:
+    kinds = {"notebook": str, "table": str, "file": str, "parameters": dict, "grid": dict}
+    _check(grid, entry, kinds, needed={"notebook"} if table_of_all else {"notebook", "table"})
+    entry = {"parameters": {}, "grid": {}, "table": table_of_all, **entry}
+    axes = entry["grid"]
+    _check(grid, axes, dict.fromkeys(axes, list), needed=set(axes))
+    root = Path(os.path.relpath(runs.project_root(grid)))
+    notebook, table = root / entry["notebook"], root / entry["table"]
+    fixed = (read_yaml(root / entry["file"]) if "file" in entry else {}) | entry["parameters"]
+    for values in itertools.product(*axes.values()):
+        given = fixed | dict(zip(axes, values, strict=True))
+        id = run_name(notebook, {axis: given[axis] for axis in axes}, runs.resolve(notebook, given))
+        yield Point(id, notebook, given, tuple(axes), table, folder(grid) / id)
+
+
+def folder(grid: str | Path) -> Path:
+    """Name the folder of a grid's runs, which need not exist."""
+    root = Path(os.path.relpath(runs.project_root(grid)))
+    name = "-".join(Path(os.path.relpath(grid, root)).with_suffix("").parts).removeprefix("params-")
+    return root / "_build" / "sweeps" / name
+
+
+def run_name(notebook: Path, varied: Mapping[str, Any], parameters: Mapping[str, Any]) -> str:
+    """Name a run by its notebook and varied parameters, and by a digest of all parameters, which
+    makes it unique."""
+    label = "-".join([notebook.stem, *(f"{name}={value}" for name, value in varied.items())])
+    return f"{re.sub(r'[^0-9A-Za-z_.=-]+', '_', label)[:100]}-{runs.digest_values(parameters)[:8]}"
+
+
+def _check(grid: str | Path, found: Any, kinds: Mapping[str, type], needed: set[str]) -> None:
+    if not isinstance(found, dict) or set(found) - set(kinds) or needed - set(found):
+        known = f"{', '.join(kinds)} (needed: {', '.join(sorted(needed))})"
+        raise ParameterError(f"{grid}: expected {known}, got {found!r}")
+    for name, value in found.items():
+        if not isinstance(value, kinds[name]) or (name in needed and not value):
+            raise ParameterError(
+                f"{grid}: {name} must be a non-empty {kinds[name].__name__}, got {value!r}"
+            )
+
+
+def unfit(points: Iterable[Point]) -> dict[str, str]:
+    """Say by id why runs cannot be gathered: :data:`UNFINISHED`, or which contents have changed
+    since.
+
+    The tables that the notebook itself recorded may change (:func:`whopays.runs.contents`).
+    """
+    now = functools.cache(
+        lambda notebook: runs.contents(notebook, {})
+    )  # Once, since it reads all of fairlib.
+    found = {}
+    for point in points:
+        values = runs.resolve(point.notebook, point.parameters)
+        wanted = {**now(point.notebook), "parameters": runs.digest_values(values)}
+        run = runs.read_run(point.out)
+        if not run or RECORDS not in run["files"]:
+            found[point.id] = UNFINISHED
+        elif changed := [name for name in runs.changes(run, wanted) if name != OWN_TABLES]:
+            found[point.id] = f"finished with other contents: {', '.join(changed)}"
+    return found
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How far the runs of a grid are.
+
+    Attributes: runs: By state the runs: ``done``; ``stale``, finished with other contents;
+        ``failed``; ``missing``. timed: Number of finished runs, stale ones too, that this machine
+        executed. hours: Hours until all runs are done, at the pace of these; None where there are
+        none.
+    """
+
+    runs: Mapping[str, list[Point]]
+    timed: int
+    hours: float | None
+
+
+def plan(grid: str | Path) -> Plan:
+    """Tell how far the runs of a grid are, and how long the rest takes on this machine.
+
+    The pace is the number of runs that it has finished, divided by the time in which at least one
+    of them was running.
+
+    Raises:
+        ParameterError: As :func:`expand` does.
+    """
+    points, here = expand(grid), (cpu(), os.cpu_count())
+    why, spans = unfit(points), []
+    found: dict[str, list[Point]] = {"done": [], "stale": [], "failed": [], "missing": []}
+    for point in points:
+        if why.get(point.id) == UNFINISHED:
+            has_failed = (point.out.parent / "failed" / f"{point.id}.ipynb").exists()
+            found["failed" if has_failed else "missing"].append(point)
+            continue
+        found["stale" if point.id in why else "done"].append(point)
+        run = runs.read_run(point.out) or {}
+        if (run.get("cpu"), run.get("cores")) == here:
+            spans.append((datetime.fromisoformat(run["started"]).timestamp(), run["seconds"]))
+    busy = until = 0.0
+    for start, seconds in sorted(spans):
+        busy += max(start + seconds - max(start, until), 0)
+        until = max(until, start + seconds)
+    return Plan(found, len(spans), busy / len(spans) * len(why) / 3600 if spans else None)
+
+
+def refusal(grid: str | Path, found: Mapping[str, str]) -> str:
+    """Say which runs of a grid cannot be gathered (at most five), why (as :func:`unfit` found), and
+    what to do."""
+    named = "; ".join([f"{id} ({why})" for id, why in found.items()][:5]) + "; ..." * (
+        len(found) > 5
+    )
+    remedy = f"'make sweep GRID={grid}' runs what is not finished, with FORCE=1 also what has other contents"
+    return (
+        f"{len(found)} of {len(expand(grid))} runs of {grid} cannot be gathered: {named}. {remedy}"
+    )
+
+
+def gather(grid: str | Path) -> list[Path]:
+    """Write the tables of a grid, CSV with six significant digits, each with its provenance in a
+    JSON file beside it.
+
+    A table has the rows of its runs in the order of the grid, and a column for each parameter that
+    the grid varies, unless the records have one. Provenance in which the runs differ is a list.
+
+    Returns:
+        The paths of the tables.
+
+    Raises: RunError: If a run is not finished, has recorded nothing, or was made by other contents
+        than the current ones
+            (:func:`unfit`): one table has the records of one experiment.
+    """
+    points = expand(grid)
+    if found := unfit(points):
+        raise RunError(refusal(grid, found))
+    tables = list(dict.fromkeys(point.table for point in points))
+    for table in tables:
+        _gather(grid, [point for point in points if point.table == table], table)
+    return tables
+
+
+def _gather(grid: str | Path, points: Sequence[Point], table: Path) -> None:
+    found = [run for point in points if (run := runs.read_run(point.out))]
+    table.parent.mkdir(parents=True, exist_ok=True)
+    with written(table) as new_table, written(table.with_suffix(".json")) as new_provenance:
+        new_table.write_text(tabulate(points), encoding="utf-8", newline="\n")
+        provenance = {
+            "grid": Path(os.path.relpath(grid, runs.project_root(grid))).as_posix(),
+            **_provenance(found),
+            "sha256": hashlib.sha256(new_table.read_bytes()).hexdigest(),
+        }
+        new_provenance.write_text(json.dumps(provenance, indent=1) + "\n", encoding="utf-8")
+
+
+def tabulate(points: Iterable[Point]) -> str:
+    """Format the records of finished runs as a table is stored: CSV with six significant digits."""
+    import pandas as pd
+
+    parts = []
+    for point in points:
+        records = pd.read_parquet(point.out / RECORDS)
+        new = {name: point.parameters[name] for name in point.varied if name not in records}
+        parts.append(records.assign(**new)[[*new, *records]])
+    return pd.concat(parts).to_csv(index=False, float_format="%.6g", lineterminator="\n")
+
+
+def _provenance(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    own = {"parameters", "started", "seconds", "trainings", "files", "checksum"}
+    counts = [run["trainings"] for run in found if "trainings" in run]
+    return {
+        "runs": len(found),
+        "started": min(run["started"] for run in found),
+        "seconds": round(sum(run["seconds"] for run in found), 1),
+        "parameters": _common([run["parameters"] for run in found]),
+        "trainings": {
+            way: sum(count.get(way, 0) for count in counts) for way in ("at once", "alone")
+        },
+        **{name: value for name, value in _common(found).items() if name not in own},
+    }
+
+
+def _common(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """By name the value that all runs share, or the list of the different ones; None of a run that
+    lacks the name."""
+    return {name: one_or_all(run.get(name) for run in found) for run in found for name in run}
+
+
+def one_or_all(values: Iterable[Any]) -> Any:
+    """Give back the value that all share; else the list of the different ones, in their order."""
+    different: list[Any] = []
+    for value in values:
+        if value not in different:
+            different.append(value)
+    return different[0] if len(different) == 1 else different

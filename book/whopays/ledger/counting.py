@@ -1,0 +1,108 @@
+"""What of the verdicts counts, and how often: by paper, by kind of evidence, by page."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pandas as pd
+
+from whopays.claims import EVIDENCE, PAPERS, Claim
+from whopays.ledger.text import pipe_row
+from whopays.verdict import DECIDED, VERDICTS
+
+
+def counted(results: pd.DataFrame) -> pd.DataFrame:
+    """Mark the rows by which claims are counted, in a column ``counts``.
+
+    These are the rows that decide. A claim in a reading that no table decides counts by the rows
+    that have no numbers (not testable, not recorded yet); where all its tables are of other data,
+    by a row of its own, *undecided*.
+
+    Args:
+        results: Verdicts (:func:`whopays.claims.evaluate`).
+    """
+    keys = [results["claim"], results["reading"]]
+    decided = results["decides"].groupby(keys).transform("any")
+    counts = results["decides"] | (~decided & (results["seeds"] == 0))
+    missing = results[~counts.groupby(keys).transform("any")].drop_duplicates(["claim", "reading"])
+    empty: dict[str, Any] = dict.fromkeys(("evidence", "table", "data", "worst_cell"), "")
+    empty |= {"verdict": "undecided", "seeds": 0, "needed": pd.NA}
+    empty |= {
+        "estimate": float("nan"),
+        "low": float("nan"),
+        "high": float("nan"),
+        "p_value": float("nan"),
+    }
+    added = missing.assign(
+        **empty, survives=True, reason="no table of the data that it names", counts=True
+    )
+    marked = results.assign(counts=counts)
+    return (
+        pd.concat([marked, added.astype(marked.dtypes)], ignore_index=True)
+        if len(added)
+        else marked
+    )
+
+
+def papers_table(rows: pd.DataFrame) -> list[str]:
+    """Count claims and distinct tests by paper, verdict and kind of evidence, as a MyST table.
+
+    Args:
+        rows: Verdicts with a column ``counts`` (:func:`counted`).
+    """
+    rows = rows[rows["counts"]]
+    printed, repaired = rows[rows["reading"] == "printed"], rows[rows["reading"] == "repaired"]
+    kinds = {"claims": printed, "decided": printed[printed["verdict"].isin(DECIDED)]}
+    kinds |= {name: printed[printed["verdict"] == name] for name in VERDICTS}
+    if len(repaired):
+        kinds["as repaired"] = repaired
+        kinds |= {
+            f"as repaired, {name}": repaired[repaired["verdict"] == name] for name in VERDICTS
+        }
+    for name in EVIDENCE:
+        own = rows[(rows["evidence"] == name) & rows["verdict"].isin(DECIDED)]
+        kinds[f"decided by a{'n' * (name[0] == 'e')} {name}"] = own
+    papers = [paper for paper in PAPERS if paper in set(rows["paper"])]
+    lines = [pipe_row(["counted", *(f"[{paper}]" for paper in papers), "all"])]
+    lines.append(pipe_row(["---", *["--:"] * (len(papers) + 1)]))
+    for name, own in kinds.items():
+        if len(own) or not name.startswith("as repaired"):
+            cells = [_count(own[own["paper"] == paper]) for paper in papers]
+            lines.append(pipe_row([name, *cells, _count(own)]))
+    return lines
+
+
+def pages_table(claims: Sequence[Claim], rows: pd.DataFrame) -> list[str]:
+    """Count the claims of each page by verdict, as a MyST table; a claim counts as printed and
+    again as repaired.
+
+    Args:
+        claims: Claims of the claims file.
+        rows: Verdicts with a column ``counts`` (:func:`counted`).
+    """
+    lines = [pipe_row(["page", "claims", "verdicts"]), pipe_row(["---", "--:", "---"])]
+    for notebook, ids in by_page(claims).items():
+        own = rows[rows["counts"] & rows["claim"].isin(ids)]
+        found = own.drop_duplicates(["claim", "reading", "verdict"])["verdict"].value_counts()
+        verdicts = ", ".join(f"{found[name]} {name}" for name in VERDICTS if name in found)
+        lines.append(
+            pipe_row([f"[](../{notebook})" if notebook else "no page", _count(own), verdicts])
+        )
+    return lines
+
+
+def by_page(claims: Sequence[Claim]) -> dict[str, list[str]]:
+    """Ids of the claims by the notebook that tests one of their readings; those without one last,
+    under ``""``."""
+    pages: dict[str, list[str]] = {}
+    for claim in claims:
+        for notebook in dict.fromkeys(read.notebook or "" for read in claim.readings.values()):
+            pages.setdefault(notebook, []).append(claim.id)
+    return {
+        notebook: pages[notebook] for notebook in sorted(pages, key=lambda name: (not name, name))
+    }
+
+
+def _count(rows: pd.DataFrame) -> str:
+    """Number of claims, and in parentheses of distinct tests if there are any."""
+    tests = rows.loc[rows["seeds"] > 0, "test"].nunique()
+    return f"{rows['claim'].nunique()}" + (f" ({tests})" if tests else "")

@@ -1,0 +1,130 @@
+"""What is written of the ledger: the page, a table as CSV or JSON, and a section at the end of each
+notebook."""
+
+import math
+from collections.abc import Sequence
+from json import dumps, loads
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from fairlib import environment
+from whopays.claims import Claim, evaluate, load
+from whopays.ledger.counting import by_page, counted
+from whopays.ledger.history import changes
+from whopays.ledger.page import page
+from whopays.ledger.text import escape, numbers, origin
+
+COLUMNS = [
+    *["claim", "paper", "kind", "reading", "evidence", "table", "decides"],
+    *[
+        "verdict",
+        "estimate",
+        "low",
+        "high",
+        "seeds",
+        "needed",
+        "worst_cell",
+        "worst_estimate",
+        "data",
+    ],
+]
+_CELL = "claims-of-this-page"
+
+
+def write(
+    claims_path: str | Path,
+    root: str | Path,
+    out: str | Path | None = None,
+    *,
+    csv: str | Path | None = None,
+    json: str | Path | None = None,
+    notebooks: str | Path | None = None,
+) -> None:
+    """Write the ledger, in the forms for which a path is given, from the claims file and the tables
+    under ``root``.
+
+    Args: claims_path: Path of the claims file. root: Folder that the paths of the tables start
+        from. out: Path of the page, MyST markdown (:func:`page`). csv, json: Path of the verdicts
+        as a table of `COLUMNS`, a row for each claim, reading and table. notebooks: Folder of
+        copies of the notebooks, which have their places below it as in the project; each gets its
+            own rows as a section (:func:`own_rows`), before *Where this comes from*.
+    """
+    claims = load(claims_path)
+    results = evaluate(claims, root)
+    table = results[COLUMNS].replace(
+        [math.inf, -math.inf], math.nan
+    )  # The interval of one seed has no ends.
+    if out is not None:
+        _replace(out, page(claims, results, changes(claims_path), root))
+    if csv is not None:
+        _replace(csv, table.to_csv(index=False, lineterminator="\n"))
+    if json is not None:
+        records = table.astype(object).where(table.notna(), None).to_dict("records")
+        _replace(json, dumps(records, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+    if notebooks is not None:
+        for name in by_page(claims):
+            if (path := Path(notebooks, name)).is_file():
+                _append(path, own_rows(claims, results, name))
+
+
+def own_rows(claims: Sequence[Claim], results: pd.DataFrame, notebook: str) -> str:
+    """Write the section of a page that lists the verdicts of its claims, each with a link to its
+    row in the ledger.
+
+    Args:
+        claims: Claims of the claims file (:func:`whopays.claims.load`).
+        results: Verdicts of these claims (:func:`whopays.claims.evaluate`).
+        notebook: Path of the notebook, as the claims name it.
+    """
+    rows = counted(results).sort_values("counts", ascending=False, kind="stable")
+    lines = [
+        "## The claims of this page",
+        "",
+        "Estimates with 95 % intervals over seeds, by the tables that were recorded when the book was built. [The "
+        "ledger](../../book/ledger.md) has the statements, [how to read it](../../book/reading-the-ledger.md) the "
+        "rules.",
+        "",
+    ]
+    for claim in claims:
+        for reading, read in claim.readings.items():
+            if read.notebook == notebook:
+                own = rows[(rows["claim"] == claim.id) & (rows["reading"] == reading)]
+                known = "" if claim.repaired is None else f", as {reading}"
+                lines.append(
+                    f"- [{claim.id}](#{claim.id}){known}: {'; '.join(map(_short, own.itertuples()))}"
+                )
+    return "\n".join(lines)
+
+
+def _short(row: Any) -> str:
+    elsewhere = "elsewhere " * (row.seeds > 0 and not row.counts)
+    estimate = f" {escape(numbers(row))}" * (row.seeds > 0)
+    few = row.verdict == "undecided" and 0 < row.seeds < 10
+    reason = f": {escape(row.reason)}" * bool(
+        row.reason and (few or row.verdict == "undecided (floor)")
+    )
+    return f"{elsewhere}**{row.verdict}**{estimate}" + f" ({origin(row)}{reason})" * bool(
+        origin(row)
+    )
+
+
+def _append(path: Path, section: str) -> None:
+    """Put the section into a notebook before *Where this comes from*, else at its end; once,
+    however often called."""
+    notebook = loads(path.read_text(encoding="utf-8"))
+    cells = [cell for cell in notebook["cells"] if cell.get("id") != _CELL]
+    ends = [
+        place
+        for place, cell in enumerate(cells)
+        if "".join(cell["source"]).startswith("## Where this comes from")
+    ]
+    own = {"cell_type": "markdown", "id": _CELL, "metadata": {}, "source": section}
+    cells.insert((ends or [len(cells)])[-1], own)
+    _replace(path, dumps(notebook | {"cells": cells}, indent=1, ensure_ascii=False) + "\n")
+
+
+def _replace(path: str | Path, text: str) -> None:
+    with environment.written(path) as new:
+        new.write_text(text, encoding="utf-8", newline="\n")

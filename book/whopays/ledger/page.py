@@ -1,0 +1,221 @@
+"""The page of the ledger: a picture, counts, a row for each claim, and what a reader may want to
+hold against it."""
+
+from collections.abc import Sequence
+from html import escape as html
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import pandas as pd
+
+from whopays.claims import EVIDENCE, PAPERS, RATE, Claim, read_table
+from whopays.effects import FLOOR
+from whopays.ledger import history as changed
+from whopays.ledger.counting import counted, pages_table, papers_table
+from whopays.ledger.figure import CLIP, figure
+from whopays.ledger.text import (
+    details,
+    escape,
+    folded,
+    numbers,
+    origin,
+    p_text,
+    percent,
+    pipe_row,
+    slug,
+)
+from whopays.verdict import DECIDED, MIN_SEEDS
+
+SHARES = (FLOOR / 2, FLOOR, 2 * FLOOR)
+
+_INTRODUCTION = (
+    "Every claim of the papers, and this book's own, with what the recorded tables say about it. This page is computed "
+    "from the claims file, these tables and the file's history; nothing on it is typed. [How to read "
+    "it](reading-the-ledger.md) says how a verdict is made. The same as a table, for those who compute: `fairlib "
+    "ledger --csv ledger.csv`."
+)
+_FIGURE = (
+    "Each line is the 95 % interval of one verdict that counts, in units of the claim's margin: 0 is the threshold, "
+    "the shaded band the margin. To the right lies what is claimed; for equalities, a value above the claimed one. "
+    f"Arrows: the interval goes on beyond {CLIP} margins. Dots: the worst cell of a statement about each of several. "
+    "A line leads to its row."
+)
+_COUNTS = (
+    "Claims, and in parentheses distinct tests: rows that ask the same of the same numbers are one test. A claim "
+    "counts once in each verdict that a table of its data gave, so that the verdicts add up to more than the claims; "
+    "it is *decided* where one of them is supported, reversed or no effect. A repaired claim counts as printed; how "
+    "it counts as repaired stands apart."
+)
+
+
+def page(
+    claims: Sequence[Claim], results: pd.DataFrame, history: changed.History, root: str | Path = "."
+) -> str:
+    """Write the text of the ledger.
+
+    Args:
+        claims: Claims of the claims file (:func:`whopays.claims.load`).
+        results: Verdicts of these claims (:func:`whopays.claims.evaluate`).
+        history: Changes of the claims file (:func:`whopays.ledger.changes`).
+        root: Folder that the paths of the tables start from.
+
+    Returns: MyST markdown for a page in the folder ``book``; other pages link to a claim by
+        ``[T-fig-1](#T-fig-1)``, other documents by ``ledger.html#T-fig-1``.
+    """
+    rows = counted(results)
+    parts = ["(ledger)=", "# The ledger of claims", "", _INTRODUCTION, ""]
+    parts += ["## All verdicts at a glance", "", _FIGURE, "", *figure(claims, results), ""]
+    parts += ["## Counted", "", _COUNTS, "", *papers_table(rows), "", _on_real_images(rows), ""]
+    parts += [*folded("By page", ["", *pages_table(claims, rows), ""]), ""]
+    own_rows = dict(iter(rows.groupby("claim", sort=False)))
+    for paper, title in PAPERS.items():
+        if own := [claim for claim in claims if claim.paper == paper]:
+            parts += [f"## [{paper}] {title}", ""]
+            parts += [line for claim in own for line in claim_block(claim, own_rows[claim.id])]
+    parts += ["## One test, several rows", "", *_shared_tests(claims, results), ""]
+    parts += ["## Groups at the floor", "", *_floors(claims, Path(root)), ""]
+    parts += [
+        "## Verdicts that do not survive the false-discovery rate",
+        "",
+        *_discoveries(results),
+        "",
+    ]
+    parts += [
+        "## Changes of registered claims",
+        "",
+        *changed.section(history, {claim.id for claim in claims}),
+        "",
+    ]
+    return "\n".join(parts)
+
+
+def claim_block(claim: Claim, rows: pd.DataFrame) -> list[str]:
+    """Write the row of one claim: its place, statement, and the verdicts of its readings.
+
+    Args:
+        claim: The claim.
+        rows: Its verdicts, with a column ``counts`` (:func:`whopays.ledger.counting.counted`).
+    """
+    pages = dict.fromkeys(read.notebook for read in claim.readings.values() if read.notebook)
+    names = " ".join(PurePosixPath(name).stem for name in pages)
+    links = [f"[](../{name})" for name in pages]
+    place = [
+        f'<a class="claim-id" href="#{claim.id}">{claim.id}</a>',
+        f"*{escape(claim.source)}*",
+        claim.kind,
+        *links,
+    ]
+    lines = [
+        f'<div class="claim" id="{claim.id}" data-paper="{claim.paper}" data-page="{names}">',
+        "",
+    ]
+    lines += [f"({claim.id})=", " &middot; ".join(place), ""]
+    for reading, read in claim.readings.items():
+        known = "" if claim.repaired is None else f"*As {reading}:* "
+        lines += [
+            known + escape(read.statement),
+            "",
+            *_verdicts(rows[rows["reading"] == reading]),
+            "",
+        ]
+        if read.not_testable:
+            lines += [escape(read.not_testable), ""]
+    return [*lines, "</div>", ""]
+
+
+def _verdicts(rows: pd.DataFrame) -> list[str]:
+    """The verdicts of one reading as an HTML list, those that count first and those of other data
+    last."""
+    place = (~rows["counts"]).astype(int) + (~rows["counts"] & (rows["seeds"] > 0))
+    ordered = rows.loc[place.sort_values(kind="stable").index]
+    return ["<ul>", *map(_verdict, ordered.itertuples()), "</ul>"]
+
+
+def _verdict(row: Any) -> str:
+    given = {"verdict": row.verdict * row.counts, "evidence": row.evidence, "data": row.data}
+    data = " ".join(f'data-{name}="{html(value)}"' for name, value in given.items())
+    other = "<i>elsewhere</i> " * (row.seeds > 0 and not row.counts)
+    beside = "" if row.verdict == "not testable here" else f" {html(details(row))}"
+    return f'<li {data}>{other}<b class="{slug(row.verdict)}">{html(row.verdict)}</b>{beside}</li>'
+
+
+def _on_real_images(rows: pd.DataFrame) -> str:
+    real = rows[
+        rows["counts"] & rows["evidence"].isin(EVIDENCE[2:]) & rows["verdict"].isin(DECIDED)
+    ]
+    data = sorted({name for names in real["data"] for name in names.split(", ") if name})
+    names = f" ({', '.join(data)})" if data else ""
+    return (
+        f"On real images that the book does not carry{names} stand {real['claim'].nunique()} of "
+        f"{rows['claim'].nunique()} claims, by {real['test'].nunique()} distinct tests: these are the real-data "
+        "runs and the runs at scale."
+    )
+
+
+def _shared_tests(claims: Sequence[Claim], results: pd.DataFrame) -> list[str]:
+    statements = {
+        (claim.id, name): read.statement
+        for claim in claims
+        for name, read in claim.readings.items()
+    }
+    lines = []
+    for _, own in results[results["seeds"] > 0].groupby("test", sort=False):
+        if len({statements[row.claim, row.reading] for row in own.itertuples()}) > 1:
+            row = next(own.itertuples())
+            names = ", ".join(f"[{name}](#{name})" for name in dict.fromkeys(own["claim"]))
+            lines.append(f"- {names}: {row.verdict} {escape(numbers(row))}, {origin(row)}")
+    if not lines:
+        return ["No two rows with different statements rest on one test."]
+    text = "Different statements for which the same was asked of the same numbers: they stand or fall together."
+    return [text, "", *folded(f"{len(lines)} tests stand behind several rows", lines)]
+
+
+def _floors(claims: Sequence[Claim], root: Path) -> list[str]:
+    asked = {
+        (table, str(read.floor)): read
+        for claim in claims
+        for read in claim.readings.values()
+        for table in read.tables.values()
+        if read.floor is not None and Path(root, table).is_file()
+    }
+    low: dict[float, dict[str, dict[Any, None]]] = {share: {} for share in SHARES}
+    for (table, _), claim in asked.items():
+        records = read_table(Path(root, table))
+        for share, found in low.items():
+            if groups := claim.at_floor(records, share):
+                found.setdefault(table, {}).update(dict.fromkeys(groups))
+    if not asked:
+        return ["No claim with a recorded table has this condition."]
+    total = len({table for table, _ in asked})
+    lines = [
+        f"Claims about who loses have the condition that every group has something to lose; it concerns {total} "
+        f"tables. A group is at the floor where the control avoids less than {percent(FLOOR)} of the errors of a "
+        "constant answer. How many tables have such a group, were the share another one:",
+        "",
+        pipe_row(["share", *(percent(share) for share in SHARES)]),
+        pipe_row(["---"] * (len(SHARES) + 1)),
+        pipe_row(["tables with a group at the floor", *(len(low[share]) for share in SHARES)]),
+        "",
+    ]
+    tables = sorted(low[FLOOR].items())
+    return lines + [
+        f"- {escape(table)}: {escape(', '.join(map(str, groups)))}" for table, groups in tables
+    ]
+
+
+def _discoveries(results: pd.DataFrame) -> list[str]:
+    tested = results[(results["seeds"] >= MIN_SEEDS) & results["p_value"].notna()]
+    counts = tested.groupby("family")["test"].nunique()
+    families = " and ".join(f"{number} tests of {name}" for name, number in sorted(counts.items()))
+    lost = results[~results["survives"]]
+    if not families:
+        return [f"No test has {MIN_SEEDS} seeds or more yet."]
+    rule = f"Benjamini and Hochberg at a rate of {percent(RATE)}, for each family apart"
+    head = f"{rule}: {families}, of {MIN_SEEDS} seeds or more"
+    if lost.empty:
+        return [f"{head}. Every verdict survives."]
+    lines = [
+        f"- [{row.claim}](#{row.claim}), {origin(row)}: {row.verdict}{p_text(row)}"
+        for row in lost.itertuples()
+    ]
+    return [f"{head}. These do not survive:", "", *lines]

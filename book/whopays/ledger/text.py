@@ -1,0 +1,70 @@
+"""What a row of the ledger says in a line, and the markup of the page."""
+
+import math
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import pandas as pd
+
+
+def escape(text: str) -> str:
+    """Escape a text for MyST: one line, $mathematics$ untouched, all other markup escaped."""
+    parts = re.split(r"(\$[^$]+\$)", " ".join(text.split()))
+    parts[::2] = [re.sub(r"([\\`*_<>\[\]{}|#~^$&@])", r"\\\1", part) for part in parts[::2]]
+    return re.sub(r"^(\d*)([-+.)](?=\s|$)|\()", r"\1\\\2", "".join(parts))
+
+
+def pipe_row(cells: Iterable[Any]) -> str:
+    """A row of a MyST table."""
+    return "| " + " | ".join(str(cell) for cell in cells) + " |"
+
+
+def folded(title: str, lines: Iterable[str]) -> list[str]:
+    """Lines that the reader unfolds."""
+    return [f"::::{{dropdown}} {title}", *lines, "::::"]
+
+
+def slug(verdict: str) -> str:
+    """Name of the style of a verdict."""
+    return re.sub(r"\W+", "-", verdict).strip("-")
+
+
+def percent(share: float) -> str:
+    """A share in percent."""
+    return f"{100 * share:g} %"
+
+
+def numbers(row: Any) -> str:
+    """Estimate and interval."""
+    return f"{row.estimate:.3f} [{row.low:.3f}, {row.high:.3f}]"
+
+
+def origin(row: Any) -> str:
+    """Kind of evidence and data."""
+    return ", ".join(filter(None, [row.evidence, row.data]))
+
+
+def details(row: Any) -> str:
+    """All that stands beside a verdict: estimate, interval, seeds, p-value, origin, worst cell, and
+    reservations."""
+    parts = [f"{numbers(row)}, {row.seeds} seeds{p_text(row)}"] if row.seeds else []
+    if origin(row):
+        parts.append(origin(row))
+    if row.worst_cell:
+        parts.append(f"mean of the cells; the worst is {row.worst_cell}: {row.worst_estimate:.3f}")
+    if row.reason:
+        parts.append(row.reason)
+    if row.verdict == "undecided" and row.seeds > 1 and not pd.isna(row.needed):
+        parts.append(f"if the mean stays where it is, it takes about {row.needed} seeds")
+    if not row.survives:
+        parts.append("does not survive the false-discovery rate")
+    return "; ".join(parts)
+
+
+def p_text(row: Any) -> str:
+    """The p-value, after a comma; nothing where no test was made."""
+    if math.isnan(row.p_value):
+        return ""
+    name = "p of equivalence" if row.equivalence else "p"
+    return f", {name} < 0.001" if row.p_value < 0.001 else f", {name} = {row.p_value:.3f}"

@@ -1,0 +1,613 @@
+"""One papermill run, done safely, and what makes it out of date.
+
+A finished run is a folder with ``notebook.ipynb`` (executed), ``records.parquet`` (if the notebook
+called :func:`record`) and ``run.json``, which holds their checksums and its own. Work happens in a
+temporary folder beside it, which is renamed when everything is on the disk: the run is there
+completely or not at all. A lock makes a second process that is asked for the same run wait for the
+first.
+
+The Snakefile and the console command start with this file, so nothing is imported at its top that
+takes time."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import glob
+import hashlib
+import json
+import math
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from fairlib import environment
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Scalar = bool | int | float | str
+
+NOTEBOOK, RECORDS, RUN = "notebook.ipynb", "records.parquet", "run.json"
+OWN_TABLES = "its recorded tables"  # What a page shows of its sweeps, and no record comes from.
+
+_REPLACED = "replaced"  # In a run's folder for an instant: the run it takes the place of.
+_LEFT_OUT = (
+    "cli",
+    "grids",
+    "ledger",
+    "plan",
+    "verify",
+)  # Modules of whopays that no page computes with.
+_OF_AUDITS = ("auditing", "cli")  # Modules of fairlib that only pages with an audit compute with.
+_WORKSHOP = Path(__file__).resolve().parent
+_TYPES: dict[str, tuple[type, str]] = {
+    "bool": (bool, "true or false"),
+    "int": (int, "an int"),
+    "float": (float, "a finite number"),
+    "str": (str, "a text"),
+}
+
+
+class ParameterError(ValueError):
+    """Raised where a parameter does not fit its notebook, or a notebook, parameter file or grid is
+    not valid."""
+
+
+class RunError(RuntimeError):
+    """Raised where a run cannot begin, or has failed."""
+
+
+def record(table: pd.DataFrame) -> pd.DataFrame:
+    """Save a tidy table with the run that executes this notebook; outside a run do nothing.
+
+    Further calls append rows.
+
+    Args:
+        table: One row per observation. Its index is not kept.
+
+    Returns:
+        The same table.
+
+    Raises: TypeError: If ``table`` is not a DataFrame, or has a column that Parquet cannot hold.
+        ValueError: If ``table`` is empty, its column names are not unique texts, its index has a
+        name (and would be
+            lost), or its columns are not those recorded before.
+
+    Example: In a notebook that ``whopays run`` executes this writes ``records.parquet``; anywhere
+        else it does nothing.
+
+        >>> import pandas, fairlib
+        >>> table = pandas.DataFrame({"seed": [0, 1], "accuracy": [0.75, 0.5]})
+        >>> whopays.record(table) is table
+        True
+        >>> whopays.record(table.set_index("seed"))
+        Traceback (most recent call last):
+            ...
+        ValueError: index ['seed'] of table would be lost; record table.reset_index()
+    """
+    import pandas as pd
+    import pyarrow
+
+    if not isinstance(table, pd.DataFrame):
+        raise TypeError(f"table must be a pandas DataFrame, got {type(table).__name__}")
+    columns = list(table)
+    if (
+        table.empty
+        or not all(isinstance(name, str) for name in columns)
+        or len(set(columns)) < len(columns)
+    ):
+        raise ValueError(
+            f"table must have rows, and unique texts for columns; got {len(table)} rows of {columns}"
+        )
+    if any(name is not None for name in table.index.names):
+        raise ValueError(
+            f"index {list(table.index.names)} of table would be lost; record table.reset_index()"
+        )
+    if environment.RUN not in os.environ:
+        return table
+    path = Path(os.environ[environment.RUN], RECORDS)
+    before = [pd.read_parquet(path)] if path.exists() else []
+    if before and list(before[0]) != columns:
+        raise ValueError(
+            f"table must have the columns recorded before, {list(before[0])}, got {columns}"
+        )
+    try:
+        with environment.written(path) as new:
+            pd.concat([*before, table]).to_parquet(new, index=False)
+    except pyarrow.ArrowException as error:
+        raise TypeError(f"table cannot be written as Parquet: {error}") from error
+    return table
+
+
+class Parameter(NamedTuple):
+    """The type of a notebook's parameter, by name, and its default."""
+
+    type: str
+    default: Scalar
+
+
+def parameters(notebook: str | Path) -> dict[str, Parameter]:
+    """Read the parameters of a notebook from its first cell that is tagged ``parameters``; none
+    without such a cell.
+
+    The cell is parsed here since ``papermill.inspect_notebook`` goes line by line and silently
+    leaves out some parameters, for example a text with an equals sign in it.
+
+    Raises: ParameterError: If a statement is not ``name: type = literal``, or the file is not a
+        notebook.
+    """
+    tagged = [cell for cell in _cells(notebook) if "parameters" in cell["metadata"].get("tags", [])]
+    try:
+        statements = ast.parse(tagged[0]["source"]).body if tagged else []
+    except SyntaxError as error:
+        raise ParameterError(
+            f"{notebook}: the cell tagged 'parameters' is not Python: {error}"
+        ) from None
+    return dict(_parameter(notebook, statement) for statement in statements)
+
+
+def _parameter(notebook: str | Path, statement: ast.stmt) -> tuple[str, Parameter]:
+    match statement:
+        case ast.AnnAssign(
+            ast.Name(name), ast.Name(kind), ast.Constant() | ast.UnaryOp(ast.USub()) as value
+        ):
+            if kind in _TYPES:
+                return name, Parameter(
+                    kind, _checked(notebook, name, ast.literal_eval(value), kind)
+                )
+    wanted = f"write 'name: type = literal' with a type of {', '.join(_TYPES)}"
+    raise ParameterError(f"{notebook}: '{ast.unparse(statement)}' is not a parameter; {wanted}")
+
+
+def resolve(notebook: str | Path, given: Mapping[str, Any]) -> dict[str, Scalar]:
+    """Complete the parameters of a notebook: the given values, checked against its types, and the
+    other defaults.
+
+    An int is taken for a float. A text is converted to the type of its parameter: the command line
+    gives only texts, and YAML reads ``1e-3`` as one.
+
+    Raises:
+        ParameterError: If a name is unknown or a value has another type.
+    """
+    known = parameters(notebook)
+    values = {name: parameter.default for name, parameter in known.items()}
+    for name, value in given.items():
+        if name not in known:
+            close = difflib.get_close_matches(str(name), known, n=1)
+            hint = f" (did you mean {close[0]!r}?)" if close else ""
+            raise ParameterError(
+                f"{notebook}: unknown parameter {name!r}{hint}; known: {', '.join(known) or 'none'}"
+            )
+        kind = known[name].type
+        values[name] = _checked(
+            notebook, name, _read(value, kind) if isinstance(value, str) else value, kind
+        )
+    return values
+
+
+def _read(text: str, kind: str) -> object:
+    """Convert a text to a type; give back the text where that is not possible."""
+    if kind == "bool":
+        return {"true": True, "false": False}.get(text.lower(), text)
+    try:
+        return _TYPES[kind][0](text)
+    except ValueError:
+        return text
+
+
+def _checked(notebook: str | Path, name: str, value: Any, kind: str) -> Scalar:
+    wanted, description = _TYPES[kind]
+    if wanted is float and type(value) is int:
+        value = float(value)
+    fits = type(value) is wanted and (not isinstance(value, float) or math.isfinite(value))
+    if not fits:
+        raise ParameterError(f"{notebook}: parameter {name!r} must be {description}, got {value!r}")
+    return value
+
+
+def read_yaml(path: str | Path) -> dict[str, Any]:
+    """Read a YAML file that maps names to values: a parameter file or a grid.
+
+    Raises:
+        ParameterError: If the file is something else.
+    """
+    import yaml
+
+    try:
+        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise ParameterError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(content, dict):
+        raise ParameterError(f"{path} must map names to values, got {type(content).__name__}")
+    return content
+
+
+def _cells(notebook: str | Path) -> list[dict[str, Any]]:
+    try:
+        cells = json.loads(Path(notebook).read_text(encoding="utf-8"))["cells"]
+    except (ValueError, KeyError, TypeError):
+        raise ParameterError(f"{notebook} is not a Jupyter notebook") from None
+    return [cell | {"source": "".join(cell["source"])} for cell in cells]
+
+
+def project_root(path: str | Path) -> Path:
+    """Find the nearest folder above a file that holds ``pyproject.toml`` or ``_toc.yml``; else the
+    file's folder."""
+    parents = Path(path).resolve().parents
+    return next(
+        (p for p in parents if (p / "pyproject.toml").is_file() or (p / "_toc.yml").is_file()),
+        parents[0],
+    )
+
+
+def contents(notebook: str | Path, given: Mapping[str, Any]) -> dict[str, str]:
+    """Digest everything whose change makes a run out of date, by name.
+
+    The notebook's file, the values of its parameters, the files in ``results/`` and ``book/`` that
+    its code names (whatever their suffix; also by the beginning of a path), the claims if it asks
+    for verdicts, whether what is faster may be chosen by itself
+    (:func:`fairlib.environment.automatic`), ``requirements.lock`` and the meaning of the code of
+    fairlib and whopays (:func:`fairlib.environment.source_digest`): of fairlib without the audit if
+    the page does not use it, of whopays without the command line, grids, ledger and verification.
+    Of the files in ``results/`` those that the notebook itself recorded, as their provenance says,
+    stand apart (:data:`OWN_TABLES`)."""
+    notebook, root = Path(notebook), project_root(notebook)
+    code = "\n".join(cell["source"] for cell in _cells(notebook) if cell["cell_type"] == "code")
+    code += "\nbook/claims.yml" * bool(re.search(r"\b(claims|prose)\.verdict", code))
+    named = tuple(
+        str(PurePosixPath(name).with_suffix(""))
+        for name in re.findall(r"\b(?:results|book)/[\w./-]*", code)
+    )
+    there = (path for folder in ("results", "book") for path in root.glob(f"{folder}/**/*"))
+    files = {path for path in there if path.relative_to(root).as_posix().startswith(named)}
+    provenance = f'"notebook": "{notebook.resolve().relative_to(root).as_posix()}"'.encode()
+    own = {
+        path
+        for path in files
+        if (p := path.with_suffix(".json")).is_file() and provenance in p.read_bytes()
+    }
+    return {
+        "notebook": digest_files([notebook], notebook.parent),
+        "parameters": digest_values(resolve(notebook, given)),
+        "files it names": digest_files(files - own, root),
+        OWN_TABLES: digest_files(own, root),
+        "automatic": str(environment.automatic()),
+        "requirements.lock": digest_files([root / "requirements.lock"], root),
+        "fairlib": environment.source_digest(without=() if "audit" in code else _OF_AUDITS),
+        "whopays": environment.source_digest(_WORKSHOP, without=_LEFT_OUT),
+    }
+
+
+def digest_files(paths: Iterable[Path], root: Path) -> str:
+    """Digest those paths that are files: their names from ``root`` and their bytes, not their
+    times."""
+    total = hashlib.sha256()
+    for path in sorted({path for path in paths if path.is_file()}):
+        data = path.read_bytes()
+        total.update(f"{path.relative_to(root).as_posix()} {len(data)}\n".encode() + data)
+    return total.hexdigest()
+
+
+def digest_values(values: Mapping[str, Any]) -> str:
+    """Digest values by name, whatever their order."""
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
+def run(
+    notebook: str | Path,
+    out: str | Path,
+    given: Mapping[str, Any] | None = None,
+    *,
+    force: bool = False,
+) -> bool:
+    """Execute a notebook by papermill, in the root of its project, into the folder ``out``.
+
+    A finished run of the same contents is left alone. A failed run leaves nothing at ``out``, and
+    its notebook in the folder ``failed`` beside it. While another process executes a run into
+    ``out``, wait until it ends.
+
+    Args:
+        notebook: Path of the notebook.
+        out: Folder of the run.
+        given: Values of parameters; the others keep their defaults.
+        force: Replace a finished run of other contents.
+
+    Returns:
+        Whether the notebook was executed.
+
+    Raises: ParameterError: If a parameter is unknown or ill-typed. RunError: If ``out`` holds other
+        files or, without ``force``, a finished run of other contents; if papermill is
+            missing; or if the notebook fails.
+        OSError: If a file cannot be read or written.
+    """
+    notebook, out, given = Path(notebook), Path(out).resolve(), given or {}
+    values, failed = resolve(notebook, given), out.parent / "failed" / f"{out.name}.ipynb"
+    with _workspace(out) as folder:
+        wanted, finished = contents(notebook, given), read_run(out)
+        if finished and not (changed := changes(finished, wanted)):
+            return False
+        if finished and not force:
+            raise RunError(
+                f"{out} is finished with other contents ({', '.join(changed)}); --force replaces it"
+            )
+        _refuse_other_files(out)
+        folder.mkdir()
+        started = datetime.now(UTC)
+        _execute(notebook, folder, {name: values[name] for name in given}, failed)
+        description = _describe(notebook, values, started)
+        trainings = {"at once": 0, "alone": 0}
+        for tally in folder.glob(environment.TALLY.format("*")):
+            trainings = {
+                way: trainings[way] + count for way, count in json.loads(tally.read_text()).items()
+            }
+            tally.unlink()
+        finish(folder, {**description, "contents": wanted, "trainings": trainings})
+        _place(folder, out)
+    failed.unlink(missing_ok=True)
+    return True
+
+
+def changes(finished: Mapping[str, Any], wanted: Mapping[str, str]) -> list[str]:
+    """Name the :func:`contents` that are others than those of a finished run."""
+    return [name for name in wanted if wanted[name] != finished["contents"].get(name)]
+
+
+def _describe(notebook: Path, values: Mapping[str, Scalar], started: datetime) -> dict[str, object]:
+    root = project_root(notebook)
+    # A sweep before this one may have gathered its table; what a page reads of the tables is among
+    # its contents.
+    commit, status = (
+        git(root, "rev-parse", "HEAD"),
+        git(root, "status", "--porcelain", "--", ".", ":!results"),
+    )
+    return {
+        "notebook": notebook.resolve().relative_to(root).as_posix(),
+        "parameters": values,
+        "started": started.isoformat(timespec="seconds"),
+        "seconds": round((datetime.now(UTC) - started).total_seconds(), 1),
+        **environment.describe(str(values.get("device", "auto"))),
+        "commit": commit and commit.strip(),
+        "dirty": None if commit is None else bool(status),
+    }
+
+
+def finish(folder: Path, description: Mapping[str, Any]) -> None:
+    """Write the ``run.json`` of a run: its description, the checksums of its files, and one of all
+    that."""
+    files = {
+        name: _checksum(folder / name) for name in (NOTEBOOK, RECORDS) if (folder / name).exists()
+    }
+    description = {**description, "files": files}
+    description |= {"checksum": digest_values(description)}
+    (folder / RUN).write_text(json.dumps(description, indent=1) + "\n", encoding="utf-8")
+
+
+def read_run(out: str | Path) -> dict | None:
+    """Read the ``run.json`` of a finished run; None where there is none.
+
+    A run that lacks a file, or has one that it did not write, is not finished either; standard
+    error says which."""
+    try:
+        run = json.loads(Path(out, RUN).read_bytes())
+        if "digest" in run and set(run["files"]) <= {path.name for path in Path(out).iterdir()}:
+            return {
+                **run,
+                "contents": {},
+            }  # Of edition 0.1: finished, with contents that cannot be compared.
+        whole = run.pop("checksum") == digest_values(run)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (ValueError, TypeError, LookupError, AttributeError):
+        whole = False
+    files = run["files"] if whole else {RUN: ""}
+    wrong = [name for name, checksum in files.items() if _checksum(Path(out, name)) != checksum]
+    if wrong:
+        print(
+            f"whopays: {out}: {wrong[0]} is not what the run wrote; it has to be executed again",
+            file=sys.stderr,
+        )
+    return None if wrong else run
+
+
+def _checksum(path: Path) -> str | None:
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
+
+
+def _refuse_other_files(out: Path) -> None:
+    if out.exists() and not out.is_dir():
+        raise RunError(f"out must be a folder, {out} is a file")
+    others = (
+        {path.name for path in out.iterdir()} - {NOTEBOOK, RECORDS, RUN, _REPLACED}
+        if out.exists()
+        else set()
+    )
+    if others:
+        raise RunError(
+            f"out must be a folder for this run alone, {out} holds other files ({min(others)}, ...)"
+        )
+
+
+@contextmanager
+def _workspace(out: Path) -> Iterator[Path]:
+    """Keep other processes from running into ``out``; give a path beside it for a folder that is
+    removed in the end.
+
+    What dead processes left is removed as well: the kernel frees their lock. Where there are no
+    locks (on Windows, on some file systems) no process waits, and at worst the work is done twice.
+    """
+    out.parent.mkdir(parents=True, exist_ok=True)
+    host, path = socket.gethostname(), out.with_name(f".{out.name}.lock")
+    folder = out.with_name(f"{out.name}.tmp-{os.getpid()}@{host}")
+    lock = _lock(path, out)
+    try:
+        if lock is not None:
+            path.write_text(f"process {os.getpid()} on {host}", encoding="utf-8")
+            for left in out.parent.glob(f"{glob.escape(out.name)}.tmp-*@{host}"):
+                shutil.rmtree(left, ignore_errors=True)
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        if lock is not None:
+            with suppress(OSError):
+                path.unlink()
+            os.close(lock)
+
+
+def _lock(path: Path, out: Path) -> int | None:
+    """Lock a file, and wait while another process holds it; give back its descriptor, None where
+    there are no locks."""
+    try:
+        import fcntl
+
+        while True:
+            lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                owner = os.read(lock, 1000).decode() or "another process"
+                print(
+                    f"whopays: {out} is running in {owner}; waiting until that ends",
+                    file=sys.stderr,
+                    flush=True,
+                )
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            except OSError:  # No file system for locks.
+                os.close(lock)
+                path.unlink()
+                return None
+            if os.fstat(
+                lock
+            ).st_nlink:  # Else its last owner has removed it, and others lock a new file.
+                return lock
+            os.close(lock)
+    except (ImportError, OSError):
+        return None
+
+
+def _execute(notebook: Path, folder: Path, given: Mapping[str, Scalar], failed: Path) -> None:
+    try:
+        # Jsonschema looks for it at its import: a grammar for addresses, built for longer than all
+        # else takes to be imported. Papermill checks notebooks, in which there are none.
+        with _not_installed("rfc3987_syntax"):
+            import papermill
+            from traitlets.config import Config
+    except ImportError as error:
+        raise RunError("a run needs papermill: pip install 'who-pays[book]'") from error
+    executed = folder / NOTEBOOK
+    # Papermill fills in parameters where a path has braces.
+    source, target = (
+        str(path).replace("{", "{{").replace("}", "}}") for path in (notebook, executed)
+    )
+    settings: dict[str, Any] = {
+        "parameters": dict(given),
+        "kernel_name": "python3",
+        "cwd": str(project_root(notebook)),
+    }
+    settings |= {"progress_bar": sys.stderr.isatty(), "stderr_file": sys.stderr}
+    with tempfile.TemporaryDirectory() as profile:
+        # The kernel of this environment, with nothing of the user's own IPython.
+        kernel = {
+            environment.RUN: str(folder),
+            "JUPYTER_PREFER_ENV_PATH": "1",
+            "IPYTHONDIR": profile,
+        }
+        kernel["JUPYTER_RUNTIME_DIR"] = profile
+        # Of two kernels that start at the same time, both may be given one port. Systems bound the
+        # path of a socket.
+        if os.name == "posix" and len(profile) < 50:
+            settings["config"] = Config(
+                KernelManager={"transport": "ipc", "ip": f"{profile}/kernel"}
+            )
+        try:
+            with variables(kernel):
+                papermill.execute_notebook(source, target, **settings)
+        except Exception as error:
+            if executed.exists():
+                failed.parent.mkdir(exist_ok=True)
+                shutil.copyfile(executed, failed)
+            name, text = (
+                getattr(error, "ename", type(error).__name__),
+                getattr(error, "evalue", str(error)),
+            )
+            raise RunError(
+                f"{notebook} failed: {name}: {' '.join(text.split())} (see {failed})"
+            ) from error
+    _tidy(executed)
+
+
+@contextmanager
+def _not_installed(module: str) -> Iterator[None]:
+    """Import what can do without a module as if that were not installed; one that is imported
+    already is left alone."""
+    if module in sys.modules:
+        yield
+        return
+    sys.modules[module] = None  # type: ignore[assignment]  # What makes its import an ImportError.
+    try:
+        yield
+    finally:
+        del sys.modules[module]
+
+
+@contextmanager
+def variables(settings: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables, and in the end restore the former ones."""
+    before = {name: os.environ[name] for name in settings if name in os.environ}
+    os.environ.update(settings)
+    try:
+        yield
+    finally:
+        for name in settings:
+            del os.environ[name]
+        os.environ.update(before)
+
+
+def _tidy(executed: Path) -> None:
+    """Remove progress bars and temporary paths from an executed notebook."""
+    notebook = json.loads(executed.read_text(encoding="utf-8"))
+    for name in ("input_path", "output_path"):
+        notebook["metadata"]["papermill"].pop(name)
+    for cell in notebook["cells"]:
+        for output in cell.get("outputs", []):
+            if output.get("name") == "stderr":
+                seen = re.sub(r"[^\n]*\r", "", "".join(output["text"]))
+                output["text"] = re.sub(r"^.*\d+%\|.*\|.*$", "", seen, flags=re.MULTILINE).strip()
+        if "outputs" in cell:
+            cell["outputs"] = [output for output in cell["outputs"] if output.get("text") != ""]
+    executed.write_text(json.dumps(notebook, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def git(folder: Path, *arguments: str) -> str | None:
+    """Run git in a folder and give back its standard output; None where git, the checkout or the
+    object is missing."""
+    try:
+        return subprocess.run(
+            ["git", *arguments],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            encoding="utf-8",
+            check=True,
+        ).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def _place(folder: Path, out: Path) -> None:
+    """Rename the folder to ``out``."""
+    for path in (*folder.iterdir(), folder):
+        environment.sync(path)
+    if out.exists():
+        out.rename(folder / _REPLACED)
+    folder.rename(out)
+    shutil.rmtree(out / _REPLACED, ignore_errors=True)

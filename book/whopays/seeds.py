@@ -1,0 +1,183 @@
+"""Tests over seeds, one value per run: sign flips, power, the number of seeds that it takes, false
+discoveries."""
+
+import math
+from itertools import product
+
+import numpy as np
+import scipy
+from numpy.typing import ArrayLike, NDArray
+
+from fairlib._validation import check_number, lookup
+from fairlib.statistics.seeds import finite_sample
+
+_EXACT = 14  # Largest number of values for which all 2^n sign patterns are enumerated.
+_SIDES = {"two-sided": np.abs, "greater": np.positive, "less": np.negative}
+
+
+def sign_flip_test(
+    values: ArrayLike,
+    center: float = 0.0,
+    *,
+    alternative: str = "two-sided",
+    resamples: int = 10_000,
+    seed: int = 0,
+) -> float:
+    """Compute the p-value of values being symmetric about ``center``, from their mean under random
+    signs (Fisher 1935).
+
+    It is exact, over all ``2 ** n`` sign patterns, up to n = 14; beyond, it comes from
+    ``resamples`` random patterns with the +1 correction. The smallest two-sided p-value is ``2 **
+    (1 - n)``: five seeds cannot reach .05.
+
+    Args: values: Values (n,), one per seed. center: Mean under the null hypothesis. alternative:
+        ``"two-sided"``, ``"greater"`` or ``"less"``: the side of ``center`` that is evidence
+        against the
+            null.
+        resamples: Number of random sign patterns when n > 14.
+        seed: Seed of the random patterns.
+
+    Raises:
+        ValueError: If there is no value or one is not finite or ``alternative`` is unknown.
+
+    Example:
+        Where all n values have one sign, 2 of the 2 ** n patterns are as extreme.
+
+        >>> from whopays.seeds import sign_flip_test
+        >>> [sign_flip_test([1.0] * seeds) for seeds in (2, 5, 6)]
+        [0.5, 0.0625, 0.03125]
+    """
+    values = finite_sample(values)
+    differences = values - center
+    n = len(differences)
+    if n <= _EXACT:
+        signs = np.array(list(product((1.0, -1.0), repeat=n)))
+    else:
+        signs = np.random.default_rng(seed).choice((1.0, -1.0), size=(resamples, n))
+    side = lookup("alternative", alternative, _SIDES)
+    extreme = side(signs @ differences) >= side(differences.sum()) - n * _rounding(
+        [*values, center]
+    )
+    return float(
+        extreme.mean() if n <= _EXACT else (1 + np.count_nonzero(extreme)) / (1 + resamples)
+    )
+
+
+def seeds_needed(
+    values: ArrayLike,
+    threshold: float = 0.0,
+    *,
+    power: float = 0.8,
+    level: float = 0.95,
+    most: int = 100_000,
+) -> int | None:
+    r"""Count the seeds it takes until the t interval lies beyond ``threshold`` with probability
+    ``power``.
+
+    The observed mean and standard deviation are taken for the true ones. The count is the smallest
+    n with :math:`P(T_{n-1,\delta} > t_{n-1}) \ge` ``power``, :math:`\delta = |\bar x -
+    \text{threshold}| \sqrt n / s`.
+
+    Args:
+        values: Values (n,), one per seed.
+        threshold: Number beyond which the interval should lie, on the side where the mean lies.
+        power: Wanted probability, in (0, 1).
+        level: Coverage of the interval, in (0, 1).
+        most: Largest count to report.
+
+    Returns: A count of at least 2; None for a single value, a mean on the threshold, or a count
+        above ``most``.
+
+    Raises: ValueError: If there is no value or one is not finite, or ``level`` or ``power`` is not
+        in (0, 1).
+
+    Example:
+        >>> from whopays.seeds import seeds_needed
+        >>> seeds_needed([0.0, 1.0, 2.0])  # The mean is one standard deviation above the threshold.
+        10
+        >>> seeds_needed([0.0, 0.1, 0.2], threshold=-0.9) < seeds_needed([0.0, 0.1, 0.2])
+        True
+    """
+    values = finite_sample(values)
+    check_number("level", level, 0, 1, low_open=True)
+    check_number("power", power, 0, 1, low_open=True)
+    effect = abs(values.mean() - threshold)
+    if len(values) < 2 or effect <= _rounding([*values, threshold]):
+        return None
+    deviation = values.std(ddof=1)
+    tail = (1 + level) / 2
+    # The normal approximation is a few seeds short of the noncentral t, never above it.
+    normal = ((scipy.stats.norm.ppf(tail) + scipy.stats.norm.ppf(power)) * deviation / effect) ** 2
+    if normal > most:
+        return None
+    n = max(2, math.ceil(normal))
+    while deviation > 0 and t_power(n, effect / deviation, level=level) < power:
+        n += 1
+    return n
+
+
+def t_power(seeds: int, effect: float, *, level: float = 0.95) -> float:
+    r"""Compute the probability that a t interval lies beyond a threshold, on the side of the true
+    mean.
+
+    It is :math:`P(T_{n-1,\delta} > t_{n-1})`, :math:`\delta = d \sqrt n`, for normal values;
+    intervals beyond the threshold on the other side are not counted.
+
+    Args:
+        seeds: Number of values n, at least 2.
+        effect: Distance d of the true mean from the threshold in standard deviations, 0 or more.
+        level: Coverage of the interval, in (0, 1).
+
+    Raises:
+        ValueError: If a number is out of range.
+    """
+    check_number("seeds", seeds, 2, whole=True)
+    check_number("effect", effect, 0)
+    check_number("level", level, 0, 1, low_open=True)
+    critical = scipy.stats.t.ppf((1 + level) / 2, seeds - 1)
+    power = float(scipy.stats.nct.sf(critical, seeds - 1, effect * math.sqrt(seeds)))
+    return (
+        1.0 if math.isnan(power) else power
+    )  # The distribution overflows where the effect is very large.
+
+
+def benjamini_hochberg(p_values: ArrayLike, rate: float = 0.05) -> NDArray[np.bool_]:
+    r"""Reject hypotheses at a false-discovery rate of ``rate`` (Benjamini and Hochberg 1995).
+
+    The k smallest p-values are rejected, k the largest with :math:`p_{(k)} \le k \cdot \text{rate}
+    / m`.
+
+    Args:
+        p_values: P-values (m,) in [0, 1]; m may be 0.
+        rate: False-discovery rate, in (0, 1).
+
+    Returns:
+        Whether each hypothesis is rejected, bool (m,).
+
+    Raises:
+        ValueError: If a p-value is not in [0, 1] or ``rate`` is not in (0, 1).
+
+    Example:
+        One of twenty p-values is expected below 0.05 where there is nothing to find:
+
+        >>> from whopays.seeds import benjamini_hochberg
+        >>> benjamini_hochberg([0.04, *[0.5] * 19]).tolist()[:2]
+        [False, False]
+        >>> benjamini_hochberg([0.001, *[0.5] * 19]).tolist()[:2]
+        [True, False]
+    """
+    check_number("rate", rate, 0, 1, low_open=True)
+    p_values = np.asarray(p_values, dtype=np.float64)
+    if not np.all((p_values >= 0) & (p_values <= 1)):
+        raise ValueError(f"p-values must lie between 0 and 1, got {p_values.tolist()}")
+    return (
+        scipy.stats.false_discovery_control(p_values) <= rate
+        if len(p_values)
+        else np.zeros(0, dtype=bool)
+    )
+
+
+def _rounding(values: ArrayLike) -> float:
+    """Bound, per value, on what another order of summation changes in a sum of these values: ties
+    must stay ties."""
+    return 1e-12 * float(np.max(np.abs(np.asarray(values, dtype=np.float64)), initial=0.0))

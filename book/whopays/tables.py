@@ -1,0 +1,358 @@
+"""Tables that pages show: recorded ones where they exist, and values over seeds formatted as
+texts."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import ArrayLike
+
+from fairlib import environment, linearization, pruning
+from fairlib.data import GroupedDataset, Splits
+from fairlib.statistics import t_interval
+from whopays import effects, plots
+from whopays.seeds import sign_flip_test
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+EMBEDDED = ("digits", "synthetic-faces", "parabola")
+"""Names of data sets that come with the package or are drawn; a study of any other one is a
+real-data run."""
+
+AT_SCALE = re.compile(r".*-(all|resnet18)|[tbd]-(fig|tab)-.*")
+"""How runs at scale are named, which are of all pictures of a data set, of a paper's network, or of
+a paper's grid."""
+
+NO_PHOTOGRAPHS = (*EMBEDDED, "mnist", "fashion-mnist")
+"""Names of data sets in which near-duplicates are not looked for."""
+
+EDITION_0_1 = {"near_duplicates": "ignored", "held_out": "train", "least": 1}
+"""Values of parameters that recorded tables lack. Near-duplicates were split apart, a method held
+out data that the dense network knew, and a Lanczos process had no least number of steps."""
+
+HOLD_OUT = {
+    f"{kind}:{name}"
+    for kind, methods in (("prune", pruning.METHODS), ("linearize", linearization.METHODS))
+    for name, method in methods.items()
+    if "val" in method.takes
+}
+"""Names of the methods that choose on held-out data, as a study names them."""
+
+Row = Mapping[str, Any]
+Names = str | Sequence[str] | None
+
+
+@dataclass(frozen=True, eq=False)
+class Recorded:
+    """A recorded table, or the path of a missing one; true if the table exists.
+
+    As a text it is the line that says where the table comes from
+    (:func:`whopays.plots.provenance`), and in which respect it was computed as edition 0.1 did;
+    empty if the table is missing.
+
+    Attributes:
+        path: Path of the CSV file; its provenance has the same name with the suffix ``.json``.
+        table: The table, with the names of groups as texts; None if it is missing.
+    """
+
+    path: Path
+    table: pd.DataFrame | None
+
+    def __bool__(self) -> bool:
+        return self.table is not None
+
+    def __str__(self) -> str:
+        if self.table is None:
+            return ""
+        evidence = "run at scale" if AT_SCALE.fullmatch(self.path.stem) else "real-data run"
+        if self.table["data"].dropna().isin(EMBEDDED).all():
+            evidence = "embedded study"
+        return ", ".join([plots.source(self.table, evidence), *self._as_before(self.table)])
+
+    def _as_before(self, table: pd.DataFrame) -> list[str]:
+        """What was done as edition 0.1 did it, by the recorded parameters, as far as it concerns
+        the table."""
+        recorded = EDITION_0_1 | (self.provenance.get("parameters") or {})
+        concerned = {
+            "near-duplicates not kept together": recorded["near_duplicates"] == "ignored"
+            and not table["data"].dropna().isin(NO_PHOTOGRAPHS).all(),
+            "held-out data known to the dense network": recorded["held_out"] == "train"
+            and "method" in table
+            and table["method"].isin(HOLD_OUT).any(),
+        }
+        return [remark for remark, holds in concerned.items() if holds]
+
+    @property
+    def provenance(self) -> dict[str, Any]:
+        """Grid, parameters, hardware, versions and commit of the recording."""
+        return json.loads(self.path.with_suffix(".json").read_text(encoding="utf-8"))
+
+    def select(self, **where: Any) -> Recorded:
+        """Select rows (:func:`whopays.effects.select`) if the table exists."""
+        return (
+            self if self.table is None else Recorded(self.path, effects.select(self.table, **where))
+        )
+
+    def draw(self, figure: Callable[..., Figure], *arguments: object, **settings: object) -> None:
+        """Draw a figure of the table, with the line that says where it comes from, if the table
+        exists.
+
+        Args:
+            figure: Function that draws the table, its first argument, and gives back a figure.
+            arguments, settings: Further arguments of the function.
+        """
+        if self.table is not None:
+            plots.provenance(figure(self.table, *arguments, **settings), self)
+
+    def show(self, numbers: Callable[..., object], *arguments: object, **settings: object) -> None:
+        """Display the result of a function of the table, for example a table of numbers, if the
+        table exists.
+
+        Args:
+            numbers: Function whose first argument is the table.
+            arguments, settings: Further arguments of the function.
+        """
+        if self.table is not None:
+            from IPython.display import display
+
+            display(numbers(self.table, *arguments, **settings))
+
+
+def recorded(path: str) -> Recorded:
+    """Read a table that was recorded in ``results/``; if it is missing, print one sentence that
+    says why.
+
+    Where the project's files are missing (the wheel has them), the sentence says so, not that there
+    is no such table.
+
+    Args: path: Path of the CSV file from the root of the project. On a page it has to be a literal,
+        since the files that
+            a page depends on are found by these texts.
+    """
+    root = environment.project()
+    if (root / path).is_file():
+        return Recorded(
+            root / path, pd.read_csv(root / path, dtype={"group": str, "upsampled_group": str})
+        )
+    if (root / "book" / "claims.yml").is_file():
+        print(f"There is no recorded table {path} yet.")
+    else:
+        print(
+            f"The table {path} is one of the project's files, which are not here: run this page in its repository."
+        )
+    return Recorded(root / path, None)
+
+
+def intervals(
+    values: Mapping[Any, ArrayLike | Row],
+    *,
+    names: Names = None,
+    digits: int = 3,
+    sign: bool = False,
+) -> pd.DataFrame:
+    """Format means over seeds with their 95 % t intervals as texts: ``0.123 [0.101, 0.145]``.
+
+    Args: values: By row (a text, or a tuple for several levels of rows) the contents of its columns
+        by name: one value
+            per seed ``(n,)``, shown by mean and interval; a number or a text, shown as it is; None
+            for an empty cell. For a single column, "mean", one value per seed by row.
+        names: Name of the rows, or of each of their levels.
+        digits: Digits after the decimal point.
+        sign: Whether positive numbers have a sign.
+
+    Returns:
+        DataFrame of texts, empty ones where a row lacks a column.
+
+    Raises:
+        ValueError: If a value over seeds is missing or not finite.
+    """
+    spec = f"{'+' if sign else ''}.{digits}f"
+    rows = {row: own if isinstance(own, Mapping) else {"mean": own} for row, own in values.items()}
+    texts = {
+        row: {column: _text(value, spec) for column, value in own.items()}
+        for row, own in rows.items()
+    }
+    return (
+        pd.DataFrame.from_dict(texts, orient="index")
+        .astype(object)
+        .fillna("")
+        .rename_axis(index=names)
+    )
+
+
+def tested(
+    values: Mapping[Any, ArrayLike], name: str, *, names: Names = None, digits: int = 3
+) -> pd.DataFrame:
+    """Test means over seeds against zero: 95 % t interval, p-value of the sign-flip test, number of
+    seeds.
+
+    Args:
+        values: By row one value per seed, ``(n,)``.
+        name: Name of the quantity, which heads the first column.
+        names: Name of the rows, or of each of their levels.
+        digits: Digits after the decimal point.
+
+    Returns:
+        DataFrame with the columns ``name``, ``p-value`` and ``seeds``.
+    """
+    rows = {
+        row: {name: own, "p-value": sign_flip_test(own), "seeds": np.size(own)}
+        for row, own in values.items()
+    }
+    return intervals(rows, names=names, digits=digits)
+
+
+def beside(
+    runs: pd.DataFrame,
+    columns: Sequence[str] | Mapping[str, str],
+    *,
+    by: str | Sequence[str] = "arm",
+    rival: Any = "",
+    minus: Sequence[str] | None = None,
+    digits: int = 3,
+) -> pd.DataFrame:
+    """Compare arms: means with 95 % t intervals, and differences from a rival arm, paired within
+    the seed.
+
+    Args: runs: One row per arm and seed (:func:`whopays.effects.by_run`). columns: Names of the
+        columns whose means are shown, or a mapping from these to their headings. by: Name of the
+        column that names the arms, or several names: an arm is then a tuple. rival: Name of the arm
+        that is subtracted from all others, or a mapping from arms to rivals; empty for none. minus:
+        Names of the columns whose differences are shown; all by default. digits: Digits after the
+        decimal point.
+
+    Returns: DataFrame of texts with a row for each arm, in the order of the table; with the number
+        of ``seeds`` where the arms differ in it.
+
+    Raises:
+        ValueError: If a rival is not in the table, or an arm has several rows of a seed.
+
+    Example:
+        >>> import pandas as pd
+        >>> from whopays import tables
+        >>> runs = pd.DataFrame({
+        ...     "arm": ["plain"] * 3 + ["fair"] * 3, "seed": [0, 1, 2] * 2, "bias": [0.4, 0.5, 0.6, 0.1, 0.2, 0.3],
+        ... })
+        >>> tables.beside(runs, ["bias"], rival="plain", digits=2)
+                             bias bias minus that of plain
+        arm
+        plain   0.50 [0.25, 0.75]
+        fair   0.20 [-0.05, 0.45]     -0.30 [-0.30, -0.30]
+    """
+    headings = dict(columns) if isinstance(columns, Mapping) else {name: name for name in columns}
+    keys = [by] if isinstance(by, str) else list(by)
+    wide = runs.pivot(index="seed", columns=keys, values=list(headings))
+    tuples = dict.fromkeys(runs[keys].itertuples(index=False, name=None))
+    places = {key if len(keys) > 1 else key[0]: key for key in tuples}
+    rivals = (
+        dict(rival)
+        if isinstance(rival, Mapping)
+        else {arm: rival for arm in places if rival and arm != rival}
+    )
+    if unknown := [other for other in rivals.values() if other not in places]:
+        raise ValueError(f"unknown rival {unknown[0]!r}; known: {', '.join(map(str, places))}")
+    against = "its rival" if isinstance(rival, Mapping) else rival
+    rows: dict[Any, dict[str, Any]] = {}
+    for arm, key in places.items():
+        rows[arm] = {heading: wide[name, *key].dropna() for name, heading in headings.items()}
+        for name in minus or headings if arm in rivals else ():
+            difference = wide[name, *key] - wide[name, *places[rivals[arm]]]
+            rows[arm][f"{headings[name]} minus that of {against}"] = difference.dropna()
+    seeds = {arm: wide[next(iter(headings)), *key].count() for arm, key in places.items()}
+    if len(set(seeds.values())) > 1:
+        rows = {arm: {"seeds": str(seeds[arm])} | own for arm, own in rows.items()}
+    return intervals(rows, names=by, digits=digits)
+
+
+def correlations(
+    table: pd.DataFrame,
+    pairs: Mapping[Any, tuple[str, str, Row]],
+    columns: Mapping[str, Row],
+    *,
+    names: Names = None,
+) -> pd.DataFrame:
+    """Format rank correlations over groups (:func:`whopays.effects.group_correlation`) as texts.
+
+    Args:
+        table: Table of :func:`fairlib.study`.
+        pairs: By row the names of two columns and the values of columns that select its rows.
+        columns: By heading further values of columns that select rows.
+        names: Name of the rows, or of each of their levels.
+
+    Returns: DataFrame of texts, empty ones where there are no such rows or the correlation is not
+        defined.
+
+    Raises:
+        ValueError: If a column is missing, or there are several rows per seed and group.
+    """
+    rows: dict[Any, dict[str, object]] = {row: {} for row in pairs}
+    if missing := {name for x, y, _ in pairs.values() for name in (x, y)} - set(table):
+        raise ValueError(f"the table has no column {', '.join(sorted(missing))}")
+    for row, (x, y, where) in pairs.items():
+        for heading, more in columns.items():
+            rows[row][heading] = None
+            with suppress(effects.MissingRowsError, effects.UndefinedError):
+                rows[row][heading] = effects.group_correlation(
+                    table, x=x, y=y, where={**where, **more}
+                )
+    return intervals(rows, names=names, digits=2)
+
+
+def sizes(data: Mapping[str, GroupedDataset | Splits]) -> pd.DataFrame:
+    """List the training images of the groups, from the largest to the smallest, for several data
+    sets or settings.
+
+    Args:
+        data: By name the splits of :func:`fairlib.load`, or one part of them.
+    """
+    rows: dict[str, Any] = {}
+    for name, part in data.items():
+        found = (part if isinstance(part, GroupedDataset) else part.train).group_sizes
+        rows[name] = dict(enumerate(sorted(found, reverse=True), 1))
+    return intervals(rows, names="training images").rename_axis(columns="rank by size")
+
+
+def cases(
+    statement: str, seed: int, excess: ArrayLike, *, tolerance: float = 1e-8, **labels: object
+) -> dict[str, object]:
+    """Count in how many random cases a statement of theory is violated, and by how much at most.
+
+    Args: statement: Id of the claim. seed: Seed of the cases. excess: For each case the left side
+        of an inequality minus the right one, or the difference of the two sides of
+            an equation; any shape.
+        tolerance: Largest excess that counts as rounding.
+        labels: Further columns of the row.
+
+    Returns: ``statement seed cases violated discrepancy``: the number of cases, the share that
+        exceeds the tolerance, the largest excess or 0.
+
+    Raises: ValueError: If there is no case, or an excess is NaN or infinite, since nothing was
+        checked then.
+    """
+    excess = np.asarray(excess, dtype=float)
+    if not excess.size or not np.isfinite(excess).all():
+        raise ValueError(
+            f"excess of {statement!r} must be finite numbers, at least one; got {excess!r}"
+        )
+    found = {
+        "violated": float((excess > tolerance).mean()),
+        "discrepancy": max(float(excess.max()), 0.0),
+    }
+    return {"statement": statement, "seed": seed, "cases": excess.size} | found | labels
+
+
+def _text(value: Any, spec: str) -> object:
+    if value is None or isinstance(value, str):
+        return value or ""
+    if np.ndim(value):
+        return format(t_interval(value), spec)
+    return format(value, spec) if isinstance(value, float | np.floating) else str(value)

@@ -1,0 +1,258 @@
+"""Verdicts: what values over seeds say about a claim's threshold.
+
+With the 95 % t interval of the mean over seeds, in this order of precedence:
+
+| direction | supported | reversed | no effect | |---|---|---|---| | greater, less | interval beyond
+the threshold | beyond it on the other side | within threshold +- margin | | equal | interval within
+threshold +- margin | wholly outside it | |
+
+All other cases, and all with fewer than `MIN_SEEDS` seeds, are *undecided*.
+
+A statement about *each* of several cells (levels, methods, groups) is an intersection-union test:
+it is supported, or has no effect, if every cell does, each at the full level (Berger 1982); it is
+reversed if one cell is, its interval widened for the number of cells (Bonferroni). A statement that
+must *hold* (a bound, an identity) is a search for counterexamples: it is reversed by one value
+outside the margin, whatever the others."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from fairlib.statistics import Interval, t_interval
+from whopays.seeds import seeds_needed, sign_flip_test
+
+MIN_SEEDS = 10
+LEVEL = 0.95
+DECIDED = ("supported", "reversed", "no effect")
+VERDICTS = (*DECIDED, "undecided", "undecided (floor)", "not testable here")
+
+
+class Criterion(NamedTuple):
+    """Direction, threshold and margin of equivalence of a claim, and whether one exception refutes
+    it."""
+
+    direction: str
+    threshold: float
+    margin: float
+    holds: bool = False
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """Lower and upper end of the margin of equivalence."""
+        return self.threshold - self.margin, self.threshold + self.margin
+
+
+class Verdict(NamedTuple):
+    """What the values say about the claim.
+
+    Attributes: name: One of `VERDICTS`. reason: Why the claim is undecided or not testable, or a
+        reservation; may be empty. interval: Mean over seeds, and over cells if there are several,
+        and its 95 % t interval; NaN where nothing was
+            computed.
+        seeds: Number of values.
+        p_value: P-value of the sign-flip test that the verdict rests on: two-sided against the
+            threshold, or the larger of the two one-sided ones against the ends of the margin where
+            equivalence is asserted; of several cells the largest, or the smallest times their
+            number where one cell reverses; with and without what chance gives the larger. NaN where
+            one exception refutes.
+        needed: Number of seeds at which an undecided claim has a verdict with 80 % power; None if
+            no number up to 100,000 is enough.
+        equivalence: Whether the test asserts equality.
+        worst_cell: Name of the cell that speaks most against the claim; empty if there is only one.
+        worst_estimate: Mean over seeds in this cell.
+    """
+
+    name: str
+    reason: str = ""
+    interval: Interval = Interval(math.nan, math.nan, math.nan)
+    seeds: int = 0
+    p_value: float = math.nan
+    needed: int | None = None
+    equivalence: bool = False
+    worst_cell: str = ""
+    worst_estimate: float = math.nan
+
+
+def judge(
+    values: Iterable[float] | pd.DataFrame,
+    criterion: Criterion,
+    by_chance: Sequence[pd.Series | pd.DataFrame] = (),
+) -> Verdict:
+    """Compare one value per seed, or one per seed and cell, with a threshold, by the rules of this
+    module.
+
+    The interval is Student's: over 10 seeds the percentile bootstrap covers 90 % where it says 95
+    %.
+
+    Args: values: One value per seed, ``(n,)``, or a table with seeds in rows and cells in columns.
+        criterion: Direction, threshold and margin. by_chance: What chance alone would give in place
+        of each value (:func:`whopays.effects.by_chance`): a verdict
+            that does not stand without each of these is *undecided*.
+
+    Raises:
+        ValueError: If there is no value, or one is missing or not finite.
+
+    Example:
+        Ten seeds, and whether their mean lies above 0, where less than 0.01 is as good as nothing:
+
+        >>> from whopays.verdict import Criterion, judge
+        >>> greater = Criterion("greater", threshold=0.0, margin=0.01)
+        >>> judge([0.05, 0.06, 0.07, 0.08, 0.09] * 2, greater).name
+        'supported'
+        >>> judge([0.001, -0.001] * 5, greater).name
+        'no effect'
+        >>> judge([0.3, -0.2] * 5, greater).name
+        'undecided'
+        >>> judge([0.05, 0.06, 0.07, 0.08, 0.09], greater).reason
+        '5 seeds; a verdict takes 10'
+    """
+    if len(by_chance):
+        found = judge(values, criterion)
+        for part in by_chance if found.name in DECIDED else ():
+            without = judge(values - part, criterion)
+            found = found._replace(p_value=max(found.p_value, without.p_value))
+            if found.name != without.name:
+                reason = f"{found.name}, but {without.name} without what chance alone gives"
+                return without._replace(
+                    name="undecided", reason=reason, interval=found.interval, p_value=found.p_value
+                )
+        return found
+    if isinstance(values, pd.DataFrame):
+        return _of_cells(values, criterion)
+    values = np.asarray(list(values), dtype=np.float64)
+    interval = t_interval(values)
+    name = _held(values, criterion) if criterion.holds else _compare(interval, criterion)
+    equivalence = name == "no effect" or (criterion.direction == "equal" and name != "reversed")
+    p_value = (
+        math.nan if criterion.holds else _p_value(values, interval.estimate, criterion, equivalence)
+    )
+    reason, needed = "", None
+    if len(values) < MIN_SEEDS and not (criterion.holds and name == "reversed"):
+        name, reason = "undecided", f"{len(values)} seeds; a verdict takes {MIN_SEEDS}"
+    if name == "undecided":
+        needed = (
+            MIN_SEEDS
+            if criterion.holds
+            else _seeds_until_decided(values, interval.estimate, criterion)
+        )
+        reason = reason or "the interval reaches across a bound"
+    elif (
+        name in ("supported", "reversed")
+        and criterion.direction != "equal"
+        and _inside(interval, criterion)
+    ):
+        reason = f"beyond the threshold, yet within the margin of {criterion.margin:g}"
+    return Verdict(name, reason, interval, len(values), p_value, needed, equivalence)
+
+
+def _of_cells(values: pd.DataFrame, criterion: Criterion) -> Verdict:
+    own = {cell: judge(values[cell], criterion) for cell in values}
+    against = {cell: _against(found.interval.estimate, criterion) for cell, found in own.items()}
+    corrected = {cell: t_interval(values[cell], level=1 - (1 - LEVEL) / len(own)) for cell in own}
+    enough = len(values) >= MIN_SEEDS
+    names = {found.name for found in own.values()}
+    overturned = [
+        cell for cell in own if enough and _compare(corrected[cell], criterion) == "reversed"
+    ]
+    if criterion.holds:
+        overturned = [cell for cell, found in own.items() if found.name == "reversed"]
+    worst = max(overturned or own, key=against.__getitem__)
+    p_value = max(found.p_value for found in own.values())
+    summary = Verdict("undecided", "", t_interval(values.mean(axis=1)), len(values), p_value)
+    summary = summary._replace(worst_cell=worst, worst_estimate=own[worst].interval.estimate)
+    if overturned:
+        p_value = (
+            math.nan
+            if criterion.holds
+            else min(1.0, len(own) * min(own[cell].p_value for cell in overturned))
+        )
+        return summary._replace(
+            name="reversed", reason=f"in {len(overturned)} of {len(own)} cells", p_value=p_value
+        )
+    if len(names) == 1 and (name := names.pop()) in DECIDED:
+        reservations = list(filter(None, dict.fromkeys(found.reason for found in own.values())))
+        reason = f"in some cell {reservations[0]}" if reservations else ""
+        return summary._replace(
+            name=name, reason=reason, equivalence=next(iter(own.values())).equivalence
+        )
+    most = _seeds_until_all(values, own, criterion)
+    passed = sum(found.name == "supported" for found in own.values())
+    reason = (
+        f"{passed} of {len(own)} cells pass"
+        if enough
+        else f"{len(values)} seeds; a verdict takes {MIN_SEEDS}"
+    )
+    return summary._replace(reason=reason, needed=most)
+
+
+def _seeds_until_all(
+    values: pd.DataFrame, own: Mapping[str, Verdict], criterion: Criterion
+) -> int | None:
+    """Seeds until a cell reverses the claim at the corrected level, or else until all cells have a
+    verdict."""
+    against = [cell for cell, found in own.items() if found.name == "reversed"]
+    if against and not criterion.holds:
+        level = 1 - (1 - LEVEL) / len(own)
+        means = {cell: own[cell].interval.estimate for cell in against}
+        reached = [
+            _seeds_until_decided(values[cell], mean, criterion, level)
+            for cell, mean in means.items()
+        ]
+        return min((n for n in reached if n is not None), default=None)
+    needed = [found.needed for found in own.values() if found.name == "undecided"]
+    return None if None in needed else max((n for n in needed if n is not None), default=None)
+
+
+def _against(estimate: float, criterion: Criterion) -> float:
+    """How far an estimate speaks against the claim; the larger, the worse for it."""
+    distance = estimate - criterion.threshold
+    return {"greater": -distance, "less": distance, "equal": abs(distance)}[criterion.direction]
+
+
+def _held(values: np.ndarray, criterion: Criterion) -> str:
+    low, high = criterion.ends
+    return "supported" if ((low <= values) & (values <= high)).all() else "reversed"
+
+
+def _compare(interval: Interval, criterion: Criterion) -> str:
+    above, below = interval.low - criterion.threshold, interval.high - criterion.threshold
+    if criterion.direction == "equal":
+        if _inside(interval, criterion):
+            return "supported"
+        return "reversed" if above > criterion.margin or below < -criterion.margin else "undecided"
+    if above > 0 or below < 0:
+        return "supported" if (above > 0) == (criterion.direction == "greater") else "reversed"
+    return "no effect" if _inside(interval, criterion) else "undecided"
+
+
+def _inside(interval: Interval, criterion: Criterion) -> bool:
+    low, high = criterion.ends
+    return low <= interval.low and interval.high <= high
+
+
+def _p_value(values: np.ndarray, mean: float, criterion: Criterion, equivalence: bool) -> float:
+    low, high = criterion.ends
+    if equivalence:  # Two one-sided tests (Schuirmann 1987).
+        return max(
+            sign_flip_test(values, low, alternative="greater"),
+            sign_flip_test(values, high, alternative="less"),
+        )
+    if criterion.direction == "equal":
+        return sign_flip_test(values, low if mean < criterion.threshold else high)
+    return sign_flip_test(values, criterion.threshold)
+
+
+def _seeds_until_decided(
+    values: np.ndarray, mean: float, criterion: Criterion, level: float = LEVEL
+) -> int | None:
+    """Seeds until the interval leaves the nearest bound whose crossing decides."""
+    bounds = [] if criterion.direction == "equal" else [criterion.threshold]
+    if criterion.direction == "equal" or abs(mean - criterion.threshold) < criterion.margin:
+        bounds.append(
+            criterion.threshold + math.copysign(criterion.margin, mean - criterion.threshold)
+        )
+    needed = [n for bound in bounds if (n := seeds_needed(values, bound, level=level)) is not None]
+    return max(MIN_SEEDS, min(needed)) if needed else None
