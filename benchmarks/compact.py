@@ -20,7 +20,7 @@ def without_filters(model: nn.Module, inputs: torch.Tensor, share: float) -> nn.
     ones."""
     sets = coupled_channels(model, inputs[:1])
     removed = [torch.arange(coupled.size) < int(share * coupled.size) for coupled in sets]
-    return compact(masks.apply(model, masks_for(sets, removed, model)), inputs)
+    return compact(masks.with_masks(model, masks_for(sets, removed, model)), inputs)
 
 
 def main() -> None:

@@ -49,7 +49,7 @@ def evaluation(model: nn.Module, data: fairlib.GroupedDataset, rounds: int) -> p
     """A forward pass with half of the ReLUs linear, at random places, beside one with all."""
     gated = gates.gate(model)
     relus = gates.count(gated).attrs["total"] // 2
-    half = gates.apply(gated, gates.keep_relus(gated, gates.drawn(gated, "pixel", 0), relus))
+    half = gates.with_gates(gated, gates.keep_relus(gated, gates.drawn(gated, "pixel", 0), relus))
     batch = data.batch(slice(64))
     with torch.no_grad():
         versions = {"relu": partial(model, batch), "gates": partial(half, batch)}

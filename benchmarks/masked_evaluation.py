@@ -23,7 +23,7 @@ def main() -> None:
     inputs = torch.rand(64, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     masked = fairlib.prune(model, "magnitude", sparsity=0.9)
     peer = copy.deepcopy(model)
-    for name, mask in masks.read(masked).items():
+    for name, mask in masks.read_masks(masked).items():
         prune.custom_from_mask(peer.get_submodule(name.removesuffix(".weight")), "weight", mask)
     versions = {"dense": model, "fairlib.prune": masked, "torch.nn.utils.prune": peer}
     with torch.no_grad():

@@ -42,7 +42,7 @@ def main() -> None:
     for name in ("cnn", "tiny-resnet"):
         dense = fairlib.build(name, like=digits, seed=0)
         masked, peer = fairlib.prune(dense, "magnitude", sparsity=0.9), copy.deepcopy(dense)
-        for weight, mask in masks.read(masked).items():
+        for weight, mask in masks.read_masks(masked).items():
             prune.custom_from_mask(
                 peer.get_submodule(weight.removesuffix(".weight")), "weight", mask
             )

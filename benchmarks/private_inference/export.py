@@ -76,7 +76,7 @@ def export(model: nn.Module, test: fairlib.GroupedDataset) -> dict[str, np.ndarr
         for name, layer in layers.items()
         for kind in ("weight", "bias")
     }
-    masks = {f"keep.{name}": keep for name, keep in gates.read(model).items()}
+    masks = {f"keep.{name}": keep for name, keep in gates.read_gates(model).items()}
     tensors = {"images": images, "logits": logits[chosen], **weights, **masks}
     accuracy = (logits.argmax(1) == test.targets).double().mean()
     return {

@@ -192,7 +192,7 @@ class MeanLoss:
 
     def _kept(self, theta: Tensor) -> Tensor | None:
         """1 where a weight is kept and 0 where it is pruned; None if nothing is."""
-        kept = masks.read(self.model)
+        kept = masks.read_masks(self.model)
         if not kept.keys() & set(self.names):
             return None
         ones = self.split(torch.ones_like(theta))

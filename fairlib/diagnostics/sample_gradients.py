@@ -87,7 +87,7 @@ def sample_gradient_norms(
 
 def _in_one_pass(loss: MeanLoss) -> Tensor:
     """Squared norms ``(N,)`` by hooks on the layers, and their check."""
-    layers, kept = _owners(loss.model, loss.names), masks.read(loss.model)
+    layers, kept = _owners(loss.model, loss.names), masks.read_masks(loss.model)
     anchor, total = torch.zeros((), requires_grad=True, device=loss.device), []
     for index in loss.index.split(loss.samples_within(KEPT)):
         with _tapped(layers, kept, anchor, len(index)) as found:

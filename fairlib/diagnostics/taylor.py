@@ -203,7 +203,7 @@ def _target(compressed: nn.Module, loss: MeanLoss) -> Tensor:
     pruned weights are 0."""
     weights, kept = (
         {name: weight.detach() for name, weight in compressed.named_parameters()},
-        masks.read(compressed),
+        masks.read_masks(compressed),
     )
     parts = (
         weights[name].masked_fill(~kept[name], 0) if name in kept else weights[name]
@@ -245,7 +245,7 @@ def _check_pair(model: nn.Module, compressed: nn.Module) -> None:
 
 def _buffers(model: nn.Module) -> dict[str, Tensor]:
     """The buffers that change outputs in eval mode, except masks."""
-    skipped = (*(f"{name}_mask" for name in masks.read(model)), "num_batches_tracked")
+    skipped = (*(f"{name}_mask" for name in masks.read_masks(model)), "num_batches_tracked")
     return {name: buffer for name, buffer in model.named_buffers() if not name.endswith(skipped)}
 
 

@@ -156,7 +156,7 @@ def _refuse(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
         ValueError: Naming the first weight that is masked, quantized, factorized, NaN or infinite.
     """
     again = (name for name, module in model.named_modules() if isinstance(module, Factorized))
-    for name in (*masks.read(model), *quantizers.read(model), *again):
+    for name in (*masks.read_masks(model), *quantizers.read_bits(model), *again):
         why = "its factors would be dense and not rounded: factorize the dense model first, then prune and quantize"
         raise ValueError(f"{name} is pruned, quantized or factorized already, and {why}")
     for name, weight in weights.items():

@@ -218,5 +218,5 @@ def _relus(model: nn.Module, budget: float | None, relus: int | None) -> int:
         relus = round(budget * int(table["units"].sum()))
     wanted = 0 if relus is None else relus
     check_number("relus", wanted, 0, whole=True)
-    gates.check_count(wanted, table.attrs["total"])
+    gates.check_relus(wanted, table.attrs["total"])
     return wanted

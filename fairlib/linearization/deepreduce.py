@@ -95,13 +95,13 @@ def deepreduce(
     width, chosen = _choose(model, order, relus, widths)
     if width != 1:
         return fit(reshape(model, chosen, width, seed), data, **settings | dict(from_scratch or {}))
-    network, everything = gates.apply(model, {}), set(gates.gates(model))
+    network, everything = gates.with_gates(model, {}), set(gates.gates(model))
     unthinned = tuple(
         name for names in found.values() if set(names) & set(chosen) for name in names
     )
     for left in dict.fromkeys((unthinned, chosen)):
         if set(left) != everything:
-            network = fit(gates.apply(network, masks_of(network, left)), data, **settings)
+            network = fit(gates.with_gates(network, masks_of(network, left)), data, **settings)
     return network
 
 
@@ -127,7 +127,7 @@ def criticality(
     rest, held = (data, val) if val is not None else data.hold_out(0.2, seed)
     accuracy, sizes = {}, {}
     for stage, names in gates.stages(model).items():
-        single = gates.apply(model, masks_of(model, names))
+        single = gates.with_gates(model, masks_of(model, names))
         sizes[stage] = gates.count(single).attrs["total"]
         accuracy[stage] = float(predict(fit(single, rest, **settings), held).correct.mean())
     lowest = min(accuracy.values())
@@ -151,7 +151,9 @@ def reshape(model: nn.Module, left: Collection[str], width: float, seed: int) ->
         pruned or linearized since.
     """
     recipe = memory_of(model).recipe
-    changed = masks.read(model) or not all(mask.all() for mask in gates.read(model).values())
+    changed = masks.read_masks(model) or not all(
+        mask.all() for mask in gates.read_gates(model).values()
+    )
     if recipe is None or changed:
         needed = "fairlib.build gave it: not compacted, with all its weights and ReLUs"
         raise ValueError(f"a {type(model).__name__} cannot be reshaped unless it is as {needed}")
@@ -160,13 +162,13 @@ def reshape(model: nn.Module, left: Collection[str], width: float, seed: int) ->
         next(model.parameters()),
     )
     gated = gates.gate(small.to(like.device, like.dtype))
-    return gates.apply(gated, masks_of(gated, left))
+    return gates.with_gates(gated, masks_of(gated, left))
 
 
 def masks_of(model: nn.Module, left: Collection[str]) -> dict[str, torch.Tensor]:
     """Make masks with which the named gates keep the ReLUs that they have, and the other gates
     none."""
-    return {name: mask & (name in left) for name, mask in gates.read(model).items()}
+    return {name: mask & (name in left) for name, mask in gates.read_gates(model).items()}
 
 
 def culled_and_thinned(

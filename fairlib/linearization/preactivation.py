@@ -35,7 +35,7 @@ def preactivation(
     scores = {
         name: gates.pooled(change, granularity) for name, change in changes(model, data).items()
     }
-    return gates.apply(model, gates.keep_relus(model, scores, relus))
+    return gates.with_gates(model, gates.keep_relus(model, scores, relus))
 
 
 def changes(model: nn.Module, data: GroupedDataset) -> dict[str, Tensor]:

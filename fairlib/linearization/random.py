@@ -21,4 +21,6 @@ def random(model: nn.Module, *, relus: int, seed: int = 0, granularity: str = "p
     Raises: ValueError: If ``granularity`` is unknown, or ``relus`` is negative or more than the
         model has.
     """
-    return gates.apply(model, gates.keep_relus(model, gates.drawn(model, granularity, seed), relus))
+    return gates.with_gates(
+        model, gates.keep_relus(model, gates.drawn(model, granularity, seed), relus)
+    )

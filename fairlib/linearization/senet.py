@@ -87,14 +87,14 @@ def senet(
         )
     check_number("train['epochs']", train.get("epochs", 1), 1, whole=True)
     settings: dict[str, Any] = {"objective": objective, "seed": seed, **train}
-    capacities = {name: int(keep.sum()) for name, keep in gates.read(model).items()}
+    capacities = {name: int(keep.sum()) for name, keep in gates.read_gates(model).items()}
     shares = budgets(sensitivity(model, data, density, settings), capacities, relus)
     places: dict[str, Tensor] = {}
     for name, scores in gates.drawn(model, granularity, seed).items():
         places |= gates.keep_relus(model, {name: scores}, shares[name])
     with ExitStack() as hooks:
         location = _Location(model, shares, beta, epsilon, granularity, hooks)
-        return fit(gates.apply(model, places), data, constraint=location, **settings)
+        return fit(gates.with_gates(model, places), data, constraint=location, **settings)
 
 
 def sensitivity(
@@ -128,7 +128,7 @@ def sensitivity(
         return {name: weight.detach().abs() > threshold for name, weight in weights.items()}
 
     sparse = fit(model, data, sparsify=sparser, **settings)
-    kept = {name: float(mask.float().mean()) for name, mask in masks.read(sparse).items()}
+    kept = {name: float(mask.float().mean()) for name, mask in masks.read_masks(sparse).items()}
     return {
         gate: 1 - kept[f"{layer}.weight"] for gate, layer in feeding_layers(model, data).items()
     }
@@ -211,7 +211,7 @@ def budgets(
     Raises:
         ValueError: If ``relus`` is negative or more than the sum of the capacities.
     """
-    gates.check_count(relus, sum(capacities.values()))
+    gates.check_relus(relus, sum(capacities.values()))
     given, open_ = dict.fromkeys(capacities, 0.0), set(capacities)
     while (left := relus - sum(given.values())) > 1e-9 * relus and open_:
         weights = {name: sensitivities[name] * capacities[name] for name in open_}
@@ -251,7 +251,7 @@ class _LocationRun:
 
     def __init__(self, settings: _Location, model: nn.Module) -> None:
         self.settings, self.partial = settings, model
-        self.full = gates.apply(settings.full, {}).to(next(model.parameters()).device)
+        self.full = gates.with_gates(settings.full, {}).to(next(model.parameters()).device)
         self.outputs: dict[nn.Module, dict[str, Tensor]] = {self.partial: {}, self.full: {}}
         for network, outputs in self.outputs.items():
             for name, gate in gates.gates(network).items():
@@ -277,7 +277,7 @@ class _LocationRun:
         return batch.losses.mean() + self.settings.beta / 2 * mismatch
 
     def end_epoch(self) -> dict[str, float]:
-        places = gates.read(self.partial)
+        places = gates.read_gates(self.partial)
         for name in places.keys() - self.settled:
             budget = self.settings.shares[name]
             scores = gates.pooled(self.differences[name], self.settings.granularity)
@@ -287,7 +287,7 @@ class _LocationRun:
             moved = int((after[name] & ~places[name]).sum())
             if moved <= self.settings.epsilon * budget:
                 self.settled.add(name)
-            gates.impose(self.partial, after)
+            gates.set_gates(self.partial, after)
         seen = {
             "mismatch": float(self.mismatch / self.batches),
             "settled": float(len(self.settled)),
@@ -296,7 +296,7 @@ class _LocationRun:
         return seen
 
     def _forget(self) -> None:
-        full = gates.read(self.full)
+        full = gates.read_gates(self.full)
         self.differences = {
             name: torch.zeros(mask.shape, device=mask.device) for name, mask in full.items()
         }

@@ -83,7 +83,7 @@ def snl(
     check_number("growth", growth, 1, low_open=True)
     check_number("patience", patience, 0, whole=True)
     check_number("threshold", threshold, 0)
-    soft = gates.apply(model, {})
+    soft = gates.with_gates(model, {})
     gates.relax(soft, granularity)
     lasso = _Lasso(penalty, growth, patience, threshold)
     settings = MASK_PHASE | {"seed": seed} | dict(train)
@@ -100,7 +100,9 @@ def snl(
         for name, gate in gates.gates(soft).items()
         if gate.alpha is not None
     }
-    keep = {name: (alpha > threshold) & gates.read(soft)[name] for name, alpha in alphas.items()}
+    keep = {
+        name: (alpha > threshold) & gates.read_gates(soft)[name] for name, alpha in alphas.items()
+    }
     left = sum(int(mask.sum()) for mask in keep.values())
     if exact:
         keep = gates.keep_relus(soft, alphas, relus)
@@ -110,7 +112,7 @@ def snl(
             f"{left} ReLUs left after {settings['epochs']} epochs, more than the {relus} asked for"
         )
         raise RuntimeError(f"SNL has {found}; {advice}")
-    gates.impose(soft, keep)
+    gates.set_gates(soft, keep)
     return soft
 
 

@@ -148,7 +148,7 @@ class _EqualCurvatureRun:
 
     def _read_masks(self) -> None:
         """Masks may change between epochs (:class:`fairlib.training.Sparsifier`)."""
-        self.kept = list(map(masks.read(self.model).get, self.names))
+        self.kept = list(map(masks.read_masks(self.model).get, self.names))
         self.vectors = {
             code: parts_unit(self._project(vector)) for code, vector in self.vectors.items()
         }

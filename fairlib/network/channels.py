@@ -168,7 +168,7 @@ def kept(
 def masks_for(
     sets: Sequence[Coupled], removed: Sequence[Tensor], model: nn.Module
 ) -> dict[str, Tensor]:
-    """Make the masks, for :func:`fairlib.network.masks.apply`, that remove channels.
+    """Make the masks, for :func:`fairlib.network.masks.with_masks`, that remove channels.
 
     They zero the rows that make a channel and the columns that read it. A removed channel then has
     no effect, whatever bias or BatchNorm it passes.
@@ -181,7 +181,7 @@ def masks_for(
     Returns: Parameter name to bool tensor of the weight's shape, True where the weight is kept;
         weights that a mask of the model holds at zero stay masked.
     """
-    weights, before = masks.prunable(model), masks.read(model)
+    weights, before = masks.prunable(model), masks.read_masks(model)
     keep = {}
     for name, (rows, columns) in kept(sets, removed, model).items():
         cross = rows[:, None] & columns
@@ -277,7 +277,7 @@ def lowest(
     # floating-point number.
     rates = [torch.arange(1, coupled.size, dtype=torch.float64) / coupled.size for coupled in sets]
     steps = [0.0, *torch.cat([*rates, torch.zeros(0)]).unique().tolist()]
-    weights, before = masks.prunable(model), masks.read(model)
+    weights, before = masks.prunable(model), masks.read_masks(model)
     total = sum(weight.numel() for weight in weights.values())
 
     def removed_at(rate: float) -> list[Tensor]:
@@ -385,7 +385,7 @@ def _is_sealed(model: nn.Module, sets: list[Coupled], inputs: Tensor) -> bool:
 def _filters(model: nn.Module, coupled: Coupled) -> tuple[Tensor, Tensor]:
     """The filters ``(C, F)`` of coupled channels, and which of them ``(C,)`` a mask has left
     anything of."""
-    weights, before = masks.prunable(model), masks.read(model)
+    weights, before = masks.prunable(model), masks.read_masks(model)
     parts, alive = [], []
     for name, (channels, rows) in coupled.producers.items():
         weight = weights[name].detach().flatten(1)

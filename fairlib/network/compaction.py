@@ -115,7 +115,7 @@ def _restore_state(
     model: nn.Module, small: nn.Module, left: Mapping[str, tuple[Tensor, Tensor]]
 ) -> None:
     """Give the smaller module what Torch-Pruning does not know of: masks and frozen parameters."""
-    for name, mask in masks.read(model).items():
+    for name, mask in masks.read_masks(model).items():
         if name in left:
             rows, columns = left[name]
             small.get_submodule(name.rpartition(".")[0]).weight_mask = mask[rows][:, columns].to(

@@ -121,7 +121,7 @@ def stored_bytes(model: nn.Module) -> int:
         (3200, 420)
     """
     check_type("model", model, nn.Module, "a torch.nn.Module")
-    masks.hold(model)
+    masks.zero_masked(model)
     total, seen = 0, set()
     for module in model.modules():
         own = getattr(module, "stored_bytes", None)

@@ -163,7 +163,7 @@ def outputs(model: nn.Module, data: GroupedDataset) -> Tensor:
     Raises:
         ValueError: If the outputs do not match the classes of the data.
     """
-    masks.hold(model)
+    masks.zero_masked(model)
     device, dtype = placement(model)
     found = []
     with evaluation_mode(model), torch.inference_mode():

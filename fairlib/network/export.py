@@ -98,8 +98,8 @@ def to_onnx(model: nn.Module, data: GroupedDataset | Tensor) -> bytes:
         return model.content
     _package("onnxscript")
     twin = copy.deepcopy(model).cpu().eval()
-    masks.hold(twin)
-    quantizers.hold(twin)
+    masks.zero_masked(twin)
+    quantizers.round_quantized(twin)
     for name, tensor in (*twin.named_parameters(), *twin.named_buffers()):
         if tensor.is_floating_point() and not tensor.isfinite().all():
             raise ValueError(f"{name} holds NaN or infinite numbers; has training diverged?")

@@ -64,7 +64,7 @@ def replace(model: nn.Module, layer: nn.Module, by: Factorized) -> None:
             model.set_submodule(name, by)
 
 
-def install(model: nn.Module, state_dict: Mapping[str, Tensor]) -> nn.Module:
+def insert_factors(model: nn.Module, state_dict: Mapping[str, Tensor]) -> nn.Module:
     """Put factors in the place of every layer that has some in a saved state, in place.
 
     Args:

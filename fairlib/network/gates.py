@@ -126,7 +126,7 @@ def gate(model: nn.Module, data: GroupedDataset | Tensor | None = None) -> nn.Mo
     return remember(gated, input_shape=tuple(inputs.shape[1:]))
 
 
-def install(model: nn.Module, state_dict: Mapping[str, Tensor]) -> nn.Module:
+def insert_gates(model: nn.Module, state_dict: Mapping[str, Tensor]) -> nn.Module:
     """Put a gate in the place of every ReLU that has one in a saved state, in place.
 
     Args:
@@ -158,12 +158,12 @@ def gates(model: nn.Module) -> dict[str, Gate]:
     return dict(sorted(found.items(), key=lambda item: item[1].position))
 
 
-def read(model: nn.Module) -> dict[str, Tensor]:
+def read_gates(model: nn.Module) -> dict[str, Tensor]:
     """Read the masks of the gates: name to bool ``(C, H, W)``, True where the ReLU is kept."""
     return {name: module.keep.view(torch.bool) for name, module in gates(model).items()}
 
 
-def apply(model: nn.Module, keep: Mapping[str, Tensor]) -> nn.Module:
+def with_gates(model: nn.Module, keep: Mapping[str, Tensor]) -> nn.Module:
     """Copy a gated model, in eval mode, with other masks.
 
     Args: model: Left as it is. keep: Name of a gate to bool ``(C, H, W)``, True where the ReLU is
@@ -174,11 +174,11 @@ def apply(model: nn.Module, keep: Mapping[str, Tensor]) -> nn.Module:
         ValueError: If a name is no gate or a mask does not fit.
     """
     masked = copy.deepcopy(model)
-    impose(masked, keep)
+    set_gates(masked, keep)
     return masked.eval()
 
 
-def impose(model: nn.Module, keep: Mapping[str, Tensor]) -> None:
+def set_gates(model: nn.Module, keep: Mapping[str, Tensor]) -> None:
     """Set masks of a gated model in place, and end the learning of these gates.
 
     Args: model: Its gates get the masks, and no ``alpha``. keep: Name of a gate to bool ``(C, H,
@@ -252,9 +252,9 @@ def keep_relus(model: nn.Module, scores: Mapping[str, Tensor], relus: int) -> di
     Raises: ValueError: If a score is NaN, or ``relus`` lies outside 0 and the number of ReLUs that
         the gates keep.
     """
-    found = read(model)
+    found = read_gates(model)
     before = {name: found[name] for name in scores}
-    check_count(relus, sum(int(keep.sum()) for keep in before.values()))
+    check_relus(relus, sum(int(keep.sum()) for keep in before.values()))
     check_scores(scores)
     sizes = torch.cat(
         [before[name].long().sum_to_size(score.shape).flatten() for name, score in scores.items()]
@@ -278,14 +278,14 @@ def drawn(model: nn.Module, granularity: str, seed: int) -> dict[str, Tensor]:
         Name of a gate to float64 ``(C, H, W)``, ``(C, 1, 1)`` or ``(1, 1, 1)`` in [0, 1).
     """
     generator = torch.Generator().manual_seed(seed)
-    like = {name: pooled(keep.double(), granularity) for name, keep in read(model).items()}
+    like = {name: pooled(keep.double(), granularity) for name, keep in read_gates(model).items()}
     return {
         name: torch.rand(x.shape, generator=generator, dtype=x.dtype).to(x.device)
         for name, x in like.items()
     }
 
 
-def check_count(relus: int, total: int) -> None:
+def check_relus(relus: int, total: int) -> None:
     """Refuse a number of ReLUs to keep that the model does not have.
 
     Raises:
@@ -338,7 +338,7 @@ def count(model: nn.Module, image_size: int | None = None) -> pd.DataFrame:
         if bare or not found
         else model
     )
-    masks, first = read(gated), stem(gated)
+    masks, first = read_gates(gated), stem(gated)
     table = pd.DataFrame(
         {
             "relus": [int(keep.sum()) for keep in masks.values()],
@@ -397,7 +397,7 @@ def stages(model: nn.Module) -> dict[str, list[str]]:
     more have several gates and end at different resolutions. Else (VGG, MobileNetV2) consecutive
     gates of one resolution form a stage, called ``stage1`` and so on."""
     names = [name for name in gates(model) if name != stem(model)]
-    resolution = {name: tuple(mask.shape[1:]) for name, mask in read(model).items()}
+    resolution = {name: tuple(mask.shape[1:]) for name, mask in read_gates(model).items()}
     child = dict(
         zip(names, (name.split(".")[0] for name in _without_common_prefix(names)), strict=True)
     )
@@ -442,7 +442,7 @@ def _refuse_change(model: nn.Module, gated: nn.Module, inputs: Tensor) -> None:
             f"{type(model).__name__} with gates computes something else, or with other gradients (an in-place ReLU on "
             "what is used again? functions under torch.no_grad()?); make every ReLU a module with inplace=False"
         )
-    linear = apply(gated, {name: torch.zeros((), dtype=torch.bool) for name in gates(gated)})
+    linear = with_gates(gated, {name: torch.zeros((), dtype=torch.bool) for name in gates(gated)})
     with torch.enable_grad():
         expected = linear(1 * inputs.clone().requires_grad_()).detach()
     with torch.no_grad():

@@ -4,7 +4,7 @@ A pruned weight *is* zero in ``module.weight``, under its ordinary name, so eval
 model costs what evaluating the dense one costs. It stays zero because its gradient is masked,
 whatever loop trains it: with a zero gradient, a zero weight has zero momentum and zero decay. What
 comes from elsewhere, momentum of a dense training or a re-initialization, is zeroed in the next
-forward pass, and before fairlib measures the model (``hold``). Under ``torch.func.functional_call``
+forward pass, and before fairlib measures the model (``zero_masked``). Under ``torch.func.functional_call``
 the weights are the caller's, and so are their gradients. The mask is the buffer ``weight_mask``
 beside the weight: uint8, 1 where the weight is kept, since torch cannot average buffers of bools.
 It may be changed or replaced, by anything that torch counts as a change: not through
@@ -44,7 +44,7 @@ def prunable(model: nn.Module) -> dict[str, nn.Parameter]:
     or normalization.
 
     Returns: Parameter name, as in ``named_parameters``, to parameter, in the order of the model's
-        modules. What a mask prunes is zero (``hold``).
+        modules. What a mask prunes is zero (``zero_masked``).
 
     Raises: TypeError: If the model is no module. ValueError: If there are none; if a layer shares
         its weight with another module; or if a weight is computed from
@@ -59,7 +59,7 @@ def prunable(model: nn.Module) -> dict[str, nn.Parameter]:
         ['0.weight', '3.weight']
     """
     check_type("model", model, nn.Module, "a torch.nn.Module")
-    hold(model)
+    zero_masked(model)
     weights = {}
     owned = [
         (f"{prefix}.{own}".removeprefix("."), parameter)
@@ -91,13 +91,13 @@ def prunable(model: nn.Module) -> dict[str, nn.Parameter]:
     return weights
 
 
-def read(model: nn.Module) -> dict[str, Tensor]:
+def read_masks(model: nn.Module) -> dict[str, Tensor]:
     """Read the masks of a model.
 
     Returns: Parameter name to bool tensor of the weight's shape, True where the weight is kept;
-        layers without a mask are left out. The other weights are zero (``hold``).
+        layers without a mask are left out. The other weights are zero (``zero_masked``).
     """
-    hold(model)
+    zero_masked(model)
     found = {
         name: mask
         for name, layer in _layers(model)
@@ -109,7 +109,7 @@ def read(model: nn.Module) -> dict[str, Tensor]:
     }
 
 
-def hold(model: nn.Module) -> None:
+def zero_masked(model: nn.Module) -> None:
     """Zero the masked weights of a model, in place, before they are read or measured.
 
     Every forward pass does so too when it begins: with gradients on always, without them where a
@@ -121,7 +121,7 @@ def hold(model: nn.Module) -> None:
             _known(layer).fill(weight, mask, None)
 
 
-def apply(model: nn.Module, keep: Mapping[str, Tensor]) -> nn.Module:
+def with_masks(model: nn.Module, keep: Mapping[str, Tensor]) -> nn.Module:
     """Copy a model, in eval mode, with the weights outside ``keep`` zero; they stay zero in any
     training.
 
@@ -138,15 +138,15 @@ def apply(model: nn.Module, keep: Mapping[str, Tensor]) -> nn.Module:
         >>> import torch
         >>> from fairlib.network import masks
         >>> model = torch.nn.Linear(3, 1)
-        >>> masks.apply(model, {"weight": torch.tensor([[True, False, True]])}).weight.tolist()[0][1]
+        >>> masks.with_masks(model, {"weight": torch.tensor([[True, False, True]])}).weight.tolist()[0][1]
         0.0
     """
     masked = copy.deepcopy(model)
-    impose(masked, keep)
+    set_masks(masked, keep)
     return masked.eval()
 
 
-def impose(model: nn.Module, keep: Mapping[str, Tensor]) -> None:
+def set_masks(model: nn.Module, keep: Mapping[str, Tensor]) -> None:
     """Mask a model in place, for a training loop whose optimizer holds its parameters.
 
     Args: model: Its masked weights become zero and stay so. keep: Parameter name to bool tensor of
@@ -237,7 +237,7 @@ def _zero(layer: _Layer, *_: object) -> None:
 
 def _hold(layer: nn.Module, *_: object) -> None:
     """Hold a layer, as a hook before its ``state_dict`` is taken."""
-    hold(layer)
+    zero_masked(layer)
 
 
 def _masked(model: nn.Module) -> Iterator[tuple[nn.Module, nn.Parameter, Tensor]]:

@@ -52,7 +52,9 @@ def rounded(weight: Tensor, scale: Tensor, bits: int) -> Tensor:
     return (weight / scale).round_().clamp_(-top, top).mul_(scale)
 
 
-def apply(model: nn.Module, scales: Mapping[str, Tensor], bits: Mapping[str, int]) -> nn.Module:
+def with_quantizers(
+    model: nn.Module, scales: Mapping[str, Tensor], bits: Mapping[str, int]
+) -> nn.Module:
     """Copy a model, in eval mode, with rounded weights; they stay rounded in any training.
 
     Args: model: Left as it is. scales: Name of a prunable weight
@@ -71,13 +73,13 @@ def apply(model: nn.Module, scales: Mapping[str, Tensor], bits: Mapping[str, int
         layer.register_state_dict_pre_hook(_round)
         layer.__dict__[_OWN] = _Own()
         if isinstance(layer, _NEVER_CALLED):
-            quantized.register_forward_pre_hook(hold)
-    hold(quantized)
-    hold(quantized)  # From here on rounding again changes no bit.
+            quantized.register_forward_pre_hook(round_quantized)
+    round_quantized(quantized)
+    round_quantized(quantized)  # From here on rounding again changes no bit.
     return quantized.eval()
 
 
-def install(model: nn.Module, state_dict: Mapping[str, Tensor]) -> nn.Module:
+def insert_quantizers(model: nn.Module, state_dict: Mapping[str, Tensor]) -> nn.Module:
     """Copy a dense model with the quantizers that a saved state has, for its values to be
     loaded."""
     scales, bits = (
@@ -91,10 +93,10 @@ def install(model: nn.Module, state_dict: Mapping[str, Tensor]) -> nn.Module:
     ours = {
         name: scales[name] for name in scales.keys() & bits.keys()
     }  # Else they are somebody else's.
-    return apply(model, ours, {name: int(bits[name]) for name in ours}) if ours else model
+    return with_quantizers(model, ours, {name: int(bits[name]) for name in ours}) if ours else model
 
 
-def read(model: nn.Module) -> dict[str, int]:
+def read_bits(model: nn.Module) -> dict[str, int]:
     """Read the bits of quantized weights: parameter name to number; other weights are left out."""
     return {
         f"{name}.weight".removeprefix("."): int(layer.get_buffer(BITS))
@@ -102,7 +104,7 @@ def read(model: nn.Module) -> dict[str, int]:
     }
 
 
-def hold(model: nn.Module, *_: object) -> None:
+def round_quantized(model: nn.Module, *_: object) -> None:
     """Round the quantized weights of a model, in place, before they are read; every forward pass
     does so too."""
     for layer in dict(_quantized(model)).values():

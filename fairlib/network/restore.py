@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 from fairlib._validation import check_type
 from fairlib.network import factors, quantizers
-from fairlib.network.gates import install
-from fairlib.network.masks import BUFFER, apply
+from fairlib.network.gates import insert_gates
+from fairlib.network.masks import BUFFER, with_masks
 
 
 def restore(module: nn.Module, state_dict: Mapping[str, Tensor]) -> nn.Module:
@@ -43,8 +43,10 @@ def restore(module: nn.Module, state_dict: Mapping[str, Tensor]) -> nn.Module:
         for name, mask in state_dict.items()
         if name.endswith(BUFFER)
     }
-    restored = install(apply(factors.install(copy.deepcopy(module), state_dict), keep), state_dict)
-    restored = quantizers.install(restored, state_dict)
+    restored = insert_gates(
+        with_masks(factors.insert_factors(copy.deepcopy(module), state_dict), keep), state_dict
+    )
+    restored = quantizers.insert_quantizers(restored, state_dict)
     try:
         restored.load_state_dict(state_dict)
     except RuntimeError as error:

@@ -136,10 +136,11 @@ class Stack(nn.Module):
         masked = {
             name: torch.ones_like(mask)
             for member in members
-            for name, mask in masks.read(member).items()
+            for name, mask in masks.read_masks(member).items()
         }
-        masks.impose(
-            self.net, {name: masked[name] for name in masked.keys() - masks.read(self.net).keys()}
+        masks.set_masks(
+            self.net,
+            {name: masked[name] for name in masked.keys() - masks.read_masks(self.net).keys()},
         )
         for module in self.net.modules():
             for name in WIDER.get(type(module), ()):

@@ -121,7 +121,7 @@ def prune(
     check(method, schedule=schedule, train=train, **settings)
     check_number("sparsity", sparsity, 0, 1)
     check_arguments({"model": model, "val": val, "seed": seed})
-    if quantizers.read(model):
+    if quantizers.read_bits(model):
         raise ValueError(
             "the model's weights are quantized, and what pruning keeps is not: prune first, then quantize"
         )

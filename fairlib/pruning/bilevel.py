@@ -116,7 +116,7 @@ def closed(model: nn.Module, products: Sequence[Product], keep: Mapping[str, Ten
         owner._parameters = {
             own: owner._parameters[own] for own in order
         }  # The order of the dense model.
-    masks.impose(model, keep)
+    masks.set_masks(model, keep)
     return model
 
 

@@ -81,11 +81,11 @@ def fairgrape(
         raise ValueError(
             "all importances are zero: every sample is fitted exactly, or no signal passes the network"
         )
-    before = masks.read(model)
+    before = masks.read_masks(model)
     keep = {
         name: _select(name, score, sparsity, before.get(name)) for name, score in scores.items()
     }
-    return add_gradients(masks.apply(model, keep), len(data))
+    return add_gradients(masks.with_masks(model, keep), len(data))
 
 
 def importance(model: nn.Module, data: GroupedDataset, batch_size: int) -> dict[str, Tensor]:

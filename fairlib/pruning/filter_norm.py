@@ -40,4 +40,4 @@ def filter_norm(
     """
     check_number("norm", norm, 0, low_open=True)
     scores = partial(torch.linalg.vector_norm, ord=norm, dim=1)
-    return masks.apply(model, select_channels(model, data, scores, sparsity))
+    return masks.with_masks(model, select_channels(model, data, scores, sparsity))

@@ -39,7 +39,7 @@ def fpgm(model: nn.Module, *, sparsity: float, data: GroupedDataset | Tensor | N
         not offered.
     """
     chosen = select_channels(model, data, lambda filters: _distances(filters).sum(dim=1), sparsity)
-    return masks.apply(model, chosen)
+    return masks.with_masks(model, chosen)
 
 
 def _distances(points: Tensor) -> Tensor:

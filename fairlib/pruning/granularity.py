@@ -50,7 +50,11 @@ class Weights:
     """Every weight has a score, and all are ranked together."""
 
     def __init__(self, model: nn.Module, data: GroupedDataset) -> None:
-        self.model, self.weights, self.before = model, masks.prunable(model), masks.read(model)
+        self.model, self.weights, self.before = (
+            model,
+            masks.prunable(model),
+            masks.read_masks(model),
+        )
         self.kept: dict[str, Tensor] = {}
 
     def start(self) -> list[Tensor]:
@@ -89,7 +93,11 @@ class Filters:
     """Every channel has a score, and the same share of each layer's channels is kept."""
 
     def __init__(self, model: nn.Module, data: GroupedDataset) -> None:
-        self.model, self.weights, self.before = model, masks.prunable(model), masks.read(model)
+        self.model, self.weights, self.before = (
+            model,
+            masks.prunable(model),
+            masks.read_masks(model),
+        )
         self.sets = channels.coupled_channels(model, channels.example_inputs(model, data))
         if not self.sets:
             raise ValueError(

@@ -70,7 +70,7 @@ def lottery(
         ticket.load_state_dict({**ticket.state_dict(), **start})
         inherit(ticket, trained)  # What led to the mask has gone into it.
         trained = fit(
-            masks.apply(ticket, keep_highest(trained, scores, level)),
+            masks.with_masks(ticket, keep_highest(trained, scores, level)),
             data,
             start=rewind,
             **settings,

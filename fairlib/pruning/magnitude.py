@@ -29,4 +29,4 @@ def magnitude(model: nn.Module, *, sparsity: float, scope: str = "global") -> nn
         [T] section 3, "removes the P% parameters with smallest absolute values"; Han et al. (2015).
     """
     scores = {name: weight.abs() for name, weight in masks.prunable(model).items()}
-    return masks.apply(model, keep_highest_within(model, scores, sparsity, scope))
+    return masks.with_masks(model, keep_highest_within(model, scores, sparsity, scope))

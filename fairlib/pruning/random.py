@@ -27,4 +27,4 @@ def random(model: nn.Module, *, sparsity: float, scope: str = "layer", seed: int
     scores = {
         name: torch.rand(w.shape, generator=generator).to(w.device) for name, w in weights.items()
     }
-    return masks.apply(model, keep_highest_within(model, scores, sparsity, scope))
+    return masks.with_masks(model, keep_highest_within(model, scores, sparsity, scope))

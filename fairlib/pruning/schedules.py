@@ -90,7 +90,7 @@ def gradual(
     )  # A sparsity that is out of reach is refused before anything is trained.
 
     def sparsify(network: nn.Module, progress: float) -> dict[str, Tensor]:
-        return masks.read(scored(network, ramped(start, sparsity, progress / ramp)))
+        return masks.read_masks(scored(network, ramped(start, sparsity, progress / ramp)))
 
     return add_gradients(fit(model, data, sparsify=sparsify, **train), spent)
 

@@ -33,7 +33,7 @@ def keep_highest(model: nn.Module, scores: dict[str, Tensor], sparsity: float) -
         raise ValueError(
             f"all scores of {', '.join(scores)} are zero: they tell no weight from another"
         )
-    pruned_before = masks.read(model)
+    pruned_before = masks.read_masks(model)
     flat = torch.cat(
         [_ranked(score.detach(), pruned_before.get(name)) for name, score in scores.items()]
     )

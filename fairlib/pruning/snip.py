@@ -65,4 +65,4 @@ def snip(
     scores = {
         name: (weight * gradients[name]).abs() for name, weight in masks.prunable(scored).items()
     }
-    return add_gradients(masks.apply(model, keep_highest(model, scores, sparsity)), len(index))
+    return add_gradients(masks.with_masks(model, keep_highest(model, scores, sparsity)), len(index))

@@ -72,7 +72,7 @@ def quantize(
         >>> optimizer = torch.optim.SGD(ternary.parameters(), lr=0.6)
         >>> ternary(torch.ones(1, 4)).sum().neg().backward()
         >>> optimizer.step()
-        >>> fairlib.network.quantizers.hold(ternary)  # As the next forward pass does.
+        >>> fairlib.network.quantizers.round_quantized(ternary)  # As the next forward pass does.
         >>> ternary.weight.tolist()
         [[2.5, -2.5, 0.0, 2.5]]
     """

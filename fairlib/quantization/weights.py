@@ -44,7 +44,7 @@ def weights(model: nn.Module, *, bits: int) -> nn.Module:
     """
     check_number("bits", bits, 1, 16, high_closed=True, whole=True)
     found = masks.prunable(model)
-    if quantizers.read(model):
+    if quantizers.read_bits(model):
         raise ValueError("the model is quantized already: quantize the one that it was made from")
     for name, weight in found.items():
         if not weight.isfinite().all():
@@ -52,7 +52,7 @@ def weights(model: nn.Module, *, bits: int) -> nn.Module:
                 f"the scale of {name} would be NaN: it has NaN or infinite weights; has training diverged?"
             )
     scales = {name: scale(weight.detach(), bits) for name, weight in found.items()}
-    return quantizers.apply(model, scales, dict.fromkeys(scales, bits))
+    return quantizers.with_quantizers(model, scales, dict.fromkeys(scales, bits))
 
 
 def scale(weight: Tensor, bits: int) -> Tensor:

@@ -485,7 +485,7 @@ class _Loop:
         row["gradients"] += reported.pop("gradients", 0)
         row |= reported
         if self.sparsify:
-            masks.impose(run.model, self.sparsify(run.model, row["epoch"] / self.epochs))
+            masks.set_masks(run.model, self.sparsify(run.model, row["epoch"] / self.epochs))
         row |= {} if is_sound else run.validation()
         run.error = _divergence(row, self.epochs, self.lr, run.member.constraint)
         run.history.append(row)

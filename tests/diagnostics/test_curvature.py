@@ -115,7 +115,7 @@ def test_pruned_weights_do_not_count(images):
     table = group_eigenvalues(model, images, tol=1e-6, products="exact", dtype=torch.float64)
     kept = torch.cat(
         [
-            fairlib.network.masks.read(model).get(n, torch.ones_like(p) > 0).flatten()
+            fairlib.network.masks.read_masks(model).get(n, torch.ones_like(p) > 0).flatten()
             for n, p in model.named_parameters()
         ]
     )

@@ -243,7 +243,9 @@ def test_a_pruned_model_counts_only_the_weights_it_kept():
     assert (
         table["closeness"] < hessian_bound(model, data)["closeness"]
     ).all()  # The same weights, all of them free.
-    nothing = fairlib.network.masks.apply(model, {"0.weight": torch.zeros(6, 3, dtype=torch.bool)})
+    nothing = fairlib.network.masks.with_masks(
+        model, {"0.weight": torch.zeros(6, 3, dtype=torch.bool)}
+    )
     with pytest.raises(ValueError, match=r"every weight of 0\.weight is pruned"):
         hessian_bound(nothing, data, parameters=["0.weight"])
 

@@ -132,7 +132,7 @@ def test_a_frozen_backbone_counts_for_the_size_of_a_pass(cnn, images, monkeypatc
 def test_masked_weights_are_zero_whatever_stands_in_their_place(cnn, images):
     pruned = fairlib.prune(cnn, "magnitude", sparsity=0.8)
     clean = MeanLoss(pruned, images).value()
-    for name, mask in fairlib.network.masks.read(pruned).items():
+    for name, mask in fairlib.network.masks.read_masks(pruned).items():
         dict(pruned.named_parameters())[name].data[~mask] = 1
     assert MeanLoss(pruned, images).value() == clean
 

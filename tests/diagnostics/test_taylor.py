@@ -158,7 +158,7 @@ def test_the_remainder_may_exceed_the_bound():
     model = nn.Linear(1, 2, bias=False).double()
     model.weight.data = torch.tensor([[0.0], [10.0]], dtype=torch.float64)
     data = fairlib.GroupedDataset(np.ones((4, 1)), [1] * 4, [0] * 4, target_names=["0", "1"])
-    pruned = masks.apply(model, {"weight": torch.zeros(2, 1, dtype=torch.bool)})
+    pruned = masks.with_masks(model, {"weight": torch.zeros(2, 1, dtype=torch.bool)})
     row = excessive_loss_bound(model, pruned, data, products="exact").iloc[0]
     assert row["excessive_loss"] == pytest.approx(math.log(2), abs=1e-4)
     assert row["bound"] == pytest.approx(0.0055, abs=5e-4)

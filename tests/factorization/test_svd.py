@@ -269,7 +269,9 @@ def test_pruned_quantized_and_factorized_models_are_refused(cnn):
         factorize(sparse, "svd", kept=0.5)
     scales = {"features.0.weight": torch.ones(8, 1, 1, 1)}
     with pytest.raises(ValueError, match=r"features\.0\.weight is pruned, quantized or"):
-        factorize(quantizers.apply(cnn, scales, dict.fromkeys(scales, 4)), "svd", kept=0.5)
+        factorize(
+            quantizers.with_quantizers(cnn, scales, dict.fromkeys(scales, 4)), "svd", kept=0.5
+        )
     with pytest.raises(
         ValueError, match=r"features\.0 is pruned, quantized or factorized already, and"
     ):
@@ -337,7 +339,7 @@ def test_factors_are_finetuned_pruned_linearized_and_compacted(cnn, images):
     assert not torch.equal(tuned.features[0][0].weight, small.features[0][0].weight)
     sparse = fairlib.fit(fairlib.prune(tuned, "magnitude", sparsity=0.5), images, epochs=1)
     assert fairlib.sparsity(sparse) == pytest.approx(0.5, abs=1e-3)
-    assert "classifier.0.1.weight" in masks.read(sparse)
+    assert "classifier.0.1.weight" in masks.read_masks(sparse)
     linear = fairlib.linearize(tuned, "random", data=images, budget=0.3, finetune={"epochs": 1})
     assert count(linear).attrs["total"] == round(0.3 * count(dense).attrs["total"])
     narrow = fairlib.compact(fairlib.prune(tuned, "filter-norm", sparsity=0.3, data=images), images)

@@ -29,9 +29,11 @@ def test_criticality_is_the_gain_over_the_worst_stage_by_relus(gated, images, ob
     rest, held = images.hold_out(0.2, seed=1)
     accuracy = {}
     for stage in STAGES:
-        keep = {name: mask & name.startswith(stage) for name, mask in gates.read(gated).items()}
+        keep = {
+            name: mask & name.startswith(stage) for name, mask in gates.read_gates(gated).items()
+        }
         accuracy[stage] = predict(
-            fairlib.fit(gates.apply(gated, keep), rest, **settings), held
+            fairlib.fit(gates.with_gates(gated, keep), rest, **settings), held
         ).correct.mean()
     relus = dict(zip(STAGES, (1024, 512, 256), strict=True))
     worst = min(accuracy.values())
@@ -47,7 +49,8 @@ def test_criticality_is_measured_on_held_out_data_if_there_are_any(gated, images
     found = criticality(gated, train, val, 0.5, settings, seed=1)
     keep = {stage: masks_of(gated, gates.stages(gated)[stage]) for stage in STAGES}
     networks = {
-        stage: fairlib.fit(gates.apply(gated, keep[stage]), train, **settings) for stage in STAGES
+        stage: fairlib.fit(gates.with_gates(gated, keep[stage]), train, **settings)
+        for stage in STAGES
     }
     accuracy = {stage: predict(network, val).correct.mean() for stage, network in networks.items()}
     relus = dict(zip(STAGES, (1024, 512, 256), strict=True))
@@ -62,9 +65,9 @@ def test_culling_and_thinning_each_have_a_training(gated, images, objective):
     scores = criticality(gated, images, None, 0.07, settings, seed=0)
     left = max(STAGES, key=scores.get)
     names = gates.stages(gated)[left]
-    relus = sum(int(gates.read(gated)[name].sum()) for name in names) // 2
-    culled = fairlib.fit(gates.apply(gated, masks_of(gated, names)), images, **settings)
-    thinned = fairlib.fit(gates.apply(culled, masks_of(culled, names[:1])), images, **settings)
+    relus = sum(int(gates.read_gates(gated)[name].sum()) for name in names) // 2
+    culled = fairlib.fit(gates.with_gates(gated, masks_of(gated, names)), images, **settings)
+    thinned = fairlib.fit(gates.with_gates(culled, masks_of(culled, names[:1])), images, **settings)
     found = deepreduce(gated, relus=relus, data=images, objective=objective, train=TRAIN, seed=0)
     assert all(
         torch.equal(value, thinned.state_dict()[name]) for name, value in found.state_dict().items()
@@ -129,7 +132,7 @@ def test_a_reshaped_network_has_a_training_of_its_own(gated, images, objective):
     linear = deepreduce(
         gated, relus=100, widths=(1.0, 0.125), from_scratch={"epochs": 5, "lr": 0.05}, **settings
     )
-    left = tuple(name for name, mask in gates.read(linear).items() if mask.any())
+    left = tuple(name for name, mask in gates.read_gates(linear).items() if mask.any())
     small = reshape(gated, left, width=0.125, seed=0)
     by_hand = fairlib.fit(small, images, objective=objective, epochs=5, lr=0.05, seed=0)
     assert all(
@@ -171,7 +174,7 @@ def test_what_was_changed_since_it_was_built_is_not_reshaped(dense, gated, image
     compact = fairlib.compact(
         fairlib.prune(dense, "filter-norm", sparsity=0.5, data=images), images
     )
-    linear = gates.apply(gated, {"relu": torch.zeros((), dtype=torch.bool)})
+    linear = gates.with_gates(gated, {"relu": torch.zeros((), dtype=torch.bool)})
     for model in (compact, fairlib.prune(gated, "magnitude", sparsity=0.5), linear):
         with pytest.raises(ValueError, match="cannot be reshaped"):
             reshape(gate(model, images) if model is compact else model, ["relu"], width=0.5, seed=0)

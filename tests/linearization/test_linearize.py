@@ -57,7 +57,7 @@ def test_linearizing_is_gating_choosing_and_finetuning_by_distillation(dense, im
         distillation={"weight": 2},
     )
     gated = gate(dense)
-    chosen = gates.apply(
+    chosen = gates.with_gates(
         gated, gates.keep_relus(gated, gates.drawn(gated, "pixel", 4), round(0.2 * 2304))
     )
     by_hand = fairlib.fit(
@@ -162,7 +162,7 @@ def test_every_training_follows_the_objective(gated, images, objective, method, 
 def test_held_out_data_reach_the_method(dense, images, monkeypatch):
     def method(model, *, relus, val, train):
         seen.append(val)
-        return gates.apply(model, {})
+        return gates.with_gates(model, {})
 
     seen = []
     monkeypatch.setitem(METHODS, "deepreduce", Method(method, takes=("train", "val")))

@@ -31,7 +31,7 @@ def test_preactivation_keeps_the_largest_changes_and_linearizing_the_smallest_ch
 ):
     linear = preactivation(gated, relus=400, data=images)
     values = torch.cat([change.flatten() for change in changes(gated, images).values()])
-    chosen = torch.cat([mask.flatten() for mask in gates.read(linear).values()])
+    chosen = torch.cat([mask.flatten() for mask in gates.read_gates(linear).values()])
     assert int(chosen.sum()) == 400 and values[chosen].min() >= values[~chosen].max()
     inputs = images.batch(slice(None))
     gentle, blind = preactivation(gated, relus=2000, data=images), random(gated, relus=2000, seed=0)
@@ -57,7 +57,7 @@ def test_what_is_kept_as_a_whole(gated, images, granularity):
         random(gated, relus=1000, granularity=granularity),
         preactivation(gated, relus=1000, data=images, granularity=granularity),
     ):
-        for mask in gates.read(linear).values():
+        for mask in gates.read_gates(linear).values():
             rows = mask.flatten(1) if granularity == "channel" else mask.flatten()[None]
             assert torch.equal(rows.any(1), rows.all(1))
         assert 700 <= count(linear).attrs["total"] <= 1000

@@ -9,12 +9,15 @@ from fairlib.network import gates
 
 
 def test_random_gates_are_drawn_uniformly_exactly_and_nested(gated):
-    small, large = (gates.read(random(gated, relus=relus, seed=3)) for relus in (200, 900))
+    small, large = (gates.read_gates(random(gated, relus=relus, seed=3)) for relus in (200, 900))
     assert sum(int(mask.sum()) for mask in small.values()) == 200
     assert all(not (mask & ~large[name]).any() for name, mask in small.items())
     drawn = sum(
         torch.cat(
-            [mask.flatten() for mask in gates.read(random(gated, relus=230, seed=seed)).values()]
+            [
+                mask.flatten()
+                for mask in gates.read_gates(random(gated, relus=230, seed=seed)).values()
+            ]
         ).double()
         for seed in range(60)
     )

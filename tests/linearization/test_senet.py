@@ -110,8 +110,10 @@ def test_every_layer_has_the_budget_of_its_sensitivity(gated, images, objective)
         gated, relus=300, data=images, objective=objective, train=TRAIN, density=0.2, seed=0
     )
     eta = sensitivity(gated, images, 0.2, {"objective": objective, "seed": 0} | TRAIN)
-    wanted = budgets(eta, {name: mask.numel() for name, mask in gates.read(gated).items()}, 300)
-    assert {name: int(mask.sum()) for name, mask in gates.read(linear).items()} == wanted
+    wanted = budgets(
+        eta, {name: mask.numel() for name, mask in gates.read_gates(gated).items()}, 300
+    )
+    assert {name: int(mask.sum()) for name, mask in gates.read_gates(linear).items()} == wanted
 
 
 @pytest.mark.parametrize("batch", [9, 13])
@@ -142,11 +144,11 @@ def test_the_budget_is_met_exactly_and_nothing_is_left_behind(gated, images, obj
 
 
 def test_places_go_to_the_largest_mismatch_and_settled_layers_stay(gated, images, objective):
-    shares = {name: 10 for name in gates.read(gated)}
-    start = gates.apply(gated, {})
+    shares = {name: 10 for name in gates.read_gates(gated)}
+    start = gates.with_gates(gated, {})
     for name, scores in gates.drawn(start, "pixel", 0).items():
-        gates.impose(start, gates.keep_relus(start, {name: scores}, 10))
-    before = {name: mask.clone() for name, mask in gates.read(start).items()}
+        gates.set_gates(start, gates.keep_relus(start, {name: scores}, 10))
+    before = {name: mask.clone() for name, mask in gates.read_gates(start).items()}
     inputs = images.batch(slice(40))
     with ExitStack() as hooks:
         location = _Location(gated, shares, beta=0.5, epsilon=0.0, granularity="pixel", hooks=hooks)
@@ -175,7 +177,7 @@ def test_places_go_to_the_largest_mismatch_and_settled_layers_stay(gated, images
         )
         seen = run.end_epoch()
         assert seen["mismatch"] == pytest.approx(mismatch.item(), rel=1e-5)
-    for name, mask in gates.read(start).items():
+    for name, mask in gates.read_gates(start).items():
         difference = (
             (outputs["partial", name] - outputs["full", name]).detach().abs().mean(0).flatten()
         )

@@ -63,7 +63,8 @@ def test_gates_become_binary_buffers_and_stay_through_a_training(learn, images):
     }
     tuned = fairlib.fit(linear, images, epochs=3, weight_decay=0.1)
     assert all(
-        torch.equal(mask, gates.read(linear)[name]) for name, mask in gates.read(tuned).items()
+        torch.equal(mask, gates.read_gates(linear)[name])
+        for name, mask in gates.read_gates(tuned).items()
     )
 
 
@@ -79,7 +80,8 @@ def test_an_exact_budget_keeps_the_largest_alphas(learn):
     linear, loose = learn(500, exact=True), learn(500)
     assert count(linear).attrs["total"] == 500 >= count(loose).attrs["total"]
     assert all(
-        not (mask & ~gates.read(linear)[name]).any() for name, mask in gates.read(loose).items()
+        not (mask & ~gates.read_gates(linear)[name]).any()
+        for name, mask in gates.read_gates(loose).items()
     )
 
 
@@ -88,13 +90,14 @@ def test_a_linearized_model_goes_on_from_the_relus_that_it_has(learn):
     second = learn(300, model=first)
     assert count(second).attrs["total"] <= 300
     assert all(
-        not (mask & ~gates.read(first)[name]).any() for name, mask in gates.read(second).items()
+        not (mask & ~gates.read_gates(first)[name]).any()
+        for name, mask in gates.read_gates(second).items()
     )
 
 
 def test_channels_learn_together(learn):
     linear = learn(900, granularity="channel")
-    for mask in gates.read(linear).values():
+    for mask in gates.read_gates(linear).values():
         assert torch.equal(mask.flatten(1).any(1), mask.flatten(1).all(1))
     assert count(linear).attrs["total"] <= 900
 

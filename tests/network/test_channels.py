@@ -132,7 +132,7 @@ def test_a_removed_channel_has_no_effect_whatever_its_layers_put_out(name):
     sets = channels.coupled_channels(model, inputs)
     generator = torch.Generator().manual_seed(0)
     removed = [torch.rand(coupled.size, generator=generator) < 0.5 for coupled in sets]
-    masked = masks.apply(model, channels.masks_for(sets, removed, model))
+    masked = masks.with_masks(model, channels.masks_for(sets, removed, model))
 
     def disturb(rows: Tensor):
         def hook(layer: nn.Module, inputs: object, outputs: Tensor) -> Tensor:
@@ -220,7 +220,7 @@ def test_one_rate_for_all_layers_the_smallest_that_reaches_the_sparsity(name):
         gone = [len(_removed(keep, next(iter(coupled.producers)))) for coupled in sets]
         rate = max(count / coupled.size for count, coupled in zip(gone, sets, strict=True))
         assert gone == [min(int(rate * coupled.size + 1e-9), coupled.size - 1) for coupled in sets]
-        assert fairlib.sparsity(masks.apply(model, keep)) == pytest.approx(zeros(rate))
+        assert fairlib.sparsity(masks.with_masks(model, keep)) == pytest.approx(zeros(rate))
         assert zeros(rate) >= sparsity - 0.5 / total > zeros(rates[rates.index(rate) - 1])
 
 
@@ -230,7 +230,7 @@ def test_masks_are_nested_and_what_is_masked_goes_first(cnn, images):
     ]
     for wide, narrow in itertools.pairwise(levels):
         assert all(bool((wide[name] | ~narrow[name]).all()) for name in wide)
-    model = masks.apply(cnn, levels[0])
+    model = masks.with_masks(cnn, levels[0])
     again = channels.select_channels(model, images, lambda filters: -_norms(filters), 0.6)
     assert all(bool((levels[0][name] | ~again[name]).all()) for name in again)
     assert all(
@@ -241,12 +241,14 @@ def test_masks_are_nested_and_what_is_masked_goes_first(cnn, images):
 
 def test_zeros_of_other_masks_count_and_stay(cnn, images):
     sparse = fairlib.prune(cnn, "magnitude", sparsity=0.5)
-    pruned = masks.apply(sparse, channels.select_channels(sparse, images, _norms, 0.7))
+    pruned = masks.with_masks(sparse, channels.select_channels(sparse, images, _norms, 0.7))
     assert 0.7 <= fairlib.sparsity(pruned) < 0.75
-    before = masks.read(sparse)
-    assert not any(bool((mask & ~before[name]).any()) for name, mask in masks.read(pruned).items())
+    before = masks.read_masks(sparse)
+    assert not any(
+        bool((mask & ~before[name]).any()) for name, mask in masks.read_masks(pruned).items()
+    )
     fewer = channels.select_channels(cnn, images, _norms, 0.7)
-    assert _removed(masks.read(pruned), "classifier.0.weight") < _removed(
+    assert _removed(masks.read_masks(pruned), "classifier.0.weight") < _removed(
         fewer, "classifier.0.weight"
     )
 
@@ -322,6 +324,6 @@ def test_a_layer_of_which_an_earlier_mask_has_left_little_is_not_emptied(cnn, im
     )
     with torch.no_grad():
         cnn.features[0].weight[0] = 1e-6
-    sparse = masks.apply(cnn, {"features.3.weight": only})
+    sparse = masks.with_masks(cnn, {"features.3.weight": only})
     with pytest.raises(ValueError, match=r"would leave nothing of features\.3\.weight"):
         fairlib.prune(sparse, "filter-norm", sparsity=0.6, data=images)

@@ -39,12 +39,12 @@ def test_every_model_of_the_zoo_gives_the_same_outputs_with_fewer_weights(name):
     small = compact(pruned, inputs)
     assert _same_outputs(small, pruned, inputs) and not small.training
     weights = sum(weight.numel() for weight in masks.prunable(small).values())
-    assert weights == sum(int(mask.sum()) for mask in masks.read(pruned).values()) + sum(
+    assert weights == sum(int(mask.sum()) for mask in masks.read_masks(pruned).values()) + sum(
         weight.numel()
         for name, weight in masks.prunable(pruned).items()
-        if name not in masks.read(pruned)
+        if name not in masks.read_masks(pruned)
     )
-    assert all(bool(mask.all()) for mask in masks.read(small).values())
+    assert all(bool(mask.all()) for mask in masks.read_masks(small).values())
     assert _count(small) < 0.4 * _count(model) and _count(model) == _count(pruned)
 
 
@@ -59,7 +59,7 @@ def test_the_shapes_that_are_left_by_hand():
     )
     keep = torch.ones(5, 16, dtype=torch.bool)
     keep[:, 4:12] = False  # Channels 1 and 2 of the convolution, whose images are 2 x 2.
-    pruned = masks.apply(lively(net), {"4.weight": keep})
+    pruned = masks.with_masks(lively(net), {"4.weight": keep})
     small = compact(pruned, torch.rand(3, 1, 4, 4))
     assert _shapes(small) == {
         "0.weight": (2, 1, 3, 3),
@@ -84,9 +84,9 @@ def test_what_removed_channels_alone_have_read_goes_too_and_one_channel_stays():
         False  # Only the last channel of the second layer reads the first of the first layer.
     )
     last = torch.tensor([[True, True, True, False]] * 2)
-    small = compact(masks.apply(net, {"2.weight": middle, "4.weight": last}), torch.rand(1, 3))
+    small = compact(masks.with_masks(net, {"2.weight": middle, "4.weight": last}), torch.rand(1, 3))
     assert [tuple(small[i].weight.shape) for i in (0, 2, 4)] == [(3, 3), (3, 3), (2, 3)]
-    nothing = masks.apply(net, {"4.weight": torch.zeros(2, 4, dtype=torch.bool)})
+    nothing = masks.with_masks(net, {"4.weight": torch.zeros(2, 4, dtype=torch.bool)})
     small = compact(nothing, torch.rand(1, 3))
     assert [tuple(small[i].weight.shape) for i in (0, 2, 4)] == [(4, 3), (1, 4), (2, 1)]
     assert _same_outputs(small, nothing, torch.rand(5, 3))
@@ -158,11 +158,11 @@ def test_bad_input(cnn, images):
         compact(cnn, None)
     keep = {"last.weight": torch.tensor([[False, True, True, True, True, True]] * 2)}
     with pytest.raises(ValueError, match="Gated gives other outputs without its unread channels"):
-        compact(masks.apply(Gated(torch.arange(6.0)), keep), torch.rand(1, 4))
+        compact(masks.with_masks(Gated(torch.arange(6.0)), keep), torch.rand(1, 4))
     fixed = nn.Sequential(nn.Linear(4, 6), nn.Unflatten(1, (6,)), nn.Linear(6, 2))
     keep = {"2.weight": keep["last.weight"]}
     with pytest.raises(ValueError, match="Sequential does not run without its unread channels"):
-        compact(masks.apply(fixed, keep), torch.rand(1, 4))
+        compact(masks.with_masks(fixed, keep), torch.rand(1, 4))
 
 
 def test_a_linearized_model_is_compacted_before_it_is_linearized(cnn, images):

@@ -74,7 +74,7 @@ def _quantized(layer: nn.Module, bits: int) -> nn.Module:
 
 def _masked(layer: nn.Module, kept: int) -> nn.Module:
     keep = (torch.arange(layer.weight.numel()) < kept).reshape(layer.weight.shape)
-    return masks.apply(layer, {"weight": keep})
+    return masks.with_masks(layer, {"weight": keep})
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_a_gate_takes_a_bit_for_each_relu_unless_they_are_alike():
     dense = stored_bytes(net)
 
     def kept(keep: Tensor) -> tuple[int, float]:
-        linear = gates.apply(gated, {"1": keep})
+        linear = gates.with_gates(gated, {"1": keep})
         return stored_bytes(linear) - dense, cost(linear, torch.rand(1, 3), latency=False)[
             "relus"
         ].item()

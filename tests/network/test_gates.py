@@ -54,8 +54,8 @@ def test_gated_models_of_the_zoo_compute_the_same_and_have_the_same_weights(name
 def test_without_any_relu_a_residual_network_is_affine(name):
     model, inputs = zoo_model(name)
     gated = gate(model)
-    linear = gates.apply(
-        gated, {n: torch.zeros_like(keep) for n, keep in gates.read(gated).items()}
+    linear = gates.with_gates(
+        gated, {n: torch.zeros_like(keep) for n, keep in gates.read_gates(gated).items()}
     ).double()
     x, y = inputs.double()[:1], inputs.double()[1:]
     middle = linear((x + y) / 2)
@@ -150,7 +150,7 @@ def test_other_relus_are_gated_as_they_are():
     gated = gate(model, torch.zeros(1, 6))
     inputs = 20 * torch.randn(50, 6)
     assert torch.equal(gated(inputs), model(inputs))
-    half = gates.apply(gated, {"1": torch.zeros(6, dtype=torch.bool)})
+    half = gates.with_gates(gated, {"1": torch.zeros(6, dtype=torch.bool)})
     assert torch.allclose(half(inputs), model[3](model[2](model[0](inputs))))
 
 
@@ -159,10 +159,10 @@ def test_gating_leaves_the_model_alone_and_is_idempotent(cnn):
     gated = gate(cnn.train())
     assert cnn.training and not gates.gates(cnn)
     assert all(torch.equal(value, before[name]) for name, value in cnn.state_dict().items())
-    some = gates.apply(gated, {"features.1": torch.zeros(8, 8, 8, dtype=torch.bool)})
+    some = gates.with_gates(gated, {"features.1": torch.zeros(8, 8, 8, dtype=torch.bool)})
     again = gate(some)
     assert again is not some and torch.equal(
-        gates.read(again)["features.1"], gates.read(some)["features.1"]
+        gates.read_gates(again)["features.1"], gates.read_gates(some)["features.1"]
     )
 
 
@@ -216,15 +216,15 @@ def test_channels_and_layers_are_kept_whole_where_they_fit(cnn):
 
 def test_what_is_linear_is_not_chosen_again(cnn):
     gated = gate(cnn)
-    small = gates.apply(gated, gates.keep_relus(gated, gates.drawn(gated, "pixel", 0), 100))
+    small = gates.with_gates(gated, gates.keep_relus(gated, gates.drawn(gated, "pixel", 0), 100))
     smaller = gates.keep_relus(small, gates.drawn(gated, "pixel", 1), 50)
-    assert all(not (mask & ~gates.read(small)[name]).any() for name, mask in smaller.items())
+    assert all(not (mask & ~gates.read_gates(small)[name]).any() for name, mask in smaller.items())
     assert sum(int(mask.sum()) for mask in smaller.values()) == 50
 
 
 def test_gates_survive_copies_state_dicts_and_restoring(cnn, images):
     gated = gate(fairlib.prune(cnn, "magnitude", sparsity=0.5))
-    linear = gates.apply(gated, gates.keep_relus(gated, gates.drawn(gated, "pixel", 0), 300))
+    linear = gates.with_gates(gated, gates.keep_relus(gated, gates.drawn(gated, "pixel", 0), 300))
     restored = fairlib.restore(
         fairlib.build("cnn", num_classes=3, in_channels=1, image_size=8), linear.state_dict()
     )
@@ -237,7 +237,8 @@ def test_gates_survive_copies_state_dicts_and_restoring(cnn, images):
         )
     trained = fairlib.fit(linear, images, epochs=2, weight_decay=0.1)
     assert all(
-        torch.equal(mask, gates.read(linear)[name]) for name, mask in gates.read(trained).items()
+        torch.equal(mask, gates.read_gates(linear)[name])
+        for name, mask in gates.read_gates(trained).items()
     )
     with pytest.raises(
         ValueError, match=r"a gate for features\.1, and this Sequential has no module"
@@ -257,14 +258,16 @@ def test_gates_survive_copies_state_dicts_and_restoring(cnn, images):
 )
 def test_masks_that_do_not_fit(cnn, mask, message):
     with pytest.raises(ValueError, match=message):
-        gates.apply(gate(cnn), mask)
+        gates.with_gates(gate(cnn), mask)
 
 
 @pytest.mark.parametrize("granularity", ["pixel", "channel", "layer"])
 def test_learning_begins_where_the_gates_are(cnn, images, granularity):
     """Also where a channel or a layer keeps some of its ReLUs only."""
     gated = gate(cnn)
-    some = gates.apply(gated, gates.keep_relus(gated, gates.drawn(gated, "pixel", 0), 300)).double()
+    some = gates.with_gates(
+        gated, gates.keep_relus(gated, gates.drawn(gated, "pixel", 0), 300)
+    ).double()
     learning = copy.deepcopy(some)
     gates.relax(learning, granularity)
     inputs = images.batch(slice(10), dtype=torch.float64)
@@ -276,7 +279,7 @@ def test_relus_beside_gates_are_gated_and_counted_too(cnn):
     grown = nn.Sequential(gate(cnn), nn.Linear(3, 10), nn.ReLU())
     remember(grown, input_shape=(1, 8, 8))
     assert count(grown).attrs["total"] == 864 + 10
-    linear = gates.apply(gate(grown), {"2": torch.zeros(10, dtype=torch.bool)})
+    linear = gates.with_gates(gate(grown), {"2": torch.zeros(10, dtype=torch.bool)})
     assert count(linear).attrs["total"] == 864
 
 

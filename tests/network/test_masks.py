@@ -45,7 +45,7 @@ def _train(
 def _holds(model: nn.Module, keep: dict[str, torch.Tensor]) -> bool:
     weights = dict(model.named_parameters())
     return all(
-        torch.equal(mask, masks.read(model)[name]) and bool((weights[name][~mask] == 0).all())
+        torch.equal(mask, masks.read_masks(model)[name]) and bool((weights[name][~mask] == 0).all())
         for name, mask in keep.items()
     )
 
@@ -65,7 +65,7 @@ def test_prunable_are_weights_of_convolutions_and_linear_layers_only():
 def test_masked_weights_stay_zero_in_any_loop(optimizer, mode):
     dense = _net()
     keep = _half(dense)
-    sparse = masks.apply(dense, keep)
+    sparse = masks.with_masks(dense, keep)
     getattr(sparse, mode)()
     settings = {"momentum": 0.9} if optimizer is torch.optim.SGD else {}
     before = copy.deepcopy(sparse.state_dict())
@@ -131,7 +131,7 @@ LOOPS = {
 
 @pytest.mark.parametrize("loop", LOOPS)
 def test_masked_weights_stay_zero_under_the_tools_of_torch(loop):
-    sparse = masks.apply(_net(), keep := _half(_net())).train()
+    sparse = masks.with_masks(_net(), keep := _half(_net())).train()
     before = copy.deepcopy(sparse.state_dict())
     LOOPS[loop](sparse)
     assert _holds(sparse, keep) and not torch.equal(
@@ -140,7 +140,7 @@ def test_masked_weights_stay_zero_under_the_tools_of_torch(loop):
 
 
 def test_safetensors_round_trip(tmp_path):
-    sparse = masks.apply(_net(), keep := _half(_net()))
+    sparse = masks.with_masks(_net(), keep := _half(_net()))
     save_file(sparse.state_dict(), tmp_path / "model.safetensors")
     assert _holds(fairlib.restore(_net(), load_file(tmp_path / "model.safetensors")), keep)
 
@@ -148,7 +148,7 @@ def test_safetensors_round_trip(tmp_path):
 def test_apply_leaves_its_argument_alone():
     dense = _net()
     before = copy.deepcopy(dense.state_dict())
-    masks.apply(dense, _half(dense))
+    masks.with_masks(dense, _half(dense))
     assert before.keys() == dense.state_dict().keys()
     assert all(torch.equal(value, dense.state_dict()[name]) for name, value in before.items())
     assert not dense._forward_pre_hooks
@@ -156,7 +156,7 @@ def test_apply_leaves_its_argument_alone():
 
 @pytest.mark.parametrize("copying", ["deepcopy", "pickle", "of a copy"])
 def test_copies_keep_their_masks_in_training(copying):
-    sparse = masks.apply(_net(), keep := _half(_net()))
+    sparse = masks.with_masks(_net(), keep := _half(_net()))
     if copying == "pickle":
         file = io.BytesIO()
         torch.save(sparse, file)
@@ -170,14 +170,14 @@ def test_copies_keep_their_masks_in_training(copying):
 
 
 def test_a_copied_submodule_keeps_its_mask():
-    sparse = masks.apply(_net(), keep := _half(_net()))
+    sparse = masks.with_masks(_net(), keep := _half(_net()))
     layer = copy.deepcopy(sparse[0])
     _train(layer, momentum=0.9)
     assert bool((layer.weight[~keep["0.weight"]] == 0).all())
 
 
 def test_state_dict_round_trip_into_the_same_module_and_into_a_fresh_one():
-    sparse = masks.apply(_net(), keep := _half(_net()))
+    sparse = masks.with_masks(_net(), keep := _half(_net()))
     state = copy.deepcopy(sparse.state_dict())
     assert set(state) == set(_net().state_dict()) | {"0.weight_mask", "3.weight_mask"}
     _train(sparse.train())
@@ -190,13 +190,13 @@ def test_state_dict_round_trip_into_the_same_module_and_into_a_fresh_one():
     inputs = torch.randn(4, 6)
     assert torch.equal(restored(inputs), fairlib.restore(fresh, state)(inputs))
     assert all(torch.equal(value, state[name]) for name, value in restored.state_dict().items())
-    assert not masks.read(fresh)
+    assert not masks.read_masks(fresh)
     _train(restored.train(), momentum=0.9)
     assert _holds(restored, keep)
 
 
 def test_loading_other_weights_leaves_masked_ones_at_zero():
-    sparse = masks.apply(_net(), keep := _half(_net()))
+    sparse = masks.with_masks(_net(), keep := _half(_net()))
     sparse.load_state_dict(_net().state_dict(), strict=False)
     assert _holds(sparse, keep)
     sparse.load_state_dict(sparse.state_dict(), assign=True)
@@ -205,7 +205,7 @@ def test_loading_other_weights_leaves_masked_ones_at_zero():
 
 
 def test_loading_by_assignment_leaves_the_callers_tensors_alone():
-    sparse, dense = masks.apply(_net(), _half(_net())), _net()
+    sparse, dense = masks.with_masks(_net(), _half(_net())), _net()
     state = dense.state_dict() | {
         k: v for k, v in sparse.state_dict().items() if k.endswith("_mask")
     }
@@ -218,7 +218,7 @@ def test_what_comes_from_a_dense_training_is_gone_after_the_next_pass():
     optimizer = torch.optim.SGD(dense.parameters(), lr=0.1, momentum=0.9)
     dense(torch.randn(16, 6)).square().sum().backward()
     optimizer.step()
-    sparse = masks.apply(dense, keep := _half(dense)).train()
+    sparse = masks.with_masks(dense, keep := _half(dense)).train()
     resumed = torch.optim.SGD(sparse.parameters(), lr=0.1, momentum=0.9)
     resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     sparse[3].reset_parameters()
@@ -273,7 +273,7 @@ FOREIGN = [_muon, _fused_adam_of_the_dense_training, _vector, _noise, _reset, _r
 @pytest.mark.parametrize("measured", [torch.no_grad, torch.inference_mode])
 @pytest.mark.parametrize("change", FOREIGN, ids=lambda change: change.__name__.strip("_"))
 def test_an_evaluation_without_gradients_is_of_the_sparse_model(change, measured):
-    sparse, inputs = masks.apply(_net(), keep := _half(_net())), torch.randn(4, 6)
+    sparse, inputs = masks.with_masks(_net(), keep := _half(_net())), torch.randn(4, 6)
     with measured():
         sparse(inputs)
     for _ in range(2):
@@ -292,11 +292,11 @@ def test_an_evaluation_without_gradients_is_of_the_sparse_model(change, measured
 
 
 def test_what_no_hook_sees_is_zeroed_before_weights_are_read():
-    sparse = masks.apply(_net(), keep := _half(_net()))
+    sparse = masks.with_masks(_net(), keep := _half(_net()))
     zeros = fairlib.sparsity(sparse)
     with torch.no_grad():
         sparse(torch.randn(4, 6))
-    for read in (fairlib.sparsity, masks.prunable, masks.read, masks.hold):
+    for read in (fairlib.sparsity, masks.prunable, masks.read_masks, masks.zero_masked):
         for parameter in sparse.parameters():
             parameter.data.add_(1)
         read(sparse)
@@ -304,7 +304,7 @@ def test_what_no_hook_sees_is_zeroed_before_weights_are_read():
 
 
 def test_weights_that_nothing_has_changed_are_not_written():
-    sparse = masks.apply(_net(), _half(_net()))
+    sparse = masks.with_masks(_net(), _half(_net()))
     with torch.no_grad():
         sparse(torch.randn(4, 6))
         sparse[0].weight.data.add_(
@@ -316,7 +316,7 @@ def test_weights_that_nothing_has_changed_are_not_written():
 
 def test_a_model_made_in_inference_mode():
     with torch.inference_mode():
-        sparse = masks.apply(_net(), keep := _half(_net()))
+        sparse = masks.with_masks(_net(), keep := _half(_net()))
         sparse[0].weight.add_(1)
     with torch.no_grad():
         sparse(torch.randn(4, 6))
@@ -327,7 +327,7 @@ def test_a_model_made_in_inference_mode():
 
 @pytest.mark.parametrize("grad", [True, False])
 def test_compiled_and_exported_models_are_those_of_the_mask(grad):
-    sparse, inputs = masks.apply(_net(), keep := _half(_net())), torch.randn(4, 6)
+    sparse, inputs = masks.with_masks(_net(), keep := _half(_net())), torch.randn(4, 6)
     with torch.set_grad_enabled(grad):
         compiled = torch.compile(sparse, fullgraph=True, backend="eager")
         compiled(inputs)
@@ -352,13 +352,13 @@ def test_averaged_models_with_their_buffers(average):
         averaged.update_parameters(sparse)
     state = averaged.module.state_dict()
     assert all(torch.allclose(value, state[name]) for name, value in sparse.state_dict().items())
-    for read in (masks.read, fairlib.network.gates.read):
+    for read in (masks.read_masks, fairlib.network.gates.read_gates):
         found = read(averaged.module)
         assert found and all(torch.equal(mask, found[name]) for name, mask in read(sparse).items())
 
 
 def test_state_dicts_with_masks_of_bools_are_still_read():
-    sparse = masks.apply(_net(), keep := _half(_net()))
+    sparse = masks.with_masks(_net(), keep := _half(_net()))
     old = {
         name: value.bool() if name.endswith("_mask") else value
         for name, value in sparse.state_dict().items()
@@ -368,12 +368,12 @@ def test_state_dicts_with_masks_of_bools_are_still_read():
         _train(model)
         model(torch.randn(2, 6))
         assert _holds(model, keep) and all(
-            mask.dtype == torch.bool for mask in masks.read(model).values()
+            mask.dtype == torch.bool for mask in masks.read_masks(model).values()
         )
 
 
 def test_masks_of_torch_on_top_of_ours_are_refused_in_the_next_pass():
-    sparse = masks.apply(_net(), _half(_net()))
+    sparse = masks.with_masks(_net(), _half(_net()))
     torch_prune.l1_unstructured(sparse[0], "weight", 0.9)
     with pytest.raises(
         ValueError, match=r"overwritten fairlib's mask of this Linear.*prune\.remove"
@@ -386,7 +386,7 @@ def test_masks_of_torch_on_top_of_ours_are_refused_in_the_next_pass():
 
 
 def test_two_forward_passes_before_a_backward_pass():
-    sparse = masks.apply(_net(), keep := _half(_net()))
+    sparse = masks.with_masks(_net(), keep := _half(_net()))
     (sparse(torch.randn(4, 6)).sum() + sparse(torch.randn(4, 6)).sum()).backward()
     assert bool((sparse[0].weight.grad[~keep["0.weight"]] == 0).all())
 
@@ -394,14 +394,14 @@ def test_two_forward_passes_before_a_backward_pass():
 def test_weights_read_by_the_root_but_not_called_stay_zero_in_a_copy():
     attention = nn.MultiheadAttention(4, 2)
     keep = {"out_proj.weight": torch.eye(4) > 0}
-    twin = copy.deepcopy(masks.apply(attention, keep))
+    twin = copy.deepcopy(masks.with_masks(attention, keep))
     inputs = torch.randn(3, 2, 4)
     twin(inputs, inputs, inputs)[0].square().sum().backward()
     assert bool((twin.out_proj.weight.grad[~keep["out_proj.weight"]] == 0).all())
 
 
 def test_gradients_of_kept_weights_are_those_of_the_same_function_without_masks():
-    sparse = masks.apply(_net(), keep := _half(_net()))
+    sparse = masks.with_masks(_net(), keep := _half(_net()))
     plain = _net().eval()
     plain.load_state_dict({k: v for k, v in sparse.state_dict().items() if not k.endswith("_mask")})
     inputs = torch.randn(4, 6)
@@ -415,17 +415,17 @@ def test_a_refused_mask_leaves_the_model_as_it_was():
     with pytest.raises(
         ValueError, match=r"the mask of 3\.weight must be bool \(3, 8\), got torch\.bool \(8,\)"
     ):
-        masks.impose(
+        masks.set_masks(
             model,
             {"0.weight": _half(model)["0.weight"], "3.weight": torch.ones(8, dtype=torch.bool)},
         )
-    assert not masks.read(model) and torch.equal(model[0].weight, _net()[0].weight)
+    assert not masks.read_masks(model) and torch.equal(model[0].weight, _net()[0].weight)
 
 
 def test_sparsity_counts_zeros_among_prunable_weights():
     net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
     keep = {"0.weight": torch.tensor([[True, False], [False, False]])}
-    assert fairlib.sparsity(masks.apply(net, keep)) == pytest.approx(3 / 6)
+    assert fairlib.sparsity(masks.with_masks(net, keep)) == pytest.approx(3 / 6)
 
 
 def test_a_weight_tied_to_an_embedding_is_refused():
@@ -465,14 +465,14 @@ def test_bad_models_and_masks_are_refused():
     with pytest.raises(
         ValueError, match=r"unknown prunable weight '1\.weight'; known: 0\.weight, 3\.weight"
     ):
-        masks.apply(_net(), {"1.weight": torch.ones(8, dtype=torch.bool)})
+        masks.with_masks(_net(), {"1.weight": torch.ones(8, dtype=torch.bool)})
     with pytest.raises(ValueError, match=r"must be bool \(8, 6\)"):
-        masks.apply(_net(), {"0.weight": torch.ones(8, 6)})
+        masks.with_masks(_net(), {"0.weight": torch.ones(8, 6)})
 
 
 def test_without_gradients_functional_call_leaves_another_models_weights_alone():
     dense = nn.Linear(8, 4)
-    sparse = masks.apply(
+    sparse = masks.with_masks(
         dense, {"weight": torch.rand(4, 8, generator=torch.Generator().manual_seed(0)) < 0.5}
     )
     before = dense.weight.detach().clone()
@@ -482,7 +482,7 @@ def test_without_gradients_functional_call_leaves_another_models_weights_alone()
 
 
 def test_a_state_dict_has_zeros_whatever_was_written_into_the_weights():
-    sparse = masks.apply(nn.Linear(8, 4), {"weight": torch.arange(32).reshape(4, 8) % 2 == 0})
+    sparse = masks.with_masks(nn.Linear(8, 4), {"weight": torch.arange(32).reshape(4, 8) % 2 == 0})
     weight = sparse.weight.data
     weight += 1
     assert sparse.state_dict()["weight"].count_nonzero() == 16
@@ -491,7 +491,7 @@ def test_a_state_dict_has_zeros_whatever_was_written_into_the_weights():
 
 @pytest.mark.parametrize("written", ["in place", "replaced", "loaded"])
 def test_a_changed_mask_is_seen_in_the_next_pass(written):
-    sparse = masks.apply(_net(), keep := _half(_net())).train()
+    sparse = masks.with_masks(_net(), keep := _half(_net())).train()
     _train(sparse)
     other = {name: mask.roll(1, dims=1) for name, mask in keep.items()}
     for name, mask in other.items():
@@ -531,7 +531,7 @@ class _Reader(nn.Module):
 
 @pytest.mark.parametrize("fail", [False, True])
 def test_a_layer_guards_itself_again_after_a_pass_of_its_root(fail):
-    reader = masks.apply(
+    reader = masks.with_masks(
         _Reader(fail), keep := {"layer.weight": torch.arange(48).reshape(8, 6) % 2 == 0}
     )
     reader.layer.weight.data.add_(1)
@@ -547,7 +547,7 @@ def test_a_layer_guards_itself_again_after_a_pass_of_its_root(fail):
 
 
 def test_a_pass_of_a_root_in_one_thread_is_none_in_another():
-    sparse = masks.apply(_net(), keep := _half(_net()))
+    sparse = masks.with_masks(_net(), keep := _half(_net()))
     began, go = threading.Event(), threading.Event()
 
     def wait(*_: object) -> None:
@@ -566,7 +566,7 @@ def test_a_pass_of_a_root_in_one_thread_is_none_in_another():
 
 
 def test_a_pass_with_gradients_guards_each_layer_once():
-    sparse = masks.apply(_net(), keep := _half(_net())).train()
+    sparse = masks.with_masks(_net(), keep := _half(_net())).train()
 
     def spoil(*_: object) -> None:
         sparse[3].weight.data.add_(1)
@@ -584,7 +584,7 @@ def test_a_pass_with_gradients_guards_each_layer_once():
 
 def test_gradients_are_turned_on_within_a_pass_without_them():
     inputs, keep = torch.randn(4, 6), torch.eye(8, 6) > 0
-    sparse = masks.apply(nn.Sequential(nn.Linear(6, 8), nn.Identity()), {"0.weight": keep})
+    sparse = masks.with_masks(nn.Sequential(nn.Linear(6, 8), nn.Identity()), {"0.weight": keep})
     twin, found = copy.deepcopy(sparse), []
     twin[1].register_forward_hook(lambda *_: found.append(torch.enable_grad()(twin[0])(inputs)))
     with torch.no_grad():
@@ -595,7 +595,10 @@ def test_gradients_are_turned_on_within_a_pass_without_them():
 
 @pytest.mark.parametrize("first", ["inference", "vmap", "grad"])
 def test_what_is_known_of_a_mask_is_never_of_a_mode_or_a_transform(first):
-    sparse, inputs = copy.deepcopy(masks.apply(_net(), keep := _half(_net()))), torch.randn(4, 6)
+    sparse, inputs = (
+        copy.deepcopy(masks.with_masks(_net(), keep := _half(_net()))),
+        torch.randn(4, 6),
+    )
     with torch.inference_mode(first == "inference"):
         torch.vmap(sparse)(torch.ones(2, 4, 6)) if first == "vmap" else sparse(inputs)
     if first == "grad":

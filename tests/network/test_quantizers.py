@@ -40,7 +40,7 @@ def test_training_is_the_straight_through_estimator(bits, settings):
         through = latent + (quantizers.rounded(latent.detach(), steps, bits) - latent).detach()
         nn.functional.cross_entropy(nn.functional.linear(inputs, through, bias), targets).backward()
         peer.step()
-    quantizers.hold(quantized)
+    quantizers.round_quantized(quantized)
     wanted = quantizers.rounded(latent.detach(), steps, bits)
     assert torch.allclose(quantized.weight, wanted, atol=1e-4)
     assert not torch.equal(wanted, quantizers.rounded(layer.weight.detach(), steps, bits))
@@ -69,7 +69,7 @@ def test_copies_files_and_states_give_the_same_model(cnn):
     ]
     for other in copies:
         assert torch.equal(other(images), quantized(images))
-        assert quantizers.read(other) == quantizers.read(quantized)
+        assert quantizers.read_bits(other) == quantizers.read_bits(quantized)
         optimizer = torch.optim.SGD(other.parameters(), lr=1.0)
         other(images).square().sum().backward()
         optimizer.step()
@@ -110,6 +110,6 @@ def test_attention_is_rounded_in_training_too():
 def test_a_buffer_of_the_same_name_is_somebody_elses():
     model = nn.Sequential(nn.Linear(3, 2))
     model[0].register_buffer("weight_scale", torch.ones(2))
-    assert quantizers.read(model) == {}
+    assert quantizers.read_bits(model) == {}
     assert fairlib.sparsity(fairlib.prune(model, "magnitude", sparsity=0.5)) == 0.5
-    assert quantizers.read(fairlib.restore(model, model.state_dict())) == {}
+    assert quantizers.read_bits(fairlib.restore(model, model.state_dict())) == {}

@@ -33,10 +33,10 @@ def test_relus_that_are_called_twice_are_split_by_call_site():
     assert torch.equal(twin.layer1[0].bn1.running_mean, original.layer1[0].bn1.running_mean)
     keep = {
         name: torch.zeros_like(mask)
-        for name, mask in gates.read(gated).items()
+        for name, mask in gates.read_gates(gated).items()
         if name.endswith("_2")
     }
-    assert count(gates.apply(gated, keep)).attrs["total"] < count(gated).attrs["total"]
+    assert count(gates.with_gates(gated, keep)).attrs["total"] < count(gated).attrs["total"]
 
 
 class _LateStem(nn.Module):
@@ -73,7 +73,7 @@ class _LateBlock(nn.Module):
 @pytest.mark.parametrize("functions", [True, False])
 def test_gates_come_in_the_order_of_their_calls(functions):
     gated = gate(_LateStem(functions), IMAGES)
-    shapes = [tuple(mask.shape[1:]) for mask in gates.read(gated).values()]
+    shapes = [tuple(mask.shape[1:]) for mask in gates.read_gates(gated).values()]
     assert shapes == [(16, 16)] * 3 + [(8, 8)] * 2 + [(4, 4)] * 2
     first, stem = ("relu_2", "relu") if functions else ("act", "act")
     assert list(gates.gates(gated)) == [
@@ -161,7 +161,7 @@ def test_all_else_of_a_split_module_stays_and_survives_copies_and_pickling():
     model_without_lambda = gate(_Rich(), torch.zeros(1, 6))
     thawed = pickle.loads(pickle.dumps(model_without_lambda))
     assert torch.equal(thawed(inputs), model_without_lambda(inputs))
-    for each in (gated, copy.deepcopy(gated), gates.apply(gated, {})):
+    for each in (gated, copy.deepcopy(gated), gates.with_gates(gated, {})):
         assert torch.equal(each(inputs), model(inputs)) and torch.equal(
             each.predict(inputs), model.predict(inputs)
         )
@@ -170,10 +170,10 @@ def test_all_else_of_a_split_module_stays_and_survives_copies_and_pickling():
             *model.state_dict(),
             *(f"{name}.keep" for name in gates.gates(each)),
         }
-    linear = gates.apply(
+    linear = gates.with_gates(
         gated, {name: torch.zeros(6, dtype=torch.bool) for name in gates.gates(gated)}
     )
-    again = gates.apply(gated, {})
+    again = gates.with_gates(gated, {})
     assert not torch.equal(linear(inputs), again(inputs))
 
 
@@ -277,7 +277,7 @@ def test_a_module_under_two_names_is_replaced_under_both():
 
     gated = gate(Alias(), torch.zeros(1, 6))
     assert gated.act is gated.layers[1] and isinstance(gated.act, gates.Gate)
-    some = gates.apply(gated, {"layers.1": torch.arange(6) < 2})
+    some = gates.with_gates(gated, {"layers.1": torch.arange(6) < 2})
     for model in (Alias(), gated):
         restored = fairlib.restore(model, some.state_dict())
         assert (

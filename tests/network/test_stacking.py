@@ -53,7 +53,7 @@ def test_a_mask_that_one_member_has_is_no_mask_of_the_others():
     keep = {"0.weight": torch.eye(3, 4).bool(), "2.weight": torch.eye(2, 3).bool()}
     members = [
         models[0],
-        *(masks.apply(models[i], {n: keep[n]}) for i, n in ((1, "0.weight"), (2, "2.weight"))),
+        *(masks.with_masks(models[i], {n: keep[n]}) for i, n in ((1, "0.weight"), (2, "2.weight"))),
     ]
     inputs = torch.rand(6, 4)
     expected = torch.cat(
@@ -69,4 +69,8 @@ def test_a_mask_that_one_member_has_is_no_mask_of_the_others():
         and not members[2][2].weight[~keep["2.weight"]].any()
     )
     stack.release()
-    assert [list(masks.read(member)) for member in members] == [[], ["0.weight"], ["2.weight"]]
+    assert [list(masks.read_masks(member)) for member in members] == [
+        [],
+        ["0.weight"],
+        ["2.weight"],
+    ]

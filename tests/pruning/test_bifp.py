@@ -143,7 +143,7 @@ def pruned(data, val, epochs, **settings):
 def agree(small, reference):
     masks_, state = reference.mask.split(reference.sizes), reference.state
     for name, mask in zip(("0.weight", "2.weight"), masks_, strict=True):
-        assert torch.equal(masks.read(small)[name].flatten(), mask > 0)
+        assert torch.equal(masks.read_masks(small)[name].flatten(), mask > 0)
         assert torch.allclose(
             small.state_dict()[name].flatten(), mask * state[name].flatten(), atol=1e-9
         )
@@ -254,12 +254,12 @@ def test_channels_follow_a_step_of_their_scores(levels):
         mask_lr=1.5,
         mask_momentum=0.0,
     )
-    assert torch.equal(masks.read(small)["0.weight"], kept[:, None].expand(5, 6))
-    assert torch.equal(masks.read(small)["2.weight"], kept[None].expand(2, 5))
+    assert torch.equal(masks.read_masks(small)["0.weight"], kept[:, None].expand(5, 6))
+    assert torch.equal(masks.read_masks(small)["2.weight"], kept[None].expand(2, 5))
     unmoved = pruned(
         data, val, 1, sparsity=0.6, granularity="filter", fairness=0.0, search=1.0, mask_lr=1e-9
     )
-    assert torch.equal(masks.read(unmoved)["0.weight"], start[:, None].expand(5, 6))
+    assert torch.equal(masks.read_masks(unmoved)["0.weight"], start[:, None].expand(5, 6))
 
 
 def test_without_a_gradient_the_scores_stay(levels):
@@ -275,8 +275,8 @@ def test_without_a_gradient_the_scores_stay(levels):
     small = fairlib.prune(
         model, "bip", sparsity=0.6, data=data, val=nothing, train=train, mask_lr=0.5
     )
-    same = masks.read(fairlib.prune(model, "magnitude", sparsity=0.6))
-    assert all(torch.equal(mask, same[name]) for name, mask in masks.read(small).items())
+    same = masks.read_masks(fairlib.prune(model, "magnitude", sparsity=0.6))
+    assert all(torch.equal(mask, same[name]) for name, mask in masks.read_masks(small).items())
 
 
 def test_what_the_loss_does_not_read_is_left_alone(levels):
@@ -371,8 +371,10 @@ def test_exactly_as_many_weights_are_kept(dense, images, relaxed):
     state = {name: tensor.clone() for name, tensor in dense.state_dict().items()}
     settings = dict(relaxed=relaxed, search=0.5)
     small = fairlib.prune(dense, "bifp", sparsity=0.9, data=images, train=TRAIN, **settings)
-    total = sum(mask.numel() for mask in masks.read(small).values())
-    assert sum(int((~mask).sum()) for mask in masks.read(small).values()) == round(0.9 * total)
+    total = sum(mask.numel() for mask in masks.read_masks(small).values())
+    assert sum(int((~mask).sum()) for mask in masks.read_masks(small).values()) == round(
+        0.9 * total
+    )
     assert (
         small.state_dict().keys()
         == fairlib.prune(dense, "magnitude", sparsity=0.9).state_dict().keys()
@@ -396,8 +398,8 @@ def test_whole_channels_go_at_one_rate(images, relaxed):
     )
     settings = dict(data=images, train=TRAIN, granularity="filter", relaxed=relaxed)
     small = fairlib.prune(model, "bifp", sparsity=0.7, **settings)
-    same = masks.read(fairlib.prune(model, "filter-norm", sparsity=0.7, data=images))
-    kept = masks.read(small)
+    same = masks.read_masks(fairlib.prune(model, "filter-norm", sparsity=0.7, data=images))
+    kept = masks.read_masks(small)
     assert fairlib.sparsity(small) >= 0.7
     assert {name: int(mask.sum()) for name, mask in kept.items()} == {
         n: int(mask.sum()) for n, mask in same.items()
@@ -594,10 +596,11 @@ def test_what_a_mask_has_pruned_stays_pruned(dense, images):
         assert fairlib.sparsity(small) >= 0.799
         assert fairlib.sparsity(small) < 0.801 or "granularity" in settings
         assert all(
-            not (masks.read(small)[name] & ~mask).any() for name, mask in masks.read(half).items()
+            not (masks.read_masks(small)[name] & ~mask).any()
+            for name, mask in masks.read_masks(half).items()
         )
         assert all(
-            not weight[~masks.read(small)[name]].any()
+            not weight[~masks.read_masks(small)[name]].any()
             for name, weight in masks.prunable(small).items()
         )
     with pytest.raises(ValueError, match="are pruned already"):
@@ -630,13 +633,13 @@ def test_awkward_modules_come_back_as_they_were(vectors):
     small = fairlib.prune(
         model, "bifp", sparsity=0.3, data=vectors, train=TRAIN | {"lr": 1e-3}, mask_lr=1e-6
     )
-    same = masks.read(fairlib.prune(model, "magnitude", sparsity=0.3))
-    assert all(torch.equal(mask, same[name]) for name, mask in masks.read(small).items())
+    same = masks.read_masks(fairlib.prune(model, "magnitude", sparsity=0.3))
+    assert all(torch.equal(mask, same[name]) for name, mask in masks.read_masks(small).items())
     assert [name for name, _ in small.named_parameters()] == [
         name for name, _ in model.named_parameters()
     ]
     assert small.twin is small.outer.inner and not hasattr(small.last, "parametrizations")
-    kept = masks.read(small)["frozen.weight"]
+    kept = masks.read_masks(small)["frozen.weight"]
     assert torch.equal(small.frozen.weight, model.frozen.weight * kept)
     again = copy.deepcopy(small)
     assert torch.equal(again(vectors.inputs), small(vectors.inputs))

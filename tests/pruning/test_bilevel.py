@@ -37,7 +37,7 @@ def test_an_opened_model_computes_the_products_and_is_closed_to_masked_weights(c
     """As the same masks in the ordinary form do."""
     inputs = images.batch(slice(0, 5), dtype=torch.float32)
     keep = {name: weight > weight.median() for name, weight in masks.prunable(cnn).items()}
-    expected = masks.apply(cnn, keep).eval()
+    expected = masks.with_masks(cnn, keep).eval()
     model, products = opened(cnn.eval(), relaxed=False)
     assert torch.equal(model(inputs), cnn(inputs)) and len(products) == len(keep)
     for product, mask in zip(products, keep.values(), strict=True):

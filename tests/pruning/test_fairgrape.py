@@ -98,7 +98,10 @@ def test_the_order_of_the_groups_does_not_matter(cnn, images):
     one, other = (
         fairlib.prune(cnn, "fairgrape", sparsity=0.7, data=data) for data in (images, renamed)
     )
-    assert all(torch.equal(mask, masks.read(other)[name]) for name, mask in masks.read(one).items())
+    assert all(
+        torch.equal(mask, masks.read_masks(other)[name])
+        for name, mask in masks.read_masks(one).items()
+    )
 
 
 @pytest.mark.parametrize("as_published", [False, True])
@@ -107,7 +110,7 @@ def test_scoring_leaves_the_model_alone_and_every_layer_loses_its_share(cnn, ima
     pruned = fairlib.prune(cnn, "fairgrape", sparsity=0.7, data=images, as_published=as_published)
     assert all(torch.equal(value, before[name]) for name, value in cnn.state_dict().items())
     assert all(parameter.grad is None for parameter in cnn.parameters())
-    for mask in masks.read(pruned).values():
+    for mask in masks.read_masks(pruned).values():
         assert int((~mask).sum()) == round(0.7 * mask.numel())
 
 
@@ -116,7 +119,9 @@ def test_the_published_scores_depend_on_the_order_of_the_groups(cnn, images):
     routine."""
     renamed = fairlib.GroupedDataset(images.inputs, images.targets, 2 - images.groups)
     one, other = (
-        masks.read(fairlib.prune(cnn, "fairgrape", sparsity=0.7, data=data, as_published=True))
+        masks.read_masks(
+            fairlib.prune(cnn, "fairgrape", sparsity=0.7, data=data, as_published=True)
+        )
         for data in (images, renamed)
     )
     assert not all(torch.equal(mask, other[name]) for name, mask in one.items())
@@ -165,8 +170,8 @@ def test_half_precision_scores_do_not_vanish(cnn, images):
 def test_goes_on_from_a_pruned_model(cnn, images):
     half = fairlib.prune(cnn, "fairgrape", sparsity=0.5, data=images)
     most = fairlib.prune(half, "fairgrape", sparsity=0.9, data=images)
-    for name, mask in masks.read(most).items():
-        assert bool((masks.read(half)[name] | ~mask).all())
+    for name, mask in masks.read_masks(most).items():
+        assert bool((masks.read_masks(half)[name] | ~mask).all())
     with pytest.raises(ValueError, match="are not pruned already"):
         fairlib.prune(most, "fairgrape", sparsity=0.5, data=images)
 

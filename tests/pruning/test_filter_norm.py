@@ -12,7 +12,7 @@ from fairlib.pruning.filter_norm import filter_norm
 
 
 def _emptied(model: nn.Module, name: str) -> list[int]:
-    return (~masks.read(model)[name].flatten(1).any(1)).nonzero().flatten().tolist()
+    return (~masks.read_masks(model)[name].flatten(1).any(1)).nonzero().flatten().tolist()
 
 
 @pytest.mark.parametrize("norm", [1, 2])

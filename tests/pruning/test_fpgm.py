@@ -15,7 +15,7 @@ from fairlib.pruning.fpgm import fpgm
 
 
 def _emptied(model: nn.Module, name: str) -> list[int]:
-    return (~masks.read(model)[name].flatten(1).any(1)).nonzero().flatten().tolist()
+    return (~masks.read_masks(model)[name].flatten(1).any(1)).nonzero().flatten().tolist()
 
 
 def _brute_force(filters: list[list[float]]) -> list[float]:
@@ -84,14 +84,16 @@ def test_the_replaceable_go_and_not_the_small():
 def test_filters_masked_before_count_for_no_distance(images):
     rows = torch.tensor([[0.0], [1.0], [2.0], [6.0], [20.0]])
     net, inputs = _hidden(rows), torch.rand(1, 1)
-    once = masks.apply(net, {"0.weight": torch.tensor([[False], [False], [True], [True], [True]])})
+    once = masks.with_masks(
+        net, {"0.weight": torch.tensor([[False], [False], [True], [True], [True]])}
+    )
     pruned = fpgm(once, sparsity=0.6, data=inputs)
     assert _emptied(pruned, "0.weight") == [0, 1, 3]  # Of 2, 6 and 20 the middle one.
 
 
 def test_masked_copy_in_eval_mode(cnn, images):
     pruned = fpgm(cnn.train(), sparsity=0.5, data=images)
-    assert cnn.training and not pruned.training and not masks.read(cnn)
+    assert cnn.training and not pruned.training and not masks.read_masks(cnn)
     assert 0.5 <= fairlib.sparsity(pruned) < 0.55
 
 

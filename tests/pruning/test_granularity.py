@@ -47,7 +47,7 @@ def test_the_gradient_in_a_removed_channel_tells_what_its_return_would_do(images
     # In the search the readers of a channel are masked, at its end what makes it is, too, which
     # changes nothing.
     one = dict(zip(form.weights, form.expand(form.final(form.start(), 0.6)), strict=True))
-    both = masks.apply(model, form.kept)
+    both = masks.with_masks(model, form.kept)
     products = {name: mask * form.weights[name] for name, mask in one.items()}
     assert torch.allclose(torch.func.functional_call(model, products, (inputs,)), both(inputs))
 

@@ -19,7 +19,7 @@ def dense(cnn, images):
 def test_the_ticket_has_the_weights_of_the_dense_training_at_that_step(dense, images, rewind):
     winner = fairlib.prune(dense, "lottery", sparsity=0.6, data=images, train=TRAIN, rewind=rewind)
     start, ticket = fairlib.weights_at(dense, rewind), fairlib.weights_at(winner, rewind)
-    kept = masks.read(winner)
+    kept = masks.read_masks(winner)
     assert fairlib.sparsity(winner) == pytest.approx(0.6, abs=1e-4)
     for name, value in start.items():
         expected = value * kept[name] if name in kept else value
@@ -30,10 +30,10 @@ def test_is_what_the_rounds_by_hand_give(dense, images):
     """Two rounds at rate 0.5: prune the trained by magnitude, rewind, train from step 7 on."""
     trained = dense
     for level in (0.5, 0.75):
-        keep = masks.read(fairlib.prune(trained, "magnitude", sparsity=level))
+        keep = masks.read_masks(fairlib.prune(trained, "magnitude", sparsity=level))
         fresh = fairlib.build("cnn", num_classes=3, in_channels=1, image_size=8)
         fresh.load_state_dict(fairlib.weights_at(dense, 7))
-        trained = fairlib.fit(masks.apply(fresh, keep), images, seed=0, start=7, **TRAIN)
+        trained = fairlib.fit(masks.with_masks(fresh, keep), images, seed=0, start=7, **TRAIN)
     winner = fairlib.prune(
         dense, "lottery", sparsity=0.75, data=images, train=TRAIN, rewind=7, rate=0.5
     )
@@ -58,7 +58,8 @@ def test_batch_statistics_are_rewound_and_a_pruned_model_goes_on(images):
     most = fairlib.prune(half, "lottery", sparsity=0.8, **settings)
     assert fairlib.sparsity(most) == pytest.approx(0.8, abs=1e-2)
     assert all(
-        bool((masks.read(half)[name] | ~mask).all()) for name, mask in masks.read(most).items()
+        bool((masks.read_masks(half)[name] | ~mask).all())
+        for name, mask in masks.read_masks(most).items()
     )
 
 
@@ -69,7 +70,9 @@ def test_without_kept_weights_it_trains_a_start_of_its_own(cnn, images):
     )
     start = fairlib.weights_at(one, 0)["features.0.weight"]
     assert torch.equal(start, fairlib.weights_at(other, 0)["features.0.weight"])
-    assert not torch.equal(start, cnn.features[0].weight * masks.read(one)["features.0.weight"])
+    assert not torch.equal(
+        start, cnn.features[0].weight * masks.read_masks(one)["features.0.weight"]
+    )
 
 
 def test_bad_input(cnn, images):

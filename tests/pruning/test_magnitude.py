@@ -55,26 +55,28 @@ def test_ties_go_by_position_and_masks_are_nested():
 
 def test_masks_are_nested_also_when_applied_one_after_another(cnn):
     levels = [0.2, 0.5, 0.9]
-    direct = [masks.read(fairlib.prune(cnn, "magnitude", sparsity=s)) for s in levels]
+    direct = [masks.read_masks(fairlib.prune(cnn, "magnitude", sparsity=s)) for s in levels]
     step_by_step = cnn
     for level, mask in zip(levels, direct, strict=True):
         step_by_step = fairlib.prune(step_by_step, "magnitude", sparsity=level)
-        assert all(torch.equal(mask[name], kept) for name, kept in masks.read(step_by_step).items())
+        assert all(
+            torch.equal(mask[name], kept) for name, kept in masks.read_masks(step_by_step).items()
+        )
     for wider, narrower in itertools.pairwise(direct):
         assert all(bool((wider[name] | ~narrower[name]).all()) for name in wider)
 
 
 def test_layer_scope_prunes_the_same_share_of_each_layer(cnn):
     pruned = fairlib.prune(cnn, "magnitude", sparsity=0.75, scope="layer")
-    for mask in masks.read(pruned).values():
+    for mask in masks.read_masks(pruned).values():
         assert int((~mask).sum()) == round(0.75 * mask.numel())
 
 
 def test_pruned_weights_hold_through_fit(cnn, images):
     pruned = fairlib.prune(cnn, "magnitude", sparsity=0.9)
-    before = masks.read(pruned)
+    before = masks.read_masks(pruned)
     trained = fairlib.fit(pruned, images, epochs=2, lr=0.1, weight_decay=0.01)
-    assert all(torch.equal(mask, masks.read(trained)[name]) for name, mask in before.items())
+    assert all(torch.equal(mask, masks.read_masks(trained)[name]) for name, mask in before.items())
     assert fairlib.sparsity(trained) == fairlib.sparsity(pruned)
     assert not np.array_equal(_weights(pruned), _weights(trained))
 
@@ -84,17 +86,17 @@ def test_no_layer_is_emptied():
     with torch.no_grad():
         model[1].weight.mul_(1e-6)
     pruned = fairlib.prune(model, "magnitude", sparsity=0.95)
-    kept = [int(mask.sum()) for mask in masks.read(pruned).values()]
+    kept = [int(mask.sum()) for mask in masks.read_masks(pruned).values()]
     assert kept == [19, 1]
     assert int(model[1].weight.abs().argmax()) == int(
-        masks.read(pruned)["1.weight"].flatten().nonzero()
+        masks.read_masks(pruned)["1.weight"].flatten().nonzero()
     )
 
 
 def test_a_layer_that_a_mask_has_emptied_stays_empty():
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
-    half = masks.apply(model, {"0.weight": torch.zeros(4, 4, dtype=torch.bool)})
-    kept = masks.read(fairlib.prune(half, "magnitude", sparsity=0.75))
+    half = masks.with_masks(model, {"0.weight": torch.zeros(4, 4, dtype=torch.bool)})
+    kept = masks.read_masks(fairlib.prune(half, "magnitude", sparsity=0.75))
     assert [int(mask.sum()) for mask in kept.values()] == [0, 8]
 
 
@@ -103,7 +105,7 @@ def test_the_last_weight_of_a_set_is_never_pruned():
     pruned = fairlib.prune(
         nn.Sequential(nn.Linear(9, 1), nn.Linear(1, 3)), "magnitude", sparsity=0.99, scope="layer"
     )
-    assert [int(mask.sum()) for mask in masks.read(pruned).values()] == [1, 1]
+    assert [int(mask.sum()) for mask in masks.read_masks(pruned).values()] == [1, 1]
 
 
 def test_bad_input(cnn):

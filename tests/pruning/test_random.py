@@ -8,7 +8,7 @@ from fairlib.network import masks
 
 
 def _kept(model, **settings):
-    return masks.read(fairlib.prune(model, "random", **settings))
+    return masks.read_masks(fairlib.prune(model, "random", **settings))
 
 
 def test_every_layer_loses_the_same_share(cnn):

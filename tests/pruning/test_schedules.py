@@ -38,7 +38,7 @@ def test_gradual_follows_the_cubic_ramp_and_nothing_comes_back(cnn, images):
 
     def once(model, level):
         pruned = fairlib.prune(model, "magnitude", sparsity=level)
-        steps.append((level, masks.read(pruned)["classifier.0.weight"]))
+        steps.append((level, masks.read_masks(pruned)["classifier.0.weight"]))
         return pruned
 
     pruned = gradual(once, cnn, 0.8, data=images, train=TRAIN | {"momentum": 0.99}, ramp=0.5)
@@ -65,8 +65,8 @@ def test_schedules_go_on_from_a_pruned_model(cnn, images):
         pruned = fairlib.prune(half, "magnitude", schedule=schedule, **settings)
         assert fairlib.sparsity(pruned) == pytest.approx(0.8, abs=1e-3)
         assert all(
-            bool((masks.read(half)[name] | ~mask).all())
-            for name, mask in masks.read(pruned).items()
+            bool((masks.read_masks(half)[name] | ~mask).all())
+            for name, mask in masks.read_masks(pruned).items()
         )
 
 

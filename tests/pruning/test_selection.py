@@ -13,7 +13,7 @@ def test_what_a_mask_holds_at_zero_goes_before_any_other_whatever_its_score():
     model = nn.Linear(8, 1)
     before = torch.tensor([[True] * 6 + [False] * 2])
     scores = {"weight": torch.arange(8.0).reshape(1, 8)}
-    kept = keep_highest(masks.apply(model, {"weight": before}), scores, 0.5)["weight"]
+    kept = keep_highest(masks.with_masks(model, {"weight": before}), scores, 0.5)["weight"]
     assert kept.tolist() == [[False, False, True, True, True, True, False, False]]
 
 

@@ -32,7 +32,7 @@ def test_the_score_is_the_gradient_of_an_explicit_mask(cnn, images, trained):
     scores = _gradient_of_an_explicit_mask(model, images)
     pruned = fairlib.prune(model, "snip", sparsity=0.8, data=images)
     flat = torch.cat([score.flatten() for score in scores.values()])
-    kept = torch.cat([mask.flatten() for mask in masks.read(pruned).values()])
+    kept = torch.cat([mask.flatten() for mask in masks.read_masks(pruned).values()])
     best = torch.cat([(score == score.max()).flatten() for score in scores.values()])
     assert int((~kept).sum()) == round(0.8 * len(flat))
     assert flat[~kept].max() <= flat[kept & ~best].min() * (1 + 1e-4)
@@ -66,7 +66,8 @@ def test_a_batch_normalization_without_statistics_uses_those_of_the_batch(images
     one = fairlib.GroupedDataset(values, images.targets, images.groups)
     other = fairlib.GroupedDataset(7 * values, images.targets, images.groups)
     kept = [
-        masks.read(fairlib.prune(model, "snip", sparsity=0.5, data=data)) for data in (one, other)
+        masks.read_masks(fairlib.prune(model, "snip", sparsity=0.5, data=data))
+        for data in (one, other)
     ]
     agreement = [(kept[0][name] == kept[1][name]).float().mean() for name in kept[0]]
     assert min(agreement) > 0.99
@@ -79,7 +80,8 @@ def test_a_trained_batch_normalization_uses_its_statistics_whatever_its_counter_
     reloaded = copy.deepcopy(trained)
     reloaded[1].num_batches_tracked.zero_()
     one, other = (
-        masks.read(fairlib.prune(m, "snip", sparsity=0.5, data=images)) for m in (trained, reloaded)
+        masks.read_masks(fairlib.prune(m, "snip", sparsity=0.5, data=images))
+        for m in (trained, reloaded)
     )
     assert all(torch.equal(mask, other[name]) for name, mask in one.items())
 
@@ -88,7 +90,7 @@ def test_at_initialization_the_inputs_are_normalized_as_the_training_will(cnn, i
     ready = fairlib.fit(cnn, images, epochs=0)
     assert ready.normalize.fitted and not cnn.normalize.fitted
     one, other = (
-        masks.read(fairlib.prune(m, "snip", sparsity=0.8, data=images)) for m in (cnn, ready)
+        masks.read_masks(fairlib.prune(m, "snip", sparsity=0.8, data=images)) for m in (cnn, ready)
     )
     assert all(torch.equal(mask, other[name]) for name, mask in one.items())
 
@@ -112,7 +114,7 @@ def test_scores_that_are_all_zero_are_refused(images):
 
 def test_draws_by_the_seed(cnn, images):
     def kept(seed, samples):
-        return masks.read(
+        return masks.read_masks(
             fairlib.prune(cnn, "snip", sparsity=0.5, data=images, samples=samples, seed=seed)
         )
 

@@ -62,7 +62,7 @@ def test_every_channel_of_the_zoo_has_at_most_as_many_values(name, bits):
         for channel in weight.detach():
             assert len(channel.unique()) <= max(2, 2**bits - 1)
     assert quantized(images).isfinite().all()
-    assert set(quantizers.read(quantized).values()) == {bits}
+    assert set(quantizers.read_bits(quantized).values()) == {bits}
 
 
 def test_sixteen_bits_change_next_to_nothing(cnn):
@@ -115,7 +115,7 @@ def test_pruned_weights_stay_zero_and_gates_stay(cnn):
         both = fairlib.quantize(sparse, "weights", bits=bits)
         tuned = fairlib.fit(both, data, epochs=2)
         for model in (both, tuned):
-            for name, mask in masks.read(sparse).items():
+            for name, mask in masks.read_masks(sparse).items():
                 assert not masks.prunable(model)[name][~mask].any()
             assert (
                 fairlib.linearization.count(model).attrs

@@ -295,7 +295,7 @@ def test_an_own_function_is_a_method():
             name: torch.as_tensor(generator.random(tuple(weight.shape)) >= level)
             for name, weight in masks.prunable(model).items()
         }
-        return masks.apply(model, keep)
+        return masks.with_masks(model, keep)
 
     table = study(**SMALL, method=keep_half, levels=[0.5])
     assert set(table["method"]) == {"keep_half"}

@@ -324,8 +324,8 @@ def test_masks_that_come_in_training_hold_from_then_on(cnn, images):
     assert seen == [0.25, 0.5, 0.75, 1.0]
     assert not trained.classifier[0].weight[:40].any() and trained.classifier[0].weight[40:].all()
     assert (
-        fairlib.network.masks.read(cnn) == {}
-        and fairlib.network.masks.read(trained)[name].sum() == 24 * 64
+        fairlib.network.masks.read_masks(cnn) == {}
+        and fairlib.network.masks.read_masks(trained)[name].sum() == 24 * 64
     )
 
 

@@ -223,7 +223,7 @@ def test_masks_on_different_layers_all_hold(digits):
         for name, shape in (("1.weight", (8, 64)), ("3.weight", (10, 8)))
     }
     masked = [
-        fairlib.network.masks.apply(linear(1 + i), {name: half})
+        fairlib.network.masks.with_masks(linear(1 + i), {name: half})
         for i, (name, half) in enumerate(halves.items())
     ]
     models = [linear(0), *masked]
