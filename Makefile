@@ -33,11 +33,13 @@ help:
 	@echo "make notebooks"
 	@echo "              what 'make book' also leaves in _build/plain: notebooks for Colab, GitHub and any Jupyter"
 	@echo "make pdf      print each part of the built book by Chromium, which takes about a minute: _build/pdf"
-	@echo "make test     import walls, unit tests, notebooks with smoke parameters; some 15 minutes"
+	@echo "make test     unit tests, then the notebooks by nbval, with smoke parameters; some 15 minutes"
+	@echo "make test FAST=1"
+	@echo "              the unit tests that are not marked slow; some two minutes"
 	@echo "make test-slurm"
 	@echo "              sweep a small grid on a SLURM cluster of one node while jobs are cancelled, the node is drained and"
 	@echo "              Snakemake is killed; on Debian, as root, with slurm-wlm and munge installed; some five minutes"
-	@echo "make lint     ruff, the import walls, types, and how much code there is"
+	@echo "make lint     ruff, the import walls, types, and the rules of the house: size, names, pages, grids"
 	@echo "make sweep GRID=params/study/pruning/matthew-effect.yml"
 	@echo "              run a grid, go on where it stopped, gather its table into results/; FORCE=1 runs again what is"
 	@echo "              finished with other contents; on SLURM, with snakemake-executor-plugin-slurm installed, add"
@@ -91,9 +93,16 @@ lab: $(STAMP)
 	@python book/tools/lab.py
 	jupyter lab --notebook-dir _build/lab
 
+# nbval runs the notebooks: the theory's stored outputs are its test; of the experiments copies with smoke parameters. A
+# process has one notebook at a time and trains on one core, so that the cores are not asked for twice. IPYTHONDIR is a
+# folder of settings that make warnings errors, which nbval has no option for.
+one_core = env OMP_NUM_THREADS=1 LOKY_MAX_CPU_COUNT=1 IPYTHONDIR=_build/smoke/ipython
 test: $(STAMP)
-	lint-imports
-	pytest --numprocesses $(CORES) --dist loadgroup
+	pytest --numprocesses $(CORES) --dist loadgroup $(if $(FAST),-m "not slow")
+	$(if $(FAST),exit 0)
+	python tests/notebooks/prepare.py _build/smoke
+	$(one_core) pytest --nbval notebooks/theory --numprocesses $(CORES) --dist loadfile
+	$(one_core) pytest --nbval-lax _build/smoke --numprocesses $(CORES) --dist loadfile
 
 test-slurm: $(STAMP)
 	@python tests/slurm.py
@@ -103,7 +112,7 @@ lint: $(STAMP)
 	ruff format --check .
 	lint-imports
 	mypy
-	python tests/code_size.py
+	python tools/house.py
 
 sweep: $(STAMP)
 	@test -n "$(GRID)" || { echo "make sweep needs a grid: make sweep GRID=params/study/pruning/matthew-effect.yml" >&2; exit 2; }

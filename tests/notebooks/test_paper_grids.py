@@ -1,29 +1,29 @@
-"""Every grid of the papers' settings runs, in toy size and on toy files of its data: the first of
-its runs."""
+"""The first run of every grid of the papers' settings, in toy size and on toy files of its data."""
 
 from __future__ import annotations
 
 import ast
-import re
+from collections.abc import Mapping
 from pathlib import Path
 
-import cells
-import papermill
 import pytest
+import size
 import toy_data
-from test_notebooks import code, source
+from torchvision import datasets
 
 from whopays import grids, runs
 
 ROOT = Path(__file__).parents[2]
 PAPERS = sorted(ROOT.glob("params/paper/*/*.yml"))
 TOY = {
-    "image_size": 16, "width": 1 / 16, "limit": 0, "seeds": 1, "batch_size": 64, "train_size": 100, "test_size": 200,
-    "epochs": 1, "two_epochs": 1, "other_epochs": 1, "finetune_epochs": 1, "mask_epochs": 2, "step_epochs": 1,
-    "sparsities": "0.9", "sparsity": 0.5, "shots": "0.5", "measures": "", "lots": 1, "least": 2, "every": 20,
-    "chosen": "0,2", "times": "1,2", "budgets": "0.5", "stage_budgets": "0.5", "mus": "0.05", "rate": 0.7,
-    "own_lengths": "1", "lengths": "0,1", "reference": 1, "weights": "0,1", "points": 3, "cells": 3,
-}  # fmt: skip
+    **{"image_size": 16, "width": 1 / 16, "limit": 0, "seeds": 1, "batch_size": 64},
+    **{"train_size": 100, "test_size": 200, "epochs": 1, "two_epochs": 1, "other_epochs": 1},
+    **{"finetune_epochs": 1, "mask_epochs": 2, "step_epochs": 1, "sparsities": "0.9"},
+    **{"sparsity": 0.5, "shots": "0.5", "measures": "", "lots": 1, "least": 2, "every": 20},
+    **{"chosen": "0,2", "times": "1,2", "budgets": "0.5", "stage_budgets": "0.5", "mus": "0.05"},
+    **{"rate": 0.7, "own_lengths": "1", "lengths": "0,1", "reference": 1, "weights": "0,1"},
+    **{"points": 3, "cells": 3},
+}
 """Values of parameters in place of those of a grid."""
 
 TOY_OF = {
@@ -38,11 +38,6 @@ TOY_OF = {
 }
 """The same, by part or notebook."""
 
-# Torchvision's reader without the digests of the real files.
-UNCHECKED = """\
-from torchvision import datasets
-datasets.SVHN.split_list = {part: [url, file, None] for part, (url, file, _) in datasets.SVHN.split_list.items()}
-"""
 DEFINES = (
     ast.Import,
     ast.ImportFrom,
@@ -55,32 +50,35 @@ DEFINES = (
 
 
 def defines(statement: ast.stmt) -> bool:
-    """Whether it imports, defines, or assigns to names."""
+    """Tell whether a statement imports, defines, or assigns to names."""
     targets = getattr(statement, "targets", [getattr(statement, "target", None)])
     return isinstance(statement, DEFINES) and not any(
         isinstance(target, ast.Subscript) for target in targets
     )
 
 
-def of_the_run(cells: list[dict]) -> list[str]:
-    """The code that depends on the parameters, and of the rest what only imports and defines."""
-    own: set[str] = set()
-    kept = []
-    for cell in cells[1:]:  # Without the one that installs.
-        body = ast.parse(re.sub("^%.*", "pass", source(cell), flags=re.MULTILINE)).body
-        names = [
-            node for statement in body for node in ast.walk(statement) if isinstance(node, ast.Name)
-        ]
-        tagged = "parameters" in " ".join(cell["metadata"].get("tags", []))
-        if tagged or own & {name.id for name in names if isinstance(name.ctx, ast.Load)}:
-            own |= {name.id for name in names if isinstance(name.ctx, ast.Store)}
-            own |= {statement.name for statement in body if isinstance(statement, ast.FunctionDef)}
-            kept.append(source(cell))
+def code_of_the_run(notebook: Path, values: Mapping[str, object]) -> str:
+    """Return the code that depends on the parameters, and of the rest what only imports and
+    defines.
+
+    Args: notebook: Path of the notebook. values: Values of its parameters, which follow the cell of
+        their defaults as papermill would put them.
+    """
+    dependent = set(values)
+    chosen = []
+    for source in size.cells(notebook)[1:]:  # Without the cell that installs.
+        body = ast.parse(source).body
+        nodes = [node for statement in body for node in ast.walk(statement)]
+        names = [node for node in nodes if isinstance(node, ast.Name)]
+        if dependent & {name.id for name in names}:
+            dependent |= {name.id for name in names if isinstance(name.ctx, ast.Store)}
+            dependent |= {each.name for each in body if isinstance(each, ast.FunctionDef)}
+            chosen.append(source)
         else:
-            kept.append(
-                "\n".join(ast.unparse(statement) for statement in body if defines(statement))
-            )
-    return kept
+            chosen += [ast.unparse(statement) for statement in body if defines(statement)]
+        if any(isinstance(statement, ast.AnnAssign) for statement in body):
+            chosen += [f"{name} = {value!r}" for name, value in values.items()]
+    return "\n".join(chosen)
 
 
 @pytest.fixture(scope="session")
@@ -106,18 +104,18 @@ def test_lists_in_whose_place_the_toy_size_has_others_are_of_numbers_in_range(gr
             ), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("grid", PAPERS, ids=lambda path: path.stem)
-def test_the_first_run_of_a_paper_runs_in_toy_size(grid, tmp_path, toy_root):
+def test_the_first_run_of_a_paper_runs_in_toy_size(grid, tmp_path, toy_root, monkeypatch):
     point = grids.expand(grid)[0]
     known = runs.parameters(point.notebook)
     toy = TOY | {"root": str(toy_root)} | ({} if "width" in known else {"model": "cnn"})
     toy |= TOY_OF.get(grid.parent.name, {}) | TOY_OF.get(point.notebook.stem, {})
     given = dict(point.parameters) | {name: value for name, value in toy.items() if name in known}
-    (tmp_path / "results").symlink_to(ROOT / "results")
-    (tmp_path / "book").symlink_to(ROOT / "book")
-    copy = tmp_path / point.notebook.name
-    values = runs.resolve(point.notebook, given)
-    papermill.execute_notebook(
-        point.notebook, copy, values, prepare_only=True, kernel_name="python3"
-    )
-    cells.run([UNCHECKED, *of_the_run(code(copy))], tmp_path)
+    for folder in ("results", "book"):
+        (tmp_path / folder).symlink_to(ROOT / folder)
+    code = code_of_the_run(point.notebook, runs.resolve(point.notebook, given))
+    monkeypatch.chdir(tmp_path)
+    for part, (address, file, _) in datasets.SVHN.split_list.items():
+        monkeypatch.setitem(datasets.SVHN.split_list, part, [address, file, None])
+    exec(code, {"__name__": "page"})

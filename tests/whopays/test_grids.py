@@ -13,27 +13,13 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-import yaml
 from toy_notebooks import RECORD, finish, write_notebook
 
 from fairlib import environment
-from whopays import grids, runs
+from whopays import grids
 from whopays.runs import ParameterError, RunError
 
 ROOT = Path(__file__).parents[2]
-STUDIES = sorted(ROOT.glob("params/study/*/*.yml"))
-PAPERS = sorted(ROOT.glob("params/paper/*/*.yml"))
-PLACE = r"(Figure|Table)s? ([\w, ]+) of \[([TBD])\]"
-
-
-def named(study: Path) -> str:
-    return f"{study.parent.name}/{study.stem}"
-
-
-def provenance(study: Path) -> Path:
-    return (ROOT / runs.read_yaml(study)["table"]).with_suffix(".json")
-
-
 GRID = """\
 table: results/part/toy-study.csv
 runs:
@@ -304,72 +290,3 @@ runs:
     done = sweep("force=1")
     assert done.returncode == 0, done.stderr
     assert pd.read_csv(project / "results" / "part" / "toy-study.csv")["seed"].tolist() == [9, 0, 1]
-
-
-@pytest.mark.parametrize("study", STUDIES, ids=named)
-def test_a_study_is_a_grid_named_after_its_notebook_and_its_table(study):
-    part, name = study.parent.name, study.stem
-    for point in grids.expand(study):  # This also checks that the notebook knows the parameters.
-        own = point.notebook.stem
-        assert point.notebook.parent.name == part and name.startswith(own)
-        wanted = f"{name}-study" if name == own else name
-        assert point.table.resolve() == ROOT / "results" / part / f"{wanted}.csv"
-
-
-@pytest.mark.parametrize(
-    "study", [study for study in STUDIES if provenance(study).exists()], ids=named
-)
-def test_a_table_was_recorded_with_what_its_study_says(study):
-    recorded, points = json.loads(provenance(study).read_text()), grids.expand(study)
-    assert recorded["runs"] == len(points)
-    for name in points[0].parameters:
-        values = list(dict.fromkeys(runs.resolve(p.notebook, p.parameters)[name] for p in points))
-        found = recorded["parameters"][name]
-        assert (found if isinstance(found, list) else [found]) == values, name
-
-
-def served(grid: Path) -> set[str]:
-    """The figures and tables that a grid of a paper names at the beginning of its comment:
-    t-fig-4c."""
-    comment = " ".join(
-        line[2:] for line in grid.read_text(encoding="utf-8").splitlines() if line.startswith("#")
-    )
-    kind, places, paper = re.match(PLACE, comment).groups()
-    return {f"{paper}-{kind[:3]}-{place}".lower() for place in re.split(", | and ", places)}
-
-
-def is_among(place: str, places: set[str]) -> bool:
-    """Whether a place is named, or a part of it (4c of 4), or what it is a part of."""
-    number = place.rstrip("abcdefgh")
-    return bool({place, number} & places) or (
-        place == number and place in {p.rstrip("abcdefgh") for p in places}
-    )
-
-
-@pytest.mark.parametrize("grid", PAPERS, ids=named)
-def test_the_grid_of_a_paper_is_named_after_what_it_serves(grid):
-    assert is_among(re.match(r"[tbd]-(?:fig|tab)-\d+[a-h]?", grid.stem)[0], served(grid))
-    for point in grids.expand(grid):  # This also checks that the notebook knows the parameters.
-        assert point.notebook.parent.name == grid.parent.name
-        assert point.table.resolve() == ROOT / "results" / grid.parent.name / f"{grid.stem}.csv"
-
-
-def test_every_figure_and_table_with_data_has_its_grid():
-    """In the notebook that tests the claim, with the data that it names."""
-    found = [
-        (served(grid), {point.notebook.stem, *map(str, point.parameters.values())})
-        for grid in PAPERS
-        for point in grids.expand(grid)
-    ]
-    for claim in yaml.safe_load((ROOT / "book" / "claims.yml").read_text(encoding="utf-8")):
-        place = re.match(r"\[([TBD])\] (Fig|Tab)\w+ (\d+[a-h]?)", claim["source"])
-        notebook = Path(claim.get("notebook") or "")
-        if (
-            not place or claim["id"] == "B-fig-2" or notebook.parent.name == "theory"
-        ):  # A sketch, and proofs.
-            continue
-        wanted = {notebook.stem, *(claim.get("data") or "").split("/")} - {""}
-        name = "-".join(place.groups()).lower()
-        assert any(is_among(name, places) and wanted <= values for places, values in found), claim[
-            "id"
-        ]
