@@ -67,16 +67,19 @@ def linearize(
     Every ReLU becomes a gate (:func:`fairlib.linearization.gate`), the method chooses those that
     stay, and the network is finetuned by distillation from the model that was given.
 
-    Args: model: A trained model; not changed. One that was linearized before loses more of its
-        ReLUs. method: ``"snl"``, ``"deepreduce"``, ``"senet"``, ``"random"`` or
-        ``"preactivation"``. data: The training set. budget: Share of ReLUs to keep, in [0, 1], of
-        all ReLUs that the model ever had, the stem's included. relus: Number of ReLUs to keep.
-        Exactly one of ``budget`` and ``relus`` must be given. val: Held-out data, for a method that
-        needs some; by default such a method splits ``data`` by ``seed``. teacher: Teacher of every
-        distillation; by default ``model``. It must do better than chance on ``data``. distillation:
-        Arguments of :class:`fairlib.training.distillation.Distillation`: temperature and weights.
-        Like
-            ``teacher``, it has no effect if nothing is trained.
+    Args:
+        model: A trained model; not changed. One that was linearized before loses more of its ReLUs.
+        method: ``"snl"``, ``"deepreduce"``, ``"senet"``, ``"random"`` or ``"preactivation"``.
+        data: The training set.
+        budget: Share of ReLUs to keep, in [0, 1], of all ReLUs that the model ever had, the stem's
+            included.
+        relus: Number of ReLUs to keep. Exactly one of ``budget`` and ``relus`` must be given.
+        val: Held-out data, for a method that needs some; by default such a method splits ``data``
+            by ``seed``.
+        teacher: Teacher of every distillation; by default ``model``. It must do better than chance
+            on ``data``.
+        distillation: Arguments of :class:`fairlib.training.distillation.Distillation`: temperature
+            and weights. Like ``teacher``, it has no effect if nothing is trained.
         train: Arguments of :func:`fairlib.fit` for a method that trains: ``"snl"``,
             ``"deepreduce"``, ``"senet"``.
         finetune: Arguments of :func:`fairlib.fit` for the finetuning, which replace those of
@@ -85,19 +88,22 @@ def linearize(
         seed: Seed of everything random.
         **settings: Further arguments of the method, such as ``granularity="channel"``.
 
-    Returns: A linearized copy in eval mode; :func:`fairlib.linearization.count` counts its ReLUs.
+    Returns:
+        A linearized copy in eval mode; :func:`fairlib.linearization.count` counts its ReLUs.
         :func:`fairlib.history` holds the method's last training, if it trains, followed by the
         finetuning.
 
-    Raises: ValueError: If a name is unknown, ``budget`` or ``relus`` is out of range, not exactly
-        one of the two is given,
-            ``train`` is given although the method does not train, a constraint is given without
-            finetuning, the teacher performs at chance, or the model cannot be gated.
+    Raises:
+        ValueError: If a name is unknown, ``budget`` or ``relus`` is out of range, not exactly one
+            of the two is given, ``train`` is given although the method does not train, a constraint
+            is given without finetuning, the teacher performs at chance, or the model cannot be
+            gated.
         TypeError: If a setting is unknown, or an argument is of another type.
         RuntimeError: If a method does not reach the budget.
 
-    Example: Without its ReLUs a network is a straight line: the output halfway between two inputs
-        is halfway between the outputs.
+    Example:
+        Without its ReLUs a network is a straight line: the output halfway between two inputs is
+        halfway between the outputs.
 
         >>> import torch, fairlib
         >>> from fairlib.linearization import count
@@ -159,9 +165,9 @@ def check(
 ) -> None:
     """Check the arguments of :func:`linearize` before anything is trained.
 
-    Raises: ValueError: If a name is unknown, ``train`` is given although the method does not train,
-        or a constraint is
-            given without finetuning.
+    Raises:
+        ValueError: If a name is unknown, ``train`` is given although the method does not train, or
+            a constraint is given without finetuning.
         TypeError: If a setting is unknown.
     """
     linearizer = lookup("linearization method", method, METHODS)

@@ -42,9 +42,10 @@ def deepreduce(
     ``widths``, the next width is tried: the network is *reshaped*, that is built anew with scaled
     widths of its layers and trained from scratch.
 
-    Args: model: A trained model with gates; not changed. relus: Largest number of ReLUs to keep.
-        Only a few numbers are possible; :func:`fairlib.linearization.count`
-            gives the one that was reached.
+    Args:
+        model: A trained model with gates; not changed.
+        relus: Largest number of ReLUs to keep. Only a few numbers are possible;
+            :func:`fairlib.linearization.count` gives the one that was reached.
         data: The training set.
         objective: Per-sample losses of every training; in DeepReDuce those of a distillation from
             the full network.
@@ -67,13 +68,14 @@ def deepreduce(
     Returns:
         The trained network in eval mode, with binary gates.
 
-    Raises: ValueError: If the model has fewer than two stages, no network meets the budget (the
-        message names the
-            smallest), or a model would be reshaped that :func:`fairlib.build` did not build or that
-            has changed since.
+    Raises:
+        ValueError: If the model has fewer than two stages, no network meets the budget (the message
+            names the smallest), or a model would be reshaped that :func:`fairlib.build` did not
+            build or that has changed since.
         DivergenceError: If a training diverges.
 
-    Source: Jha, Ghodsi, Garg, Reagen, DeepReDuce: ReLU reduction for fast private inference (ICML
+    Source:
+        Jha, Ghodsi, Garg, Reagen, DeepReDuce: ReLU reduction for fast private inference (ICML
         2021), which we know second-hand. Our choices: every training starts from the weights of the
         model unless it is reshaped; the stem's ReLUs belong to no stage; and the other way of
         reshaping, a scaled resolution, is left out.
@@ -116,10 +118,14 @@ def criticality(
     """Compute the criticality :math:`C_k` of every stage, as DeepReDuce defines it; 0 for the least
     critical one.
 
-    Args: model: A trained model with gates; not changed. data: The training set. val: Data on which
-        accuracies are measured; if None, a random fifth of ``data``, held out of the trainings.
-        exponent: Exponent W of the criticality. settings: Arguments of :func:`fairlib.fit` for the
-        training of each stage's network. seed: Seed of the held-out part.
+    Args:
+        model: A trained model with gates; not changed.
+        data: The training set.
+        val: Data on which accuracies are measured; if None, a random fifth of ``data``, held out of
+            the trainings.
+        exponent: Exponent W of the criticality.
+        settings: Arguments of :func:`fairlib.fit` for the training of each stage's network.
+        seed: Seed of the held-out part.
 
     Returns:
         Name of a stage to its criticality.
@@ -147,8 +153,9 @@ def reshape(model: nn.Module, left: Collection[str], width: float, seed: int) ->
         width: Factor on the widths of the model's layers.
         seed: Seed of the new weights.
 
-    Raises: ValueError: If :func:`fairlib.build` did not build the model, or it was compacted,
-        pruned or linearized since.
+    Raises:
+        ValueError: If :func:`fairlib.build` did not build the model, or it was compacted, pruned or
+            linearized since.
     """
     recipe = memory_of(model).recipe
     changed = masks.read_masks(model) or not all(

@@ -21,16 +21,19 @@ def preactivation(
     The change is the mean of :math:`|\min(x, 0)|`, by which the output at this place changes if the
     ReLU becomes the identity. For a channel or a layer the mean is over its positions, too.
 
-    Args: model: A model with gates; not changed. relus: Largest number of ReLUs to keep; single
-        pixels are kept to exactly this number. data: The training set. granularity: What is kept as
-        a whole: ``"pixel"``, ``"channel"`` or ``"layer"``. A channel or layer that does
-            not fit into the rest of the budget is skipped.
+    Args:
+        model: A model with gates; not changed.
+        relus: Largest number of ReLUs to keep; single pixels are kept to exactly this number.
+        data: The training set.
+        granularity: What is kept as a whole: ``"pixel"``, ``"channel"`` or ``"layer"``. A channel
+            or layer that does not fit into the rest of the budget is skipped.
 
     Returns:
         A copy in eval mode; nothing is trained.
 
-    Raises: ValueError: If ``granularity`` is unknown, or ``relus`` is negative or more than the
-        model has.
+    Raises:
+        ValueError: If ``granularity`` is unknown, or ``relus`` is negative or more than the model
+            has.
     """
     scores = {
         name: gates.pooled(change, granularity) for name, change in changes(model, data).items()

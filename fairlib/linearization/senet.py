@@ -44,7 +44,7 @@ def senet(
        :math:`n_l`, its number of ReLUs; what exceeds the limit goes to other layers, and
        :math:`\sum_l r_l` is exactly ``relus`` (:func:`fairlib.linearization.budgets`).
     3. *Location.* Starting with ReLUs at random places, the partial-ReLU network is trained on the
-    loss
+       loss
 
        .. math:: \ell + \frac\beta2 \sum_l \left\| \frac{\psi^{PR}_l}{\|\psi^{PR}_l\|}
                  - \frac{\psi^{AR}_l}{\|\psi^{AR}_l\|} \right\|_2
@@ -55,24 +55,30 @@ def senet(
        Once no more than a share ``epsilon`` of its ReLUs moves, the layer is settled and its places
        stay.
 
-    Args: model: A trained model with gates; not changed. relus: Largest number of ReLUs to keep;
-        single pixels are kept to exactly this number. data: The training set. objective: Per-sample
-        losses :math:`\ell`; in SENet cross-entropy plus divergence from ``model``. train: Arguments
-        of :func:`fairlib.fit` for the trainings of steps 1 and 3. density: Share of the weights
-        kept at the end of step 1, in (0, 1). beta: Weight :math:`\beta` of the mismatch. epsilon:
-        Share of a layer's ReLUs that may still move when it is settled. granularity: What is kept
-        as a whole: ``"pixel"`` or ``"channel"``. A channel that does not fit into the rest of
-            its layer's budget is skipped.
+    Args:
+        model: A trained model with gates; not changed.
+        relus: Largest number of ReLUs to keep; single pixels are kept to exactly this number.
+        data: The training set.
+        objective: Per-sample losses :math:`\ell`; in SENet cross-entropy plus divergence from
+            ``model``.
+        train: Arguments of :func:`fairlib.fit` for the trainings of steps 1 and 3.
+        density: Share of the weights kept at the end of step 1, in (0, 1).
+        beta: Weight :math:`\beta` of the mismatch.
+        epsilon: Share of a layer's ReLUs that may still move when it is settled.
+        granularity: What is kept as a whole: ``"pixel"`` or ``"channel"``. A channel that does not
+            fit into the rest of its layer's budget is skipped.
         seed: Seed of the trainings and of the first places.
 
-    Returns: The trained copy in eval mode with binary gates; :func:`fairlib.history` has, by epoch,
-        the ``mismatch`` and the number of ``settled`` layers.
+    Returns:
+        The trained copy in eval mode with binary gates; :func:`fairlib.history` has, by epoch, the
+        ``mismatch`` and the number of ``settled`` layers.
 
     Raises:
         ValueError: If a setting is out of range.
         DivergenceError: If a training diverges.
 
-    Source: Kundu, Lu, Zhang, Liu, Beerel, Learning to linearize deep neural networks for secure and
+    Source:
+        Kundu, Lu, Zhang, Liu, Beerel, Learning to linearize deep neural networks for secure and
         efficient private inference (ICLR 2023). The authors released no code, and we know the
         method second-hand. Our choices are: how the sparse network is trained, the rounding, the
         layer that belongs to an activation (:func:`fairlib.linearization.feeding_layers`), ``beta``
@@ -117,8 +123,9 @@ def sensitivity(
     Returns:
         Name of a gate to its sensitivity, in [0, 1].
 
-    Source: Kundu et al., Learning to linearize deep neural networks (ICLR 2023); how the share
-        falls is our choice.
+    Source:
+        Kundu et al., Learning to linearize deep neural networks (ICLR 2023); how the share falls is
+        our choice.
     """
 
     def sparser(network: nn.Module, progress: float) -> dict[str, Tensor]:

@@ -69,14 +69,18 @@ def snl(
             ``"layer"``.
         seed: Seed of the mask phase.
 
-    Returns: A copy in eval mode with the weights of the mask phase and binary gates;
+    Returns:
+        A copy in eval mode with the weights of the mask phase and binary gates;
         :func:`fairlib.history` has the columns ``relus`` and ``penalty``, by epoch.
 
-    Raises: ValueError: If a setting is out of range. RuntimeError: If more ReLUs than ``relus`` are
-        left after the last epoch, and ``exact`` is False. DivergenceError: If the training
-        diverges.
+    Raises:
+        ValueError: If a setting is out of range.
+        RuntimeError: If more ReLUs than ``relus`` are left after the last epoch, and ``exact`` is
+            False.
+        DivergenceError: If the training diverges.
 
-    Source: Cho, Joshi, Garg, Reagen, Hegde, Selective network linearization for efficient private
+    Source:
+        Cho, Joshi, Garg, Reagen, Hegde, Selective network linearization for efficient private
         inference (ICML 2022), and its code, which has the same defaults.
     """
     check_number("penalty", penalty, 0, low_open=True)

@@ -28,24 +28,29 @@ class AccuracyGap(Constraint):
     estimate from more than a few samples. A group absent from a batch keeps its estimate and its
     multiplier; a group not met yet has no violation.
 
-    Args: step: Dual step :math:`s`, positive. tolerance: Tolerance :math:`\tau`, at least 0.
-        memory: Number of samples of each group that are remembered, at least 1. restart: Whether a
-        multiplier returns to 0 when its constraint is met. reference: Accuracies :math:`A_a^0` of
-        the groups before compression, on the training set, in the order of the
-            group codes. :meth:`relative_to` sets them from a model, as :func:`fairlib.study` does
-            from the dense one. By default all are 1, so that the constraint is on the gap :math:`A
-            - A_a` itself.
+    Args:
+        step: Dual step :math:`s`, positive.
+        tolerance: Tolerance :math:`\tau`, at least 0.
+        memory: Number of samples of each group that are remembered, at least 1.
+        restart: Whether a multiplier returns to 0 when its constraint is met.
+        reference: Accuracies :math:`A_a^0` of the groups before compression, on the training set,
+            in the order of the group codes. :meth:`relative_to` sets them from a model, as
+            :func:`fairlib.study` does from the dense one. By default all are 1, so that the
+            constraint is on the gap :math:`A - A_a` itself.
 
-    Raises: TypeError: If a number is none. ValueError: If a setting is out of range; at the start
-        of a training, if fewer than two groups have members, or
-            if the number of reference accuracies is not that of the groups.
+    Raises:
+        TypeError: If a number is none.
+        ValueError: If a setting is out of range; at the start of a training, if fewer than two
+            groups have members, or if the number of reference accuracies is not that of the groups.
 
-    Source: Hashemizadeh, Ramirez, Sukumaran, Farnadi, Lacoste-Julien and Gallego-Posada, Balancing
-        Act: constraining disparate impact in sparse models (2024), whose dual optimizer is a
-        setting; here it is projected ascent.
+    Source:
+        Hashemizadeh, Ramirez, Sukumaran, Farnadi, Lacoste-Julien and Gallego-Posada, Balancing Act:
+        constraining disparate impact in sparse models (2024), whose dual optimizer is a setting;
+        here it is projected ascent.
 
-    Example: The 90 are right and the 10 are wrong. Few steps do not help the 10, whom the loss
-        hardly sees; with the constraint they do.
+    Example:
+        The 90 are right and the 10 are wrong. Few steps do not help the 10, whom the loss hardly
+        sees; with the constraint they do.
 
         >>> import torch, fairlib
         >>> from fairlib.diagnostics import group_performance

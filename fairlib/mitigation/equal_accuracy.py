@@ -26,14 +26,16 @@ class EqualAccuracy(AccuracyDifference, Constraint):
         weight, surrogate, temperature, penalty, tau, pairs, as_published: Arguments of
             :class:`fairlib.training.group_losses.AccuracyDifference`.
 
-    Raises: TypeError: If a number is none. ValueError: If a setting is out of range or unknown, or
-        the surrogate has no gradient; at the start of a
-            training, if fewer than two groups have members.
+    Raises:
+        TypeError: If a number is none.
+        ValueError: If a setting is out of range or unknown, or the surrogate has no gradient; at
+            the start of a training, if fewer than two groups have members.
 
     Source:
         [B] Section 4.3.1, corrected.
 
-    Example: Nine samples of one group have class 0, one of another group has class 1, and all look
+    Example:
+        Nine samples of one group have class 0, one of another group has class 1, and all look
         alike: no answer is right for both. Plain training gives the classes 0.9 and 0.1; the
         penalty holds both at 0.5.
 

@@ -58,9 +58,11 @@ class EqualCurvature(Lagrangian, Constraint):
     training is. A group absent from the batch adds nothing and keeps its averages. The values after
     an epoch come from frozen products, with eigenvalues to a relative error of a hundredth.
 
-    Args: step: Dual step of the gradient norms, positive. violation, tolerance, cap, restart:
-        Arguments of :class:`fairlib.mitigation.lagrangian.Lagrangian`; the same
-            values apply to norms and to eigenvalues, although their units differ.
+    Args:
+        step: Dual step of the gradient norms, positive.
+        violation, tolerance, cap, restart: Arguments of
+            :class:`fairlib.mitigation.lagrangian.Lagrangian`; the same values apply to norms and to
+            eigenvalues, although their units differ.
         population: Values that a group is compared with: the mean over all ``"groups"``, or the
             mean over the ``"others"`` weighted by size; ``"all"`` takes gradient and Hessian of all
             samples, as Eq. 7 is printed. At a minimum that gradient is zero, so that every group's
@@ -77,14 +79,16 @@ class EqualCurvature(Lagrangian, Constraint):
             or ``"auto"``, which is exact for a smooth network and frozen for others.
         decay: Weight of the old value in the moving averages, in [0, 1), at each step.
 
-    Raises: TypeError: If a number is none. ValueError: If a setting is out of range or unknown; at
-        the start of a training, if fewer than two groups have
-            members.
+    Raises:
+        TypeError: If a number is none.
+        ValueError: If a setting is out of range or unknown; at the start of a training, if fewer
+            than two groups have members.
 
     Source:
         [T] Eq. 7 and section 6.
 
-    Example: Nine samples of one group have class 0, one of another group has class 1, and all look
+    Example:
+        Nine samples of one group have class 0, one of another group has class 1, and all look
         alike. At probabilities :math:`p` and :math:`1 - p` the groups' gradient norms are
         :math:`\sqrt{2} (1 - p)` and :math:`\sqrt{2} p`: equal at 0.5, not at the 0.9 of plain
         training.
@@ -377,8 +381,7 @@ class _Frozen:
         """``slope`` times the gradient of the norm plus ``bend`` times that of the eigenvalue, and
         the image of v.
 
-        Without v only the norm's part, and None.
-        """
+        Without v only the norm's part, and None. """
         u, step = parts_unit(self.gradient), self.twice
         if v is None:
             return self._slope(slope, u), None

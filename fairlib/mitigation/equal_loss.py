@@ -26,11 +26,11 @@ class EqualLoss(Lagrangian, Constraint):
     \, \nu_a`, by default with the violations of the *whole training set* in eval mode. Sums of
     absolute batch violations, which some code uses, grow with the noise of small groups instead.
 
-    Args: step: Dual step :math:`s`, positive. [T] B.2 uses 0.001. Too small a step has no effect,
-        too large a step
-            destroys accuracy. When training from scratch, start with a product of step and epochs
-            between 0.1 and 0.5; finetuning with a small learning rate, where violations are small,
-            still worked with a product of ten on the digits.
+    Args:
+        step: Dual step :math:`s`, positive. [T] B.2 uses 0.001. Too small a step has no effect, too
+            large a step destroys accuracy. When training from scratch, start with a product of step
+            and epochs between 0.1 and 0.5; finetuning with a small learning rate, where violations
+            are small, still worked with a product of ten on the digits.
         violation, tolerance, population, cap, restart: Arguments of
             :class:`fairlib.mitigation.lagrangian.Lagrangian`.
         dual: Losses that the multipliers follow: those of the ``"full"`` training set in eval mode
@@ -45,16 +45,19 @@ class EqualLoss(Lagrangian, Constraint):
             history ``loss`` is the mean of the objective as given, and ``objective`` is what was
             descended on.
 
-    Raises: TypeError: If a number is none. ValueError: If a setting is out of range or unknown; at
-        the start of a training, if there is one group only.
+    Raises:
+        TypeError: If a number is none.
+        ValueError: If a setting is out of range or unknown; at the start of a training, if there is
+            one group only.
 
-    Source: [T] Eq. 8 and section 6; Fioretto et al. (2020) for the dual method. With a teacher as
-        the objective (:class:`fairlib.training.distillation.Distillation`) it is Algorithm 1 of
-        [D].
+    Source:
+        [T] Eq. 8 and section 6; Fioretto et al. (2020) for the dual method. With a teacher as the
+        objective (:class:`fairlib.training.distillation.Distillation`) it is Algorithm 1 of [D].
 
-    Example: Ten samples that look alike: nine of one group have class 0, and one of another group
-        has class 1. Plain training predicts 0.9 and 0.1, which costs the nine 0.1 nats and the one
-        2.3. The losses are equal at 0.5 and 0.5.
+    Example:
+        Ten samples that look alike: nine of one group have class 0, and one of another group has
+        class 1. Plain training predicts 0.9 and 0.1, which costs the nine 0.1 nats and the one 2.3.
+        The losses are equal at 0.5 and 0.5.
 
         >>> import torch, fairlib
         >>> data = fairlib.GroupedDataset(torch.zeros(10, 1), [0] * 9 + [1], [0] * 9 + [1], group_names=["many", "few"])

@@ -23,18 +23,23 @@ class GroupDRO(Constraint):
     a group absent from the batch :math:`q_a` changes by the normalization alone, and nothing is
     added to the loss.
 
-    Args: step: Step :math:`\eta` of the distribution over the groups, positive. adjustment: Group
-        adjustment :math:`C`, at least 0. It allows for a small group, of size :math:`n_a` in the
-            training set, having a training loss further below its true one.
+    Args:
+        step: Step :math:`\eta` of the distribution over the groups, positive.
+        adjustment: Group adjustment :math:`C`, at least 0. It allows for a small group, of size
+            :math:`n_a` in the training set, having a training loss further below its true one.
 
-    Raises: TypeError: If a setting is not a number. ValueError: If a setting is out of range; at
-        the start of a training, if fewer than two groups have members.
+    Raises:
+        TypeError: If a setting is not a number.
+        ValueError: If a setting is out of range; at the start of a training, if fewer than two
+            groups have members.
 
-    Source: Sagawa, Koh, Hashimoto and Liang, Distributionally robust neural networks for group
-        shifts (2020): Algorithm 1, which samples one group for each step, here with all groups of a
-        batch at once; and the group adjustments.
+    Source:
+        Sagawa, Koh, Hashimoto and Liang, Distributionally robust neural networks for group shifts
+        (2020): Algorithm 1, which samples one group for each step, here with all groups of a batch
+        at once; and the group adjustments.
 
-    Example: Nine samples of one group have class 0, one of another group has class 1, and all look
+    Example:
+        Nine samples of one group have class 0, one of another group has class 1, and all look
         alike. The larger of the two groups' losses is least where both classes have the probability
         0.5; plain training gives 0.9 and 0.1.
 

@@ -26,13 +26,14 @@ from fairlib.data import GroupedDataset
 class Lagrangian:
     r"""The settings of a Lagrangian: what a violation is, and how multipliers follow it.
 
-    Args: step: Dual step :math:`s`, positive. violation: ``"absolute"``: :math:`\nu = \max(|h| -
-        \tau, 0)`, whose multipliers never fall (Fioretto et al.,
-            [T]). ``"signed"``: :math:`\nu = h` with multipliers of either sign, the dual ascent of
-            an equality. ``"one-sided"``: :math:`\nu = h - \tau`, :math:`\lambda \leftarrow
-            \max(\lambda + s \nu, 0)`, the projected dual ascent of :math:`h \le \tau`: only groups
-            that are worse off than the population are held. It is negative where the constraint is
-            met.
+    Args:
+        step: Dual step :math:`s`, positive.
+        violation: ``"absolute"``: :math:`\nu = \max(|h| - \tau, 0)`, whose multipliers never fall
+            (Fioretto et al., [T]). ``"signed"``: :math:`\nu = h` with multipliers of either sign,
+            the dual ascent of an equality. ``"one-sided"``: :math:`\nu = h - \tau`, :math:`\lambda
+            \leftarrow \max(\lambda + s \nu, 0)`, the projected dual ascent of :math:`h \le \tau`:
+            only groups that are worse off than the population are held. It is negative where the
+            constraint is met.
         tolerance: Tolerance :math:`\tau`, at least 0; a signed violation has none.
         population: Value that a group is compared with: the mean over ``"all"`` samples, the mean
             over all ``"groups"``, each counting once, or the mean over the samples of the
@@ -73,8 +74,9 @@ class Lagrangian:
             values: Value of each group, ``(k,)``.
             sizes: Weight of each group in the population, ``(k,)``.
 
-        Returns: Gaps ``(k,)``; 0, with gradient 0, for a group of size 0 and for one that has no
-            others to compare with.
+        Returns:
+            Gaps ``(k,)``; 0, with gradient 0, for a group of size 0 and for one that has no others
+            to compare with.
         """
         present = sizes > 0
         weights = present.to(values) if self.population == "groups" else sizes.to(values)

@@ -23,13 +23,17 @@ class Reweight(Constraint):
     Args:
         power: Exponent :math:`p`, at least 0.
 
-    Raises: TypeError: If ``power`` is not a number. ValueError: If ``power`` is negative; at the
-        start of a training, if fewer than two groups have members.
+    Raises:
+        TypeError: If ``power`` is not a number.
+        ValueError: If ``power`` is negative; at the start of a training, if fewer than two groups
+            have members.
 
-    Source: Inverse-probability weights, textbook; as a baseline for group robustness, Sagawa et al.
+    Source:
+        Inverse-probability weights, textbook; as a baseline for group robustness, Sagawa et al.
         (2020).
 
-    Example: Nine samples of one group have class 0, one of another group has class 1, and all look
+    Example:
+        Nine samples of one group have class 0, one of another group has class 1, and all look
         alike. The one counts as much as the nine together, so that both classes get the probability
         0.5, where plain training gives 0.9 and 0.1.
 

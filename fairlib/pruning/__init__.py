@@ -75,10 +75,10 @@ def prune(
 ) -> nn.Module:
     """Prune a model by a method of the registry :data:`fairlib.pruning.METHODS`.
 
-    Args: model: Any module with convolutions or linear layers; not changed. method:
-        ``"magnitude"``, ``"filter-norm"``, ``"fpgm"``, ``"snip"``, ``"lottery"``, ``"fairgrape"``,
-        ``"bip"``,
-            ``"bifp"`` or ``"random"``.
+    Args:
+        model: Any module with convolutions or linear layers; not changed.
+        method: ``"magnitude"``, ``"filter-norm"``, ``"fpgm"``, ``"snip"``, ``"lottery"``,
+            ``"fairgrape"``, ``"bip"``, ``"bifp"`` or ``"random"``.
         sparsity: Share of zeros among the prunable weights (convolution and linear), in [0, 1).
         data: The training set. ``"magnitude"`` and ``"random"`` need none; ``"filter-norm"`` and
             ``"fpgm"`` use only the shape of its inputs, and also take a tensor of inputs.
@@ -93,13 +93,14 @@ def prune(
         seed: Seed of the method's random choices and of its trainings.
         **settings: Further arguments of the method, such as ``scope="layer"`` of ``"magnitude"``.
 
-    Returns: A copy in eval mode whose pruned weights are zero, and stay zero in any further
-        training (:mod:`fairlib.network.masks`). It is not finetuned unless the method or the
-        schedule trains.
+    Returns:
+        A copy in eval mode whose pruned weights are zero, and stay zero in any further training
+        (:mod:`fairlib.network.masks`). It is not finetuned unless the method or the schedule
+        trains.
 
-    Raises: ValueError: If a name is unknown, ``sparsity`` is outside [0, 1), ``data`` is missing,
-        ``train`` is given
-            although nothing is trained, or the model is quantized.
+    Raises:
+        ValueError: If a name is unknown, ``sparsity`` is outside [0, 1), ``data`` is missing,
+            ``train`` is given although nothing is trained, or the model is quantized.
         TypeError: If a setting is unknown, or an argument is of another type.
 
     Example:
@@ -142,9 +143,9 @@ def check(
 ) -> None:
     """Check the arguments of :func:`prune` before anything is trained.
 
-    Raises: ValueError: If a name is unknown, a method that has its own schedule is given another,
-        or ``train`` is given
-            although nothing is trained.
+    Raises:
+        ValueError: If a name is unknown, a method that has its own schedule is given another, or
+            ``train`` is given although nothing is trained.
         TypeError: If a setting is unknown.
     """
     pruner = lookup("pruning method", method, METHODS)

@@ -51,8 +51,9 @@ def bifp(
     \varphi(F(w))`, cross-entropy and penalty
     (:class:`fairlib.training.group_losses.AccuracyDifference`), it solves
 
-    .. math:: \min_{m, \, \|m\|_0 \le k} U(m \odot \theta^*(m); D_2) , \qquad \theta^*(m) =
-        \operatorname{argmin}_\theta U(m \odot \theta; D_1) + \tfrac{\gamma}{2} \|\theta\|^2 .
+    .. math::
+        \min_{m, \, \|m\|_0 \le k} U(m \odot \theta^*(m); D_2) , \qquad
+        \theta^*(m) = \operatorname{argmin}_\theta U(m \odot \theta; D_1) + \tfrac{\gamma}{2} \|\theta\|^2 .
 
     The lower level is a training by :func:`fairlib.fit` on :math:`D_1`. Before each of its steps
     the mask takes a step on a batch of :math:`D_2`, along the gradient of the upper level
@@ -72,14 +73,17 @@ def bifp(
     :math:`\gamma` is not the weight decay of ``train``, which is so small that :math:`g_1 / \gamma`
     would dominate everywhere but at a minimum.
 
-    Args: model: The trained model; not changed. sparsity: Share of zeros among the prunable
-        weights, in [0, 1); of ``granularity="filter"`` the smallest share. data: The training set.
+    Args:
+        model: The trained model; not changed.
+        sparsity: Share of zeros among the prunable weights, in [0, 1); of ``granularity="filter"``
+            the smallest share.
+        data: The training set.
         train: Arguments of :func:`fairlib.fit` for the lower level; at least one epoch, by default
-        10. val: Data :math:`D_2` of the upper level. By default a random part of ``data`` is held
-        out, the same share of
-            every crossing of target and group. On training data a difference of accuracies closes
-            by overfitting and says nothing. The held-out part is new to the lower level, but not to
-            a dense model trained on all ``data``.
+            10.
+        val: Data :math:`D_2` of the upper level. By default a random part of ``data`` is held out,
+            the same share of every crossing of target and group. On training data a difference of
+            accuracies closes by overfitting and says nothing. The held-out part is new to the lower
+            level, but not to a dense model trained on all ``data``.
         held_out: Share of ``data`` that is held out if ``val`` is not given, in (0, 1).
         penalty: Fairness term :math:`\nu \, \varphi(F)`; with a weight :math:`\nu` of 0 the method
             is BiP.
@@ -92,20 +96,22 @@ def bifp(
             pruned as well.
         seed: Seed of the split and of the training.
 
-    Returns: A trained masked copy in eval mode. :func:`fairlib.history` has, by epoch, the mean
+    Returns:
+        A trained masked copy in eval mode. :func:`fairlib.history` has, by epoch, the mean
         ``upper_objective`` (during the search), the mean ``penalty`` of the lower level, and
         ``moved``, the share of the kept weights that were not kept one epoch before.
 
-    Raises: ValueError: If a setting is out of range or unknown; ``val`` has other groups or targets
-        than ``data``; the
-            penalty has a weight, and fewer than two groups have members or a group has members in
-            one level only; the sparsity cannot be reached by filters (an earlier mask can be the
-            reason); the model is already sparser; or ``train`` holds something that the method
-            decides, such as a constraint.
+    Raises:
+        ValueError: If a setting is out of range or unknown; ``val`` has other groups or targets
+            than ``data``; the penalty has a weight, and fewer than two groups have members or a
+            group has members in one level only; the sparsity cannot be reached by filters (an
+            earlier mask can be the reason); the model is already sparser; or ``train`` holds
+            something that the method decides, such as a constraint.
         DivergenceError: If the training diverges or the gradient of the scores becomes infinite or
             NaN.
 
-    Source: Dai et al., Integrating fairness and model pruning through bi-level optimization ([B]),
+    Source:
+        Dai et al., Integrating fairness and model pruning through bi-level optimization ([B]),
         Sections 4.2 and 4.3, corrected; Zhang et al., Advancing model pruning via bi-level
         optimization (NeurIPS 2022). Steps of both levels from one point: Dagréou et al., A
         framework for bilevel optimization that enables stochastic and global variance reduction
@@ -162,19 +168,24 @@ def bip(
     direct term; and an optimizer of their own, without normalization of the gradient, updates the
     masks.
 
-    Args: model: The trained model; not changed. sparsity: Share of zeros among the prunable
-        weights, in [0, 1). data: The training set. train: Arguments of :func:`fairlib.fit` for the
-        lower level. val: Data of the upper level, apart from ``data``; by default a part of
-        ``data`` (:func:`fairlib.pruning.bifp`). seed: Seed of the split and of the training.
+    Args:
+        model: The trained model; not changed.
+        sparsity: Share of zeros among the prunable weights, in [0, 1).
+        data: The training set.
+        train: Arguments of :func:`fairlib.fit` for the lower level.
+        val: Data of the upper level, apart from ``data``; by default a part of ``data``
+            (:func:`fairlib.pruning.bifp`).
+        seed: Seed of the split and of the training.
         **settings: Arguments ``held_out``, ``mask`` and ``granularity`` of
         :func:`fairlib.pruning.bifp`.
 
     Returns:
         A trained masked copy in eval mode.
 
-    Raises: ValueError: If a setting is out of range or unknown, or the sparsity cannot be reached.
+    Raises:
+        ValueError: If a setting is out of range or unknown, or the sparsity cannot be reached.
         DivergenceError: If the training diverges or the gradient of the scores becomes infinite or
-        NaN.
+            NaN.
 
     Source:
         Zhang et al., Advancing model pruning via bi-level optimization (NeurIPS 2022).
@@ -255,12 +266,16 @@ def epochs_within(budget: int, *, held_out: float = 0.25, search: float = 0.75) 
     products with a Hessian), and a later epoch one. So e epochs cost as much as :math:`(1 - h) (e +
     \lceil s e \rceil)` epochs on all data.
 
-    Args: budget: Epochs of plain training on all data, at least 2; at least one of them is left for
-        finetuning. held_out: Share h of the data that the upper level uses; 0 if it has data of its
-        own (``val``). search: Share s of the epochs in which the mask is learned.
+    Args:
+        budget: Epochs of plain training on all data, at least 2; at least one of them is left for
+            finetuning.
+        held_out: Share h of the data that the upper level uses; 0 if it has data of its own
+            (``val``).
+        search: Share s of the epochs in which the mask is learned.
 
-    Returns: The largest possible number of epochs of :func:`bifp`, and the number of whole epochs
-        left for finetuning; both are at least 1.
+    Returns:
+        The largest possible number of epochs of :func:`bifp`, and the number of whole epochs left
+        for finetuning; both are at least 1.
 
     Raises:
         ValueError: If a number is out of range, or the budget is too small for one epoch of both.

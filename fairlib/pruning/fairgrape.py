@@ -46,9 +46,9 @@ def fairgrape(
     The paper alternates scoring with retraining: ``schedule=("iterative", {"rate": 0.1})`` of
     :func:`fairlib.prune`.
 
-    Args: model: The trained model; not changed. It is scored in eval mode, except for batch
-        normalizations that have seen
-            no batch.
+    Args:
+        model: The trained model; not changed. It is scored in eval mode, except for batch
+            normalizations that have seen no batch.
         sparsity: Share of zeros in every layer, in [0, 1).
         data: The training set; each of its groups must have a sample.
         batch_size: Largest number of samples per gradient; 64 in the paper.
@@ -61,11 +61,12 @@ def fairgrape(
     Returns:
         A masked copy in eval mode.
 
-    Raises: ValueError: If a group has no sample, an importance is NaN or infinite, all importances
-        are zero, or a layer is
-            already sparser than asked.
+    Raises:
+        ValueError: If a group has no sample, an importance is NaN or infinite, all importances are
+            zero, or a layer is already sparser than asked.
 
-    Source: Lin, Kim, Joo, FairGRAPE: fairness-aware gradient pruning method for face attribute
+    Source:
+        Lin, Kim, Joo, FairGRAPE: fairness-aware gradient pruning method for face attribute
         classification (ECCV 2022).
     """
     check_number("batch_size", batch_size, 1, whole=True)
@@ -163,10 +164,12 @@ def _select(name: str, score: Tensor, sparsity: float, mask: Tensor | None) -> T
 def in_turn(scores: np.ndarray, order: np.ndarray, count: int, block: int = BLOCK) -> np.ndarray:
     """Choose weights of a layer by letting the groups take them in turns.
 
-    Args: scores: Importances of the weights, ``(groups, n)``, not negative. order: For each group
-        the positions of the weights by falling importance, ``(groups, count)`` or more. count:
-        Number of weights to take. block: A turn takes 1 / ``block`` of the weights still to be
-        taken, at least one.
+    Args:
+        scores: Importances of the weights, ``(groups, n)``, not negative.
+        order: For each group the positions of the weights by falling importance, ``(groups,
+            count)`` or more.
+        count: Number of weights to take.
+        block: A turn takes 1 / ``block`` of the weights still to be taken, at least one.
 
     Returns:
         Positions of the weights taken, int64 ``(count,)``.

@@ -31,12 +31,13 @@ def filter_norm(
     Returns:
         A masked copy in eval mode.
 
-    Raises: ValueError: If ``data`` is missing, ``norm`` is out of range, or the model has no
-        removable channels or too few
-            of them.
+    Raises:
+        ValueError: If ``data`` is missing, ``norm`` is out of range, or the model has no removable
+            channels or too few of them.
 
-    Source: Li et al. (2017), "Pruning filters for efficient ConvNets", with ``norm=1``; in the
-        paper one layer of a residual sum decides for the others.
+    Source:
+        Li et al. (2017), "Pruning filters for efficient ConvNets", with ``norm=1``; in the paper
+        one layer of a residual sum decides for the others.
     """
     check_number("norm", norm, 0, low_open=True)
     scores = partial(torch.linalg.vector_norm, ord=norm, dim=1)

@@ -31,10 +31,12 @@ def fpgm(model: nn.Module, *, sparsity: float, data: GroupedDataset | Tensor | N
     Returns:
         A masked copy in eval mode.
 
-    Raises: ValueError: If ``data`` is missing, or the model has no removable channels or too few of
-        them.
+    Raises:
+        ValueError: If ``data`` is missing, or the model has no removable channels or too few of
+            them.
 
-    Source: He et al. (2019), "Filter pruning via geometric median for deep convolutional neural
+    Source:
+        He et al. (2019), "Filter pruning via geometric median for deep convolutional neural
         networks acceleration", its "FPGM-only"; its "FPGM-mix", which prunes by norm as well, is
         not offered.
     """

@@ -35,8 +35,7 @@ class Form(Protocol):
         """Make relaxed entries: the nearest to the scores in [0, 1] with a sum of at most what
         ``choose`` keeps.
 
-        In a layer that this would empty the highest score gets 1.
-        """
+        In a layer that this would empty the highest score gets 1. """
 
     def expand(self, entries: Sequence[Tensor]) -> list[Tensor]:
         """Make the masks of the weights for the search, from entries in the shapes of the scores;

@@ -19,7 +19,8 @@ definite.
 The weights are those that have a mask. The other parameters of a network, biases and normalization,
 are treated as constants, although they follow the mask, too.
 
-Source: [B] Eq. 5, which leaves :math:`d\theta^*/dm` open; Zhang et al., Advancing model pruning via
+Source:
+    [B] Eq. 5, which leaves :math:`d\theta^*/dm` open; Zhang et al., Advancing model pruning via
     bi-level optimization (NeurIPS 2022), for the form without a Hessian.
 """
 
@@ -32,9 +33,10 @@ def hessian_free(theta: Parts, masked_lower: Parts, upper: Parts, gamma: float) 
     r"""Compute the gradient with :math:`H_1 = 0`, :math:`(\theta - \frac{1}{\gamma} m \odot g_1)
     \odot g_2`.
 
-    Args: theta: Weights :math:`\theta`, a sequence of tensors. masked_lower: Product :math:`m \odot
-        g_1`: the gradient of :math:`U_1(m \odot \theta)` with respect to
-            :math:`\theta`, which the step of the weights computes anyway.
+    Args:
+        theta: Weights :math:`\theta`, a sequence of tensors.
+        masked_lower: Product :math:`m \odot g_1`: the gradient of :math:`U_1(m \odot \theta)` with
+            respect to :math:`\theta`, which the step of the weights computes anyway.
         upper: Gradient :math:`g_2` of the upper level.
         gamma: Weight decay :math:`\gamma` of the lower level, positive.
 

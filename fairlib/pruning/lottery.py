@@ -34,12 +34,12 @@ def lottery(
     the learning rates of the dense training, and with its batches unless augmentation or dropout
     use random numbers in between.
 
-    Args: model: The trained dense network; not changed. If ``fit(..., keep=rewind)`` trained it,
-        the first round prunes
-            it, and its weights at that step are the ones restored. If it kept the weights of no
-            step, every module is initialized anew by its ``reset_parameters``, from ``seed``, and
-            trained densely first; then only the model's architecture and its normalization of
-            inputs matter.
+    Args:
+        model: The trained dense network; not changed. If ``fit(..., keep=rewind)`` trained it, the
+            first round prunes it, and its weights at that step are the ones restored. If it kept
+            the weights of no step, every module is initialized anew by its ``reset_parameters``,
+            from ``seed``, and trained densely first; then only the model's architecture and its
+            normalization of inputs matter.
         sparsity: Share of zeros among the prunable weights, in [0, 1).
         data: The training set.
         train: Arguments of :func:`fairlib.fit` for each training; should be those of the dense
@@ -48,16 +48,18 @@ def lottery(
         rate: Share r of the weights left that each round prunes, in (0, 1).
         seed: Seed of the initialization and of each training (order of batches, augmentation).
 
-    Returns: The masked copy that the last round has trained, in eval mode; ``fairlib.weights_at(it,
+    Returns:
+        The masked copy that the last round has trained, in eval mode; ``fairlib.weights_at(it,
         rewind)`` is the ticket.
 
-    Raises: ValueError: If ``rate`` or ``rewind`` is out of range, the model is already sparser than
-        asked, it kept weights
-            but not those of step ``rewind``, or it must be initialized anew and a module with
-            parameters has no ``reset_parameters``.
+    Raises:
+        ValueError: If ``rate`` or ``rewind`` is out of range, the model is already sparser than
+            asked, it kept weights but not those of step ``rewind``, or it must be initialized anew
+            and a module with parameters has no ``reset_parameters``.
         DivergenceError: If a training diverges.
 
-    Source: Frankle, Carbin, The lottery ticket hypothesis (ICLR 2019); rewinding: Frankle et al.,
+    Source:
+        Frankle, Carbin, The lottery ticket hypothesis (ICLR 2019); rewinding: Frankle et al.,
         Linear mode connectivity and the lottery ticket hypothesis (ICML 2020).
     """
     check_number("rewind", rewind, 0, whole=True)

@@ -37,11 +37,14 @@ def iterative(
     From the model's sparsity :math:`s_0`, round i ends at :math:`s_i = 1 - (1 - s_0)(1 - r)^i`.
     Each training continues from the weights as they are; there is none after the last round.
 
-    Args: once: The pruning method. model: The model to prune; not changed. sparsity: Sparsity after
-        the last round. data: The training set. train: Arguments of :func:`fairlib.fit` for each
-        training between two rounds. rate: Share r of the weights left that each round prunes, in
-        (0, 1); 0.2 in Frankle and Carbin (2019), 0.1 in
-            FairGRAPE.
+    Args:
+        once: The pruning method.
+        model: The model to prune; not changed.
+        sparsity: Sparsity after the last round.
+        data: The training set.
+        train: Arguments of :func:`fairlib.fit` for each training between two rounds.
+        rate: Share r of the weights left that each round prunes, in (0, 1); 0.2 in Frankle and
+            Carbin (2019), 0.1 in FairGRAPE.
     """
     tried = once(
         model, sparsity
@@ -67,10 +70,14 @@ def gradual(
     With :math:`s_0` the model's sparsity and :math:`s` the one asked for, the sparsity after a
     share t of the epochs is :math:`s + (s_0 - s) (1 - \min(1, t / t_1))^3`.
 
-    Args: once: The pruning method. model: The model to prune; not changed. sparsity: Sparsity that
-        is reached after a share :math:`t_1` of the epochs. data: The training set. train: Arguments
-        of :func:`fairlib.fit`; at least one epoch. ramp: Share :math:`t_1` of the epochs, in (0,
-        1]; in the epochs after it the masks are fixed (finetuning).
+    Args:
+        once: The pruning method.
+        model: The model to prune; not changed.
+        sparsity: Sparsity that is reached after a share :math:`t_1` of the epochs.
+        data: The training set.
+        train: Arguments of :func:`fairlib.fit`; at least one epoch.
+        ramp: Share :math:`t_1` of the epochs, in (0, 1]; in the epochs after it the masks are fixed
+            (finetuning).
 
     Source:
         Zhu, Gupta, To prune, or not to prune (ICLR workshop 2018), Eq. 1.

@@ -25,8 +25,9 @@ def keep_highest(model: nn.Module, scores: dict[str, Tensor], sparsity: float) -
     Returns:
         Parameter name to bool tensor of the weight's shape, True where the weight is kept.
 
-    Raises: ValueError: If a score is NaN, all scores are zero, or the model is already sparser than
-        asked.
+    Raises:
+        ValueError: If a score is NaN, all scores are zero, or the model is already sparser than
+            asked.
     """
     masks.check_scores(scores)
     if not any(score.any() for score in scores.values()):
@@ -58,8 +59,9 @@ def keep_highest_within(
     """Call :func:`keep_highest` for all weights together (``"global"``) or for each layer alone
     (``"layer"``).
 
-    Raises: ValueError: If ``scope`` is neither, or :func:`keep_highest` refuses the scores or the
-        sparsity.
+    Raises:
+        ValueError: If ``scope`` is neither, or :func:`keep_highest` refuses the scores or the
+            sparsity.
     """
     if scope == "global":
         return keep_highest(model, scores, sparsity)

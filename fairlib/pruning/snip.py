@@ -24,8 +24,7 @@ def snip(
     With a factor :math:`c_j` on every weight, the sensitivity is the gradient of the mean
     cross-entropy with respect to the factor,
 
-    .. math:: s_j = \left| \partial L(c \odot w) / \partial c_j \right|_{c = 1} = | w_j \, \partial
-    L / \partial w_j |.
+    .. math:: s_j = \left| \partial L(c \odot w) / \partial c_j \right|_{c = 1} = | w_j \, \partial L / \partial w_j |.
 
     Dividing by the sum of all, as the paper does, changes no rank. All weights (convolution and
     linear; never biases, which the authors' code prunes as well, nor normalization) are ranked
@@ -37,9 +36,10 @@ def snip(
     there the gradient is nearly zero, and what is left of it comes from noise and from samples that
     are not fitted. Which of the two it is depends on ``model``.
 
-    Args: model: A model at initialization, or a trained one; not changed. It is scored in eval
-        mode, except that batch
-            normalizations that have seen no batch normalize by the batch (up to 256 samples).
+    Args:
+        model: A model at initialization, or a trained one; not changed. It is scored in eval mode,
+            except that batch normalizations that have seen no batch normalize by the batch (up to
+            256 samples).
         sparsity: Share of zeros among the prunable weights, in [0, 1).
         data: The training set.
         samples: Number of random samples of ``data`` to score with; None takes all. The paper takes
@@ -49,12 +49,13 @@ def snip(
     Returns:
         A masked copy in eval mode.
 
-    Raises: ValueError: If ``data`` has fewer samples than asked, a score is NaN, all scores are
-        zero (every sample is
-            fitted to the last digit), or the model is already sparser than asked.
+    Raises:
+        ValueError: If ``data`` has fewer samples than asked, a score is NaN, all scores are zero
+            (every sample is fitted to the last digit), or the model is already sparser than asked.
 
-    Source: Lee, Ajanthan, Torr, SNIP: single-shot network pruning based on connection sensitivity
-        (ICLR 2019).
+    Source:
+        Lee, Ajanthan, Torr, SNIP: single-shot network pruning based on connection sensitivity (ICLR
+        2019).
     """
     index = torch.arange(len(data))
     if samples is not None:

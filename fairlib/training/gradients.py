@@ -36,8 +36,9 @@ def taken_gradient(loss: Tensor, model: nn.Module) -> tuple[Tensor, dict[int, Te
     """Differentiate a loss now, so that a constraint can use the gradient before the step without a
     second pass.
 
-    Returns: The loss, whose ``backward`` delivers the gradient that was taken, and that gradient by
-        the ``id`` of the parameter. Parameters that the loss does not depend on are left out.
+    Returns:
+        The loss, whose ``backward`` delivers the gradient that was taken, and that gradient by the
+        ``id`` of the parameter. Parameters that the loss does not depend on are left out.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     gradient = torch.autograd.grad(loss, parameters, allow_unused=True)

@@ -31,8 +31,9 @@ def means_and_counts(values: Tensor, groups: Tensor, num_groups: int) -> tuple[T
         groups: int64 ``(N,)`` codes below ``num_groups``.
         num_groups: Number of groups k.
 
-    Returns: Means ``(k,)`` and counts int64 ``(k,)``. The mean of a group without samples is 0,
-        with gradient 0.
+    Returns:
+        Means ``(k,)`` and counts int64 ``(k,)``. The mean of a group without samples is 0, with
+        gradient 0.
     """
     # A product sums in a fixed order; scattering on CUDA does not.
     member = (groups[:, None] == torch.arange(num_groups, device=groups.device)).to(values.dtype)
@@ -73,11 +74,12 @@ class AccuracyDifference:
     r_i) / P(S = s_i) - 1`, the printed formula with the sign :math:`s_i` of the group put back,
     where :math:`P(S = s)` is the group's share of the samples.
 
-    Args: weight: Weight :math:`\nu` of the penalty, at least 0. surrogate: A name of
-        :data:`fairlib.training.group_losses.SURROGATES`, or a function of margins ``(N,)`` that
-            gives as many values and can be differentiated. A convex one that is not affine is no
-            consistent estimate of an accuracy; the difference of two is, at least, 0 where the
-            margins of both groups are distributed alike.
+    Args:
+        weight: Weight :math:`\nu` of the penalty, at least 0.
+        surrogate: A name of :data:`fairlib.training.group_losses.SURROGATES`, or a function of
+            margins ``(N,)`` that gives as many values and can be differentiated. A convex one that
+            is not affine is no consistent estimate of an accuracy; the difference of two is, at
+            least, 0 where the margins of both groups are distributed alike.
         temperature: :math:`T`, positive: the width over which the surrogate smooths the step at
             margin 0.
         penalty: The function :math:`\varphi`: ``"absolute"``, :math:`|F|`; ``"square"``,
@@ -90,9 +92,9 @@ class AccuracyDifference:
             of the samples at hand. For the indicator that is the sum of two accuracies minus 1. It
             is signed, for two groups only, and without :math:`\varphi`.
 
-    Raises: ValueError: If a name is unknown, a number out of range, ``tau`` given without the
-        hinge, or a penalty with
-            ``as_published``.
+    Raises:
+        ValueError: If a name is unknown, a number out of range, ``tau`` given without the hinge, or
+            a penalty with ``as_published``.
 
     Source:
         [B] Eqs. 2 to 4 and Section 4.3; Wu, Zhang, Wu (2019) for surrogates of constraints.
