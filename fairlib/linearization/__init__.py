@@ -1,9 +1,9 @@
 """Linearization, one method a file. :func:`linearize` calls them by name.
 
->>> from fairlib.linearization import METHODS
->>> list(METHODS)
+>>> from fairlib.linearization import LINEARIZERS
+>>> list(LINEARIZERS)
 ['snl', 'deepreduce', 'senet', 'random', 'preactivation']
->>> [name for name, method in METHODS.items() if not method.trains]
+>>> [name for name, linearizer in LINEARIZERS.items() if not linearizer.trains]
 ['random', 'preactivation']
 """
 
@@ -16,7 +16,7 @@ from fairlib._validation import check_number, check_settings, lookup
 from fairlib.data import GroupedDataset
 from fairlib.linearization.deepreduce import criticality, deepreduce
 from fairlib.linearization.preactivation import preactivation
-from fairlib.linearization.random import random
+from fairlib.linearization.random import random_gates
 from fairlib.linearization.senet import budgets, feeding_layers, senet
 from fairlib.linearization.snl import MASK_PHASE, snl
 from fairlib.network import gates
@@ -28,15 +28,24 @@ from fairlib.training.distillation import Distillation, check_values
 from fairlib.training.loop import check_arguments, check_training
 
 __all__ = [
-    "FINETUNE", "MASK_PHASE", "METHODS", "Linearization", "budgets", "check", "count", "criticality", "feeding_layers",
-    "gate", "linearize",
-]  # fmt: skip
+    "FINETUNE",
+    "LINEARIZERS",
+    "MASK_PHASE",
+    "Linearization",
+    "budgets",
+    "check_linearizer",
+    "count",
+    "criticality",
+    "feeding_layers",
+    "gate",
+    "linearize",
+]
 
-METHODS: dict[str, Method] = {
+LINEARIZERS: dict[str, Method] = {
     "snl": Method(snl, takes=("data", "objective", "train", "seed")),
     "deepreduce": Method(deepreduce, takes=("data", "objective", "train", "val", "seed")),
     "senet": Method(senet, takes=("data", "objective", "train", "seed")),
-    "random": Method(random, takes=("seed",)),
+    "random": Method(random_gates, takes=("seed",)),
     "preactivation": Method(preactivation, takes=("data",)),
 }
 
@@ -62,7 +71,7 @@ def linearize(
     **settings,
 ) -> nn.Module:
     """Replace ReLUs by the identity, by a method of the registry
-    :data:`fairlib.linearization.METHODS`.
+    :data:`fairlib.linearization.LINEARIZERS`.
 
     Every ReLU becomes a gate (:func:`fairlib.linearization.gate`), the method chooses those that
     stay, and the network is finetuned by distillation from the model that was given.
@@ -118,7 +127,7 @@ def linearize(
         >>> {budget: bool(bent(module).abs().max() > 1e-4) for budget, module in linear.items()}
         {0: False, 0.5: True, 1: True}
     """
-    check(
+    check_linearizer(
         method,
         train=train,
         finetune=finetune,
@@ -136,7 +145,7 @@ def linearize(
         if finetune is None or isinstance(finetune, Mapping)
         else None
     )
-    linearizer = METHODS[method]
+    linearizer = LINEARIZERS[method]
     needed = tuned is not None or linearizer.trains
     objective = (
         Distillation(model if teacher is None else teacher, data, **(distillation or {}))
@@ -154,7 +163,7 @@ def linearize(
     return extend_history(linear, finetuned)
 
 
-def check(
+def check_linearizer(
     method: str,
     *,
     train: Settings | None = None,
@@ -170,7 +179,7 @@ def check(
             a constraint is given without finetuning.
         TypeError: If a setting is unknown.
     """
-    linearizer = lookup("linearization method", method, METHODS)
+    linearizer = lookup("linearization method", method, LINEARIZERS)
     linearizer.check(f"linearization method {method!r}", settings, level="relus")
     if train and not linearizer.trains:
         raise ValueError(
@@ -193,13 +202,13 @@ class Linearization(Compressor):
     """Linearization, for a study: the level is the budget, and ``kept`` is the share of ReLUs that
     are kept."""
 
-    level, control, inherits, methods = "budget", 1.0, False, METHODS
+    level, control, inherits, methods = "budget", 1.0, False, LINEARIZERS
 
     def compress(self, model: nn.Module, name: str, level: float, **settings: Any) -> nn.Module:
         return linearize(model, name, budget=level, finetune=0, **settings)
 
     def check(self, name: str, **settings: Any) -> None:
-        check(name, finetune=0, **settings)
+        check_linearizer(name, finetune=0, **settings)
 
     def kept(self, model: nn.Module, dense: nn.Module) -> float:
         return count(model).attrs["total"] / int(count(dense)["units"].sum())

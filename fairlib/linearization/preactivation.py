@@ -36,12 +36,13 @@ def preactivation(
             has.
     """
     scores = {
-        name: gates.pooled(change, granularity) for name, change in changes(model, data).items()
+        name: gates.pooled(change, granularity)
+        for name, change in mean_changes(model, data).items()
     }
     return gates.with_gates(model, gates.keep_relus(model, scores, relus))
 
 
-def changes(model: nn.Module, data: GroupedDataset) -> dict[str, Tensor]:
+def mean_changes(model: nn.Module, data: GroupedDataset) -> dict[str, Tensor]:
     """Compute for every gate the mean change ``(C, H, W)`` that its ReLUs make to the data, or
     would make if kept.
 

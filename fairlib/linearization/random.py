@@ -5,7 +5,9 @@ from torch import nn
 from fairlib.network import gates
 
 
-def random(model: nn.Module, *, relus: int, seed: int = 0, granularity: str = "pixel") -> nn.Module:
+def random_gates(
+    model: nn.Module, *, relus: int, seed: int = 0, granularity: str = "pixel"
+) -> nn.Module:
     """Keep ReLUs that are drawn uniformly without replacement.
 
     Args:

@@ -1,5 +1,4 @@
-"""Equal losses: each group's loss is constrained to that of the population ([T] Eq. 8), by
-Lagrangian duality."""
+"""Equal losses: each group's loss is constrained to that of the population ([T] Eq. 8)."""
 
 from dataclasses import dataclass, fields, replace
 from typing import ClassVar
@@ -7,9 +6,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from fairlib._validation import check_number, lookup
+from fairlib._validation import lookup
 from fairlib.data import GroupedDataset
-from fairlib.mitigation.lagrangian import Lagrangian, MovingAverage, named, sizes_of
+from fairlib.mitigation.lagrangian import Lagrangian, group_columns, sizes_of
 from fairlib.network.evaluation import evaluation_mode, passes, placement
 from fairlib.training import Batch, Constraint, ConstraintRun, Objective
 from fairlib.training.distillation import Distillation
@@ -33,11 +32,10 @@ class EqualLoss(Lagrangian, Constraint):
             are small, still worked with a product of ten on the digits.
         violation, tolerance, population, cap, restart: Arguments of
             :class:`fairlib.mitigation.lagrangian.Lagrangian`.
-        dual: Losses that the multipliers follow: those of the ``"full"`` training set in eval mode
-            after the epoch, or their moving ``"average"`` over batches; or ``"batch"``, the mean
-            violation over the batches of the epoch that contain the group (Fioretto et al.).
-        decay: Weight of the old value in the moving average, in [0, 1), at each step.
-        as_published: Whether to compute what the released code of [D] does. Its penalty is
+        dual: Violations that the multipliers follow: those of the ``"full"`` training set in eval
+            mode after the epoch, or ``"batch"``, the mean over the batches of the epoch that
+            contain the group (Fioretto et al.).
+        as_published: Compute what the released code of [D] does. Its penalty is
             detached, so that it has no gradient; the divergence from a teacher is averaged over the
             classes, not summed, which divides its weight by their number; multipliers grow by the
             *sum* over the batches of absolute batch violations, without those of groups with a
@@ -60,7 +58,10 @@ class EqualLoss(Lagrangian, Constraint):
         The losses are equal at 0.5 and 0.5.
 
         >>> import torch, fairlib
-        >>> data = fairlib.GroupedDataset(torch.zeros(10, 1), [0] * 9 + [1], [0] * 9 + [1], group_names=["many", "few"])
+        >>> few = [0] * 9 + [1]
+        >>> data = fairlib.GroupedDataset(
+        ...     torch.zeros(10, 1), few, few, group_names=["many", "few"]
+        ... )
         >>> model = torch.nn.Linear(1, 2)
         >>> settings = dict(epochs=100, lr=0.5, momentum=0, weight_decay=0)
         >>> fair = fairlib.fit(model, data, **settings, constraint=fairlib.EqualLoss(step=0.1))
@@ -74,27 +75,25 @@ class EqualLoss(Lagrangian, Constraint):
     by_batch: ClassVar[bool] = True
 
     dual: str = "full"
-    decay: float = 0.9
     as_published: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        lookup("estimate", self.dual, dict.fromkeys(("full", "batch")))
         changed = [
-            field.name for field in fields(self) if getattr(self, field.name) != field.default
+            setting.name
+            for setting in fields(self)
+            if getattr(self, setting.name) != setting.default
         ]
-        if self.as_published and (
-            others := [name for name in changed if name not in ("step", "as_published")]
-        ):
+        others = [name for name in changed if name not in ("step", "as_published")]
+        if self.as_published and others:
             raise ValueError(
                 f"as_published=True has no {', '.join(others)}: all but step must be the default"
             )
-        lookup("estimate", self.dual, dict.fromkeys(("batch", "average", "full")))
-        check_number("decay", self.decay, 0, 1)
 
     def start(self, model: nn.Module, data: GroupedDataset, objective: Objective) -> ConstraintRun:
-        if self.as_published:
-            return _PublishedRun(self.step, data, objective)
-        return _EqualLossRun(self, model, data, objective)
+        run = _PublishedRun if self.as_published else _EqualLossRun
+        return run(self, model, data, objective)
 
 
 class _EqualLossRun:
@@ -104,35 +103,32 @@ class _EqualLossRun:
         self.settings, self.model, self.data, self.objective = settings, model, data, objective
         self.sizes = sizes_of(data, "equal losses")
         self.multipliers = torch.zeros(data.num_groups, device=data.groups.device)
-        self.average = MovingAverage(
-            self._losses() if settings.dual == "average" else self.multipliers, settings.decay
-        )
-        self.seen, self.batches = (
-            torch.zeros_like(self.multipliers),
-            torch.zeros_like(self.multipliers),
-        )
+        # Violations summed over the batches of an epoch, and the number of batches with the group.
+        self.sums, self.batches = (torch.zeros_like(self.multipliers) for _ in range(2))
 
     def loss(self, batch: Batch) -> Tensor:
         means, counts = means_and_counts(batch.losses, batch.groups, self.data.num_groups)
         gaps = self.settings.gaps(means, counts)
-        if self.settings.dual == "average":
-            self.average.update(means, counts > 0)
-        elif self.settings.dual == "batch":
-            self.seen += torch.where(counts > 0, self.settings.violations(gaps.detach()), 0.0)
+        if self.settings.dual == "batch":
+            self.sums += torch.where(counts > 0, self.settings.violations(gaps.detach()), 0.0)
             self.batches += counts > 0
         weights = self.settings.weights(self.multipliers.to(gaps), gaps.detach())
         return batch.losses.mean() + (weights * gaps).sum()
 
     def end_epoch(self) -> dict[str, float]:
+        violations = torch.where(self.sizes > 0, self._violations(), 0.0)
+        self.multipliers = self.settings.dual_step(self.multipliers, violations)
+        self.sums.zero_()
+        self.batches.zero_()
+        return group_columns(self.data, violation=violations, multiplier=self.multipliers)
+
+    def _violations(self) -> Tensor:
+        # The whole training set, by default: in a batch of 30 a small group has one member or none.
+        # The absolute gap of so few samples is mostly noise, which has a positive mean, and the
+        # multiplier would grow by it even where the groups' losses are equal.
         if self.settings.dual == "batch":
-            violations = self.seen / self.batches.clamp(min=1)
-        else:
-            losses = self._losses() if self.settings.dual == "full" else self.average.values
-            violations = self.settings.violations(self.settings.gaps(losses, self.sizes))
-        violations = torch.where(self.sizes > 0, violations, 0.0)
-        self.multipliers = self.settings.follow(self.multipliers, violations)
-        self.seen, self.batches = torch.zeros_like(self.seen), torch.zeros_like(self.batches)
-        return named(self.data, violation=violations, multiplier=self.multipliers)
+            return self.sums / self.batches.clamp(min=1)
+        return self.settings.violations(self.settings.gaps(self._losses(), self.sizes))
 
     def _losses(self) -> Tensor:
         """Mean objective of each group in the training set in eval mode, ``(k,)``."""
@@ -145,26 +141,24 @@ class _EqualLossRun:
         return means_and_counts(torch.cat(losses), self.data.groups, self.data.num_groups)[0]
 
 
-class _PublishedRun:
-    """What the released code of [D] computes instead of its Algorithm 1."""
+class _PublishedRun(_EqualLossRun):
+    """Compute as the released code of [D] does, instead of its Algorithm 1."""
 
-    def __init__(self, step: float, data: GroupedDataset, objective: Objective) -> None:
-        self.step, self.data, self.objective = step, data, objective
+    def __init__(
+        self, settings: EqualLoss, model: nn.Module, data: GroupedDataset, objective: Objective
+    ) -> None:
+        super().__init__(settings, model, data, objective)
         if isinstance(objective, Distillation):
             self.objective = replace(objective, reduction="elements")
-        self.multipliers = torch.zeros(
-            len(sizes_of(data, "equal losses")), device=data.groups.device
-        )
-        self.sums = torch.zeros_like(self.multipliers)
 
     def loss(self, batch: Batch) -> Tensor:
         losses = self.objective(batch.inputs, batch.logits, batch.targets)
+        # Detached, as the released code detaches it: the penalty changes the reported objective and
+        # no gradient, so that the multipliers do nothing. Corrected in _EqualLossRun.
         means, counts = means_and_counts(losses.detach(), batch.groups, self.data.num_groups)
         violations = torch.where(counts > 1, (means - losses.detach().mean()).abs(), 0.0)
         self.sums += violations
         return losses.mean() + (self.multipliers.to(violations) * violations).sum()
 
-    def end_epoch(self) -> dict[str, float]:
-        violations, self.sums = self.sums, torch.zeros_like(self.sums)
-        self.multipliers = self.multipliers + self.step * violations
-        return named(self.data, violation=violations, multiplier=self.multipliers)
+    def _violations(self) -> Tensor:
+        return self.sums

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from fairlib._validation import check_number
 from fairlib.data import GroupedDataset
-from fairlib.mitigation.lagrangian import named, sizes_of
+from fairlib.mitigation.lagrangian import group_columns, sizes_of
 from fairlib.training import Batch, Constraint, ConstraintRun, Objective
 from fairlib.training.group_losses import means_and_counts
 
@@ -44,7 +44,10 @@ class GroupDRO(Constraint):
         0.5; plain training gives 0.9 and 0.1.
 
         >>> import torch, fairlib
-        >>> data = fairlib.GroupedDataset(torch.zeros(10, 1), [0] * 9 + [1], [0] * 9 + [1], group_names=["many", "few"])
+        >>> few = [0] * 9 + [1]
+        >>> data = fairlib.GroupedDataset(
+        ...     torch.zeros(10, 1), few, few, group_names=["many", "few"]
+        ... )
         >>> model = torch.nn.Linear(1, 2)
         >>> settings = dict(epochs=100, lr=0.5, momentum=0, weight_decay=0)
         >>> fair = fairlib.fit(model, data, **settings, constraint=fairlib.GroupDRO(step=0.1))
@@ -80,4 +83,4 @@ class _GroupDRORun:
         return (self.logs.exp().to(raised) * raised).sum()
 
     def end_epoch(self) -> dict[str, float]:
-        return named(self.data, weight=self.logs.exp())
+        return group_columns(self.data, weight=self.logs.exp())

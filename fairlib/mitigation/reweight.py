@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from fairlib._validation import check_number
 from fairlib.data import GroupedDataset
-from fairlib.mitigation.lagrangian import named, sizes_of
+from fairlib.mitigation.lagrangian import group_columns, sizes_of
 from fairlib.training import Batch, Constraint, ConstraintRun, Objective
 
 
@@ -38,7 +38,10 @@ class Reweight(Constraint):
         0.5, where plain training gives 0.9 and 0.1.
 
         >>> import torch, fairlib
-        >>> data = fairlib.GroupedDataset(torch.zeros(10, 1), [0] * 9 + [1], [0] * 9 + [1], group_names=["many", "few"])
+        >>> few = [0] * 9 + [1]
+        >>> data = fairlib.GroupedDataset(
+        ...     torch.zeros(10, 1), few, few, group_names=["many", "few"]
+        ... )
         >>> model = torch.nn.Linear(1, 2)
         >>> settings = dict(epochs=100, lr=0.5, momentum=0, weight_decay=0)
         >>> fair = fairlib.fit(model, data, **settings, constraint=fairlib.Reweight())
@@ -71,4 +74,4 @@ class _ReweightRun:
         return (self.weights.to(batch.losses)[batch.groups] * batch.losses).mean()
 
     def end_epoch(self) -> dict[str, float]:
-        return named(self.data, weight=self.weights)
+        return group_columns(self.data, weight=self.weights)

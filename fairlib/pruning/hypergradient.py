@@ -1,5 +1,6 @@
-r"""The gradient of a bi-level problem: how the upper level's objective changes with the mask when
-the weights follow.
+r"""Gradient of a bi-level problem's upper objective with respect to the mask.
+
+The weights follow the mask, and the gradient takes account of that.
 
 With :math:`w = m \odot \theta`, let :math:`\theta^*(m)` minimize :math:`U_1(m \odot \theta) +
 \frac{\gamma}{2} \|\theta\|^2` and let :math:`\Phi(m) = U_2(m \odot \theta^*(m))`. With :math:`g_1 =

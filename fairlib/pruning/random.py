@@ -7,7 +7,9 @@ from fairlib.network import masks
 from fairlib.pruning.selection import keep_highest_within
 
 
-def random(model: nn.Module, *, sparsity: float, scope: str = "layer", seed: int = 0) -> nn.Module:
+def random_pruning(
+    model: nn.Module, *, sparsity: float, scope: str = "layer", seed: int = 0
+) -> nn.Module:
     """Zero weights drawn at random, without retraining.
 
     Args:

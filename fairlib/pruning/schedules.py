@@ -102,7 +102,7 @@ def gradual(
     return add_gradients(fit(model, data, sparsify=sparsify, **train), spent)
 
 
-SCHEDULES: dict[str, Method] = {
+SPARSITY_SCHEDULES: dict[str, Method] = {
     "one-shot": Method(one_shot),
     "iterative": Method(iterative, takes=("data", "train")),
     "gradual": Method(gradual, takes=("data", "train")),
