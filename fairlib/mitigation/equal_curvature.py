@@ -147,7 +147,7 @@ class _EqualCurvatureRun:
             2, data.num_groups, dtype=torch.float64, device=self.sizes.device
         )
         second = settings.step if settings.eigenvalue_step is None else settings.eigenvalue_step
-        self.dual_steps = torch.tensor([[settings.step], [second]]).to(self.multipliers)
+        self.dual_steps = self.multipliers.new_tensor([[settings.step], [second]])
         # By group: the top eigenvector, and the largest magnitude of an eigenvalue.
         self.vectors: dict[int, Parts] = {}
         self.shifts: dict[int, float] = {}
