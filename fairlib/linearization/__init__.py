@@ -61,17 +61,14 @@ def linearize(
     data: GroupedDataset,
     budget: float | None = None,
     relus: int | None = None,
-    val: GroupedDataset | None = None,
-    teacher: nn.Module | None = None,
     distillation: Settings | None = None,
     train: Settings | None = None,
     finetune: Settings | int | None = None,
     constraint: Constraint | None = None,
     seed: int = 0,
-    **settings,
+    **settings: Any,
 ) -> nn.Module:
-    """Replace ReLUs by the identity, by a method of the registry
-    :data:`fairlib.linearization.LINEARIZERS`.
+    """Replace ReLUs by the identity, by a method of :data:`fairlib.linearization.LINEARIZERS`.
 
     Every ReLU becomes a gate (:func:`fairlib.linearization.gate`), the method chooses those that
     stay, and the network is finetuned by distillation from the model that was given.
@@ -83,19 +80,18 @@ def linearize(
         budget: Share of ReLUs to keep, in [0, 1], of all ReLUs that the model ever had, the stem's
             included.
         relus: Number of ReLUs to keep. Exactly one of ``budget`` and ``relus`` must be given.
-        val: Held-out data, for a method that needs some; by default such a method splits ``data``
-            by ``seed``.
-        teacher: Teacher of every distillation; by default ``model``. It must do better than chance
-            on ``data``.
-        distillation: Arguments of :class:`fairlib.training.distillation.Distillation`: temperature
-            and weights. Like ``teacher``, it has no effect if nothing is trained.
+        distillation: Arguments of :class:`fairlib.training.distillation.Distillation`: temperature,
+            weights, and ``teacher``, by default ``model``, which must do better than chance on
+            ``data``. They have no effect if nothing is trained.
         train: Arguments of :func:`fairlib.fit` for a method that trains: ``"snl"``,
             ``"deepreduce"``, ``"senet"``.
         finetune: Arguments of :func:`fairlib.fit` for the finetuning, which replace those of
             :data:`fairlib.linearization.FINETUNE`; 0 switches the finetuning off.
         constraint: Constraint of the finetuning; ``EqualLoss(step=mu)`` is Algorithm 1 of [D].
         seed: Seed of everything random.
-        **settings: Further arguments of the method, such as ``granularity="channel"``.
+        **settings: Further arguments of the method, such as ``granularity="channel"`` of
+            ``"random"``, or ``val`` of ``"deepreduce"``: data on which it measures, by default a
+            part of ``data`` that it splits off by ``seed``.
 
     Returns:
         A linearized copy in eval mode; :func:`fairlib.linearization.count` counts its ReLUs.
@@ -118,15 +114,20 @@ def linearize(
         >>> from fairlib.linearization import count
         >>> digits = fairlib.load("digits").train
         >>> model = fairlib.build("mlp", like=digits)
-        >>> settings = dict(data=digits, finetune=0)
-        >>> linear = {budget: fairlib.linearize(model, "random", budget=budget, **settings) for budget in (0, 0.5, 1)}
+        >>> linear = {
+        ...     budget: fairlib.linearize(model, "random", budget=budget, data=digits, finetune=0)
+        ...     for budget in (0, 0.5, 1)
+        ... }
         >>> {budget: count(module).attrs["total"] for budget, module in linear.items()}
         {0: 0, 0.5: 48, 1: 96}
         >>> one, other = digits.batch([0, 1]).split(1)
-        >>> bent = lambda module: module((one + other) / 2) - (module(one) + module(other)) / 2
-        >>> {budget: bool(bent(module).abs().max() > 1e-4) for budget, module in linear.items()}
+        >>> def bend(module):
+        ...     halfway = module((one + other) / 2) - (module(one) + module(other)) / 2
+        ...     return bool(halfway.abs().max() > 1e-4)
+        >>> {budget: bend(module) for budget, module in linear.items()}
         {0: False, 0.5: True, 1: True}
     """
+    val = settings.pop("val", None)
     check_linearizer(
         method,
         train=train,
@@ -140,25 +141,20 @@ def linearize(
     )
     gated = forget_history(gate(model, data))
     wanted = _relus(gated, budget, relus)
-    tuned = (
-        FINETUNE | dict(finetune or {})
-        if finetune is None or isinstance(finetune, Mapping)
-        else None
-    )
     linearizer = LINEARIZERS[method]
-    needed = tuned is not None or linearizer.trains
-    objective = (
-        Distillation(model if teacher is None else teacher, data, **(distillation or {}))
-        if needed
-        else None
-    )
+    # A teacher at chance is refused, so that the objective is made only where it is used: without
+    # finetuning even an untrained network can be linearized.
+    objective = None
+    if finetune != 0 or linearizer.trains:
+        objective = Distillation(**{"teacher": model, "data": data, **(distillation or {})})
     offered = {"data": data, "objective": objective, "train": train or {}, "val": val, "seed": seed}
     arguments = linearizer.arguments(f"linearization method {method!r}", offered, settings)
     linear = linearizer.function(gated, relus=wanted, **arguments)
-    if tuned is None:
+    if finetune == 0:
         return linear
+    tuning = FINETUNE | dict(finetune if isinstance(finetune, Mapping) else {})
     finetuned = fit(
-        linear, data, **{"seed": seed, "objective": objective, "constraint": constraint} | tuned
+        linear, data, objective=objective, constraint=constraint, **{"seed": seed, **tuning}
     )
     return extend_history(linear, finetuned)
 
@@ -185,17 +181,20 @@ def check_linearizer(
         raise ValueError(
             f"linearization method {method!r} trains nothing but the finetuning; leave out train="
         )
-    if not (finetune is None or isinstance(finetune, Mapping) or finetune == 0):
+    if not (finetune is None or finetune == 0 or isinstance(finetune, Mapping)):
         raise ValueError(
             f"finetune must hold arguments of fairlib.fit, or be 0 to switch it off; got {finetune!r}"
         )
     if finetune == 0 and constraint is not None:
         raise ValueError("a constraint belongs to the finetuning, which finetune=0 switches off")
-    own = ("objective", "constraint", "sparsify", "stop", "start", "keep")
-    check_training("train=", train or {}, given=own)
-    check_training("finetune=", finetune if isinstance(finetune, Mapping) else {}, given=own)
-    check_settings("distillation=", Distillation, distillation or {}, given=("teacher", "data"))
-    check_values(**(distillation or {}))
+    set_here = ("objective", "constraint", "sparsify", "stop", "start", "keep")
+    check_training("train=", train or {}, given=set_here)
+    check_training("finetune=", finetune if isinstance(finetune, Mapping) else {}, given=set_here)
+    weights = distillation or {}
+    if isinstance(weights, Mapping):
+        weights = {name: value for name, value in weights.items() if name != "teacher"}
+    check_settings("distillation=", Distillation, weights, given=("data",))
+    check_values(**weights)
 
 
 class Linearization(Compressor):
@@ -225,7 +224,8 @@ def _relus(model: nn.Module, budget: float | None, relus: int | None) -> int:
     """
     if (budget is None) == (relus is None):
         raise ValueError(
-            f"give exactly one of budget= (a share) and relus= (a count), got {budget=} and {relus=}"
+            f"give exactly one of budget= (a share) and relus= (a count), got {budget=} and "
+            f"{relus=}"
         )
     table = gates.count(model)
     if budget is not None:

@@ -1,5 +1,4 @@
-"""SENet-style linearization: each layer's budget from the sensitivity of its weights, places by
-activation mismatch."""
+"""SENet-style linearization: a budget for each layer, then places by the mismatch of activations."""
 
 from __future__ import annotations
 
@@ -31,7 +30,6 @@ def senet(
     density: float = 0.1,
     beta: float = 1.0,
     epsilon: float = 0.05,
-    granularity: str = "pixel",
     seed: int = 0,
 ) -> nn.Module:
     r"""Give each layer a budget, find the places of its ReLUs, and train the network with them.
@@ -57,7 +55,7 @@ def senet(
 
     Args:
         model: A trained model with gates; not changed.
-        relus: Largest number of ReLUs to keep; single pixels are kept to exactly this number.
+        relus: Number of ReLUs to keep.
         data: The training set.
         objective: Per-sample losses :math:`\ell`; in SENet cross-entropy plus divergence from
             ``model``.
@@ -65,8 +63,6 @@ def senet(
         density: Share of the weights kept at the end of step 1, in (0, 1).
         beta: Weight :math:`\beta` of the mismatch.
         epsilon: Share of a layer's ReLUs that may still move when it is settled.
-        granularity: What is kept as a whole: ``"pixel"`` or ``"channel"``. A channel that does not
-            fit into the rest of its layer's budget is skipped.
         seed: Seed of the trainings and of the first places.
 
     Returns:
@@ -87,19 +83,15 @@ def senet(
     check_number("density", density, 0, 1, low_open=True)
     check_number("beta", beta, 0)
     check_number("epsilon", epsilon, 0)
-    if granularity not in ("pixel", "channel"):
-        raise ValueError(
-            f"granularity must be 'pixel' or 'channel', got {granularity!r}: every layer has a budget"
-        )
     check_number("train['epochs']", train.get("epochs", 1), 1, whole=True)
     settings: dict[str, Any] = {"objective": objective, "seed": seed, **train}
     capacities = {name: int(keep.sum()) for name, keep in gates.read_gates(model).items()}
     shares = budgets(sensitivity(model, data, density, settings), capacities, relus)
     places: dict[str, Tensor] = {}
-    for name, scores in gates.drawn(model, granularity, seed).items():
+    for name, scores in gates.drawn(model, "pixel", seed).items():
         places |= gates.keep_relus(model, {name: scores}, shares[name])
     with ExitStack() as hooks:
-        location = _Location(model, shares, beta, epsilon, granularity, hooks)
+        location = Location(model, shares, beta, epsilon, hooks)
         return fit(gates.with_gates(model, places), data, constraint=location, **settings)
 
 
@@ -135,10 +127,9 @@ def sensitivity(
         return {name: weight.detach().abs() > threshold for name, weight in weights.items()}
 
     sparse = fit(model, data, sparsify=sparser, **settings)
-    kept = {name: float(mask.float().mean()) for name, mask in masks.read_masks(sparse).items()}
-    return {
-        gate: 1 - kept[f"{layer}.weight"] for gate, layer in feeding_layers(model, data).items()
-    }
+    shares = {name: float(mask.float().mean()) for name, mask in masks.read_masks(sparse).items()}
+    layers = feeding_layers(model, data)
+    return {gate: 1 - shares[f"{layer}.weight"] for gate, layer in layers.items()}
 
 
 def feeding_layers(model: nn.Module, data: GroupedDataset) -> dict[str, str]:
@@ -159,37 +150,48 @@ def feeding_layers(model: nn.Module, data: GroupedDataset) -> dict[str, str]:
     Raises:
         ValueError: If a gate comes before any layer.
     """
-    ran: list[
-        tuple[str, Tensor]
-    ] = []  # With inputs: while they are referenced, no other tensor has their identity.
     layers = {name.removesuffix(".weight") for name in masks.prunable(model)}
-    watched = layers | set(gates.gates(model))
-    with ExitStack() as hooks, torch.no_grad():
-        for name, module in model.named_modules():
-            if name in watched:
-                hook = module.register_forward_pre_hook(
-                    lambda _, inputs, name=name: ran.append((name, inputs[0]))
-                )
-                hooks.callback(hook.remove)
-        model(gates.example(model, data))
+    calls = _calls(model, layers | set(gates.gates(model)), gates.example(model, data))
     feeding: dict[str, str] = {}
-    read: list[Tensor] = []
+    read: set[int] = set()
     since: list[tuple[str, Tensor]] = []
     layer = None
-    for name, inputs in ran:
+    for name, inputs in calls:
         if name in layers:
             since.append((name, inputs))
             continue
-        new = [each for each, what in since if not any(what is other for other in read)]
-        layer = new[-1] if new else since[-1][0] if since else layer
+        # A gate. In a residual block the shortcut's convolution is called last, just before the
+        # sum, but its input was read before, by the block's first convolution: it starts a side
+        # branch, and the layer on the main path is the one that reads something new.
+        if since:
+            fresh = [candidate for candidate, source in since if id(source) not in read]
+            layer = fresh[-1] if fresh else since[-1][0]
         if layer is None:
             raise ValueError(
-                f"{name} comes before any layer with weights, from which its sensitivity is computed"
+                f"{name} comes before any layer with weights, "
+                "from which its sensitivity is computed"
             )
         feeding[name] = layer
-        read += [what for _, what in since]
+        read |= {id(source) for _, source in since}
         since = []
     return {name: feeding[name] for name in gates.gates(model)}
+
+
+def _calls(model: nn.Module, watched: set[str], example: Tensor) -> list[tuple[str, Tensor]]:
+    """Run a model and list the calls of the watched modules: name and input, in order."""
+    calls: list[tuple[str, Tensor]] = []
+    with ExitStack() as hooks, torch.no_grad():
+        for name, module in model.named_modules():
+            if name in watched:
+                # Inputs are compared by identity, and the list holds on to them: a tensor that was
+                # freed could hand its identity to a later one.
+                hooks.enter_context(
+                    module.register_forward_pre_hook(
+                        lambda _, inputs, name=name: calls.append((name, inputs[0]))
+                    )
+                )
+        model(example)
+    return calls
 
 
 def budgets(
@@ -219,98 +221,107 @@ def budgets(
         ValueError: If ``relus`` is negative or more than the sum of the capacities.
     """
     gates.check_relus(relus, sum(capacities.values()))
-    given, open_ = dict.fromkeys(capacities, 0.0), set(capacities)
-    while (left := relus - sum(given.values())) > 1e-9 * relus and open_:
-        weights = {name: sensitivities[name] * capacities[name] for name in open_}
+    shares, unfilled = dict.fromkeys(capacities, 0.0), set(capacities)
+    # Water filling. A layer that its share would overfill is cut off at its capacity; the rest is
+    # split anew over the layers with room. Each round fills a layer or spends everything.
+    while (rest := relus - sum(shares.values())) > 1e-9 * relus and unfilled:
+        weights = {name: sensitivities[name] * capacities[name] for name in unfilled}
         if not any(weights.values()):
-            weights = {name: capacities[name] for name in open_}
+            weights = {name: capacities[name] for name in unfilled}
         total = sum(weights.values())
-        for name in sorted(open_):
-            given[name] = min(capacities[name], given[name] + left * weights[name] / total)
-        open_ = {name for name in open_ if given[name] < capacities[name]}
-    whole = {name: math.floor(value + 1e-9) for name, value in given.items()}
-    rest = sorted(
-        given, key=lambda name: (whole[name] - given[name], whole[name] == capacities[name])
+        for name in sorted(unfilled):
+            shares[name] = min(capacities[name], shares[name] + rest * weights[name] / total)
+        unfilled = {name for name in unfilled if shares[name] < capacities[name]}
+    # Rounding to the nearest could miss the sum. Rounded down, with one more for the largest
+    # remainders, it is exact. The tolerance keeps 42.99999999 from becoming 42.
+    whole = {name: math.floor(share + 1e-9) for name, share in shares.items()}
+    by_remainder = sorted(
+        shares, key=lambda name: (whole[name] - shares[name], whole[name] == capacities[name])
     )
-    for name in rest[: relus - sum(whole.values())]:
+    for name in by_remainder[: relus - sum(whole.values())]:
         whole[name] += 1
     return whole
 
 
-@dataclass(frozen=True)
-class _Location(Constraint):
-    """The search for places, as a constraint of :func:`fairlib.fit`."""
+@dataclass
+class Location(Constraint):
+    """The search for places, as a constraint of :func:`fairlib.fit`, for one training.
 
-    full: nn.Module = field(repr=False)
+    Args:
+        reference: The network with all ReLUs.
+        shares: Name of a gate to its budget.
+        beta: Weight of the mismatch.
+        epsilon: Share of a layer's ReLUs that may still move when it is settled.
+        hooks: Stack that removes the hooks from the networks when it closes.
+    """
+
+    reference: nn.Module = field(repr=False)
     shares: Mapping[str, int] = field(repr=False)
     beta: float
     epsilon: float
-    granularity: str
-    hooks: ExitStack = field(repr=False)  # Removes the hooks from the networks when it closes.
+    hooks: ExitStack = field(repr=False)
 
-    def start(self, model: nn.Module, data: GroupedDataset, objective: Objective) -> _LocationRun:
-        return _LocationRun(self, model)
-
-
-class _LocationRun:
-    mismatch: Tensor | float
-    batches: int
-
-    def __init__(self, settings: _Location, model: nn.Module) -> None:
-        self.settings, self.partial = settings, model
-        self.full = gates.with_gates(settings.full, {}).to(next(model.parameters()).device)
-        self.outputs: dict[nn.Module, dict[str, Tensor]] = {self.partial: {}, self.full: {}}
-        for network, outputs in self.outputs.items():
-            for name, gate in gates.gates(network).items():
-                settings.hooks.enter_context(
-                    gate.register_forward_hook(partial(_keep_output, outputs, name))
-                )
+    def start(self, model: nn.Module, data: GroupedDataset, objective: Objective) -> Location:
+        self.partial = model
+        self.full = gates.with_gates(self.reference, {}).to(next(model.parameters()).device)
+        self.partial_outputs = self._recorded(self.partial)
+        self.full_outputs = self._recorded(self.full)
         self.settled: set[str] = set()
-        self._forget()
+        self._reset()
+        return self
+
+    def _recorded(self, network: nn.Module) -> dict[str, Tensor]:
+        """Return a dictionary that each pass of a network fills with the outputs of its gates."""
+        outputs: dict[str, Tensor] = {}
+
+        def record(name: str, gate: nn.Module, inputs: tuple[Tensor], output: Tensor) -> None:
+            outputs[name] = output
+
+        for name, gate in gates.gates(network).items():
+            self.hooks.enter_context(gate.register_forward_hook(partial(record, name)))
+        return outputs
+
+    def _reset(self) -> None:
+        keep = gates.read_gates(self.full)
+        self.differences = {
+            name: torch.zeros(mask.shape, device=mask.device) for name, mask in keep.items()
+        }
+        self.mismatch: Tensor | float = 0.0
+        self.batches = 0
 
     def loss(self, batch: Batch) -> Tensor:
+        # The training step has just run the partial network; the full one sees the same batch.
         with torch.no_grad():
             self.full(batch.inputs)
         mismatch = batch.losses.new_zeros(())
-        for name, wanted in self.outputs[self.full].items():
-            output = self.outputs[self.partial][name]
-            self.differences[name] += (output.detach() - wanted).abs().sum(0)
-            mismatch = (
-                mismatch
-                + (normalize(output.flatten(1)) - normalize(wanted.flatten(1))).norm(dim=1).mean()
-            )
+        for name, target in self.full_outputs.items():
+            output = self.partial_outputs[name]
+            self.differences[name] += (output.detach() - target).abs().sum(0)
+            apart = normalize(output.flatten(1)) - normalize(target.flatten(1))
+            mismatch = mismatch + apart.norm(dim=1).mean()
         self.mismatch = self.mismatch + mismatch.detach()
         self.batches += 1
-        return batch.losses.mean() + self.settings.beta / 2 * mismatch
+        return batch.losses.mean() + self.beta / 2 * mismatch
 
     def end_epoch(self) -> dict[str, float]:
-        places = gates.read_gates(self.partial)
-        for name in places.keys() - self.settled:
-            budget = self.settings.shares[name]
-            scores = gates.pooled(self.differences[name], self.settings.granularity)
-            if scores.isnan().any():  # The training has diverged, and ends.
-                return {"mismatch": math.nan, "settled": float(len(self.settled))}
-            after = gates.keep_relus(self.full, {name: scores}, budget)
-            moved = int((after[name] & ~places[name]).sum())
-            if moved <= self.settings.epsilon * budget:
+        mismatch = float(self.mismatch / self.batches)
+        # NaN means that the training has diverged. It ends with a message about that, which scores
+        # that are NaN would preempt.
+        if math.isfinite(mismatch):
+            self._move_places()
+        self._reset()
+        return {"mismatch": mismatch, "settled": float(len(self.settled))}
+
+    def _move_places(self) -> None:
+        """Move the ReLUs of each layer that is not settled to the places of largest difference."""
+        for name, before in gates.read_gates(self.partial).items():
+            if name in self.settled:
+                continue
+            budget = self.shares[name]
+            after = gates.keep_relus(self.full, {name: self.differences[name]}, budget)
+            # A place that loses its ReLU starts to differ, and may get it back in the next epoch:
+            # without settling, ReLUs could swap for ever and the weights never adapt to them.
+            moved = int((after[name] & ~before).sum())
+            if moved <= self.epsilon * budget:
                 self.settled.add(name)
             gates.set_gates(self.partial, after)
-        seen = {
-            "mismatch": float(self.mismatch / self.batches),
-            "settled": float(len(self.settled)),
-        }
-        self._forget()
-        return seen
-
-    def _forget(self) -> None:
-        full = gates.read_gates(self.full)
-        self.differences = {
-            name: torch.zeros(mask.shape, device=mask.device) for name, mask in full.items()
-        }
-        self.mismatch, self.batches = 0.0, 0
-
-
-def _keep_output(
-    outputs: dict[str, Tensor], name: str, gate: nn.Module, inputs: tuple[Tensor], output: Tensor
-) -> None:
-    outputs[name] = output

@@ -5,29 +5,22 @@ eigenvector v,
 
 .. math:: \nabla \|g\| = H u, \qquad \nabla \lambda_{\max}(H) = D^2 g[v, v].
 
-The second is a third derivative of the loss, along v twice. Two ways to compute both: by differences
-of gradients, with the kinks of the network held (:class:`FrozenDifferences`), or by differentiating
-again (:class:`AutomaticDifferentiation`), which takes twice as long and needs a smooth
-network.
+The second is a third derivative of the loss, along v twice. Both come from differences of gradients,
+with the kinks of the network held (:mod:`fairlib.diagnostics.frozen`); differentiating the gradient
+again would take twice as long.
 """
 
 import math
-from typing import Protocol
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from fairlib.diagnostics.frozen import Pattern
-from fairlib.diagnostics.vectors import Parts, dot, moved, parts_unit
+from fairlib.diagnostics.vectors import Parts, moved, parts_unit
 
-
-class Gradient(Protocol):
-    """Gradient of a loss as a function of the weights."""
-
-    def __call__(
-        self, weights: Parts, *, create_graph: bool = False
-    ) -> tuple[Parts, Parts, Tensor]:
-        """Return leaves made of the weights, and gradient and value of the loss there."""
+Gradient = Callable[[Parts], tuple[Parts, Tensor]]
+"""Function from weights to the gradient and the value of a loss there."""
 
 
 class FrozenDifferences:
@@ -39,13 +32,11 @@ class FrozenDifferences:
         samples: Number of samples of the group.
     """
 
-    passes = 0  # Gradients per sample beside those that ``gradient`` counts itself.
-
     def __init__(self, gradient: Gradient, weights: Parts, samples: int) -> None:
         self._gradient, self.weights, self.samples = gradient, weights, samples
         self.pattern = Pattern()
         with self.pattern:
-            _, self.gradient, self.loss = gradient(weights)
+            self.gradient, self.loss = gradient(weights)
         # The rounding errors of gradients are divided by the step in a first difference, by its
         # square in a second one. Smaller steps drown in them; larger ones feel the next derivative.
         double = weights[0].dtype == torch.float64
@@ -97,32 +88,4 @@ class FrozenDifferences:
                 pairs = zip(point, direction, strict=True)
                 point = [torch.add(a, b, alpha=distance) for a, b in pairs]
         with self.pattern:
-            return self._gradient(point)[1]
-
-
-class AutomaticDifferentiation:
-    """A group's derivatives by differentiating its gradient once and twice more.
-
-    Args: those of :class:`FrozenDifferences`.
-    """
-
-    def __init__(self, gradient: Gradient, weights: Parts, samples: int) -> None:
-        self.leaves, self._graph, self.loss = gradient(weights, create_graph=True)
-        self.gradient = [part.detach() for part in self._graph]
-        self.samples, self.passes = samples, 0
-
-    def combine(self, slope: float, bend: float, v: Parts | None) -> tuple[Parts, Parts | None]:
-        """Compute what :meth:`FrozenDifferences.combine` does."""
-        total, image = slope * dot(self._graph, parts_unit(self.gradient)), None
-        if v is not None:
-            # g.v differentiated is H v, and v.Hv differentiated is D^2 g[v, v]: v is a constant.
-            product = self._derivative(dot(self._graph, v), graph=True)
-            total = total + bend * dot(product, v)
-            image = [part.detach() for part in product]
-        return self._derivative(total), image
-
-    def _derivative(self, value: Tensor, *, graph: bool = False) -> Parts:
-        self.passes += 2
-        return torch.autograd.grad(
-            value, self.leaves, create_graph=graph, retain_graph=True, materialize_grads=True
-        )
+            return self._gradient(point)[0]

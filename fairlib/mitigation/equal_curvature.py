@@ -9,20 +9,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fairlib._validation import check_number, lookup
+from fairlib._validation import check_number
 from fairlib.data import GroupedDataset
 from fairlib.diagnostics.curvature import Eigensearch, extremes
-from fairlib.diagnostics.frozen import Pattern
 from fairlib.diagnostics.objective import MeanLoss, check_parameters
 from fairlib.diagnostics.vectors import Parts, moved, parts_norm, parts_unit
-from fairlib.mitigation.eigenvalue_gradient import (
-    AutomaticDifferentiation,
-    FrozenDifferences,
-    Gradient,
-)
+from fairlib.mitigation.eigenvalue_gradient import FrozenDifferences, Gradient
 from fairlib.mitigation.lagrangian import Lagrangian, group_columns, sizes_of
 from fairlib.network import masks
-from fairlib.network.evaluation import aliases, evaluate, evaluation_mode, full_precision, placement
+from fairlib.network.evaluation import aliases, evaluate, evaluation_mode, full_precision
 from fairlib.training import Batch, Constraint, ConstraintRun, Objective, with_gradient
 
 
@@ -51,8 +46,7 @@ class EqualCurvature(Lagrangian, Constraint):
     :math:`\sigma`, the largest magnitude of an eigenvalue at the last epoch, prevents convergence
     to a negative eigenvalue. After each epoch the eigenvectors are computed anew on the whole
     training set, by a Lanczos process whose start includes the group's gradient and noise, so that
-    it finds an eigenvalue that has overtaken the previous one. A smooth network is differentiated
-    exactly, by automatic differentiation.
+    it finds an eigenvalue that has overtaken the previous one.
 
     The constraint's own passes are in eval mode: batch normalization uses its running statistics
     there, which only the pass for the loss updates. In train mode a group's gradient would depend
@@ -79,8 +73,6 @@ class EqualCurvature(Lagrangian, Constraint):
             hundredth of ``step`` or less worked.
         every: Number of steps between two that include the eigenvalues' part of the penalty, whose
             gradient is multiplied by this number.
-        products: Hessian products: ``"frozen"`` as above, ``"exact"`` by automatic differentiation,
-            or ``"auto"``, which is exact for a smooth network and frozen for others.
 
     Raises:
         TypeError: If a number is none.
@@ -112,20 +104,15 @@ class EqualCurvature(Lagrangian, Constraint):
     population: str = "groups"
     eigenvalue_step: float | None = None
     every: int = 1
-    products: str = "auto"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.eigenvalue_step is not None:
             check_number("eigenvalue_step", self.eigenvalue_step, 0)
         check_number("every", self.every, 1, whole=True)
-        lookup("kind of products", self.products, dict.fromkeys(("auto", "frozen", "exact")))
 
     def start(self, model: nn.Module, data: GroupedDataset, objective: Objective) -> ConstraintRun:
         return _EqualCurvatureRun(self, model, data)
-
-
-Derivatives = FrozenDifferences | AutomaticDifferentiation
 
 
 class _EqualCurvatureRun:
@@ -153,9 +140,6 @@ class _EqualCurvatureRun:
         self.shifts: dict[int, float] = {}
         self.gradients, self.steps = 0, 0
         self.full = self._full_numbers()
-        self.exact = settings.products == "exact" or (
-            settings.products == "auto" and self._is_smooth()
-        )
         # True if the loss is known, False if it is known not, to be the groups' weighted sum.
         self.is_sum: bool | None = None
         self._read_masks()
@@ -225,25 +209,24 @@ class _EqualCurvatureRun:
             # Steps that leave the eigenvalues out are made up for by those that do not.
             bend *= self.settings.every
             part, image = group.combine(slope, bend, self.vectors[code] if curved else None)
-            self.gradients += group.passes * group.samples
             direction = moved(direction, 1, self._project(part))
             if image is not None:
                 self._follow(code, self._project(image))
         violations = self.settings.violations(self._gaps(self.full))
         return (multipliers * violations).sum(), direction
 
-    def _derivatives(self, batch: Batch, weights: Parts) -> dict[int, Derivatives]:
+    def _derivatives(self, batch: Batch, weights: Parts) -> dict[int, FrozenDifferences]:
         """Differentiate the loss of each group that is in the batch, by the code of the group."""
-        kind = AutomaticDifferentiation if self.exact else FrozenDifferences
-        groups: dict[int, Derivatives] = {}
+        groups: dict[int, FrozenDifferences] = {}
         for code in self.codes:
             chosen = slice(None) if code == self.data.num_groups else batch.groups == code
             inputs, targets = batch.inputs[chosen], batch.targets[chosen]
             if len(targets):
-                groups[code] = kind(self._gradient_of(inputs, targets), weights, len(targets))
+                gradient = self._gradient_of(inputs, targets)
+                groups[code] = FrozenDifferences(gradient, weights, len(targets))
         return groups
 
-    def _sum_groups(self, groups: dict[int, Derivatives]) -> None:
+    def _sum_groups(self, groups: dict[int, FrozenDifferences]) -> None:
         """Sum the groups of a batch: its mean cross-entropy, gradient, and the scale of the latter.
 
         The scale is the mean norm of the groups' gradients: where these cancel, near a minimum, the
@@ -273,18 +256,16 @@ class _EqualCurvatureRun:
         return torch.autograd.grad((weights * gaps).sum(), point)[0]
 
     def _gradient_of(self, inputs: Tensor, targets: Tensor) -> Gradient:
-        """Make the function from weights to the gradient of the mean cross-entropy there."""
+        """Make the function from weights to gradient and value of the mean cross-entropy there."""
         inputs, targets = inputs.detach(), targets.detach()
 
-        def gradient(weights: Parts, *, create_graph: bool = False) -> tuple[Parts, Parts, Tensor]:
+        def gradient(weights: Parts) -> tuple[Parts, Tensor]:
             leaves = [weight.detach().requires_grad_() for weight in weights]
             state = dict(zip(self.names, leaves, strict=True))
             loss = cross_entropy(evaluate(self.model, state, inputs, self.aliases), targets)
-            slopes = torch.autograd.grad(
-                loss, leaves, create_graph=create_graph, materialize_grads=True
-            )
+            slopes = torch.autograd.grad(loss, leaves, materialize_grads=True)
             self.gradients += len(targets)
-            return leaves, self._project(slopes), loss.detach()
+            return self._project(slopes), loss.detach()
 
         return gradient
 
@@ -305,13 +286,6 @@ class _EqualCurvatureRun:
         shifted = moved(image, self.shifts[code], self.vectors[code])
         if parts_norm(shifted) > 0:
             self.vectors[code] = parts_unit(shifted)
-
-    def _is_smooth(self) -> bool:
-        """Tell whether the network has no kink: no ReLU, max-pooling or the like."""
-        device, dtype = placement(self.model)
-        with evaluation_mode(self.model), torch.no_grad(), Pattern() as pattern:
-            self.model(self.data.batch(slice(0, 1), dtype=dtype, device=device))
-        return pattern.nbytes == 0
 
     def _full_numbers(self) -> Tensor:
         """Compute gradient norms and eigenvalues in the training set; keep the eigenvectors."""

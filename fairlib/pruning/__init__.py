@@ -48,7 +48,7 @@ PRUNERS: dict[str, Method] = {
     "magnitude": Method(magnitude),
     "filter-norm": Method(filter_norm, takes=("data",)),
     "fpgm": Method(fpgm, takes=("data",)),
-    "snip": Method(snip, takes=("data", "seed")),
+    "snip": Method(snip, takes=("data",)),
     "lottery": Method(lottery, takes=("data", "train", "seed")),
     "fairgrape": Method(fairgrape, takes=("data",)),
     "bip": Method(bip, takes=("data", "train", "val", "seed"), constrained=False),

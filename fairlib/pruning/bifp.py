@@ -101,8 +101,7 @@ def bifp(
 
     Returns:
         A trained masked copy in eval mode. :func:`fairlib.history` has, by epoch, the mean
-        ``upper_objective`` (during the search), the mean ``penalty`` of the lower level, and
-        ``moved``, the share of the kept weights that were not kept one epoch before.
+        ``upper_objective`` (during the search) and the mean ``penalty`` of the lower level.
 
     Raises:
         ValueError: If a setting is out of range or unknown; ``val`` has other groups or targets
@@ -132,24 +131,22 @@ def bifp(
     _check_levels(data, val, fairness)
     device = environment.resolve(settings["device"])
     units = make(copy.deepcopy(model).to(device), data)
-    scores = units.start()
     # A sparsity that is out of reach is refused before anything is trained.
-    units.final(scores, sparsity)
+    units.final(units.start(), sparsity)
     split, products = split_weights(units.model)
     penalty = AccuracyDifference(fairness) if fairness else None
     search = BiLevel(
         granularity=units,
         products=products,
-        scores=scores,
         sparsity=sparsity,
         val=val,
         upper=penalty if in_upper else None,
         lower=penalty if in_lower else None,
-        epochs=search_epochs(settings["epochs"]),
+        rounds=search_epochs(settings["epochs"]),
         batch_size=settings["batch_size"],
     )
     trained = fit(split, data, constraint=search, **settings)
-    return join_weights(trained, products, units.keep)
+    return join_weights(trained, products, search.keep)
 
 
 def bip(
@@ -257,16 +254,10 @@ def _check_levels(data: GroupedDataset, val: GroupedDataset, fairness: float) ->
         raise ValueError(f"val must have the groups and targets of data, {expected}, got {actual}")
     if not fairness:
         return
-    for role, part in (("data", data), ("the held-out data", val)):
-        present = [name for name, size in part.group_sizes.items() if size]
-        if len(present) < 2:
-            raise ValueError(
-                f"bifp needs at least two groups with members; {role} have only: "
-                f"{', '.join(present)}"
-            )
-    for name, here, there in zip(data.group_names, data.group_sizes, val.group_sizes, strict=True):
-        if bool(here) != bool(there):
-            raise ValueError(
-                f"group {name!r} must be in both data and held-out data, "
-                f"has {here} and {there} samples"
-            )
+    present = [[name for name, size in part.group_sizes.items() if size] for part in (data, val)]
+    if present[0] != present[1] or len(present[0]) < 2:
+        lower, upper = (", ".join(names) for names in present)
+        raise ValueError(
+            "bifp compares groups, of which data and held-out data need the same two or more; "
+            f"data have {lower}, the held-out data {upper}"
+        )

@@ -43,83 +43,72 @@ def search_epochs(epochs: int) -> int:
     return max(1, math.ceil(SEARCH * epochs - 1e-9))
 
 
-@dataclass(frozen=True)
+@dataclass
 class BiLevel(Constraint):
-    """The steps of the mask, as a constraint of :func:`fairlib.fit` on a model of masked products.
+    """The steps of the mask, as a constraint of :func:`fairlib.fit`, for one training.
+
+    The model that is trained is one of masked products (:mod:`fairlib.pruning.masked_product`).
 
     Args:
         granularity: The scored units, weights or channels.
         products: Names of the prunable weights' parameters and masks.
-        scores: Scores at the start.
         sparsity: Share of zeros at the end of the search.
         val: Data of the upper level.
         upper: Fairness term of the upper level, if any.
         lower: Fairness term of the lower level, if any.
-        epochs: Number of epochs in which the mask is learned.
+        rounds: Number of epochs in which the mask is learned.
         batch_size: Number of samples per step of the mask.
+
+    Attributes:
+        keep: Masks of the weights at the end of the search, by parameter name.
     """
 
     granularity: Granularity = field(repr=False)
     products: list[MaskedProduct] = field(repr=False)
-    scores: list[Tensor] = field(repr=False)
     sparsity: float
     val: GroupedDataset = field(repr=False)
     upper: AccuracyDifference | None
     lower: AccuracyDifference | None
-    epochs: int
+    rounds: int
     batch_size: int
+    keep: dict[str, Tensor] = field(default_factory=dict, init=False, repr=False)
 
-    def start(self, model: nn.Module, data: GroupedDataset, objective: Objective) -> _BiLevelRun:
-        return _BiLevelRun(self, model, data)
-
-
-class _BiLevelRun:
-    def __init__(self, settings: BiLevel, model: nn.Module, data: GroupedDataset) -> None:
-        self.settings, self.granularity, self.model = settings, settings.granularity, model
+    def start(self, model: nn.Module, data: GroupedDataset, objective: Objective) -> BiLevel:
+        self.model, self.num_groups = model, data.num_groups
         self.device, self.dtype = placement(model)
-        self.num_groups, self.val = data.num_groups, settings.val.to(self.device)
-        self.theta = [model.get_parameter(product.parameter) for product in settings.products]
-        owners = [product.mask.removesuffix(".mask") for product in settings.products]
+        self.val = self.val.to(self.device)
+        self.theta = [model.get_parameter(product.parameter) for product in self.products]
+        owners = [product.mask.removesuffix(".mask") for product in self.products]
         self.masks = [cast(MaskTimes, model.get_submodule(owner)) for owner in owners]
         self.aliases = aliases(model)
-        self.scores = settings.scores
+        self.scores = self.granularity.start()
         self.velocity = [torch.zeros_like(score) for score in self.scores]
         self.epochs, self.gradients = 0, 0
         self.reported: dict[str, list[Tensor]] = {"penalty": [], "upper_objective": []}
         self.batches = self._batches()
         self._choose_masks()
-        self.before = self._nonzero()
+        return self
 
     def loss(self, batch: Batch) -> Tensor:
         value = batch.losses.mean()
-        if self.settings.lower:
-            penalty = self.settings.lower(
-                batch.logits, batch.targets, batch.groups, self.num_groups
-            )
+        if self.lower:
+            penalty = self.lower(batch.logits, batch.targets, batch.groups, self.num_groups)
             value = value + penalty
             self.reported["penalty"].append(penalty.detach())
-        return self._step(value) if self.epochs < self.settings.epochs else value
+        return self._step(value) if self.epochs < self.rounds else value
 
     def end_epoch(self) -> dict[str, float]:
         self.epochs += 1
-        if self.epochs == self.settings.epochs:
+        if self.epochs == self.rounds:
             # The steps keep about as many channels as asked; from here on the number is exact.
-            self._set_masks(self.granularity.final(self.scores, self.settings.sparsity))
-        nonzero = self._nonzero()
-        pairs = zip(nonzero, self.before, strict=True)
-        moved = sum(int((now & ~then).sum()) for now, then in pairs)
-        row = {
-            "gradients": self.gradients,
-            "moved": moved / max(1, sum(int(now.sum()) for now in nonzero)),
-        }
+            entries, self.keep = self.granularity.final(self.scores, self.sparsity)
+            self._set_masks(entries)
+        row: dict[str, float] = {"gradients": self.gradients}
         for name, values in self.reported.items():
             if values:
                 row[name] = float(sum(values)) / len(values)
-        self.before, self.gradients, self.reported = (
-            nonzero,
-            0,
-            {name: [] for name in self.reported},
-        )
+                values.clear()
+        self.gradients = 0
         return row
 
     def _step(self, value: Tensor) -> Tensor:
@@ -165,7 +154,7 @@ class _BiLevelRun:
     @torch.no_grad()
     def _choose_masks(self) -> None:
         """Set the masks that follow from the scores."""
-        self._set_masks(self.granularity.choose(self.scores, self.settings.sparsity))
+        self._set_masks(self.granularity.choose(self.scores, self.sparsity))
 
     @torch.no_grad()
     def _set_masks(self, entries: list[Tensor]) -> None:
@@ -174,16 +163,13 @@ class _BiLevelRun:
         for module, mask in zip(self.masks, self.granularity.expand(entries), strict=True):
             module.mask = mask.to(module.mask.dtype).contiguous()
 
-    def _nonzero(self) -> list[Tensor]:
-        return [module.mask > 0 for module in self.masks]
-
     def _batches(self) -> Iterator[Tensor]:
         """Draw batches of the held-out data without end.
 
         The last, smaller batch of each pass is left out: a group may be absent from it, and its few
         samples would get a whole step of the mask.
         """
-        size = min(len(self.val), self.settings.batch_size)
+        size = min(len(self.val), self.batch_size)
         while True:
             order = torch.randperm(len(self.val)).to(self.device)
             yield from order[: len(order) // size * size].split(size)
@@ -191,7 +177,7 @@ class _BiLevelRun:
     def _logits(self, weights: Parts, inputs: Tensor) -> Tensor:
         """Compute the model's logits for products of masks and weights; its buffers stay."""
         state = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
-        for product, weight in zip(self.settings.products, weights, strict=True):
+        for product, weight in zip(self.products, weights, strict=True):
             state[product.parameter], state[product.mask] = weight, torch.ones_like(weight)
         return evaluate(self.model, state, inputs, self.aliases)
 
@@ -205,8 +191,8 @@ class _BiLevelRun:
         with torch.enable_grad():
             logits = self._logits(products, inputs)
             value = cross_entropy(logits, targets)
-            if self.settings.upper:
-                value = value + self.settings.upper(logits, targets, groups, self.num_groups)
+            if self.upper:
+                value = value + self.upper(logits, targets, groups, self.num_groups)
         self.reported["upper_objective"].append(value.detach())
         self.gradients += len(index)
         return torch.autograd.grad(value, products, materialize_grads=True)

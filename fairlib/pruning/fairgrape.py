@@ -1,5 +1,4 @@
-"""FairGRAPE: prune so that every layer keeps each group's share of the importance of its
-weights."""
+"""FairGRAPE: every layer keeps each group's share of the importance of its weights."""
 
 import math
 
@@ -15,8 +14,8 @@ from fairlib.network.evaluation import check_logits, placement
 from fairlib.network.memory import add_gradients
 from fairlib.pruning.gradients import mean_gradient, scored_copy
 
-BLOCK = 1000
-"""A step of the selection takes 1 / BLOCK of the weights still to be kept, at least one."""
+TURN = 1000
+"""A turn of a group takes 1 / TURN of the weights still to be kept, at least one."""
 
 
 def fairgrape(
@@ -73,18 +72,16 @@ def fairgrape(
     missing = [name for name, size in data.group_sizes.items() if not size]
     if missing:
         raise ValueError(f"group {missing[0]!r} has no sample in the data; every group needs one")
-    scores = (
-        _as_published(model, data, batch_size)
-        if as_published
-        else importance(model, data, batch_size)
-    )
-    if not any(score.any() for score in scores.values()):
+    score = published_importance if as_published else importance
+    scores = score(model, data, batch_size)
+    if not any(values.any() for values in scores.values()):
         raise ValueError(
-            "all importances are zero: every sample is fitted exactly, or no signal passes the network"
+            "all importances are zero: every sample is fitted exactly, or no signal passes the "
+            "network"
         )
     before = masks.read_masks(model)
     keep = {
-        name: _select(name, score, sparsity, before.get(name)) for name, score in scores.items()
+        name: _select(name, values, sparsity, before.get(name)) for name, values in scores.items()
     }
     return add_gradients(masks.with_masks(model, keep), len(data))
 
@@ -94,26 +91,26 @@ def importance(model: nn.Module, data: GroupedDataset, batch_size: int) -> dict[
     *shape)``."""
     scored = scored_copy(model, data)
     weights = masks.prunable(scored)
-    totals = _no_importance(weights, data.num_groups)
+    totals = _zeros(weights, data)
     for group, batches in enumerate(_batches(data, batch_size)):
         for index in batches:
-            gradient = mean_gradient(scored, data, index)
+            gradients = mean_gradient(scored, data, index)
             for name, weight in weights.items():
-                totals[name][group] += (
-                    weight.detach().float() * gradient[name].float()
-                ).square() / len(batches)
+                products = weight.detach().float() * gradients[name].float()
+                totals[name][group] += products.square() / len(batches)
     return totals
 
 
-def _as_published(
+def published_importance(
     model: nn.Module, data: GroupedDataset, batch_size: int, lr: float = 1e-4
 ) -> dict[str, Tensor]:
+    """Compute importances as the released code does (``as_published`` of :func:`fairgrape`)."""
     scored = scored_copy(model, data)
     scored.zero_grad()  # Only here: the released code never clears the gradients.
     device, dtype = placement(scored)
     weights = masks.prunable(scored)
     optimizer = torch.optim.Adam(scored.parameters(), lr=lr)
-    totals = _no_importance(weights, data.num_groups)
+    totals = _zeros(weights, data)
     for group, batches in enumerate(_batches(data, batch_size)):
         for index in batches:
             logits = scored(data.batch(index, dtype=dtype, device=device))
@@ -121,18 +118,22 @@ def _as_published(
             cross_entropy(logits, data.labels(index, device)).backward()
             for name, weight in weights.items():
                 if weight.grad is not None:  # None: the model does not use the weight.
-                    totals[name][group] += (weight.detach().float() * weight.grad.float()).square()
+                    products = weight.detach().float() * weight.grad.float()
+                    totals[name][group] += products.square()
             optimizer.step()
+    # Behind the loops, as in the released code: ``batches`` are those of the last group alone.
     for total in totals.values():
         total[-1] /= len(batches)
     return totals
 
 
-def _no_importance(weights: dict[str, nn.Parameter], groups: int) -> dict[str, Tensor]:
-    """Make zeros to add importances to, in single precision: squares of half-precision numbers
-    underflow."""
+def _zeros(weights: dict[str, nn.Parameter], data: GroupedDataset) -> dict[str, Tensor]:
+    """Make zeros ``(groups, *shape)`` for every weight, in single precision.
+
+    Importances are squares, and those of half-precision numbers underflow.
+    """
     return {
-        name: torch.zeros(groups, *weight.shape, device=weight.device)
+        name: torch.zeros(data.num_groups, *weight.shape, device=weight.device)
         for name, weight in weights.items()
     }
 
@@ -144,24 +145,24 @@ def _batches(data: GroupedDataset, batch_size: int) -> list[tuple[Tensor, ...]]:
 
 
 def _select(name: str, score: Tensor, sparsity: float, mask: Tensor | None) -> Tensor:
-    """Make the mask of a layer of this sparsity from the importances ``(groups, *shape)`` of its
-    weights."""
-    count = max(1, score[0].numel() - round(sparsity * score[0].numel()))
+    """Make the mask of a layer of this sparsity from importances ``(groups, *shape)``."""
+    flat = score.flatten(1).double()
+    count = max(1, flat.shape[1] - round(sparsity * flat.shape[1]))
+    free = torch.ones_like(flat[0], dtype=torch.bool) if mask is None else mask.flatten()
     if not score.isfinite().all():
         raise ValueError(f"the importances of {name} are not all finite; has training diverged?")
-    if mask is not None and count > int(mask.sum()):
+    if count > int(free.sum()):
         raise ValueError(
-            f"{name} should keep {count} weights, but only {int(mask.sum())} are not pruned already"
+            f"{name} should keep {count} weights, but only {int(free.sum())} are not pruned already"
         )
-    flat = score.flatten(1).double()
-    free = torch.ones_like(flat[0], dtype=torch.bool) if mask is None else mask.flatten()
-    order = flat.masked_fill(~free, -1).sort(dim=1, descending=True, stable=True).indices[:, :count]
-    kept = torch.zeros_like(free)
-    kept[in_turn(flat.cpu().numpy(), order.cpu().numpy(), count)] = True
-    return kept.reshape(score.shape[1:])
+    # Weights that are pruned already get an importance below any other and come last.
+    ranked = flat.masked_fill(~free, -1).sort(dim=1, descending=True, stable=True).indices
+    keep = torch.zeros_like(free)
+    keep[in_turn(flat.cpu().numpy(), ranked[:, :count].cpu().numpy(), count)] = True
+    return keep.reshape(score.shape[1:])
 
 
-def in_turn(scores: np.ndarray, order: np.ndarray, count: int, block: int = BLOCK) -> np.ndarray:
+def in_turn(scores: np.ndarray, order: np.ndarray, count: int, block: int = TURN) -> np.ndarray:
     """Choose weights of a layer by letting the groups take them in turns.
 
     Args:
@@ -181,14 +182,20 @@ def in_turn(scores: np.ndarray, order: np.ndarray, count: int, block: int = BLOC
     chosen: list[np.ndarray] = []
     left = count
     while left:
-        group = np.argmax(target - (share / share.sum() if share.any() else share))
+        # The share of what is kept so far, not of all: at first every group has 0, and the one with
+        # the largest target begins.
+        behind = target - (share / share.sum() if share.any() else share)
+        group = np.argmax(behind)
         turn = max(1, left // block)
+        # Each group goes down its own ranking and skips what others have taken. Twice the turn is
+        # looked at; where most of that is taken, the turn is shorter, and the next look goes on
+        # behind it. A search for exactly ``turn`` fresh weights would make the loop quadratic.
         ahead = order[group, position[group] : position[group] + 2 * turn]
         fresh = np.flatnonzero(~taken[ahead])[:turn]
         position[group] += fresh[-1] + 1 if len(fresh) == turn else len(ahead)
-        won = ahead[fresh]
-        taken[won] = True
-        share += scores[:, won].sum(axis=1)
-        chosen.append(won)
-        left -= len(won)
+        newly = ahead[fresh]
+        taken[newly] = True
+        share += scores[:, newly].sum(axis=1)
+        chosen.append(newly)
+        left -= len(newly)
     return np.concatenate(chosen)

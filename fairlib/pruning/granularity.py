@@ -1,7 +1,7 @@
 """Granularities of a learned mask: from scores of weights or channels to masks of the weights."""
 
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -11,39 +11,48 @@ from fairlib.network import channels, masks
 from fairlib.pruning.selection import keep_highest
 
 
-class Granularity(Protocol):
+class Granularity(ABC):
     """Scores of single weights or channels, and the masks of the weights that they lead to.
 
     Entries have the shapes of the scores: 1 where a weight or channel is kept, and else 0.
 
-    Attributes:
+    Args:
         model: The model whose weights are ranked.
-        keep: Masks that the last call of ``final`` made: parameter name to bool tensor.
+        data: The training set; only the shape of its inputs is used.
     """
-
-    model: nn.Module
-    keep: dict[str, Tensor]
-
-    def start(self) -> list[Tensor]:
-        """Compute scores from the magnitudes of the model's weights, with a mean of 1."""
-
-    def choose(self, scores: Sequence[Tensor], sparsity: float) -> list[Tensor]:
-        """Make entries that are 1 for the highest scores."""
-
-    def expand(self, entries: Sequence[Tensor]) -> list[Tensor]:
-        """Make the masks of the weights for the search, linear in the entries."""
-
-    def final(self, scores: Sequence[Tensor], sparsity: float) -> list[Tensor]:
-        """Choose entries like ``choose``, exactly, and set ``keep``."""
-
-
-class WeightGranularity:
-    """Every weight has a score, and all are ranked together."""
 
     def __init__(self, model: nn.Module, data: GroupedDataset) -> None:
         self.model, self.weights = model, masks.prunable(model)
         self.before = masks.read_masks(model)
-        self.keep: dict[str, Tensor] = {}
+
+    @abstractmethod
+    def start(self) -> list[Tensor]:
+        """Compute scores from the magnitudes of the model's weights, with a mean of 1."""
+
+    @abstractmethod
+    def choose(self, scores: Sequence[Tensor], sparsity: float) -> list[Tensor]:
+        """Make entries that are 1 for the highest scores."""
+
+    @abstractmethod
+    def expand(self, entries: Sequence[Tensor]) -> list[Tensor]:
+        """Make the masks of the weights for the search, linear in the entries."""
+
+    @abstractmethod
+    def final(
+        self, scores: Sequence[Tensor], sparsity: float
+    ) -> tuple[list[Tensor], dict[str, Tensor]]:
+        """Choose entries like ``choose``, exactly, and make bool masks by parameter name."""
+
+    def without_pruned(self, expanded: dict[str, Tensor]) -> list[Tensor]:
+        """Set masks to zero at weights that an earlier mask prunes, and cut their gradients."""
+        return [
+            mask * self.before[name] if name in self.before else mask
+            for name, mask in expanded.items()
+        ]
+
+
+class WeightGranularity(Granularity):
+    """Every weight has a score, and all are ranked together."""
 
     def start(self) -> list[Tensor]:
         sizes = [weight.detach().abs() for weight in self.weights.values()]
@@ -51,35 +60,33 @@ class WeightGranularity:
         return [size / mean for size in sizes] if mean > 0 else sizes
 
     def choose(self, scores: Sequence[Tensor], sparsity: float) -> list[Tensor]:
-        by_name = dict(zip(self.weights, scores, strict=True))
-        keep = keep_highest(self.model, by_name, sparsity)
-        return [keep[name].to(score.dtype) for name, score in by_name.items()]
+        return self.final(scores, sparsity)[0]
 
     def expand(self, entries: Sequence[Tensor]) -> list[Tensor]:
-        return _without_pruned(dict(zip(self.weights, entries, strict=True)), self.before)
+        return self.without_pruned(dict(zip(self.weights, entries, strict=True)))
 
-    def final(self, scores: Sequence[Tensor], sparsity: float) -> list[Tensor]:
-        chosen = self.choose(scores, sparsity)
-        self.keep = {name: entry > 0 for name, entry in zip(self.weights, chosen, strict=True)}
-        return chosen
+    def final(
+        self, scores: Sequence[Tensor], sparsity: float
+    ) -> tuple[list[Tensor], dict[str, Tensor]]:
+        by_name = dict(zip(self.weights, scores, strict=True))
+        keep = keep_highest(self.model, by_name, sparsity)
+        return [keep[name].to(score.dtype) for name, score in by_name.items()], keep
 
 
-class ChannelGranularity:
+class ChannelGranularity(Granularity):
     """Every channel has a score, and the same share of each layer's channels is kept.
 
     Channels that a residual sum or a depthwise convolution ties together have one score.
     """
 
     def __init__(self, model: nn.Module, data: GroupedDataset) -> None:
-        self.model, self.weights = model, masks.prunable(model)
-        self.before = masks.read_masks(model)
+        super().__init__(model, data)
         self.sets = channels.coupled_channels(model, channels.example_inputs(model, data))
         if not self.sets:
             raise ValueError(
                 f"{type(model).__name__} has no channel that can be removed; "
                 "take granularity='weight'"
             )
-        self.keep: dict[str, Tensor] = {}
         self.counts: tuple[float, list[int]] = (-1.0, [])
 
     def start(self) -> list[Tensor]:
@@ -114,20 +121,17 @@ class ChannelGranularity:
         for name, weight in self.weights.items():
             row = columns[name].reshape(1, -1, *[1] * (weight.ndim - 2))
             expanded[name] = row.expand(weight.shape)
-        return _without_pruned(expanded, self.before)
+        return self.without_pruned(expanded)
 
-    def final(self, scores: Sequence[Tensor], sparsity: float) -> list[Tensor]:
+    def final(
+        self, scores: Sequence[Tensor], sparsity: float
+    ) -> tuple[list[Tensor], dict[str, Tensor]]:
         removed = channels.lowest(self.model, self.sets, scores, sparsity)
-        self.keep = channels.masks_for(self.sets, removed, self.model)
-        return [(~gone).to(score.dtype) for gone, score in zip(removed, scores, strict=True)]
+        entries = [(~gone).to(score.dtype) for gone, score in zip(removed, scores, strict=True)]
+        return entries, channels.masks_for(self.sets, removed, self.model)
 
 
-def _without_pruned(by_name: dict[str, Tensor], before: dict[str, Tensor]) -> list[Tensor]:
-    """Set masks to zero at weights that an earlier mask prunes, and cut their gradients."""
-    return [mask * before[name] if name in before else mask for name, mask in by_name.items()]
-
-
-GRANULARITIES: dict[str, Callable[[nn.Module, GroupedDataset], Granularity]] = {
+GRANULARITIES: dict[str, type[Granularity]] = {
     "weight": WeightGranularity,
     "filter": ChannelGranularity,
 }

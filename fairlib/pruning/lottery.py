@@ -1,5 +1,4 @@
-"""The lottery ticket: prune by magnitude in rounds, and train again from an early step of the dense
-training."""
+"""The lottery ticket: prune by magnitude in rounds, and rewind the weights before each training."""
 
 import copy
 
@@ -69,26 +68,28 @@ def lottery(
     for level in shrinking(sparsity, rate, start=masks.sparsity(trained)):
         scores = {name: weight.abs() for name, weight in masks.prunable(trained).items()}
         ticket = copy.deepcopy(trained)
+        # Weights, biases and batch statistics of step k, and with start= the learning rates and
+        # batches from there on. Rewinding the weights alone would train them with the small
+        # learning rates of the end of the schedule: another method, "finetuning".
         ticket.load_state_dict({**ticket.state_dict(), **start})
-        inherit(ticket, trained)  # What led to the mask has gone into it.
-        trained = fit(
-            masks.with_masks(ticket, keep_highest(trained, scores, level)),
-            data,
-            start=rewind,
-            **settings,
-        )
+        # Loading a state makes a network forget how it was trained. The mask has cost all trainings
+        # so far, and the ticket goes on counting gradients from there.
+        inherit(ticket, trained)
+        masked = masks.with_masks(ticket, keep_highest(trained, scores, level))
+        trained = fit(masked, data, start=rewind, **settings)
     return trained
 
 
 def _initialized(model: nn.Module, seed: int) -> nn.Module:
+    """Copy a model with new random weights, which forgets its training."""
     fresh = copy.deepcopy(model)
     with seeded(seed):
         for name, module in fresh.named_modules():
             if hasattr(module, "reset_parameters"):
                 module.reset_parameters()
             elif next(module.parameters(recurse=False), None) is not None:
-                what = f"{name or type(module).__name__} has parameters but no reset_parameters to initialize them by"
                 raise ValueError(
-                    f"{what}; give a model that fairlib.fit(..., keep=...) has trained"
+                    f"{name or type(module).__name__} has parameters but no reset_parameters to "
+                    "initialize them by; give a model that fairlib.fit(..., keep=...) has trained"
                 )
-    return remember(fresh, price=0)  # What the model had learned is gone.
+    return remember(fresh, price=0)

@@ -11,7 +11,7 @@ from torch.nn.functional import normalize
 
 import fairlib
 from fairlib.linearization import count, gate
-from fairlib.linearization.senet import _Location, budgets, feeding_layers, senet, sensitivity
+from fairlib.linearization.senet import Location, budgets, feeding_layers, senet, sensitivity
 from fairlib.network import gates
 from fairlib.training import Batch
 
@@ -151,7 +151,7 @@ def test_places_go_to_the_largest_mismatch_and_settled_layers_stay(gated, images
     before = {name: mask.clone() for name, mask in gates.read_gates(start).items()}
     inputs = images.batch(slice(40))
     with ExitStack() as hooks:
-        location = _Location(gated, shares, beta=0.5, epsilon=0.0, granularity="pixel", hooks=hooks)
+        location = Location(gated, shares, beta=0.5, epsilon=0.0, hooks=hooks)
         run = location.start(start, images, objective)
         outputs = {}
         for role, model in (("partial", start), ("full", gated)):
@@ -199,8 +199,6 @@ def _store(outputs, role, name):
         ({"density": 1.0}, "density must lie in"),
         ({"beta": -1}, "beta must lie in"),
         ({"epsilon": -0.1}, "epsilon must lie in"),
-        ({"granularity": "layer"}, "'pixel' or 'channel'"),
-        ({"granularity": "row"}, "'pixel' or 'channel'"),
         ({"train": {"epochs": 0}}, r"train\['epochs'\] must lie in \[1, inf\), got 0"),
     ],
 )

@@ -12,8 +12,8 @@ from torch.nn.functional import cross_entropy
 
 import fairlib
 from fairlib.diagnostics.objective import MeanLoss
-from fairlib.diagnostics.vectors import parts_unit
-from fairlib.mitigation.eigenvalue_gradient import AutomaticDifferentiation, FrozenDifferences
+from fairlib.diagnostics.vectors import dot, parts_unit
+from fairlib.mitigation.eigenvalue_gradient import FrozenDifferences
 from fairlib.network.evaluation import evaluation_mode
 from fairlib.training import Batch, loop
 
@@ -21,7 +21,25 @@ GENERATOR = np.random.default_rng(0)
 INPUTS = GENERATOR.normal(size=(36, 4))
 GROUPS = GENERATOR.permutation([0] * 18 + [1] * 12 + [2] * 6)
 DATA = fairlib.GroupedDataset(INPUTS, (INPUTS[:, 0] * INPUTS[:, 1] > 0).astype(int), GROUPS)
-KINDS = {"frozen": FrozenDifferences, "exact": AutomaticDifferentiation}
+
+
+def exact(net, inputs, slope, bend, v):
+    """What ``FrozenDifferences.combine`` computes, by differentiating the gradient again."""
+    leaves = [weight.detach().requires_grad_() for weight in net.parameters()]
+    state = dict(zip(dict(net.named_parameters()), leaves, strict=True))
+    loss = cross_entropy(functional_call(net, state, (inputs,)), DATA.targets[: len(inputs)])
+    graph = torch.autograd.grad(loss, leaves, create_graph=True)
+
+    def differentiate(value):
+        return torch.autograd.grad(
+            value, leaves, create_graph=True, retain_graph=True, materialize_grads=True
+        )
+
+    total = slope * dot(graph, parts_unit([part.detach() for part in graph]))
+    if v is None:
+        return differentiate(total), None
+    image = differentiate(dot(graph, v))
+    return differentiate(total + bend * dot(image, v)), image
 
 
 @cache
@@ -86,14 +104,12 @@ def flat(vector):
 
 
 @pytest.mark.parametrize("activation", [nn.Tanh, nn.ReLU])
-@pytest.mark.parametrize("products", ["auto", "frozen"])
 @pytest.mark.parametrize("population", ["groups", "others", "all"])
 @pytest.mark.parametrize("scale", [1.0, 1e-3])  # With the second the eigenvalues hardly count.
-def test_gradient_of_the_penalty(activation, products, population, scale):
+def test_gradient_of_the_penalty(activation, population, scale):
     net = network(activation)
-    settings = fairlib.EqualCurvature(population=population, products=products)
+    settings = fairlib.EqualCurvature(population=population)
     run = settings.start(net, DATA, None)
-    assert run.exact == (products == "auto" and activation is nn.Tanh)
     run.multipliers = torch.tensor(
         [[0.3, 0.1, 0.2], [0.2 * scale, 0.4 * scale, 0.1 * scale]], dtype=torch.float64
     )
@@ -151,15 +167,15 @@ OBJECTIVES = {
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
 @pytest.mark.parametrize("within", [nn.Identity, nn.Dropout, nn.BatchNorm1d, _Noisy])
-@pytest.mark.parametrize(("products", "population"), [("frozen", "groups"), ("exact", "all")])
+@pytest.mark.parametrize("population", ["groups", "all"])
 def test_the_backward_pass_of_the_loss_is_spared_only_where_it_is_the_sum_of_the_groups(
-    objective, within, products, population
+    objective, within, population
 ):
     net = nn.Sequential(
         *copy.deepcopy(network(nn.ReLU)), within(*[2] * (within is nn.BatchNorm1d))
     ).double()
     net = fairlib.prune(net, "magnitude", sparsity=0.3).train()
-    run = fairlib.EqualCurvature(products=products, population=population).start(net, DATA, None)
+    run = fairlib.EqualCurvature(population=population).start(net, DATA, None)
     run.end_epoch()
     again, change = copy.deepcopy(run), OBJECTIVES[objective]
     again.model = net
@@ -215,25 +231,19 @@ def test_both_ways_of_the_differences_and_a_mini_batch():
     """A ratio of the two parts below and beyond which they share their passes; against automatic
     differentiation."""
     net, index = network(nn.ReLU), torch.arange(20)
-    runs = {
-        products: fairlib.EqualCurvature(products=products).start(net, DATA, None)
-        for products in ("frozen", "exact")
-    }
+    run = fairlib.EqualCurvature().start(net, DATA, None)
+    weights = [weight.detach() for weight in net.parameters()]
+    gradient = run._gradient_of(DATA.inputs[index], DATA.targets[index])
+    group = FrozenDifferences(gradient, weights, len(index))
     for slope, bend in ((0.3, 0.1), (30.0, 0.1), (0.3, 0.0), (0.0, 0.1)):
-        found = []
-        for products, run in runs.items():
-            weights = [weight.detach() for weight in net.parameters()]
-            group = KINDS[products](
-                run._gradient_of(DATA.inputs[index], DATA.targets[index]), weights, len(index)
-            )
-            direction, image = group.combine(slope, bend, runs["exact"].vectors[0])
-            alone, none = group.combine(slope, bend, None)
-            assert none is None
-            found.append([flat(direction), flat(image), flat(alone)])
-        for one, other in zip(*found, strict=True):
-            torch.testing.assert_close(
-                one, other, rtol=1e-3, atol=1e-4 * float(other.abs().max()) + 1e-12
-            )
+        for v in (run.vectors[0], None):
+            direction, image = group.combine(slope, bend, v)
+            expected, by_hand = exact(net, DATA.inputs[index], slope, bend, v)
+            for one, other in ((direction, expected), (image, by_hand))[: 1 if v is None else 2]:
+                one, other = flat(one), flat(other).detach()
+                tolerance = 1e-4 * float(other.abs().max()) + 1e-12
+                torch.testing.assert_close(one, other, rtol=1e-3, atol=tolerance)
+        assert image is None
 
 
 @pytest.mark.parametrize(
@@ -247,11 +257,11 @@ def test_the_differences_in_float32_neither_lose_digits_nor_reach_too_far(scale)
     run = fairlib.EqualCurvature().start(net, DATA, None)
     weights = [weight.detach() for weight in net.parameters()]
     gradient = run._gradient_of(inputs, DATA.targets)
-    _, image = AutomaticDifferentiation(gradient, weights, 36).combine(0.0, 1.0, run.vectors[0])
-    vector = parts_unit(image)  # Nearly the top eigenvector with these inputs.
-    found, expected = (
-        kind(gradient, weights, 36).combine(0.0, 1.0, vector)[0] for kind in KINDS.values()
-    )
+    _, image = exact(net, inputs, 0.0, 1.0, run.vectors[0])
+    # Nearly the top eigenvector with these inputs.
+    vector = parts_unit([part.detach() for part in image])
+    found, _ = FrozenDifferences(gradient, weights, 36).combine(0.0, 1.0, vector)
+    expected, _ = exact(net, inputs, 0.0, 1.0, vector)
     error = torch.linalg.vector_norm(flat(found) - flat(expected)) / torch.linalg.vector_norm(
         flat(expected)
     )
@@ -427,7 +437,6 @@ def test_errors():
     for settings, message in (
         ({"step": 0}, "step must lie in"),
         ({"every": 0}, "every must"),
-        ({"products": "some"}, "unknown kind of products 'some'; known: auto, frozen, exact"),
         ({"population": "none"}, "unknown population 'none'"),
         ({"eigenvalue_step": -1}, "eigenvalue_step must"),
     ):

@@ -92,12 +92,8 @@ class Reference:
         self.state |= {"0.bias": biases[0], "2.bias": biases[1]}
 
     def run(self, epochs):
-        moved = []
         for _ in range(epochs):
-            before = self.mask > 0
             self.step()
-            moved.append(float(((self.mask > 0) & ~before).sum() / (self.mask > 0).sum()))
-        return moved
 
 
 def pruned(data, val, epochs, model=None, **settings):
@@ -139,12 +135,12 @@ def test_both_levels_by_hand(levels, constrain):
         term if constrain in ("both", "weights") else nothing,
     )
     reference = Reference(*levels, terms=terms, sparsity=0.6, rounds=15)
-    moved = reference.run(20)
+    start = reference.mask
+    reference.run(20)
+    assert not torch.equal(reference.mask, start)
     small = pruned(*levels, 20, sparsity=0.6, fairness=2.0, constrain=constrain)
     agree(small, reference)
     history = fairlib.history(small)
-    assert history["moved"].tolist() == pytest.approx(moved)
-    assert sum(moved) > 0 and not any(moved[15:])
     assert history["upper_objective"].iloc[:15].tolist() == pytest.approx(reference.history)
     assert history["upper_objective"].iloc[15:].isna().all()
     assert ("penalty" in history) == (constrain in ("both", "weights"))
@@ -246,7 +242,6 @@ def test_exactly_as_many_weights_are_kept(dense, images):
         torch.equal(state[name], tensor) for name, tensor in dense.state_dict().items()
     )
     history = fairlib.history(small)
-    assert history["moved"].iloc[-1] == 0
     assert history["upper_objective"].isna().tolist() == [False, False, False, True]
     assert np.isfinite(history.drop(columns="upper_objective")).all(axis=None)
 
@@ -406,9 +401,9 @@ def test_what_cannot_be_done_is_refused(dense, images, settings, error, message)
 
 def test_a_single_group_is_refused_unless_nothing_is_asked_of_it(dense, images):
     alone = images.subset((images.groups == 0).nonzero().flatten())
-    with pytest.raises(ValueError, match="at least two groups with members; data have only: many"):
+    with pytest.raises(ValueError, match="the same two or more; data have many, the held-out"):
         fairlib.prune(dense, "bifp", sparsity=0.5, data=alone, train=TRAIN)
-    with pytest.raises(ValueError, match="the held-out data have only: many"):
+    with pytest.raises(ValueError, match="the held-out data many"):
         fairlib.prune(dense, "bifp", sparsity=0.5, data=images, val=alone, train=TRAIN)
     assert (
         fairlib.sparsity(fairlib.prune(dense, "bip", sparsity=0.5, data=alone, train=TRAIN)) >= 0.49
@@ -418,14 +413,10 @@ def test_a_single_group_is_refused_unless_nothing_is_asked_of_it(dense, images):
 def test_a_group_in_one_level_only_is_refused(dense, images):
     last = (images.groups == 2).nonzero().flatten()
     single = images.subset(torch.cat([(images.groups != 2).nonzero().flatten(), last[:1]]))
-    with pytest.raises(
-        ValueError, match=r"'few' must be in both data and held-out data, has (0 and 1|1 and 0)"
-    ):
+    with pytest.raises(ValueError, match="groups, of which data and held-out data need the same"):
         fairlib.prune(dense, "bifp", sparsity=0.5, data=single, train=TRAIN)
     without = images.subset((images.groups != 2).nonzero().flatten())
-    with pytest.raises(
-        ValueError, match="'few' must be in both data and held-out data, has 10 and 0 samples"
-    ):
+    with pytest.raises(ValueError, match="data have many, some, few, the held-out data many, some"):
         fairlib.prune(dense, "bifp", sparsity=0.5, data=images, val=without, train=TRAIN)
 
 

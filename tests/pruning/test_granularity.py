@@ -39,7 +39,8 @@ def test_the_gradient_in_a_removed_channel_tells_what_its_return_would_do(images
     assert np.abs(slopes).max() > 1e-2
     # In the search the readers of a channel are masked, at its end what makes it is, too, which
     # changes nothing.
-    one = dict(zip(units.weights, units.expand(units.final(units.start(), 0.6)), strict=True))
-    both = masks.with_masks(model, units.keep)
+    chosen, keep = units.final(units.start(), 0.6)
+    one = dict(zip(units.weights, units.expand(chosen), strict=True))
+    both = masks.with_masks(model, keep)
     products = {name: mask * units.weights[name] for name, mask in one.items()}
     assert torch.allclose(torch.func.functional_call(model, products, (inputs,)), both(inputs))
