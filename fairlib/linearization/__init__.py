@@ -80,9 +80,9 @@ def linearize(
         budget: Share of ReLUs to keep, in [0, 1], of all ReLUs that the model ever had, the stem's
             included.
         relus: Number of ReLUs to keep. Exactly one of ``budget`` and ``relus`` must be given.
-        distillation: Arguments of :class:`fairlib.training.distillation.Distillation`: temperature,
-            weights, and ``teacher``, by default ``model``, which must do better than chance on
-            ``data``. They have no effect if nothing is trained.
+        distillation: Arguments of :class:`fairlib.training.distillation.Distillation`: temperature
+            and weights. They have no effect if nothing is trained. The teacher is ``model``, which
+            must do better than chance on ``data``.
         train: Arguments of :func:`fairlib.fit` for a method that trains: ``"snl"``,
             ``"deepreduce"``, ``"senet"``.
         finetune: Arguments of :func:`fairlib.fit` for the finetuning, which replace those of
@@ -146,7 +146,7 @@ def linearize(
     # finetuning even an untrained network can be linearized.
     objective = None
     if finetune != 0 or linearizer.trains:
-        objective = Distillation(**{"teacher": model, "data": data, **(distillation or {})})
+        objective = Distillation(model, data, **(distillation or {}))
     offered = {"data": data, "objective": objective, "train": train or {}, "val": val, "seed": seed}
     arguments = linearizer.arguments(f"linearization method {method!r}", offered, settings)
     linear = linearizer.function(gated, relus=wanted, **arguments)
@@ -190,11 +190,8 @@ def check_linearizer(
     set_here = ("objective", "constraint", "sparsify", "stop", "start", "keep")
     check_training("train=", train or {}, given=set_here)
     check_training("finetune=", finetune if isinstance(finetune, Mapping) else {}, given=set_here)
-    weights = distillation or {}
-    if isinstance(weights, Mapping):
-        weights = {name: value for name, value in weights.items() if name != "teacher"}
-    check_settings("distillation=", Distillation, weights, given=("data",))
-    check_values(**weights)
+    check_settings("distillation=", Distillation, distillation or {}, given=("data",))
+    check_values(**(distillation or {}))
 
 
 class Linearization(Compressor):

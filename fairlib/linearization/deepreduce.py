@@ -16,6 +16,9 @@ from fairlib.training import Objective, fit
 from fairlib.training.compressors import Settings
 from fairlib.training.loop import check_training
 
+EXPONENT = 0.07
+"""Exponent W of the criticality."""
+
 
 def deepreduce(
     model: nn.Module,
@@ -25,7 +28,6 @@ def deepreduce(
     objective: Objective,
     train: Settings,
     val: GroupedDataset | None = None,
-    exponent: float = 0.07,
     widths: Sequence[float] = (1.0,),
     from_scratch: Settings | None = None,
     seed: int = 0,
@@ -55,7 +57,6 @@ def deepreduce(
             ``model`` or of the teacher: these know it, and so do the weights from which those
             networks start. Accuracies on it then say little: on digits 1.00 for the dense network,
             whose test accuracy is .9.
-        exponent: Exponent W of the criticality.
         widths: Factors on the widths of the layers, in the order in which they are tried. Factors
             other than 1 need a model of :func:`fairlib.build` that was neither pruned nor
             linearized.
@@ -79,7 +80,6 @@ def deepreduce(
         model unless it is reshaped; the stem's ReLUs belong to no stage; and the other way of
         reshaping, a scaled resolution, is left out.
     """
-    check_number("exponent", exponent, 0)
     check_training("from_scratch=", from_scratch or {}, given=("objective", "constraint", "stop"))
     if not (isinstance(widths, Sequence) and widths):
         raise ValueError(f"widths must be a sequence of factors, got {widths!r}")
@@ -92,7 +92,7 @@ def deepreduce(
             "DeepReDuce chooses between stages"
         )
     settings: dict[str, Any] = {"objective": objective, "seed": seed, **train}
-    importance = criticality(model, data, val, exponent, settings, seed)
+    importance = criticality(model, data, val, EXPONENT, settings, seed)
     order = sorted(stages, key=importance.__getitem__)
     width, thinned = _choose(model, order, relus, widths)
     # A reshaped network has new weights. Culling and thinning it step by step would adapt weights

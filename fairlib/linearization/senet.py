@@ -19,6 +19,15 @@ from fairlib.network import gates, masks
 from fairlib.training import Batch, Constraint, Objective, fit
 from fairlib.training.compressors import Settings
 
+DENSITY = 0.1
+"""Share of the weights kept at the end of the sparse training of step 1."""
+
+MISMATCH_WEIGHT = 1.0
+"""Weight beta of the mismatch of activations in the loss of step 3."""
+
+SETTLED = 0.05
+"""Share of a layer's ReLUs that may still move when it is settled in step 3."""
+
 
 def senet(
     model: nn.Module,
@@ -27,15 +36,12 @@ def senet(
     data: GroupedDataset,
     objective: Objective,
     train: Settings,
-    density: float = 0.1,
-    beta: float = 1.0,
-    epsilon: float = 0.05,
     seed: int = 0,
 ) -> nn.Module:
     r"""Give each layer a budget, find the places of its ReLUs, and train the network with them.
 
     1. *Sensitivity.* In the course of one training the weights are pruned by magnitude; the share
-       that is kept falls by the same amount each epoch, to ``density``. A layer that keeps a share
+       that is kept falls by the same amount each epoch, to a tenth. A layer that keeps a share
        :math:`d_l` of its weights has the ReLU sensitivity :math:`\eta_l = 1 - d_l`: where few
        weights matter, ReLUs do.
     2. *Budget.* A layer's budget :math:`r_l` is proportional to :math:`\eta_l n_l` and at most
@@ -44,14 +50,13 @@ def senet(
     3. *Location.* Starting with ReLUs at random places, the partial-ReLU network is trained on the
        loss
 
-       .. math:: \ell + \frac\beta2 \sum_l \left\| \frac{\psi^{PR}_l}{\|\psi^{PR}_l\|}
+       .. math:: \ell + \frac12 \sum_l \left\| \frac{\psi^{PR}_l}{\|\psi^{PR}_l\|}
                  - \frac{\psi^{AR}_l}{\|\psi^{AR}_l\|} \right\|_2
 
        averaged over the batch, where :math:`\psi_l` are the outputs of a layer's activation in this
        network (PR, partial ReLU) and in ``model`` (AR, all ReLUs). After each epoch the layer's
        ReLUs move to the :math:`r_l` places with the largest mean :math:`|\psi^{PR} - \psi^{AR}|`.
-       Once no more than a share ``epsilon`` of its ReLUs moves, the layer is settled and its places
-       stay.
+       Once no more than a twentieth of its ReLUs moves, the layer is settled and its places stay.
 
     Args:
         model: A trained model with gates; not changed.
@@ -60,9 +65,6 @@ def senet(
         objective: Per-sample losses :math:`\ell`; in SENet cross-entropy plus divergence from
             ``model``.
         train: Arguments of :func:`fairlib.fit` for the trainings of steps 1 and 3.
-        density: Share of the weights kept at the end of step 1, in (0, 1).
-        beta: Weight :math:`\beta` of the mismatch.
-        epsilon: Share of a layer's ReLUs that may still move when it is settled.
         seed: Seed of the trainings and of the first places.
 
     Returns:
@@ -77,39 +79,33 @@ def senet(
         Kundu, Lu, Zhang, Liu, Beerel, Learning to linearize deep neural networks for secure and
         efficient private inference (ICLR 2023). The authors released no code, and we know the
         method second-hand. Our choices are: how the sparse network is trained, the rounding, the
-        layer that belongs to an activation (:func:`fairlib.linearization.feeding_layers`), ``beta``
-        and ``epsilon``.
+        layer that belongs to an activation (:func:`fairlib.linearization.feeding_layers`), and
+        the numbers.
     """
-    check_number("density", density, 0, 1, low_open=True)
-    check_number("beta", beta, 0)
-    check_number("epsilon", epsilon, 0)
     check_number("train['epochs']", train.get("epochs", 1), 1, whole=True)
     settings: dict[str, Any] = {"objective": objective, "seed": seed, **train}
     capacities = {name: int(keep.sum()) for name, keep in gates.read_gates(model).items()}
-    shares = budgets(sensitivity(model, data, density, settings), capacities, relus)
+    shares = budgets(sensitivity(model, data, settings), capacities, relus)
     places: dict[str, Tensor] = {}
     for name, scores in gates.drawn(model, "pixel", seed).items():
         places |= gates.keep_relus(model, {name: scores}, shares[name])
     with ExitStack() as hooks:
-        location = Location(model, shares, beta, epsilon, hooks)
+        location = Location(model, shares, hooks)
         return fit(gates.with_gates(model, places), data, constraint=location, **settings)
 
 
-def sensitivity(
-    model: nn.Module, data: GroupedDataset, density: float, settings: Settings
-) -> dict[str, float]:
+def sensitivity(model: nn.Module, data: GroupedDataset, settings: Settings) -> dict[str, float]:
     r"""Compute the ReLU sensitivity :math:`\eta_l = 1 - d_l` of every gate, step 1 of
     :func:`senet`.
 
     The layer before the gate (:func:`fairlib.linearization.feeding_layers`) keeps a share
     :math:`d_l` of its weights when the network is pruned by magnitude in the course of a training,
-    all layers together: after a share :math:`t` of the epochs the smallest :math:`t (1 -
-    \mathrm{density})` of the weights are zero.
+    all layers together: after a share :math:`t` of the epochs the smallest :math:`0.9 t` of the
+    weights are zero.
 
     Args:
         model: A trained model with gates; not changed.
         data: The training set.
-        density: Share of the weights kept at the end of the training, in (0, 1).
         settings: Arguments of :func:`fairlib.fit`.
 
     Returns:
@@ -123,7 +119,7 @@ def sensitivity(
     def sparser(network: nn.Module, progress: float) -> dict[str, Tensor]:
         weights = masks.prunable(network)
         flat = torch.cat([weight.detach().abs().flatten() for weight in weights.values()])
-        threshold = flat.kthvalue(max(1, round((1 - density) * progress * flat.numel()))).values
+        threshold = flat.kthvalue(max(1, round((1 - DENSITY) * progress * flat.numel()))).values
         return {name: weight.detach().abs() > threshold for name, weight in weights.items()}
 
     sparse = fit(model, data, sparsify=sparser, **settings)
@@ -250,15 +246,11 @@ class Location(Constraint):
     Args:
         reference: The network with all ReLUs.
         shares: Name of a gate to its budget.
-        beta: Weight of the mismatch.
-        epsilon: Share of a layer's ReLUs that may still move when it is settled.
         hooks: Stack that removes the hooks from the networks when it closes.
     """
 
     reference: nn.Module = field(repr=False)
     shares: Mapping[str, int] = field(repr=False)
-    beta: float
-    epsilon: float
     hooks: ExitStack = field(repr=False)
 
     def start(self, model: nn.Module, data: GroupedDataset, objective: Objective) -> Location:
@@ -301,7 +293,7 @@ class Location(Constraint):
             mismatch = mismatch + apart.norm(dim=1).mean()
         self.mismatch = self.mismatch + mismatch.detach()
         self.batches += 1
-        return batch.losses.mean() + self.beta / 2 * mismatch
+        return batch.losses.mean() + MISMATCH_WEIGHT / 2 * mismatch
 
     def end_epoch(self) -> dict[str, float]:
         mismatch = float(self.mismatch / self.batches)
@@ -322,6 +314,6 @@ class Location(Constraint):
             # A place that loses its ReLU starts to differ, and may get it back in the next epoch:
             # without settling, ReLUs could swap for ever and the weights never adapt to them.
             moved = int((after[name] & ~before).sum())
-            if moved <= self.epsilon * budget:
+            if moved <= SETTLED * budget:
                 self.settled.add(name)
             gates.set_gates(self.partial, after)

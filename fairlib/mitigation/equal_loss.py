@@ -1,6 +1,6 @@
 """Equal losses: each group's loss is constrained to that of the population ([T] Eq. 8)."""
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -68,7 +68,7 @@ class EqualLoss(Lagrangian, Constraint):
         >>> fair(torch.zeros(1, 1)).softmax(1).round(decimals=1).tolist()
         [[0.5, 0.5]]
         >>> last = fairlib.history(fair).iloc[-1]
-        >>> bool(last["multiplier[few]"] > last["multiplier[many]"])  # The loss of the few has come to count for more.
+        >>> bool(last["multiplier[few]"] > last["multiplier[many]"])  # The few count for more.
         True
     """
 
@@ -80,20 +80,22 @@ class EqualLoss(Lagrangian, Constraint):
     def __post_init__(self) -> None:
         super().__post_init__()
         lookup("estimate", self.dual, dict.fromkeys(("full", "batch")))
-        changed = [
-            setting.name
-            for setting in fields(self)
-            if getattr(self, setting.name) != setting.default
+        others = [
+            name
+            for name, value in vars(self).items()
+            if name not in ("step", "as_published") and value != getattr(EqualLoss, name)
         ]
-        others = [name for name in changed if name not in ("step", "as_published")]
         if self.as_published and others:
             raise ValueError(
                 f"as_published=True has no {', '.join(others)}: all but step must be the default"
             )
 
     def start(self, model: nn.Module, data: GroupedDataset, objective: Objective) -> ConstraintRun:
-        run = _PublishedRun if self.as_published else _EqualLossRun
-        return run(self, model, data, objective)
+        if not self.as_published:
+            return _EqualLossRun(self, model, data, objective)
+        if isinstance(objective, Distillation):
+            objective = replace(objective, reduction="elements")
+        return _PublishedRun(self, model, data, objective)
 
 
 class _EqualLossRun:
@@ -143,13 +145,6 @@ class _EqualLossRun:
 
 class _PublishedRun(_EqualLossRun):
     """Compute as the released code of [D] does, instead of its Algorithm 1."""
-
-    def __init__(
-        self, settings: EqualLoss, model: nn.Module, data: GroupedDataset, objective: Objective
-    ) -> None:
-        super().__init__(settings, model, data, objective)
-        if isinstance(objective, Distillation):
-            self.objective = replace(objective, reduction="elements")
 
     def loss(self, batch: Batch) -> Tensor:
         losses = self.objective(batch.inputs, batch.logits, batch.targets)

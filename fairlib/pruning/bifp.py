@@ -100,8 +100,8 @@ def bifp(
         seed: Seed of the split and of the training.
 
     Returns:
-        A trained masked copy in eval mode. :func:`fairlib.history` has, by epoch, the mean
-        ``upper_objective`` (during the search) and the mean ``penalty`` of the lower level.
+        A trained masked copy in eval mode. :func:`fairlib.history` has, by epoch of the search, the
+        mean ``upper_objective``.
 
     Raises:
         ValueError: If a setting is out of range or unknown; ``val`` has other groups or targets
@@ -133,11 +133,11 @@ def bifp(
     units = make(copy.deepcopy(model).to(device), data)
     # A sparsity that is out of reach is refused before anything is trained.
     units.final(units.start(), sparsity)
-    split, products = split_weights(units.model)
+    split, prefixes = split_weights(units.model)
     penalty = AccuracyDifference(fairness) if fairness else None
     search = BiLevel(
         granularity=units,
-        products=products,
+        prefixes=prefixes,
         sparsity=sparsity,
         val=val,
         upper=penalty if in_upper else None,
@@ -146,7 +146,7 @@ def bifp(
         batch_size=settings["batch_size"],
     )
     trained = fit(split, data, constraint=search, **settings)
-    return join_weights(trained, products, search.keep)
+    return join_weights(trained, prefixes, search.keep)
 
 
 def bip(

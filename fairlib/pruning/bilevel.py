@@ -16,7 +16,7 @@ from fairlib.diagnostics.vectors import Parts
 from fairlib.network.evaluation import aliases, evaluate, placement
 from fairlib.pruning.granularity import Granularity
 from fairlib.pruning.hypergradient import hessian_free
-from fairlib.pruning.masked_product import MaskedProduct, MaskTimes
+from fairlib.pruning.masked_product import MaskTimes
 from fairlib.training import Batch, Constraint, DivergenceError, Objective, taken_gradient
 from fairlib.training.group_losses import AccuracyDifference
 
@@ -51,7 +51,7 @@ class BiLevel(Constraint):
 
     Args:
         granularity: The scored units, weights or channels.
-        products: Names of the prunable weights' parameters and masks.
+        prefixes: Prefixes of the names of the weights' parameters and masks.
         sparsity: Share of zeros at the end of the search.
         val: Data of the upper level.
         upper: Fairness term of the upper level, if any.
@@ -64,7 +64,7 @@ class BiLevel(Constraint):
     """
 
     granularity: Granularity = field(repr=False)
-    products: list[MaskedProduct] = field(repr=False)
+    prefixes: list[str] = field(repr=False)
     sparsity: float
     val: GroupedDataset = field(repr=False)
     upper: AccuracyDifference | None
@@ -77,14 +77,14 @@ class BiLevel(Constraint):
         self.model, self.num_groups = model, data.num_groups
         self.device, self.dtype = placement(model)
         self.val = self.val.to(self.device)
-        self.theta = [model.get_parameter(product.parameter) for product in self.products]
-        owners = [product.mask.removesuffix(".mask") for product in self.products]
-        self.masks = [cast(MaskTimes, model.get_submodule(owner)) for owner in owners]
+        self.theta = [model.get_parameter(f"{prefix}original") for prefix in self.prefixes]
+        modules = [model.get_submodule(f"{prefix}0") for prefix in self.prefixes]
+        self.masks = [cast(MaskTimes, module) for module in modules]
         self.aliases = aliases(model)
         self.scores = self.granularity.start()
         self.velocity = [torch.zeros_like(score) for score in self.scores]
         self.epochs, self.gradients = 0, 0
-        self.reported: dict[str, list[Tensor]] = {"penalty": [], "upper_objective": []}
+        self.upper_values: list[Tensor] = []
         self.batches = self._batches()
         self._choose_masks()
         return self
@@ -92,9 +92,7 @@ class BiLevel(Constraint):
     def loss(self, batch: Batch) -> Tensor:
         value = batch.losses.mean()
         if self.lower:
-            penalty = self.lower(batch.logits, batch.targets, batch.groups, self.num_groups)
-            value = value + penalty
-            self.reported["penalty"].append(penalty.detach())
+            value = value + self.lower(batch.logits, batch.targets, batch.groups, self.num_groups)
         return self._step(value) if self.epochs < self.rounds else value
 
     def end_epoch(self) -> dict[str, float]:
@@ -104,11 +102,9 @@ class BiLevel(Constraint):
             entries, self.keep = self.granularity.final(self.scores, self.sparsity)
             self._set_masks(entries)
         row: dict[str, float] = {"gradients": self.gradients}
-        for name, values in self.reported.items():
-            if values:
-                row[name] = float(sum(values)) / len(values)
-                values.clear()
-        self.gradients = 0
+        if self.upper_values:
+            row["upper_objective"] = float(sum(self.upper_values)) / len(self.upper_values)
+        self.gradients, self.upper_values = 0, []
         return row
 
     def _step(self, value: Tensor) -> Tensor:
@@ -119,7 +115,7 @@ class BiLevel(Constraint):
         upper, theta = self._upper_gradient(), [part.detach() for part in self.theta]
         value, gradient = taken_gradient(value, self.model)
         # With respect to theta the gradient is m * g_1, the mask times that of the product w.
-        masked = [gradient.get(id(part), torch.zeros_like(part)) for part in self.theta]
+        masked = [gradient.get(part, torch.zeros_like(part)) for part in self.theta]
         self._move_scores(hessian_free(theta, masked, upper, GAMMA))
         return value
 
@@ -177,8 +173,8 @@ class BiLevel(Constraint):
     def _logits(self, weights: Parts, inputs: Tensor) -> Tensor:
         """Compute the model's logits for products of masks and weights; its buffers stay."""
         state = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
-        for product, weight in zip(self.products, weights, strict=True):
-            state[product.parameter], state[product.mask] = weight, torch.ones_like(weight)
+        for prefix, weight in zip(self.prefixes, weights, strict=True):
+            state[f"{prefix}original"], state[f"{prefix}0.mask"] = weight, torch.ones_like(weight)
         return evaluate(self.model, state, inputs, self.aliases)
 
     def _upper_gradient(self) -> Parts:
@@ -193,6 +189,6 @@ class BiLevel(Constraint):
             value = cross_entropy(logits, targets)
             if self.upper:
                 value = value + self.upper(logits, targets, groups, self.num_groups)
-        self.reported["upper_objective"].append(value.detach())
+        self.upper_values.append(value.detach())
         self.gradients += len(index)
         return torch.autograd.grad(value, products, materialize_grads=True)

@@ -7,12 +7,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fairlib._validation import check_number
 from fairlib.data import GroupedDataset
 from fairlib.network import masks
 from fairlib.network.evaluation import check_logits, placement
 from fairlib.network.memory import add_gradients
 from fairlib.pruning.gradients import mean_gradient, scored_copy
+
+BATCH_SIZE = 64
+"""Largest number of samples per gradient, as in the paper."""
 
 TURN = 1000
 """A turn of a group takes 1 / TURN of the weights still to be kept, at least one."""
@@ -23,7 +25,6 @@ def fairgrape(
     *,
     sparsity: float,
     data: GroupedDataset,
-    batch_size: int = 64,
     as_published: bool = False,
 ) -> nn.Module:
     r"""Prune so that no group loses a larger share of its important weights than another, without
@@ -40,9 +41,9 @@ def fairgrape(
     While 2,000 or more weights are still to be kept in a layer, a turn takes a thousandth of them
     at once, which changes the final shares by less than 0.001; after that, one weight.
 
-    A group is split into batches of equal size, give or take one. The square of a batch's gradient
-    contains its noise too, so groups that are smaller than a batch count for more than they should.
-    The paper alternates scoring with retraining: ``schedule=("iterative", {"rate": 0.1})`` of
+    A group is split into batches of equal size, give or take one, of at most 64 samples. The square
+    of a batch's gradient contains its noise too, so groups that are smaller than a batch count for
+    more than they should. The paper alternates scoring with retraining: ``schedule=("iterative", {"rate": 0.1})`` of
     :func:`fairlib.prune`.
 
     Args:
@@ -50,7 +51,6 @@ def fairgrape(
             normalizations that have seen no batch.
         sparsity: Share of zeros in every layer, in [0, 1).
         data: The training set; each of its groups must have a sample.
-        batch_size: Largest number of samples per gradient; 64 in the paper.
         as_published: Score as the released code does: gradients are never cleared, so that each
             batch's gradient includes those of all batches and groups before it; an optimizer (Adam
             with a learning rate of 0.0001) changes the model between batches; and only the last
@@ -68,12 +68,11 @@ def fairgrape(
         Lin, Kim, Joo, FairGRAPE: fairness-aware gradient pruning method for face attribute
         classification (ECCV 2022).
     """
-    check_number("batch_size", batch_size, 1, whole=True)
     missing = [name for name, size in data.group_sizes.items() if not size]
     if missing:
         raise ValueError(f"group {missing[0]!r} has no sample in the data; every group needs one")
     score = published_importance if as_published else importance
-    scores = score(model, data, batch_size)
+    scores = score(model, data, BATCH_SIZE)
     if not any(values.any() for values in scores.values()):
         raise ValueError(
             "all importances are zero: every sample is fitted exactly, or no signal passes the "

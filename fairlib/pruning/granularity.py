@@ -1,6 +1,5 @@
 """Granularities of a learned mask: from scores of weights or channels to masks of the weights."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import torch
@@ -11,39 +10,12 @@ from fairlib.network import channels, masks
 from fairlib.pruning.selection import keep_highest
 
 
-class Granularity(ABC):
-    """Scores of single weights or channels, and the masks of the weights that they lead to.
-
-    Entries have the shapes of the scores: 1 where a weight or channel is kept, and else 0.
-
-    Args:
-        model: The model whose weights are ranked.
-        data: The training set; only the shape of its inputs is used.
-    """
-
+class _Granularity:
     def __init__(self, model: nn.Module, data: GroupedDataset) -> None:
         self.model, self.weights = model, masks.prunable(model)
         self.before = masks.read_masks(model)
 
-    @abstractmethod
-    def start(self) -> list[Tensor]:
-        """Compute scores from the magnitudes of the model's weights, with a mean of 1."""
-
-    @abstractmethod
-    def choose(self, scores: Sequence[Tensor], sparsity: float) -> list[Tensor]:
-        """Make entries that are 1 for the highest scores."""
-
-    @abstractmethod
-    def expand(self, entries: Sequence[Tensor]) -> list[Tensor]:
-        """Make the masks of the weights for the search, linear in the entries."""
-
-    @abstractmethod
-    def final(
-        self, scores: Sequence[Tensor], sparsity: float
-    ) -> tuple[list[Tensor], dict[str, Tensor]]:
-        """Choose entries like ``choose``, exactly, and make bool masks by parameter name."""
-
-    def without_pruned(self, expanded: dict[str, Tensor]) -> list[Tensor]:
+    def _without_pruned(self, expanded: dict[str, Tensor]) -> list[Tensor]:
         """Set masks to zero at weights that an earlier mask prunes, and cut their gradients."""
         return [
             mask * self.before[name] if name in self.before else mask
@@ -51,32 +23,42 @@ class Granularity(ABC):
         ]
 
 
-class WeightGranularity(Granularity):
-    """Every weight has a score, and all are ranked together."""
+class WeightGranularity(_Granularity):
+    """Every weight has a score, and all are ranked together.
+
+    Args:
+        model: The model whose weights are ranked.
+        data: The training set; only the shape of its inputs is used.
+    """
 
     def start(self) -> list[Tensor]:
+        """Compute scores from the magnitudes of the model's weights, with a mean of 1."""
         sizes = [weight.detach().abs() for weight in self.weights.values()]
         mean = torch.cat([size.flatten() for size in sizes]).mean()
         return [size / mean for size in sizes] if mean > 0 else sizes
 
     def choose(self, scores: Sequence[Tensor], sparsity: float) -> list[Tensor]:
+        """Make entries in the shapes of the scores: 1 for the highest scores, and else 0."""
         return self.final(scores, sparsity)[0]
 
     def expand(self, entries: Sequence[Tensor]) -> list[Tensor]:
-        return self.without_pruned(dict(zip(self.weights, entries, strict=True)))
+        """Make the masks of the weights for the search, linear in the entries."""
+        return self._without_pruned(dict(zip(self.weights, entries, strict=True)))
 
     def final(
         self, scores: Sequence[Tensor], sparsity: float
     ) -> tuple[list[Tensor], dict[str, Tensor]]:
+        """Choose entries like ``choose``, exactly, and make bool masks by parameter name."""
         by_name = dict(zip(self.weights, scores, strict=True))
         keep = keep_highest(self.model, by_name, sparsity)
         return [keep[name].to(score.dtype) for name, score in by_name.items()], keep
 
 
-class ChannelGranularity(Granularity):
+class ChannelGranularity(_Granularity):
     """Every channel has a score, and the same share of each layer's channels is kept.
 
-    Channels that a residual sum or a depthwise convolution ties together have one score.
+    Channels that a residual sum or a depthwise convolution ties together have one score. Arguments
+    and methods are those of :class:`WeightGranularity`.
     """
 
     def __init__(self, model: nn.Module, data: GroupedDataset) -> None:
@@ -121,7 +103,7 @@ class ChannelGranularity(Granularity):
         for name, weight in self.weights.items():
             row = columns[name].reshape(1, -1, *[1] * (weight.ndim - 2))
             expanded[name] = row.expand(weight.shape)
-        return self.without_pruned(expanded)
+        return self._without_pruned(expanded)
 
     def final(
         self, scores: Sequence[Tensor], sparsity: float
@@ -130,6 +112,8 @@ class ChannelGranularity(Granularity):
         entries = [(~gone).to(score.dtype) for gone, score in zip(removed, scores, strict=True)]
         return entries, channels.masks_for(self.sets, removed, self.model)
 
+
+Granularity = WeightGranularity | ChannelGranularity
 
 GRANULARITIES: dict[str, type[Granularity]] = {
     "weight": WeightGranularity,

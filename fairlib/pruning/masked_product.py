@@ -6,13 +6,14 @@ a weight may return, and then continues from the value that it had.
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from fairlib.network import masks
+
+INSIDE = "parametrizations.weight."
 
 
 class MaskTimes(nn.Module):
@@ -28,42 +29,36 @@ class MaskTimes(nn.Module):
         return self.mask * weight
 
 
-@dataclass(frozen=True)
-class MaskedProduct:
-    """Names that belong to a weight: its layer, the parameter and the mask's buffer."""
+def split_weights(model: nn.Module) -> tuple[nn.Module, list[str]]:
+    """Copy a model such that every prunable weight is a product of a parameter and a mask of 1.
 
-    layer: str
-    parameter: str
-    mask: str
-
-
-def split_weights(model: nn.Module) -> tuple[nn.Module, list[MaskedProduct]]:
-    """Copy a model such that every prunable weight is a product of a parameter and a mask of 1."""
-    model, products = copy.deepcopy(model), []
+    Returns:
+        The copy, and for each weight the prefix of the names of its parameter (``original``) and
+        its mask (``0.mask``).
+    """
+    model, prefixes = copy.deepcopy(model), []
     for name, weight in masks.prunable(model).items():
-        layer = name.rpartition(".")[0]
-        inside = f"{name.removesuffix('weight')}parametrizations.weight."
-        times = MaskTimes(weight.detach())
-        parametrize.register_parametrization(model.get_submodule(layer), "weight", times)
-        products.append(MaskedProduct(layer, f"{inside}original", f"{inside}0.mask"))
-    return model, products
+        layer = model.get_submodule(name.rpartition(".")[0])
+        parametrize.register_parametrization(layer, "weight", MaskTimes(weight.detach()))
+        prefixes.append(f"{name.removesuffix('weight')}{INSIDE}")
+    return model, prefixes
 
 
 def join_weights(
-    model: nn.Module, products: Sequence[MaskedProduct], keep: Mapping[str, Tensor]
+    model: nn.Module, prefixes: Sequence[str], keep: Mapping[str, Tensor]
 ) -> nn.Module:
     """Turn what :func:`split_weights` made back into ordinary masked weights, in place.
 
     Args:
         model: The model that was split.
-        products: Names of its products.
+        prefixes: Prefixes of the names of its parameters and masks.
         keep: Parameter name to bool mask, True where the weight is kept.
 
     Returns:
         The model.
     """
-    for product in products:
-        layer = model.get_submodule(product.layer)
+    for prefix in prefixes:
+        layer = model.get_submodule(prefix.removesuffix(INSIDE).removesuffix("."))
         # The parametrization has taken the weight out of the layer's parameters and would append it
         # behind the bias. Optimizers and checkpoints know parameters by their order: weight first.
         order = ["weight", *layer._parameters]

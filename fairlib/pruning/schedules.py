@@ -1,5 +1,4 @@
-"""When weights are pruned: all at once, in rounds with training in between, or in the course of one
-training."""
+"""Schedules of pruning: all weights at once, in rounds, or in the course of a training."""
 
 from collections.abc import Callable
 
@@ -46,14 +45,12 @@ def iterative(
         rate: Share r of the weights left that each round prunes, in (0, 1); 0.2 in Frankle and
             Carbin (2019), 0.1 in FairGRAPE.
     """
-    tried = once(
-        model, sparsity
-    )  # A sparsity that is out of reach is refused before anything is trained.
-    spent = gradient_evaluations(tried) - gradient_evaluations(model)
-    *between, last = shrinking(sparsity, rate, start=masks.sparsity(model))
-    for level in between:
+    # A sparsity that is out of reach is refused before anything is trained. The trial costs what
+    # the method's scores cost, and is counted.
+    spent = gradient_evaluations(once(model, sparsity)) - gradient_evaluations(model)
+    for level in shrinking(sparsity, rate, start=masks.sparsity(model))[:-1]:
         model = fit(once(model, level), data, **train)
-    return add_gradients(once(model, last), spent)
+    return add_gradients(once(model, sparsity), spent)
 
 
 def gradual(
@@ -92,9 +89,8 @@ def gradual(
         spent += gradient_evaluations(pruned) - gradient_evaluations(dense)
         return pruned
 
-    scored(
-        model, sparsity
-    )  # A sparsity that is out of reach is refused before anything is trained.
+    # A sparsity that is out of reach is refused before anything is trained.
+    scored(model, sparsity)
 
     def sparsify(network: nn.Module, progress: float) -> dict[str, Tensor]:
         return masks.read_masks(scored(network, ramped(start, sparsity, progress / ramp)))

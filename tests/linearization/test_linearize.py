@@ -134,16 +134,6 @@ def test_a_constraint_holds_in_the_finetuning(dense, images):
     )
 
 
-def test_another_teacher_can_teach(dense, images):
-    half = linearize(dense, images, budget=0.5, finetune=0)
-    settings = dict(budget=0.2, finetune={"epochs": 2}, seed=3)
-    own, other = (
-        linearize(half, images, **settings),
-        linearize(half, images, distillation={"teacher": dense}, **settings),
-    )
-    assert not torch.equal(own.fc.weight, other.fc.weight)
-
-
 @pytest.mark.parametrize(("method", "least"), [("snl", 1), ("senet", 2), ("deepreduce", 4)])
 def test_every_training_follows_the_objective(gated, images, objective, method, least):
     """120 images in batches of 40, and 96 of them in three as well."""

@@ -11,13 +11,13 @@ def test_split_weights_compute_the_products_and_are_joined_to_masked_weights(cnn
     inputs = images.batch(slice(0, 5), dtype=torch.float32)
     keep = {name: weight > weight.median() for name, weight in masks.prunable(cnn).items()}
     expected = masks.with_masks(cnn, keep).eval()
-    model, products = split_weights(cnn.eval())
-    assert torch.equal(model(inputs), cnn(inputs)) and len(products) == len(keep)
-    for product, mask in zip(products, keep.values(), strict=True):
-        model.get_buffer(product.mask).copy_(mask)
-        assert model.get_parameter(product.parameter).numel() == mask.numel()
+    model, prefixes = split_weights(cnn.eval())
+    assert torch.equal(model(inputs), cnn(inputs)) and len(prefixes) == len(keep)
+    for prefix, mask in zip(prefixes, keep.values(), strict=True):
+        model.get_buffer(f"{prefix}0.mask").copy_(mask)
+        assert model.get_parameter(f"{prefix}original").numel() == mask.numel()
     assert torch.equal(model(inputs), expected(inputs))
-    small = join_weights(model, products, keep)
+    small = join_weights(model, prefixes, keep)
     assert list(small.state_dict()) == list(expected.state_dict())
     assert all(
         torch.equal(tensor, expected.state_dict()[name])

@@ -430,6 +430,6 @@ def test_a_loss_whose_gradient_is_taken_keeps_value_and_gradient(cnn, images):
     assert value.item() == expected.item()
     (2 * value).backward()
     for parameter, gradient in zip(cnn.parameters(), wanted, strict=True):
-        assert torch.equal(found[id(parameter)], gradient) and torch.allclose(
+        assert torch.equal(found[parameter], gradient) and torch.allclose(
             parameter.grad, 2 * gradient
         )
