@@ -183,7 +183,8 @@ def check_linearizer(
         )
     if not (finetune is None or finetune == 0 or isinstance(finetune, Mapping)):
         raise ValueError(
-            f"finetune must hold arguments of fairlib.fit, or be 0 to switch it off; got {finetune!r}"
+            "finetune must hold arguments of fairlib.fit, or be 0 to switch it off; "
+            f"got {finetune!r}"
         )
     if finetune == 0 and constraint is not None:
         raise ValueError("a constraint belongs to the finetuning, which finetune=0 switches off")

@@ -118,8 +118,7 @@ def criticality(
     settings: Settings,
     seed: int,
 ) -> dict[str, float]:
-    """Compute the criticality :math:`C_k` of every stage, as DeepReDuce defines it; 0 for the least
-    critical one.
+    """Compute the criticality :math:`C_k` of every stage; 0 for the least critical one.
 
     Args:
         model: A trained model with gates; not changed.
@@ -150,8 +149,7 @@ def criticality(
 
 
 def reshape(model: nn.Module, left: Collection[str], width: float, seed: int) -> nn.Module:
-    """Build a new network of the model's architecture with other widths, in which only some gates
-    keep their ReLUs.
+    """Build a new network of the model's architecture with other widths and fewer ReLUs.
 
     Args:
         model: A model of :func:`fairlib.build` with gates; not changed.
@@ -172,14 +170,12 @@ def reshape(model: nn.Module, left: Collection[str], width: float, seed: int) ->
             "not compacted, with all its weights and ReLUs"
         )
     scaled = {**recipe, "width": recipe.get("width", 1.0) * width}
-    like = next(model.parameters())
-    gated = gates.gate(build(**scaled, seed=seed).to(like.device, like.dtype))
+    gated = gates.gate(build(**scaled, seed=seed).to(next(model.parameters())))
     return gates.with_gates(gated, masks_of(gated, left))
 
 
 def masks_of(model: nn.Module, left: Collection[str]) -> dict[str, torch.Tensor]:
-    """Make masks with which the named gates keep the ReLUs that they have, and the other gates
-    none."""
+    """Make masks with which the named gates keep their ReLUs, and the other gates none."""
     return {name: mask & (name in left) for name, mask in gates.read_gates(model).items()}
 
 

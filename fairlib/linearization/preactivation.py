@@ -13,8 +13,9 @@ from fairlib.network.evaluation import outputs
 
 
 def preactivation(model: nn.Module, *, relus: int, data: GroupedDataset) -> nn.Module:
-    r"""Keep the ReLUs with the largest mean change :math:`\frac1n \sum_i |\mathrm{ReLU}(x_i) -
-    x_i|` on the data.
+    r"""Keep the ReLUs with the largest mean change of their inputs on the data.
+
+    .. math:: \frac1n \sum_i |\mathrm{ReLU}(x_i) - x_i|
 
     The change is the mean of :math:`|\min(x, 0)|`, by which the output at this place changes if the
     ReLU becomes the identity.
@@ -41,15 +42,15 @@ def mean_changes(model: nn.Module, data: GroupedDataset) -> dict[str, Tensor]:
     """
     model = copy.deepcopy(model)
     fill_normalization(model, data)
-    found = gates.gates(model)
+    by_name = gates.gates(model)
     totals = {
-        name: torch.zeros(gate.keep.shape, device=gate.keep.device) for name, gate in found.items()
+        name: torch.zeros_like(gate.keep, dtype=torch.float32) for name, gate in by_name.items()
     }
 
     def add(name: str, gate: gates.Gate, inputs: tuple[Tensor]) -> None:
         totals[name] += (gate.activation(inputs[0]) - inputs[0]).abs().sum(0)
 
-    for name, gate in found.items():
+    for name, gate in by_name.items():
         gate.register_forward_pre_hook(partial(add, name))
     outputs(model, data)  # For the hooks alone.
     return {name: total / len(data) for name, total in totals.items()}

@@ -1,4 +1,4 @@
-"""SENet-style linearization: a budget for each layer, then places by the mismatch of activations."""
+"""SENet-style linearization: a budget for each layer, then places by mismatch of activations."""
 
 from __future__ import annotations
 
@@ -95,8 +95,7 @@ def senet(
 
 
 def sensitivity(model: nn.Module, data: GroupedDataset, settings: Settings) -> dict[str, float]:
-    r"""Compute the ReLU sensitivity :math:`\eta_l = 1 - d_l` of every gate, step 1 of
-    :func:`senet`.
+    r"""Compute the ReLU sensitivity :math:`\eta_l = 1 - d_l` of every gate (:func:`senet`, 1).
 
     The layer before the gate (:func:`fairlib.linearization.feeding_layers`) keeps a share
     :math:`d_l` of its weights when the network is pruned by magnitude in the course of a training,
@@ -129,12 +128,12 @@ def sensitivity(model: nn.Module, data: GroupedDataset, settings: Settings) -> d
 
 
 def feeding_layers(model: nn.Module, data: GroupedDataset) -> dict[str, str]:
-    """Find for every gate the layer that makes its input: the last convolution or linear layer
-    after the previous gate.
+    """Find for every gate the layer that makes its input.
 
-    A layer is left out if another one has read its input before the previous gate. This leaves out
-    the 1x1 convolution in the shortcut of a residual block: the gate after the sum belongs to the
-    block's last convolution.
+    It is the last convolution or linear layer after the previous gate. A layer is left out if
+    another one has read its input before the previous gate. This leaves out the 1x1 convolution in
+    the shortcut of a residual block: the gate after the sum belongs to the block's last
+    convolution.
 
     Args:
         model: A model with gates; not changed.
@@ -193,12 +192,12 @@ def _calls(model: nn.Module, watched: set[str], example: Tensor) -> list[tuple[s
 def budgets(
     sensitivities: Mapping[str, float], capacities: Mapping[str, int], relus: int
 ) -> dict[str, int]:
-    r"""Split a budget: integers :math:`r_l \le n_l` with sum ``relus``, proportional to
-    :math:`\eta_l n_l`.
+    r"""Split a budget of ReLUs over the layers, in proportion to :math:`\eta_l n_l`.
 
-    What exceeds a layer's limit :math:`n_l` is spread over the other layers in the same proportion,
-    until nothing exceeds; rounding is by the largest remainders. Layers of sensitivity 0 get ReLUs
-    only when all others are full.
+    The shares are integers :math:`r_l \le n_l` with the sum ``relus``. What exceeds a layer's limit
+    :math:`n_l` is spread over the other layers in the same proportion, until nothing exceeds;
+    rounding is by the largest remainders. Layers of sensitivity 0 get ReLUs only when all others
+    are full.
 
     >>> budgets({"a": 0.5, "b": 1.0}, {"a": 100, "b": 20}, relus=60)
     {'a': 43, 'b': 17}
@@ -274,9 +273,9 @@ class Location(Constraint):
         return outputs
 
     def _reset(self) -> None:
-        keep = gates.read_gates(self.full)
         self.differences = {
-            name: torch.zeros(mask.shape, device=mask.device) for name, mask in keep.items()
+            name: torch.zeros_like(mask, dtype=torch.float32)
+            for name, mask in gates.read_gates(self.full).items()
         }
         self.mismatch: Tensor | float = 0.0
         self.batches = 0

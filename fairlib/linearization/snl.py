@@ -44,9 +44,9 @@ def snl(
 
     .. math:: \ell(\theta, \alpha) + c \sum_j |\alpha_j|
 
-    over all parameters. After each epoch the ReLUs with :math:`\alpha > 0.01` are counted. If
-    their number is no new minimum, and at least ``patience`` epochs have passed, :math:`c` is
-    multiplied by ``growth``. The phase ends when at most ``relus`` are left; then :math:`\alpha` becomes 1 or
+    over all parameters. After each epoch the ReLUs with :math:`\alpha > 0.01` are counted. If their
+    number is no new minimum, and at least ``patience`` epochs have passed, :math:`c` is multiplied
+    by ``growth``. The phase ends when at most ``relus`` are left; then :math:`\alpha` becomes 1 or
     0. Since the number falls in steps, fewer than ``relus`` are usually kept.
 
     The budget only decides when the phase ends: with one seed, a smaller budget follows the same
@@ -113,8 +113,8 @@ def snl(
 
 def _learned(model: nn.Module) -> dict[str, tuple[nn.Parameter, Tensor]]:
     """List alpha and mask of the gates that are being learned."""
-    found = gates.gates(model)
-    return {name: (gate.alpha, gate.keep) for name, gate in found.items() if gate.alpha is not None}
+    by_name = gates.gates(model).items()
+    return {name: (gate.alpha, gate.keep) for name, gate in by_name if gate.alpha is not None}
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Accuracy gap: the excess drop in accuracy of each group is kept below a tolerance (CEAG)."""
+"""Accuracy gap: each group's excess drop in accuracy stays below a tolerance (CEAG)."""
 
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -16,9 +16,10 @@ from fairlib.training.group_losses import means_and_counts
 
 @dataclass(frozen=True)
 class AccuracyGap(Constraint):
-    r"""Constrain how much more accuracy a group loses than all samples do: :math:`\psi_a \le \tau`
-    for every group a, with :math:`\psi_a = (A_a^0 - A_a) - (A^0 - A)`, the drop of the group minus
-    the drop of all samples.
+    r"""Constrain how much more accuracy a group loses than all samples do.
+
+    The constraint is :math:`\psi_a \le \tau` for every group a, with :math:`\psi_a = (A_a^0 - A_a)
+    - (A^0 - A)`, the drop of the group minus the drop of all samples.
 
     The multipliers follow the accuracies, which cannot be differentiated: after each step
     :math:`\lambda_a \leftarrow \max(\lambda_a + s (\psi_a - \tau), 0)`, and with ``restart`` 0
@@ -57,7 +58,7 @@ class AccuracyGap(Constraint):
         >>> from fairlib.diagnostics import group_performance
         >>> signs = torch.tensor([1.0, -1.0]).repeat(50)
         >>> groups = torch.tensor([0] * 90 + [1] * 10)
-        >>> inputs = torch.nn.functional.one_hot(groups) * signs[:, None]  # A feature for each group.
+        >>> inputs = torch.nn.functional.one_hot(groups) * signs[:, None]  # A feature a group.
         >>> names = ["many", "few"]
         >>> data = fairlib.GroupedDataset(inputs, (signs > 0).long(), groups, group_names=names)
         >>> model = torch.nn.Linear(2, 2, bias=False)
@@ -94,8 +95,7 @@ class AccuracyGap(Constraint):
             raise ValueError(f"reference must hold accuracies in [0, 1], got {self.reference}")
 
     def relative_to(self, dense: nn.Module, data: GroupedDataset) -> Constraint:
-        """Return the constraint with the dense model's accuracies on the data as reference, if it
-        has none."""
+        """Return the constraint with the dense model's accuracies as reference, if it has none."""
         if self.reference is not None:
             return self
         correct = torch.as_tensor(predict(dense, data).correct, dtype=torch.float64)

@@ -5,9 +5,9 @@ eigenvector v,
 
 .. math:: \nabla \|g\| = H u, \qquad \nabla \lambda_{\max}(H) = D^2 g[v, v].
 
-The second is a third derivative of the loss, along v twice. Both come from differences of gradients,
-with the kinks of the network held (:mod:`fairlib.diagnostics.frozen`); differentiating the gradient
-again would take twice as long.
+The second is a third derivative of the loss, along v twice. Both come from differences of
+gradients, with the kinks of the network held fixed (:mod:`fairlib.diagnostics.frozen`);
+differentiating the gradient again would take twice as long.
 """
 
 import math
@@ -43,8 +43,7 @@ class FrozenDifferences:
         self.first_step, self.second_step = (1e-6, 1e-4) if double else (1e-3, 3e-3)
 
     def combine(self, slope: float, bend: float, v: Parts | None) -> tuple[Parts, Parts | None]:
-        r"""Compute ``slope`` :math:`\nabla \|g\|` + ``bend`` :math:`\nabla \lambda_{\max}`, and
-        :math:`H v`.
+        r"""Compute the weighted sum of both gradients, and :math:`H v`.
 
         Args:
             slope: Factor of the norm's gradient.
@@ -52,7 +51,8 @@ class FrozenDifferences:
             v: Top eigenvector; None leaves the eigenvalue out.
 
         Returns:
-            The sum, and the image :math:`H v`; None without v.
+            The sum ``slope`` :math:`\nabla \|g\|` + ``bend`` :math:`\nabla \lambda_{\max}`, and
+            the image :math:`H v`; None without v.
         """
         u, step = parts_unit(self.gradient), self.second_step
         if v is None:

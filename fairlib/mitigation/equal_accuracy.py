@@ -13,8 +13,7 @@ from fairlib.training.group_losses import AccuracyDifference
 
 @dataclass(frozen=True)
 class EqualAccuracy(AccuracyDifference, Constraint):
-    r"""Minimize :math:`J(B) + \nu \, |F(B)|`, where :math:`F` is the largest difference between
-    groups' accuracies.
+    r"""Minimize :math:`J(B) + \nu \, |F(B)|` with the difference F between groups' accuracies.
 
     This is the lower level of [B], and what the two-stage methods that it compares with train on.
     The weight :math:`\nu` is fixed: there is no multiplier. Large batches help, since an accuracy

@@ -23,9 +23,10 @@ from fairlib.training import Batch, Constraint, ConstraintRun, Objective, with_g
 
 @dataclass(frozen=True)
 class EqualCurvature(Lagrangian, Constraint):
-    r"""Constrain :math:`\|g_a\|` and :math:`\lambda_{\max}(H_a)` of every group to those of the
-    population, where :math:`g_a` and :math:`H_a` are the gradient and the Hessian of the group's
-    mean cross-entropy.
+    r"""Constrain each group's gradient norm and largest eigenvalue to those of the population.
+
+    They are :math:`\|g_a\|` and :math:`\lambda_{\max}(H_a)`, where :math:`g_a` and :math:`H_a` are
+    the gradient and the Hessian of the group's mean cross-entropy.
 
     Each step descends on :math:`J(B) + \sum_a \mu_a \nu(\|g_a\|) + \kappa_a \nu(\lambda_a)`. With
     unit vectors :math:`u_a = g_a / \|g_a\|` and :math:`v_a`, the top eigenvector,
@@ -94,7 +95,7 @@ class EqualCurvature(Lagrangian, Constraint):
         ...     torch.zeros(10, 1), few, few, group_names=["many", "few"]
         ... )
         >>> model = torch.nn.Linear(1, 2)
-        >>> constraint = fairlib.EqualCurvature(step=0.1, eigenvalue_step=0)  # Of the norms only.
+        >>> constraint = fairlib.EqualCurvature(step=0.1, eigenvalue_step=0)  # Norms alone.
         >>> settings = dict(epochs=40, lr=0.5, momentum=0, weight_decay=0)
         >>> fair = fairlib.fit(model, data, **settings, constraint=constraint)
         >>> fair(torch.zeros(1, 1)).softmax(1).round(decimals=1).tolist()
@@ -146,8 +147,8 @@ class _EqualCurvatureRun:
 
     def _read_masks(self) -> None:
         """Read the masks and cut the eigenvectors down to the weights that they leave."""
-        kept = masks.read_masks(self.model)
-        self.weight_masks = [kept.get(name) for name in self.names]
+        by_name = masks.read_masks(self.model)
+        self.weight_masks = [by_name.get(name) for name in self.names]
         self.vectors = {
             code: parts_unit(self._project(vector)) for code, vector in self.vectors.items()
         }
@@ -257,7 +258,6 @@ class _EqualCurvatureRun:
 
     def _gradient_of(self, inputs: Tensor, targets: Tensor) -> Gradient:
         """Make the function from weights to gradient and value of the mean cross-entropy there."""
-        inputs, targets = inputs.detach(), targets.detach()
 
         def gradient(weights: Parts) -> tuple[Parts, Tensor]:
             leaves = [weight.detach().requires_grad_() for weight in weights]
@@ -289,7 +289,7 @@ class _EqualCurvatureRun:
 
     def _full_numbers(self) -> Tensor:
         """Compute gradient norms and eigenvalues in the training set; keep the eigenvectors."""
-        columns = max(*self.codes, self.data.num_groups - 1) + 1
+        columns = self.data.num_groups + (self.settings.population == "all")
         numbers = torch.zeros(2, columns, dtype=torch.float64, device=self.sizes.device)
         for code in self.codes:
             index = None

@@ -14,8 +14,9 @@ from fairlib.training.group_losses import means_and_counts
 
 @dataclass(frozen=True)
 class GroupDRO(Constraint):
-    r"""Minimize :math:`\max_a J(\theta; D_a)`, as a game between the weights and a distribution
-    over the groups.
+    r"""Minimize :math:`\max_a J(\theta; D_a)`, the loss of the worst group.
+
+    It is a game between the weights and a distribution q over the groups.
 
     Each step descends on :math:`\sum_a q_a J(B_a)` with :math:`q_a \leftarrow q_a \exp(\eta
     J(B_a))`, normalized to a sum of 1; q is uniform at first. For a group absent from the batch

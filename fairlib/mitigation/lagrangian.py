@@ -32,8 +32,8 @@ class Lagrangian:
             (Fioretto et al., [T]). ``"signed"``: :math:`\nu = h` with multipliers of either sign,
             the dual ascent of an equality. ``"one-sided"``: :math:`\nu = h - \tau`, :math:`\lambda
             \leftarrow \max(\lambda + s \nu, 0)`, the projected dual ascent of :math:`h \le \tau`:
-            only groups that are worse off than the population are held. It is negative where the
-            constraint is met.
+            only groups that are worse off than the population are constrained. It is negative where
+            the constraint is met.
         tolerance: Tolerance :math:`\tau`, at least 0; a signed violation has none.
         population: Value that a group is compared with: the mean over ``"all"`` samples, the mean
             over all ``"groups"``, each counting once, or the mean over the samples of the
@@ -95,7 +95,10 @@ class Lagrangian:
         return gaps - self.tolerance
 
     def weights(self, multipliers: Tensor, gaps: Tensor) -> Tensor:
-        r"""Compute :math:`\lambda_a \, d\nu_a / dh_a` ``(k,)``, the weight of each gap's gradient."""
+        r"""Compute the weights ``(k,)`` of the gaps' gradients.
+
+        .. math:: \lambda_a \, d\nu_a / dh_a
+        """
         if self.violation != "absolute":
             return multipliers
         return multipliers * gaps.sign() * (gaps.abs() > self.tolerance)

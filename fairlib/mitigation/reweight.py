@@ -13,12 +13,11 @@ from fairlib.training import Batch, Constraint, ConstraintRun, Objective
 
 @dataclass(frozen=True)
 class Reweight(Constraint):
-    r"""Minimize :math:`\frac{1}{N} \sum_i w_{a(i)} \ell_i` with :math:`w_a \propto n_a^{-p}` and a
-    mean weight of 1.
+    r"""Minimize :math:`\frac{1}{N} \sum_i w_{a(i)} \ell_i` with :math:`w_a \propto n_a^{-p}`.
 
-    With :math:`p = 1` that is :math:`\frac{1}{k} \sum_a J(\theta; D_a)`, what upsampling all k
-    groups to one size minimizes in expectation; with :math:`p = 0` it is the plain loss. The loss
-    of a batch is the mean of its weighted losses.
+    The mean weight is 1. With :math:`p = 1` that is :math:`\frac{1}{k} \sum_a J(\theta; D_a)`, what
+    upsampling all k groups to one size minimizes in expectation; with :math:`p = 0` it is the plain
+    loss. The loss of a batch is the mean of its weighted losses.
 
     Args:
         power: Exponent :math:`p`, at least 0.

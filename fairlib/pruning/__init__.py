@@ -120,7 +120,8 @@ def prune(
     check_arguments({"model": model, "val": val, "seed": seed})
     if quantizers.read_bits(model):
         raise ValueError(
-            "the model's weights are quantized, and what pruning keeps is not: prune first, then quantize"
+            "the model's weights are quantized, and pruning would undo that: prune first, then "
+            "quantize"
         )
     check_type("data", data, (GroupedDataset, Tensor, NoneType), "a GroupedDataset")
     offered = {"data": data, "train": {"seed": seed, **(train or {})}, "val": val, "seed": seed}
@@ -150,7 +151,8 @@ def check_pruner(
     lookup("schedule", name, SPARSITY_SCHEDULES).check(f"schedule {name!r}", options)
     if name != "one-shot" and pruner.trains:
         raise ValueError(
-            f"pruning method {method!r} has its own schedule; schedule must be 'one-shot', got {name!r}"
+            f"pruning method {method!r} has its own schedule; schedule must be 'one-shot', "
+            f"got {name!r}"
         )
     if train and not trains(method, {"schedule": schedule}):
         raise ValueError(

@@ -47,8 +47,7 @@ def bifp(
     granularity: str = "weight",
     seed: int = 0,
 ) -> nn.Module:
-    r"""Prune by bi-level optimization, with a penalty on the difference of the groups' accuracies
-    in both levels.
+    r"""Prune by bi-level optimization with a penalty on the difference of groups' accuracies.
 
     With weights :math:`w = m \odot \theta` and the objective :math:`U(w) = J(w) + \nu \, |F(w)|`,
     cross-entropy and penalty (:class:`fairlib.training.group_losses.AccuracyDifference`), it solves
@@ -160,8 +159,9 @@ def bip(
     granularity: str = "weight",
     seed: int = 0,
 ) -> nn.Module:
-    """Prune by bi-level optimization without a fairness term: :func:`fairlib.pruning.bifp` with
-    ``fairness=0``.
+    """Prune by bi-level optimization without a fairness term.
+
+    This is :func:`fairlib.pruning.bifp` with ``fairness=0``.
 
     The released code of BiP differs: its upper level uses the batches of the training set in
     reverse order; its implicit term has a learning rate, 1e-4, instead of the inverse of gamma, and

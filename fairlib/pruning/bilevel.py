@@ -1,4 +1,4 @@
-"""Bi-level pruning as a constraint of :func:`fairlib.fit`: the mask is updated between its steps."""
+"""Bi-level pruning as a constraint of :func:`fairlib.fit`: a mask updated between its steps."""
 
 from __future__ import annotations
 

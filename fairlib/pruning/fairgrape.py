@@ -27,14 +27,13 @@ def fairgrape(
     data: GroupedDataset,
     as_published: bool = False,
 ) -> nn.Module:
-    r"""Prune so that no group loses a larger share of its important weights than another, without
-    retraining.
+    r"""Prune so that no group loses a larger share of its important weights; nothing is trained.
 
     The importance of weight i for group a is :math:`I_{ia} = \frac1B \sum_b (w_i\, g_{iab})^2`,
     where :math:`g_{ab}` is the gradient of the mean cross-entropy over batch b of the group, and a
     layer's target share for the group is :math:`p_a = \sum_i I_{ia} / \sum_{a'} \sum_i I_{ia'}`.
     Each layer of n weights keeps exactly ``n - round(sparsity * n)`` of them, at least one. They
-    are chosen in turns: the group whose share of the importance kept so far lies furthest below its
+    are chosen in turns: the group whose share of the importance kept so far is furthest below its
     target takes the weight most important to it of those not yet kept (of equal ones the first in
     the order of the weights). Weights that a mask of the model holds at zero are never taken.
 
@@ -43,8 +42,8 @@ def fairgrape(
 
     A group is split into batches of equal size, give or take one, of at most 64 samples. The square
     of a batch's gradient contains its noise too, so groups that are smaller than a batch count for
-    more than they should. The paper alternates scoring with retraining: ``schedule=("iterative", {"rate": 0.1})`` of
-    :func:`fairlib.prune`.
+    more than they should. The paper alternates scoring with retraining: ``schedule=("iterative",
+    {"rate": 0.1})`` of :func:`fairlib.prune`.
 
     Args:
         model: The trained model; not changed. It is scored in eval mode, except for batch
@@ -86,8 +85,7 @@ def fairgrape(
 
 
 def importance(model: nn.Module, data: GroupedDataset, batch_size: int) -> dict[str, Tensor]:
-    """Compute the importances I of every prunable weight: parameter name to ``(groups,
-    *shape)``."""
+    """Compute the importances ``(groups, *shape)`` of every prunable weight, by parameter name."""
     scored = scored_copy(model, data)
     weights = masks.prunable(scored)
     totals = _zeros(weights, data)
@@ -146,13 +144,15 @@ def _batches(data: GroupedDataset, batch_size: int) -> list[tuple[Tensor, ...]]:
 def _select(name: str, score: Tensor, sparsity: float, mask: Tensor | None) -> Tensor:
     """Make the mask of a layer of this sparsity from importances ``(groups, *shape)``."""
     flat = score.flatten(1).double()
-    count = max(1, flat.shape[1] - round(sparsity * flat.shape[1]))
+    size = flat.shape[1]
+    count = max(1, size - round(sparsity * size))
     free = torch.ones_like(flat[0], dtype=torch.bool) if mask is None else mask.flatten()
+    left = int(free.sum())
     if not score.isfinite().all():
         raise ValueError(f"the importances of {name} are not all finite; has training diverged?")
-    if count > int(free.sum()):
+    if count > left:
         raise ValueError(
-            f"{name} should keep {count} weights, but only {int(free.sum())} are not pruned already"
+            f"{name} should keep {count} weights, but only {left} are not pruned already"
         )
     # Weights that are pruned already get an importance below any other and come last.
     ranked = flat.masked_fill(~free, -1).sort(dim=1, descending=True, stable=True).indices

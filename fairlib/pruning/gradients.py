@@ -22,7 +22,8 @@ def scored_copy(model: nn.Module, data: GroupedDataset) -> nn.Module:
 
     For a network at initialization the normalization of its inputs is filled from the data, as the
     first training would do, and a batch normalization that has seen no batch normalizes by the
-    batches it is given."""
+    batches that pass through it.
+    """
     scored = copy.deepcopy(model).eval()
     fill_normalization(scored, data)
     for module in scored.modules():
@@ -44,13 +45,12 @@ def _is_fresh(module: _BatchNorm) -> bool:
 
 
 def mean_gradient(scored: nn.Module, data: GroupedDataset, index: Tensor) -> dict[str, Tensor]:
-    r"""Compute :math:`\nabla_w \frac1n \sum_i \ell_i` over the samples at ``index`` ``(n,)``, by
-    prunable weight.
+    r"""Compute :math:`\nabla_w \frac1n \sum_i \ell_i` over the samples at ``index`` ``(n,)``.
 
     The gradient is zero where a mask of the model holds the weight at zero.
 
     Returns:
-        Parameter name to tensor of the weight's shape.
+        Name of each prunable weight to a tensor of its shape.
     """
     device, dtype = placement(scored)
     weights = masks.prunable(scored)

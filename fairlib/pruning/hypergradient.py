@@ -31,8 +31,9 @@ from fairlib.diagnostics.vectors import Parts
 
 
 def hessian_free(theta: Parts, masked_lower: Parts, upper: Parts, gamma: float) -> list[Tensor]:
-    r"""Compute the gradient with :math:`H_1 = 0`, :math:`(\theta - \frac{1}{\gamma} m \odot g_1)
-    \odot g_2`.
+    r"""Compute the gradient without a Hessian.
+
+    .. math:: (\theta - \frac{1}{\gamma} m \odot g_1) \odot g_2
 
     Args:
         theta: Weights :math:`\theta`, a sequence of tensors.

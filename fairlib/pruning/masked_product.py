@@ -1,7 +1,7 @@
 """Weights as products of a mask and a parameter, so that a pruned weight keeps its value.
 
-A mask of :mod:`fairlib.network.masks` sets a pruned weight to zero for good. While a mask is learned
-a weight may return, and then continues from the value that it had.
+A mask of :mod:`fairlib.network.masks` sets a pruned weight to zero for good. While a mask is
+learned a weight may return, and then continues from the value that it had.
 """
 
 import copy

@@ -106,10 +106,10 @@ def _keep(scores: Tensor, count: int) -> Tensor:
 
 
 def shrinking(sparsity: float, rate: float, start: float = 0.0) -> list[float]:
-    """List the sparsities of rounds that each prune a share ``rate`` of the weights left; the last
-    is ``sparsity``.
+    """List the sparsities of rounds that each prune a share ``rate`` of the weights left.
 
-    From sparsity :math:`s_0`, round i ends at :math:`1 - (1 - s_0)(1 - r)^i`.
+    The last is ``sparsity``. From sparsity :math:`s_0`, round i ends at :math:`1 - (1 - s_0)(1 -
+    r)^i`.
 
     >>> [round(level, 3) for level in shrinking(0.5, 0.2)]
     [0.2, 0.36, 0.488, 0.5]
@@ -127,8 +127,9 @@ def shrinking(sparsity: float, rate: float, start: float = 0.0) -> list[float]:
 
 
 def ramped(start: float, end: float, progress: float) -> float:
-    r"""Compute the sparsity after a share t of a gradual pruning, :math:`s_1 + (s_0 - s_1) (1 -
-    \min(1, t))^3`.
+    r"""Compute the sparsity after a share t of a gradual pruning.
+
+    .. math:: s_1 + (s_0 - s_1) (1 - \min(1, t))^3
 
     >>> [round(ramped(0.0, 0.8, t), 3) for t in (0.0, 0.5, 1.0)]
     [0.0, 0.7, 0.8]

@@ -1,6 +1,6 @@
 """Group losses, and the difference of groups' accuracies as a penalty with a gradient."""
 
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -10,8 +10,7 @@ from fairlib._validation import check_number
 
 
 def means_and_counts(values: Tensor, groups: Tensor, num_groups: int) -> tuple[Tensor, Tensor]:
-    r"""Compute the mean of ``values`` over each group, :math:`\frac{1}{|D_a|} \sum_{i \in D_a}
-    v_i`, and its size.
+    r"""Compute mean and size of each group, :math:`\frac{1}{|D_a|} \sum_{i \in D_a} v_i`.
 
     Args:
         values: Floating ``(N,)``; gradients flow through.
@@ -30,8 +29,7 @@ def means_and_counts(values: Tensor, groups: Tensor, num_groups: int) -> tuple[T
 
 
 def margins(logits: Tensor, targets: Tensor) -> Tensor:
-    r"""Compute the margins :math:`z_y - \max_{j \ne y} z_j`, positive where the prediction is
-    right.
+    r"""Compute the margins :math:`z_y - \max_{j \ne y} z_j`, positive where a prediction is right.
 
     With two classes a margin is :math:`y f(x)` for labels :math:`y = \pm 1` and :math:`f = z_1 -
     z_0`.
@@ -52,15 +50,16 @@ def margins(logits: Tensor, targets: Tensor) -> Tensor:
 class AccuracyDifference:
     r"""A penalty on the largest difference between groups' accuracies, corrected from [B] Eq. 4.
 
-    With margins :math:`r_i` (:func:`margins`) and the sigmoid :math:`u`, which smooths
-    :math:`1(r > 0)`, a group's accuracy is estimated by :math:`A_a = \frac{1}{|D_a|} \sum_{i \in
-    D_a} u(r_i)`. The penalty is :math:`\nu (\max_a A_a - \min_a A_a)` over the groups that are
-    present, with the weight :math:`\nu`.
+    With margins :math:`r_i` (:func:`margins`) and the sigmoid :math:`u`, which smooths :math:`1(r >
+    0)`, a group's accuracy is estimated by :math:`A_a = \frac{1}{|D_a|} \sum_{i \in D_a} u(r_i)`.
+    The penalty is :math:`\nu (\max_a A_a - \min_a A_a)` over the groups that are present, with the
+    weight :math:`\nu`.
 
-    The sigmoid is *consistent*, :math:`u(z) + u(-z) = 1`. For two groups the difference :math:`A_+ -
-    A_-` is then :math:`\frac{1}{N} \sum_i u(s_i \, r_i) / P(S = s_i) - 1`, the printed formula with
-    the sign :math:`s_i` of the group put back, where :math:`P(S = s)` is the group's share of the
-    samples. A convex upper bound of :math:`1(r > 0)` is not consistent, and estimates no accuracy.
+    The sigmoid is *consistent*, :math:`u(z) + u(-z) = 1`. For two groups the difference :math:`A_+
+    - A_-` is then :math:`\frac{1}{N} \sum_i u(s_i \, r_i) / P(S = s_i) - 1`, the printed formula
+    with the sign :math:`s_i` of the group put back, where :math:`P(S = s)` is the group's share of
+    the samples. A convex upper bound of :math:`1(r > 0)` is not consistent, and estimates no
+    accuracy.
 
     Args:
         weight: Weight :math:`\nu` of the penalty, at least 0.
@@ -78,7 +77,6 @@ class AccuracyDifference:
     """
 
     weight: float = 1.0
-    _: KW_ONLY
     as_published: bool = False
 
     def __post_init__(self) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 from torch.nn.utils import prune as torch_prune
 from zoo import zoo_model
 
