@@ -136,7 +136,12 @@ def prune(
 
 
 def check_pruner(
-    method: str, *, schedule: Schedule = "one-shot", train: Settings | None = None, **settings
+    method: str,
+    *,
+    schedule: Schedule = "one-shot",
+    train: Settings | None = None,
+    val: GroupedDataset | None = None,
+    **settings,
 ) -> None:
     """Check the arguments of :func:`prune` before anything is trained.
 
