@@ -41,7 +41,7 @@ out data that the dense network knew, and a Lanczos process had no least number 
 
 HOLD_OUT = {
     f"{kind}:{name}"
-    for kind, methods in (("prune", pruning.METHODS), ("linearize", linearization.METHODS))
+    for kind, methods in (("prune", pruning.PRUNERS), ("linearize", linearization.LINEARIZERS))
     for name, method in methods.items()
     if "val" in method.takes
 }

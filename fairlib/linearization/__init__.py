@@ -1,9 +1,9 @@
 """Linearization, one method a file. :func:`linearize` calls them by name.
 
->>> from fairlib.linearization import METHODS
->>> list(METHODS)
+>>> from fairlib.linearization import LINEARIZERS
+>>> list(LINEARIZERS)
 ['snl', 'deepreduce', 'senet', 'random', 'preactivation']
->>> [name for name, method in METHODS.items() if not method.trains]
+>>> [name for name, linearizer in LINEARIZERS.items() if not linearizer.trains]
 ['random', 'preactivation']
 """
 
@@ -16,7 +16,7 @@ from fairlib._validation import check_number, check_settings, lookup
 from fairlib.data import GroupedDataset
 from fairlib.linearization.deepreduce import criticality, deepreduce
 from fairlib.linearization.preactivation import preactivation
-from fairlib.linearization.random import random
+from fairlib.linearization.random import random_gates
 from fairlib.linearization.senet import budgets, feeding_layers, senet
 from fairlib.linearization.snl import MASK_PHASE, snl
 from fairlib.network import gates
@@ -28,15 +28,24 @@ from fairlib.training.distillation import Distillation, check_values
 from fairlib.training.loop import check_arguments, check_training
 
 __all__ = [
-    "FINETUNE", "MASK_PHASE", "METHODS", "Linearization", "budgets", "check", "count", "criticality", "feeding_layers",
-    "gate", "linearize",
-]  # fmt: skip
+    "FINETUNE",
+    "LINEARIZERS",
+    "MASK_PHASE",
+    "Linearization",
+    "budgets",
+    "check_linearizer",
+    "count",
+    "criticality",
+    "feeding_layers",
+    "gate",
+    "linearize",
+]
 
-METHODS: dict[str, Method] = {
+LINEARIZERS: dict[str, Method] = {
     "snl": Method(snl, takes=("data", "objective", "train", "seed")),
     "deepreduce": Method(deepreduce, takes=("data", "objective", "train", "val", "seed")),
     "senet": Method(senet, takes=("data", "objective", "train", "seed")),
-    "random": Method(random, takes=("seed",)),
+    "random": Method(random_gates, takes=("seed",)),
     "preactivation": Method(preactivation, takes=("data",)),
 }
 
@@ -52,67 +61,74 @@ def linearize(
     data: GroupedDataset,
     budget: float | None = None,
     relus: int | None = None,
-    val: GroupedDataset | None = None,
-    teacher: nn.Module | None = None,
     distillation: Settings | None = None,
     train: Settings | None = None,
     finetune: Settings | int | None = None,
     constraint: Constraint | None = None,
     seed: int = 0,
-    **settings,
+    **settings: Any,
 ) -> nn.Module:
-    """Replace ReLUs by the identity, by a method of the registry
-    :data:`fairlib.linearization.METHODS`.
+    """Replace ReLUs by the identity, by a method of :data:`fairlib.linearization.LINEARIZERS`.
 
     Every ReLU becomes a gate (:func:`fairlib.linearization.gate`), the method chooses those that
     stay, and the network is finetuned by distillation from the model that was given.
 
-    Args: model: A trained model; not changed. One that was linearized before loses more of its
-        ReLUs. method: ``"snl"``, ``"deepreduce"``, ``"senet"``, ``"random"`` or
-        ``"preactivation"``. data: The training set. budget: Share of ReLUs to keep, in [0, 1], of
-        all ReLUs that the model ever had, the stem's included. relus: Number of ReLUs to keep.
-        Exactly one of ``budget`` and ``relus`` must be given. val: Held-out data, for a method that
-        needs some; by default such a method splits ``data`` by ``seed``. teacher: Teacher of every
-        distillation; by default ``model``. It must do better than chance on ``data``. distillation:
-        Arguments of :class:`fairlib.training.distillation.Distillation`: temperature and weights.
-        Like
-            ``teacher``, it has no effect if nothing is trained.
+    Args:
+        model: A trained model; not changed. One that was linearized before loses more of its ReLUs.
+        method: ``"snl"``, ``"deepreduce"``, ``"senet"``, ``"random"`` or ``"preactivation"``.
+        data: The training set.
+        budget: Share of ReLUs to keep, in [0, 1], of all ReLUs that the model ever had, the stem's
+            included.
+        relus: Number of ReLUs to keep. Exactly one of ``budget`` and ``relus`` must be given.
+        distillation: Arguments of :class:`fairlib.training.distillation.Distillation`: temperature
+            and weights. They have no effect if nothing is trained. The teacher is ``model``, which
+            must do better than chance on ``data``.
         train: Arguments of :func:`fairlib.fit` for a method that trains: ``"snl"``,
             ``"deepreduce"``, ``"senet"``.
         finetune: Arguments of :func:`fairlib.fit` for the finetuning, which replace those of
             :data:`fairlib.linearization.FINETUNE`; 0 switches the finetuning off.
         constraint: Constraint of the finetuning; ``EqualLoss(step=mu)`` is Algorithm 1 of [D].
         seed: Seed of everything random.
-        **settings: Further arguments of the method, such as ``granularity="channel"``.
+        **settings: Further arguments of the method, such as ``granularity="channel"`` of
+            ``"random"``, or ``val`` of ``"deepreduce"``: data on which it measures, by default a
+            part of ``data`` that it splits off by ``seed``.
 
-    Returns: A linearized copy in eval mode; :func:`fairlib.linearization.count` counts its ReLUs.
+    Returns:
+        A linearized copy in eval mode; :func:`fairlib.linearization.count` counts its ReLUs.
         :func:`fairlib.history` holds the method's last training, if it trains, followed by the
         finetuning.
 
-    Raises: ValueError: If a name is unknown, ``budget`` or ``relus`` is out of range, not exactly
-        one of the two is given,
-            ``train`` is given although the method does not train, a constraint is given without
-            finetuning, the teacher performs at chance, or the model cannot be gated.
+    Raises:
+        ValueError: If a name is unknown, ``budget`` or ``relus`` is out of range, not exactly one
+            of the two is given, ``train`` is given although the method does not train, a constraint
+            is given without finetuning, the teacher performs at chance, or the model cannot be
+            gated.
         TypeError: If a setting is unknown, or an argument is of another type.
         RuntimeError: If a method does not reach the budget.
 
-    Example: Without its ReLUs a network is a straight line: the output halfway between two inputs
-        is halfway between the outputs.
+    Example:
+        Without its ReLUs a network is a straight line: the output halfway between two inputs is
+        halfway between the outputs.
 
         >>> import torch, fairlib
         >>> from fairlib.linearization import count
         >>> digits = fairlib.load("digits").train
         >>> model = fairlib.build("mlp", like=digits)
-        >>> settings = dict(data=digits, finetune=0)
-        >>> linear = {budget: fairlib.linearize(model, "random", budget=budget, **settings) for budget in (0, 0.5, 1)}
+        >>> linear = {
+        ...     budget: fairlib.linearize(model, "random", budget=budget, data=digits, finetune=0)
+        ...     for budget in (0, 0.5, 1)
+        ... }
         >>> {budget: count(module).attrs["total"] for budget, module in linear.items()}
         {0: 0, 0.5: 48, 1: 96}
         >>> one, other = digits.batch([0, 1]).split(1)
-        >>> bent = lambda module: module((one + other) / 2) - (module(one) + module(other)) / 2
-        >>> {budget: bool(bent(module).abs().max() > 1e-4) for budget, module in linear.items()}
+        >>> def bend(module):
+        ...     halfway = module((one + other) / 2) - (module(one) + module(other)) / 2
+        ...     return bool(halfway.abs().max() > 1e-4)
+        >>> {budget: bend(module) for budget, module in linear.items()}
         {0: False, 0.5: True, 1: True}
     """
-    check(
+    val = settings.pop("val", None)
+    check_linearizer(
         method,
         train=train,
         finetune=finetune,
@@ -125,30 +141,25 @@ def linearize(
     )
     gated = forget_history(gate(model, data))
     wanted = _relus(gated, budget, relus)
-    tuned = (
-        FINETUNE | dict(finetune or {})
-        if finetune is None or isinstance(finetune, Mapping)
-        else None
-    )
-    linearizer = METHODS[method]
-    needed = tuned is not None or linearizer.trains
-    objective = (
-        Distillation(model if teacher is None else teacher, data, **(distillation or {}))
-        if needed
-        else None
-    )
+    linearizer = LINEARIZERS[method]
+    # A teacher at chance is refused, so that the objective is made only where it is used: without
+    # finetuning even an untrained network can be linearized.
+    objective = None
+    if finetune != 0 or linearizer.trains:
+        objective = Distillation(model, data, **(distillation or {}))
     offered = {"data": data, "objective": objective, "train": train or {}, "val": val, "seed": seed}
     arguments = linearizer.arguments(f"linearization method {method!r}", offered, settings)
     linear = linearizer.function(gated, relus=wanted, **arguments)
-    if tuned is None:
+    if finetune == 0:
         return linear
+    tuning = FINETUNE | dict(finetune if isinstance(finetune, Mapping) else {})
     finetuned = fit(
-        linear, data, **{"seed": seed, "objective": objective, "constraint": constraint} | tuned
+        linear, data, objective=objective, constraint=constraint, **{"seed": seed, **tuning}
     )
     return extend_history(linear, finetuned)
 
 
-def check(
+def check_linearizer(
     method: str,
     *,
     train: Settings | None = None,
@@ -159,27 +170,28 @@ def check(
 ) -> None:
     """Check the arguments of :func:`linearize` before anything is trained.
 
-    Raises: ValueError: If a name is unknown, ``train`` is given although the method does not train,
-        or a constraint is
-            given without finetuning.
+    Raises:
+        ValueError: If a name is unknown, ``train`` is given although the method does not train, or
+            a constraint is given without finetuning.
         TypeError: If a setting is unknown.
     """
-    linearizer = lookup("linearization method", method, METHODS)
+    linearizer = lookup("linearization method", method, LINEARIZERS)
     linearizer.check(f"linearization method {method!r}", settings, level="relus")
     if train and not linearizer.trains:
         raise ValueError(
             f"linearization method {method!r} trains nothing but the finetuning; leave out train="
         )
-    if not (finetune is None or isinstance(finetune, Mapping) or finetune == 0):
+    if not (finetune is None or finetune == 0 or isinstance(finetune, Mapping)):
         raise ValueError(
-            f"finetune must hold arguments of fairlib.fit, or be 0 to switch it off; got {finetune!r}"
+            "finetune must hold arguments of fairlib.fit, or be 0 to switch it off; "
+            f"got {finetune!r}"
         )
     if finetune == 0 and constraint is not None:
         raise ValueError("a constraint belongs to the finetuning, which finetune=0 switches off")
-    own = ("objective", "constraint", "sparsify", "stop", "start", "keep")
-    check_training("train=", train or {}, given=own)
-    check_training("finetune=", finetune if isinstance(finetune, Mapping) else {}, given=own)
-    check_settings("distillation=", Distillation, distillation or {}, given=("teacher", "data"))
+    set_here = ("objective", "constraint", "sparsify", "stop", "start", "keep")
+    check_training("train=", train or {}, given=set_here)
+    check_training("finetune=", finetune if isinstance(finetune, Mapping) else {}, given=set_here)
+    check_settings("distillation=", Distillation, distillation or {}, given=("data",))
     check_values(**(distillation or {}))
 
 
@@ -187,13 +199,13 @@ class Linearization(Compressor):
     """Linearization, for a study: the level is the budget, and ``kept`` is the share of ReLUs that
     are kept."""
 
-    level, control, inherits, methods = "budget", 1.0, False, METHODS
+    level, control, inherits, methods = "budget", 1.0, False, LINEARIZERS
 
     def compress(self, model: nn.Module, name: str, level: float, **settings: Any) -> nn.Module:
         return linearize(model, name, budget=level, finetune=0, **settings)
 
     def check(self, name: str, **settings: Any) -> None:
-        check(name, finetune=0, **settings)
+        check_linearizer(name, finetune=0, **settings)
 
     def kept(self, model: nn.Module, dense: nn.Module) -> float:
         return count(model).attrs["total"] / int(count(dense)["units"].sum())
@@ -210,7 +222,8 @@ def _relus(model: nn.Module, budget: float | None, relus: int | None) -> int:
     """
     if (budget is None) == (relus is None):
         raise ValueError(
-            f"give exactly one of budget= (a share) and relus= (a count), got {budget=} and {relus=}"
+            f"give exactly one of budget= (a share) and relus= (a count), got {budget=} and "
+            f"{relus=}"
         )
     table = gates.count(model)
     if budget is not None:

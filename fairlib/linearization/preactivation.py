@@ -9,55 +9,48 @@ from torch import Tensor, nn
 from fairlib.data import GroupedDataset
 from fairlib.models.normalization import fill_normalization
 from fairlib.network import gates
-from fairlib.network.evaluation import evaluation_mode, passes, placement
+from fairlib.network.evaluation import outputs
 
 
-def preactivation(
-    model: nn.Module, *, relus: int, data: GroupedDataset, granularity: str = "pixel"
-) -> nn.Module:
-    r"""Keep the ReLUs with the largest mean change :math:`\frac1n \sum_i |\mathrm{ReLU}(x_i) -
-    x_i|` on the data.
+def preactivation(model: nn.Module, *, relus: int, data: GroupedDataset) -> nn.Module:
+    r"""Keep the ReLUs with the largest mean change of their inputs on the data.
+
+    .. math:: \frac1n \sum_i |\mathrm{ReLU}(x_i) - x_i|
 
     The change is the mean of :math:`|\min(x, 0)|`, by which the output at this place changes if the
-    ReLU becomes the identity. For a channel or a layer the mean is over its positions, too.
+    ReLU becomes the identity.
 
-    Args: model: A model with gates; not changed. relus: Largest number of ReLUs to keep; single
-        pixels are kept to exactly this number. data: The training set. granularity: What is kept as
-        a whole: ``"pixel"``, ``"channel"`` or ``"layer"``. A channel or layer that does
-            not fit into the rest of the budget is skipped.
+    Args:
+        model: A model with gates; not changed.
+        relus: Number of ReLUs to keep.
+        data: The training set.
 
     Returns:
         A copy in eval mode; nothing is trained.
 
-    Raises: ValueError: If ``granularity`` is unknown, or ``relus`` is negative or more than the
-        model has.
+    Raises:
+        ValueError: If ``relus`` is negative or more than the model has.
     """
-    scores = {
-        name: gates.pooled(change, granularity) for name, change in changes(model, data).items()
-    }
-    return gates.with_gates(model, gates.keep_relus(model, scores, relus))
+    return gates.with_gates(model, gates.keep_relus(model, mean_changes(model, data), relus))
 
 
-def changes(model: nn.Module, data: GroupedDataset) -> dict[str, Tensor]:
-    """Compute for every gate the mean change ``(C, H, W)`` that its ReLUs make to the data, or
-    would make if kept.
+def mean_changes(model: nn.Module, data: GroupedDataset) -> dict[str, Tensor]:
+    """Compute for every gate the mean change ``(C, H, W)`` that its ReLUs make to the data.
 
-    For a network that was never trained, the normalization of inputs is filled from the data, as
-    the first training would do."""
+    ReLUs that are not kept count as if they were. For a network that was never trained, the
+    normalization of inputs is filled from the data, as the first training would do.
+    """
     model = copy.deepcopy(model)
     fill_normalization(model, data)
-    found = gates.gates(model)
+    by_name = gates.gates(model)
     totals = {
-        name: torch.zeros(gate.keep.shape, device=gate.keep.device) for name, gate in found.items()
+        name: torch.zeros_like(gate.keep, dtype=torch.float32) for name, gate in by_name.items()
     }
 
     def add(name: str, gate: gates.Gate, inputs: tuple[Tensor]) -> None:
         totals[name] += (gate.activation(inputs[0]) - inputs[0]).abs().sum(0)
 
-    for name, gate in found.items():
+    for name, gate in by_name.items():
         gate.register_forward_pre_hook(partial(add, name))
-    device, dtype = placement(model)
-    with evaluation_mode(model), torch.inference_mode():
-        for index in passes(data, device):
-            model(data.batch(index, dtype=dtype, device=device))
+    outputs(model, data)  # For the hooks alone.
     return {name: total / len(data) for name, total in totals.items()}

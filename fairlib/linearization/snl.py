@@ -20,6 +20,9 @@ MASK_PHASE: dict[str, Any] = dict(
 """Default arguments of :func:`fairlib.fit` for the mask phase, from SNL's scripts. It ends when the
 budget is met."""
 
+THRESHOLD = 0.01
+"""Value of alpha above which a ReLU counts as kept, from SNL's scripts."""
+
 
 def snl(
     model: nn.Module,
@@ -31,9 +34,7 @@ def snl(
     penalty: float = 1e-5,
     growth: float = 1.1,
     patience: int = 5,
-    threshold: float = 0.01,
     exact: bool = False,
-    granularity: str = "pixel",
     seed: int = 0,
 ) -> nn.Module:
     r"""Learn which ReLUs to keep, under a penalty that grows until few enough are left.
@@ -43,7 +44,7 @@ def snl(
 
     .. math:: \ell(\theta, \alpha) + c \sum_j |\alpha_j|
 
-    over all parameters. After each epoch the ReLUs with :math:`\alpha > t` are counted. If their
+    over all parameters. After each epoch the ReLUs with :math:`\alpha > 0.01` are counted. If their
     number is no new minimum, and at least ``patience`` epochs have passed, :math:`c` is multiplied
     by ``growth``. The phase ends when at most ``relus`` are left; then :math:`\alpha` becomes 1 or
     0. Since the number falls in steps, fewer than ``relus`` are usually kept.
@@ -58,104 +59,102 @@ def snl(
         objective: Per-sample losses :math:`\ell`; in SNL those of a distillation.
         train: Arguments of :func:`fairlib.fit` for the mask phase, which replace those of
             :data:`fairlib.linearization.MASK_PHASE`.
-        penalty: Initial weight c of the penalty. A channel or a layer is penalized for each of its
-            ReLUs.
+        penalty: Initial weight c of the penalty.
         growth: Factor by which c grows, above 1.
         patience: Number of epochs before c may grow.
-        threshold: Threshold t above which a ReLU counts as kept.
-        exact: Whether to keep the ReLUs with the largest :math:`\alpha` at the end of the phase, of
-            single pixels exactly ``relus``.
-        granularity: What has an :math:`\alpha` of its own: a ``"pixel"``, a ``"channel"`` or a
-            ``"layer"``.
+        exact: Keep exactly the ``relus`` ReLUs with the largest :math:`\alpha` at the end of the
+            phase, also if more or fewer are left.
         seed: Seed of the mask phase.
 
-    Returns: A copy in eval mode with the weights of the mask phase and binary gates;
+    Returns:
+        A copy in eval mode with the weights of the mask phase and binary gates;
         :func:`fairlib.history` has the columns ``relus`` and ``penalty``, by epoch.
 
-    Raises: ValueError: If a setting is out of range. RuntimeError: If more ReLUs than ``relus`` are
-        left after the last epoch, and ``exact`` is False. DivergenceError: If the training
-        diverges.
+    Raises:
+        ValueError: If a setting is out of range.
+        RuntimeError: If more ReLUs than ``relus`` are left after the last epoch, and ``exact`` is
+            False.
+        DivergenceError: If the training diverges.
 
-    Source: Cho, Joshi, Garg, Reagen, Hegde, Selective network linearization for efficient private
+    Source:
+        Cho, Joshi, Garg, Reagen, Hegde, Selective network linearization for efficient private
         inference (ICML 2022), and its code, which has the same defaults.
     """
     check_number("penalty", penalty, 0, low_open=True)
     check_number("growth", growth, 1, low_open=True)
     check_number("patience", patience, 0, whole=True)
-    check_number("threshold", threshold, 0)
     soft = gates.with_gates(model, {})
-    gates.relax(soft, granularity)
-    lasso = _Lasso(penalty, growth, patience, threshold)
+    gates.relax(soft)
     settings = MASK_PHASE | {"seed": seed} | dict(train)
     soft = fit(
         soft,
         data,
         objective=objective,
-        constraint=lasso,
+        constraint=Lasso(penalty, growth, patience),
         stop=lambda row: row["relus"] <= relus,
         **settings,
     )
-    alphas = {
-        name: gate.alpha.detach()
-        for name, gate in gates.gates(soft).items()
-        if gate.alpha is not None
-    }
-    keep = {
-        name: (alpha > threshold) & gates.read_gates(soft)[name] for name, alpha in alphas.items()
-    }
+    # A ReLU that an earlier linearization removed has the mask 0, whatever its alpha has become.
+    masks = gates.read_gates(soft)
+    alphas = {name: alpha.detach() for name, (alpha, _) in _learned(soft).items()}
+    keep = {name: (alpha > THRESHOLD) & masks[name] for name, alpha in alphas.items()}
     left = sum(int(mask.sum()) for mask in keep.values())
     if exact:
         keep = gates.keep_relus(soft, alphas, relus)
     elif left > relus:
-        advice = f"give more epochs, a larger penalty ({penalty}) or growth ({growth}), or take exact=True"
-        found = (
-            f"{left} ReLUs left after {settings['epochs']} epochs, more than the {relus} asked for"
+        raise RuntimeError(
+            f"SNL has {left} ReLUs left after {settings['epochs']} epochs, more than the {relus} "
+            f"asked for; give more epochs, a larger penalty ({penalty}) or growth ({growth}), or "
+            "take exact=True"
         )
-        raise RuntimeError(f"SNL has {found}; {advice}")
     gates.set_gates(soft, keep)
     return soft
 
 
-@dataclass(frozen=True)
-class _Lasso(Constraint):
-    """The penalty on the gates, as a constraint of :func:`fairlib.fit`."""
+def _learned(model: nn.Module) -> dict[str, tuple[nn.Parameter, Tensor]]:
+    """List alpha and mask of the gates that are being learned."""
+    by_name = gates.gates(model).items()
+    return {name: (gate.alpha, gate.keep) for name, gate in by_name if gate.alpha is not None}
+
+
+@dataclass
+class Lasso(Constraint):
+    """The penalty on the gates, as a constraint of :func:`fairlib.fit`, for one training.
+
+    Args:
+        penalty: Weight c of the penalty; it grows.
+        growth: Factor by which it grows.
+        patience: Number of epochs before it may grow.
+    """
 
     penalty: float
     growth: float
     patience: int
-    threshold: float
 
-    def start(self, model: nn.Module, data: GroupedDataset, objective: Objective) -> _LassoRun:
-        return _LassoRun(self, model)
-
-
-class _LassoRun:
-    def __init__(self, settings: _Lasso, model: nn.Module) -> None:
-        self.settings, self.penalty = settings, settings.penalty
-        found = gates.gates(model).values()
-        self.learned = [(gate.alpha, gate.keep) for gate in found if gate.alpha is not None]
-        self.lowest, self.epoch = float(self._count()), 0
+    def start(self, model: nn.Module, data: GroupedDataset, objective: Objective) -> Lasso:
+        self.learned = list(_learned(model).values())
+        self.fewest, self.epoch = self._count(), 0
+        return self
 
     def loss(self, batch: Batch) -> Tensor:
-        return batch.losses.mean() + self.penalty * self._norm()
+        # Over the ReLUs that the gates still have: those removed earlier have no effect on the
+        # output, and their alphas would only take part in the penalty.
+        first, *others = [(alpha.abs() * keep).sum() for alpha, keep in self.learned]
+        return batch.losses.mean() + self.penalty * sum(others, first)
 
     def end_epoch(self) -> dict[str, float]:
         self.epoch += 1
-        seen = {"relus": float(self._count()), "penalty": self.penalty}
-        if seen["relus"] < self.lowest:
-            self.lowest = seen["relus"]
-        elif self.epoch >= self.settings.patience:
-            self.penalty *= self.settings.growth
-        return seen
-
-    def _norm(self) -> Tensor:
-        """Compute the sum of the absolute alphas over the ReLUs that the gates still have."""
-        first, *others = [(alpha.abs() * keep).sum() for alpha, keep in self.learned]
-        return sum(others, first)
+        relus, penalty = self._count(), self.penalty
+        # The penalty grows only while it is too weak to remove ReLUs. One that grew every epoch
+        # would soon be so large that thousands fall below the threshold at once, and the budget is
+        # missed by far. Patience spares the first epochs, in which alphas have hardly moved from 1.
+        if relus < self.fewest:
+            self.fewest = relus
+        elif self.epoch >= self.patience:
+            self.penalty *= self.growth
+        return {"relus": float(relus), "penalty": penalty}
 
     def _count(self) -> int:
         with torch.no_grad():
-            left = [
-                ((alpha > self.settings.threshold) & keep).sum() for alpha, keep in self.learned
-            ]
+            left = [((alpha > THRESHOLD) & keep).sum() for alpha, keep in self.learned]
         return int(torch.stack(left).sum())

@@ -1,4 +1,4 @@
-"""Accuracy gap: the excess drop in accuracy of each group is kept below a tolerance (CEAG)."""
+"""Accuracy gap: each group's excess drop in accuracy stays below a tolerance (CEAG)."""
 
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from fairlib._validation import check_number
 from fairlib.data import GroupedDataset
-from fairlib.mitigation.lagrangian import Lagrangian, named, sizes_of
+from fairlib.mitigation.lagrangian import Lagrangian, group_columns, sizes_of
 from fairlib.network.evaluation import predict
 from fairlib.training import Batch, Constraint, ConstraintRun, Objective
 from fairlib.training.group_losses import means_and_counts
@@ -16,9 +16,10 @@ from fairlib.training.group_losses import means_and_counts
 
 @dataclass(frozen=True)
 class AccuracyGap(Constraint):
-    r"""Constrain how much more accuracy a group loses than all samples do: :math:`\psi_a \le \tau`
-    for every group a, with :math:`\psi_a = (A_a^0 - A_a) - (A^0 - A)`, the drop of the group minus
-    the drop of all samples.
+    r"""Constrain how much more accuracy a group loses than all samples do.
+
+    The constraint is :math:`\psi_a \le \tau` for every group a, with :math:`\psi_a = (A_a^0 - A_a)
+    - (A^0 - A)`, the drop of the group minus the drop of all samples.
 
     The multipliers follow the accuracies, which cannot be differentiated: after each step
     :math:`\lambda_a \leftarrow \max(\lambda_a + s (\psi_a - \tau), 0)`, and with ``restart`` 0
@@ -28,31 +29,38 @@ class AccuracyGap(Constraint):
     estimate from more than a few samples. A group absent from a batch keeps its estimate and its
     multiplier; a group not met yet has no violation.
 
-    Args: step: Dual step :math:`s`, positive. tolerance: Tolerance :math:`\tau`, at least 0.
-        memory: Number of samples of each group that are remembered, at least 1. restart: Whether a
-        multiplier returns to 0 when its constraint is met. reference: Accuracies :math:`A_a^0` of
-        the groups before compression, on the training set, in the order of the
-            group codes. :meth:`relative_to` sets them from a model, as :func:`fairlib.study` does
-            from the dense one. By default all are 1, so that the constraint is on the gap :math:`A
-            - A_a` itself.
+    Args:
+        step: Dual step :math:`s`, positive.
+        tolerance: Tolerance :math:`\tau`, at least 0.
+        memory: Number of samples of each group that are remembered, at least 1.
+        restart: Return a multiplier to 0 when its constraint is met.
+        reference: Accuracies :math:`A_a^0` of the groups before compression, on the training set,
+            in the order of the group codes. :meth:`relative_to` sets them from a model, as
+            :func:`fairlib.study` does from the dense one. By default all are 1, so that the
+            constraint is on the gap :math:`A - A_a` itself.
 
-    Raises: TypeError: If a number is none. ValueError: If a setting is out of range; at the start
-        of a training, if fewer than two groups have members, or
-            if the number of reference accuracies is not that of the groups.
+    Raises:
+        TypeError: If a number is none.
+        ValueError: If a setting is out of range; at the start of a training, if fewer than two
+            groups have members, or if the number of reference accuracies is not that of the groups.
 
-    Source: Hashemizadeh, Ramirez, Sukumaran, Farnadi, Lacoste-Julien and Gallego-Posada, Balancing
-        Act: constraining disparate impact in sparse models (2024), whose dual optimizer is a
-        setting; here it is projected ascent.
+    Source:
+        Hashemizadeh, Ramirez, Sukumaran, Farnadi, Lacoste-Julien and Gallego-Posada, Balancing Act:
+        constraining disparate impact in sparse models (2024), whose dual optimizer is a setting;
+        here it is projected ascent.
 
-    Example: The 90 are right and the 10 are wrong. Few steps do not help the 10, whom the loss
-        hardly sees; with the constraint they do.
+    Example:
+        A model is right about the 90 samples of one group and wrong about the 10 of the other. A
+        few steps of plain training do not help the 10, which hardly count in the loss; with the
+        constraint they do.
 
         >>> import torch, fairlib
         >>> from fairlib.diagnostics import group_performance
         >>> signs = torch.tensor([1.0, -1.0]).repeat(50)
         >>> groups = torch.tensor([0] * 90 + [1] * 10)
-        >>> inputs = torch.nn.functional.one_hot(groups) * signs[:, None]  # Each group has a feature of its own.
-        >>> data = fairlib.GroupedDataset(inputs, (signs > 0).long(), groups, group_names=["many", "few"])
+        >>> inputs = torch.nn.functional.one_hot(groups) * signs[:, None]  # A feature a group.
+        >>> names = ["many", "few"]
+        >>> data = fairlib.GroupedDataset(inputs, (signs > 0).long(), groups, group_names=names)
         >>> model = torch.nn.Linear(2, 2, bias=False)
         >>> model.weight.data = torch.tensor([[-1.0, 1.0], [1.0, -1.0]])
         >>> group_performance(model, data)["accuracy"].tolist()
@@ -60,11 +68,11 @@ class AccuracyGap(Constraint):
         >>> settings = dict(epochs=10, lr=0.5, batch_size=100, momentum=0, schedule="constant")
         >>> group_performance(fairlib.fit(model, data, **settings), data)["accuracy"].tolist()
         [1.0, 0.0]
-        >>> held = fairlib.fit(model, data, **settings, constraint=fairlib.AccuracyGap(step=0.1))
-        >>> group_performance(held, data)["accuracy"].tolist()
+        >>> fair = fairlib.fit(model, data, **settings, constraint=fairlib.AccuracyGap(step=0.1))
+        >>> group_performance(fair, data)["accuracy"].tolist()
         [1.0, 1.0]
 
-        What the dense model never had is not counted as lost by compression:
+        An accuracy that the dense model never had is not counted as lost by compression:
 
         >>> fairlib.AccuracyGap().relative_to(model, data).reference
         (1.0, 0.0)
@@ -79,7 +87,7 @@ class AccuracyGap(Constraint):
     reference: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
-        self._dual()
+        self._lagrangian()
         check_number("memory", self.memory, 1, whole=True)
         if self.reference is not None and not all(
             0 <= accuracy <= 1 for accuracy in self.reference
@@ -87,8 +95,7 @@ class AccuracyGap(Constraint):
             raise ValueError(f"reference must hold accuracies in [0, 1], got {self.reference}")
 
     def relative_to(self, dense: nn.Module, data: GroupedDataset) -> Constraint:
-        """Return the constraint with the dense model's accuracies on the data as reference, if it
-        has none."""
+        """Return the constraint with the dense model's accuracies as reference, if it has none."""
         if self.reference is not None:
             return self
         correct = torch.as_tensor(predict(dense, data).correct, dtype=torch.float64)
@@ -98,30 +105,37 @@ class AccuracyGap(Constraint):
     def start(self, model: nn.Module, data: GroupedDataset, objective: Objective) -> ConstraintRun:
         return _AccuracyGapRun(self, data)
 
-    def _dual(self) -> Lagrangian:
+    def _lagrangian(self) -> Lagrangian:
         return Lagrangian(self.step, "one-sided", self.tolerance, restart=self.restart)
 
 
 class _AccuracyGapRun:
     def __init__(self, settings: AccuracyGap, data: GroupedDataset) -> None:
-        self.dual, self.data, self.sizes = settings._dual(), data, sizes_of(data, "an accuracy gap")
+        self.lagrangian, self.data = settings._lagrangian(), data
+        self.sizes = sizes_of(data, "an accuracy gap")
         reference = (1.0,) * data.num_groups if settings.reference is None else settings.reference
         if len(reference) != data.num_groups:
             raise ValueError(
-                f"{len(reference)} reference accuracies for {data.num_groups} groups; give one for each"
+                f"{len(reference)} reference accuracies for {data.num_groups} groups; "
+                "give one for each"
             )
         device = data.groups.device
         self.reference = torch.tensor(reference, device=device)
         self.multipliers = torch.zeros(data.num_groups, device=device)
-        # For each group its last results, the oldest first; NaN where there is none yet.
+        # The latest results of each group, 1 where right, the oldest first; NaN in unused places.
         self.memory = torch.full((data.num_groups, settings.memory), torch.nan, device=device)
 
     def loss(self, batch: Batch) -> Tensor:
         means, counts = means_and_counts(batch.losses, batch.groups, self.data.num_groups)
-        gaps = self.dual.gaps(means, counts)
+        gaps = self.lagrangian.gaps(means, counts)
         loss = batch.losses.mean() + (self.multipliers.to(gaps) * gaps).sum()
+        # The dual step comes after the loss is formed: this batch is descended on with the
+        # multipliers that earlier batches led to.
         self._remember(batch, counts)
-        after = self.dual.follow(self.multipliers, self.dual.violations(self._gaps()))
+        violations = self.lagrangian.violations(self._gaps())
+        after = self.lagrangian.dual_step(self.multipliers, violations)
+        # A group that this batch lacks has learned nothing new about its accuracy. Stepping all the
+        # same would count its last estimate again and again, once for each batch without it.
         self.multipliers = torch.where(counts > 0, after, self.multipliers)
         return loss
 
@@ -132,11 +146,13 @@ class _AccuracyGapRun:
             self.memory[code] = row[-self.memory.shape[1] :]
 
     def _gaps(self) -> Tensor:
-        """Drop of each group minus the drop of all, ``(k,)``."""
-        known = ~self.memory.isnan().all(1)
-        drops = self.reference - self.memory.nanmean(1)
-        return self.dual.gaps(torch.where(known, drops, 0.0), self.sizes * known)
+        """Compute the drop of each group minus the drop of all, ``(k,)``."""
+        # Groups that were not met yet have no estimate: with the size 0 they are left out of the
+        # mean over all, where their NaN would spoil the gaps of the others.
+        met = ~self.memory.isnan().all(1)
+        drops = torch.where(met, self.reference - self.memory.nanmean(1), 0.0)
+        return self.lagrangian.gaps(drops, self.sizes * met)
 
     def end_epoch(self) -> dict[str, float]:
-        violations = torch.where(self.sizes > 0, self.dual.violations(self._gaps()), 0.0)
-        return named(self.data, violation=violations, multiplier=self.multipliers)
+        violations = torch.where(self.sizes > 0, self.lagrangian.violations(self._gaps()), 0.0)
+        return group_columns(self.data, violation=violations, multiplier=self.multipliers)

@@ -1,5 +1,4 @@
-"""Equal accuracies: a penalty on the differences between groups' accuracies, by a surrogate ([B]
-Eq. 4)."""
+"""Equal accuracies: a penalty on the difference between groups' accuracies ([B] Eq. 4)."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -14,31 +13,34 @@ from fairlib.training.group_losses import AccuracyDifference
 
 @dataclass(frozen=True)
 class EqualAccuracy(AccuracyDifference, Constraint):
-    r"""Minimize :math:`J(B) + \nu \, \varphi(F(B))`, where :math:`F` is the difference between
-    groups' accuracies.
+    r"""Minimize :math:`J(B) + \nu \, |F(B)|` with the difference F between groups' accuracies.
 
     This is the lower level of [B], and what the two-stage methods that it compares with train on.
     The weight :math:`\nu` is fixed: there is no multiplier. Large batches help, since an accuracy
-    of a batch is noisy, and :math:`E|F|` and :math:`E[F^2]` are positive even where :math:`F` is
-    zero on average.
+    of a batch is noisy, and :math:`E|F|` is positive even where :math:`F` is zero on average.
 
     Args:
-        weight, surrogate, temperature, penalty, tau, pairs, as_published: Arguments of
+        weight, as_published: Arguments of
             :class:`fairlib.training.group_losses.AccuracyDifference`.
 
-    Raises: TypeError: If a number is none. ValueError: If a setting is out of range or unknown, or
-        the surrogate has no gradient; at the start of a
-            training, if fewer than two groups have members.
+    Raises:
+        TypeError: If ``weight`` is not a number.
+        ValueError: If ``weight`` is negative; at the start of a training, if fewer than two groups
+            have members.
 
     Source:
         [B] Section 4.3.1, corrected.
 
-    Example: Nine samples of one group have class 0, one of another group has class 1, and all look
+    Example:
+        Nine samples of one group have class 0, one of another group has class 1, and all look
         alike: no answer is right for both. Plain training gives the classes 0.9 and 0.1; the
         penalty holds both at 0.5.
 
         >>> import torch, fairlib
-        >>> data = fairlib.GroupedDataset(torch.zeros(10, 1), [0] * 9 + [1], [0] * 9 + [1], group_names=["many", "few"])
+        >>> few = [0] * 9 + [1]
+        >>> data = fairlib.GroupedDataset(
+        ...     torch.zeros(10, 1), few, few, group_names=["many", "few"]
+        ... )
         >>> model = torch.nn.Linear(1, 2)
         >>> settings = dict(epochs=100, lr=0.5, momentum=0, weight_decay=0)
         >>> fair = fairlib.fit(model, data, **settings, constraint=fairlib.EqualAccuracy())
@@ -48,25 +50,22 @@ class EqualAccuracy(AccuracyDifference, Constraint):
 
     by_batch: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.refuse_without_gradient()
-
     def start(self, model: nn.Module, data: GroupedDataset, objective: Objective) -> ConstraintRun:
         return _EqualAccuracyRun(self, data)
 
 
 class _EqualAccuracyRun:
-    def __init__(self, settings: EqualAccuracy, data: GroupedDataset) -> None:
-        self.settings, self.groups = settings, len(sizes_of(data, "equal accuracy"))
-        self.seen: Tensor | float = 0.0
+    def __init__(self, penalty: EqualAccuracy, data: GroupedDataset) -> None:
+        self.penalty, self.num_groups = penalty, len(sizes_of(data, "equal accuracy"))
+        self.total: Tensor | float = 0.0
         self.batches = 0
 
     def loss(self, batch: Batch) -> Tensor:
-        penalty = self.settings(batch.logits, batch.targets, batch.groups, self.groups)
-        self.seen, self.batches = self.seen + penalty.detach(), self.batches + 1
+        penalty = self.penalty(batch.logits, batch.targets, batch.groups, self.num_groups)
+        # Summed on the device: reading a number after every step would make a GPU wait for it.
+        self.total, self.batches = self.total + penalty.detach(), self.batches + 1
         return batch.losses.mean() + penalty
 
     def end_epoch(self) -> dict[str, float]:
-        mean, self.seen, self.batches = float(self.seen / self.batches), 0.0, 0
+        mean, self.total, self.batches = float(self.total / self.batches), 0.0, 0
         return {"penalty": mean}

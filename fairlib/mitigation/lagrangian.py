@@ -1,16 +1,16 @@
-r"""Lagrangian duality for constraints on groups: gaps, violations and multipliers, which several
-mitigations share.
+r"""Lagrangian duality for constraints on groups: gaps, violations and the dual step.
 
-A constraint is a gap :math:`h_a(\theta)` for every group :math:`a`: some quantity of the group
-minus that of the population. Training descends on :math:`J + \sum_a \lambda_a \nu_a`, with a
-violation :math:`\nu_a` of the gap and a multiplier :math:`\lambda_a`, which is zero at first; a
-dual update moves the multiplier by the violation.
+Several mitigations share it. A constraint is a gap :math:`h_a(\theta)` for every group :math:`a`:
+some quantity of the group minus that of the population. Training descends on :math:`J + \sum_a
+\lambda_a \nu_a`, with a violation :math:`\nu_a` of the gap and a multiplier :math:`\lambda_a`,
+which is zero at first; a dual step moves the multiplier by the violation.
 
 ``cooper-optim`` (1.0) has such multipliers for signed equalities and for inequalities. It is not
 used, since its optimizers take both the primal and the dual step, and :func:`fairlib.fit` takes the
-primal one: what would be left is the update of a vector, a line of arithmetic, while the absolute
-violations of [T], gaps between groups, moving averages and groups that a batch lacks would still
-have to be written here."""
+primal one. Only the update of a vector would be left to it, a line of arithmetic. The absolute
+violations of [T], gaps between groups and groups that a batch lacks would still have to be written
+here.
+"""
 
 import math
 from dataclasses import dataclass
@@ -24,15 +24,16 @@ from fairlib.data import GroupedDataset
 
 @dataclass(frozen=True)
 class Lagrangian:
-    r"""The settings of a Lagrangian: what a violation is, and how multipliers follow it.
+    r"""Settings of a Lagrangian: the kind of violation, and how multipliers follow it.
 
-    Args: step: Dual step :math:`s`, positive. violation: ``"absolute"``: :math:`\nu = \max(|h| -
-        \tau, 0)`, whose multipliers never fall (Fioretto et al.,
-            [T]). ``"signed"``: :math:`\nu = h` with multipliers of either sign, the dual ascent of
-            an equality. ``"one-sided"``: :math:`\nu = h - \tau`, :math:`\lambda \leftarrow
-            \max(\lambda + s \nu, 0)`, the projected dual ascent of :math:`h \le \tau`: only groups
-            that are worse off than the population are held. It is negative where the constraint is
-            met.
+    Args:
+        step: Dual step :math:`s`, positive.
+        violation: ``"absolute"``: :math:`\nu = \max(|h| - \tau, 0)`, whose multipliers never fall
+            (Fioretto et al., [T]). ``"signed"``: :math:`\nu = h` with multipliers of either sign,
+            the dual ascent of an equality. ``"one-sided"``: :math:`\nu = h - \tau`, :math:`\lambda
+            \leftarrow \max(\lambda + s \nu, 0)`, the projected dual ascent of :math:`h \le \tau`:
+            only groups that are worse off than the population are constrained. It is negative where
+            the constraint is met.
         tolerance: Tolerance :math:`\tau`, at least 0; a signed violation has none.
         population: Value that a group is compared with: the mean over ``"all"`` samples, the mean
             over all ``"groups"``, each counting once, or the mean over the samples of the
@@ -73,14 +74,17 @@ class Lagrangian:
             values: Value of each group, ``(k,)``.
             sizes: Weight of each group in the population, ``(k,)``.
 
-        Returns: Gaps ``(k,)``; 0, with gradient 0, for a group of size 0 and for one that has no
-            others to compare with.
+        Returns:
+            Gaps ``(k,)``; 0, with gradient 0, for a group of size 0 and for one that has no others
+            to compare with.
         """
         present = sizes > 0
         weights = present.to(values) if self.population == "groups" else sizes.to(values)
         total, weight = (weights * values).sum(), weights.sum()
         if self.population == "others":
             total, weight = total - weights * values, weight - weights
+        # A group without others has the weight 0. Divided by it, NaN would reach the gradient even
+        # though torch.where drops the value: its backward pass multiplies the NaN by zero.
         means = total / weight.clamp(min=torch.finfo(values.dtype).tiny)
         return torch.where(present & (weight > 0), values - means, 0.0)
 
@@ -91,44 +95,38 @@ class Lagrangian:
         return gaps - self.tolerance
 
     def weights(self, multipliers: Tensor, gaps: Tensor) -> Tensor:
-        r"""Compute the factors :math:`\lambda_a \, d\nu_a / dh_a` of the gaps' gradients in the
-        penalty's, ``(k,)``."""
+        r"""Compute the weights ``(k,)`` of the gaps' gradients.
+
+        .. math:: \lambda_a \, d\nu_a / dh_a
+        """
         if self.violation != "absolute":
             return multipliers
         return multipliers * gaps.sign() * (gaps.abs() > self.tolerance)
 
-    def follow(self, multipliers: Tensor, violations: Tensor, step: float | None = None) -> Tensor:
-        """Return the multipliers ``(k,)`` after a dual step on violations ``(k,)``; ``step``
-        replaces the own one."""
+    def dual_step(
+        self, multipliers: Tensor, violations: Tensor, step: Tensor | float | None = None
+    ) -> Tensor:
+        """Return the multipliers ``(k,)`` after a step along violations ``(k,)``.
+
+        Args:
+            multipliers: Multipliers before the step.
+            violations: Violations of the constraints, by :meth:`violations`.
+            step: Dual step; by default that of the settings.
+        """
         after = multipliers + (self.step if step is None else step) * violations
+        # An inequality's multiplier may not turn negative: it would push a group that is well off
+        # towards the others. Those of signed violations enforce an equality, and may.
         after = after.clamp(-self.cap if self.violation == "signed" else 0.0, self.cap)
         return after * (violations > 0) if self.restart else after
 
 
-class MovingAverage:
-    """Exponential moving averages by group; an absent group keeps its average.
-
-    Args:
-        start: Initial averages ``(..., k)``.
-        decay: Weight of the old average in an update, in [0, 1).
-    """
-
-    def __init__(self, start: Tensor, decay: float) -> None:
-        self.values, self.decay = start.clone(), decay
-
-    def update(self, values: Tensor, present: Tensor) -> None:
-        """Update ``values``, the averages ``(..., k)``, by those of the groups that are present."""
-        mixed = self.decay * self.values + (1 - self.decay) * values.detach()
-        self.values = torch.where(present, mixed, self.values)
-
-
-def named(data: GroupedDataset, **columns: Tensor) -> dict[str, float]:
+def group_columns(data: GroupedDataset, **columns: Tensor) -> dict[str, float]:
     """Name each group's value as the history of a training does: ``"violation[group]"``."""
-    return {
-        f"{what.replace('_', ' ')}[{name}]": value
-        for what, values in columns.items()
-        for name, value in zip(data.group_names, values.tolist(), strict=True)
-    }
+    named = {}
+    for column, values in columns.items():
+        for group, value in zip(data.group_names, values.tolist(), strict=True):
+            named[f"{column.replace('_', ' ')}[{group}]"] = value
+    return named
 
 
 def sizes_of(data: GroupedDataset, what: str) -> Tensor:

@@ -7,34 +7,40 @@ from torch import Tensor, nn
 
 from fairlib._validation import check_number
 from fairlib.data import GroupedDataset
-from fairlib.mitigation.lagrangian import named, sizes_of
+from fairlib.mitigation.lagrangian import group_columns, sizes_of
 from fairlib.training import Batch, Constraint, ConstraintRun, Objective
 
 
 @dataclass(frozen=True)
 class Reweight(Constraint):
-    r"""Minimize :math:`\frac{1}{N} \sum_i w_{a(i)} \ell_i` with :math:`w_a \propto n_a^{-p}` and a
-    mean weight of 1.
+    r"""Minimize :math:`\frac{1}{N} \sum_i w_{a(i)} \ell_i` with :math:`w_a \propto n_a^{-p}`.
 
-    With :math:`p = 1` that is :math:`\frac{1}{k} \sum_a J(\theta; D_a)`, what upsampling all k
-    groups to one size minimizes in expectation; with :math:`p = 0` it is the plain loss. The loss
-    of a batch is the mean of its weighted losses.
+    The mean weight is 1. With :math:`p = 1` that is :math:`\frac{1}{k} \sum_a J(\theta; D_a)`, what
+    upsampling all k groups to one size minimizes in expectation; with :math:`p = 0` it is the plain
+    loss. The loss of a batch is the mean of its weighted losses.
 
     Args:
         power: Exponent :math:`p`, at least 0.
 
-    Raises: TypeError: If ``power`` is not a number. ValueError: If ``power`` is negative; at the
-        start of a training, if fewer than two groups have members.
+    Raises:
+        TypeError: If ``power`` is not a number.
+        ValueError: If ``power`` is negative; at the start of a training, if fewer than two groups
+            have members.
 
-    Source: Inverse-probability weights, textbook; as a baseline for group robustness, Sagawa et al.
+    Source:
+        Inverse-probability weights, textbook; as a baseline for group robustness, Sagawa et al.
         (2020).
 
-    Example: Nine samples of one group have class 0, one of another group has class 1, and all look
+    Example:
+        Nine samples of one group have class 0, one of another group has class 1, and all look
         alike. The one counts as much as the nine together, so that both classes get the probability
         0.5, where plain training gives 0.9 and 0.1.
 
         >>> import torch, fairlib
-        >>> data = fairlib.GroupedDataset(torch.zeros(10, 1), [0] * 9 + [1], [0] * 9 + [1], group_names=["many", "few"])
+        >>> few = [0] * 9 + [1]
+        >>> data = fairlib.GroupedDataset(
+        ...     torch.zeros(10, 1), few, few, group_names=["many", "few"]
+        ... )
         >>> model = torch.nn.Linear(1, 2)
         >>> settings = dict(epochs=100, lr=0.5, momentum=0, weight_decay=0)
         >>> fair = fairlib.fit(model, data, **settings, constraint=fairlib.Reweight())
@@ -67,4 +73,4 @@ class _ReweightRun:
         return (self.weights.to(batch.losses)[batch.groups] * batch.losses).mean()
 
     def end_epoch(self) -> dict[str, float]:
-        return named(self.data, weight=self.weights)
+        return group_columns(self.data, weight=self.weights)

@@ -1,11 +1,11 @@
 """Pruning, one method a file. :func:`prune` calls them by name.
 
->>> from fairlib.pruning import METHODS, SCHEDULES
->>> list(METHODS)
+>>> from fairlib.pruning import PRUNERS, SPARSITY_SCHEDULES
+>>> list(PRUNERS)
 ['magnitude', 'filter-norm', 'fpgm', 'snip', 'lottery', 'fairgrape', 'bip', 'bifp', 'random']
->>> [name for name, method in METHODS.items() if method.trains]
+>>> [name for name, pruner in PRUNERS.items() if pruner.trains]
 ['lottery', 'bip', 'bifp']
->>> list(SCHEDULES)
+>>> list(SPARSITY_SCHEDULES)
 ['one-shot', 'iterative', 'gradual']
 """
 
@@ -18,23 +18,23 @@ from torch import Tensor, nn
 from fairlib._validation import check_number, check_type, lookup, named
 from fairlib.data import GroupedDataset
 from fairlib.network import masks, quantizers
-from fairlib.pruning.bifp import bifp, bip, bip_from_flat, epochs_within, from_flat
+from fairlib.pruning.bifp import bifp, bip, epochs_within
 from fairlib.pruning.fairgrape import fairgrape
 from fairlib.pruning.filter_norm import filter_norm
 from fairlib.pruning.fpgm import fpgm
 from fairlib.pruning.lottery import lottery
 from fairlib.pruning.magnitude import magnitude
-from fairlib.pruning.random import random
-from fairlib.pruning.schedules import SCHEDULES, gradual, iterative
+from fairlib.pruning.random import random_pruning
+from fairlib.pruning.schedules import SPARSITY_SCHEDULES, gradual, iterative
 from fairlib.pruning.snip import snip
 from fairlib.training.compressors import Compressor, Method, Settings
 from fairlib.training.loop import check_arguments, check_training
 
 __all__ = [
-    "METHODS",
-    "SCHEDULES",
+    "PRUNERS",
+    "SPARSITY_SCHEDULES",
     "Pruning",
-    "check",
+    "check_pruner",
     "epochs_within",
     "gradual",
     "iterative",
@@ -44,20 +44,16 @@ __all__ = [
 
 Schedule = str | tuple[str, Settings]  # The name of a schedule, or its name and settings.
 
-METHODS: dict[str, Method] = {
+PRUNERS: dict[str, Method] = {
     "magnitude": Method(magnitude),
     "filter-norm": Method(filter_norm, takes=("data",)),
     "fpgm": Method(fpgm, takes=("data",)),
-    "snip": Method(snip, takes=("data", "seed")),
+    "snip": Method(snip, takes=("data",)),
     "lottery": Method(lottery, takes=("data", "train", "seed")),
     "fairgrape": Method(fairgrape, takes=("data",)),
-    "bip": Method(
-        bip, takes=("data", "train", "val", "seed"), constrained=False, gather=bip_from_flat
-    ),
-    "bifp": Method(
-        bifp, takes=("data", "train", "val", "seed"), constrained=False, gather=from_flat
-    ),
-    "random": Method(random, takes=("seed",)),
+    "bip": Method(bip, takes=("data", "train", "val", "seed"), constrained=False),
+    "bifp": Method(bifp, takes=("data", "train", "val", "seed"), constrained=False),
+    "random": Method(random_pruning, takes=("seed",)),
 }
 
 
@@ -73,12 +69,12 @@ def prune(
     seed: int = 0,
     **settings,
 ) -> nn.Module:
-    """Prune a model by a method of the registry :data:`fairlib.pruning.METHODS`.
+    """Prune a model by a method of the registry :data:`fairlib.pruning.PRUNERS`.
 
-    Args: model: Any module with convolutions or linear layers; not changed. method:
-        ``"magnitude"``, ``"filter-norm"``, ``"fpgm"``, ``"snip"``, ``"lottery"``, ``"fairgrape"``,
-        ``"bip"``,
-            ``"bifp"`` or ``"random"``.
+    Args:
+        model: Any module with convolutions or linear layers; not changed.
+        method: ``"magnitude"``, ``"filter-norm"``, ``"fpgm"``, ``"snip"``, ``"lottery"``,
+            ``"fairgrape"``, ``"bip"``, ``"bifp"`` or ``"random"``.
         sparsity: Share of zeros among the prunable weights (convolution and linear), in [0, 1).
         data: The training set. ``"magnitude"`` and ``"random"`` need none; ``"filter-norm"`` and
             ``"fpgm"`` use only the shape of its inputs, and also take a tensor of inputs.
@@ -93,13 +89,14 @@ def prune(
         seed: Seed of the method's random choices and of its trainings.
         **settings: Further arguments of the method, such as ``scope="layer"`` of ``"magnitude"``.
 
-    Returns: A copy in eval mode whose pruned weights are zero, and stay zero in any further
-        training (:mod:`fairlib.network.masks`). It is not finetuned unless the method or the
-        schedule trains.
+    Returns:
+        A copy in eval mode whose pruned weights are zero, and stay zero in any further training
+        (:mod:`fairlib.network.masks`). It is not finetuned unless the method or the schedule
+        trains.
 
-    Raises: ValueError: If a name is unknown, ``sparsity`` is outside [0, 1), ``data`` is missing,
-        ``train`` is given
-            although nothing is trained, or the model is quantized.
+    Raises:
+        ValueError: If a name is unknown, ``sparsity`` is outside [0, 1), ``data`` is missing,
+            ``train`` is given although nothing is trained, or the model is quantized.
         TypeError: If a setting is unknown, or an argument is of another type.
 
     Example:
@@ -118,42 +115,49 @@ def prune(
         >>> pruned.weight.tolist()
         [[0.0, -5.0, 2.0, 0.0]]
     """
-    check(method, schedule=schedule, train=train, **settings)
+    check_pruner(method, schedule=schedule, train=train, **settings)
     check_number("sparsity", sparsity, 0, 1)
     check_arguments({"model": model, "val": val, "seed": seed})
     if quantizers.read_bits(model):
         raise ValueError(
-            "the model's weights are quantized, and what pruning keeps is not: prune first, then quantize"
+            "the model's weights are quantized, and pruning would undo that: prune first, then "
+            "quantize"
         )
     check_type("data", data, (GroupedDataset, Tensor, NoneType), "a GroupedDataset")
     offered = {"data": data, "train": {"seed": seed, **(train or {})}, "val": val, "seed": seed}
-    pruner = METHODS[method]
+    pruner = PRUNERS[method]
     once = partial(pruner.function, **pruner.arguments(f"method {method!r}", offered, settings))
     name, options = named("schedule", schedule)
-    plan = SCHEDULES[name]
+    plan = SPARSITY_SCHEDULES[name]
     arguments = plan.arguments(f"schedule {name!r}", offered, options)
     return plan.function(
         lambda dense, level: once(dense, sparsity=level), model, sparsity, **arguments
     )
 
 
-def check(
-    method: str, *, schedule: Schedule = "one-shot", train: Settings | None = None, **settings
+def check_pruner(
+    method: str,
+    *,
+    schedule: Schedule = "one-shot",
+    train: Settings | None = None,
+    val: GroupedDataset | None = None,
+    **settings,
 ) -> None:
     """Check the arguments of :func:`prune` before anything is trained.
 
-    Raises: ValueError: If a name is unknown, a method that has its own schedule is given another,
-        or ``train`` is given
-            although nothing is trained.
+    Raises:
+        ValueError: If a name is unknown, a method that has its own schedule is given another, or
+            ``train`` is given although nothing is trained.
         TypeError: If a setting is unknown.
     """
-    pruner = lookup("pruning method", method, METHODS)
+    pruner = lookup("pruning method", method, PRUNERS)
     pruner.check(f"pruning method {method!r}", settings, level="sparsity")
     name, options = named("schedule", schedule)
-    lookup("schedule", name, SCHEDULES).check(f"schedule {name!r}", options)
+    lookup("schedule", name, SPARSITY_SCHEDULES).check(f"schedule {name!r}", options)
     if name != "one-shot" and pruner.trains:
         raise ValueError(
-            f"pruning method {method!r} has its own schedule; schedule must be 'one-shot', got {name!r}"
+            f"pruning method {method!r} has its own schedule; schedule must be 'one-shot', "
+            f"got {name!r}"
         )
     if train and not trains(method, {"schedule": schedule}):
         raise ValueError(
@@ -163,20 +167,19 @@ def check(
 
 
 def trains(method: str, settings: Settings) -> bool:
-    """Tell whether :func:`prune` trains, given a method and settings that may hold a
-    ``schedule``."""
+    """Tell whether :func:`prune` trains with a method and settings, which may hold a schedule."""
     name, _ = named("schedule", settings.get("schedule", "one-shot"))
-    return METHODS[method].trains or SCHEDULES[name].trains
+    return PRUNERS[method].trains or SPARSITY_SCHEDULES[name].trains
 
 
 class Pruning(Compressor):
     """Pruning, for a study: the level is the sparsity, and ``kept`` is the share of prunable
     weights that are kept."""
 
-    level, control, inherits, methods = "sparsity", 0.0, True, METHODS
+    level, control, inherits, methods = "sparsity", 0.0, True, PRUNERS
 
     def check(self, name: str, **settings: Any) -> None:
-        check(name, **settings)
+        check_pruner(name, **settings)
 
     def trains(self, name: str, settings: Settings) -> bool:
         return trains(name, settings)

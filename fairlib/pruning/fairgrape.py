@@ -1,5 +1,4 @@
-"""FairGRAPE: prune so that every layer keeps each group's share of the importance of its
-weights."""
+"""FairGRAPE: every layer keeps each group's share of the importance of its weights."""
 
 import math
 
@@ -8,15 +7,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fairlib._validation import check_number
 from fairlib.data import GroupedDataset
 from fairlib.network import masks
 from fairlib.network.evaluation import check_logits, placement
 from fairlib.network.memory import add_gradients
 from fairlib.pruning.gradients import mean_gradient, scored_copy
 
-BLOCK = 1000
-"""A step of the selection takes 1 / BLOCK of the weights still to be kept, at least one."""
+BATCH_SIZE = 64
+"""Largest number of samples per gradient, as in the paper."""
+
+TURN = 1000
+"""A turn of a group takes 1 / TURN of the weights still to be kept, at least one."""
 
 
 def fairgrape(
@@ -24,34 +25,31 @@ def fairgrape(
     *,
     sparsity: float,
     data: GroupedDataset,
-    batch_size: int = 64,
     as_published: bool = False,
 ) -> nn.Module:
-    r"""Prune so that no group loses a larger share of its important weights than another, without
-    retraining.
+    r"""Prune so that no group loses a larger share of its important weights; nothing is trained.
 
     The importance of weight i for group a is :math:`I_{ia} = \frac1B \sum_b (w_i\, g_{iab})^2`,
     where :math:`g_{ab}` is the gradient of the mean cross-entropy over batch b of the group, and a
     layer's target share for the group is :math:`p_a = \sum_i I_{ia} / \sum_{a'} \sum_i I_{ia'}`.
     Each layer of n weights keeps exactly ``n - round(sparsity * n)`` of them, at least one. They
-    are chosen in turns: the group whose share of the importance kept so far lies furthest below its
+    are chosen in turns: the group whose share of the importance kept so far is furthest below its
     target takes the weight most important to it of those not yet kept (of equal ones the first in
     the order of the weights). Weights that a mask of the model holds at zero are never taken.
 
     While 2,000 or more weights are still to be kept in a layer, a turn takes a thousandth of them
     at once, which changes the final shares by less than 0.001; after that, one weight.
 
-    A group is split into batches of equal size, give or take one. The square of a batch's gradient
-    contains its noise too, so groups that are smaller than a batch count for more than they should.
-    The paper alternates scoring with retraining: ``schedule=("iterative", {"rate": 0.1})`` of
-    :func:`fairlib.prune`.
+    A group is split into batches of equal size, give or take one, of at most 64 samples. The square
+    of a batch's gradient contains its noise too, so groups that are smaller than a batch count for
+    more than they should. The paper alternates scoring with retraining: ``schedule=("iterative",
+    {"rate": 0.1})`` of :func:`fairlib.prune`.
 
-    Args: model: The trained model; not changed. It is scored in eval mode, except for batch
-        normalizations that have seen
-            no batch.
+    Args:
+        model: The trained model; not changed. It is scored in eval mode, except for batch
+            normalizations that have seen no batch.
         sparsity: Share of zeros in every layer, in [0, 1).
         data: The training set; each of its groups must have a sample.
-        batch_size: Largest number of samples per gradient; 64 in the paper.
         as_published: Score as the released code does: gradients are never cleared, so that each
             batch's gradient includes those of all batches and groups before it; an optimizer (Adam
             with a learning rate of 0.0001) changes the model between batches; and only the last
@@ -61,58 +59,55 @@ def fairgrape(
     Returns:
         A masked copy in eval mode.
 
-    Raises: ValueError: If a group has no sample, an importance is NaN or infinite, all importances
-        are zero, or a layer is
-            already sparser than asked.
+    Raises:
+        ValueError: If a group has no sample, an importance is NaN or infinite, all importances are
+            zero, or a layer is already sparser than asked.
 
-    Source: Lin, Kim, Joo, FairGRAPE: fairness-aware gradient pruning method for face attribute
+    Source:
+        Lin, Kim, Joo, FairGRAPE: fairness-aware gradient pruning method for face attribute
         classification (ECCV 2022).
     """
-    check_number("batch_size", batch_size, 1, whole=True)
     missing = [name for name, size in data.group_sizes.items() if not size]
     if missing:
         raise ValueError(f"group {missing[0]!r} has no sample in the data; every group needs one")
-    scores = (
-        _as_published(model, data, batch_size)
-        if as_published
-        else importance(model, data, batch_size)
-    )
-    if not any(score.any() for score in scores.values()):
+    score = published_importance if as_published else importance
+    scores = score(model, data, BATCH_SIZE)
+    if not any(values.any() for values in scores.values()):
         raise ValueError(
-            "all importances are zero: every sample is fitted exactly, or no signal passes the network"
+            "all importances are zero: every sample is fitted exactly, or no signal passes the "
+            "network"
         )
     before = masks.read_masks(model)
     keep = {
-        name: _select(name, score, sparsity, before.get(name)) for name, score in scores.items()
+        name: _select(name, values, sparsity, before.get(name)) for name, values in scores.items()
     }
     return add_gradients(masks.with_masks(model, keep), len(data))
 
 
 def importance(model: nn.Module, data: GroupedDataset, batch_size: int) -> dict[str, Tensor]:
-    """Compute the importances I of every prunable weight: parameter name to ``(groups,
-    *shape)``."""
+    """Compute the importances ``(groups, *shape)`` of every prunable weight, by parameter name."""
     scored = scored_copy(model, data)
     weights = masks.prunable(scored)
-    totals = _no_importance(weights, data.num_groups)
+    totals = _zeros(weights, data)
     for group, batches in enumerate(_batches(data, batch_size)):
         for index in batches:
-            gradient = mean_gradient(scored, data, index)
+            gradients = mean_gradient(scored, data, index)
             for name, weight in weights.items():
-                totals[name][group] += (
-                    weight.detach().float() * gradient[name].float()
-                ).square() / len(batches)
+                products = weight.detach().float() * gradients[name].float()
+                totals[name][group] += products.square() / len(batches)
     return totals
 
 
-def _as_published(
+def published_importance(
     model: nn.Module, data: GroupedDataset, batch_size: int, lr: float = 1e-4
 ) -> dict[str, Tensor]:
+    """Compute importances as the released code does (``as_published`` of :func:`fairgrape`)."""
     scored = scored_copy(model, data)
     scored.zero_grad()  # Only here: the released code never clears the gradients.
     device, dtype = placement(scored)
     weights = masks.prunable(scored)
     optimizer = torch.optim.Adam(scored.parameters(), lr=lr)
-    totals = _no_importance(weights, data.num_groups)
+    totals = _zeros(weights, data)
     for group, batches in enumerate(_batches(data, batch_size)):
         for index in batches:
             logits = scored(data.batch(index, dtype=dtype, device=device))
@@ -120,18 +115,22 @@ def _as_published(
             cross_entropy(logits, data.labels(index, device)).backward()
             for name, weight in weights.items():
                 if weight.grad is not None:  # None: the model does not use the weight.
-                    totals[name][group] += (weight.detach().float() * weight.grad.float()).square()
+                    products = weight.detach().float() * weight.grad.float()
+                    totals[name][group] += products.square()
             optimizer.step()
+    # Behind the loops, as in the released code: ``batches`` are those of the last group alone.
     for total in totals.values():
         total[-1] /= len(batches)
     return totals
 
 
-def _no_importance(weights: dict[str, nn.Parameter], groups: int) -> dict[str, Tensor]:
-    """Make zeros to add importances to, in single precision: squares of half-precision numbers
-    underflow."""
+def _zeros(weights: dict[str, nn.Parameter], data: GroupedDataset) -> dict[str, Tensor]:
+    """Make zeros ``(groups, *shape)`` for every weight, in single precision.
+
+    Importances are squares, and those of half-precision numbers underflow.
+    """
     return {
-        name: torch.zeros(groups, *weight.shape, device=weight.device)
+        name: torch.zeros(data.num_groups, *weight.shape, device=weight.device)
         for name, weight in weights.items()
     }
 
@@ -143,30 +142,34 @@ def _batches(data: GroupedDataset, batch_size: int) -> list[tuple[Tensor, ...]]:
 
 
 def _select(name: str, score: Tensor, sparsity: float, mask: Tensor | None) -> Tensor:
-    """Make the mask of a layer of this sparsity from the importances ``(groups, *shape)`` of its
-    weights."""
-    count = max(1, score[0].numel() - round(sparsity * score[0].numel()))
+    """Make the mask of a layer of this sparsity from importances ``(groups, *shape)``."""
+    flat = score.flatten(1).double()
+    size = flat.shape[1]
+    count = max(1, size - round(sparsity * size))
+    free = torch.ones_like(flat[0], dtype=torch.bool) if mask is None else mask.flatten()
+    left = int(free.sum())
     if not score.isfinite().all():
         raise ValueError(f"the importances of {name} are not all finite; has training diverged?")
-    if mask is not None and count > int(mask.sum()):
+    if count > left:
         raise ValueError(
-            f"{name} should keep {count} weights, but only {int(mask.sum())} are not pruned already"
+            f"{name} should keep {count} weights, but only {left} are not pruned already"
         )
-    flat = score.flatten(1).double()
-    free = torch.ones_like(flat[0], dtype=torch.bool) if mask is None else mask.flatten()
-    order = flat.masked_fill(~free, -1).sort(dim=1, descending=True, stable=True).indices[:, :count]
-    kept = torch.zeros_like(free)
-    kept[in_turn(flat.cpu().numpy(), order.cpu().numpy(), count)] = True
-    return kept.reshape(score.shape[1:])
+    # Weights that are pruned already get an importance below any other and come last.
+    ranked = flat.masked_fill(~free, -1).sort(dim=1, descending=True, stable=True).indices
+    keep = torch.zeros_like(free)
+    keep[in_turn(flat.cpu().numpy(), ranked[:, :count].cpu().numpy(), count)] = True
+    return keep.reshape(score.shape[1:])
 
 
-def in_turn(scores: np.ndarray, order: np.ndarray, count: int, block: int = BLOCK) -> np.ndarray:
+def in_turn(scores: np.ndarray, order: np.ndarray, count: int, block: int = TURN) -> np.ndarray:
     """Choose weights of a layer by letting the groups take them in turns.
 
-    Args: scores: Importances of the weights, ``(groups, n)``, not negative. order: For each group
-        the positions of the weights by falling importance, ``(groups, count)`` or more. count:
-        Number of weights to take. block: A turn takes 1 / ``block`` of the weights still to be
-        taken, at least one.
+    Args:
+        scores: Importances of the weights, ``(groups, n)``, not negative.
+        order: For each group the positions of the weights by falling importance, ``(groups,
+            count)`` or more.
+        count: Number of weights to take.
+        block: A turn takes 1 / ``block`` of the weights still to be taken, at least one.
 
     Returns:
         Positions of the weights taken, int64 ``(count,)``.
@@ -178,14 +181,20 @@ def in_turn(scores: np.ndarray, order: np.ndarray, count: int, block: int = BLOC
     chosen: list[np.ndarray] = []
     left = count
     while left:
-        group = np.argmax(target - (share / share.sum() if share.any() else share))
+        # The share of what is kept so far, not of all: at first every group has 0, and the one with
+        # the largest target begins.
+        behind = target - (share / share.sum() if share.any() else share)
+        group = np.argmax(behind)
         turn = max(1, left // block)
+        # Each group goes down its own ranking and skips what others have taken. Twice the turn is
+        # looked at; where most of that is taken, the turn is shorter, and the next look goes on
+        # behind it. A search for exactly ``turn`` fresh weights would make the loop quadratic.
         ahead = order[group, position[group] : position[group] + 2 * turn]
         fresh = np.flatnonzero(~taken[ahead])[:turn]
         position[group] += fresh[-1] + 1 if len(fresh) == turn else len(ahead)
-        won = ahead[fresh]
-        taken[won] = True
-        share += scores[:, won].sum(axis=1)
-        chosen.append(won)
-        left -= len(won)
+        newly = ahead[fresh]
+        taken[newly] = True
+        share += scores[:, newly].sum(axis=1)
+        chosen.append(newly)
+        left -= len(newly)
     return np.concatenate(chosen)

@@ -9,8 +9,9 @@ from fairlib.network.channels import select_channels
 
 
 def fpgm(model: nn.Module, *, sparsity: float, data: GroupedDataset | Tensor | None) -> nn.Module:
-    r"""Remove the channels whose filters lie nearest to the geometric median of their layer,
-    without retraining.
+    r"""Remove the channels whose filters are nearest to the geometric median of their layer.
+
+    Nothing is trained.
 
     A channel's score is the sum of the Euclidean distances of its filter to the others,
     :math:`\sum_j \|F_i - F_j\|_2`; the geometric median is the point that makes this sum smallest.
@@ -31,10 +32,12 @@ def fpgm(model: nn.Module, *, sparsity: float, data: GroupedDataset | Tensor | N
     Returns:
         A masked copy in eval mode.
 
-    Raises: ValueError: If ``data`` is missing, or the model has no removable channels or too few of
-        them.
+    Raises:
+        ValueError: If ``data`` is missing, or the model has no removable channels or too few of
+            them.
 
-    Source: He et al. (2019), "Filter pruning via geometric median for deep convolutional neural
+    Source:
+        He et al. (2019), "Filter pruning via geometric median for deep convolutional neural
         networks acceleration", its "FPGM-only"; its "FPGM-mix", which prunes by norm as well, is
         not offered.
     """
@@ -43,10 +46,9 @@ def fpgm(model: nn.Module, *, sparsity: float, data: GroupedDataset | Tensor | N
 
 
 def _distances(points: Tensor) -> Tensor:
-    """Compute the Euclidean distances ``(n, n)`` between the rows of ``(n, d)``; between equal rows
-    exactly 0."""
+    """Compute the Euclidean distances ``(n, n)`` between rows; between equal rows exactly 0."""
     rows, columns = torch.triu_indices(len(points), len(points), offset=1, device=points.device)
-    distances = torch.zeros(len(points), len(points), device=points.device, dtype=points.dtype)
+    distances = points.new_zeros(len(points), len(points))
     # pdist works on differences: the expanded square would not give 0 for equal rows, and cdist
     # without it is 15 times as slow. It does not take half precision.
     distances[rows, columns] = torch.pdist(points.float() if points.itemsize < 4 else points).to(

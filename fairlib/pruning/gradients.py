@@ -1,5 +1,4 @@
-"""The gradient of the loss with respect to the prunable weights, from which several methods compute
-their scores."""
+"""Gradient of the loss with respect to the prunable weights, for methods that score by it."""
 
 import copy
 import math
@@ -14,7 +13,8 @@ from fairlib.models.normalization import fill_normalization
 from fairlib.network import masks
 from fairlib.network.evaluation import check_logits, placement
 
-CHUNK = 256  # Samples of one backward pass.
+SAMPLES_PER_PASS = 256
+"""Largest number of samples of one backward pass."""
 
 
 def scored_copy(model: nn.Module, data: GroupedDataset) -> nn.Module:
@@ -22,7 +22,8 @@ def scored_copy(model: nn.Module, data: GroupedDataset) -> nn.Module:
 
     For a network at initialization the normalization of its inputs is filled from the data, as the
     first training would do, and a batch normalization that has seen no batch normalizes by the
-    batches it is given."""
+    batches that pass through it.
+    """
     scored = copy.deepcopy(model).eval()
     fill_normalization(scored, data)
     for module in scored.modules():
@@ -34,34 +35,28 @@ def scored_copy(model: nn.Module, data: GroupedDataset) -> nn.Module:
 
 
 def _is_fresh(module: _BatchNorm) -> bool:
-    """Tell whether a batch normalization has seen no batch. Old checkpoints have no counter, hence
-    the statistics."""
-    counted, mean, variance = module.num_batches_tracked, module.running_mean, module.running_var
-    if (
-        not module.track_running_stats
-        or counted is None
-        or counted
-        or mean is None
-        or variance is None
-    ):
+    """Tell whether a batch normalization has seen no batch."""
+    # The counter alone would not do: checkpoints of old versions have none, and loading one leaves
+    # it at 0 beside trained statistics. Without statistics at all it is None.
+    mean, variance = module.running_mean, module.running_var
+    if module.num_batches_tracked != 0 or mean is None or variance is None:
         return False
     return not mean.any() and bool((variance == 1).all())
 
 
 def mean_gradient(scored: nn.Module, data: GroupedDataset, index: Tensor) -> dict[str, Tensor]:
-    r"""Compute :math:`\nabla_w \frac1n \sum_i \ell_i` over the samples at ``index`` ``(n,)``, by
-    prunable weight.
+    r"""Compute :math:`\nabla_w \frac1n \sum_i \ell_i` over the samples at ``index`` ``(n,)``.
 
     The gradient is zero where a mask of the model holds the weight at zero.
 
     Returns:
-        Parameter name to tensor of the weight's shape.
+        Name of each prunable weight to a tensor of its shape.
     """
     device, dtype = placement(scored)
     weights = masks.prunable(scored)
     total = {name: torch.zeros_like(weight) for name, weight in weights.items()}
     # Chunks of equal size: batch normalization could do nothing with a single sample at the end.
-    for chunk in index.tensor_split(math.ceil(len(index) / CHUNK)):
+    for chunk in index.tensor_split(math.ceil(len(index) / SAMPLES_PER_PASS)):
         logits = scored(data.batch(chunk, dtype=dtype, device=device))
         check_logits(logits, data)
         loss = cross_entropy(logits, data.labels(chunk, device), reduction="sum") / len(index)

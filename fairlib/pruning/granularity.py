@@ -1,9 +1,6 @@
-"""What a learned mask keeps or prunes, single weights or whole channels: from scores to masks of
-the weights."""
+"""Granularities of a learned mask: from scores of weights or channels to masks of the weights."""
 
-import math
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -13,175 +10,112 @@ from fairlib.network import channels, masks
 from fairlib.pruning.selection import keep_highest
 
 
-class Form(Protocol):
-    """From scores of single weights or channels to masks of the weights.
+class _Granularity:
+    def __init__(self, model: nn.Module, data: GroupedDataset) -> None:
+        self.model, self.weights = model, masks.prunable(model)
+        self.before = masks.read_masks(model)
 
-    Attributes:
+    def _without_pruned(self, expanded: dict[str, Tensor]) -> list[Tensor]:
+        """Set masks to zero at weights that an earlier mask prunes, and cut their gradients."""
+        return [
+            mask * self.before[name] if name in self.before else mask
+            for name, mask in expanded.items()
+        ]
+
+
+class WeightGranularity(_Granularity):
+    """Every weight has a score, and all are ranked together.
+
+    Args:
         model: The model whose weights are ranked.
-        kept: Masks that the last call of ``final`` made: parameter name to bool tensor.
+        data: The training set; only the shape of its inputs is used.
     """
-
-    model: nn.Module
-    kept: dict[str, Tensor]
 
     def start(self) -> list[Tensor]:
         """Compute scores from the magnitudes of the model's weights, with a mean of 1."""
-
-    def choose(self, scores: Sequence[Tensor], sparsity: float) -> list[Tensor]:
-        """Make entries that are 1 for the highest scores and 0 for the others, in the shapes of the
-        scores."""
-
-    def project(self, scores: Sequence[Tensor], sparsity: float) -> list[Tensor]:
-        """Make relaxed entries: the nearest to the scores in [0, 1] with a sum of at most what
-        ``choose`` keeps.
-
-        In a layer that this would empty the highest score gets 1.
-        """
-
-    def expand(self, entries: Sequence[Tensor]) -> list[Tensor]:
-        """Make the masks of the weights for the search, from entries in the shapes of the scores;
-        linear in them."""
-
-    def final(self, scores: Sequence[Tensor], sparsity: float) -> list[Tensor]:
-        """Choose entries like ``choose``, exactly, and set ``kept``."""
-
-
-class Weights:
-    """Every weight has a score, and all are ranked together."""
-
-    def __init__(self, model: nn.Module, data: GroupedDataset) -> None:
-        self.model, self.weights, self.before = (
-            model,
-            masks.prunable(model),
-            masks.read_masks(model),
-        )
-        self.kept: dict[str, Tensor] = {}
-
-    def start(self) -> list[Tensor]:
         sizes = [weight.detach().abs() for weight in self.weights.values()]
         mean = torch.cat([size.flatten() for size in sizes]).mean()
         return [size / mean for size in sizes] if mean > 0 else sizes
 
     def choose(self, scores: Sequence[Tensor], sparsity: float) -> list[Tensor]:
-        keep = keep_highest(self.model, dict(zip(self.weights, scores, strict=True)), sparsity)
-        return [
-            keep[name].to(score.dtype) for name, score in zip(self.weights, scores, strict=True)
-        ]
-
-    def project(self, scores: Sequence[Tensor], sparsity: float) -> list[Tensor]:
-        kept = sum(part.sum() for part in self.choose(scores, sparsity))
-        flat = capped_simplex(torch.cat([score.flatten() for score in scores]), float(kept))
-        parts = [part.clone() for part in flat.split([score.numel() for score in scores])]
-        for part, score in zip(parts, scores, strict=True):
-            if not part.any():
-                part[score.argmax()] = 1  # No layer is emptied.
-        return [part.reshape(score.shape) for part, score in zip(parts, scores, strict=True)]
+        """Make entries in the shapes of the scores: 1 for the highest scores, and else 0."""
+        return self.final(scores, sparsity)[0]
 
     def expand(self, entries: Sequence[Tensor]) -> list[Tensor]:
-        pairs = zip(self.weights, entries, strict=True)
-        return [
-            entry * self.before[name] if name in self.before else entry for name, entry in pairs
-        ]
+        """Make the masks of the weights for the search, linear in the entries."""
+        return self._without_pruned(dict(zip(self.weights, entries, strict=True)))
 
-    def final(self, scores: Sequence[Tensor], sparsity: float) -> list[Tensor]:
-        chosen = self.choose(scores, sparsity)
-        self.kept = {name: entry > 0 for name, entry in zip(self.weights, chosen, strict=True)}
-        return chosen
+    def final(
+        self, scores: Sequence[Tensor], sparsity: float
+    ) -> tuple[list[Tensor], dict[str, Tensor]]:
+        """Choose entries like ``choose``, exactly, and make bool masks by parameter name."""
+        by_name = dict(zip(self.weights, scores, strict=True))
+        keep = keep_highest(self.model, by_name, sparsity)
+        return [keep[name].to(score.dtype) for name, score in by_name.items()], keep
 
 
-class Filters:
-    """Every channel has a score, and the same share of each layer's channels is kept."""
+class ChannelGranularity(_Granularity):
+    """Every channel has a score, and the same share of each layer's channels is kept.
+
+    Channels that a residual sum or a depthwise convolution ties together have one score. Arguments
+    and methods are those of :class:`WeightGranularity`.
+    """
 
     def __init__(self, model: nn.Module, data: GroupedDataset) -> None:
-        self.model, self.weights, self.before = (
-            model,
-            masks.prunable(model),
-            masks.read_masks(model),
-        )
+        super().__init__(model, data)
         self.sets = channels.coupled_channels(model, channels.example_inputs(model, data))
         if not self.sets:
             raise ValueError(
-                f"{type(model).__name__} has no channel that can be removed; take granularity='weight'"
+                f"{type(model).__name__} has no channel that can be removed; "
+                "take granularity='weight'"
             )
-        self.kept: dict[str, Tensor] = {}
-        self.sparsity = -1.0
-        self.gone: list[int] = []
+        self.counts: tuple[float, list[int]] = (-1.0, [])
 
     def start(self) -> list[Tensor]:
         norms = channels.channel_scores(self.model, self.sets, lambda filters: filters.norm(dim=1))
+        # A channel that an earlier mask removed has the score -inf, which would swallow the mean.
         means = [norm[norm.isfinite()].mean() for norm in norms]
         return [norm / mean if mean > 0 else norm for norm, mean in zip(norms, means, strict=True)]
 
     def choose(self, scores: Sequence[Tensor], sparsity: float) -> list[Tensor]:
-        if (
-            sparsity != self.sparsity
-        ):  # The number of channels hardly depends on the scores; ``final`` is exact.
+        # The search for the rate that reaches the sparsity builds the masks of all weights several
+        # times, too slow for every step. How many channels of a layer go hardly depends on which:
+        # the numbers are found once, and ``final`` looks for the rate again.
+        if sparsity != self.counts[0]:
             removed = channels.lowest(self.model, self.sets, scores, sparsity)
-            self.sparsity, self.gone = sparsity, [int(part.sum()) for part in removed]
-        kept = []
-        for score, gone in zip(scores, self.gone, strict=True):
+            self.counts = sparsity, [int(part.sum()) for part in removed]
+        chosen = []
+        for score, count in zip(scores, self.counts[1], strict=True):
             entries = torch.ones_like(score)
-            entries[score.argsort(stable=True)[:gone]] = 0
-            kept.append(entries)
-        return kept
-
-    def project(self, scores: Sequence[Tensor], sparsity: float) -> list[Tensor]:
-        kept = self.choose(scores, sparsity)
-        return [
-            capped_simplex(score, float(part.sum()))
-            for score, part in zip(scores, kept, strict=True)
-        ]
+            entries[score.argsort(stable=True)[:count]] = 0
+            chosen.append(entries)
+        return chosen
 
     def expand(self, entries: Sequence[Tensor]) -> list[Tensor]:
-        # Only weights that read a channel: with a mask on those that make it, too, a removed
-        # channel has no gradient.
+        # Only the weights that read a channel are masked, which is enough for it to have no effect.
+        # With a mask on the weights that make it as well, both would be zero in a removed channel,
+        # and so would the gradient of either: it could never return.
         columns = {name: weight.new_ones(weight.shape[1]) for name, weight in self.weights.items()}
         for coupled, entry in zip(self.sets, entries, strict=True):
             for name, (of, positions) in coupled.readers.items():
                 columns[name] = columns[name].index_put((positions,), entry[of])
-        expanded = []
+        expanded = {}
         for name, weight in self.weights.items():
-            mask = columns[name].reshape(1, -1, *[1] * (weight.ndim - 2)).expand(weight.shape)
-            expanded.append(mask * self.before[name] if name in self.before else mask)
-        return expanded
+            row = columns[name].reshape(1, -1, *[1] * (weight.ndim - 2))
+            expanded[name] = row.expand(weight.shape)
+        return self._without_pruned(expanded)
 
-    def final(self, scores: Sequence[Tensor], sparsity: float) -> list[Tensor]:
+    def final(
+        self, scores: Sequence[Tensor], sparsity: float
+    ) -> tuple[list[Tensor], dict[str, Tensor]]:
         removed = channels.lowest(self.model, self.sets, scores, sparsity)
-        self.kept = channels.masks_for(self.sets, removed, self.model)
-        return [(~gone).to(score.dtype) for gone, score in zip(removed, scores, strict=True)]
+        entries = [(~gone).to(score.dtype) for gone, score in zip(removed, scores, strict=True)]
+        return entries, channels.masks_for(self.sets, removed, self.model)
 
 
-GRANULARITIES: dict[str, Callable[[nn.Module, GroupedDataset], Form]] = {
-    "weight": Weights,
-    "filter": Filters,
+Granularity = WeightGranularity | ChannelGranularity
+
+GRANULARITIES: dict[str, type[Granularity]] = {
+    "weight": WeightGranularity,
+    "filter": ChannelGranularity,
 }
-
-
-def capped_simplex(point: Tensor, total: float) -> Tensor:
-    r"""Project a point p onto :math:`\{m \in [0, 1]^n : \sum_j m_j \le t\}`.
-
-    The nearest point is :math:`\operatorname{clip}(p_j - \mu, 0, 1)` with the smallest :math:`\mu
-    \ge 0` that meets the sum. It is found by Newton steps, or by bisection where these leave the
-    interval.
-
-    Args:
-        point: The point p, ``(n,)``.
-        total: Largest sum t, at least 0.
-
-    Returns:
-        The nearest point, ``(n,)``.
-    """
-    low, high, shift = 0.0, max(0.0, float(point.max())), 0.0
-    for _ in range(60):
-        moved = point - shift
-        excess = float(moved.clamp(0, 1).sum()) - total
-        if abs(excess) <= 1e-6 * max(total, 1) or (shift == 0 and excess < 0):
-            break
-        low, high = (shift, high) if excess > 0 else (low, shift)
-        slope = float(((moved > 0) & (moved < 1)).sum())
-        shift = shift + excess / slope if slope else math.inf
-        if not low < shift < high:
-            shift = (low + high) / 2
-    else:
-        moved = point - high
-    return moved.clamp(0, 1)

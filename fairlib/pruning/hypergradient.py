@@ -1,5 +1,6 @@
-r"""The gradient of a bi-level problem: how the upper level's objective changes with the mask when
-the weights follow.
+r"""Gradient of a bi-level problem's upper objective with respect to the mask.
+
+The weights follow the mask, and the gradient takes account of that.
 
 With :math:`w = m \odot \theta`, let :math:`\theta^*(m)` minimize :math:`U_1(m \odot \theta) +
 \frac{\gamma}{2} \|\theta\|^2` and let :math:`\Phi(m) = U_2(m \odot \theta^*(m))`. With :math:`g_1 =
@@ -19,7 +20,8 @@ definite.
 The weights are those that have a mask. The other parameters of a network, biases and normalization,
 are treated as constants, although they follow the mask, too.
 
-Source: [B] Eq. 5, which leaves :math:`d\theta^*/dm` open; Zhang et al., Advancing model pruning via
+Source:
+    [B] Eq. 5, which leaves :math:`d\theta^*/dm` open; Zhang et al., Advancing model pruning via
     bi-level optimization (NeurIPS 2022), for the form without a Hessian.
 """
 
@@ -29,12 +31,14 @@ from fairlib.diagnostics.vectors import Parts
 
 
 def hessian_free(theta: Parts, masked_lower: Parts, upper: Parts, gamma: float) -> list[Tensor]:
-    r"""Compute the gradient with :math:`H_1 = 0`, :math:`(\theta - \frac{1}{\gamma} m \odot g_1)
-    \odot g_2`.
+    r"""Compute the gradient without a Hessian.
 
-    Args: theta: Weights :math:`\theta`, a sequence of tensors. masked_lower: Product :math:`m \odot
-        g_1`: the gradient of :math:`U_1(m \odot \theta)` with respect to
-            :math:`\theta`, which the step of the weights computes anyway.
+    .. math:: (\theta - \frac{1}{\gamma} m \odot g_1) \odot g_2
+
+    Args:
+        theta: Weights :math:`\theta`, a sequence of tensors.
+        masked_lower: Product :math:`m \odot g_1`: the gradient of :math:`U_1(m \odot \theta)` with
+            respect to :math:`\theta`, which the step of the weights computes anyway.
         upper: Gradient :math:`g_2` of the upper level.
         gamma: Weight decay :math:`\gamma` of the lower level, positive.
 

@@ -1,5 +1,4 @@
-"""The lottery ticket: prune by magnitude in rounds, and train again from an early step of the dense
-training."""
+"""The lottery ticket: prune by magnitude in rounds, and rewind the weights before each training."""
 
 import copy
 
@@ -34,12 +33,12 @@ def lottery(
     the learning rates of the dense training, and with its batches unless augmentation or dropout
     use random numbers in between.
 
-    Args: model: The trained dense network; not changed. If ``fit(..., keep=rewind)`` trained it,
-        the first round prunes
-            it, and its weights at that step are the ones restored. If it kept the weights of no
-            step, every module is initialized anew by its ``reset_parameters``, from ``seed``, and
-            trained densely first; then only the model's architecture and its normalization of
-            inputs matter.
+    Args:
+        model: The trained dense network; not changed. If ``fit(..., keep=rewind)`` trained it, the
+            first round prunes it, and its weights at that step are the ones restored. If it kept
+            the weights of no step, every module is initialized anew by its ``reset_parameters``,
+            from ``seed``, and trained densely first; then only the model's architecture and its
+            normalization of inputs matter.
         sparsity: Share of zeros among the prunable weights, in [0, 1).
         data: The training set.
         train: Arguments of :func:`fairlib.fit` for each training; should be those of the dense
@@ -48,16 +47,18 @@ def lottery(
         rate: Share r of the weights left that each round prunes, in (0, 1).
         seed: Seed of the initialization and of each training (order of batches, augmentation).
 
-    Returns: The masked copy that the last round has trained, in eval mode; ``fairlib.weights_at(it,
+    Returns:
+        The masked copy that the last round has trained, in eval mode; ``fairlib.weights_at(it,
         rewind)`` is the ticket.
 
-    Raises: ValueError: If ``rate`` or ``rewind`` is out of range, the model is already sparser than
-        asked, it kept weights
-            but not those of step ``rewind``, or it must be initialized anew and a module with
-            parameters has no ``reset_parameters``.
+    Raises:
+        ValueError: If ``rate`` or ``rewind`` is out of range, the model is already sparser than
+            asked, it kept weights but not those of step ``rewind``, or it must be initialized anew
+            and a module with parameters has no ``reset_parameters``.
         DivergenceError: If a training diverges.
 
-    Source: Frankle, Carbin, The lottery ticket hypothesis (ICLR 2019); rewinding: Frankle et al.,
+    Source:
+        Frankle, Carbin, The lottery ticket hypothesis (ICLR 2019); rewinding: Frankle et al.,
         Linear mode connectivity and the lottery ticket hypothesis (ICML 2020).
     """
     check_number("rewind", rewind, 0, whole=True)
@@ -67,26 +68,28 @@ def lottery(
     for level in shrinking(sparsity, rate, start=masks.sparsity(trained)):
         scores = {name: weight.abs() for name, weight in masks.prunable(trained).items()}
         ticket = copy.deepcopy(trained)
+        # Weights, biases and batch statistics of step k, and with start= the learning rates and
+        # batches from there on. Rewinding the weights alone would train them with the small
+        # learning rates of the end of the schedule: another method, "finetuning".
         ticket.load_state_dict({**ticket.state_dict(), **start})
-        inherit(ticket, trained)  # What led to the mask has gone into it.
-        trained = fit(
-            masks.with_masks(ticket, keep_highest(trained, scores, level)),
-            data,
-            start=rewind,
-            **settings,
-        )
+        # Loading a state makes a network forget how it was trained. The mask has cost all trainings
+        # so far, and the ticket goes on counting gradients from there.
+        inherit(ticket, trained)
+        masked = masks.with_masks(ticket, keep_highest(trained, scores, level))
+        trained = fit(masked, data, start=rewind, **settings)
     return trained
 
 
 def _initialized(model: nn.Module, seed: int) -> nn.Module:
+    """Copy a model with new random weights, which forgets its training."""
     fresh = copy.deepcopy(model)
     with seeded(seed):
         for name, module in fresh.named_modules():
             if hasattr(module, "reset_parameters"):
                 module.reset_parameters()
             elif next(module.parameters(recurse=False), None) is not None:
-                what = f"{name or type(module).__name__} has parameters but no reset_parameters to initialize them by"
                 raise ValueError(
-                    f"{what}; give a model that fairlib.fit(..., keep=...) has trained"
+                    f"{name or type(module).__name__} has parameters but no reset_parameters to "
+                    "initialize them by; give a model that fairlib.fit(..., keep=...) has trained"
                 )
-    return remember(fresh, price=0)  # What the model had learned is gone.
+    return remember(fresh, price=0)

@@ -14,16 +14,18 @@ def magnitude(model: nn.Module, *, sparsity: float, scope: str = "global") -> nn
     layer. Of equal weights those that come first in the order of the parameters are pruned first.
     The masks of growing sparsity are nested.
 
-    Args: model: The trained model; not changed. sparsity: Share of zeros among the prunable
-        weights, in [0, 1). scope: ``"global"`` ranks all weights together, so that a layer of small
-        weights may lose nearly all of
-            them; ``"layer"`` prunes the same share of every layer.
+    Args:
+        model: The trained model; not changed.
+        sparsity: Share of zeros among the prunable weights, in [0, 1).
+        scope: ``"global"`` ranks all weights together, so that a layer of small weights may lose
+            nearly all of them; ``"layer"`` prunes the same share of every layer.
 
     Returns:
         A masked copy in eval mode.
 
-    Raises: ValueError: If ``scope`` is unknown, a weight is NaN, or the model is already sparser
-        than asked.
+    Raises:
+        ValueError: If ``scope`` is unknown, a weight is NaN, or the model is already sparser than
+            asked.
 
     Source:
         [T] section 3, "removes the P% parameters with smallest absolute values"; Han et al. (2015).

@@ -7,13 +7,17 @@ from fairlib.network import masks
 from fairlib.pruning.selection import keep_highest_within
 
 
-def random(model: nn.Module, *, sparsity: float, scope: str = "layer", seed: int = 0) -> nn.Module:
+def random_pruning(
+    model: nn.Module, *, sparsity: float, scope: str = "layer", seed: int = 0
+) -> nn.Module:
     """Zero weights drawn at random, without retraining.
 
-    Args: model: Any module with convolutions or linear layers; not changed. sparsity: Share of
-        zeros among the prunable weights, in [0, 1). scope: ``"layer"`` draws the same share of
-        every layer; ``"global"`` draws from all layers together, so that
-            their shares differ by chance. At least one weight of every layer stays.
+    Args:
+        model: Any module with convolutions or linear layers; not changed.
+        sparsity: Share of zeros among the prunable weights, in [0, 1).
+        scope: ``"layer"`` draws the same share of every layer; ``"global"`` draws from all layers
+            together, so that their shares differ by chance. At least one weight of every layer
+            stays.
         seed: Seed of the random choice. With one seed the masks of growing sparsity are nested.
 
     Returns:

@@ -1,5 +1,4 @@
-"""When weights are pruned: all at once, in rounds with training in between, or in the course of one
-training."""
+"""Schedules of pruning: all weights at once, in rounds, or in the course of a training."""
 
 from collections.abc import Callable
 
@@ -37,20 +36,21 @@ def iterative(
     From the model's sparsity :math:`s_0`, round i ends at :math:`s_i = 1 - (1 - s_0)(1 - r)^i`.
     Each training continues from the weights as they are; there is none after the last round.
 
-    Args: once: The pruning method. model: The model to prune; not changed. sparsity: Sparsity after
-        the last round. data: The training set. train: Arguments of :func:`fairlib.fit` for each
-        training between two rounds. rate: Share r of the weights left that each round prunes, in
-        (0, 1); 0.2 in Frankle and Carbin (2019), 0.1 in
-            FairGRAPE.
+    Args:
+        once: The pruning method.
+        model: The model to prune; not changed.
+        sparsity: Sparsity after the last round.
+        data: The training set.
+        train: Arguments of :func:`fairlib.fit` for each training between two rounds.
+        rate: Share r of the weights left that each round prunes, in (0, 1); 0.2 in Frankle and
+            Carbin (2019), 0.1 in FairGRAPE.
     """
-    tried = once(
-        model, sparsity
-    )  # A sparsity that is out of reach is refused before anything is trained.
-    spent = gradient_evaluations(tried) - gradient_evaluations(model)
-    *between, last = shrinking(sparsity, rate, start=masks.sparsity(model))
-    for level in between:
+    # A sparsity that is out of reach is refused before anything is trained. The trial costs what
+    # the method's scores cost, and is counted.
+    spent = gradient_evaluations(once(model, sparsity)) - gradient_evaluations(model)
+    for level in shrinking(sparsity, rate, start=masks.sparsity(model))[:-1]:
         model = fit(once(model, level), data, **train)
-    return add_gradients(once(model, last), spent)
+    return add_gradients(once(model, sparsity), spent)
 
 
 def gradual(
@@ -67,10 +67,14 @@ def gradual(
     With :math:`s_0` the model's sparsity and :math:`s` the one asked for, the sparsity after a
     share t of the epochs is :math:`s + (s_0 - s) (1 - \min(1, t / t_1))^3`.
 
-    Args: once: The pruning method. model: The model to prune; not changed. sparsity: Sparsity that
-        is reached after a share :math:`t_1` of the epochs. data: The training set. train: Arguments
-        of :func:`fairlib.fit`; at least one epoch. ramp: Share :math:`t_1` of the epochs, in (0,
-        1]; in the epochs after it the masks are fixed (finetuning).
+    Args:
+        once: The pruning method.
+        model: The model to prune; not changed.
+        sparsity: Sparsity that is reached after a share :math:`t_1` of the epochs.
+        data: The training set.
+        train: Arguments of :func:`fairlib.fit`; at least one epoch.
+        ramp: Share :math:`t_1` of the epochs, in (0, 1]; in the epochs after it the masks are fixed
+            (finetuning).
 
     Source:
         Zhu, Gupta, To prune, or not to prune (ICLR workshop 2018), Eq. 1.
@@ -85,9 +89,8 @@ def gradual(
         spent += gradient_evaluations(pruned) - gradient_evaluations(dense)
         return pruned
 
-    scored(
-        model, sparsity
-    )  # A sparsity that is out of reach is refused before anything is trained.
+    # A sparsity that is out of reach is refused before anything is trained.
+    scored(model, sparsity)
 
     def sparsify(network: nn.Module, progress: float) -> dict[str, Tensor]:
         return masks.read_masks(scored(network, ramped(start, sparsity, progress / ramp)))
@@ -95,7 +98,7 @@ def gradual(
     return add_gradients(fit(model, data, sparsify=sparsify, **train), spent)
 
 
-SCHEDULES: dict[str, Method] = {
+SPARSITY_SCHEDULES: dict[str, Method] = {
     "one-shot": Method(one_shot),
     "iterative": Method(iterative, takes=("data", "train")),
     "gradual": Method(gradual, takes=("data", "train")),

@@ -1,5 +1,4 @@
-"""From scores to masks: keep the weights of highest score, exactly as many as asked; ties are
-decided by position."""
+"""From scores to masks: keep the weights of highest score, exactly as many as asked."""
 
 import torch
 from torch import Tensor, nn
@@ -25,23 +24,26 @@ def keep_highest(model: nn.Module, scores: dict[str, Tensor], sparsity: float) -
     Returns:
         Parameter name to bool tensor of the weight's shape, True where the weight is kept.
 
-    Raises: ValueError: If a score is NaN, all scores are zero, or the model is already sparser than
-        asked.
+    Raises:
+        ValueError: If a score is NaN, all scores are zero, or the model is already sparser than
+            asked.
     """
     masks.check_scores(scores)
     if not any(score.any() for score in scores.values()):
         raise ValueError(
             f"all scores of {', '.join(scores)} are zero: they tell no weight from another"
         )
-    pruned_before = masks.read_masks(model)
-    flat = torch.cat(
-        [_ranked(score.detach(), pruned_before.get(name)) for name, score in scores.items()]
-    )
-    alive = sum(
-        1 for name in scores if name not in pruned_before or bool(pruned_before[name].any())
-    )
+    before = masks.read_masks(model)
+    kept_before = [
+        before.get(name, torch.ones_like(score, dtype=torch.bool)) for name, score in scores.items()
+    ]
+    pairs = zip(scores.values(), kept_before, strict=True)
+    flat = torch.cat([_ranked(score.detach(), mask) for score, mask in pairs])
+    # An emptied layer cuts the network in two: whatever is asked, one weight of each stays. A layer
+    # that an earlier mask has emptied has none to keep.
+    alive = sum(bool(mask.any()) for mask in kept_before)
+    already = sum(int((~mask).sum()) for mask in kept_before)
     count = min(round(sparsity * flat.numel()), flat.numel() - alive)
-    already = sum(int((~pruned_before[name]).sum()) for name in scores if name in pruned_before)
     if count < already:
         raise ValueError(
             f"sparsity {sparsity} asks for {count} zeros, but {already} weights are pruned already"
@@ -55,11 +57,17 @@ def keep_highest(model: nn.Module, scores: dict[str, Tensor], sparsity: float) -
 def keep_highest_within(
     model: nn.Module, scores: dict[str, Tensor], sparsity: float, scope: str
 ) -> dict[str, Tensor]:
-    """Call :func:`keep_highest` for all weights together (``"global"``) or for each layer alone
-    (``"layer"``).
+    """Call :func:`keep_highest` for all weights together or for each layer alone.
 
-    Raises: ValueError: If ``scope`` is neither, or :func:`keep_highest` refuses the scores or the
-        sparsity.
+    Args:
+        model: The model of the weights.
+        scores: Parameter name to scores of the weight's shape.
+        sparsity: Share of zeros among the scored weights, in [0, 1).
+        scope: ``"global"`` or ``"layer"``.
+
+    Raises:
+        ValueError: If ``scope`` is neither, or :func:`keep_highest` refuses the scores or the
+            sparsity.
     """
     if scope == "global":
         return keep_highest(model, scores, sparsity)
@@ -71,35 +79,37 @@ def keep_highest_within(
     raise ValueError(f"scope must be 'global' or 'layer', got {scope!r}")
 
 
-def _ranked(score: Tensor, mask: Tensor | None) -> Tensor:
-    """Flatten scores: masked weights become the lowest, the best weight (the last of equal ones)
-    the highest."""
-    flat = score.flatten() if mask is None else score.masked_fill(~mask, -torch.inf).flatten()
+def _ranked(score: Tensor, mask: Tensor) -> Tensor:
+    """Flatten scores: masked weights become the lowest, the best weight the highest.
+
+    Of equal ones the last is the best.
+    """
+    flat = score.masked_fill(~mask, -torch.inf).flatten()
     best = (flat == flat.max()).nonzero()[-1]
     return flat if flat[best].isneginf() else flat.index_fill(0, best, torch.inf)
 
 
 def _keep(scores: Tensor, count: int) -> Tensor:
-    """Mark the ``count`` highest scores of a vector; of those equal to the lowest one kept, the
-    last."""
+    """Mark the ``count`` highest scores of a vector, of equal ones the last."""
     keep = torch.ones_like(scores, dtype=torch.bool)
     pruned = scores.numel() - count
     if pruned == 0:
         return keep
-    threshold = scores.kthvalue(
-        pruned
-    ).values  # Linear time; a sort of 11 M weights takes twenty times as long.
+    # Linear time; a sort of 11 M weights takes twenty times as long.
+    threshold = scores.kthvalue(pruned).values
     keep[scores < threshold] = False
+    # Pruning all that equal the threshold would overshoot: a layer of zeros would go as a whole.
+    # Only as many go as are missing, in the order of their positions, so that masks are nested.
     ties = (scores == threshold).nonzero().flatten()
     keep[ties[: pruned - int((~keep).sum())]] = False
     return keep
 
 
 def shrinking(sparsity: float, rate: float, start: float = 0.0) -> list[float]:
-    """List the sparsities of rounds that each prune a share ``rate`` of the weights left; the last
-    is ``sparsity``.
+    """List the sparsities of rounds that each prune a share ``rate`` of the weights left.
 
-    From sparsity :math:`s_0`, round i ends at :math:`1 - (1 - s_0)(1 - r)^i`.
+    The last is ``sparsity``. From sparsity :math:`s_0`, round i ends at :math:`1 - (1 - s_0)(1 -
+    r)^i`.
 
     >>> [round(level, 3) for level in shrinking(0.5, 0.2)]
     [0.2, 0.36, 0.488, 0.5]
@@ -117,8 +127,9 @@ def shrinking(sparsity: float, rate: float, start: float = 0.0) -> list[float]:
 
 
 def ramped(start: float, end: float, progress: float) -> float:
-    r"""Compute the sparsity after a share t of a gradual pruning, :math:`s_1 + (s_0 - s_1) (1 -
-    \min(1, t))^3`.
+    r"""Compute the sparsity after a share t of a gradual pruning.
+
+    .. math:: s_1 + (s_0 - s_1) (1 - \min(1, t))^3
 
     >>> [round(ramped(0.0, 0.8, t), 3) for t in (0.0, 0.5, 1.0)]
     [0.0, 0.7, 0.8]

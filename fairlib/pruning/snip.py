@@ -3,7 +3,6 @@
 import torch
 from torch import nn
 
-from fairlib._validation import check_number
 from fairlib.data import GroupedDataset
 from fairlib.network import masks
 from fairlib.network.memory import add_gradients
@@ -11,21 +10,15 @@ from fairlib.pruning.gradients import mean_gradient, scored_copy
 from fairlib.pruning.selection import keep_highest
 
 
-def snip(
-    model: nn.Module,
-    *,
-    sparsity: float,
-    data: GroupedDataset,
-    samples: int | None = None,
-    seed: int = 0,
-) -> nn.Module:
+def snip(model: nn.Module, *, sparsity: float, data: GroupedDataset) -> nn.Module:
     r"""Zero the weights of smallest connection sensitivity, without retraining.
 
     With a factor :math:`c_j` on every weight, the sensitivity is the gradient of the mean
     cross-entropy with respect to the factor,
 
-    .. math:: s_j = \left| \partial L(c \odot w) / \partial c_j \right|_{c = 1} = | w_j \, \partial
-    L / \partial w_j |.
+    .. math::
+        s_j = \left| \partial L(c \odot w) / \partial c_j \right|_{c = 1}
+            = | w_j \, \partial L / \partial w_j |.
 
     Dividing by the sum of all, as the paper does, changes no rank. All weights (convolution and
     linear; never biases, which the authors' code prunes as well, nor normalization) are ranked
@@ -37,32 +30,29 @@ def snip(
     there the gradient is nearly zero, and what is left of it comes from noise and from samples that
     are not fitted. Which of the two it is depends on ``model``.
 
-    Args: model: A model at initialization, or a trained one; not changed. It is scored in eval
-        mode, except that batch
-            normalizations that have seen no batch normalize by the batch (up to 256 samples).
+    Args:
+        model: A model at initialization, or a trained one; not changed. It is scored in eval mode,
+            except that batch normalizations that have seen no batch normalize by the batch (up to
+            256 samples).
         sparsity: Share of zeros among the prunable weights, in [0, 1).
-        data: The training set.
-        samples: Number of random samples of ``data`` to score with; None takes all. The paper takes
-            one batch: 100 samples on MNIST, 128 on CIFAR-10.
-        seed: Seed of the random choice of samples.
+        data: The samples to score with, usually the training set. The paper takes one batch: 100
+            samples on MNIST, 128 on CIFAR-10.
 
     Returns:
         A masked copy in eval mode.
 
-    Raises: ValueError: If ``data`` has fewer samples than asked, a score is NaN, all scores are
-        zero (every sample is
-            fitted to the last digit), or the model is already sparser than asked.
+    Raises:
+        ValueError: If a score is NaN, all scores are zero (every sample is fitted to the last
+            digit), or the model is already sparser than asked.
 
-    Source: Lee, Ajanthan, Torr, SNIP: single-shot network pruning based on connection sensitivity
-        (ICLR 2019).
+    Source:
+        Lee, Ajanthan, Torr, SNIP: single-shot network pruning based on connection sensitivity (ICLR
+        2019).
     """
-    index = torch.arange(len(data))
-    if samples is not None:
-        check_number("samples", samples, 1, len(data) + 1, whole=True)
-        index = torch.randperm(len(data), generator=torch.Generator().manual_seed(seed))[:samples]
     scored = scored_copy(model, data)
-    gradients = mean_gradient(scored, data, index)
-    scores = {
-        name: (weight * gradients[name]).abs() for name, weight in masks.prunable(scored).items()
-    }
-    return add_gradients(masks.with_masks(model, keep_highest(model, scores, sparsity)), len(index))
+    gradients = mean_gradient(scored, data, torch.arange(len(data)))
+    weights = masks.prunable(scored)
+    # The magnitude, not the signed product: a weight matters to the loss whether its removal would
+    # raise the loss or lower it.
+    scores = {name: (weight * gradients[name]).abs() for name, weight in weights.items()}
+    return add_gradients(masks.with_masks(model, keep_highest(model, scores, sparsity)), len(data))

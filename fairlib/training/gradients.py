@@ -1,5 +1,4 @@
-"""Scalars whose gradient is known in advance, for constraints that need or compute it
-themselves."""
+"""Scalars whose gradient is known in advance, for constraints that need or compute it."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -32,21 +31,18 @@ def with_gradient(
     return _WithGradient.apply(value, gradient, *parameters)
 
 
-def taken_gradient(loss: Tensor, model: nn.Module) -> tuple[Tensor, dict[int, Tensor]]:
-    """Differentiate a loss now, so that a constraint can use the gradient before the step without a
-    second pass.
+def taken_gradient(loss: Tensor, model: nn.Module) -> tuple[Tensor, dict[Tensor, Tensor]]:
+    """Differentiate a loss now, so that a constraint can use the gradient before the step.
 
-    Returns: The loss, whose ``backward`` delivers the gradient that was taken, and that gradient by
-        the ``id`` of the parameter. Parameters that the loss does not depend on are left out.
+    A second pass is not needed: the ``backward`` of the returned loss delivers what was taken.
+
+    Returns:
+        The loss, and its gradient by parameter. Parameters that the loss does not depend on are
+        left out: a zero would be another thing for an optimizer, which decays weights that have a
+        gradient and leaves those alone that have none.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    gradient = torch.autograd.grad(loss, parameters, allow_unused=True)
-    used = [
-        (parameter, part)
-        for parameter, part in zip(parameters, gradient, strict=True)
-        if part is not None
-    ]
-    value = with_gradient(
-        loss.detach(), [part for _, part in used], [parameter for parameter, _ in used]
-    )
-    return value, {id(parameter): part for parameter, part in used}
+    slopes = torch.autograd.grad(loss, parameters, allow_unused=True)
+    pairs = zip(parameters, slopes, strict=True)
+    gradient: dict[Tensor, Tensor] = {key: slope for key, slope in pairs if slope is not None}
+    return with_gradient(loss.detach(), list(gradient.values()), list(gradient)), gradient

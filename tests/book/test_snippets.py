@@ -131,7 +131,7 @@ def test_files_that_commands_name_exist():
 def test_code_on_a_page_runs(page: str, project: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(project)
     monkeypatch.setenv("FAIRLIB_CACHE", str(project))
-    registries = ((pruning, "METHODS"), (mitigation, "MITIGATIONS"), (data, "DATASETS"))
+    registries = ((pruning, "PRUNERS"), (mitigation, "MITIGATIONS"), (data, "DATASETS"))
     for package, registry in registries:  # A page adds to these.
         monkeypatch.setattr(package, registry, dict(getattr(package, registry)))
     names: dict[str, object] = {}

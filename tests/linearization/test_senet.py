@@ -11,7 +11,7 @@ from torch.nn.functional import normalize
 
 import fairlib
 from fairlib.linearization import count, gate
-from fairlib.linearization.senet import _Location, budgets, feeding_layers, senet, sensitivity
+from fairlib.linearization.senet import Location, budgets, feeding_layers, senet, sensitivity
 from fairlib.network import gates
 from fairlib.training import Batch
 
@@ -88,7 +88,7 @@ def test_a_relu_before_any_layer_has_no_sensitivity():
 def test_sensitivity_is_the_share_of_weights_that_a_sparse_training_prunes(
     gated, images, objective
 ):
-    eta = sensitivity(gated, images, 0.2, {"objective": objective, "seed": 0} | TRAIN)
+    eta = sensitivity(gated, images, {"objective": objective, "seed": 0} | TRAIN)
     sizes = {
         name: gated.get_submodule(layer).weight.numel()
         for name, layer in feeding_layers(gated, images).items()
@@ -102,14 +102,12 @@ def test_sensitivity_is_the_share_of_weights_that_a_sparse_training_prunes(
         if any(key in n for key in rest) and p.ndim > 1
     )
     total = sum(sizes.values()) + others
-    assert 0.8 * total - others <= pruned <= 0.8 * total + 1
+    assert 0.9 * total - others <= pruned <= 0.9 * total + 1
 
 
 def test_every_layer_has_the_budget_of_its_sensitivity(gated, images, objective):
-    linear = senet(
-        gated, relus=300, data=images, objective=objective, train=TRAIN, density=0.2, seed=0
-    )
-    eta = sensitivity(gated, images, 0.2, {"objective": objective, "seed": 0} | TRAIN)
+    linear = senet(gated, relus=300, data=images, objective=objective, train=TRAIN, seed=0)
+    eta = sensitivity(gated, images, {"objective": objective, "seed": 0} | TRAIN)
     wanted = budgets(
         eta, {name: mask.numel() for name, mask in gates.read_gates(gated).items()}, 300
     )
@@ -151,7 +149,7 @@ def test_places_go_to_the_largest_mismatch_and_settled_layers_stay(gated, images
     before = {name: mask.clone() for name, mask in gates.read_gates(start).items()}
     inputs = images.batch(slice(40))
     with ExitStack() as hooks:
-        location = _Location(gated, shares, beta=0.5, epsilon=0.0, granularity="pixel", hooks=hooks)
+        location = Location(gated, shares, hooks)
         run = location.start(start, images, objective)
         outputs = {}
         for role, model in (("partial", start), ("full", gated)):
@@ -166,7 +164,7 @@ def test_places_go_to_the_largest_mismatch_and_settled_layers_stay(gated, images
             (normalize(outputs["partial", n].flatten(1)) - wanted[n]).norm(dim=1).mean()
             for n in shares
         )
-        expected = losses.mean() + 0.25 * mismatch
+        expected = losses.mean() + 0.5 * mismatch
         assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
         weights = list(start.parameters())
         found, by_hand = (
@@ -193,17 +191,6 @@ def _store(outputs, role, name):
     return hook
 
 
-@pytest.mark.parametrize(
-    ("setting", "message"),
-    [
-        ({"density": 1.0}, "density must lie in"),
-        ({"beta": -1}, "beta must lie in"),
-        ({"epsilon": -0.1}, "epsilon must lie in"),
-        ({"granularity": "layer"}, "'pixel' or 'channel'"),
-        ({"granularity": "row"}, "'pixel' or 'channel'"),
-        ({"train": {"epochs": 0}}, r"train\['epochs'\] must lie in \[1, inf\), got 0"),
-    ],
-)
-def test_settings_out_of_range(gated, images, objective, setting, message):
-    with pytest.raises(ValueError, match=message):
-        senet(gated, relus=5, data=images, objective=objective, **{"train": TRAIN} | setting)
+def test_a_training_of_no_epoch_is_refused(gated, images, objective):
+    with pytest.raises(ValueError, match=r"train\['epochs'\] must lie in \[1, inf\), got 0"):
+        senet(gated, relus=5, data=images, objective=objective, train={"epochs": 0})

@@ -11,8 +11,9 @@ from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
 import fairlib
-from fairlib.diagnostics.vectors import parts_unit
-from fairlib.mitigation import equal_curvature
+from fairlib.diagnostics.objective import MeanLoss
+from fairlib.diagnostics.vectors import dot, parts_unit
+from fairlib.mitigation.eigenvalue_gradient import FrozenDifferences
 from fairlib.network.evaluation import evaluation_mode
 from fairlib.training import Batch, loop
 
@@ -20,7 +21,25 @@ GENERATOR = np.random.default_rng(0)
 INPUTS = GENERATOR.normal(size=(36, 4))
 GROUPS = GENERATOR.permutation([0] * 18 + [1] * 12 + [2] * 6)
 DATA = fairlib.GroupedDataset(INPUTS, (INPUTS[:, 0] * INPUTS[:, 1] > 0).astype(int), GROUPS)
-KINDS = {"frozen": equal_curvature._Frozen, "exact": equal_curvature._Exact}
+
+
+def exact(net, inputs, slope, bend, v):
+    """What ``FrozenDifferences.combine`` computes, by differentiating the gradient again."""
+    leaves = [weight.detach().requires_grad_() for weight in net.parameters()]
+    state = dict(zip(dict(net.named_parameters()), leaves, strict=True))
+    loss = cross_entropy(functional_call(net, state, (inputs,)), DATA.targets[: len(inputs)])
+    graph = torch.autograd.grad(loss, leaves, create_graph=True)
+
+    def differentiate(value):
+        return torch.autograd.grad(
+            value, leaves, create_graph=True, retain_graph=True, materialize_grads=True
+        )
+
+    total = slope * dot(graph, parts_unit([part.detach() for part in graph]))
+    if v is None:
+        return differentiate(total), None
+    image = differentiate(dot(graph, v))
+    return differentiate(total + bend * dot(image, v)), image
 
 
 @cache
@@ -85,14 +104,12 @@ def flat(vector):
 
 
 @pytest.mark.parametrize("activation", [nn.Tanh, nn.ReLU])
-@pytest.mark.parametrize("products", ["auto", "frozen"])
 @pytest.mark.parametrize("population", ["groups", "others", "all"])
 @pytest.mark.parametrize("scale", [1.0, 1e-3])  # With the second the eigenvalues hardly count.
-def test_gradient_of_the_penalty(activation, products, population, scale):
+def test_gradient_of_the_penalty(activation, population, scale):
     net = network(activation)
-    settings = fairlib.EqualCurvature(population=population, products=products)
+    settings = fairlib.EqualCurvature(population=population)
     run = settings.start(net, DATA, None)
-    assert run.exact == (products == "auto" and activation is nn.Tanh)
     run.multipliers = torch.tensor(
         [[0.3, 0.1, 0.2], [0.2 * scale, 0.4 * scale, 0.1 * scale]], dtype=torch.float64
     )
@@ -150,15 +167,15 @@ OBJECTIVES = {
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
 @pytest.mark.parametrize("within", [nn.Identity, nn.Dropout, nn.BatchNorm1d, _Noisy])
-@pytest.mark.parametrize(("products", "population"), [("frozen", "groups"), ("exact", "all")])
+@pytest.mark.parametrize("population", ["groups", "all"])
 def test_the_backward_pass_of_the_loss_is_spared_only_where_it_is_the_sum_of_the_groups(
-    objective, within, products, population
+    objective, within, population
 ):
     net = nn.Sequential(
         *copy.deepcopy(network(nn.ReLU)), within(*[2] * (within is nn.BatchNorm1d))
     ).double()
     net = fairlib.prune(net, "magnitude", sparsity=0.3).train()
-    run = fairlib.EqualCurvature(products=products, population=population).start(net, DATA, None)
+    run = fairlib.EqualCurvature(population=population).start(net, DATA, None)
     run.end_epoch()
     again, change = copy.deepcopy(run), OBJECTIVES[objective]
     again.model = net
@@ -175,7 +192,7 @@ def test_the_backward_pass_of_the_loss_is_spared_only_where_it_is_the_sum_of_the
             flat(torch.autograd.grad(loss, list(net.parameters()))), flat(plain) + flat(direction)
         )
         assert float(loss.detach()) >= float(losses.mean().detach())
-        assert bool(run.shared) == (within is nn.Identity and objective == "cross-entropy")
+        assert bool(run.is_sum) == (within is nn.Identity and objective == "cross-entropy")
 
 
 def test_dual_update_is_step_times_the_full_set_violation():
@@ -201,7 +218,7 @@ def test_an_eigenvector_that_another_one_has_overtaken_is_given_up_after_the_epo
     net = network(nn.ReLU)
     run = fairlib.EqualCurvature().start(net, DATA, None)
     right = run.full[1, 0].item()
-    loss = fairlib.diagnostics.objective.MeanLoss(net, DATA, (DATA.groups == 0).nonzero().flatten())
+    loss = MeanLoss(net, DATA, (DATA.groups == 0).nonzero().flatten())
     size = len(loss.theta)
     hessian = torch.stack([loss.product(row) for row in torch.eye(size, dtype=torch.float64)])
     second = torch.linalg.eigh(hessian).eigenvectors[:, -2]
@@ -214,25 +231,19 @@ def test_both_ways_of_the_differences_and_a_mini_batch():
     """A ratio of the two parts below and beyond which they share their passes; against automatic
     differentiation."""
     net, index = network(nn.ReLU), torch.arange(20)
-    runs = {
-        products: fairlib.EqualCurvature(products=products).start(net, DATA, None)
-        for products in ("frozen", "exact")
-    }
+    run = fairlib.EqualCurvature().start(net, DATA, None)
+    weights = [weight.detach() for weight in net.parameters()]
+    gradient = run._gradient_of(DATA.inputs[index], DATA.targets[index])
+    group = FrozenDifferences(gradient, weights, len(index))
     for slope, bend in ((0.3, 0.1), (30.0, 0.1), (0.3, 0.0), (0.0, 0.1)):
-        found = []
-        for products, run in runs.items():
-            weights = [weight.detach() for weight in net.parameters()]
-            group = KINDS[products](
-                run._gradient_of(DATA.inputs[index], DATA.targets[index]), weights
-            )
-            direction, image = group.combine(slope, bend, runs["exact"].vectors[0])
-            alone, none = group.combine(slope, bend, None)
-            assert none is None
-            found.append([flat(direction), flat(image), flat(alone)])
-        for one, other in zip(*found, strict=True):
-            torch.testing.assert_close(
-                one, other, rtol=1e-3, atol=1e-4 * float(other.abs().max()) + 1e-12
-            )
+        for v in (run.vectors[0], None):
+            direction, image = group.combine(slope, bend, v)
+            expected, by_hand = exact(net, DATA.inputs[index], slope, bend, v)
+            for one, other in ((direction, expected), (image, by_hand))[: 1 if v is None else 2]:
+                one, other = flat(one), flat(other).detach()
+                tolerance = 1e-4 * float(other.abs().max()) + 1e-12
+                torch.testing.assert_close(one, other, rtol=1e-3, atol=tolerance)
+        assert image is None
 
 
 @pytest.mark.parametrize(
@@ -246,11 +257,11 @@ def test_the_differences_in_float32_neither_lose_digits_nor_reach_too_far(scale)
     run = fairlib.EqualCurvature().start(net, DATA, None)
     weights = [weight.detach() for weight in net.parameters()]
     gradient = run._gradient_of(inputs, DATA.targets)
-    _, image = equal_curvature._Exact(gradient, weights).combine(0.0, 1.0, run.vectors[0])
-    vector = parts_unit(image)  # Nearly the top eigenvector with these inputs.
-    found, expected = (
-        kind(gradient, weights).combine(0.0, 1.0, vector)[0] for kind in KINDS.values()
-    )
+    _, image = exact(net, inputs, 0.0, 1.0, run.vectors[0])
+    # Nearly the top eigenvector with these inputs.
+    vector = parts_unit([part.detach() for part in image])
+    found, _ = FrozenDifferences(gradient, weights, 36).combine(0.0, 1.0, vector)
+    expected, _ = exact(net, inputs, 0.0, 1.0, vector)
     error = torch.linalg.vector_norm(flat(found) - flat(expected)) / torch.linalg.vector_norm(
         flat(expected)
     )
@@ -263,7 +274,6 @@ def test_eigenvalues_every_third_step_count_threefold():
     for every in (1, 3):
         run = fairlib.EqualCurvature(every=every).start(net, DATA, None)
         run.multipliers = torch.tensor([[0.0, 0.0, 0.0], [0.2, 0.4, 0.1]])
-        run.active = True
         parts[every] = []
         for _ in range(3):
             plain = flat(torch.autograd.grad(batch_of(net).losses.mean(), list(net.parameters())))
@@ -283,11 +293,8 @@ def test_norms_alone():
         run.end_epoch()
     assert not norms.multipliers[1].any() and torch.equal(norms.multipliers[0], both.multipliers[0])
     both.multipliers[1] = 0
-    both.settings = fairlib.EqualCurvature(
-        dual="average"
-    )  # Which computes the eigenvalues' part whatever it weighs.
     (_, direction), (_, other) = norms._penalty(batch_of(net)), both._penalty(batch_of(net))
-    torch.testing.assert_close(flat(direction), flat(other), rtol=1e-6, atol=1e-9)
+    assert torch.equal(flat(direction), flat(other))
 
 
 def test_the_eigenvector_follows_the_batches_and_not_a_negative_eigenvalue():
@@ -300,7 +307,10 @@ def test_the_eigenvector_follows_the_batches_and_not_a_negative_eigenvalue():
     run.multipliers += 0.1
     for _ in range(100):
         run._penalty(batch_of(net, wrong))
-    np.testing.assert_allclose(run.average.values[1], ends["largest"], rtol=1e-2)
+    for code, largest in enumerate(ends["largest"]):
+        loss = MeanLoss(net, wrong, (wrong.groups == code).nonzero().flatten())
+        vector = flat(run.vectors[code])
+        assert vector @ loss.product(vector) == pytest.approx(largest, rel=1e-2)
 
 
 def test_masks_that_grow_while_the_model_trains():
@@ -314,7 +324,8 @@ def test_masks_that_grow_while_the_model_trains():
 
     settings = fairlib.EqualCurvature(step=0.05)
     runs = []
-    original = type(settings.start(network(nn.ReLU), DATA, None))._penalty
+    run = type(settings.start(network(nn.ReLU), DATA, None))
+    original = run._penalty
 
     def spy(self, batch):
         value, direction = original(self, batch)
@@ -322,7 +333,7 @@ def test_masks_that_grow_while_the_model_trains():
         return value, direction
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(equal_curvature._EqualCurvatureRun, "_penalty", spy)
+        patch.setattr(run, "_penalty", spy)
         fairlib.fit(
             network(nn.ReLU), DATA, epochs=4, batch_size=36, constraint=settings, sparsify=sparsify
         )
@@ -392,21 +403,20 @@ def test_fit_narrows_norms_and_eigenvalues():
     assert max(spread[1]) < 1.7
 
 
-@pytest.mark.parametrize("dual", ["full", "average"])
-def test_groups_absent_from_a_batch_and_groups_of_one(dual):
+def test_groups_absent_from_a_batch_and_groups_of_one():
     groups = np.array([0] * 30 + [1] * 5 + [2])
     data = fairlib.GroupedDataset(DATA.inputs, DATA.targets, groups)
     net = network(nn.ReLU)
-    run = fairlib.EqualCurvature(dual=dual, step=0.1).start(net, data, None)
+    run = fairlib.EqualCurvature(step=0.1).start(net, data, None)
     run.end_epoch()
-    before = run.average.values.clone()
+    before = {code: flat(vector) for code, vector in run.vectors.items()}
     loss = run.loss(batch_of(net, data, torch.arange(10)))
     assert (
         torch.isfinite(loss)
         and torch.isfinite(flat(torch.autograd.grad(loss, list(net.parameters())))).all()
     )
-    assert torch.equal(run.average.values[:, 1:], before[:, 1:])
-    assert not torch.equal(run.average.values[:, 0], before[:, 0])
+    same = [torch.allclose(flat(run.vectors[c]), vector) for c, vector in before.items()]
+    assert same == [False, True, True]
     assert torch.isfinite(run.loss(batch_of(net, data)))
 
 
@@ -415,7 +425,6 @@ def test_a_group_that_is_absent_from_the_batch_pushes_nobody(population):
     net = network(nn.ReLU)
     run = fairlib.EqualCurvature(population=population).start(net, DATA, None)
     run.multipliers[:, 2] = 1.0
-    run.active = True
     batch = batch_of(net, index=(DATA.groups < 2).nonzero().flatten())
     value, direction = run._penalty(batch)
     assert value == 0 and not flat(direction).any()
@@ -428,8 +437,6 @@ def test_errors():
     for settings, message in (
         ({"step": 0}, "step must lie in"),
         ({"every": 0}, "every must"),
-        ({"products": "some"}, "unknown kind of products 'some'; known: auto, frozen, exact"),
-        ({"dual": "batch"}, "unknown estimate 'batch'"),
         ({"population": "none"}, "unknown population 'none'"),
         ({"eigenvalue_step": -1}, "eigenvalue_step must"),
     ):

@@ -106,15 +106,7 @@ def test_dual_of_batches_is_the_mean_over_those_that_had_the_group():
     assert not any(list(run.end_epoch().values())[:3])  # Nothing was met since.
 
 
-def test_dual_of_the_average_starts_at_the_training_set():
-    model = linear()
-    run = fairlib.EqualLoss(step=1.0, dual="average").start(model, DATA, plain)
-    before = run.end_epoch()
-    full = fairlib.EqualLoss(step=1.0).start(model, DATA, plain).end_epoch()
-    assert before == pytest.approx(full, rel=1e-5)
-
-
-@pytest.mark.parametrize("settings", [{}, {"dual": "average"}, {"dual": "batch"}])
+@pytest.mark.parametrize("settings", [{}, {"dual": "batch"}])
 def test_a_group_absent_from_a_batch_adds_nothing(settings):
     model = linear()
     run = fairlib.EqualLoss(step=1.0, **settings).start(model, DATA, plain)
@@ -131,7 +123,6 @@ def test_a_group_absent_from_a_batch_adds_nothing(settings):
         {},
         {"violation": "one-sided", "population": "others"},
         {"violation": "signed", "population": "groups"},
-        {"dual": "average", "step": 0.01},
         {"dual": "batch"},
     ],
 )
@@ -204,8 +195,7 @@ def test_a_step_that_is_too_large_is_stopped_with_the_multipliers_in_the_message
     ("settings", "message"),
     [
         ({"step": 0}, r"step must lie in \(0, inf\), got 0"),
-        ({"dual": "epoch"}, "unknown estimate 'epoch'; known: batch, average, full"),
-        ({"decay": 1}, r"decay must lie in \[0, 1\)"),
+        ({"dual": "epoch"}, "unknown estimate 'epoch'; known: full, batch"),
     ],
 )
 def test_errors(settings, message):

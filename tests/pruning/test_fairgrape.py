@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy
 
 import fairlib
 from fairlib.network import masks
-from fairlib.pruning.fairgrape import _as_published, importance, in_turn
+from fairlib.pruning.fairgrape import importance, in_turn, published_importance
 
 
 def _sequential(scores: np.ndarray, count: int) -> list[int]:
@@ -131,7 +131,7 @@ def test_published_scores_by_hand(cnn, images):
     """Gradients pile up, Adam moves the weights between batches, and only the last group is
     averaged."""
     cnn = fairlib.fit(cnn, images, epochs=0)
-    found = _as_published(cnn, images, 20, 1e-2)["classifier.4.weight"]
+    found = published_importance(cnn, images, 20, 1e-2)["classifier.4.weight"]
     model = copy.deepcopy(cnn)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     expected = torch.zeros_like(found)
@@ -146,10 +146,12 @@ def test_published_scores_by_hand(cnn, images):
             optimizer.step()
     torch.testing.assert_close(found, expected)  # The last group has a single batch.
     few_last = fairlib.GroupedDataset(images.inputs, images.targets, 2 - images.groups)
-    last = _as_published(cnn, few_last, 20, 0.0)["classifier.4.weight"][2]
+    last = published_importance(cnn, few_last, 20, 0.0)["classifier.4.weight"][2]
     alone = fairlib.GroupedDataset(images.inputs[:80], images.targets[:80], images.groups[:80] * 0)
-    assert not torch.equal(last, _as_published(cnn, alone, 20, 0.0)["classifier.4.weight"][0])
-    four = _as_published(cnn, alone, 20, 0.0)["classifier.4.weight"][0]
+    assert not torch.equal(
+        last, published_importance(cnn, alone, 20, 0.0)["classifier.4.weight"][0]
+    )
+    four = published_importance(cnn, alone, 20, 0.0)["classifier.4.weight"][0]
     unaveraged = torch.zeros_like(four)
     total = torch.zeros_like(cnn.classifier[4].weight)
     for index in torch.arange(80).tensor_split(4):

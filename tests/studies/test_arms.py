@@ -161,12 +161,11 @@ def held_out_by(method, function, **settings):
 HOLDING_OUT = [
     (f"{kind}:{name}", (methods, name))
     for kind, methods in (
-        ("prune", fairlib.pruning.METHODS),
-        ("linearize", fairlib.linearization.METHODS),
+        ("prune", fairlib.pruning.PRUNERS),
+        ("linearize", fairlib.linearization.LINEARIZERS),
     )
     for name, entry in methods.items()
     if "val" in inspect.signature(entry.function).parameters
-    or name == "bip"  # Its **settings include val.
 ]
 
 

@@ -9,9 +9,9 @@ from fairlib.training.compressors import Method
 
 OFFERED = {"data", "train", "seed", "val", "objective"}
 REGISTRIES = {
-    "prune": pruning.METHODS,
-    "schedule": pruning.SCHEDULES,
-    "linearize": linearization.METHODS,
+    "prune": pruning.PRUNERS,
+    "schedule": pruning.SPARSITY_SCHEDULES,
+    "linearize": linearization.LINEARIZERS,
 }
 METHODS = [
     (kind, name, method) for kind, methods in REGISTRIES.items() for name, method in methods.items()

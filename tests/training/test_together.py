@@ -16,7 +16,7 @@ from fairlib.training.together import AT_ONCE, Training, fit_all, why_not
 
 MITIGATIONS = [
     fairlib.EqualLoss(step=0.1),
-    fairlib.EqualLoss(step=0.1, dual="average"),
+    fairlib.EqualLoss(step=0.1, dual="batch"),
     fairlib.EqualLoss(step=0.1, as_published=True),
     fairlib.GroupDRO(step=0.1),
     fairlib.Reweight(),
