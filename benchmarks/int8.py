@@ -22,7 +22,7 @@ def main() -> None:
     versions = {
         "float32": model,
         "int8": int8_static(model, data=data),
-        "half, factorized": factorize(model, "svd", kept=0.5),
+        "half, factorized": factorize(model, "svd", kept=0.5, last="split"),
     }
     goals = {"int8": 0.6, "half, factorized": 0.7}
     sessions = {name: session(to_onnx(net, data)) for name, net in versions.items()}
