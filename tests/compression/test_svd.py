@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.functional import conv2d
 
 import fairlib
-from fairlib.factorization import Factorization, factorize
+from fairlib.compression import FACTORIZATION, factorize
 from fairlib.linearization import count
 from fairlib.network import masks, quantizers
 from fairlib.network.factors import Factorized
@@ -269,9 +269,7 @@ def test_pruned_quantized_and_factorized_models_are_refused(cnn):
         factorize(sparse, "svd", kept=0.5)
     scales = {"features.0.weight": torch.ones(8, 1, 1, 1)}
     with pytest.raises(ValueError, match=r"features\.0\.weight is pruned, quantized or"):
-        factorize(
-            quantizers.with_quantizers(cnn, scales, dict.fromkeys(scales, 4)), "svd", kept=0.5
-        )
+        factorize(quantizers.with_quantizers(cnn, scales, 4), "svd", kept=0.5)
     with pytest.raises(
         ValueError, match=r"features\.0 is pruned, quantized or factorized already, and"
     ):
@@ -289,7 +287,7 @@ def test_bad_input(cnn):
     with pytest.raises(
         TypeError, match="unknown setting 'rank' for factorization method 'svd'; known: by, last"
     ):
-        factorize(cnn, "svd", kept=0.5, rank=3)
+        FACTORIZATION.check("svd", rank=3)
     with pytest.raises(ValueError, match="unknown value of by 'layer'; known: share, energy"):
         factorize(cnn, "svd", kept=0.5, by="layer")
     with pytest.raises(ValueError, match="unknown value of last 'rank one'; known: split, whole"):
@@ -433,7 +431,7 @@ def test_a_copy_and_a_pickled_one_compute_the_same(cnn):
 
 
 def test_a_study_gives_it_data_and_a_seed_that_it_does_not_need(cnn, images):
-    kind = Factorization()
+    kind = FACTORIZATION
     small = kind.compress(cnn, "svd", 0.4, data=images, seed=3, by="energy")
     assert ranks(small) == ranks(factorize(cnn, "svd", kept=0.4, by="energy"))
     assert (
