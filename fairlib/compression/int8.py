@@ -96,7 +96,7 @@ def int8(
         warnings.warn(
             f"the calibration set has no sample of {', '.join(missing)}: ranges are those of other "
             "groups; take more samples, or stratified=True",
-            stacklevel=2,
+            stacklevel=3,
         )
     content = to_onnx(copy.deepcopy(model).float(), data)
     found = Int8(_in_integers(content, data.batch(drawn)), numbers(model, data))
@@ -109,12 +109,12 @@ def calibration_set(data: GroupedDataset, samples: int, stratified: bool, seed: 
     order = torch.randperm(len(data), generator=torch.Generator().manual_seed(seed))
     if stratified:
         groups = pd.Series(data.groups.cpu()[order].numpy())
-        rank = torch.from_numpy(groups.groupby(groups).cumcount().to_numpy())
+        rank = groups.groupby(groups).cumcount().to_numpy()
         # The stable sort takes the first sample of every group, then the second of every group, and
         # so on. A prefix of it has equally many of each group until the small groups are used up;
         # only then the large ones fill the rest. Without stability the order of the draw, and with
         # it the result for a seed, would depend on the sorting algorithm.
-        order = order[rank.argsort(stable=True)]
+        order = order[rank.argsort(kind="stable")]
     return order[:samples]
 
 

@@ -18,7 +18,7 @@ from fairlib.training.compressors import Kind, Method, check_positive_share
 
 
 def factorize(
-    model: nn.Module, method: str, *, kept: float, by: str = "share", last: str = "split"
+    model: nn.Module, method: str, *, kept: float, by: str = "share", last: str = "whole"
 ) -> nn.Module:
     r"""Replace layers by two of smaller rank, as near to the layer as possible, without retraining.
 
@@ -46,10 +46,10 @@ def factorize(
             layer has the smallest rank whose squared singular values sum to a share of the layer's,
             and stays whole if that rank saves nothing. The share is one number for all layers, the
             largest with which no more than ``kept`` is left.
-        last: ``"split"`` to replace the last layer with prunable weights like the others,
-            ``"whole"`` to leave it. It is the last that the model registers, as a rule the one
-            whose outputs are the logits. Of rank r, its logits vary in r dimensions, however many
-            the classes are.
+        last: ``"whole"`` to leave the last layer with prunable weights, ``"split"`` to replace it
+            like the others. It is the last that the model registers, as a rule the one whose
+            outputs are the logits. Of rank r, its logits vary in r dimensions, however many the
+            classes are.
 
     Returns:
         A factorized copy in eval mode, which is smaller as it is, and can be trained, pruned,
@@ -58,7 +58,8 @@ def factorize(
 
     Raises:
         ValueError: If the method, ``by`` or ``last`` is unknown, ``kept`` is out of range, rank one
-            in all these layers leaves more than ``kept``, a weight is NaN or infinite, the model is
+            in all these layers leaves more than ``kept``, as in a network whose only layer is the
+            last one, a weight is NaN or infinite, the model is
             pruned, quantized or factorized, it is a single layer, or it does not run with two
             layers in the place of one.
         TypeError: If an argument is of another type.
@@ -83,7 +84,7 @@ def factorize(
         >>> import torch
         >>> model = torch.nn.Sequential(torch.nn.Linear(4, 4, bias=False))
         >>> model[0].weight.data = torch.diag(torch.tensor([1.0, 3.0, 4.0, 2.0]))
-        >>> small = fairlib.factorize(model, "svd", kept=0.5)
+        >>> small = fairlib.factorize(model, "svd", kept=0.5, last="split")
         >>> small(torch.eye(4)).diag().abs().round(decimals=4).tolist()
         [0.0, 0.0, 4.0, 0.0]
     """
@@ -100,7 +101,7 @@ def factorize(
     _refuse(small, weights)
     layers = {name: small.get_submodule(name.rpartition(".")[0]) for name in weights}
     steps = {name: rule(weights[name]) for name in [*layers][:end] if splits(layers[name])}
-    ranks = _ranks(weights, steps, kept)
+    ranks = _ranks(weights, steps, kept, last)
     for name, rank in ranks.items():
         pair = factors(layers[name], rank)
         left, values, right = torch.linalg.svd(weights[name], full_matrices=False)
@@ -148,7 +149,7 @@ def _largest_rank(matrix: Tensor) -> int:
 
 
 def _ranks(
-    weights: Mapping[str, Tensor], steps: Mapping[str, Tensor], kept: float
+    weights: Mapping[str, Tensor], steps: Mapping[str, Tensor], kept: float, last: str
 ) -> dict[str, int]:
     """Choose the rank of each layer that is factorized, by the largest common share.
 
@@ -157,6 +158,7 @@ def _ranks(
         steps: Shares, ascending, from which on a layer has rank 2, 3, ..., and at the last of which
             it is left whole.
         kept: Share of all weights that may be left.
+        last: ``"whole"`` if the last layer has no steps, for the error message.
     """
     total = sum(weight.numel() for weight in weights.values())
     # A caller who wants n of the weights writes kept = n / total, and the product with total may be
@@ -174,8 +176,10 @@ def _ranks(
 
     if left(-math.inf) > limit:
         least = math.ceil(1e4 * left(-math.inf) / total) / 1e4
+        layers = "every layer" if last == "split" else "every layer but the last"
+        remedy = "" if last == "split" else "; last='split' includes it"
         raise ValueError(
-            f"{kept=} asks for a rank below one; with rank one in every layer the least is {least:g}"
+            f"{kept=} asks for a rank below one; with rank one in {layers} the least is {least:g}{remedy}"
         )
     # The number of weights left is a staircase that rises at the layers' own shares alone, so the
     # largest share that fits is one of them. Steps at the same share, as in layers of one shape,

@@ -243,7 +243,7 @@ def test_bad_input(cnn, images, small):
         fairlib.quantize(cnn, "int8-static", bits=4, data=images)
     with pytest.raises(ValueError, match="the model is in int8 already"):
         fairlib.quantize(small, "int8-static", data=images)
-    with pytest.raises(TypeError, match="unknown setting 'calibration' .*; known: samples, strat"):
+    with pytest.raises(TypeError, match=r"unknown setting 'calibration' .*; known: samples, strat"):
         fairlib.quantize(cnn, "int8-static", data=images, calibration="mean")
     with pytest.raises(TypeError, match="data must be a GroupedDataset"):
         fairlib.quantize(cnn, "int8-static", data=images.inputs)
