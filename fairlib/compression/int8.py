@@ -90,8 +90,8 @@ def int8(
         )
     check_number("samples", samples, 1, whole=True)
     drawn = calibration_set(data, samples, stratified, seed)
-    sizes = data.groups.cpu()[drawn].bincount(minlength=data.num_groups).tolist()
-    missing = [name for name, size in zip(data.group_names, sizes, strict=True) if not size]
+    present = set(data.groups.cpu()[drawn].tolist())
+    missing = [name for code, name in enumerate(data.group_names) if code not in present]
     if missing:
         warnings.warn(
             f"the calibration set has no sample of {', '.join(missing)}: ranges are those of other "

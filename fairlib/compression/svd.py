@@ -2,7 +2,6 @@
 
 import copy
 import math
-from bisect import bisect_right
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,8 +11,7 @@ from torch import Tensor, nn
 from fairlib._validation import check_number, check_settings, check_type, lookup
 from fairlib.network import masks, quantizers
 from fairlib.network.factors import Factorized, factors, replace, splits
-from fairlib.network.gates import example
-from fairlib.network.memory import memory_of, remember
+from fairlib.network.memory import remember
 from fairlib.training.compressors import Kind, Method, check_positive_share
 
 
@@ -37,7 +35,8 @@ def factorize(
 
     Args:
         model: Any module with convolutions or linear layers that is neither pruned nor quantized;
-            not changed.
+            not changed. One that reads the weight of a layer, instead of calling the layer, does
+            not run with two in its place.
         method: ``"svd"``.
         kept: Share of the prunable weights (convolution and linear) that are left, in (0, 1]; all
             weights of a layer that stays whole count. With 1 the result is a plain copy.
@@ -59,9 +58,8 @@ def factorize(
     Raises:
         ValueError: If the method, ``by`` or ``last`` is unknown, ``kept`` is out of range, rank one
             in all these layers leaves more than ``kept``, as in a network whose only layer is the
-            last one, a weight is NaN or infinite, the model is
-            pruned, quantized or factorized, it is a single layer, or it does not run with two
-            layers in the place of one.
+            last one, a weight is NaN or infinite, or the model is pruned, quantized, factorized or
+            a single layer.
         TypeError: If an argument is of another type.
 
     Source: Eckart and Young, The approximation of one matrix by another of lower rank (1936); Zhang
@@ -99,21 +97,24 @@ def factorize(
         for name, weight in masks.prunable(small).items()
     }
     _refuse(small, weights)
-    layers = {name: small.get_submodule(name.rpartition(".")[0]) for name in weights}
-    steps = {name: rule(weights[name]) for name in [*layers][:end] if splits(layers[name])}
+    layers = {name: small.get_submodule(name.rpartition(".")[0]) for name in [*weights][:end]}
+    steps = {}
+    for name, layer in layers.items():
+        if splits(layer):
+            # The largest rank whose factors have fewer weights than the layer.
+            most = (weights[name].numel() - 1) // sum(weights[name].shape)
+            steps[name] = rule(weights[name], most)
     ranks = _ranks(weights, steps, kept, last)
     for name, rank in ranks.items():
-        pair = factors(layers[name], rank)
         left, values, right = torch.linalg.svd(weights[name], full_matrices=False)
         root = values[:rank].sqrt()
-        matrices = root[:, None] * right[:rank], left[:, :rank] * root
-        for factor, matrix in zip(pair, matrices, strict=True):
-            weight = factor.get_parameter("weight")
-            weight.data.copy_(matrix.view_as(weight))
+        pair = factors(layers[name], rank)
+        first, second = (factor.get_parameter("weight") for factor in pair)
+        first.data.copy_((root[:, None] * right[:rank]).view_as(first))
+        second.data.copy_((left[:, :rank] * root).view_as(second))
         replace(small, layers[name], pair)
     if ranks:
         remember(small, kept={}, recipe=None)  # Both describe the dense network.
-        _refuse_failure(small)
     return small
 
 
@@ -143,11 +144,6 @@ FACTORIZATION = Kind(
 """Factorization, for a study: the level is the share of weights that are left."""
 
 
-def _largest_rank(matrix: Tensor) -> int:
-    """Return the largest rank whose factors have fewer weights than the matrix."""
-    return (matrix.numel() - 1) // sum(matrix.shape)
-
-
 def _ranks(
     weights: Mapping[str, Tensor], steps: Mapping[str, Tensor], kept: float, last: str
 ) -> dict[str, int]:
@@ -164,48 +160,42 @@ def _ranks(
     # A caller who wants n of the weights writes kept = n / total, and the product with total may be
     # rounded to just below n: without the tolerance, floor would then take a rank too many away.
     limit = math.floor(kept * total * (1 + 1e-12))
-
-    def ranks(share: float) -> dict[str, int]:
-        return {name: 1 + int((shares <= share).sum()) for name, shares in steps.items()}
-
-    def left(share: float) -> int:
-        saved = 0
-        for name, rank in ranks(share).items():
-            saved += max(weights[name].numel() - rank * sum(weights[name].shape), 0)
-        return total - saved
-
-    if left(-math.inf) > limit:
-        least = math.ceil(1e4 * left(-math.inf) / total) / 1e4
+    # The number of weights left is a staircase that rises at the layers' own shares alone, so the
+    # largest share that fits is one of them. Steps at the same share, as in layers of one shape,
+    # are taken together or not at all: taking some would make the result depend on their order.
+    shares = torch.cat([torch.tensor([-math.inf]), *steps.values()]).unique()
+    ranks = {name: 1 + torch.searchsorted(own, shares, right=True) for name, own in steps.items()}
+    left = torch.full(shares.shape, total)
+    for name, rank in ranks.items():
+        left -= (weights[name].numel() - rank * sum(weights[name].shape)).clamp(min=0)
+    if left[0] > limit:
+        least = math.ceil(1e4 * int(left[0]) / total) / 1e4
         layers = "every layer" if last == "split" else "every layer but the last"
         remedy = "" if last == "split" else "; last='split' includes it"
         raise ValueError(
             f"{kept=} asks for a rank below one; with rank one in {layers} the least is {least:g}{remedy}"
         )
-    # The number of weights left is a staircase that rises at the layers' own shares alone, so the
-    # largest share that fits is one of them. Steps at the same share, as in layers of one shape,
-    # are taken together or not at all: taking some would make the result depend on their order.
-    rises = {share for shares in steps.values() for share in shares.tolist()}
-    candidates = [-math.inf, *sorted(rises)]
-    found = ranks(candidates[bisect_right(candidates, limit, key=left) - 1])
+    best = int((left <= limit).sum()) - 1
+    found = {name: int(rank[best]) for name, rank in ranks.items()}
     return {name: rank for name, rank in found.items() if rank <= len(steps[name])}
 
 
-def _by_share(matrix: Tensor) -> Tensor:
+def _by_share(matrix: Tensor, most: int) -> Tensor:
     """Return the shares of a layer's weights that rank 2, 3, ... and the whole layer take."""
-    ranks = torch.arange(2, _largest_rank(matrix) + 2, dtype=torch.float64)
-    # The last of these ranks has at least as many weights as the layer, which is left whole
-    # instead: a share of more than 1 would never be reached.
+    # Rank most + 1 has at least as many weights as the layer, which is left whole instead: a share
+    # of more than 1 would never be reached.
+    ranks = torch.arange(2, most + 2, dtype=torch.float64)
     return (ranks * sum(matrix.shape) / matrix.numel()).clamp(max=1)
 
 
-def _by_energy(matrix: Tensor) -> Tensor:
-    """Return the negative shares of the energy, the sum of the squared singular values, that are
-    lost at rank 1, 2, ...: from there on the next rank is needed."""
-    # Rank r suffices for a share e if the ranks beyond it hold at most 1 - e. The lost share is
-    # summed from the smallest value up: as 1 minus the share that is held, the small tails, which
-    # tell the ranks of a nearly low-rank layer apart, would all be rounded to 0.
+def _by_energy(matrix: Tensor, most: int) -> Tensor:
+    """Return minus the share of the energy, the sum of the squared singular values, that is lost at
+    rank 1, 2, ...: a larger share than that needs the next rank."""
+    # The lost share is summed from the smallest value up: as 1 minus the share that is held, the
+    # small tails, which tell the ranks of a nearly low-rank layer apart, would be rounded to 0. The
+    # sign makes the steps ascend, so that both rules share one search.
     squares = torch.linalg.svdvals(matrix).square()
-    lost = squares.flip(0).cumsum(0).flip(0)[1 : _largest_rank(matrix) + 1]
+    lost = squares.flip(0).cumsum(0).flip(0)[1 : most + 1]
     return -lost / squares.sum().clamp(min=torch.finfo(torch.float64).tiny)
 
 
@@ -226,16 +216,3 @@ def _refuse(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
         raise ValueError(
             f"the model is a {type(model).__name__} and nothing else; put it into a Sequential"
         )
-
-
-def _refuse_failure(model: nn.Module) -> None:
-    """Refuse a model that does not run, as far as the shape of its inputs is known."""
-    if memory_of(model).input_shape is None:
-        return
-    try:
-        with torch.no_grad():
-            model(example(model, None))
-    except (AttributeError, RuntimeError, TypeError) as error:
-        raise ValueError(
-            f"{type(model).__name__} does not run with two layers for one: {error}"
-        ) from error

@@ -76,11 +76,11 @@ def scale(weight: Tensor, bits: int) -> Tensor:
         # neighbourhood. From there each turn of the loop can only lower the error: values are the
         # nearest for the scale, and the scale is the least-squares one for the values.
         most = largest / (2 ** (bits - 1) - 1)
-        best, least = most, torch.full_like(most, torch.inf)
+        errors = []
         for step in range(1, _CANDIDATES + 1):
-            tried = most * step / _CANDIDATES
-            error = (size - quantizers.rounded(size, tried, bits)).square().sum(1, keepdim=True)
-            best, least = torch.where(error < least, tried, best), torch.minimum(error, least)
+            tried = quantizers.rounded(size, most * step / _CANDIDATES, bits)
+            errors.append((size - tried).square().sum(1))
+        best = most * (torch.stack(errors, 1).argmin(1, keepdim=True) + 1) / _CANDIDATES
         for _ in range(_IMPROVEMENTS):
             values = quantizers.rounded(size, best, bits) / best
             best = (size * values).sum(1, keepdim=True) / values.square().sum(1, keepdim=True)

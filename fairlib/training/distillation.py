@@ -81,7 +81,8 @@ class Distillation:
     reduction: str = "batchmean"
 
     def __post_init__(self) -> None:
-        _check_values(self.temperature, self.weight, self.hard, self.reduction)
+        settings = {k: value for k, value in vars(self).items() if k not in ("teacher", "data")}
+        check_distillation(settings)
         _refuse_chance(self.teacher, self.data)
         teacher = copy.deepcopy(self.teacher).eval().requires_grad_(False)
         object.__setattr__(self, "teacher", teacher)
@@ -122,13 +123,11 @@ def joint_objective(objectives: Sequence[Objective]) -> Objective:
 
 def _stacked_teachers(objectives: Sequence[Any]) -> Stack | None:
     """Stack the teachers of distillations that differ in nothing else; None if they cannot be."""
-    if any(type(objective) is not Distillation for objective in objectives):
+    # The text of a distillation holds its numbers and the modules of its teacher.
+    if type(objectives[0]) is not Distillation or len(set(map(repr, objectives))) > 1:
         return None
-    settings = {(own.temperature, own.weight, own.hard, own.reduction) for own in objectives}
     teachers = [copy.deepcopy(objective.teacher) for objective in objectives]
-    forms = [form(teacher) for teacher in teachers]
-    differ = len(settings) > 1 or any(other != forms[0] for other in forms)
-    if differ or any(map(why_not, teachers)):
+    if any(why_not(each) or form(each) != form(teachers[0]) for each in teachers):
         return None
     return Stack(teachers, torch.channels_last).eval()
 
@@ -142,16 +141,11 @@ def check_distillation(settings: Mapping[str, Any] | None) -> None:
     """
     given = settings or {}
     check_settings("distillation=", Distillation, given, given=("teacher", "data"))
-    _check_values(**given)
-
-
-def _check_values(
-    temperature: float = 4.0, weight: float = 1.0, hard: float = 1.0, reduction: str = "batchmean"
-) -> None:
-    check_number("temperature", temperature, 0, low_open=True)
-    check_number("weight", weight, 0)
-    check_number("hard", hard, 0)
-    lookup("reduction", reduction, dict.fromkeys(("batchmean", "elements")))
+    for name, value in given.items():
+        if name == "reduction":
+            lookup(name, value, dict.fromkeys(("batchmean", "elements")))
+        else:
+            check_number(name, value, 0, low_open=name == "temperature")
 
 
 def _refuse_chance(teacher: nn.Module, data: GroupedDataset) -> None:
@@ -161,7 +155,7 @@ def _refuse_chance(teacher: nn.Module, data: GroupedDataset) -> None:
     correct = pd.Series(predict(teacher, data).correct)
     classes = correct.groupby(data.targets.cpu().numpy()).agg(["mean", "size"])
     accuracy, chance = classes["mean"].mean(), 1 / len(classes)
-    error = np.sqrt((chance * (1 - chance) / classes["size"]).sum()) / len(classes)
+    error = chance * np.sqrt((chance * (1 - chance) / classes["size"]).sum())
     if accuracy < chance + 3 * error:
         known = f"its accuracy by class is {accuracy:.3f} on average, guessing gives {chance:.3f} +- {error:.3f}"
         raise UntrainedTeacherError(f"the teacher performs at chance: {known}; train it first")
