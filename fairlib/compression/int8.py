@@ -82,7 +82,8 @@ def int8(
     """
     if bits != 8:
         raise ValueError(
-            f"bits of int8 must be 8, got {bits!r}; for fewer use quantize(model, 'weights', bits=...)"
+            f"bits of int8 must be 8, got {bits!r}; for fewer use "
+            "quantize(model, 'weights', bits=...)"
         )
     if isinstance(model, Int8):
         raise ValueError(

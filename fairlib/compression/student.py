@@ -88,9 +88,9 @@ def _untrained(model: nn.Module, student: nn.Module | float, seed: int) -> nn.Mo
         check_number("student", student, 0, 1, low_open=True, high_closed=True)
         recipe = memory_of(model).recipe
         if not recipe:
-            why = "was not made by fairlib.build, or has lost layers or channels since"
+            why = "the model was not made by fairlib.build, or has lost layers or channels since"
             raise ValueError(
-                f"the width {student} is of no architecture: the model {why}; give a module as student"
+                f"the width {student} is of no architecture: {why}; give a module as student"
             )
         # The recipe of a student is that of its teacher, so a student of a student multiplies the
         # width that it had itself.

@@ -1,4 +1,4 @@
-"""Factorization by the singular value decomposition: each layer becomes a product of two thin ones."""
+"""Factorization by the singular value decomposition: each layer becomes two thin ones."""
 
 import copy
 import math
@@ -173,7 +173,8 @@ def _ranks(
         layers = "every layer" if last == "split" else "every layer but the last"
         remedy = "" if last == "split" else "; last='split' includes it"
         raise ValueError(
-            f"{kept=} asks for a rank below one; with rank one in {layers} the least is {least:g}{remedy}"
+            f"{kept=} asks for a rank below one; "
+            f"with rank one in {layers} the least is {least:g}{remedy}"
         )
     best = int((left <= limit).sum()) - 1
     found = {name: int(rank[best]) for name, rank in ranks.items()}
@@ -207,8 +208,10 @@ def _refuse(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
     """
     again = (name for name, module in model.named_modules() if isinstance(module, Factorized))
     for name in (*masks.read_masks(model), *quantizers.read_bits(model), *again):
-        why = "its factors would be dense and not rounded: factorize the dense model first, then prune and quantize"
-        raise ValueError(f"{name} is pruned, quantized or factorized already, and {why}")
+        raise ValueError(
+            f"{name} is pruned, quantized or factorized already, and its factors would be dense and "
+            "not rounded: factorize the dense model first, then prune and quantize"
+        )
     for name, weight in weights.items():
         if not weight.isfinite().all():
             raise ValueError(f"{name} holds NaN or infinite weights; has training diverged?")

@@ -49,7 +49,8 @@ def weights(model: nn.Module, *, bits: int) -> nn.Module:
     for name, weight in found.items():
         if not weight.isfinite().all():
             raise ValueError(
-                f"the scale of {name} would be NaN: it has NaN or infinite weights; has training diverged?"
+                f"the scale of {name} would be NaN: it has NaN or infinite weights; "
+                "has training diverged?"
             )
     scales = {name: scale(weight.detach(), bits) for name, weight in found.items()}
     return quantizers.with_quantizers(model, scales, bits)

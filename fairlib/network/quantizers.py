@@ -21,8 +21,8 @@ from fairlib.network.masks import prunable
 
 BITS, SCALE, RESIDUAL = "weight_bits", "weight_scale", "weight_residual"
 
-# Weak references to the weights that quantized layers call their own. A copy or an unpickled layer is
-# not in here, and begins without: a reference that were copied along would be to another's weight.
+# Weak references to the weights that belong to quantized layers. A copy or an unpickled layer is not
+# in here, and begins without: a reference copied along with it would lead to the original's weight.
 _weights: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()
 
 
@@ -42,7 +42,8 @@ def rounded(weight: Tensor, scale: Tensor, bits: int) -> Tensor:
     Example:
         >>> import torch
         >>> from fairlib.network.quantizers import rounded
-        >>> rounded(torch.tensor([0.9, 0.4, 0.0, -7.0]), torch.tensor(0.5), 3).tolist()  # Up to three steps away.
+        >>> weight = torch.tensor([0.9, 0.4, 0.0, -7.0])
+        >>> rounded(weight, torch.tensor(0.5), bits=3).tolist()  # Up to three steps away.
         [1.0, 0.5, 0.0, -1.5]
     """
     if bits == 1:

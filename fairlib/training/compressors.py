@@ -1,4 +1,4 @@
-"""Methods and kinds of compression: the entries of the registries, and what a study knows of them."""
+"""Methods and kinds of compression: entries of the registries, and their use in a study."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

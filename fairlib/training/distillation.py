@@ -61,7 +61,8 @@ class Distillation:
 
         >>> import torch, fairlib
         >>> from fairlib.training.distillation import Distillation
-        >>> data = fairlib.GroupedDataset([[1.0], [-1.0]] * 20, targets=[1, 0] * 20, groups=[0, 1] * 20)
+        >>> inputs = [[1.0], [-1.0]] * 20
+        >>> data = fairlib.GroupedDataset(inputs, targets=[1, 0] * 20, groups=[0, 1] * 20)
         >>> teacher = torch.nn.Linear(1, 2, bias=False)
         >>> teacher.weight.data = torch.tensor([[-2.0], [2.0]])
         >>> objective = Distillation(teacher, data, hard=0.0)
@@ -157,5 +158,7 @@ def _refuse_chance(teacher: nn.Module, data: GroupedDataset) -> None:
     accuracy, chance = classes["mean"].mean(), 1 / len(classes)
     error = chance * np.sqrt((chance * (1 - chance) / classes["size"]).sum())
     if accuracy < chance + 3 * error:
-        known = f"its accuracy by class is {accuracy:.3f} on average, guessing gives {chance:.3f} +- {error:.3f}"
-        raise UntrainedTeacherError(f"the teacher performs at chance: {known}; train it first")
+        raise UntrainedTeacherError(
+            f"the teacher performs at chance: its accuracy by class is {accuracy:.3f} on average, "
+            f"guessing gives {chance:.3f} +- {error:.3f}; train it first"
+        )
