@@ -209,8 +209,8 @@ def _refuse(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
     again = (name for name, module in model.named_modules() if isinstance(module, Factorized))
     for name in (*masks.read_masks(model), *quantizers.read_bits(model), *again):
         raise ValueError(
-            f"{name} is pruned, quantized or factorized already, and its factors would be dense and "
-            "not rounded: factorize the dense model first, then prune and quantize"
+            f"{name} is pruned, quantized or factorized already, and its factors would be dense "
+            "and not rounded: factorize the dense model first, then prune and quantize"
         )
     for name, weight in weights.items():
         if not weight.isfinite().all():

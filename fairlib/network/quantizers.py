@@ -21,8 +21,8 @@ from fairlib.network.masks import prunable
 
 BITS, SCALE, RESIDUAL = "weight_bits", "weight_scale", "weight_residual"
 
-# Weak references to the weights that belong to quantized layers. A copy or an unpickled layer is not
-# in here, and begins without: a reference copied along with it would lead to the original's weight.
+# Weak references to the weights that belong to quantized layers. A copy or an unpickled layer is
+# not in here: a reference copied along with it would lead to the weight of the original.
 _weights: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()
 
 
