@@ -10,9 +10,7 @@ import interleaved
 import torch
 
 import fairlib
-from fairlib.factorization import factorize
 from fairlib.network.export import session, to_onnx
-from fairlib.quantization.int8 import int8_static
 
 
 def main() -> None:
@@ -21,8 +19,8 @@ def main() -> None:
     data = fairlib.GroupedDataset(inputs, [0] * 64, [0] * 64)
     versions = {
         "float32": model,
-        "int8": int8_static(model, data=data),
-        "half, factorized": factorize(model, "svd", kept=0.5),
+        "int8": fairlib.quantize(model, "int8-static", data=data),
+        "half, factorized": fairlib.factorize(model, "svd", kept=0.5, last="split"),
     }
     goals = {"int8": 0.6, "half, factorized": 0.7}
     sessions = {name: session(to_onnx(net, data)) for name, net in versions.items()}

@@ -14,9 +14,9 @@ from fairlib import _namesake  # noqa: F401  It warns.
 # is first used: the console command and the Snakefile need no torch, which takes seconds.
 _load, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 
-_MOVED = {name: f"whopays.{name}" for name in ("effects", "plots", "record")} | {
-    "evidence": "whopays"
-}
+_MOVED = {name: f"whopays.{name}" for name in ("effects", "plots", "record")}
+_MOVED |= dict.fromkeys(("quantization", "factorization", "distillation"), "fairlib.compression")
+_MOVED["evidence"] = "whopays"
 
 
 def __getattr__(name: str) -> Any:

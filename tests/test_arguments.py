@@ -50,9 +50,7 @@ CALLS = {
     "factorize": lambda **bad: fairlib.factorize(
         **{"model": MODEL, "method": "svd", "kept": 0.5} | bad
     ),
-    "distil": lambda **bad: fairlib.distil(
-        **{"model": MODEL, "student": 0.5, "data": DATA, "method": "alone"} | bad
-    ),
+    "distil": lambda **bad: fairlib.distil(**{"model": MODEL, "student": 0.5, "data": DATA} | bad),
     "cost": lambda **bad: fairlib.cost(**{"models": MODEL, "data": DATA, "latency": False} | bad),
     "study": lambda **bad: fairlib.study(**STUDY | bad),
     "restore": lambda **bad: fairlib.restore(
@@ -138,9 +136,7 @@ BAD = {
         "student": [0, 1.5, "0.5", None, NAN, True, MODEL],
         "data": [*NO_DATA, None],
         "method": ["nope", None, 3],
-        "architecture": ["nope", 3],
         "train": ["x", {"epochs": -1}, {"epoch": 1}],
-        "constraint": CONSTRAINTS,
         "seed": NO_SEEDS,
         "bogus": [1],
     },

@@ -15,16 +15,14 @@ import fairlib
 
 PACKAGES = {
     "auditing",
+    "compression",
     "data",
     "diagnostics",
-    "distillation",
-    "factorization",
     "linearization",
     "mitigation",
     "models",
     "network",
     "pruning",
-    "quantization",
     "statistics",
     "training",
 }

@@ -8,11 +8,12 @@
 """
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from torch import nn
 
-from fairlib._validation import check_number, check_settings, lookup
+from fairlib._validation import check_number, lookup
 from fairlib.data import GroupedDataset
 from fairlib.linearization.deepreduce import criticality, deepreduce
 from fairlib.linearization.preactivation import preactivation
@@ -23,15 +24,15 @@ from fairlib.network import gates
 from fairlib.network.gates import count, gate
 from fairlib.network.memory import extend_history, forget_history
 from fairlib.training import Constraint, fit
-from fairlib.training.compressors import Compressor, Method, Settings
-from fairlib.training.distillation import Distillation, check_values
+from fairlib.training.compressors import Kind, Method, Settings
+from fairlib.training.distillation import Distillation, check_distillation
 from fairlib.training.loop import check_arguments, check_training
 
 __all__ = [
     "FINETUNE",
+    "LINEARIZATION",
     "LINEARIZERS",
     "MASK_PHASE",
-    "Linearization",
     "budgets",
     "check_linearizer",
     "count",
@@ -191,27 +192,22 @@ def check_linearizer(
     set_here = ("objective", "constraint", "sparsify", "stop", "start", "keep")
     check_training("train=", train or {}, given=set_here)
     check_training("finetune=", finetune if isinstance(finetune, Mapping) else {}, given=set_here)
-    check_settings("distillation=", Distillation, distillation or {}, given=("data",))
-    check_values(**(distillation or {}))
+    check_distillation(distillation)
 
 
-class Linearization(Compressor):
-    """Linearization, for a study: the level is the budget, and ``kept`` is the share of ReLUs that
-    are kept."""
+def _kept(model: nn.Module, dense: nn.Module) -> float:
+    return count(model).attrs["total"] / int(count(dense)["units"].sum())
 
-    level, control, inherits, methods = "budget", 1.0, False, LINEARIZERS
 
-    def compress(self, model: nn.Module, name: str, level: float, **settings: Any) -> nn.Module:
-        return linearize(model, name, budget=level, finetune=0, **settings)
+def _objective(dense: nn.Module, data: GroupedDataset, settings: Settings) -> Distillation:
+    return Distillation(dense, data, **settings.get("distillation", {}))
 
-    def check(self, name: str, **settings: Any) -> None:
-        check_linearizer(name, finetune=0, **settings)
 
-    def kept(self, model: nn.Module, dense: nn.Module) -> float:
-        return count(model).attrs["total"] / int(count(dense)["units"].sum())
-
-    def objective(self, dense: nn.Module, data: GroupedDataset, settings: Settings) -> Distillation:
-        return Distillation(dense, data, **settings.get("distillation", {}))
+LINEARIZATION = Kind(
+    partial(linearize, finetune=0), level="budget", control=1.0, methods=LINEARIZERS,
+    check=partial(check_linearizer, finetune=0), kept=_kept, objective=_objective,
+)  # fmt: skip
+"""Linearization, for a study: the level is the budget, ``kept`` the share of ReLUs kept."""
 
 
 def _relus(model: nn.Module, budget: float | None, relus: int | None) -> int:

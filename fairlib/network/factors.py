@@ -41,14 +41,16 @@ def factors(layer: nn.Module, rank: int) -> Factorized:
         [(2, 3, 5, 5), (16, 2, 1, 1), (16,)]
     """
     weight = layer.get_parameter("weight")
+    # Initial weights would be overwritten, and drawing them would move torch's global generator:
+    # skip_init leaves them undefined.
     like = {"bias": False, "device": weight.device, "dtype": weight.dtype}
     if isinstance(layer, nn.Linear):
         first = skip_init(nn.Linear, layer.in_features, rank, **like)
         second = skip_init(nn.Linear, rank, layer.out_features, **like)
     else:
-        geometry = {
-            name: getattr(layer, name) for name in ("kernel_size", "stride", "padding", "dilation")
-        }
+        # The first layer takes the whole geometry; the second maps its channels place by place.
+        names = ("kernel_size", "stride", "padding", "dilation")
+        geometry = {name: getattr(layer, name) for name in names}
         first = skip_init(type(layer), layer.in_channels, rank, **geometry, **like)
         second = skip_init(type(layer), rank, layer.out_channels, 1, **like)
     pair = Factorized(first, second).train(layer.training).requires_grad_(weight.requires_grad)

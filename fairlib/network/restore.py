@@ -43,9 +43,9 @@ def restore(module: nn.Module, state_dict: Mapping[str, Tensor]) -> nn.Module:
         for name, mask in state_dict.items()
         if name.endswith(BUFFER)
     }
-    restored = insert_gates(
-        with_masks(factors.insert_factors(copy.deepcopy(module), state_dict), keep), state_dict
-    )
+    # Factors first: masks and quantizers belong to the weights of the factors.
+    restored = factors.insert_factors(copy.deepcopy(module), state_dict)
+    restored = insert_gates(with_masks(restored, keep), state_dict)
     restored = quantizers.insert_quantizers(restored, state_dict)
     try:
         restored.load_state_dict(state_dict)

@@ -11,7 +11,6 @@
 
 from functools import partial
 from types import NoneType
-from typing import Any
 
 from torch import Tensor, nn
 
@@ -27,13 +26,13 @@ from fairlib.pruning.magnitude import magnitude
 from fairlib.pruning.random import random_pruning
 from fairlib.pruning.schedules import SPARSITY_SCHEDULES, gradual, iterative
 from fairlib.pruning.snip import snip
-from fairlib.training.compressors import Compressor, Method, Settings
+from fairlib.training.compressors import Kind, Method, Settings
 from fairlib.training.loop import check_arguments, check_training
 
 __all__ = [
     "PRUNERS",
+    "PRUNING",
     "SPARSITY_SCHEDULES",
-    "Pruning",
     "check_pruner",
     "epochs_within",
     "gradual",
@@ -172,20 +171,12 @@ def trains(method: str, settings: Settings) -> bool:
     return PRUNERS[method].trains or SPARSITY_SCHEDULES[name].trains
 
 
-class Pruning(Compressor):
-    """Pruning, for a study: the level is the sparsity, and ``kept`` is the share of prunable
-    weights that are kept."""
+def _kept(model: nn.Module, dense: nn.Module) -> float:
+    return 1 - masks.sparsity(model)
 
-    level, control, inherits, methods = "sparsity", 0.0, True, PRUNERS
 
-    def check(self, name: str, **settings: Any) -> None:
-        check_pruner(name, **settings)
-
-    def trains(self, name: str, settings: Settings) -> bool:
-        return trains(name, settings)
-
-    def compress(self, model: nn.Module, name: str, level: float, **settings: Any) -> nn.Module:
-        return prune(model, name, sparsity=level, **settings)
-
-    def kept(self, model: nn.Module, dense: nn.Module) -> float:
-        return 1 - masks.sparsity(model)
+PRUNING = Kind(
+    prune, level="sparsity", control=0.0, methods=PRUNERS, check=check_pruner, inherits=True,
+    kept=_kept, training=trains,
+)  # fmt: skip
+"""Pruning, for a study: the level is the sparsity, ``kept`` the share of prunable weights kept."""

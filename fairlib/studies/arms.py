@@ -4,23 +4,22 @@ import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 from torch import nn
 
 from fairlib._validation import check_many, check_number, lookup, named
+from fairlib.compression import DISTILLATION, FACTORIZATION, QUANTIZATION
 from fairlib.data import GroupedDataset
-from fairlib.distillation import Distilling
-from fairlib.factorization import Factorization
-from fairlib.linearization import Linearization
+from fairlib.linearization import LINEARIZATION
 from fairlib.mitigation import MITIGATIONS
 from fairlib.network import masks
 from fairlib.network.cost import stored_bytes
-from fairlib.pruning import Pruning
-from fairlib.quantization import Quantization
+from fairlib.pruning import PRUNING
 from fairlib.training import Constraint, Objective
-from fairlib.training.compressors import Compressor, Settings
+from fairlib.training.compressors import Kind, Method, Settings
 from fairlib.training.loop import check_training
 
 Named = str | tuple[str, Settings]
@@ -28,12 +27,12 @@ Function = Callable[..., nn.Module]
 Methods = Named | Function | list[Named | Function]
 Level = float | tuple[float, ...]
 
-COMPRESSORS: dict[str, Compressor] = {
-    "prune": Pruning(),
-    "linearize": Linearization(),
-    "quantize": Quantization(),
-    "factorize": Factorization(),
-    "distil": Distilling(),
+COMPRESSORS: dict[str, Kind] = {
+    "prune": PRUNING,
+    "linearize": LINEARIZATION,
+    "quantize": QUANTIZATION,
+    "factorize": FACTORIZATION,
+    "distil": DISTILLATION,
 }
 """Kinds of compression, by the word before the colon in a method's name."""
 
@@ -115,7 +114,7 @@ class Step:
     """
 
     full_name: str
-    compressor: Compressor
+    compressor: Kind
     method: str
     settings: Settings
 
@@ -271,7 +270,7 @@ def _steps(choice: Methods) -> tuple[Step, ...]:
         raise ValueError("a pipeline must name at least one method, got none")
     for before, after in pairwise(steps):
         first, second = before.compressor.place, after.compressor.place
-        if second < first or second == first != Compressor.place:
+        if second < first or second == first != Kind.place:
             why = "distil first, then factorize, then prune or linearize, and quantize last"
             raise ValueError(
                 f"{after.full_name!r} cannot follow {before.full_name!r}, whose work it would undo: {why}"
@@ -292,7 +291,7 @@ def _step(choice: Named | Function) -> Step:
             raise TypeError(
                 f"method must be {wanted}, but {choice.__name__} is not: {error}"
             ) from error
-        return Step(choice.__name__, _Own(choice), choice.__name__, {})
+        return Step(choice.__name__, _own(choice), choice.__name__, {})
     full_name, settings = named("method", choice)
     kind, _, name = full_name.partition(":")
     if own := {"finetune", "constraint"} & set(settings):
@@ -339,29 +338,30 @@ def _levels(levels: Iterable[Level], steps: Sequence[Step]) -> tuple[tuple[float
     return tuple(sorted(chosen))
 
 
-@dataclass(frozen=True)
-class _Own(Compressor):
-    """A user's function as a kind of compression."""
+def _own(function: Function) -> Kind:
+    """Describe a user's function as a kind of compression with one method."""
+    takes = ("val",) if "val" in inspect.signature(function).parameters else ()
+    return Kind(
+        partial(_call, function),
+        level="level",
+        control=0.0,
+        methods={function.__name__: Method(function, takes)},
+        inherits=True,
+        check_level=_check_level,
+        kept=_kept,
+    )
 
-    function: Function
-    level: str = "level"
-    control: float = 0.0
-    inherits: bool = True
 
-    def compress(self, model: nn.Module, name: str, level: float, **settings: Any) -> nn.Module:
-        return self.function(model, level=level, **settings)
+def _call(function: Function, model: nn.Module, name: str, **settings: Any) -> nn.Module:
+    return function(model, **settings)
 
-    def holds_out(self, name: str) -> bool:
-        return "val" in inspect.signature(self.function).parameters
 
-    def check_level(self, name: str, level: float) -> None:
-        check_number("levels", level, -math.inf)
+def _check_level(name: str, level: float) -> None:
+    check_number("levels", level, -math.inf)
 
-    def check(self, name: str, **settings: Any) -> None:
-        """Nothing is known of the function that could be refused."""
 
-    def kept(self, model: nn.Module, dense: nn.Module) -> float:
-        try:
-            return 1 - masks.sparsity(model)
-        except ValueError:
-            return math.nan
+def _kept(model: nn.Module, dense: nn.Module) -> float:
+    try:
+        return 1 - masks.sparsity(model)
+    except ValueError:  # No prunable weights.
+        return math.nan

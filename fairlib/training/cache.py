@@ -30,9 +30,7 @@ _LEFT_OUT = (
     "auditing",
     "pruning",
     "linearization",
-    "quantization",
-    "factorization",
-    "distillation",
+    "compression",
 )
 
 

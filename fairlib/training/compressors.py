@@ -1,10 +1,8 @@
-"""The entries of the registries of compression methods, and what a study asks of a kind of
-compression."""
+"""Methods and kinds of compression: entries of the registries, and their use in a study."""
 
-from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any
 
 from torch import nn
 
@@ -14,21 +12,22 @@ from fairlib.network.cost import stored_bytes
 from fairlib.training.protocols import Objective
 
 Settings = Mapping[str, Any]
-"""Settings by name, as the command line, a parameter file or a study's ``(name, settings)`` gives
+"""Settings by name, as the command line, a parameter file or a study's ``(name, settings)`` has
 them."""
 
 
 @dataclass(frozen=True)
 class Method:
-    """An entry of a registry: a function from a model to its compressed copy, and what it has to be
-    given.
+    """Entry of a registry: a function from a model to its compressed copy, and what it takes.
 
-    Attributes: function: Takes the model, then keyword arguments only. takes: Arguments that the
-        caller of the registry fills in, among ``"data"``, ``"train"``, ``"seed"``, ``"val"``
-            and ``"objective"``. A method that takes ``"train"`` trains; one that takes ``"data"``
-            cannot do without.
-        constrained: Whether its training accepts a constraint. A method that brings its own
+    Attributes:
+        function: Takes the model, then keyword arguments only.
+        takes: Arguments that the caller of the registry fills in, among ``"data"``, ``"train"``,
+            ``"seed"``, ``"val"`` and ``"objective"``. A method that takes ``"train"`` trains; one
+            that takes ``"data"`` cannot do without.
+        constrained: True if its training accepts a constraint. A method that brings its own
             constraint does not.
+        finetunes: True if its result can be trained.
         gather: Turns flat settings into the function's arguments where these are objects; raises a
             TypeError for an unknown setting. None if settings and arguments are the same.
     """
@@ -36,19 +35,22 @@ class Method:
     function: Callable[..., nn.Module]
     takes: tuple[str, ...] = ()
     constrained: bool = True
+    finetunes: bool = True
     gather: Callable[..., dict[str, Any]] | None = None
 
     @property
     def trains(self) -> bool:
-        """Whether the method trains."""
+        """Tell whether the method trains."""
         return "train" in self.takes
 
     def arguments(self, owner: str, offered: Settings, settings: Settings) -> dict[str, Any]:
         """Return the keyword arguments to call the function with.
 
-        Args: owner: Name of the method in error messages, ``"pruning method 'snip'"``. offered:
-            What the caller of the registry can fill in, by name; the function gets what it
-            ``takes``. settings: Settings of the method.
+        Args:
+            owner: Name of the method in error messages, ``"pruning method 'snip'"``.
+            offered: Arguments that the caller of the registry can fill in, by name; the function
+                gets those that it ``takes``.
+            settings: Settings of the method.
 
         Raises:
             ValueError: If the method needs the training set and ``offered["data"]`` is None.
@@ -56,9 +58,9 @@ class Method:
         if "data" in self.takes and offered["data"] is None:
             raise ValueError(f"{owner} needs data=, the training set")
         own = dict(settings) if self.gather is None else self.gather(**settings)
-        return {name: offered[name] for name in self.takes if name in offered} | own
+        return {name: offered[name] for name in self.takes} | own
 
-    def check(self, owner: str, settings: Settings, level: str | None = None) -> None:
+    def check(self, owner: str, settings: Settings, level: str = "") -> None:
         """Refuse settings that the function does not have.
 
         Args:
@@ -72,76 +74,95 @@ class Method:
         if self.gather is not None:
             self.gather(**settings)
         else:
-            check_settings(
-                owner, self.function, settings, given=[*self.takes, *([level] if level else [])]
-            )
+            check_settings(owner, self.function, settings, given=(*self.takes, level))
 
 
-class Compressor(Protocol):
-    """A kind of compression, as a study sees it.
+def check_share(name: str, level: float) -> None:
+    """Refuse a level of compression outside [0, 1).
+
+    Raises:
+        ValueError: If it is.
+    """
+    check_number("levels", level, 0, 1)
+
+
+def check_positive_share(name: str, level: float) -> None:
+    """Refuse a level of compression outside (0, 1).
+
+    Raises:
+        ValueError: If it is.
+    """
+    check_number("levels", level, 0, 1, low_open=True)
+
+
+def share_of_bytes(model: nn.Module, dense: nn.Module) -> float:
+    """Return the share of a dense model's bytes that a compressed one takes."""
+    return stored_bytes(model) / stored_bytes(dense)
+
+
+def accept(name: str, **settings: Any) -> None:
+    """Refuse no settings: nothing is known of a user's function."""
+
+
+def no_objective(dense: nn.Module, data: GroupedDataset, settings: Settings) -> Objective | None:
+    """Return None: the objective of the finetuning is the cross-entropy."""
+    return None
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Kind of compression, as a study sees it: ``"prune"`` of ``"prune:magnitude"``.
 
     Attributes:
+        function: Takes a model, the name of a method, the level by its name and settings; returns
+            a compressed copy that is not finetuned.
         level: Name of the argument that says how far to compress: ``"sparsity"``, ``"budget"``.
         control: Level at which nothing is compressed.
-        inherits: Whether a method that trains uses the arguments of the dense training by default.
+        methods: Methods by name.
+        check: Refuses a name or settings, given as keywords, that ``function`` does not know.
+        inherits: True if a method that trains uses the arguments of the dense training by default.
         place: Place in a pipeline: a kind of a lower place cannot follow one of a higher.
-        methods: Methods by name; by default none, for a kind of compression without a registry.
+        check_level: Refuses a level that is out of range for the method of a name.
+        kept: Share, in [0, 1], that a compressed model keeps of the dense one; by default of bytes.
+        objective: Objective of the finetuning, given the dense model, the data and the settings;
+            None for the cross-entropy.
+        training: Tells whether a method trains with its settings; by default its entry says so.
     """
 
+    function: Callable[..., nn.Module]
     level: str
     control: float
-    inherits: bool
+    methods: Mapping[str, Method]
+    check: Callable[..., None] = accept
+    inherits: bool = False
     place: int = 2
-    methods: ClassVar[Mapping[str, Method]] = {}
+    check_level: Callable[[str, float], None] = check_share
+    kept: Callable[[nn.Module, nn.Module], float] = share_of_bytes
+    objective: Callable[[nn.Module, GroupedDataset, Settings], Objective | None] = no_objective
+    training: Callable[[str, Settings], bool] | None = None
 
-    @abstractmethod
     def compress(self, model: nn.Module, name: str, level: float, **settings: Any) -> nn.Module:
-        """Return a copy of a model, compressed to a level by the method of that name and not
-        finetuned."""
-
-    @abstractmethod
-    def check(self, name: str, **settings: Any) -> None:
-        """Refuse a name or settings that :meth:`compress` does not know."""
+        """Return a copy of a model, compressed to a level by the method of that name."""
+        return self.function(model, name, **{self.level: level}, **settings)
 
     def is_control(self, level: float, settings: Settings) -> bool:
-        """Return whether nothing is compressed at a level; by default at :attr:`control`."""
+        """Return True if nothing is compressed at a level."""
         return level == self.control
 
-    def check_level(self, name: str, level: float) -> None:
-        """Refuse a level that is out of range for the method of that name; by default what is not
-        in [0, 1).
-
-        Raises:
-            ValueError: If it is.
-        """
-        check_number("levels", level, 0, 1)
-
     def finetunes(self, name: str) -> bool:
-        """Return whether what the method gives can be finetuned; by default True."""
-        return True
+        """Return True if what the method returns can be finetuned."""
+        return self.methods[name].finetunes
 
     def trains(self, name: str, settings: Settings) -> bool:
-        """Return whether the method trains with these settings; by default what the registry
-        says."""
-        return name in self.methods and self.methods[name].trains
+        """Return True if the method trains with these settings."""
+        if self.training is not None:
+            return self.training(name, settings)
+        return self.methods[name].trains
 
     def holds_out(self, name: str) -> bool:
-        """Return whether the method takes held-out data, as ``val``; by default what the registry
-        says."""
-        return name in self.methods and "val" in self.methods[name].takes
+        """Return True if the method takes held-out data, as ``val``."""
+        return "val" in self.methods[name].takes
 
     def constrained(self, name: str) -> bool:
-        """Return whether the method's training accepts a constraint; by default what the registry
-        says."""
-        return name in self.methods and self.methods[name].constrained
-
-    def kept(self, model: nn.Module, dense: nn.Module) -> float:
-        """Return the share, in [0, 1], that a compressed model keeps of the dense one; by default
-        of its bytes."""
-        return stored_bytes(model) / stored_bytes(dense)
-
-    def objective(
-        self, dense: nn.Module, data: GroupedDataset, settings: Settings
-    ) -> Objective | None:
-        """Return the objective of the finetuning; by default None, the cross-entropy."""
-        return None
+        """Return True if the method's training accepts a constraint."""
+        return self.methods[name].constrained

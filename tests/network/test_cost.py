@@ -119,10 +119,12 @@ def test_a_gate_takes_a_bit_for_each_relu_unless_they_are_alike():
 
 
 def test_int8_costs_what_its_network_does_but_bytes_and_relus(cnn, images):
-    from fairlib.quantization.int8 import int8_static
-
     dense = fairlib.fit(cnn, images, epochs=1)
-    table = cost({"dense": dense, "int8": int8_static(dense, data=images)}, images, repeats=2)
+    table = cost(
+        {"dense": dense, "int8": fairlib.quantize(dense, "int8-static", data=images)},
+        images,
+        repeats=2,
+    )
     assert table["parameters"].nunique() == table["macs"].nunique() == 1
     assert table.loc["int8", "bytes"] < 0.4 * table.loc["dense", "bytes"]
     assert math.isnan(table.loc["int8", "relus"]) and table["latency"].notna().all()

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 import fairlib
+from fairlib.compression.weights import weights
 from fairlib.network import quantizers
-from fairlib.quantization.weights import weights
 
 
 @pytest.fixture

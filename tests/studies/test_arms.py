@@ -13,8 +13,9 @@ import fairlib
 from fairlib import Arm, study
 from fairlib.diagnostics import group_performance
 from fairlib.network import masks
-from fairlib.pruning import Pruning
+from fairlib.pruning import PRUNING
 from fairlib.studies import Run, traced
+from fairlib.studies.arms import COMPRESSORS
 
 SMALL = dict(
     data=("digits", {"size": 120}),
@@ -100,13 +101,13 @@ def test_an_arm_without_a_control_trains_none_and_changes_nothing_else(trainings
 
 
 def test_arms_that_compress_alike_share_the_compressed_network(monkeypatch):
-    levels, compress = [], Pruning.compress
+    levels = []
 
-    def counted(self, model, name, level, **settings):
-        levels.append((name, level))
-        return compress(self, model, name, level, **settings)
+    def counted(model, name, *, sparsity, **settings):
+        levels.append((name, sparsity))
+        return fairlib.prune(model, name, sparsity=sparsity, **settings)
 
-    monkeypatch.setattr(Pruning, "compress", counted)
+    monkeypatch.setitem(COMPRESSORS, "prune", replace(PRUNING, function=counted))
     arms = {
         "plain": Arm("prune:random"),
         "fair after it": Arm("prune:random", mitigation=FAIR, when="after"),
@@ -123,11 +124,11 @@ def test_arms_that_compress_alike_share_the_compressed_network(monkeypatch):
 def test_arms_whose_settings_differ_in_data_of_one_shape_share_no_network(monkeypatch):
     given = []
 
-    def compress(self, model, name, level, *, val, **settings):
+    def compress(model, name, *, sparsity, val, **settings):
         given.append(val)
-        return fairlib.prune(model, "magnitude", sparsity=level)
+        return fairlib.prune(model, "magnitude", sparsity=sparsity)
 
-    monkeypatch.setattr(Pruning, "compress", compress)
+    monkeypatch.setitem(COMPRESSORS, "prune", replace(PRUNING, function=compress))
     one = fairlib.load("digits", size=120).val
     other = fairlib.GroupedDataset(255 - one.inputs, one.targets, one.groups)
     assert repr(one) == repr(other)

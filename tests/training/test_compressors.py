@@ -4,7 +4,7 @@ import inspect
 
 import pytest
 
-from fairlib import linearization, pruning
+from fairlib import compression, linearization, pruning
 from fairlib.training.compressors import Method
 
 OFFERED = {"data", "train", "seed", "val", "objective"}
@@ -12,6 +12,7 @@ REGISTRIES = {
     "prune": pruning.PRUNERS,
     "schedule": pruning.SPARSITY_SCHEDULES,
     "linearize": linearization.LINEARIZERS,
+    "quantize": compression.QUANTIZERS,
 }
 METHODS = [
     (kind, name, method) for kind, methods in REGISTRIES.items() for name, method in methods.items()
@@ -44,9 +45,16 @@ def test_a_method_is_handed_what_it_takes_and_its_own_settings():
 
 
 def test_a_kind_of_compression_says_of_its_methods_what_the_registry_says():
-    prune, linearize = pruning.Pruning(), linearization.Linearization()
+    prune, linearize = pruning.PRUNING, linearization.LINEARIZATION
+    quantize, factorize = compression.QUANTIZATION, compression.FACTORIZATION
     assert (prune.holds_out("bip"), prune.holds_out("magnitude")) == (True, False)
-    assert (prune.constrained("bip"), prune.constrained("magnitude")) == (False, True)
+    assert (prune.constrained("bip"), prune.constrained("lottery")) == (False, True)
     assert (linearize.trains("snl", {}), linearize.trains("random", {})) == (True, False)
     assert (linearize.holds_out("deepreduce"), linearize.holds_out("snl")) == (True, False)
-    assert not prune.holds_out("a function of one's own")
+    assert (quantize.finetunes("weights"), quantize.finetunes("int8-static")) == (True, False)
+    assert factorize.finetunes("svd") and not factorize.trains("svd", {})
+
+
+def test_a_schedule_may_train_where_the_method_does_not():
+    trains = pruning.PRUNING.trains
+    assert trains("magnitude", {"schedule": "gradual"}) and not trains("magnitude", {})

@@ -3,6 +3,7 @@ from __future__ import annotations
 import copy
 import itertools
 import pickle
+from functools import partial
 
 import numpy as np
 import pytest
@@ -11,11 +12,13 @@ from torch import nn
 from torch.nn.functional import conv2d
 
 import fairlib
-from fairlib.factorization import Factorization, factorize
+from fairlib.compression import FACTORIZATION, factorize
 from fairlib.linearization import count
 from fairlib.network import masks, quantizers
 from fairlib.network.factors import Factorized
-from fairlib.network.memory import memory_of, remember
+from fairlib.network.memory import memory_of
+
+split = partial(factorize, method="svd", last="split")
 
 
 def weights(model: nn.Module) -> int:
@@ -68,7 +71,7 @@ def spectra(model: nn.Module) -> dict[str, np.ndarray]:
 )
 def test_a_convolution_becomes_that_of_the_nearest_kernel_of_its_rank(settings):
     model = double(nn.Conv2d(3, 8, (3, 5), **settings))
-    small = factorize(model, "svd", kept=0.45)
+    small = split(model, kept=0.45)
     kernel = model[0].weight.detach().numpy()
     assert ranks(small) == {"0": 3}  # Of 360 weights 162 may stay, and a rank has 8 + 45.
     nearest = torch.from_numpy(truncated(kernel.reshape(8, -1), 3).reshape(kernel.shape))
@@ -80,7 +83,7 @@ def test_a_convolution_becomes_that_of_the_nearest_kernel_of_its_rank(settings):
 @pytest.mark.parametrize("kind", [nn.Conv1d, nn.Conv3d])
 def test_convolutions_of_other_dimensions(kind):
     model = double(kind(4, 6, 3, padding=1))
-    small = factorize(model, "svd", kept=0.8)
+    small = split(model, kept=0.8)
     inputs = torch.rand(2, 4, *[5] * (model[0].weight.ndim - 2), dtype=torch.float64)
     nearest = copy.deepcopy(model)
     matrix = truncated(model[0].weight.detach().flatten(1).numpy(), ranks(small)["0"])
@@ -91,7 +94,7 @@ def test_convolutions_of_other_dimensions(kind):
 @pytest.mark.parametrize("bias", [True, False])
 def test_a_linear_layer_becomes_the_nearest_of_its_rank(bias):
     model = double(nn.Linear(20, 12, bias=bias))
-    small = factorize(model, "svd", kept=0.3)
+    small = split(model, kept=0.3)
     assert ranks(small) == {"0": 2}
     np.testing.assert_allclose(
         product(small[0]), truncated(model[0].weight.detach().numpy(), 2), atol=1e-12
@@ -110,7 +113,7 @@ def test_a_linear_layer_becomes_the_nearest_of_its_rank(bias):
 @pytest.mark.parametrize("by", ["share", "energy"])
 def test_the_squared_error_is_the_sum_of_the_squared_singular_values_that_are_dropped(cnn, by):
     model = cnn.double()
-    small = factorize(model, "svd", kept=0.5, by=by)
+    small = split(model, kept=0.5, by=by)
     found = ranks(small)
     assert len(found) >= 3
     for name, rank in found.items():
@@ -138,10 +141,10 @@ def test_counts_by_hand():
         139: (4, 2),
     }
     for limit, (first, second) in expected.items():
-        small = factorize(model, "svd", kept=limit / 140)
+        small = split(model, kept=limit / 140)
         assert ranks(small) == {"0": first, "1": second}
         assert weights(small) == 20 * first + 14 * second <= limit
-    assert ranks(factorize(model, "svd", kept=1)) == {}
+    assert ranks(split(model, kept=1)) == {}
 
 
 @pytest.mark.parametrize("kept", [0.12, 0.2, 0.35, 0.5, 0.8, 0.97])
@@ -157,7 +160,7 @@ def test_one_share_of_the_weights_for_all_layers_as_large_as_fits(cnn, kept):
         return left
 
     shares = {rank * (o + i) / (o * i) for o, i in shapes.values() for rank in range(1, o)}
-    assert weights(factorize(cnn, "svd", kept=kept)) == max(
+    assert weights(split(cnn, kept=kept)) == max(
         left for share in shares if share < 1 and (left := total(share)) <= limit
     )
 
@@ -178,7 +181,7 @@ def test_one_share_of_the_energy_for_all_layers_as_large_as_fits(cnn, kept):
         )
 
     best = max(share for each in shares.values() for share in each if total(share) <= limit)
-    small = factorize(cnn, "svd", kept=kept, by="energy")
+    small = split(cnn, kept=kept, by="energy")
     assert weights(small) == total(best) <= limit
     assert ranks(small) == {
         name.removesuffix(".weight"): r
@@ -190,15 +193,13 @@ def test_one_share_of_the_energy_for_all_layers_as_large_as_fits(cnn, kept):
 @pytest.mark.parametrize("by", ["share", "energy"])
 def test_more_is_left_of_every_layer_if_more_may_be_kept(cnn, by):
     levels = np.linspace(0.12, 0.99, 20)
-    found = [ranks(factorize(cnn, "svd", kept=float(kept), by=by)) for kept in levels]
+    found = [ranks(split(cnn, kept=float(kept), by=by)) for kept in levels]
     for smaller, larger in itertools.pairwise(found):
         assert (
             all(larger.get(name, 99) >= rank for name, rank in smaller.items())
             and larger.keys() <= smaller.keys()
         )
-    sizes = [
-        weights(factorize(cnn, "svd", kept=float(kept), by=by)) / weights(cnn) for kept in levels
-    ]
+    sizes = [weights(split(cnn, kept=float(kept), by=by)) / weights(cnn) for kept in levels]
     assert all(size <= kept < size + 0.15 for size, kept in zip(sizes, levels, strict=True))
     assert found[0] != found[-1]
 
@@ -206,30 +207,26 @@ def test_more_is_left_of_every_layer_if_more_may_be_kept(cnn, by):
 def test_energy_goes_where_the_weights_are_of_low_rank():
     model = double(nn.Linear(30, 30), nn.Linear(30, 30))
     model[0].weight.data = torch.outer(*torch.rand(2, 30, dtype=torch.float64))
-    by_energy, by_share = (
-        ranks(factorize(model, "svd", kept=0.5, by=by)) for by in ("energy", "share")
-    )
+    by_energy, by_share = (ranks(split(model, kept=0.5, by=by)) for by in ("energy", "share"))
     assert by_energy == {"0": 1, "1": 14} and by_share == {"0": 7, "1": 7}
     model[0].weight.data.zero_()
-    assert ranks(factorize(model, "svd", kept=0.5, by="energy")) == {"0": 1, "1": 14}
+    assert ranks(split(model, kept=0.5, by="energy")) == {"0": 1, "1": 14}
 
 
 @pytest.mark.parametrize("by", ["share", "energy"])
 def test_a_last_layer_that_stays_whole_takes_its_weights_from_the_others(cnn, by):
     """Hence the others are those of the network without it, in the weights that it leaves them."""
     last = cnn.classifier[4].weight
-    small = factorize(cnn, "svd", kept=0.3, by=by, last="whole")
+    small = factorize(cnn, "svd", kept=0.3, by=by)
     assert torch.equal(small.classifier[4].weight, last)
     body, total = nn.Sequential(cnn.features, cnn.classifier[:4]), weights(cnn)
-    alone = factorize(
-        body, "svd", kept=(0.3 * total - last.numel()) / (total - last.numel()), by=by
-    )
+    alone = split(body, kept=(0.3 * total - last.numel()) / (total - last.numel()), by=by)
     assert list(ranks(small).values()) == list(ranks(alone).values())
     assert weights(small) == weights(alone) + last.numel() <= 0.3 * total
 
 
 def test_all_weights_kept_is_a_copy(cnn):
-    small = factorize(cnn.train(), "svd", kept=1)
+    small = split(cnn.train(), kept=1)
     assert cnn.training and not small.training and not ranks(small)
     assert all(
         torch.equal(value, cnn.state_dict()[name]) for name, value in small.state_dict().items()
@@ -242,15 +239,24 @@ def test_a_rank_below_one_is_refused_and_the_least_is_named():
     with pytest.raises(
         ValueError, match=r"kept=0\.2 asks for a rank below one; .* the least is 0\.2429"
     ):
-        factorize(model, "svd", kept=0.2)
-    assert weights(factorize(model, "svd", kept=0.2429)) == 34
+        split(model, kept=0.2)
+    assert weights(split(model, kept=0.2429)) == 34
     with pytest.raises(ValueError, match=r"the least is 1$"):
-        factorize(double(nn.Linear(10, 1)), "svd", kept=0.9)
+        split(double(nn.Linear(10, 1)), kept=0.9)
+
+
+def test_a_network_whose_only_layer_is_the_last_has_nothing_to_factorize():
+    model = double(nn.Linear(10, 10))
+    with pytest.raises(
+        ValueError, match=r"in every layer but the last the least is 1; last='split' includes it"
+    ):
+        factorize(model, "svd", kept=0.9)
+    assert not ranks(factorize(model, "svd", kept=1)) and ranks(split(model, kept=0.9)) == {"0": 4}
 
 
 def test_the_model_and_the_generators_are_left_alone(cnn):
     before, state = copy.deepcopy(cnn.state_dict()), torch.random.get_rng_state()
-    one, two = (factorize(cnn, "svd", kept=0.4) for _ in range(2))
+    one, two = (split(cnn, kept=0.4) for _ in range(2))
     assert all(
         torch.equal(value, before[name]) for name, value in cnn.state_dict().items()
     ) and not ranks(cnn)
@@ -264,18 +270,16 @@ def test_pruned_quantized_and_factorized_models_are_refused(cnn):
     sparse = fairlib.prune(cnn, "magnitude", sparsity=0.5)
     with pytest.raises(
         ValueError,
-        match=r"features\.0\.weight is pruned, quantized or .*: factorize the dense model first, then",
+        match=r"features\.0\.weight is pruned, .*: factorize the dense model first, then",
     ):
-        factorize(sparse, "svd", kept=0.5)
+        split(sparse, kept=0.5)
     scales = {"features.0.weight": torch.ones(8, 1, 1, 1)}
     with pytest.raises(ValueError, match=r"features\.0\.weight is pruned, quantized or"):
-        factorize(
-            quantizers.with_quantizers(cnn, scales, dict.fromkeys(scales, 4)), "svd", kept=0.5
-        )
+        split(quantizers.with_quantizers(cnn, scales, 4), kept=0.5)
     with pytest.raises(
         ValueError, match=r"features\.0 is pruned, quantized or factorized already, and"
     ):
-        factorize(factorize(cnn, "svd", kept=0.5), "svd", kept=0.5)
+        split(factorize(cnn, "svd", kept=0.5), kept=0.5)
 
 
 def test_bad_input(cnn):
@@ -289,7 +293,7 @@ def test_bad_input(cnn):
     with pytest.raises(
         TypeError, match="unknown setting 'rank' for factorization method 'svd'; known: by, last"
     ):
-        factorize(cnn, "svd", kept=0.5, rank=3)
+        FACTORIZATION.check("svd", rank=3)
     with pytest.raises(ValueError, match="unknown value of by 'layer'; known: share, energy"):
         factorize(cnn, "svd", kept=0.5, by="layer")
     with pytest.raises(ValueError, match="unknown value of last 'rank one'; known: split, whole"):
@@ -308,7 +312,7 @@ def test_bad_input(cnn):
 
 def test_what_was_saved_is_restored(cnn, images):
     fresh = fairlib.build("cnn", num_classes=3, in_channels=1, image_size=8, seed=5)
-    small = fairlib.fit(factorize(cnn, "svd", kept=0.4), images, epochs=1)
+    small = fairlib.fit(split(cnn, kept=0.4), images, epochs=1)
     for model in (
         small,
         fairlib.prune(small, "magnitude", sparsity=0.5),
@@ -330,7 +334,7 @@ def test_what_was_saved_is_restored(cnn, images):
 
 def test_factors_are_finetuned_pruned_linearized_and_compacted(cnn, images):
     dense = fairlib.fit(cnn, images, epochs=6, batch_size=12)
-    small = factorize(dense, "svd", kept=0.4)
+    small = split(dense, kept=0.4)
     assert fairlib.history(small).equals(fairlib.history(dense)) and memory_of(small).recipe is None
     assert fairlib.gradient_evaluations(small) == 6 * 120
     tuned = fairlib.fit(small, images, epochs=3, batch_size=12, lr=0.01)
@@ -348,13 +352,13 @@ def test_factors_are_finetuned_pruned_linearized_and_compacted(cnn, images):
 
 def test_a_linearized_network_keeps_its_gates(cnn, images):
     linear = fairlib.linearize(cnn, "random", data=images, budget=0.4, finetune=0)
-    small = factorize(linear, "svd", kept=0.5)
+    small = split(linear, kept=0.5)
     assert count(small).equals(count(linear)) and ranks(small)
 
 
 def test_grouped_convolutions_stay_and_count(images):
     model = fairlib.build("mobilenetv2", num_classes=3, in_channels=1, image_size=16)
-    small = factorize(model, "svd", kept=0.5)
+    small = split(model, kept=0.5)
     grouped = {
         name for name, m in model.named_modules() if isinstance(m, nn.Conv2d) and m.groups > 1
     }
@@ -379,11 +383,11 @@ def test_layers_that_may_compute_something_else_stay_as_they_are():
     )
     model[3].register_forward_hook(print)
     with pytest.raises(ValueError, match=r"the least is 1$"):
-        factorize(model, "svd", kept=0.9)
+        split(model, kept=0.9)
     model[3]._forward_hooks.clear()
     # Of 2336 weights 2102 may stay: less the 1312 of the first two layers, they hold 12 ranks of
     # 64.
-    assert ranks(factorize(model, "svd", kept=0.9)) == {"3": 12}
+    assert ranks(split(model, kept=0.9)) == {"3": 12}
 
 
 class _Reader(nn.Module):
@@ -397,43 +401,39 @@ class _Reader(nn.Module):
         return inputs @ self.layer.weight.T + self.layer.bias
 
 
-def test_a_model_that_reads_the_weights_of_its_layers_is_refused_where_its_inputs_are_known():
+def test_a_model_that_reads_the_weights_of_its_layers_fails_where_they_are_read():
     attention = nn.MultiheadAttention(8, 2)  # Its layer is no nn.Linear of the plain kind.
-    assert not ranks(
-        factorize(nn.Sequential(attention, nn.Linear(8, 8)), "svd", kept=0.9)
-    ).keys() & {"0.out_proj"}
-    model = nn.Sequential(_Reader(), nn.Linear(10, 10))
-    with pytest.raises(
-        ValueError,
-        match=r"Sequential does not run with two layers for one: .*has no attribute 'weight'",
-    ):
-        factorize(remember(model, input_shape=(10,)), "svd", kept=0.5)
+    found = ranks(split(nn.Sequential(attention, nn.Linear(8, 8)), kept=0.9))
+    assert found and "0.out_proj" not in found
+    small = split(nn.Sequential(_Reader(), nn.Linear(10, 10)), kept=0.5)
+    with pytest.raises(AttributeError, match="'Factorized' object has no attribute 'weight'"):
+        small(torch.rand(2, 10))
 
 
 def test_a_layer_under_two_names_is_replaced_under_both():
     layer = nn.Linear(10, 10)
-    small = factorize(double(layer, nn.ReLU(), layer), "svd", kept=0.5)
+    small = split(double(layer, nn.ReLU(), layer), kept=0.5)
     assert small[0] is small[2] and isinstance(small[0], Factorized)
 
 
 def test_frozen_weights_stay_frozen_and_types_are_kept():
     model = nn.Sequential(nn.Linear(10, 10), nn.Linear(10, 10)).to(torch.bfloat16)
     model[0].weight.requires_grad_(False)
-    small = factorize(model, "svd", kept=0.5)
+    small = split(model, kept=0.5)
     frozen = {name: parameter.requires_grad for name, parameter in small.named_parameters()}
     assert [name for name, trained in frozen.items() if not trained] == ["0.0.weight", "0.1.weight"]
     assert {parameter.dtype for parameter in small.parameters()} == {torch.bfloat16}
 
 
 def test_a_copy_and_a_pickled_one_compute_the_same(cnn):
-    small = factorize(cnn, "svd", kept=0.4)
+    small = split(cnn, kept=0.4)
     inputs = torch.rand(3, 1, 8, 8)
     for other in (copy.deepcopy(small), pickle.loads(pickle.dumps(small))):
         assert torch.equal(other(inputs), small(inputs)) and ranks(other) == ranks(small)
 
 
 def test_a_study_gives_it_data_and_a_seed_that_it_does_not_need(cnn, images):
-    kind = Factorization()
+    kind = FACTORIZATION
     small = kind.compress(cnn, "svd", 0.4, data=images, seed=3, by="energy")
     assert ranks(small) == ranks(factorize(cnn, "svd", kept=0.4, by="energy"))
     assert (

@@ -9,8 +9,8 @@ from torch import nn
 from zoo import zoo_model
 
 import fairlib
+from fairlib.compression.weights import scale, weights
 from fairlib.network import masks, quantizers
-from fairlib.quantization.weights import scale, weights
 
 
 @pytest.fixture

@@ -12,11 +12,11 @@ from torch.nn.functional import conv2d
 from zoo import lively, zoo_model
 
 import fairlib
+from fairlib.compression.int8 import calibration_set, int8
 from fairlib.models import MODELS
 from fairlib.network import gates
 from fairlib.network.cost import stored_bytes
 from fairlib.network.export import Int8, export_onnx
-from fairlib.quantization.int8 import _drawn, int8_dynamic, int8_static
 
 
 class Functional(nn.Module):
@@ -44,7 +44,7 @@ def dense(digits) -> nn.Module:
 
 @pytest.fixture(scope="module")
 def small(dense, digits) -> Int8:
-    return int8_static(dense, data=digits.train)
+    return int8(dense, data=digits.train)
 
 
 def _data(inputs: Tensor) -> fairlib.GroupedDataset:
@@ -75,7 +75,7 @@ def _linear(values: np.ndarray, name: str, at: str, tensors: dict[str, np.ndarra
 def test_a_linear_layer_is_integer_arithmetic():
     model, inputs = nn.Linear(6, 4), torch.randn(50, 6, generator=torch.Generator().manual_seed(0))
     net = nn.Sequential(model)
-    quantized = int8_static(net, data=_data(inputs))
+    quantized = int8(net, data=_data(inputs))
     tensors, far = _tensors(quantized), 2 * inputs  # What lies outside the range is cut off.
     expected = _linear(far.numpy(), "0", "inputs", tensors)
     np.testing.assert_allclose(quantized(far).numpy(), expected, rtol=0, atol=1e-5)
@@ -90,7 +90,7 @@ def test_a_convolution_a_relu_and_a_linear_layer_are_integer_arithmetic():
     generator = torch.Generator().manual_seed(1)
     net = nn.Sequential(nn.Conv2d(2, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(12, 4))
     inputs = torch.rand(40, 2, 4, 4, generator=generator)
-    quantized = int8_static(net, data=_data(inputs))
+    quantized = int8(net, data=_data(inputs))
     tensors = _tensors(quantized)
     scale, zero = tensors["inputs_scale"], tensors["inputs_zero_point"].astype(np.int64)
     pixels = torch.from_numpy(_rounded(inputs.numpy(), scale, zero) - zero)
@@ -111,18 +111,15 @@ def test_a_convolution_a_relu_and_a_linear_layer_are_integer_arithmetic():
 def test_sums_of_large_products_do_not_overflow():
     model = nn.Sequential(nn.Linear(64, 2, bias=False))
     model[0].weight.data = torch.tensor([[1.0], [-1.0]]).expand(2, 64).clone()
-    for quantized in (
-        int8_static(model, data=_data(torch.ones(4, 64))),
-        int8_dynamic(model, data=torch.ones(4, 64)),
-    ):
-        torch.testing.assert_close(quantized(torch.ones(3, 64)), torch.tensor([[64.0, -64.0]] * 3))
+    quantized = int8(model, data=_data(torch.ones(4, 64)))
+    torch.testing.assert_close(quantized(torch.ones(3, 64)), torch.tensor([[64.0, -64.0]] * 3))
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_every_model_of_the_zoo_is_quantized_for_any_batch(name):
     model, inputs = zoo_model(name)
     many = torch.rand(32, *inputs.shape[1:], generator=torch.Generator().manual_seed(0))
-    quantized = int8_static(model, data=_data(many))
+    quantized = int8(model, data=_data(many))
     with torch.no_grad():
         expected = model(many)
     found = quantized(many)
@@ -133,9 +130,8 @@ def test_every_model_of_the_zoo_is_quantized_for_any_batch(name):
     assert stored_bytes(quantized) < 0.5 * stored_bytes(model)
 
 
-@pytest.mark.parametrize("calibration", ["minmax", "entropy", "percentile"])
-def test_the_accuracy_on_digits_stays(dense, digits, calibration, capfd, caplog):
-    quantized = int8_static(dense, data=digits.train, calibration=calibration, stratified=True)
+def test_the_accuracy_on_digits_stays(dense, digits, capfd, caplog):
+    quantized = int8(dense, data=digits.train, stratified=True)
     for part in (digits.train, digits.test):
         accuracies = [
             fairlib.diagnostics.predict(net, part).correct.mean() for net in (dense, quantized)
@@ -147,57 +143,20 @@ def test_the_accuracy_on_digits_stays(dense, digits, calibration, capfd, caplog)
     }
 
 
-def test_dynamic_quantizes_linear_layers_alone(dense, digits):
-    quantized = int8_dynamic(dense, data=digits.train)
-    one, other = (fairlib.diagnostics.predict(net, digits.test) for net in (dense, quantized))
-    assert np.abs(one.logits - other.logits).max() < 0.05 * np.abs(one.logits).max()
-    kinds = {
-        name: tensor.dtype
-        for name, tensor in _tensors(quantized).items()
-        if name.endswith("weight_quantized")
-    }
-    assert (
-        kinds
-        and {*kinds.values()} == {np.dtype(np.int8)}
-        and all("classifier" in name for name in kinds)
-    )
-    with pytest.raises(
-        ValueError, match="Sequential has no linear layer to quantize; take int8_static"
-    ):
-        int8_dynamic(nn.Sequential(nn.Conv2d(1, 2, 8), nn.Flatten()), data=digits.train)
-
-
-def test_dynamic_is_integer_arithmetic():
-    net, inputs = (
-        nn.Sequential(nn.Linear(6, 4)),
-        torch.randn(50, 6, generator=torch.Generator().manual_seed(2)),
-    )
-    quantized = int8_dynamic(net, data=inputs)
-    tensors, values = _tensors(quantized), inputs.numpy()
-    scale = (max(values.max(), 0) - min(values.min(), 0)) / 255
-    zero = np.clip(np.rint(-values.min() / scale), 0, 255)
-    sums = (_rounded(values, scale, zero) - int(zero)) @ tensors["0.weight_quantized"].astype(
-        np.int64
-    )
-    expected = sums * (scale * tensors["0.weight_scale"]) + tensors["0.bias"]
-    np.testing.assert_allclose(
-        quantized(inputs).numpy(), expected, atol=1.01 * scale * net[0].weight.abs().max().item()
-    )
-    assert np.mean(abs(quantized(inputs).numpy() - expected) < 1e-4) > 0.9
-
-
 def test_calibration_is_drawn_by_seed(dense, images, digits):
     with pytest.warns(UserWarning, match="no sample of"):
         first, again, other = (
-            int8_static(dense, data=digits.train, samples=4, seed=seed) for seed in (0, 0, 1)
+            int8(dense, data=digits.train, samples=4, seed=seed) for seed in (0, 0, 1)
         )
     assert first.content == again.content != other.content
     assert (
-        len(_drawn(images, 1000, False, 0).unique())
-        == len(_drawn(images, 1000, True, 0).unique())
+        len(calibration_set(images, 1000, False, 0).unique())
+        == len(calibration_set(images, 1000, True, 0).unique())
         == len(images)
     )
-    assert not torch.equal(_drawn(images, 20, False, 0), _drawn(images, 20, False, 1))
+    assert not torch.equal(
+        calibration_set(images, 20, False, 0), calibration_set(images, 20, False, 1)
+    )
 
 
 @pytest.mark.parametrize(
@@ -205,14 +164,16 @@ def test_calibration_is_drawn_by_seed(dense, images, digits):
     [(9, [3, 3, 3]), (30, [10, 10, 10]), (60, [25, 25, 10]), (90, [50, 30, 10])],
 )
 def test_a_stratified_draw_is_as_equal_as_the_groups_allow(images, samples, sizes):
-    assert images.groups[_drawn(images, samples, True, 3)].bincount().tolist() == sizes
-    assert images.groups[_drawn(images, 10, True, 3)].bincount().sort().values.tolist() == [3, 3, 4]
+    assert images.groups[calibration_set(images, samples, True, 3)].bincount().tolist() == sizes
+    assert images.groups[
+        calibration_set(images, 10, True, 3)
+    ].bincount().sort().values.tolist() == [3, 3, 4]
 
 
 def test_a_group_without_a_calibration_sample_is_named(cnn, images):
     rare = images.subset(images.groups != 2)
     with pytest.warns(UserWarning, match="no sample of few: ranges are those of other groups"):
-        int8_static(cnn, data=rare)
+        int8(cnn, data=rare)
 
 
 def test_a_copy_a_pickle_and_an_audit_say_the_same(small, dense, digits, tmp_path):
@@ -238,7 +199,7 @@ def test_it_is_passed_on_but_not_trained(small, digits):
 
 def test_masked_zeros_stay_zeros_and_bytes_are_those_of_the_initializers(dense, digits):
     pruned = fairlib.prune(dense, "magnitude", sparsity=0.8)
-    quantized = int8_static(pruned, data=digits.train)
+    quantized = int8(pruned, data=digits.train)
     tensors = _tensors(quantized)
     assert quantized.stored_bytes == sum(
         tensor.size * tensor.itemsize for tensor in tensors.values()
@@ -252,7 +213,7 @@ def test_gates_hold(dense, digits):
     assert gates.gates(linear)
     one, other = (
         fairlib.diagnostics.predict(net, digits.test).logits
-        for net in (linear, int8_static(linear, data=digits.train))
+        for net in (linear, int8(linear, data=digits.train))
     )
     assert np.sqrt(np.mean((one - other) ** 2)) < 0.1 * one.std()
 
@@ -273,24 +234,23 @@ def test_foreign_models():
         with torch.no_grad():
             expected = net.eval()(inputs.to(next(net.parameters()).dtype)).float()
         assert (
-            int8_static(net, data=_data(inputs))(inputs) - expected
+            int8(net, data=_data(inputs))(inputs) - expected
         ).abs().max() < 0.2 * expected.abs().max()
 
 
 def test_bad_input(cnn, images, small):
-    for function in (int8_static, int8_dynamic):
-        with pytest.raises(ValueError, match="bits of int8 must be 8, got 4"):
-            function(cnn, bits=4, data=images)
-        with pytest.raises(ValueError, match="the model is in int8 already"):
-            function(small, data=images)
-    with pytest.raises(
-        ValueError, match="unknown calibration 'mean'; known: minmax, entropy, percentile"
-    ):
-        int8_static(cnn, data=images, calibration="mean")
+    with pytest.raises(ValueError, match="bits of int8 must be 8, got 4"):
+        fairlib.quantize(cnn, "int8-static", bits=4, data=images)
+    with pytest.raises(ValueError, match="the model is in int8 already"):
+        fairlib.quantize(small, "int8-static", data=images)
+    with pytest.raises(TypeError, match=r"unknown setting 'calibration' .*; known: samples, strat"):
+        fairlib.quantize(cnn, "int8-static", data=images, calibration="mean")
     with pytest.raises(TypeError, match="data must be a GroupedDataset"):
-        int8_static(cnn, data=images.inputs)
+        fairlib.quantize(cnn, "int8-static", data=images.inputs)
+    with pytest.raises(ValueError, match="needs data=, the training set"):
+        fairlib.quantize(cnn, "int8-static")
     with pytest.raises(ValueError, match="samples must lie in"):
-        int8_static(cnn, data=images, samples=0)
+        fairlib.quantize(cnn, "int8-static", data=images, samples=0)
     cnn.features[0].weight.data[0, 0, 0, 0] = torch.inf
     with pytest.raises(ValueError, match=r"features\.0\.weight holds NaN or infinite numbers"):
-        int8_static(cnn, data=images)
+        fairlib.quantize(cnn, "int8-static", data=images)

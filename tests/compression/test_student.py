@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import fairlib
-from fairlib.distillation import METHODS, Distilling, distil
+from fairlib.compression import DISTILLATION, distil
 from fairlib.training.distillation import Distillation, UntrainedTeacherError
 
 TRAIN = {"epochs": 3, "batch_size": 16, "lr": 0.02}
@@ -63,27 +63,21 @@ def test_a_loop_written_by_hand_gives_the_same_weights_to_the_last_bit(
     assert same(trained, by_hand) and not trained.training
 
 
-def test_alone_is_fit_and_logits_is_fit_with_the_teacher(teacher, student, images):
-    alone = distil(teacher, student, data=images, method="alone", train=TRAIN, seed=3)
-    assert same(alone, fairlib.fit(student, images, seed=3, **TRAIN))
-    taught = distil(teacher, student, data=images, train=TRAIN, seed=3)
-    assert same(
-        taught,
-        fairlib.fit(student, images, seed=3, objective=Distillation(teacher, images), **TRAIN),
-    )
-    assert not same(alone, taught)
+def alone(teacher: nn.Module, width: float, data, **train) -> nn.Module:
+    """The student of a study that is trained without its teacher."""
+    return DISTILLATION.compress(teacher, "alone", width, data=data, train=train, seed=4)
 
 
-def test_both_methods_start_from_the_same_weights(teacher, images):
-    starts = [
-        distil(teacher, 0.5, data=images, method=method, train={"epochs": 0}, seed=4)
-        for method in METHODS
-    ]
-    assert same(*starts)
-    built = fairlib.build("cnn", num_classes=3, in_channels=1, image_size=8, width=0.5, seed=4)
-    assert torch.equal(starts[0].features[0].weight, built.features[0].weight)
+def test_logits_is_fit_with_the_teacher_and_alone_without(teacher, images):
+    student = fairlib.build("cnn", num_classes=3, in_channels=1, image_size=8, width=0.5, seed=4)
+    untaught = fairlib.fit(student, images, seed=4, **TRAIN)
+    assert same(alone(teacher, 0.5, images, **TRAIN), untaught)
+    taught = fairlib.fit(student, images, seed=4, objective=Distillation(teacher, images), **TRAIN)
+    for given in (0.5, student):
+        assert same(distil(teacher, given, data=images, train=TRAIN, seed=4), taught)
+    assert not same(untaught, taught)
     other = distil(teacher, 0.5, data=images, train={"epochs": 0}, seed=5)
-    assert not torch.equal(other.features[0].weight, built.features[0].weight)
+    assert not torch.equal(other.features[0].weight, student.features[0].weight)
 
 
 def test_a_student_learns_and_its_price_is_that_of_its_own_training(teacher, images):
@@ -95,42 +89,18 @@ def test_a_student_learns_and_its_price_is_that_of_its_own_training(teacher, ima
 
 def test_nothing_that_was_given_is_changed(teacher, student, images):
     before, state = copy.deepcopy((teacher, student)), torch.random.get_rng_state()
-    for method in METHODS:
-        one, two = (
-            distil(teacher, student, data=images, method=method, train=TRAIN) for _ in range(2)
-        )
-        assert same(one, two) and not same(one, student)
+    one, two = (distil(teacher, student, data=images, train=TRAIN) for _ in range(2))
+    assert same(one, two) and not same(one, student)
     assert same(teacher, before[0]) and same(student, before[1])
     assert torch.equal(state, torch.random.get_rng_state())
 
 
 def test_the_width_multiplies_that_of_the_teacher(images):
     wide = fairlib.build("cnn", num_classes=3, in_channels=1, image_size=8, width=2, hidden=(16, 8))
-    small = distil(wide, 0.25, data=images, method="alone", train={"epochs": 0})
+    small = alone(wide, 0.25, images, epochs=0)
     assert [small.features[0].out_channels, small.classifier[0].out_features] == [4, 8]
-    again = distil(small, 0.5, data=images, method="alone", train={"epochs": 0})
+    again = alone(small, 0.5, images, epochs=0)
     assert [again.features[0].out_channels, again.classifier[0].out_features] == [2, 4]
-
-
-def test_another_architecture(teacher, images):
-    train = {"epochs": 0}
-    small = distil(teacher, 1, data=images, architecture="mlp:hidden=[4]", train=train)
-    assert [layer.out_features for layer in small.classifier if isinstance(layer, nn.Linear)] == [
-        4,
-        3,
-    ]
-    half = distil(
-        teacher, 0.5, data=images, architecture=("mlp", {"hidden": [8], "width": 0.5}), train=train
-    )
-    assert half.classifier[1].out_features == 2
-    with pytest.raises(ValueError, match="unknown architecture 'mpl'; known: mlp, cnn"):
-        distil(teacher, 0.5, data=images, architecture="mpl")
-    with pytest.raises(
-        TypeError, match="unknown setting 'depth' for architecture 'mlp'; known: hidden, width"
-    ):
-        distil(teacher, 0.5, data=images, architecture="mlp:depth=3")
-    with pytest.raises(ValueError, match="architecture='mlp' is for a student given by its width"):
-        distil(teacher, nn.Linear(64, 3), data=images, architecture="mlp")
 
 
 def test_a_student_as_large_as_its_teacher_is_refused(teacher, images):
@@ -152,7 +122,7 @@ def test_a_width_needs_a_model_that_fairlib_built(teacher, student, images):
         ValueError,
         match=r"was not made by fairlib\.build, or has lost .*; give a module as student",
     ):
-        distil(student, 0.5, data=images, method="alone")
+        distil(student, 0.5, data=images)
     narrow = fairlib.compact(
         fairlib.prune(teacher, "filter-norm", sparsity=0.5, data=images), images
     )
@@ -166,41 +136,22 @@ def test_an_untrained_teacher_is_refused_but_not_needed_alone(student, images):
         parameter.data.zero_()
     with pytest.raises(UntrainedTeacherError, match="the teacher performs at chance"):
         distil(fresh, student, data=images)
-    distil(fresh, student, data=images, method="alone", train={"epochs": 0})
+    alone(fresh, 0.5, images, epochs=0)
 
 
 def test_a_constraint_holds_in_the_training(teacher, images):
-    constraint = fairlib.EqualLoss(step=0.5)
-    for method in METHODS:
-        held = distil(teacher, 0.5, data=images, method=method, train=TRAIN, constraint=constraint)
-        assert "multiplier[few]" in fairlib.history(held)
-        inside = distil(
-            teacher, 0.5, data=images, method=method, train={**TRAIN, "constraint": constraint}
-        )
-        assert same(held, inside)
-        assert "multiplier[few]" not in fairlib.history(
-            distil(teacher, 0.5, data=images, method=method, train={"epochs": 1})
-        )
+    train = TRAIN | {"constraint": fairlib.EqualLoss(step=0.5)}
+    held = distil(teacher, 0.5, data=images, train=train), alone(teacher, 0.5, images, **train)
+    for student in held:
+        assert "multiplier[few]" in fairlib.history(student)
+    free = distil(teacher, 0.5, data=images, train={"epochs": 1})
+    assert "multiplier[few]" not in fairlib.history(free)
 
 
 @pytest.mark.parametrize(
     ("settings", "error", "message"),
     [
-        (
-            {"method": "hints"},
-            ValueError,
-            "unknown distillation method 'hints'; known: logits, alone",
-        ),
-        (
-            {"heat": 4},
-            TypeError,
-            "unknown setting 'heat' for distillation method 'logits'; known: distillation",
-        ),
-        (
-            {"method": "alone", "distillation": {"temperature": 2}},
-            TypeError,
-            "unknown setting 'distillation' for distillation method 'alone'; known: none",
-        ),
+        ({"method": "alone"}, ValueError, "unknown distillation method 'alone'; known: logits"),
         (
             {"distillation": {"heat": 4}},
             TypeError,
@@ -217,7 +168,7 @@ def test_a_constraint_holds_in_the_training(teacher, images):
         ({"student": 0}, ValueError, r"student must lie in \(0, 1\]"),
         ({"student": "half"}, TypeError, "student must be a number, got 'half'"),
         ({"seed": "a"}, TypeError, "seed must be an integer"),
-        ({"constraint": "equal"}, TypeError, "constraint must be an object such as"),
+        ({"train": {"constraint": "equal"}}, TypeError, "constraint of train= must be an object"),
     ],
 )
 def test_what_is_not_understood_is_refused_before_anything_is_trained(
@@ -233,13 +184,21 @@ def test_a_pruned_teacher_teaches_a_dense_student(teacher, images):
     assert fairlib.sparsity(small) == 0
 
 
+@pytest.mark.parametrize(
+    ("name", "settings", "error", "message"),
+    [
+        ("hints", {}, ValueError, "unknown distillation method 'hints'; known: logits, alone"),
+        ("logits", {"heat": 4}, TypeError, "'heat' for .* method 'logits'; known: distillation"),
+        ("alone", {"distillation": {}}, TypeError, "for distillation method 'alone'; known: none"),
+        ("alone", {"train": {"epochs": -1}}, ValueError, "epochs of train= must lie in"),
+    ],
+)
+def test_a_study_refuses_unknown_settings_beforehand(name, settings, error, message):
+    with pytest.raises(error, match=message):
+        DISTILLATION.check(name, **settings)
+
+
 def test_a_study_asks_for_a_width(teacher, images):
-    kind = Distilling()
-    settings = {"data": images, "seed": 2, "train": {**TRAIN, "device": "cpu"}}
-    small = kind.compress(teacher, "alone", 0.5, **settings)
-    assert same(small, distil(teacher, 0.5, data=images, method="alone", train=TRAIN, seed=2))
-    assert (
-        kind.trains("logits", {})
-        and kind.constrained("logits")
-        and 0 < kind.kept(small, teacher) < 0.5
-    )
+    small = alone(teacher, 0.5, images, epochs=1, device="cpu")
+    assert DISTILLATION.trains("logits", {}) and DISTILLATION.constrained("logits")
+    assert 0 < DISTILLATION.kept(small, teacher) < 0.5

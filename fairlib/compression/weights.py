@@ -11,8 +11,7 @@ _IMPROVEMENTS = 20  # Steps from the best of them.
 
 
 def weights(model: nn.Module, *, bits: int) -> nn.Module:
-    r"""Round every convolution's and linear layer's weights to :math:`2^b - 1` multiples of a
-    scale.
+    r"""Round every layer's weights to :math:`2^b - 1` multiples of a scale for each output channel.
 
     With weights :math:`w` of one output channel the scale is the one of least squared error,
 
@@ -23,8 +22,8 @@ def weights(model: nn.Module, *, bits: int) -> nn.Module:
     and with one bit :math:`Q_s(w) = s \, \mathrm{sign}(w)`, :math:`s` the mean of :math:`|w|`. It
     is searched for among 100 scales up to the largest weight's, then improved by turns: values for
     the scale, and the scale :math:`\langle w, q \rangle / \langle q, q \rangle` for the values
-    :math:`q`. No data are needed. Biases and normalization keep their precision. Pruned weights
-    stay zero, and gates what they are.
+    :math:`q`. No data are needed. Layers are convolutions and linear layers; biases and
+    normalization keep their precision, pruned weights stay zero, and gates do not change.
 
     The copy can be trained, its gradients taken at the rounded weights and applied to those behind
     them (:mod:`fairlib.network.quantizers`); the scales stay.
@@ -36,8 +35,9 @@ def weights(model: nn.Module, *, bits: int) -> nn.Module:
     Returns:
         A copy in eval mode, with rounded values in ``module.weight``.
 
-    Raises: ValueError: If ``bits`` is out of range, a weight is NaN or infinite, or the model is
-        quantized already.
+    Raises:
+        ValueError: If ``bits`` is out of range, a weight is NaN or infinite, or the model is
+            quantized already.
 
     Source: Rastegari et al., XNOR-Net (2016), for one bit; Choukroun et al. (2019) for the least
         squared error; Bengio et al. (2013) for the straight-through estimator.
@@ -49,10 +49,11 @@ def weights(model: nn.Module, *, bits: int) -> nn.Module:
     for name, weight in found.items():
         if not weight.isfinite().all():
             raise ValueError(
-                f"the scale of {name} would be NaN: it has NaN or infinite weights; has training diverged?"
+                f"the scale of {name} would be NaN: it has NaN or infinite weights; "
+                "has training diverged?"
             )
     scales = {name: scale(weight.detach(), bits) for name, weight in found.items()}
-    return quantizers.with_quantizers(model, scales, dict.fromkeys(scales, bits))
+    return quantizers.with_quantizers(model, scales, bits)
 
 
 def scale(weight: Tensor, bits: int) -> Tensor:
@@ -66,17 +67,24 @@ def scale(weight: Tensor, bits: int) -> Tensor:
         ``(O, 1, ...)``, positive, in the dtype of ``weight``; 1 for a channel that is all zero.
     """
     size = weight.flatten(1).abs().double()
+    largest = size.amax(1, keepdim=True)
     if bits == 1:
+        # Zeros are left out of the mean: they stay zero (a pruned weight), whatever the scale.
         best = size.sum(1, keepdim=True) / (size > 0).sum(1, keepdim=True).clamp(min=1)
     else:
-        most = size.amax(1, keepdim=True) / (2 ** (bits - 1) - 1)
-        best, least = most, torch.full_like(most, torch.inf)
+        # The error as a function of the scale has many local minima, one near each scale at which a
+        # weight passes from one value to the next, so no descent finds the least. A grid finds its
+        # neighbourhood. From there each turn of the loop can only lower the error: values are the
+        # nearest for the scale, and the scale is the least-squares one for the values.
+        most = largest / (2 ** (bits - 1) - 1)
+        errors = []
         for step in range(1, _CANDIDATES + 1):
-            tried = most * step / _CANDIDATES
-            error = (size - quantizers.rounded(size, tried, bits)).square().sum(1, keepdim=True)
-            best, least = torch.where(error < least, tried, best), torch.minimum(error, least)
+            tried = quantizers.rounded(size, most * step / _CANDIDATES, bits)
+            errors.append((size - tried).square().sum(1))
+        best = most * (torch.stack(errors, 1).argmin(1, keepdim=True) + 1) / _CANDIDATES
         for _ in range(_IMPROVEMENTS):
             values = quantizers.rounded(size, best, bits) / best
             best = (size * values).sum(1, keepdim=True) / values.square().sum(1, keepdim=True)
-    best = torch.where(size.amax(1, keepdim=True) > 0, best, 1.0)
+    # A channel that is all zero has no best scale: 0 / 0 above, which would spread as NaN.
+    best = torch.where(largest > 0, best, 1.0)
     return best.to(weight.dtype).reshape(-1, *[1] * (weight.ndim - 1))
