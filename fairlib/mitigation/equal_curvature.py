@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 
 from fairlib._validation import check_number, lookup
 from fairlib.data import GroupedDataset
-from fairlib.diagnostics.curvature import Eigensearch, extremes
+from fairlib.diagnostics.curvature import Eigensearch, extreme_eigenpairs
 from fairlib.diagnostics.frozen import Pattern
 from fairlib.diagnostics.objective import MeanLoss, check_parameters
 from fairlib.diagnostics.vectors import Parts, dot, moved, parts_norm, parts_unit
@@ -309,8 +309,8 @@ class _EqualCurvatureRun:
             flat = None if previous is None else torch.cat([part.flatten() for part in previous])
             # One step may do here: the vector goes on turning in the steps of the next epoch, from
             # the one of the last.
-            found = extremes(loss, Eigensearch("largest", tol=1e-2, least=1), flat)
-            self.gradients += len(loss.index) * (1 + 2 * found.hvps)
+            found = extreme_eigenpairs(loss, Eigensearch("largest", tol=1e-2, least=1), flat)
+            self.gradients += len(loss.index) * (1 + 2 * found.products)
             self.vectors[code] = list(loss.split(found.pairs[-1].vector).values())
             self.shifts[code] = found.scale
             numbers[0, code], numbers[1, code] = loss.gradient().norm(), found.pairs[-1].value

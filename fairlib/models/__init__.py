@@ -122,17 +122,17 @@ def build(
 
 def _sizes(like: GroupedDataset | Splits | None, given: dict[str, int | None]) -> dict[str, Any]:
     """Return the sizes that are given, else those of ``like``, else 3 channels and 32 pixels."""
-    known: dict[str, Any] = {"num_classes": None, "in_channels": 3, "image_size": 32}
+    chosen = {name: value for name, value in given.items() if value is not None}
     if like is None:
-        if given["num_classes"] is None:
+        if "num_classes" not in chosen:
             raise TypeError("a model needs num_classes=, or data to read it off: like=")
-        return known | {name: value for name, value in given.items() if value is not None}
+        return given | {"in_channels": 3, "image_size": 32} | chosen
     data = like.train if isinstance(like, Splits) else like
     check_type("like", data, GroupedDataset, "Splits or a GroupedDataset")
     channels, size = (*data.inputs.shape, 1)[1:3]  # Vectors are images of a single position.
     known = {"num_classes": data.num_classes, "in_channels": channels, "image_size": size}
-    for name, value in given.items():
-        if value not in (None, known[name]):
+    for name, value in chosen.items():
+        if value != known[name]:
             raise ValueError(
                 f"{name} is {value}, but {known[name]} of the data given as like=: leave out one "
                 "of them"

@@ -89,8 +89,8 @@ class ResNet(nn.Module):
             max-pooling of stride 2.
         widths: Channels of each stage; every stage but the first halves the resolution.
         blocks: Number of blocks of each stage.
-        bottleneck: Whether the blocks are bottlenecks, whose outputs have four times the stage's
-            channels.
+        block: Class of the blocks: :class:`BasicBlock`, or :class:`Bottleneck`, whose outputs have
+            four times the stage's channels.
         width: Multiplies ``widths`` (rounded, at least 1).
         stem: ``"auto"`` chooses by ``image_size``; ``"small"`` and ``"imagenet"`` choose a stem at
             any size.
@@ -107,7 +107,7 @@ class ResNet(nn.Module):
         *,
         widths: Sequence[int],
         blocks: Sequence[int],
-        bottleneck: bool = False,
+        block: type[Block] = BasicBlock,
         width: float = 1.0,
         stem: str = "auto",
     ):
@@ -117,7 +117,6 @@ class ResNet(nn.Module):
                 f"widths and blocks must be equally long, got {len(widths)} and {len(blocks)}"
             )
         widths = [scaled(channels, width) for channels in widths]
-        block: type[Block] = Bottleneck if bottleneck else BasicBlock
         # Modules are created in the order in which torchvision creates them: each draws its initial
         # weights, and another order would give other weights for the same seed.
         self.normalize = Normalize(in_channels)
@@ -153,8 +152,10 @@ def stack(
     return nn.Sequential(first, *others)
 
 
+_IMAGENET = (64, 128, 256, 512)
+
 tiny_resnet = partial(ResNet, widths=(8, 16, 32), blocks=(1, 1, 1))
-resnet10 = partial(ResNet, widths=(64, 128, 256, 512), blocks=(1, 1, 1, 1))
-resnet18 = partial(ResNet, widths=(64, 128, 256, 512), blocks=(2, 2, 2, 2))
-resnet34 = partial(ResNet, widths=(64, 128, 256, 512), blocks=(3, 4, 6, 3))
-resnet50 = partial(ResNet, widths=(64, 128, 256, 512), blocks=(3, 4, 6, 3), bottleneck=True)
+resnet10 = partial(ResNet, widths=_IMAGENET, blocks=(1, 1, 1, 1))
+resnet18 = partial(ResNet, widths=_IMAGENET, blocks=(2, 2, 2, 2))
+resnet34 = partial(ResNet, widths=_IMAGENET, blocks=(3, 4, 6, 3))
+resnet50 = partial(ResNet, widths=_IMAGENET, blocks=(3, 4, 6, 3), block=Bottleneck)
