@@ -176,9 +176,10 @@ def _layers(loss: MeanLoss) -> dict[str, nn.Module]:
     for name in loss.names:
         prefix, _, kind = name.rpartition(".")
         layer = loss.model.get_submodule(prefix)
-        known = type(layer) in RULES and kind in ("weight", "bias")
-        if not known or owners[id(getattr(layer, kind))] > 1:
+        if type(layer) not in RULES or kind not in ("weight", "bias"):
             raise _NotLayered(f"no rule is known for {name} of {type(layer).__name__}")
+        if owners[id(getattr(layer, kind))] > 1:
+            raise _NotLayered(f"{name} belongs to several modules")
         if layer._forward_hooks or layer._backward_hooks:
             raise _NotLayered(f"{prefix} has hooks, which may change its outputs")
         layers[prefix] = layer
