@@ -45,18 +45,19 @@ def group_eigenvalues(
     least: int = LEAST,
     seed: int = 0,
 ) -> pd.DataFrame:
-    r"""Find the extreme eigenvalues of every group's Hessian :math:`\nabla^2_\theta J(\theta; D_a)`.
+    r"""Find the extreme eigenvalues of every group's Hessian.
 
-    The largest is the *algebraically* largest, also where the smallest is larger in magnitude: it
-    is the :math:`\lambda(H_a)` of Rayleigh's inequality :math:`d^\top H_a d \le \lambda(H_a)
-    \|d\|^2`, which power iteration does not find there. A Lanczos process with full
-    reorthogonalization starts from the sum of the group's gradient, the gradient for labels drawn
-    from the model's own predictions (a random vector that is large in curved directions), and
-    noise: the gradient alone can be orthogonal to the eigenvector. Its products are differences of
-    gradients with the kinks held (:mod:`fairlib.diagnostics.frozen`), one plain gradient each. The
-    last one, with the eigenvector that was found, is exact (differentiated twice): it gives the
-    value, a Rayleigh quotient, and its residual. Where the residual shows that the differences
-    misled, the process goes on with exact products.
+    With :math:`H_a = \nabla^2_\theta J(\theta; D_a)`, the largest is the *algebraically* largest,
+    also where the smallest is larger in magnitude: it is the :math:`\lambda(H_a)` of Rayleigh's
+    inequality :math:`d^\top H_a d \le \lambda(H_a) \|d\|^2`, which power iteration does not find
+    there. A Lanczos process with full reorthogonalization starts from the sum of the group's
+    gradient, the gradient for labels drawn from the model's own predictions (a random vector that
+    is large in curved directions), and noise: the gradient alone can be orthogonal to the
+    eigenvector. Its products are differences of gradients with the kinks held
+    (:mod:`fairlib.diagnostics.frozen`), one plain gradient each. The last one, with the eigenvector
+    that was found, is exact (differentiated twice): it gives the value, a Rayleigh quotient, and
+    its residual. Where the residual shows that the differences misled, the process goes on with
+    exact products.
 
     At a kink of a piecewise smooth network the Hessian is that of the piece on which the
     computation runs; float32 and float64 may run on different pieces.

@@ -47,7 +47,7 @@ def exemplars(
         ...     return model
         >>> dense = [network(1.0), network(2.0), network(-1.0)]
         >>> compressed = [network(1.0), network(0.0), network(0.0)]
-        >>> fairlib.diagnostics.exemplars(dense, compressed, data).tolist()  # The first changes sides.
+        >>> fairlib.diagnostics.exemplars(dense, compressed, data).tolist()
         [True, False]
     """
     return _modal_class("dense", dense, data) != _modal_class("compressed", compressed, data)

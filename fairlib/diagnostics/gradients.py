@@ -55,8 +55,8 @@ def group_gradients(model: nn.Module, data: GroupedDataset) -> pd.DataFrame:
         :math:`9 \cdot 0.14 = 1.27`.
 
         >>> import torch, fairlib
-        >>> groups = [0] * 9 + [1]
-        >>> data = fairlib.GroupedDataset(torch.zeros(10, 1), groups, groups, group_names=["many", "few"])
+        >>> groups, names = [0] * 9 + [1], ["many", "few"]
+        >>> data = fairlib.GroupedDataset(torch.zeros(10, 1), groups, groups, group_names=names)
         >>> model = torch.nn.Linear(1, 2)
         >>> model.bias.data = torch.tensor([9.0, 1.0]).log()
         >>> fairlib.diagnostics.group_gradients(model, data)["norm"].round(2).to_dict()

@@ -34,7 +34,7 @@ def hessian_bound(
     limit: int = 200,
     seed: int = 0,
 ) -> pd.DataFrame:
-    r"""Bound :math:`\lambda_{\max}(H_a)`, the largest eigenvalue of every group's Hessian, from above.
+    r"""Bound the largest eigenvalue of every group's Hessian, :math:`\lambda_{\max}(H_a)`, above.
 
     With logits :math:`z(\theta) \in \mathbb R^C` of one sample, their Jacobian :math:`J` ``(C,
     P)``, the softmax :math:`p` and the one-hot target :math:`y`, the Hessian of the sample's
@@ -64,9 +64,9 @@ def hessian_bound(
 
     Where there are at most ``limit`` parameters, S is formed and its eigenvalues are exact.
     Otherwise they come from a Lanczos process for every sample, and its residual is added in
-    ``signed`` and ``spectral``: upper estimates, too large by at most ``tol`` times themselves where
-    the process converged, and bounds unless it missed the end of the spectrum, which is rare and
-    cannot be ruled out. At a point where the model is not smooth, derivatives are those of
+    ``signed`` and ``spectral``: upper estimates, too large by at most ``tol`` times themselves
+    where the process converged, and bounds unless it missed the end of the spectrum, which is rare
+    and cannot be ruled out. At a point where the model is not smooth, derivatives are those of
     automatic differentiation. All is computed in float64.
 
     Args:
@@ -165,7 +165,7 @@ class _Derivatives:
         )
 
     def hessians(self, index: Tensor, weights: Tensor) -> Tensor:
-        r"""Compute :math:`\sum_c w_c \nabla^2 z_c` ``(n, P, P)`` for samples; ``weights`` ``(n, C)``."""
+        r"""Compute :math:`\sum_c w_c \nabla^2 z_c` ``(n, P, P)`` for samples."""
         return self._each(
             lambda i, w: jacrev(grad(partial(self.weighted, i, w)))(self.point),
             lambda i, w: functional.hessian(partial(self.weighted, i, w), self.point),
@@ -221,7 +221,7 @@ def _sample_bounds(
     spectral = closeness + torch.maximum(high, -low) + residual
     if data.num_classes == 2:
         # The printed theorem has |p - y| times the largest eigenvalue of the logit's Hessian. S has
-        # p - y, which is negative for y = 1, so that its smallest eigenvalue is that one's negative.
+        # p - y, which is negative for y = 1: its smallest eigenvalue is that one's negative.
         printed = closeness + torch.where(targets == 1, -low, high)
     else:
         printed = torch.full_like(high, torch.nan)
@@ -235,10 +235,11 @@ def _second(derivatives: Tensor) -> Tensor:
 
 
 def _closeness(p: Tensor, jacobians: Tensor) -> Tensor:
-    r"""Compute the largest eigenvalues of :math:`J^\top (\operatorname{diag} p - p p^\top) J`, ``(n,)``.
+    r"""Compute the largest eigenvalues of :math:`J^\top A J`, ``(n,)``.
 
-    They are those of the C by C matrix :math:`B^\top J J^\top B`, as the matrix between is
-    :math:`B B^\top` with :math:`B = \operatorname{diag} \sqrt p - p \sqrt p^\top`.
+    With :math:`A = \operatorname{diag} p - p p^\top = B B^\top` and :math:`B =
+    \operatorname{diag} \sqrt p - p \sqrt p^\top` they are those of the C by C matrix
+    :math:`B^\top J J^\top B`.
     """
     root = p.sqrt()
     factor = torch.diag_embed(root) - p[:, :, None] * root[:, None, :]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 UNFOLDED = 2**21
-"""Numbers of a layer's unfolded inputs and gradients held at once: few of them stay in the cache."""
+"""Numbers of a layer's unfolded inputs and gradients held at once; few stay in the cache."""
 
 Squares = dict[str, Tensor]
 

@@ -18,8 +18,8 @@ def group_performance(model: nn.Module, data: GroupedDataset) -> pd.DataFrame:
 
     Example:
         >>> import torch, fairlib
-        >>> groups = [0] * 9 + [1]
-        >>> data = fairlib.GroupedDataset(torch.zeros(10, 1), groups, groups, group_names=["many", "few"])
+        >>> groups, names = [0] * 9 + [1], ["many", "few"]
+        >>> data = fairlib.GroupedDataset(torch.zeros(10, 1), groups, groups, group_names=names)
         >>> model = torch.nn.Linear(1, 2)
         >>> model.bias.data = torch.tensor([9.0, 1.0]).log()  # Probabilities 0.9 and 0.1.
         >>> fairlib.diagnostics.group_performance(model, data).round(2)

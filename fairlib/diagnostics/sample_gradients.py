@@ -32,15 +32,15 @@ class _NotLayered(Exception):
 
 
 def sample_gradient_norms(model: nn.Module, data: GroupedDataset) -> np.ndarray:
-    r"""Compute the norm :math:`\|\nabla_\theta \ell_i\|_2` of every sample's cross-entropy gradient.
+    r"""Compute the norm :math:`\|\nabla_\theta \ell_i\|_2` of every sample's loss gradient.
 
-    One forward and one backward pass serve a whole batch. In a layer :math:`z_{ip} = W u_{ip} + b`
-    with inputs u (the patches of a convolution) and gradients :math:`\delta_{ip} = \partial \ell_i
-    / \partial z_{ip}` at positions p, the gradient of sample i in W is :math:`\sum_p \delta_{ip}
-    u_{ip}^\top`, whose squared norm is also :math:`\sum_{pq} \langle \delta_{ip}, \delta_{iq}
-    \rangle \langle u_{ip}, u_{iq} \rangle`; each layer takes the cheaper of the two. Linear layers,
-    convolutions and batch, layer and group normalization are known. The result is compared with
-    autograd on the sample of the largest norm.
+    The loss is the cross-entropy. One forward and one backward pass serve a whole batch. In a layer
+    :math:`z_{ip} = W u_{ip} + b` with inputs u (the patches of a convolution) and gradients
+    :math:`\delta_{ip} = \partial \ell_i / \partial z_{ip}` at positions p, the gradient of sample i
+    in W is :math:`\sum_p \delta_{ip} u_{ip}^\top`, whose squared norm is also :math:`\sum_{pq}
+    \langle \delta_{ip}, \delta_{iq} \rangle \langle u_{ip}, u_{iq} \rangle`; each layer takes the
+    cheaper of the two. Linear layers, convolutions and batch, layer and group normalization are
+    known. The result is compared with autograd on the sample of the largest norm.
 
     There are two slower ways, each taken for a reason that a warning shows. ``vmap(grad)`` computes
     all gradients where that comparison fails, and where a parameter belongs to another kind of

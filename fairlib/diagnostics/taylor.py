@@ -1,4 +1,4 @@
-"""Effect of a compression step on every group's loss: the Taylor expansion, and Theorem 1's bound."""
+"""Effect of a compression step on every group's loss: Taylor expansion and Theorem 1."""
 
 import math
 import warnings

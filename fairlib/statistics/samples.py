@@ -213,8 +213,8 @@ def skewed(moments: ArrayLike, size: ArrayLike, z: float | Floats, whole: float 
         quantile = -stdtrit(n - 1, ndtr(-z))
 
     def inverse(y: Floats) -> Floats:
-        # Hall's polynomial is a cube in t, so that its inverse is a cubic root; it is one to one for
-        # any skewness, which the Edgeworth expansion without the cubic term is not. As the
+        # Hall's polynomial is a cube in t, so that its inverse is a cubic root. It is one to one
+        # for any skewness, which the Edgeworth expansion without the cubic term is not. As the
         # skewness vanishes the quotient becomes 0 / 0, and its limit is y.
         flat = np.abs(a) < 1e-6
         slope = np.where(flat, 1.0, a)
@@ -427,11 +427,11 @@ def holm(p_values: ArrayLike) -> Floats:
 
 
 def detectable_drop(quantity: Quantity, *, level: float = 0.95) -> Floats:
-    """Find how much more than all others a group must lose to be told apart in half of all tests.
+    """Find how much more than all others a group must lose to be told apart half of the time.
 
     The group loses as many of its samples as is expected then and gains as many as it did; the
-    answer is the smallest difference at which the interval of :func:`contrast` then excludes 0, at Holm's
-    level for the first of k groups.
+    answer is the smallest difference at which the interval of :func:`contrast` then excludes 0, at
+    Holm's level for the first of k groups.
 
     Args:
         quantity: Drops (:func:`drop`) of at least two groups.
@@ -534,7 +534,7 @@ def _excludes_zero(bounds: Bounds) -> Flags:
 
 
 def _squared_errors(moments: Sequence[Floats], sizes: NDArray, prior: Sequence[float]) -> Floats:
-    """Compute squared standard errors of means, after prior samples are added (``Quantity.prior``)."""
+    """Compute squared standard errors of means, prior samples added (``Quantity.prior``)."""
     sums, squares, n = (
         values + more for values, more in zip((*moments, sizes), prior, strict=True)
     )

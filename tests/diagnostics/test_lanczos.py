@@ -164,7 +164,7 @@ def test_it_stops_where_the_space_is_exhausted_or_invariant():
 
 
 def test_the_minimum_of_steps_is_the_calibrated_one():
-    """With fewer the largest eigenvalue was missed: in 1 % of starts with seven, in 9 % with six."""
+    """With seven the largest eigenvalue was missed in 1 % of starts, with six in 9 %."""
     assert module.LEAST == 8
 
 
