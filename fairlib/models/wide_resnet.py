@@ -44,7 +44,7 @@ class PreactivationBlock(Block):
 class WideResNet(nn.Module):
     """A pre-activation residual network of three stages of 128, 256 and 512 channels.
 
-    The stem has no ReLU of its own, but a ReLU, ``final_relu``, follows the last sum. At 32 x 32
+    No ReLU follows the stem, but one, ``final_relu``, follows the last sum. At 32 x 32
     pixels WRN-22-8 has 1,359,872 ReLUs for each image, not counting the 32,768 of ``final_relu``.
 
     Args:

@@ -323,7 +323,7 @@ def test_bad_input():
 
 def test_second_derivatives_that_are_not_finite():
     """|t|^(3/2) at zero has a gradient and no second derivative; in a network of some more
-    parameters likewise."""
+    parameters, too."""
     power = Curve(lambda t, x: (t * x).abs() ** 1.5)
     with pytest.raises(
         FloatingPointError, match="second derivatives of the logits are NaN or infinite on 1 of 1"

@@ -129,7 +129,7 @@ def test_a_frozen_backbone_counts_for_the_size_of_a_pass(cnn, images, monkeypatc
     )
 
 
-def test_masked_weights_are_zero_whatever_stands_in_their_place(cnn, images):
+def test_masked_weights_are_zero_whatever_value_they_hold(cnn, images):
     pruned = fairlib.prune(cnn, "magnitude", sparsity=0.8)
     clean = MeanLoss(pruned, images).value()
     for name, mask in fairlib.network.masks.read_masks(pruned).items():

@@ -169,8 +169,7 @@ class Scaled(nn.Linear):
 
 
 class Branching(nn.Module):
-    """Neither hooks nor vmap can do it: a parameter of its own, and a branch that looks at a
-    value."""
+    """Neither hooks nor vmap can do it: it has a parameter, and a branch that looks at a value."""
 
     def __init__(self):
         super().__init__()
