@@ -1,7 +1,6 @@
-"""What a model does to each group: performance, gradients, curvature, distance to the boundary.
-Nothing here trains.
+"""Diagnostics of a model by group: performance, gradients, curvature, distance to the boundary.
 
-By name, as :func:`fairlib.audit` and :func:`fairlib.study` take them:
+Nothing here trains. By name, as :func:`fairlib.audit` and :func:`fairlib.study` take them:
 
 >>> from fairlib.diagnostics import DIAGNOSTICS
 >>> list(DIAGNOSTICS)
@@ -17,7 +16,7 @@ from torch import nn
 from fairlib._validation import check_settings, lookup
 from fairlib.data import GroupedDataset
 from fairlib.diagnostics.boundary import MEASURES, boundary_distance, sample_boundary_distance
-from fairlib.diagnostics.computable import NotComputable, NotFinite
+from fairlib.diagnostics.computable import NotComputable, NotFinite, SlowWarning
 from fairlib.diagnostics.curvature import ConvergenceWarning, group_eigenvalues, sweep_eigenvalues
 from fairlib.diagnostics.exemplars import exemplars, group_exemplars
 from fairlib.diagnostics.gradients import group_gradients
@@ -29,16 +28,18 @@ from fairlib.diagnostics.taylor import excessive_loss_bound, taylor_terms
 from fairlib.network.evaluation import Predictions, predict
 
 __all__ = [
-    "DIAGNOSTICS", "MEASURES", "ConvergenceWarning", "NotComputable", "NotFinite", "Predictions", "boundary_distance",
-    "diagnose", "excessive_loss_bound", "exemplars", "group_eigenvalues", "group_exemplars", "group_gradients",
-    "group_performance", "hessian_bound", "predict", "sample_boundary_distance", "sample_gradient_norms",
+    "DIAGNOSTICS", "MEASURES", "ConvergenceWarning", "NotComputable", "NotFinite",
+    "Predictions", "SlowWarning", "boundary_distance", "diagnose", "excessive_loss_bound",
+    "exemplars", "group_eigenvalues", "group_exemplars", "group_gradients", "group_performance",
+    "hessian_bound", "predict", "sample_boundary_distance", "sample_gradient_norms",
     "sweep_eigenvalues", "taylor_terms",
 ]  # fmt: skip
 
 
 class Diagnostic(NamedTuple):
-    """A function from model and data to a table by group, with settings by keyword, and the names
-    of its columns."""
+    """A function from model and data to a table by group, and the columns of its table.
+
+    Settings are the keyword-only arguments of the function."""
 
     function: Callable[..., pd.DataFrame]
     columns: tuple[str, ...]
@@ -61,15 +62,18 @@ DIAGNOSTICS: dict[str, Diagnostic] = {
 def diagnose(
     name: str, model: nn.Module, data: GroupedDataset, **settings: Any
 ) -> tuple[pd.DataFrame, str | None]:
-    """Compute a diagnostic by its name, which becomes the prefix of its columns but for one of the
-    same name.
+    """Compute a diagnostic by its name, which becomes the prefix of its columns.
 
-    Args: name: Name of a diagnostic in ``DIAGNOSTICS``. model: Any classifier. data: Samples with
-        groups. settings: Settings of the diagnostic: ``least`` of ``"curvature"``
-        (:func:`group_eigenvalues`).
+    Args:
+        name: Name of a diagnostic in ``DIAGNOSTICS``.
+        model: Any classifier.
+        data: Samples with groups.
+        settings: Settings of the diagnostic: ``least`` of ``"curvature"``
+            (:func:`group_eigenvalues`).
 
-    Returns: The table by group and None; if the diagnostic raises :class:`NotComputable`, a table
-        of NaN and the reason.
+    Returns:
+        The table by group and None; if the diagnostic raises :class:`NotComputable`, a table of NaN
+        and the reason. A column with the name of the diagnostic keeps it.
 
     Raises:
         ValueError: If the name is unknown.
@@ -84,6 +88,5 @@ def diagnose(
         index = pd.Index(data.group_names, name="group")
         table = pd.DataFrame(float("nan"), index=index, columns=list(diagnostic.columns))
         reason = f"{name}: could not be computed for this model ({error})"
-    return table.rename(
-        columns={column: f"{name}_{column}" for column in table if column != name}
-    ), reason
+    prefixed = {column: f"{name}_{column}" for column in table if column != name}
+    return table.rename(columns=prefixed), reason

@@ -1,6 +1,7 @@
 """Errors for what cannot be computed for a model, apart from bugs and bad input."""
 
 import re
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -19,16 +20,30 @@ class NotFinite(NotComputable, FloatingPointError):
     """Outputs, a loss or its derivatives are NaN or infinite."""
 
 
+class NotBatched(Exception):
+    """``torch.func`` cannot map the model over samples; the message is torch's reason."""
+
+
+class SlowWarning(UserWarning):
+    """A slower way is taken than for most models; the message says which, and why."""
+
+
+# Torch raises RuntimeErrors for what it cannot do and for what it was asked wrongly alike. Only
+# their texts tell them apart: an error that matches neither list is a bug, and is shown as one.
 _REFUSALS = re.compile(
     r"derivative for .* is not implemented|no autograd formula was registered"
-    r"|You must implement either the backward or vjp method|checkpoint is incompatible with \.grad\(\)"
+    r"|You must implement either the backward or vjp method"
+    r"|checkpoint is incompatible with \.grad\(\)"
     r"|modified by an inplace operation|Can't call numpy\(\) on Tensor that requires grad"
     r"|Inference tensors cannot be saved for backward|The stateless API can't be used with"
 )
+_UNBATCHED = re.compile(r"vmap|[Bb]atching rule|functorch|torch\.func|doesn't have storage")
 
 _DEAD_ENDS = {
     "torch::autograd::Error": "it has a function that can be differentiated only once",
-    "torch::autograd::WarnNotImplemented": "it has an operation without a derivative, a quantized layer, say",
+    "torch::autograd::WarnNotImplemented": (
+        "it has an operation without a derivative, a quantized layer, say"
+    ),
 }
 
 
@@ -46,8 +61,7 @@ def finite(what: str, samples: Tensor) -> Tensor:
 
 @contextmanager
 def differentiating() -> Iterator[None]:
-    """Record gradients within the block, and report what torch refuses to differentiate as not
-    computable.
+    """Record gradients within the block, and report what torch refuses to differentiate.
 
     Raises:
         NotComputable: In place of a RuntimeError in which torch refuses; any other error passes.
@@ -61,11 +75,34 @@ def differentiating() -> Iterator[None]:
         raise
 
 
+@contextmanager
+def batching() -> Iterator[None]:
+    """Report what ``torch.func`` cannot map over samples within the block.
+
+    A model may look at values, draw random numbers, or have a function without a batching rule.
+
+    Raises:
+        NotBatched: In place of a RuntimeError in which ``torch.func`` refuses; any other passes.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if _UNBATCHED.search(str(error)):
+            raise NotBatched(str(error).splitlines()[0]) from error
+        raise
+
+
+def warn_of_slowness(way: str, reason: object) -> None:
+    """Warn that a slower way is taken, with the reason."""
+    warnings.warn(f"{way}, which takes longer: {reason}", SlowWarning, stacklevel=4)
+
+
 def check_differentiable(outputs: Tensor) -> None:
     """Refuse outputs of a model that have no gradient, which autograd would take for zero.
 
-    Raises: NotComputable: If the outputs require no gradient, or their history stops it
-        (:func:`check_graph`).
+    Raises:
+        NotComputable: If the outputs require no gradient, or their history stops it
+            (:func:`check_graph`).
     """
     if not outputs.requires_grad:
         raise NotComputable(
@@ -76,6 +113,9 @@ def check_differentiable(outputs: Tensor) -> None:
 
 def check_graph(tensor: Tensor) -> None:
     """Refuse a tensor whose history has a function that autograd skips without an error.
+
+    Differentiated again, such a function would count as a constant: a Hessian of zeros, and nobody
+    would know.
 
     Raises:
         NotComputable: If there is such a function; the message says which kind.

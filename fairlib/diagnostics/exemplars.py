@@ -1,5 +1,4 @@
-"""Pruning-identified exemplars: the samples about which dense and compressed networks, as
-populations, disagree."""
+"""Pruning-identified exemplars: samples about which populations of networks disagree."""
 
 from collections.abc import Sequence
 
@@ -15,8 +14,7 @@ from fairlib.statistics import group_means
 def exemplars(
     dense: Sequence[nn.Module], compressed: Sequence[nn.Module], data: GroupedDataset
 ) -> np.ndarray:
-    r"""Find samples whose most frequent predicted class differs between two populations of
-    networks.
+    r"""Find samples whose most frequent predicted class differs between two populations.
 
     With :math:`\hat y_i^{(m)}` the class that network m predicts for sample i, sample i is an
     exemplar if :math:`\operatorname{mode}_{m \in \text{dense}} \hat y_i^{(m)} \neq
@@ -25,12 +23,14 @@ def exemplars(
     initial weights; over a population that chance averages out, but not entirely: compare with two
     populations of dense networks.
 
-    Args: dense: Networks of one training recipe that differ in their seed; at least one.
+    Args:
+        dense: Networks of one training recipe that differ in their seed; at least one.
         compressed: Compressed networks of one training recipe that differ in their seed; at least
-        one. data: Samples to predict, best a test set on which no network was trained.
+            one.
+        data: Samples to predict, best a test set on which no network was trained.
 
     Returns:
-        Whether each sample is an exemplar, bool ``(N,)``.
+        True for each sample that is an exemplar, bool ``(N,)``.
 
     Raises:
         ValueError: If a population is empty, or outputs do not match the classes of the data.
@@ -45,8 +45,9 @@ def exemplars(
         ...     model = torch.nn.Linear(1, 2, bias=False)
         ...     model.weight.data = torch.tensor([[0.0], [weight]])
         ...     return model
-        >>> dense, compressed = [network(1.0), network(2.0), network(-1.0)], [network(1.0), network(0.0), network(0.0)]
-        >>> fairlib.diagnostics.exemplars(dense, compressed, data).tolist()  # The first sample changes sides.
+        >>> dense = [network(1.0), network(2.0), network(-1.0)]
+        >>> compressed = [network(1.0), network(0.0), network(0.0)]
+        >>> fairlib.diagnostics.exemplars(dense, compressed, data).tolist()
         [True, False]
     """
     return _modal_class("dense", dense, data) != _modal_class("compressed", compressed, data)
@@ -60,21 +61,21 @@ def group_exemplars(
     Args:
         dense, compressed, data: Arguments of :func:`exemplars`.
 
-    Returns: Indexed by group in the order of the codes, columns ``size``, ``exemplars`` (their
-        number) and ``share`` (of the group's samples, in [0, 1]); a group without samples has NaN.
+    Returns:
+        Indexed by group in the order of the codes, columns ``size``, ``exemplars`` (their number)
+        and ``share`` (of the group's samples, in [0, 1]); a group without samples has NaN.
 
     Raises:
         ValueError: If a population is empty, or outputs do not match the classes of the data.
     """
     found = exemplars(dense, compressed, data)
-    share = group_means(found[:, None].astype(float), data.groups.cpu().numpy(), data.num_groups)[
-        :, 0
-    ]
+    share = group_means(found, data.groups.cpu().numpy(), data.num_groups)
     sizes = data.group_sizes
     return pd.DataFrame({"size": sizes, "exemplars": share * sizes, "share": share})
 
 
 def _modal_class(name: str, population: Sequence[nn.Module], data: GroupedDataset) -> np.ndarray:
+    """Return the class that most networks of a population predict, ``(N,)``."""
     if not len(population):
         raise ValueError(f"{name} must hold at least one network, got none")
     votes = np.zeros((len(data), data.num_classes), dtype=np.int64)

@@ -1,5 +1,4 @@
-r"""Gradients with the kinks of a network held fixed, which makes differences of gradients exact
-enough.
+r"""Gradients with the kinks of a network held fixed, so that their differences are products.
 
 A ReLU network is piecewise smooth. A difference of gradients :math:`\nabla J(\theta + \epsilon v) -
 \nabla J(\theta)` that crosses kinks contains the jumps there, at any :math:`\epsilon` that rounding
@@ -19,15 +18,15 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-Piece = (
-    Tensor | None
-)  # Which piece each input is on, as the function notes it; None in the first block.
-Held = tuple[Tensor, Tensor]  # The output of a function, and the pieces of its inputs.
+Piece = Tensor | None
+"""The piece that each input is on, as the function notes it; None in the first block."""
+
+Held = tuple[Tensor, Tensor]
+"""The output of a function, and the pieces of its inputs."""
 
 
 class Pattern(TorchFunctionMode):
-    """Hold piecewise linear functions on the pieces that they took in the first block entered with
-    this pattern.
+    """Hold piecewise linear functions on the pieces that they took in this pattern's first block.
 
     ReLU, leaky ReLU, ReLU6, hardtanh and max-pooling are held; every other function stays as it is.
     Later blocks must make the calls of the first one, in the same order."""
@@ -62,8 +61,9 @@ class Pattern(TorchFunctionMode):
 
 def _relu(piece: Piece, input: Tensor, inplace: bool = False) -> Held:
     piece = input.detach().clone() if piece is None else piece
-    # The kernel that differentiates a ReLU: the input where the piece is above 0, in a tenth of the
-    # time of a choice between two tensors, and unlike a product 0 where the input is infinite.
+    # The kernel that differentiates a ReLU returns the input where the piece is above 0. It takes a
+    # tenth of the time of a choice between two tensors, and is 0 where the input is infinite, as no
+    # product with a mask is.
     return _put(torch.ops.aten.threshold_backward(input, piece, 0), input, inplace), piece
 
 
@@ -77,14 +77,14 @@ def _leaky_relu(
 def _hardtanh(
     piece: Piece, input: Tensor, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False
 ) -> Held:
-    if piece is None:
+    if piece is None:  # 0 below both values, 1 between them and 2 above.
         piece = (input > min_val).to(torch.int8) + (input >= max_val).to(torch.int8)
     output = torch.where(piece == 1, input, min_val + (max_val - min_val) * (piece == 2).to(input))
     return _put(output, input, inplace), piece
 
 
 def _put(output: Tensor, input: Tensor, inplace: bool) -> Tensor:
-    """The output, written into the input where the call works in place."""
+    """Return the output, written into the input where the call works in place."""
     return input.copy_(output) if inplace else output
 
 
@@ -92,17 +92,17 @@ def _max_pool2d(piece: Piece, input: Tensor, *args: Any, **kwargs: Any) -> Held:
     kwargs.pop("return_indices", None)
     last = torch.channels_last
     if piece is None and input.device.type == "cpu" and input.ndim == 4:
-        # On a CPU pooling is several times as fast in this format, and a choice is faster to
-        # differentiate.
+        # On a CPU pooling is several times as fast in this format, and a choice by positions, which
+        # follows below, is faster to differentiate than the pooling.
         with torch.no_grad():
-            piece = functional.max_pool2d(
-                input.contiguous(memory_format=last), *args, return_indices=True, **kwargs
-            )[1]
+            channels_last = input.contiguous(memory_format=last)
+            piece = functional.max_pool2d(channels_last, *args, return_indices=True, **kwargs)[1]
             piece = piece if input.is_contiguous(memory_format=last) else piece.contiguous()
     elif piece is None:
         return functional.max_pool2d(input, *args, return_indices=True, **kwargs)
     if piece.is_contiguous() or piece.ndim < 4:
         return input.flatten(-2).gather(-1, piece.flatten(-2)).view(piece.shape), piece
+    # The same choice without a copy of the input to the other memory format.
     pixels, chosen = (tensor.permute(0, 2, 3, 1).flatten(1, 2) for tensor in (input, piece))
     return pixels.gather(1, chosen).unflatten(1, piece.shape[2:]).permute(0, 3, 1, 2), piece
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,27 +12,54 @@ from torch import Tensor
 from fairlib.diagnostics.computable import NotFinite
 from fairlib.diagnostics.vectors import inner, norm, total
 
-Product = Callable[[Tensor], Tensor]
+SymmetricProduct = Callable[[Tensor], Tensor]
 """A symmetric operator: the function from a vector ``(P,)`` to its product with it."""
 
 ENDS = {"largest": (-1,), "smallest": (0,), "both": (-1, 0)}
-"""The places in ascending order of the eigenvalues that are wanted, by name."""
+"""Names of the wanted eigenvalues, and their places in ascending order."""
 
 
 class Ritz(NamedTuple):
-    r"""An approximate eigenpair: ``value``, unit ``vector`` ``(P,)`` and estimates of their error.
+    r"""An approximate eigenpair: ``value``, unit ``vector`` ``(P,)`` and how far it may be off.
 
-    ``residual`` is :math:`r = \|Av - \theta v\|`: some eigenvalue lies within r of the value.
-    ``error`` is :math:`\min(r, r^2 / \delta)` with :math:`\delta` the distance to the next Ritz
-    value, which bounds the error of an extreme value where that distance is right (Parlett, The
-    Symmetric Eigenvalue Problem, Section 11.7). ``gap`` is :math:`\delta`, or 0 where there is no
-    estimate of it."""
+    ``residual`` is :math:`r = \|Av - \theta v\|`: some eigenvalue is within r of the value.
+    ``gap`` is the distance :math:`\delta` to the next Ritz value, or 0 where no estimate of it can
+    be trusted."""
 
     value: float
     vector: Tensor
     residual: float
-    error: float
     gap: float
+
+    @property
+    def error(self) -> float:
+        """The estimated error of the value (:func:`error_estimate`)."""
+        return error_estimate(self.residual, self.gap)
+
+
+@dataclass(frozen=True)
+class Eigenpairs:
+    """Eigenpairs that a search has found.
+
+    Attributes:
+        pairs: Eigenpair by its place in ascending order, as in ``ENDS``.
+        scale: Largest absolute Ritz value that was met.
+        products: Number of products.
+    """
+
+    pairs: dict[int, Ritz]
+    scale: float
+    products: int
+
+    @property
+    def residual(self) -> float:
+        """The largest residual, relative to the largest magnitude that was met."""
+        worst = max(pair.residual for pair in self.pairs.values())
+        return worst / self.scale if self.scale else worst
+
+    def converged(self, tol: float) -> bool:
+        """Tell whether all estimated errors are within the tolerance."""
+        return all(pair.error <= tol * self.scale for pair in self.pairs.values())
 
 
 class Krylov:
@@ -48,7 +76,7 @@ class Krylov:
 
     values: np.ndarray
 
-    def __init__(self, product: Product, start: Tensor) -> None:
+    def __init__(self, product: SymmetricProduct, start: Tensor) -> None:
         self.product, self.count = product, 0
         self.basis = [self._divided(start, self._inner(start, start) ** 0.5)]
         self.matrix = np.zeros((*start.shape[:-1], 0, 0))
@@ -66,7 +94,11 @@ class Krylov:
         bordered = np.zeros((*rest.shape[:-1], size, size))
         bordered[..., :-1, :-1] = self.matrix
         whole = self._inner(rest, rest) ** 0.5
-        for _ in range(2):  # Twice is enough; the second is for what is nearly within the span.
+        # In exact arithmetic the product overlaps with the last two vectors only. In floating point
+        # the basis loses its orthogonality as soon as an eigenvalue converges, and copies of that
+        # one ("ghosts") appear as further Ritz values: hence the overlaps with all vectors are
+        # taken off. Rounding leaves a little of them where little remains; a second time is enough.
+        for _ in range(2):
             for j, q in enumerate(self.basis):
                 overlap = self._inner(q, rest)
                 self._subtract(rest, overlap, q)
@@ -83,12 +115,16 @@ class Krylov:
 
     @property
     def exhausted(self) -> Any:
-        """Whether the span is the whole space or invariant."""
+        """True where the span is the whole space or invariant under the operator."""
+        # The remainder of an exact invariant subspace is rounding, not zero; another step would
+        # divide it by its length and call noise the next vector of the basis.
         nothing = self.beta <= 1e-6 * self.scale * torch.finfo(self.rest.dtype).eps ** 0.25
         return nothing | (len(self.basis) == self.rest.shape[-1])
 
     def residual(self, place: int) -> Any:
         r"""Compute :math:`\|Av - \theta v\|` of the Ritz pair at a place."""
+        # A times the basis is the basis times the matrix, except for the remainder of the last
+        # product: the residual is its length times the last coefficient, and takes no product.
         return self.beta * np.abs(self._coefficients[..., -1, place])
 
     def vector(self, place: int) -> Tensor:
@@ -96,19 +132,18 @@ class Krylov:
         return _combined(self.basis, self._coefficients[:, place])
 
     def grow(self) -> None:
-        """Add the part of the last product that is orthogonal to the basis to the basis."""
-        self.basis.append(
-            self._divided(self.rest, np.maximum(self.beta, torch.finfo(self.rest.dtype).tiny))
-        )
+        """Add to the basis the part of the last product that is orthogonal to it."""
+        tiny = torch.finfo(self.rest.dtype).tiny
+        self.basis.append(self._divided(self.rest, np.maximum(self.beta, tiny)))
 
     def restart(self, places: np.ndarray) -> None:
         """Replace the basis by the Ritz vectors at some places."""
-        self.basis, self.matrix = (
-            [self.vector(place) for place in places],
-            np.diag(self.values[places]),
-        )
+        # In the basis of its Ritz vectors the operator is diagonal. The remainder of the last
+        # product is orthogonal to all of them and continues the process (a thick restart).
+        self.basis = [self.vector(place) for place in places]
+        self.matrix = np.diag(self.values[places])
 
-    # What depends on the shape of the vectors.
+    # The four operations below depend on the shape of the vectors.
 
     def _inner(self, one: Tensor, other: Tensor) -> Any:
         return inner(one, other)
@@ -139,9 +174,8 @@ class KrylovInStep(Krylov):
         rest.addcmul_(q, torch.as_tensor(number).to(rest)[:, None], value=-1)
 
     def _decomposed(self, matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        values, vectors = torch.linalg.eigh(
-            torch.from_numpy(matrix)
-        )  # Many small ones: numpy's threads are no help.
+        # Torch decomposes many small matrices in one call; numpy's threads are no help there.
+        values, vectors = torch.linalg.eigh(torch.from_numpy(matrix))
         return values.numpy(), vectors.numpy()
 
 
@@ -157,7 +191,7 @@ and move it by up to 3e-4; a search for both ends takes 3 % more (17.3 for 16.8)
 
 
 def lanczos(
-    product: Product,
+    product: SymmetricProduct,
     start: Tensor,
     *,
     ends: str = "both",
@@ -165,31 +199,28 @@ def lanczos(
     limit: int = 200,
     room: int | None = None,
     least: int = LEAST,
-) -> tuple[dict[int, Ritz], float, int]:
+) -> Eigenpairs:
     r"""Find extreme eigenpairs by the Lanczos process with full reorthogonalization.
 
     After k products the best approximations in :math:`\operatorname{span}\{q, Aq, \dots, A^{k-1}
     q\}` are known. The process ends when the estimated error of every wanted value is below ``tol``
     times the largest absolute Ritz value and the smallest value has moved by no more than that in
-    the last step (a Hessian has so many eigenvalues near zero that a false smallest one converges
-    early), but not before ``least`` products; or after ``limit`` products; or when the span is the
-    whole space or invariant under A. Inner products are summed in float64, whatever the type of the
-    vectors.
+    the last step, but not before ``least`` products; or after ``limit`` products; or when the span
+    is the whole space or invariant under A.
 
-    Args: product: Function :math:`v \mapsto Av` for vectors ``(P,)``, A symmetric. start: Start
-        vector ``(P,)``, not zero. Eigenvectors orthogonal to it are never found; mix in a random
-        vector. ends: Name in ``ENDS`` of the wanted eigenvalues: ``"largest"``, ``"smallest"`` or
-        ``"both"``. tol: Relative error to aim at. limit: Largest number of products. room: Largest
-        number of vectors in a basis, at least 8; by default any number. A full basis is replaced by
-        the
-            half of its Ritz vectors that is nearest to the wanted ends, and the process goes on
-            from there (a thick restart), with more products in all. While that half is formed
-            memory holds half as many vectors more.
-        least: Smallest number of products, unless the limit or the space is smaller; 1 for edition
-            0.1's process.
-
-    Returns: The Ritz pair for each place of ``ENDS[ends]``, the largest absolute Ritz value that
-        was met, and the number of products.
+    Args:
+        product: Function :math:`v \mapsto Av` for vectors ``(P,)``, A symmetric.
+        start: Start vector ``(P,)``, not zero. Eigenvectors orthogonal to it are never found; mix
+            in a random vector.
+        ends: Name in ``ENDS`` of the wanted eigenvalues: ``"largest"``, ``"smallest"`` or
+            ``"both"``.
+        tol: Relative error to aim at.
+        limit: Largest number of products.
+        room: Largest number of vectors in a basis, at least 8; by default any number. A full basis
+            is replaced by the half of its Ritz vectors that is nearest to the wanted ends, and the
+            process goes on from there (a thick restart), with more products in all. While that half
+            is formed memory holds half as many vectors more.
+        least: Smallest number of products, unless the limit or the space is smaller.
 
     Raises:
         NotFinite: If a product is NaN or infinite.
@@ -201,52 +232,51 @@ def lanczos(
     while True:
         process.extend()
         values, bound = process.values, tol * process.scale
-        errors = {place: _error(values, process.residual(place), place) for place in ENDS[ends]}
-        settled = 0 not in errors or lowest - values[0] <= bound
+        found = {place: (process.residual(place), _gap(values, place)) for place in ENDS[ends]}
+        # A Hessian has so many eigenvalues near zero that a false smallest one has a small residual
+        # early. It goes on falling, though, where the true one has settled.
+        settled = 0 not in found or lowest - values[0] <= bound
         lowest = values[0]
-        converged = settled and all(error <= bound for _, error, _ in errors.values())
+        converged = settled and all(error_estimate(*each) <= bound for each in found.values())
         if (converged and process.count >= least) or process.exhausted or process.count >= limit:
             break
         if len(process.basis) == room:
             process.restart(_nearest(values, room // 2, ends))
         process.grow()
-    found = {
-        place: Ritz(float(values[place]), process.vector(place), *known)
-        for place, known in errors.items()
+    pairs = {
+        place: Ritz(float(values[place]), process.vector(place), *each)
+        for place, each in found.items()
     }
-    return found, float(process.scale), process.count
+    return Eigenpairs(pairs, float(process.scale), process.count)
 
 
 def _nearest(values: np.ndarray, count: int, ends: str) -> np.ndarray:
-    """The places of the ``count`` values, in ascending order, that are nearest to the wanted
-    ends."""
+    """Return the places of the ``count`` values nearest to the wanted ends, ascending."""
     order = np.arange(len(values))
     distances = [len(values) - 1 - order if place == -1 else order for place in ENDS[ends]]
     return np.sort(np.argsort(np.min(distances, axis=0), kind="stable")[:count])
 
 
 def _combined(basis: list[Tensor], coefficients: np.ndarray) -> Tensor:
-    """The unit vector along a combination of vectors."""
+    """Return the unit vector along a combination of vectors."""
     vector = total(q * float(c) for q, c in zip(basis, coefficients, strict=True))
     return vector / norm(vector)
 
 
-def _error(values: np.ndarray, residual: float, place: int) -> tuple[float, float, float]:
-    """Residual, estimated error and gap of the Ritz value at a place.
-
-    A largest value in the shadow of a smallest one of larger magnitude is given no gap: that one
-    converges first, and until then it is the next Ritz value, so that every other seems to lie
-    alone."""
+def _gap(values: np.ndarray, place: int) -> float:
+    """Return the distance of the Ritz value at a place to the next one; 0 if it says nothing."""
+    # A smallest value of larger magnitude converges first. Until it has, it is the next Ritz value
+    # of a largest one, which seems to have no others near it, and its error to be tiny.
     shadowed = place == -1 and values[-1] < -values[0]
-    gap = (
-        0.0
-        if shadowed or len(values) == 1
-        else float(abs(values[place] - values[-2 if place == -1 else 1]))
-    )
-    return residual, error_estimate(residual, gap), gap
+    if shadowed or len(values) == 1:
+        return 0.0
+    return float(abs(values[place] - values[-2 if place == -1 else 1]))
 
 
 def error_estimate(residual: float, gap: float) -> float:
-    r"""Estimate the error of a Ritz value, :math:`\min(r, r^2 / \delta)`, from its residual and its
-    gap."""
+    r"""Estimate the error of an extreme Ritz value, :math:`\min(r, r^2 / \delta)`.
+
+    The second number bounds it where the gap :math:`\delta` to the other eigenvalues is right
+    (Parlett, The Symmetric Eigenvalue Problem, Section 11.7); a gap of 0 leaves the residual.
+    """
     return min(residual, residual**2 / gap) if gap > 0 else residual

@@ -29,31 +29,31 @@ from fairlib.network.evaluation import (
     placement,
 )
 
-BUDGET = (
-    2**29
-    # Bytes that one pass may save for its backward pass; a Hessian-vector product saves three times
-    # that.
-)
+BUDGET = 2**29
+"""Bytes that one pass may save for its backward pass; a Hessian-vector product saves three times
+that."""
 
 
 class MeanLoss:
-    r"""The mean cross-entropy of a classifier over some samples as a function of its parameters,
-    :math:`J(\theta)`.
+    r"""The mean cross-entropy of a classifier over some samples as a function of its parameters.
 
     Vectors are flat, ``(P,)`` in the order of ``names``; ``split`` takes one apart. Of a pruned
     model only the kept weights are variables: gradients and products are zero at the others.
     Everything is over the whole of the samples, in chunks that fit ``BUDGET``, in eval mode, and
     leaves the model's mode, buffers and ``.grad`` as they were.
 
-    Args: model: Any differentiable classifier. data: Data set from which the samples are taken.
-        index: Positions of the samples to use, int64 ``(n,)``; by default all. parameters: Names of
-        the parameters that make up :math:`\theta`; by default all that require a gradient. dtype:
-        Floating type of the computation; by default that of the parameters.
+    Args:
+        model: Any differentiable classifier.
+        data: Data set from which the samples are taken.
+        index: Positions of the samples to use, int64 ``(n,)``; by default all.
+        parameters: Names of the parameters that make up :math:`\theta`; by default all that require
+            a gradient.
+        dtype: Floating type of the computation; by default that of the parameters.
 
-    Raises: NotComputable: If there is nothing to differentiate, torch cannot differentiate it, or a
-        batch normalization has
-            no running statistics.
-        ValueError: If a parameter name is unknown, or there is no sample.
+    Raises:
+        NotComputable: If there is nothing to differentiate, torch cannot differentiate it, or a
+            batch normalization has no running statistics.
+        ValueError: If there is no sample.
     """
 
     def __init__(
@@ -74,18 +74,17 @@ class MeanLoss:
                 raise NotComputable(
                     f"{name} normalizes by its batch also in eval mode: single samples have no loss"
                 )
-        self.device, own = placement(model)
-        self.dtype = dtype or own
-        everything = {name: weight.detach() for name, weight in model.named_parameters()}
+        self.device, parameter_dtype = placement(model)
+        self.dtype = dtype or parameter_dtype
         self.names = check_parameters(model, parameters)
-        self.shapes = [everything[name].shape for name in self.names]
-        theta = torch.cat([everything[name].flatten() for name in self.names]).to(self.dtype)
-        fixed = {name: weight for name, weight in everything.items() if name not in set(self.names)}
-        others = {
-            name: tensor.detach() for name, tensor in (fixed | dict(model.named_buffers())).items()
-        }
+        weights = {name: weight.detach() for name, weight in model.named_parameters()}
+        moving = [weights.pop(name) for name in self.names]
+        self.shapes = [weight.shape for weight in moving]
+        theta = torch.cat([weight.flatten() for weight in moving]).to(self.dtype)
+        fixed = weights | {name: buffer.detach() for name, buffer in model.named_buffers()}
         self.fixed = {
-            name: x.to(self.dtype) if x.is_floating_point() else x for name, x in others.items()
+            name: tensor.to(self.dtype) if tensor.is_floating_point() else tensor
+            for name, tensor in fixed.items()
         }
         self.aliases = aliases(model)
         self.kept = self._kept(theta)
@@ -100,10 +99,8 @@ class MeanLoss:
     def split(self, vector: Tensor) -> dict[str, Tensor]:
         """Split a flat vector into views by parameter name, each of the parameter's shape."""
         parts = vector.split([shape.numel() for shape in self.shapes])
-        return {
-            name: part.view(shape)
-            for name, part, shape in zip(self.names, parts, self.shapes, strict=True)
-        }
+        views = [part.view(shape) for part, shape in zip(parts, self.shapes, strict=True)]
+        return dict(zip(self.names, views, strict=True))
 
     @full_precision()
     def logits(self, theta: Tensor, chunk: Tensor) -> Tensor:
@@ -135,41 +132,36 @@ class MeanLoss:
     def gradient(self) -> Tensor:
         r"""Compute :math:`\nabla J` ``(P,)`` at the model's parameters."""
         point = self.theta.detach().requires_grad_()
-        sum_ = total(self.total_gradient(point, chunk) for chunk in self.chunks)
-        return check_finite("gradient", self.project(sum_ / len(self.index)))
+        summed = total(self.total_gradient(point, chunk) for chunk in self.chunks)
+        return check_finite("gradient", self.project(summed / len(self.index)))
 
     @full_precision()
     @differentiating()
     def sampled_gradient(self, generator: torch.Generator) -> Tensor:
-        r"""Compute the gradient over some samples for labels that are drawn from the model's own
-        predictions.
+        r"""Compute the gradient over some samples for labels drawn from the model's predictions.
 
         It is a random vector with mean zero and a covariance proportional, in expectation, to the
         Gauss-Newton matrix."""
-        point, sum_ = self.theta.detach().requires_grad_(), torch.zeros_like(self.theta)
-        some = self.index[
-            torch.randperm(len(self.index), generator=generator)[: max(32, len(self.index) // 4)]
-        ]
+        point, summed = self.theta.detach().requires_grad_(), torch.zeros_like(self.theta)
+        # A quarter of the samples: the vector only has to be large in curved directions, and the
+        # whole group would cost as much as one more product.
+        order = torch.randperm(len(self.index), generator=generator)
+        some = self.index[order[: max(32, len(self.index) // 4)]]
         for chunk in some.split(self.chunk):
             logits = self.logits(point, chunk)
-            drawn = torch.multinomial(
-                logits.detach().cpu().softmax(1), 1, generator=generator
-            ).flatten()
-            sum_ += differentiate(
-                point, cross_entropy(logits, drawn.to(self.device), reduction="sum")
-            )
-        return self.project(sum_ / len(some))
+            chances = logits.detach().cpu().softmax(1)
+            drawn = torch.multinomial(chances, 1, generator=generator).flatten().to(self.device)
+            summed += differentiate(point, cross_entropy(logits, drawn, reduction="sum"))
+        return self.project(summed / len(some))
 
     def product(self, vector: Tensor) -> Tensor:
-        r"""Compute :math:`\nabla^2 J \, v` ``(P,)`` at the model's parameters by differentiating
-        twice."""
+        r"""Compute :math:`\nabla^2 J \, v` ``(P,)`` by differentiating twice."""
         vector = self.project(vector.to(self.theta))
-        sum_ = total(differentiate(*self.gradient_graph(chunk), vector) for chunk in self.chunks)
-        return self.project(sum_ / len(self.index))
+        summed = total(differentiate(*self.gradient_graph(chunk), vector) for chunk in self.chunks)
+        return self.project(summed / len(self.index))
 
     def gradient_graph(self, chunk: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the model's parameters as a leaf, and the gradient of the loss of some samples
-        there, with its graph.
+        """Return the parameters as a leaf, and the gradient of some samples' loss with its graph.
 
         Raises:
             NotComputable: If the graph has a function that can be differentiated only once.
@@ -182,8 +174,7 @@ class MeanLoss:
     @full_precision()
     @differentiating()
     def total_gradient(self, point: Tensor, chunk: Tensor, *, create_graph: bool = False) -> Tensor:
-        """Compute the gradient of the sum of the losses of some samples at a point that requires
-        gradients."""
+        """Compute the gradient of the summed losses of some samples, at a leaf ``point``."""
         return differentiate(point, self.total(point, chunk), create_graph=create_graph)
 
     def project(self, vector: Tensor) -> Tensor:
@@ -191,9 +182,9 @@ class MeanLoss:
         return vector if self.kept is None else vector * self.kept
 
     def _kept(self, theta: Tensor) -> Tensor | None:
-        """1 where a weight is kept and 0 where it is pruned; None if nothing is."""
+        """Return 1 where a weight is kept and 0 where it is pruned; None if nothing is pruned."""
         kept = masks.read_masks(self.model)
-        if not kept.keys() & set(self.names):
+        if kept.keys().isdisjoint(self.names):
             return None
         ones = self.split(torch.ones_like(theta))
         flat = torch.cat([kept.get(name, one).to(theta).flatten() for name, one in ones.items()])
@@ -205,17 +196,15 @@ class MeanLoss:
 
     @differentiating()
     def samples_within(self, budget: int) -> int:
-        """Find the largest number of samples in one pass whose saved tensors stay within ``budget``
-        bytes.
-
-        All parameters are taken as differentiated: activations before the first that is
-        differentiated count, too.
+        """Find the largest number of samples of one pass that saves at most ``budget`` bytes.
 
         Raises:
-            NotComputable: If the model cannot be differentiated by any of them.
+            NotComputable: If the model cannot be differentiated by any parameter.
         """
         state = self.split(self.theta.detach()) | self.fixed
         weights = dict(self.model.named_parameters())
+        # All parameters count as differentiated, so that activations before the first one that is
+        # are counted, too: a pass over frozen layers holds them for a while.
         state = {
             name: tensor.detach().requires_grad_(name in weights) for name, tensor in state.items()
         }
@@ -223,6 +212,8 @@ class MeanLoss:
         saved: dict[int, int] = {}
 
         def pack(tensor: Tensor) -> Tensor:
+            # Storages are counted, not tensors: layers save views of the same activations, and the
+            # parameters themselves, which take no more memory for more samples.
             storage = tensor.untyped_storage()
             if storage.data_ptr() not in constant:
                 saved[storage.data_ptr()] = storage.nbytes()
@@ -231,10 +222,10 @@ class MeanLoss:
         with saved_tensors_hooks(pack, lambda tensor: tensor):
             inputs = self.data.batch(self.index[:1], dtype=self.dtype, device=self.device)
             with evaluation_mode(self.model):
+                # The graph is held until here: freed tensors would lend their addresses to others.
                 graph = evaluate(self.model, state, inputs, self.aliases)
         check_logits(graph, self.data)
         check_differentiable(graph)
-        del graph  # It kept the memory of the saved tensors from being used again.
         return max(1, min(len(self.index), evaluation.CHUNK, budget // max(1, sum(saved.values()))))
 
 
@@ -249,23 +240,23 @@ def check_finite(what: str, vector: Tensor) -> Tensor:
     return vector
 
 
-def by_group(
+def group_table(
     data: GroupedDataset, columns: Sequence[str], row: Callable[..., Sequence[float]]
 ) -> pd.DataFrame:
     """Build a table of float64 with a row for every group, in the order of the codes.
 
-    Args: data: Samples with groups. columns: Names of the columns. row: Function from a group's
-        name and the positions of its samples to the numbers of its row; it is not called
-            for a group without samples, whose row is NaN.
+    Args:
+        data: Samples with groups.
+        columns: Names of the columns.
+        row: Function from a group's name and the positions of its samples to the numbers of its
+            row. It is not called for a group without samples, whose row is NaN.
     """
-    positions = {name: members(data, code) for code, name in enumerate(data.group_names)}
-    rows = [
-        row(name, index) if len(index) else [math.nan] * len(columns)
-        for name, index in positions.items()
-    ]
-    return pd.DataFrame(
-        rows, index=pd.Index(data.group_names, name="group"), columns=list(columns), dtype=float
-    )
+    rows = []
+    for code, name in enumerate(data.group_names):
+        index = members(data, code)
+        rows.append(row(name, index) if len(index) else [math.nan] * len(columns))
+    names = pd.Index(data.group_names, name="group")
+    return pd.DataFrame(rows, names, list(columns), dtype=float)
 
 
 def members(data: GroupedDataset, code: int) -> Tensor:
@@ -283,8 +274,7 @@ def differentiate(
     retain: bool = False,
     create_graph: bool = False,
 ) -> Tensor:
-    """Differentiate ``vector @ output``, or a single number, in the point; zero where it does not
-    depend on it.
+    """Differentiate ``vector @ output``, or one number, in the point; zero where it is constant.
 
     Raises:
         NotComputable: If torch cannot differentiate it.
@@ -297,24 +287,13 @@ def differentiate(
 
 
 def check_parameters(model: nn.Module, names: Sequence[str] | None) -> list[str]:
-    """Return the names of the parameters to differentiate: those given, by default all that require
-    a gradient.
+    """Return the given names of parameters; by default those of all that require a gradient.
 
     Raises:
-        NotComputable: If no parameter requires a gradient.
-        ValueError: If a name is unknown or a duplicate, or the list is empty.
+        NotComputable: If there is none.
     """
-    known = dict(model.named_parameters())
-    chosen = (
-        [name for name, weight in known.items() if weight.requires_grad]
-        if names is None
-        else list(names)
-    )
-    unknown = [name for name in chosen if name not in known]
-    if unknown:
-        raise ValueError(f"unknown parameter {unknown[0]!r}; known: {', '.join(known)}")
-    if len(set(chosen)) < len(chosen) or (names is not None and not chosen):
-        raise ValueError(f"parameters must name one parameter or more, each once, got {chosen}")
-    if not chosen:
+    if names is None:
+        names = [name for name, weight in model.named_parameters() if weight.requires_grad]
+    if not names:
         raise NotComputable(f"{type(model).__name__} has no parameter that requires a gradient")
-    return chosen
+    return list(names)

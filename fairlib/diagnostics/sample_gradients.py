@@ -1,8 +1,7 @@
-"""Gradient norms of single samples, for little more than the cost of one gradient of all
-samples."""
+"""Gradient norms of single samples, for little more than the cost of one gradient of all."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -12,55 +11,59 @@ import torch
 from torch import Tensor, nn
 
 from fairlib.data import GroupedDataset
-from fairlib.diagnostics.computable import differentiating, finite
+from fairlib.diagnostics.computable import (
+    NotBatched,
+    batching,
+    differentiating,
+    finite,
+    warn_of_slowness,
+)
 from fairlib.diagnostics.layer_gradients import RULES
 from fairlib.diagnostics.objective import MeanLoss, differentiate
 from fairlib.network import masks
 from fairlib.network.evaluation import full_precision
 
-KEPT = 2**27  # Bytes that one pass may keep for its backward pass.
+SAVED = 2**27
+"""Bytes that one pass may save for its backward pass."""
 
 
-class _Unsupported(Exception):
-    """A layer whose gradient one pass over the batch does not give sample by sample."""
+class _NotLayered(Exception):
+    """One pass over a batch does not show the gradients of single samples; the message says why."""
 
 
-def sample_gradient_norms(
-    model: nn.Module,
-    data: GroupedDataset,
-    *,
-    parameters: Sequence[str] | None = None,
-    dtype: torch.dtype | None = None,
-) -> np.ndarray:
-    r"""Compute the norm :math:`\|\nabla_\theta \ell_i\|_2` of the gradient of every sample's
-    cross-entropy.
+def sample_gradient_norms(model: nn.Module, data: GroupedDataset) -> np.ndarray:
+    r"""Compute the norm :math:`\|\nabla_\theta \ell_i\|_2` of every sample's loss gradient.
 
-    One forward and one backward pass serve a whole batch. In a layer :math:`z_{ip} = W u_{ip} + b`
-    with inputs u (the patches of a convolution) and gradients :math:`\delta_{ip} = \partial \ell_i
-    / \partial z_{ip}` at positions p, the gradient of sample i in W is :math:`\sum_p \delta_{ip}
-    u_{ip}^\top`, whose squared norm is also :math:`\sum_{pq} \langle \delta_{ip}, \delta_{iq}
-    \rangle \langle u_{ip}, u_{iq} \rangle`; each layer takes the cheaper of the two. Linear layers,
-    convolutions and batch, layer and group normalization are known. The result is compared with
-    autograd on the sample of the largest norm; where that fails, and where a parameter belongs to
-    another kind of module, to two modules, or to one that is called twice, ``vmap(grad)`` computes
-    all, and a loop over the samples what vmap cannot.
+    The loss is the cross-entropy. One forward and one backward pass serve a whole batch. In a layer
+    :math:`z_{ip} = W u_{ip} + b` with inputs u (the patches of a convolution) and gradients
+    :math:`\delta_{ip} = \partial \ell_i / \partial z_{ip}` at positions p, the gradient of sample i
+    in W is :math:`\sum_p \delta_{ip} u_{ip}^\top`, whose squared norm is also :math:`\sum_{pq}
+    \langle \delta_{ip}, \delta_{iq} \rangle \langle u_{ip}, u_{iq} \rangle`; each layer takes the
+    cheaper of the two. Linear layers, convolutions and batch, layer and group normalization are
+    known. The result is compared with autograd on the sample of the largest norm.
 
-    Args: model: Any differentiable classifier whose samples do not interact; its mode, buffers and
-        ``.grad`` are left as
-            they were. It is evaluated in eval mode. Pruned weights are left out.
+    There are two slower ways, each taken for a reason that a warning shows. ``vmap(grad)`` computes
+    all gradients where that comparison fails, and where a parameter belongs to another kind of
+    module, to two modules, or to one that is called twice or has hooks. One backward pass for each
+    sample does where ``torch.func`` says that it cannot map the model over samples. Any other error
+    is raised.
+
+    Args:
+        model: Any differentiable classifier whose samples do not interact; its mode, buffers and
+            ``.grad`` are left as they were. It is evaluated in eval mode. :math:`\theta` are the
+            parameters that require a gradient; pruned weights are left out.
         data: The samples.
-        parameters: Names of the parameters that make up :math:`\theta`; by default all that require
-            a gradient.
-        dtype: Floating type of the computation, ``torch.float64``, say; by default that of the
-            parameters. Squares are summed in float64 in any case.
 
     Returns:
         ``(N,)`` float64.
 
-    Raises: NotComputable: If there is nothing to differentiate, torch cannot differentiate it, a
-        batch normalization has no
-            running statistics, or (NotFinite) outputs or a gradient are NaN or infinite.
-        ValueError: If a parameter name is unknown.
+    Raises:
+        NotComputable: If there is nothing to differentiate, torch cannot differentiate it, a batch
+            normalization has no running statistics, or (NotFinite) outputs or a gradient are NaN or
+            infinite.
+
+    Warns:
+        SlowWarning: If a slower way is taken, with the reason.
 
     Source: Goodfellow, Efficient per-example gradient computations (2015); the choice between the
         two forms: Bu, Mao and Xu, Scalable and efficient training of large convolutional neural
@@ -70,76 +73,75 @@ def sample_gradient_norms(
         >>> import torch, fairlib
         >>> data = fairlib.GroupedDataset(torch.zeros(2, 1), [0, 1], [0, 1])
         >>> model = torch.nn.Linear(1, 2)
-        >>> model.bias.data = torch.tensor([9.0, 1.0]).log()  # Norms: 0.1 and 0.9 times the root of two.
+        >>> model.bias.data = torch.tensor([9.0, 1.0]).log()  # 0.1 and 0.9 times the root of two.
         >>> fairlib.diagnostics.sample_gradient_norms(model, data).round(2)
         array([0.14, 1.27])
     """
-    loss = MeanLoss(model, data, parameters=parameters, dtype=dtype)
+    loss = MeanLoss(model, data)
     with full_precision(), differentiating():
-        try:
-            squares = _in_one_pass(loss)
-        except torch.OutOfMemoryError:
-            raise
-        except (_Unsupported, RuntimeError):
-            squares = _one_by_one(loss)
+        squares = _squares(loss)
     return finite("the gradients", squares.sqrt().cpu()).numpy()
 
 
+def _squares(loss: MeanLoss) -> Tensor:
+    """Compute squared norms ``(N,)`` by the fastest way that the model allows."""
+    try:
+        return _in_one_pass(loss)
+    except _NotLayered as reason:
+        warn_of_slowness("gradients of samples are taken by vmap", reason)
+    try:
+        return _by_vmap(loss)
+    except NotBatched as reason:
+        warn_of_slowness("gradients are taken one sample after another", reason)
+    return torch.stack([_by_autograd(loss, i).sum() for i in range(len(loss.index))])
+
+
 def _in_one_pass(loss: MeanLoss) -> Tensor:
-    """Squared norms ``(N,)`` by hooks on the layers, and their check."""
-    layers, kept = _owners(loss.model, loss.names), masks.read_masks(loss.model)
-    anchor, total = torch.zeros((), requires_grad=True, device=loss.device), []
-    for index in loss.index.split(loss.samples_within(KEPT)):
+    """Compute squared norms ``(N,)`` by hooks on the layers, and check them.
+
+    Raises:
+        _NotLayered: If hooks do not see all of the gradients, or see wrong ones.
+    """
+    layers, kept = _layers(loss), masks.read_masks(loss.model)
+    anchor, parts = torch.zeros((), requires_grad=True, device=loss.device), []
+    for index in loss.index.split(loss.samples_within(SAVED)):
         with _tapped(layers, kept, anchor, len(index)) as found:
             logits, residual, scale = _forward(loss, loss.theta, index)
             if logits.requires_grad:
                 torch.autograd.grad(logits, anchor, residual, allow_unused=True)
         rows = torch.stack([found.get(name, torch.zeros_like(scale)) for name in loss.names])
-        total.append(rows * scale.square())
-    squares = torch.cat(total, dim=1)
-    _check(loss, squares)
+        parts.append(rows * scale.square())
+    squares = torch.cat(parts, dim=1)
+    # Hooks miss a weight that is used outside its layer, samples that interact, and an axis that is
+    # taken for the batch's. Autograd on one sample sees all of it; on the sample of the largest
+    # norm rounding matters least.
+    largest = int(squares.sum(0).nan_to_num().argmax())
+    expected, found_there = _by_autograd(loss, largest).sqrt(), squares[:, largest].sqrt()
+    tolerance = 1e-4 * float(expected.square().sum().sqrt())
+    if not torch.allclose(found_there, expected, rtol=1e-3, atol=tolerance):
+        raise _NotLayered(f"autograd gives another gradient for sample {largest}")
     return squares.sum(0)
 
 
-def _check(loss: MeanLoss, squares: Tensor) -> None:
-    """Compare with autograd, parameter by parameter, on the sample of the largest norm.
-
-    It sees what hooks cannot: a weight used outside its layer, samples that interact, an axis taken
-    for the batch's."""
-    i = int(squares.sum(0).nan_to_num().argmax())
-    expected = _by_autograd(loss, i)
-    found = squares[:, i]
-    if not torch.allclose(
-        found.sqrt(), expected.sqrt(), rtol=1e-3, atol=1e-4 * float(expected.sum().sqrt())
-    ):
-        raise _Unsupported(f"autograd gives another gradient for sample {i}")
-
-
-def _one_by_one(loss: MeanLoss) -> Tensor:
-    """Squared norms ``(N,)`` by ``vmap(grad)``, or by a loop where vmap cannot."""
+def _by_vmap(loss: MeanLoss) -> Tensor:
+    """Compute squared norms ``(N,)`` by ``vmap(grad)``."""
 
     def square(i: Tensor, residual: Tensor) -> Tensor:
-        gradient = torch.func.grad(lambda theta: loss.logits(theta, i[None])[0] @ residual)(
-            loss.theta
-        )
-        return loss.project(gradient).double().square().sum()
+        slope = torch.func.grad(lambda theta: loss.logits(theta, i[None])[0] @ residual)
+        return loss.project(slope(loss.theta)).double().square().sum()
 
-    chunk = max(1, min(64, KEPT // loss.theta.nbytes, loss.samples_within(KEPT)))
-    total = []
-    try:
-        for index in loss.index.split(chunk):
-            with torch.no_grad():
-                _, residual, scale = _forward(loss, loss.theta, index)
-            total.append(torch.vmap(square)(index, residual) * scale.square())
-    except torch.OutOfMemoryError:
-        raise
-    except RuntimeError:
-        return torch.stack([_by_autograd(loss, i).sum() for i in range(len(loss.index))])
-    return torch.cat(total)
+    chunk = max(1, min(64, SAVED // loss.theta.nbytes, loss.samples_within(SAVED)))
+    parts = []
+    for index in loss.index.split(chunk):
+        with torch.no_grad():
+            _, residual, scale = _forward(loss, loss.theta, index)
+        with batching():
+            parts.append(torch.vmap(square)(index, residual) * scale.square())
+    return torch.cat(parts)
 
 
 def _by_autograd(loss: MeanLoss, i: int) -> Tensor:
-    """The squared norms of one sample, by parameter."""
+    """Compute the squared norms of one sample's gradient, by parameter."""
     point = loss.theta.detach().requires_grad_()
     logits, residual, scale = _forward(loss, point, torch.tensor([i]))
     parts = loss.split(loss.project(differentiate(point, logits, residual))).values()
@@ -147,59 +149,48 @@ def _by_autograd(loss: MeanLoss, i: int) -> Tensor:
 
 
 def _forward(loss: MeanLoss, theta: Tensor, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Logits, the derivative of the loss in them, p - onehot(y), divided by its norm, and that norm
-    ``(N,)``.
-
-    A gradient is proportional to that norm. So the backward pass is over numbers of order one even
-    where a sample is fitted so well that float32 rounds p - 1 to zero, or squares fall below its
-    range."""
+    """Compute logits, the loss's derivative in them divided by its norm, and that norm ``(N,)``."""
     logits = finite("the model's outputs", loss.logits(theta, index))
     targets = loss.data.labels(index, loss.device)[:, None]
+    # The derivative is p - onehot(y), and gradients are proportional to its norm. A sample that is
+    # fitted well has one so small that float32 would round p - 1 to zero, or its squares fall below
+    # the range: it is computed in float64, as minus the sum of the other probabilities, and the
+    # backward pass is over numbers of order one.
     residual = logits.detach().double().softmax(1).scatter(1, targets, 0)
     residual.scatter_(1, targets, -residual.sum(1, keepdim=True))
     norm = residual.norm(dim=1)
-    return (
-        logits,
-        (residual / norm.clamp(min=torch.finfo(torch.float64).tiny)[:, None]).to(logits.dtype),
-        norm,
-    )
+    direction = residual / norm.clamp(min=torch.finfo(torch.float64).tiny)[:, None]
+    return logits, direction.to(logits.dtype), norm
 
 
-def _owners(model: nn.Module, names: Sequence[str]) -> dict[str, tuple[nn.Module, list[str]]]:
-    """The layers that own the named parameters, by prefix: the layer, and which of "weight" and
-    "bias" are named."""
+def _layers(loss: MeanLoss) -> dict[str, nn.Module]:
+    """Return the layers that own the parameters of a loss, by the prefix of their names.
+
+    Raises:
+        _NotLayered: If a parameter is not the weight or bias of a known layer, or not of one alone.
+    """
     owners = Counter(
-        id(weight) for module in model.modules() for weight in module._parameters.values()
+        id(weight) for module in loss.model.modules() for weight in module._parameters.values()
     )
-    layers: dict[str, tuple[nn.Module, list[str]]] = {}
-    for name in names:
+    layers: dict[str, nn.Module] = {}
+    for name in loss.names:
         prefix, _, kind = name.rpartition(".")
-        layer = model.get_submodule(prefix)
-        if (
-            type(layer) not in RULES
-            or kind not in ("weight", "bias")
-            or owners[id(getattr(layer, kind))] > 1
-        ):
-            raise _Unsupported(f"{name} of {type(layer).__name__}")
-        if (
-            layer._forward_hooks
-            or layer._backward_hooks
-            or getattr(layer, "running_mean", True) is None
-        ):
-            raise _Unsupported(f"{prefix} has hooks, or normalizes by the batch")
-        layers.setdefault(prefix, (layer, []))[1].append(kind)
+        layer = loss.model.get_submodule(prefix)
+        if type(layer) not in RULES or kind not in ("weight", "bias"):
+            raise _NotLayered(f"no rule is known for {name} of {type(layer).__name__}")
+        if owners[id(getattr(layer, kind))] > 1:
+            raise _NotLayered(f"{name} belongs to several modules")
+        if layer._forward_hooks or layer._backward_hooks:
+            raise _NotLayered(f"{prefix} has hooks, which may change its outputs")
+        layers[prefix] = layer
     return layers
 
 
 @contextmanager
 def _tapped(
-    layers: dict[str, tuple[nn.Module, list[str]]],
-    kept: dict[str, Tensor],
-    anchor: Tensor,
-    count: int,
+    layers: dict[str, nn.Module], kept: dict[str, Tensor], anchor: Tensor, count: int
 ) -> Iterator[dict[str, Tensor]]:
-    """Within the block a backward pass to ``anchor`` leaves the squared norms ``(count,)`` of each
-    parameter.
+    """Let a backward pass to ``anchor`` leave the squared norms ``(count,)`` of each parameter.
 
     Yields:
         The squared norms by parameter name; empty until the backward pass.
@@ -207,32 +198,28 @@ def _tapped(
     found: dict[str, Tensor] = {}
     called: set[str] = set()
 
-    def tap(
-        prefix: str, kinds: list[str], layer: nn.Module, args: tuple[Any, ...], output: Tensor
-    ) -> Tensor:
+    def tap(prefix: str, layer: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
         if prefix in called or not args or {len(args[0]), len(output)} != {count}:
-            raise _Unsupported(f"{prefix} is called twice, or not with a batch")
+            raise _NotLayered(f"{prefix} is called twice, or not with a batch")
         called.add(prefix)
-        names = {kind: f"{prefix}.{kind}" if prefix else kind for kind in kinds}
+        dot = f"{prefix}." if prefix else ""
 
         def collect(inputs: Tensor, gradients: Tensor) -> None:
-            mask = kept.get(names.get("weight", ""))
-            squares = RULES[type(layer)](layer, inputs, gradients, kinds, mask)
-            found.update({names[kind]: square for kind, square in squares.items()})
+            mask = kept.get(f"{dot}weight")
+            squares = RULES[type(layer)](layer, inputs, gradients, mask)
+            found.update({f"{dot}{kind}": square for kind, square in squares.items()})
 
         return _Tap.apply(output, args[0], anchor, collect)
 
     with ExitStack() as hooks:
-        for prefix, (layer, kinds) in layers.items():
-            hooks.enter_context(
-                layer.register_forward_hook(partial(tap, prefix, kinds), prepend=True)
-            )
+        for prefix, layer in layers.items():
+            hook = layer.register_forward_hook(partial(tap, prefix), prepend=True)
+            hooks.enter_context(hook)
         yield found
 
 
 class _Tap(torch.autograd.Function):
-    """The identity, whose backward pass hands a layer's inputs and the gradient of its outputs to
-    ``collect``.
+    """The identity, whose backward pass hands inputs and output gradients to ``collect``.
 
     It replaces the output in place (``mark_dirty``), so that in-place activations may follow, and
     depends on a leaf, so that autograd visits it although no weight requires a gradient."""

@@ -1,9 +1,9 @@
-"""Effect of a compression step on the loss of every group: the Taylor expansion, and the bound of
-Theorem 1."""
+"""Effect of a compression step on every group's loss: Taylor expansion and Theorem 1."""
 
 import math
 import warnings
 from collections.abc import Sequence
+from typing import Any
 
 import pandas as pd
 import torch
@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from fairlib.data import GroupedDataset
 from fairlib.diagnostics.computable import NotFinite
-from fairlib.diagnostics.curvature import Eigensearch, Found, extremes, warn_of_doubtful
-from fairlib.diagnostics.objective import MeanLoss, by_group, check_parameters
+from fairlib.diagnostics.curvature import Eigensearch, extreme_eigenpairs, warn_of_doubtful
+from fairlib.diagnostics.lanczos import Eigenpairs
+from fairlib.diagnostics.objective import MeanLoss, group_table
 from fairlib.diagnostics.vectors import inner, norm
 from fairlib.network import masks
 
@@ -20,14 +21,7 @@ TERMS = ("first", "second", "taylor", "excessive_loss", "remainder")
 BOUND = ("norm", "largest", "step", "bound", "excessive_loss")
 
 
-def taylor_terms(
-    model: nn.Module,
-    compressed: nn.Module,
-    data: GroupedDataset,
-    *,
-    parameters: Sequence[str] | None = None,
-    dtype: torch.dtype | None = None,
-) -> pd.DataFrame:
+def taylor_terms(model: nn.Module, compressed: nn.Module, data: GroupedDataset) -> pd.DataFrame:
     r"""Expand every group's excessive loss in the compression step, to second order.
 
     With :math:`d = \bar\theta - \theta`, the parameters of ``compressed`` minus those of ``model``,
@@ -44,26 +38,23 @@ def taylor_terms(
 
     Unlike a bound the terms have a sign, and they can tell which group pays.
 
-    Args: model: The network before compression: any differentiable classifier. Its mode, buffers
-        and ``.grad`` are left
-            as they were; it is evaluated in eval mode.
+    Args:
+        model: The network before compression: any differentiable classifier. Its mode, buffers and
+            ``.grad`` are left as they were; it is evaluated in eval mode.
         compressed: The same architecture after it. Only its parameters are read: :math:`J(\theta +
             d)` is the loss of ``model`` with these parameters, and with ``model``'s buffers, since
             otherwise it would be no function of d alone. Where other buffers than masks differ, as
             the statistics of BatchNorm do after finetuning, ``excessive_loss`` is not that of
             ``compressed``, and a warning says so.
         data: The losses are mean cross-entropies on this set.
-        parameters: Names of the parameters that move; by default all. The others stay where
-            ``model`` has them, also for ``excessive_loss``.
-        dtype: The floating type of the computation; by default that of the parameters. The
-            remainder of a small step is a difference of nearly equal numbers: take
-            ``torch.float64``.
 
-    Returns: Indexed by group in the order of the codes, columns ``first second taylor
-        excessive_loss remainder`` (float64). A group without samples has NaN.
+    Returns:
+        Indexed by group in the order of the codes, columns ``first second taylor excessive_loss
+        remainder`` (float64). A group without samples has NaN. The remainder of a small step is a
+        difference of nearly equal numbers: compute it of models in ``torch.float64``.
 
-    Raises: ValueError: If the two differ in the name or the shape of a parameter, a name is
-        unknown, or a weight outside
+    Raises:
+        ValueError: If the two differ in the name or the shape of a parameter, or a weight outside
             the masks of ``model`` is not zero in ``compressed``.
         NotComputable: If there is nothing to differentiate, torch cannot differentiate it twice, or
             (NotFinite) a loss or a term is NaN or infinite.
@@ -79,46 +70,32 @@ def taylor_terms(
         first two terms.
 
         >>> import torch, fairlib
-        >>> data = fairlib.GroupedDataset(torch.zeros(10, 1), [0] * 9 + [1], [0] * 9 + [1], group_names=["many", "few"])
+        >>> groups = [0] * 9 + [1]
+        >>> data = fairlib.GroupedDataset(torch.zeros(10, 1), groups, groups)
         >>> dense, small = torch.nn.Linear(1, 2), torch.nn.Linear(1, 2)
-        >>> dense.bias.data, small.bias.data = torch.tensor([0.9, 0.1]).log(), torch.tensor([0.91, 0.09]).log()
-        >>> small.weight.data = dense.weight.data
-        >>> fairlib.diagnostics.taylor_terms(dense, small, data)[["first", "second", "excessive_loss"]].round(3)
+        >>> dense.bias.data = torch.tensor([0.9, 0.1]).log()
+        >>> small.bias.data, small.weight.data = torch.tensor([0.91, 0.09]).log(), dense.weight.data
+        >>> terms = fairlib.diagnostics.taylor_terms(dense, small, data)
+        >>> terms[["first", "second", "excessive_loss"]].round(3)
                first  second  excessive_loss
         group
-        many  -0.012   0.001          -0.011
-        few    0.105   0.001           0.105
+        0     -0.012   0.001          -0.011
+        1      0.105   0.001           0.105
     """
     _check_pair(model, compressed)
-    names = _moving(model, parameters)
 
-    def row(name: str, index: Tensor) -> Sequence[float]:
-        loss = MeanLoss(model, data, index, parameters=names, dtype=dtype)
-        gradient, target = loss.gradient(), _target(compressed, loss)
-        step = target - loss.theta
-        first, second = inner(gradient, step), inner(loss.product(step), step) / 2
-        excess = loss.value(target) - loss.value()
-        return _finite(
-            name, TERMS, (first, second, first + second, excess, excess - first - second)
-        )
+    def row(name: str, index: Tensor) -> list[float]:
+        loss, step, excess = _step(model, compressed, data, index)
+        first, second = inner(loss.gradient(), step), inner(loss.product(step), step) / 2
+        return _finite(name, TERMS, first, second, first + second, excess, excess - first - second)
 
-    return by_group(data, TERMS, row)
+    return group_table(data, TERMS, row)
 
 
 def excessive_loss_bound(
-    model: nn.Module,
-    compressed: nn.Module,
-    data: GroupedDataset,
-    *,
-    parameters: Sequence[str] | None = None,
-    dtype: torch.dtype | None = None,
-    products: str = "frozen",
-    tol: float = 1e-5,
-    limit: int = 100,
-    seed: int = 0,
+    model: nn.Module, compressed: nn.Module, data: GroupedDataset, **settings: Any
 ) -> pd.DataFrame:
-    r"""Bound what every group can lose by a compression step, to second order: Theorem 1 without
-    its remainder.
+    r"""Bound every group's loss by a compression step: Theorem 1 without its remainder.
 
     With d, :math:`g_a`, :math:`H_a` and R(a) as in :func:`taylor_terms`,
 
@@ -136,17 +113,17 @@ def excessive_loss_bound(
     how much a group could lose, not how much it does.
 
     Args:
-        model, compressed, data, parameters, dtype: Arguments of :func:`taylor_terms`.
-        products, limit, seed: Arguments of :func:`fairlib.diagnostics.group_eigenvalues`.
-        tol: Estimated error of the largest eigenvalue to aim at, as in
-            :func:`fairlib.diagnostics.group_eigenvalues`; the default is smaller, so that the
-            residual adds little.
+        model, compressed, data: Arguments of :func:`taylor_terms`.
+        settings: ``products``, ``tol``, ``limit``, ``least`` and ``seed`` of
+            :func:`fairlib.diagnostics.group_eigenvalues`; here ``tol`` is 1e-5 by default, so that
+            the residual adds little.
 
-    Returns: Indexed by group in the order of the codes, columns ``norm largest step bound
+    Returns:
+        Indexed by group in the order of the codes, columns ``norm largest step bound
         excessive_loss`` (float64). A group without samples has NaN.
 
-    Raises: ValueError: If the two models differ in the name or the shape of a parameter, a name is
-        unknown, a setting is
+    Raises:
+        ValueError: If the two models differ in the name or the shape of a parameter, a setting is
             out of range, or a weight outside the masks of ``model`` is not zero in ``compressed``.
         NotComputable: If there is nothing to differentiate, torch cannot differentiate it twice, or
             (NotFinite) a loss or a column is NaN or infinite.
@@ -160,97 +137,90 @@ def excessive_loss_bound(
 
     Example:
         >>> import torch, fairlib
-        >>> data = fairlib.GroupedDataset(torch.zeros(10, 1), [0] * 9 + [1], [0] * 9 + [1], group_names=["many", "few"])
+        >>> groups = [0] * 9 + [1]
+        >>> data = fairlib.GroupedDataset(torch.zeros(10, 1), groups, groups)
         >>> dense, small = torch.nn.Linear(1, 2), torch.nn.Linear(1, 2)
-        >>> dense.bias.data, small.bias.data = torch.tensor([0.9, 0.1]).log(), torch.tensor([0.5, 0.5]).log()
-        >>> small.weight.data = dense.weight.data
+        >>> dense.bias.data = torch.tensor([0.9, 0.1]).log()
+        >>> small.bias.data, small.weight.data = torch.tensor([0.5, 0.5]).log(), dense.weight.data
         >>> bound = fairlib.diagnostics.excessive_loss_bound(dense, small, data)
         >>> terms = fairlib.diagnostics.taylor_terms(dense, small, data)
         >>> bool((bound["bound"] >= terms["taylor"]).all())
         True
     """
     _check_pair(model, compressed)
-    names, search = _moving(model, parameters), Eigensearch("largest", products, tol, limit, seed)
-    found: dict[str, Found] = {}
+    search = Eigensearch("largest", **{"tol": 1e-5, **settings})
+    found: dict[str, Eigenpairs] = {}
 
-    def row(name: str, index: Tensor) -> Sequence[float]:
-        loss = MeanLoss(model, data, index, parameters=names, dtype=dtype)
-        gradient, target = loss.gradient(), _target(compressed, loss)
-        step = target - loss.theta
-        length = norm(step)
-        along = inner(loss.product(step), step) / length**2 if length else -math.inf
-        found[name] = extremes(loss, search)
+    def row(name: str, index: Tensor) -> list[float]:
+        loss, step, excess = _step(model, compressed, data, index)
+        slope, length = norm(loss.gradient()), norm(step)
+        found[name] = extreme_eigenpairs(loss, search)
         top = found[name].pairs[-1]
-        largest = max(top.value + top.residual, along)
-        bound = norm(gradient) * length + largest * length**2 / 2
-        return _finite(
-            name, BOUND, (norm(gradient), largest, length, bound, loss.value(target) - loss.value())
-        )
+        largest = top.value + top.residual
+        # The curvature along the step is a Rayleigh quotient. It cannot exceed the largest
+        # eigenvalue; where it does, the search has missed that one.
+        if length:
+            largest = max(largest, inner(loss.product(step), step) / length**2)
+        bound = slope * length + largest * length**2 / 2
+        return _finite(name, BOUND, slope, largest, length, bound, excess)
 
-    table = by_group(data, BOUND, row)
-    warn_of_doubtful(found, tol, stacklevel=3)
+    table = group_table(data, BOUND, row)
+    warn_of_doubtful(found, search.tol, stacklevel=3)
     return table
 
 
-def _moving(model: nn.Module, parameters: Sequence[str] | None) -> list[str]:
-    return check_parameters(
-        model, [name for name, _ in model.named_parameters()] if parameters is None else parameters
-    )
+def _step(
+    model: nn.Module, compressed: nn.Module, data: GroupedDataset, index: Tensor
+) -> tuple[MeanLoss, Tensor, float]:
+    r"""Return the loss of a group, the step :math:`\bar\theta - \theta` ``(P,)``, and its R(a).
 
-
-def _target(compressed: nn.Module, loss: MeanLoss) -> Tensor:
-    r"""The parameters :math:`\bar\theta` of the compressed model that move, as a flat vector;
-    pruned weights are 0."""
-    weights, kept = (
-        {name: weight.detach() for name, weight in compressed.named_parameters()},
-        masks.read_masks(compressed),
-    )
-    parts = (
-        weights[name].masked_fill(~kept[name], 0) if name in kept else weights[name]
-        for name in loss.names
-    )
-    target = torch.cat([part.flatten() for part in parts]).to(loss.theta)
-    if loss.kept is not None and (target - loss.theta)[loss.kept == 0].any():
+    All parameters move, also those that require no gradient. Pruned weights are 0.
+    """
+    weights = {name: weight.detach() for name, weight in compressed.named_parameters()}
+    # A masked weight counts as zero whatever value an optimizer has left in its place.
+    for name, mask in masks.read_masks(compressed).items():
+        weights[name] = weights[name].masked_fill(~mask, 0)
+    loss = MeanLoss(model, data, index, parameters=list(weights))
+    target = torch.cat([weights[name].flatten() for name in loss.names]).to(loss.theta)
+    step = target - loss.theta
+    if loss.kept is not None and step[loss.kept == 0].any():
         raise ValueError(
             "the compressed model has weights that the mask of the model holds at zero"
         )
-    return target
+    return loss, step, loss.value(target) - loss.value()
 
 
 def _check_pair(model: nn.Module, compressed: nn.Module) -> None:
-    """Refuse two models between which there is no step; warn if they differ in more than their
-    parameters."""
-    ours = {name: tuple(weight.shape) for name, weight in model.named_parameters()}
-    theirs = {name: tuple(weight.shape) for name, weight in compressed.named_parameters()}
-    for name in ours | theirs:
-        if ours.get(name) != theirs.get(name):
-            shapes = f"{ours.get(name, 'missing')} in the model and {theirs.get(name, 'missing')} in the compressed one"
-            raise ValueError(f"the models must have the same parameters; {name} is {shapes}")
+    """Refuse models between which there is no step; warn if more than their parameters differ."""
+    weights = [dict(each.named_parameters()) for each in (model, compressed)]
+    for name in weights[0] | weights[1]:
+        ours, theirs = (tuple(each[name].shape) if name in each else "missing" for each in weights)
+        if ours != theirs:
+            raise ValueError(
+                f"the models must have the same parameters; {name} is {ours} in the model and "
+                f"{theirs} in the compressed one"
+            )
     one, other = _buffers(model), _buffers(compressed)
     for name in one | other:
-        if (
-            name not in one
-            or name not in other
-            or not torch.equal(one[name], other[name].to(one[name]))
-        ):
-            said = (
-                "the excessive loss is that of the model's buffers with the compressed parameters"
-            )
+        same = name in one and name in other and torch.equal(one[name], other[name].to(one[name]))
+        if not same:
             warnings.warn(
-                f"the buffer {name} of the compressed model differs from the model's; {said}",
+                f"the buffer {name} of the compressed model differs from the model's; the "
+                "excessive loss is that of the model's buffers with the compressed parameters",
                 stacklevel=3,
             )
             return
 
 
 def _buffers(model: nn.Module) -> dict[str, Tensor]:
-    """The buffers that change outputs in eval mode, except masks."""
+    """Return the buffers that change outputs in eval mode, except masks."""
     skipped = (*(f"{name}_mask" for name in masks.read_masks(model)), "num_batches_tracked")
     return {name: buffer for name, buffer in model.named_buffers() if not name.endswith(skipped)}
 
 
-def _finite(group: str, columns: Sequence[str], row: Sequence[float]) -> Sequence[float]:
+def _finite(group: str, columns: Sequence[str], *row: float) -> list[float]:
+    """Return the numbers of a group's row if they are finite."""
     for column, value in zip(columns, row, strict=True):
         if not math.isfinite(value):
             raise NotFinite(f"{column} of group {group!r} is {value}")
-    return row
+    return list(row)

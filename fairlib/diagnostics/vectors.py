@@ -1,5 +1,4 @@
-"""Algebra of parameter vectors: flat ones, summed in float64, and ones in parts, one tensor for
-each parameter."""
+"""Algebra of parameter vectors: flat ones, summed in float64, and ones in parts by parameter."""
 
 from collections.abc import Iterable, Sequence
 from functools import reduce
@@ -9,7 +8,7 @@ from torch import Tensor
 
 from fairlib.network.evaluation import full_precision
 
-BLOCK = 4096  # Entries of an inner product that are summed in their own type.
+_SUMMED = 4096  # Entries of an inner product that are summed in the type of the vectors.
 
 Parts = Sequence[Tensor]
 """A vector as a sequence of tensors. Results stay in the type of the tensors and can be
@@ -18,15 +17,14 @@ differentiated."""
 
 @full_precision()
 def inner(one: Tensor, other: Tensor) -> float:
-    """Compute the inner product of two flat vectors ``(P,)``.
-
-    The products of blocks are summed in float64: a sum over millions of float32 entries would be
-    off by 1e-4."""
-    whole = len(one) // BLOCK * BLOCK
-    blocks = one[:whole].reshape(-1, 1, BLOCK) @ other[:whole].reshape(-1, BLOCK, 1)
-    return float(
-        blocks.sum(dtype=torch.float64) + (one[whole:] * other[whole:]).sum(dtype=torch.float64)
-    )
+    """Compute the inner product of two flat vectors ``(P,)``."""
+    # A sum over millions of float32 entries would be off by 1e-4, a conversion of both vectors to
+    # float64 would take twice their memory: short blocks are summed in float32, and the sums of
+    # blocks in float64.
+    whole = len(one) // _SUMMED * _SUMMED
+    blocks = one[:whole].reshape(-1, 1, _SUMMED) @ other[:whole].reshape(-1, _SUMMED, 1)
+    rest = (one[whole:] * other[whole:]).sum(dtype=torch.float64)
+    return float(blocks.sum(dtype=torch.float64) + rest)
 
 
 def norm(vector: Tensor) -> float:

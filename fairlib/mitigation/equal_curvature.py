@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 
 from fairlib._validation import check_number
 from fairlib.data import GroupedDataset
-from fairlib.diagnostics.curvature import Eigensearch, extremes
+from fairlib.diagnostics.curvature import Eigensearch, extreme_eigenpairs
 from fairlib.diagnostics.objective import MeanLoss, check_parameters
 from fairlib.diagnostics.vectors import Parts, moved, parts_norm, parts_unit
 from fairlib.mitigation.eigenvalue_gradient import FrozenDifferences, Gradient
@@ -301,8 +301,8 @@ class _EqualCurvatureRun:
             # A single Lanczos step may do, unlike in a diagnosis: the search starts from the last
             # epoch's eigenvector, and the vector goes on turning in the steps of the next epoch.
             search = Eigensearch("largest", tol=1e-2, least=1)
-            top = extremes(loss, search, flat)
-            self.gradients += len(loss.index) * (1 + 2 * top.hvps)
+            top = extreme_eigenpairs(loss, search, flat)
+            self.gradients += len(loss.index) * (1 + 2 * top.products)
             pair = top.pairs[-1]
             self.vectors[code] = list(loss.split(pair.vector).values())
             self.shifts[code] = top.scale

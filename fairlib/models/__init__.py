@@ -1,8 +1,10 @@
-"""Architectures, built by name. Every model carries its own normalization and gives logits.
+"""Architectures, built by name. Every model carries its normalization and returns logits.
 
 >>> from fairlib.models import MODELS
->>> list(MODELS)
-['mlp', 'cnn', 'tiny-resnet', 'resnet10', 'resnet18', 'resnet34', 'resnet50', 'vgg19', 'mobilenetv2', 'wrn-22-8']
+>>> list(MODELS)[:7]
+['mlp', 'cnn', 'tiny-resnet', 'resnet10', 'resnet18', 'resnet34', 'resnet50']
+>>> list(MODELS)[7:]
+['vgg19', 'mobilenetv2', 'wrn-22-8']
 """
 
 from bisect import bisect_left
@@ -21,6 +23,7 @@ from fairlib.models.normalization import Normalize
 from fairlib.models.resnet import ResNet, resnet10, resnet18, resnet34, resnet50, tiny_resnet
 from fairlib.models.vgg import VGG19
 from fairlib.models.wide_resnet import WideResNet
+from fairlib.network.masks import prunable
 from fairlib.network.memory import remember
 from fairlib.randomness import seeded
 
@@ -50,9 +53,8 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "wrn-22-8": WideResNet,
 }
 
-_WIDTHS = range(
-    1, 1_000_000
-)  # In steps of 1e-4: finer than what changes a channel of any model here.
+_WIDTHS = range(1, 1_000_000)
+"""Widths in steps of 1e-4: finer than what changes a channel of any model here."""
 
 
 def build(
@@ -67,13 +69,14 @@ def build(
 ) -> nn.Module:
     """Build a model with fresh weights, by its name in the registry :data:`fairlib.models.MODELS`.
 
-    Args: name: ``"mlp"`` (three linear layers), ``"cnn"`` (two convolutions, three linear layers),
-        ``"tiny-resnet"``
-            (three stages of 8, 16 and 32 channels, one block each), or one of the papers' networks,
-            which at 10 classes have, in millions of parameters: ``"resnet10"`` 4.9, ``"resnet18"``
-            11.2, ``"resnet34"`` 21.3, ``"resnet50"`` 23.5, ``"vgg19"`` 20.0 (139.6 above 64
-            pixels), ``"mobilenetv2"`` 2.2, ``"wrn-22-8"`` 17.2. Settings may follow the name, here
-            and in a study, each after a colon: ``"resnet18:stem=imagenet:width=0.5"``.
+    Args:
+        name: ``"mlp"`` (three linear layers), ``"cnn"`` (two convolutions, three linear layers),
+            ``"tiny-resnet"`` (three stages of 8, 16 and 32 channels, one block each), or one of the
+            papers' networks, which at 10 classes have, in millions of parameters: ``"resnet10"``
+            4.9, ``"resnet18"`` 11.2, ``"resnet34"`` 21.3, ``"resnet50"`` 23.5, ``"vgg19"`` 20.0
+            (139.6 above 64 pixels), ``"mobilenetv2"`` 2.2, ``"wrn-22-8"`` 17.2. Settings may follow
+            the name, here and in a study, each after a colon:
+            ``"resnet18:stem=imagenet:width=0.5"``.
         like: Data from which ``num_classes``, ``in_channels`` and ``image_size`` are taken.
         num_classes: Number of logits, at least 2.
         in_channels: Channels of the images; 3 unless ``like`` is given.
@@ -83,12 +86,14 @@ def build(
         **settings: Further arguments of the model, such as ``width``, which multiplies the channels
             of any model.
 
-    Returns: A module that maps ``(N, in_channels, image_size, image_size)`` to logits ``(N,
-        num_classes)``.
+    Returns:
+        A module from ``(N, in_channels, image_size, image_size)`` to logits ``(N, num_classes)``.
 
-    Raises: ValueError: If the name is unknown, a size is too small, or a size is given that
-        ``like`` does not have. TypeError: If a setting is unknown, ``seed`` is no integer, or
-        neither ``like`` nor ``num_classes`` is given.
+    Raises:
+        ValueError: If the name is unknown, a size is too small, or a size is given that ``like``
+            does not have.
+        TypeError: If a setting is unknown, ``seed`` is no integer, or neither ``like`` nor
+            ``num_classes`` is given.
 
     Example:
         >>> import torch, fairlib
@@ -106,9 +111,8 @@ def build(
     name, settings = named("model", (name, settings))
     constructor = lookup("model", name, MODELS)
     check_settings(f"model {name!r}", constructor, settings)
-    sizes = _sizes(
-        like, {"num_classes": num_classes, "in_channels": in_channels, "image_size": image_size}
-    )
+    given = {"num_classes": num_classes, "in_channels": in_channels, "image_size": image_size}
+    sizes = _sizes(like, given)
     for size, value in sizes.items():
         check_number(size, value, 2 if size == "num_classes" else 1, whole=True)
     check_seed("seed", seed)
@@ -119,44 +123,45 @@ def build(
 
 
 def _sizes(like: GroupedDataset | Splits | None, given: dict[str, int | None]) -> dict[str, Any]:
-    """Classes, channels and size of the images: as given, else those of ``like``, else 3 channels
-    and 32 pixels."""
+    """Return the sizes that are given, else those of ``like``, else 3 channels and 32 pixels."""
+    chosen = {name: value for name, value in given.items() if value is not None}
     if like is None:
-        if given["num_classes"] is None:
+        if "num_classes" not in chosen:
             raise TypeError("a model needs num_classes=, or data to read it off: like=")
-        defaults = {"num_classes": None, "in_channels": 3, "image_size": 32}
-        return {name: defaults[name] if value is None else value for name, value in given.items()}
+        return given | {"in_channels": 3, "image_size": 32} | chosen
     data = like.train if isinstance(like, Splits) else like
     check_type("like", data, GroupedDataset, "Splits or a GroupedDataset")
     channels, size = (*data.inputs.shape, 1)[1:3]  # Vectors are images of a single position.
     known = {"num_classes": data.num_classes, "in_channels": channels, "image_size": size}
-    for name, value in given.items():
-        if value not in (None, known[name]):
+    for name, value in chosen.items():
+        if value != known[name]:
             raise ValueError(
-                f"{name} is {value}, but {known[name]} of the data given as like=: leave out one of them"
+                f"{name} is {value}, but {known[name]} of the data given as like=: leave out one "
+                "of them"
             )
     return known
 
 
 def width_for(name: str, weights: int, **arguments: Any) -> float:
-    """Find the ``width`` at which a model has as nearly as possible a given number of prunable
-    weights.
+    """Find the ``width`` at which a model has about a given number of prunable weights.
 
     Prunable are the weights of convolutions and linear layers, not biases and normalization. The
     model ``build(name, width=width_for(name, weights, ...), ...)`` is dense and as large as what a
     pruned model kept.
 
-    Args: name: Name of the model in :data:`fairlib.models.MODELS`. weights: Wanted number of
-        prunable weights. **arguments: Further arguments of :func:`fairlib.build`: ``like``, or
-        ``num_classes``, ``in_channels`` and
-            ``image_size``, and settings of the model other than ``width``.
+    Args:
+        name: Name of the model in :data:`fairlib.models.MODELS`.
+        weights: Wanted number of prunable weights.
+        **arguments: Further arguments of :func:`fairlib.build`: ``like``, or ``num_classes``,
+            ``in_channels`` and ``image_size``, and settings of the model other than ``width``.
 
-    Returns: A multiple of 1e-4 below 100. If two numbers of weights are equally near, the width of
-        the smaller model.
+    Returns:
+        A multiple of 1e-4 below 100. If two numbers of weights are equally near, the width of the
+        smaller model.
 
-    Raises: ValueError: If no such width gives so few or so many weights; the message names the
-        limits. Also if
-            :func:`fairlib.build` refuses the name or a size.
+    Raises:
+        ValueError: If no such width gives so few or so many weights (the message names the limits),
+            or :func:`fairlib.build` refuses the name or a size.
         TypeError: If ``weights`` is not an integer, or a setting is unknown.
 
     Example:
@@ -165,7 +170,8 @@ def width_for(name: str, weights: int, **arguments: Any) -> float:
         >>> import fairlib
         >>> from fairlib.models import width_for
         >>> digits = fairlib.load("digits")
-        >>> count = lambda model: sum(weight.numel() for weight in fairlib.network.masks.prunable(model).values())
+        >>> prunable = fairlib.network.masks.prunable
+        >>> count = lambda model: sum(weight.numel() for weight in prunable(model).values())
         >>> wide = fairlib.build("cnn", like=digits)
         >>> width = width_for("cnn", count(wide) // 10, like=digits)
         >>> round(count(fairlib.build("cnn", like=digits, width=width)) / count(wide), 2)
@@ -174,17 +180,18 @@ def width_for(name: str, weights: int, **arguments: Any) -> float:
     check_number("weights", weights, 1, whole=True)
 
     def count(step: int) -> int:
-        with torch.device("meta"):
+        with torch.device("meta"):  # No memory and no time for weights that nobody looks at.
             model = build(name, **arguments, width=step / 10_000)
-        layers = (nn.Conv2d, nn.Linear)
-        return sum(layer.weight.numel() for layer in model.modules() if isinstance(layer, layers))
+        return sum(weight.numel() for weight in prunable(model).values())
 
     low, high = count(_WIDTHS[0]), count(_WIDTHS[-1])
     if not low <= weights <= high:
         raise ValueError(
-            f"weights must lie between {low} and {high}, the limits of the model {name!r}, got {weights}"
+            f"weights must be between {low} and {high}, the limits of the model {name!r}, got "
+            f"{weights}"
         )
+    # The number of weights never falls as the width rises, so that a bisection finds the first
+    # width with enough of them; the one before it may still be nearer.
     above = _WIDTHS[bisect_left(_WIDTHS, weights, key=count)]
-    return (
-        min(max(above - 1, _WIDTHS[0]), above, key=lambda step: abs(count(step) - weights)) / 10_000
-    )
+    below = max(above - 1, _WIDTHS[0])
+    return min(below, above, key=lambda step: abs(count(step) - weights)) / 10_000

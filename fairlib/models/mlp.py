@@ -31,15 +31,12 @@ class MLP(nn.Module):
         super().__init__()
         self.shape = (in_channels, image_size, image_size)
         self.normalize = Normalize(in_channels)
-        sizes = [
-            in_channels * image_size**2,
-            *(scaled(size, width) for size in hidden),
-            num_classes,
-        ]
+        widths = [scaled(size, width) for size in hidden]
+        sizes = [in_channels * image_size**2, *widths, num_classes]
         self.classifier = nn.Sequential(nn.Flatten(), *linear_layers(sizes))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Images ``(N, C, H, W)``, or the same flattened to ``(N, C * H * W)``, to logits ``(N,
-        num_classes)``."""
+        """Map images ``(N, C, H, W)`` or ``(N, C * H * W)`` to logits ``(N, num_classes)``."""
+        # Flat inputs get their channels back: normalization has one mean for each of them.
         images = inputs.unflatten(1, (-1, *self.shape[1:])) if inputs.ndim == 2 else inputs
         return self.classifier(self.normalize(images))

@@ -1,5 +1,4 @@
-"""MobileNetV2 (Sandler et al. 2018), with torchvision's module names and each ReLU6 a module of its
-own."""
+"""MobileNetV2 (Sandler et al. 2018), with torchvision's module names and each ReLU6 a module."""
 
 from torch import Tensor, nn
 
@@ -7,7 +6,7 @@ from fairlib._validation import check_number
 from fairlib.models.normalization import Normalize
 from fairlib.models.parts import initialize_convolutions, is_small
 
-# Expansion, channels, blocks and stride of each stage.
+# Expansion, channels, blocks and stride of each stage: the paper's Table 2.
 _STAGES = (
     (1, 16, 1, 1),
     (6, 24, 2, 2),
@@ -20,8 +19,7 @@ _STAGES = (
 
 
 class InvertedResidual(nn.Module):
-    """A 1x1 convolution to ``expansion`` times the channels, a 3x3 depthwise one, and a 1x1 one
-    without activation.
+    """A 1x1 convolution to more channels, a 3x3 depthwise one, and a 1x1 one without activation.
 
     The input is added where shapes allow. There is no first convolution where ``expansion`` is 1.
     """
@@ -32,6 +30,8 @@ class InvertedResidual(nn.Module):
         self.conv = nn.Sequential(
             *([] if expansion == 1 else [_unit(in_channels, hidden, kernel=1)]),
             _unit(hidden, hidden, stride=stride, groups=hidden),
+            # No ReLU6 follows these few channels: it would destroy what they hold (the paper's
+            # "linear bottleneck").
             nn.Conv2d(hidden, channels, 1, bias=False),
             nn.BatchNorm2d(channels),
         )
@@ -43,66 +43,57 @@ class InvertedResidual(nn.Module):
 
 
 class MobileNetV2(nn.Module):
-    """Seventeen inverted residual blocks between a 3x3 and a 1x1 convolution, then one linear
-    layer.
+    """Seventeen inverted residual blocks between a 3x3 and a 1x1 convolution, then a linear layer.
 
-    Args: num_classes: Number of logits. in_channels: Channels of the images. image_size: Height and
-        width in pixels. Above 64, five convolutions have stride 2: the stem and the first
-            blocks of 24, 32, 64 and 160 channels. Up to 64, the stem and the first block of 24
-            channels have stride 1 instead, so that the resolution is halved three times rather than
-            five.
+    Args:
+        num_classes: Number of logits.
+        in_channels: Channels of the images.
+        image_size: Height and width in pixels. Above 64, five convolutions have stride 2: the stem
+            and the first blocks of 24, 32, 64 and 160 channels. Up to 64, the stem and the first
+            block of 24 channels have stride 1 instead, so that the resolution is halved three
+            times rather than five.
         width: Multiplies the channels by the paper's rule: to the nearest multiple of 8 that is at
             least 8 and at least 90 % of the product. The 1280 channels before the linear layer only
             grow.
-        stem: ``"auto"`` chooses by ``image_size``; ``"small"`` and ``"imagenet"`` choose the
-            strides at any size.
-
-    Raises:
-        ValueError: If the stem is unknown.
     """
 
-    def __init__(
-        self,
-        num_classes: int,
-        in_channels: int,
-        image_size: int,
-        *,
-        width: float = 1.0,
-        stem: str = "auto",
-    ):
+    def __init__(self, num_classes: int, in_channels: int, image_size: int, *, width: float = 1.0):
         super().__init__()
         check_number("width", width, 0, low_open=True)
-        small = is_small(stem, image_size)
+        small = is_small(image_size)
         channels, last = _multiple_of_8(32 * width), _multiple_of_8(1280 * max(1.0, width))
         self.normalize = Normalize(in_channels)
         layers: list[nn.Module] = [_unit(in_channels, channels, stride=1 if small else 2)]
         for stage, (expansion, wide, depth, stride) in enumerate(_STAGES):
             out = _multiple_of_8(wide * width)
+            # Small images lose no resolution in the stem and the second stage: five halvings would
+            # leave a single position of 32 x 32 pixels long before the last stage.
+            first = 1 if small and stage == 1 else stride
             for block in range(depth):
-                halves = block == 0 and not (small and stage == 1)
-                layers.append(InvertedResidual(channels, out, stride if halves else 1, expansion))
+                layers.append(InvertedResidual(channels, out, 1 if block else first, expansion))
                 channels = out
         self.features = nn.Sequential(*layers, _unit(channels, last, kernel=1))
         self.classifier = nn.Sequential(nn.Dropout(0.2), nn.Linear(last, num_classes))
         initialize_convolutions(self)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Images ``(N, C, H, W)`` to logits ``(N, num_classes)``."""
+        """Map images ``(N, C, H, W)`` to logits ``(N, num_classes)``."""
         return self.classifier(self.features(self.normalize(inputs)).mean(dim=(2, 3)))
 
 
 def _unit(
     in_channels: int, channels: int, *, kernel: int = 3, stride: int = 1, groups: int = 1
 ) -> nn.Sequential:
+    """Build a convolution with its batch normalization and ReLU6."""
+    pad = kernel // 2
     return nn.Sequential(
-        nn.Conv2d(
-            in_channels, channels, kernel, stride, padding=kernel // 2, groups=groups, bias=False
-        ),
+        nn.Conv2d(in_channels, channels, kernel, stride, pad, groups=groups, bias=False),
         nn.BatchNorm2d(channels),
         nn.ReLU6(),
     )
 
 
 def _multiple_of_8(channels: float) -> int:
+    """Round a number of channels to a multiple of 8, but not down by more than a tenth."""
     rounded = max(8, int(channels + 4) // 8 * 8)
     return rounded if rounded >= 0.9 * channels else rounded + 8

@@ -47,6 +47,6 @@ from fairlib.statistics.seeds import Interval, t_interval
 
 __all__ = [
     "Contrast", "Gap", "Interval", "Quantity", "accuracies_by_chance", "contrast",
-    "detectable_drop", "drop", "gap", "group_means", "holm", "normal_z", "numbers", "permuted", "range_tail", "range_z",
-    "ratio", "share", "skewed", "t_interval", "tango", "wilson",
+    "detectable_drop", "drop", "gap", "group_means", "holm", "normal_z", "numbers", "permuted",
+    "range_tail", "range_z", "ratio", "share", "skewed", "t_interval", "tango", "wilson",
 ]  # fmt: skip

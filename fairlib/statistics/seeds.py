@@ -13,7 +13,7 @@ from fairlib._validation import check_number
 class Interval(NamedTuple):
     """An estimate with the bounds of its interval: three floats, or three arrays of one shape.
 
-    A format specification applies to each of the three floats: ``f"{interval:.2f}"`` gives ``0.40
+    A format specification applies to each of the three floats: ``f"{interval:.2f}"`` writes ``0.40
     [0.31, 0.49]``."""
 
     estimate: Any
@@ -21,9 +21,9 @@ class Interval(NamedTuple):
     high: Any
 
     def __format__(self, spec: str) -> str:
-        return (
-            f"{self.estimate:{spec}} [{self.low:{spec}}, {self.high:{spec}}]" if spec else str(self)
-        )
+        if not spec:
+            return str(self)
+        return f"{self.estimate:{spec}} [{self.low:{spec}}, {self.high:{spec}}]"
 
 
 def t_interval(values: ArrayLike, *, level: float = 0.95) -> Interval:
@@ -47,12 +47,9 @@ def t_interval(values: ArrayLike, *, level: float = 0.95) -> Interval:
     """
     values = finite_sample(values)
     check_number("level", level, 0, 1, low_open=True)
-    n, mean = len(values), values.mean()
-    half = (
-        scipy.stats.t.ppf((1 + level) / 2, n - 1) * values.std(ddof=1) / math.sqrt(n)
-        if n > 1
-        else math.inf
-    )
+    n, mean, half = len(values), values.mean(), math.inf
+    if n > 1:
+        half = scipy.stats.t.ppf((1 + level) / 2, n - 1) * values.std(ddof=1) / math.sqrt(n)
     return Interval(float(mean), float(mean - half), float(mean + half))
 
 
@@ -65,8 +62,7 @@ def finite_sample(values: ArrayLike) -> NDArray[np.float64]:
     values = np.asarray(values, dtype=np.float64)
     if values.ndim != 1 or not len(values):
         raise ValueError(f"values must be one-dimensional and not empty, got shape {values.shape}")
-    if not np.isfinite(values).all():
-        raise ValueError(
-            f"values must be finite, got {np.count_nonzero(~np.isfinite(values))} that are not"
-        )
+    broken = np.count_nonzero(~np.isfinite(values))
+    if broken:
+        raise ValueError(f"values must be finite, got {broken} that are not")
     return values

@@ -3,6 +3,8 @@ they are proved."""
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -38,6 +40,14 @@ def random_data(
         target_names=[str(i) for i in range(classes)],
         group_names=[f"group {i}" for i in range(len(sizes))],
     )
+
+
+def only(model: nn.Module, names: list[str]) -> nn.Module:
+    """A copy of the model in which these parameters alone require a gradient."""
+    copied = copy.deepcopy(model)
+    for name, weight in copied.named_parameters():
+        weight.requires_grad_(name in names)
+    return copied
 
 
 def dense_gradient(model: nn.Module, data: fairlib.GroupedDataset, group: int) -> Tensor:

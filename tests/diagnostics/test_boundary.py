@@ -25,14 +25,11 @@ def _linear(weight, bias) -> nn.Linear:
     return model
 
 
-def _logits(probabilities, targets=None) -> tuple[nn.Module, fairlib.GroupedDataset]:
+def _logits(probabilities) -> tuple[nn.Module, fairlib.GroupedDataset]:
     """A model that gives these probabilities, one row a sample."""
     inputs = np.log(np.asarray(probabilities, dtype=float))
-    targets = np.zeros(len(inputs), dtype=int) if targets is None else targets
-    names = [str(i) for i in range(inputs.shape[1])]
-    return nn.Identity(), fairlib.GroupedDataset(
-        inputs, targets, [0] * len(inputs), target_names=names
-    )
+    zeros, names = [0] * len(inputs), [str(i) for i in range(inputs.shape[1])]
+    return nn.Identity(), fairlib.GroupedDataset(inputs, zeros, zeros, target_names=names)
 
 
 @pytest.fixture
@@ -41,22 +38,17 @@ def plane():
     points."""
     model = _linear([[-1.0, 2.0], [2.0, -2.0]], [0.0, 1.0])
     inputs = np.random.default_rng(0).normal(size=(60, 2))
-    targets = np.arange(60) % 2
     data = fairlib.GroupedDataset(
-        inputs, targets, np.arange(60) // 50, group_names=["many", "few", "none"]
+        inputs, np.arange(60) % 2, np.arange(60) // 50, group_names=["many", "few", "none"]
     )
-    return model, data, (3 * inputs[:, 0] - 4 * inputs[:, 1] + 1) / 5, targets
+    return model, data, (3 * inputs[:, 0] - 4 * inputs[:, 1] + 1) / 5
 
 
 @pytest.mark.parametrize("measure", ["linearized", "deepfool"])
 def test_two_classes_and_a_linear_model(plane, measure):
-    model, data, distance, targets = plane
+    model, data, distance = plane
     np.testing.assert_allclose(
         sample_boundary_distance(model, data, measure=measure), abs(distance), rtol=1e-12
-    )
-    signed = np.where(targets == 1, distance, -distance)
-    np.testing.assert_allclose(
-        sample_boundary_distance(model, data, measure=measure, signed=True), signed, rtol=1e-12
     )
 
 
@@ -80,15 +72,6 @@ def test_three_classes_and_a_linear_model(measure):
     np.testing.assert_allclose(
         sample_boundary_distance(model, data, measure=measure), expected, rtol=1e-12
     )
-    right = logits.argmax(1) == targets
-    signed = sample_boundary_distance(model, data, measure=measure, signed=True)
-    np.testing.assert_allclose(signed[right], np.array(expected)[right], rtol=1e-12)
-    assert 0 < right.sum() < 40 and (signed[~right] < 0).all()
-    wrong = [nearest(i, targets[i]) for i in np.flatnonzero(~right)]
-    if measure == "linearized":
-        np.testing.assert_allclose(signed[~right], wrong, rtol=1e-12)
-    else:  # To become the true class a sample may have to pass more than one boundary.
-        assert (signed[~right] <= np.array(wrong) + 1e-12).all()
 
 
 def test_deepfool_on_a_circle():
@@ -104,35 +87,31 @@ def test_deepfool_on_a_circle():
     model.register_parameter("unused", nn.Parameter(torch.zeros((), dtype=torch.float64)))
     radius = np.linalg.norm(inputs, axis=1)
     first = (radius**2 - 1) / (2 * radius)
-    linearized = sample_boundary_distance(model, data, measure="linearized", signed=True)
-    np.testing.assert_allclose(linearized, first, rtol=1e-12)
+    linearized = sample_boundary_distance(model, data, measure="linearized")
+    np.testing.assert_allclose(linearized, abs(first), rtol=1e-12)
     # Newton's steps from outside stay outside and converge; the first one from inside goes too far,
     # and ends it.
-    fine = sample_boundary_distance(model, data, measure="deepfool", signed=True, overshoot=1e-9)
-    np.testing.assert_allclose(fine, [2, -0.75, radius[2] - 1], rtol=1e-6)
-    usual = sample_boundary_distance(model, data, measure="deepfool", signed=True)
-    np.testing.assert_allclose(usual, [2, -0.75, radius[2] - 1], rtol=0.03)
-    once = sample_boundary_distance(model, data, measure="deepfool", signed=True, steps=1)
-    np.testing.assert_allclose(once[:2], [np.inf, -0.75])
+    fine = sample_boundary_distance(model, data, measure="deepfool", overshoot=1e-9)
+    np.testing.assert_allclose(fine, [2, 0.75, radius[2] - 1], rtol=1e-6)
+    usual = sample_boundary_distance(model, data, measure="deepfool")
+    np.testing.assert_allclose(usual, [2, 0.75, radius[2] - 1], rtol=0.03)
+    once = sample_boundary_distance(model, data, measure="deepfool", steps=1)
+    np.testing.assert_allclose(once[:2], [np.inf, 0.75])
 
 
 @pytest.mark.parametrize("sigma", [0.5, 1.0])
 def test_certified_radius_of_a_linear_model_tends_to_the_distance(plane, sigma):
-    model, data, distance, targets = plane
+    model, data, distance = plane
     near = np.flatnonzero(abs(distance) < 1.5 * sigma)[:15]
-    data, distance, targets = data.subset(near), distance[near], targets[near]
-    settings = {"measure": "certified-radius", "sigma": sigma, "draws": 20_000, "selection": 20_000}
-    found = sample_boundary_distance(model, data, **settings)
+    data, distance = data.subset(near), distance[near]
+    settings = {"sigma": sigma, "draws": 20_000, "selection": 20_000}
+    found = sample_boundary_distance(model, data, measure="certified-radius", **settings)
     assert (found <= abs(distance) + 1e-12).mean() >= 0.9  # Each bound fails with probability .001.
     np.testing.assert_allclose(found, abs(distance), atol=0.06 * sigma)
-    signed = sample_boundary_distance(model, data, signed=True, **settings)
-    far = abs(distance) > 0.1 * sigma
-    right = np.where(targets == 1, distance, -distance) > 0
-    np.testing.assert_array_equal(signed[far], np.where(right, found, -found)[far])
 
 
 def test_certified_radius_is_capped_abstains_and_depends_on_the_seed_alone(plane, monkeypatch):
-    model, data, _, _ = plane
+    model, data, _ = plane
     far = fairlib.GroupedDataset([[100.0, 0], [-1 / 3, 0]], [0, 1], [0, 0])
     radii = sample_boundary_distance(model, far, measure="certified-radius", draws=1000)
     assert radii[0] == pytest.approx(0.25 * norm.ppf(0.001 ** (1 / 1000)))
@@ -143,7 +122,7 @@ def test_certified_radius_is_capped_abstains_and_depends_on_the_seed_alone(plane
     assert torch.equal(state, torch.random.get_rng_state())
     np.testing.assert_array_equal(sample_boundary_distance(model, data, **settings), first)
     assert (sample_boundary_distance(model, data, **settings | {"seed": 4}) != first).any()
-    monkeypatch.setattr(boundary, "CHUNK", 300)
+    monkeypatch.setattr(boundary, "PASS_SAMPLES", 300)
     whole = sample_boundary_distance(model, data, **settings)
     np.testing.assert_array_equal(
         whole[:5], sample_boundary_distance(model, data.subset(range(5)), **settings)
@@ -182,18 +161,13 @@ def test_the_order_of_two_samples_depends_on_the_measure():
     assert margin[0] < margin[1] and linearized[0] > linearized[1]
 
 
-def test_a_confident_error_is_far_without_a_sign_and_near_nothing_for_closeness():
-    model, data = _logits([[0.01, 0.99], [0.99, 0.01], [0.5, 0.5]], [0, 0, 0])
+def test_a_confident_error_is_far_from_the_boundary_and_close_to_nothing():
+    model, data = _logits([[0.01, 0.99], [0.99, 0.01], [0.5, 0.5]])
     np.testing.assert_allclose(sample_boundary_distance(model, data), [0.98, 0.98, 0], atol=1e-7)
-    np.testing.assert_allclose(
-        sample_boundary_distance(model, data, signed=True), [-0.98, 0.98, 0], atol=1e-7
-    )
     closeness = sample_boundary_distance(model, data, measure="closeness")
     np.testing.assert_allclose(
         closeness, [0.0099, 0.0099, 0.25], rtol=1e-5
     )  # p(1 - p) for two classes.
-    with pytest.raises(ValueError, match="has no sign"):
-        sample_boundary_distance(model, data, measure="closeness", signed=True)
 
 
 def test_closeness_is_at_most_a_quarter_and_a_third_class_may_vanish():
@@ -208,7 +182,7 @@ def test_closeness_is_at_most_a_quarter_and_a_third_class_may_vanish():
 
 
 def test_table_by_group(plane):
-    model, data, distance, _ = plane
+    model, data, distance = plane
     table = boundary_distance(model, data, measure="linearized")
     assert list(table) == ["mean", "low", "high"] and list(table.index) == ["many", "few", "none"]
     for group, part in (("many", slice(50)), ("few", slice(50, 60))):
@@ -232,9 +206,6 @@ def test_no_slope_means_infinitely_far():
             np.inf,
             np.inf,
         ]
-        signed = sample_boundary_distance(constant, data, measure=measure, signed=True)
-        assert signed.tolist() == [np.inf, -np.inf]
-        assert boundary_distance(constant, data, measure=measure, signed=True).isna().all().all()
         assert boundary_distance(constant, data, measure=measure).loc["0", "mean"] == np.inf
 
 
@@ -247,10 +218,7 @@ def test_on_the_boundary_the_distance_is_zero_whatever_lies_beside():
             inputs, [0, 1], [0, 0], target_names=["a", "b", "c"][: model.out_features]
         )
         for measure in ("probability-margin", "linearized", "deepfool"):
-            for signed in (False, True):
-                assert sample_boundary_distance(
-                    model, data, measure=measure, signed=signed
-                ).tolist() == [0, 0]
+            assert sample_boundary_distance(model, data, measure=measure).tolist() == [0, 0]
         share = 0.5 * (1 - np.exp([-9.0, -8.0]) / 2) if model is triple else [0.5, 0.5]
         found = sample_boundary_distance(model, data, measure="closeness")
         np.testing.assert_allclose(found, np.array(share) / 2, rtol=1e-3)
@@ -282,7 +250,7 @@ def test_images_in_the_unit_of_the_model_and_in_chunks(measure, cnn, images, mon
         rtol=1e-3,
         atol=1e-6,
     )
-    monkeypatch.setattr(boundary, "CHUNK", 50)
+    monkeypatch.setattr(boundary, "PASS_SAMPLES", 50)
     np.testing.assert_allclose(
         sample_boundary_distance(cnn, images, measure=measure, **settings),
         whole,
@@ -319,13 +287,7 @@ def test_bad_input(cnn, images):
         TypeError, match="unknown setting 'sigma' for measure 'deepfool'; known: steps, overshoot"
     ):
         boundary_distance(cnn, images, measure="deepfool", sigma=1.0)
-    for name, value in {
-        "sigma": 0,
-        "draws": 0,
-        "selection": 0,
-        "confidence": 1.0,
-        "seed": -1,
-    }.items():
+    for name, value in {"sigma": 0, "draws": 0, "selection": 0, "seed": -1}.items():
         with pytest.raises(ValueError, match=f"{name} must lie in"):
             boundary_distance(cnn, images, measure="certified-radius", **{name: value})
     with pytest.raises(ValueError, match="steps must lie in"):

@@ -9,10 +9,11 @@ import torch
 from dense import dense_hessian
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from smooth import random_data, smooth_model
+from smooth import only, random_data, smooth_model
 from torch import nn
 
 import fairlib
+from fairlib.diagnostics import SlowWarning
 from fairlib.diagnostics.hessian_bound import hessian_bound
 
 COLUMNS = ["closeness", "spectral", "signed", "printed", "residual"]
@@ -41,7 +42,7 @@ def _largest(model, data, group):
     return float(torch.linalg.eigvalsh(dense_hessian(model, data, group))[-1])
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=12, deadline=None, derandomize=True)
 @given(
     seed=st.integers(0, 10**6),
     classes=st.integers(2, 4),
@@ -135,7 +136,7 @@ def test_the_printed_bound_fails_on_ordinary_networks():
     """Positives that are misclassified more and more confidently; the corrected bounds hold in
     every case."""
     violated = {"printed": 0, "signed": 0, "spectral": 0}
-    for seed in range(60):
+    for seed in range(30):
         model = smooth_model(seed, inputs=2, hidden=3, classes=2)
         model[2].bias.data += torch.tensor([3.0, -3.0])
         data = fairlib.GroupedDataset(
@@ -147,7 +148,7 @@ def test_the_printed_bound_fails_on_ordinary_networks():
         row, truth = hessian_bound(model, data).loc["0"], _largest(model, data, 0)
         for name in violated:
             violated[name] += truth > row[name] + 1e-9
-    assert violated["printed"] >= 5
+    assert violated["printed"] >= 3
     assert violated["signed"] == violated["spectral"] == 0
 
 
@@ -186,7 +187,7 @@ def test_closeness_of_many_classes_is_that_of_the_first_part():
 
 
 def test_form_of_the_table(cnn, images):
-    table = hessian_bound(cnn, images.subset(range(81)), parameters=["classifier.4.bias"])
+    table = hessian_bound(only(cnn, ["classifier.4.bias"]), images.subset(range(81)))
     assert list(table) == COLUMNS and table.index.name == "group"
     assert (table.dtypes == np.float64).all()
     assert (
@@ -203,8 +204,8 @@ def test_lanczos_agrees_with_whole_matrices(images, name):
     few = images.subset([0, 1, 2, 90, 91, 115])
     chosen = [name for name, weight in model.named_parameters() if weight.numel() <= 160][:3]
     size = sum(dict(model.named_parameters())[name].numel() for name in chosen)
-    exact = hessian_bound(model, few, parameters=chosen, limit=size)
-    found = hessian_bound(model, few, parameters=chosen, limit=size - 1)
+    exact = hessian_bound(only(model, chosen), few, limit=size)
+    found = hessian_bound(only(model, chosen), few, limit=size - 1)
     np.testing.assert_allclose(found["closeness"], exact["closeness"], rtol=1e-12)
     for column in ("spectral", "signed"):
         assert (found[column] >= exact[column] * (1 - 1e-9)).all()
@@ -247,7 +248,7 @@ def test_a_pruned_model_counts_only_the_weights_it_kept():
         model, {"0.weight": torch.zeros(6, 3, dtype=torch.bool)}
     )
     with pytest.raises(ValueError, match=r"every weight of 0\.weight is pruned"):
-        hessian_bound(nothing, data, parameters=["0.weight"])
+        hessian_bound(only(nothing, ["0.weight"]), data)
 
 
 def test_any_code_between_input_and_logits_will_do():
@@ -260,7 +261,8 @@ def test_any_code_between_input_and_logits_will_do():
     plain, data = smooth_model(7), random_data(7)
     for products in (200, 20):
         expected = hessian_bound(plain, data, limit=products)
-        found = hessian_bound(Branching(*plain), data, limit=products)
+        with pytest.warns(SlowWarning, match=r"one sample after another.*vmap.*\.item\(\)"):
+            found = hessian_bound(Branching(*plain), data, limit=products)
         np.testing.assert_allclose(found, expected, rtol=1e-9)
 
 
@@ -284,7 +286,9 @@ def test_tied_parameters_count_once():
 def test_leaves_the_model_as_it_was(images):
     model = fairlib.build("tiny-resnet", num_classes=3, in_channels=1, image_size=8).train()
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    hessian_bound(model, images.subset(range(0, 120, 20)), parameters=["fc.bias", "bn1.weight"])
+    for name, weight in model.named_parameters():
+        weight.requires_grad_(name in ("fc.bias", "bn1.weight"))
+    hessian_bound(model, images.subset(range(0, 120, 20)))
     assert model.training and model.bn1.training and all(p.grad is None for p in model.parameters())
     assert all(torch.equal(value, model.state_dict()[name]) for name, value in before.items())
 
@@ -301,17 +305,8 @@ def test_chunks_do_not_show(monkeypatch):
     np.testing.assert_allclose(hessian_bound(model, data), whole, rtol=1e-10)
 
 
-def test_the_type_of_the_computation():
-    model, data = smooth_model(10), random_data(10)
-    exact, single = hessian_bound(model, data), smooth_model(10).float()
-    np.testing.assert_allclose(hessian_bound(single, data, dtype=None), exact, rtol=1e-4)
-    np.testing.assert_allclose(hessian_bound(model, data, dtype=torch.float32), exact, rtol=1e-4)
-
-
 def test_bad_input():
     model, data = smooth_model(11), random_data(11)
-    with pytest.raises(ValueError, match="unknown parameter 'fc'"):
-        hessian_bound(model, data, parameters=["fc"])
     with pytest.raises(ValueError, match=r"tol must lie in \(0, 1\), got 0"):
         hessian_bound(model, data, tol=0)
     with pytest.raises(ValueError, match=r"logits \(N, 4\)"):
@@ -328,7 +323,7 @@ def test_bad_input():
 
 def test_second_derivatives_that_are_not_finite():
     """|t|^(3/2) at zero has a gradient and no second derivative; in a network of some more
-    parameters likewise."""
+    parameters, too."""
     power = Curve(lambda t, x: (t * x).abs() ** 1.5)
     with pytest.raises(
         FloatingPointError, match="second derivatives of the logits are NaN or infinite on 1 of 1"

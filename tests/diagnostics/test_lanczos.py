@@ -25,10 +25,10 @@ def symmetric(size: int, seed: int) -> torch.Tensor:
 
 
 def test_the_largest_is_the_algebraically_largest_not_the_one_of_largest_magnitude():
-    pairs, _, products = lanczos(operator(torch.diag(torch.tensor([1.0, -3.0]))), torch.ones(2))
-    assert pairs[-1].value == pytest.approx(1.0) and pairs[0].value == pytest.approx(-3.0)
-    assert pairs[-1].vector.abs().tolist() == pytest.approx([1, 0], abs=1e-6)
-    assert products == 2
+    found = lanczos(operator(torch.diag(torch.tensor([1.0, -3.0]))), torch.ones(2))
+    assert [found.pairs[place].value for place in (-1, 0)] == pytest.approx([1.0, -3.0])
+    assert found.pairs[-1].vector.abs().tolist() == pytest.approx([1, 0], abs=1e-6)
+    assert found.products == 2
 
 
 @settings(deadline=None, max_examples=50)
@@ -42,16 +42,16 @@ def test_agrees_with_a_dense_decomposition(size, seed, end):
     start = torch.randn(
         size, generator=torch.Generator().manual_seed(seed + 1), dtype=torch.float64
     )
-    pairs, _, products = lanczos(operator(matrix), start, ends=end, tol=1e-10, limit=100)
+    found = lanczos(operator(matrix), start, ends=end, tol=1e-10, limit=100)
     expected = torch.linalg.eigvalsh(matrix)
-    for place, pair in pairs.items():
+    for place, pair in found.pairs.items():
         assert pair.value == pytest.approx(
             expected[place].item(), abs=1e-7 * expected.abs().max().item()
         )
         assert norm(matrix @ pair.vector - pair.value * pair.vector) == pytest.approx(
             pair.residual, abs=1e-6
         )
-    assert products <= size
+    assert found.products <= size
 
 
 @settings(deadline=None, max_examples=30)
@@ -65,9 +65,9 @@ def test_a_process_that_is_restarted_agrees_too_and_its_residual_is_the_true_one
     start = torch.randn(
         size, generator=torch.Generator().manual_seed(seed + 1), dtype=torch.float64
     )
-    pairs, _, _ = lanczos(operator(matrix), start, ends=end, tol=1e-9, limit=2000, room=8)
+    found = lanczos(operator(matrix), start, ends=end, tol=1e-9, limit=2000, room=8)
     expected = torch.linalg.eigvalsh(matrix)
-    for place, pair in pairs.items():
+    for place, pair in found.pairs.items():
         assert pair.value == pytest.approx(
             expected[place].item(), abs=1e-6 * expected.abs().max().item()
         )
@@ -98,10 +98,8 @@ def test_a_restarted_process_holds_no_more_vectors_than_it_has_room_for(monkeypa
         module, "_combined", lambda basis, coefficients: seen(combined(basis, coefficients))
     )
     matrix = symmetric(60, 0)
-    _, _, products = lanczos(
-        product, torch.ones(60, dtype=torch.float64), tol=1e-9, limit=500, room=8
-    )
-    assert products > 20 and 8 <= most <= 12
+    found = lanczos(product, torch.ones(60, dtype=torch.float64), tol=1e-9, limit=500, room=8)
+    assert found.products > 20 and 8 <= most <= 12
 
 
 def test_a_largest_value_in_the_shadow_of_the_smallest_is_not_taken_too_early():
@@ -111,8 +109,8 @@ def test_a_largest_value_in_the_shadow_of_the_smallest_is_not_taken_too_early():
     )
     for seed in range(20):
         start = torch.randn(302, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-        pairs, scale, _ = lanczos(operator(matrix), start, ends="largest", tol=3e-4, limit=100)
-        assert pairs[-1].value == pytest.approx(1, abs=10 * 3e-4 * scale)
+        found = lanczos(operator(matrix), start, ends="largest", tol=3e-4, limit=100)
+        assert found.pairs[-1].value == pytest.approx(1, abs=10 * 3e-4 * found.scale)
 
 
 @pytest.mark.parametrize("size", [300, 3000, 30000])
@@ -127,14 +125,10 @@ def test_a_start_along_the_second_eigenvector_does_not_end_at_its_eigenvalue(siz
         start = torch.randn(size + 2, generator=generator, dtype=torch.float64) / size**0.5
         start[1] += 3 * (1 + seed)
         search = dict(product=operator_of(values), start=start, ends="largest", tol=3e-4)
-        pairs, _, products = lanczos(**search)
-        assert pairs[-1].value == pytest.approx(1, abs=3e-4) and products >= 8
-        hasty, _, products = lanczos(**search, least=1)
-        assert (
-            hasty[-1].value == pytest.approx(0.9, abs=3e-3)
-            and hasty[-1].error < 3e-4
-            and products <= 3
-        )
+        found, hasty = lanczos(**search), lanczos(**search, least=1)
+        assert found.pairs[-1].value == pytest.approx(1, abs=3e-4) and found.products >= 8
+        assert hasty.pairs[-1].value == pytest.approx(0.9, abs=3e-3)
+        assert hasty.pairs[-1].error < 3e-4 and hasty.products <= 3
 
 
 def operator_of(values: torch.Tensor):
@@ -147,27 +141,31 @@ def test_a_minimum_of_steps_yields_to_the_limit_and_to_the_size_of_the_space():
         found = lanczos(
             operator_of(values[:size]), torch.ones(size).double(), tol=1.0, limit=limit, least=12
         )
-        assert found[2] == products
+        assert found.products == products
 
 
 def test_the_error_estimate_bounds_the_error_of_an_unfinished_process():
     values = torch.linspace(-1, 1, 200, dtype=torch.float64)
     start = torch.ones(200, dtype=torch.float64)
     for limit in (5, 10, 20, 40):
-        pairs, _, products = lanczos(operator(torch.diag(values)), start, tol=1e-14, limit=limit)
-        assert products == limit
-        for place, pair in pairs.items():
+        found = lanczos(operator(torch.diag(values)), start, tol=1e-14, limit=limit)
+        assert found.products == limit
+        for place, pair in found.pairs.items():
             assert abs(pair.value - values[place].item()) <= pair.residual
 
 
 def test_it_stops_where_the_space_is_exhausted_or_invariant():
     matrix = torch.diag(torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=torch.float64))
-    pairs, _, products = lanczos(
-        operator(matrix), torch.tensor([0.0, 1.0, 1.0, 0.0], dtype=torch.float64), tol=1e-12
-    )
-    assert products == 2 and pairs[-1].value == pytest.approx(3.0)
-    zero, _, products = lanczos(operator(torch.zeros(3, 3)), torch.ones(3))
-    assert products == 1 and zero[-1].value == 0 and zero[-1].residual == 0
+    start = torch.tensor([0.0, 1.0, 1.0, 0.0], dtype=torch.float64)
+    found = lanczos(operator(matrix), start, tol=1e-12)
+    assert found.products == 2 and found.pairs[-1].value == pytest.approx(3.0)
+    zero = lanczos(operator(torch.zeros(3, 3)), torch.ones(3))
+    assert zero.products == 1 and zero.pairs[-1].value == zero.pairs[-1].residual == 0
+
+
+def test_the_minimum_of_steps_is_the_calibrated_one():
+    """With seven the largest eigenvalue was missed in 1 % of starts, with six in 9 %."""
+    assert module.LEAST == 8
 
 
 def test_a_small_gap_makes_the_estimate_fall_back_to_the_residual():

@@ -1,16 +1,19 @@
 from __future__ import annotations
 
 import copy
+import re
+import warnings
 
 import numpy as np
 import pytest
 import torch
+from smooth import only
 from torch import nn
 from torch.nn.functional import cross_entropy
 from zoo import zoo_model
 
 import fairlib
-from fairlib.diagnostics import layer_gradients, sample_gradients
+from fairlib.diagnostics import SlowWarning, layer_gradients, sample_gradients
 from fairlib.diagnostics.sample_gradients import sample_gradient_norms
 
 
@@ -40,7 +43,7 @@ def _data(shape, count=8, seed=0) -> fairlib.GroupedDataset:
 def ways(monkeypatch):
     """The names of the ways that were taken, in turn."""
     taken = []
-    for way in ("_in_one_pass", "_one_by_one"):
+    for way in ("_in_one_pass", "_by_vmap"):
         function = getattr(sample_gradients, way)
 
         def call(*arguments, way=way, function=function):
@@ -166,8 +169,7 @@ class Scaled(nn.Linear):
 
 
 class Branching(nn.Module):
-    """Neither hooks nor vmap can do it: a parameter of its own, and a branch that looks at a
-    value."""
+    """Neither hooks nor vmap can do it: it has a parameter, and a branch that looks at a value."""
 
     def __init__(self):
         super().__init__()
@@ -189,36 +191,68 @@ class Turned(nn.Module):
         return self.out(hidden.transpose(0, 1).flatten(1))
 
 
-@pytest.mark.parametrize("kind", [Tied, Twice, Outside, Scaled, Branching, Turned])
+REASONS = {
+    Tied: "first.weight belongs to several modules",
+    Outside: "autograd gives another gradient",
+    Scaled: "no rule is known for weight of Scaled",
+    Branching: "no rule is known for linear.weight of Scaled",
+    Turned: "inner is called twice, or not with a batch|autograd gives another gradient",
+}
+
+
+@pytest.mark.parametrize("kind", REASONS)
 @pytest.mark.parametrize("count", [4, 10])
-def test_falls_back_by_itself(kind, count, ways):
+def test_a_slower_way_is_taken_for_a_reason_that_is_shown(kind, count, ways):
     torch.manual_seed(0)
     model, data = kind().double(), _data((4,), count)
-    np.testing.assert_allclose(sample_gradient_norms(model, data), _looped(model, data), rtol=1e-9)
-    assert ways == ["_in_one_pass", "_one_by_one"]
+    with pytest.warns(SlowWarning) as caught:
+        found = sample_gradient_norms(model, data)
+    np.testing.assert_allclose(found, _looped(model, data), rtol=1e-9)
+    assert ways == ["_in_one_pass", "_by_vmap"]
+    shown = [str(warning.message) for warning in caught]
+    assert re.search(f"taken by vmap, which takes longer: ({REASONS[kind]})", shown[0])
+    if kind is Branching:
+        assert re.search("one sample after another, which .* longer: vmap: .*item", shown.pop())
+    assert len(shown) == 1
 
 
-@pytest.mark.parametrize("kind", [Twice, Outside])
-def test_falls_back_with_masks(kind, ways):
+@pytest.mark.parametrize(
+    ("kind", "reason"), [(Twice, "first is called twice"), (Outside, REASONS[Outside])]
+)
+def test_falls_back_with_masks(kind, reason, ways):
     torch.manual_seed(0)
     model = kind().double()
     model.second = None
     model, data = fairlib.prune(model, "random", sparsity=0.5), _data((4,))
-    np.testing.assert_allclose(sample_gradient_norms(model, data), _looped(model, data), rtol=1e-9)
-    assert ways == ["_in_one_pass", "_one_by_one"]
+    with pytest.warns(SlowWarning, match=reason):
+        found = sample_gradient_norms(model, data)
+    np.testing.assert_allclose(found, _looped(model, data), rtol=1e-9)
+    assert ways == ["_in_one_pass", "_by_vmap"]
 
 
-def test_hooks_of_others_and_parametrizations_fall_back(ways):
+@pytest.mark.parametrize(("hook", "reason"), [(True, "0 has hooks"), (False, "no rule is known")])
+def test_hooks_of_others_and_parametrizations_fall_back(hook, reason, ways):
     torch.manual_seed(0)
-    data = _data((4,))
-    hooked = nn.Sequential(nn.Linear(4, 3)).double()
-    hooked[0].register_forward_hook(lambda layer, inputs, output: output * layer.weight.sum())
-    normed = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(4, 3))).double()
-    for model in (hooked, normed):
-        np.testing.assert_allclose(
-            sample_gradient_norms(model, data), _looped(model, data), rtol=1e-9
-        )
-    assert ways == ["_in_one_pass", "_one_by_one"] * 2
+    data, layer = _data((4,)), nn.Linear(4, 3)
+    model = nn.Sequential(layer if hook else nn.utils.parametrizations.weight_norm(layer)).double()
+    if hook:
+        layer.register_forward_hook(lambda layer, inputs, output: output * layer.weight.sum())
+    with pytest.warns(SlowWarning, match=reason):
+        found = sample_gradient_norms(model, data)
+    np.testing.assert_allclose(found, _looped(model, data), rtol=1e-9)
+    assert ways == ["_in_one_pass", "_by_vmap"]
+
+
+@pytest.mark.parametrize("way", ["_in_one_pass", "_by_vmap"])
+@pytest.mark.parametrize("error", [RuntimeError, torch.OutOfMemoryError])
+def test_an_error_is_no_reason_for_a_slower_way(way, error, monkeypatch):
+    def broken(*_):
+        raise error("a bug")
+
+    monkeypatch.setattr(sample_gradients, way, broken)
+    with pytest.raises(error, match="a bug"), warnings.catch_warnings():
+        warnings.simplefilter("ignore", SlowWarning)
+        sample_gradient_norms(Scaled(), _data((4,)))
 
 
 def test_a_layer_that_is_not_used_has_no_gradient():
@@ -232,53 +266,27 @@ def test_a_layer_that_is_not_used_has_no_gradient():
 
     model, data = Auxiliary().double(), _data((4,))
     found = sample_gradient_norms(
-        model, data, parameters=["out.weight", "out.bias", "second.bias", "first.bias"]
+        only(model, ["out.weight", "out.bias", "second.bias", "first.bias"]), data
     )
     np.testing.assert_allclose(found, _looped(model, data, ["out.weight", "out.bias"]), rtol=1e-9)
-    np.testing.assert_array_equal(
-        sample_gradient_norms(model, data, parameters=["first.bias"]), np.zeros(8)
-    )
+    np.testing.assert_array_equal(sample_gradient_norms(only(model, ["first.bias"]), data), 0)
 
 
 def test_chunks_and_blocks_do_not_show(cnn, images, monkeypatch):
     whole = sample_gradient_norms(cnn, images)
-    monkeypatch.setattr(sample_gradients, "KEPT", 20_000)
-    monkeypatch.setattr(layer_gradients, "BLOCK", 10_000)
+    monkeypatch.setattr(sample_gradients, "SAVED", 20_000)
+    monkeypatch.setattr(layer_gradients, "UNFOLDED", 10_000)
     np.testing.assert_allclose(sample_gradient_norms(cnn, images), whole, rtol=1e-5)
-
-
-def test_float64_on_request(cnn, images):
-    """Of a network with float32 parameters and buffers, as if they were converted before."""
-    model = fairlib.build("tiny-resnet", num_classes=3, in_channels=1, image_size=8)
-    for network in (cnn, model):
-        expected = sample_gradient_norms(copy.deepcopy(network).double(), images)
-        np.testing.assert_allclose(
-            sample_gradient_norms(network, images, dtype=torch.float64), expected, rtol=1e-12
-        )
-
-
-def test_memory_of_a_gpu_that_runs_out_is_no_reason_for_a_slower_way(cnn, images, monkeypatch):
-    def exhausted(*_):
-        raise torch.OutOfMemoryError("no memory left")
-
-    monkeypatch.setattr(sample_gradients, "_in_one_pass", exhausted)
-    with pytest.raises(torch.OutOfMemoryError):
-        sample_gradient_norms(cnn, images)
 
 
 def test_choice_of_parameters(cnn, images):
     names = [name for name, _ in cnn.named_parameters()]
-    squares = [sample_gradient_norms(cnn, images, parameters=[name]) ** 2 for name in names]
+    squares = [sample_gradient_norms(only(cnn, [name]), images) ** 2 for name in names]
     np.testing.assert_allclose(np.sqrt(sum(squares)), sample_gradient_norms(cnn, images), rtol=1e-5)
     frozen = copy.deepcopy(cnn)
     frozen.features.requires_grad_(False)
-    classifier = [name for name in names if name.startswith("classifier")]
-    np.testing.assert_array_equal(
-        sample_gradient_norms(frozen, images),
-        sample_gradient_norms(cnn, images, parameters=classifier),
-    )
-    with pytest.raises(ValueError, match="unknown parameter 'fc'; known: features"):
-        sample_gradient_norms(cnn, images, parameters=["fc"])
+    last = sum(squares[names.index("classifier.0.weight") :])
+    np.testing.assert_allclose(sample_gradient_norms(frozen, images) ** 2, last, rtol=1e-5)
     with pytest.raises(ValueError, match="no parameter that requires a gradient"):
         sample_gradient_norms(frozen.requires_grad_(False), images)
 

@@ -14,8 +14,7 @@ from torch import nn
 
 import fairlib
 from fairlib.diagnostics import group_performance
-from fairlib.diagnostics.curvature import Found
-from fairlib.diagnostics.lanczos import Ritz
+from fairlib.diagnostics.lanczos import Eigenpairs, Ritz
 from fairlib.diagnostics.taylor import excessive_loss_bound, taylor_terms
 from fairlib.network import masks
 
@@ -54,7 +53,7 @@ def test_agrees_with_whole_matrices():
         assert row.remainder == pytest.approx(row.excessive_loss - row.taylor, abs=1e-14)
 
 
-@settings(max_examples=20, deadline=None, derandomize=True)
+@settings(max_examples=10, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 10**6), scale=st.sampled_from([0.5, 1.0, 2.0]))
 def test_the_remainder_is_of_third_order(seed, scale):
     """Acceptance test 5: ten times the step, a thousand times the remainder, if the network is
@@ -102,7 +101,7 @@ def test_a_kink_breaks_the_order():
 
 
 @pytest.mark.filterwarnings("ignore::fairlib.diagnostics.curvature.ConvergenceWarning")
-@settings(max_examples=10, deadline=None, derandomize=True)
+@settings(max_examples=6, deadline=None, derandomize=True)
 @given(
     seed=st.integers(0, 10**6),
     sparsity=st.sampled_from([0.1, 0.5, 0.9]),
@@ -143,8 +142,8 @@ def test_the_largest_eigenvalue_counts_not_the_largest_magnitude():
 
 def test_an_eigenvalue_that_was_missed_does_not_spoil_the_bound(monkeypatch):
     model, data = smooth_model(4), random_data(4)
-    missed = Found({-1: Ritz(-1.0, torch.zeros(1), 0.0, 0.0, 1.0)}, 1.0, 3)
-    monkeypatch.setattr("fairlib.diagnostics.taylor.extremes", lambda *_, **__: missed)
+    missed = Eigenpairs({-1: Ritz(-1.0, torch.zeros(1), 0.0, 1.0)}, 1.0, 3)
+    monkeypatch.setattr("fairlib.diagnostics.taylor.extreme_eigenpairs", lambda *_, **__: missed)
     moved = _moved(model, 0.5)
     assert (
         excessive_loss_bound(model, moved, data)["bound"]
@@ -223,19 +222,6 @@ def test_from_a_pruned_model_to_a_sparser_one():
         taylor_terms(half, model, data)
 
 
-def test_some_parameters_move_and_the_others_stay():
-    model, data = smooth_model(7), random_data(7)
-    pruned = fairlib.prune(model, "magnitude", sparsity=0.6)
-    swapped = copy.deepcopy(model)
-    swapped[2].load_state_dict({"weight": pruned[2].weight, "bias": pruned[2].bias})
-    part = taylor_terms(model, pruned, data, parameters=["2.weight", "2.bias"])
-    np.testing.assert_allclose(part, taylor_terms(model, swapped, data), rtol=1e-9, atol=1e-14)
-    bound = excessive_loss_bound(model, pruned, data, parameters=["2.weight"])
-    assert bound["step"].iloc[0] == pytest.approx(
-        float((pruned[2].weight - model[2].weight).detach().norm())
-    )
-
-
 def test_frozen_parameters_that_moved_count():
     model, data = smooth_model(8), random_data(8)
     expected = taylor_terms(model, _moved(model, 0.1), data)
@@ -263,20 +249,6 @@ def test_tied_parameters_move_once():
         gradient, hessian = dense_gradient(model, data, group), dense_hessian(model, data, group)
         assert row.taylor == pytest.approx(float(gradient @ d + d @ hessian @ d / 2), rel=1e-9)
         assert abs(row.remainder) < 1e-8
-
-
-def test_the_type_of_the_computation():
-    model, data = smooth_model(10), random_data(10)
-    compressed = _moved(model, 0.1)
-    single, moved = copy.deepcopy(model).float(), copy.deepcopy(compressed).float()
-    exact = taylor_terms(copy.deepcopy(single).double(), copy.deepcopy(moved).double(), data)
-    np.testing.assert_allclose(
-        taylor_terms(single, moved, data, dtype=torch.float64), exact, rtol=1e-12
-    )
-    np.testing.assert_allclose(
-        taylor_terms(single, moved, data)["taylor"], exact["taylor"], rtol=1e-3
-    )
-    assert (taylor_terms(single, moved, data).dtypes == np.float64).all()
 
 
 def test_an_empty_group_is_nan():
@@ -310,8 +282,6 @@ def test_bad_input(cnn):
         ValueError, match=r"same parameters; 0\.weight is \(6, 3\) in the model and missing in"
     ):
         excessive_loss_bound(model, cnn, data)
-    with pytest.raises(ValueError, match=r"unknown parameter 'fc'; known: 0\.weight"):
-        taylor_terms(model, model, data, parameters=["fc"])
     broken = copy.deepcopy(model)
     broken[2].bias.data[0] = math.nan
     with pytest.raises(FloatingPointError):

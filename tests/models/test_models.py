@@ -190,7 +190,7 @@ def test_bad_names_and_settings():
     with pytest.raises(ValueError, match=f"unknown model 'resnet'; known: {', '.join(NAMES)}"):
         fairlib.build("resnet", num_classes=2)
     with pytest.raises(
-        TypeError, match="unknown setting 'depth' for model 'cnn'; known: channels, hidden, width"
+        TypeError, match="unknown setting 'depth' for model 'cnn'; known: hidden, width"
     ):
         fairlib.build("cnn", num_classes=2, depth=3)
     with pytest.raises(ValueError, match=r"num_classes must lie in \[2, inf\), got 1"):
@@ -246,7 +246,7 @@ def test_width_for_names_the_limits():
     smallest = 64 + 1 + 3  # One hidden neuron in each layer.
     assert _weights("mlp", width_for("mlp", smallest, **shape), **shape) == smallest
     with pytest.raises(
-        ValueError, match=rf"weights must lie between {smallest} and \d+, .*'mlp'.*, got 67"
+        ValueError, match=rf"weights must be between {smallest} and \d+, .*'mlp'.*, got 67"
     ):
         width_for("mlp", 67, **shape)
     with pytest.raises(ValueError, match=r"got 1000000000000$"):

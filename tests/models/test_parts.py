@@ -18,10 +18,10 @@ def test_channels_are_scaled_and_never_gone():
 
 
 def test_the_stem_follows_the_image_unless_it_is_named():
-    assert is_small("auto", 64) and not is_small("auto", 65)
-    assert is_small("small", 224) and not is_small("imagenet", 32)
+    assert is_small(64) and not is_small(65)
+    assert is_small(224, "small") and not is_small(32, "imagenet")
     with pytest.raises(ValueError, match="unknown stem 'tiny'; known: auto, small, imagenet"):
-        is_small("tiny", 32)
+        is_small(32, "tiny")
 
 
 @pytest.mark.parametrize(("small", "size"), [(True, 32), (False, 8)])

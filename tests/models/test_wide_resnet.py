@@ -38,17 +38,12 @@ def test_preactivation_block_by_hand():
     torch.testing.assert_close(outputs, torch.tensor([28.0, 0.0]), rtol=1e-4, atol=0)
 
 
-@pytest.mark.parametrize("depth", [4, 21, 23])
-def test_depth_of_the_wide_network(depth):
-    with pytest.raises(
-        ValueError, match=rf"depth must be 6 n \+ 4 \(10, 16, 22, \.\.\.\), got {depth}"
-    ):
-        fairlib.build("wrn-22-8", num_classes=2, depth=depth)
+@pytest.mark.parametrize(("size", "kernel"), [(64, 3), (65, 7)])
+def test_blocks_channels_and_stem_of_the_wide_network(size, kernel):
     with torch.device("meta"):
-        model = fairlib.build("wrn-22-8", num_classes=2, depth=16, widening=2)
-    assert [len(model.layer1), len(model.layer2), len(model.layer3), model.fc.in_features] == [
-        2,
-        2,
-        2,
-        128,
-    ]
+        model = fairlib.build("wrn-22-8", num_classes=2, image_size=size)
+    stages = (model.layer1, model.layer2, model.layer3)
+    assert [len(stage) for stage in stages] == [3, 3, 3]
+    assert [stage[-1].conv2.out_channels for stage in stages] == [128, 256, 512]
+    assert model.conv1.kernel_size == (kernel, kernel)
+    assert isinstance(model.maxpool, nn.Identity) == (kernel == 3)

@@ -235,46 +235,127 @@ def test_a_contrast_compares_a_group_with_all_others_together():
         assert max(abs(contrast.low[group]), abs(contrast.high[group])) == pytest.approx(alone.high)
 
 
-@pytest.mark.parametrize(("size", "flips"), [(40, 0.1), (200, 0.02)])
-def test_a_detectable_drop_is_found_about_half_the_time(size, flips):
-    """Groups of 2,000 and of `size`, of which so many flip, and the smaller one loses as much more
-    as is said."""
-    generator, found, differences = np.random.default_rng(3), [], []
-    for _ in range(40):
-        counts = [generator.multinomial(n, [flips / 2, flips / 2, 1 - flips]) for n in (2000, size)]
-        quantity = statistics.Quantity(np.array(counts, dtype=float)[:, :2], np.array([2000, size]))
+def test_a_detectable_drop_is_found_about_half_the_time():
+    """Groups of 2,000 and of 40, of which a tenth flips, and the smaller one loses as much more."""
+    generator, found, flips = np.random.default_rng(3), [], 0.1
+    for _ in range(12):
+        counts = [generator.multinomial(n, [flips / 2, flips / 2, 1 - flips]) for n in (2000, 40)]
+        quantity = statistics.Quantity(np.array(counts, dtype=float)[:, :2], np.array([2000, 40]))
         difference = statistics.detectable_drop(quantity)[1]
-        lost = generator.multinomial(
-            size, [flips / 2 + difference, flips / 2, 1 - flips - difference]
-        )[:2]
-        quantity.sums[1] = lost
-        test = statistics.contrast(quantity, statistics.permuted(quantity, permutations=200))
+        lost = [flips / 2 + difference, flips / 2, 1 - flips - difference]
+        quantity.sums[1] = generator.multinomial(40, lost)[:2]
+        test = statistics.contrast(quantity, statistics.permuted(quantity, permutations=100))
         found.append(test.p_value[1] <= 0.05)
-        differences.append(difference)
     assert 0.25 < np.mean(found) < 0.8
-    assert np.std(differences) < np.mean(differences)
 
 
-def test_intervals_cover_and_gaps_are_rarely_found_where_there_is_none():
-    """A small form of ``benchmarks/audit_coverage.py``: of every kind of setting the last, thirty
-    test sets each."""
-    kinds = {
-        (setting.measure, setting.sizes, setting.gap > 0): setting
-        for setting in audit_coverage.settings()
-    }
-    table = pd.concat([audit_coverage.measure(setting, 30) for setting in kinds.values()])
-    own = table[~table["counted"].str.contains(":")]
-    covers = own[~own["counted"].str.contains("found")]
+def test_intervals_cover_and_gaps_are_rarely_found_where_there_is_none(monkeypatch):
+    """A small form of ``benchmarks/audit_coverage.py``, which records all settings."""
+    monkeypatch.setattr(audit_coverage, "DRAWS", 60)
+    chosen = [
+        audit_coverage.Setting("accuracy", (50,) * 10, 0.9, 0.9, 0.0),
+        audit_coverage.Setting("drop", (1000, 30), 0.05, 0.05, 0.05),
+        audit_coverage.Setting("loss", (2000, 100, 50, 40), 1.0, 0.25, 0.0),
+    ]
+    table = pd.concat([audit_coverage.measure(setting, 10) for setting in chosen])
+    covers = table[~table["counted"].str.contains(":|found")]
     assert covers["share"].mean() > 0.94
     assert audit_coverage.missed(table).to_dict("records") == []
+
+
+PINNED = {
+    "share": [
+        0.358934451833,
+        0.917781075996,
+        0.0566666666667,
+        0.0,
+        0.473204019635,
+        0.1505,
+        0.751243781095,
+        0.0377777777778,
+        0.0,
+        0.356444041235,
+        -0.00879120879121,
+        -0.367761450067,
+        0.202628341008,
+        1.0,
+        1.0,
+    ],
+    "drop": [
+        -0.169853416513,
+        0.641065548167,
+        0.252380952381,
+        0.0,
+        0.704879334975,
+        0.204021428571,
+        0.408212510173,
+        0.168253968254,
+        0.0,
+        0.531334895163,
+        0.162637362637,
+        -0.29854246634,
+        0.525236868816,
+        0.457711442786,
+        0.588154901849,
+        0.28697197086,
+    ],
+    "numbers": [
+        -0.0755316094889,
+        0.563851661343,
+        0.160354680198,
+        0.0,
+        1.02771722213,
+        0.181621090942,
+        0.482104887471,
+        0.106903120132,
+        0.0,
+        0.753663763052,
+        -0.157710091226,
+        -0.395851865374,
+        0.26320210246,
+        0.248756218905,
+        0.746268656716,
+    ],
+}
+
+
+@pytest.mark.parametrize("kind", PINNED)
+def test_numbers_of_a_small_test_set_are_those_that_were_calibrated(kind):
+    """Coverage was simulated with these formulas and constants: another number asks for it anew."""
+    generator, groups = np.random.default_rng(5), np.repeat([0, 1, 2], [200, 60, 7])
+    before, after = generator.random(267) < 0.85, generator.random(267) < 0.7
+    losses = generator.gamma(0.3, 1, 267)
+    quantity = {
+        "share": statistics.share(after, groups, 3),
+        "drop": statistics.drop(before, after, groups, 3),
+        "numbers": statistics.numbers(losses, groups, 3),
+    }[kind]
+    values = losses if kind == "numbers" else None
+    null = statistics.permuted(quantity, values, permutations=200, seed=2)
+    contrast = statistics.contrast(quantity, null)
+    found = [
+        quantity.interval().low[2],
+        quantity.interval().high[2],
+        *statistics.gap(quantity, null),
+        *(numbers[2] for numbers in contrast),
+    ]
+    if kind == "drop":
+        found.append(statistics.detectable_drop(quantity)[1])
+    assert found == pytest.approx(PINNED[kind], rel=1e-9)
 
 
 def test_of_gaps_without_a_difference_in_means_spread_alone_makes_none():
     """What a test of exchangeability takes for a gap in half of all cases: a group that varies four
     times as much."""
     setting = audit_coverage.Setting("loss", (1000, 60), 1.0, 4.0, 0.0)
-    found = audit_coverage.measure(setting, 100).set_index("counted")["share"]
+    found = audit_coverage.measure(setting, 40).set_index("counted")["share"]
     assert found["gap found"] < 0.15
+
+
+def test_nulls_have_the_calibrated_numbers_of_draws():
+    quantity = statistics.share([1, 0, 1, 0], [0, 0, 1, 1], 2)
+    assert statistics.permuted(quantity)[0].shape == (1000, 2)
+    assert statistics.accuracies_by_chance([3, 4], 0.5).shape == (200, 2)
 
 
 @pytest.mark.parametrize(
