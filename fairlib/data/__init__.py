@@ -87,9 +87,10 @@ def load(
     (``person``: nobody is in two parts), the order of a model's ``classes``, and what it expects
     (``normalize``).
 
-    Args: name: Name of the data set in ``DATASETS``. target: Name of the attribute to predict, or
-        several names, which are crossed; "" or None for the data set's
-            own default (``folder`` has none).
+    Args:
+        name: Name of the data set in ``DATASETS``.
+        target: Name of the attribute to predict, or several names, which are crossed; "" or None
+            for the data set's own default (``folder`` has none).
         group: Name of the attribute that defines the groups, or several names, which are crossed:
             ``["gender", "race"]`` makes "male x White"; "" or None for the data set's own default.
         image_size: Height and width in pixels; 0 or None for the data set's own default.
@@ -111,20 +112,21 @@ def load(
         near_duplicates: ``"together"``: near-duplicates (:mod:`fairlib.data.near_duplicates`, found
             in the pixels as they are loaded, at ``image_size``) go to the same part. Where the data
             set itself or the person shown decides on parts, those in the first part stay there, and
-            those in the other parts are dropped, as copies with the same bytes are. ``report``
-            counts the images that have a near-duplicate (``near_duplicates``) and the dropped ones
-            (``near_duplicates_dropped``). Only photographs are compared: not ``digits``, ``mnist``,
-            ``fashion-mnist`` and ``synthetic-faces``. ``"ignored"``: images are split one by one,
-            as in edition 0.1.
+            those in the other parts are dropped, as copies with the same bytes are.
+            ``report`` counts the images that have a near-duplicate (``near_duplicates``) and the
+            dropped ones (``near_duplicates_dropped``). Only photographs are compared: not
+            ``digits``, ``mnist``, ``fashion-mnist`` and ``synthetic-faces``. ``"ignored"``: images
+            are split one by one, as in edition 0.1.
         settings: Settings of this data set: the keyword-only parameters of ``DATASETS[name]``.
 
-    Returns: Train, val and test, with inputs uint8 ``(N, C, image_size, image_size)``; None for a
-        part that was not asked for, by ``fractions`` or by a column ``split`` that leaves it out.
+    Returns:
+        Train, val and test, with inputs uint8 ``(N, C, image_size, image_size)``; None for a part
+        that was not asked for, by ``fractions`` or by a column ``split`` that leaves it out.
 
-    Raises: ValueError: If a name, an attribute or a value is unknown or wrong, a group has fewer
-        than two samples in a
-            part or is called "all", or a setting is given twice (by its name, and by ``limit`` or
-            ``equal``).
+    Raises:
+        ValueError: If a name, an attribute or a value is unknown or wrong, a group has fewer than
+            two samples in a part or is called "all", or a setting is given twice (by its name, and
+            by ``limit`` or ``equal``).
         TypeError: If a setting is unknown.
         FileNotFoundError: If the data are missing; says how to get them.
         OSError: If an image cannot be read.

@@ -34,14 +34,15 @@ def celeba(request: Request, *, limit: int | None = None) -> Collection:
     with the values no and yes; and ``gender`` (female, male), which is ``Male`` by another name:
     the default group.
 
-    Args: request: Arguments of :func:`fairlib.load`; ``image_size`` defaults to 64 (RGB). limit:
-        Number of pictures to draw by the seed, before any is decoded; None, or more than there are,
-        for all.
+    Args:
+        request: Arguments of :func:`fairlib.load`; ``image_size`` defaults to 64 (RGB).
+        limit: Number of pictures to draw by the seed, before any is decoded; None, or more than
+            there are, for all.
 
-    Raises: FileNotFoundError: If the pictures or their attributes are missing; says how to get
-        them. ValueError: If an attribute is neither -1 nor 1, no picture has attributes, or
-        ``limit`` is not a
-            positive integer.
+    Raises:
+        FileNotFoundError: If the pictures or their attributes are missing; says how to get them.
+        ValueError: If an attribute is neither -1 nor 1, no picture has attributes, or ``limit`` is
+            not a positive integer.
         OSError: If a picture cannot be read, when it is decoded; names the file.
 
     Source: Z. Liu, P. Luo, X. Wang, X. Tang, Deep Learning Face Attributes in the Wild, ICCV 2015.

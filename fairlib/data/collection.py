@@ -18,10 +18,12 @@ class Request:
     """What ``load`` asks every data set for; a data set's own settings are its keyword-only
     parameters.
 
-    Attributes: root: Folder that holds the data set's folder, or that folder itself (for data sets
-        that are files). image_size: Height and width in pixels, or None for the data set's own
-        default. fractions: Shares of train, val and test; three numbers with sum 1. seed: Seed of
-        all that is random in the data set.
+    Attributes:
+        root: Folder that holds the data set's folder, or that folder itself (for data sets that are
+            files).
+        image_size: Height and width in pixels, or None for the data set's own default.
+        fractions: Shares of train, val and test; three numbers with sum 1.
+        seed: Seed of all that is random in the data set.
     """
 
     root: str
@@ -34,9 +36,9 @@ class Request:
 class Collection:
     """All samples of a data set, before their pictures are decoded.
 
-    Attributes: table: A row for each sample and a column for each attribute: categorical, NaN where
-        it is undefined; or float,
-            which can be neither target nor group.
+    Attributes:
+        table: A row for each sample and a column for each attribute: categorical, NaN where it is
+            undefined; or float, which can be neither target nor group.
         images: Function from an integer index ``(n,)`` to the pictures of those rows, uint8 ``(n,
             C, H, W)``.
         target, group: Names of the default target and the default group; None if the user has to
@@ -69,8 +71,9 @@ class Collection:
 def check_count(name: str, value: object, wanted: str = "a positive integer") -> None:
     """Refuse an argument that is not a positive integer.
 
-    Raises: ValueError: If ``value`` is not a positive integer; names the argument, and says what is
-        ``wanted``.
+    Raises:
+        ValueError: If ``value`` is not a positive integer; names the argument, and says what is
+            ``wanted``.
     """
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
         raise ValueError(f"{name} must be {wanted}, got {value!r}")
@@ -105,17 +108,18 @@ def draw(count: int, limit: int | None, rng: np.random.Generator) -> np.ndarray:
 def select(table: pd.DataFrame, names: str | Sequence[str]) -> tuple[np.ndarray, tuple[str, ...]]:
     """Select one attribute of a table, or cross several.
 
-    Args: table: A column for each attribute; the selected ones must be categorical. names: Name of
-        a column, or several: ``["gender", "race"]`` has the values "male x White", "male x Black",
-        ...
-            A column ``Wavy_Hair`` may also be called "Wavy Hair".
+    Args:
+        table: A column for each attribute; the selected ones must be categorical.
+        names: Name of a column, or several: ``["gender", "race"]`` has the values "male x White",
+            "male x Black", ... A column ``Wavy_Hair`` may also be called "Wavy Hair".
 
-    Returns: Codes, int64 ``(N,)``, -1 where one of the attributes is undefined; and the names of
-        the values.
+    Returns:
+        Codes, int64 ``(N,)``, -1 where one of the attributes is undefined; and the names of the
+        values.
 
-    Raises: ValueError: If an attribute is unknown (the message lists the known ones), is a
-        quantity, or has fewer than two
-            values; if no attribute is given, or one is given twice.
+    Raises:
+        ValueError: If an attribute is unknown (the message lists the known ones), is a quantity, or
+            has fewer than two values; if no attribute is given, or one is given twice.
     """
     names = (
         [names]

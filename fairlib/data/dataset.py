@@ -56,10 +56,13 @@ class GroupedDataset:
     Names that are left out are those of this data set alone: give them where a class of the model
     may have no sample.
 
-    Attributes: inputs, targets, groups: The tensors; targets and groups int64. On the CPU until
-        ``to`` moves them. target_names, group_names: Tuples of distinct strings. normalize: None or
-        a pair of tuples of floats. attributes: Values of each attribute, by its name, where the
-        groups cross several (:func:`fairlib.load`).
+    Attributes:
+        inputs, targets, groups: The tensors; targets and groups int64. On the CPU until ``to``
+            moves them.
+        target_names, group_names: Tuples of distinct strings.
+        normalize: None or a pair of tuples of floats.
+        attributes: Values of each attribute, by its name, where the groups cross several
+            (:func:`fairlib.load`).
 
     The data are copied, and no method changes its object. An index gives ``(input, target,
     group)``, so that a ``torch.utils.data.DataLoader`` accepts the data set; ``batch`` gives inputs
@@ -72,9 +75,10 @@ class GroupedDataset:
     >>> data.group("few").inputs
     tensor([[4., 5.]], dtype=torch.float64)
 
-    Raises: TypeError: If inputs, targets or groups have another dtype. ValueError: If shapes
-        disagree, there is no sample, an input is NaN or infinite, a target or group is missing
-            or has no name, or a name is given twice.
+    Raises:
+        TypeError: If inputs, targets or groups have another dtype.
+        ValueError: If shapes disagree, there is no sample, an input is NaN or infinite, a target or
+            group is missing or has no name, or a name is given twice.
     """
 
     def __init__(
@@ -169,13 +173,15 @@ class GroupedDataset:
         a random stream of its own, and a smaller size keeps a subset of what a larger size keeps.
         The samples stay in their order.
 
-        Args: sizes: For a group, or a group and a target, by name or code: a count (int, at least
-            1), or a share of its
-                samples (float in (0, 1], rounded to a count of at least 1).
+        Args:
+            sizes: For a group, or a group and a target, by name or code: a count (int, at least 1),
+                or a share of its samples (float in (0, 1], rounded to a count of at least 1).
             seed: Seed of the draw.
 
-        Raises: TypeError: If a size or the seed is not a number. ValueError: If a group or target
-            is unknown, two keys share a sample, or a size is out of range.
+        Raises:
+            TypeError: If a size or the seed is not a number.
+            ValueError: If a group or target is unknown, two keys share a sample, or a size is out
+                of range.
         """
         check_number("seed", seed, 0, whole=True)
         keep, named = (
@@ -231,9 +237,11 @@ class GroupedDataset:
         The normalization is ``(x - mean) / std`` if the data set has ``normalize``; otherwise there
         is none.
 
-        Args: index: Integers, a slice, or a boolean mask of length N; a single integer makes a
-            batch of one. dtype: Floating dtype of the model's parameters. device: Device of the
-            model.
+        Args:
+            index: Integers, a slice, or a boolean mask of length N; a single integer makes a batch
+                of one.
+            dtype: Floating dtype of the model's parameters.
+            device: Device of the model.
 
         Returns:
             Tensor ``(B, C, H, W)`` or ``(B, D)`` of ``dtype`` on ``device``.
@@ -319,9 +327,11 @@ class GroupedDataset:
 class Splits:
     """The three parts of a data set; unpacks as ``train, val, test``.
 
-    Attributes: train, val, test: Disjoint parts with the same names of targets and groups; None
-        where a part was not asked for. name: Name of the data set. report: Counts of what was
-        found, skipped, dropped and used (and names of skipped files).
+    Attributes:
+        train, val, test: Disjoint parts with the same names of targets and groups; None where a
+            part was not asked for.
+        name: Name of the data set.
+        report: Counts of what was found, skipped, dropped and used (and names of skipped files).
 
     Example:
         >>> import fairlib
@@ -347,12 +357,16 @@ class Splits:
     def imbalance(self, sizes: Sizes, seed: int = 0, *, parts: Sequence[str] = PARTS) -> Splits:
         """Apply :meth:`GroupedDataset.imbalance` to all parts that there are, or to some of them.
 
-        Args: sizes: Counts or shares to keep in each part, by group or ``(group, target)``; other
-            groups stay whole. seed: Seed of the draw. parts: Names of the parts in which samples
-            are dropped.
+        Args:
+            sizes: Counts or shares to keep in each part, by group or ``(group, target)``; other
+                groups stay whole.
+            seed: Seed of the draw.
+            parts: Names of the parts in which samples are dropped.
 
-        Raises: TypeError: If a size or the seed is not a number. ValueError: If a part, a group or
-            a target is unknown, two keys share a sample, or a size is out of range.
+        Raises:
+            TypeError: If a size or the seed is not a number.
+            ValueError: If a part, a group or a target is unknown, two keys share a sample, or a
+                size is out of range.
         """
         whole = dict(zip(PARTS, self, strict=True))
         chosen = {name: lookup("part", name, whole) for name in parts}

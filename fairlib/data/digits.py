@@ -22,15 +22,17 @@ def digits(request: Request, *, imbalance: float = 10.0, size: int = 450) -> Col
     larger imbalance are among those of a smaller one.
 
     Attributes: ``digit`` (0 to 9) and ``parity`` (even, odd). Pixel values 0 to 16 become ``round(x
-        * 255 / 16)``.
+    * 255 / 16)``.
 
-    Args: request: Arguments of :func:`fairlib.load`; ``image_size`` defaults to 8, other sizes are
-        scaled from it. imbalance: Size of the largest class over that of the smallest, at least 1.
+    Args:
+        request: Arguments of :func:`fairlib.load`; ``image_size`` defaults to 8, other sizes are
+            scaled from it.
+        imbalance: Size of the largest class over that of the smallest, at least 1.
         size: Number of images in the training part.
 
-    Raises: ValueError: If ``imbalance`` is below 1, ``size`` is not a positive integer, or too few
-        images are left for
-            the test part.
+    Raises:
+        ValueError: If ``imbalance`` is below 1, ``size`` is not a positive integer, or too few
+            images are left for the test part.
 
     Source: E. Alpaydin, C. Kaynak, Optical Recognition of Handwritten Digits, UCI Machine Learning
         Repository, 1998.

@@ -26,19 +26,24 @@ def faces_with(
     Attributes are those of ``flags`` with the values "no" and "yes", and ``gender`` (female, male),
     which is ``Male`` by another name.
 
-    Args: request: Arguments of :func:`fairlib.load`; ``image_size`` defaults to 64 (RGB). files:
-        Paths of the pictures. flags: Table of bool, a column for each attribute, including
-        ``Male``; indexed by the names of the files. source: File from which the attributes were
-        read, for errors. target: Default target; the default group is ``gender``. limit: Number of
-        pictures to draw by the seed, before any is decoded; None, or more than there are, for all.
+    Args:
+        request: Arguments of :func:`fairlib.load`; ``image_size`` defaults to 64 (RGB).
+        files: Paths of the pictures.
+        flags: Table of bool, a column for each attribute, including ``Male``; indexed by the names
+            of the files.
+        source: File from which the attributes were read, for errors.
+        target: Default target; the default group is ``gender``.
+        limit: Number of pictures to draw by the seed, before any is decoded; None, or more than
+            there are, for all.
 
-    Returns: A collection whose table is indexed by the names of the files, without parts. Its
-        report counts the pictures ``found``, those without attributes (``unlisted``), those not
-        drawn (``not_drawn``), and the rows of attributes without a picture (``missing``).
+    Returns:
+        A collection whose table is indexed by the names of the files, without parts. Its report
+        counts the pictures ``found``, those without attributes (``unlisted``), those not drawn
+        (``not_drawn``), and the rows of attributes without a picture (``missing``).
 
-    Raises: ValueError: If no picture has attributes, a name is listed twice, there is no ``Male``,
-        or ``limit`` is not a
-            positive integer.
+    Raises:
+        ValueError: If no picture has attributes, a name is listed twice, there is no ``Male``, or
+            ``limit`` is not a positive integer.
     """
     if len(twice := flags.index[flags.index.duplicated()]):
         raise ValueError(

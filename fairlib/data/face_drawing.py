@@ -33,10 +33,13 @@ class Pose:
     """Position, size and light of n faces in their pictures, independent of the factors of the
     faces.
 
-    Attributes: shift: Displacement to the right and down, in half pictures, ``(n, 2)``. angle:
-        Rotation in radians, ``(n,)``. scale: Size relative to the ordinary size, ``(n,)``. light:
-        Brightness relative to the ordinary brightness, ``(n,)``. slope: Relative change of
-        brightness from the middle to the right and to the lower edge, ``(n, 2)``.
+    Attributes:
+        shift: Displacement to the right and down, in half pictures, ``(n, 2)``.
+        angle: Rotation in radians, ``(n,)``.
+        scale: Size relative to the ordinary size, ``(n,)``.
+        light: Brightness relative to the ordinary brightness, ``(n,)``.
+        slope: Relative change of brightness from the middle to the right and to the lower edge,
+            ``(n, 2)``.
     """
 
     shift: np.ndarray
@@ -63,10 +66,10 @@ class Pose:
 def draw_faces(factors: np.ndarray, pose: Pose, size: int) -> np.ndarray:
     """Paint grey faces.
 
-    Args: factors: The numbers that shape each face, ``(n, 10)``, in [-1, 1]: width and length of
-        the face, shade of the
-            hair, height of the hairline, distance and size of the eyes, tilt of the brows, length
-            of the nose, width and curve of the mouth.
+    Args:
+        factors: The numbers that shape each face, ``(n, 10)``, in [-1, 1]: width and length of the
+            face, shade of the hair, height of the hairline, distance and size of the eyes, tilt of
+            the brows, length of the nose, width and curve of the mouth.
         pose: Position, size and light of the n faces.
         size: Height and width of the pictures in pixels.
 

@@ -43,10 +43,10 @@ def folder(
     A folder that is only tested on has ``fractions=(0, 0, 1)``, or ``test`` in every row of the
     column ``split``.
 
-    Args: request: Arguments of :func:`fairlib.load`; ``root`` is the folder, ``image_size``
-        defaults to 64 (RGB;
-            pictures are turned upright by their EXIF data, then cropped to the largest square in
-            the middle).
+    Args:
+        request: Arguments of :func:`fairlib.load`; ``root`` is the folder, ``image_size`` defaults
+            to 64 (RGB; pictures are turned upright by their EXIF data, then cropped to the largest
+            square in the middle).
         table: Path of the table, relative to ``root``.
         file: Name of the column with the paths of the pictures.
         images: Folder to which the paths of the pictures are relative, itself relative to ``root``;
@@ -64,12 +64,13 @@ def folder(
         limit: Number of rows to draw by the seed, before any is decoded; None, or more than there
             are, for all.
 
-    Raises: FileNotFoundError: If the table or a picture is missing; says how many pictures are, and
-        names the first. ValueError: If the table is not what its name says, is empty or has rows of
-        different lengths, a column is
-            unknown or named twice, a cell of ``file`` or ``person`` is missing or one of ``split``
-            none of the three, ``split`` puts a person into two parts, or a setting is out of its
-            range; names the row.
+    Raises:
+        FileNotFoundError: If the table or a picture is missing; says how many pictures are, and
+            names the first.
+        ValueError: If the table is not what its name says, is empty or has rows of different
+            lengths, a column is unknown or named twice, a cell of ``file`` or ``person`` is missing
+            or one of ``split`` none of the three, ``split`` puts a person into two parts, or a
+            setting is out of its range; names the row.
         ImportError: If the table is ``.xlsx`` and openpyxl is missing; says how to install it.
         OSError: If a picture cannot be read, when it is decoded; names the file.
     """

@@ -17,10 +17,12 @@ BLOCK = 64
 def find_files(root: str, folders: Sequence[str], pattern: str, how_to_get: str) -> list[Path]:
     """Find the files of a data set.
 
-    Args: root: Folder that holds the data set's folder, or that folder itself. folders: Names that
-        the data set's folder may have; the first that holds a matching file is taken. pattern:
-        Pattern of the files for ``Path.glob``, relative to the data set's folder. how_to_get: How
-        to get the data, for the error.
+    Args:
+        root: Folder that holds the data set's folder, or that folder itself.
+        folders: Names that the data set's folder may have; the first that holds a matching file is
+            taken.
+        pattern: Pattern of the files for ``Path.glob``, relative to the data set's folder.
+        how_to_get: How to get the data, for the error.
 
     Returns:
         The paths, sorted.
@@ -48,9 +50,9 @@ def decode(files: Sequence[Path], image_size: int) -> np.ndarray:
     Returns:
         RGB images, uint8 ``(N, 3, image_size, image_size)``.
 
-    Raises: OSError: If a file cannot be read, has more than 8 bits for each channel, or more pixels
-        than
-            ``PIL.Image.MAX_IMAGE_PIXELS``; names the file.
+    Raises:
+        OSError: If a file cannot be read, has more than 8 bits for each channel, or more pixels
+            than ``PIL.Image.MAX_IMAGE_PIXELS``; names the file.
     """
     images = np.empty((len(files), 3, image_size, image_size), dtype=np.uint8)
 
@@ -107,8 +109,9 @@ def resize(images: np.ndarray, image_size: int) -> np.ndarray:
     """Scale pictures ``(N, C, H, W)`` of any dtype to squares, by antialiased bilinear
     interpolation.
 
-    Returns: Array ``(N, C, image_size, image_size)`` in the units of the input: uint8 stays uint8,
-        any other dtype becomes float32.
+    Returns:
+        Array ``(N, C, image_size, image_size)`` in the units of the input: uint8 stays uint8, any
+        other dtype becomes float32.
     """
     pixels = torch.from_numpy(images)
     if pixels.dtype != torch.uint8:

@@ -43,13 +43,17 @@ def cifar10(request: Request, *, limit: int | None = None, download: bool = Fals
 
     Attribute ``label``: airplane, automobile, bird, cat, deer, dog, frog, horse, ship, truck.
 
-    Args: request: Arguments of :func:`fairlib.load`; ``image_size`` defaults to 32. limit: Number
-        of pictures to draw by the seed from both parts; None, or more than there are, for all.
+    Args:
+        request: Arguments of :func:`fairlib.load`; ``image_size`` defaults to 32.
+        limit: Number of pictures to draw by the seed from both parts; None, or more than there are,
+            for all.
         download: Download missing files from their authors into ``root``.
 
-    Raises: FileNotFoundError: If the files are in neither layout, or not the original ones; says
-        how to get them. ValueError: If a class folder has another name, or a setting is out of its
-        range. OSError: If a picture cannot be read, when it is decoded.
+    Raises:
+        FileNotFoundError: If the files are in neither layout, or not the original ones; says how to
+            get them.
+        ValueError: If a class folder has another name, or a setting is out of its range.
+        OSError: If a picture cannot be read, when it is decoded.
 
     Source: A. Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009.
     """
@@ -94,8 +98,10 @@ def svhn(request: Request, *, limit: int | None = None, download: bool = False) 
 
     Attribute ``digit``: 0 to 9.
 
-    Args: request: Arguments of :func:`fairlib.load`; ``image_size`` defaults to 32. limit: Number
-        of pictures to draw by the seed from both parts; None, or more than there are, for all.
+    Args:
+        request: Arguments of :func:`fairlib.load`; ``image_size`` defaults to 32.
+        limit: Number of pictures to draw by the seed from both parts; None, or more than there are,
+            for all.
         download: Download missing files from their authors into ``root/svhn``.
 
     Raises:
@@ -103,7 +109,8 @@ def svhn(request: Request, *, limit: int | None = None, download: bool = False) 
         ValueError: If a setting is out of its range.
 
     Source: Y. Netzer, T. Wang, A. Coates, A. Bissacco, B. Wu, A. Y. Ng, Reading Digits in Natural
-        Images with Unsupervised Feature Learning, 2011.
+    Images with
+        Unsupervised Feature Learning, 2011.
     """
     from torchvision import datasets
 
@@ -129,8 +136,10 @@ def mnist(request: Request, *, limit: int | None = None, download: bool = False)
 
     Attribute ``digit``: 0 to 9.
 
-    Args: request: Arguments of :func:`fairlib.load`; ``image_size`` defaults to 28. limit: Number
-        of pictures to draw by the seed from both parts; None, or more than there are, for all.
+    Args:
+        request: Arguments of :func:`fairlib.load`; ``image_size`` defaults to 28.
+        limit: Number of pictures to draw by the seed from both parts; None, or more than there are,
+            for all.
         download: Download missing files into ``root``.
 
     Raises:
@@ -157,8 +166,10 @@ def fashion_mnist(
     Attribute ``label``: T-shirt/top, Trouser, Pullover, Dress, Coat, Sandal, Shirt, Sneaker, Bag,
     Ankle boot.
 
-    Args: request: Arguments of :func:`fairlib.load`; ``image_size`` defaults to 28. limit: Number
-        of pictures to draw by the seed from both parts; None, or more than there are, for all.
+    Args:
+        request: Arguments of :func:`fairlib.load`; ``image_size`` defaults to 28.
+        limit: Number of pictures to draw by the seed from both parts; None, or more than there are,
+            for all.
         download: Download missing files into ``root``.
 
     Raises:
@@ -167,7 +178,8 @@ def fashion_mnist(
         ValueError: If a setting is out of its range.
 
     Source: H. Xiao, K. Rasul, R. Vollgraf, Fashion-MNIST: a Novel Image Dataset for Benchmarking
-        Machine Learning Algorithms, 2017.
+    Machine
+        Learning Algorithms, 2017.
     """
     return _idx_collection(request, "FashionMNIST", "label", GARMENTS, limit, download)
 

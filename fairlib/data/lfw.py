@@ -35,22 +35,23 @@ def lfw(request: Request, *, source: str = "auto", limit: int | None = None) -> 
     is yes. LFWA's 40 have the names of CelebA's. Blanks in names become underscores: ``Wavy_Hair``
     (the default target). ``gender`` (female, male) is ``Male`` by another name: the default group.
 
-    Args: request: Arguments of :func:`fairlib.load`; ``image_size`` defaults to 64 (RGB). source:
-        Authors of the attributes: ``"kumar"`` (``lfw_attributes.txt``), ``"lfwa"``
-        (``lfw_att_40.mat``), or
-            ``"auto"`` for the first of the two whose file exists; ``attributes`` in the report says
-            which.
+    Args:
+        request: Arguments of :func:`fairlib.load`; ``image_size`` defaults to 64 (RGB).
+        source: Authors of the attributes: ``"kumar"`` (``lfw_attributes.txt``), ``"lfwa"``
+            (``lfw_att_40.mat``), or ``"auto"`` for the first of the two whose file exists;
+            ``attributes`` in the report says which.
         limit: Number of pictures to draw by the seed, before any is decoded; None, or more than
             there are, for all.
 
-    Raises: FileNotFoundError: If the pictures or their attributes are missing; says how to get
-        them. ValueError: If ``source`` is unknown, its file names no attributes, no picture has
-        any, or ``limit`` is not
-            a positive integer.
+    Raises:
+        FileNotFoundError: If the pictures or their attributes are missing; says how to get them.
+        ValueError: If ``source`` is unknown, its file names no attributes, no picture has any, or
+            ``limit`` is not a positive integer.
         OSError: If a picture cannot be read, when it is decoded; names the file.
 
     Source: G. B. Huang, M. Ramesh, T. Berg, E. Learned-Miller, Labeled Faces in the Wild, 2007; N.
-        Kumar, A. C. Berg, P. N. Belhumeur, S. K. Nayar, Attribute and Simile Classifiers for Face
+    Kumar,
+        A. C. Berg, P. N. Belhumeur, S. K. Nayar, Attribute and Simile Classifiers for Face
         Verification, ICCV 2009; Z. Liu, P. Luo, X. Wang, X. Tang, Deep Learning Face Attributes in
         the Wild, ICCV 2015.
     """

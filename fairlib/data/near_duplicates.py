@@ -8,21 +8,25 @@ hash of 128 bits .97 with 6. At 16 bits:
 
 ==============  ======  =======  =========================  ==========  ================
 ============= data            pixels   images  caught of those above .99   all pairs  of them below
-.9  largest group ==============  ======  =======  =========================  ==========
-================  ============= UTKFace             32   23,244                 511 of 511
-655                 3              4 UTKFace             64   23,244                 431 of 431
-654                 4              4 CelebA              32   10,000                     6 of 6
-11                 3              2 CelebA              64   10,000                     3 of 3
-11                 4              2 CIFAR-10            32   60,000                    9 of 10
-398                50             17 ==============  ======  =======  =========================
-==========  ================  =============
+.9  largest group
+==============  ======  =======  =========================  ==========  ================
+============= UTKFace             32   23,244                 511 of 511        655
+3              4 UTKFace             64   23,244                 431 of 431        654
+  4              4 CelebA              32   10,000                     6 of 6         11
+      3              2
+CelebA              64   10,000                     3 of 3         11                 4
+2 CIFAR-10            32   60,000                    9 of 10        398                50
+ 17
+==============  ======  =======  =========================  ==========  ================
+=============
 
 The pairs below .9 all have the same label, in CIFAR-10 too, where one in ten would by chance: most
 are copies with another crop. Groups do not chain. A threshold on the correlation itself would do
 worse: in CIFAR-10 a tenth of the pairs above .95 show different classes.
 
 Strokes and drawings are another matter. In MNIST a third of the images would be in groups, the
-largest of 6,850; of 192,458 pairs 3 have a correlation above .99, and half are below .9."""
+largest of 6,850; of 192,458 pairs 3 have a correlation above .99, and half are below .9.
+"""
 
 import itertools
 from collections.abc import Iterator
@@ -57,7 +61,8 @@ def perceptual_hash(images: np.ndarray) -> np.ndarray:
         bool ``(N, 143)``.
 
     Source: C. Zauner, Implementation and Benchmarking of Perceptual Image Hash Functions, 2010;
-        there 8 x 8 bits of 32 x 32 pixels.
+    there 8 x 8 bits of
+        32 x 32 pixels.
     """
     from scipy.fft import dctn
 
@@ -106,12 +111,13 @@ def near_duplicates(images: np.ndarray) -> np.ndarray:
     """Group images that are nearly the same: the connected components of :func:`near_pairs` of
     their hashes.
 
-    Args: images: Array ``(N, C, H, W)``. With fewer than 12 pixels in a direction they are too
-        coarse to tell: pictures
-            of different scenes look alike, and each is taken as alone.
+    Args:
+        images: Array ``(N, C, H, W)``. With fewer than 12 pixels in a direction they are too coarse
+            to tell: pictures of different scenes look alike, and each is taken as alone.
 
-    Returns: A number for the group of each image, int64 ``(N,)``; an image without a near-duplicate
-        is alone in its group.
+    Returns:
+        A number for the group of each image, int64 ``(N,)``; an image without a near-duplicate is
+        alone in its group.
     """
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components

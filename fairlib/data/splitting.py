@@ -69,7 +69,8 @@ def drop_duplicates(images: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray,
         images: Array ``(N, ...)`` of any dtype.
         labels: Codes of target and group, int ``(N, L)``: copies agree if all L are equal.
 
-    Returns: The indices of the images that are kept, ascending, and how many were dropped:
+    Returns:
+        The indices of the images that are kept, ascending, and how many were dropped:
         ``duplicates`` (copies of an image that is kept) and ``conflicting`` (copies whose labels
         disagree).
     """
@@ -158,8 +159,9 @@ def check_group_sizes(
     """Refuse a split in which a group has too few samples in one of the parts ``present`` to
     measure anything.
 
-    Raises: ValueError: If a group has fewer than two samples in a part; names the group, the part
-        and the count.
+    Raises:
+        ValueError: If a group has fewer than two samples in a part; names the group, the part and
+            the count.
     """
     for code, group in enumerate(group_names):
         for part, size in zip(
@@ -235,8 +237,9 @@ def fill_parts(
     Samples of one of the ``units`` that are left open go to the same part; so do those of one of
     the ``people``, where these are given and whole people are drawn (:func:`whole_parts`).
 
-    Raises: ValueError: If samples are left open, and ``fractions`` is 0 for all parts that they may
-        go to.
+    Raises:
+        ValueError: If samples are left open, and ``fractions`` is 0 for all parts that they may go
+            to.
     """
     parts = np.full(len(cells), -1) if given is None else given.copy()
     undecided = parts < 0

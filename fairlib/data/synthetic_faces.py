@@ -36,19 +36,19 @@ def synthetic_faces(
 
         z = m_g + e * (gap / 2) * d + s_g * n,    n ~ N(0, I_K),
 
-    where the group means m_g are the corners of a regular simplex with edge 4.5, d is a unit vector
-    orthogonal to all of them, and the frame of both is **rotated at random by the seed** (Haar).
-    The factors tanh(z / 2) shape the face; position, rotation, scale and light vary at random and
-    pixel noise is added, in the same way for all groups. So groups are exchangeable over seeds: in
-    expectation none is harder than another except through its size (``shares``) and its spread
-    (``spreads``). With equal shares and spreads the data are the null control.
+    where the group means m_g are the corners of a regular simplex with edge 4.5, d is a unit
+    vector orthogonal to all of them, and the frame of both is **rotated at random by the seed**
+    (Haar). The factors tanh(z / 2) shape the face; position, rotation, scale and light vary at
+    random and pixel noise is added, in the same way for all groups. So groups are exchangeable over
+    seeds: in expectation none is harder than another except through its size (``shares``) and its
+    spread (``spreads``). With equal shares and spreads the data are the null control.
 
     Attributes: ``group`` (A, B, ...: the default target and group) and ``expression`` (calm,
     lively: equally frequent in every group, up to one face, and independent of the group).
 
-    Args: request: Arguments of :func:`fairlib.load`; ``image_size`` defaults to 16. Faces are drawn
-        at 32 pixels or
-            ``image_size``, whichever is more, then scaled down.
+    Args:
+        request: Arguments of :func:`fairlib.load`; ``image_size`` defaults to 16. Faces are drawn
+            at 32 pixels or ``image_size``, whichever is more, then scaled down.
         size: Number of faces.
         shares: Relative sizes of the groups; two to nine groups.
         spreads: Standard deviation s_g of the latent noise: one number for all groups, or one for
@@ -92,7 +92,8 @@ def latent_frame(
     """Draw a regular simplex around the origin with a random rotation, and a direction orthogonal
     to it.
 
-    Returns: The corners of the simplex ``(groups, K)``, all pairs ``separation`` apart; and a unit
+    Returns:
+        The corners of the simplex ``(groups, K)``, all pairs ``separation`` apart; and a unit
         vector ``(K,)``.
     """
     basis, triangle = np.linalg.qr(rng.standard_normal((len(FACTORS), len(FACTORS))))

@@ -32,14 +32,17 @@ def utkface(request: Request, *, limit: int | None = None) -> Collection:
     Files whose name lacks a field are skipped; the report counts them as ``malformed`` and names
     them.
 
-    Attributes: ``race`` (White, Black, Asian, Indian, Others), ``gender`` (male, female), ``age9``
-        (nine bins that begin at the ages 0, 10, 15, 20, 25, 30, 40, 50, 60, as in Balancing Act,
-        since [T] prints none) and ``age4`` (the bins of [D]: 2-12, 13-17, 18-64, 65 and over;
-        undefined at ages 0 and 1).
+    Attributes:
+        ``race`` (White, Black, Asian, Indian, Others), ``gender`` (male, female), ``age9`` (nine
+            bins that begin at
+        the ages 0, 10, 15, 20, 25, 30, 40, 50, 60, as in Balancing Act, since [T] prints none) and
+            ``age4`` (the
+        bins of [D]: 2-12, 13-17, 18-64, 65 and over; undefined at ages 0 and 1).
 
-    Args: request: Arguments of :func:`fairlib.load`; ``image_size`` defaults to 64 (RGB). limit:
-        Number of usable files to draw by the seed, before any is decoded; None, or more than there
-        are, for all.
+    Args:
+        request: Arguments of :func:`fairlib.load`; ``image_size`` defaults to 64 (RGB).
+        limit: Number of usable files to draw by the seed, before any is decoded; None, or more than
+            there are, for all.
 
     Raises:
         FileNotFoundError: If the folder is missing or empty; says how to get the data.
@@ -47,7 +50,8 @@ def utkface(request: Request, *, limit: int | None = None) -> Collection:
         OSError: If a picture cannot be read, when it is decoded; names the file.
 
     Source: Z. Zhang, Y. Song, H. Qi, Age Progression/Regression by Conditional Adversarial
-        Autoencoder, CVPR 2017.
+    Autoencoder, CVPR
+        2017.
     """
     files = find_files(request.root, ["UTKFace"], "*.jpg", HOW_TO_GET)
     matches = [NAME.match(file.name) for file in files]

@@ -31,9 +31,11 @@ if TYPE_CHECKING:
 class Coupled:
     """Channels of several layers that can only be removed together, channel by channel.
 
-    Attributes: size: Number C of channels. producers: Parameter name to ``(channels, rows)``, int64
-        vectors: row ``rows[i]`` of the weight makes channel
-            ``channels[i]``. The rows of the first parameter are the channels, in their order.
+    Attributes:
+        size: Number C of channels.
+        producers: Parameter name to ``(channels, rows)``, int64 vectors: row ``rows[i]`` of the
+            weight makes channel ``channels[i]``. The rows of the first parameter are the channels,
+            in their order.
         readers: Parameter name to ``(channels, columns)``, int64 vectors: ``weight[:, columns[i]]``
             reads channel ``channels[i]``; after a flattening, several columns read one channel.
     """
@@ -84,10 +86,10 @@ def coupled_channels(model: nn.Module, inputs: Tensor) -> list[Coupled]:
         model: Any module that Torch-Pruning can trace; left as it is.
         inputs: Example inputs, such as those of ``example_inputs``.
 
-    Raises: ValueError: If the model has a grouped convolution that is not depthwise, cannot be
-        traced, or mixes channels on
-            their way from the weights that make them to those that read them, or changes their
-            number: a normalization over channels, say, or ``pixel_shuffle``.
+    Raises:
+        ValueError: If the model has a grouped convolution that is not depthwise, cannot be traced,
+            or mixes channels on their way from the weights that make them to those that read them,
+            or changes their number: a normalization over channels, say, or ``pixel_shuffle``.
     """
     _refuse_grouped(model)
     twin = copy.deepcopy(model)
@@ -111,8 +113,10 @@ def coupled_channels(model: nn.Module, inputs: Tensor) -> list[Coupled]:
 def trace(model: nn.Module, inputs: Tensor) -> DependencyGraph:
     """Build Torch-Pruning's dependency graph of a model.
 
-    Args: model: A copy that may change: it is put into eval mode, and its parameters are all
-        unfrozen. inputs: Example inputs, such as those of ``example_inputs``.
+    Args:
+        model: A copy that may change: it is put into eval mode, and its parameters are all
+            unfrozen.
+        inputs: Example inputs, such as those of ``example_inputs``.
 
     Raises:
         ValueError: If the model cannot be traced.
@@ -150,8 +154,9 @@ def kept(
         removed: For each set a bool vector ``(C,)``, True where the channel is removed.
         model: The model of the sets.
 
-    Returns: Parameter name to bool vectors, over ``weight.shape[0]`` and over ``weight.shape[1]``,
-        of the weights that make or read a channel of the sets.
+    Returns:
+        Parameter name to bool vectors, over ``weight.shape[0]`` and over ``weight.shape[1]``, of
+        the weights that make or read a channel of the sets.
     """
     weights = masks.prunable(model)
     left: dict[str, tuple[Tensor, Tensor]] = {}
@@ -202,19 +207,20 @@ def select_channels(
     """Make masks that remove the channels of lowest score, at one rate in all layers (see
     :func:`lowest`).
 
-    Args: model: Left as it is. data: A data set or a tensor of inputs ``(N, ...)``; only its shape
-        is used. scores_of: Function from filters ``(n, F)`` to scores ``(n,)``. A filter is the
-        concatenation of the weights
-            that produce a channel, in all the layers of its set. Channels that are masked already
-            are left out.
+    Args:
+        model: Left as it is.
+        data: A data set or a tensor of inputs ``(N, ...)``; only its shape is used.
+        scores_of: Function from filters ``(n, F)`` to scores ``(n,)``. A filter is the
+            concatenation of the weights that produce a channel, in all the layers of its set.
+            Channels that are masked already are left out.
         sparsity: Share of zeros among the prunable weights, in [0, 1).
 
     Returns:
         Parameter name to bool tensor of the weight's shape, True where the weight is kept.
 
-    Raises: ValueError: If the model's channels cannot be removed (:func:`coupled_channels`), a
-        score is NaN, or the
-            sparsity is out of reach (:func:`lowest`).
+    Raises:
+        ValueError: If the model's channels cannot be removed (:func:`coupled_channels`), a score is
+            NaN, or the sparsity is out of reach (:func:`lowest`).
     """
     sets = coupled_channels(model, example_inputs(model, data))
     return masks_for(
@@ -265,9 +271,9 @@ def lowest(
     Returns:
         For each set a bool vector ``(C,)``, True where the channel is removed.
 
-    Raises: ValueError: If a score is NaN, if one channel a layer is still denser than ``sparsity``,
-        or if an earlier mask
-            and this one together would empty a layer.
+    Raises:
+        ValueError: If a score is NaN, if one channel a layer is still denser than ``sparsity``, or
+            if an earlier mask and this one together would empty a layer.
     """
     masks.check_scores(
         {", ".join(coupled.producers): score for coupled, score in zip(sets, scores, strict=True)}

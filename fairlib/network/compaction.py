@@ -29,8 +29,10 @@ def compact(model: nn.Module, data: GroupedDataset | Tensor) -> nn.Module:
     model. The history of a training is kept, the weights that ``fit(..., keep=)`` kept are not:
     their shapes are those of the wide model.
 
-    Args: model: Any module that Torch-Pruning can trace; left as it is. data: A data set, or a
-        tensor of inputs ``(N, ...)``: removal needs the shape of the inputs, and only that.
+    Args:
+        model: Any module that Torch-Pruning can trace; left as it is.
+        data: A data set, or a tensor of inputs ``(N, ...)``: removal needs the shape of the inputs,
+            and only that.
 
     Returns:
         A module in eval mode, of the same class and parameter names.
@@ -42,8 +44,9 @@ def compact(model: nn.Module, data: GroupedDataset | Tensor) -> nn.Module:
             something of a channel's shape that is neither a weight nor a normalization.
         TypeError: If the model is no module.
 
-    Source: Fang et al. (2023), "DepGraph: towards any structural pruning", whose Torch-Pruning
-        removes the channels.
+    Source:
+        Fang et al. (2023), "DepGraph: towards any structural pruning", whose Torch-Pruning removes
+        the channels.
 
     Example:
         >>> import torch, fairlib

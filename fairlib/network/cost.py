@@ -38,15 +38,16 @@ def cost(
     wherever the models lie; this needs the extra ``compact``. The models take turns, so that a
     disturbance meets all of them.
 
-    Args: models: Name to model, such as ``{"dense": dense, "compact": small}``, the first being
-        what the others are
-            compared with; or one model, called ``"model"``.
+    Args:
+        models: Name to model, such as ``{"dense": dense, "compact": small}``, the first being what
+            the others are compared with; or one model, called ``"model"``.
         data: A data set, or a tensor of inputs ``(N, ...)``; only the shape of its inputs is used.
         latency: Whether to measure latency.
         batch_size: Number of inputs of a timed pass.
         repeats: Number of timed passes of each model, after an untimed one.
 
-    Returns: Indexed by model: ``parameters``, zeros included; ``bytes``
+    Returns:
+        Indexed by model: ``parameters``, zeros included; ``bytes``
         (:func:`fairlib.network.cost.stored_bytes`); ``macs``, the multiply-accumulates of
         convolutions and matrix products for one input, zeros included; ``relus``, the ReLUs that
         gates keep, or all (:func:`fairlib.linearization.count`). Parameters and
@@ -104,9 +105,10 @@ def stored_bytes(model: nn.Module) -> int:
     ReLU, or nothing if it keeps all of them or none. Whatever else there is takes its own size,
     except integer scalars, which only training needs; tied tensors count once.
 
-    Args: model: Any module. One with a number ``stored_bytes``, as
-        :class:`fairlib.network.export.Int8`, takes that: in
-            int8 a pruned weight is stored like any other.
+    Args:
+        model: Any module. One with a number ``stored_bytes``, as
+            :class:`fairlib.network.export.Int8`, takes that: in int8 a pruned weight is stored like
+            any other.
 
     Raises:
         TypeError: If the model is no module.

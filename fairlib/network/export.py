@@ -30,11 +30,16 @@ class Int8(nn.Module):
     epochs=0)`` passes it on, and training it is refused. A copy and an unpickled one open a session
     of their own.
 
-    Args: content: The model as ONNX, with one input ``inputs`` and one output. of_float: What the
-        float network needs: ``"parameters"`` and ``"macs"`` (:func:`fairlib.network.cost.cost`).
+    Args:
+        content: The model as ONNX, with one input ``inputs`` and one output.
+        of_float: What the float network needs: ``"parameters"`` and ``"macs"``
+            (:func:`fairlib.network.cost.cost`).
 
-    Attributes: content: The model as ONNX. of_float: What the float network needs. stored_bytes:
-        Bytes of the weights and scales: elements times their size, over all initializers.
+    Attributes:
+        content: The model as ONNX.
+        of_float: What the float network needs.
+        stored_bytes: Bytes of the weights and scales: elements times their size, over all
+            initializers.
     """
 
     def __init__(self, content: bytes, of_float: Mapping[str, int]):
@@ -73,9 +78,10 @@ def export_onnx(model: nn.Module, path: str | Path, data: GroupedDataset | Tenso
         path: The file to write, weights included.
         data: A data set, or a tensor of inputs ``(N, ...)``; only the shape of its inputs is used.
 
-    Raises: ImportError: If onnx, onnxscript or onnxruntime is missing. ValueError: If the model
-        cannot be exported (:func:`to_onnx`), or the outputs differ by more than 1e-5 of their
-            size; then no file is left.
+    Raises:
+        ImportError: If onnx, onnxscript or onnxruntime is missing.
+        ValueError: If the model cannot be exported (:func:`to_onnx`), or the outputs differ by more
+            than 1e-5 of their size; then no file is left.
     """
     Path(path).write_bytes(to_onnx(model, data))
 
@@ -88,10 +94,11 @@ def to_onnx(model: nn.Module, data: GroupedDataset | Tensor) -> bytes:
         model: Left as it is.
         data: A data set, or a tensor of inputs ``(N, ...)``; only the shape of its inputs is used.
 
-    Raises: ImportError: If onnx, onnxscript or onnxruntime is missing. ValueError: If a weight is
-        NaN or infinite, ONNX has no such operator (the message names it and the module that
-            calls it), torch cannot export the model for any other reason, or the outputs differ by
-            more than 1e-5 of their size.
+    Raises:
+        ImportError: If onnx, onnxscript or onnxruntime is missing.
+        ValueError: If a weight is NaN or infinite, ONNX has no such operator (the message names it
+            and the module that calls it), torch cannot export the model for any other reason, or
+            the outputs differ by more than 1e-5 of their size.
     """
     check_type("model", model, nn.Module, "a torch.nn.Module")
     if isinstance(model, Int8):

@@ -26,18 +26,22 @@ _BUFFER = "keep"
 class Gate(nn.Module):
     r"""A ReLU that is the identity where it is not kept.
 
-    With mask :math:`m \in \{0, 1\}^{C \times H \times W}` the output is :math:`m \,
-    \mathrm{ReLU}(x) + (1 - m) \, x`. While ``alpha`` is learned, :math:`\alpha m` stands in the
-    place of the mask; where the ReLU is kept, the output on negative inputs is :math:`(1 - \alpha)
-    x`: one minus a leaky slope.
+    With mask :math:`m \in \{0, 1\}^{C \times H \times W}` the output is
+    :math:`m \, \mathrm{ReLU}(x) + (1 - m) \, x`. While ``alpha`` is learned, :math:`\alpha m`
+    stands in the place of the mask; where the ReLU is kept, the output on negative inputs is
+    :math:`(1 - \alpha) x`: one minus a leaky slope.
 
-    Args: activation: The ReLU, an ``nn.ReLU``, ``nn.ReLU6`` or ``nn.LeakyReLU``; the gate holds a
-        copy. shape: Shape of the ReLU's output without the batch, ``(C, H, W)`` or ``(D,)``.
+    Args:
+        activation: The ReLU, an ``nn.ReLU``, ``nn.ReLU6`` or ``nn.LeakyReLU``; the gate holds a
+            copy.
+        shape: Shape of the ReLU's output without the batch, ``(C, H, W)`` or ``(D,)``.
         position: Place of the gate in the order in which a forward pass calls the gates of its
-        model.
+            model.
 
-    Attributes: keep: Buffer, uint8 ``shape``, 1 where the ReLU is kept, else 0; torch cannot
-        average buffers of bools. alpha: Parameter while it is learned (:func:`relax`), else None.
+    Attributes:
+        keep: Buffer, uint8 ``shape``, 1 where the ReLU is kept, else 0; torch cannot average
+            buffers of bools.
+        alpha: Parameter while it is learned (:func:`relax`), else None.
 
     Source:
         Cho et al., Selective network linearization for efficient private inference (ICML 2022).
@@ -57,8 +61,9 @@ class Gate(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         """Compute the ReLU of inputs ``(N, *shape)`` where it is kept, and pass on the others.
 
-        Raises: ValueError: If the inputs have another shape: the gates of a network belong to one
-            image size.
+        Raises:
+            ValueError: If the inputs have another shape: the gates of a network belong to one image
+                size.
         """
         if inputs.shape[1:] != self.keep.shape:
             raise ValueError(
@@ -85,15 +90,16 @@ def gate(model: nn.Module, data: GroupedDataset | Tensor | None = None) -> nn.Mo
     The copy is checked to compute what the model computes, with the same gradients. Gates that the
     model has stay as they are. ReLUs that run in training only stay ReLUs.
 
-    Args: model: Left as it is. data: A data set or a tensor of inputs ``(N, ...)``; only its shape
-        is used, on which the number of ReLUs
-            depends. Not needed for models of :func:`fairlib.build`, which know what they were built
-            for.
+    Args:
+        model: Left as it is.
+        data: A data set or a tensor of inputs ``(N, ...)``; only its shape is used, on which the
+            number of ReLUs depends. Not needed for models of :func:`fairlib.build`, which know what
+            they were built for.
 
-    Raises: ValueError: If the shape of the inputs is not known or the model does not take it, the
-        model has no ReLU, an
-            activation is no ReLU, a module that must be split cannot be, the gates of the model are
-            for another shape, or the gated copy computes something else.
+    Raises:
+        ValueError: If the shape of the inputs is not known or the model does not take it, the model
+            has no ReLU, an activation is no ReLU, a module that must be split cannot be, the gates
+            of the model are for another shape, or the gated copy computes something else.
 
     Example:
         >>> import torch
@@ -166,9 +172,10 @@ def read_gates(model: nn.Module) -> dict[str, Tensor]:
 def with_gates(model: nn.Module, keep: Mapping[str, Tensor]) -> nn.Module:
     """Copy a gated model, in eval mode, with other masks.
 
-    Args: model: Left as it is. keep: Name of a gate to bool ``(C, H, W)``, True where the ReLU is
-        kept, or what broadcasts to it. Gates not
-            named keep the mask they have.
+    Args:
+        model: Left as it is.
+        keep: Name of a gate to bool ``(C, H, W)``, True where the ReLU is kept, or what broadcasts
+            to it. Gates not named keep the mask they have.
 
     Raises:
         ValueError: If a name is no gate or a mask does not fit.
@@ -181,9 +188,10 @@ def with_gates(model: nn.Module, keep: Mapping[str, Tensor]) -> nn.Module:
 def set_gates(model: nn.Module, keep: Mapping[str, Tensor]) -> None:
     """Set masks of a gated model in place, and end the learning of these gates.
 
-    Args: model: Its gates get the masks, and no ``alpha``. keep: Name of a gate to bool ``(C, H,
-        W)``, True where the ReLU is kept, or what broadcasts to it. Gates not
-            named keep the mask they have.
+    Args:
+        model: Its gates get the masks, and no ``alpha``.
+        keep: Name of a gate to bool ``(C, H, W)``, True where the ReLU is kept, or what broadcasts
+            to it. Gates not named keep the mask they have.
 
     Raises:
         ValueError: If a name is no gate or a mask does not fit.
@@ -204,9 +212,10 @@ def relax(model: nn.Module, granularity: str = "pixel") -> None:
     """Begin the learning of every gate, in place: ``alpha`` becomes a parameter, 1 where any ReLU
     is kept and else 0.
 
-    Args: model: A gated model. granularity: Which ReLUs share an ``alpha``: none (``"pixel"``),
-        those of a channel (``"channel"``) or those of
-            a layer (``"layer"``).
+    Args:
+        model: A gated model.
+        granularity: Which ReLUs share an ``alpha``: none (``"pixel"``), those of a channel
+            (``"channel"``) or those of a layer (``"layer"``).
     """
     dtype = placement(model)[1]
     for module in gates(model).values():
@@ -239,9 +248,10 @@ def keep_relus(model: nn.Module, scores: Mapping[str, Tensor], relus: int) -> di
     """Make masks that keep the ReLUs of highest score in all gates together, as many as a budget
     allows.
 
-    Args: model: A gated model; ReLUs that its gates do not keep are not chosen. scores: Name of a
-        gate to scores: ``(C, H, W)``, or ``(C, 1, 1)`` and ``(1, 1, 1)`` for channels and layers
-            that are kept as a whole.
+    Args:
+        model: A gated model; ReLUs that its gates do not keep are not chosen.
+        scores: Name of a gate to scores: ``(C, H, W)``, or ``(C, 1, 1)`` and ``(1, 1, 1)`` for
+            channels and layers that are kept as a whole.
         relus: How many ReLUs to keep at most. Single ReLUs: exactly so many are kept, equal scores
             in the order of the gates. Whole channels or layers: they are taken in the order of the
             scores as long as they fit.
@@ -249,8 +259,9 @@ def keep_relus(model: nn.Module, scores: Mapping[str, Tensor], relus: int) -> di
     Returns:
         Name to bool tensor ``(C, H, W)``.
 
-    Raises: ValueError: If a score is NaN, or ``relus`` lies outside 0 and the number of ReLUs that
-        the gates keep.
+    Raises:
+        ValueError: If a score is NaN, or ``relus`` lies outside 0 and the number of ReLUs that the
+            gates keep.
     """
     found = read_gates(model)
     before = {name: found[name] for name in scores}
@@ -271,8 +282,11 @@ def keep_relus(model: nn.Module, scores: Mapping[str, Tensor], relus: int) -> di
 def drawn(model: nn.Module, granularity: str, seed: int) -> dict[str, Tensor]:
     """Draw uniformly random scores for :func:`keep_relus`.
 
-    Args: model: A gated model. granularity: What a score is drawn for: each ReLU (``"pixel"``),
-        channel (``"channel"``) or layer (``"layer"``). seed: Seed of the scores.
+    Args:
+        model: A gated model.
+        granularity: What a score is drawn for: each ReLU (``"pixel"``), channel (``"channel"``) or
+            layer (``"layer"``).
+        seed: Seed of the scores.
 
     Returns:
         Name of a gate to float64 ``(C, H, W)``, ``(C, 1, 1)`` or ``(1, 1, 1)`` in [0, 1).
@@ -307,14 +321,15 @@ def count(model: nn.Module, image_size: int | None = None) -> pd.DataFrame:
         image_size: Height and width of the images in pixels. Not needed for models with gates or of
             :func:`fairlib.build`, which know what they were made for.
 
-    Returns: Indexed by layer, in the order of a forward pass; columns ``relus``, the ReLUs that are
+    Returns:
+        Indexed by layer, in the order of a forward pass; columns ``relus``, the ReLUs that are
         kept, and ``units``, the ReLUs that there were before any was made linear. The stem is
         called ``stem``: an activation before the stages of a residual network, which the papers do
         not count. ``attrs`` has ``total`` and ``total_without_stem``, sums of ``relus``.
 
-    Raises: ValueError: If the image size is needed and missing, the gates are for another one, or
-        the model has ReLUs
-            without gates that :func:`gate` refuses.
+    Raises:
+        ValueError: If the image size is needed and missing, the gates are for another one, or the
+            model has ReLUs without gates that :func:`gate` refuses.
 
     Example:
         >>> import fairlib
@@ -358,8 +373,10 @@ def example(model: nn.Module, data: GroupedDataset | Tensor | None) -> Tensor:
     """Draw two random inputs in [0, 1] of the shape that a model takes, on its device and of its
     dtype.
 
-    Args: model: The model that takes the inputs. data: A data set or a tensor of inputs ``(N,
-        ...)``; only its shape is used. Not needed for models of
+    Args:
+        model: The model that takes the inputs.
+        data: A data set or a tensor of inputs ``(N, ...)``; only its shape is used. Not needed for
+            models of
             :func:`fairlib.build`, which know what they were built for.
 
     Raises:
@@ -395,7 +412,8 @@ def stages(model: nn.Module) -> dict[str, list[str]]:
 
     A stage is what lies in one child of the model, ``layer1`` of a ResNet, if three children or
     more have several gates and end at different resolutions. Else (VGG, MobileNetV2) consecutive
-    gates of one resolution form a stage, called ``stage1`` and so on."""
+    gates of one resolution form a stage, called ``stage1`` and so on.
+    """
     names = [name for name in gates(model) if name != stem(model)]
     resolution = {name: tuple(mask.shape[1:]) for name, mask in read_gates(model).items()}
     child = dict(
@@ -433,7 +451,8 @@ def _refuse_change(model: nn.Module, gated: nn.Module, inputs: Tensor) -> None:
     of them.
 
     With all gates closed, too, it must compute the same with gradients and without: torch's
-    TransformerEncoderLayer has a faster way for evaluation, which calls no activation module."""
+    TransformerEncoderLayer has a faster way for evaluation, which calls no activation module.
+    """
     before, after = (_behaviour(each, inputs) for each in (copy.deepcopy(model).eval(), gated))
     if before.keys() != after.keys() or not all(
         _close(value, after[name]) for name, value in before.items()

@@ -149,9 +149,10 @@ def with_masks(model: nn.Module, keep: Mapping[str, Tensor]) -> nn.Module:
 def set_masks(model: nn.Module, keep: Mapping[str, Tensor]) -> None:
     """Mask a model in place, for a training loop whose optimizer holds its parameters.
 
-    Args: model: Its masked weights become zero and stay so. keep: Parameter name to bool tensor of
-        the weight's shape, True where the weight is kept. Weights not named
-            keep the mask they have.
+    Args:
+        model: Its masked weights become zero and stay so.
+        keep: Parameter name to bool tensor of the weight's shape, True where the weight is kept.
+            Weights not named keep the mask they have.
 
     Raises:
         ValueError: If a name is no prunable weight or a shape differs; then the model is as it was.
@@ -191,8 +192,9 @@ def check_scores(scores: Mapping[str, Tensor]) -> None:
 def check_mask(name: str, mask: Tensor, shape: torch.Size) -> None:
     """Refuse a mask of another dtype than bool or of another shape.
 
-    Raises: ValueError: Naming what is masked, the shape that is needed, and dtype and shape of the
-        mask.
+    Raises:
+        ValueError: Naming what is masked, the shape that is needed, and dtype and shape of the
+            mask.
     """
     if mask.shape != shape or mask.dtype != torch.bool:
         raise ValueError(

@@ -98,9 +98,9 @@ def watch(model: nn.Module, inputs: Tensor) -> Seen:
 
     Products, ``torch.where`` and ``torch.maximum`` can compute a ReLU unseen.
 
-    Raises: ValueError: If an activation is no ReLU, the model does not take such inputs or gives no
-        tensor, or a ReLU's
-            output does not have the samples in its first dimension.
+    Raises:
+        ValueError: If an activation is no ReLU, the model does not take such inputs or gives no
+            tensor, or a ReLU's output does not have the samples in its first dimension.
     """
     operators, handles = _Operators(model), []
 
@@ -148,9 +148,9 @@ def split(model: nn.Module, caller: str) -> None:
         model: A model in eval mode.
         caller: Name of the module that calls the ReLUs.
 
-    Raises: ValueError: If ``torch.fx`` cannot trace the module, or it does something else in
-        training than in evaluation;
-            the message names it, with the fix.
+    Raises:
+        ValueError: If ``torch.fx`` cannot trace the module, or it does something else in training
+            than in evaluation; the message names it, with the fix.
     """
     module = model.get_submodule(caller)
     graph = _graph(module, _named(caller, module))
