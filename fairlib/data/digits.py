@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from fairlib.data.collection import Collection, Request, check_count, table_of
+from fairlib._validation import check_number
+from fairlib.data.collection import Collection, Request, table_of
 from fairlib.data.images import resize
 from fairlib.data.splitting import MINIMUM, apportion
 
@@ -39,14 +40,15 @@ def digits(request: Request, *, imbalance: float = 10.0, size: int = 450) -> Col
     """
     from sklearn.datasets import load_digits
 
-    if not (np.isfinite(imbalance) and imbalance >= 1):
+    if not 1 <= imbalance < np.inf:
         raise ValueError(
             f"imbalance must be at least 1 (largest over smallest class), got {imbalance!r}"
         )
-    check_count("size", size)
+    check_number("size", size, 1, whole=True)
     if not all(request.fractions[:2]):
         raise ValueError(
-            f"fractions of data set 'digits' must be positive for train and val, got {request.fractions}"
+            "fractions of data set 'digits' must be positive for train and val, "
+            f"got {request.fractions}"
         )
     bunch = load_digits()
     rng = np.random.default_rng(request.seed)
@@ -55,15 +57,14 @@ def digits(request: Request, *, imbalance: float = 10.0, size: int = 450) -> Col
 
     weights = imbalance ** (-np.arange(10) / 9)
     train = apportion(size, weights)
-    val = np.maximum(
-        apportion(round(size * request.fractions[1] / request.fractions[0]), weights), MINIMUM
-    )
+    val_size = round(size * request.fractions[1] / request.fractions[0])
+    val = np.maximum(apportion(val_size, weights), MINIMUM)
     left = np.array([len(draw) for draw in draws]) - train - val
     test = left.min()
     if test < MINIMUM:
-        scarce = f"size={size} with imbalance={imbalance} leaves fewer than {MINIMUM} images"
         raise ValueError(
-            f"{scarce} of digit {order[left.argmin()]} for the test part: lower size or imbalance"
+            f"size={size} with imbalance={imbalance} leaves fewer than {MINIMUM} images of digit "
+            f"{order[left.argmin()]} for the test part: lower size or imbalance"
         )
 
     # The test comes first in each draw, so that test sets of one seed are nested over imbalances.
