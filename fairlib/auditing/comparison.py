@@ -464,10 +464,14 @@ def _cost(
         return pd.DataFrame()
     with held(before, "before", 0, report.notes), held(after, "after", 0, report.notes):
         try:
-            return cost({"before": before, "after": after}, test, latency=latency)
+            table = cost({"before": before, "after": after}, test, latency=latency)
         except (RuntimeError, ValueError) as error:
             report.notes.append(f"what the models cost to run could not be computed: {error}")
             return pd.DataFrame()
+    for name, reasons in table.attrs["reasons"].items():
+        for column, why in reasons.items():
+            report.notes.append(f"{column} of {name!r} cannot be computed: {why}")
+    return table
 
 
 def _of_modules(before: Any, after: Any, data: GroupedDataset) -> dict[str, Any]:

@@ -32,12 +32,12 @@ class Int8(nn.Module):
 
     Args:
         content: The model as ONNX, with one input ``inputs`` and one output.
-        of_float: What the float network needs: ``"parameters"`` and ``"macs"``
+        of_float: Cost of the float network: ``"parameters"`` and ``"macs"``
             (:func:`fairlib.network.cost.cost`).
 
     Attributes:
         content: The model as ONNX.
-        of_float: What the float network needs.
+        of_float: Cost of the float network.
         stored_bytes: Bytes of the weights and scales: elements times their size, over all
             initializers.
     """
@@ -87,8 +87,7 @@ def export_onnx(model: nn.Module, path: str | Path, data: GroupedDataset | Tenso
 
 
 def to_onnx(model: nn.Module, data: GroupedDataset | Tensor) -> bytes:
-    """Export a model, in eval mode, to the bytes of an ONNX file, and check that onnxruntime
-    computes the same with it.
+    """Export a model, in eval mode, to the bytes of an ONNX file that onnxruntime agrees with.
 
     Args:
         model: Left as it is.
@@ -110,13 +109,17 @@ def to_onnx(model: nn.Module, data: GroupedDataset | Tensor) -> bytes:
     for name, tensor in (*twin.named_parameters(), *twin.named_buffers()):
         if tensor.is_floating_point() and not tensor.isfinite().all():
             raise ValueError(f"{name} holds NaN or infinite numbers; has training diverged?")
-    settings: dict[str, Any] = {"dynamo": True, "verbose": False}
-    settings |= {"input_names": ["inputs"], "output_names": ["logits"]}
-    settings["dynamic_shapes"] = ({0: torch.export.Dim("batch")},)
+    batch = torch.export.Dim("batch")
     try:
         with quiet(), torch.no_grad():
             program: Any = torch.onnx.export(
-                twin, (example_inputs(twin, data, count=2),), **settings
+                twin,
+                (example_inputs(twin, data, count=2),),
+                dynamo=True,
+                verbose=False,
+                input_names=["inputs"],
+                output_names=["logits"],
+                dynamic_shapes=({0: batch},),
             )
     except torch.onnx.OnnxExporterError as error:
         raise ValueError(
@@ -124,9 +127,11 @@ def to_onnx(model: nn.Module, data: GroupedDataset | Tensor) -> bytes:
         ) from error
     content = program.model_proto.SerializeToString()
     run = session(content)
+    # One sample and three: the export was traced with two, and what depends on their number, such
+    # as a reshape with a constant, is right for that number alone.
     for count in (1, 3):
         inputs = example_inputs(twin, data, count=count)
-        with evaluation_mode(twin), torch.no_grad():
+        with torch.no_grad():
             expected = twin(inputs)
         if not agree(run(inputs), expected):
             raise ValueError(
@@ -147,7 +152,7 @@ def session(content: bytes) -> Callable[[Tensor], Tensor]:
     onnxruntime = _package("onnxruntime")
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
-    options.log_severity_level = 4  # What it logs below it raises, too.
+    options.log_severity_level = 4  # "fatal": everything below is raised as an exception anyway.
     opened = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
 
     def run(inputs: Tensor) -> Tensor:
@@ -159,16 +164,14 @@ def session(content: bytes) -> Callable[[Tensor], Tensor]:
 
 
 def agree(found: Tensor, expected: Tensor) -> bool:
-    """Tell whether outputs have the shape of the expected ones and differ by at most 1e-5 of their
-    size, or of 1."""
+    """Tell whether outputs are the expected ones up to 1e-5 of the largest of these, or of 1."""
     scale = max(1.0, float(expected.abs().max()))
     return found.shape == expected.shape and bool(((found - expected).abs() <= 1e-5 * scale).all())
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence what torch's exporter and onnxruntime's quantizer warn of, log and print within the
-    block."""
+    """Silence torch's exporter and onnxruntime's quantizer, which warn, log and print, in a block."""
     root = logging.getLogger()
     disabled, level, handlers = root.manager.disable, root.level, [*root.handlers]
     logging.disable(logging.CRITICAL)
@@ -191,15 +194,19 @@ def _package(name: str) -> ModuleType:
 
 
 def _reason(error: BaseException) -> str:
-    """What torch says of a failed export, as far as it does: the operator and the module that calls
-    it."""
-    cause = error
-    while cause.__cause__ is not None:
-        for frame, _ in traceback.walk_tb(cause.__traceback__):
-            stack = getattr(frame.f_locals.get("node"), "meta", {}).get("nn_module_stack")
+    """Tell why an export failed: the operator that ONNX lacks and the module that calls it."""
+    # The exporter's message names neither. The node at which it failed does, and is a local
+    # variable of some frame of the exceptions behind this one.
+    while error.__cause__ is not None:
+        for frame, _ in traceback.walk_tb(error.__cause__.__traceback__):
+            node = frame.f_locals.get("node")
+            stack = getattr(node, "meta", {}).get("nn_module_stack")
             if stack:
                 path, kind = [*stack.values()][-1]
-                name = kind if isinstance(kind, str) else kind.__qualname__
-                return f"ONNX has no operator {frame.f_locals['node'].target}, which {path or 'the model'} ({name}) calls"
-        cause = cause.__cause__
-    return str(cause).strip().split("\n")[0]
+                caller = kind if isinstance(kind, str) else kind.__qualname__
+                return (
+                    f"ONNX has no operator {node.target}, which {path or 'the model'} ({caller}) "
+                    "calls"
+                )
+        error = error.__cause__
+    return str(error).strip().split("\n")[0]

@@ -389,8 +389,8 @@ def _guard(module: nn.Module, *_: object) -> None:
     memory = module.__dict__.get(_MEMORY)
     if forward is not None and memory is not None and memory.forward is forward:
         # The model has zeroed this layer in this pass of this thread: once is enough.
-        weight, mask = module._parameters.get("weight"), module._buffers.get(BUFFER)
-        if mask is not None and memory.weight() is weight and memory.holds(weight, mask):
+        own, buffer = module._parameters.get("weight"), module._buffers.get(BUFFER)
+        if buffer is not None and memory.weight() is own and memory.holds(own, buffer):
             return
     if grad and _end_forward in module._forward_hooks.values():
         _thread.forward = forward = object()

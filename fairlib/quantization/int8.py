@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fairlib._validation import check_number, check_seed, check_type, lookup
 from fairlib.data import GroupedDataset
-from fairlib.network.cost import numbers
+from fairlib.network.cost import count_macs, count_parameters
 from fairlib.network.export import Int8, quiet, to_onnx
 from fairlib.network.memory import inherit
 
@@ -242,6 +242,7 @@ def _quantized(
         quant_pre_process(source, prepared, skip_symbolic_shape=True)
         quantize(prepared, target)
         content = Path(target).read_bytes()
-    found = Int8(content, numbers(model, data))
+    counts = {"parameters": count_parameters(model), "macs": count_macs(model, data)}
+    found = Int8(content, counts)
     inherit(found, model, kept={}, recipe=None)
     return found.eval()
