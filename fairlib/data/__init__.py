@@ -202,7 +202,7 @@ def load(
     whole = GroupedDataset(
         images, positions[targets], groups, class_names, group_names, collection.normalize
     )
-    del images  # Else they would be in memory three times while the parts are copied.
+    del images  # They would be in memory three times while the parts are copied.
     if group and not isinstance(group, str) and len(group) > 1:
         whole.attributes = {one: select(collection.table, one)[1] for one in group}
     sizes = dict(zip(PARTS, np.bincount(parts, minlength=len(PARTS)).tolist(), strict=True))

@@ -11,6 +11,9 @@ from numpy.typing import ArrayLike
 from fairlib._tables import cross
 from fairlib._validation import check_many, lookup
 
+Images = Callable[[np.ndarray], np.ndarray]
+"""Function from an integer index ``(n,)`` to the pictures of those rows, uint8 ``(n, C, H, W)``."""
+
 
 @dataclass(frozen=True)
 class Request:
@@ -37,8 +40,8 @@ class Collection:
     Attributes:
         table: A row for each sample and a column for each attribute: categorical, NaN where it is
             undefined; or float, which can be neither target nor group.
-        images: Function from an integer index ``(n,)`` to the pictures of those rows, uint8 ``(n,
-            C, H, W)``.
+        images: Function from an integer index ``(n,)`` to the pictures of those rows, uint8
+            ``(n, C, H, W)``: only these are decoded.
         target, group: Names of the default target and the default group; None if the user has to
             choose.
         parts: Part of each sample, int ``(N,)``: 0 train, 1 val, 2 test, -1 if :func:`fairlib.load`
@@ -46,7 +49,7 @@ class Collection:
         photographs: True if images that are nearly the same are the same picture. Handwritten
             digits of different people, and drawings, look alike without being copies.
         report: Counts of what was found and what was skipped.
-        people: The person whom each sample shows, ``(N,)``: all of a person's samples go to one
+        people: The person that each sample shows, ``(N,)``: all of a person's samples go to one
             part; None if the split is by samples.
         classes: Names of the target's classes in the order of their codes; None for the order of
             the attribute.
@@ -54,7 +57,7 @@ class Collection:
     """
 
     table: pd.DataFrame
-    images: Callable[[np.ndarray], np.ndarray]
+    images: Images
     target: str | None
     group: str | None
     parts: np.ndarray | None = None

@@ -23,9 +23,11 @@ from fairlib.data.splitting import PARTS, seed_sequence, stratified_parts
 Index = int | slice | Sequence[int] | np.ndarray | Tensor
 """Index of samples: integers, a slice, or a boolean mask of length N."""
 
-Sizes = Mapping[str | int | tuple[str | int, str | int], int | float]
-"""Counts or shares by group or by ``(group, target)``; both are given by name or code."""
+Label = str | int
+"""Name or code of a group or a target."""
 
+Sizes = Mapping[Label | tuple[Label, Label], int | float]
+"""Counts or shares by group or by ``(group, target)``."""
 
 NORMALIZATIONS = {"imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))}
 """Mean and standard deviation of RGB in [0, 1], by name."""
@@ -135,7 +137,7 @@ class GroupedDataset:
         rows = self._rows(index)
         return self._replace(self.inputs[rows], self.targets[rows], self.groups[rows])
 
-    def group(self, group: str | int) -> GroupedDataset:
+    def group(self, group: Label) -> GroupedDataset:
         """Select the samples of one group, given by its name or its code.
 
         Raises:
@@ -146,7 +148,7 @@ class GroupedDataset:
             raise ValueError(f"group {group!r} has no sample in this data set")
         return self.subset(members)
 
-    def upsample(self, group: str | int, times: int) -> GroupedDataset:
+    def upsample(self, group: Label, times: int) -> GroupedDataset:
         """Repeat the samples of ``group``, so that each is there ``times`` times: [T] Figs 14, 15.
 
         Args:
@@ -278,10 +280,10 @@ class GroupedDataset:
         other.inputs, other.targets, other.groups = inputs, targets, groups
         return other
 
-    def _members(self, group: str | int) -> Tensor:
+    def _members(self, group: Label) -> Tensor:
         return torch.nonzero(self.groups == _code("group", self.group_names, group)).flatten()
 
-    def _crossing(self, key: str | int | tuple[str | int, str | int]) -> tuple[list[int], Tensor]:
+    def _crossing(self, key: Label | tuple[Label, Label]) -> tuple[list[int], Tensor]:
         """Return the codes of a group, or of ``(group, target)``, and its samples, on the CPU."""
         group, *target = key if isinstance(key, tuple) else (key,)
         codes, members = [_code("group", self.group_names, group)], self._members(group)
@@ -375,7 +377,7 @@ def concatenated(datas: Sequence[GroupedDataset]) -> GroupedDataset:
     )
 
 
-def _code(kind: str, names: Sequence[str], name: str | int) -> int:
+def _code(kind: str, names: Sequence[str], name: Label) -> int:
     """Look up the code of a group or a target that is given by name or code."""
     if name in names:
         return names.index(name)

@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch.nn.functional import interpolate
 from tqdm import tqdm
+
+from fairlib.data.collection import Images
 
 PER_TASK = 64
 """Number of pictures that a thread decodes before it takes the next task."""
@@ -71,7 +73,7 @@ def decode(files: Sequence[Path], image_size: int) -> np.ndarray:
     return images
 
 
-def decoder(files: Sequence[Path], image_size: int) -> Callable[[np.ndarray], np.ndarray]:
+def decoder(files: Sequence[Path], image_size: int) -> Images:
     """Make the function that decodes the files at an integer index ``(n,)``; see :func:`decode`."""
     return lambda rows: decode([files[row] for row in rows], image_size)
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fairlib._validation import lookup
-from fairlib.data.collection import Collection, Request, table_of
+from fairlib.data.collection import Collection, Images, Request, table_of
 from fairlib.data.images import decoder, find_files, resize
 
 DIGITS = tuple("0123456789")
@@ -215,14 +215,14 @@ def _originals(
         ) from error
 
 
-def _scaled(pixels: np.ndarray, image_size: int) -> Callable[[np.ndarray], np.ndarray]:
+def _scaled(pixels: np.ndarray, image_size: int) -> Images:
     return lambda rows: resize(pixels[rows], image_size)
 
 
 def _collection(
     attribute: str,
     values: Sequence[str],
-    images: Callable[[np.ndarray], np.ndarray],
+    images: Images,
     halves: Sequence[np.ndarray | Sequence[int]],
     photographs: bool = False,
 ) -> Collection:

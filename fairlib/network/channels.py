@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from torch_pruning import DependencyGraph
     from torch_pruning.dependency import Group
 
+Ends = dict[str, tuple[Tensor, Tensor]]
+"""Parameter name to two vectors: channels with their rows or columns, or masks of both axes."""
+
 
 @dataclass(frozen=True)
 class Coupled:
@@ -43,8 +46,8 @@ class Coupled:
     """
 
     size: int
-    producers: dict[str, tuple[Tensor, Tensor]]
-    readers: dict[str, tuple[Tensor, Tensor]]
+    producers: Ends
+    readers: Ends
 
 
 def example_inputs(
@@ -144,9 +147,7 @@ def trace(model: nn.Module, inputs: Tensor) -> DependencyGraph:
         ) from error
 
 
-def remaining(
-    sets: Sequence[Coupled], removed: Sequence[Tensor], model: nn.Module
-) -> dict[str, tuple[Tensor, Tensor]]:
+def remaining(sets: Sequence[Coupled], removed: Sequence[Tensor], model: nn.Module) -> Ends:
     """Find the rows and the columns of each weight that are left when channels are removed.
 
     Args:
@@ -159,7 +160,7 @@ def remaining(
         the weights that make or read a channel of the sets.
     """
     weights = masks.prunable(model)
-    left: dict[str, tuple[Tensor, Tensor]] = {}
+    left: Ends = {}
     for coupled, gone in zip(sets, removed, strict=True):
         for axis, ends in enumerate((coupled.producers, coupled.readers)):
             for name, (channels, positions) in ends.items():
@@ -332,8 +333,8 @@ def _ends_outside(graph: DependencyGraph, group: Group) -> bool:
 
 
 def _coupled(graph: DependencyGraph, group: Group, names: dict[int, str]) -> Coupled:
-    producers: dict[str, tuple[Tensor, Tensor]] = {}
-    readers: dict[str, tuple[Tensor, Tensor]] = {}
+    producers: Ends = {}
+    readers: Ends = {}
     for item in group:
         layer = item.dep.target.module
         name = names.get(id(getattr(layer, "weight", None)))

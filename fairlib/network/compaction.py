@@ -9,7 +9,14 @@ from torch import Tensor, nn
 from fairlib._validation import check_type
 from fairlib.data import GroupedDataset
 from fairlib.network import gates, masks
-from fairlib.network.channels import Coupled, coupled_channels, example_inputs, remaining, trace
+from fairlib.network.channels import (
+    Coupled,
+    Ends,
+    coupled_channels,
+    example_inputs,
+    remaining,
+    trace,
+)
 from fairlib.network.export import agree
 from fairlib.network.memory import remember
 
@@ -117,9 +124,7 @@ def _read_by_zeros(coupled: Coupled, alive: Mapping[str, Tensor]) -> Tensor:
     return unread
 
 
-def _restore_state(
-    model: nn.Module, small: nn.Module, left: Mapping[str, tuple[Tensor, Tensor]]
-) -> None:
+def _restore_state(model: nn.Module, small: nn.Module, left: Ends) -> None:
     """Give the smaller module its masks and frozen parameters, unknown to Torch-Pruning."""
     for name, mask in masks.read_masks(model).items():
         if name in left:

@@ -37,7 +37,7 @@ def cost(
     """Measure what models need: numbers, bytes, multiply-accumulates, ReLUs and latency.
 
     Latency is measured on the models' ONNX exports, in eval mode on one CPU thread of onnxruntime,
-    wherever the models lie; this needs the extra ``compact``. The models take turns, so that a
+    wherever the models are; this needs the extra ``compact``. The models take turns, so that a
     disturbance meets all of them.
 
     Args:

@@ -19,7 +19,6 @@ from fairlib._validation import check_type
 from fairlib.data import GroupedDataset
 from fairlib.network import masks, quantizers
 from fairlib.network.channels import example_inputs
-from fairlib.network.evaluation import evaluation_mode
 
 
 class Int8(nn.Module):
@@ -199,7 +198,7 @@ def _reason(error: BaseException) -> str:
     # variable of some frame of the exceptions behind this one.
     while error.__cause__ is not None:
         for frame, _ in traceback.walk_tb(error.__cause__.__traceback__):
-            node = frame.f_locals.get("node")
+            node: Any = frame.f_locals.get("node")
             stack = getattr(node, "meta", {}).get("nn_module_stack")
             if stack:
                 path, kind = [*stack.values()][-1]

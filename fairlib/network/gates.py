@@ -263,8 +263,7 @@ def keep_relus(model: nn.Module, scores: Mapping[str, Tensor], relus: int) -> di
         Name to bool tensor ``(C, H, W)``.
 
     Raises:
-        ValueError: If a score is NaN, or ``relus`` lies outside 0 and the number of ReLUs that the
-            gates keep.
+        ValueError: If a score is NaN, or ``relus`` is negative or more than the gates keep.
     """
     masks = read_gates(model)
     check_relus(relus, sum(int(masks[name].sum()) for name in scores))
@@ -364,10 +363,8 @@ def count(model: nn.Module, image_size: int | None = None) -> pd.DataFrame:
         model = gate(model, None if image_size is None else _blank(model, image_size))
     masks, first = read_gates(model), stem(model)
     table = pd.DataFrame(
-        {
-            "relus": [int(keep.sum()) for keep in masks.values()],
-            "units": [keep.numel() for keep in masks.values()],
-        },
+        [(int(keep.sum()), keep.numel()) for keep in masks.values()],
+        columns=["relus", "units"],
         index=pd.Index(["stem" if name == first else name for name in masks], name="layer"),
     )
     total = int(table["relus"].sum())

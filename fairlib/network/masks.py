@@ -312,7 +312,7 @@ class _Memory:
     def zero(self, weight: nn.Parameter, mask: Tensor, forward: object = None) -> None:
         """Zero the masked weights in place, and remember that it was done."""
         weight.data.masked_fill_(self.zeros_of(mask), 0)
-        if not weight.is_inference():  # Such a tensor tells no version: zeroed in each pass.
+        if not weight.is_inference():  # Its tensors tell no version.
             self.weight, self.storage = weakref.ref(weight), weakref.ref(weight.untyped_storage())
             self.version, self.forward = weight._version, forward
 
