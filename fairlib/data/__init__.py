@@ -1,4 +1,4 @@
-"""Grouped data: what a data set is, how it is split, and the registry of data sets by name.
+"""Grouped data: samples with a target and a group, their splits, and the data sets by name.
 
 >>> from fairlib.data import DATASETS
 >>> sorted(DATASETS)[:3]
@@ -226,7 +226,7 @@ def load(
 def _samples(
     collection: Collection, labels: np.ndarray, request: Request, limit: int | None
 ) -> tuple[np.ndarray, np.ndarray, dict[str, Any]]:
-    """Draw the samples, leave out what is undefined or a copy: rows, their images, counts."""
+    """Draw the samples, without undefined ones and copies: rows, their images, counts."""
     rows = np.arange(len(labels))
     if limit and limit < len(rows):
         rng = np.random.default_rng(request.seed)

@@ -48,7 +48,7 @@ class Collection:
             is to assign it; None if it is to assign all.
         photographs: True if images that are nearly the same are the same picture. Handwritten
             digits of different people, and drawings, look alike without being copies.
-        report: Counts of what was found and what was skipped.
+        report: Counts of the samples that were found and skipped.
         people: The person that each sample shows, ``(N,)``: all of a person's samples go to one
             part; None if the split is by samples.
         classes: Names of the target's classes in the order of their codes; None for the order of

@@ -33,7 +33,7 @@ NORMALIZATIONS = {"imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))}
 """Mean and standard deviation of RGB in [0, 1], by name."""
 
 SMALL = 1000
-"""Codes below it are codes whether they occur or not."""
+"""Integers below it are codes, also where some of them do not occur."""
 
 
 class GroupedDataset:
@@ -167,7 +167,7 @@ class GroupedDataset:
         """Keep ``sizes[group]`` random samples of each group in ``sizes``, and all of other groups.
 
         A key ``(group, target)`` means the samples of the group that have the target. Each key has
-        a random stream of its own, and a smaller size keeps a subset of what a larger size keeps.
+        its own random stream, and a smaller size keeps a subset of the samples of a larger one.
         The samples stay in their order.
 
         Args:
@@ -191,7 +191,7 @@ class GroupedDataset:
                 )
             thinned[members] = True
             count = _checked_size(key, size, len(members))
-            # A stream for each key: what is kept of one group must not depend on the other keys.
+            # A stream for each key: the samples of one group must not depend on the other keys.
             order = np.random.default_rng([int(seed), *codes]).permutation(len(members))
             keep[members[order[count:]]] = False
         return self.subset(keep)
@@ -321,7 +321,7 @@ class Splits:
         train, val, test: Disjoint parts with the same names of targets and groups; None where a
             part was not asked for.
         name: Name of the data set.
-        report: Counts of what was found, skipped, dropped and used (and names of skipped files).
+        report: Counts of samples found, skipped, dropped and used (and names of skipped files).
 
     Example:
         >>> import fairlib

@@ -57,7 +57,7 @@ def folder(
             None splits picture by picture.
         classes: The target's classes in the order of a model's outputs, all values of the target
             among them; None sorts the values.
-        normalize: What a model expects that does not normalize its inputs itself: ``(mean, std)``,
+        normalize: For a model that does not normalize its inputs itself: ``(mean, std)``,
             three numbers each, or ``"imagenet"``.
 
     Raises:

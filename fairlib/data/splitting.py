@@ -203,7 +203,7 @@ def unite(
         parts: Part of each sample, int ``(N,)``, from a random split.
         units: Unit of each sample, int ``(N,)``, 0 to U - 1.
         cells: Cell (a crossing of target and group) of each sample, int ``(N,)``.
-        rng: Generator that draws where a unit goes and what comes back.
+        rng: Generator that draws the part of a unit and the samples that come back.
 
     Returns:
         The part of each sample, int64 ``(N,)``.

@@ -202,8 +202,7 @@ def select_channels(
     scores_of: Callable[[Tensor], Tensor],
     sparsity: float,
 ) -> dict[str, Tensor]:
-    """Make masks that remove the channels of lowest score, at one rate in all layers (see
-    :func:`lowest`).
+    """Make masks that remove the channels of lowest score, at one rate in all layers.
 
     Args:
         model: Left as it is.

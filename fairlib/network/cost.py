@@ -34,7 +34,7 @@ def cost(
     batch_size: int = 64,
     repeats: int = 11,
 ) -> pd.DataFrame:
-    """Measure what models need: numbers, bytes, multiply-accumulates, ReLUs and latency.
+    """Measure the cost of models: parameters, bytes, multiply-accumulates, ReLUs and latency.
 
     Latency is measured on the models' ONNX exports, in eval mode on one CPU thread of onnxruntime,
     wherever the models are; this needs the extra ``compact``. The models take turns, so that a
@@ -172,7 +172,7 @@ def _count_relus(model: nn.Module, data: GroupedDataset | Tensor) -> int:
 def _counts(
     model: nn.Module, data: GroupedDataset | Tensor, reasons: dict[str, str]
 ) -> dict[str, float]:
-    """Count what a model needs; where it cannot be, NaN and why."""
+    """Count the numbers of a row; NaN for those that cannot be, with the reason."""
     row: dict[str, float] = {"parameters": count_parameters(model), "bytes": stored_bytes(model)}
     for column, count in (("macs", count_macs), ("relus", _count_relus)):
         try:
@@ -213,7 +213,7 @@ def _seconds(
     repeats: int,
     reasons: Mapping[str, dict[str, str]],
 ) -> np.ndarray:
-    """Time a batch in each turn: ``(repeats, models)``, NaN for what cannot be exported."""
+    """Time a batch in each turn: ``(repeats, models)``, NaN for models without an export."""
     runs: dict[int, Callable[[], Tensor]] = {}
     for column, (name, model) in enumerate(models.items()):
         inputs = example_inputs(model, data, count=batch_size).cpu()

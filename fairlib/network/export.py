@@ -170,7 +170,7 @@ def agree(found: Tensor, expected: Tensor) -> bool:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence torch's exporter and onnxruntime's quantizer, which warn, log and print, in a block."""
+    """Silence all that torch's exporter and onnxruntime's quantizer warn of, log and print."""
     root = logging.getLogger()
     disabled, level, handlers = root.manager.disable, root.level, [*root.handlers]
     logging.disable(logging.CRITICAL)

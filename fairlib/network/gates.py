@@ -294,7 +294,7 @@ def drawn(model: nn.Module, granularity: str, seed: int) -> dict[str, Tensor]:
 
     Args:
         model: A gated model.
-        granularity: What a score is drawn for: each ReLU (``"pixel"``), channel (``"channel"``) or
+        granularity: Unit that gets a score: each ReLU (``"pixel"``), channel (``"channel"``) or
             layer (``"layer"``).
         seed: Seed of the scores.
 

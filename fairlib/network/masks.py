@@ -24,9 +24,9 @@ from torch.nn.utils import parametrize
 
 from fairlib._validation import check_type, lookup
 
-# Hooks do the work, on the layers and on the model, and not a parametrization of torch's. That would
-# keep the dense weight under another name: the keys of every state_dict would change, each forward
-# pass would multiply by the mask, and weight decay would work on numbers that nobody sees.
+# Hooks do the work, on the layers and on the model, and not a parametrization of torch's. That
+# would keep the dense weight under another name: the keys of every state_dict would change, each
+# forward pass would multiply by the mask, and weight decay would work on numbers nobody sees.
 #
 # 1. A tensor hook on the weight masks its gradient (_GradientMask). Such hooks get lost: deepcopy,
 #    pickling and load_state_dict(assign=True) make a parameter without them.
@@ -195,7 +195,7 @@ def set_masks(model: nn.Module, keep: Mapping[str, Tensor]) -> None:
 
 
 def check_scores(scores: Mapping[str, Tensor]) -> None:
-    """Refuse scores, by the name of what they are of, that hold NaN.
+    """Refuse scores, given by name of the scored layer, that hold NaN.
 
     Raises:
         ValueError: If some do.
@@ -209,8 +209,7 @@ def check_mask(name: str, mask: Tensor, shape: torch.Size) -> None:
     """Refuse a mask of another dtype than bool or of another shape.
 
     Raises:
-        ValueError: Naming what is masked, the shape that is needed, and dtype and shape of the
-            mask.
+        ValueError: If it is one; names the layer, the needed shape, and dtype and shape of the mask.
     """
     if mask.shape != shape or mask.dtype != torch.bool:
         raise ValueError(
@@ -229,15 +228,14 @@ def sparsity(model: nn.Module) -> float:
         Each layer has six weights, and the first layer's are zero; biases do not count.
 
         >>> import torch, fairlib
-        >>> model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.ReLU(), torch.nn.Linear(2, 3))
+        >>> model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Linear(2, 3))
         >>> _ = model[0].weight.data.zero_()
         >>> fairlib.sparsity(model)
         0.5
     """
     weights = prunable(model).values()
-    return 1 - sum(int(weight.count_nonzero()) for weight in weights) / sum(
-        weight.numel() for weight in weights
-    )
+    nonzero = sum(int(weight.count_nonzero()) for weight in weights)
+    return 1 - nonzero / sum(weight.numel() for weight in weights)
 
 
 def _layers(model: nn.Module) -> Iterator[tuple[str, _Layer]]:

@@ -167,7 +167,7 @@ def refuse_unsplit(model: nn.Module, seen: Seen) -> None:
 
     Args:
         model: The model after splitting.
-        seen: What :func:`watch` saw of it.
+        seen: Its ReLUs, as :func:`watch` returns them.
 
     Raises:
         ValueError: If there is one; the message names it, with the fix.
