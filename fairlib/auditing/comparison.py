@@ -468,9 +468,8 @@ def _cost(
         except (RuntimeError, ValueError) as error:
             report.notes.append(f"what the models cost to run could not be computed: {error}")
             return pd.DataFrame()
-    for name, reasons in table.attrs["reasons"].items():
-        for column, why in reasons.items():
-            report.notes.append(f"{column} of {name!r} cannot be computed: {why}")
+    for number, why in table.attrs["reasons"].items():
+        report.notes.append(f"the {number} cannot be computed: {why}")
     return table
 
 

@@ -58,8 +58,8 @@ def cost(
         its quartiles ``latency_low`` and ``latency_high``, and ``ratio``, the median over the turns
         of a model's seconds to those of the first model. What cannot be computed is NaN: the ReLUs
         of a model without or of one that gates cannot follow, the latency of one that cannot be
-        exported. ``attrs`` has ``batch_size``, ``threads``, and the ``reasons`` of every NaN, by
-        model and column.
+        exported. ``attrs`` has ``batch_size``, ``threads``, and the ``reasons`` of every NaN, each
+        by a text such as "relus of 'dense'".
 
     Raises:
         TypeError: If a model is no module.
@@ -87,15 +87,14 @@ def cost(
         check_type(f"model {name!r}", model, nn.Module, "a torch.nn.Module")
     for model in models.values():
         example_inputs(model, data)  # Raises early if data has the wrong type.
-    reasons: dict[str, dict[str, str]] = {name: {} for name in models}
-    rows = [_counts(model, data, reasons[name]) for name, model in models.items()]
+    reasons: dict[str, str] = {}
+    rows = [_counts(name, model, data, reasons) for name, model in models.items()]
     table = pd.DataFrame(rows, index=pd.Index(models, name="model"))
     if latency:
         seconds = _seconds(models, data, batch_size, repeats, reasons)
         low, median, high = np.quantile(seconds, [0.25, 0.5, 0.75], axis=0)
         ratio = np.median(seconds / seconds[:, :1], axis=0)
         table = table.assign(latency=median, latency_low=low, latency_high=high, ratio=ratio)
-    reasons = {name: by_column for name, by_column in reasons.items() if by_column}
     table.attrs |= {"batch_size": batch_size, "threads": 1, "reasons": reasons}
     return table
 
@@ -170,7 +169,7 @@ def _count_relus(model: nn.Module, data: GroupedDataset | Tensor) -> int:
 
 
 def _counts(
-    model: nn.Module, data: GroupedDataset | Tensor, reasons: dict[str, str]
+    name: str, model: nn.Module, data: GroupedDataset | Tensor, reasons: dict[str, str]
 ) -> dict[str, float]:
     """Count the numbers of a row; NaN for those that cannot be, with the reason."""
     row: dict[str, float] = {"parameters": count_parameters(model), "bytes": stored_bytes(model)}
@@ -180,7 +179,7 @@ def _counts(
                 row[column] = count(model, data)
         except _UNCOUNTABLE as error:
             row[column] = math.nan
-            reasons[column] = f"{type(error).__name__}: {error}"
+            reasons[f"{column} of {name!r}"] = f"{type(error).__name__}: {error}"
     return row
 
 
@@ -211,7 +210,7 @@ def _seconds(
     data: GroupedDataset | Tensor,
     batch_size: int,
     repeats: int,
-    reasons: Mapping[str, dict[str, str]],
+    reasons: dict[str, str],
 ) -> np.ndarray:
     """Time a batch in each turn: ``(repeats, models)``, NaN for models without an export."""
     runs: dict[int, Callable[[], Tensor]] = {}
@@ -220,8 +219,8 @@ def _seconds(
         try:
             runs[column] = partial(session(to_onnx(model, data)), inputs)
         except (ValueError, ImportError) as error:
+            reasons[f"latency of {name!r}"] = str(error)
             warnings.warn(f"the latency of {name!r} is NaN: {error}", stacklevel=3)
-            reasons[name]["latency"] = f"{type(error).__name__}: {error}"
     seconds = np.full((repeats + 1, len(models)), np.nan)
     for turn in seconds:
         for column, run in runs.items():

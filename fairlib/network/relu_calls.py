@@ -13,7 +13,7 @@ import inspect
 import types
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -71,17 +71,48 @@ class Call:
     shape: tuple[int, ...]
 
 
-@dataclass
-class Seen:
-    """The ReLUs of a forward pass, in order.
+class Seen(TorchDispatchMode):
+    """The ReLUs of a forward pass, in order; as a context in which the model is run.
+
+    Hooks on the modules tell which of them is running. Functions have no hooks: those are seen as
+    the operators that reach torch's dispatcher, whatever Python wrote them as.
 
     Attributes:
         calls: Calls of ReLU modules.
         functions: Names of the modules that computed a ReLU by a function.
     """
 
-    calls: list[Call] = field(default_factory=list)
-    functions: list[str] = field(default_factory=list)
+    def __init__(self, model: nn.Module, samples: int):
+        super().__init__()
+        self.calls: list[Call] = []
+        self.functions: list[str] = []
+        self.samples, self.stack = samples, [("", model)]
+
+    def enter(self, name: str, module: nn.Module, _: object) -> None:
+        self.stack.append((name, module))
+
+    def leave(self, module: nn.Module, _: object, output: Tensor) -> None:
+        name, _ = self.stack.pop()
+        if not isinstance(module, RELUS):
+            return
+        if len(output) != self.samples:
+            raise ValueError(
+                f"{name} gives {tuple(output.shape)} for a batch of {self.samples}: ReLUs can be "
+                "counted only where the first dimension is that of the samples"
+            )
+        self.calls.append(Call(name, self.stack[-1][0], tuple(output.shape[1:])))
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        (name, module), settings = self.stack[-1], kwargs or {}
+        operator = str(function.overloadpacket).removeprefix("aten.").strip("_")
+        if not isinstance(module, RELUS):
+            low = args[1] if len(args) > 1 else settings.get("min")
+            at_zero = operator in _CLAMPS and isinstance(low, int | float) and low == 0
+            if at_zero or operator in _RELU_OPERATORS:
+                self.functions.append(name)
+            elif operator in _OTHERS:
+                raise ValueError(_no_relu(f"{_described(name, module)} computes {operator}"))
+        return function(*args, **settings)
 
     def repeated(self) -> dict[str, int]:
         """Count the calls of the modules that were called more than once, by name."""
@@ -109,15 +140,15 @@ def watch(model: nn.Module, inputs: Tensor) -> Seen:
         activation = kind.__module__ == "torch.nn.modules.activation"
         if activation and not isinstance(module, RELUS + _NO_ACTIVATIONS):
             raise ValueError(_no_relu(f"{name or 'the model'} is a {kind.__name__}"))
-    watcher, handles = _Watcher(model, len(inputs)), []
+    seen, handles = Seen(model, len(inputs)), []
     for name, module in model.named_modules():
-        enter = partial(watcher.enter, name)
+        enter = partial(seen.enter, name)
         handles += [
             module.register_forward_pre_hook(enter),
-            module.register_forward_hook(watcher.leave),
+            module.register_forward_hook(seen.leave),
         ]
     try:
-        with torch.no_grad(), watcher:
+        with torch.no_grad(), seen:
             outputs = model(inputs)
     except (RuntimeError, TypeError) as error:
         raise ValueError(
@@ -131,7 +162,7 @@ def watch(model: nn.Module, inputs: Tensor) -> Seen:
         raise ValueError(
             f"{type(model).__name__} gives a {type(outputs).__name__}, where logits are needed"
         )
-    return watcher.seen
+    return seen
 
 
 def split(model: nn.Module, caller: str) -> None:
@@ -197,44 +228,6 @@ def _described(name: str, module: nn.Module) -> str:
 def _no_relu(subject: str) -> str:
     kinds = ", ".join(kind.__name__ for kind in RELUS)
     return f"{subject}, which is no ReLU and can be neither gated nor counted; ReLUs are {kinds}"
-
-
-class _Watcher(TorchDispatchMode):
-    """Note the calls of ReLUs, and which module makes them; refuse other activations.
-
-    Hooks on the modules tell which of them is running. Functions have no hooks: those are seen as
-    the operators that reach torch's dispatcher, whatever Python wrote them as.
-    """
-
-    def __init__(self, model: nn.Module, samples: int):
-        super().__init__()
-        self.seen, self.samples, self.stack = Seen(), samples, [("", model)]
-
-    def enter(self, name: str, module: nn.Module, _: object) -> None:
-        self.stack.append((name, module))
-
-    def leave(self, module: nn.Module, _: object, output: Tensor) -> None:
-        name, _ = self.stack.pop()
-        if not isinstance(module, RELUS):
-            return
-        if len(output) != self.samples:
-            raise ValueError(
-                f"{name} gives {tuple(output.shape)} for a batch of {self.samples}: ReLUs can be "
-                "counted only where the first dimension is that of the samples"
-            )
-        self.seen.calls.append(Call(name, self.stack[-1][0], tuple(output.shape[1:])))
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        (name, module), settings = self.stack[-1], kwargs or {}
-        operator = str(function.overloadpacket).removeprefix("aten.").strip("_")
-        if not isinstance(module, RELUS):
-            low = args[1] if len(args) > 1 else settings.get("min")
-            at_zero = operator in _CLAMPS and isinstance(low, int | float) and low == 0
-            if at_zero or operator in _RELU_OPERATORS:
-                self.seen.functions.append(name)
-            elif operator in _OTHERS:
-                raise ValueError(_no_relu(f"{_described(name, module)} computes {operator}"))
-        return function(*args, **settings)
 
 
 class _Shallow(Tracer):
