@@ -209,7 +209,7 @@ def check_mask(name: str, mask: Tensor, shape: torch.Size) -> None:
     """Refuse a mask of another dtype than bool or of another shape.
 
     Raises:
-        ValueError: If it is one; names the layer, the needed shape, and dtype and shape of the mask.
+        ValueError: If it is one; names the layer, and dtype and shape of both masks.
     """
     if mask.shape != shape or mask.dtype != torch.bool:
         raise ValueError(

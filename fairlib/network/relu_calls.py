@@ -190,7 +190,14 @@ def split(model: nn.Module, caller: str) -> None:
             node.replace_all_uses_with(call)
             graph.erase_node(node)
     code = graph.python_code("self")
-    module.__class__ = _with_forward(type(module), code.src, code.globals)
+    # Modules among the global names of the source cannot be pickled, but named.
+    modules = {
+        key: value.__name__
+        for key, value in code.globals.items()
+        if isinstance(value, types.ModuleType)
+    }
+    values = {key: value for key, value in code.globals.items() if key not in modules}
+    module.__class__ = _with_forward(type(module), code.src, values, modules)
 
 
 def refuse_unsplit(model: nn.Module, seen: Seen) -> None:
@@ -292,29 +299,29 @@ def _name_for(node: Node, module: nn.Module, used: set[str]) -> str:
     return name
 
 
-def _with_forward(base: type[nn.Module], source: str, names: Mapping[str, Any]) -> type[nn.Module]:
-    """Derive a class with another forward method, whose objects can be copied and pickled."""
-    scope = dict(names)
+def _with_forward(
+    base: type[nn.Module], source: str, values: dict[str, Any], modules: Mapping[str, str]
+) -> type[nn.Module]:
+    """Derive a class with another forward method, whose objects can be copied and pickled.
+
+    Args:
+        base: Class of the module.
+        source: Source of the forward method.
+        values: Its global names, without modules.
+        modules: Its global names of modules, and the names to import them by.
+    """
+    scope = values | {name: importlib.import_module(module) for name, module in modules.items()}
     exec(source, scope)
 
     # Pickle finds classes by import, and this one has no place to be imported from: an object is
-    # rebuilt from the source. Modules among the global names cannot be pickled, but named.
+    # rebuilt from the source.
     def reduce(self: nn.Module, protocol: int) -> tuple:
-        modules = {
-            key: value.__name__
-            for key, value in names.items()
-            if isinstance(value, types.ModuleType)
-        }
-        others = {key: value for key, value in names.items() if key not in modules}
-        return _rebuild, (base, source, others, modules), self.__dict__
+        return _rebuild, (base, source, values, modules), self.__dict__
 
     members = {"forward": scope["forward"], "__reduce_ex__": reduce, "__module__": base.__module__}
     return type(base.__name__, (base,), members | {"__doc__": base.__doc__})
 
 
-def _rebuild(
-    base: type[nn.Module], source: str, others: Mapping[str, Any], modules: Mapping[str, str]
-) -> nn.Module:
-    names = dict(others) | {key: importlib.import_module(name) for key, name in modules.items()}
-    kind = _with_forward(base, source, names)
+def _rebuild(*derivation: Any) -> nn.Module:
+    kind = _with_forward(*derivation)
     return kind.__new__(kind)
