@@ -235,7 +235,12 @@ class MeanLoss:
         check_logits(graph, self.data)
         check_differentiable(graph)
         del graph  # It kept the memory of the saved tensors from being used again.
-        return max(1, min(len(self.index), evaluation.SAMPLES_PER_PASS, budget // max(1, sum(saved.values()))))
+        return max(
+            1,
+            min(
+                len(self.index), evaluation.SAMPLES_PER_PASS, budget // max(1, sum(saved.values()))
+            ),
+        )
 
 
 def check_finite(what: str, vector: Tensor) -> Tensor:
