@@ -359,13 +359,12 @@ class _GradientMask:
 
 def _mask_gradient(layer: nn.Module, weight: nn.Parameter) -> None:
     """Give a weight its gradient mask if it needs one and has none."""
-    hooks = (weight._backward_hooks or {}).values()
-    if (
-        torch.is_grad_enabled()
-        and weight.requires_grad
-        and not any(isinstance(hook, _GradientMask) and hook.layer() is layer for hook in hooks)
-    ):
-        weight.register_hook(_GradientMask(layer))
+    if not (torch.is_grad_enabled() and weight.requires_grad):
+        return
+    for hook in (weight._backward_hooks or {}).values():
+        if isinstance(hook, _GradientMask) and hook.layer() is layer:
+            return
+    weight.register_hook(_GradientMask(layer))
 
 
 def _guard(module: nn.Module, *_: object) -> None:
