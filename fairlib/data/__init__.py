@@ -14,7 +14,7 @@ import numpy as np
 
 from fairlib._validation import check_number, check_settings, lookup
 from fairlib.data import celeba, digits, folder, labelled, lfw, synthetic_faces, utkface
-from fairlib.data.collection import Collection, Request, in_order, select
+from fairlib.data.collection import Collection, Request, in_order, select_attributes
 from fairlib.data.dataset import GroupedDataset, Sizes, Splits
 from fairlib.data.near_duplicates import near_duplicates as near_duplicate_groups
 from fairlib.data.splitting import (
@@ -204,7 +204,7 @@ def load(
     )
     del images  # They would be in memory three times while the parts are copied.
     if group and not isinstance(group, str) and len(group) > 1:
-        whole.attributes = {one: select(collection.table, one)[1] for one in group}
+        whole.attributes = {one: select_attributes(collection.table, one)[1] for one in group}
     sizes = dict(zip(PARTS, np.bincount(parts, minlength=len(PARTS)).tolist(), strict=True))
     data = {part: whole.subset(members) for part, members in requested.items()}
     splits = Splits(
@@ -280,4 +280,4 @@ def _select(
         raise ValueError(
             f"data set {name!r} has no default {role}: give {role}=, of the attributes {known}"
         )
-    return select(collection.table, attributes)
+    return select_attributes(collection.table, attributes)

@@ -78,7 +78,9 @@ def table_of(**columns: tuple[ArrayLike, Sequence[str]]) -> pd.DataFrame:
     )
 
 
-def select(table: pd.DataFrame, names: str | Sequence[str]) -> tuple[np.ndarray, tuple[str, ...]]:
+def select_attributes(
+    table: pd.DataFrame, names: str | Sequence[str]
+) -> tuple[np.ndarray, tuple[str, ...]]:
     """Select one attribute of a table, or cross several.
 
     Args:

@@ -16,7 +16,7 @@ FACTORS = (
 )
 """The numbers that shape a face, in the order of the columns of ``factors``."""
 
-AT_ONCE = 256
+DRAWN_AT_ONCE = 256
 """Faces drawn at once: few enough to keep the intermediate arrays in the CPU's cache."""
 
 Length = np.ndarray | float
@@ -55,8 +55,8 @@ def draw_faces(factors: np.ndarray, poses: np.ndarray, size: int) -> np.ndarray:
         Pictures, float32 ``(n, 1, size, size)`` in [0, 1].
     """
     images = np.empty((len(factors), 1, size, size), dtype=np.float32)
-    for start in range(0, len(factors), AT_ONCE):
-        rows = slice(start, start + AT_ONCE)
+    for start in range(0, len(factors), DRAWN_AT_ONCE):
+        rows = slice(start, start + DRAWN_AT_ONCE)
         images[rows, 0] = _draw(factors[rows], poses[rows], size)
     return images
 

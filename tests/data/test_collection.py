@@ -1,7 +1,7 @@
 import pandas as pd
 import pytest
 
-from fairlib.data.collection import in_order, select
+from fairlib.data.collection import in_order, select_attributes
 
 TABLE = pd.DataFrame(
     {
@@ -14,10 +14,10 @@ TABLE = pd.DataFrame(
 
 
 def test_a_crossing_counts_the_last_attribute_fastest_and_is_undefined_where_one_of_them_is():
-    codes, names = select(TABLE, ["gender", "Wavy Hair"])
+    codes, names = select_attributes(TABLE, ["gender", "Wavy Hair"])
     assert names == ("female x no", "female x yes", "male x no", "male x yes")
     assert codes.tolist() == [0, 3, -1, 2]
-    codes, names = select(TABLE, "gender")
+    codes, names = select_attributes(TABLE, "gender")
     assert codes.tolist() == [0, 1, -1, 1] and names == ("female", "male")
 
 
@@ -35,7 +35,7 @@ def test_a_crossing_counts_the_last_attribute_fastest_and_is_undefined_where_one
 )
 def test_attributes_that_are_refused(names, message):
     with pytest.raises(ValueError, match=message):
-        select(TABLE, names)
+        select_attributes(TABLE, names)
 
 
 def test_classes_in_another_order_and_more_of_them():

@@ -3,7 +3,7 @@ import pandas as pd
 import pytest
 
 from fairlib.data import DATASETS, load
-from fairlib.data.collection import Collection, select
+from fairlib.data.collection import Collection, select_attributes
 
 
 @pytest.fixture
@@ -120,9 +120,9 @@ def test_select_one_or_crossed():
             "race": pd.Categorical.from_codes([2, 0, -1, 1], ["White", "Black", "Asian"]),
         }
     )
-    codes, names = select(table, "race")
+    codes, names = select_attributes(table, "race")
     assert (codes.tolist(), names) == ([2, 0, -1, 1], ("White", "Black", "Asian"))
-    codes, names = select(table, ["gender", "race"])
+    codes, names = select_attributes(table, ["gender", "race"])
     assert [names[c] if c >= 0 else None for c in codes] == [
         "male x Asian",
         "female x White",
@@ -131,11 +131,11 @@ def test_select_one_or_crossed():
     ]
     assert len(names) == 6
     with pytest.raises(ValueError, match="unknown attribute 'hair'; known: gender, race"):
-        select(table, ["gender", "hair"])
+        select_attributes(table, ["gender", "hair"])
     with pytest.raises(ValueError, match="each once"):
-        select(table, ["race", "race"])
+        select_attributes(table, ["race", "race"])
     with pytest.raises(ValueError, match="one or more"):
-        select(table, [])
+        select_attributes(table, [])
 
 
 def test_select_refuses_what_divides_nobody():
@@ -149,9 +149,11 @@ def test_select_refuses_what_divides_nobody():
         ("age", "2 distinct numbers"),
     ):
         with pytest.raises(ValueError, match=f"attribute '{name}' .*{message}"):
-            select(table, name)
+            select_attributes(table, name)
     assert (
-        select(table, "Wavy Hair")[0].tolist() == select(table, "Wavy_Hair")[0].tolist() == [0, 1]
+        select_attributes(table, "Wavy Hair")[0].tolist()
+        == select_attributes(table, "Wavy_Hair")[0].tolist()
+        == [0, 1]
     )
 
 
