@@ -69,7 +69,7 @@ def digits(request: Request, *, imbalance: float = 10.0, size: int = 450) -> Col
             f"{order[left.argmin()]} for the test part: lower size or imbalance"
         )
 
-    # The test part comes first in each draw, so that test sets of one seed are nested over imbalances.
+    # The test part comes first in each draw: the test sets of a seed are nested over imbalances.
     counts = [(test, t, v) for t, v in zip(train, val, strict=True)]
     rows = np.concatenate([draw[: sum(count)] for draw, count in zip(draws, counts, strict=True)])
     parts = np.concatenate([np.repeat([2, 0, 1], count) for count in counts])
