@@ -464,10 +464,13 @@ def _cost(
         return pd.DataFrame()
     with held(before, "before", 0, report.notes), held(after, "after", 0, report.notes):
         try:
-            return cost({"before": before, "after": after}, test, latency=latency)
+            table = cost({"before": before, "after": after}, test, latency=latency)
         except (RuntimeError, ValueError) as error:
             report.notes.append(f"what the models cost to run could not be computed: {error}")
             return pd.DataFrame()
+    for number, why in table.attrs["reasons"].items():
+        report.notes.append(f"the {number} cannot be computed: {why}")
+    return table
 
 
 def _of_modules(before: Any, after: Any, data: GroupedDataset) -> dict[str, Any]:

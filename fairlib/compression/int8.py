@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fairlib._validation import check_number
 from fairlib.data import GroupedDataset
-from fairlib.network.cost import numbers
+from fairlib.network.cost import count_macs, count_parameters
 from fairlib.network.export import Int8, quiet, to_onnx
 from fairlib.network.memory import inherit
 

@@ -11,19 +11,19 @@ from fairlib.data.collection import Collection, Request
 from fairlib.data.face_attributes import faces_with
 from fairlib.data.images import find_files
 
-HOW_TO_GET = (
-    "CelebA (non-commercial research only): get img_align_celeba, list_attr_celeba.txt and list_eval_partition.txt "
-    "from its project page, 'Large-scale CelebFaces Attributes (CelebA) Dataset', into root/celeba/ (load's root)"
+_HOW_TO_GET = (
+    "CelebA (non-commercial research only): get img_align_celeba, list_attr_celeba.txt and "
+    "list_eval_partition.txt from its project page, 'Large-scale CelebFaces Attributes (CelebA) "
+    "Dataset', into root/celeba/ (load's root)"
 )
 
 
-def celeba(request: Request, *, limit: int | None = None) -> Collection:
-    """Load 202,599 aligned faces, ``celeba/img_align_celeba/*.jpg``, with the attributes of
-    ``list_attr_celeba.txt``.
+def celeba(request: Request) -> Collection:
+    """Load the 202,599 aligned faces of CelebA, each with 40 attributes.
 
-    Pictures have 178 x 218 pixels, of which the middle 178 x 178 are used. Pictures without
-    attributes (``unlisted``) and attributes without a picture (``missing``) are left out and
-    counted.
+    The files are ``celeba/img_align_celeba/*.jpg`` and ``celeba/list_attr_celeba.txt``. Pictures
+    have 178 x 218 pixels, of which the middle 178 x 178 are used. Pictures without attributes
+    (``unlisted``) and attributes without a picture (``missing``) are left out and counted.
 
     The split is that of ``list_eval_partition.txt``, in which no person is in two parts. If that
     file is missing, or a part has none of the pictures that were found, the split is random and
@@ -34,41 +34,38 @@ def celeba(request: Request, *, limit: int | None = None) -> Collection:
     with the values no and yes; and ``gender`` (female, male), which is ``Male`` by another name:
     the default group.
 
-    Args: request: Arguments of :func:`fairlib.load`; ``image_size`` defaults to 64 (RGB). limit:
-        Number of pictures to draw by the seed, before any is decoded; None, or more than there are,
-        for all.
+    Args:
+        request: Arguments of :func:`fairlib.load`; ``image_size`` defaults to 64 (RGB).
 
-    Raises: FileNotFoundError: If the pictures or their attributes are missing; says how to get
-        them. ValueError: If an attribute is neither -1 nor 1, no picture has attributes, or
-        ``limit`` is not a
-            positive integer.
+    Raises:
+        FileNotFoundError: If the pictures or their attributes are missing; says how to get them.
+        ValueError: If an attribute is neither -1 nor 1, or no picture has attributes.
         OSError: If a picture cannot be read, when it is decoded; names the file.
 
     Source: Z. Liu, P. Luo, X. Wang, X. Tang, Deep Learning Face Attributes in the Wild, ICCV 2015.
     """
-    files = find_files(request.root, ["celeba"], "img_align_celeba/*.jpg", HOW_TO_GET)
+    files = find_files(request.root, ["celeba"], "img_align_celeba/*.jpg", _HOW_TO_GET)
     folder = files[0].parents[1]
     source = folder / "list_attr_celeba.txt"
+    if not source.is_file():
+        raise FileNotFoundError(f"found no file {str(source)!r}. {_HOW_TO_GET}")
     flags = _read_attributes(source)
     partition = _read_partition(folder / "list_eval_partition.txt", [file.name for file in files])
     if partition is not None:
         flags = flags[flags.index.isin(partition.index)]
-    faces = faces_with(request, files, flags, source=source, target="Blond_Hair", limit=limit)
+    faces = faces_with(request, files, flags, source=source, target="Blond_Hair")
     return replace(
         faces,
-        parts=None if partition is None else partition.loc[faces.table.index].to_numpy(),
+        parts=None if partition is None else partition[faces.table.index].to_numpy(),
         report={**faces.report, "partition": "stratified" if partition is None else "official"},
     )
 
 
 def _read_attributes(file: Path) -> pd.DataFrame:
     """Read which attributes each picture has: bool, a row for each picture."""
-    if not file.is_file():
-        raise FileNotFoundError(f"found no file {str(file)!r}. {HOW_TO_GET}")
+    # The original begins with the number of rows; some copies lack that line.
     with open(file, encoding="utf-8") as lines:
-        counted = (
-            lines.readline().strip().isdigit()
-        )  # Copies of the file may lack its first line, the count.
+        counted = lines.readline().strip().isdigit()
     values = pd.read_csv(file, sep=r"\s+", skiprows=int(counted))
     if not values.isin([-1, 1]).all(axis=None):
         raise ValueError(
@@ -83,4 +80,5 @@ def _read_partition(file: Path, names: Sequence[str]) -> pd.Series | None:
         return None
     partition = pd.read_csv(file, sep=r"\s+", header=None, index_col=0)[1]
     partition = partition[partition.index.isin(names)].astype(np.int64)
+    # The first pictures are all of the training part: a copy of those alone is split at random.
     return partition if set(partition) == {0, 1, 2} else None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -22,17 +21,19 @@ from fairlib._validation import check_number, lookup
 from fairlib.data.splitting import PARTS, seed_sequence, stratified_parts
 
 Index = int | slice | Sequence[int] | np.ndarray | Tensor
-"""What selects samples: integers, a slice, or a boolean mask of length N."""
+"""Index of samples: integers, a slice, or a boolean mask of length N."""
 
-Sizes = Mapping[str | int | tuple[str | int, str | int], int | float]
-"""Counts or shares by group or by ``(group, target)``; both are given by name or code."""
+Label = str | int
+"""Name or code of a group or a target."""
 
+Sizes = Mapping[Label | tuple[Label, Label], int | float]
+"""Counts or shares by group or by ``(group, target)``."""
 
 NORMALIZATIONS = {"imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))}
 """Mean and standard deviation of RGB in [0, 1], by name."""
 
 SMALL = 1000
-"""Codes below it are codes whether they occur or not."""
+"""Integers below it are codes, also where some of them do not occur."""
 
 
 class GroupedDataset:
@@ -43,12 +44,12 @@ class GroupedDataset:
             ``(N, C, H, W)`` or ``(N, D)``.
         targets: Integers ``(N,)``, codes into ``target_names``; or text ``(N,)`` (a list, an array,
             a pandas Series or Categorical), the names themselves.
-        groups: Likewise, codes into ``group_names`` or names.
+        groups: Integers or text ``(N,)``, codes into ``group_names`` or the names themselves.
         target_names: Names of the classes. By default those of text are its values, sorted (of a
             Categorical its categories), and those of codes "0", "1", ... up to the largest. If that
             is above 1000 and fewer than half of the numbers up to it occur, they are labels (zip
             codes, say), and the names are those that occur.
-        group_names: Names of the groups; by default likewise.
+        group_names: Names of the groups; by default made in the same way.
         normalize: ``(mean, std)``, one number for each channel (or feature), for a model that
             expects ``(x - mean) / std``; ``"imagenet"`` for torchvision's; None for a model that
             normalizes its inputs itself.
@@ -56,25 +57,29 @@ class GroupedDataset:
     Names that are left out are those of this data set alone: give them where a class of the model
     may have no sample.
 
-    Attributes: inputs, targets, groups: The tensors; targets and groups int64. On the CPU until
-        ``to`` moves them. target_names, group_names: Tuples of distinct strings. normalize: None or
-        a pair of tuples of floats. attributes: Values of each attribute, by its name, where the
-        groups cross several (:func:`fairlib.load`).
+    Attributes:
+        inputs, targets, groups: The tensors; targets and groups int64. On the CPU until ``to``
+            moves them.
+        target_names, group_names: Tuples of distinct strings.
+        normalize: None or a pair of tuples of floats.
+        attributes: Values of each attribute, by its name, where the groups cross several
+            (:func:`fairlib.load`).
 
     The data are copied, and no method changes its object. An index gives ``(input, target,
     group)``, so that a ``torch.utils.data.DataLoader`` accepts the data set; ``batch`` gives inputs
     in the form that a model takes.
 
     >>> inputs = [[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]]
-    >>> data = GroupedDataset(inputs, targets=[0, 1, 0], groups=[0, 0, 1], group_names=["many", "few"])
+    >>> data = GroupedDataset(inputs, [0, 1, 0], groups=[0, 0, 1], group_names=["many", "few"])
     >>> data
     GroupedDataset(3 samples, float64 (2,), 2 classes, groups many: 2, few: 1)
     >>> data.group("few").inputs
     tensor([[4., 5.]], dtype=torch.float64)
 
-    Raises: TypeError: If inputs, targets or groups have another dtype. ValueError: If shapes
-        disagree, there is no sample, an input is NaN or infinite, a target or group is missing
-            or has no name, or a name is given twice.
+    Raises:
+        TypeError: If inputs, targets or groups have another dtype.
+        ValueError: If shapes disagree, there is no sample, an input is NaN or infinite, a target or
+            group is missing or has no name, or a name is given twice.
     """
 
     def __init__(
@@ -87,15 +92,10 @@ class GroupedDataset:
         normalize: tuple[Sequence[float], Sequence[float]] | str | None = None,
     ) -> None:
         self.inputs = _checked_inputs(inputs)
-        self.targets, self.target_names = _checked_labels(
-            "target", targets, target_names, len(self.inputs)
-        )
-        self.groups, self.group_names = _checked_labels(
-            "group", groups, group_names, len(self.inputs)
-        )
-        self.normalize = (
-            None if normalize is None else checked_normalize(normalize, self.inputs.shape[1])
-        )
+        count, channels = self.inputs.shape[:2]
+        self.targets, self.target_names = _checked_labels("target", targets, target_names, count)
+        self.groups, self.group_names = _checked_labels("group", groups, group_names, count)
+        self.normalize = None if normalize is None else _checked_normalize(normalize, channels)
         self.attributes: Mapping[str, tuple[str, ...]] = {}
 
     @property
@@ -110,8 +110,7 @@ class GroupedDataset:
 
     @property
     def group_sizes(self) -> pd.Series:
-        """Number of samples of each group, int64, indexed by group name in the order of the
-        codes."""
+        """Number of samples of each group, int64, indexed by group name, in the order of codes."""
         sizes = torch.bincount(self.groups, minlength=self.num_groups).cpu().numpy()
         return pd.Series(sizes, index=pd.Index(self.group_names, name="group"), name="size")
 
@@ -124,11 +123,11 @@ class GroupedDataset:
     def __repr__(self) -> str:
         kind = f"{str(self.inputs.dtype).removeprefix('torch.')} {tuple(self.inputs.shape[1:])}"
         groups = ", ".join(f"{name}: {size}" for name, size in self.group_sizes.items())
-        return f"GroupedDataset({len(self)} samples, {kind}, {self.num_classes} classes, groups {groups})"
+        classes = f"{self.num_classes} classes"
+        return f"GroupedDataset({len(self)} samples, {kind}, {classes}, groups {groups})"
 
     def subset(self, index: Index) -> GroupedDataset:
-        """Select the samples at ``index``, in that order. All names stay, even of groups without a
-        sample left.
+        """Select the samples at ``index``, in that order; the names of all groups stay.
 
         Raises:
             IndexError: If an index is out of range or the length of a mask is not N.
@@ -138,7 +137,7 @@ class GroupedDataset:
         rows = self._rows(index)
         return self._replace(self.inputs[rows], self.targets[rows], self.groups[rows])
 
-    def group(self, group: str | int) -> GroupedDataset:
+    def group(self, group: Label) -> GroupedDataset:
         """Select the samples of one group, given by its name or its code.
 
         Raises:
@@ -149,9 +148,12 @@ class GroupedDataset:
             raise ValueError(f"group {group!r} has no sample in this data set")
         return self.subset(members)
 
-    def upsample(self, group: str | int, times: int) -> GroupedDataset:
-        """Repeat the samples of ``group`` (a name or a code), so that each is there ``times``
-        times: [T] Figs 14, 15.
+    def upsample(self, group: Label, times: int) -> GroupedDataset:
+        """Repeat the samples of ``group``, so that each is there ``times`` times: [T] Figs 14, 15.
+
+        Args:
+            group: Name or code of the group.
+            times: Number of copies of each of its samples.
 
         Raises:
             TypeError: If ``times`` is not an integer.
@@ -162,47 +164,45 @@ class GroupedDataset:
         return self.subset(torch.cat([torch.arange(len(self), device=extra.device), extra]))
 
     def imbalance(self, sizes: Sizes, seed: int = 0) -> GroupedDataset:
-        """Keep ``sizes[group]`` samples of each group in ``sizes``, drawn at random, and all
-        samples of other groups.
+        """Keep ``sizes[group]`` random samples of each group in ``sizes``, and all of other groups.
 
         A key ``(group, target)`` means the samples of the group that have the target. Each key has
-        a random stream of its own, and a smaller size keeps a subset of what a larger size keeps.
+        its own random stream, and a smaller size keeps a subset of the samples of a larger one.
         The samples stay in their order.
 
-        Args: sizes: For a group, or a group and a target, by name or code: a count (int, at least
-            1), or a share of its
-                samples (float in (0, 1], rounded to a count of at least 1).
+        Args:
+            sizes: For a group, or a group and a target, by name or code: a count (int, at least 1),
+                or a share of its samples (float in (0, 1], rounded to a count of at least 1).
             seed: Seed of the draw.
 
-        Raises: TypeError: If a size or the seed is not a number. ValueError: If a group or target
-            is unknown, two keys share a sample, or a size is out of range.
+        Raises:
+            TypeError: If a size or the seed is not a number.
+            ValueError: If a group or target is unknown, two keys share a sample, or a size is out
+                of range.
         """
         check_number("seed", seed, 0, whole=True)
-        keep, named = (
-            torch.ones(len(self), dtype=torch.bool),
-            torch.zeros(len(self), dtype=torch.bool),
-        )
-        for name, size in sizes.items():
-            codes, members = self._named(name)
-            if named[members].any():
+        keep = torch.ones(len(self), dtype=torch.bool)
+        thinned = torch.zeros(len(self), dtype=torch.bool)
+        for key, size in sizes.items():
+            codes, members = self._crossing(key)
+            if thinned[members].any():
                 raise ValueError(
                     f"sizes names a sample twice: keys must not overlap, got {list(sizes)}"
                 )
-            named[members] = True
-            count = _checked_size(name, size, len(members))
+            thinned[members] = True
+            count = _checked_size(key, size, len(members))
+            # A stream for each key: the samples of one group must not depend on the other keys.
             order = np.random.default_rng([int(seed), *codes]).permutation(len(members))
             keep[members[order[count:]]] = False
         return self.subset(keep)
 
     def random_groups(self, seed: int) -> GroupedDataset:
-        """Assign the samples to random groups of the same sizes, which differ in nothing but
-        size."""
+        """Assign the samples to random groups of the same sizes, which differ only in size."""
         order = np.random.default_rng(seed).permutation(len(self))
         return self._replace(self.inputs, self.targets, self.groups[order])
 
     def hold_out(self, share: float, seed: int = 0) -> tuple[GroupedDataset, GroupedDataset]:
-        """Split off a held-out part at random, with ``share`` of every crossing of target and
-        group.
+        """Split off a held-out part at random: ``share`` of every crossing of target and group.
 
         Returns:
             The data without the held-out part, and the held-out part.
@@ -212,28 +212,27 @@ class GroupedDataset:
         """
         check_number("share", share, 0, 1, low_open=True)
         cells = (self.targets * self.num_groups + self.groups).cpu().numpy()
-        parts = stratified_parts(
-            cells, (1 - share, share), np.random.default_rng(seed_sequence(seed))
-        )
-        kept, held = (np.flatnonzero(parts == part) for part in range(2))
-        if not (len(kept) and len(held)):
+        rng = np.random.default_rng(seed_sequence(seed))
+        parts = stratified_parts(cells, (1 - share, share), rng)
+        if len(np.unique(parts)) < 2:
             raise ValueError(
                 f"a share of {share} of {len(self)} samples leaves a part without samples"
             )
-        return self.subset(kept), self.subset(held)
+        return self.subset(parts == 0), self.subset(parts == 1)
 
     def batch(
         self, index: Index, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
     ) -> Tensor:
-        """Return inputs in the form that a model takes: uint8 as x / 255, floats unchanged; then
-        normalized.
+        """Return inputs as a model takes them: uint8 as x / 255, floats unchanged; then normalized.
 
         The normalization is ``(x - mean) / std`` if the data set has ``normalize``; otherwise there
         is none.
 
-        Args: index: Integers, a slice, or a boolean mask of length N; a single integer makes a
-            batch of one. dtype: Floating dtype of the model's parameters. device: Device of the
-            model.
+        Args:
+            index: Integers, a slice, or a boolean mask of length N; a single integer makes a batch
+                of one.
+            dtype: Floating dtype of the model's parameters.
+            device: Device of the model.
 
         Returns:
             Tensor ``(B, C, H, W)`` or ``(B, D)`` of ``dtype`` on ``device``.
@@ -242,14 +241,13 @@ class GroupedDataset:
         # step of a training.
         if not (isinstance(index, Tensor) and index.dtype == torch.int64 and index.ndim == 1):
             index = self._rows(index)
-        chosen = self.inputs[index.to(self.inputs.device)].to(device)
-        inputs = chosen.to(dtype).div_(255) if chosen.dtype == torch.uint8 else chosen.to(dtype)
+        inputs = self.inputs[index.to(self.inputs.device)].to(device)
+        # The bytes are moved before they become floats: a quarter of the way to the GPU.
+        inputs = inputs.to(dtype).div_(255) if inputs.dtype == torch.uint8 else inputs.to(dtype)
         if self.normalize is None:
             return inputs
-        shape = (-1,) + (1,) * (inputs.ndim - 2)
-        mean, std = (
-            torch.tensor(v, dtype=dtype, device=inputs.device).view(shape) for v in self.normalize
-        )
+        statistics = torch.tensor(self.normalize, dtype=dtype, device=inputs.device)
+        mean, std = statistics.view(2, -1, *[1] * (inputs.ndim - 2))
         return (inputs - mean) / std
 
     def labels(self, index: Tensor, device: torch.device | str = "cpu") -> Tensor:
@@ -263,8 +261,7 @@ class GroupedDataset:
         )
 
     def fingerprint(self) -> str:
-        """Compute the SHA-256 (hexadecimal) of all that the data set holds; it does not depend on
-        the device."""
+        """Compute the SHA-256 (hexadecimal) of all samples and names, equal on all devices."""
         header = [
             str(self.inputs.dtype),
             list(self.inputs.shape),
@@ -278,40 +275,41 @@ class GroupedDataset:
         return digest.hexdigest()
 
     def _replace(self, inputs: Tensor, targets: Tensor, groups: Tensor) -> GroupedDataset:
-        """The same names with other tensors, which are known to be good."""
+        """Return a data set of the same names with other tensors, which are not checked."""
         other = copy.copy(self)
         other.inputs, other.targets, other.groups = inputs, targets, groups
         return other
 
-    def _members(self, group: str | int) -> Tensor:
+    def _members(self, group: Label) -> Tensor:
         return torch.nonzero(self.groups == _code("group", self.group_names, group)).flatten()
 
-    def _named(self, name: str | int | tuple[str | int, str | int]) -> tuple[list[int], Tensor]:
-        """The codes of a group, or of a group and a target, and the indices of its samples, on the
-        CPU."""
-        group, target = name if isinstance(name, tuple) else (name, None)
-        members, codes = self._members(group), [_code("group", self.group_names, group)]
-        if target is not None:
-            codes.append(_code("target", self.target_names, target))
-            members = members[self.targets[members] == codes[-1]]
+    def _crossing(self, key: Label | tuple[Label, Label]) -> tuple[list[int], Tensor]:
+        """Return the codes of a group, or of ``(group, target)``, and its samples, on the CPU."""
+        group, *target = key if isinstance(key, tuple) else (key,)
+        codes, members = [_code("group", self.group_names, group)], self._members(group)
+        if target:
+            codes.append(_code("target", self.target_names, target[0]))
+            members = members[self.targets[members] == codes[1]]
         return codes, members.cpu()
 
     def _rows(self, index: Index) -> Tensor:
-        """The integers that an index stands for, int64, where the inputs are."""
+        """Turn any index into integers, int64, where the inputs are."""
+        if isinstance(index, slice):
+            index = np.arange(len(self))[index]
         if not isinstance(index, Tensor):
-            chosen = np.arange(len(self))[index] if isinstance(index, slice) else np.asarray(index)
-            index = torch.tensor(chosen if chosen.size else chosen.astype(np.int64))
+            index = torch.tensor(np.asarray(index))
         rows = index.reshape(-1).to(self.inputs.device)
-        if rows.is_floating_point() or rows.is_complex():
-            raise TypeError(f"index must hold integers or booleans, got {rows.dtype}")
         if rows.dtype == torch.bool:
             if len(rows) != len(self):
                 raise IndexError(
-                    f"a mask must have one entry for each of the {len(self)} samples, got {len(rows)}"
+                    f"a mask must have one entry for each of the {len(self)} samples, "
+                    f"got {len(rows)}"
                 )
             rows = torch.nonzero(rows).flatten()
         if not len(rows):
             raise ValueError(f"index selects none of the {len(self)} samples")
+        if rows.is_floating_point() or rows.is_complex():
+            raise TypeError(f"index must hold integers or booleans, got {rows.dtype}")
         return rows.long()
 
 
@@ -319,9 +317,11 @@ class GroupedDataset:
 class Splits:
     """The three parts of a data set; unpacks as ``train, val, test``.
 
-    Attributes: train, val, test: Disjoint parts with the same names of targets and groups; None
-        where a part was not asked for. name: Name of the data set. report: Counts of what was
-        found, skipped, dropped and used (and names of skipped files).
+    Attributes:
+        train, val, test: Disjoint parts with the same names of targets and groups; None where a
+            part was not asked for.
+        name: Name of the data set.
+        report: Counts of samples found, skipped, dropped and used (and names of skipped files).
 
     Example:
         >>> import fairlib
@@ -334,7 +334,7 @@ class Splits:
         (5, 550)
     """
 
-    # None is rare, and nobody has to rule it out where a part was asked for.
+    # Typed Any: a part is None only if it was not requested, and callers need not rule that out.
     train: GroupedDataset | Any
     val: GroupedDataset | Any
     test: GroupedDataset | Any
@@ -347,34 +347,38 @@ class Splits:
     def imbalance(self, sizes: Sizes, seed: int = 0, *, parts: Sequence[str] = PARTS) -> Splits:
         """Apply :meth:`GroupedDataset.imbalance` to all parts that there are, or to some of them.
 
-        Args: sizes: Counts or shares to keep in each part, by group or ``(group, target)``; other
-            groups stay whole. seed: Seed of the draw. parts: Names of the parts in which samples
-            are dropped.
+        Args:
+            sizes: Counts or shares to keep in each part, by group or ``(group, target)``; other
+                groups stay whole.
+            seed: Seed of the draw.
+            parts: Names of the parts in which samples are dropped.
 
-        Raises: TypeError: If a size or the seed is not a number. ValueError: If a part, a group or
-            a target is unknown, two keys share a sample, or a size is out of range.
+        Raises:
+            TypeError: If a size or the seed is not a number.
+            ValueError: If a part, a group or a target is unknown, two keys share a sample, or a
+                size is out of range.
         """
-        whole = dict(zip(PARTS, self, strict=True))
-        chosen = {name: lookup("part", name, whole) for name in parts}
-        thinned = {
-            name: part.imbalance(sizes, seed) for name, part in chosen.items() if part is not None
-        }
-        report = self.report | {name: len(part) for name, part in thinned.items()}
-        report["imbalanced"] = sum(len(whole[name]) - len(part) for name, part in thinned.items())
-        return Splits(**(whole | thinned), name=self.name, report=report)
+        after = dict(zip(PARTS, self, strict=True))
+        report = self.report | {"imbalanced": 0}
+        for name in dict.fromkeys(parts):
+            part = lookup("part", name, after)
+            if part is not None:
+                after[name] = part.imbalance(sizes, seed)
+                report[name] = len(after[name])
+                report["imbalanced"] += len(part) - len(after[name])
+        return Splits(**after, name=self.name, report=report)
 
 
 def concatenated(datas: Sequence[GroupedDataset]) -> GroupedDataset:
-    """Join data sets of one shape, kind and normalization, one after the other, under the names of
-    the first."""
+    """Join data sets of one shape, kind and normalization, under the names of the first."""
     names = ("inputs", "targets", "groups")
     return datas[0]._replace(
         *(torch.cat([getattr(data, name) for data in datas]) for name in names)
     )
 
 
-def _code(kind: str, names: Sequence[str], name: str | int) -> int:
-    """The code of a group or a target that is given by name or code."""
+def _code(kind: str, names: Sequence[str], name: Label) -> int:
+    """Look up the code of a group or a target that is given by name or code."""
     if name in names:
         return names.index(name)
     if isinstance(name, int | np.integer) and not isinstance(name, bool) and 0 <= name < len(names):
@@ -396,7 +400,8 @@ def _as_tensor(argument: str, values: ArrayLike | Tensor) -> Tensor:
     if isinstance(values, Tensor):
         if values.layout != torch.strided:
             raise TypeError(
-                f"{argument} must be dense, got a tensor of layout {values.layout}: give .to_dense()"
+                f"{argument} must be dense, got a tensor of layout {values.layout}: "
+                "give .to_dense()"
             )
         return values.detach().to("cpu", copy=True)
     array = _as_array(argument, values)
@@ -409,23 +414,24 @@ def _checked_inputs(values: ArrayLike | Tensor) -> Tensor:
     inputs = _as_tensor("inputs", values)
     if inputs.dtype not in (torch.uint8, torch.float32, torch.float64):
         raise TypeError(f"inputs must be uint8, float32 or float64, got {inputs.dtype}")
-    shapes = (
-        {4: "(N, C, H, W)"} if inputs.dtype == torch.uint8 else {4: "(N, C, H, W)", 2: "(N, D)"}
-    )
-    if inputs.ndim not in shapes:
-        wanted = " or ".join(shapes.values())
+    shape: tuple[int, ...] = tuple(inputs.shape)
+    vectors = inputs.ndim == 2 and inputs.is_floating_point()
+    if inputs.ndim != 4 and not vectors:
+        wanted = "(N, C, H, W)" + (" or (N, D)" if inputs.is_floating_point() else "")
+        raise ValueError(f"{inputs.dtype} inputs must have shape {wanted}, got {shape}")
+    # Pictures with channels last would be taken for many channels of a few columns, and a model
+    # would learn something from them: square sides and 1, 3 or 4 at the end give them away.
+    if inputs.ndim == 4 and shape[1] == shape[2] > 4 and shape[3] in (1, 3, 4):
         raise ValueError(
-            f"{inputs.dtype} inputs must have shape {wanted}, got {tuple(inputs.shape)}"
-        )
-    if inputs.ndim == 4 and inputs.shape[1] == inputs.shape[2] > 4 and inputs.shape[3] in (1, 3, 4):
-        raise ValueError(
-            f"inputs {tuple(inputs.shape)} look like (N, H, W, C); give inputs.transpose(0, 3, 1, 2)"
+            f"inputs {shape} look like (N, H, W, C); give inputs.transpose(0, 3, 1, 2)"
         )
     if not inputs.numel():
-        raise ValueError(f"inputs are empty: shape {tuple(inputs.shape)}")
-    if inputs.is_floating_point() and len(bad := torch.nonzero(~torch.isfinite(inputs))):
+        raise ValueError(f"inputs are empty: shape {shape}")
+    if inputs.is_floating_point() and not inputs.isfinite().all():
+        broken = torch.nonzero(~inputs.isfinite())
         raise ValueError(
-            f"inputs hold {len(bad)} NaN or infinite values, the first at index {tuple(bad[0].tolist())}"
+            f"inputs hold {len(broken)} NaN or infinite values, the first at index "
+            f"{tuple(broken[0].tolist())}"
         )
     return inputs
 
@@ -438,16 +444,19 @@ def _checked_labels(
     if names is not None:
         if isinstance(names, str) or not all(isinstance(name, str) for name in names):
             raise TypeError(f"{kind}_names must be a sequence of strings, got {names!r}")
-        if twice := sorted(name for name, times in Counter(names).items() if times > 1):
+        repeated = pd.Index(names).duplicated()
+        if repeated.any():
             raise ValueError(
-                f"{kind}_names must be distinct, but {', '.join(map(repr, twice))} occurs more than once"
+                f"{kind}_names must be distinct, but {names[repeated.argmax()]!r} occurs more "
+                "than once"
             )
     if not isinstance(labels, Tensor) and _as_array(argument, labels).ndim == 1:
         labels, names = _codes_of_text(kind, pd.Series(labels), names)
     codes = _as_tensor(argument, labels)
     if codes.is_floating_point() or codes.is_complex() or codes.dtype == torch.bool:
         raise TypeError(
-            f"{argument} must be integers (codes 0, 1, ...) or text, got {codes.dtype}: give .astype(int)"
+            f"{argument} must be integers (codes 0, 1, ...) or text, got {codes.dtype}: "
+            "give .astype(int)"
         )
     if codes.shape != (count,):
         raise ValueError(
@@ -456,75 +465,72 @@ def _checked_labels(
     codes = codes.long()
     low, high = int(codes.min()), int(codes.max())
     if names is None and low >= 0:
-        values, places = torch.unique(codes, return_inverse=True)
+        # Zip codes are no codes: without this, 20000 would make a group of every number below it.
+        values, positions = torch.unique(codes, return_inverse=True)
         if high >= SMALL and 2 * len(values) <= high:
-            return places, tuple(map(str, values.tolist()))
+            return positions, tuple(map(str, values.tolist()))
         names = tuple(map(str, range(high + 1)))
     if low < 0 or high >= len(names or ()):
         wrong = low if low < 0 else high
-        first = int(torch.nonzero(codes == wrong)[0])
+        row = int(torch.nonzero(codes == wrong)[0])
         allowed = f"0 to {len(names) - 1} (one for each of {kind}_names)" if names else "0 or more"
-        raise ValueError(f"{argument}[{first}] is {wrong}; allowed are {allowed}")
+        raise ValueError(f"{argument}[{row}] is {wrong}; allowed are {allowed}")
     return codes, tuple(names or ())
 
 
 def _codes_of_text(
     kind: str, labels: pd.Series, names: Sequence[str] | None
 ) -> tuple[ArrayLike, Sequence[str] | None]:
-    """Turn text into codes of its names, which are those given or else its own; leave anything else
-    as it is."""
-    if (missing := labels.isna().to_numpy()).any():
+    """Turn text into codes of ``names``, or of its values if these are None; leave numbers."""
+    missing = labels.isna().to_numpy()
+    if missing.any():
         row = missing.argmax()
         raise ValueError(
-            f"{kind}s[{row}] is missing ({labels.iloc[row]}): leave the sample out, or name its {kind}"
+            f"{kind}s[{row}] is missing ({labels.iloc[row]}): leave the sample out, or name its "
+            f"{kind}"
         )
     if not (isinstance(labels.dtype, pd.CategoricalDtype) or pd.api.types.is_string_dtype(labels)):
         return labels.to_numpy(), names
-    codes, own = coded(f"{kind}s", labels)
+    codes, values = coded(f"{kind}s", labels)
     if names is None:
-        return codes, own
-    places = pd.Index([*names]).get_indexer(own)[codes]
-    if (unknown := places < 0).any():
-        row = unknown.argmax()
+        return codes, values
+    positions = pd.Index([*names]).get_indexer(values)[codes]
+    if (positions < 0).any():
+        row = (positions < 0).argmax()
         raise ValueError(
-            f"{kind}s[{row}] is {labels.iloc[row]!r}, which is none of {kind}_names: {', '.join(names)}"
+            f"{kind}s[{row}] is {labels.iloc[row]!r}, which is none of {kind}_names: "
+            f"{', '.join(names)}"
         )
-    return places, names
+    return positions, names
 
 
-def checked_normalize(
+def _checked_normalize(
     normalize: tuple[Sequence[float], Sequence[float]] | str, channels: int
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return mean and standard deviation of every channel: those given, or those that a name stands
-    for."""
+    """Return mean and standard deviation of every channel, looked up where it is a name."""
     if isinstance(normalize, str):
         normalize = lookup("normalization", normalize, NORMALIZATIONS)
     try:
-        mean, std = (tuple(float(v) for v in values) for values in normalize)
+        mean, std = (tuple(map(float, values)) for values in normalize)
     except (TypeError, ValueError):
         raise TypeError(
             f"normalize must be (mean, std), a sequence of numbers each, got {normalize!r}"
         ) from None
-    if len(mean) != channels or len(std) != channels:
+    if not len(mean) == len(std) == channels:
         raise ValueError(
-            f"normalize must hold {channels} means and stds, one for each channel, got {normalize!r}"
+            f"normalize must hold {channels} means and stds, one for each channel, "
+            f"got {normalize!r}"
         )
     if not np.isfinite([*mean, *std]).all() or min(std) <= 0:
         raise ValueError(f"normalize must hold finite means and positive stds, got {normalize!r}")
     return mean, std
 
 
-def _checked_size(name: object, size: int | float, available: int) -> int:
-    """The number of samples to keep for one key of ``sizes``."""
+def _checked_size(key: object, size: int | float, available: int) -> int:
+    """Return the number of samples to keep for one key of ``sizes``."""
     if isinstance(size, Integral):
-        check_number(f"sizes[{name!r}], a count,", size, 1, available, whole=True, high_closed=True)
+        check_number(f"sizes[{key!r}], a count,", size, 1, available, whole=True, high_closed=True)
         return int(size)
-    check_number(
-        f"sizes[{name!r}], a share (a count is an int),",
-        size,
-        0,
-        1,
-        low_open=True,
-        high_closed=True,
-    )
+    argument = f"sizes[{key!r}], a share (a count is an int),"
+    check_number(argument, size, 0, 1, low_open=True, high_closed=True)
     return max(1, round(size * available))

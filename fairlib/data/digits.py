@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from fairlib.data.collection import Collection, Request, check_count, table_of
+from fairlib._validation import check_number
+from fairlib.data.collection import Collection, Request, table_of
 from fairlib.data.images import resize
 from fairlib.data.splitting import MINIMUM, apportion
 
@@ -22,49 +23,53 @@ def digits(request: Request, *, imbalance: float = 10.0, size: int = 450) -> Col
     larger imbalance are among those of a smaller one.
 
     Attributes: ``digit`` (0 to 9) and ``parity`` (even, odd). Pixel values 0 to 16 become ``round(x
-        * 255 / 16)``.
+    * 255 / 16)``.
 
-    Args: request: Arguments of :func:`fairlib.load`; ``image_size`` defaults to 8, other sizes are
-        scaled from it. imbalance: Size of the largest class over that of the smallest, at least 1.
+    Args:
+        request: Arguments of :func:`fairlib.load`; ``image_size`` defaults to 8, other sizes are
+            scaled from it.
+        imbalance: Size of the largest class over that of the smallest, at least 1.
         size: Number of images in the training part.
 
-    Raises: ValueError: If ``imbalance`` is below 1, ``size`` is not a positive integer, or too few
-        images are left for
-            the test part.
+    Raises:
+        ValueError: If ``imbalance`` is below 1, ``size`` is not a positive integer, or too few
+            images are left for the test part.
 
     Source: E. Alpaydin, C. Kaynak, Optical Recognition of Handwritten Digits, UCI Machine Learning
         Repository, 1998.
     """
     from sklearn.datasets import load_digits
 
-    if not (np.isfinite(imbalance) and imbalance >= 1):
+    if not 1 <= imbalance < np.inf:
         raise ValueError(
             f"imbalance must be at least 1 (largest over smallest class), got {imbalance!r}"
         )
-    check_count("size", size)
+    check_number("size", size, 1, whole=True)
     if not all(request.fractions[:2]):
         raise ValueError(
-            f"fractions of data set 'digits' must be positive for train and val, got {request.fractions}"
+            "fractions of data set 'digits' must be positive for train and val, "
+            f"got {request.fractions}"
         )
     bunch = load_digits()
+    # The order of the classes is drawn too: a digit that were always rare would make its shape, and
+    # not its size, the reason of what compression costs it.
     rng = np.random.default_rng(request.seed)
     order = rng.permutation(10)
     draws = [rng.permutation(np.flatnonzero(bunch.target == digit)) for digit in order]
 
     weights = imbalance ** (-np.arange(10) / 9)
     train = apportion(size, weights)
-    val = np.maximum(
-        apportion(round(size * request.fractions[1] / request.fractions[0]), weights), MINIMUM
-    )
+    val_size = round(size * request.fractions[1] / request.fractions[0])
+    val = np.maximum(apportion(val_size, weights), MINIMUM)
     left = np.array([len(draw) for draw in draws]) - train - val
     test = left.min()
     if test < MINIMUM:
-        scarce = f"size={size} with imbalance={imbalance} leaves fewer than {MINIMUM} images"
         raise ValueError(
-            f"{scarce} of digit {order[left.argmin()]} for the test part: lower size or imbalance"
+            f"size={size} with imbalance={imbalance} leaves fewer than {MINIMUM} images of digit "
+            f"{order[left.argmin()]} for the test part: lower size or imbalance"
         )
 
-    # The test comes first in each draw, so that test sets of one seed are nested over imbalances.
+    # The test part comes first in each draw: the test sets of a seed are nested over imbalances.
     counts = [(test, t, v) for t, v in zip(train, val, strict=True)]
     rows = np.concatenate([draw[: sum(count)] for draw, count in zip(draws, counts, strict=True)])
     parts = np.concatenate([np.repeat([2, 0, 1], count) for count in counts])

@@ -1,4 +1,4 @@
-"""A folder of images and a table that says what is in them, for data of one's own."""
+"""A folder of images and a table of their attributes: the data set for your own pictures."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,8 +9,7 @@ import pandas as pd
 
 from fairlib._tables import read_table
 from fairlib._validation import lookup
-from fairlib.data.collection import Collection, Request, draw
-from fairlib.data.dataset import checked_normalize
+from fairlib.data.collection import Collection, Request
 from fairlib.data.images import decoder
 from fairlib.data.splitting import PARTS
 
@@ -28,7 +27,6 @@ def folder(
     person: str | None = None,
     classes: Sequence[str] | None = None,
     normalize: Any = None,
-    limit: int | None = None,
 ) -> Collection:
     """Load pictures with the attributes that a table gives them.
 
@@ -43,10 +41,10 @@ def folder(
     A folder that is only tested on has ``fractions=(0, 0, 1)``, or ``test`` in every row of the
     column ``split``.
 
-    Args: request: Arguments of :func:`fairlib.load`; ``root`` is the folder, ``image_size``
-        defaults to 64 (RGB;
-            pictures are turned upright by their EXIF data, then cropped to the largest square in
-            the middle).
+    Args:
+        request: Arguments of :func:`fairlib.load`; ``root`` is the folder, ``image_size`` defaults
+            to 64 (RGB; pictures are turned upright by their EXIF data, then cropped to the largest
+            square in the middle).
         table: Path of the table, relative to ``root``.
         file: Name of the column with the paths of the pictures.
         images: Folder to which the paths of the pictures are relative, itself relative to ``root``;
@@ -59,17 +57,16 @@ def folder(
             None splits picture by picture.
         classes: The target's classes in the order of a model's outputs, all values of the target
             among them; None sorts the values.
-        normalize: What a model expects that does not normalize its inputs itself: ``(mean, std)``,
+        normalize: For a model that does not normalize its inputs itself: ``(mean, std)``,
             three numbers each, or ``"imagenet"``.
-        limit: Number of rows to draw by the seed, before any is decoded; None, or more than there
-            are, for all.
 
-    Raises: FileNotFoundError: If the table or a picture is missing; says how many pictures are, and
-        names the first. ValueError: If the table is not what its name says, is empty or has rows of
-        different lengths, a column is
-            unknown or named twice, a cell of ``file`` or ``person`` is missing or one of ``split``
-            none of the three, ``split`` puts a person into two parts, or a setting is out of its
-            range; names the row.
+    Raises:
+        FileNotFoundError: If the table or a picture is missing; says how many pictures are, and
+            names the first.
+        ValueError: If the table is not what its name says, is empty or has rows of different
+            lengths, a column is unknown or named twice, a cell of ``file`` or ``person`` is missing
+            or one of ``split`` none of the three, ``split`` puts a person into two parts, or a
+            setting is out of its range; names the row.
         ImportError: If the table is ``.xlsx`` and openpyxl is missing; says how to install it.
         OSError: If a picture cannot be read, when it is decoded; names the file.
     """
@@ -83,62 +80,63 @@ def folder(
         if name
     }
     for column in used.values():
-        if (missing := column.isna()).any():
+        if column.isna().any():
             raise ValueError(
-                f"row {missing.idxmax()} of {str(source)!r} has no value in column {column.name!r}"
+                f"row {column.isna().idxmax()} of {str(source)!r} has no value in column "
+                f"{column.name!r}"
             )
-    parts = _parts(used["split"], used.get("person"), source) if split else None
-    rows = draw(len(used["file"]), limit, np.random.default_rng(request.seed))
-    files = [root / images / path for path in used["file"].iloc[rows]]
+    files = [root / images / path for path in used["file"]]
     if missing := [path for path in files if not path.is_file()]:
-        found = (
-            f"{len(missing)} of the {len(files)} pictures that {str(source)!r} names are missing"
-        )
         raise FileNotFoundError(
-            f"{found}; the first is {str(missing[0])!r}: setting 'images' can name another folder"
+            f"{len(missing)} of the {len(files)} pictures that {str(source)!r} names are missing; "
+            f"the first is {str(missing[0])!r}: setting 'images' can name another folder"
         )
     attributes = {
-        name: _values(column) for name, column in columns.items() if name not in named.values()
+        name: _categories(column) for name, column in columns.items() if name not in named.values()
     }
     return Collection(
-        table=pd.DataFrame(attributes, index=used["file"].index).iloc[rows],
+        table=pd.DataFrame(attributes, index=used["file"].index),
         images=decoder(files, request.image_size or 64),
         target=None,
         group=None,
-        parts=None if parts is None else parts[rows],
-        people=used["person"].to_numpy()[rows] if person else None,
+        parts=_parts(used["split"], used.get("person"), source) if split else None,
+        people=used["person"].to_numpy() if person else None,
         classes=classes,
-        normalize=None if normalize is None else checked_normalize(normalize, 3),
+        normalize=normalize,
         photographs=True,
-        report={"found": len(used["file"]), "not_drawn": len(used["file"]) - len(rows)},
+        report={"found": len(files)},
     )
 
 
-def _values(column: pd.Series) -> pd.Series:
+def _categories(column: pd.Series) -> pd.Series:
     """Turn text into sorted categories, or into numbers if there are more than ``MANY``."""
     values = sorted(set(column.dropna()))
     numbers = pd.to_numeric(pd.Series(values, dtype=object), errors="coerce")
     if numbers.notna().all():
         if len(values) > MANY:
             return pd.to_numeric(column)
-        values = [values[i] for i in np.argsort(numbers.to_numpy(dtype=float), kind="stable")]
+        # By size, since "10" is before "2" as text.
+        values = [values[i] for i in numbers.argsort(kind="stable")]
     return column.astype(pd.CategoricalDtype(values))
 
 
 def _parts(column: pd.Series, people: pd.Series | None, source: Path) -> np.ndarray:
-    """Turn names of parts into codes; where only some occur, train is -1, to be divided among the
-    missing ones."""
+    """Turn names of parts into codes; if one is missing, train is -1 and gives it its samples."""
     wrong = column[~column.isin(PARTS)]
     if len(wrong):
-        found = f"{wrong.iloc[0]!r} in row {wrong.index[0]} of {str(source)!r}"
         raise ValueError(
-            f"column {column.name!r} must be train, val or test in every row, got {found}"
+            f"column {column.name!r} must be train, val or test in every row, got "
+            f"{wrong.iloc[0]!r} in row {wrong.index[0]} of {str(source)!r}"
         )
-    if people is not None and (split := column.groupby(people).transform("nunique") > 1).any():
-        row = split.idxmax()
-        who = f"{people.name} {people[row]!r} (row {row} of {str(source)!r}) has pictures in several parts"
-        raise ValueError(
-            f"{who} of column {column.name!r}: put them into one, or leave out split= or person="
-        )
+    if people is not None:
+        divided = column.groupby(people).transform("nunique") > 1
+        if divided.any():
+            row = divided.idxmax()
+            raise ValueError(
+                f"{people.name} {people[row]!r} (row {row} of {str(source)!r}) has pictures in "
+                f"several parts of column {column.name!r}: put them into one, or leave out split= "
+                "or person="
+            )
+    # A table that says train and test alone leaves val to be drawn, which can only be from train.
     parts = column.map(PARTS.index).to_numpy(dtype=np.int64)
     return parts if len(np.unique(parts)) == len(PARTS) else np.where(parts == 0, -1, parts)

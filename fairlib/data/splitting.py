@@ -1,8 +1,6 @@
-"""Honest splits: duplicates are dropped, near-duplicates stay together, all crossings of target and
-group follow."""
+"""Honest splits: no duplicates, near-duplicates in one part, every crossing of target and group."""
 
 from collections.abc import Collection, Sequence
-from functools import partial
 from hashlib import blake2b
 
 import numpy as np
@@ -36,13 +34,16 @@ def check_fractions(fractions: Sequence[float]) -> tuple[float, ...]:
         ValueError: If they are not three numbers, 0 or more, with sum 1.
     """
     try:
-        shares = tuple(float(f) for f in fractions)
+        shares = tuple(map(float, fractions))
     except (TypeError, ValueError):
         shares = ()
-    if len(shares) != len(PARTS) or not all(f >= 0 for f in shares) or abs(sum(shares) - 1) > 1e-6:
-        wanted = "three numbers (train, val, test), 0 for no such part, with sum 1"
-        raise ValueError(f"fractions must be {wanted}, got {fractions!r}")
-    return tuple(f / sum(shares) for f in shares)
+    # The sum is compared by "not <=", which a NaN fails as well.
+    if len(shares) != len(PARTS) or min(shares) < 0 or not abs(sum(shares) - 1) <= 1e-6:
+        raise ValueError(
+            "fractions must be three numbers (train, val, test), 0 for no such part, with sum 1, "
+            f"got {fractions!r}"
+        )
+    return tuple(share / sum(shares) for share in shares)
 
 
 def apportion(total: int, weights: ArrayLike) -> np.ndarray:
@@ -63,30 +64,30 @@ def apportion(total: int, weights: ArrayLike) -> np.ndarray:
 
 
 def drop_duplicates(images: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, dict[str, int]]:
-    """Of images with the same bytes keep the first if their labels agree, and none if they do not.
+    """Keep the first of the images with the same bytes if their labels agree, and none if not.
 
     Args:
         images: Array ``(N, ...)`` of any dtype.
         labels: Codes of target and group, int ``(N, L)``: copies agree if all L are equal.
 
-    Returns: The indices of the images that are kept, ascending, and how many were dropped:
+    Returns:
+        The indices of the images that are kept, ascending, and how many were dropped:
         ``duplicates`` (copies of an image that is kept) and ``conflicting`` (copies whose labels
         disagree).
     """
-    copies: dict[bytes, list[int]] = {}
-    for index, image in enumerate(images):
-        copies.setdefault(blake2b(image.tobytes(), digest_size=16).digest(), []).append(index)
-    agreeing = [same for same in copies.values() if (labels[same] == labels[same[0]]).all()]
-    keep = np.array([same[0] for same in agreeing], dtype=np.int64)
-    duplicates = sum(len(same) for same in agreeing) - len(agreeing)
-    return keep, {"duplicates": duplicates, "conflicting": len(images) - len(keep) - duplicates}
+    # Digests instead of pixels: a table of whole images would take their memory a second time.
+    digests = [blake2b(image.tobytes(), digest_size=16).digest() for image in images]
+    copies = pd.DataFrame(labels).groupby(pd.factorize(np.array(digests, dtype=object))[0])
+    agree = (copies.transform("min") == copies.transform("max")).to_numpy().all(axis=1)
+    first = (copies.cumcount() == 0).to_numpy()
+    counts = {"duplicates": int((agree & ~first).sum()), "conflicting": int((~agree).sum())}
+    return np.flatnonzero(agree & first), counts
 
 
 def stratified_parts(
     cells: np.ndarray, fractions: ArrayLike, rng: np.random.Generator
 ) -> np.ndarray:
-    """Assign samples to parts at random, so that every cell (a crossing of target and group)
-    follows ``fractions``.
+    """Assign samples to parts at random, each cell (target and group) in the shares ``fractions``.
 
     Of a cell with n samples, part p gets ``floor(n * fractions[p])`` and at most one more. The
     leftover samples of a cell go to the parts that lag furthest behind over all cells so far, so
@@ -106,9 +107,11 @@ def stratified_parts(
     for cell in np.unique(cells):
         members = np.flatnonzero(cells == cell)
         quotas = len(members) * shares
-        # 7.000000000000001 and 6.999999999 are 7: without the nudge a rounding error costs a whole
-        # sample.
+        # A quota of 6.999999999 means 7: without the nudge a rounding error costs a whole sample.
         counts = np.floor(quotas + 1e-9).astype(np.int64)
+        # Rounding down leaves a few samples of each cell. If every cell gave them to the part with
+        # the largest remainder, the same part would gain in all cells, and with many small cells
+        # the totals would miss the fractions. The lag over the cells so far evens that out.
         lag += quotas - counts
         behind = np.argsort(-lag, kind="stable")[: len(members) - counts.sum()]
         counts[behind] += 1
@@ -120,8 +123,7 @@ def stratified_parts(
 def whole_parts(
     units: np.ndarray, cells: np.ndarray, fractions: ArrayLike, rng: np.random.Generator
 ) -> np.ndarray:
-    """Assign whole units (all pictures of a person) to parts at random, so that no unit is in two
-    parts.
+    """Assign whole units (all pictures of a person) to parts at random: no unit is in two parts.
 
     A unit is of the cell (the gender of a person, say) that most of its samples are of. The units
     are taken from the largest to the smallest, equally large ones in random order. Each goes to a
@@ -140,6 +142,8 @@ def whole_parts(
     units = np.unique(units, return_inverse=True)[1]
     sizes, cells = np.bincount(units), pd.crosstab(units, cells).to_numpy().argmax(axis=1)
     lack = np.outer(np.bincount(cells, weights=sizes), np.asarray(fractions))
+    # Large units first: one that comes last would overfill whatever part it goes to. The random
+    # order in front of the stable sort decides among units of one size.
     order = rng.permutation(len(sizes))
     parts = np.empty(len(sizes), dtype=np.int64)
     for unit in order[np.argsort(-sizes[order], kind="stable")]:
@@ -155,26 +159,24 @@ def check_group_sizes(
     group_names: Sequence[str],
     present: Collection[str] = PARTS,
 ) -> None:
-    """Refuse a split in which a group has too few samples in one of the parts ``present`` to
-    measure anything.
+    """Refuse a split in which a group has too few samples in one of the parts ``present``.
 
-    Raises: ValueError: If a group has fewer than two samples in a part; names the group, the part
-        and the count.
+    Raises:
+        ValueError: If a group has fewer than two samples in a part; names the group, the part and
+            the count.
     """
     for code, group in enumerate(group_names):
-        for part, size in zip(
-            PARTS, np.bincount(parts[groups == code], minlength=len(PARTS)), strict=True
-        ):
-            if size < MINIMUM and part in present:
-                found = f"group {group!r} has {size} sample{'' if size == 1 else 's'} in the {part} split"
+        sizes = np.bincount(parts[groups == code], minlength=len(PARTS))
+        for part, size in zip(PARTS, sizes, strict=True):
+            if part in present and size < MINIMUM:
                 raise ValueError(
-                    f"{found}, and needs {MINIMUM}: load more data, or choose coarser groups"
+                    f"group {group!r} has {size} sample{'' if size == 1 else 's'} in the {part} "
+                    f"split, and needs {MINIMUM}: load more data, or choose coarser groups"
                 )
 
 
 def first_parts(given: np.ndarray, units: np.ndarray) -> np.ndarray:
-    """Tell which samples stay if a unit has members in several of the parts that a data set
-    assigns: its first part's.
+    """Tell which samples stay if every unit is cut down to its first part.
 
     Args:
         given: Part of each sample, int ``(N,)``; -1, to be assigned, comes before all others.
@@ -191,8 +193,7 @@ def first_parts(given: np.ndarray, units: np.ndarray) -> np.ndarray:
 def unite(
     parts: np.ndarray, units: np.ndarray, cells: np.ndarray, rng: np.random.Generator
 ) -> np.ndarray:
-    """Bring every unit (near-duplicates of one picture) into one part, by exchanging samples of the
-    same cell.
+    """Bring every unit (near-duplicates of one picture) into one part, by exchanging samples.
 
     A unit goes to the part of a random member. For every member that has to move there, a random
     sample of its cell that is alone in its unit comes back, so that the sizes of all cells in all
@@ -202,11 +203,13 @@ def unite(
         parts: Part of each sample, int ``(N,)``, from a random split.
         units: Unit of each sample, int ``(N,)``, 0 to U - 1.
         cells: Cell (a crossing of target and group) of each sample, int ``(N,)``.
-        rng: Generator that draws where a unit goes and what comes back.
+        rng: Generator that draws the part of a unit and the samples that come back.
 
     Returns:
         The part of each sample, int64 ``(N,)``.
     """
+    # Exchanged samples keep the sizes: a unit that just moved would shift the shares of its cells,
+    # always toward the larger parts, since a random member is in one of those most often.
     parts = parts.copy()
     sizes = np.bincount(units)
     alone = sizes[units] == 1
@@ -214,42 +217,46 @@ def unite(
         members = np.flatnonzero(units == unit)
         target = parts[rng.choice(members)]
         for member in members[parts[members] != target]:
-            there = np.flatnonzero(alone & (parts == target) & (cells == cells[member]))
-            if len(there):
-                parts[rng.choice(there)] = parts[member]
+            partners = np.flatnonzero(alone & (parts == target) & (cells == cells[member]))
+            if len(partners):
+                parts[rng.choice(partners)] = parts[member]
             parts[member] = target
     return parts
 
 
 def fill_parts(
-    given: np.ndarray | None,
+    given: np.ndarray,
     cells: np.ndarray,
     fractions: Sequence[float],
     rng: np.random.Generator,
     units: np.ndarray | None = None,
     people: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Assign the samples that a data set left open (-1, or all) to the parts that the data set does
-    not fill itself.
+    """Assign the samples whose part is open (-1) to the parts that no other sample is in.
 
-    Samples of one of the ``units`` that are left open go to the same part; so do those of one of
-    the ``people``, where these are given and whole people are drawn (:func:`whole_parts`).
+    Samples of one of the ``units`` go to the same part; so do those of one of the ``people``, where
+    these are given and whole people are drawn (:func:`whole_parts`).
 
-    Raises: ValueError: If samples are left open, and ``fractions`` is 0 for all parts that they may
-        go to.
+    Raises:
+        ValueError: If samples are open, and ``fractions`` is 0 for all parts that they may go to.
     """
-    parts = np.full(len(cells), -1) if given is None else given.copy()
+    parts = given.copy()
     undecided = parts < 0
-    free = np.setdiff1d(np.arange(len(PARTS)), parts)
-    if undecided.any():
-        free = free[np.asarray(fractions)[free] > 0]
-        if not len(free):
-            raise ValueError(
-                f"fractions must have a share for a part that the data set does not fill, got {fractions}"
-            )
-        shares = np.asarray(fractions)[free]
-        draw = stratified_parts if people is None else partial(whole_parts, people[undecided])
-        drawn = draw(cells[undecided], shares / shares.sum(), rng)
-        drawn = drawn if units is None else unite(drawn, units[undecided], cells[undecided], rng)
-        parts[undecided] = free[drawn]
+    if not undecided.any():
+        return parts
+    shares = np.where(np.isin(np.arange(len(PARTS)), parts), 0, fractions)
+    free = np.flatnonzero(shares)
+    if not len(free):
+        raise ValueError(
+            "fractions must have a share for a part that the data set does not fill, "
+            f"got {fractions}"
+        )
+    cells, shares = cells[undecided], shares[free] / shares[free].sum()
+    if people is not None:
+        drawn = whole_parts(people[undecided], cells, shares, rng)
+    else:
+        drawn = stratified_parts(cells, shares, rng)
+    if units is not None:
+        drawn = unite(drawn, units[undecided], cells, rng)
+    parts[undecided] = free[drawn]
     return parts

@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pandas as pd
 
-from fairlib.data.collection import Collection, Request, draw, table_of
+from fairlib.data.collection import Collection, Request, table_of
 from fairlib.data.images import decoder, find_files
 
 GENDERS = ("male", "female")
@@ -19,53 +19,51 @@ AGE4 = ("2-12", "13-17", "18-64", "65 and over")
 # length.
 NAME = re.compile(r"(\d{1,3})_([01])_([0-4])_\d")
 
-HOW_TO_GET = (
-    "UTKFace (research use only): from the project page 'UTKFace: Large Scale Face Dataset' get 'Aligned & Cropped "
-    "Faces' and unpack it: root/UTKFace/ (root: argument of load) must hold [age]_[gender]_[race]_[date].jpg.chip.jpg"
+_HOW_TO_GET = (
+    "UTKFace (research use only): from the project page 'UTKFace: Large Scale Face Dataset' get "
+    "'Aligned & Cropped Faces' and unpack it: root/UTKFace/ (root: argument of load) must hold "
+    "[age]_[gender]_[race]_[date].jpg.chip.jpg"
 )
 
 
-def utkface(request: Request, *, limit: int | None = None) -> Collection:
-    """Load 23,704 aligned and cropped faces, labelled by file name:
-    ``[age]_[gender]_[race]_[date].jpg.chip.jpg``.
+def utkface(request: Request) -> Collection:
+    """Load the 23,704 aligned and cropped faces of UTKFace, labelled by file name.
 
-    Files whose name lacks a field are skipped; the report counts them as ``malformed`` and names
-    them.
+    The names are ``[age]_[gender]_[race]_[date].jpg.chip.jpg``. Files whose name lacks a field are
+    skipped; the report counts them as ``malformed`` and names them.
 
     Attributes: ``race`` (White, Black, Asian, Indian, Others), ``gender`` (male, female), ``age9``
-        (nine bins that begin at the ages 0, 10, 15, 20, 25, 30, 40, 50, 60, as in Balancing Act,
-        since [T] prints none) and ``age4`` (the bins of [D]: 2-12, 13-17, 18-64, 65 and over;
-        undefined at ages 0 and 1).
+    (nine bins that begin at the ages 0, 10, 15, 20, 25, 30, 40, 50, 60, as in Balancing Act, since
+    [T] prints none) and ``age4`` (the bins of [D]: 2-12, 13-17, 18-64, 65 and over; undefined at
+    ages 0 and 1).
 
-    Args: request: Arguments of :func:`fairlib.load`; ``image_size`` defaults to 64 (RGB). limit:
-        Number of usable files to draw by the seed, before any is decoded; None, or more than there
-        are, for all.
+    Args:
+        request: Arguments of :func:`fairlib.load`; ``image_size`` defaults to 64 (RGB).
 
     Raises:
         FileNotFoundError: If the folder is missing or empty; says how to get the data.
-        ValueError: If no file has a usable name, or ``limit`` is not a positive integer.
+        ValueError: If no file has a usable name.
         OSError: If a picture cannot be read, when it is decoded; names the file.
 
     Source: Z. Zhang, Y. Song, H. Qi, Age Progression/Regression by Conditional Adversarial
         Autoencoder, CVPR 2017.
     """
-    files = find_files(request.root, ["UTKFace"], "*.jpg", HOW_TO_GET)
-    matches = [NAME.match(file.name) for file in files]
-    malformed = [file.name for file, match in zip(files, matches, strict=True) if match is None]
-    usable = [
-        (file, *map(int, match.groups()))
-        for file, match in zip(files, matches, strict=True)
-        if match
-    ]
+    files = find_files(request.root, ["UTKFace"], "*.jpg", _HOW_TO_GET)
+    usable, labels, malformed = [], [], []
+    for file in files:
+        if match := NAME.match(file.name):
+            usable.append(file)
+            labels.append([int(field) for field in match.groups()])
+        else:
+            malformed.append(file.name)
     if not usable:
         raise ValueError(
-            f"none of the {len(files)} files in {str(files[0].parent)!r} has a usable name. {HOW_TO_GET}"
+            f"none of the {len(files)} files in {str(files[0].parent)!r} has a usable name. "
+            f"{_HOW_TO_GET}"
         )
-    usable = [usable[i] for i in draw(len(usable), limit, np.random.default_rng(request.seed))]
-    paths, ages, genders, races = zip(*usable, strict=True)
     return Collection(
-        table=attributes(np.array(ages), np.array(genders), np.array(races)),
-        images=decoder(paths, request.image_size or 64),
+        table=attributes(*np.array(labels).T),
+        images=decoder(usable, request.image_size or 64),
         target="race",
         group="race",
         photographs=True,
@@ -73,7 +71,6 @@ def utkface(request: Request, *, limit: int | None = None) -> Collection:
             "found": len(files),
             "malformed": len(malformed),
             "malformed_names": malformed,
-            "not_drawn": len(files) - len(malformed) - len(usable),
         },
     )
 

@@ -25,12 +25,12 @@ from fairlib.diagnostics.lanczos import LEAST
 from fairlib.diagnostics.performance import constant_accuracy, group_performance
 from fairlib.diagnostics.sample_gradients import sample_gradient_norms
 from fairlib.diagnostics.taylor import excessive_loss_bound, taylor_terms
-from fairlib.network.evaluation import Predictions, predict
+from fairlib.network.evaluation import ModelOutputs, predict
 
 __all__ = [
-    "DIAGNOSTICS", "MEASURES", "ConvergenceWarning", "NotComputable", "NotFinite",
-    "Predictions", "SlowWarning", "boundary_distance", "diagnose", "excessive_loss_bound",
-    "exemplars", "group_eigenvalues", "group_exemplars", "group_gradients", "group_performance",
+    "DIAGNOSTICS", "MEASURES", "ConvergenceWarning", "ModelOutputs", "NotComputable", "NotFinite",
+    "SlowWarning", "boundary_distance", "diagnose", "excessive_loss_bound", "exemplars",
+    "group_eigenvalues", "group_exemplars", "group_gradients", "group_performance",
     "hessian_bound", "predict", "sample_boundary_distance", "sample_gradient_norms",
     "sweep_eigenvalues", "taylor_terms",
 ]  # fmt: skip

@@ -226,7 +226,8 @@ class MeanLoss:
                 graph = evaluate(self.model, state, inputs, self.aliases)
         check_logits(graph, self.data)
         check_differentiable(graph)
-        return max(1, min(len(self.index), evaluation.CHUNK, budget // max(1, sum(saved.values()))))
+        samples = budget // max(1, sum(saved.values()))
+        return max(1, min(len(self.index), evaluation.SAMPLES_PER_PASS, samples))
 
 
 def check_finite(what: str, vector: Tensor) -> Tensor:

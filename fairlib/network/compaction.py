@@ -9,15 +9,20 @@ from torch import Tensor, nn
 from fairlib._validation import check_type
 from fairlib.data import GroupedDataset
 from fairlib.network import gates, masks
-from fairlib.network.channels import Coupled, coupled_channels, example_inputs, kept, trace
-from fairlib.network.evaluation import evaluation_mode
+from fairlib.network.channels import (
+    Coupled,
+    Ends,
+    coupled_channels,
+    example_inputs,
+    remaining,
+    trace,
+)
 from fairlib.network.export import agree
 from fairlib.network.memory import remember
 
 
 def compact(model: nn.Module, data: GroupedDataset | Tensor) -> nn.Module:
-    """Copy a model without the channels that nothing reads: a physically smaller module with the
-    same outputs.
+    """Copy a model without the channels that nothing reads: a smaller module of the same outputs.
 
     A channel is removed when all the weights that read it are zero, which makes it exact whatever
     produces it; the structured methods of :func:`fairlib.prune` leave such channels, an
@@ -29,8 +34,10 @@ def compact(model: nn.Module, data: GroupedDataset | Tensor) -> nn.Module:
     model. The history of a training is kept, the weights that ``fit(..., keep=)`` kept are not:
     their shapes are those of the wide model.
 
-    Args: model: Any module that Torch-Pruning can trace; left as it is. data: A data set, or a
-        tensor of inputs ``(N, ...)``: removal needs the shape of the inputs, and only that.
+    Args:
+        model: Any module that Torch-Pruning can trace; left as it is.
+        data: A data set, or a tensor of inputs ``(N, ...)``: removal needs the shape of the inputs,
+            and only that.
 
     Returns:
         A module in eval mode, of the same class and parameter names.
@@ -42,17 +49,18 @@ def compact(model: nn.Module, data: GroupedDataset | Tensor) -> nn.Module:
             something of a channel's shape that is neither a weight nor a normalization.
         TypeError: If the model is no module.
 
-    Source: Fang et al. (2023), "DepGraph: towards any structural pruning", whose Torch-Pruning
-        removes the channels.
+    Source:
+        Fang et al. (2023), "DepGraph: towards any structural pruning", whose Torch-Pruning removes
+        the channels.
 
     Example:
         >>> import torch, fairlib
         >>> images = torch.rand(4, 1, 8, 8, generator=torch.Generator().manual_seed(0))
         >>> model = fairlib.build("cnn", num_classes=10, in_channels=1, image_size=8)
-        >>> pruned = fairlib.prune(model, "filter-norm", sparsity=0.75, data=images)  # Zeros, which save nothing.
+        >>> pruned = fairlib.prune(model, "filter-norm", sparsity=0.75, data=images)
         >>> small = fairlib.compact(pruned, images)
-        >>> count = lambda module: sum(parameter.numel() for parameter in module.parameters())
-        >>> count(pruned) == count(model), count(small) < 0.3 * count(model)
+        >>> weights = [sum(map(torch.numel, one.parameters())) for one in (model, pruned, small)]
+        >>> weights[1] == weights[0], weights[2] < 0.3 * weights[0]  # Zeros alone save nothing.
         (True, True)
         >>> torch.allclose(small(images), pruned(images), atol=1e-5)
         True
@@ -64,18 +72,20 @@ def compact(model: nn.Module, data: GroupedDataset | Tensor) -> nn.Module:
     smaller = any(gone.any() for gone in removed)
     if smaller and gates.gates(model):
         raise ValueError(
-            "the gates of a linearized model need all of its channels: compact first, linearize then"
+            "the gates of a linearized model need all of its channels: compact first, linearize "
+            "then"
         )
     small = copy.deepcopy(model)
     graph = trace(small, inputs)
     try:
         for coupled, gone in zip(sets, removed, strict=True):
-            root = small.get_submodule(next(iter(coupled.producers)).rpartition(".")[0])
+            producer = next(iter(coupled.producers))
+            layer = small.get_submodule(producer.rpartition(".")[0])
             if gone.any():
-                prune = graph.get_pruner_of_module(root).prune_out_channels
-                graph.get_pruning_group(root, prune, gone.nonzero().flatten().tolist()).prune()
-        _restore_state(model, small, kept(sets, removed, model))
-        same = agree(_in_double(small, inputs), _in_double(model, inputs))
+                prune = graph.get_pruner_of_module(layer).prune_out_channels
+                graph.get_pruning_group(layer, prune, gone.nonzero().flatten().tolist()).prune()
+        _restore_state(model, small, remaining(sets, removed, model))
+        same = agree(_outputs(small, inputs), _outputs(model, inputs))
     except (RuntimeError, IndexError) as error:
         raise ValueError(
             f"{type(model).__name__} does not run without its unread channels: {error}"
@@ -88,8 +98,11 @@ def compact(model: nn.Module, data: GroupedDataset | Tensor) -> nn.Module:
 
 
 def _unread(model: nn.Module, sets: Sequence[Coupled]) -> list[Tensor]:
-    """For each set a bool vector, True at channels that only zeros read; where that is all of them,
-    one stays."""
+    """Find the channels of each set that only zeros read: bool vectors, one channel always False.
+
+    The weights that produce an unread channel are no readers either: so this is repeated until no
+    channel is added.
+    """
     alive = {name: weight.detach() != 0 for name, weight in masks.prunable(model).items()}
     removed: list[Tensor] = []
     while True:
@@ -111,25 +124,19 @@ def _read_by_zeros(coupled: Coupled, alive: Mapping[str, Tensor]) -> Tensor:
     return unread
 
 
-def _restore_state(
-    model: nn.Module, small: nn.Module, left: Mapping[str, tuple[Tensor, Tensor]]
-) -> None:
-    """Give the smaller module what Torch-Pruning does not know of: masks and frozen parameters."""
+def _restore_state(model: nn.Module, small: nn.Module, left: Ends) -> None:
+    """Give the smaller module its masks and frozen parameters, unknown to Torch-Pruning."""
     for name, mask in masks.read_masks(model).items():
         if name in left:
             rows, columns = left[name]
-            small.get_submodule(name.rpartition(".")[0]).weight_mask = mask[rows][:, columns].to(
-                torch.uint8
-            )
+            layer = small.get_submodule(name.rpartition(".")[0])
+            layer.weight_mask = mask[rows][:, columns].to(torch.uint8)
     for name, parameter in model.named_parameters():
         small.get_parameter(name).requires_grad_(parameter.requires_grad)
 
 
 def _outputs(model: nn.Module, inputs: Tensor) -> Tensor:
-    with evaluation_mode(model), torch.no_grad():
-        return model(inputs)
-
-
-def _in_double(model: nn.Module, inputs: Tensor) -> Tensor:
-    """Outputs in double precision on the CPU, where rounding hides nothing."""
-    return _outputs(copy.deepcopy(model).cpu().double(), inputs.cpu().double())
+    """Compute outputs in double precision on the CPU, where rounding hides nothing."""
+    twin = copy.deepcopy(model).cpu().double().eval()
+    with torch.no_grad():
+        return twin(inputs.cpu().double())

@@ -1,9 +1,10 @@
-"""What a network costs to store and to run, whatever it was compressed by."""
+"""Cost of a network: parameters, bytes, multiply-accumulates, ReLUs and latency."""
 
 import math
 import time
 import warnings
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -18,10 +19,11 @@ from fairlib.network.evaluation import evaluation_mode
 from fairlib.network.export import Int8, session, to_onnx
 from fairlib.randomness import seeded
 
-_FREE = (
-    quantizers.BITS,
-    quantizers.RESIDUAL,
-)  # Beside a quantized weight: settings, and what only its training needs.
+_TRAINING_ONLY = (quantizers.BITS, quantizers.RESIDUAL)
+"""Buffers beside a quantized weight that a stored network does not need."""
+
+_UNCOUNTABLE = (RuntimeError, TypeError, ValueError)
+"""Errors by which a model refuses to be copied, run or gated: its count is NaN. Others are bugs."""
 
 
 def cost(
@@ -32,30 +34,32 @@ def cost(
     batch_size: int = 64,
     repeats: int = 11,
 ) -> pd.DataFrame:
-    """Measure what models need: numbers, bytes, multiply-accumulates, ReLUs and latency.
+    """Measure the cost of models: parameters, bytes, multiply-accumulates, ReLUs and latency.
 
     Latency is measured on the models' ONNX exports, in eval mode on one CPU thread of onnxruntime,
-    wherever the models lie; this needs the extra ``compact``. The models take turns, so that a
+    wherever the models are; this needs the extra ``compact``. The models take turns, so that a
     disturbance meets all of them.
 
-    Args: models: Name to model, such as ``{"dense": dense, "compact": small}``, the first being
-        what the others are
-            compared with; or one model, called ``"model"``.
+    Args:
+        models: Name to model, such as ``{"dense": dense, "compact": small}``, the first being what
+            the others are compared with; or one model, called ``"model"``.
         data: A data set, or a tensor of inputs ``(N, ...)``; only the shape of its inputs is used.
-        latency: Whether to measure latency.
+        latency: False leaves the latency out, which takes seconds.
         batch_size: Number of inputs of a timed pass.
         repeats: Number of timed passes of each model, after an untimed one.
 
-    Returns: Indexed by model: ``parameters``, zeros included; ``bytes``
+    Returns:
+        Indexed by model: ``parameters``, zeros included; ``bytes``
         (:func:`fairlib.network.cost.stored_bytes`); ``macs``, the multiply-accumulates of
         convolutions and matrix products for one input, zeros included; ``relus``, the ReLUs that
         gates keep, or all (:func:`fairlib.linearization.count`). Parameters and
         multiply-accumulates of an :class:`fairlib.network.export.Int8` are those of the network it
         was made from. With ``latency`` also ``latency``, the median seconds of a pass of a batch,
         its quartiles ``latency_low`` and ``latency_high``, and ``ratio``, the median over the turns
-        of a model's seconds to those of the first model. ``attrs`` has ``batch_size`` and
-        ``threads``. What cannot be computed is NaN: the ReLUs of a model without or of one that
-        gates cannot follow, the latency of one that cannot be exported.
+        of a model's seconds to those of the first model. What cannot be computed is NaN: the ReLUs
+        of a model without or of one that gates cannot follow, the latency of one that cannot be
+        exported. ``attrs`` has ``batch_size``, ``threads``, and the ``reasons`` of every NaN, each
+        by a text such as "relus of 'dense'".
 
     Raises:
         TypeError: If a model is no module.
@@ -82,15 +86,16 @@ def cost(
     for name, model in models.items():
         check_type(f"model {name!r}", model, nn.Module, "a torch.nn.Module")
     for model in models.values():
-        example_inputs(model, data)  # Refuses what is no data.
-    rows = [_counts(model, data) for model in models.values()]
+        example_inputs(model, data)  # Raises early if data has the wrong type.
+    reasons: dict[str, str] = {}
+    rows = [_counts(name, model, data, reasons) for name, model in models.items()]
     table = pd.DataFrame(rows, index=pd.Index(models, name="model"))
     if latency:
-        seconds = _seconds(models, data, batch_size, repeats)
+        seconds = _seconds(models, data, batch_size, repeats, reasons)
         low, median, high = np.quantile(seconds, [0.25, 0.5, 0.75], axis=0)
         ratio = np.median(seconds / seconds[:, :1], axis=0)
         table = table.assign(latency=median, latency_low=low, latency_high=high, ratio=ratio)
-    table.attrs |= {"batch_size": batch_size, "threads": 1}
+    table.attrs |= {"batch_size": batch_size, "threads": 1, "reasons": reasons}
     return table
 
 
@@ -104,8 +109,8 @@ def stored_bytes(model: nn.Module) -> int:
     ReLU, or nothing if it keeps all of them or none. Whatever else there is takes its own size,
     except integer scalars, which only training needs; tied tensors count once.
 
-    Args: model: Any module. One with a number ``stored_bytes``, as
-        :class:`fairlib.network.export.Int8`, takes that: in
+    Args:
+        model: Any module. A :class:`fairlib.network.export.Int8` takes what its ONNX file does: in
             int8 a pruned weight is stored like any other.
 
     Raises:
@@ -124,37 +129,33 @@ def stored_bytes(model: nn.Module) -> int:
     masks.zero_masked(model)
     total, seen = 0, set()
     for module in model.modules():
-        own = getattr(module, "stored_bytes", None)
-        if isinstance(own, int):
-            total += own
-            seen |= {id(tensor) for tensor in module.parameters()}
-            continue
-        for name, tensor in (
-            *module.named_parameters(recurse=False),
-            *module.named_buffers(recurse=False),
-        ):
+        if isinstance(module, Int8):
+            total += module.stored_bytes
+        tensors = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
+        for name, tensor in tensors:
             if id(tensor) not in seen:
                 seen.add(id(tensor))
                 total += math.ceil(_bits(module, name, tensor) / 8)
     return total
 
 
-def numbers(model: nn.Module, data: GroupedDataset | Tensor) -> dict[str, int]:
-    """Count the ``parameters`` of a model and its ``macs``, the multiply-accumulates for one input,
-    zeros included."""
+def count_parameters(model: nn.Module) -> int:
+    """Count the parameters of a model, zeros included."""
     if isinstance(model, Int8):
-        return model.of_float
-    return {
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "macs": _macs(model, data),
-    }
+        return model.of_float["parameters"]
+    return sum(parameter.numel() for parameter in model.parameters())
 
 
-def _macs(model: nn.Module, data: GroupedDataset | Tensor) -> int:
+def count_macs(model: nn.Module, data: GroupedDataset | Tensor) -> int:
+    """Count the multiply-accumulates of a model for one input, zeros included."""
     from torch.utils.flop_counter import FlopCounterMode
 
-    inputs, fast = example_inputs(model, data), torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)  # The counter does not see into it.
+    if isinstance(model, Int8):
+        return model.of_float["macs"]
+    inputs = example_inputs(model, data)
+    # Torch's fast path for attention is one operator, which the counter takes for nothing.
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
     try:
         with evaluation_mode(model), torch.no_grad(), FlopCounterMode(display=False) as counter:
             model(inputs)
@@ -163,72 +164,67 @@ def _macs(model: nn.Module, data: GroupedDataset | Tensor) -> int:
     return counter.get_total_flops() // 2
 
 
-def _relus(model: nn.Module, data: GroupedDataset | Tensor) -> int:
+def _count_relus(model: nn.Module, data: GroupedDataset | Tensor) -> int:
     return gates.count(gates.gate(model, data)).attrs["total"]
 
 
-def _counts(model: nn.Module, data: GroupedDataset | Tensor) -> dict[str, float]:
-    row: dict[str, float] = {
-        "parameters": sum(parameter.numel() for parameter in model.parameters())
-    }
-    row["bytes"] = stored_bytes(model)
-    if isinstance(model, Int8):
-        return row | model.of_float | {"relus": math.nan}
-    for name, count in {"macs": _macs, "relus": _relus}.items():
+def _counts(
+    name: str, model: nn.Module, data: GroupedDataset | Tensor, reasons: dict[str, str]
+) -> dict[str, float]:
+    """Count the numbers of a row; NaN for those that cannot be, with the reason."""
+    row: dict[str, float] = {"parameters": count_parameters(model), "bytes": stored_bytes(model)}
+    for column, count in (("macs", count_macs), ("relus", _count_relus)):
         try:
             with seeded(0):
-                row[name] = count(model, data)
-        except (
-            Exception
-        ):  # A foreign model may have none, or refuse to be copied or watched in ways of its own.
-            row[name] = math.nan
+                row[column] = count(model, data)
+        except _UNCOUNTABLE as error:
+            row[column] = math.nan
+            reasons[f"{column} of {name!r}"] = f"{type(error).__name__}: {error}"
     return row
 
 
 def _bits(module: nn.Module, name: str, tensor: Tensor) -> int:
-    """Bits that a tensor of a module takes, to be filled up to bytes."""
+    """Count the bits that a tensor of a module takes, to be filled up to bytes."""
     buffers = dict(module.named_buffers(recurse=False))
-    quantized, mask = buffers.get(quantizers.BITS), buffers.get(masks.BUFFER)
+    bits, mask = buffers.get(quantizers.BITS), buffers.get(masks.BUFFER)
     if mask is not None and mask.dtype != torch.uint8:
         mask = None  # A buffer of this name that is somebody else's.
-    if (quantized is not None and name in _FREE) or (mask is not None and name == masks.BUFFER):
+    if (bits is not None and name in _TRAINING_ONLY) or (mask is not None and name == masks.BUFFER):
         return 0
     if isinstance(module, gates.Gate) and name == "keep":
         return tensor.numel() if 0 < int(tensor.sum()) < tensor.numel() else 0
     if tensor.ndim == 0 and not tensor.is_floating_point():
         return 0
-    width = (
-        int(quantized) if quantized is not None and name == "weight" else 8 * tensor.element_size()
-    )
+    if name != "weight":
+        return tensor.numel() * 8 * tensor.element_size()
+    width = 8 * tensor.element_size() if bits is None else int(bits)
     dense = tensor.numel() * width
-    if mask is not None and name == "weight":
-        return min(dense, 8 * math.ceil(tensor.numel() / 8) + int(mask.count_nonzero()) * width)
-    return dense
+    if mask is None:
+        return dense
+    # A bitmap in whole bytes, then the weights that are kept; the dense form if that is less.
+    return min(dense, 8 * math.ceil(tensor.numel() / 8) + int(mask.count_nonzero()) * width)
 
 
 def _seconds(
-    models: Mapping[str, nn.Module], data: GroupedDataset | Tensor, batch_size: int, repeats: int
+    models: Mapping[str, nn.Module],
+    data: GroupedDataset | Tensor,
+    batch_size: int,
+    repeats: int,
+    reasons: dict[str, str],
 ) -> np.ndarray:
-    """Seconds of a batch in each turn and by each model, ``(repeats, models)``; NaN where it cannot
-    be exported."""
-    runs = [_runner(name, model, data, batch_size) for name, model in models.items()]
-    seconds = np.full((repeats + 1, len(runs)), np.nan)
+    """Time a batch in each turn: ``(repeats, models)``, NaN for models without an export."""
+    runs: dict[int, Callable[[], Tensor]] = {}
+    for column, (name, model) in enumerate(models.items()):
+        inputs = example_inputs(model, data, count=batch_size).cpu()
+        try:
+            runs[column] = partial(session(to_onnx(model, data)), inputs)
+        except (ValueError, ImportError) as error:
+            reasons[f"latency of {name!r}"] = str(error)
+            warnings.warn(f"the latency of {name!r} is NaN: {error}", stacklevel=3)
+    seconds = np.full((repeats + 1, len(models)), np.nan)
     for turn in seconds:
-        for column, run in enumerate(runs):
-            if run is not None:
-                start = time.perf_counter()
-                run()
-                turn[column] = time.perf_counter() - start
-    return seconds[1:]
-
-
-def _runner(
-    name: str, model: nn.Module, data: GroupedDataset | Tensor, batch_size: int
-) -> Callable[[], Tensor] | None:
-    inputs = example_inputs(model, data, count=batch_size).cpu()
-    try:
-        run = session(to_onnx(model, data))
-    except (ValueError, ImportError) as error:
-        warnings.warn(f"the latency of {name!r} is NaN: {error}", stacklevel=4)
-        return None
-    return lambda: run(inputs)
+        for column, run in runs.items():
+            start = time.perf_counter()
+            run()
+            turn[column] = time.perf_counter() - start
+    return seconds[1:]  # The first pass of each allocates its memory.

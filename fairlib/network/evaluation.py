@@ -1,4 +1,4 @@
-"""What a model does to every sample, and to every group on average."""
+"""Evaluation of a model: outputs, loss and hits of every sample, and the settings around it."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -13,18 +13,19 @@ from torch.nn.functional import cross_entropy
 from fairlib.data import GroupedDataset
 from fairlib.network import masks
 
-CHUNK = 1024  # Most samples of one pass.
-NUMBERS = (
-    2**20
-)  # Most numbers in the inputs of one pass: activations take about a thousand times their memory.
-NUMBERS_CPU = (
-    2**18
-)  # Most numbers on a CPU, where larger activations took a small network twice the time.
+SAMPLES_PER_PASS = 1024
+"""Most samples of a forward pass."""
+
+NUMBERS_PER_PASS = 2**20
+"""Most numbers in its inputs: the activations take about a thousand times their memory."""
+
+NUMBERS_PER_PASS_CPU = 2**18
+"""Most numbers on a CPU: larger activations took a small network twice the time."""
 
 
 @dataclass(frozen=True)
-class Predictions:
-    """What a classifier says of N samples.
+class ModelOutputs:
+    """Outputs of a classifier for N samples, and how good they are.
 
     Attributes:
         logits: Float64 ``(N, C)``, one for each class.
@@ -39,11 +40,10 @@ class Predictions:
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[nn.Module]:
-    """Hold a model in eval mode within the block; afterwards every submodule has the mode it
-    had."""
-    training = [
-        module for module in model.modules() if getattr(module, "training", False)
-    ]  # A frozen script has none.
+    """Hold a model in eval mode within the block; then every submodule has the mode it had."""
+    # A frozen script has no ``training``. Setting it by hand, since ``module.train()`` would set
+    # the children as well, which may have another mode than their parent.
+    training = [module for module in model.modules() if getattr(module, "training", False)]
     if training:
         model.eval()
     try:
@@ -55,8 +55,7 @@ def evaluation_mode(model: nn.Module) -> Iterator[nn.Module]:
 
 @contextmanager
 def full_precision() -> Iterator[None]:
-    """Turn TF32 off within the block: a GPU's default for float32 convolutions, it keeps 10 bits of
-    the mantissa."""
+    """Turn TF32 off within the block: a GPU's default for convolutions, of 10 bits of mantissa."""
     if not torch.cuda.is_available():
         yield
         return
@@ -65,6 +64,8 @@ def full_precision() -> Iterator[None]:
         name: getattr(cudnn, name)
         for name in ("enabled", "benchmark", "benchmark_limit", "deterministic")
     }
+    # By cudnn.flags and set_float32_matmul_precision alone: torch refuses to tell the precision
+    # after somebody has mixed its old names for it with the new ones.
     torch.set_float32_matmul_precision("highest")
     try:
         with cudnn.flags(**others, allow_tf32=False):
@@ -80,9 +81,9 @@ def placement(model: nn.Module) -> tuple[torch.device, torch.dtype]:
 
 
 def passes(data: GroupedDataset, device: torch.device) -> tuple[Tensor, ...]:
-    """Split the positions of all samples into forward passes that suit a device; int64 vectors, in
-    order."""
-    return chunks(data, CHUNK, NUMBERS_CPU if device.type == "cpu" else NUMBERS)
+    """Split the positions of all samples into passes for a device; int64 vectors, in order."""
+    numbers = NUMBERS_PER_PASS_CPU if device.type == "cpu" else NUMBERS_PER_PASS
+    return chunks(data, SAMPLES_PER_PASS, numbers)
 
 
 def chunks(data: GroupedDataset, samples: int, numbers: int) -> tuple[Tensor, ...]:
@@ -127,7 +128,7 @@ def evaluate(
         model: Left as it is.
         state: Name of a parameter or buffer to tensor; those not named are the model's own.
         inputs: ``(N, ...)``.
-        names: What :func:`aliases` gives for the model.
+        names: The model's :func:`aliases`.
 
     Returns:
         The model's outputs.
@@ -137,8 +138,7 @@ def evaluate(
 
 
 def aliases(model: nn.Module) -> dict[str, str]:
-    """Map every name of a parameter or buffer to the one that ``named_parameters`` or
-    ``named_buffers`` gives it."""
+    """Map every name of a parameter or buffer to its name in ``named_parameters`` or buffers."""
     canonical = {
         id(tensor): name for name, tensor in (*model.named_parameters(), *model.named_buffers())
     }
@@ -165,16 +165,16 @@ def outputs(model: nn.Module, data: GroupedDataset) -> Tensor:
     """
     masks.zero_masked(model)
     device, dtype = placement(model)
-    found = []
+    batches = []
     with evaluation_mode(model), torch.inference_mode():
         for index in passes(data, device):
             batch = model(data.batch(index, dtype=dtype, device=device))
             check_logits(batch, data)
-            found.append(batch.double().cpu())
-    return torch.cat(found)
+            batches.append(batch.double().cpu())
+    return torch.cat(batches)
 
 
-def predict(model: nn.Module, data: GroupedDataset) -> Predictions:
+def predict(model: nn.Module, data: GroupedDataset) -> ModelOutputs:
     """Evaluate a classifier that gives logits on every sample, as ``outputs`` does.
 
     Raises:
@@ -188,4 +188,4 @@ def predict(model: nn.Module, data: GroupedDataset) -> Predictions:
             f"the model's outputs are NaN or infinite on {broken} of {len(data)} samples"
         )
     loss = cross_entropy(logits, targets, reduction="none")
-    return Predictions(logits.numpy(), loss.numpy(), (logits.argmax(1) == targets).numpy())
+    return ModelOutputs(logits.numpy(), loss.numpy(), (logits.argmax(1) == targets).numpy())

@@ -19,7 +19,6 @@ from fairlib._validation import check_type
 from fairlib.data import GroupedDataset
 from fairlib.network import masks, quantizers
 from fairlib.network.channels import example_inputs
-from fairlib.network.evaluation import evaluation_mode
 
 
 class Int8(nn.Module):
@@ -30,11 +29,16 @@ class Int8(nn.Module):
     epochs=0)`` passes it on, and training it is refused. A copy and an unpickled one open a session
     of their own.
 
-    Args: content: The model as ONNX, with one input ``inputs`` and one output. of_float: What the
-        float network needs: ``"parameters"`` and ``"macs"`` (:func:`fairlib.network.cost.cost`).
+    Args:
+        content: The model as ONNX, with one input ``inputs`` and one output.
+        of_float: Cost of the float network: ``"parameters"`` and ``"macs"``
+            (:func:`fairlib.network.cost.cost`).
 
-    Attributes: content: The model as ONNX. of_float: What the float network needs. stored_bytes:
-        Bytes of the weights and scales: elements times their size, over all initializers.
+    Attributes:
+        content: The model as ONNX.
+        of_float: Cost of the float network.
+        stored_bytes: Bytes of the weights and scales: elements times their size, over all
+            initializers.
     """
 
     def __init__(self, content: bytes, of_float: Mapping[str, int]):
@@ -73,25 +77,26 @@ def export_onnx(model: nn.Module, path: str | Path, data: GroupedDataset | Tenso
         path: The file to write, weights included.
         data: A data set, or a tensor of inputs ``(N, ...)``; only the shape of its inputs is used.
 
-    Raises: ImportError: If onnx, onnxscript or onnxruntime is missing. ValueError: If the model
-        cannot be exported (:func:`to_onnx`), or the outputs differ by more than 1e-5 of their
-            size; then no file is left.
+    Raises:
+        ImportError: If onnx, onnxscript or onnxruntime is missing.
+        ValueError: If the model cannot be exported (:func:`to_onnx`), or the outputs differ by more
+            than 1e-5 of their size; then no file is left.
     """
     Path(path).write_bytes(to_onnx(model, data))
 
 
 def to_onnx(model: nn.Module, data: GroupedDataset | Tensor) -> bytes:
-    """Export a model, in eval mode, to the bytes of an ONNX file, and check that onnxruntime
-    computes the same with it.
+    """Export a model, in eval mode, to the bytes of an ONNX file that onnxruntime agrees with.
 
     Args:
         model: Left as it is.
         data: A data set, or a tensor of inputs ``(N, ...)``; only the shape of its inputs is used.
 
-    Raises: ImportError: If onnx, onnxscript or onnxruntime is missing. ValueError: If a weight is
-        NaN or infinite, ONNX has no such operator (the message names it and the module that
-            calls it), torch cannot export the model for any other reason, or the outputs differ by
-            more than 1e-5 of their size.
+    Raises:
+        ImportError: If onnx, onnxscript or onnxruntime is missing.
+        ValueError: If a weight is NaN or infinite, ONNX has no such operator (the message names it
+            and the module that calls it), torch cannot export the model for any other reason, or
+            the outputs differ by more than 1e-5 of their size.
     """
     check_type("model", model, nn.Module, "a torch.nn.Module")
     if isinstance(model, Int8):
@@ -103,13 +108,17 @@ def to_onnx(model: nn.Module, data: GroupedDataset | Tensor) -> bytes:
     for name, tensor in (*twin.named_parameters(), *twin.named_buffers()):
         if tensor.is_floating_point() and not tensor.isfinite().all():
             raise ValueError(f"{name} holds NaN or infinite numbers; has training diverged?")
-    settings: dict[str, Any] = {"dynamo": True, "verbose": False}
-    settings |= {"input_names": ["inputs"], "output_names": ["logits"]}
-    settings["dynamic_shapes"] = ({0: torch.export.Dim("batch")},)
+    batch = torch.export.Dim("batch")
     try:
         with quiet(), torch.no_grad():
             program: Any = torch.onnx.export(
-                twin, (example_inputs(twin, data, count=2),), **settings
+                twin,
+                (example_inputs(twin, data, count=2),),
+                dynamo=True,
+                verbose=False,
+                input_names=["inputs"],
+                output_names=["logits"],
+                dynamic_shapes=({0: batch},),
             )
     except torch.onnx.OnnxExporterError as error:
         raise ValueError(
@@ -117,9 +126,11 @@ def to_onnx(model: nn.Module, data: GroupedDataset | Tensor) -> bytes:
         ) from error
     content = program.model_proto.SerializeToString()
     run = session(content)
+    # One sample and three: the export was traced with two, and what depends on their number, such
+    # as a reshape with a constant, is right for that number alone.
     for count in (1, 3):
         inputs = example_inputs(twin, data, count=count)
-        with evaluation_mode(twin), torch.no_grad():
+        with torch.no_grad():
             expected = twin(inputs)
         if not agree(run(inputs), expected):
             raise ValueError(
@@ -140,7 +151,7 @@ def session(content: bytes) -> Callable[[Tensor], Tensor]:
     onnxruntime = _package("onnxruntime")
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
-    options.log_severity_level = 4  # What it logs below it raises, too.
+    options.log_severity_level = 4  # "fatal": everything below is raised as an exception anyway.
     opened = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
 
     def run(inputs: Tensor) -> Tensor:
@@ -152,16 +163,14 @@ def session(content: bytes) -> Callable[[Tensor], Tensor]:
 
 
 def agree(found: Tensor, expected: Tensor) -> bool:
-    """Tell whether outputs have the shape of the expected ones and differ by at most 1e-5 of their
-    size, or of 1."""
+    """Tell whether outputs are the expected ones up to 1e-5 of the largest of these, or of 1."""
     scale = max(1.0, float(expected.abs().max()))
     return found.shape == expected.shape and bool(((found - expected).abs() <= 1e-5 * scale).all())
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence what torch's exporter and onnxruntime's quantizer warn of, log and print within the
-    block."""
+    """Silence all that torch's exporter and onnxruntime's quantizer warn of, log and print."""
     root = logging.getLogger()
     disabled, level, handlers = root.manager.disable, root.level, [*root.handlers]
     logging.disable(logging.CRITICAL)
@@ -184,15 +193,19 @@ def _package(name: str) -> ModuleType:
 
 
 def _reason(error: BaseException) -> str:
-    """What torch says of a failed export, as far as it does: the operator and the module that calls
-    it."""
-    cause = error
-    while cause.__cause__ is not None:
-        for frame, _ in traceback.walk_tb(cause.__traceback__):
-            stack = getattr(frame.f_locals.get("node"), "meta", {}).get("nn_module_stack")
+    """Tell why an export failed: the operator that ONNX lacks and the module that calls it."""
+    # The exporter's message names neither. The node at which it failed does, and is a local
+    # variable of some frame of the exceptions behind this one.
+    while error.__cause__ is not None:
+        for frame, _ in traceback.walk_tb(error.__cause__.__traceback__):
+            node: Any = frame.f_locals.get("node")
+            stack = getattr(node, "meta", {}).get("nn_module_stack")
             if stack:
                 path, kind = [*stack.values()][-1]
-                name = kind if isinstance(kind, str) else kind.__qualname__
-                return f"ONNX has no operator {frame.f_locals['node'].target}, which {path or 'the model'} ({name}) calls"
-        cause = cause.__cause__
-    return str(cause).strip().split("\n")[0]
+                caller = kind if isinstance(kind, str) else kind.__qualname__
+                return (
+                    f"ONNX has no operator {node.target}, which {path or 'the model'} ({caller}) "
+                    "calls"
+                )
+        error = error.__cause__
+    return str(error).strip().split("\n")[0]

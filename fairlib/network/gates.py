@@ -1,11 +1,13 @@
 """ReLU gates: which ReLUs of a module are kept, and which are the identity.
 
-A gate stands where a ReLU stood. Its buffer ``keep`` says for every unit, a channel at a position,
-whether the ReLU is kept; what is not kept passes as it is. While a method learns what to keep, the
-gate also has a parameter ``alpha`` and mixes the two. The ReLU itself stays a module in the gate.
+A gate takes the place of a ReLU. Its buffer ``keep`` says for every unit, a channel at a position,
+whether the ReLU is kept; otherwise its input passes unchanged. While a method learns what to keep,
+the gate also has a parameter ``alpha`` and mixes the two. The ReLU itself stays a module in the
+gate.
 """
 
 import copy
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 
@@ -15,6 +17,7 @@ from torch import Tensor, nn
 
 from fairlib._validation import lookup
 from fairlib.data import GroupedDataset
+from fairlib.network.channels import example_inputs
 from fairlib.network.evaluation import placement
 from fairlib.network.masks import check_mask, check_scores
 from fairlib.network.memory import memory_of, remember
@@ -26,18 +29,22 @@ _BUFFER = "keep"
 class Gate(nn.Module):
     r"""A ReLU that is the identity where it is not kept.
 
-    With mask :math:`m \in \{0, 1\}^{C \times H \times W}` the output is :math:`m \,
-    \mathrm{ReLU}(x) + (1 - m) \, x`. While ``alpha`` is learned, :math:`\alpha m` stands in the
-    place of the mask; where the ReLU is kept, the output on negative inputs is :math:`(1 - \alpha)
-    x`: one minus a leaky slope.
+    With mask :math:`m \in \{0, 1\}^{C \times H \times W}` the output is
+    :math:`m \, \mathrm{ReLU}(x) + (1 - m) \, x`. While ``alpha`` is learned, :math:`\alpha m`
+    takes the place of the mask; where the ReLU is kept, the output on negative inputs is
+    :math:`(1 - \alpha) x`: one minus a leaky slope.
 
-    Args: activation: The ReLU, an ``nn.ReLU``, ``nn.ReLU6`` or ``nn.LeakyReLU``; the gate holds a
-        copy. shape: Shape of the ReLU's output without the batch, ``(C, H, W)`` or ``(D,)``.
+    Args:
+        activation: The ReLU, an ``nn.ReLU``, ``nn.ReLU6`` or ``nn.LeakyReLU``; the gate holds a
+            copy.
+        shape: Shape of the ReLU's output without the batch, ``(C, H, W)`` or ``(D,)``.
         position: Place of the gate in the order in which a forward pass calls the gates of its
-        model.
+            model.
 
-    Attributes: keep: Buffer, uint8 ``shape``, 1 where the ReLU is kept, else 0; torch cannot
-        average buffers of bools. alpha: Parameter while it is learned (:func:`relax`), else None.
+    Attributes:
+        keep: Buffer, uint8 ``shape``, 1 where the ReLU is kept, else 0; torch cannot average
+            buffers of bools.
+        alpha: Parameter while it is learned (:func:`relax`), else None.
 
     Source:
         Cho et al., Selective network linearization for efficient private inference (ICML 2022).
@@ -57,27 +64,27 @@ class Gate(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         """Compute the ReLU of inputs ``(N, *shape)`` where it is kept, and pass on the others.
 
-        Raises: ValueError: If the inputs have another shape: the gates of a network belong to one
-            image size.
+        Raises:
+            ValueError: If the inputs have another shape: the gates of a network belong to one image
+                size.
         """
         if inputs.shape[1:] != self.keep.shape:
             raise ValueError(
-                f"a gate of {tuple(self.keep.shape)} ReLUs met inputs (N, *{tuple(inputs.shape[1:])}): the model was "
-                "gated for another image size; gate the original model for this one"
+                f"a gate of {tuple(self.keep.shape)} ReLUs met inputs "
+                f"(N, *{tuple(inputs.shape[1:])}): the model was gated for another image size; "
+                "gate the original model for this one"
             )
         active = self.activation(inputs)
         share = self.keep if self.alpha is None else self.alpha * self.keep
-        return torch.lerp(
-            inputs, active, share.to(inputs.dtype)
-        )  # Exact at 0 and 1, and faster than torch.where.
+        # Exact at 0 and 1, and faster than torch.where.
+        return torch.lerp(inputs, active, share.to(inputs.dtype))
 
     def extra_repr(self) -> str:
         return f"shape={tuple(self.keep.shape)}" + (", learning" if self.alpha is not None else "")
 
 
 def gate(model: nn.Module, data: GroupedDataset | Tensor | None = None) -> nn.Module:
-    """Copy a model, in eval mode, with every ReLU in a :class:`fairlib.network.gates.Gate` that
-    keeps all of it.
+    """Copy a model, in eval mode, with every ReLU in a :class:`Gate` that keeps all of it.
 
     A ReLU that a module calls as a function, or an ``nn.ReLU`` that is called several times in a
     forward pass (the blocks of torchvision's ResNets do that), is split by call site
@@ -85,29 +92,31 @@ def gate(model: nn.Module, data: GroupedDataset | Tensor | None = None) -> nn.Mo
     The copy is checked to compute what the model computes, with the same gradients. Gates that the
     model has stay as they are. ReLUs that run in training only stay ReLUs.
 
-    Args: model: Left as it is. data: A data set or a tensor of inputs ``(N, ...)``; only its shape
-        is used, on which the number of ReLUs
-            depends. Not needed for models of :func:`fairlib.build`, which know what they were built
-            for.
+    Args:
+        model: Left as it is.
+        data: A data set or a tensor of inputs ``(N, ...)``; only its shape is used, on which the
+            number of ReLUs depends. Not needed for models of :func:`fairlib.build`, which know what
+            they were built for.
 
-    Raises: ValueError: If the shape of the inputs is not known or the model does not take it, the
-        model has no ReLU, an
-            activation is no ReLU, a module that must be split cannot be, the gates of the model are
-            for another shape, or the gated copy computes something else.
+    Raises:
+        ValueError: If the shape of the inputs is not known or the model does not take it, the model
+            has no ReLU, an activation is no ReLU, a module that must be split cannot be, the gates
+            of the model are for another shape, or the gated copy computes something else.
 
     Example:
         >>> import torch
         >>> from fairlib.linearization import count, gate
-        >>> model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
+        >>> layers = torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2)
+        >>> model = torch.nn.Sequential(*layers)
         >>> count(gate(model, torch.zeros(1, 3))).attrs["total"]
         4
     """
     gated = copy.deepcopy(model).eval()
     inputs = example(gated, data)
     seen = watch(gated, inputs)
-    for name in seen.to_split():
-        split(gated, name)
-    if seen.to_split():
+    if callers := seen.to_split():
+        for name in callers:
+            split(gated, name)
         seen = watch(gated, inputs)
         refuse_unsplit(gated, seen)
     for position, call in enumerate(seen.calls):
@@ -142,20 +151,24 @@ def insert_gates(model: nn.Module, state_dict: Mapping[str, Tensor]) -> nn.Modul
     modules = dict(model.named_modules(remove_duplicate=False))
     for position, (key, mask) in enumerate(state_dict.items()):
         name, _, last = key.rpartition(".")
-        if last == _BUFFER and name not in modules:
+        if last != _BUFFER:
+            continue
+        if name not in modules:
             raise ValueError(
-                f"there is a gate for {name}, and this {type(model).__name__} has no module of that name; where gating "
-                "has split a ReLU that is called several times, call fairlib.linearization.gate first"
+                f"there is a gate for {name}, and this {type(model).__name__} has no module of "
+                "that name; where gating has split a ReLU that is called several times, call "
+                "fairlib.linearization.gate first"
             )
-        if last == _BUFFER and isinstance(modules[name], RELUS):
+        # A module that is no ReLU has a buffer of this name that is somebody else's.
+        if isinstance(modules[name], RELUS):
             _replace(model, modules[name], Gate(modules[name], mask.shape, position))
     return model
 
 
 def gates(model: nn.Module) -> dict[str, Gate]:
     """List the gates of a model by name, in the order in which a forward pass calls them."""
-    found = {name: module for name, module in model.named_modules() if isinstance(module, Gate)}
-    return dict(sorted(found.items(), key=lambda item: item[1].position))
+    modules = {name: module for name, module in model.named_modules() if isinstance(module, Gate)}
+    return dict(sorted(modules.items(), key=lambda item: item[1].position))
 
 
 def read_gates(model: nn.Module) -> dict[str, Tensor]:
@@ -166,9 +179,10 @@ def read_gates(model: nn.Module) -> dict[str, Tensor]:
 def with_gates(model: nn.Module, keep: Mapping[str, Tensor]) -> nn.Module:
     """Copy a gated model, in eval mode, with other masks.
 
-    Args: model: Left as it is. keep: Name of a gate to bool ``(C, H, W)``, True where the ReLU is
-        kept, or what broadcasts to it. Gates not
-            named keep the mask they have.
+    Args:
+        model: Left as it is.
+        keep: Name of a gate to bool ``(C, H, W)``, True where the ReLU is kept, or what broadcasts
+            to it. Gates not named keep the mask they have.
 
     Raises:
         ValueError: If a name is no gate or a mask does not fit.
@@ -181,9 +195,10 @@ def with_gates(model: nn.Module, keep: Mapping[str, Tensor]) -> nn.Module:
 def set_gates(model: nn.Module, keep: Mapping[str, Tensor]) -> None:
     """Set masks of a gated model in place, and end the learning of these gates.
 
-    Args: model: Its gates get the masks, and no ``alpha``. keep: Name of a gate to bool ``(C, H,
-        W)``, True where the ReLU is kept, or what broadcasts to it. Gates not
-            named keep the mask they have.
+    Args:
+        model: Its gates get the masks, and no ``alpha``.
+        keep: Name of a gate to bool ``(C, H, W)``, True where the ReLU is kept, or what broadcasts
+            to it. Gates not named keep the mask they have.
 
     Raises:
         ValueError: If a name is no gate or a mask does not fit.
@@ -201,17 +216,17 @@ def set_gates(model: nn.Module, keep: Mapping[str, Tensor]) -> None:
 
 
 def relax(model: nn.Module, granularity: str = "pixel") -> None:
-    """Begin the learning of every gate, in place: ``alpha`` becomes a parameter, 1 where any ReLU
-    is kept and else 0.
+    """Begin the learning of every gate, in place: ``alpha`` is 1 where any ReLU is kept, else 0.
 
-    Args: model: A gated model. granularity: Which ReLUs share an ``alpha``: none (``"pixel"``),
-        those of a channel (``"channel"``) or those of
-            a layer (``"layer"``).
+    Args:
+        model: A gated model.
+        granularity: Which ReLUs share an ``alpha``: none (``"pixel"``), those of a channel
+            (``"channel"``) or those of a layer (``"layer"``).
     """
     dtype = placement(model)[1]
-    for module in gates(model).values():
-        start = pooled(module.keep.float(), granularity) > 0
-        module.alpha = nn.Parameter(start.to(dtype))
+    for one in gates(model).values():
+        start = pooled(one.keep.float(), granularity) > 0
+        one.alpha = nn.Parameter(start.to(dtype))
 
 
 def pooled(values: Tensor, granularity: str) -> Tensor:
@@ -228,20 +243,18 @@ def pooled(values: Tensor, granularity: str) -> Tensor:
         ValueError: If the granularity is unknown.
     """
     first = lookup("granularity", granularity, {"pixel": values.ndim, "channel": 1, "layer": 0})
-    return (
-        values.mean(tuple(range(first, values.ndim)), keepdim=True)
-        if first < values.ndim
-        else values
-    )
+    pooled_axes = tuple(range(first, values.ndim))
+    # Without this, torch would take no axes for all of them.
+    return values.mean(pooled_axes, keepdim=True) if pooled_axes else values
 
 
 def keep_relus(model: nn.Module, scores: Mapping[str, Tensor], relus: int) -> dict[str, Tensor]:
-    """Make masks that keep the ReLUs of highest score in all gates together, as many as a budget
-    allows.
+    """Make masks that keep the ReLUs of highest score in all gates, as many as a budget allows.
 
-    Args: model: A gated model; ReLUs that its gates do not keep are not chosen. scores: Name of a
-        gate to scores: ``(C, H, W)``, or ``(C, 1, 1)`` and ``(1, 1, 1)`` for channels and layers
-            that are kept as a whole.
+    Args:
+        model: A gated model; ReLUs that its gates do not keep are not chosen.
+        scores: Name of a gate to scores: ``(C, H, W)``, or ``(C, 1, 1)`` and ``(1, 1, 1)`` for
+            channels and layers that are kept as a whole.
         relus: How many ReLUs to keep at most. Single ReLUs: exactly so many are kept, equal scores
             in the order of the gates. Whole channels or layers: they are taken in the order of the
             scores as long as they fit.
@@ -249,40 +262,51 @@ def keep_relus(model: nn.Module, scores: Mapping[str, Tensor], relus: int) -> di
     Returns:
         Name to bool tensor ``(C, H, W)``.
 
-    Raises: ValueError: If a score is NaN, or ``relus`` lies outside 0 and the number of ReLUs that
-        the gates keep.
+    Raises:
+        ValueError: If a score is NaN, or ``relus`` is negative or more than the gates keep.
     """
-    found = read_gates(model)
-    before = {name: found[name] for name in scores}
-    check_relus(relus, sum(int(keep.sum()) for keep in before.values()))
+    masks = read_gates(model)
+    check_relus(relus, sum(int(masks[name].sum()) for name in scores))
     check_scores(scores)
+    # The number of ReLUs behind each score, which is 1 or 0 where single ones are scored. Those
+    # that an earlier mask has made linear do not count, and are never taken.
     sizes = torch.cat(
-        [before[name].long().sum_to_size(score.shape).flatten() for name, score in scores.items()]
+        [masks[name].long().sum_to_size(score.shape).flatten() for name, score in scores.items()]
     )
     flat = torch.cat([score.flatten() for score in scores.values()])
     order = flat.masked_fill(sizes == 0, -torch.inf).argsort(descending=True, stable=True)
+    taken, left = [], relus
+    for position, size in enumerate(sizes[order].tolist()):
+        if 0 < size <= left:
+            taken.append(position)
+            left -= size
     chosen = torch.zeros(len(flat), dtype=torch.bool, device=flat.device)
-    chosen[order[_fitting(sizes[order], relus)]] = True
+    chosen[order[taken]] = True
     parts = chosen.split([score.numel() for score in scores.values()])
-    pairs = zip(scores.items(), parts, strict=True)
-    return {name: part.reshape(score.shape) & before[name] for (name, score), part in pairs}
+    return {
+        name: part.reshape(score.shape) & masks[name]
+        for (name, score), part in zip(scores.items(), parts, strict=True)
+    }
 
 
 def drawn(model: nn.Module, granularity: str, seed: int) -> dict[str, Tensor]:
     """Draw uniformly random scores for :func:`keep_relus`.
 
-    Args: model: A gated model. granularity: What a score is drawn for: each ReLU (``"pixel"``),
-        channel (``"channel"``) or layer (``"layer"``). seed: Seed of the scores.
+    Args:
+        model: A gated model.
+        granularity: Unit that gets a score: each ReLU (``"pixel"``), channel (``"channel"``) or
+            layer (``"layer"``).
+        seed: Seed of the scores.
 
     Returns:
         Name of a gate to float64 ``(C, H, W)``, ``(C, 1, 1)`` or ``(1, 1, 1)`` in [0, 1).
     """
     generator = torch.Generator().manual_seed(seed)
-    like = {name: pooled(keep.double(), granularity) for name, keep in read_gates(model).items()}
-    return {
-        name: torch.rand(x.shape, generator=generator, dtype=x.dtype).to(x.device)
-        for name, x in like.items()
-    }
+    scores = {}
+    for name, keep in read_gates(model).items():
+        shape = pooled(keep.double(), granularity).shape
+        scores[name] = torch.rand(shape, generator=generator, dtype=torch.float64).to(keep.device)
+    return scores
 
 
 def check_relus(relus: int, total: int) -> None:
@@ -307,108 +331,107 @@ def count(model: nn.Module, image_size: int | None = None) -> pd.DataFrame:
         image_size: Height and width of the images in pixels. Not needed for models with gates or of
             :func:`fairlib.build`, which know what they were made for.
 
-    Returns: Indexed by layer, in the order of a forward pass; columns ``relus``, the ReLUs that are
+    Returns:
+        Indexed by layer, in the order of a forward pass; columns ``relus``, the ReLUs that are
         kept, and ``units``, the ReLUs that there were before any was made linear. The stem is
         called ``stem``: an activation before the stages of a residual network, which the papers do
         not count. ``attrs`` has ``total`` and ``total_without_stem``, sums of ``relus``.
 
-    Raises: ValueError: If the image size is needed and missing, the gates are for another one, or
-        the model has ReLUs
-            without gates that :func:`gate` refuses.
+    Raises:
+        ValueError: If the image size is needed and missing, the gates are for another one, or the
+            model has ReLUs without gates that :func:`gate` refuses.
 
     Example:
         >>> import fairlib
         >>> digits = fairlib.load("digits").train
-        >>> model = fairlib.linearize(fairlib.build("cnn", like=digits), "random", data=digits, relus=100, finetune=0)
+        >>> cnn = fairlib.build("cnn", like=digits)
+        >>> model = fairlib.linearize(cnn, "random", data=digits, relus=100, finetune=0)
         >>> table = fairlib.linearization.count(model)
         >>> table.attrs["total"], int(table["relus"].sum())
         (100, 100)
         >>> list(table.index)
         ['features.1', 'features.4', 'classifier.1', 'classifier.3']
     """
-    found, shape = gates(model), memory_of(model).input_shape
-    if found and image_size is not None and shape is not None and shape[-1] != image_size:
+    known, shape = gates(model), memory_of(model).input_shape
+    if known and image_size is not None and shape is not None and shape[-1] != image_size:
         raise ValueError(
             f"the model was gated for images of {shape[-1]} pixels, not of {image_size}"
         )
-    inside = {id(one.activation) for one in found.values()}
+    inside = {id(one.activation) for one in known.values()}
     bare = any(isinstance(module, RELUS) and id(module) not in inside for module in model.modules())
-    gated = (
-        gate(model, None if image_size is None else _blank(model, image_size))
-        if bare or not found
-        else model
-    )
-    masks, first = read_gates(gated), stem(gated)
+    if bare or not known:
+        model = gate(model, None if image_size is None else _blank(model, image_size))
+    masks, first = read_gates(model), stem(model)
     table = pd.DataFrame(
-        {
-            "relus": [int(keep.sum()) for keep in masks.values()],
-            "units": [keep.numel() for keep in masks.values()],
-        },
+        [(int(keep.sum()), keep.numel()) for keep in masks.values()],
+        columns=["relus", "units"],
         index=pd.Index(["stem" if name == first else name for name in masks], name="layer"),
     )
     total = int(table["relus"].sum())
-    table.attrs |= {
-        "total": total,
-        "total_without_stem": total - (int(masks[first].sum()) if first else 0),
-    }
+    of_stem = int(masks[first].sum()) if first else 0
+    table.attrs |= {"total": total, "total_without_stem": total - of_stem}
     return table
 
 
 def example(model: nn.Module, data: GroupedDataset | Tensor | None) -> Tensor:
-    """Draw two random inputs in [0, 1] of the shape that a model takes, on its device and of its
-    dtype.
+    """Make two inputs of the shape that a model takes, on its device and of its dtype.
 
-    Args: model: The model that takes the inputs. data: A data set or a tensor of inputs ``(N,
-        ...)``; only its shape is used. Not needed for models of
-            :func:`fairlib.build`, which know what they were built for.
+    Args:
+        model: The model that takes the inputs.
+        data: A data set or a tensor of inputs ``(N, ...)``; only its shape is used. Not needed for
+            models of :func:`fairlib.build`, which know what they were built for.
 
     Raises:
         ValueError: If neither tells the shape.
     """
-    inputs = data.inputs if isinstance(data, GroupedDataset) else data
-    shape = memory_of(model).input_shape if inputs is None else inputs.shape[1:]
-    if shape is None:
-        raise ValueError(
-            "the number of ReLUs depends on the inputs: give data=, a GroupedDataset or a tensor (N, ...)"
-        )
-    return torch.rand((2, *shape), generator=torch.Generator().manual_seed(0)).to(*placement(model))
+    if data is None:
+        shape = memory_of(model).input_shape
+        if shape is None:
+            raise ValueError(
+                "the number of ReLUs depends on the inputs: give data=, a GroupedDataset or a "
+                "tensor (N, ...)"
+            )
+        data = torch.empty(1, *shape)
+    return example_inputs(model, data, count=2)
 
 
 def stem(model: nn.Module) -> str | None:
-    """Name the gate before the stages of a residual network: the first one, if no other lies in its
-    child of the model.
+    """Name the gate before the stages of a residual network, or None if there is none.
 
-    The model may lie in a Sequential with others that have no ReLU, such as a normalization. None
-    where there is none."""
+    It is the first gate, if no other is in its child of the model. The model may be in a Sequential
+    with others that have no ReLU, such as a normalization.
+    """
     names = list(gates(model))
-    if not names:
-        return None
-    inside = _without_common_prefix(names)
-    shared = any(
-        len(list(part)) > 1 for _, part in groupby(inside, lambda name: name.split(".")[0])
-    )
-    return names[0] if shared and "." not in inside[0] else None
+    paths = _paths(names)
+    several = Counter(path[0] for path in paths).most_common(1)
+    return names[0] if paths and several[0][1] > 1 and len(paths[0]) == 1 else None
 
 
 def stages(model: nn.Module) -> dict[str, list[str]]:
     """List the gates by stage, in the order of a forward pass, without the stem.
 
-    A stage is what lies in one child of the model, ``layer1`` of a ResNet, if three children or
-    more have several gates and end at different resolutions. Else (VGG, MobileNetV2) consecutive
-    gates of one resolution form a stage, called ``stage1`` and so on."""
+    A stage is a child of the model, ``layer1`` of a ResNet, if three children or more have several
+    gates and end at different resolutions. Otherwise (VGG, MobileNetV2) consecutive gates of one
+    resolution form a stage, called ``stage1`` and so on.
+    """
     names = [name for name in gates(model) if name != stem(model)]
-    resolution = {name: tuple(mask.shape[1:]) for name, mask in read_gates(model).items()}
-    child = dict(
-        zip(names, (name.split(".")[0] for name in _without_common_prefix(names)), strict=True)
-    )
-    children = {name: list(part) for name, part in groupby(names, child.__getitem__)}
-    ends = [resolution[part[-1]] for part in children.values() if len(part) > 1]
+    resolution = {name: mask.shape[1:] for name, mask in read_gates(model).items()}
+    children: dict[str, list[str]] = {}
+    for name, path in zip(names, _paths(names), strict=True):
+        children.setdefault(path[0], []).append(name)
+    ends = [resolution[child[-1]] for child in children.values() if len(child) > 1]
     if len(ends) > 2 and len(set(ends)) == len(ends):
         return children
-    return {
-        f"stage{i}": list(part)
-        for i, (_, part) in enumerate(groupby(names, resolution.get), start=1)
-    }
+    runs = [list(run) for _, run in groupby(names, resolution.get)]
+    return {f"stage{number}": run for number, run in enumerate(runs, start=1)}
+
+
+def _paths(names: Sequence[str]) -> list[list[str]]:
+    """Split dotted names, without the modules that hold all of them."""
+    paths = [name.split(".") for name in names]
+    while paths and all(len(path) > 1 and path[0] == paths[0][0] for path in paths):
+        paths = [path[1:] for path in paths]
+    return paths
 
 
 def _replace(model: nn.Module, relu: nn.Module, by: Gate) -> None:
@@ -419,59 +442,42 @@ def _replace(model: nn.Module, relu: nn.Module, by: Gate) -> None:
             model.set_submodule(name, by)
 
 
-def _without_common_prefix(names: Sequence[str]) -> list[str]:
-    """Dotted names without the modules that all of them lie in."""
-    parts = [name.split(".") for name in names]
-    shared = 0
-    while all(len(part) > shared + 1 and part[shared] == parts[0][shared] for part in parts):
-        shared += 1
-    return [".".join(part[shared:]) for part in parts]
-
-
 def _refuse_change(model: nn.Module, gated: nn.Module, inputs: Tensor) -> None:
-    """Refuse a gated copy with other outputs than the model in eval mode, or with other gradients
-    of them.
-
-    With all gates closed, too, it must compute the same with gradients and without: torch's
-    TransformerEncoderLayer has a faster way for evaluation, which calls no activation module."""
-    before, after = (_behaviour(each, inputs) for each in (copy.deepcopy(model).eval(), gated))
-    if before.keys() != after.keys() or not all(
-        _close(value, after[name]) for name, value in before.items()
-    ):
+    """Refuse a gated copy with other outputs than the model in eval mode, or other gradients."""
+    before = _behaviour(copy.deepcopy(model).eval(), inputs)
+    after = _behaviour(gated, inputs)
+    if len(before) != len(after) or not all(map(_close, before, after)):
         raise ValueError(
-            f"{type(model).__name__} with gates computes something else, or with other gradients (an in-place ReLU on "
-            "what is used again? functions under torch.no_grad()?); make every ReLU a module with inplace=False"
+            f"{type(model).__name__} with gates computes something else, or with other gradients "
+            "(an in-place ReLU on what is used again? functions under torch.no_grad()?); make "
+            "every ReLU a module with inplace=False"
         )
+    # With all gates open the test above sees nothing of torch's TransformerEncoderLayer, which has
+    # a faster way for evaluation that calls no activation module. With all of them closed, the
+    # outputs of the two ways differ.
     linear = with_gates(gated, {name: torch.zeros((), dtype=torch.bool) for name in gates(gated)})
     with torch.enable_grad():
         expected = linear(1 * inputs.clone().requires_grad_()).detach()
     with torch.no_grad():
-        found = linear(inputs)
-    if not _close(expected, found):
+        outputs = linear(inputs)
+    if not _close(expected, outputs):
         raise ValueError(
-            f"{type(model).__name__} computes something else without gradients, since gates are not called: does it "
-            "have a fast path for evaluation, such as torch's TransformerEncoderLayer?"
+            f"{type(model).__name__} computes something else without gradients, since gates are "
+            "not called: does it have a fast path for evaluation, such as torch's "
+            "TransformerEncoderLayer?"
         )
 
 
-def _behaviour(model: nn.Module, inputs: Tensor) -> dict[str, Tensor]:
-    """The outputs, named ``""``, and the gradients of a weighted sum of them by name of the
-    parameter."""
-    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+def _behaviour(model: nn.Module, inputs: Tensor) -> list[Tensor]:
+    """Compute the outputs, and the gradients of a weighted sum of them by each parameter."""
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     with torch.enable_grad():
         outputs = model(inputs)
         if not (parameters and outputs.requires_grad):
-            return {"": outputs.detach()}
+            return [outputs.detach()]
         weights = torch.linspace(1, 2, outputs.numel()).to(outputs).view_as(outputs)
-        gradients = torch.autograd.grad(
-            outputs, list(parameters.values()), weights, allow_unused=True
-        )
-    found = {
-        name: gradient
-        for name, gradient in zip(parameters, gradients, strict=True)
-        if gradient is not None
-    }
-    return found | {"": outputs.detach()}
+        gradients = torch.autograd.grad(outputs, parameters, weights, materialize_grads=True)
+    return [outputs.detach(), *gradients]
 
 
 def _close(one: Tensor, other: Tensor) -> bool:
@@ -479,29 +485,14 @@ def _close(one: Tensor, other: Tensor) -> bool:
     return torch.allclose(one, other, rtol=1e-3, atol=1e-4 * scale)
 
 
-def _fitting(sizes: Tensor, limit: int) -> Tensor:
-    """Positions, in order, of the sizes that fit within a limit after those taken before them."""
-    if int(sizes.max()) <= 1:
-        return torch.arange(len(sizes), device=sizes.device)[
-            (sizes > 0) & (sizes.cumsum(0) <= limit)
-        ]
-    taken, left = [], limit
-    for position, size in enumerate(sizes.tolist()):
-        if 0 < size <= left:
-            taken.append(position)
-            left -= size
-    return torch.tensor(taken, dtype=torch.long, device=sizes.device)
-
-
 def _blank(model: nn.Module, image_size: int) -> Tensor:
-    """Images of a size, with the channels that the model was built for or that its first layer
-    reads."""
-    first = next(
-        (layer for layer in model.modules() if isinstance(layer, nn.Conv2d | nn.Linear)), None
-    )
-    channels = (memory_of(model).input_shape or (getattr(first, "in_channels", None),))[0]
+    """Make images of a size, with the channels that the model was built for or reads first."""
+    layers = (layer for layer in model.modules() if isinstance(layer, nn.Conv2d | nn.Linear))
+    built_for = memory_of(model).input_shape
+    channels = built_for[0] if built_for else getattr(next(layers, None), "in_channels", None)
     if channels is None:
         raise ValueError(
-            f"an image size does not tell the inputs of {type(model).__name__}; gate it with its data"
+            f"an image size does not tell the inputs of {type(model).__name__}; gate it with its "
+            "data"
         )
     return torch.empty(1, channels, image_size, image_size)

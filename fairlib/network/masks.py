@@ -2,13 +2,15 @@
 
 A pruned weight *is* zero in ``module.weight``, under its ordinary name, so evaluating a pruned
 model costs what evaluating the dense one costs. It stays zero because its gradient is masked,
-whatever loop trains it: with a zero gradient, a zero weight has zero momentum and zero decay. What
-comes from elsewhere, momentum of a dense training or a re-initialization, is zeroed in the next
-forward pass, and before fairlib measures the model (``zero_masked``). Under ``torch.func.functional_call``
-the weights are the caller's, and so are their gradients. The mask is the buffer ``weight_mask``
-beside the weight: uint8, 1 where the weight is kept, since torch cannot average buffers of bools.
-It may be changed or replaced, by anything that torch counts as a change: not through
-``weight_mask.data``."""
+whatever loop trains it: with a zero gradient, a zero weight has zero momentum and zero decay. Other
+changes, such as the momentum of a dense training or a re-initialization, are zeroed in the next
+forward pass, and before fairlib measures the model (``zero_masked``). Under
+``torch.func.functional_call`` the weights are the caller's, and so are their gradients.
+
+The mask is the buffer ``weight_mask`` beside the weight: uint8, 1 where the weight is kept, since
+torch cannot average buffers of bools. It may be changed or replaced, by anything that torch counts
+as a change: not through ``weight_mask.data``.
+"""
 
 import copy
 import threading
@@ -22,65 +24,84 @@ from torch.nn.utils import parametrize
 
 from fairlib._validation import check_type, lookup
 
+# Hooks do the work, on the layers and on the model, and not a parametrization of torch's. That
+# would keep the dense weight under another name: the keys of every state_dict would change, each
+# forward pass would multiply by the mask, and weight decay would work on numbers nobody sees.
+#
+# 1. A tensor hook on the weight masks its gradient (_GradientMask). Such hooks get lost: deepcopy,
+#    pickling and load_state_dict(assign=True) make a parameter without them.
+# 2. Hooks of modules survive all of these. So before each forward pass one of them (_guard) zeroes
+#    the weight again and gives it its gradient mask if it has none. It is on each layer, and on the
+#    model, because nn.MultiheadAttention reads the weight of a layer that it never calls.
+# 3. Writing every weight in every pass would cost a fifth of an evaluation. So each layer remembers
+#    when it was last zeroed (_Memory), and is left alone until torch has counted a change.
+
 BUFFER = "weight_mask"
+
+_MEMORY = "_mask_memory"  # Name under which a layer has its _Memory.
 
 _Layer = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
 
-_HELD = "_mask_held"  # Where a layer keeps its _Held.
-
 
 class _Thread(threading.local):
-    """``opened`` is the pass of a root with gradients on that the thread is in, an object of its
-    own; else None."""
+    """Forward pass of a model, with gradients on, that a thread is in: a new object, or None."""
 
-    opened: object = None
+    forward: object = None
 
 
 _thread = _Thread()
 
 
 def prunable(model: nn.Module) -> dict[str, nn.Parameter]:
-    """List the weights that pruning may zero: those of convolutions and linear layers, never biases
-    or normalization.
+    """List the weights that pruning may zero: those of convolutions and linear layers.
 
-    Returns: Parameter name, as in ``named_parameters``, to parameter, in the order of the model's
-        modules. What a mask prunes is zero (``zero_masked``).
+    Biases and normalization are never among them.
 
-    Raises: TypeError: If the model is no module. ValueError: If there are none; if a layer shares
-        its weight with another module; or if a weight is computed from
-            others, by ``torch.nn.utils.prune`` or a parametrization, so that zeroing it would not
-            hold.
+    Returns:
+        Parameter name, as in ``named_parameters``, to parameter, in the order of the model's
+        modules. Weights outside a mask are zero (``zero_masked``).
+
+    Raises:
+        TypeError: If the model is no module.
+        ValueError: If there are none; if a layer shares its weight with another module; or if a
+            weight is computed from others, by ``torch.nn.utils.prune`` or a parametrization, so
+            that zeroing it would not hold.
 
     Example:
         >>> from torch import nn
         >>> from fairlib.network import masks
-        >>> model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(2, 2))
+        >>> convolution = nn.Conv2d(1, 2, 3)
+        >>> model = nn.Sequential(convolution, nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(2, 2))
         >>> list(masks.prunable(model))
         ['0.weight', '3.weight']
     """
     check_type("model", model, nn.Module, "a torch.nn.Module")
     zero_masked(model)
-    weights = {}
-    owned = [
-        (f"{prefix}.{own}".removeprefix("."), parameter)
+    # named_parameters would name a tied weight once.
+    parameters = [
+        (f"{prefix}.{name}".removeprefix("."), parameter)
         for prefix, module in model.named_modules()
-        for own, parameter in module._parameters.items()
+        for name, parameter in module._parameters.items()
     ]
+    weights = {}
     for name, layer in _layers(model):
-        weight = layer._parameters.get("weight")
         if hasattr(layer, "weight_orig"):
             raise ValueError(
-                f"{name} is pruned by torch.nn.utils.prune; call prune.remove(module, 'weight') first"
+                f"{name} is pruned by torch.nn.utils.prune; call prune.remove(module, 'weight') "
+                "first"
             )
         if parametrize.is_parametrized(layer, "weight"):
             raise ValueError(
-                f"{name} is parametrized; call parametrize.remove_parametrizations(module, 'weight')"
+                f"{name} is parametrized; call "
+                "parametrize.remove_parametrizations(module, 'weight')"
             )
+        weight = layer._parameters.get("weight")
         if weight is None:
             raise ValueError(
-                f"{name} is computed from other parameters (weight_norm?); make it a parameter first"
+                f"{name} is computed from other parameters (weight_norm?); make it a parameter "
+                "first"
             )
-        tied = [other for other, parameter in owned if parameter is weight and other != name]
+        tied = [other for other, one in parameters if one is weight and other != name]
         if tied:
             raise ValueError(f"{name} and {tied[0]} are one tied weight; untie them before pruning")
         weights[name] = weight
@@ -94,51 +115,46 @@ def prunable(model: nn.Module) -> dict[str, nn.Parameter]:
 def read_masks(model: nn.Module) -> dict[str, Tensor]:
     """Read the masks of a model.
 
-    Returns: Parameter name to bool tensor of the weight's shape, True where the weight is kept;
-        layers without a mask are left out. The other weights are zero (``zero_masked``).
+    Returns:
+        Parameter name to bool tensor of the weight's shape, True where the weight is kept; layers
+        without a mask are left out. The other weights are zero (``zero_masked``).
     """
     zero_masked(model)
-    found = {
-        name: mask
-        for name, layer in _layers(model)
-        if (mask := layer._buffers.get(BUFFER)) is not None
-    }
-    return {
-        name: mask.view(torch.bool) if mask.dtype == torch.uint8 else mask
-        for name, mask in found.items()
-    }
+    buffers = {name: layer._buffers.get(BUFFER) for name, layer in _layers(model)}
+    return {name: mask.view(torch.bool) for name, mask in buffers.items() if mask is not None}
 
 
 def zero_masked(model: nn.Module) -> None:
     """Zero the masked weights of a model, in place, before they are read or measured.
 
     Every forward pass does so too when it begins: with gradients on always, without them where a
-    weight has changed. What it cannot see without gradients is a change through ``weight.data`` or
-    NumPy after which there was no backward pass; and never one by the network itself, through
-    ``weight.data``, between its beginning and the layer."""
+    weight has changed. Without gradients it cannot see a change through ``weight.data`` or NumPy
+    after which there was no backward pass; and it never sees one by the network itself, through
+    ``weight.data``, between its beginning and the layer.
+    """
     for layer, weight, mask in _masked(model):
-        if _is_guarded(layer):  # Else a buffer of this name is somebody else's.
-            _known(layer).fill(weight, mask, None)
+        # A module without the hook has a buffer of this name that is somebody else's.
+        if _is_guarded(layer):
+            _memory(layer).zero(weight, mask)
 
 
 def with_masks(model: nn.Module, keep: Mapping[str, Tensor]) -> nn.Module:
-    """Copy a model, in eval mode, with the weights outside ``keep`` zero; they stay zero in any
-    training.
+    """Copy a model, in eval mode, with the weights outside ``keep`` zero in any training.
 
-    Args: model: Left as it is. keep: Parameter name to bool tensor of the weight's shape, True
-        where the weight is kept. Weights not named
-            keep the mask they have.
+    Args:
+        model: Left as it is.
+        keep: Parameter name to bool tensor of the weight's shape, True where the weight is kept.
+            Weights not named keep the mask they have.
 
     Raises:
         ValueError: If a name is no prunable weight or a shape differs.
 
     Example:
-        A mask of one's own:
-
         >>> import torch
         >>> from fairlib.network import masks
         >>> model = torch.nn.Linear(3, 1)
-        >>> masks.with_masks(model, {"weight": torch.tensor([[True, False, True]])}).weight.tolist()[0][1]
+        >>> keep = {"weight": torch.tensor([[True, False, True]])}
+        >>> masks.with_masks(model, keep).weight.tolist()[0][1]
         0.0
     """
     masked = copy.deepcopy(model)
@@ -149,36 +165,37 @@ def with_masks(model: nn.Module, keep: Mapping[str, Tensor]) -> nn.Module:
 def set_masks(model: nn.Module, keep: Mapping[str, Tensor]) -> None:
     """Mask a model in place, for a training loop whose optimizer holds its parameters.
 
-    Args: model: Its masked weights become zero and stay so. keep: Parameter name to bool tensor of
-        the weight's shape, True where the weight is kept. Weights not named
-            keep the mask they have.
+    Args:
+        model: Its masked weights become zero and stay so.
+        keep: Parameter name to bool tensor of the weight's shape, True where the weight is kept.
+            Weights not named keep the mask they have.
 
     Raises:
         ValueError: If a name is no prunable weight or a shape differs; then the model is as it was.
     """
-    known, layers = prunable(model), dict(_layers(model))
+    weights, layers = prunable(model), dict(_layers(model))
     for name, mask in keep.items():
-        check_mask(name, mask, lookup("prunable weight", name, known).shape)
+        check_mask(name, mask, lookup("prunable weight", name, weights).shape)
     for name, mask in keep.items():
         layer = layers[name]
-        before = layer._buffers.get(BUFFER)
-        if before is not None:
-            before.copy_(mask)
+        buffer = layer._buffers.get(BUFFER)
+        if buffer is not None:
+            buffer.copy_(mask)
         else:
             layer.register_buffer(BUFFER, mask.detach().to(layer.weight.device, torch.uint8))
-            layer.register_load_state_dict_post_hook(_zero)
-            layer.register_state_dict_pre_hook(_hold)
+            layer.register_load_state_dict_post_hook(_zero_out_of_place)
+            layer.register_state_dict_pre_hook(_zero_before_saving)
             layer.register_forward_pre_hook(_guard)
-        _zero(layer)
+        _zero_out_of_place(layer)
     if keep and not _is_guarded(model):
         model.register_forward_pre_hook(_guard)
-        model.register_forward_hook(_leave, always_call=True)
+        model.register_forward_hook(_end_forward, always_call=True)
     _guard(model)
-    _leave()
+    _end_forward()
 
 
 def check_scores(scores: Mapping[str, Tensor]) -> None:
-    """Refuse scores, by the name of what they are of, that hold NaN.
+    """Refuse scores, given by name of the scored layer, that hold NaN.
 
     Raises:
         ValueError: If some do.
@@ -191,8 +208,8 @@ def check_scores(scores: Mapping[str, Tensor]) -> None:
 def check_mask(name: str, mask: Tensor, shape: torch.Size) -> None:
     """Refuse a mask of another dtype than bool or of another shape.
 
-    Raises: ValueError: Naming what is masked, the shape that is needed, and dtype and shape of the
-        mask.
+    Raises:
+        ValueError: If it is one; names the layer, and dtype and shape of both masks.
     """
     if mask.shape != shape or mask.dtype != torch.bool:
         raise ValueError(
@@ -211,193 +228,179 @@ def sparsity(model: nn.Module) -> float:
         Each layer has six weights, and the first layer's are zero; biases do not count.
 
         >>> import torch, fairlib
-        >>> model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.ReLU(), torch.nn.Linear(2, 3))
+        >>> model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Linear(2, 3))
         >>> _ = model[0].weight.data.zero_()
         >>> fairlib.sparsity(model)
         0.5
     """
     weights = prunable(model).values()
-    return 1 - sum(int(weight.count_nonzero()) for weight in weights) / sum(
-        weight.numel() for weight in weights
-    )
+    nonzero = sum(int(weight.count_nonzero()) for weight in weights)
+    return 1 - nonzero / sum(weight.numel() for weight in weights)
 
 
 def _layers(model: nn.Module) -> Iterator[tuple[str, _Layer]]:
-    """The layers whose weights can be pruned, by the name of the weight."""
+    """Yield the layers whose weights can be pruned, by the name of the weight."""
     for prefix, layer in model.named_modules():
         if isinstance(layer, _Layer):
             yield f"{prefix}.weight".removeprefix("."), layer
 
 
-def _zero(layer: _Layer, *_: object) -> None:
-    """Zero the masked weights; as a hook, after whatever ``load_state_dict`` brought."""
-    # Out of place: after load_state_dict(assign=True) the tensor is the caller's.
-    layer.weight.data = layer.weight.data.masked_fill(layer.get_buffer(BUFFER) == 0, 0)
-
-
-def _hold(layer: nn.Module, *_: object) -> None:
-    """Hold a layer, as a hook before its ``state_dict`` is taken."""
-    zero_masked(layer)
-
-
 def _masked(model: nn.Module) -> Iterator[tuple[nn.Module, nn.Parameter, Tensor]]:
-    """Layers with a mask, their weights and masks; none where the weight is a caller's."""
+    """Yield layers with a mask, their weights and masks; none where the weight is a caller's."""
+    # ``model.modules()`` takes three times as long, in every pass. A ScriptModule has other
+    # dictionaries, and no masks.
     modules: list[nn.Module | None] = [model]
-    while modules:  # ``model.modules()`` takes three times as long, in every pass.
+    while modules:
         layer = modules.pop()
-        if layer is None or isinstance(
-            layer, torch.jit.ScriptModule
-        ):  # It has other dictionaries, and no masks.
+        if layer is None or isinstance(layer, torch.jit.ScriptModule):
             continue
-        mask = layer._buffers.get(BUFFER)
-        if mask is not None and isinstance(weight := layer._parameters.get("weight"), nn.Parameter):
+        mask, weight = layer._buffers.get(BUFFER), layer._parameters.get("weight")
+        if mask is not None and isinstance(weight, nn.Parameter):
             yield layer, weight, mask
         modules += layer._modules.values()
-
-
-class _Held:
-    """What is known of a layer's mask and masked weights; a copy or an unpickled layer begins with
-    nothing."""
-
-    mask: Tensor | None = None  # The buffer, its version and where it is zero.
-    mask_version = -1
-    complement: Tensor
-    # Weak references to the weight and its storage, and its version, when it was last zeroed.
-    weight: Any = None
-    storage: Any = None
-    version = -1
-    opened: object = None  # The pass that zeroed it.
-    hooked: Any = None  # Weak reference to the weight that has a gradient mask.
-
-    def __reduce__(self) -> tuple[type["_Held"], tuple[()]]:
-        return _Held, ()
-
-    def holds(self, weight: nn.Parameter, mask: Tensor) -> bool:
-        """Whether weights and mask are those of the last :meth:`fill`."""
-        known = self.storage is not None and self.storage() is weight.untyped_storage()
-        return known and self.version == weight._version and self.knows(mask)
-
-    def knows(self, mask: Tensor) -> bool:
-        """Whether :attr:`complement` is that of the mask as it is."""
-        return mask is self.mask and mask._version == self.mask_version
-
-    def is_foreign(self, weight: nn.Parameter) -> bool:
-        """Whether the layer computes with another parameter than its own, under
-        ``functional_call``."""
-        own = self.weight and self.weight()
-        return own is not None and own is not weight
-
-    def fill(self, weight: nn.Parameter, mask: Tensor, opened: object) -> None:
-        """Zero the masked weights in place, and note of which weights and in which pass this was
-        done."""
-        if weight.is_inference():  # It tells no version.
-            weight.data.masked_fill_(mask == 0, 0)
-            return
-        weight.data.masked_fill_(self.complement if self.knows(mask) else self.read(mask), 0)
-        self.weight, self.storage = weakref.ref(weight), weakref.ref(weight.untyped_storage())
-        self.version, self.opened = weight._version, opened
-
-    def read(self, mask: Tensor) -> Tensor:
-        """Find where a mask is zero, and keep it for as long as the mask is not changed."""
-        complement = mask == 0
-        wrapped = type(complement) is not Tensor or torch._C._functorch.is_functorch_wrapped_tensor(
-            complement
-        )
-        if not (
-            wrapped or complement.is_inference() or mask.is_inference()
-        ):  # Else it is of no use later.
-            self.complement, self.mask, self.mask_version = complement, mask, mask._version
-        return complement
-
-
-def _known(layer: nn.Module) -> _Held:
-    held = layer.__dict__.get(_HELD)
-    if held is None:
-        held = layer.__dict__[_HELD] = _Held()
-    return held
-
-
-def _hook(layer: nn.Module, weight: nn.Parameter) -> None:
-    """Give a weight its gradient mask if it lacks one."""
-    hooks = (weight._backward_hooks or {}).values()
-    if not any(isinstance(hook, _GradientMask) and hook.layer() is layer for hook in hooks):
-        weight.register_hook(_GradientMask(layer))
 
 
 def _is_guarded(module: nn.Module) -> bool:
     return any(hook is _guard for hook in module._forward_pre_hooks.values())
 
 
+def _zero_out_of_place(layer: _Layer, *_: object) -> None:
+    """Zero the masked weights; as a hook, after ``load_state_dict`` has brought others."""
+    # After load_state_dict(assign=True) the tensor is the caller's, whose model may be dense.
+    layer.weight.data = layer.weight.data.masked_fill(layer.get_buffer(BUFFER) == 0, 0)
+
+
+def _zero_before_saving(layer: nn.Module, *_: object) -> None:
+    zero_masked(layer)
+
+
+class _Memory:
+    """Mask and weight of a layer when it was last zeroed."""
+
+    # The mask, its version, and where it is zero: comparing in each pass would cost as much as
+    # filling.
+    mask: Tensor | None = None
+    mask_version = -1
+    zeros: Tensor
+    # The weight and its storage, as weak references, and its version. The storage as well, since
+    # ``parameter.data = tensor`` and vector_to_parameters change neither object nor version; and
+    # not its address, at which a freed one may be followed by the next.
+    weight: Any = None
+    storage: Any = None
+    version = -1
+    forward: object = None  # The pass of the model (_thread.forward) in which it was zeroed.
+
+    def __reduce__(self) -> tuple[type["_Memory"], tuple[()]]:
+        return _Memory, ()  # A copy has other tensors, and weak references cannot be pickled.
+
+    def knows(self, mask: Tensor) -> bool:
+        """Return True if :attr:`zeros` is where this mask, as it is now, is zero."""
+        return mask is self.mask and mask._version == self.mask_version
+
+    def holds(self, weight: nn.Parameter, mask: Tensor) -> bool:
+        """Return True if torch has counted no change since this weight was last zeroed."""
+        same = self.storage is not None and self.storage() is weight.untyped_storage()
+        return same and self.version == weight._version and self.knows(mask)
+
+    def is_foreign(self, weight: nn.Parameter) -> bool:
+        """Return True if the weight is another parameter, put there by ``functional_call``."""
+        own = self.weight and self.weight()
+        return own is not None and own is not weight
+
+    def zero(self, weight: nn.Parameter, mask: Tensor, forward: object = None) -> None:
+        """Zero the masked weights in place, and remember that it was done."""
+        weight.data.masked_fill_(self.zeros_of(mask), 0)
+        if not weight.is_inference():  # Its tensors tell no version.
+            self.weight, self.storage = weakref.ref(weight), weakref.ref(weight.untyped_storage())
+            self.version, self.forward = weight._version, forward
+
+    def zeros_of(self, mask: Tensor) -> Tensor:
+        """Return where a mask is zero, from memory as long as the mask is not changed."""
+        if self.knows(mask):
+            return self.zeros
+        zeros = mask == 0
+        # A tensor of inference mode cannot be used in a training later, and one of vmap or grad
+        # not outside of them; a subclass is a fake tensor of the compiler.
+        wrapped = torch._C._functorch.is_functorch_wrapped_tensor(zeros)
+        passing = wrapped or type(zeros) is not Tensor or zeros.is_inference()
+        if not (passing or mask.is_inference()):
+            self.zeros, self.mask, self.mask_version = zeros, mask, mask._version
+        return zeros
+
+
+def _memory(layer: nn.Module) -> _Memory:
+    # In __dict__ and not by setattr, which costs more: this runs for each layer in each pass.
+    memory = layer.__dict__.get(_MEMORY)
+    if memory is None:
+        memory = layer.__dict__[_MEMORY] = _Memory()
+    return memory
+
+
 class _GradientMask:
     """A tensor hook that zeroes the gradient of a layer's masked weights."""
 
-    __torch_unserializable__ = (
-        True  # It holds a weak reference; a copy or an unpickled module gets its own.
-    )
+    # torch.save leaves it out: it has a weak reference, and an unpickled module gets its own.
+    __torch_unserializable__ = True
 
     def __init__(self, layer: nn.Module):
-        self.layer, self.held = weakref.ref(layer), _known(layer)
+        self.layer, self.memory = weakref.ref(layer), _memory(layer)
 
     def __call__(self, gradient: Tensor) -> Tensor:
         layer = self.layer()
-        if layer is None or (mask := layer._buffers.get(BUFFER)) is None:
+        mask = None if layer is None else layer._buffers.get(BUFFER)
+        if mask is None:
             return gradient
         if torch.compiler.is_compiling():
             return gradient.masked_fill(mask == 0, 0)
-        held = self.held
-        held.version = -1  # Fused optimizers leave the version as it is.
-        return gradient.masked_fill(held.complement if held.knows(mask) else held.read(mask), 0)
+        # A step follows, and fused optimizers change a weight without counting it as a change.
+        self.memory.version = -1
+        return gradient.masked_fill(self.memory.zeros_of(mask), 0)
+
+
+def _mask_gradient(layer: nn.Module, weight: nn.Parameter) -> None:
+    """Give a weight its gradient mask if it needs one and has none."""
+    if not (torch.is_grad_enabled() and weight.requires_grad):
+        return
+    for hook in (weight._backward_hooks or {}).values():
+        if isinstance(hook, _GradientMask) and hook.layer() is layer:
+            return
+    weight.register_hook(_GradientMask(layer))
 
 
 def _guard(module: nn.Module, *_: object) -> None:
-    """Zero every masked weight below ``module``, and give it its gradient mask if it lacks one.
-
-    A forward pre-hook, because tensor hooks do not survive ``deepcopy``, pickling or
-    ``load_state_dict(assign=True)``, while module hooks do. It stands on the layer and on the root:
-    a root such as ``nn.MultiheadAttention`` reads the weight of a layer that it never calls. What
-    the root has done in this pass the layers do not do again."""
-    grad, compiling, opened = torch.is_grad_enabled(), torch.compiler.is_compiling(), None
-    if not compiling:
-        opened, held = _thread.opened, module.__dict__.get(_HELD)
-        if held is not None and opened is not None and held.opened is opened:
-            weight, mask = module._parameters.get("weight"), module._buffers.get(BUFFER)
-            if mask is not None and held.weight() is weight and held.holds(weight, mask):
-                return
-        if grad and _leave in module._forward_hooks.values():
-            _thread.opened = opened = object()
+    """Zero every masked weight below a module, and mask its gradient; as a forward pre-hook."""
     if "weight_orig" in module._parameters:
         raise ValueError(
-            f"torch.nn.utils.prune has overwritten fairlib's mask of this {type(module).__name__}, since both call it "
-            "weight_mask; call torch.nn.utils.prune.remove(module, 'weight') and prune with fairlib alone"
+            "torch.nn.utils.prune has overwritten fairlib's mask of this "
+            f"{type(module).__name__}, since both call it weight_mask; call "
+            "torch.nn.utils.prune.remove(module, 'weight') and prune with fairlib alone"
         )
-    if compiling:
-        _guard_compiled(module)
+    if torch.compiler.is_compiling():
+        # In a graph tensors tell no version; and a model that is exported needs no masks.
+        if not torch.compiler.is_exporting():
+            for layer, weight, mask in _masked(module):
+                weight.data.masked_fill_(mask == 0, 0)
+                _mask_gradient(layer, weight)
         return
+    grad, forward = torch.is_grad_enabled(), _thread.forward
+    memory = module.__dict__.get(_MEMORY)
+    if forward is not None and memory is not None and memory.forward is forward:
+        # The model has zeroed this layer in this pass of this thread: once is enough.
+        own, buffer = module._parameters.get("weight"), module._buffers.get(BUFFER)
+        if buffer is not None and memory.weight() is own and memory.holds(own, buffer):
+            return
+    if grad and _end_forward in module._forward_hooks.values():
+        _thread.forward = forward = object()
     for layer, weight, mask in _masked(module):
-        held = _known(layer)
-        if grad or not (held.holds(weight, mask) or held.is_foreign(weight)):
-            held.fill(weight, mask, opened if grad else None)
-        if (
-            grad
-            and weight.requires_grad
-            and not (held.hooked and held.hooked() is weight and weight._backward_hooks)
-        ):
-            _hook(layer, weight)
-            held.hooked = weakref.ref(weight)
+        memory = _memory(layer)
+        # With gradients on without looking: training loops write to weight.data, which torch does
+        # not count. Without, never the weights of another model under functional_call.
+        if grad or not (memory.holds(weight, mask) or memory.is_foreign(weight)):
+            memory.zero(weight, mask, forward if grad else None)
+        _mask_gradient(layer, weight)
 
 
-def _guard_compiled(module: nn.Module) -> None:
-    """Guard a module in the graph of a compiled one, where tensors tell no version; an exported one
-    has no masks."""
-    if torch.compiler.is_exporting():
-        return
-    for layer, weight, mask in _masked(module):
-        weight.data.masked_fill_(mask == 0, 0)
-        if torch.is_grad_enabled() and weight.requires_grad:
-            _hook(layer, weight)
-
-
-def _leave(*_: object) -> None:
-    """End the pass of a root, as a forward hook, also where it fails."""
+def _end_forward(*_: object) -> None:
+    """End the forward pass of a model, also where it fails; as a forward hook."""
     if not torch.compiler.is_compiling():
-        _thread.opened = None
+        _thread.forward = None

@@ -152,7 +152,7 @@ def test_missing_data_say_where_and_how_and_nothing_is_downloaded(tmp_path):
     ):
         small(tmp_path)
     with pytest.raises(
-        TypeError, match="unknown setting 'download' for data set 'celeba'; known: limit"
+        TypeError, match="unknown setting 'download' for data set 'celeba'; known: none"
     ):
         small(tmp_path, download=True)
 

@@ -26,14 +26,14 @@ def flags(numbers):
     )
 
 
-def collect(files, table, limit=None):
-    return faces_with(REQUEST, files, table, source="list.txt", target="Smiling", limit=limit)
+def collect(files, table):
+    return faces_with(REQUEST, files, table, source="list.txt", target="Smiling")
 
 
 def test_only_what_has_both_a_picture_and_a_row_is_taken_and_the_rest_counted(files):
     found = collect(files, flags([7, 9, 2, 3, 10, 11]))
     assert sorted(found.table.index) == ["2.png", "3.png", "7.png"]
-    assert found.report == {"found": 8, "unlisted": 5, "missing": 3, "not_drawn": 0}
+    assert found.report == {"found": 8, "unlisted": 5, "missing": 3}
     rows = found.table.loc[["2.png", "3.png", "7.png"]]
     assert rows["gender"].tolist() == ["male", "male", "female"]
     assert rows["Smiling"].tolist() == ["no", "yes", "yes"]
@@ -46,12 +46,6 @@ def test_pictures_stand_in_the_order_of_the_table(files):
     assert [
         f"{value // 10}.png" for value in images[:, 0, 0, 0].tolist()
     ] == found.table.index.tolist()
-
-
-def test_a_limit_draws_by_the_seed(files):
-    some, again = (collect(files, flags(range(8)), limit=3) for _ in range(2))
-    assert len(some.table) == 3 and some.report["not_drawn"] == 5
-    pd.testing.assert_frame_equal(some.table, again.table)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@ import pandas as pd
 import pytest
 
 from fairlib.data import DATASETS, load
-from fairlib.data.collection import Collection, draw, select
+from fairlib.data.collection import Collection, select_attributes
 
 
 @pytest.fixture
@@ -120,9 +120,9 @@ def test_select_one_or_crossed():
             "race": pd.Categorical.from_codes([2, 0, -1, 1], ["White", "Black", "Asian"]),
         }
     )
-    codes, names = select(table, "race")
+    codes, names = select_attributes(table, "race")
     assert (codes.tolist(), names) == ([2, 0, -1, 1], ("White", "Black", "Asian"))
-    codes, names = select(table, ["gender", "race"])
+    codes, names = select_attributes(table, ["gender", "race"])
     assert [names[c] if c >= 0 else None for c in codes] == [
         "male x Asian",
         "female x White",
@@ -131,11 +131,11 @@ def test_select_one_or_crossed():
     ]
     assert len(names) == 6
     with pytest.raises(ValueError, match="unknown attribute 'hair'; known: gender, race"):
-        select(table, ["gender", "hair"])
+        select_attributes(table, ["gender", "hair"])
     with pytest.raises(ValueError, match="each once"):
-        select(table, ["race", "race"])
+        select_attributes(table, ["race", "race"])
     with pytest.raises(ValueError, match="one or more"):
-        select(table, [])
+        select_attributes(table, [])
 
 
 def test_select_refuses_what_divides_nobody():
@@ -149,16 +149,12 @@ def test_select_refuses_what_divides_nobody():
         ("age", "2 distinct numbers"),
     ):
         with pytest.raises(ValueError, match=f"attribute '{name}' .*{message}"):
-            select(table, name)
+            select_attributes(table, name)
     assert (
-        select(table, "Wavy Hair")[0].tolist() == select(table, "Wavy_Hair")[0].tolist() == [0, 1]
+        select_attributes(table, "Wavy Hair")[0].tolist()
+        == select_attributes(table, "Wavy_Hair")[0].tolist()
+        == [0, 1]
     )
-
-
-@pytest.mark.parametrize(("count", "limit", "size"), [(5, None, 5), (5, 9, 5), (5, 3, 3)])
-def test_draw_takes_all_or_as_many_as_asked_for(count, limit, size):
-    rows = draw(count, limit, np.random.default_rng(0))
-    assert len(rows) == size and (np.diff(rows) > 0).all() and set(rows) <= set(range(count))
 
 
 def test_defaults_undefined_samples_and_report(people):
@@ -169,7 +165,7 @@ def test_defaults_undefined_samples_and_report(people):
     assert train.target_names == ("young", "middle", "old")
     assert train.group_names == test.group_names == ("Ur", "Uruk")
     assert splits.report == {
-        "found": 120, "undefined": 12, "duplicates": 0, "conflicting": 0,
+        "not_drawn": 0, "found": 120, "undefined": 12, "duplicates": 0, "conflicting": 0,
         "train": len(train), "val": len(val), "test": len(test),
     }  # fmt: skip
     assert len(train) + len(val) + len(test) == 108
@@ -248,9 +244,7 @@ def test_errors_help(people):
         load("people", target="race")
     with pytest.raises(ValueError, match=r"group 'young x Ur' has 1 sample in the val split"):
         load("people", group=["age", "town"], fractions=(0.9, 0.05, 0.05))
-    with pytest.raises(
-        ValueError, match=r"image_size must be a positive integer, or 0 for .* own, got -1"
-    ):
+    with pytest.raises(ValueError, match=r"image_size must lie in .* got -1"):
         load("people", image_size=-1)
     with pytest.raises(TypeError, match="seed must be an integer"):
         load("people", seed=None)
@@ -280,11 +274,16 @@ def test_a_limit_is_the_size_of_data_that_are_drawn():
         load("digits", limit=100, size=200)
 
 
-def test_a_limit_is_refused_where_there_is_nothing_to_limit(people):
-    with pytest.raises(
-        TypeError, match="unknown setting 'limit' for data set 'people'; known: copies"
-    ):
-        load("people", limit=50)
+def test_a_limit_draws_samples_by_the_seed_before_anything_else(people):
+    whole = DATASETS["people"](type("Request", (), {"seed": np.random.SeedSequence(5).spawn(2)[0]}))
+    rows = np.random.default_rng(np.random.SeedSequence(5).spawn(2)[0]).choice(120, 90, False)
+    some = load("people", seed=5, limit=90)
+    wanted = {image.tobytes() for image in whole.images(rows[rows >= 12])}  # The others: no town.
+    assert pixels(*some) == wanted and some.report["not_drawn"] == 30
+    assert same(load("people", limit=500), load("people"))
+    for limit, error in ((-1, ValueError), (2.5, TypeError), (True, TypeError)):
+        with pytest.raises(error, match="limit must"):
+            load("people", limit=limit)
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,7 @@ def test_nothing_is_drawn_for_a_part_without_a_share():
     cells, units = np.arange(100) % 7, np.arange(100) // 3
     for fractions in ((0, 0, 1), (0.5, 0, 0.5), (1, 0, 0)):
         for more in ({}, {"units": units}, {"people": units}):
-            parts = fill_parts(None, cells, fractions, np.random.default_rng(0), **more)
+            parts = fill_parts(np.full(100, -1), cells, fractions, np.random.default_rng(0), **more)
             assert set(parts) == {part for part in range(3) if fractions[part]}
     given = np.where(cells == 0, 2, -1)
     assert set(fill_parts(given, cells, (0.5, 0, 0.5), np.random.default_rng(0))) == {0, 2}

@@ -5,7 +5,7 @@ import pytest
 from scipy import ndimage
 
 from fairlib.data import load
-from fairlib.data.face_drawing import FACTORS, Pose, draw_faces
+from fairlib.data.face_drawing import FACTORS, draw_faces
 from fairlib.data.synthetic_faces import latent_frame
 
 EQUAL = (1, 1, 1, 1, 1)
@@ -147,16 +147,15 @@ def test_the_noise_is_as_strong_as_is_said(monkeypatch):
     assert (noisy - clean)[middle].std().item() == pytest.approx(0.05, rel=0.03)
 
 
-def straight(count):
-    zero = np.zeros(count)
-    return Pose(np.zeros((count, 2)), zero, zero + 1, zero + 1, np.zeros((count, 2)))
+def pose(shift=(0, 0), angle=0, scale=1, light=1, slope=(0, 0)):
+    return np.array([[*shift, angle, scale, light, *slope]])
 
 
 def test_every_factor_shows_and_shows_on_both_sides():
     for column in range(len(FACTORS)):
         factors = np.zeros((3, len(FACTORS)))
         factors[:, column] = [-0.8, 0.0, 0.8]
-        low, middle, high = draw_faces(factors, straight(3), 32)[:, 0]
+        low, middle, high = draw_faces(factors, pose().repeat(3, axis=0), 32)[:, 0]
         assert np.abs(low - middle).mean() > 0.0005
         assert np.abs(high - middle).mean() > 0.0005
         assert low == pytest.approx(low[:, ::-1], abs=1e-6)
@@ -164,13 +163,11 @@ def test_every_factor_shows_and_shows_on_both_sides():
 
 def test_pose_moves_turns_and_lights_the_face():
     factors = np.zeros((1, len(FACTORS)))
-    plain = draw_faces(factors, straight(1), 32)[0, 0]
 
     def drawn(**change):
-        pose = straight(1)
-        values = {name: np.array([change.get(name, getattr(pose, name)[0])]) for name in vars(pose)}
-        return draw_faces(factors, Pose(**values), 32)[0, 0]
+        return draw_faces(factors, pose(**change), 32)[0, 0]
 
+    plain = drawn()
     shifted = drawn(shift=(0.125, -0.0625))  # two pixels to the right, one up
     assert shifted[:-1, 2:] == pytest.approx(plain[1:, :-2], abs=1e-5)
     turned = ndimage.rotate(plain, -np.degrees(0.4), reshape=False, order=1, mode="nearest")
@@ -197,7 +194,7 @@ def test_the_seed_governs_everything():
         ({"shares": (1, 0)}, "shares must be"),
         ({"shares": (1, 2), "spreads": (1, 1, 1)}, "one for each of the 2 groups"),
         ({"spreads": -1.0}, "spreads must be a positive number"),
-        ({"size": 0}, "size must be a positive integer"),
+        ({"size": 0}, "size must lie in"),
         ({"size": 20}, "group 'A' has 1 sample in the val split"),
     ],
 )

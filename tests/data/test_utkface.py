@@ -217,12 +217,6 @@ def test_missing_or_empty_data_say_where_and_how(tmp_path):
         small(tmp_path)
 
 
-@pytest.mark.parametrize("limit", [-3, 2.5, True])
-def test_limit_is_a_count(root, limit):
-    with pytest.raises(ValueError, match="limit must be None or a positive integer"):
-        small(root, limit=limit)
-
-
 def test_unknown_attributes_are_refused_before_anything_is_decoded(tmp_path):
     (tmp_path / "1_0_0_2.jpg").write_bytes(b"no picture")
     with pytest.raises(

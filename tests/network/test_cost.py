@@ -41,7 +41,7 @@ def test_cost_by_hand(images):
     assert (table["latency_low"] > 0).all() and list(table.index) == ["net", "same"]
     assert (
         table.loc["net", "ratio"] == 1
-        and table.attrs == {"batch_size": 3, "threads": 1}
+        and table.attrs == {"batch_size": 3, "threads": 1, "reasons": {}}
         and net.training
     )
     alone = cost(net, images, latency=False)
@@ -56,6 +56,9 @@ def test_what_cannot_be_computed_is_nan():
     net = nn.Sequential(nn.Linear(3, 4), Branching())
     with pytest.warns(UserWarning, match="latency of 'odd' is NaN: Sequential cannot be exported"):
         table = cost({"plain": nn.Linear(3, 4), "odd": net}, torch.rand(2, 3), repeats=1)
+    reasons = table.attrs["reasons"]
+    assert reasons["relus of 'plain'"] == "ValueError: Linear has no ReLU to gate"
+    assert reasons["latency of 'odd'"].startswith("Sequential cannot be exported")
     assert table["relus"].isna().all() and [*table["latency"].isna()] == [
         *table["ratio"].isna()
     ] == [False, True]
@@ -156,9 +159,17 @@ def test_a_model_that_cannot_be_copied_has_its_bytes(images):
     pixels = example_inputs(nn.Flatten(), images)[0].numel()
     model = nn.Sequential(nn.Flatten(), nn.Linear(pixels, 3))
     model.lock = threading.Lock()
-    row = cost(model, images, latency=False).loc["model"]
+    table = cost(model, images, latency=False)
+    row = table.loc["model"]
+    assert "cannot pickle" in table.attrs["reasons"]["relus of 'model'"]
     assert row["bytes"] == 4 * row["parameters"] and np.isnan(row["relus"])
     noisy = nn.Sequential(nn.Flatten(), Noisy(), nn.Linear(pixels, 3))
     state = torch.random.get_rng_state()
     cost(noisy, images, latency=False)
     assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_a_fault_is_no_reason_for_nan(cnn, images, monkeypatch):
+    monkeypatch.setattr(gates, "count", lambda model: model.nowhere)
+    with pytest.raises(AttributeError, match="nowhere"):
+        cost(cnn, images, latency=False)

@@ -51,14 +51,14 @@ def test_leaves_mode_buffers_and_gradients(images):
 
 def test_chunks_do_not_show(cnn, images, monkeypatch):
     whole = predict(cnn, images)
-    monkeypatch.setattr("fairlib.network.evaluation.CHUNK", 7)
+    monkeypatch.setattr("fairlib.network.evaluation.SAMPLES_PER_PASS", 7)
     np.testing.assert_allclose(predict(cnn, images).logits, whole.logits, atol=1e-5)
 
 
 def test_passes_hold_every_sample_once_and_are_smaller_on_a_cpu(images):
     small = images.inputs[0].numel() * 50
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fairlib.network.evaluation.NUMBERS_CPU", small)
+        patch.setattr("fairlib.network.evaluation.NUMBERS_PER_PASS_CPU", small)
         dealt = {kind: evaluation.passes(images, torch.device(kind)) for kind in ("cpu", "cuda")}
     assert [len(index) for index in dealt["cpu"]] == [50, 50, 20] and [
         len(index) for index in dealt["cuda"]
