@@ -90,7 +90,7 @@ def svd(model: nn.Module, *, kept: float, by: str = "share", last: str = "split"
             weight.data.copy_(matrix.view_as(weight))
         replace(small, layers[name], pair)
     if ranks:
-        remember(small, kept={}, recipe=None)  # Both are of the dense network.
+        remember(small, snapshots={}, recipe=None)  # Both are of the dense network.
         _refuse_failure(small)
     return small
 

@@ -17,7 +17,15 @@ from torch.nn.functional import normalize
 from fairlib._validation import check_number
 from fairlib.data import GroupedDataset
 from fairlib.network import gates, masks
-from fairlib.training import Batch, Constraint, Objective, fit
+from fairlib.training import (
+    Batch,
+    Constraint,
+    LoopSettings,
+    Objective,
+    Training,
+    carry_out,
+    fit,
+)
 from fairlib.training.compressors import Settings
 
 
@@ -127,7 +135,7 @@ def sensitivity(
         threshold = flat.kthvalue(max(1, round((1 - density) * progress * flat.numel()))).values
         return {name: weight.detach().abs() > threshold for name, weight in weights.items()}
 
-    sparse = fit(model, data, sparsify=sparser, **settings)
+    sparse = carry_out(Training(model, data, settings, LoopSettings(sparsify=sparser)))
     kept = {name: float(mask.float().mean()) for name, mask in masks.read_masks(sparse).items()}
     return {
         gate: 1 - kept[f"{layer}.weight"] for gate, layer in feeding_layers(model, data).items()

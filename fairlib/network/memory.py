@@ -20,18 +20,23 @@ _ATTRIBUTE = "_fairlib_memory"
 class TrainingMemory:
     """What is known of a module; what is unknown is None.
 
-    Attributes: history: One row for each epoch of the last :func:`fairlib.fit`. kept: Number of
-        optimizer steps of the last :func:`fairlib.fit` to the ``state_dict`` after them. price:
-        Number of gradients of samples that have gone into the module. recipe: The arguments of
-        :func:`fairlib.build` that give the architecture. input_shape: Shape of one input, ``(C, H,
-        W)`` or ``(D,)``.
+    Attributes:
+        history: One row for each epoch of the last :func:`fairlib.fit`.
+        snapshots: Number of optimizer steps of the last :func:`fairlib.fit` to the ``state_dict``
+            after them.
+        price: Number of gradients of samples that have gone into the module.
+        recipe: The arguments of :func:`fairlib.build` that give the architecture.
+        input_shape: Shape of one input, ``(C, H, W)`` or ``(D,)``.
+        timing: ``seconds`` of the last :func:`fairlib.fit`, and ``dual_seconds`` of them that a
+            constraint spent between epochs; empty if it was read from the cache.
     """
 
     history: Sequence[Mapping[str, float]] | None = None
-    kept: Mapping[int, dict[str, Tensor]] = field(default_factory=dict)
+    snapshots: Mapping[int, dict[str, Tensor]] = field(default_factory=dict)
     price: int | None = None
     recipe: Mapping[str, Any] | None = None
     input_shape: tuple[int, ...] | None = None
+    timing: Mapping[str, float] = field(default_factory=dict)
 
 
 def memory_of(module: nn.Module) -> TrainingMemory:
@@ -140,7 +145,7 @@ def weights_at(module: nn.Module, step: int) -> dict[str, Tensor]:
         False
     """
     _history(module)
-    kept = memory_of(module).kept
+    kept = memory_of(module).snapshots
     if step not in kept:
         raise ValueError(
             f"the weights at step {step} were not kept; kept: {sorted(kept) or 'none'} (fit's keep=)"
@@ -170,13 +175,13 @@ def extend_history(earlier: nn.Module, later: nn.Module) -> nn.Module:
 def forget_history(module: nn.Module) -> nn.Module:
     """Forget, in place, that :func:`fit` has trained a module, but not its price; give back the
     module."""
-    return remember(module, history=None, kept={})
+    return remember(module, history=None, snapshots={}, timing={})
 
 
 def _forget_training(module: nn.Module, *_: object) -> None:
     """Forget how the weights came about; as a hook, after ``load_state_dict`` has brought
     others."""
-    remember(module, history=None, kept={}, price=None)
+    remember(module, history=None, snapshots={}, price=None, timing={})
 
 
 def _history(module: nn.Module) -> Sequence[Mapping[str, float]]:

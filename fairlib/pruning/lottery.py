@@ -11,7 +11,7 @@ from fairlib.network import masks
 from fairlib.network.memory import inherit, memory_of, remember, weights_at
 from fairlib.pruning.selection import keep_highest, shrinking
 from fairlib.randomness import seeded
-from fairlib.training import fit
+from fairlib.training import LoopSettings, Training, carry_out, fit
 from fairlib.training.compressors import Settings
 
 
@@ -62,19 +62,17 @@ def lottery(
     """
     check_number("rewind", rewind, 0, whole=True)
     settings = {"seed": seed, **train, "keep": rewind}
-    trained = model if memory_of(model).kept else fit(_initialized(model, seed), data, **settings)
+    trained = (
+        model if memory_of(model).snapshots else fit(_initialized(model, seed), data, **settings)
+    )
     start = weights_at(trained, rewind)
     for level in shrinking(sparsity, rate, start=masks.sparsity(trained)):
         scores = {name: weight.abs() for name, weight in masks.prunable(trained).items()}
         ticket = copy.deepcopy(trained)
         ticket.load_state_dict({**ticket.state_dict(), **start})
         inherit(ticket, trained)  # What led to the mask has gone into it.
-        trained = fit(
-            masks.with_masks(ticket, keep_highest(trained, scores, level)),
-            data,
-            start=rewind,
-            **settings,
-        )
+        pruned = masks.with_masks(ticket, keep_highest(trained, scores, level))
+        trained = carry_out(Training(pruned, data, settings, LoopSettings(start=rewind)))
     return trained
 
 

@@ -243,5 +243,5 @@ def _quantized(
         quantize(prepared, target)
         content = Path(target).read_bytes()
     found = Int8(content, numbers(model, data))
-    inherit(found, model, kept={}, recipe=None)
+    inherit(found, model, snapshots={}, recipe=None)
     return found.eval()

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,7 +13,7 @@ from torch.nn.functional import cross_entropy, kl_div
 from fairlib._validation import check_number, lookup
 from fairlib.data import GroupedDataset
 from fairlib.network.evaluation import placement, predict
-from fairlib.network.stacking import Stack, form, why_not
+from fairlib.network.stacking import Stack, form, obstacle
 from fairlib.training.protocols import Objective
 
 
@@ -35,26 +36,28 @@ class Distillation:
     The divergence is summed over the classes, so that its mean over a batch is what torch calls
     ``batchmean``. The teacher is a copy, frozen and in eval mode, and records no gradient.
 
-    Args: teacher: A trained classifier; it is not changed. data: Data on which the teacher must be
-        better than chance, usually the training set. temperature: :math:`T`, positive. SNL and [D]
-        use 4. weight: Weight :math:`\beta` of the divergence, at least 0. hard: Weight
-        :math:`\alpha` of the cross-entropy with the true class, at least 0. reduction:
-        ``"batchmean"``, or ``"elements"``: the mean over the classes instead of the sum, which
-        divides the
-            divergence by their number C; it is what torch's ``"mean"`` computes, and the released
-            code of [D] uses.
+    Args:
+        teacher: A trained classifier; it is not changed.
+        data: Data on which the teacher must be better than chance, usually the training set.
+        temperature: :math:`T`, positive. SNL and [D] use 4.
+        weight: Weight :math:`\beta` of the divergence, at least 0.
+        hard: Weight :math:`\alpha` of the cross-entropy with the true class, at least 0.
+        reduction: ``"batchmean"``, or ``"elements"``: the mean over the classes instead of the sum,
+            which divides the divergence by their number C; it is the value of torch's ``"mean"``,
+            and the released code of [D] uses it.
 
-    Raises: ValueError: If a setting is out of range or unknown, or the teacher's accuracy, averaged
-        over the C classes that
-            the data have, is below 1/C plus three standard errors, so that it cannot be told from
-            guessing.
+    Raises:
+        ValueError: If a setting is out of range or unknown, or the teacher's accuracy, averaged
+            over the C classes that the data have, is below 1/C plus three standard errors, so that
+            it cannot be told from guessing.
         FloatingPointError: If the teacher's outputs are NaN or infinite.
 
-    Source: Hinton, Vinyals, Dean, Distilling the knowledge in a neural network (2015); SNL (2022)
-        for the weights.
+    Source:
+        Hinton, Vinyals, Dean, Distilling the knowledge in a neural network (2015); SNL (2022) for
+        the weights.
 
-    Example: A student that answers as its teacher does is at its goal; one that does not know yet
-        is not.
+    Example:
+        A student that answers as its teacher does is at its goal; an untrained one is not.
 
         >>> import torch, fairlib
         >>> from fairlib.training.distillation import Distillation
@@ -103,46 +106,48 @@ class Distillation:
 
 
 def joint_objective(objectives: Sequence[Objective]) -> Objective:
-    """Join the objectives of k networks to one of all their samples, ``(k * B, ...)``, the first
-    network's first."""
+    """Join the objectives of k networks to one of all their samples.
+
+    Returns:
+        Per-sample losses of ``(k * B, ...)`` samples, the first network's first.
+    """
     first = objectives[0]
     if all(objective is first for objective in objectives):
         return first
-    teachings = [objective for objective in objectives if type(objective) is Distillation]
-    if len(teachings) == len(objectives) and len(set(map(_numbers, teachings))) == 1:
-        teachers = [copy.deepcopy(teaching.teacher) for teaching in teachings]
-        if not any(map(why_not, teachers)) and all(
-            form(teacher) == form(teachers[0]) for teacher in teachers
-        ):
-            stack = Stack(teachers, torch.channels_last).eval()
+    stack = _stacked_teachers(objectives)
 
-            def followed(inputs: Tensor, logits: Tensor, targets: Tensor) -> Tensor:
-                with torch.no_grad():
-                    wanted = stack.to(inputs.device)(inputs)
-                return teachings[0].follow(wanted, logits, targets)
+    def follow(inputs: Tensor, logits: Tensor, targets: Tensor) -> Tensor:
+        with torch.no_grad():
+            wanted = stack.to(inputs.device)(inputs)
+        return first.follow(wanted, logits, targets)
 
-            return followed
+    def each(inputs: Tensor, logits: Tensor, targets: Tensor) -> Tensor:
+        parts = [tensor.chunk(len(objectives)) for tensor in (inputs, logits, targets)]
+        losses = [objective(*part) for objective, *part in zip(objectives, *parts, strict=True)]
+        return torch.cat(losses)
 
-    def losses(inputs: Tensor, logits: Tensor, targets: Tensor) -> Tensor:
-        parts = zip(
-            objectives,
-            *(tensor.chunk(len(objectives)) for tensor in (inputs, logits, targets)),
-            strict=True,
-        )
-        return torch.cat([own(*part) for own, *part in parts])
-
-    return losses
+    return each if stack is None else follow
 
 
-def _numbers(objective: Distillation) -> tuple[float, float, float, str]:
-    return objective.temperature, objective.weight, objective.hard, objective.reduction
+def _stacked_teachers(objectives: Sequence[Any]) -> Stack | None:
+    """Return the teachers as one network; None if they cannot be stacked or teach differently."""
+    # Not isinstance: a subclass may have losses of another kind.
+    if any(type(objective) is not Distillation for objective in objectives):
+        return None
+    values = [(o.temperature, o.weight, o.hard, o.reduction) for o in objectives]
+    # A stack makes the tensors of its members views of its own. So the teachers are copied first:
+    # each also teaches elsewhere, and its objective is part of the cache key.
+    teachers = [copy.deepcopy(objective.teacher) for objective in objectives]
+    alike = all(form(teacher) == form(teachers[0]) for teacher in teachers)
+    if len(set(values)) > 1 or any(map(obstacle, teachers)) or not alike:
+        return None
+    return Stack(teachers, torch.channels_last).eval()
 
 
 def check_values(
     temperature: float = 4.0, weight: float = 1.0, hard: float = 1.0, reduction: str = "batchmean"
 ) -> None:
-    """Refuse settings of :class:`Distillation` that are out of range or unknown; no teacher is
-    needed for that."""
+    """Refuse settings of :class:`Distillation` before there is a teacher."""
     check_number("temperature", temperature, 0, low_open=True)
     check_number("weight", weight, 0)
     check_number("hard", hard, 0)
