@@ -144,10 +144,7 @@ class Stack(nn.Module):
             part = getattr(member.get_submodule(prefix), name, None)
             # Only a mask can be missing in a member.
             parts.append(torch.ones_like(tensor) if part is None else part)
-        if tensor.ndim:
-            joined = torch.cat([part.detach() for part in parts])
-        else:
-            joined = tensor.detach().clone()
+        joined = torch.cat([part.detach() for part in parts]) if tensor.ndim else tensor.clone()
         if joined.ndim == 4:
             joined = joined.contiguous(memory_format=layout)
         if isinstance(tensor, nn.Parameter):

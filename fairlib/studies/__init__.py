@@ -28,7 +28,7 @@ from fairlib.studies.arms import (
 from fairlib.studies.parallel import by_seed, check_seeds, in_processes
 from fairlib.studies.plan import Measure, RunSettings, StudyPlan
 from fairlib.studies.rows import MEASURED, Run, parameter_distance, traced
-from fairlib.studies.stages import run_group, seed_groups
+from fairlib.studies.stages import Outcome, run_group, seed_groups
 from fairlib.training.compressors import Settings
 from fairlib.training.loop import check_arguments, check_training
 
@@ -53,7 +53,7 @@ def study(
     measure: Measure | None = None,
     device: str = "auto",
     progress: bool = False,
-    run: RunSettings = RunSettings(),
+    run: RunSettings | None = None,
 ) -> pd.DataFrame:
     r"""Train, compress and finetune, for every seed, arm, level and time of mitigation, and measure
     every group.
@@ -125,8 +125,9 @@ def study(
             divergence, and the seed of the data if it is fixed.
 
     Returns:
-        One row per run, split and group: ``data model method level kept mitigation when seed stage split group size accuracy loss``, with arms ``arm``, then the diagnostics and what
-        ``measure`` added. ``stage`` is ``dense``, ``control`` or ``compressed``; ``split`` is
+        One row per run, split and group: ``data model method level kept mitigation when seed stage
+        split group size accuracy loss``, with arms ``arm``, then the diagnostics and the columns
+        that ``measure`` added. ``stage`` is ``dense``, ``control`` or ``compressed``; ``split`` is
         ``train`` or ``test``; ``kept`` is the share of prunable weights, of ReLUs or, for the other
         kinds and for pipelines, of bytes (:func:`fairlib.cost`) kept, 1 for dense and control.
         ``level`` is a number; where an arm is a pipeline it is text, ``"0.9 + 4"``. The rows of an
@@ -165,7 +166,7 @@ def study(
     # Both may be iterators, which the first arm would use up.
     when = when if isinstance(when, str) else check_many("when", when)
     shared = Arm(method, mitigation, when, finetune, levels=check_many("levels", levels))
-    train = dict(train or {})
+    train, run = dict(train or {}), run or RunSettings()
     _check(data, model, train, held_out, device)
     plan = StudyPlan(
         data=data,
@@ -184,7 +185,7 @@ def study(
     results = in_processes(
         partial(run_group, plan), groups, device=device, workers=run.workers, progress=progress
     )
-    outcomes = {}
+    outcomes: dict[int, Outcome] = {}
     trainings = {"at once": 0, "alone": 0}
     for of_group, counts in results:
         outcomes |= of_group
@@ -222,7 +223,7 @@ def _check(
     lookup("source of held_out data", held_out, dict.fromkeys(HELD_OUT))
 
 
-def _checked_diagnostics(diagnostics: Iterable[Named]) -> dict[str, Settings]:
+def _checked_diagnostics(diagnostics: Iterable[Named]) -> Mapping[str, Settings]:
     """Return the settings of diagnostics by name."""
     found = dict(named("diagnostic", each) for each in check_many("diagnostics", diagnostics))
     for name, settings in found.items():
@@ -236,9 +237,10 @@ def _refuse_held_out_shares(plan: StudyPlan) -> None:
     """Refuse a method's share of held-out data in a study that leaves the training part whole."""
     for step in (step for arm in plan.arms.values() for step in arm.steps):
         if plan.held_out == "val" and "held_out" in step.settings:
-            why = "a share of the training part, and the study's held_out='val' leaves that whole: give held_out='train'"
             raise ValueError(
-                f"held_out={step.settings['held_out']!r} of {step.full_name!r} is {why}"
+                f"held_out={step.settings['held_out']!r} of {step.full_name!r} is a share of the "
+                "training part, and the study's held_out='val' leaves that whole: give "
+                "held_out='train'"
             )
 
 

@@ -2,7 +2,7 @@
 
 import inspect
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import pairwise
@@ -229,7 +229,7 @@ def _complete(arm: Arm, shared: Arm, train: Settings) -> Arm:
     return full
 
 
-def _refuse_trainings(arm: Arm, full: Arm) -> None:
+def _refuse_trainings(arm: Arm, full: Any) -> None:
     """Refuse arguments of trainings that an arm does not have.
 
     Args:

@@ -132,8 +132,9 @@ def _first_and_rest(
             raise
         finally:
             done.set()
-    if early.result() is not None:
-        return first, early.result()
+    begun = early.result()
+    if begun is not None:
+        return first, begun
     saving = (time.perf_counter() - start) * len(rest) * (1 - 1 / min(most, len(rest)))
     return first, map(function, rest) if saving < _STARTUP else _pool(function, rest, most)
 

@@ -14,12 +14,11 @@ from torch import nn
 from fairlib._validation import check_automatic, check_type, lookup, named
 from fairlib.data import GroupedDataset, Splits, load
 from fairlib.models import build
-from fairlib.studies.arms import Arm, Function, Named
+from fairlib.studies.arms import Function, Named
 from fairlib.studies.parallel import check_workers
 from fairlib.training import Constraint, Training
 from fairlib.training.cache import default_folder
 from fairlib.training.compressors import Settings
-
 
 Measure = Callable[..., pd.DataFrame | Mapping[str, Any]]
 """Function of a :class:`fairlib.studies.Run`."""
@@ -86,11 +85,11 @@ class RunSettings:
 
 @dataclass(frozen=True)
 class StudyPlan:
-    """The complete and checked arguments of a study; ``arms`` are complete, by name."""
+    """The checked arguments of a study; its arms, by name, are :class:`Arm` without None."""
 
     data: Named | Splits | Callable[[int], Splits]
     model: Named | Function
-    arms: Mapping[str, Arm]
+    arms: Mapping[str, Any]
     train: Settings
     held_out: str
     diagnostics: Mapping[str, Settings]

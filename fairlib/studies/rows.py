@@ -60,7 +60,7 @@ class Run:
     when: str
     stage: str
     level: Level
-    parent: Run | None
+    parent: Any
     model: Any = None
     all: list[Run] = field(default_factory=list)
     timing: Mapping[str, float] = field(default_factory=dict)

@@ -111,22 +111,24 @@ def joint_objective(objectives: Sequence[Objective]) -> Objective:
     Returns:
         Per-sample losses of ``(k * B, ...)`` samples, the first network's first.
     """
-    first = objectives[0]
+    first: Any = objectives[0]
     if all(objective is first for objective in objectives):
         return first
-    stack = _stacked_teachers(objectives)
+    if stack := _stacked_teachers(objectives):
 
-    def follow(inputs: Tensor, logits: Tensor, targets: Tensor) -> Tensor:
-        with torch.no_grad():
-            wanted = stack.to(inputs.device)(inputs)
-        return first.follow(wanted, logits, targets)
+        def follow(inputs: Tensor, logits: Tensor, targets: Tensor) -> Tensor:
+            with torch.no_grad():
+                wanted = stack.to(inputs.device)(inputs)
+            return first.follow(wanted, logits, targets)
+
+        return follow
 
     def each(inputs: Tensor, logits: Tensor, targets: Tensor) -> Tensor:
         parts = [tensor.chunk(len(objectives)) for tensor in (inputs, logits, targets)]
         losses = [objective(*part) for objective, *part in zip(objectives, *parts, strict=True)]
         return torch.cat(losses)
 
-    return each if stack is None else follow
+    return each
 
 
 def _stacked_teachers(objectives: Sequence[Any]) -> Stack | None:

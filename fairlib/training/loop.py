@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache, partial
-from types import NoneType
+from types import NoneType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -124,9 +124,9 @@ class Training:
     place: int | None = None
 
     @property
-    def arguments(self) -> dict[str, Any]:
+    def arguments(self) -> SimpleNamespace:
         """Settings completed by the defaults of :func:`fairlib.fit`."""
-        return {**_DEFAULTS, **self.settings}
+        return SimpleNamespace(**{**_DEFAULTS, **self.settings})
 
 
 def fit(
@@ -362,55 +362,50 @@ def train(
         For each training its network, or the error if it diverged.
     """
     for training in trainings:
-        arguments = training.arguments
-        check_arguments({"model": training.model, "data": training.data, **arguments})
-        if not any(p.requires_grad or not arguments["epochs"] for p in training.model.parameters()):
+        how = training.arguments
+        check_arguments({"model": training.model, "data": training.data, **vars(how)})
+        if not any(p.requires_grad or not how.epochs for p in training.model.parameters()):
             raise ValueError(f"model has no parameter to train: {shown(training.model)}")
-    settings = trainings[0].arguments
-    device = torch.device(environment.resolve(settings["device"]))
-    if PRECISIONS[settings["precision"]] and device.type == "cpu" and _bfloat16_time() > 1.5:
+    device = environment.resolve(how.device)
+    if PRECISIONS[how.precision] and device.startswith("cpu") and _bfloat16_time() > 1.5:
         times = f"{_bfloat16_time():.1f} times as long as float32 on this CPU"
         warnings.warn(f"bfloat16 takes {times}", stacklevel=4)
-    before = environment.clock(str(device))
+    before = environment.clock(device)
     # Members that share a data set share its copy on the device, too: by that `_joined` sees that
     # it need not hold the samples once for each.
     resident = {id(training.data): training.data.to(device) for training in trainings}
     members = [_Member(training, resident[id(training.data)], device) for training in trainings]
-    with seeded(settings["seed"]), _reproducible():
-        _Loop(members, trainings[0], stacked, device).run()
-    seconds = environment.clock(str(device)) - before
+    with seeded(members[0].how.seed), _reproducible():
+        _Loop(members, stacked).run()
+    seconds = environment.clock(device) - before
     return [member.result(seconds) for member in members]
 
 
 class _Member:
     """State of one network of a training."""
 
-    def __init__(self, training: Training, data: GroupedDataset, device: torch.device) -> None:
-        self.source, self.data, self.device = training.model, data, str(device)
-        self.dual_seconds = 0.0
-        settings = training.arguments
-        self.seed, self.lr, self.val = settings["seed"], settings["lr"], settings["val"]
-        self.objective: Objective = settings["objective"] or _cross_entropy
-        self.constraint: Constraint | None = settings["constraint"]
-        self.constraint_run: ConstraintRun | None = None
+    def __init__(self, training: Training, data: GroupedDataset, device: str) -> None:
+        self.training, self.how, self.data, self.device = training, training.arguments, data, device
         self.model = copy.deepcopy(training.model).to(device)
         fill_normalization(self.model, data)
+        self.objective: Objective = self.how.objective or _cross_entropy
+        self.constraint: ConstraintRun | None = None
         self.history: list[dict[str, float]] = []
         self.snapshots: dict[int, dict[str, Tensor]] = {}
+        self.dual_seconds = 0.0
         self.error: DivergenceError | None = None
 
     def start(self) -> None:
-        if self.constraint:
-            before = environment.clock(self.device)
-            self.constraint_run = self.constraint.start(self.model, self.data, self.objective)
-            self.dual_seconds += environment.clock(self.device) - before
+        if self.how.constraint:
+            start = self.how.constraint.start
+            self.constraint = self._timed(start, self.model, self.data, self.objective)
 
     def result(self, seconds: float) -> nn.Module | DivergenceError:
         if self.error:
             return self.error
-        facts = {"history": self.history, "snapshots": self.snapshots}
         timing = {"seconds": seconds, "dual_seconds": self.dual_seconds}
-        inherit(self.model, self.source, **facts, timing=timing)
+        facts = {"history": self.history, "snapshots": self.snapshots, "timing": timing}
+        inherit(self.model, self.training.model, **facts)
         return add_gradients(self.model, sum(row["gradients"] for row in self.history)).eval()
 
     def keep_weights(self, step: int) -> None:
@@ -421,108 +416,116 @@ class _Member:
             for name, tensor in self.model.state_dict().items()
         }
 
-    def act(self, row: dict[str, float], sparsify: Sparsifier | None, progress: float) -> None:
+    def act(self, row: dict[str, float]) -> None:
         """Let the constraint, and new masks, act after an epoch."""
-        if self.constraint_run:
-            before = environment.clock(self.device)
-            reported = self.constraint_run.end_epoch()
-            self.dual_seconds += environment.clock(self.device) - before
+        if self.constraint:
+            reported = self._timed(self.constraint.end_epoch)
             row["gradients"] += reported.pop("gradients", 0)
             row |= reported
-        if sparsify:
-            masks.set_masks(self.model, sparsify(self.model, progress))
+        if sparsify := self.training.loop.sparsify:
+            masks.set_masks(self.model, sparsify(self.model, row["epoch"] / self.how.epochs))
 
-    def end_epoch(self, row: dict[str, float], is_finite: bool, epochs: int) -> None:
+    def end_epoch(self, row: dict[str, float], is_finite: bool) -> None:
         """Validate, and note the epoch in the history, or that the training has diverged."""
-        unknown = {"val_loss": math.nan, "val_accuracy": math.nan}
-        if self.val is not None:
-            try:
-                seen = predict(self.model, self.val)
+        try:
+            if self.how.val is not None:
+                seen = predict(self.model, self.how.val)
                 row["val_loss"] = seen.loss.mean().item()
                 row["val_accuracy"] = seen.correct.mean().item()
-            except FloatingPointError:
-                row |= unknown
-        elif not is_finite:
-            row |= unknown
+            elif not is_finite:
+                raise FloatingPointError
+        except FloatingPointError:
+            row |= {"val_loss": math.nan, "val_accuracy": math.nan}
         self.history.append(row)
         if not all(map(math.isfinite, row.values())):
             left_out = ("epoch", "lr", "gradients")
             state = ", ".join(f"{name} {row[name]:.3g}" for name in row if name not in left_out)
-            strength = f", or the strength of {self.constraint}" if self.constraint else ""
-            self.error = DivergenceError(
-                f"training diverged at epoch {row['epoch']} of {epochs} ({state}); "
-                f"lower lr ({self.lr}){strength}"
-            )
+            advice = f"lower lr ({self.how.lr})"
+            if self.how.constraint:
+                advice += f", or the strength of {self.how.constraint}"
+            when = f"epoch {row['epoch']} of {self.how.epochs}"
+            self.error = DivergenceError(f"training diverged at {when} ({state}); {advice}")
+
+    def _timed(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a function of the constraint, and add up the time that it takes."""
+        before = environment.clock(self.device)
+        result = function(*arguments)
+        self.dual_seconds += environment.clock(self.device) - before
+        return result
 
 
 class _Loop:
     """One training, of one network or of several that are stacked."""
 
-    def __init__(
-        self, members: Sequence[_Member], training: Training, stacked: bool, device: torch.device
-    ) -> None:
-        self.members, self.device, self.step, self.loop = members, device, 0, training.loop
-        settings, first = training.arguments, members[0]
-        self.epochs, self.batch_size = settings["epochs"], settings["batch_size"]
-        self.augment = AUGMENTATIONS[settings["augment"]]
-        self.autocast, self.dtype = PRECISIONS[settings["precision"]], placement(first.model)[1]
+    def __init__(self, members: Sequence[_Member], stacked: bool) -> None:
+        self.members, first, self.step = members, members[0], 0
+        self.how, self.loop, self.device = (
+            first.how,
+            first.training.loop,
+            torch.device(first.device),
+        )
+        self.dtype, self.layout = placement(first.model)[1], torch.contiguous_format
         self.data, self.offsets = _joined([member.data for member in members])
-        an_epoch = _split(self.offsets.new_empty(1, len(first.data)), self.batch_size)
-        steps = self.epochs * len(an_epoch)
+        self.samples = len(first.data)
+        an_epoch = _split(self.offsets.new_empty(1, self.samples), self.how.batch_size)
+        steps = self.how.epochs * len(an_epoch)
         check_number("start", self.loop.start, 0, steps + 1, whole=True)
-        self.keep = _steps_to_keep(settings["keep"], self.loop.start, steps)
-        self.layout = torch.contiguous_format
-        self.generators: Generators
-        self.model: nn.Module
+        keep = self.how.keep
+        self.keep = [keep] if hasattr(keep, "__index__") else check_many("keep", keep)
+        for step in self.keep:
+            check_number("keep", step, self.loop.start, steps + 1, whole=True)
+        self.generators: Generators = [None]
+        self.model: nn.Module = first.model
         if stacked:
             # Every member draws the numbers that it would draw alone. Dropout cannot, since it
             # takes no generator: a network with dropout is never stacked.
-            self.generators = [torch.Generator().manual_seed(member.seed) for member in members]
+            seeds = [member.how.seed for member in members]
+            self.generators = [torch.Generator().manual_seed(seed) for seed in seeds]
             self.model = Stack([member.model for member in members], torch.channels_last)
-        else:
-            if trains_channels_last(first.model, first.data):
-                self.layout = torch.channels_last
-            self.generators = [None]
-            self.model = first.model.to(memory_format=self.layout)
+        elif trains_channels_last(first.model, first.data):
+            self.layout = torch.channels_last
+            self.model.to(memory_format=self.layout)
         self.objective = joint_objective([member.objective for member in members])
-        of_optimizer = {name: settings[name] for name in ("lr", "momentum", "weight_decay")}
-        optimizer = lookup("optimizer", self.loop.optimizer, OPTIMIZERS)
-        self.optimizer = optimizer(self.model.parameters(), **of_optimizer)
-        self.scheduler = LR_SCHEDULES[settings["schedule"]](self.optimizer, max(1, steps))
+        self.optimizer = lookup("optimizer", self.loop.optimizer, OPTIMIZERS)(
+            self.model.parameters(),
+            lr=self.how.lr,
+            momentum=self.how.momentum,
+            weight_decay=self.how.weight_decay,
+        )
+        self.scheduler = LR_SCHEDULES[self.how.schedule](self.optimizer, max(1, steps))
 
     def run(self) -> None:
         for member in self.members:
             member.start()
         self._keep_weights()
-        for epoch in range(1, self.epochs + 1):
-            rows = self._epoch()
-            if rows:
-                self._end_epoch(epoch, rows)
+        for epoch in range(1, self.how.epochs + 1):
+            rows = self._epoch(epoch)
+            if not rows:
+                continue
+            self._end_epoch(rows)
             stop, history = self.loop.stop, self.members[0].history
-            if all(member.error for member in self.members):
-                break
-            if stop and history and stop(history[-1]):
+            if all(member.error for member in self.members) or (stop and stop(history[-1])):
                 break
         if isinstance(self.model, Stack):
             self.model.release()
         else:
             self.model.to(memory_format=torch.contiguous_format)
 
-    def _epoch(self) -> list[dict[str, float]]:
+    def _epoch(self, epoch: int) -> list[dict[str, float]]:
         """Train for an epoch, skipping the steps before the start.
 
         Returns:
             For each member the learning rate of the first step, mean loss and accuracy over the
-            batches when they were trained on, and the number of per-sample gradients. The list is
-            empty if all steps were skipped.
+            batches when they were trained on, and the number of per-sample gradients; an empty list
+            if all steps were skipped.
         """
         self.model.train()
-        count, seen, rate = len(self.members), 0, math.nan
+        seen, rate = 0, math.nan
         # The sums stay on the device until the epoch ends: reading one waits for a GPU.
-        totals = torch.zeros(count, 3, device=self.device)
-        samples = len(self.members[0].data)
-        orders = torch.stack([torch.randperm(samples, generator=own) for own in self.generators])
-        for index in _split(orders.to(self.device) + self.offsets, self.batch_size):
+        totals = torch.zeros(len(self.members), 3, device=self.device)
+        draws = [torch.randperm(self.samples, generator=own) for own in self.generators]
+        orders = torch.stack(draws).to(self.device) + self.offsets
+        for index in _split(orders, self.how.batch_size):
             self.optimizer.zero_grad(set_to_none=True)
             # A skipped step draws its batch and moves the schedule on, so that what follows is the
             # rest of the uninterrupted training. Without gradients the optimizer does nothing.
@@ -539,80 +542,71 @@ class _Loop:
             return []
         rows = []
         for member, means in zip(self.members, (totals / seen).tolist(), strict=True):
-            row = {"lr": rate, "loss": means[0], "accuracy": means[1], "gradients": seen}
+            row = {"epoch": epoch, "lr": rate, "loss": means[0], "accuracy": means[1]}
+            row["gradients"] = seen
             if member.constraint:
                 row["objective"] = means[2]
             rows.append(row)
         return rows
 
     def _backward(self, index: Tensor) -> Tensor:
-        """Add up the gradients of a batch ``(k, B)``.
+        """Compute the gradients of a batch ``(k, B)``.
 
         Returns:
             For each member the sums of losses, of hits and of what was minimized, ``(k, 3)``.
         """
         count, size = index.shape
-        batch, parts = self._forward(index.flatten())
-        losses = self._losses(batch, parts)
-        losses.sum().backward()
-        hits = (batch.logits.argmax(1) == batch.targets).view(count, size).sum(1)
-        loss = batch.losses.detach().view(count, -1).sum(1)
-        return torch.stack([loss, hits, losses.detach() * size], 1)
-
-    def _forward(self, index: Tensor) -> tuple[Batch, Sequence[Batch]]:
-        """Compute the batch of all members and, where one has a constraint, the batch of each."""
-        inputs = self.data.batch(index, dtype=self.dtype, device=self.device)
-        if inputs.ndim == 4:
-            inputs = self.augment(inputs, self.generators).contiguous(memory_format=self.layout)
-        targets = self.data.targets[index]
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast):
+        inputs, targets, groups = self._batch(index.flatten())
+        with torch.autocast(self.device.type, torch.bfloat16, PRECISIONS[self.how.precision]):
             logits = self.model(inputs)
         if self.step == self.loop.start:
             check_logits(logits, self.data)
         logits = logits.to(self.dtype)
-        count = len(self.members)
-        constrained = count > 1 and any(member.constraint for member in self.members)
-        # A constraint may differentiate its losses by its logits. So where there is one, the joint
-        # losses are computed from the members' logits, not these from a part of the joint ones.
-        each = logits.chunk(count) if constrained else [logits]
-        logits = torch.cat(list(each)) if constrained else logits
+        each: tuple[Tensor, ...] = (logits,)
+        held = any(member.constraint for member in self.members)
+        if held and count > 1:
+            # A constraint may differentiate its losses by its logits. So the joint losses are
+            # computed from the members' logits, not these taken as parts of the joint ones.
+            each = logits.chunk(count)
+            logits = torch.cat(each)
         losses = self.objective(inputs, logits, targets)
-        batch = Batch(inputs, targets, self.data.groups[index], logits, losses)
-        if not constrained:
-            return batch, [batch]
-        others = (tensor.chunk(count) for tensor in (inputs, targets, batch.groups))
-        parts = zip(*others, each, losses.chunk(count), strict=True)
-        return batch, [Batch(*part) for part in parts]
+        minimized = losses.view(count, -1).mean(1)
+        if held:
+            parts = [tensor.chunk(count) for tensor in (inputs, targets, groups)]
+            parts += [each, losses.chunk(count)]
+            values = list(minimized)
+            for i, (member, *part) in enumerate(zip(self.members, *parts, strict=True)):
+                # A member that has diverged stays in the stack, but a constraint may refuse NaN.
+                if member.constraint and not member.error:
+                    values[i] = member.constraint.loss(Batch(*part))
+            minimized = torch.stack(values)
+        # The gradient of the sum in a member's weights is that of the member alone, since no other
+        # member's value depends on them.
+        minimized.sum().backward()
+        hits = (logits.argmax(1) == targets).view(count, size).sum(1)
+        loss = losses.detach().view(count, -1).sum(1)
+        return torch.stack([loss, hits, minimized.detach() * size], 1)
 
-    def _losses(self, batch: Batch, parts: Sequence[Batch]) -> Tensor:
-        """Compute the value that each member descends on, ``(k,)``.
+    def _batch(self, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return inputs, augmented, targets and groups of samples."""
+        inputs = self.data.batch(index, dtype=self.dtype, device=self.device)
+        if inputs.ndim == 4:
+            augment = AUGMENTATIONS[self.how.augment]
+            inputs = augment(inputs, self.generators).contiguous(memory_format=self.layout)
+        return inputs, self.data.targets[index], self.data.groups[index]
 
-        Their sum has the gradient of each in that member's weights, since no member's value depends
-        on another's weights.
-        """
-        means = batch.losses.view(len(self.members), -1).mean(1)
-        if not any(member.constraint for member in self.members):
-            return means
-        held = list(means)
-        for i, member in enumerate(self.members):
-            # A member that has diverged stays in the stack, but its constraint may not take NaN.
-            if member.constraint_run and not member.error:
-                held[i] = member.constraint_run.loss(parts[i])
-        return torch.stack(held)
-
-    def _end_epoch(self, epoch: int, rows: list[dict[str, float]]) -> None:
-        rows = [{"epoch": epoch, **row} for row in rows]
+    def _end_epoch(self, rows: Sequence[dict[str, float]]) -> None:
         for member, row in zip(self.members, rows, strict=True):
             if not member.error:
-                member.act(row, self.loop.sparsify, epoch / self.epochs)
-        # The losses are those before the last step of the epoch, so weights that left the numbers
-        # in it show in the outputs alone: one sample of each member, in one pass for all.
+                member.act(row)
+        # The losses of an epoch are those before its last step, so weights that became infinite in
+        # that step show in the outputs alone: one sample of each member, in one pass for all.
         with evaluation_mode(self.model), torch.no_grad():
             first = self.data.batch(self.offsets.flatten(), dtype=self.dtype, device=self.device)
             is_finite = self.model(first).isfinite().all(1).tolist()
         for member, row, finite in zip(self.members, rows, is_finite, strict=True):
             if not member.error:
-                member.end_epoch(row, finite, self.epochs)
+                member.end_epoch(row, finite)
 
     def _keep_weights(self) -> None:
         if self.step in self.keep:
@@ -632,15 +626,6 @@ def _joined(datas: Sequence[GroupedDataset]) -> tuple[GroupedDataset, Tensor]:
         return first, offsets
     starts = torch.arange(count, device=offsets.device)[:, None] * len(first)
     return concatenated(datas), offsets + starts
-
-
-def _steps_to_keep(keep: int | Sequence[int], start: int, steps: int) -> set[int]:
-    wanted = {int(keep)} if hasattr(keep, "__index__") else set(check_many("keep", keep))
-    if any(not start <= step <= steps for step in wanted):
-        raise ValueError(
-            f"keep must lie between {start} and the {steps} steps of this training, got {sorted(wanted)}"
-        )
-    return wanted
 
 
 def _split(orders: Tensor, batch_size: int) -> list[Tensor]:

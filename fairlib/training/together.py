@@ -107,13 +107,11 @@ def fit_many(
     for i, alone in enumerate(reasons):
         if not alone:
             trainings[i] = replace(trainings[i], place=i % AT_ONCE)
-    found: list[nn.Module | None] = []
-    for i, trained in enumerate(fit_all(trainings)):
-        diverged = isinstance(trained, DivergenceError)
-        if diverged and divergence == "raise":
+    found = fit_all(trainings)
+    for i, trained in enumerate(found):
+        if isinstance(trained, DivergenceError) and divergence == "raise":
             raise DivergenceError(f"network {i}: {trained}") from trained
-        found.append(None if diverged else trained)
-    return found
+    return [None if isinstance(trained, DivergenceError) else trained for trained in found]
 
 
 def fit_all(
@@ -173,18 +171,18 @@ def _groups(trainings: Sequence[Training]) -> list[list[int]]:
 
 def _fit_group(group: Sequence[Training]) -> list[nn.Module | DivergenceError]:
     """Carry out trainings of one stack, or one alone, or none."""
-    if not group or group[0].place is None:
+    by_place = {training.place: training for training in group if training.place is not None}
+    if not by_place:
         return train(group) if group else []
     # The kernels of torch round by the number of members and by the position among them. So a stack
     # always has all its members: empty places are filled up with copies, and each training sits in
     # its own place. Then its result depends on no other, nor on what the cache already holds.
-    by_place = {training.place: training for training in group}
     present = sorted(by_place)
     members = [
         by_place.get(place, by_place[present[place % len(present)]]) for place in range(AT_ONCE)
     ]
     results = train(members, stacked=True)
-    return [results[training.place] for training in group]
+    return [results[place] for place in by_place]
 
 
 def why_alone(training: Training) -> str | None:
@@ -221,7 +219,7 @@ def pays(training: Training) -> bool:
     weights = [parameter.numel() for parameter in training.model.parameters() if parameter.ndim > 1]
     return (
         environment.automatic()
-        and environment.resolve(training.arguments["device"]).startswith("cpu")
+        and environment.resolve(training.arguments.device).startswith("cpu")
         and math.prod(training.data.inputs.shape[2:]) < 16**2
         and sum(weights) <= 20_000 * len(weights)
         and why_alone(training) is None
@@ -230,7 +228,7 @@ def pays(training: Training) -> bool:
 
 def _form(training: Training) -> dict[str, object]:
     """Return properties that stacked trainings must share, keyed by the message if they differ."""
-    shared = {name: v for name, v in training.arguments.items() if name not in _MEMBERS_OWN}
+    shared = {name: v for name, v in vars(training.arguments).items() if name not in _MEMBERS_OWN}
     data = training.data
     kind = (data.inputs.shape, data.inputs.dtype, data.normalize, data.num_classes)
     return {
