@@ -40,14 +40,14 @@ def obstacle(model: nn.Module) -> str | None:
         padding, alpha = getattr(module, "padding_mode", "zeros"), getattr(module, "alpha", None)
         if padding != "zeros" or alpha is not None:
             return f"a {kind.__name__} of these settings is computed one network at a time"
-        hooks = (
-            module._forward_pre_hooks,
-            module._forward_hooks,
-            module._backward_pre_hooks,
-            module._backward_hooks,
-        )
+        hooks = [
+            *module._forward_pre_hooks.values(),
+            *module._forward_hooks.values(),
+            *module._backward_pre_hooks.values(),
+            *module._backward_hooks.values(),
+        ]
         # The hooks of masks only mask gradients, which a stack does by its joint masks.
-        foreign = any(hook.__module__ != masks.__name__ for each in hooks for hook in each.values())
+        foreign = any(hook.__module__ != masks.__name__ for hook in hooks)
         if "forward" in vars(module) or foreign:
             return f"hooks, or a forward of its own, change what a {kind.__name__} computes"
     tensors = [tensor for _, _, tensor in _tensors(model)]

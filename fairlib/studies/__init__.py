@@ -135,10 +135,10 @@ def study(
 
     Raises:
         ValueError: If a name is unknown, a level is out of range, there is a duplicate seed or arm,
-            an arm has no method or needs a dense network of its own, ``when`` needs a mitigation and there is
-            none, or a measure gives other rows for another seed; if a method has a share
-            ``held_out`` and the study leaves the training part whole; or if a dense model that is
-            to teach performs at chance (names the seed).
+            an arm has no method or needs a dense network that the others do not share, ``when``
+            needs a mitigation and there is none, or a measure has other rows for another seed; if
+            a method has a share ``held_out`` and the study leaves the training part whole; or if a
+            dense model that is to teach performs at chance (names the seed).
         TypeError: If a setting is unknown, or an argument is of another type.
         DivergenceError: If a training diverges; the message names the seed.
 
@@ -152,8 +152,8 @@ def study(
         >>> import fairlib
         >>> from fairlib.studies import RunSettings
         >>> table = fairlib.study(
-        ...     data="digits", model="mlp", method="prune:magnitude", levels=[0.5, 0.9], seeds=range(2),
-        ...     train={"epochs": 1}, finetune={"epochs": 1}, run=RunSettings(cache=None, workers=1),
+        ...     data="digits", model="mlp", method="prune:magnitude", levels=[0.5, 0.9],
+        ...     seeds=range(2), train={"epochs": 1}, finetune={"epochs": 1}, run=RunSettings(cache=None, workers=1),
         ... )
         >>> runs = table.drop_duplicates(["seed", "stage", "level"])
         >>> runs.groupby("stage").size().to_dict()
@@ -166,8 +166,8 @@ def study(
     # Both may be iterators, which the first arm would use up.
     when = when if isinstance(when, str) else check_many("when", when)
     shared = Arm(method, mitigation, when, finetune, levels=check_many("levels", levels))
+    _check(data, model, train or {}, held_out, device)
     train, run = dict(train or {}), run or RunSettings()
-    _check(data, model, train, held_out, device)
     plan = StudyPlan(
         data=data,
         model=model,
@@ -193,6 +193,7 @@ def study(
     frames, reasons, diverged = zip(*(outcomes[seed] for seed in seeds), strict=True)
     if measure:
         _refuse_other_rows([frame for frame in frames if len(frame)])
+    # Every network of every seed has the same reason: say it once.
     for reason in dict.fromkeys(chain(*reasons)):
         warnings.warn(reason, stacklevel=2)
     table = pd.concat(frames, ignore_index=True)
@@ -213,7 +214,8 @@ def _check(
     """Refuse arguments of a study that no arm changes."""
     if isinstance(model, nn.Module):
         raise TypeError(
-            "model must be a name, or a function from splits and a seed to a module: each seed has its own"
+            "model must be a name, or a function from splits and a seed to a module: each seed has "
+            "its own"
         )
     for kind, choice in (("data", data), ("model", model)):
         if not (callable(choice) or isinstance(choice, Splits)):
@@ -260,5 +262,6 @@ def _refuse_other_rows(tables: list[pd.DataFrame]) -> None:
         for label in by_run[0].index.intersection(by_run[-1].index):
             if by_run[0][label] != by_run[-1][label]:
                 raise ValueError(
-                    f"measure gives other rows for seed {seed} than for the first, at {run} = {label}"
+                    f"measure gives other rows for seed {seed} than for the first, "
+                    f"at {run} = {label}"
                 )

@@ -99,7 +99,8 @@ class Arm:
         ...     "digits", "mlp", "prune:magnitude", [0.9], arms=arms, seeds=[0],
         ...     train={"epochs": 1}, finetune={"epochs": 1}, run=RunSettings(cache=None, workers=1),
         ... )
-        >>> table[table["stage"] == "compressed"].groupby("arm", sort=False)["method"].first().to_dict()
+        >>> compressed = table[table["stage"] == "compressed"].groupby("arm", sort=False)
+        >>> compressed["method"].first().to_dict()
         {'at once': 'prune:magnitude', 'at random': 'prune:random'}
         >>> control = table[(table["stage"] == "control") & (table["split"] == "test")]
         >>> int(control.groupby("group")["accuracy"].nunique().max())
@@ -176,9 +177,9 @@ def complete_arms(
         train: Arguments of the dense training.
 
     Returns:
-        Arms without None but for the mitigation: ``when`` is a tuple, ``train`` and ``finetune`` are
-        complete, and ``levels`` are those except the control's, ascending, each a tuple with one
-        entry for each step.
+        Arms without None but for the mitigation: ``when`` is a tuple, ``train`` and ``finetune``
+        are complete, and ``levels`` are those except the control's, ascending, each a tuple with
+        one entry for each step.
 
     Raises:
         ValueError: If an arm has no name, no method or an argument that does not fit; names the
@@ -204,6 +205,7 @@ def complete_arms(
 def _complete(arm: Arm, shared: Arm, train: Settings) -> Arm:
     if not isinstance(arm, Arm):
         raise TypeError(f"an arm must be an Arm, got {arm!r}")
+    # Not vars(arm), in which cached properties are found as well.
     given = {each.name: getattr(arm, each.name) for each in fields(arm)}
     full = replace(shared, **{name: value for name, value in given.items() if value is not None})
     if full.method is None:
@@ -212,6 +214,7 @@ def _complete(arm: Arm, shared: Arm, train: Settings) -> Arm:
     for arguments in (shared.finetune, arm.finetune):
         check_training("finetune=", arguments or {}, given=OWN)
     lookup("network to compress", full.compress, dict.fromkeys(("trained", "initial")))
+    # The steps to keep are those of the dense training: the finetuning may not even have as many.
     inherited = {key: value for key, value in train.items() if key != "keep"}
     inherited |= {"epochs": 5, "lr": float(train.get("lr", 0.05)) / 10}
     full = replace(
@@ -244,8 +247,10 @@ def _refuse_trainings(arm: Arm, full: Any) -> None:
             f"compress='initial' needs a method that does not train, and {name!r} as set up does"
         )
     if arm.train and not trained and full.compress == "trained":
-        why = f"{steps[0].full_name!r} itself trains nothing, and all arms share one; make it a study of its own"
-        raise ValueError(f"train={dict(arm.train)} asks for another dense network: {why}")
+        raise ValueError(
+            f"train={dict(arm.train)} asks for another dense network: {steps[0].full_name!r} itself "
+            "trains nothing, and all arms share one; make it a separate study"
+        )
     if arm.train and trained and not any(step.compressor.inherits for step in trained):
         pair = f"({trained[0].full_name!r}, {{'train': ...}})"
         raise ValueError(f"train={dict(arm.train)} is a setting of the method: {pair}")
@@ -255,8 +260,10 @@ def _refuse_trainings(arm: Arm, full: Any) -> None:
         why = "compress='initial' or when='after' asks for"
         raise ValueError(f"what {full.full_name!r} gives cannot be trained, which {why}")
     if full.finetune["epochs"]:
-        why = "cannot be finetuned: give finetune={'epochs': 0}, or quantize its weights by 'quantize:weights'"
-        raise ValueError(f"what {full.full_name!r} gives {why}")
+        raise ValueError(
+            f"what {full.full_name!r} gives cannot be finetuned: give finetune={{'epochs': 0}}, or "
+            "quantize its weights by 'quantize:weights'"
+        )
 
 
 def _steps(choice: Any) -> tuple[Step, ...]:
@@ -267,18 +274,22 @@ def _steps(choice: Any) -> tuple[Step, ...]:
     steps = tuple(map(_step, several))
     if not steps:
         raise ValueError("a pipeline must name at least one method, got none")
+    # A method of an earlier place would undo the later one: a student has new weights, and factors
+    # are not those that were pruned or rounded. Pruning and linearization share the middle place:
+    # one acts on weights, the other on ReLUs, so they may follow each other either way.
     for before, after in pairwise(steps):
         first, second = before.compressor.place, after.compressor.place
         if second < first or second == first != Compressor.place:
-            why = "distil first, then factorize, then prune or linearize, and quantize last"
             raise ValueError(
-                f"{after.full_name!r} cannot follow {before.full_name!r}, whose work it would undo: {why}"
+                f"{after.full_name!r} cannot follow {before.full_name!r}, whose work it would undo: "
+                "distil first, then factorize, then prune or linearize, and quantize last"
             )
     return steps
 
 
 def _step(choice: Named | Function) -> Step:
     if callable(choice):
+        # Bound here without a call, since a study may train for hours before it first compresses.
         signature = inspect.signature(choice)
         names = {"level", "data", "seed"} | {"val"} & signature.parameters.keys()
         try:
@@ -293,7 +304,8 @@ def _step(choice: Named | Function) -> Step:
     kind, _, name = full_name.partition(":")
     if own := {"finetune", "constraint"} & set(settings):
         raise TypeError(
-            f"{full_name!r} has no setting {min(own)!r} in a study, which has finetune= and mitigation="
+            f"{full_name!r} has no setting {min(own)!r} in a study, which has finetune= and "
+            "mitigation="
         )
     compressor = lookup("kind of compression", kind, COMPRESSORS)
     compressor.check(name, **settings)
@@ -314,13 +326,17 @@ def _times(arm: Arm) -> tuple[str, ...]:
 
 def _levels(arm: Arm) -> tuple[tuple[float, ...], ...]:
     """Return the levels except the control's, ascending, each once, as tuples by step."""
+    # A set, since 1 and 1.0 are one level, and ascending: the rows of an arm do not depend on how
+    # its levels were written down.
     chosen = set()
     for level in check_many("levels", arm.levels or ()):
         entries = tuple(level) if isinstance(level, tuple | list) else (level,)
         if len(entries) != len(arm.steps):
             raise ValueError(
-                f"levels must have {len(arm.steps)} entries each, one for each method, got {level!r}"
+                f"levels must have {len(arm.steps)} entries each, one for each method, "
+                f"got {level!r}"
             )
+        # The control's entry of a step may be out of range, as a budget of 1 is: it is not checked.
         active = [
             (step, entry)
             for step, entry in zip(arm.steps, entries, strict=True)

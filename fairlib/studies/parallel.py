@@ -93,7 +93,7 @@ def in_processes(
     with tqdm(total=sum(sizes), desc="seeds", leave=False, disable=not progress) as bar:
         # A worker starts no workers: its siblings already keep the other cores busy.
         if most == 1 or len(items) == 1 or get_active_backend()[0].nesting_level:
-            results: Iterable[Any] = map(alike, items)
+            results: Iterable[Any] = (alike(item) for item in items)
         elif workers:
             results = _pool(alike, items, most)
         else:
@@ -136,7 +136,9 @@ def _first_and_rest(
     if begun is not None:
         return first, begun
     saving = (time.perf_counter() - start) * len(rest) * (1 - 1 / min(most, len(rest)))
-    return first, map(function, rest) if saving < _STARTUP else _pool(function, rest, most)
+    if saving >= _STARTUP:
+        return first, _pool(function, rest, most)
+    return first, (function(item) for item in rest)
 
 
 def _close(early: Future[Any]) -> None:

@@ -107,11 +107,13 @@ class StudyPlan:
                 given = self.data(data_seed)
                 found = check_type("what the function data gives", given, Splits, "Splits")
             else:
+                # A seed among the settings goes before that of the run: it fixes the data.
                 name, settings = named("data", self.data)
                 found = load(name, **{"seed": data_seed, **settings})
         if not self.tuning(found):
             raise ValueError(
-                "held_out='val-only' compresses on the validation part, which these data do not have"
+                "held_out='val-only' compresses on the validation part, which these data do not "
+                "have"
             )
         return found
 
@@ -146,6 +148,7 @@ class StudyPlan:
     ) -> Training:
         """Ask for a training of a seed."""
         arguments = {"seed": seed, "device": self.device, **settings}
+        # Left out, not None: the text of the settings is part of the cache key.
         if constraint:
             arguments["constraint"] = constraint
         return Training(model, data, arguments)

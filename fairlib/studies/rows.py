@@ -105,6 +105,7 @@ def seed_table(plan: StudyPlan, runs: list[Run]) -> tuple[pd.DataFrame, list[str
 def _rows(plan: StudyPlan, run: Run, table: pd.DataFrame) -> pd.DataFrame:
     """Add to the performance of a network its measure, and the columns that identify it."""
     arm = plan.arms[run.arm]
+    # Dense networks have no finetuning to clock; their rows have the columns all the same.
     if plan.run.clock:
         table = table.assign(**{"seconds": math.nan, "dual_seconds": math.nan, **run.timing})
     if plan.measure:
@@ -171,6 +172,8 @@ def parameter_distance(model: nn.Module, dense: nn.Module) -> float:
     shapes = [{name: p.shape for name, p in each.items()} for each in (ours, theirs)]
     if shapes[0] != shapes[1]:
         return math.nan
+    # Summed in double precision: in single precision the small differences of a large network would
+    # vanish beside the sum so far.
     total = 0.0
     for name, parameter in ours.items():
         difference = parameter.detach() - theirs[name].detach().to(parameter)
@@ -186,10 +189,13 @@ def _added(table: pd.DataFrame, found: pd.DataFrame | Mapping[str, Any]) -> pd.D
                 f"measure must give columns of its own, got {', '.join(taken)}, which the study has"
             )
         return table.assign(**found)
+    # A table without these keys has rows that belong to no group, such as the epochs of a training.
     keys = ["split", "group"]
     if not set(keys) <= set(found):
         return pd.concat([table, found], ignore_index=True)
     new = found[[*keys, *(name for name in found if name not in table)]]
+    # Each row of the study gets at most one of the measure's: a second one for the same group would
+    # multiply the rows, and every mean over the table would count that group twice.
     joined = table.merge(new, on=keys, how="left", validate="one_to_one")
     known = pd.MultiIndex.from_frame(found[keys]).isin(pd.MultiIndex.from_frame(table[keys]))
     return joined if known.all() else pd.concat([joined, found[~known]], ignore_index=True)

@@ -41,14 +41,13 @@ def seed_groups(plan: StudyPlan, seeds: Sequence[int]) -> list[list[int]]:
     """
     if not _stacks(plan, seeds[0]):
         return [[seed] for seed in seeds]
-    groups: list[list[int]] = []
+    groups: dict[int, list[int]] = {}
+    taken = [0] * AT_ONCE
     for seed in seeds:
-        free = (group for group in groups if all((seed - other) % AT_ONCE for other in group))
-        group = next(free, None)
-        if group is None:
-            groups.append(group := [])
-        group.append(seed)
-    return groups
+        place = seed % AT_ONCE
+        groups.setdefault(taken[place], []).append(seed)
+        taken[place] += 1
+    return list(groups.values())
 
 
 def _stacks(plan: StudyPlan, seed: int) -> bool:
@@ -241,7 +240,7 @@ def _attempt(plan: StudyPlan, seed: int, function: Callable[..., Any], *argument
 
     Raises:
         DivergenceError: If it diverges and the study skips nothing; names the seed.
-        UntrainedTeacherError: If a dense network that is to teach performs at chance; names it, too.
+        UntrainedTeacherError: If a dense network that is to teach performs at chance; the same.
     """
     try:
         return function(*arguments)

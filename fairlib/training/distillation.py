@@ -61,7 +61,8 @@ class Distillation:
 
         >>> import torch, fairlib
         >>> from fairlib.training.distillation import Distillation
-        >>> data = fairlib.GroupedDataset([[1.0], [-1.0]] * 20, targets=[1, 0] * 20, groups=[0, 1] * 20)
+        >>> points = [[1.0], [-1.0]] * 20
+        >>> data = fairlib.GroupedDataset(points, targets=[1, 0] * 20, groups=[0, 1] * 20)
         >>> teacher = torch.nn.Linear(1, 2, bias=False)
         >>> teacher.weight.data = torch.tensor([[-2.0], [2.0]])
         >>> objective = Distillation(teacher, data, hard=0.0)
@@ -97,6 +98,7 @@ class Distillation:
 
     def follow(self, wanted: Tensor, logits: Tensor, targets: Tensor) -> Tensor:
         """Return the losses ``(B,)`` of logits ``(B, C)`` where the teacher's are ``wanted``."""
+        # The teacher may be of another precision than the student.
         wanted = wanted.to(logits.dtype) / self.temperature
         followed = (logits / self.temperature).log_softmax(1)
         divergence = kl_div(followed, wanted.log_softmax(1), reduction="none", log_target=True)
@@ -161,9 +163,13 @@ def _refuse_chance(teacher: nn.Module, data: GroupedDataset) -> None:
     sizes = np.bincount(targets, minlength=data.num_classes)
     hits = np.bincount(targets, weights=correct, minlength=data.num_classes)
     present = sizes > 0
+    # Averaged over the classes: by its plain accuracy a teacher that always names the largest class
+    # would seem to know something.
     accuracy = (hits[present] / sizes[present]).mean()
     chance = 1 / present.sum()
     error = np.sqrt((chance * (1 - chance) / sizes[present]).sum()) / present.sum()
     if accuracy < chance + 3 * error:
-        known = f"its accuracy by class is {accuracy:.3f} on average, guessing gives {chance:.3f} +- {error:.3f}"
-        raise UntrainedTeacherError(f"the teacher performs at chance: {known}; train it first")
+        raise UntrainedTeacherError(
+            f"the teacher performs at chance: its accuracy by class is {accuracy:.3f} on average, "
+            f"guessing gives {chance:.3f} +- {error:.3f}; train it first"
+        )

@@ -58,7 +58,7 @@ class DivergenceError(FloatingPointError):
         >>> fairlib.fit(model, digits, lr=1e9)  # doctest: +ELLIPSIS
         Traceback (most recent call last):
             ...
-        fairlib.training.loop.DivergenceError: training diverged at epoch 1 of 10 (...); lower lr (1000000000.0)
+        fairlib.training.loop.DivergenceError: training diverged at epoch 1 of 10 (...); lower lr ...
     """
 
 
@@ -210,12 +210,14 @@ def fit(
         that is what a ``constraint`` is for (:class:`fairlib.EqualLoss`).
 
         >>> import torch, fairlib
-        >>> data = fairlib.GroupedDataset(torch.zeros(10, 1), targets=[0] * 9 + [1], groups=[0] * 9 + [1])
+        >>> codes = [0] * 9 + [1]
+        >>> data = fairlib.GroupedDataset(torch.zeros(10, 1), targets=codes, groups=codes)
         >>> model = torch.nn.Linear(1, 2)
         >>> trained = fairlib.fit(model, data, epochs=100, lr=0.5, momentum=0, weight_decay=0)
         >>> trained(torch.zeros(1, 1)).softmax(1).detach().numpy().round(1)
         array([[0.9, 0.1]], dtype=float32)
     """
+    # Nothing may come before this line: it would be among the settings.
     settings = locals()
     return carry_out(Training(settings.pop("model"), settings.pop("data"), settings))
 
@@ -314,11 +316,13 @@ def _check_constraint(name: str, constraint: Any) -> None:
         isinstance(constraint, type) or not hasattr(constraint, "start")
     ):
         raise TypeError(
-            f"{name} must be an object such as fairlib.EqualLoss(step=0.02), got {shown(constraint)}"
+            f"{name} must be an object such as fairlib.EqualLoss(step=0.02), "
+            f"got {shown(constraint)}"
         )
 
 
 def _check_device(name: str, device: Any) -> None:
+    # Only an allocation tells whether a device is there: torch accepts the name of any.
     try:
         torch.empty(0, device=environment.resolve(device))
     except (RuntimeError, AssertionError, NotImplementedError) as error:
@@ -639,8 +643,7 @@ def _split(orders: Tensor, batch_size: int) -> list[Tensor]:
 
 @contextmanager
 def _reproducible() -> Iterator[None]:
-    """Within the block cuDNN picks the same algorithm every time; afterwards its settings are
-    restored."""
+    """Make cuDNN pick the same algorithm every time within a block; then restore its settings."""
     cudnn = torch.backends.cudnn
     before = cudnn.deterministic, cudnn.benchmark
     cudnn.deterministic, cudnn.benchmark = True, False

@@ -134,6 +134,8 @@ def fit_all(
         UserWarning: If an entry cannot be written; the trained model is returned all the same.
     """
     results: list[Any] = [None] * len(trainings)
+    # Entries are looked up group by group, not all at first: two trainings of one key are in two
+    # groups, so the second one finds the result of the first.
     for group in _groups(trainings):
         paths = {i: entry_path(cache, trainings[i]) for i in group}
         for i, path in paths.items():
@@ -204,6 +206,7 @@ def why_alone(training: Training) -> str | None:
         return reason
     device, dtype = placement(model)
     ours = type(model).__module__.startswith("fairlib.models.")
+    # A network of someone else may mix up the members of a stack; that shows in a trial alone.
     sample = range(min(2, len(data)))
     if not ours and not stacking.agrees(model, data.batch(sample, dtype=dtype, device=device)):
         return f"what a {type(model).__name__} computes is not the same in a stack"

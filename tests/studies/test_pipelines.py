@@ -148,7 +148,8 @@ def test_a_student_of_another_architecture_is_one_at_width_one():
 
 
 @pytest.mark.parametrize(
-    "asked", [{"compress": "initial"}, {"mitigation": "equal-loss", "when": "after"}]
+    "asked",
+    [{"arms": {"a": Arm(compress="initial")}}, {"mitigation": "equal-loss", "when": "after"}],
 )
 def test_int8_cannot_be_trained(asked):
     with pytest.raises(ValueError, match="gives cannot be trained"):
