@@ -7,6 +7,7 @@ ResNet-18 and the small residual network, 32 pixels, batches of 64."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -21,6 +22,7 @@ import fairlib
 from fairlib.linearization import MASK_PHASE
 from fairlib.linearization.snl import _Lasso
 from fairlib.network import gates
+from fairlib.training import LoopSettings, Objective, Training, carry_out
 from fairlib.training.distillation import Distillation
 
 
@@ -63,13 +65,20 @@ def mask_phase(model: nn.Module, data: fairlib.GroupedDataset, rounds: int) -> p
     settings = {"epochs": 1, "batch_size": 64, "lr": 1e-3}
     distilled = partial(fairlib.fit, model, data, objective=Distillation(model, data), **settings)
     mask = MASK_PHASE | settings | {"constraint": _Lasso(1e-5, 1.1, 5, 0.01)}
+
+    def by_adam(
+        network: nn.Module, arguments: dict, objective: Objective
+    ) -> Callable[[], nn.Module]:
+        adam = LoopSettings(optimizer="adam")
+        return partial(
+            carry_out, Training(network, data, {**arguments, "objective": objective}, adam)
+        )
+
     versions = {
         "distillation": distilled,
-        "distillation, Adam": partial(distilled, optimizer="adam"),
-        "mask phase": partial(fairlib.fit, soft, data, objective=Distillation(model, data), **mask),
-        "mask phase, teacher's graph": partial(
-            fairlib.fit, soft, data, objective=WithGraph(model), **mask
-        ),
+        "distillation, Adam": by_adam(model, settings, Distillation(model, data)),
+        "mask phase": by_adam(soft, mask, Distillation(model, data)),
+        "mask phase, teacher's graph": by_adam(soft, mask, WithGraph(model)),
     }
     return interleaved.compare(versions, {"mask phase": 1.3}, rounds=rounds)
 

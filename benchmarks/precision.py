@@ -15,6 +15,7 @@ import pandas as pd
 
 import fairlib
 from fairlib.statistics import t_interval
+from fairlib.studies import RunSettings
 from fairlib.training.loop import PRECISIONS
 from whopays import effects
 
@@ -38,7 +39,7 @@ def statistics(root: str, precision: str) -> pd.DataFrame:
             "precision": precision,
         },
         finetune={"epochs": 5},
-        cache=None,
+        run=RunSettings(cache=None),
         progress=True,
     )
     tested = effects.select(effects.against_control(study, on=ON), split="test")

@@ -10,8 +10,10 @@ step of ResNet-18 on images of 32 pixels; goal: 1/1.8 of float32."""
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Callable
 from functools import partial
+from unittest import mock
 
 import interleaved
 import torch
@@ -21,12 +23,13 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
 import fairlib
+from fairlib.studies import RunSettings
 
 MEMBERS, BATCH = 10, 32
 STUDY = dict(
     data="digits", model="cnn", method="prune:magnitude", levels=[0.5, 0.9], seeds=range(MEMBERS)
 )
-STUDY |= dict(train={"epochs": 20}, workers=1, cache=None)
+STUDY |= dict(train={"epochs": 20})
 
 
 def images(size: int, steps: int) -> fairlib.GroupedDataset:
@@ -81,18 +84,20 @@ def by_vmap(models: list[nn.Module], data: fairlib.GroupedDataset) -> None:
         scheduler.step()
 
 
+def plain(*arguments: object, **settings: object) -> nn.Module:
+    """Train by ``fairlib.fit`` without the channels-last format that it takes from 16 pixels on."""
+    with mock.patch.dict(os.environ, FAIRLIB_AUTO="0"):
+        return fairlib.fit(*arguments, **settings)
+
+
 def trainings(name: str, size: int, steps: int) -> dict[str, Callable[[], object]]:
     """Ways to train ten networks for an epoch of so many steps."""
     data = images(size, steps)
     models = [fairlib.build(name, like=data, seed=seed) for seed in range(MEMBERS)]
     settings = dict(epochs=1, batch_size=BATCH, lr=1e-3)
     ways = {
-        "fairlib.fit": lambda: [
-            fairlib.fit(model, data, channels_last=False, **settings) for model in models
-        ],
-        "channels last": lambda: [
-            fairlib.fit(model, data, channels_last=True, **settings) for model in models
-        ],
+        "fairlib.fit": lambda: [plain(model, data, **settings) for model in models],
+        "channels last": lambda: [fairlib.fit(model, data, **settings) for model in models],
         "fairlib.fit_many": lambda: fairlib.fit_many(
             models, data, seeds=range(MEMBERS), **settings
         ),
@@ -109,7 +114,7 @@ def formats() -> dict[str, Callable[[], object]]:
     settings = dict(epochs=1, batch_size=BATCH, lr=1e-3)
     return {
         f"{precision}{', channels last' * last}": partial(
-            fairlib.fit, model, data, precision=precision, channels_last=last, **settings
+            fairlib.fit if last else plain, model, data, precision=precision, **settings
         )
         for precision, last in (("float32", False), ("float32", True), ("bfloat16", True))
     }
@@ -130,8 +135,10 @@ def main() -> None:
         )
         interleaved.report(f"together_{name.replace('-', '_')}_{size}", table)
     studies = {
-        "one seed after the other": lambda: fairlib.study(**STUDY, at_once=False),
-        "ten at once": lambda: fairlib.study(**STUDY, at_once=True),
+        name: partial(
+            fairlib.study, **STUDY, run=RunSettings(cache=None, workers=1, at_once=at_once)
+        )
+        for name, at_once in (("one seed after the other", False), ("ten at once", True))
     }
     interleaved.report(
         "together_study", interleaved.compare(studies, {"ten at once": 1 / 3.5}, rounds=5)

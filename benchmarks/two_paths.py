@@ -22,6 +22,7 @@ import pandas as pd
 
 import fairlib
 from fairlib.statistics import t_interval
+from fairlib.studies import RunSettings
 from whopays import claims
 
 RESULTS = Path(__file__).parents[1] / "results" / "benchmarks"
@@ -33,7 +34,6 @@ STUDY |= dict(
     train={"epochs": 40, "batch_size": 30},
     finetune={"epochs": 10},
     diagnostics=["gradient"],
-    cache=None,
 )
 
 
@@ -58,7 +58,10 @@ def by_group(table: pd.DataFrame) -> pd.DataFrame:
 def compare_studies() -> pd.DataFrame:
     """Compare all that a study measures; a row for each time of mitigation, stage, split, column
     and statistic."""
-    alone, at_once = (by_group(fairlib.study(**STUDY, at_once=path)) for path in (False, True))
+    alone, at_once = (
+        by_group(fairlib.study(**STUDY, run=RunSettings(cache=None, at_once=path)))
+        for path in (False, True)
+    )
     rows = []
     for where, part in alone.groupby(level=["when", "stage", "split"]):
         for name in part:

@@ -92,8 +92,8 @@ def automatic() -> bool:
     """Whether trainings take by themselves what makes them faster and rounds differently; not with
     ``FAIRLIB_AUTO=0``.
 
-    That is the choice of ``"auto"`` in ``study(at_once=)`` and ``fit(channels_last=)``. Edition 0.1
-    had neither."""
+    That is the choice of ``"auto"`` in ``RunSettings(at_once=)``, and the memory format of ``fit``.
+    Edition 0.1 had neither."""
     return os.environ.get("FAIRLIB_AUTO") != "0"
 
 

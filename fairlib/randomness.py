@@ -27,6 +27,7 @@ def seeded(seed: int) -> Iterator[None]:
         ...     torch.equal(one, torch.rand(3))
         True
     """
+    # torch.manual_seed accepts True and 1.5 and rounds them: two different seeds would be the same.
     if isinstance(seed, bool) or not hasattr(seed, "__index__"):
         raise TypeError(f"seed must be an integer, got {seed!r}")
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import fairlib
+from fairlib.studies import RunSettings
 
 LIBRARY = str(Path(fairlib.__file__).parent)
 NAN, INF = float("nan"), float("inf")
@@ -31,7 +32,7 @@ STUDY = {
     "method": "prune:magnitude",
     "levels": [0.5],
     "seeds": [0],
-    "cache": None,
+    "run": RunSettings(cache=None),
 }
 CALLS = {
     "build": lambda **bad: fairlib.build(
@@ -53,6 +54,7 @@ CALLS = {
     "distil": lambda **bad: fairlib.distil(**{"model": MODEL, "student": 0.5, "data": DATA} | bad),
     "cost": lambda **bad: fairlib.cost(**{"models": MODEL, "data": DATA, "latency": False} | bad),
     "study": lambda **bad: fairlib.study(**STUDY | bad),
+    "RunSettings": RunSettings,
     "restore": lambda **bad: fairlib.restore(
         **{"module": MODEL, "state_dict": MODEL.state_dict()} | bad
     ),
@@ -167,9 +169,9 @@ BAD = {
         "finetune": [{"bogus": 1}, {"epochs": -1}, "x", {"augment": "nope"}],
         "diagnostics": [("nope",), "gradient", 3],
         "device": ["cudaa", "cuda:77"],
-        "cache": [3],
-        "workers": [0, -1, "x", 1.5],
+        "run": [3, {"cache": None}],
     },
+    "RunSettings": {"cache": [3], "workers": [0, -1, "x", 1.5], "divergence": ["ignore", None]},
     "restore": {
         "module": NO_MODELS,
         "state_dict": [None, {}, {"0.weight": torch.zeros(3)}, "model.pt"],

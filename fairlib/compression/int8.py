@@ -100,8 +100,9 @@ def int8(
             stacklevel=3,
         )
     content = to_onnx(copy.deepcopy(model).float(), data)
-    found = Int8(_in_integers(content, data.batch(drawn)), numbers(model, data))
-    inherit(found, model, kept={}, recipe=None)
+    counts = {"parameters": count_parameters(model), "macs": count_macs(model, data)}
+    found = Int8(_in_integers(content, data.batch(drawn)), counts)
+    inherit(found, model, snapshots={}, recipe=None)
     return found.eval()
 
 

@@ -114,7 +114,7 @@ def factorize(
         second.data.copy_((left[:, :rank] * root).view_as(second))
         replace(small, layers[name], pair)
     if ranks:
-        remember(small, kept={}, recipe=None)  # Both describe the dense network.
+        remember(small, snapshots={}, recipe=None)  # Both describe the dense network.
     return small
 
 

@@ -16,7 +16,15 @@ from torch.nn.functional import normalize
 from fairlib._validation import check_number
 from fairlib.data import GroupedDataset
 from fairlib.network import gates, masks
-from fairlib.training import Batch, Constraint, Objective, fit
+from fairlib.training import (
+    Batch,
+    Constraint,
+    LoopSettings,
+    Objective,
+    Training,
+    carry_out,
+    fit,
+)
 from fairlib.training.compressors import Settings
 
 DENSITY = 0.1
@@ -121,7 +129,7 @@ def sensitivity(model: nn.Module, data: GroupedDataset, settings: Settings) -> d
         threshold = flat.kthvalue(max(1, round((1 - DENSITY) * progress * flat.numel()))).values
         return {name: weight.detach().abs() > threshold for name, weight in weights.items()}
 
-    sparse = fit(model, data, sparsify=sparser, **settings)
+    sparse = carry_out(Training(model, data, settings, LoopSettings(sparsify=sparser)))
     shares = {name: float(mask.float().mean()) for name, mask in masks.read_masks(sparse).items()}
     layers = feeding_layers(model, data)
     return {gate: 1 - shares[f"{layer}.weight"] for gate, layer in layers.items()}

@@ -11,14 +11,14 @@ from torch import Tensor, nn
 from fairlib._validation import check_number
 from fairlib.data import GroupedDataset
 from fairlib.network import gates
-from fairlib.training import Batch, Constraint, Objective, fit
+from fairlib.training import Batch, Constraint, LoopSettings, Objective, Training, carry_out
 from fairlib.training.compressors import Settings
 
 MASK_PHASE: dict[str, Any] = dict(
-    epochs=2000, lr=1e-3, batch_size=128, optimizer="adam", schedule="constant", weight_decay=0.0
+    epochs=2000, lr=1e-3, batch_size=128, schedule="constant", weight_decay=0.0
 )
-"""Default arguments of :func:`fairlib.fit` for the mask phase, from SNL's scripts. It ends when the
-budget is met."""
+"""Default arguments of :func:`fairlib.fit` for the mask phase, by Adam, from SNL's scripts. It ends
+when the budget is met."""
 
 THRESHOLD = 0.01
 """Value of alpha above which a ReLU counts as kept, from SNL's scripts."""
@@ -85,15 +85,10 @@ def snl(
     check_number("patience", patience, 0, whole=True)
     soft = gates.with_gates(model, {})
     gates.relax(soft)
-    settings = MASK_PHASE | {"seed": seed} | dict(train)
-    soft = fit(
-        soft,
-        data,
-        objective=objective,
-        constraint=Lasso(penalty, growth, patience),
-        stop=lambda row: row["relus"] <= relus,
-        **settings,
-    )
+    settings = {**MASK_PHASE, "seed": seed, **train, "objective": objective}
+    settings["constraint"] = Lasso(penalty, growth, patience)
+    loop = LoopSettings(optimizer="adam", stop=lambda row: row["relus"] <= relus)
+    soft = carry_out(Training(soft, data, settings, loop))
     # A ReLU that an earlier linearization removed has the mask 0, whatever its alpha has become.
     masks = gates.read_gates(soft)
     alphas = {name: alpha.detach() for name, (alpha, _) in _learned(soft).items()}

@@ -93,7 +93,7 @@ def compact(model: nn.Module, data: GroupedDataset | Tensor) -> nn.Module:
     if not same:
         raise ValueError(f"{type(model).__name__} gives other outputs without its unread channels")
     if smaller:
-        remember(small, kept={}, recipe=None)  # Both are of the wide network.
+        remember(small, snapshots={}, recipe=None)  # Both are of the wide network.
     return small.eval()
 
 

@@ -1,8 +1,7 @@
-"""What fairlib remembers of a module: how it was built and trained, and how many gradients went
-into it.
+"""Memory of a module: how it was built and trained, and how many gradients went into it.
 
 The memory is one attribute of the module, which only this file knows. ``deepcopy`` and pickling
-copy it, no ``state_dict`` holds it, and ``load_state_dict`` deletes what it says of the weights.
+copy it, no ``state_dict`` holds it, and ``load_state_dict`` deletes its part about the weights.
 """
 
 import math
@@ -18,36 +17,47 @@ _ATTRIBUTE = "_fairlib_memory"
 
 @dataclass(frozen=True)
 class TrainingMemory:
-    """What is known of a module; what is unknown is None.
+    """Facts about a module; those that are unknown are None.
 
-    Attributes: history: One row for each epoch of the last :func:`fairlib.fit`. kept: Number of
-        optimizer steps of the last :func:`fairlib.fit` to the ``state_dict`` after them. price:
-        Number of gradients of samples that have gone into the module. recipe: The arguments of
-        :func:`fairlib.build` that give the architecture. input_shape: Shape of one input, ``(C, H,
-        W)`` or ``(D,)``.
+    Attributes:
+        history: One row for each epoch of the last :func:`fairlib.fit`.
+        snapshots: Number of optimizer steps of the last :func:`fairlib.fit` to the ``state_dict``
+            after them.
+        price: Number of gradients of samples that have gone into the module.
+        recipe: The arguments of :func:`fairlib.build` that give the architecture.
+        input_shape: Shape of one input, ``(C, H, W)`` or ``(D,)``.
+        timing: ``seconds`` of the last :func:`fairlib.fit`, and ``dual_seconds`` of them that a
+            constraint spent between epochs; empty if it was read from the cache.
     """
 
     history: Sequence[Mapping[str, float]] | None = None
-    kept: Mapping[int, dict[str, Tensor]] = field(default_factory=dict)
+    snapshots: Mapping[int, dict[str, Tensor]] = field(default_factory=dict)
     price: int | None = None
     recipe: Mapping[str, Any] | None = None
     input_shape: tuple[int, ...] | None = None
+    timing: Mapping[str, float] = field(default_factory=dict)
 
 
 def memory_of(module: nn.Module) -> TrainingMemory:
-    """Look up what is known of a module; of one that fairlib has never met, nothing."""
+    """Return the memory of a module, an empty one if fairlib has never met it."""
     return getattr(module, _ATTRIBUTE, TrainingMemory())
 
 
 def remember(module: nn.Module, **facts) -> nn.Module:
-    """Replace attributes of a module's :class:`TrainingMemory`, in place, and give back the
-    module."""
+    """Replace attributes of a module's memory, in place, and return the module."""
     return inherit(module, module, **facts)
 
 
 def inherit(module: nn.Module, source: nn.Module, **facts) -> nn.Module:
-    """Give a module the memory of another one with some attributes replaced, in place, and give
-    back the module."""
+    """Copy the memory of another module, with some attributes replaced; return the module.
+
+    Args:
+        module: Module that gets the memory, in place.
+        source: Module whose memory is copied.
+        **facts: Attributes of :class:`TrainingMemory` that replace those of the source.
+    """
+    # Registered once: a copy of a module has the hook of its original, as it has its memory.
+    # Without the hook, weights loaded by hand would pass for those whose history is known.
     if not hasattr(module, _ATTRIBUTE):
         module.register_load_state_dict_post_hook(_forget_training)
     setattr(module, _ATTRIBUTE, replace(memory_of(source), **facts))
@@ -57,20 +67,25 @@ def inherit(module: nn.Module, source: nn.Module, **facts) -> nn.Module:
 def history(module: nn.Module) -> pd.DataFrame:
     """Tabulate how the last :func:`fit` of a module went.
 
-    Returns: Indexed by epoch (from 1). ``lr``: the learning rate of the first step. ``loss`` and
+    Returns:
+        Indexed by epoch (from 1). ``lr``: the learning rate of the first step. ``loss`` and
         ``accuracy``: means over the training samples, each before the step of its batch.
         ``gradients``: the number of gradients of samples that the epoch took. Under a constraint
-        also ``objective``, the mean of what was minimized, and what the constraint reports
+        also ``objective``, the mean of the minimized values, and the reports of the constraint
         (violations, multipliers). With a validation set also ``val_loss`` and ``val_accuracy`` on
         it after the epoch, the loss in nats.
 
-    Raises: ValueError: If the module does not come from :func:`fit`, or ``load_state_dict`` gave it
-        other weights since.
+    Raises:
+        ValueError: If the module does not come from :func:`fit`, or ``load_state_dict`` gave it
+            other weights since.
 
     Example:
         >>> import torch, fairlib
-        >>> data = fairlib.GroupedDataset(torch.zeros(10, 1), [0] * 9 + [1], [0] * 9 + [1], group_names=["many", "few"])
-        >>> fair = fairlib.fit(torch.nn.Linear(1, 2), data, epochs=30, lr=0.5, constraint=fairlib.EqualLoss(step=0.1))
+        >>> codes, model = [0] * 9 + [1], torch.nn.Linear(1, 2)
+        >>> names = ["many", "few"]
+        >>> data = fairlib.GroupedDataset(torch.zeros(10, 1), codes, codes, group_names=names)
+        >>> settings = dict(epochs=30, lr=0.5, constraint=fairlib.EqualLoss(step=0.1))
+        >>> fair = fairlib.fit(model, data, **settings)
         >>> curves = fairlib.history(fair)
         >>> list(curves)[-4:]
         ['violation[many]', 'violation[few]', 'multiplier[many]', 'multiplier[few]']
@@ -81,8 +96,7 @@ def history(module: nn.Module) -> pd.DataFrame:
 
 
 def gradient_evaluations(module: nn.Module) -> int | float:
-    """Count the gradients of samples that have gone into a module: the price of a model, whatever
-    the machine.
+    """Count the gradients of samples that have gone into a module: its price on any machine.
 
     One gradient is a forward and a backward pass of one sample: a step of :func:`fit` on a batch of
     64 counts as 64. All trainings that led to the module count, the dense one and the extra
@@ -90,7 +104,8 @@ def gradient_evaluations(module: nn.Module) -> int | float:
     scores. A product of the Hessian with a vector counts as two, an evaluation as nothing. Training
     by other loops than fairlib's is not seen.
 
-    Returns: The number; NaN where it is not known: for a module that :func:`build` did not make,
+    Returns:
+        The number; NaN where it is not known: for a module that :func:`build` did not make,
         also after :func:`fit` (whose own number is the column ``gradients`` of :func:`history`),
         and for one whose weights were loaded, by ``load_state_dict`` or :func:`restore`. Call
         ``fairlib.network.memory.remember(module, price=0)`` on a module of your own into which
@@ -102,7 +117,7 @@ def gradient_evaluations(module: nn.Module) -> int | float:
         >>> dense = fairlib.fit(fairlib.build("mlp", like=digits), digits, epochs=2)
         >>> fairlib.gradient_evaluations(dense) == 2 * len(digits)
         True
-        >>> pruned = fairlib.prune(dense, "magnitude", sparsity=0.9)  # Weights are compared, no gradient is needed.
+        >>> pruned = fairlib.prune(dense, "magnitude", sparsity=0.9)  # It needs no gradient.
         >>> tuned = fairlib.fit(pruned, digits, epochs=1)
         >>> fairlib.gradient_evaluations(tuned) == 3 * len(digits)
         True
@@ -112,45 +127,50 @@ def gradient_evaluations(module: nn.Module) -> int | float:
 
 
 def add_gradients(module: nn.Module, count: float) -> nn.Module:
-    """Add ``count`` to a module's :func:`fairlib.gradient_evaluations`, if known, in place; give
-    back the module."""
+    """Add to the number of gradients of a module, if it is known, in place; return the module."""
     price = memory_of(module).price
     return module if price is None else remember(module, price=price + int(count))
 
 
 def weights_at(module: nn.Module, step: int) -> dict[str, Tensor]:
-    """Look up the ``state_dict`` that a module had after ``step`` optimizer steps of its last
-    :func:`fit`.
+    """Return the ``state_dict`` that a module had after some steps of its last :func:`fit`.
+
+    Args:
+        module: The trained module.
+        step: Number of optimizer steps.
 
     Returns:
         A copy of it.
 
-    Raises: ValueError: If it was not kept by ``fit(..., keep=step)``; the message lists the steps
-        that were kept.
+    Raises:
+        ValueError: If it was not kept by ``fit(..., keep=step)``; the message lists the steps that
+            were kept.
 
     Example:
         >>> import torch, fairlib
         >>> data = fairlib.GroupedDataset(torch.zeros(10, 1), [0] * 9 + [1], [0] * 9 + [1])
         >>> model = torch.nn.Linear(1, 2)
-        >>> trained = fairlib.fit(model, data, epochs=3, keep=[0, 2])  # An epoch of ten samples is one step.
+        >>> trained = fairlib.fit(model, data, epochs=3, keep=[0, 2])  # 3 steps
         >>> torch.equal(fairlib.weights_at(trained, 0)["bias"], model.bias)
         True
-        >>> early = fairlib.restore(model, fairlib.weights_at(trained, 2))  # The network as it was after two steps.
+        >>> early = fairlib.restore(model, fairlib.weights_at(trained, 2))
         >>> torch.equal(early.bias, trained.bias)
         False
     """
     _history(module)
-    kept = memory_of(module).kept
+    kept = memory_of(module).snapshots
     if step not in kept:
         raise ValueError(
-            f"the weights at step {step} were not kept; kept: {sorted(kept) or 'none'} (fit's keep=)"
+            f"the weights at step {step} were not kept; kept: {sorted(kept) or 'none'} "
+            "(fit's keep=)"
         )
     return {name: tensor.clone() for name, tensor in kept[step].items()}
 
 
 def extend_history(earlier: nn.Module, later: nn.Module) -> nn.Module:
-    """Put the history of an earlier module before that of a later one, whose epochs count on from
-    there, in place.
+    """Put the history of an earlier module before that of a later one, in place.
+
+    The later one's epochs count on from there.
 
     Returns:
         The later module; unchanged where the earlier one has no history.
@@ -168,21 +188,20 @@ def extend_history(earlier: nn.Module, later: nn.Module) -> nn.Module:
 
 
 def forget_history(module: nn.Module) -> nn.Module:
-    """Forget, in place, that :func:`fit` has trained a module, but not its price; give back the
-    module."""
-    return remember(module, history=None, kept={})
+    """Forget the training of a module, but not its price, in place; return the module."""
+    return remember(module, history=None, snapshots={}, timing={})
 
 
 def _forget_training(module: nn.Module, *_: object) -> None:
-    """Forget how the weights came about; as a hook, after ``load_state_dict`` has brought
-    others."""
-    remember(module, history=None, kept={}, price=None)
+    """Forget how the weights came about: a hook that runs after ``load_state_dict``."""
+    remember(module, history=None, snapshots={}, price=None, timing={})
 
 
 def _history(module: nn.Module) -> Sequence[Mapping[str, float]]:
     found = memory_of(module).history
     if found is None:
         raise ValueError(
-            f"this {type(module).__name__} was not trained by fairlib.fit, or has other weights since"
+            f"this {type(module).__name__} was not trained by fairlib.fit, "
+            "or has other weights since"
         )
     return found

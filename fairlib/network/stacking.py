@@ -1,10 +1,10 @@
-"""Several networks of one architecture as a single one, which computes what each of them computes,
-but faster.
+"""Several networks of one architecture as a single one that computes the same, but faster.
 
-A small network keeps a processor waiting: most of a step is the way from one operation to the next.
+For small networks most of a step is launch overhead: the way from one operation to the next.
 Stacked, k members take one operation where they took k: a convolution has k times the channels in k
 times the groups, normalization has k times the channels, and a linear layer is one batched product.
-Source: Wang et al., Horizontally fused training array (MLSys 2021)."""
+Source: Wang et al., Horizontally fused training array (MLSys 2021).
+"""
 
 import copy
 from collections.abc import Iterable, Sequence
@@ -14,56 +14,45 @@ from torch import Tensor, nn
 
 from fairlib.network import masks
 
+_ANY_WIDTH = (nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d)
 WIDER: dict[type[nn.Module], tuple[str, ...]] = {
+    **dict.fromkeys((*_ANY_WIDTH, nn.Identity, nn.Sequential, nn.Linear), ()),
     nn.Conv2d: ("in_channels", "out_channels", "groups"),
     nn.BatchNorm1d: ("num_features",),
     nn.BatchNorm2d: ("num_features",),
-    nn.Linear: (),
-} | dict.fromkeys(
-    (
-        nn.ReLU,
-        nn.ReLU6,
-        nn.LeakyReLU,
-        nn.MaxPool2d,
-        nn.AvgPool2d,
-        nn.AdaptiveAvgPool2d,
-        nn.Identity,
-        nn.Sequential,
-    ),
-    (),
-)
-"""What torch's modules count that is k times as many in a stack of k members, by their class."""
+}
+"""Attributes to multiply by k when k modules of a class are stacked."""
+
+_OURS = ("fairlib.models.", "fairlib.network.gates", "fairlib.network.factors")
 
 
-def why_not(model: nn.Module) -> str | None:
-    """Say why a network cannot be a member of a stack, or None if it can: the end of a sentence
-    with "since"."""
+def obstacle(model: nn.Module) -> str | None:
+    """Say why a network cannot be a member of a stack, or None if it can.
+
+    Returns:
+        The end of a sentence with "since".
+    """
     for module in model.modules():
         kind = type(module)
-        ours = kind.__module__.startswith(
-            ("fairlib.models.", "fairlib.network.gates", "fairlib.network.factors")
-        )
-        if not (
-            ours
-            or kind in WIDER
-            or (kind is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1))
-        ):
+        flattens = kind is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1)
+        if not (kind.__module__.startswith(_OURS) or kind in WIDER or flattens):
             return f"a {kind.__name__} is computed one network at a time"
-        if (
-            getattr(module, "padding_mode", "zeros") != "zeros"
-            or getattr(module, "alpha", None) is not None
-        ):
+        padding, alpha = getattr(module, "padding_mode", "zeros"), getattr(module, "alpha", None)
+        if padding != "zeros" or alpha is not None:
             return f"a {kind.__name__} of these settings is computed one network at a time"
-        hooks = (
-            module._forward_pre_hooks,
-            module._forward_hooks,
-            module._backward_pre_hooks,
-            module._backward_hooks,
-        )
-        foreign = any(hook.__module__ != masks.__name__ for each in hooks for hook in each.values())
+        hooks = [
+            *module._forward_pre_hooks.values(),
+            *module._forward_hooks.values(),
+            *module._backward_pre_hooks.values(),
+            *module._backward_hooks.values(),
+        ]
+        # The hooks of masks only mask gradients, which a stack does by its joint masks.
+        foreign = any(hook.__module__ != masks.__name__ for hook in hooks)
         if "forward" in vars(module) or foreign:
             return f"hooks, or a forward of its own, change what a {kind.__name__} computes"
-    tensors = [tensor for _, _, tensor in _slots(model)]
+    tensors = [tensor for _, _, tensor in _tensors(model)]
+    # Along its first axis a single number cannot be joined, and a shared tensor would be joined
+    # twice: its two copies would then be trained apart.
     if any(isinstance(tensor, nn.Parameter) and not tensor.ndim for tensor in tensors):
         return "a parameter is a single number"
     if len(set(map(id, tensors))) < len(tensors):
@@ -72,41 +61,41 @@ def why_not(model: nn.Module) -> str | None:
 
 
 def form(model: nn.Module) -> dict[str, object]:
-    """Describe what the members of a stack have in common: values, each under what to say where
-    they differ."""
+    """Return properties that members of a stack must share, keyed by the message if they differ."""
     modules = []
     for name, module in model.named_modules():
-        plain = {
+        # Of whatever kind a module is, a setting of it that shapes its output is one of these.
+        settings = {
             key: value
             for key, value in vars(module).items()
-            if isinstance(value, _PLAIN) and key != "training"
+            if isinstance(value, (int, float, str, tuple, type(None))) and key != "training"
         }
-        modules.append((name, type(module), plain))
-    tensors = [
-        (prefix, name, tensor) for prefix, name, tensor in _slots(model) if name != masks.BUFFER
-    ]
+        modules.append((name, type(module), settings))
+    # Members may have different masks, so masks are left out: see Stack.
+    tensors = [entry for entry in _tensors(model) if entry[1] != masks.BUFFER]
     shapes = [
         (prefix, name, tensor.shape, tensor.dtype, tensor.requires_grad)
         for prefix, name, tensor in tensors
     ]
+    # BatchNorm counts its steps in a single number, which a stack has once for all members.
+    counts = [tensor.item() for _, _, tensor in tensors if not tensor.ndim]
     return {
         "they are not of one architecture": (modules, shapes),
-        "they were trained for different numbers of steps": [
-            t.item() for _, _, t in tensors if not t.ndim
-        ],
+        "they were trained for different numbers of steps": counts,
     }
 
 
 def agrees(model: nn.Module, inputs: Tensor) -> bool:
-    """Whether two of a model, stacked, compute what it computes in eval mode, as far as one batch
-    can tell."""
+    """Tell whether two of a model, stacked, compute the model's outputs of one batch in eval mode.
+
+    A module of unknown code may mix up the members in its ``forward``; only a trial shows that.
+    """
     alone = copy.deepcopy(model).eval()
     stack = Stack([copy.deepcopy(alone), copy.deepcopy(alone)]).eval()
     with torch.no_grad():
         try:
-            return torch.allclose(
-                stack(torch.cat([inputs, inputs])), torch.cat([alone(inputs)] * 2), atol=1e-4
-            )
+            found, expected = stack(torch.cat([inputs, inputs])), torch.cat([alone(inputs)] * 2)
+            return torch.allclose(found, expected, atol=1e-4)
         except (IndexError, RuntimeError, TypeError, ValueError):
             return False
 
@@ -114,13 +103,14 @@ def agrees(model: nn.Module, inputs: Tensor) -> bool:
 class Stack(nn.Module):
     """Networks of one architecture as one module, whose parameters and buffers the networks share.
 
-    Every tensor of the stack is that of the members one after the other along the first axis. The
-    members' own tensors become views of it, in place, until :meth:`release`: what trains the stack
-    trains them, and each can be evaluated.
+    Every tensor of the stack holds the members' tensors one after the other along the first axis.
+    The members' tensors become views of it, in place, until :meth:`release`: a loop that trains the
+    stack trains them, and each can be evaluated.
 
-    Args: members: At least one network; :func:`why_not` is None for each, and :func:`form` the same
-        for all. One that
-            lacks a mask of another gets one there, in the stack, that keeps all.
+    Args:
+        members: At least one network; :func:`obstacle` is None for each, and :func:`form` the same
+            for all. If one has a mask that another lacks, the other gets one in the stack that
+            keeps all.
         layout: Memory format of the weights of convolutions.
     """
 
@@ -128,43 +118,41 @@ class Stack(nn.Module):
         self, members: Sequence[nn.Module], layout: torch.memory_format = torch.contiguous_format
     ) -> None:
         super().__init__()
-        self.members, count = (
-            tuple(members),
-            len(members),
-        )  # A tuple, so that they are no submodules.
+        # A tuple, so that torch does not register the members: their parameters are views of the
+        # stack's, and an optimizer would step them twice.
+        self.members, count = tuple(members), len(members)
         self.net = copy.deepcopy(members[0])
-        masked = {
+        missing = {
             name: torch.ones_like(mask)
-            for member in members
+            for member in members[1:]
             for name, mask in masks.read_masks(member).items()
+            if name not in masks.read_masks(self.net)
         }
-        masks.set_masks(
-            self.net,
-            {name: masked[name] for name in masked.keys() - masks.read_masks(self.net).keys()},
-        )
+        masks.set_masks(self.net, missing)
         for module in self.net.modules():
             for name in WIDER.get(type(module), ()):
                 setattr(module, name, count * getattr(module, name))
             if type(module) is nn.Linear:
                 module.__class__ = _StackedLinear
-        for prefix, name, tensor in list(_slots(self.net)):
-            parts = [_tensor(member, prefix, name, tensor) for member in members]
-            joined = (
-                torch.cat([part.detach() for part in parts])
-                if tensor.ndim
-                else tensor.detach().clone()
-            )
-            if joined.ndim == 4:
-                joined = joined.contiguous(memory_format=layout)
-            if isinstance(tensor, nn.Parameter):
-                joined = nn.Parameter(joined, tensor.requires_grad)
-            setattr(self.net.get_submodule(prefix), name, joined)
-            for part, own in zip(
-                parts,
-                joined.detach().chunk(count) if joined.ndim else [joined] * count,
-                strict=True,
-            ):
-                part.data = own
+        for prefix, name, tensor in list(_tensors(self.net)):
+            self._join(prefix, name, tensor, layout)
+
+    def _join(self, prefix: str, name: str, tensor: Tensor, layout: torch.memory_format) -> None:
+        """Put one tensor of all members, joined, in the place of the first member's."""
+        count, parts = len(self.members), []
+        for member in self.members:
+            part = getattr(member.get_submodule(prefix), name, None)
+            # Only a mask can be missing in a member.
+            parts.append(torch.ones_like(tensor) if part is None else part)
+        joined = torch.cat([part.detach() for part in parts]) if tensor.ndim else tensor.clone()
+        if joined.ndim == 4:
+            joined = joined.contiguous(memory_format=layout)
+        if isinstance(tensor, nn.Parameter):
+            joined = nn.Parameter(joined, tensor.requires_grad)
+        setattr(self.net.get_submodule(prefix), name, joined)
+        views = joined.detach().chunk(count) if joined.ndim else [joined] * count
+        for part, view in zip(parts, views, strict=True):
+            part.data = view
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Compute the outputs ``(k * B, C)`` of inputs ``(k * B, ...)``, the first B for the first
@@ -175,20 +163,18 @@ class Stack(nn.Module):
             parts = parts.contiguous(memory_format=torch.channels_last)
         return self.net(parts).unflatten(1, (count, -1)).transpose(0, 1).flatten(0, 1)
 
-    def release(self, layout: torch.memory_format = torch.contiguous_format) -> None:
-        """Give every member tensors of its own again, the weights of its convolutions in this
-        memory format."""
+    def release(self) -> None:
+        """Give every member tensors that it does not share, in torch's ordinary memory format."""
         for member in self.members:
-            for _, _, tensor in _slots(member):
+            for _, _, tensor in _tensors(member):
                 tensor.data = tensor.detach().clone(memory_format=torch.contiguous_format)
-            member.to(memory_format=layout)
 
 
 class _StackedLinear(nn.Linear):
-    """Linear layers side by side: inputs ``(B, k * D)`` to outputs ``(B, k * C)``, weights ``(k *
-    C, D)``."""
+    """Linear layers side by side, ``(B, k * D)`` to ``(B, k * C)``, with weights ``(k * C, D)``."""
 
     def forward(self, inputs: Tensor) -> Tensor:
+        # The attributes still have the sizes of one layer, so -1 is the number of members.
         parts = inputs.unflatten(1, (-1, self.in_features)).transpose(0, 1)
         weight = self.weight.unflatten(0, (-1, self.out_features)).mT
         if self.bias is None:
@@ -200,18 +186,9 @@ class _StackedLinear(nn.Linear):
         return outputs.transpose(0, 1).flatten(1)
 
 
-_PLAIN = (int, float, str, tuple, type(None))  # Kinds of settings of a module.
-
-
-def _slots(model: nn.Module) -> Iterable[tuple[str, str, Tensor]]:
-    """Every parameter and buffer, under the names of its module and its own."""
+def _tensors(model: nn.Module) -> Iterable[tuple[str, str, Tensor]]:
+    """Yield every parameter and buffer with the name of its module and its name there."""
     for prefix, module in model.named_modules():
         for name, tensor in (*module._parameters.items(), *module._buffers.items()):
             if tensor is not None:
                 yield prefix, name, tensor
-
-
-def _tensor(member: nn.Module, prefix: str, name: str, like: Tensor) -> Tensor:
-    """A member's tensor; where it has no mask, one that keeps everything."""
-    found = getattr(member.get_submodule(prefix), name, None)
-    return torch.ones_like(like) if found is None else found

@@ -10,7 +10,7 @@ from fairlib.network import masks
 from fairlib.network.memory import inherit, memory_of, remember, weights_at
 from fairlib.pruning.selection import keep_highest, shrinking
 from fairlib.randomness import seeded
-from fairlib.training import fit
+from fairlib.training import LoopSettings, Training, carry_out, fit
 from fairlib.training.compressors import Settings
 
 
@@ -63,7 +63,9 @@ def lottery(
     """
     check_number("rewind", rewind, 0, whole=True)
     settings = {"seed": seed, **train, "keep": rewind}
-    trained = model if memory_of(model).kept else fit(_initialized(model, seed), data, **settings)
+    trained = (
+        model if memory_of(model).snapshots else fit(_initialized(model, seed), data, **settings)
+    )
     start = weights_at(trained, rewind)
     for level in shrinking(sparsity, rate, start=masks.sparsity(trained)):
         scores = {name: weight.abs() for name, weight in masks.prunable(trained).items()}
@@ -76,7 +78,7 @@ def lottery(
         # so far, and the ticket goes on counting gradients from there.
         inherit(ticket, trained)
         masked = masks.with_masks(ticket, keep_highest(trained, scores, level))
-        trained = fit(masked, data, start=rewind, **settings)
+        trained = carry_out(Training(masked, data, settings, LoopSettings(start=rewind)))
     return trained
 
 

@@ -9,7 +9,7 @@ from fairlib.data import GroupedDataset
 from fairlib.network import masks
 from fairlib.network.memory import add_gradients, gradient_evaluations
 from fairlib.pruning.selection import ramped, shrinking
-from fairlib.training import fit
+from fairlib.training import LoopSettings, Training, carry_out, fit
 from fairlib.training.compressors import Method, Settings
 
 Once = Callable[[nn.Module, float], nn.Module]
@@ -95,7 +95,8 @@ def gradual(
     def sparsify(network: nn.Module, progress: float) -> dict[str, Tensor]:
         return masks.read_masks(scored(network, ramped(start, sparsity, progress / ramp)))
 
-    return add_gradients(fit(model, data, sparsify=sparsify, **train), spent)
+    trained = carry_out(Training(model, data, train, LoopSettings(sparsify=sparsify)))
+    return add_gradients(trained, spent)
 
 
 SPARSITY_SCHEDULES: dict[str, Method] = {

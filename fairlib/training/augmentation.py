@@ -11,6 +11,7 @@ Generators = Sequence[torch.Generator | None]
 
 def _crop(images: Tensor, generators: Generators = (None,)) -> Tensor:
     """Shift each image by up to an eighth of its size, repeating the pixels of the edge."""
+    # Drawn on the CPU: the generators of a GPU give other numbers for the same seed.
     n, _, height, width = images.shape
     reach, each = (max(1, height // 8), max(1, width // 8)), n // len(generators)
     dy, dx = (

@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy, kl_div
 from fairlib._validation import check_number, check_settings, lookup
 from fairlib.data import GroupedDataset
 from fairlib.network.evaluation import predict
-from fairlib.network.stacking import Stack, form, why_not
+from fairlib.network.stacking import Stack, form, obstacle
 from fairlib.training.protocols import Objective
 
 
@@ -53,11 +53,12 @@ class Distillation:
         ValueError: If a setting is out of range or unknown.
         FloatingPointError: If the teacher's outputs are NaN or infinite.
 
-    Source: Hinton, Vinyals, Dean, Distilling the knowledge in a neural network (2015); SNL (2022)
-        for the weights.
+    Source:
+        Hinton, Vinyals, Dean, Distilling the knowledge in a neural network (2015); SNL (2022) for
+        the weights.
 
-    Example: A student that answers as its teacher does is at its goal; one that does not know yet
-        is not.
+    Example:
+        A student that answers as its teacher does is at its goal; an untrained one is not.
 
         >>> import torch, fairlib
         >>> from fairlib.training.distillation import Distillation
@@ -102,9 +103,12 @@ class Distillation:
 
 
 def joint_objective(objectives: Sequence[Objective]) -> Objective:
-    """Join the objectives of k networks to one of all their samples, ``(k * B, ...)``, the first
-    network's first."""
-    first = objectives[0]
+    """Join the objectives of k networks to one of all their samples.
+
+    Returns:
+        Per-sample losses of ``(k * B, ...)`` samples, the first network's first.
+    """
+    first: Any = objectives[0]
     if all(objective is first for objective in objectives):
         return first
     stack = _stacked_teachers(objectives)
@@ -128,7 +132,7 @@ def _stacked_teachers(objectives: Sequence[Any]) -> Stack | None:
     if type(objectives[0]) is not Distillation or len(set(map(repr, objectives))) > 1:
         return None
     teachers = [copy.deepcopy(objective.teacher) for objective in objectives]
-    if any(why_not(each) or form(each) != form(teachers[0]) for each in teachers):
+    if any(obstacle(each) or form(each) != form(teachers[0]) for each in teachers):
         return None
     return Stack(teachers, torch.channels_last).eval()
 

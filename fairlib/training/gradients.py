@@ -11,6 +11,7 @@ class _WithGradient(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, value: Tensor, gradient: Sequence[Tensor], *parameters: Tensor) -> Tensor:
         ctx.gradient = gradient
+        # A clone: autograd takes an input that is returned as it is for an alias of it.
         return value.clone()
 
     @staticmethod

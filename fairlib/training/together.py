@@ -1,11 +1,13 @@
-"""Several trainings of one architecture at once, as one network of many groups
-(:mod:`fairlib.network.stacking`)."""
+"""Trainings carried out: read from the cache, stacked with others of their form, or alone.
 
-import inspect
+:func:`fit_all` is the one place that knows how; :mod:`fairlib.network.stacking` explains stacks.
+"""
+
 import math
 import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -15,36 +17,19 @@ from fairlib._validation import check_many, lookup
 from fairlib.data import GroupedDataset
 from fairlib.network import stacking
 from fairlib.network.evaluation import placement
+from fairlib.training.cache import entry_path, read_entry, write_entry
 from fairlib.training.distillation import Distillation
 from fairlib.training.loop import (
+    AT_ONCE,
     DivergenceError,
-    Member,
+    Training,
     check_arguments,
     check_training,
-    fit,
     train,
 )
 
-AT_ONCE = 10
-"""Members of a stack. A stack with fewer trainings is filled up with copies, so that rounding
-depends on no other."""
-
 _LISTED = ("val", "objective", "constraint")
-
-
-@dataclass(frozen=True)
-class Training:
-    """The arguments of one :func:`fairlib.fit`.
-
-    Attributes:
-        model: Module to train.
-        data: Training set.
-        settings: The other arguments, by name.
-    """
-
-    model: nn.Module
-    data: GroupedDataset
-    settings: Mapping[str, Any]
+_MEMBERS_OWN = (*_LISTED, "seed")  # Settings in which the members of a stack may differ.
 
 
 def fit_many(
@@ -63,24 +48,28 @@ def fit_many(
     in k groups, k linear layers one batched product. Sums are rounded in another order, so that a
     training of several epochs ends elsewhere, as it does on another processor; it depends neither
     on the other members nor on how many there are. Networks of several architectures, or with data
-    of several sizes, are so many stacks. Trained one after the other is what cannot be stacked:
-    modules other than those of :func:`fairlib.build` and torch's usual ones, dropout, masks that
-    change, a ``stop``, and a constraint that looks at the network at every step
+    of several sizes, are so many stacks. Networks that cannot be stacked are trained one after
+    another: those with modules other than those of :func:`fairlib.build` and torch's usual ones,
+    with dropout, and under a constraint that looks at the network at every step
     (:class:`fairlib.EqualCurvature`).
 
-    Args: models: At least one module; none is changed. datas: Training set of each, or one for all.
-        seeds: Seed of each. divergence: ``"raise"``, or ``"skip"`` for None in the place of a
-        network whose training diverges. The others
-            are trained on in both cases.
+    Args:
+        models: At least one module; none is changed.
+        datas: Training set of each, or one for all.
+        seeds: Seed of each.
+        divergence: ``"raise"``, or ``"skip"`` for None in the place of a network whose training
+            diverges. The others are trained on in both cases.
         **settings: Other arguments of :func:`fairlib.fit`. ``val``, ``objective`` and
             ``constraint`` may be lists, with one for each network.
 
     Returns:
         The trained copies in eval mode, in the order of ``models``.
 
-    Raises: DivergenceError: If a training diverges; names the first. TypeError: If there is no such
-        setting, or an argument is of another type. ValueError: If a setting is out of range, or
-        there are not as many of a kind as there are models.
+    Raises:
+        DivergenceError: If a training diverges; names the first.
+        TypeError: If there is no such setting, or an argument is of another type.
+        ValueError: If a setting is out of range, or there are not as many of a kind as there are
+            models.
 
     Warns:
         UserWarning: If they cannot all be computed together, with the reason.
@@ -103,148 +92,165 @@ def fit_many(
     models, seeds = check_many("models", models), check_many("seeds", seeds)
     if not models:
         raise ValueError("models must hold at least one module")
-    own = {"datas": datas, "seeds": seeds} | {
-        name: settings.pop(name) for name in _LISTED if name in settings
-    }
+    columns = {"data": _column("datas", datas, models), "seed": _column("seeds", seeds, models)}
+    for name in set(_LISTED) & set(settings):
+        columns[name] = _column(name, settings.pop(name), models)
     check_training("fit_many", settings, given=("model", "data", "seed"))
-    rows = zip(*(_column(name, values, len(models)) for name, values in own.items()), strict=True)
-    trainings = [
-        Training(model, data, settings | dict(zip(["seed", *list(own)[2:]], row, strict=True)))
-        for model, (data, *row) in zip(models, rows, strict=True)
-    ]
-    for training in trainings:
-        check_arguments({"model": training.model, "data": training.data, **training.settings})
-    forms = [_form(training) for training in trainings]
-    differing = (name for name in forms[0] if any(each[name] != forms[0][name] for each in forms))
-    if reason := next(filter(None, map(why_not, trainings)), next(differing, None)):
+    trainings = []
+    for place, model in enumerate(models):
+        own = {name: values[place] for name, values in columns.items()}
+        check_arguments({"model": model, **own})
+        trainings.append(Training(model, own.pop("data"), {**settings, **own}))
+    reasons = [why_alone(training) for training in trainings]
+    if reason := next(filter(None, reasons), None) or _difference(trainings):
         warnings.warn(f"the networks are not trained all at once, since {reason}", stacklevel=2)
-    found = fit_all(trainings, [place % AT_ONCE for place in range(len(trainings))])
-    for place, trained in enumerate(found):
+    for i, alone in enumerate(reasons):
+        if not alone:
+            trainings[i] = replace(trainings[i], place=i % AT_ONCE)
+    found = fit_all(trainings)
+    for i, trained in enumerate(found):
         if isinstance(trained, DivergenceError) and divergence == "raise":
-            raise DivergenceError(f"network {place}: {trained}") from trained
+            raise DivergenceError(f"network {i}: {trained}") from trained
     return [None if isinstance(trained, DivergenceError) else trained for trained in found]
 
 
 def fit_all(
-    trainings: Sequence[Training], places: Sequence[int | None]
+    trainings: Sequence[Training], cache: Path | None = None
 ) -> list[nn.Module | DivergenceError]:
-    """Carry out trainings, those that can at once, in stacks of :data:`AT_ONCE`.
+    """Carry out trainings, whatever is the fastest way.
 
-    Args: trainings: Trainings of any kind. places: Place of each in its stack, below
-        :data:`AT_ONCE`, on which rounding may depend; None for one that is
-            carried out alone.
+    A training is read from the cache if it is there; trainings with a place that agree in their
+    form are stacked; any other is carried out alone. Every result is written to the cache as soon
+    as it is there, so that a study that is interrupted loses little.
+
+    Args:
+        trainings: Trainings of any kind. :func:`why_alone` is None for each that has a place.
+        cache: Folder of the entries; None switches the cache off.
 
     Returns:
-        The trained copies, or the errors of those that diverged.
+        The trained copies, or the errors of those that diverged, in the same order.
+
+    Warns:
+        UserWarning: If an entry cannot be written; the trained model is returned all the same.
     """
-    found: list[Any] = [None] * len(trainings)
-    stacks: list[
-        tuple[dict[str, object], dict[int, int]]
-    ] = []  # Form, and position of a training by its place.
-    for position, (training, place) in enumerate(zip(trainings, places, strict=True)):
-        if place is None or why_not(training):
-            found[position] = _alone(training)
+    results: list[Any] = [None] * len(trainings)
+    # Entries are looked up group by group, not all at first: two trainings of one key are in two
+    # groups, so the second one finds the result of the first.
+    for group in _groups(trainings):
+        paths = {i: entry_path(cache, trainings[i]) for i in group}
+        for i, path in paths.items():
+            results[i] = path and read_entry(path, trainings[i])
+        missing = [i for i in group if results[i] is None]
+        fresh = _fit_group([trainings[i] for i in missing])
+        for i, trained in zip(missing, fresh, strict=True):
+            results[i], path = trained, paths[i]
+            if path and isinstance(trained, nn.Module):
+                write_entry(path, trained)
+    return results
+
+
+def _groups(trainings: Sequence[Training]) -> list[list[int]]:
+    """Group trainings, by their positions: those of a stack, or one that is carried out alone.
+
+    The stack of a training is the first of its form in which its place is free. Where trainings
+    come job by job and seed by seed, the trainings of a job therefore share a stack.
+    """
+    groups: list[list[int]] = []
+    stacks: list[tuple[dict[str, object], dict[int, int]]] = []
+    for i, training in enumerate(trainings):
+        if training.place is None:
+            groups.append([i])
             continue
         form = _form(training)
-        stack = next(
-            (stack for known, stack in stacks if place not in stack and known == form), None
-        )
+        same = (taken for known, taken in stacks if training.place not in taken and known == form)
+        stack = next(same, None)
         if stack is None:
-            stacks.append((form, stack := {}))
-        stack[place] = position
-    for _, stack in stacks:
-        present = sorted(stack)
-        order = [stack.get(place, stack[present[place % len(present)]]) for place in range(AT_ONCE)]
-        results = train(
-            [_member(trainings[position]) for position in order],
-            stacked=True,
-            progress=trainings[order[0]].settings.get("progress", False),
-            **_shared(trainings[order[0]]),
-        )
-        for place, position in stack.items():
-            found[position] = results[place]
-    return found
+            stack = {}
+            stacks.append((form, stack))
+        stack[training.place] = i
+    return groups + [list(stack.values()) for _, stack in stacks]
 
 
-def why_not(training: Training) -> str | None:
-    """Say why a training cannot be carried out beside others, or None if it can: the end of a
-    sentence."""
-    constraint, objective = training.settings.get("constraint"), training.settings.get("objective")
-    if training.settings.get("sparsify") or training.settings.get("stop"):
+def _fit_group(group: Sequence[Training]) -> list[nn.Module | DivergenceError]:
+    """Carry out trainings of one stack, or one alone, or none."""
+    by_place = {training.place: training for training in group if training.place is not None}
+    if not by_place:
+        return train(group) if group else []
+    # The kernels of torch round by the number of members and by the position among them. So a stack
+    # always has all its members: empty places are filled up with copies, and each training sits in
+    # its own place. Then its result depends on no other, nor on what the cache already holds.
+    present = sorted(by_place)
+    members = [
+        by_place.get(place, by_place[present[place % len(present)]]) for place in range(AT_ONCE)
+    ]
+    results = train(members, stacked=True)
+    return [results[place] for place in by_place]
+
+
+def why_alone(training: Training) -> str | None:
+    """Say why a training cannot be carried out beside others, or None if it can.
+
+    Returns:
+        The end of a sentence with "since".
+    """
+    constraint, objective = (training.settings.get(name) for name in ("constraint", "objective"))
+    if training.loop.sparsify or training.loop.stop:
         return "masks that change, and a stop, belong to one network"
-    if constraint is not None and not vars(type(constraint)).get(
-        "by_batch"
-    ):  # A subclass says so itself.
+    # Looked up in the class itself: a subclass may compute from the model what its parent does not.
+    if constraint is not None and not vars(type(constraint)).get("by_batch"):
         return f"{type(constraint).__name__} looks at the network at every step"
     if objective is not None and type(objective) is not Distillation:
         return "an objective of your own sees one network at a time"
     model, data = training.model, training.data
-    if reason := stacking.why_not(model):
+    if reason := stacking.obstacle(model):
         return reason
     device, dtype = placement(model)
     ours = type(model).__module__.startswith("fairlib.models.")
-    if not ours and not stacking.agrees(
-        model, data.batch(range(min(2, len(data))), dtype=dtype, device=device)
-    ):
+    # A network of someone else may mix up the members of a stack; that shows in a trial alone.
+    sample = range(min(2, len(data)))
+    if not ours and not stacking.agrees(model, data.batch(sample, dtype=dtype, device=device)):
         return f"what a {type(model).__name__} computes is not the same in a stack"
     return None
 
 
 def pays(training: Training) -> bool:
-    """Whether a training gains by others beside it: on a CPU a small network does, on images of
-    under 16 pixels.
+    """Tell whether stacking is faster: for a small network, images below 16 pixels, on a CPU.
 
-    At 32 pixels most of what is gained is gained by the memory format alone, ``channels_last``
+    At 32 pixels most of what is gained is gained by the memory format alone, channels-last
     (``benchmarks/together.py``). It is not known where a GPU gains.
     """
     weights = [parameter.numel() for parameter in training.model.parameters() if parameter.ndim > 1]
-    small = math.prod(training.data.inputs.shape[2:]) < 16**2 and sum(weights) <= 20_000 * len(
-        weights
+    return (
+        environment.automatic()
+        and environment.resolve(training.arguments.device).startswith("cpu")
+        and math.prod(training.data.inputs.shape[2:]) < 16**2
+        and sum(weights) <= 20_000 * len(weights)
+        and why_alone(training) is None
     )
-    on_cpu = environment.resolve(training.settings.get("device", "auto")).startswith("cpu")
-    return environment.automatic() and on_cpu and small and why_not(training) is None
-
-
-def _alone(training: Training) -> nn.Module | DivergenceError:
-    try:
-        return fit(training.model, training.data, **training.settings)
-    except DivergenceError as error:
-        return error
-
-
-def _member(training: Training) -> Member:
-    own = {name: value for name, value in training.settings.items() if name in (*_LISTED, "seed")}
-    return Member(training.model, training.data, **own)
-
-
-def _shared(training: Training) -> dict[str, Any]:
-    """The arguments of :func:`fairlib.fit` that are no member's own, complete."""
-    left_out = ("progress", *(field.name for field in fields(Member)))
-    defaults = {
-        name: each.default
-        for name, each in inspect.signature(fit).parameters.items()
-        if name not in left_out
-    }
-    return defaults | {
-        name: value for name, value in training.settings.items() if name not in left_out
-    }
 
 
 def _form(training: Training) -> dict[str, object]:
-    """What the trainings of a stack have in common: values, each under what to say where they
-    differ."""
+    """Return properties that stacked trainings must share, keyed by the message if they differ."""
+    shared = {name: v for name, v in vars(training.arguments).items() if name not in _MEMBERS_OWN}
     data = training.data
     kind = (data.inputs.shape, data.inputs.dtype, data.normalize, data.num_classes)
     return {
-        "their settings differ": repr(_shared(training)),
+        "their settings differ": (repr(shared), training.loop),
         "their data are not of one size, kind and normalization": kind,
     } | stacking.form(training.model)
 
 
-def _column(name: str, values: Any, count: int) -> Sequence[Any]:
-    """One value for each of ``count`` networks."""
+def _difference(trainings: Sequence[Training]) -> str | None:
+    """Say why trainings do not share one stack, or None if they do."""
+    first, *others = map(_form, trainings)
+    return next((name for name in first if any(f[name] != first[name] for f in others)), None)
+
+
+def _column(name: str, values: Any, models: Sequence[nn.Module]) -> Sequence[Any]:
+    """Return one value for each model."""
     if not isinstance(values, list | tuple):
-        return [values] * count
-    if len(values) != count:
+        return [values] * len(models)
+    if len(values) != len(models):
+        count = len(models)
         raise ValueError(f"{name} must be one for each of the {count} models, got {len(values)}")
     return values

@@ -4,6 +4,7 @@ import torch
 from constrained import batch_of, linear, opposed, plain
 
 import fairlib
+from fairlib.studies import RunSettings
 
 DATA, SIZES = opposed(), np.array([40, 15, 5])
 
@@ -93,7 +94,7 @@ def test_a_study_takes_the_dense_model_for_the_reference(monkeypatch):
     monkeypatch.setattr(fairlib.AccuracyGap, "relative_to", spy)
     table = fairlib.study(
         "digits", "cnn", "prune:magnitude", [0.9], mitigation="accuracy-gap", when=["after", "before"], seeds=[0],
-        train={"epochs": 10}, finetune={"epochs": 1}, cache=None,
+        train={"epochs": 10}, finetune={"epochs": 1}, run=RunSettings(cache=None),
     )  # fmt: skip
     dense = table[
         (table["stage"] == "dense") & (table["split"] == "train") & (table["when"] == "after")

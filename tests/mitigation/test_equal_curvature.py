@@ -15,7 +15,7 @@ from fairlib.diagnostics.objective import MeanLoss
 from fairlib.diagnostics.vectors import dot, parts_unit
 from fairlib.mitigation.eigenvalue_gradient import FrozenDifferences
 from fairlib.network.evaluation import evaluation_mode
-from fairlib.training import Batch, loop
+from fairlib.training import Batch, LoopSettings, Training, carry_out, loop
 
 GENERATOR = np.random.default_rng(0)
 INPUTS = GENERATOR.normal(size=(36, 4))
@@ -334,9 +334,8 @@ def test_masks_that_grow_while_the_model_trains():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(run, "_penalty", spy)
-        fairlib.fit(
-            network(nn.ReLU), DATA, epochs=4, batch_size=36, constraint=settings, sparsify=sparsify
-        )
+        arguments = {"epochs": 4, "batch_size": 36, "constraint": settings}
+        carry_out(Training(network(nn.ReLU), DATA, arguments, LoopSettings(sparsify=sparsify)))
     assert len(runs) == 3 and not torch.equal(runs[0][1], runs[-1][1])
     assert all(not direction[~mask].any() and direction[mask].any() for direction, mask in runs)
 
@@ -447,16 +446,16 @@ def test_errors():
         fairlib.fit(network(nn.ReLU), one, constraint=fairlib.EqualCurvature())
 
 
-@pytest.mark.parametrize("options", [{"precision": "bfloat16"}, {"channels_last": True}])
-def test_other_precisions_and_memory_formats_follow_the_plain_ones(options, monkeypatch):
+@pytest.mark.parametrize(("precision", "last"), [("bfloat16", False), ("float32", True)])
+def test_other_precisions_and_memory_formats_follow_the_plain_ones(precision, last, monkeypatch):
     monkeypatch.setattr(loop, "_bfloat16_time", lambda: 1.0)  # A CPU that lacks it is warned of.
     images = fairlib.load("digits", seed=0).train.subset(range(0, 450, 5))
     net = fairlib.build("cnn", num_classes=10, in_channels=1, image_size=8, seed=0)
     constraint = fairlib.EqualCurvature(step=0.01, eigenvalue_step=1e-4)
-    plain, other = (
-        fairlib.fit(net, images, epochs=3, lr=0.01, batch_size=30, constraint=constraint, **extra)
-        for extra in ({}, options)
-    )
+    settings = dict(epochs=3, lr=0.01, batch_size=30, constraint=constraint)
+    plain = fairlib.fit(net, images, **settings)
+    monkeypatch.setattr(loop, "trains_channels_last", lambda model, data: last)
+    other = fairlib.fit(net, images, **settings, precision=precision)
     one, two = fairlib.history(plain), fairlib.history(other)
     np.testing.assert_allclose(two.iloc[-1], one.iloc[-1], rtol=0.05, atol=0.01)
     moved = two.filter(like="multiplier").iloc[-1]

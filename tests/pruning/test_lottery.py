@@ -6,6 +6,7 @@ from torch import nn
 
 import fairlib
 from fairlib.network import masks
+from fairlib.training import LoopSettings, Training, carry_out
 
 TRAIN = dict(epochs=2, lr=0.1, batch_size=12)
 
@@ -33,7 +34,8 @@ def test_is_what_the_rounds_by_hand_give(dense, images):
         keep = masks.read_masks(fairlib.prune(trained, "magnitude", sparsity=level))
         fresh = fairlib.build("cnn", num_classes=3, in_channels=1, image_size=8)
         fresh.load_state_dict(fairlib.weights_at(dense, 7))
-        trained = fairlib.fit(masks.with_masks(fresh, keep), images, seed=0, start=7, **TRAIN)
+        pruned, loop = masks.with_masks(fresh, keep), LoopSettings(start=7)
+        trained = carry_out(Training(pruned, images, TRAIN, loop))
     winner = fairlib.prune(
         dense, "lottery", sparsity=0.75, data=images, train=TRAIN, rewind=7, rate=0.5
     )

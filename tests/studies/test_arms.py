@@ -14,7 +14,7 @@ from fairlib import Arm, study
 from fairlib.diagnostics import group_performance
 from fairlib.network import masks
 from fairlib.pruning import PRUNING
-from fairlib.studies import Run, traced
+from fairlib.studies import Run, RunSettings, traced
 from fairlib.studies.arms import COMPRESSORS
 
 SMALL = dict(
@@ -23,8 +23,9 @@ SMALL = dict(
     train={"epochs": 2, "lr": 0.05},
     finetune={"epochs": 2},
     seeds=[0],
-    cache=None,
+    run=RunSettings(cache=None),
 )
+SKIP = {"run": RunSettings(cache=None, divergence="skip")}
 FAIR = ("equal-loss", {"step": 5.0})
 
 
@@ -33,14 +34,11 @@ def trainings(monkeypatch):
     """What a study has trained."""
     calls = []
 
-    def cached_fits(trainings, **_):
+    def noted(trainings, cache):
         calls.extend(training.settings for training in trainings)
-        return [
-            fairlib.fit(training.model, training.data, **training.settings)
-            for training in trainings
-        ]
+        return fairlib.training.fit_all(trainings)
 
-    monkeypatch.setattr("fairlib.studies.seed.cached_fits", cached_fits)
+    monkeypatch.setattr("fairlib.studies.stages.fit_all", noted)
     return calls
 
 
@@ -155,7 +153,7 @@ def held_out_by(method, function, **settings):
         patch.setitem(entry, name, replace(entry[name], function=spy))
         with pytest.raises((StopIteration, RuntimeError)):
             trained = SMALL | {"data": splits, "train": {"epochs": 20, "lr": 0.1, "batch_size": 16}}
-            study(**trained, method=method, levels=[0.5], workers=1, **settings)
+            study(**trained, method=method, levels=[0.5], **settings)
     return given[0], splits
 
 
@@ -197,7 +195,7 @@ def test_a_function_with_an_argument_for_held_out_data_gets_them():
         return fairlib.prune(model, "magnitude", sparsity=level)
 
     for held_out in ("val", "train"):
-        study(**SMALL | {"data": splits}, method=own, levels=[0.5], held_out=held_out, workers=1)
+        study(**SMALL | {"data": splits}, method=own, levels=[0.5], held_out=held_out)
     assert given == [splits.val, None]
 
 
@@ -216,8 +214,7 @@ def test_compression_and_finetuning_may_see_the_validation_part_alone():
     settings = SMALL | {
         "data": splits,
         "finetune": {"epochs": 2, "lr": 0.01},
-        "at_once": False,
-        "workers": 1,
+        "run": RunSettings(cache=None, at_once=False, workers=1),
     }
     settings |= {
         "method": own,
@@ -282,9 +279,7 @@ def test_a_measure_cannot_take_the_place_of_a_column_of_the_study():
 
 def test_a_study_in_which_all_diverges_is_empty_and_says_why():
     settings = SMALL | {"train": {"epochs": 2, "lr": 1e38}}
-    table = study(
-        **settings, method="prune:magnitude", divergence="skip", measure=lambda run: {"mine": 1}
-    )
+    table = study(**settings | SKIP, method="prune:magnitude", measure=lambda run: {"mine": 1})
     assert table.empty and [run["stage"] for run in table.attrs["diverged"]] == ["dense"]
 
 
@@ -379,7 +374,8 @@ def test_a_measure_that_gives_something_else_for_another_seed_is_refused(what):
 def test_the_clock_tells_what_the_finetuning_took():
     full = Arm("prune:magnitude", ("equal-loss", {"step": 1.0}), "after", finetune={"epochs": 8})
     arms = {"plain": Arm("prune:magnitude", finetune={"epochs": 1}), "held": full}
-    table = study(**SMALL, arms=arms, levels=[0.5], clock=True)
+    clocked = {"run": RunSettings(cache=None, clock=True)}
+    table = study(**SMALL | clocked, arms=arms, levels=[0.5])
     runs = table.drop_duplicates(["arm", "stage"]).set_index(["arm", "stage"])
     assert runs.loc[("plain", "dense"), ["seconds", "dual_seconds"]].isna().all()
     assert runs.loc[("plain", "compressed"), "dual_seconds"] == 0
@@ -394,7 +390,7 @@ def test_the_clock_tells_what_the_finetuning_took():
 
 def test_a_run_that_diverges_is_listed_where_it_may_be_skipped():
     arms = {"good": Arm("prune:magnitude"), "bad": Arm("prune:magnitude", finetune={"lr": 1e38})}
-    table = study(**SMALL, arms=arms, levels=[0.5], divergence="skip")
+    table = study(**SMALL | SKIP, arms=arms, levels=[0.5])
     assert set(table.loc[table["arm"] == "bad", "stage"]) == {"dense"}
     assert [run["stage"] for run in table.attrs["diverged"]] == ["control", "compressed"]
     assert all("diverged" in run["reason"] for run in table.attrs["diverged"])
@@ -460,7 +456,7 @@ def test_a_diagnostic_that_cannot_be_computed_is_warned_of_once_with_the_reason(
         )
         return empty, f"{name}: no derivative"
 
-    monkeypatch.setattr("fairlib.studies.seed.diagnose", nothing)
+    monkeypatch.setattr("fairlib.studies.rows.diagnose", nothing)
     with pytest.warns(UserWarning, match="gradient: no derivative") as warned:
         table = study(
             **SMALL | {"seeds": [0, 1]},
@@ -475,4 +471,4 @@ def test_an_unknown_answer_to_divergence_is_refused():
     with pytest.raises(
         ValueError, match="unknown answer to divergence 'ignore'; known: raise, skip"
     ):
-        study(**SMALL, method="prune:magnitude", levels=[0.5], divergence="ignore")
+        RunSettings(divergence="ignore")

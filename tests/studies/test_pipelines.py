@@ -7,6 +7,7 @@ import fairlib
 from fairlib import Arm, study
 from fairlib.network import masks, quantizers
 from fairlib.network.cost import stored_bytes
+from fairlib.studies import RunSettings
 
 SMALL = dict(
     data=("digits", {"size": 200}),
@@ -14,8 +15,7 @@ SMALL = dict(
     train={"epochs": 30, "lr": 0.05, "batch_size": 16},
     finetune={"epochs": 2},
     seeds=[0],
-    cache=None,
-    workers=1,
+    run=RunSettings(cache=None, workers=1),
 )
 NOT_TUNED = {"finetune": {"epochs": 0}}
 
@@ -29,14 +29,14 @@ def trainings(monkeypatch):
         calls.append(arguments)
         return fit(model, data, **arguments)
 
-    def cached_fits(asked, **_):
+    def fit_all(asked, cache):
         return [
             noted(one.model, one.data, **one.settings) if one.settings["epochs"] else one.model
             for one in asked
         ]
 
     monkeypatch.setattr("fairlib.compression.student.fit", noted)
-    monkeypatch.setattr("fairlib.studies.seed.cached_fits", cached_fits)
+    monkeypatch.setattr("fairlib.studies.stages.fit_all", fit_all)
     return calls
 
 
@@ -141,7 +141,8 @@ def test_bytes_are_counted_as_they_are_stored():
 
 
 @pytest.mark.parametrize(
-    "asked", [{"compress": "initial"}, {"mitigation": "equal-loss", "when": "after"}]
+    "asked",
+    [{"arms": {"a": Arm(compress="initial")}}, {"mitigation": "equal-loss", "when": "after"}],
 )
 def test_int8_cannot_be_trained(asked):
     with pytest.raises(ValueError, match="gives cannot be trained"):

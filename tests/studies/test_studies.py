@@ -7,8 +7,9 @@ import pytest
 import torch
 
 import fairlib
+from fairlib import Arm
 from fairlib.diagnostics import group_gradients, group_performance
-from fairlib.studies import parameter_distance, study
+from fairlib.studies import RunSettings, parameter_distance, study
 
 SMALL = dict(
     data=("digits", {"size": 120}),
@@ -74,8 +75,10 @@ def test_a_run_is_what_the_single_steps_give():
 
 
 def test_results_do_not_depend_on_the_number_of_processes():
-    one = study(**SMALL, levels=[0.9], seeds=range(3), workers=1, cache=None)
-    two = study(**SMALL, levels=[0.9], seeds=range(3), workers=2, cache=None)
+    one, two = (
+        study(**SMALL, levels=[0.9], seeds=range(3), run=RunSettings(cache=None, workers=workers))
+        for workers in (1, 2)
+    )
     pd.testing.assert_frame_equal(one, two)
 
 
@@ -109,7 +112,7 @@ def test_mitigation_at_each_time():
 
 
 def test_fixed_data_seed_fixes_the_data():
-    table = study(**SMALL, levels=[], seeds=[0, 1], data_seed=7).query(
+    table = study(**SMALL, levels=[], seeds=[0, 1], run=RunSettings(data_seed=7)).query(
         "split == 'train' and stage == 'dense'"
     )
     sizes = table.pivot(index="group", columns="seed", values="size")
@@ -164,10 +167,13 @@ def test_a_function_of_the_seed_gives_the_data():
             "unknown schedule 'gradua'; known: one-shot, it",
         ),
         (
-            {"compress": "initial", "method": "prune:lottery"},
-            "compress='initial' needs a method that does not train",
+            {"arms": {"a": Arm("prune:lottery", compress="initial")}},
+            "arm 'a': compress='initial' needs a method that does not train",
         ),
-        ({"compress": "dense"}, "unknown network to compress 'dense'; known: trained, initial"),
+        (
+            {"arms": {"a": Arm(compress="dense")}},
+            "arm 'a': unknown network to compress 'dense'; known: trained, initial",
+        ),
         ({"levels": [0.5, 1.0]}, r"levels must lie in \[0, 1\)"),
         ({"when": "after"}, "needs a mitigation; known: equal-loss, equal-curvature"),
         (
@@ -204,7 +210,7 @@ def test_bad_input_is_refused(change, message):
     ],
 )
 def test_settings_are_checked_before_anything_is_trained(change, message, monkeypatch):
-    monkeypatch.setattr("fairlib.studies.seed.cached_fits", None)
+    monkeypatch.setattr("fairlib.studies.stages.fit_all", None)
     with pytest.raises(TypeError, match=message):
         study(**(SMALL | {"levels": [0.5], "seeds": [0]} | change))
 
@@ -224,7 +230,8 @@ def test_the_network_at_initialization_is_compressed_then_trained_like_the_dense
     )
     trained = fairlib.fit(small, splits.train, epochs=2, lr=0.05, seed=3)
     tuned = fairlib.fit(trained, splits.train, epochs=1, lr=0.005, seed=3)
-    table = study(**SMALL | {"method": "prune:snip"}, levels=[0.5], seeds=[3], compress="initial")
+    arms = {"early": Arm("prune:snip", compress="initial")}
+    table = study(**SMALL, levels=[0.5], seeds=[3], arms=arms)
     rows = table.query("stage == 'compressed' and split == 'test'").set_index("group")
     pd.testing.assert_frame_equal(
         rows[["size", "accuracy", "loss"]], group_performance(tuned, splits.test)
@@ -261,7 +268,8 @@ def test_a_study_of_linearization_has_budgets_and_a_distilled_control():
     small = fairlib.linearize(dense, "random", budget=0.2, **tune)
     control = fairlib.linearize(dense, "random", budget=1.0, **tune)
     torch.set_num_threads(threads)
-    table = study(**LINEAR, levels=[1, 0.2, 0], seeds=[1], at_once=False).query("split == 'test'")
+    table = study(**LINEAR, levels=[1, 0.2, 0], seeds=[1], run=RunSettings(at_once=False))
+    table = table.query("split == 'test'")
     runs = table.drop_duplicates(["stage", "level"])[["stage", "level", "kept"]]
     expected = [
         ("dense", 1.0, 1),
@@ -305,10 +313,11 @@ def test_the_finetuning_of_a_study_is_the_studys(name):
 
 
 def test_gates_that_no_training_chooses_can_come_before_any_training():
-    table = study(**LINEAR, levels=[0.5], seeds=[0], compress="initial")
+    arms = {"early": Arm(compress="initial")}
+    table = study(**LINEAR, levels=[0.5], seeds=[0], arms=arms)
     assert table[table["stage"] == "compressed"]["kept"].eq(0.5).all()
     with pytest.raises(ValueError, match="compress='initial' needs a method that does not train"):
-        study(**LINEAR | {"method": "linearize:snl"}, levels=[0.5], compress="initial")
+        study(**LINEAR | {"method": "linearize:snl"}, levels=[0.5], arms=arms)
 
 
 def test_the_gradients_are_those_of_all_trainings():
@@ -351,9 +360,10 @@ def test_a_teacher_at_chance_is_named_by_its_seed():
 def test_a_diagnostic_may_have_settings():
     model = ("cnn", {"channels": (4, 8), "hidden": (16, 8)})
     settings = dict(
-        data=("digits", {"size": 120}), model=model, method="prune:magnitude", seeds=[0], cache=None
+        data=("digits", {"size": 120}), model=model, method="prune:magnitude", seeds=[0]
     )
-    settings |= dict(train={"epochs": 2}, finetune={"epochs": 0}, workers=1)
+    settings |= dict(train={"epochs": 2}, finetune={"epochs": 0})
+    settings["run"] = RunSettings(cache=None, workers=1)
     steps = []
     with pytest.MonkeyPatch.context() as patch:
         found = fairlib.diagnostics.group_eigenvalues

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -10,9 +12,10 @@ from zoo import different, far
 
 import fairlib
 from fairlib.linearization import gate
-from fairlib.training.cache import cached_fits
+from fairlib.training import Training, fit_all
 from fairlib.training.distillation import Distillation
-from fairlib.training.together import AT_ONCE, Training, fit_all, why_not
+from fairlib.training.loop import AT_ONCE, LoopSettings
+from fairlib.training.together import why_alone
 
 MITIGATIONS = [
     fairlib.EqualLoss(step=0.1),
@@ -98,8 +101,10 @@ def test_students_follow_each_its_own_teacher_with_its_own_gates(digits):
 def test_neither_company_nor_order_shows_in_a_bit(digits):
     models = [fairlib.build("cnn", like=digits, seed=seed) for seed in range(AT_ONCE)]
     everyone = fairlib.fit_many(models, digits, seeds=range(AT_ONCE), epochs=2)
-    trainings = [Training(models[seed], digits, {"seed": seed, "epochs": 2}) for seed in (7, 3)]
-    some = fit_all(trainings, [7, 3])
+    trainings = [
+        Training(models[seed], digits, {"seed": seed, "epochs": 2}, place=seed) for seed in (7, 3)
+    ]
+    some = fit_all(trainings)
     assert far(some[0], everyone[7]) == 0 == far(some[1], everyone[3])
 
 
@@ -130,7 +135,6 @@ def test_one_that_diverges_leaves_the_others_alone(digits):
             "a Dropout is computed one",
         ),
         ({"datas": lambda d: [d, d.subset(range(100))]}, "not of one size"),
-        ({"stop": lambda _: lambda row: False}, "a stop, belong to one network"),
         (
             {"constraint": lambda _: fairlib.EqualCurvature(step=0.1)},
             "looks at the network at every step",
@@ -288,16 +292,19 @@ def test_bad_input(change, error, message, digits):
 
 def test_the_cache_knows_the_place_and_each_member(digits, tmp_path):
     models = [fairlib.build("cnn", like=digits, seed=seed) for seed in range(3)]
-    trainings = [
+    alone = [
         Training(model, digits, {"seed": seed, "epochs": 1}) for seed, model in enumerate(models)
     ]
-    first = cached_fits(trainings[:2], folder=tmp_path, places=[0, 1])
+    trainings = [replace(training, place=place) for place, training in enumerate(alone)]
+    first = fit_all(trainings[:2], tmp_path)
     assert len(list(tmp_path.iterdir())) == 2
-    second = cached_fits(trainings, folder=tmp_path, places=[0, 1, 2])
+    second = fit_all(trainings, tmp_path)
     assert len(list(tmp_path.iterdir())) == 3
     assert far(first[1], second[1]) == 0 and fairlib.history(first[1]).equals(
         fairlib.history(second[1])
     )
-    cached_fits(trainings, folder=tmp_path)
+    fit_all(alone, tmp_path)
     assert len(list(tmp_path.iterdir())) == 6
-    assert not any(map(why_not, trainings))
+    assert not any(map(why_alone, alone))
+    stopped = replace(alone[0], loop=LoopSettings(stop=lambda row: False))
+    assert "a stop, belong to one network" in why_alone(stopped)

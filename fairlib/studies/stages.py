@@ -1,0 +1,264 @@
+"""The networks of a study, in stages of independent trainings.
+
+All dense networks are trained, then all controls; the dense networks are compressed, and all
+compressed ones are finetuned. Each stage is one list of trainings, which
+:func:`fairlib.training.fit_all` carries out. A training that diverges is a value: its error takes
+the place of its network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pandas as pd
+from torch import nn
+
+from fairlib import environment
+from fairlib.data import Splits
+from fairlib.network.memory import memory_of
+from fairlib.studies.plan import StudyPlan
+from fairlib.studies.rows import Run, seed_table
+from fairlib.training import DivergenceError, Training, fit_all
+from fairlib.training.cache import setting_text
+from fairlib.training.compressors import Settings
+from fairlib.training.distillation import UntrainedTeacherError
+from fairlib.training.loop import AT_ONCE
+from fairlib.training.together import pays, why_alone
+
+Outcome = tuple[pd.DataFrame, list[str], list[dict[str, Any]]]
+"""Rows of a seed, reasons why diagnostics could not be computed, and runs that diverged."""
+Counts = dict[str, int]
+"""Number of trainings ``"at once"`` with those of other seeds, and ``"alone"``."""
+
+
+def seed_groups(plan: StudyPlan, seeds: Sequence[int]) -> list[list[int]]:
+    """Group seeds whose trainings are stacked: no two of a group have the same place.
+
+    Where stacking does not pay each seed is a group of its own, so that a process holds the data
+    and networks of one seed only.
+    """
+    if not _stacks(plan, seeds[0]):
+        return [[seed] for seed in seeds]
+    groups: dict[int, list[int]] = {}
+    taken = [0] * AT_ONCE
+    for seed in seeds:
+        place = seed % AT_ONCE
+        groups.setdefault(taken[place], []).append(seed)
+        taken[place] += 1
+    return list(groups.values())
+
+
+def _stacks(plan: StudyPlan, seed: int) -> bool:
+    """Tell whether the seeds of a study are stacked, by the dense training of one of them."""
+    if plan.run.at_once != "auto":
+        return bool(plan.run.at_once)
+    # Asked first, since loading the data to find out can take minutes.
+    if not (environment.automatic() and environment.resolve(plan.device).startswith("cpu")):
+        return False
+    splits = plan.splits(seed)
+    return pays(plan.training(plan.start(splits, seed), splits.train, seed, plan.train, None))
+
+
+def run_group(plan: StudyPlan, seeds: Sequence[int]) -> tuple[dict[int, Outcome], Counts]:
+    """Carry out all stages for a group of seeds; return the outcome of each."""
+    splits = {seed: plan.splits(seed) for seed in seeds}
+    start = {seed: plan.start(splits[seed], seed) for seed in seeds}
+    runs = _all_runs(plan, splits)
+    counts = {"at once": 0, "alone": 0}
+
+    # Dense networks. Nothing comes of one that diverges.
+    dense = [run for run in runs if run.stage == "dense"]
+    trainings = [_dense_training(plan, run, start[run.seed], plan.train) for run in dense]
+    _fit_stage(plan, dense, trainings, counts)
+    finetunings = {run: _finetuning(plan, run) for run in _trained(dense)}
+
+    # Controls.
+    controls = [run for run in runs if run.stage == "control" and run.parent in finetunings]
+    trainings = [finetunings[run.parent](run.dense) for run in controls]
+    _fit_stage(plan, controls, trainings, counts, clock=plan.run.clock)
+
+    # Compression; a network that was compressed at its initial weights is then trained.
+    small = [run for run in runs if run.stage == "compressed" and run.parent in finetunings]
+    _compress_all(plan, small, start)
+    initial = [run for run in _trained(small) if plan.arms[run.arm].compress == "initial"]
+    trainings = [_dense_training(plan, run, run.model, plan.arms[run.arm].train) for run in initial]
+    _fit_stage(plan, initial, trainings, counts)
+
+    # Finetuning.
+    tuned = [run for run in _trained(small) if plan.arms[run.arm].finetunes]
+    trainings = [finetunings[run.parent](run.model) for run in tuned]
+    _fit_stage(plan, tuned, trainings, counts, clock=plan.run.clock, share=False)
+
+    # Measuring.
+    outcomes = {}
+    for seed in seeds:
+        own = [run for run in runs if run.seed == seed and run.model is not None]
+        outcomes[seed] = _outcome(plan, own)
+    return outcomes, counts
+
+
+def _all_runs(plan: StudyPlan, splits: Mapping[int, Splits]) -> list[Run]:
+    """List the runs of a group, for each seed in the order of the table, without their networks."""
+    runs = []
+    for name, arm in plan.arms.items():
+        stages = [("dense", arm.control_level), ("control", arm.control_level)]
+        stages += [("compressed", level) for level in arm.levels]
+        for when in arm.when:
+            parents: dict[int, Run] = {}
+            for stage, level in stages:
+                if stage == "control" and not arm.control:
+                    continue
+                # The seeds come last: in a list of trainings those of all seeds for one purpose are
+                # then neighbours, and fill a stack.
+                for seed, part in splits.items():
+                    plain = level if len(level) > 1 else level[0]
+                    run = Run(part, seed, name, when, stage, plain, parents.get(seed))
+                    parents.setdefault(seed, run)
+                    runs.append(run)
+    return runs
+
+
+def _trained(runs: Sequence[Run]) -> list[Run]:
+    """Select the runs that have a network: it did not diverge."""
+    return [run for run in runs if isinstance(run.model, nn.Module)]
+
+
+def _fit_stage(
+    plan: StudyPlan,
+    runs: Sequence[Run],
+    trainings: Sequence[Training],
+    counts: Counts,
+    *,
+    clock: bool = False,
+    share: bool = True,
+) -> None:
+    """Carry out the training of each run, and give the run its network, or the error.
+
+    Args:
+        plan: The study.
+        runs: Runs of one stage.
+        trainings: The training of each.
+        counts: Numbers to which those of these trainings are added.
+        clock: Measure how long each takes: alone, and without the cache.
+        share: Carry out once what several arms ask for.
+
+    Raises:
+        DivergenceError: If one diverges and the study skips nothing; names the seed. The other
+            trainings of the stage are in the cache then.
+    """
+    unique: dict[object, Training] = {}
+    keys = []
+    for run, training in zip(runs, trainings, strict=True):
+        # The text has the checksum of a teacher, too; networks are shared, so their id is enough.
+        key = (id(training.model), setting_text(training.settings)) if share else run
+        keys.append(key)
+        unique[key] = training if clock else _placed(plan, training)
+    beside = sum(training.place is not None for training in unique.values())
+    counts["at once"] += beside
+    counts["alone"] += len(unique) - beside
+    networks = fit_all(list(unique.values()), None if clock else plan.run.folder)
+    found = dict(zip(unique, networks, strict=True))
+    for run, key in zip(runs, keys, strict=True):
+        run.model = network = found[key]
+        if isinstance(network, DivergenceError):
+            if plan.run.divergence == "raise":
+                raise DivergenceError(f"seed {run.seed}: {network}") from network
+        elif clock:
+            run.timing = memory_of(network).timing
+
+
+def _placed(plan: StudyPlan, training: Training) -> Training:
+    """Give a training its place in a stack, if it is to be stacked."""
+    at_once = plan.run.at_once
+    if not (pays(training) if at_once == "auto" else at_once and why_alone(training) is None):
+        return training
+    # The place follows from the seed alone: a seed rounds alike whichever others are asked for.
+    return replace(training, place=training.settings["seed"] % AT_ONCE)
+
+
+def _dense_training(plan: StudyPlan, run: Run, model: nn.Module, settings: Settings) -> Training:
+    """Ask for a training on the whole training part, held to the constraint of the time before."""
+    first, _ = plan.arms[run.arm].constraints(run.when)
+    return plan.training(model, run.splits.train, run.seed, settings, first)
+
+
+def _finetuning(plan: StudyPlan, run: Run) -> Callable[[nn.Module], Training]:
+    """Prepare the finetuning of networks that come of a dense one, their teacher and reference."""
+    arm, data = plan.arms[run.arm], plan.tuning(run.splits)
+    _, last = arm.constraints(run.when)
+    teacher = None
+    if arm.finetune["epochs"]:
+        teacher = _attempt(plan, run.seed, arm.objective, run.model, data)
+    constraint = last.relative_to(run.model, data) if last else None
+    settings = {**arm.finetune, "objective": teacher}
+    return lambda model: plan.training(model, data, run.seed, settings, constraint)
+
+
+def _compress_all(plan: StudyPlan, runs: Sequence[Run], start: Mapping[int, nn.Module]) -> None:
+    """Give each run its compressed network; arms share those that are compressed alike."""
+    found: dict[object, nn.Module | DivergenceError] = {}
+    for run in runs:
+        arm = plan.arms[run.arm]
+        network = start[run.seed] if arm.compress == "initial" else run.dense
+        first, _ = arm.constraints(run.when)
+        steps = [
+            (step.full_name, step.compressor, setting_text(step.settings)) for step in arm.steps
+        ]
+        key = id(network), f"{steps} {run.level} {first!r} {setting_text(arm.train)}"
+        if key not in found:
+            found[key] = _attempt(plan, run.seed, _compress, plan, run, network)
+        run.model = found[key]
+
+
+def _compress(plan: StudyPlan, run: Run, network: nn.Module) -> nn.Module:
+    """Compress a network by each step of the run's arm, to the step's entry of the level."""
+    arm = plan.arms[run.arm]
+    first, _ = arm.constraints(run.when)
+    entries = run.level if isinstance(run.level, tuple) else (run.level,)
+    for step, entry in zip(arm.steps, entries, strict=True):
+        kind, method = step.compressor, step.method
+        if step.is_control(entry):
+            continue
+        settings = {**step.settings, "data": plan.tuning(run.splits), "seed": run.seed}
+        if plan.held_out == "val" and kind.holds_out(method):
+            settings.setdefault("val", run.splits.val)
+        if kind.trains(method, step.settings):
+            train: dict[str, Any] = {}
+            if kind.inherits:
+                train |= {key: value for key, value in arm.train.items() if key != "keep"}
+                if first and kind.constrained(method):
+                    train["constraint"] = first
+            settings["train"] = {**train, "device": plan.device, **settings.get("train", {})}
+        network = kind.compress(network, method, entry, **settings)
+    return network
+
+
+def _attempt(plan: StudyPlan, seed: int, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a function that may train; return the error if it diverges and the study skips that.
+
+    Raises:
+        DivergenceError: If it diverges and the study skips nothing; names the seed.
+        UntrainedTeacherError: If a dense network that is to teach performs at chance; the same.
+    """
+    try:
+        return function(*arguments)
+    except (DivergenceError, UntrainedTeacherError) as error:
+        if isinstance(error, DivergenceError) and plan.run.divergence == "skip":
+            return error
+        raise type(error)(f"seed {seed}: {error}") from error
+
+
+def _outcome(plan: StudyPlan, runs: Sequence[Run]) -> Outcome:
+    """Measure the networks of a seed, and list the runs that diverged."""
+    trained = _trained(runs)
+    diverged = []
+    for run in runs:
+        if run in trained:
+            run.all = trained
+        else:
+            names = ("arm", "seed", "stage", "level", "when")
+            where = {name: getattr(run, name) for name in names}
+            diverged.append({**where, "reason": str(run.model)})
+    return *seed_table(plan, trained), diverged
