@@ -31,7 +31,7 @@ BINARY = {
 """What files that are no text begin with, what they are and what to do."""
 
 
-def read_table(path: str | Path, columns: Iterable[str] | None = None) -> pd.DataFrame:
+def read_text_table(path: str | Path, columns: Iterable[str] | None = None) -> pd.DataFrame:
     """Read a table with a header, every cell as text.
 
     A file ``.xlsx`` is read by its first sheet (this needs openpyxl), ``.parquet`` as what it is,
@@ -185,7 +185,7 @@ def _decode(path: Path) -> str:
     )
 
 
-def cross(
+def cross_attributes(
     columns: Iterable[tuple[np.ndarray, Sequence[str]]],
 ) -> tuple[np.ndarray, tuple[str, ...]]:
     """Cross attributes, each given by its codes (-1: undefined) and their names: "male x White".
@@ -215,7 +215,7 @@ def coded(name: str, values: Any) -> tuple[np.ndarray, tuple[str, ...]]:
     """
     codes, found = factorized(name, values)
     if isinstance(getattr(values, "dtype", None), pd.CategoricalDtype):
-        names = [plain(value) for value in values.dtype.categories]
+        names = [label_text(value) for value in values.dtype.categories]
     else:
         names = sorted(found)
         if all(name.removeprefix("-").isdigit() for name in names):
@@ -240,12 +240,12 @@ def factorized(name: str, values: Any) -> tuple[np.ndarray, list[str]]:
     codes, found = pd.factorize(series)
     if len(missing := np.flatnonzero(codes < 0)):
         raise ValueError(f"{name} must be known of every sample: it is missing in row {missing[0]}")
-    names = [plain(value) for value in found]
+    names = [label_text(value) for value in found]
     distinct = [*dict.fromkeys(names)]
     return pd.Index(distinct).get_indexer(names)[codes], distinct
 
 
-def plain(value: Any) -> str:
+def label_text(value: Any) -> str:
     """A label as a text: 1.0 and 1 are the same."""
     return (
         str(int(value))

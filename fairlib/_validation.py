@@ -116,7 +116,7 @@ def check_seed(name: str, seed: Any) -> None:
     check_number(name, seed, -(2**63), 2**63, whole=True)
 
 
-def named(kind: str, choice: Any) -> tuple[str, dict[str, Any]]:
+def name_and_settings(kind: str, choice: Any) -> tuple[str, dict[str, Any]]:
     """Split a choice into its name and its settings; there are none if it is a name alone.
 
     Settings are also read off the name, as YAML with numbers such as 1e-3, each after a colon:

@@ -26,7 +26,7 @@ from fairlib._version import __version__
 if TYPE_CHECKING:
     import torch
 
-RUN = "FAIRLIB_RUN"
+RUN_VARIABLE = "FAIRLIB_RUN"
 """Name of the variable that holds, in the kernel of a run, the folder of the run."""
 
 TALLY = "tally-{}.json"
@@ -41,7 +41,7 @@ def describe(device: str = "auto") -> dict[str, Any]:
     """Describe the hardware and package versions of a run.
 
     Args:
-        device: Name of the device that computes, or ``"auto"`` (:func:`resolve`).
+        device: Name of the device that computes, or ``"auto"`` (:func:`resolve_device`).
 
     Returns: ``automatic`` (:func:`automatic`), ``device`` (of a CUDA device its product name),
         ``cpu``, ``cpu_capability`` (the vector instructions that PyTorch uses, for example
@@ -50,7 +50,7 @@ def describe(device: str = "auto") -> dict[str, Any]:
     """
     import torch
 
-    device = resolve(device)
+    device = resolve_device(device)
     return {
         "automatic": automatic(),
         "device": torch.cuda.get_device_name(device) if device.startswith("cuda") else device,
@@ -78,7 +78,7 @@ def _versions(packages: Iterable[str]) -> dict[str, str]:
     return own | {name: metadata.version(name) for name in packages}
 
 
-def resolve(device: str | torch.device) -> str:
+def resolve_device(device: str | torch.device) -> str:
     """Give back the name of a device; ``"auto"`` is ``"cuda"`` where there is a CUDA device, else
     ``"cpu"``."""
     if device != "auto":
@@ -100,8 +100,8 @@ def automatic() -> bool:
 def tally(counts: Mapping[str, int]) -> None:
     """Add to the counts in the provenance of the run that executes this notebook; outside a run do
     nothing."""
-    if RUN in os.environ:
-        with written(Path(os.environ[RUN], TALLY.format(os.urandom(8).hex()))) as new:
+    if RUN_VARIABLE in os.environ:
+        with written(Path(os.environ[RUN_VARIABLE], TALLY.format(os.urandom(8).hex()))) as new:
             new.write_text(json.dumps(dict(counts)))
 
 
@@ -110,20 +110,20 @@ def workers(device: str | torch.device = "auto") -> int:
     any other device.
 
     Args:
-        device: Name of the device that trains, or ``"auto"`` (:func:`resolve`).
+        device: Name of the device that trains, or ``"auto"`` (:func:`resolve_device`).
     """
     from joblib import cpu_count
 
-    return cpu_count() if resolve(device).startswith("cpu") else 1
+    return cpu_count() if resolve_device(device).startswith("cpu") else 1
 
 
 def clock(device: str = "auto") -> float:
     """Timestamp in seconds (CPU: process time; CUDA: synchronized wall clock). Subtract two.
 
     Args:
-        device: Name of the device that computes, or ``"auto"`` (:func:`resolve`).
+        device: Name of the device that computes, or ``"auto"`` (:func:`resolve_device`).
     """
-    device = resolve(device)
+    device = resolve_device(device)
     if not device.startswith("cuda"):
         return time.process_time()
     import torch

@@ -362,7 +362,7 @@ def test_the_clock_counts_what_is_computed_and_not_what_is_slept():
 def test_a_device_is_chosen_only_where_it_is_left_open_and_one_process_works_on_a_gpu(monkeypatch):
     for available, chosen in ((False, "cpu"), (True, "cuda")):
         monkeypatch.setattr("torch.cuda.is_available", lambda available=available: available)
-        assert [environment.resolve(device) for device in ("auto", "cpu", "cuda:1")] == [
+        assert [environment.resolve_device(device) for device in ("auto", "cpu", "cuda:1")] == [
             chosen,
             "cpu",
             "cuda:1",

@@ -113,9 +113,9 @@ def record(table: pd.DataFrame) -> pd.DataFrame:
         raise ValueError(
             f"index {list(table.index.names)} of table would be lost; record table.reset_index()"
         )
-    if environment.RUN not in os.environ:
+    if environment.RUN_VARIABLE not in os.environ:
         return table
-    path = Path(os.environ[environment.RUN], RECORDS)
+    path = Path(os.environ[environment.RUN_VARIABLE], RECORDS)
     before = [pd.read_parquet(path)] if path.exists() else []
     if before and list(before[0]) != columns:
         raise ValueError(
@@ -517,7 +517,7 @@ def _execute(notebook: Path, folder: Path, given: Mapping[str, Scalar], failed: 
     with tempfile.TemporaryDirectory() as profile:
         # The kernel of this environment, with nothing of the user's own IPython.
         kernel = {
-            environment.RUN: str(folder),
+            environment.RUN_VARIABLE: str(folder),
             "JUPYTER_PREFER_ENV_PATH": "1",
             "IPYTHONDIR": profile,
         }

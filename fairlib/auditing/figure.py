@@ -26,7 +26,7 @@ def draw(table: pd.DataFrame) -> Figure:
     _points(right, table, "excessive_loss", rows, PALETTE[3])
     right.axvline(0, color="#555555", linewidth=0.8)
     left.set_yticks(
-        rows, [f"{plain(group)} (n={row['size']:,.0f})" for group, row in table.iterrows()]
+        rows, [f"{escape_dollars(group)} (n={row['size']:,.0f})" for group, row in table.iterrows()]
     )
     right.set_yticks(rows, [""] * len(rows))
     left.set_xlabel("accuracy")
@@ -113,6 +113,6 @@ def grid_of_columns(axis: Axes) -> None:
     axis.grid(axis="x", color="#dddddd", linewidth=0.8)
 
 
-def plain(name: object) -> str:
+def escape_dollars(name: object) -> str:
     """Escape dollar signs, which would switch matplotlib to mathematics."""
     return str(name).replace("$", r"\$")

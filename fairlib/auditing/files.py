@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from fairlib._tables import read_table
+from fairlib._tables import read_text_table
 from fairlib.auditing.comparison import Report, audit
 from fairlib.auditing.onnx import RUNS_CODE, check_model
 from fairlib.auditing.predictions import digest
@@ -68,7 +68,7 @@ def audit_table(
         raise ValueError(
             f"{str(path)!r} may run code when it is read: write a table, DataFrame(...).to_csv(PATH)"
         )
-    table = read_table(path, dict.fromkeys([target, *group, *before, *after]))
+    table = read_text_table(path, dict.fromkeys([target, *group, *before, *after]))
     unknown = {name: int(table[name].isna().sum()) for name in (target, *group)}
     known = table.dropna(subset=[*unknown])
     if known.empty:
@@ -197,7 +197,7 @@ def audit_models(
     from fairlib.data import load
 
     source = Path(table or Path(images, "people.csv"))
-    order = _ordered(read_table(source, [target])[target], classes, positive)
+    order = _ordered(read_text_table(source, [target])[target], classes, positive)
     folder = {
         "table": str(source),
         "images": str(images),

@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 from scipy.special import log_softmax
 
-from fairlib._tables import coded, cross, factorized, plain, texts
+from fairlib._tables import coded, cross_attributes, factorized, label_text, texts
 from fairlib._validation import lookup
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def from_scores(
         and values.shape[1] > 1
         and not isinstance(values.columns, pd.RangeIndex)
     ):
-        values = values.set_axis([*map(plain, values.columns)], axis=1)
+        values = values.set_axis([*map(label_text, values.columns)], axis=1)
         if {*values.columns} != {*samples.target_names}:
             wanted, got = ", ".join(samples.target_names), ", ".join(values.columns)
             raise ValueError(
@@ -214,7 +214,7 @@ def from_labels(found: np.ndarray, samples: Samples, role: str) -> Predictions:
     if wrong.any():
         row, classes = np.flatnonzero(wrong)[0], ", ".join(samples.target_names)
         raise ValueError(
-            f"{role}: {plain(found[row])!r} in row {row} is none of the classes {classes}"
+            f"{role}: {label_text(found[row])!r} in row {row} is none of the classes {classes}"
         )
     unknown = np.full(len(codes), np.nan)
     said = f"only labels are known {role} compression: no loss, no calibration"
@@ -247,7 +247,7 @@ def given(
         str(name): coded(f"groups[{name!r}]" if len(columns) > 1 else "groups", own)
         for name, own in columns
     }
-    cells, group_names = cross(attributes.values())
+    cells, group_names = cross_attributes(attributes.values())
     if len(set(group_names)) < len(group_names):
         raise ValueError(f"groups must have names of their own, got {', '.join(group_names)}")
     if len(codes) != len(cells):

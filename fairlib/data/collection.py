@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
 
-from fairlib._tables import cross
+from fairlib._tables import cross_attributes
 from fairlib._validation import lookup
 
 
@@ -137,7 +137,7 @@ def select(table: pd.DataFrame, names: str | Sequence[str]) -> tuple[np.ndarray,
             name, lookup("attribute", known, {column: table[column] for column in table})
         )
         columns.append((column.codes.to_numpy().astype(np.int64), column.categories))
-    return cross(columns)
+    return cross_attributes(columns)
 
 
 def crossed(table: pd.DataFrame, names: str | Sequence[str] | None) -> dict[str, tuple[str, ...]]:

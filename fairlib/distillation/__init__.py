@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from fairlib._validation import check_number, check_settings, lookup, named
+from fairlib._validation import check_number, check_settings, lookup, name_and_settings
 from fairlib.data import GroupedDataset
 from fairlib.models import MODELS, build
 from fairlib.network.memory import memory_of
@@ -139,7 +139,7 @@ def check(
         f"distillation method {method!r}", settings, level="student"
     )
     if architecture is not None:
-        name, own = named("architecture", architecture)
+        name, own = name_and_settings("architecture", architecture)
         check_settings(f"architecture {name!r}", lookup("architecture", name, MODELS), own)
     check_training("train=", train or {}, given=("objective", "start"))
     check_settings(
@@ -185,7 +185,7 @@ def _student(
             f"the width {student} is of no architecture: the model {why}; give a module as student"
         )
     if architecture is not None:
-        name, own = named("architecture", architecture)
+        name, own = name_and_settings("architecture", architecture)
         recipe = {size: recipe[size] for size in ("num_classes", "in_channels", "image_size")} | {
             "name": name,
             **own,

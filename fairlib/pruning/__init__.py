@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fairlib._validation import check_number, check_type, lookup, named
+from fairlib._validation import check_number, check_type, lookup, name_and_settings
 from fairlib.data import GroupedDataset
 from fairlib.network import masks, quantizers
 from fairlib.pruning.bifp import bifp, bip, bip_from_flat, epochs_within, from_flat
@@ -129,7 +129,7 @@ def prune(
     offered = {"data": data, "train": {"seed": seed, **(train or {})}, "val": val, "seed": seed}
     pruner = METHODS[method]
     once = partial(pruner.function, **pruner.arguments(f"method {method!r}", offered, settings))
-    name, options = named("schedule", schedule)
+    name, options = name_and_settings("schedule", schedule)
     plan = SCHEDULES[name]
     arguments = plan.arguments(f"schedule {name!r}", offered, options)
     return plan.function(
@@ -149,7 +149,7 @@ def check(
     """
     pruner = lookup("pruning method", method, METHODS)
     pruner.check(f"pruning method {method!r}", settings, level="sparsity")
-    name, options = named("schedule", schedule)
+    name, options = name_and_settings("schedule", schedule)
     lookup("schedule", name, SCHEDULES).check(f"schedule {name!r}", options)
     if name != "one-shot" and pruner.trains:
         raise ValueError(
@@ -165,7 +165,7 @@ def check(
 def trains(method: str, settings: Settings) -> bool:
     """Tell whether :func:`prune` trains, given a method and settings that may hold a
     ``schedule``."""
-    name, _ = named("schedule", settings.get("schedule", "one-shot"))
+    name, _ = name_and_settings("schedule", settings.get("schedule", "one-shot"))
     return METHODS[method].trains or SCHEDULES[name].trains
 
 

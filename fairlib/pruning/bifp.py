@@ -121,7 +121,7 @@ def bifp(
     if val is None:
         data, val = data.hold_out(held_out, seed)
     _check_levels(data, val, penalty)
-    form = form_of(copy.deepcopy(model).to(environment.resolve(settings["device"])), data)
+    form = form_of(copy.deepcopy(model).to(environment.resolve_device(settings["device"])), data)
     scores = form.start()
     form.final(
         scores, sparsity

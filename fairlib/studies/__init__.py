@@ -18,7 +18,7 @@ from fairlib._validation import (
     check_settings,
     check_type,
     lookup,
-    named,
+    name_and_settings,
 )
 from fairlib.data import Splits
 from fairlib.diagnostics import DIAGNOSTICS
@@ -212,12 +212,13 @@ def study(
         )
     for kind, choice in (("data", data), ("model", model)):
         if not (callable(choice) or isinstance(choice, Splits)):
-            named(kind, choice)
+            name_and_settings(kind, choice)
     check_training("train=", train or {}, given=OWN)
     check_arguments({"device": device})
     check_type("cache", cache, (str, Path, NoneType), "a folder or None")
     wanted = dict(
-        named("diagnostic", diagnostic) for diagnostic in check_many("diagnostics", diagnostics)
+        name_and_settings("diagnostic", diagnostic)
+        for diagnostic in check_many("diagnostics", diagnostics)
     )
     for name, settings in wanted.items():
         lookup("diagnostic", name, dict.fromkeys(MEASURED))

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from fairlib._validation import check_many, check_number, lookup, named
+from fairlib._validation import check_many, check_number, lookup, name_and_settings
 from fairlib.data import GroupedDataset
 from fairlib.distillation import Distilling
 from fairlib.factorization import Factorization
@@ -293,7 +293,7 @@ def _step(choice: Named | Function) -> Step:
                 f"method must be {wanted}, but {choice.__name__} is not: {error}"
             ) from error
         return Step(choice.__name__, _Own(choice), choice.__name__, {})
-    full_name, settings = named("method", choice)
+    full_name, settings = name_and_settings("method", choice)
     kind, _, name = full_name.partition(":")
     if own := {"finetune", "constraint"} & set(settings):
         raise TypeError(
@@ -317,7 +317,7 @@ def _mitigation(arm: Arm) -> tuple[str, Constraint | None, tuple[str, ...]]:
                 f"when={list(when)} needs a mitigation; known: {', '.join(MITIGATIONS)}"
             )
         return "none", None, when
-    name, settings = named("mitigation", arm.mitigation)
+    name, settings = name_and_settings("mitigation", arm.mitigation)
     return name, lookup("mitigation", name, MITIGATIONS)(**settings), when
 
 

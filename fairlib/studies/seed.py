@@ -15,7 +15,7 @@ import pandas as pd
 from torch import Tensor, nn
 
 from fairlib import environment
-from fairlib._validation import check_type, named
+from fairlib._validation import check_type, name_and_settings
 from fairlib.data import GroupedDataset, Splits, load
 from fairlib.diagnostics import DIAGNOSTICS, diagnose, group_performance
 from fairlib.models import build
@@ -340,7 +340,7 @@ class Seed:
 
 def gains(study: Study, number: int) -> bool:
     """Whether the dense training of a seed gains by those of other seeds beside it."""
-    if not environment.resolve(study.device).startswith("cpu"):
+    if not environment.resolve_device(study.device).startswith("cpu"):
         return False
     seed = Seed(study, number)
     return pays(Training(seed.start, seed.splits.train, {"device": study.device, **study.train}))
@@ -464,7 +464,7 @@ def _splits(study: Study, seed: int) -> Splits:
     seed = seed if study.data_seed is None else study.data_seed
     if callable(study.data):
         return check_type("what the function data gives", study.data(seed), Splits, "Splits")
-    name, settings = named("data", study.data)
+    name, settings = name_and_settings("data", study.data)
     return load(name, **({"seed": seed} | settings))
 
 
@@ -473,7 +473,7 @@ def _build(model: Named | Function, splits: Splits, seed: int) -> nn.Module:
         return check_type(
             "what the function model gives", model(splits, seed), nn.Module, "a torch.nn.Module"
         )
-    name, settings = named("model", model)
+    name, settings = name_and_settings("model", model)
     return build(name, like=splits, seed=seed, **settings)
 
 
@@ -483,5 +483,5 @@ def _name(model: Named | Function) -> str:
         if isinstance(model, str)
         else model.__name__
         if callable(model)
-        else named("model", model)[0]
+        else name_and_settings("model", model)[0]
     )

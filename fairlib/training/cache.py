@@ -118,7 +118,7 @@ def _load(path: Path, training: Training) -> nn.Module | None:
         trained = trained.to(memory_format=torch.channels_last)
     inherit(trained, model, history=history, kept=kept)
     add_gradients(trained, sum(row["gradients"] for row in history))
-    return trained.to(environment.resolve(settings.get("device", "auto"))).eval()
+    return trained.to(environment.resolve_device(settings.get("device", "auto"))).eval()
 
 
 def _known_code(model: nn.Module, settings: Mapping[str, Any]) -> bool:
@@ -141,7 +141,7 @@ def _ours(model: nn.Module) -> bool:
 
 
 def _key(model: nn.Module, data: GroupedDataset, settings: Mapping[str, Any]) -> str:
-    device = environment.resolve(settings.get("device", "auto"))
+    device = environment.resolve_device(settings.get("device", "auto"))
     last = in_channels_last(settings.get("channels_last", "auto"), model, data)
     machine = environment.describe(device)
     parts = {

@@ -284,7 +284,7 @@ def _check_constraint(name: str, constraint: Any) -> None:
 
 def _check_device(name: str, device: Any) -> None:
     try:
-        torch.empty(0, device=environment.resolve(device))
+        torch.empty(0, device=environment.resolve_device(device))
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise ValueError(
             f"{name} must be 'auto' or a device of this machine, got {device!r}: {error}"
@@ -344,7 +344,10 @@ def train(
     """
     for member in members:
         check_arguments(vars(member) | settings)
-    epochs, device = settings["epochs"], torch.device(environment.resolve(settings.pop("device")))
+    epochs, device = (
+        settings["epochs"],
+        torch.device(environment.resolve_device(settings.pop("device"))),
+    )
     for model in (member.model for member in members):
         if not any(parameter.requires_grad or not epochs for parameter in model.parameters()):
             raise ValueError(f"model has no parameter to train: {shown(model)}")

@@ -201,7 +201,7 @@ def pays(training: Training) -> bool:
     small = math.prod(training.data.inputs.shape[2:]) < 16**2 and sum(weights) <= 20_000 * len(
         weights
     )
-    on_cpu = environment.resolve(training.settings.get("device", "auto")).startswith("cpu")
+    on_cpu = environment.resolve_device(training.settings.get("device", "auto")).startswith("cpu")
     return environment.automatic() and on_cpu and small and why_not(training) is None
 
 
