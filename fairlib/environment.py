@@ -132,23 +132,6 @@ def clock(device: str = "auto") -> float:
     return time.perf_counter()
 
 
-def project() -> Path:
-    """Find the project's folder: above the working directory, else the one that fairlib lies in.
-
-    Where fairlib was installed from a wheel (in Colab) it is the folder with what the wheel carries
-    of the project, the claims and the recorded tables; where there is none of these, the working
-    directory."""
-    folders = [
-        Path.cwd(),
-        *Path.cwd().parents,
-        LIBRARY.parent,
-        LIBRARY.parent / "whopays" / "records",
-    ]
-    return next(
-        (folder for folder in folders if (folder / "book" / "claims.yml").exists()), folders[0]
-    )
-
-
 def source_digest(package: Path | None = None, *, without: Collection[str] = ()) -> str:
     """Digest the meaning of a package's code: edits of docstrings, comments or formatting do not
     change it.
@@ -245,11 +228,6 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def memory() -> int:
-    """Return the memory of this machine in bytes."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def cpu() -> str:

@@ -235,7 +235,7 @@ def test_a_plan_says_that_a_machine_is_too_small(device, memory, said, grid, cap
     monkeypatch.setitem(data.DATASETS, "mnist", lambda request: pictures)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(environment, "workers", {"cpu": 4}.get)
-    monkeypatch.setattr(environment, "memory", lambda: memory)
+    monkeypatch.setattr(plan, "memory", lambda: memory)
     Path("grid.yml").write_text(
         Path("grid.yml").read_text().replace("digits}", f"digits, device: {device}, seeds: 3}}", 1)
     )

@@ -305,29 +305,11 @@ def test_a_stub_is_part_of_no_digest(library):
     assert environment.source_digest() == before
 
 
-def test_the_project_is_found_from_any_folder_below(tmp_path, monkeypatch):
-    (tmp_path / "book").mkdir()
-    (tmp_path / "book" / "claims.yml").touch()
-    below = tmp_path / "notebooks" / "pruning"
-    below.mkdir(parents=True)
-    monkeypatch.chdir(below)
-    monkeypatch.setattr(environment, "LIBRARY", tmp_path / "site-packages" / "fairlib")
-    assert environment.project() == tmp_path
-    (tmp_path / "book" / "claims.yml").unlink()
-    assert environment.project() == below
-
-
-def test_outside_the_project_it_is_where_the_library_lies_or_what_the_wheel_carries(
-    library, tmp_path, monkeypatch
-):
-    (tmp_path / "elsewhere").mkdir()
-    monkeypatch.chdir(tmp_path / "elsewhere")
-    carried, before = library / "records", environment.source_digest()
-    for root in (carried, library.parent):
-        (root / "book").mkdir(parents=True)
-        (root / "book" / "claims.yml").touch()
-        assert environment.project() == root
-    assert environment.source_digest() == before, "recorded tables are no part of the code"
+def test_recorded_tables_are_no_part_of_the_code(library):
+    before = environment.source_digest()
+    (library / "records").mkdir()
+    (library / "records" / "table.csv").write_text("seed\n0\n")
+    assert environment.source_digest() == before
 
 
 def test_the_wheel_carries_every_package_and_the_records():

@@ -240,6 +240,21 @@ def _cells(notebook: str | Path) -> list[dict[str, Any]]:
     return [cell | {"source": "".join(cell["source"])} for cell in cells]
 
 
+def project() -> Path:
+    """Find the project's folder: above the working directory, else the folder of fairlib.
+
+    Where fairlib was installed from a wheel (in Colab) the project is the folder of what the wheel
+    carries of it, the claims and the recorded tables; without any of these it is the working
+    directory.
+    """
+    beside = environment.LIBRARY.parent
+    folders = [Path.cwd(), *Path.cwd().parents, beside, beside / "whopays" / "records"]
+    for folder in folders:
+        if (folder / "book" / "claims.yml").exists():
+            return folder
+    return folders[0]
+
+
 def project_root(path: str | Path) -> Path:
     """Find the nearest folder above a file that holds ``pyproject.toml`` or ``_toc.yml``; else the
     file's folder."""
