@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fairlib._tables import LONGEST, read_text_table
+from fairlib._tables import read_text_table
 
 
 def write(folder, content, name="people.csv"):
@@ -159,12 +159,12 @@ def test_what_excel_needs_is_named(tmp_path, monkeypatch):
         (b"a, a\n1,2\n", "people.csv' names a column twice: a, a"),
         (b"a,b\n1,2\n1,2,3\n", "row 2 of '.*people.csv' has 3 cells, the header has 2: put a text with ',' or a line"),
         (b"a,b\n\n1,2\n\n1\n", "row 2 of '.*people.csv' has 1 cells, the header has 2"),
-        (b'a,b\n1,2\n1,"2\n3,4\n', "row 2 of '.*people.csv' opens a double quote: close it"),
-        (b'a,b\n1,2\n"1,2\n3,4\n', "row 2 of '.*people.csv' has 1 cells"),
-        (b"a,b\n1,2\n" + b"x" * (LONGEST + 1) + b",2\n", "row 2 of .* has more than 131,072 characters in column 'a'"),
-        (b'a,b\n1,"2\n' + b"x,y\n" * 2_000_000, "row 1 of .*people.csv'"),
-        (b'a,"b\n1,2\n', "cannot read '.*people.csv' as CSV .*every double quote"),
-        (b'a,b\n1,"2\n' + b"x,y\n" * 100_000 + b'",2\n', "people.csv'"),
+        (b'a,b\n1,2\n1,"2\n3,4\n', "row 2 of '.*people.csv' cannot be read as CSV .*: close every double quote"),
+        (b'a,b\n1,2\n"1,2\n3,4\n', "row 2 of '.*people.csv' cannot be read as CSV .*: close every double quote"),
+        (b'a,b\n1,2\n1,"2"3\n', "row 2 of '.*people.csv' cannot be read as CSV .*: close every double quote"),
+        (b"a,b\n1,2\n" + b"x" * 131_073 + b",2\n", "row 2 of .* cannot be read as CSV .*limit .131072"),
+        (b'a,b\n1,"2\n' + b"x,y\n" * 100_000 + b'",2\n', "row 1 of .*people.csv' cannot be read as CSV"),
+        (b'a,"b\n1,2\n', "the header of '.*people.csv' cannot be read as CSV .*every double quote"),
         (b"a,b\n1,2\n3,\x81\n", "line 3 of '.*people.csv' is text neither in UTF-8 .*: save it as 'CSV UTF-8'"),
         ("a,b\n1,2\n".encode("utf-16-le"), "line 1 of '.*people.csv' is text neither"),
         ("a,b\n1,2".encode("utf-16")[:-1], "line 2 of '.*people.csv' is text neither"),
@@ -187,21 +187,20 @@ def test_a_missing_file_is_named(tmp_path):
 
 
 def test_cells_survive_a_large_file(tmp_path):
-    """Larger than a block; pandas' own reader of CSV agrees."""
-    number = np.arange(400_000)
+    """The reader of pandas agrees."""
+    number = np.arange(40_000)
     frame = pd.DataFrame(
         {"number": number, "text": np.where(number % 3, "a,b", "c"), "half": number / 2}
     )
     path = tmp_path / "large.csv"
     frame.to_csv(path, index=False)
-    assert path.stat().st_size > 2**22
     assert (
         read_text_table(path).to_numpy().tolist()
         == pd.read_csv(path, dtype=str).to_numpy().tolist()
     )
     with open(path, "a", encoding="utf-8") as file:
         file.write("1,2\n")
-    with pytest.raises(ValueError, match=r"row 400001 of .* has 2 cells, the header has 3"):
+    with pytest.raises(ValueError, match=r"row 40001 of .* has 2 cells, the header has 3"):
         read_text_table(path)
 
 
