@@ -8,15 +8,12 @@ import re
 from collections.abc import Iterable, Sequence
 from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from fairlib._validation import lookup
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 MISSING = ("", "NA", "N/A", "n/a", "#N/A", "nan", "NaN", "null", "NULL", "None", "<NA>")
 """Cells that say that a value is missing."""
@@ -52,9 +49,6 @@ def read_text_table(path: str | Path, columns: Iterable[str] | None = None) -> p
             fewer cells than the header, a quote is not closed, or a column is unknown or named
             twice; names the file, and the row or the line.
     """
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(
@@ -62,42 +56,37 @@ def read_text_table(path: str | Path, columns: Iterable[str] | None = None) -> p
         )
     readers = {".xlsx": _read_excel, ".parquet": _read_parquet}
     table = readers.get(path.suffix.lower(), _read_csv)(path)
-    names = [name.strip() for name in table.column_names]
-    if len(set(names)) < len(names):
-        raise ValueError(f"the table {str(path)!r} names a column twice: {', '.join(names)}")
-    if not table.num_rows:
+    table = table.rename(columns=lambda name: str(name).strip())
+    if not table.columns.is_unique:
+        raise ValueError(
+            f"the table {str(path)!r} names a column twice: {', '.join(table.columns)}"
+        )
+    if table.empty:
         raise ValueError(
             f"the table {str(path)!r} is empty: it must have a header and at least one row"
         )
-    found = dict(zip(names, table.columns, strict=True))
+    known = dict(table.items())
     text = {}
-    for name in names if columns is None else columns:
-        column = lookup(f"column of {str(path)!r}", name, found)
-        if pa.types.is_nested(column.type):
-            raise ValueError(
-                f"column {name!r} of {str(path)!r} has cells of {column.type}: give text or numbers"
-            )
-        # Arrow would write "true", where CSV files that pandas wrote have "True": a Parquet file
-        # and a CSV file of the same people would have different classes.
-        if pa.types.is_boolean(column.type):
-            column = pc.if_else(column, "True", "False")
-        column = pc.utf8_trim_whitespace(column.cast(pa.string()))
-        text[name] = pc.if_else(pc.is_in(column, value_set=pa.array(MISSING)), None, column)
-    return pa.table(text).to_pandas().set_axis(pd.RangeIndex(1, table.num_rows + 1))
+    for name in known if columns is None else columns:
+        column = lookup(f"column of {str(path)!r}", name, known)
+        if column.dtype == object and column.map(pd.api.types.is_list_like).any():
+            raise ValueError(f"column {name!r} of {str(path)!r} has lists: give text or numbers")
+        # A column of whole numbers with a gap has floats: 1.0 here has to be the class 1 there.
+        column = column.astype(object).map(label_text, na_action="ignore").astype(str).str.strip()
+        text[name] = column.mask(column.isin(MISSING))
+    return pd.DataFrame(text).set_axis(pd.RangeIndex(1, len(table) + 1))
 
 
-def _read_parquet(path: Path) -> pa.Table:
-    from pyarrow import ArrowException, parquet
-
+def _read_parquet(path: Path) -> pd.DataFrame:
     try:
-        return parquet.read_table(path)
-    except (ArrowException, OSError) as error:
+        return pd.read_parquet(path)
+    except (OSError, ValueError) as error:  # Those of Arrow are ValueErrors, too.
         raise ValueError(
             f"cannot read {str(path)!r} as Parquet ({error}): write it again"
         ) from error
 
 
-def _read_excel(path: Path) -> pa.Table:
+def _read_excel(path: Path) -> pd.DataFrame:
     try:
         cells = pd.read_excel(
             path, header=None, dtype=object, keep_default_na=False, engine="openpyxl"
@@ -110,16 +99,17 @@ def _read_excel(path: Path) -> pa.Table:
         raise ValueError(
             f"cannot read {str(path)!r} as .xlsx ({error}): save it again, without a password"
         ) from error
-    return _below_header(cells[(cells != "").any(axis=1)].to_numpy().tolist())
+    filled = cells[(cells != "").any(axis=1)]
+    return filled.iloc[1:].set_axis(filled.iloc[0], axis=1) if len(filled) else filled
 
 
-def _read_csv(path: Path) -> pa.Table:
+def _read_csv(path: Path) -> pd.DataFrame:
     text = _decode(path).lstrip("\r\n")
     # The separator is the character that the header has most often outside of quotes: a quoted
     # name may hold any of them, and a line break too. Guessing from the rows instead would take
     # decimal commas for separators.
-    header = re.match('(?:"[^"]*"?|[^"\r\n])*', text)
-    separator = max(",;\t", key=re.sub('"[^"]*"?', "", header[0] if header else "").count)
+    first = re.match('(?:"[^"]*"?|[^"\r\n])*', text)
+    separator = max(",;\t", key=re.sub('"[^"]*"?', "", first[0] if first else "").count)
     rows: list[list[str]] = []
     try:
         for row in csv.reader(StringIO(text, newline=""), delimiter=separator, strict=True):
@@ -137,16 +127,8 @@ def _read_csv(path: Path) -> pa.Table:
                 f"row {number} of {str(path)!r} has {len(row)} cells, the header has "
                 f"{len(rows[0])}: put a text with {separator!r} or a line break in double quotes"
             )
-    return _below_header(rows)
-
-
-def _below_header(rows: list[list[str]]) -> pa.Table:
-    """Make a table of rows whose first one is the header."""
-    import pyarrow as pa
-
     header, *body = rows or [[]]
-    columns = zip(*body, strict=True) if body else [()] * len(header)
-    return pa.table([pa.array(column, pa.string()) for column in columns], names=header)
+    return pd.DataFrame(body, columns=header, dtype=object)
 
 
 def _decode(path: Path) -> str:

@@ -295,7 +295,7 @@ def test_the_meaning_of_a_format_is_the_same_in_every_python():
     plain, ended = (ast.parse('f"{x:{width}}"', mode="eval").body for _ in range(2))
     plain.values[0].format_spec.values = plain.values[0].format_spec.values[:1]
     ended.values[0].format_spec.values = [*plain.values[0].format_spec.values, ast.Constant("")]
-    assert environment._plain(plain) == environment._plain(ended)
+    assert environment.syntax_text(plain) == environment.syntax_text(ended)
 
 
 def test_a_stub_is_part_of_no_digest(library):

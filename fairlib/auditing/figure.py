@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442", "#000000")
 
 
-def draw(table: pd.DataFrame) -> Figure:
+def draw_groups(table: pd.DataFrame) -> Figure:
     """Draw accuracy before and after, and excessive loss, of every group in the table of a
     :class:`fairlib.Report`."""
     figure, (left, right) = new_figure(2, width=9.0, height=1.6 + 0.35 * len(table))

@@ -15,7 +15,7 @@ from fairlib.data import GroupedDataset
 from fairlib.network import gates, masks, quantizers
 from fairlib.network.channels import example_inputs
 from fairlib.network.evaluation import evaluation_mode
-from fairlib.network.export import Int8, session, to_onnx
+from fairlib.network.export import Int8, run_onnx, to_onnx
 from fairlib.randomness import seeded
 
 _FREE = (
@@ -227,7 +227,7 @@ def _runner(
 ) -> Callable[[], Tensor] | None:
     inputs = example_inputs(model, data, count=batch_size).cpu()
     try:
-        run = session(to_onnx(model, data))
+        run = run_onnx(to_onnx(model, data))
     except (ValueError, ImportError) as error:
         warnings.warn(f"the latency of {name!r} is NaN: {error}", stacklevel=4)
         return None

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 import fairlib
-from fairlib.auditing.models import predictions
+from fairlib.auditing.adapters import Query, read_model
+from fairlib.auditing.adapters.truth import truth_of_dataset
 
 QUICK = {"resamples": 20, "diagnostics": ()}
 pytestmark = pytest.mark.filterwarnings(
@@ -181,4 +182,4 @@ def test_a_module_whose_scores_look_like_independent_probabilities_gets_a_note(i
 )
 def test_what_is_no_model_is_refused_with_what_is_one(model, message, images):
     with pytest.raises(TypeError, match=message):
-        predictions(model, images, "before")
+        read_model(model, Query("before", truth_of_dataset(images), images))

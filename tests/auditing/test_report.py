@@ -14,7 +14,8 @@ import yaml
 
 import fairlib
 from fairlib.auditing import Report
-from fairlib.auditing.report import as_json, fragment, html, markdown, model_card, sentence
+from fairlib.auditing.pages import as_json, fragment, html, markdown, model_card
+from fairlib.auditing.sentence import sentence
 from fairlib.diagnostics import DIAGNOSTICS
 
 EVIL = ("<script>alert(1)</script>", "a|b*c*", "x\u202ey\x00\n# z", "</style><b>{0}</b>")
@@ -415,7 +416,7 @@ def test_a_page_is_made_without_torch_and_matplotlib():
     code = """
 import sys, fairlib
 report = fairlib.audit([0, 1] * 20, [0, 0] * 20, targets=[0, 1] * 20, groups=["a"] * 20 + ["b"] * 20, resamples=20)
-from fairlib.auditing.report import html
+from fairlib.auditing.pages import html
 assert "<svg" in html(report) and not {"torch", "matplotlib"} & set(sys.modules)
 """
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)

@@ -171,7 +171,7 @@ def test_an_unknown_condition_is_refused_before_anything_is_computed(
     with pytest.raises(SystemExit, match="2"):
         cli.main([*predictions, "--fail-if", condition])
     assert (
-        f"unknown condition {condition!r}; fairlib audit --help lists those there are"
+        f"unknown condition {condition!r}; fairlib audit --help lists them"
         in capsys.readouterr().err
     )
 
@@ -249,13 +249,15 @@ def test_models_are_asked_with_all_that_was_said(monkeypatch, predictions, capsy
     assert capsys.readouterr().err.splitlines()[0] == "fairlib: runs the code of a:b"
     assert calls == [
         {
-            "images": "photos",
-            "target": "smiling",
-            "group": ["gender", "age"],
+            "pictures": files.Pictures(
+                "photos",
+                "smiling",
+                ["gender", "age"],
+                size=224,
+                normalize=[["0.5"] * 3, ["1"] * 3],
+            ),
             "before": "a.onnx",
             "after": "b,c.onnx",
-            "size": 224,
-            "normalize": [["0.5"] * 3, ["1"] * 3],
             "factory": "a:b",
             "resamples": 99,
         }
