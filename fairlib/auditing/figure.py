@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import pandas as pd
@@ -57,12 +57,15 @@ def new_figure(
     import matplotlib.pyplot as plt
 
     _as_vectors()
-    look: dict[str, Any] = {
-        "figsize": (width, height),
-        "facecolor": "white",
-        "layout": "constrained",
-    }
-    figure, axes = plt.subplots(rows, columns, sharey=sharey, squeeze=False, **look)
+    figure, axes = plt.subplots(
+        rows,
+        columns,
+        sharey=sharey,
+        squeeze=False,
+        figsize=(width, height),
+        facecolor="white",
+        layout="constrained",
+    )
     for axis in axes.flat:
         axis.spines[["top", "right"]].set_visible(False)
         axis.grid(axis="y", color="#dddddd", linewidth=0.8)
@@ -96,15 +99,12 @@ def _points(
     color: str,
     label: str | None = None,
 ) -> None:
-    error = np.stack([table[name] - table[f"{name}_low"], table[f"{name}_high"] - table[name]])
-    look: dict[str, Any] = {
-        "fmt": "o",
-        "color": color,
-        "label": label,
-        "markersize": 5,
-        "capsize": 2,
-    }
-    axis.errorbar(table[name], rows, xerr=np.maximum(error, 0), **look)
+    value = table[name]
+    # Rounding can put a bound a little on the wrong side of the estimate, which matplotlib refuses.
+    error = np.maximum([value - table[f"{name}_low"], table[f"{name}_high"] - value], 0)
+    axis.errorbar(
+        value, rows, xerr=error, fmt="o", color=color, label=label, markersize=5, capsize=2
+    )
 
 
 def grid_of_columns(axis: Axes) -> None:

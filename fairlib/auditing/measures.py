@@ -167,16 +167,15 @@ def flips(truth: GroundTruth, before: np.ndarray, after: np.ndarray, level: floa
     """Count predictions that changed, by group, and those that became right, wrong, or wrong in
     another way."""
     changed, first, second = before != after, before == truth.targets, after == truth.targets
-    k = len(truth.group_names)
-    share = statistics.share(changed, truth.groups, k).with_all()
-    names = ("changed", "changed_low", "changed_high")
-    columns: dict[str, np.ndarray] = dict(zip(names, share.interval(level), strict=True))
-    marks = {"lost": first & ~second, "gained": second & ~first}
+    marks = pd.DataFrame({"lost": first & ~second, "gained": second & ~first})
     marks["other"] = changed & ~first & ~second
-    for name, mark in marks.items():
-        counts = np.bincount(truth.groups[mark], minlength=k)
-        columns[name] = np.append(counts, counts.sum())
-    return pd.DataFrame(columns, index=pd.Index([*truth.group_names, "all"], name="group"))
+    names = [*truth.group_names, "all"]
+    counts = marks.groupby(truth.groups).sum().reindex(range(len(names)), fill_value=0)
+    counts.iloc[-1] = marks.sum()
+    share = statistics.share(changed, truth.groups, len(truth.group_names)).with_all()
+    bounds = zip(("changed", "changed_low", "changed_high"), share.interval(level), strict=True)
+    index = pd.Index(names, name="group")
+    return pd.DataFrame(dict(bounds), index).join(counts.set_axis(index))
 
 
 def calibration(
@@ -187,33 +186,37 @@ def calibration(
     An error of few samples is never zero, however good the model: without the null a small group
     would always look worse calibrated than a large one.
     """
-    rows = {}
-    for code, name in enumerate([*truth.group_names, "all"]):
-        members = truth.groups == code if name != "all" else slice(None)
-        row: dict[str, float] = {}
-        for role, answers in zip(ROLES, (before, after), strict=True):
-            right = (answers.labels == truth.targets)[members]
-            error, null = math.nan, np.array([math.nan])
-            if len(right) and answers.kind != "labels":
-                error, null = _calibration_error(answers.confidence[members], right, seed)
-            row[role], row[f"{role}_null_mean"] = float(error), float(null.mean())
-            row[f"{role}_null_upper"] = float(np.quantile(null, 0.95))
-        rows[name] = row
-    return pd.DataFrame.from_dict(rows, orient="index").rename_axis("group")
+    names = [*truth.group_names, "all"]
+    members = [truth.groups == code for code in range(len(names))]
+    members[-1] = np.ones(len(truth.groups), dtype=bool)
+    columns: dict[str, tuple[float, ...]] = {}
+    for role, answers in zip(ROLES, (before, after), strict=True):
+        right = answers.labels == truth.targets
+        rows = [_calibration_error(answers.confidence[m], right[m], seed) for m in members]
+        ends = ("", "_null_mean", "_null_upper")
+        columns |= {
+            f"{role}{end}": row for end, row in zip(ends, zip(*rows, strict=True), strict=True)
+        }
+    return pd.DataFrame(columns, index=pd.Index(names, name="group"))
 
 
 def _calibration_error(
     confidence: np.ndarray, right: np.ndarray, seed: int
-) -> tuple[float, np.ndarray]:
-    r"""Compute the expected calibration error, and draws of it for a calibrated model.
+) -> tuple[float, float, float]:
+    r"""Compute the expected calibration error, and for a perfectly calibrated model its mean and
+    its 95th percentile; NaN without samples or confidence.
 
     :math:`\sum_b |\sum_{i \in b} (r_i - p_i)| / n` over bins of equal width (Guo et al. 2017). The
     null draws how many of a bin are right at the bin's mean confidence.
     """
+    if not len(right) or np.isnan(confidence).any():
+        return math.nan, math.nan, math.nan
     bins = np.minimum((confidence * BINS).astype(np.int64), BINS - 1)
     size, expected, hits = (
         np.bincount(bins, weights=weights, minlength=BINS) for weights in (None, confidence, right)
     )
     chance = np.divide(expected, size, out=np.zeros(BINS), where=size > 0).clip(0, 1)
     draws = np.random.default_rng(seed).binomial(size.astype(np.int64), chance, (_NULLS, BINS))
-    return np.abs(hits - expected).sum() / len(bins), np.abs(draws - expected).sum(1) / len(bins)
+    null = np.abs(draws - expected).sum(1) / len(bins)
+    error = np.abs(hits - expected).sum() / len(bins)
+    return float(error), float(null.mean()), float(np.quantile(null, 0.95))

@@ -126,7 +126,7 @@ def model_card(report: Findings) -> str:
             title = f"accuracy of {visible(name)} {role} compression"
             metrics.append({"type": "accuracy", "name": title, "value": round(value, 4)})
     data = report.provenance.get("data", {}).get("file", "test set")
-    model = report.provenance.get("after", {}).get("model", "compressed model")
+    model = report.provenance["after"].get("model", "compressed model")
     result = {
         "task": {"type": "other", "name": "Classification"},
         "dataset": {"type": "test-set", "name": visible(data)},
@@ -135,18 +135,6 @@ def model_card(report: Findings) -> str:
     index = {"model-index": [{"name": visible(model), "results": [result]}]}
     front = yaml.safe_dump(index, sort_keys=False, allow_unicode=True, width=math.inf)
     return f"---\n{front}---\n\n{markdown(report)}"
-
-
-def fragment(report: Findings) -> str:
-    """Write the sentence, the notes and the two main tables as HTML, for the output of a
-    notebook."""
-    parts = [f"<p>{sentence(report, _strong)}</p>"]
-    if report.notes:
-        parts.append(f"<ul>{''.join(f'<li>{_escaped(note)}</li>' for note in report.notes)}</ul>")
-    for frame, columns in ((report.table, _GROUPS), (report.contrasts, _CONTRASTS)):
-        table = _grid(frame, columns).rename(visible).rename_axis(index=None, columns="group")
-        parts.append(table.to_html(border=0))
-    return "\n".join(parts) + "\n"
 
 
 def _grid(frame: pd.DataFrame, columns: Columns) -> pd.DataFrame:
@@ -213,12 +201,8 @@ def _plain_value(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else str(value)
 
 
-def _escaped(value: object) -> str:
-    return markup.escape(visible(value))
-
-
 def _strong(name: str) -> str:
-    return f"<strong>{_escaped(name)}</strong>"
+    return f"<strong>{markup.escape(visible(name))}</strong>"
 
 
 def _literal(value: object) -> str:

@@ -96,8 +96,8 @@ class Report(Findings):
         the Markdown."""
         return _write(path, pages.model_card(self))
 
-    def _repr_html_(self) -> str:
-        return pages.fragment(self)
+    def _repr_markdown_(self) -> str:
+        return pages.markdown(self)
 
 
 def _write(path: str | Path, text: str) -> Path:

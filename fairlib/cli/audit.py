@@ -254,9 +254,8 @@ def _audited(given: dict[str, Any]) -> Report:
 
 
 def _line(message: object) -> str:
-    """Write a message as one line of at most 600 characters."""
-    text = " ".join(str(message).split())
-    return text if len(text) <= 600 else f"{text[:600]} ..."
+    """Write a message as one line."""
+    return " ".join(str(message).split())
 
 
 def _summary(report: Report) -> str:

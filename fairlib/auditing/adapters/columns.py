@@ -55,14 +55,6 @@ def read_columns(
     if broken.any():
         row = broken.idxmax()
         raise ValueError(f"scores must be numbers, got {', '.join(columns.loc[row])} in row {row}")
-    if (columns.shape[1], len(classes)) == (1, 2):
-        return numbers.iloc[:, 0]
-    if columns.shape[1] != len(classes):
-        raise ValueError(
-            f"--{role} must name a column of scores for each class, {', '.join(classes)} "
-            "(--classes if there are more), or of two classes the one of the last; got "
-            f"{', '.join(columns)}"
-        )
     return numbers.to_numpy()
 
 

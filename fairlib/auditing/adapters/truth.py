@@ -86,11 +86,12 @@ def truth_of_labels(targets: Any, groups: Any, scores: Iterable[Any] = ()) -> Gr
     if width > len(names) and all(name.isdigit() and int(name) < width for name in names):
         codes = np.array([int(name) for name in names])[codes]
         names = tuple(map(str, range(width)))
-    columns = dict(groups.items()) if isinstance(groups, pd.DataFrame) else {"groups": groups}
     attributes = {}
-    for name, values in columns.items():
-        argument = f"groups[{name!r}]" if len(columns) > 1 else "groups"
-        attributes[str(name)] = coded(argument, values)
+    if isinstance(groups, pd.DataFrame):
+        for name, values in groups.items():
+            attributes[str(name)] = coded(f"groups[{name!r}]", values)
+    else:
+        attributes["groups"] = coded("groups", groups)
     cells, group_names = cross_attributes(attributes.values())
     if len(set(group_names)) < len(group_names):
         raise ValueError(f"groups must have distinct names, got {', '.join(group_names)}")
