@@ -1,5 +1,4 @@
-"""Tables of users, read as text (CSV as any spreadsheet writes it, Excel, Parquet), and labels as
-codes."""
+"""Tables of users (CSV of any spreadsheet, Excel, Parquet) as text, and labels as codes."""
 
 from __future__ import annotations
 

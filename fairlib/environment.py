@@ -1,5 +1,4 @@
-"""Surroundings of a computation: device, hardware and versions, digests of code and files, files
-written completely or not at all.
+"""Surroundings of a computation: device, hardware, versions, digests, files written safely.
 
 The console command and the Snakefile start with this file, so nothing is imported at its top that
 takes time."""
@@ -74,8 +73,7 @@ def versions(packages: Iterable[str]) -> dict[str, str]:
 
 
 def resolve_device(device: str | torch.device) -> str:
-    """Return the name of a device; ``"auto"`` is ``"cuda"`` if there is a CUDA device, else
-    ``"cpu"``."""
+    """Return the name of a device; ``"auto"`` is ``"cuda"`` if there is one, else ``"cpu"``."""
     if device != "auto":
         return str(device)
     import torch
@@ -84,24 +82,21 @@ def resolve_device(device: str | torch.device) -> str:
 
 
 def automatic() -> bool:
-    """Return True if trainings may choose faster paths that round differently: the choice of
-    ``"auto"``.
+    """Return True if ``"auto"`` may choose faster paths of training that round differently.
 
     ``FAIRLIB_AUTO=0`` switches them off."""
     return os.environ.get("FAIRLIB_AUTO") != "0"
 
 
 def tally(counts: Mapping[str, int]) -> None:
-    """Add to the counts in the provenance of the run that executes this notebook; outside a run do
-    nothing."""
+    """Add to the counts in the provenance of the run that executes this notebook, if there is one."""
     if RUN_VARIABLE in os.environ:
         with written(Path(os.environ[RUN_VARIABLE], TALLY.format(os.urandom(8).hex()))) as new:
             new.write_text(json.dumps(dict(counts)))
 
 
 def workers(device: str | torch.device = "auto") -> int:
-    """Count the processes that should train at once: one per core on the CPU, one on any other
-    device.
+    """Count the processes that should train at once: one a core on the CPU, else one.
 
     Args:
         device: Name of the device that trains, or ``"auto"`` (:func:`resolve_device`).
@@ -112,8 +107,7 @@ def workers(device: str | torch.device = "auto") -> int:
 
 
 def clock(device: str = "auto") -> float:
-    """Read a clock in seconds, for differences: process time on the CPU, synchronized wall clock on
-    CUDA.
+    """Read a clock in seconds, for differences: process time on the CPU, wall clock on CUDA.
 
     Args:
         device: Name of the device that computes, or ``"auto"`` (:func:`resolve_device`).
@@ -129,8 +123,7 @@ def clock(device: str = "auto") -> float:
 
 
 def source_digest(package: Path | None = None, *, without: Collection[str] = ()) -> str:
-    """Digest the meaning of a package's code, which docstrings, comments and formatting do not
-    change.
+    """Digest the code of a package, apart from docstrings, comments and formatting.
 
     A Python file counts by its name and its syntax tree without the statements that are only a
     text; any other file by its name and its bytes. Stubs, which only type checkers read, and the

@@ -1,5 +1,4 @@
-"""The audit: effects of compressing a model on each group, with intervals, tests and everything
-needed to trust them."""
+"""The audit: effects of compression on each group, with intervals, tests and caveats."""
 
 from fairlib.auditing.comparison import audit, compare_predictions
 from fairlib.auditing.files import Pictures, audit_models, audit_table

@@ -1,5 +1,4 @@
-"""The audit: effects of compressing a model on each group, with intervals, tests and everything
-needed to trust them."""
+"""The audit: effects of compression on each group, with intervals, tests and caveats."""
 
 from __future__ import annotations
 
@@ -96,7 +95,8 @@ def audit(
         >>> signs = torch.tensor([1.0, -1.0]).repeat(50)
         >>> groups = torch.tensor([0] * 60 + [1] * 40)
         >>> inputs = torch.nn.functional.one_hot(groups) * signs[:, None]
-        >>> test = fairlib.GroupedDataset(inputs, (signs > 0).long(), groups, group_names=["many", "few"])
+        >>> names = ["many", "few"]
+        >>> test = fairlib.GroupedDataset(inputs, (signs > 0).long(), groups, group_names=names)
         >>> dense = torch.nn.Linear(2, 2, bias=False)
         >>> dense.weight.data = torch.tensor([[-4.0, -3.0], [4.0, 3.0]])
         >>> small = fairlib.prune(dense, "magnitude", sparsity=0.5)
@@ -151,7 +151,7 @@ def compare_predictions(
     compared = {name: quantity.of(judged) for name, quantity in summed.items()}
     excess = (after.loss - before.loss)[np.isin(truth.groups, judged)]
     contrasts = measures.contrasts(compared["drop"], names, settings)
-    few = table.index[:-1][(sizes > 0) & (sizes < JUDGED)]
+    few = table["size"].drop("all")[(sizes > 0) & (sizes < JUDGED)]
     attributes = {}
     for name, (codes, values) in truth.attributes.items():
         # A reference group is one of the crossed ones: an attribute alone has the largest.
@@ -164,9 +164,9 @@ def compare_predictions(
         measures.rates(truth, before.labels, after.labels, settings.level),
         measures.flips(truth, before.labels, after.labels, settings.level),
         measures.calibration(truth, before, after, settings.seed),
-        tuple(few),
+        tuple(few.index),
         _provenance(truth, before, after, replace(settings, reference=reference)),
-        [*dict.fromkeys([*before.notes, *after.notes]), *_caveats(truth, table)],
+        [*dict.fromkeys([*before.notes, *after.notes]), *_caveats(truth, table, few)],
         attributes=attributes,
     )
 
@@ -192,13 +192,13 @@ def _provenance(
     }
 
 
-def _caveats(truth: GroundTruth, table: pd.DataFrame) -> list[str]:
+def _caveats(truth: GroundTruth, table: pd.DataFrame, few: pd.Series) -> list[str]:
     """Say which numbers of the table not to trust, and why."""
     notes = []
-    sizes = list(zip(truth.group_names, table["size"], strict=False))
-    if few := [f"{name} ({size})" for name, size in sizes if 0 < size < JUDGED]:
-        notes.append(f"too small to be judged, with fewer than {JUDGED} samples: {', '.join(few)}")
-    if empty := [name for name, size in sizes if not size]:
+    if len(few):
+        named = ", ".join(f"{name} ({size})" for name, size in few.items())
+        notes.append(f"too small to be judged, with fewer than {JUDGED} samples: {named}")
+    if empty := list(table.index[table["size"] == 0]):
         notes.append(f"no sample here: {', '.join(empty)}")
     # A model that was fed other inputs than in its training, or whose classes are in another order,
     # gives an audit of noise that looks like any other.

@@ -17,8 +17,7 @@ PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F
 
 
 def draw_groups(table: pd.DataFrame) -> Figure:
-    """Draw accuracy before and after, and excessive loss, of every group in the table of a
-    :class:`fairlib.Report`."""
+    """Draw accuracy before and after, and excessive loss, of every group of a report's table."""
     figure, (left, right) = new_figure(2, width=9.0, height=1.6 + 0.35 * len(table))
     rows = np.arange(len(table))[::-1]
     for shift, when, color in ((0.13, "before", PALETTE[0]), (-0.13, "after", PALETTE[1])):
@@ -45,14 +44,15 @@ def new_figure(
     height: float = 3.4,
     sharey: bool | Literal["row"] = False,
 ) -> tuple[Figure, list[Axes]]:
-    """Make a figure with rows of axes, in the style of the book: white also in dark mode, no frame,
-    a light grid.
+    """Make a figure with rows of axes, in the style of the book.
+
+    It is white also in dark mode, without a frame, with a light grid.
 
     Args:
         columns: Number of axes in a row.
-        rows: Number of rows; the axes are given back row by row.
+        rows: Number of rows; the axes are returned row by row.
         width, height: Size of the figure in inches.
-        sharey: Whether the axes share their vertical scale; ``"row"`` for those of a row only.
+        sharey: Share the vertical scale; ``"row"`` for those of a row only.
     """
     import matplotlib.pyplot as plt
 
@@ -76,12 +76,14 @@ def new_figure(
 
 @functools.cache
 def _as_vectors() -> None:
-    """In a notebook show figures as SVG beside PNG, with their texts as texts: a page gives these
-    its own font."""
+    """Show figures as SVG beside PNG in a notebook.
+
+    Their texts stay texts, which the page shows in its font and a reader can search.
+    """
     import matplotlib
 
     if "inline" not in matplotlib.get_backend():
-        return  # There may be no IPython.
+        return  # Outside of a notebook there may be no IPython to import.
     from IPython import get_ipython
 
     if get_ipython() is not None:

@@ -8,9 +8,7 @@ from typing import Any, Self
 import numpy as np
 import pandas as pd
 
-from fairlib._validation import check_number, lookup
-
-_BY_PAIRS = {"max": ["estimate", "low", "high"], "mean": ["pairs", "pairs_low", "pairs_high"]}
+from fairlib._validation import check_number
 
 
 @dataclass(frozen=True)
@@ -45,7 +43,7 @@ class Findings:
         found = self.contrasts["p_holm"] <= 1 - self.level
         return list(self.contrasts.index[worse & found])
 
-    def fairness(self, tau: float = 0.05, *, pairs: str = "max") -> pd.DataFrame:
+    def fairness(self, tau: float = 0.05) -> pd.DataFrame:
         r"""Decide if the groups are treated alike, up to a tolerance, by the definitions of [B].
 
         - *Performance* fairness (Definition 1): the accuracies :math:`A_a` after compression differ
@@ -53,12 +51,12 @@ class Findings:
         - *Degradation* fairness (Definition 3): the drops :math:`R_a = A_a^{before} - A_a`
           (Definition 2, the column ``drop`` of the table) do.
 
-        The definitions are about two groups. With more, either the largest difference decides or
-        the mean over all pairs. Nothing is called fair while a group is too small to be judged.
+        The definitions are about two groups. With more, the largest difference decides (the mean
+        over all pairs is in ``violations``). Nothing is called fair while a group is too small to
+        be judged.
 
         Args:
             tau: Tolerance :math:`\tau`, at least 0.
-            pairs: ``"max"`` for the largest difference, ``"mean"`` for the mean over all pairs.
 
         Returns:
             Indexed by ``performance`` and ``degradation``: ``difference low high`` and ``verdict``:
@@ -66,11 +64,10 @@ class Findings:
             ``"not computable"`` without two groups that are judged, else ``"undecided"``.
 
         Raises:
-            ValueError: If ``tau`` is negative or ``pairs`` is unknown.
+            ValueError: If ``tau`` is negative.
         """
         check_number("tau", tau, 0)
-        columns = lookup("choice of pairs", pairs, _BY_PAIRS)
-        rows = self.violations.loc[["accuracy_after", "drop"], columns]
+        rows = self.violations.loc[["accuracy_after", "drop"], ["estimate", "low", "high"]]
         rows = rows.set_axis(["difference", "low", "high"], axis=1)
         rows.index = pd.Index(["performance", "degradation"], name="fairness")
         # An interval that holds tau decides nothing. And a group of five people may be treated in

@@ -136,8 +136,7 @@ def ratios(table: pd.DataFrame, reference: str) -> pd.DataFrame:
 
 
 def rates(truth: GroundTruth, before: np.ndarray, after: np.ndarray, level: float) -> pd.DataFrame:
-    """Compute shares of samples that are predicted to be of a class, and of errors, by group and
-    class."""
+    """Compute the rates of selection and of errors by group and class."""
     k, classes, z = len(truth.group_names), len(truth.target_names), statistics.normal_z(level)
 
     def count(labels: np.ndarray, where: np.ndarray | slice = slice(None)) -> np.ndarray:
@@ -164,8 +163,7 @@ def rates(truth: GroundTruth, before: np.ndarray, after: np.ndarray, level: floa
 
 
 def flips(truth: GroundTruth, before: np.ndarray, after: np.ndarray, level: float) -> pd.DataFrame:
-    """Count predictions that changed, by group, and those that became right, wrong, or wrong in
-    another way."""
+    """Count predictions that changed, by group, and how many became right or wrong."""
     changed, first, second = before != after, before == truth.targets, after == truth.targets
     marks = pd.DataFrame({"lost": first & ~second, "gained": second & ~first})
     marks["other"] = changed & ~first & ~second
@@ -203,11 +201,11 @@ def calibration(
 def _calibration_error(
     confidence: np.ndarray, right: np.ndarray, seed: int
 ) -> tuple[float, float, float]:
-    r"""Compute the expected calibration error, and for a perfectly calibrated model its mean and
-    its 95th percentile; NaN without samples or confidence.
+    r"""Compute the expected calibration error, and its mean and 95th percentile if calibrated.
 
-    :math:`\sum_b |\sum_{i \in b} (r_i - p_i)| / n` over bins of equal width (Guo et al. 2017). The
-    null draws how many of a bin are right at the bin's mean confidence.
+    All are NaN without samples or confidence. The error is :math:`\sum_b |\sum_{i \in b} (r_i -
+    p_i)| / n` over bins of equal width (Guo et al. 2017). The null draws how many of a bin are right
+    at the bin's mean confidence.
     """
     if not len(right) or np.isnan(confidence).any():
         return math.nan, math.nan, math.nan

@@ -50,9 +50,10 @@ _TABLES = ("contrasts", "violations", "rates", "flips", "calibration", "cost")
 
 
 def as_json(report: Findings) -> str:
-    """Write everything but the figure as JSON: tables as lists of rows, null for what is not
-    finite."""
-    text = json.dumps(_data(report), default=_plain_value)
+    """Write everything but the figure as JSON: tables as lists of rows, NaN as null."""
+    text = json.dumps(
+        _data(report), default=lambda one: one.item() if isinstance(one, np.generic) else str(one)
+    )
     # JSON has no NaN: Python writes the word all the same, and other readers refuse the file.
     finite = json.loads(text, parse_constant=lambda _: None)
     return json.dumps(finite, indent=1, allow_nan=False) + "\n"
@@ -95,8 +96,7 @@ def html(report: Findings) -> str:
 
 
 def markdown(report: Findings) -> str:
-    """Write the sentence, a table of groups, the notes and a caveat, short enough for a pull
-    request."""
+    """Write the sentence, a table of groups, the notes and a caveat, for a pull request."""
     names = ["size", "accuracy_before", "accuracy_after", "drop"]
     columns = {name: _GROUPS[name] for name in names}
     columns["p_holm"] = ("p, drop against all others", 1, "p")
@@ -115,8 +115,7 @@ def markdown(report: Findings) -> str:
 
 
 def model_card(report: Findings) -> str:
-    """Write the accuracy of every group as ``model-index``, the metadata that model hubs read,
-    above the Markdown."""
+    """Write accuracies as ``model-index``, metadata that model hubs read, above the Markdown."""
     import yaml
 
     known = report.table[report.table["size"] > 0].rename({"all": "all samples"})
@@ -138,8 +137,7 @@ def model_card(report: Findings) -> str:
 
 
 def _grid(frame: pd.DataFrame, columns: Columns) -> pd.DataFrame:
-    """Write a table as texts under its headings, bounds beside their estimate, without columns that
-    are all NaN."""
+    """Write numbers as texts, bounds beside their estimate, without columns that are all NaN."""
     rows, cells = frame.to_dict("records"), {}
     for name, (heading, factor, form) in columns.items():
         if name in frame and frame[name].notna().any():
@@ -170,8 +168,7 @@ def _about(provenance: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _figure(report: Findings) -> dict[str, Any]:
-    """Arrange the judged groups from the largest drop to the smallest, and the axis: its ends and
-    ticks."""
+    """Sort the judged groups by their drop, and choose the ends and ticks of the axis."""
     judged = report.table.loc[report.contrasts.index]
     judged = judged.sort_values("drop", ascending=False, kind="stable")
     ends = [0, report.table.loc["all", "drop"]]
@@ -195,10 +192,6 @@ def _data(report: Findings) -> dict[str, Any]:
         "train": _data(report.train) if report.train else None,
         "attributes": {name: _data(part) for name, part in report.attributes.items()},
     }
-
-
-def _plain_value(value: Any) -> Any:
-    return value.item() if isinstance(value, np.generic) else str(value)
 
 
 def _strong(name: str) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from fairlib import environment
 from fairlib.auditing import pages
+from fairlib.auditing.figure import draw_groups
 from fairlib.auditing.findings import Findings
 from fairlib.auditing.sentence import sentence
 
@@ -67,15 +68,11 @@ class Report(Findings):
 
     @property
     def sentence(self) -> str:
-        """Sentence that says which group compression cost most, how certain that is, and what
-        difference would have been missed."""
+        """Sentence on the group that compression cost most, and how certain that is."""
         return sentence(self)
 
     def plot(self) -> Figure:
-        """Draw accuracy before and after, and excessive loss, of every group with its size and
-        interval."""
-        from fairlib.auditing.figure import draw_groups
-
+        """Draw accuracy before and after, and excessive loss, of every group with intervals."""
         return draw_groups(self.table)
 
     def to_json(self, path: str | Path) -> Path:
@@ -87,13 +84,11 @@ class Report(Findings):
         return _write(path, pages.html(self))
 
     def to_markdown(self, path: str | Path) -> Path:
-        """Write the sentence, the table of groups and the caveats in Markdown, for a pull
-        request."""
+        """Write the sentence, a table of groups and the caveats in Markdown."""
         return _write(path, pages.markdown(self))
 
     def to_model_card(self, path: str | Path) -> Path:
-        """Write a model card: the results as ``model-index`` metadata, which model hubs read, above
-        the Markdown."""
+        """Write a model card: the results as ``model-index`` metadata, above the Markdown."""
         return _write(path, pages.model_card(self))
 
     def _repr_markdown_(self) -> str:

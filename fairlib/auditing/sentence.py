@@ -1,5 +1,4 @@
-"""The sentence of an audit: which group compression cost most, whether that is beyond chance, and
-what would have been missed."""
+"""The sentence of an audit: the group that compression cost most, and how certain that is."""
 
 from __future__ import annotations
 
@@ -21,15 +20,14 @@ Namer = Callable[[str], str]
 
 
 def visible(value: object) -> str:
-    r"""Write a text with control characters, line breaks and marks of direction as escapes: \x00
-    for NUL."""
+    """Write a text with control characters and marks of direction as escapes."""
     return _UNSEEN.sub(lambda found: found[0].encode("unicode_escape").decode(), str(value))
 
 
 def sentence(report: Findings, name: Namer = visible) -> str:
-    """Say which group compression cost most, whether that is beyond chance, and what difference
-    would have been missed.
+    """Name the group that compression cost most, with the certainty of that.
 
+    The certainty is the p-value, and the difference that would have been missed half the time.
     Points are of accuracy, with their interval in brackets. A second sentence names groups that are
     too small to be judged.
 

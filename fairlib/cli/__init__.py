@@ -4,6 +4,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from fairlib import _namesake  # noqa: F401  It warns.
 from fairlib._version import __version__
 from fairlib.cli import audit
 

@@ -97,7 +97,7 @@ def test_a_column_of_scores_for_each_class(table, path):
     pd.testing.assert_frame_equal(report.table, expected(table).table)
     with pytest.raises(
         ValueError,
-        match=r"--after must name a column of scores for each class, no, yes .*; got d, e, f",
+        match=r"after must have scores of 2 classes \(no, yes\), got shape \(200, 3\): .*--classes",
     ):
         audit_table(path, ["b", "c"], ["d", "e", "f"], **ASKED)
     with pytest.raises(

@@ -80,7 +80,7 @@ def test_kinds_of_scores_are_told_apart_by_their_values():
         (
             np.full((3, 3), 0.4),
             "auto",
-            "between 0 and 1, but its rows do not sum to 1: give scores='logits'",
+            "is between 0 and 1, but its rows do not sum to 1: give scores='logits'",
         ),
         (np.full((3, 3), 0.4), "probabilities", "not negative, and every row with sum 1"),
         (np.zeros((3, 2)), "auto", r"scores of 3 classes \(x, y, z\), got shape \(3, 2\)"),

@@ -1,5 +1,4 @@
-"""Adapters of an audit: whatever a user has becomes :class:`~fairlib.auditing.predictions.Predictions`
-and :class:`~fairlib.auditing.predictions.GroundTruth`.
+"""Adapters of an audit: models and labels of any kind become predictions and ground truth.
 
 All guessing is here, a file a subject: kinds of models, scores and labels, layouts of ONNX inputs,
 columns of tables, files of weights."""

@@ -192,8 +192,7 @@ def _notes_on_repetition(model: nn.Module, query: Query) -> list[str]:
 
 @contextmanager
 def held(model: nn.Module, role: str, seed: int, notes: list[str]) -> Iterator[None]:
-    """Restore within a block what a model changes: its buffers, with a note, and the random
-    generators.
+    """Restore after a block the buffers of a model, with a note, and the random generators.
 
     Args:
         model: Torch module.

@@ -1,5 +1,4 @@
-"""ONNX models as functions from a batch to scores, run by onnxruntime on the CPU; and which files
-are models."""
+"""ONNX models as functions from a batch to scores, run by onnxruntime on the CPU."""
 
 from __future__ import annotations
 
@@ -109,7 +108,7 @@ def open_model(path: str | Path) -> tuple[Callable[[Any], np.ndarray], dict[str,
         found = np.concatenate(parts)
         return found.reshape(len(found), -1) if found.ndim > 2 else found
 
-    # Exporters write large weights into a file of their own, without which the digest of the model
+    # Exporters write large weights into a second file, without which the digest of the model
     # would not change when the weights do.
     files = [path, *sorted(path.parent.glob(f"{glob.escape(path.name)}[._]data"))]
     about = {

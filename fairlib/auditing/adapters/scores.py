@@ -32,8 +32,10 @@ def is_scores(values: Any) -> bool:
 def read_scores(
     values: Any, truth: GroundTruth, role: str, *, kind: str = "auto", strict: bool = True
 ) -> Predictions:
-    """Read the scores of a model: logits or probabilities ``(N, C)``, those of the last of two
-    classes ``(N,)``, or labels ``(N,)``.
+    """Read the scores of a model.
+
+    They are logits or probabilities ``(N, C)``, those of the last of two classes ``(N,)``, or
+    labels ``(N,)``.
 
     Args:
         values: Array, tensor, data frame or series. The columns of a data frame may be named by the
@@ -58,8 +60,14 @@ def read_scores(
             f"{role} must have a row for each of {len(truth.targets)} samples, "
             f"got shape {found.shape}"
         )
-    if kind == "labels" or (kind == "auto" and _look_like_labels(found)):
-        return _read_labels(found, truth, role)
+    # One value a sample is a label if no number has a fraction, as margins and probabilities have.
+    whole = found.dtype.kind != "f" or bool((found == np.round(found)).all())
+    if kind == "labels" or (kind == "auto" and found.ndim == 1 and whole):
+        if found.ndim != 1:
+            raise ValueError(f"{role} must be one label for each sample, got shape {found.shape}")
+        codes, unknown = class_codes(found, truth, role), np.full(len(found), np.nan)
+        note = f"only labels are known {role} compression: no loss, no calibration"
+        return Predictions(codes, unknown, unknown, "labels", notes=(note,))
     found = _numbers(found, truth, role, kind)
     notes: list[str] = []
     if kind == "auto":
@@ -145,11 +153,6 @@ def _in_order_of_classes(values: Any, truth: GroundTruth, role: str) -> Any:
     return values[list(truth.target_names)]
 
 
-def _look_like_labels(found: np.ndarray) -> bool:
-    """Return True for one value a sample, without a fraction among numbers."""
-    return found.ndim == 1 and not (found.dtype.kind == "f" and (found != np.round(found)).any())
-
-
 def _numbers(found: np.ndarray, truth: GroundTruth, role: str, kind: str) -> np.ndarray:
     """Refuse scores that are no finite numbers of each class; return them as float64."""
     if found.dtype.kind not in "iufb":
@@ -190,10 +193,10 @@ def _tell_apart(found: np.ndarray, role: str, strict: bool) -> tuple[str, list[s
         return "logits", []
     if strict:
         raise ValueError(
-            f"{role} lies between 0 and 1, but its rows do not sum to 1: give scores='logits', "
+            f"{role} is between 0 and 1, but its rows do not sum to 1: give scores='logits', "
             "or probabilities of classes that exclude each other"
         )
-    return "logits", [f"{scores} lie between 0 and 1, as probabilities do: taken for logits"]
+    return "logits", [f"{scores} are between 0 and 1, as probabilities do: taken for logits"]
 
 
 def _sum_to_one(found: np.ndarray) -> bool:
@@ -203,12 +206,3 @@ def _sum_to_one(found: np.ndarray) -> bool:
     """
     error = np.abs(found.sum(1) - 1).max()
     return bool(found.min() >= 0 and error <= found.shape[1] / 256)
-
-
-def _read_labels(found: np.ndarray, truth: GroundTruth, role: str) -> Predictions:
-    if found.ndim != 1:
-        raise ValueError(f"{role} must be one label for each sample, got shape {found.shape}")
-    unknown = np.full(len(found), np.nan)
-    note = f"only labels are known {role} compression: no loss, no calibration"
-    codes = class_codes(found, truth, role)
-    return Predictions(codes, unknown, unknown, "labels", notes=(note,))
