@@ -89,7 +89,7 @@ def automatic() -> bool:
 
 
 def tally(counts: Mapping[str, int]) -> None:
-    """Add to the counts in the provenance of the run that executes this notebook, if there is one."""
+    """Add to the counts in the provenance of the run that executes this notebook, if any."""
     if RUN_VARIABLE in os.environ:
         with written(Path(os.environ[RUN_VARIABLE], TALLY.format(os.urandom(8).hex()))) as new:
             new.write_text(json.dumps(dict(counts)))

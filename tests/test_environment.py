@@ -145,7 +145,8 @@ def test_the_public_names_need_none_of_the_heavy_or_the_book_packages():
         "IPython",
         "nbformat",
     ]
-    code = f"import sys, fairlib.cli; from fairlib import *; print([name for name in {heavy} if name in sys.modules])"
+    code = "import sys, fairlib.cli; from fairlib import *; "
+    code += f"print([name for name in {heavy} if name in sys.modules])"
     assert (
         subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
         == "[]\n"
@@ -264,7 +265,8 @@ class TestLock:
         """A shell that holds the lock of the book for as long as its child lives, which inherits
         it."""
         (tmp_path / "_build").mkdir()
-        words = "exec 9> _build/.book.lock; python3 book/tools/lock.py 9 || exit; echo held; exec sleep 300"
+        words = "exec 9> _build/.book.lock; python3 book/tools/lock.py 9 || exit; "
+        words += "echo held; exec sleep 300"
         with subprocess.Popen(
             ["bash", "-c", words], cwd=tmp_path, stdout=subprocess.PIPE, text=True
         ) as process:

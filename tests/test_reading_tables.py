@@ -109,7 +109,9 @@ def test_parquet_as_text(tmp_path):
     assert list(map(float, read["half"])) == NUMBERS["half"]
     pd.DataFrame({"a": [[1, 2]], "b": [1]}).to_parquet(tmp_path / "nested.parquet")
     assert cells(read_text_table(tmp_path / "nested.parquet", columns=["b"])) == [["1"]]
-    with pytest.raises(ValueError, match=r"column 'a' of '.*nested.parquet' has lists: give text or numbers"):
+    with pytest.raises(
+        ValueError, match=r"column 'a' of '.*nested.parquet' has lists: give text or numbers"
+    ):
         read_text_table(tmp_path / "nested.parquet")
     with pytest.raises(ValueError, match=r"cannot read '.*bad.parquet' as Parquet"):
         read_text_table(write(tmp_path, "a,b\n1,2\n", "bad.parquet"))
@@ -157,22 +159,46 @@ def test_what_excel_needs_is_named(tmp_path, monkeypatch):
         (b"\xef\xbb\xbf\r\n\r\n", "people.csv' is empty"),
         (b"a,b\n", "people.csv' is empty"),
         (b"a, a\n1,2\n", "people.csv' names a column twice: a, a"),
-        (b"a,b\n1,2\n1,2,3\n", "row 2 of '.*people.csv' has 3 cells, the header has 2: put a text with ',' or a line"),
+        (
+            b"a,b\n1,2\n1,2,3\n",
+            "row 2 of '.*people.csv' has 3 cells, the header has 2: put a text with ',' or a line",
+        ),
         (b"a,b\n\n1,2\n\n1\n", "row 2 of '.*people.csv' has 1 cells, the header has 2"),
-        (b'a,b\n1,2\n1,"2\n3,4\n', "row 2 of '.*people.csv' cannot be read as CSV .*: close every double quote"),
-        (b'a,b\n1,2\n"1,2\n3,4\n', "row 2 of '.*people.csv' cannot be read as CSV .*: close every double quote"),
-        (b'a,b\n1,2\n1,"2"3\n', "row 2 of '.*people.csv' cannot be read as CSV .*: close every double quote"),
-        (b"a,b\n1,2\n" + b"x" * 131_073 + b",2\n", "row 2 of .* cannot be read as CSV .*limit .131072"),
-        (b'a,b\n1,"2\n' + b"x,y\n" * 100_000 + b'",2\n', "row 1 of .*people.csv' cannot be read as CSV"),
+        (
+            b'a,b\n1,2\n1,"2\n3,4\n',
+            "row 2 of '.*people.csv' cannot be read as CSV .*: close every double quote",
+        ),
+        (
+            b'a,b\n1,2\n"1,2\n3,4\n',
+            "row 2 of '.*people.csv' cannot be read as CSV .*: close every double quote",
+        ),
+        (
+            b'a,b\n1,2\n1,"2"3\n',
+            "row 2 of '.*people.csv' cannot be read as CSV .*: close every double quote",
+        ),
+        (
+            b"a,b\n1,2\n" + b"x" * 131_073 + b",2\n",
+            "row 2 of .* cannot be read as CSV .*limit .131072",
+        ),
+        (
+            b'a,b\n1,"2\n' + b"x,y\n" * 100_000 + b'",2\n',
+            "row 1 of .*people.csv' cannot be read as CSV",
+        ),
         (b'a,"b\n1,2\n', "the header of '.*people.csv' cannot be read as CSV .*every double quote"),
-        (b"a,b\n1,2\n3,\x81\n", "line 3 of '.*people.csv' is text neither in UTF-8 .*: save it as 'CSV UTF-8'"),
+        (
+            b"a,b\n1,2\n3,\x81\n",
+            "line 3 of '.*people.csv' is text neither in UTF-8 .*: save it as 'CSV UTF-8'",
+        ),
         ("a,b\n1,2\n".encode("utf-16-le"), "line 1 of '.*people.csv' is text neither"),
         ("a,b\n1,2".encode("utf-16")[:-1], "line 2 of '.*people.csv' is text neither"),
         (b"PK\x03\x04\xb5\xff", "people.csv' is an Excel file: name it .xlsx"),
-        (b"\xd0\xcf\x11\xe0\xa1", "people.csv' is an old or an encrypted Excel file: save it as .xlsx"),
+        (
+            b"\xd0\xcf\x11\xe0\xa1",
+            "people.csv' is an old or an encrypted Excel file: save it as .xlsx",
+        ),
         (b"PAR1\x15", "people.csv' is a Parquet file: name it .parquet"),
     ],
-)  # fmt: skip
+)
 def test_what_is_no_table_is_named_with_its_place_and_what_to_do(tmp_path, content, message):
     with pytest.raises(ValueError, match=message):
         read_text_table(write(tmp_path, content))

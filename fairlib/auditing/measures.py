@@ -204,8 +204,8 @@ def _calibration_error(
     r"""Compute the expected calibration error, and its mean and 95th percentile if calibrated.
 
     All are NaN without samples or confidence. The error is :math:`\sum_b |\sum_{i \in b} (r_i -
-    p_i)| / n` over bins of equal width (Guo et al. 2017). The null draws how many of a bin are right
-    at the bin's mean confidence.
+    p_i)| / n` over bins of equal width (Guo et al. 2017). The null draws how many of a bin are
+    right at the bin's mean confidence.
     """
     if not len(right) or np.isnan(confidence).any():
         return math.nan, math.nan, math.nan

@@ -19,7 +19,7 @@ import pandas as pd
 
 from fairlib.auditing.findings import Findings
 from fairlib.auditing.predictions import ROLES
-from fairlib.auditing.sentence import p_text, sentence, visible
+from fairlib.auditing.sentence import p_value_text, sentence, visible
 
 Columns = Mapping[str, tuple[str, float, str]]
 """Heading, factor and format of the numbers of each column of a table (``"p"``: a p-value)."""
@@ -150,7 +150,7 @@ def _cell(row: Mapping[str, float], name: str, factor: float, form: str) -> str:
     if not math.isfinite(values[0]):
         return "—"
     if form == "p":
-        return p_text(values[0]).removeprefix("= ")
+        return p_value_text(values[0]).removeprefix("= ")
     estimate, low, high = (f"{value:{form}}" for value in values)
     return f"{estimate} [{low}, {high}]" if np.isfinite(values).all() else estimate
 

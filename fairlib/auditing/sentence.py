@@ -85,7 +85,7 @@ def _compared(report: Findings, known: pd.DataFrame, name: Namer) -> str:
             f"{gap} less than {others}"
         )
     verdict = "is beyond chance" if worst in beyond else "cannot be told from chance"
-    said += f", which {verdict} (p {p_text(found['p_holm'])}{correction})"
+    said += f", which {verdict} (p {p_value_text(found['p_holm'])}{correction})"
     said += f"; {_missed(found['detectable'])}"
     # The largest drop is often that of the smallest group, a matter of chance, beside a smaller
     # drop of a large group that is none: a sentence on the largest one alone would hide it.
@@ -127,6 +127,6 @@ def _missed(detectable: float) -> str:
     return f"a difference below {points} points would have been missed more often than not"
 
 
-def p_text(value: float) -> str:
+def p_value_text(value: float) -> str:
     """Write a p-value with its sign of relation."""
     return "≤ 0.001" if value <= 0.001 else f"= {value:.2g}"

@@ -49,8 +49,8 @@ def test_diagnostics_are_of_logits(pair, images):
     report = fairlib.audit(soft, pair[1], images, resamples=20)
     assert report.table["gradient_norm"].isna().all()
     assert (
-        "gradient: could not be computed for the model before compression (its scores are probabilities)"
-        in (report.notes)
+        "gradient: could not be computed for the model before compression (its scores are "
+        "probabilities)" in report.notes
     )
 
 
@@ -157,8 +157,8 @@ def test_what_compression_made_of_the_model_is_told(pair, images):
         "model": "Sequential", "parameters": 195,
     }  # fmt: skip
     assert about["sparsity"]["after"] == 0
-    bare = fairlib.audit(nn.Flatten(), nn.Flatten(), images.__class__(images.inputs[:, :, :1, :3], images.targets,
-                         images.groups), **QUICK).provenance  # fmt: skip
+    three = fairlib.GroupedDataset(images.inputs[:, :, :1, :3], images.targets, images.groups)
+    bare = fairlib.audit(nn.Flatten(), nn.Flatten(), three, **QUICK).provenance
     assert (
         bare["sparsity"]["before"]
         == "unknown: Flatten has no prunable weight: no convolution and no linear layer"

@@ -234,7 +234,8 @@ def test_an_error_that_nobody_expected_is_one_line_too(predictions, capsys, monk
 def test_models_are_asked_with_all_that_was_said(monkeypatch, predictions, capsys):
     calls = []
     monkeypatch.setattr(files, "audit_models", lambda **given: calls.append(given))
-    words = "audit --images photos --target smiling --group gender,age --before a.onnx --after b,c.onnx --size 224"
+    words = "audit --images photos --target smiling --group gender,age --before a.onnx "
+    words += "--after b,c.onnx --size 224"
     cli.main(
         [
             *words.split(),
