@@ -76,10 +76,13 @@ def audit_table(
         )
     truth = without_zero_fraction(known[target])
     order = class_order(truth, classes, positive)
+    # Row by row a missing target or group is left out. A missing prediction is no reason to leave a
+    # row out: a model that is silent on difficult people would look better than it is.
     names, kind = order or sorted(truth.unique()), settings.get("scores", "auto")
     report = audit(
         read_columns(known[list(before)], "before", names, kind),
         read_columns(known[list(after)], "after", names, kind),
+        # Categories keep the order of the scores, and name classes that no row has.
         targets=pd.Series(pd.Categorical(truth, order)) if order else truth,
         groups=known[list(group)],
         **settings,
@@ -141,6 +144,7 @@ class Pictures:
         return load(
             "folder",
             root="",
+            # Nothing is trained on these pictures: near copies cannot leak into a test set.
             near_duplicates="ignored",
             target=self.target,
             group=list(self.group),

@@ -96,6 +96,7 @@ class Report(Findings):
 
 
 def _write(path: str | Path, text: str) -> Path:
+    # A report that is half written, beside one of yesterday, would be read as today's.
     with environment.written(path) as new:
         new.write_text(text, encoding="utf-8")
     return Path(path)

@@ -116,6 +116,7 @@ def _cost(row: pd.Series) -> str:
 
 def _points(*values: float) -> list[str]:
     """Write shares in points, with a decimal if the first one is below 10."""
+    # The "z" of the format writes a small loss such as -0.0004 as 0.0 and not as -0.0 points.
     decimals = int(abs(values[0]) < 0.1)
     return [f"{100 * value:z.{decimals}f}" for value in values]
 

@@ -8,6 +8,7 @@ from fairlib import _namesake  # noqa: F401  It warns.
 from fairlib._version import __version__
 from fairlib.cli import audit
 
+# Commands of fairlib until edition 0.2: for one edition the old name answers with the new one.
 _MOVED = ("run", "plan", "gather", "verify", "ledger")
 
 

@@ -246,6 +246,8 @@ def _audited(given: dict[str, Any]) -> Report:
                 )
         columns = {role: _names(given[role]) for role in ("before", "after")}
         return files.audit_table(**given | columns)
+    # Importing the module of a factory runs its code: whoever audits somebody else's model should
+    # see that it does.
     if "factory" in given:
         print(f"fairlib: runs the code of {given['factory']}", file=sys.stderr)
     own = ("images", "target", "group", "classes", "positive", *_OF_PICTURES)

@@ -202,6 +202,8 @@ def held(model: nn.Module, role: str, seed: int, notes: list[str]) -> Iterator[N
     """
     import torch
 
+    # A model that counts its calls would leave the audit as another model, and one that draws would
+    # move the generators of the caller's program and answer another audit differently.
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}
     try:
         with torch.random.fork_rng(range(torch.cuda.device_count())):
