@@ -65,10 +65,14 @@ def _cost(report: Report, modules: dict[str, nn.Module], test: GroupedDataset) -
         held(modules["after"], "after", 0, report.notes),
     ):
         try:
-            return cost(modules, test, latency=False)
+            table = cost(modules, test, latency=False)
         except (RuntimeError, ValueError) as error:
             report.notes.append(f"the cost of the models could not be computed: {error}")
             return pd.DataFrame()
+    # A count that fails is NaN in the table: the reason would be lost with it.
+    for number, why in table.attrs.get("reasons", {}).items():
+        report.notes.append(f"the {number} cannot be computed: {why}")
+    return table
 
 
 def _provenance(modules: dict[str, nn.Module], test: GroupedDataset) -> dict[str, Any]:
