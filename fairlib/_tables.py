@@ -1,104 +1,91 @@
-"""Tables that somebody made, read as text (CSV as any spreadsheet writes it, Excel, Parquet), and
-labels as codes."""
+"""Tables of users (CSV of any spreadsheet, Excel, Parquet) as text, and labels as codes."""
 
 from __future__ import annotations
 
+import csv
 import re
 from collections.abc import Iterable, Sequence
+from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from fairlib._validation import lookup
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
 MISSING = ("", "NA", "N/A", "n/a", "#N/A", "nan", "NaN", "null", "NULL", "None", "<NA>")
 """Cells that say that a value is missing."""
-
-LONGEST = 131_072
-"""Most characters of a cell of a CSV file: a longer one is nearly always a quote that is never
-closed."""
 
 BINARY = {
     b"PK\x03\x04": "an Excel file: name it .xlsx",
     b"\xd0\xcf\x11\xe0": "an old or an encrypted Excel file: save it as .xlsx, without a password",
     b"PAR1": "a Parquet file: name it .parquet",
 }
-"""What files that are no text begin with, what they are and what to do."""
+"""First bytes of files that are no text, with the kind of file and the remedy."""
 
 
-def read_table(path: str | Path, columns: Iterable[str] | None = None) -> pd.DataFrame:
+def read_text_table(path: str | Path, columns: Iterable[str] | None = None) -> pd.DataFrame:
     """Read a table with a header, every cell as text.
 
-    A file ``.xlsx`` is read by its first sheet (this needs openpyxl), ``.parquet`` as what it is,
-    and any other as CSV: in UTF-8, UTF-16 or Windows-1252, with the commas, semicolons or tabs of
-    its header. Blanks around a cell and empty rows are ignored. A number that is no text yet
-    becomes the shortest: 1.0 is "1".
+    The first sheet of ``.xlsx`` is read (this needs openpyxl), ``.parquet`` as Parquet, and any
+    other file as CSV: in UTF-8, UTF-16 or Windows-1252, with the commas, semicolons or tabs of its
+    header. Blanks around a cell and empty rows are ignored. A number that is no text yet becomes
+    the shortest: 1.0 is "1".
 
     Args:
         path: Path of the file.
         columns: Names of the columns to return, in this order; None for all.
 
-    Returns: A column of text for each name in the header, missing where a cell is one of
-        ``MISSING``; indexed by the number of the row, from 1 for the first below the header.
+    Returns:
+        A column of text for each name in the header, missing where a cell is one of ``MISSING``;
+        indexed by the number of the row, from 1 for the first below the header.
 
-    Raises: FileNotFoundError: If there is no such file. ImportError: If openpyxl is needed and
-        missing. ValueError: If the file is not what its name says or has no row, a row has more or
-        fewer cells than the header,
-            a quote is not closed, or a column is unknown or named twice; names the file, and the
-            row or the line.
+    Raises:
+        FileNotFoundError: If there is no such file.
+        ImportError: If openpyxl is needed and missing.
+        ValueError: If the content does not fit the file's suffix or has no row, a row has more or
+            fewer cells than the header, a quote is not closed, or a column is unknown or named
+            twice; names the file, and the row or the line.
     """
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(
             f"found no table {str(path)!r}: it must be a CSV, an .xlsx or a .parquet file"
         )
-    table = {".xlsx": _read_excel, ".parquet": _read_parquet}.get(path.suffix.lower(), _read_csv)(
-        path
-    )
-    names = [name.strip() for name in table.column_names]
-    if len(set(names)) < len(names):
-        raise ValueError(f"the table {str(path)!r} names a column twice: {', '.join(names)}")
-    if not table.num_rows:
+    readers = {".xlsx": _read_excel, ".parquet": _read_parquet}
+    table = readers.get(path.suffix.lower(), _read_csv)(path)
+    table = table.rename(columns=lambda name: str(name).strip())
+    if not table.columns.is_unique:
+        raise ValueError(
+            f"the table {str(path)!r} names a column twice: {', '.join(table.columns)}"
+        )
+    if table.empty:
         raise ValueError(
             f"the table {str(path)!r} is empty: it must have a header and at least one row"
         )
-    found = dict(zip(names, table.columns, strict=True))
+    known = dict(table.items())
     text = {}
-    for name in names if columns is None else columns:
-        column = lookup(f"column of {str(path)!r}", name, found)
-        if pa.types.is_nested(column.type):
-            raise ValueError(
-                f"column {name!r} of {str(path)!r} has cells of {column.type}: give text or numbers"
-            )
-        if pa.types.is_boolean(column.type):
-            column = pc.if_else(column, "True", "False")
-        column = pc.utf8_trim_whitespace(column.cast(pa.string()))
-        text[name] = pc.if_else(pc.is_in(column, value_set=pa.array(MISSING)), None, column)
-    return pa.table(text).to_pandas().set_axis(pd.RangeIndex(1, table.num_rows + 1))
+    for name in known if columns is None else columns:
+        column = lookup(f"column of {str(path)!r}", name, known)
+        if column.dtype == object and column.map(pd.api.types.is_list_like).any():
+            raise ValueError(f"column {name!r} of {str(path)!r} has lists: give text or numbers")
+        # A column of whole numbers with a gap has floats: 1.0 here has to be the class 1 there.
+        column = column.astype(object).map(label_text, na_action="ignore").astype(str).str.strip()
+        text[name] = column.mask(column.isin(MISSING))
+    return pd.DataFrame(text).set_axis(pd.RangeIndex(1, len(table) + 1))
 
 
-def _read_parquet(path: Path) -> pa.Table:
-    from pyarrow import ArrowException, parquet
-
+def _read_parquet(path: Path) -> pd.DataFrame:
     try:
-        return parquet.read_table(path)
-    except (ArrowException, OSError) as error:
+        return pd.read_parquet(path)
+    except (OSError, ValueError) as error:  # Those of Arrow are ValueErrors, too.
         raise ValueError(
             f"cannot read {str(path)!r} as Parquet ({error}): write it again"
         ) from error
 
 
-def _read_excel(path: Path) -> pa.Table:
-    import pyarrow as pa
-
+def _read_excel(path: Path) -> pd.DataFrame:
     try:
         cells = pd.read_excel(
             path, header=None, dtype=object, keep_default_na=False, engine="openpyxl"
@@ -107,70 +94,53 @@ def _read_excel(path: Path) -> pa.Table:
         raise ImportError(
             f"to read {str(path)!r} needs openpyxl: pip install 'who-pays[audit]'"
         ) from error
-    except Exception as error:
+    except Exception as error:  # Those of openpyxl and of the zip archive have no common class.
         raise ValueError(
             f"cannot read {str(path)!r} as .xlsx ({error}): save it again, without a password"
         ) from error
-    header, *rows = cells[(cells != "").any(axis=1)].to_numpy().tolist() or [[]]
-    return pa.table(
-        list(map(pa.array, zip(*rows, strict=True))) or [[] for _ in header], names=header
-    )
+    filled = cells[(cells != "").any(axis=1)]
+    return filled.iloc[1:].set_axis(filled.iloc[0], axis=1) if len(filled) else filled
 
 
-def _read_csv(path: Path) -> pa.Table:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-    from pyarrow import csv
-
+def _read_csv(path: Path) -> pd.DataFrame:
     text = _decode(path).lstrip("\r\n")
-    if not text.strip():
-        return pa.table({})
-    header = next(re.finditer('(?:"[^"]*"?|[^"\r\n])*', text))[
-        0
-    ]  # In quotes all is part of a name.
-    separator = max(",;\t", key=re.sub('"[^"]*"?', "", header).count)
-    types = {f"f{i}": pa.string() for i in range(header.count(separator) + 1)}
+    # The separator is the character that the header has most often outside of quotes: a quoted
+    # name may hold any of them, and a line break too. Guessing from the rows instead would take
+    # decimal commas for separators.
+    first = re.match('(?:"[^"]*"?|[^"\r\n])*', text)
+    separator = max(",;\t", key=re.sub('"[^"]*"?', "", first[0] if first else "").count)
+    rows: list[list[str]] = []
     try:
-        rows = csv.read_csv(
-            pa.py_buffer(text.encode()),
-            # A block holds any cell of a usual length; in one thread an error tells its row.
-            csv.ReadOptions(autogenerate_column_names=True, use_threads=False, block_size=2**22),
-            csv.ParseOptions(delimiter=separator, newlines_in_values=True),
-            csv.ConvertOptions(column_types=types),
-        )
-    except pa.ArrowInvalid as error:
-        if uneven := re.search(r"Row #(\d+): Expected (\d+) columns, got (\d+)", str(error)):
-            row, expected, got = map(int, uneven.groups())
-            found = f"row {row - 1} of {str(path)!r} has {got} cells, the header has {expected}"
-            raise ValueError(
-                f"{found}: put a text with {separator!r} or a line break in double quotes"
-            ) from None
+        for row in csv.reader(StringIO(text, newline=""), delimiter=separator, strict=True):
+            rows.extend([row] if row else [])
+    except csv.Error as error:
+        # Quotes that are never closed end here too: the rest of the file is one cell, which is
+        # longer than csv accepts or ends with the file.
+        place = f"row {len(rows)}" if rows else "the header"
         raise ValueError(
-            f"cannot read {str(path)!r} as CSV ({error}): close every double quote"
-        ) from error
-    table = rows.slice(1).rename_columns([column[0].as_py() for column in rows.columns])
-    for name, column in zip(table.column_names, table.columns, strict=True):
-        if (pc.max(pc.utf8_length(column)).as_py() or 0) > LONGEST:
-            row = pc.index(pc.greater(pc.utf8_length(column), LONGEST), True).as_py() + 1
-            found = f"row {row} of {str(path)!r} has more than {LONGEST:,} characters in column {name.strip()!r}"
+            f"{place} of {str(path)!r} cannot be read as CSV ({error}): close every double quote"
+        ) from None
+    for number, row in enumerate(rows):
+        if len(row) != len(rows[0]):
             raise ValueError(
-                f"{found}: close the double quote that opens there, or shorten the text"
+                f"row {number} of {str(path)!r} has {len(row)} cells, the header has "
+                f"{len(rows[0])}: put a text with {separator!r} or a line break in double quotes"
             )
-    if "\n" in rows.columns[-1][-1].as_py() and not text.rstrip().endswith('"'):
-        raise ValueError(f"row {table.num_rows} of {str(path)!r} opens a double quote: close it")
-    return table
+    header, *body = rows or [[]]
+    return pd.DataFrame(body, columns=header, dtype=object)
 
 
 def _decode(path: Path) -> str:
     """Read a file of text in one of three encodings."""
     raw = path.read_bytes()
-    for start, what in BINARY.items():
+    for start, kind in BINARY.items():
         if raw.startswith(start):
-            raise ValueError(f"{str(path)!r} is {what}")
+            raise ValueError(f"{str(path)!r} is {kind}")
+    # Windows-1252 decodes nearly anything, so it comes last; and UTF-16 without a mark decodes as
+    # either, but every second byte is NUL, which no table has.
+    marked = raw[:2] in (b"\xff\xfe", b"\xfe\xff")
     place = 0
-    for encoding in (
-        ["utf-16"] if raw[:2] in (b"\xff\xfe", b"\xfe\xff") else ["utf-8-sig", "cp1252"]
-    ):
+    for encoding in ["utf-16"] if marked else ["utf-8-sig", "cp1252"]:
         try:
             text = raw.decode(encoding)
         except UnicodeDecodeError as error:
@@ -179,16 +149,17 @@ def _decode(path: Path) -> str:
         if "\0" not in text:
             return text
         place = raw.index(b"\0")
-    where = f"line {raw[:place].count(10) + 1} of {str(path)!r}"
+    line = raw[:place].count(b"\n") + 1
     raise ValueError(
-        f"{where} is text neither in UTF-8 nor in UTF-16 nor in Windows-1252: save it as 'CSV UTF-8'"
+        f"line {line} of {str(path)!r} is text neither in UTF-8 nor in UTF-16 nor in "
+        "Windows-1252: save it as 'CSV UTF-8'"
     )
 
 
-def cross(
+def cross_attributes(
     columns: Iterable[tuple[np.ndarray, Sequence[str]]],
 ) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Cross attributes, each given by its codes (-1: undefined) and their names: "male x White".
+    """Cross attributes, each given by its codes (-1: undefined) and names: "male x White".
 
     Returns: Codes, int64 ``(N,)``, -1 where one of the attributes is undefined; and the names, the
         last attribute's changing fastest.
@@ -207,48 +178,44 @@ def coded(name: str, values: Any) -> tuple[np.ndarray, tuple[str, ...]]:
         name: Name of the argument in error messages.
         values: Texts, integers, booleans or a categorical series, ``(N,)``.
 
-    Returns: Codes int ``(N,)`` and the names: the categories in their order, numbers ascending, or
-        texts sorted.
+    Returns:
+        Codes int ``(N,)`` and the names: the categories in their order, numbers ascending, or texts
+        sorted.
 
     Raises:
         ValueError: If a value is missing (names the row), or they are not one-dimensional.
     """
     codes, found = factorized(name, values)
-    if isinstance(getattr(values, "dtype", None), pd.CategoricalDtype):
-        names = [plain(value) for value in values.dtype.categories]
+    dtype = getattr(values, "dtype", None)
+    if isinstance(dtype, pd.CategoricalDtype):
+        names = [label_text(value) for value in dtype.categories]
     else:
         names = sorted(found)
+        # As texts 10 would come before 9, and the scores of a model are in the order of numbers.
         if all(name.removeprefix("-").isdigit() for name in names):
             names.sort(key=int)
     return pd.Index(names).get_indexer(found)[codes], tuple(names)
 
 
-def texts(values: Any) -> np.ndarray:
-    """Write labels as texts: 1, 1.0 and "1" are the same."""
-    codes, found = factorized("labels", values)
-    return np.array(found, dtype=object)[codes]
-
-
 def factorized(name: str, values: Any) -> tuple[np.ndarray, list[str]]:
-    """Number labels in the order in which they occur: codes int ``(N,)``, and what they are as
-    texts."""
-    series = pd.Series(
-        np.asarray(values)
-        if hasattr(values, "__array__") and not hasattr(values, "iloc")
-        else values
-    )
-    codes, found = pd.factorize(series)
+    """Number labels in the order in which they occur.
+
+    Returns:
+        Codes int ``(N,)``, and the distinct labels as texts.
+    """
+    # A tensor would become a series of tensors.
+    tensor = hasattr(values, "__array__") and not hasattr(values, "iloc")
+    codes, found = pd.factorize(pd.Series(np.asarray(values) if tensor else values))
     if len(missing := np.flatnonzero(codes < 0)):
         raise ValueError(f"{name} must be known of every sample: it is missing in row {missing[0]}")
-    names = [plain(value) for value in found]
-    distinct = [*dict.fromkeys(names)]
+    # Labels that differ, such as "1" and 1.0, can be the same text: they are one label.
+    names = [label_text(value) for value in found]
+    distinct = list(dict.fromkeys(names))
     return pd.Index(distinct).get_indexer(names)[codes], distinct
 
 
-def plain(value: Any) -> str:
-    """A label as a text: 1.0 and 1 are the same."""
-    return (
-        str(int(value))
-        if isinstance(value, float | np.floating) and value == round(value)
-        else str(value)
-    )
+def label_text(value: Any) -> str:
+    """Write a label as a text: 1.0 and 1 are the same."""
+    if isinstance(value, float | np.floating) and value == round(value):
+        value = int(value)
+    return str(value)

@@ -20,12 +20,12 @@ def lookup(kind: str, name: str, registry: Mapping[str, T]) -> T:
     """
     try:
         return registry[name]
-    except (KeyError, TypeError):
+    except (KeyError, TypeError):  # A list is no key of a dictionary.
         raise ValueError(f"unknown {kind} {name!r}; known: {', '.join(registry)}") from None
 
 
 def check_automatic(name: str, value: Any) -> None:
-    """Refuse what is neither True nor False nor ``"auto"``.
+    """Refuse a value that is neither True nor False nor ``"auto"``.
 
     Raises:
         ValueError: If ``value`` is something else.
@@ -40,13 +40,14 @@ def check_settings(
     """Refuse a setting that ``function`` has no keyword-only parameter for.
 
     Args:
-        owner: Name of what the settings are for in the error message: ``"model 'cnn'"``.
+        owner: Owner of the settings in the error message: ``"model 'cnn'"``.
         function: Function whose keyword-only parameters are the known settings.
         settings: Settings by name.
         given: Names of parameters that the library fills in, and that are therefore not settings.
 
-    Raises: TypeError: If ``settings`` is not a mapping, or a setting is unknown; the message lists
-        the known ones.
+    Raises:
+        TypeError: If ``settings`` is not a mapping, or a setting is unknown; the message lists the
+            known ones.
     """
     if not isinstance(settings, Mapping):
         raise TypeError(
@@ -72,25 +73,26 @@ def check_names(owner: str, settings: Iterable[str], known: Iterable[str]) -> No
 
 
 def check_type(name: str, value: Any, kinds: type | tuple[Any, ...], wanted: str) -> Any:
-    """Refuse an argument of another type, or give it back.
+    """Refuse an argument of another type; return it otherwise.
 
     Args:
         name: Name of the argument in the error message.
         value: Value of the argument.
         kinds: Type or types that are accepted.
-        wanted: What they are, in words: ``"a GroupedDataset"``.
+        wanted: These types in words: ``"a GroupedDataset"``.
 
-    Raises: TypeError: If the value is of another type; of splits the message says that one part is
-        wanted.
+    Raises:
+        TypeError: If the value is of another type; for splits the message asks for one part.
     """
     if not isinstance(value, kinds):
+        # By name: importing the class here would import torch, and be a step up in the house.
         hint = "; give a part, such as .train" if type(value).__name__ == "Splits" else ""
         raise TypeError(f"{name} must be {wanted}, got {shown(value)}{hint}")
     return value
 
 
 def shown(value: Any) -> str:
-    """Write a value for an error message: its type alone where the value itself is long."""
+    """Write a value for an error message: its type alone if the value is long."""
     text = repr(value)
     return text if len(text) <= 80 and "\n" not in text else type(value).__name__
 
@@ -107,7 +109,7 @@ def check_many(name: str, values: Any) -> tuple:
 
 
 def check_seed(name: str, seed: Any) -> None:
-    """Refuse what torch does not take as a seed: other than an integer of 64 bits.
+    """Refuse a seed that torch does not take: anything but an integer of 64 bits.
 
     Raises:
         TypeError: If it is not an integer.
@@ -116,20 +118,23 @@ def check_seed(name: str, seed: Any) -> None:
     check_number(name, seed, -(2**63), 2**63, whole=True)
 
 
-def named(kind: str, choice: Any) -> tuple[str, dict[str, Any]]:
+def name_and_settings(kind: str, choice: Any) -> tuple[str, dict[str, Any]]:
     """Split a choice into its name and its settings; there are none if it is a name alone.
 
     Settings are also read off the name, as YAML with numbers such as 1e-3, each after a colon:
     ``"resnet18:stem=imagenet:width=0.5"``.
 
-    Raises: TypeError: If it is neither a name nor a pair of a name and settings, or a setting is
-        given twice. ValueError: If what follows ``=`` is no YAML.
+    Raises:
+        TypeError: If it is neither a name nor a pair of a name and settings, or a setting is given
+            twice.
+        ValueError: If the text after ``=`` is no YAML.
     """
     name, settings = (
         choice if isinstance(choice, tuple | list) and len(choice) == 2 else (choice, {})
     )
     if not isinstance(name, str) or not isinstance(settings, Mapping):
         raise TypeError(f"{kind} must be a name or (name, settings), got {shown(choice)}")
+    # A colon that no setting follows is part of the name, as in "prune:magnitude".
     name, *words = re.split(r":(?=\w+=)", name)
     found = dict(settings)
     for key, text in (word.split("=", 1) for word in words):
@@ -144,6 +149,7 @@ def _value(what: str, text: str) -> Any:
         value = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise ValueError(f"{what} cannot be read: {text!r}") from error
+    # YAML 1.1 takes 1e-3 for a text, since it lacks a point.
     number = isinstance(value, str) and re.fullmatch(r"[-+]?[\d.]+e[-+]?\d+", value)
     return float(value) if number else value
 
@@ -174,9 +180,11 @@ def check_number(
         ValueError: If the value is out of range.
     """
     kind, wanted = (Integral, "an integer") if whole else (Real, "a number")
+    # True is the integer 1 in Python: epochs=True would train for one epoch.
     acceptable = isinstance(value, kind) and not isinstance(value, bool)
     if not acceptable:
         raise TypeError(f"{name} must be {wanted}, got {value!r}")
+    # NaN is neither below nor above a bound: only a test for being inside refuses it.
     if not (low <= value < high or (high_closed and value == high)) or (low_open and value == low):
         ends = "(" if low_open else "[", "]" if high_closed else ")"
         raise ValueError(f"{name} must lie in {ends[0]}{low:g}, {high:g}{ends[1]}, got {value}")

@@ -1,5 +1,4 @@
-"""What surrounds a run: hardware and versions, a digest of the code, the project's folder, files
-written as a whole.
+"""Surroundings of a computation: device, hardware, versions, digests, files written safely.
 
 The console command and the Snakefile start with this file, so nothing is imported at its top that
 takes time."""
@@ -26,12 +25,13 @@ from fairlib._version import __version__
 if TYPE_CHECKING:
     import torch
 
-RUN = "FAIRLIB_RUN"
-"""Name of the variable that holds, in the kernel of a run, the folder of the run."""
+RUN_VARIABLE = "FAIRLIB_RUN"
+"""Environment variable of a run's kernel that holds the folder of the run."""
 
 TALLY = "tally-{}.json"
-"""Name of the files there in which :func:`tally` counts, one for each call, since processes may
-call it at once."""
+"""Name of the files in that folder in which :func:`tally` counts.
+
+There is one for each call, since several processes may count at once."""
 
 PACKAGES = ("torch", "torchvision", "numpy", "scipy", "pandas", "scikit-learn", "matplotlib")
 LIBRARY = Path(__file__).resolve().parent
@@ -41,16 +41,17 @@ def describe(device: str = "auto") -> dict[str, Any]:
     """Describe the hardware and package versions of a run.
 
     Args:
-        device: Name of the device that computes, or ``"auto"`` (:func:`resolve`).
+        device: Name of the device that computes, or ``"auto"`` (:func:`resolve_device`).
 
-    Returns: ``automatic`` (:func:`automatic`), ``device`` (of a CUDA device its product name),
-        ``cpu``, ``cpu_capability`` (the vector instructions that PyTorch uses, for example
-        ``"AVX2"`` or ``"AVX512"``, which round differently), ``cores``, ``threads``, ``platform``
-        and ``versions``.
+    Returns:
+        ``automatic`` (:func:`automatic`), ``device`` (of a CUDA device its product name), ``cpu``,
+        ``cpu_capability`` (the vector instructions that PyTorch uses, for example ``"AVX2"`` or
+        ``"AVX512"``, which round differently), ``cores``, ``threads``, ``platform`` and
+        ``versions``.
     """
     import torch
 
-    device = resolve(device)
+    device = resolve_device(device)
     return {
         "automatic": automatic(),
         "device": torch.cuda.get_device_name(device) if device.startswith("cuda") else device,
@@ -59,28 +60,20 @@ def describe(device: str = "auto") -> dict[str, Any]:
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "platform": platform.platform(),
-        "versions": _versions(PACKAGES),
+        "versions": versions(PACKAGES),
     }
 
 
-def versions() -> dict[str, Any]:
-    """Tell today's date, the platform, and the versions of Python, fairlib and what it computes
-    with but for torch."""
-    return {
-        "date": time.strftime("%Y-%m-%d"),
-        "platform": platform.platform(),
-        "versions": _versions(("numpy", "scipy", "pandas")),
-    }
+def versions(packages: Iterable[str]) -> dict[str, str]:
+    """Look up the versions of Python, fairlib and the named packages."""
+    found = {"python": platform.python_version(), "fairlib": __version__}
+    for name in packages:
+        found[name] = metadata.version(name)
+    return found
 
 
-def _versions(packages: Iterable[str]) -> dict[str, str]:
-    own = {"python": platform.python_version(), "fairlib": __version__}
-    return own | {name: metadata.version(name) for name in packages}
-
-
-def resolve(device: str | torch.device) -> str:
-    """Give back the name of a device; ``"auto"`` is ``"cuda"`` where there is a CUDA device, else
-    ``"cpu"``."""
+def resolve_device(device: str | torch.device) -> str:
+    """Return the name of a device; ``"auto"`` is ``"cuda"`` if there is one, else ``"cpu"``."""
     if device != "auto":
         return str(device)
     import torch
@@ -89,134 +82,116 @@ def resolve(device: str | torch.device) -> str:
 
 
 def automatic() -> bool:
-    """Whether trainings take by themselves what makes them faster and rounds differently; not with
-    ``FAIRLIB_AUTO=0``.
+    """Return True if ``"auto"`` may choose faster paths of training that round differently.
 
-    That is the choice of ``"auto"`` in ``RunSettings(at_once=)``, and the memory format of ``fit``.
-    Edition 0.1 had neither."""
+    It chooses for ``RunSettings(at_once="auto")`` and for the memory format of
+    :func:`fairlib.fit`. ``FAIRLIB_AUTO=0`` switches both off."""
     return os.environ.get("FAIRLIB_AUTO") != "0"
 
 
 def tally(counts: Mapping[str, int]) -> None:
-    """Add to the counts in the provenance of the run that executes this notebook; outside a run do
-    nothing."""
-    if RUN in os.environ:
-        with written(Path(os.environ[RUN], TALLY.format(os.urandom(8).hex()))) as new:
+    """Add to the counts in the provenance of the run that executes this notebook, if any."""
+    if RUN_VARIABLE in os.environ:
+        with written(Path(os.environ[RUN_VARIABLE], TALLY.format(os.urandom(8).hex()))) as new:
             new.write_text(json.dumps(dict(counts)))
 
 
 def workers(device: str | torch.device = "auto") -> int:
-    """Give back how many processes should train at the same time: one per core on the CPU, one on
-    any other device.
+    """Count the processes that should train at once: one a core on the CPU, else one.
 
     Args:
-        device: Name of the device that trains, or ``"auto"`` (:func:`resolve`).
+        device: Name of the device that trains, or ``"auto"`` (:func:`resolve_device`).
     """
     from joblib import cpu_count
 
-    return cpu_count() if resolve(device).startswith("cpu") else 1
+    return cpu_count() if resolve_device(device).startswith("cpu") else 1
 
 
 def clock(device: str = "auto") -> float:
-    """Timestamp in seconds (CPU: process time; CUDA: synchronized wall clock). Subtract two.
+    """Read a clock in seconds, for differences: process time on the CPU, wall clock on CUDA.
 
     Args:
-        device: Name of the device that computes, or ``"auto"`` (:func:`resolve`).
+        device: Name of the device that computes, or ``"auto"`` (:func:`resolve_device`).
     """
-    device = resolve(device)
+    device = resolve_device(device)
     if not device.startswith("cuda"):
         return time.process_time()
     import torch
 
+    # Kernels run behind the calls that launch them: without waiting only the launches are timed.
     torch.cuda.synchronize(device)
     return time.perf_counter()
 
 
-def project() -> Path:
-    """Find the project's folder: above the working directory, else the one that fairlib lies in.
-
-    Where fairlib was installed from a wheel (in Colab) it is the folder with what the wheel carries
-    of the project, the claims and the recorded tables; where there is none of these, the working
-    directory."""
-    folders = [
-        Path.cwd(),
-        *Path.cwd().parents,
-        LIBRARY.parent,
-        LIBRARY.parent / "whopays" / "records",
-    ]
-    return next(
-        (folder for folder in folders if (folder / "book" / "claims.yml").exists()), folders[0]
-    )
-
-
 def source_digest(package: Path | None = None, *, without: Collection[str] = ()) -> str:
-    """Digest the meaning of a package's code: edits of docstrings, comments or formatting do not
-    change it.
+    """Digest the code of a package, apart from docstrings, comments and formatting.
 
     A Python file counts by its name and its syntax tree without the statements that are only a
-    text; a stub, which only type checkers read, and the records that a wheel carries, not at all;
-    any other file by its name and its bytes.
+    text; any other file by its name and its bytes. Stubs, which only type checkers read, and the
+    records that a wheel carries do not count.
 
-    Args: package: Folder of the package; by default fairlib's. without: Modules and packages to
-        leave out, as paths from the package's folder without a suffix.
+    Args:
+        package: Folder of the package; by default fairlib's.
+        without: Modules and packages to leave out, as paths from the package's folder without a
+            suffix.
     """
-    total, package = hashlib.sha256(), LIBRARY if package is None else package
+    package = LIBRARY if package is None else package
+    total = hashlib.sha256()
     for path in sorted(package.rglob("*")):
         name = path.relative_to(package)
-        left_out = any(map(name.with_suffix("").is_relative_to, ("records", *without)))
-        if (
-            path.is_file()
-            and path.suffix != ".pyi"
-            and "__pycache__" not in name.parts
-            and not left_out
-        ):
-            content = path.read_bytes()
-            meaning = (
-                _meaning(content, path)
-                if path.suffix == ".py"
-                else hashlib.sha256(content).hexdigest()
-            )
-            total.update(f"{name.as_posix()} {meaning}\n".encode())
+        if not path.is_file() or path.suffix == ".pyi" or "__pycache__" in name.parts:
+            continue
+        if any(map(name.with_suffix("").is_relative_to, ("records", *without))):
+            continue
+        digest = _meaning(path.read_bytes(), path) if path.suffix == ".py" else sha256(path)
+        total.update(f"{name.as_posix()} {digest}\n".encode())
+    return total.hexdigest()
+
+
+def sha256(*paths: str | Path) -> str:
+    """Digest the bytes of one file, or of several as if they were one."""
+    total = hashlib.sha256()
+    for path in paths:
+        total.update(Path(path).read_bytes())
     return total.hexdigest()
 
 
 @functools.cache
 def _meaning(content: bytes, path: Path) -> str:
-    return hashlib.sha256(_plain(ast.parse(content, path)).encode()).hexdigest()
+    return hashlib.sha256(syntax_text(ast.parse(content, path)).encode()).hexdigest()
 
 
-def _plain(node: object) -> str:
-    """A syntax tree as a text, without its empty fields and the empty ends of formats, since new
-    Pythons add such."""
+def syntax_text(node: object) -> str:
+    """Write a syntax tree as a text that is the same in every version of Python.
+
+    It leaves out docstrings. ``ast.dump`` would not do: newer versions add empty fields to nodes
+    and empty texts to formats, and all recorded digests would change with Python.
+    """
     if isinstance(node, list):
-        return f"[{','.join([_plain(item) for item in node if not _is_text(item)])}]"
+        return f"[{','.join([syntax_text(item) for item in node if not _is_docstring(item)])}]"
     if not isinstance(node, ast.AST):
         return repr(node)
     if isinstance(node, ast.JoinedStr):
         node = ast.JoinedStr([part for part in node.values if getattr(part, "value", None) != ""])
     fields = [
-        f"{name}={_plain(value)}"
+        f"{name}={syntax_text(value)}"
         for name, value in ast.iter_fields(node)
         if value is not None and value != []
     ]
     return f"{type(node).__name__}({','.join(fields)})"
 
 
-def _is_text(node: object) -> bool:
-    return (
-        isinstance(node, ast.Expr)
-        and isinstance(node.value, ast.Constant)
-        and isinstance(node.value.value, str)
-    )
+def _is_docstring(node: object) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(getattr(node.value, "value", None), str)
 
 
 @contextmanager
 def written(path: str | Path) -> Iterator[Path]:
-    """Write a file as a whole or not at all: the block writes to a new path, which replaces
-    ``path`` unless it fails.
+    """Write a file completely or not at all.
 
-    Each call has a new path, so that threads and processes may write the same file at the same
-    time; the last one wins.
+    The block writes to a new path, which replaces ``path`` unless the block fails. Each call has a
+    new path, so that threads and processes may write the same file at the same time; the last one
+    wins.
 
     Example:
         >>> import tempfile
@@ -232,6 +207,8 @@ def written(path: str | Path) -> Iterator[Path]:
     new = Path(f"{path}.{os.urandom(8).hex()}.tmp")
     try:
         yield new
+        # After a power cut a file that was renamed before its content reached the disk is empty
+        # under its final name, and would pass for a finished one.
         sync(new)
         new.replace(path)
     finally:
@@ -247,15 +224,10 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def memory() -> int:
-    """Return the memory of this machine in bytes."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
 def cpu() -> str:
     """Name the model of this machine's CPU."""
+    # On Linux the platform module names only the architecture.
     info = Path("/proc/cpuinfo")
-    names = re.findall(
-        r"^model name\s*: (.*)$", info.read_text() if info.exists() else "", re.MULTILINE
-    )
-    return names[0] if names else platform.processor() or platform.machine()
+    text = info.read_text() if info.exists() else ""
+    model = re.search(r"^model name\s*: (.*)$", text, re.MULTILINE)
+    return model[1] if model else platform.processor() or platform.machine()

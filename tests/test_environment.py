@@ -145,7 +145,8 @@ def test_the_public_names_need_none_of_the_heavy_or_the_book_packages():
         "IPython",
         "nbformat",
     ]
-    code = f"import sys, fairlib.cli; from fairlib import *; print([name for name in {heavy} if name in sys.modules])"
+    code = "import sys, fairlib.cli; from fairlib import *; "
+    code += f"print([name for name in {heavy} if name in sys.modules])"
     assert (
         subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
         == "[]\n"
@@ -264,7 +265,8 @@ class TestLock:
         """A shell that holds the lock of the book for as long as its child lives, which inherits
         it."""
         (tmp_path / "_build").mkdir()
-        words = "exec 9> _build/.book.lock; python3 book/tools/lock.py 9 || exit; echo held; exec sleep 300"
+        words = "exec 9> _build/.book.lock; python3 book/tools/lock.py 9 || exit; "
+        words += "echo held; exec sleep 300"
         with subprocess.Popen(
             ["bash", "-c", words], cwd=tmp_path, stdout=subprocess.PIPE, text=True
         ) as process:
@@ -295,7 +297,7 @@ def test_the_meaning_of_a_format_is_the_same_in_every_python():
     plain, ended = (ast.parse('f"{x:{width}}"', mode="eval").body for _ in range(2))
     plain.values[0].format_spec.values = plain.values[0].format_spec.values[:1]
     ended.values[0].format_spec.values = [*plain.values[0].format_spec.values, ast.Constant("")]
-    assert environment._plain(plain) == environment._plain(ended)
+    assert environment.syntax_text(plain) == environment.syntax_text(ended)
 
 
 def test_a_stub_is_part_of_no_digest(library):
@@ -305,40 +307,22 @@ def test_a_stub_is_part_of_no_digest(library):
     assert environment.source_digest() == before
 
 
-def test_the_project_is_found_from_any_folder_below(tmp_path, monkeypatch):
-    (tmp_path / "book").mkdir()
-    (tmp_path / "book" / "claims.yml").touch()
-    below = tmp_path / "notebooks" / "pruning"
-    below.mkdir(parents=True)
-    monkeypatch.chdir(below)
-    monkeypatch.setattr(environment, "LIBRARY", tmp_path / "site-packages" / "fairlib")
-    assert environment.project() == tmp_path
-    (tmp_path / "book" / "claims.yml").unlink()
-    assert environment.project() == below
-
-
-def test_outside_the_project_it_is_where_the_library_lies_or_what_the_wheel_carries(
-    library, tmp_path, monkeypatch
-):
-    (tmp_path / "elsewhere").mkdir()
-    monkeypatch.chdir(tmp_path / "elsewhere")
-    carried, before = library / "records", environment.source_digest()
-    for root in (carried, library.parent):
-        (root / "book").mkdir(parents=True)
-        (root / "book" / "claims.yml").touch()
-        assert environment.project() == root
-    assert environment.source_digest() == before, "recorded tables are no part of the code"
+def test_recorded_tables_are_no_part_of_the_code(library):
+    before = environment.source_digest()
+    (library / "records").mkdir()
+    (library / "records" / "table.csv").write_text("seed\n0\n")
+    assert environment.source_digest() == before
 
 
 def test_the_wheel_carries_every_package_and_the_records():
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"][
         "setuptools"
     ]
-    found = {
-        path.parent.relative_to(ROOT).as_posix().replace("/", ".")
-        for path in ROOT.glob("fairlib/**/__init__.py")
-    }
-    assert set(settings["packages"]) == found | {"whopays.records"}
+    found = {"whopays.records"}
+    for place, name in ((ROOT, "fairlib"), (ROOT / "book", "whopays")):
+        for path in place.glob(f"{name}/**/__init__.py"):
+            found.add(path.parent.relative_to(place).as_posix().replace("/", "."))
+    assert set(settings["packages"]) == found
     carried = {
         path
         for pattern in settings["package-data"]["whopays.records"]
@@ -362,7 +346,7 @@ def test_the_clock_counts_what_is_computed_and_not_what_is_slept():
 def test_a_device_is_chosen_only_where_it_is_left_open_and_one_process_works_on_a_gpu(monkeypatch):
     for available, chosen in ((False, "cpu"), (True, "cuda")):
         monkeypatch.setattr("torch.cuda.is_available", lambda available=available: available)
-        assert [environment.resolve(device) for device in ("auto", "cpu", "cuda:1")] == [
+        assert [environment.resolve_device(device) for device in ("auto", "cpu", "cuda:1")] == [
             chosen,
             "cpu",
             "cuda:1",

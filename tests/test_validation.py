@@ -10,7 +10,7 @@ from fairlib._validation import (
     check_settings,
     check_type,
     lookup,
-    named,
+    name_and_settings,
 )
 
 
@@ -51,31 +51,36 @@ def test_several_values_are_neither_one_nor_a_text():
 
 
 def test_choices_are_a_name_or_a_name_and_settings():
-    assert named("model", "cnn") == ("cnn", {}) and named("model", ["cnn", {"width": 2}]) == (
+    assert name_and_settings("model", "cnn") == ("cnn", {}) and name_and_settings(
+        "model", ["cnn", {"width": 2}]
+    ) == (
         "cnn",
         {"width": 2},
     )
     for choice in (None, 3, ("cnn",), ("cnn", 3), ("cnn", {}, {}), (3, {})):
         with pytest.raises(TypeError, match=r"model must be a name or \(name, settings\), got"):
-            named("model", choice)
+            name_and_settings("model", choice)
 
 
 def test_settings_may_follow_the_name():
-    assert named("model", "resnet18:stem=imagenet:width=0.5") == (
+    assert name_and_settings("model", "resnet18:stem=imagenet:width=0.5") == (
         "resnet18",
         {"stem": "imagenet", "width": 0.5},
     )
-    assert named("method", "prune:bifp:val=null") == ("prune:bifp", {"val": None})
-    assert named("model", ("cnn:channels=[4, 8]", {"width": 2})) == (
+    assert name_and_settings("method", "prune:bifp:val=null") == ("prune:bifp", {"val": None})
+    assert name_and_settings("model", ("cnn:channels=[4, 8]", {"width": 2})) == (
         "cnn",
         {"channels": [4, 8], "width": 2},
     )
-    assert named("mitigation", "equal-loss:step=1e-3") == ("equal-loss", {"step": 0.001})
+    assert name_and_settings("mitigation", "equal-loss:step=1e-3") == (
+        "equal-loss",
+        {"step": 0.001},
+    )
     for choice in (("cnn:width=1", {"width": 2}), "cnn:width=1:width=2"):
         with pytest.raises(TypeError, match="width of model 'cnn' is given twice"):
-            named("model", choice)
+            name_and_settings("model", choice)
     with pytest.raises(ValueError, match=r"channels of model 'cnn' cannot be read: '\[4, 8'"):
-        named("model", "cnn:channels=[4, 8")
+        name_and_settings("model", "cnn:channels=[4, 8")
 
 
 def test_seeds_are_integers_of_64_bits():

@@ -15,9 +15,9 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from fairlib.environment import project
 from whopays import claims, plots
 from whopays.ledger.text import escape, folded, numbers
+from whopays.runs import project
 from whopays.verdict import DECIDED, Criterion
 
 SIZES = claims.EVIDENCE[1:]

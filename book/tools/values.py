@@ -13,10 +13,10 @@ from typing import Any
 
 import pandas as pd
 
-from fairlib.environment import project
 from fairlib.statistics import t_interval
 from whopays import claims, effects
 from whopays.prose import points, right, verdict
+from whopays.runs import project
 
 VALUES: dict[str, Callable[[], str]] = {}
 """By name the functions of this file that give a value."""

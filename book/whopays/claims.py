@@ -23,7 +23,6 @@ from typing import Any
 import pandas as pd
 import yaml
 
-from fairlib import environment
 from fairlib._validation import lookup
 from whopays.effects import (
     FLOOR,
@@ -34,6 +33,7 @@ from whopays.effects import (
     by_chance,
     cells,
 )
+from whopays.runs import project
 from whopays.seeds import benjamini_hochberg
 from whopays.verdict import DECIDED, MIN_SEEDS, Criterion, Verdict, judge
 
@@ -387,7 +387,7 @@ def verdicts(table: pd.DataFrame, notebook: str) -> pd.DataFrame:
     Returns:
         Table of :func:`on_table`.
     """
-    path = environment.project() / "book" / "claims.yml"
+    path = project() / "book" / "claims.yml"
     if not path.is_file():
         print(
             "The claims are one of the project's files, which are not here: run this page in its repository."

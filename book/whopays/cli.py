@@ -7,7 +7,6 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from fairlib import environment
 from fairlib._version import __version__
 from whopays import grids, plan, runs
 
@@ -143,7 +142,7 @@ def _ledger(arguments: argparse.Namespace) -> None:
         raise runs.ParameterError(
             "nothing to write: ask for PAGE, --csv PATH, --json PATH or --notebooks DIR"
         )
-    root = environment.project()
+    root = runs.project()
     path = root / "book" / "claims.yml"
     if not path.is_file():
         raise runs.RunError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -108,9 +109,14 @@ def _lack_of(name: str, place: str, image_size: Any, drawn: Any, seeds: Any, dev
         )
     except (OSError, ValueError, IndexError) as error:
         return f"data that are not there: {error}"
-    there = environment.memory() / 1e9
+    there = memory() / 1e9
     return (
         f"{needed:.1f} GB of memory for images; this machine has {there:.1f}"
         if needed > there
         else ""
     )
+
+
+def memory() -> int:
+    """Return the memory of this machine in bytes."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

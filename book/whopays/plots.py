@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 
 from fairlib import statistics
 from fairlib._validation import lookup
-from fairlib.auditing.figure import PALETTE, grid_of_columns, new_figure, plain
+from fairlib.auditing.figure import PALETTE, escape_dollars, grid_of_columns, new_figure
 from whopays import effects
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def intervals(
     if zero is not None:
         axis.axvline(zero, color="#555555", linewidth=0.8)
     grid_of_columns(axis)
-    axis.set_yticks(range(len(table)), [plain(name) for name in table])
+    axis.set_yticks(range(len(table)), [escape_dollars(name) for name in table])
     axis.set_ylim(len(table) - 0.5, -0.5)
 
 
@@ -230,7 +230,10 @@ def by_group(rows: pd.DataFrame, *, rank: str = "train_size") -> dict[str, pd.Da
     """
     means = rows.groupby("group")[list({rank, "train_size"})].mean()
     sizes = means.sort_values(rank, ascending=False, kind="stable")["train_size"].items()
-    return {f"{plain(name)} (n={size:,.0f})": rows[rows["group"] == name] for name, size in sizes}
+    return {
+        f"{escape_dollars(name)} (n={size:,.0f})": rows[rows["group"] == name]
+        for name, size in sizes
+    }
 
 
 def floor(axis: Axes, study: pd.DataFrame, **where: Any) -> None:
@@ -243,7 +246,7 @@ def floor(axis: Axes, study: pd.DataFrame, **where: Any) -> None:
         where: Values of columns that select the rows.
     """
     if names := effects.at_floor(study, where=where):
-        note = textwrap.fill(f"at the floor: {', '.join(map(plain, names))}", 26)
+        note = textwrap.fill(f"at the floor: {', '.join(map(escape_dollars, names))}", 26)
         axis.set_title("\n".join(filter(None, [axis.get_title(), note])))
 
 
@@ -375,7 +378,7 @@ def history(axis: Axes, table: pd.DataFrame, what: str, sizes: pd.Series) -> Non
     """
     names = sizes.sort_values().index[::-1]
     for end, place in _places(len(names)).items():
-        label = f"{plain(names[place])} (n={sizes[names[place]]:,.0f})"
+        label = f"{escape_dollars(names[place])} (n={sizes[names[place]]:,.0f})"
         axis.plot(
             table[f"{what}[{names[place]}]"], label=label, markersize=4, **_look(_BY_SIZE, end, 0)
         )
@@ -686,7 +689,7 @@ def _over_budgets(axis: Axes, table: pd.DataFrame, column: str, before: str) -> 
     for name, size in (
         table.groupby("group")["train_size"].mean().sort_values(ascending=False).items()
     ):
-        label = f"{plain(name)} ({size:,.0f})" + ", at the floor" * (name in floor)
+        label = f"{escape_dollars(name)} ({size:,.0f})" + ", at the floor" * (name in floor)
         looks[label] = (len(looks), MARKERS[len(looks)])
         if before and name in floor:
             missing.append(f"{label}: left out")

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fairlib import environment
 from fairlib.statistics import Interval, t_interval
 from whopays import claims, effects
+from whopays.runs import project
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -151,7 +151,7 @@ def verdict(claim: str, table: str, *, expect: str = "", reading: str = "printed
 @functools.cache
 def _verdicts(claim: str) -> dict[tuple[str, str], Said]:
     """What the ledger says of a claim, by reading and table."""
-    root = environment.project()
+    root = project()
     own = [known for known in _claims() if known.id == claim]
     if not own:
         raise ValueError(f"there is no claim {claim!r} in book/claims.yml")
@@ -165,4 +165,4 @@ def _verdicts(claim: str) -> dict[tuple[str, str], Said]:
 
 @functools.cache
 def _claims() -> list[claims.Claim]:
-    return claims.load(environment.project() / "book" / "claims.yml")
+    return claims.load(project() / "book" / "claims.yml")

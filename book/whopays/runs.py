@@ -113,9 +113,9 @@ def record(table: pd.DataFrame) -> pd.DataFrame:
         raise ValueError(
             f"index {list(table.index.names)} of table would be lost; record table.reset_index()"
         )
-    if environment.RUN not in os.environ:
+    if environment.RUN_VARIABLE not in os.environ:
         return table
-    path = Path(os.environ[environment.RUN], RECORDS)
+    path = Path(os.environ[environment.RUN_VARIABLE], RECORDS)
     before = [pd.read_parquet(path)] if path.exists() else []
     if before and list(before[0]) != columns:
         raise ValueError(
@@ -238,6 +238,21 @@ def _cells(notebook: str | Path) -> list[dict[str, Any]]:
     except (ValueError, KeyError, TypeError):
         raise ParameterError(f"{notebook} is not a Jupyter notebook") from None
     return [cell | {"source": "".join(cell["source"])} for cell in cells]
+
+
+def project() -> Path:
+    """Find the project's folder: above the working directory, else the folder of fairlib.
+
+    Where fairlib was installed from a wheel (in Colab) the project is the folder of what the wheel
+    carries of it, the claims and the recorded tables; without any of these it is the working
+    directory.
+    """
+    beside = environment.LIBRARY.parent
+    folders = [Path.cwd(), *Path.cwd().parents, beside, beside / "whopays" / "records"]
+    for folder in folders:
+        if (folder / "book" / "claims.yml").exists():
+            return folder
+    return folders[0]
 
 
 def project_root(path: str | Path) -> Path:
@@ -517,7 +532,7 @@ def _execute(notebook: Path, folder: Path, given: Mapping[str, Scalar], failed: 
     with tempfile.TemporaryDirectory() as profile:
         # The kernel of this environment, with nothing of the user's own IPython.
         kernel = {
-            environment.RUN: str(folder),
+            environment.RUN_VARIABLE: str(folder),
             "JUPYTER_PREFER_ENV_PATH": "1",
             "IPYTHONDIR": profile,
         }

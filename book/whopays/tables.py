@@ -15,10 +15,11 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
 
-from fairlib import environment, linearization, pruning
+from fairlib import linearization, pruning
 from fairlib.data import GroupedDataset, Splits
 from fairlib.statistics import t_interval
 from whopays import effects, plots
+from whopays.runs import project
 from whopays.seeds import sign_flip_test
 
 if TYPE_CHECKING:
@@ -138,7 +139,7 @@ def recorded(path: str) -> Recorded:
         since the files that
             a page depends on are found by these texts.
     """
-    root = environment.project()
+    root = project()
     if (root / path).is_file():
         return Recorded(
             root / path, pd.read_csv(root / path, dtype={"group": str, "upsampled_group": str})

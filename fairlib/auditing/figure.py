@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import pandas as pd
@@ -16,9 +16,8 @@ if TYPE_CHECKING:
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442", "#000000")
 
 
-def draw(table: pd.DataFrame) -> Figure:
-    """Draw accuracy before and after, and excessive loss, of every group in the table of a
-    :class:`fairlib.Report`."""
+def draw_groups(table: pd.DataFrame) -> Figure:
+    """Draw accuracy before and after, and excessive loss, of every group of a report's table."""
     figure, (left, right) = new_figure(2, width=9.0, height=1.6 + 0.35 * len(table))
     rows = np.arange(len(table))[::-1]
     for shift, when, color in ((0.13, "before", PALETTE[0]), (-0.13, "after", PALETTE[1])):
@@ -26,7 +25,7 @@ def draw(table: pd.DataFrame) -> Figure:
     _points(right, table, "excessive_loss", rows, PALETTE[3])
     right.axvline(0, color="#555555", linewidth=0.8)
     left.set_yticks(
-        rows, [f"{plain(group)} (n={row['size']:,.0f})" for group, row in table.iterrows()]
+        rows, [f"{escape_dollars(group)} (n={row['size']:,.0f})" for group, row in table.iterrows()]
     )
     right.set_yticks(rows, [""] * len(rows))
     left.set_xlabel("accuracy")
@@ -45,24 +44,28 @@ def new_figure(
     height: float = 3.4,
     sharey: bool | Literal["row"] = False,
 ) -> tuple[Figure, list[Axes]]:
-    """Make a figure with rows of axes, in the style of the book: white also in dark mode, no frame,
-    a light grid.
+    """Make a figure with rows of axes, in the style of the book.
+
+    It is white also in dark mode, without a frame, with a light grid.
 
     Args:
         columns: Number of axes in a row.
-        rows: Number of rows; the axes are given back row by row.
+        rows: Number of rows; the axes are returned row by row.
         width, height: Size of the figure in inches.
-        sharey: Whether the axes share their vertical scale; ``"row"`` for those of a row only.
+        sharey: Share the vertical scale; ``"row"`` for those of a row only.
     """
     import matplotlib.pyplot as plt
 
     _as_vectors()
-    look: dict[str, Any] = {
-        "figsize": (width, height),
-        "facecolor": "white",
-        "layout": "constrained",
-    }
-    figure, axes = plt.subplots(rows, columns, sharey=sharey, squeeze=False, **look)
+    figure, axes = plt.subplots(
+        rows,
+        columns,
+        sharey=sharey,
+        squeeze=False,
+        figsize=(width, height),
+        facecolor="white",
+        layout="constrained",
+    )
     for axis in axes.flat:
         axis.spines[["top", "right"]].set_visible(False)
         axis.grid(axis="y", color="#dddddd", linewidth=0.8)
@@ -73,12 +76,14 @@ def new_figure(
 
 @functools.cache
 def _as_vectors() -> None:
-    """In a notebook show figures as SVG beside PNG, with their texts as texts: a page gives these
-    its own font."""
+    """Show figures as SVG beside PNG in a notebook.
+
+    Their texts stay texts, which the page shows in its font and a reader can search.
+    """
     import matplotlib
 
     if "inline" not in matplotlib.get_backend():
-        return  # There may be no IPython.
+        return  # Outside of a notebook there may be no IPython to import.
     from IPython import get_ipython
 
     if get_ipython() is not None:
@@ -96,15 +101,12 @@ def _points(
     color: str,
     label: str | None = None,
 ) -> None:
-    error = np.stack([table[name] - table[f"{name}_low"], table[f"{name}_high"] - table[name]])
-    look: dict[str, Any] = {
-        "fmt": "o",
-        "color": color,
-        "label": label,
-        "markersize": 5,
-        "capsize": 2,
-    }
-    axis.errorbar(table[name], rows, xerr=np.maximum(error, 0), **look)
+    value = table[name]
+    # Rounding can put a bound a little on the wrong side of the estimate, which matplotlib refuses.
+    error = np.maximum([value - table[f"{name}_low"], table[f"{name}_high"] - value], 0)
+    axis.errorbar(
+        value, rows, xerr=error, fmt="o", color=color, label=label, markersize=5, capsize=2
+    )
 
 
 def grid_of_columns(axis: Axes) -> None:
@@ -113,6 +115,6 @@ def grid_of_columns(axis: Axes) -> None:
     axis.grid(axis="x", color="#dddddd", linewidth=0.8)
 
 
-def plain(name: object) -> str:
+def escape_dollars(name: object) -> str:
     """Escape dollar signs, which would switch matplotlib to mathematics."""
     return str(name).replace("$", r"\$")

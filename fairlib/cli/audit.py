@@ -1,4 +1,4 @@
-"""The command ``fairlib audit``: its arguments, its conditions and what it prints."""
+"""The command ``fairlib audit``: its arguments, its conditions and its output."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ import operator
 import re
 import sys
 import warnings
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fairlib.auditing import Report
 
-_WRITTEN = ("to_html", "to_json", "to_markdown", "to_model_card")
-_OF_IMAGES = ("table", "file", "size", "normalize", "model", "factory")
+_PAGES = ("to_html", "to_json", "to_markdown", "to_model_card")
+_OF_PICTURES = ("table", "file", "size", "normalize")
+_OF_MODELS = ("model", "factory")
 _COMPARED = {
     ">": operator.gt,
     ">=": operator.ge,
@@ -27,7 +29,7 @@ _COMPARED = {
 _GAPS = {"gap": "estimate", "p": "p_value", "unfair": "low"}
 _MEASURES = {"drop": "drop", "accuracy": "accuracy_after", "loss": "excessive_loss"}
 _CONDITION = re.compile(
-    r"(overall-drop|overall-accuracy|worst-drop|worst-accuracy|(?:gap|p)\((?:drop|accuracy|loss)\)) *([<>]=?)"
+    r"((?:overall|worst)-(?:drop|accuracy)|(?:gap|p)\((?:drop|accuracy|loss)\)) *([<>]=?)"
     r" *(-?[\d.]+(?:e-?\d+)?)|(unfair\((?:drop|accuracy)\)) +(at) +([\d.]+(?:e-?\d+)?)"
 )
 
@@ -40,13 +42,14 @@ class AuditError(Exception):
         self.status = status
 
 
-def add(commands: Any) -> None:
+def add_audit(commands: Any) -> None:
     """Add the command to the parser of all commands."""
     audit = commands.add_parser(
         "audit",
         help="say what compression did to each group, from predictions or models",
-        usage="fairlib audit PREDICTIONS|--images DIR --target COLUMN --group COLUMN --before WHAT --after WHAT ...",
-        description=inspect.cleandoc(run.__doc__ or ""),
+        usage="fairlib audit PREDICTIONS|--images DIR --target COLUMN --group COLUMN --before WHAT "
+        "--after WHAT ...",
+        description=inspect.cleandoc(run_audit.__doc__ or ""),
         epilog=inspect.cleandoc(_condition.__doc__ or ""),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         argument_default=argparse.SUPPRESS,  # The defaults are those of the functions.
@@ -68,14 +71,17 @@ def add(commands: Any) -> None:
         required=True,
         help="attributes; several are crossed",
     )
-    said = "labels; scores of the positive one of two classes; or COLUMN,COLUMN,...: scores of the classes"
+    scores = (
+        "labels; scores of the positive one of two classes; or COLUMN,COLUMN,...: scores of the "
+        "classes"
+    )
     add(
         "--before",
         metavar="WHAT",
         required=True,
-        help=f"column of {said}. With --images .onnx or .safetensors",
+        help=f"column of {scores}. With --images .onnx or .safetensors",
     )
-    add("--after", metavar="WHAT", required=True, help="likewise, of the compressed model")
+    add("--after", metavar="WHAT", required=True, help="the same of the compressed model")
     order = audit.add_mutually_exclusive_group()
     order.add_argument(
         "--classes", metavar="NAME,...", type=_names, help="order of the scores; by default sorted"
@@ -86,7 +92,7 @@ def add(commands: Any) -> None:
     add(
         "--scores",
         choices=("logits", "probabilities", "labels"),
-        help="what they are; by default told by values",
+        help="kind of the scores; by default told by values",
     )
     add(
         "--table",
@@ -106,7 +112,7 @@ def add(commands: Any) -> None:
     add(
         "--model",
         metavar="NAME",
-        help="model of fairlib.build, which the weights in .safetensors belong to",
+        help="model of fairlib.build that weights in .safetensors belong to",
     )
     add(
         "--factory",
@@ -134,7 +140,7 @@ def add(commands: Any) -> None:
         action="append",
         help="exit with 3 if it holds; see below",
     )
-    for kind in _WRITTEN:
+    for kind in _PAGES:
         add(
             f"--{kind[3:].replace('_', '-')}",
             dest=kind,
@@ -152,102 +158,117 @@ def _normalization(text: str) -> Any:
 
 
 def _condition(text: str) -> tuple[str, str, float]:
-    """Conditions of --fail-if, about groups of 10 samples or more (NUMBER is a share; of losses,
-    nats):
+    """Conditions of --fail-if, about groups of 10 samples or more.
 
-      QUANTITY > NUMBER    or >=, <, <=; QUANTITY is one of overall-drop       accuracy before minus
-        accuracy after, of all samples overall-accuracy   accuracy after, of all samples worst-drop
-        drop of the group that lost most worst-accuracy     accuracy after of the group that has
-        least gap(drop)          largest difference of drops; also gap(accuracy), after, and
-        gap(loss), excessive p(drop)            p-value of that difference; also p(accuracy),
-        p(loss)
+    NUMBER is a share, of losses it is in nats:
+
+      QUANTITY > NUMBER    or >=, <, <=; QUANTITY is one of
+        overall-drop       accuracy before minus accuracy after, of all samples
+        overall-accuracy   accuracy after, of all samples
+        worst-drop         drop of the group that lost most
+        worst-accuracy     accuracy after of the group that has least
+        gap(drop)          largest difference of drops; also gap(accuracy), after, and gap(loss),
+                           excessive
+        p(drop)            p-value of that difference; also p(accuracy), p(loss)
       unfair(drop) at NUMBER
-                           its interval lies above NUMBER; also unfair(accuracy), after
+                           its interval is above NUMBER; also unfair(accuracy), after
 
     Exit status: 0; 2 if an argument or a file is not valid, or a condition cannot be decided; 3 if
-    a condition holds."""
+    a condition holds.
+    """
     found = _CONDITION.fullmatch(text.strip())
     if not found:
         raise argparse.ArgumentTypeError(
-            f"unknown condition {text!r}; fairlib audit --help lists those there are"
+            f"unknown condition {text!r}; fairlib audit --help lists them"
         )
     quantity, sign, number = (part for part in found.groups() if part)
     return quantity, sign, float(number)
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Say what compression did to each group: from what two models said, columns of a table,
+def run_audit(arguments: argparse.Namespace) -> int:
+    """Say what compression did to each group: from predictions of two models, columns of a table,
 
       fairlib audit predictions.csv --target smiling --group gender --before dense --after int8
-      --html report.html
+          --html report.html
 
     or from two models, which are asked about a folder of pictures:
 
-      fairlib audit --images photos --table people.csv --target smiling --group gender,age --size
-                    224 --normalize imagenet --before dense.onnx --after int8.onnx --fail-if
-                    "worst-drop > 0.05"
+      fairlib audit --images photos --table people.csv --target smiling --group gender,age
+          --size 224 --normalize imagenet --before dense.onnx --after int8.onnx
+          --fail-if "worst-drop > 0.05"
     """
     given = dict(vars(arguments))
     conditions = given.pop("fail_if", [])
-    paths = {kind: given.pop(kind) for kind in _WRITTEN if kind in given}
+    paths = {kind: given.pop(kind) for kind in _PAGES if kind in given}
+    # Warnings would be printed with a line of the library, several lines each; here they are one
+    # line, after the report, and not at all if the report has them as notes.
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("ignore")
         warnings.simplefilter("always", UserWarning)
         try:
-            report = _audited(given, paths)
+            _check_folders(paths.values())
+            report = _audited(given)
             written = [getattr(report, kind)(path) for kind, path in paths.items()]
             print(_summary(report), *written, sep="\n")
         except (ValueError, TypeError, OSError, FloatingPointError, ImportError) as error:
             raise AuditError(_line(error), 2) from error
         except Exception as error:
             raise AuditError(_line(f"{type(error).__name__}: {error}"), 1) from error
-    said = dict.fromkeys(_line(warning.message) for warning in caught)
-    outcomes = [_outcome(report, *condition) for condition in conditions]
-    for message in [
-        *(text for text in said if text not in report.notes),
-        *(text for _, text in outcomes if text),
-    ]:
+    messages = list(dict.fromkeys(_line(warning.message) for warning in caught))
+    messages = [text for text in messages if text not in report.notes]
+    status = 0
+    for condition in conditions:
+        outcome, message = _outcome(report, *condition)
+        status = max(status, outcome)
+        messages.extend([message] if message else [])
+    for message in messages:
         print(f"fairlib: {message}", file=sys.stderr)
-    return max((status for status, _ in outcomes), default=0)
+    return status
 
 
-def _audited(given: dict[str, Any], paths: dict[str, str]) -> Report:
-    """Audit what is asked for, if the result can be written."""
+def _check_folders(paths: Iterable[str]) -> None:
+    """Refuse pages that cannot be written before minutes are spent on the audit."""
+    for path in paths:
+        folder = Path(path).parent
+        if not folder.is_dir():
+            raise FileNotFoundError(f"cannot write {path!r}: there is no folder {str(folder)!r}")
+
+
+def _audited(given: dict[str, Any]) -> Report:
+    """Audit predictions, or models on pictures."""
     from fairlib.auditing import files
 
-    for path in paths.values():
-        if not Path(path).absolute().parent.is_dir():
-            raise FileNotFoundError(
-                f"cannot write {path!r}: there is no folder {str(Path(path).parent)!r}"
-            )
-    if "images" in given:
-        if "factory" in given:
-            print(f"fairlib: runs the code of {given['factory']}", file=sys.stderr)
-        return files.audit_models(**given)
-    for name in _OF_IMAGES:
-        if name in given:
-            raise ValueError(f"--{name} belongs to --images: predictions are audited as they are")
-    return files.audit_table(**given | {role: _names(given[role]) for role in ("before", "after")})
+    if "images" not in given:
+        for name in (*_OF_PICTURES, *_OF_MODELS):
+            if name in given:
+                raise ValueError(
+                    f"--{name} belongs to --images: predictions are audited as they are"
+                )
+        columns = {role: _names(given[role]) for role in ("before", "after")}
+        return files.audit_table(**given | columns)
+    # Importing the module of a factory runs its code: whoever audits somebody else's model should
+    # see that it does.
+    if "factory" in given:
+        print(f"fairlib: runs the code of {given['factory']}", file=sys.stderr)
+    own = ("images", "target", "group", "classes", "positive", *_OF_PICTURES)
+    pictures = files.Pictures(**{name: given.pop(name) for name in own if name in given})
+    return files.audit_models(pictures=pictures, **given)
 
 
 def _line(message: object) -> str:
-    """A message as one line of a bearable length."""
-    text = " ".join(str(message).split())
-    return text if len(text) <= 600 else f"{text[:600]} ..."
+    """Write a message as one line."""
+    return " ".join(str(message).split())
 
 
 def _summary(report: Report) -> str:
-    """The sentences, accuracies by group and the notes, as plain text."""
+    """Write the sentences, accuracies by group and the notes as plain text."""
     columns = ["size", "accuracy_before", "accuracy_after", "drop", "drop_low", "drop_high"]
-    table = report.table[columns].set_axis(
-        ["size", "before", "after", "drop", "low", "high"], axis=1
-    )
-    sentences = [
-        report.sentence,
-        *(f"{name}: {part.sentence}" for name, part in report.attributes.items()),
-    ]
-    text = table.rename_axis(None).to_string(float_format="{:.3f}".format, na_rep="-")
-    return "\n".join([*sentences, "", text, "", *(f"- {note}" for note in report.notes)])
+    headings = ["size", "before", "after", "drop", "low", "high"]
+    table = report.table[columns].set_axis(headings, axis=1).rename_axis(None)
+    alone = [f"{name}: {part.sentence}" for name, part in report.attributes.items()]
+    text = table.to_string(float_format="{:.3f}".format, na_rep="-")
+    notes = [f"- {note}" for note in report.notes]
+    return "\n".join([report.sentence, *alone, "", text, "", *notes])
 
 
 def _outcome(report: Report, quantity: str, sign: str, number: float) -> tuple[int, str]:
@@ -256,20 +277,15 @@ def _outcome(report: Report, quantity: str, sign: str, number: float) -> tuple[i
     column = _MEASURES[measure]
     if kind in _GAPS:
         value = report.violations.loc[column, _GAPS[kind]]
+    elif kind == "overall":
+        value = report.table.loc["all", column]
     else:
-        values = report.table[column]
-        groups = values.drop(["all", *report.too_small])
-        value = (
-            values["all"]
-            if kind == "overall"
-            else groups.max()
-            if measure == "drop"
-            else groups.min()
-        )
+        # A group of five people often has the worst drop by chance: as in the report, small groups
+        # are not judged.
+        groups = report.table[column].drop(["all", *report.too_small])
+        value = groups.max() if measure == "drop" else groups.min()
     text = f"--fail-if '{quantity} {sign} {number:g}'"
     if math.isnan(value):
-        return (
-            2,
-            f"{text} cannot be decided: too few groups of 10 samples or more, or no losses are known",
-        )
+        why = "too few groups of 10 samples or more, or no losses are known"
+        return 2, f"{text} cannot be decided: {why}"
     return (3, f"{text} holds: {value:.4g}") if _COMPARED[sign](value, number) else (0, "")

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
 
-from fairlib._tables import cross
+from fairlib._tables import cross_attributes
 from fairlib._validation import check_many, lookup
 
 Images = Callable[[np.ndarray], np.ndarray]
@@ -117,7 +117,7 @@ def select_attributes(
                 f"got {', '.join(values) or 'none'}"
             )
         columns.append((column.cat.codes.to_numpy(np.int64), values))
-    return cross(columns)
+    return cross_attributes(columns)
 
 
 def in_order(

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fairlib._tables import read_table
+from fairlib._tables import read_text_table
 from fairlib._validation import lookup
 from fairlib.data.collection import Collection, Request
 from fairlib.data.images import decoder
@@ -72,7 +72,7 @@ def folder(
     """
     root = Path(request.root)
     source = root / table
-    columns = dict(read_table(source).items())
+    columns = dict(read_text_table(source).items())
     named = {"file": file, "split": split, "person": person}
     used = {
         role: lookup(f"column (setting {role!r})", name, columns)

@@ -14,7 +14,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from fairlib._validation import check_number, check_seed, check_settings, check_type, lookup, named
+from fairlib._validation import (
+    check_number,
+    check_seed,
+    check_settings,
+    check_type,
+    lookup,
+    name_and_settings,
+)
 from fairlib.data import GroupedDataset, Splits
 from fairlib.models.cnn import CNN
 from fairlib.models.mlp import MLP
@@ -108,7 +115,7 @@ def build(
         >>> all(torch.equal(a, b) for a, b in zip(like.parameters(), again.parameters()))
         True
     """
-    name, settings = named("model", (name, settings))
+    name, settings = name_and_settings("model", (name, settings))
     constructor = lookup("model", name, MODELS)
     check_settings(f"model {name!r}", constructor, settings)
     given = {"num_classes": num_classes, "in_channels": in_channels, "image_size": image_size}

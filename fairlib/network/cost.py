@@ -16,7 +16,7 @@ from fairlib.data import GroupedDataset
 from fairlib.network import gates, masks, quantizers
 from fairlib.network.channels import example_inputs
 from fairlib.network.evaluation import evaluation_mode
-from fairlib.network.export import Int8, session, to_onnx
+from fairlib.network.export import Int8, run_onnx, to_onnx
 from fairlib.randomness import seeded
 
 _TRAINING_ONLY = (quantizers.BITS, quantizers.RESIDUAL)
@@ -217,7 +217,7 @@ def _seconds(
     for column, (name, model) in enumerate(models.items()):
         inputs = example_inputs(model, data, count=batch_size).cpu()
         try:
-            runs[column] = partial(session(to_onnx(model, data)), inputs)
+            runs[column] = partial(run_onnx(to_onnx(model, data)), inputs)
         except (ValueError, ImportError) as error:
             reasons[f"latency of {name!r}"] = str(error)
             warnings.warn(f"the latency of {name!r} is NaN: {error}", stacklevel=3)

@@ -59,7 +59,7 @@ class Int8(nn.Module):
         if self.training and torch.is_grad_enabled():
             raise ValueError("int8 is not trainable: use quantize(model, 'weights', bits=8)")
         if self._run is None:
-            self._run = session(self.content)
+            self._run = run_onnx(self.content)
         return self._run(inputs.float()).to(inputs.device)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -125,7 +125,7 @@ def to_onnx(model: nn.Module, data: GroupedDataset | Tensor) -> bytes:
             f"{type(model).__name__} cannot be exported to ONNX: {_reason(error)}"
         ) from error
     content = program.model_proto.SerializeToString()
-    run = session(content)
+    run = run_onnx(content)
     # One sample and three: the export was traced with two, and what depends on their number, such
     # as a reshape with a constant, is right for that number alone.
     for count in (1, 3):
@@ -139,7 +139,7 @@ def to_onnx(model: nn.Module, data: GroupedDataset | Tensor) -> bytes:
     return content
 
 
-def session(content: bytes) -> Callable[[Tensor], Tensor]:
+def run_onnx(content: bytes) -> Callable[[Tensor], Tensor]:
     """Open an ONNX model with one input ``inputs``, on the CPU and on one thread.
 
     Returns:
@@ -148,11 +148,7 @@ def session(content: bytes) -> Callable[[Tensor], Tensor]:
     Raises:
         ImportError: If onnxruntime is missing.
     """
-    onnxruntime = _package("onnxruntime")
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
-    options.log_severity_level = 4  # "fatal": everything below is raised as an exception anyway.
-    opened = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+    opened = open_session(content, threads=1)
 
     def run(inputs: Tensor) -> Tensor:
         return torch.from_numpy(
@@ -160,6 +156,25 @@ def session(content: bytes) -> Callable[[Tensor], Tensor]:
         )
 
     return run
+
+
+def open_session(model: bytes | Path, *, threads: int = 0, extra: str = "compact") -> Any:
+    """Open an ONNX model in onnxruntime, on the CPU.
+
+    Args:
+        model: Bytes of the model, or path of its file, which may have its weights beside it.
+        threads: Number of threads; 0 for one a core.
+        extra: Extra of the installation that the error names if onnxruntime is missing.
+
+    Raises:
+        ImportError: If onnxruntime is missing.
+        Exception: If onnxruntime cannot run the model; its errors have no class in common.
+    """
+    onnxruntime = _package("onnxruntime", extra)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = threads
+    options.log_severity_level = 4  # "Fatal": everything below is raised as an exception anyway.
+    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
 def agree(found: Tensor, expected: Tensor) -> bool:
@@ -184,12 +199,12 @@ def quiet() -> Iterator[None]:
         root.handlers[:] = handlers
 
 
-def _package(name: str) -> ModuleType:
+def _package(name: str, extra: str = "compact") -> ModuleType:
     try:
         with quiet():
             return import_module(name)
     except ImportError as error:
-        raise ImportError(f"this needs {name}: pip install 'who-pays[compact]'") from error
+        raise ImportError(f"this needs {name}: pip install 'who-pays[{extra}]'") from error
 
 
 def _reason(error: BaseException) -> str:

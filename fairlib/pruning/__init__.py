@@ -14,7 +14,7 @@ from types import NoneType
 
 from torch import Tensor, nn
 
-from fairlib._validation import check_number, check_type, lookup, named
+from fairlib._validation import check_number, check_type, lookup, name_and_settings
 from fairlib.data import GroupedDataset
 from fairlib.network import masks, quantizers
 from fairlib.pruning.bifp import bifp, bip, epochs_within
@@ -126,7 +126,7 @@ def prune(
     offered = {"data": data, "train": {"seed": seed, **(train or {})}, "val": val, "seed": seed}
     pruner = PRUNERS[method]
     once = partial(pruner.function, **pruner.arguments(f"method {method!r}", offered, settings))
-    name, options = named("schedule", schedule)
+    name, options = name_and_settings("schedule", schedule)
     plan = SPARSITY_SCHEDULES[name]
     arguments = plan.arguments(f"schedule {name!r}", offered, options)
     return plan.function(
@@ -151,7 +151,7 @@ def check_pruner(
     """
     pruner = lookup("pruning method", method, PRUNERS)
     pruner.check(f"pruning method {method!r}", settings, level="sparsity")
-    name, options = named("schedule", schedule)
+    name, options = name_and_settings("schedule", schedule)
     lookup("schedule", name, SPARSITY_SCHEDULES).check(f"schedule {name!r}", options)
     if name != "one-shot" and pruner.trains:
         raise ValueError(
@@ -167,7 +167,7 @@ def check_pruner(
 
 def trains(method: str, settings: Settings) -> bool:
     """Tell whether :func:`prune` trains with a method and settings, which may hold a schedule."""
-    name, _ = named("schedule", settings.get("schedule", "one-shot"))
+    name, _ = name_and_settings("schedule", settings.get("schedule", "one-shot"))
     return PRUNERS[method].trains or SPARSITY_SCHEDULES[name].trains
 
 

@@ -128,7 +128,7 @@ def bifp(
     if val is None:
         data, val = data.hold_out(held_out, seed)
     _check_levels(data, val, fairness)
-    device = environment.resolve(settings["device"])
+    device = environment.resolve_device(settings["device"])
     units = make(copy.deepcopy(model).to(device), data)
     # A sparsity that is out of reach is refused before anything is trained.
     units.final(units.start(), sparsity)

@@ -10,7 +10,7 @@ import pandas as pd
 from torch import nn
 
 from fairlib import environment
-from fairlib._validation import check_many, check_settings, check_type, lookup, named
+from fairlib._validation import check_many, check_settings, check_type, lookup, name_and_settings
 from fairlib.data import Splits
 from fairlib.diagnostics import DIAGNOSTICS
 from fairlib.studies.arms import (
@@ -219,7 +219,7 @@ def _check(
         )
     for kind, choice in (("data", data), ("model", model)):
         if not (callable(choice) or isinstance(choice, Splits)):
-            named(kind, choice)
+            name_and_settings(kind, choice)
     check_training("train=", train, given=OWN)
     check_arguments({"device": device})
     lookup("source of held_out data", held_out, dict.fromkeys(HELD_OUT))
@@ -227,7 +227,9 @@ def _check(
 
 def _checked_diagnostics(diagnostics: Iterable[Named]) -> Mapping[str, Settings]:
     """Return the settings of diagnostics by name."""
-    found = dict(named("diagnostic", each) for each in check_many("diagnostics", diagnostics))
+    found = dict(
+        name_and_settings("diagnostic", each) for each in check_many("diagnostics", diagnostics)
+    )
     for name, settings in found.items():
         lookup("diagnostic", name, dict.fromkeys(MEASURED))
         function = DIAGNOSTICS[name].function if name in DIAGNOSTICS else parameter_distance

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from fairlib._validation import check_many, check_number, lookup, named
+from fairlib._validation import check_many, check_number, lookup, name_and_settings
 from fairlib.compression import DISTILLATION, FACTORIZATION, QUANTIZATION
 from fairlib.data import GroupedDataset
 from fairlib.linearization import LINEARIZATION
@@ -124,13 +124,17 @@ class Arm:
         """Mitigation of the arm, by its name and settings."""
         if self.mitigation is None:
             return None
-        name, settings = named("mitigation", self.mitigation)
+        name, settings = name_and_settings("mitigation", self.mitigation)
         return lookup("mitigation", name, MITIGATIONS)(**settings)
 
     @property
     def mitigation_name(self) -> str:
         """Name of the mitigation in the table."""
-        return "none" if self.mitigation is None else named("mitigation", self.mitigation)[0]
+        return (
+            "none"
+            if self.mitigation is None
+            else name_and_settings("mitigation", self.mitigation)[0]
+        )
 
     @property
     def full_name(self) -> str:
@@ -298,7 +302,7 @@ def _step(choice: Named | Function) -> Step:
                 f"method must be {wanted}, but {choice.__name__} is not: {error}"
             ) from error
         return Step(choice.__name__, _own(choice), choice.__name__, {})
-    full_name, settings = named("method", choice)
+    full_name, settings = name_and_settings("method", choice)
     kind, _, name = full_name.partition(":")
     if own := {"finetune", "constraint"} & set(settings):
         raise TypeError(

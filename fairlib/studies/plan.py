@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 from torch import nn
 
-from fairlib._validation import check_automatic, check_type, lookup, named
+from fairlib._validation import check_automatic, check_type, lookup, name_and_settings
 from fairlib.data import GroupedDataset, Splits, load
 from fairlib.models import build
 from fairlib.studies.arms import Function, Named
@@ -108,7 +108,7 @@ class StudyPlan:
                 found = check_type("what the function data gives", given, Splits, "Splits")
             else:
                 # A seed among the settings goes before that of the run: it fixes the data.
-                name, settings = named("data", self.data)
+                name, settings = name_and_settings("data", self.data)
                 found = load(name, **{"seed": data_seed, **settings})
         if not self.tuning(found):
             raise ValueError(
@@ -128,7 +128,7 @@ class StudyPlan:
             return check_type(
                 "what the function model gives", found, nn.Module, "a torch.nn.Module"
             )
-        name, settings = named("model", self.model)
+        name, settings = name_and_settings("model", self.model)
         return build(name, like=splits, seed=seed, **settings)
 
     @property
@@ -136,7 +136,11 @@ class StudyPlan:
         """Name of the network in the table."""
         if isinstance(self.model, str):
             return self.model
-        return self.model.__name__ if callable(self.model) else named("model", self.model)[0]
+        return (
+            self.model.__name__
+            if callable(self.model)
+            else name_and_settings("model", self.model)[0]
+        )
 
     def training(
         self,

@@ -55,7 +55,7 @@ def _stacks(plan: StudyPlan, seed: int) -> bool:
     if plan.run.at_once != "auto":
         return bool(plan.run.at_once)
     # Asked first, since loading the data to find out can take minutes.
-    if not (environment.automatic() and environment.resolve(plan.device).startswith("cpu")):
+    if not (environment.automatic() and environment.resolve_device(plan.device).startswith("cpu")):
         return False
     splits = plan.splits(seed)
     return pays(plan.training(plan.start(splits, seed), splits.train, seed, plan.train, None))

@@ -59,7 +59,7 @@ def entry_path(folder: Path | None, training: Training) -> Path | None:
     """
     if folder is None or not _is_known_code(training):
         return None
-    device = environment.resolve(training.arguments.device)
+    device = environment.resolve_device(training.arguments.device)
     machine = environment.describe(device)
     model = training.model
     parts = {
@@ -106,7 +106,7 @@ def read_entry(path: Path, training: Training) -> nn.Module | None:
     # After the weights, whose loading makes a module forget how it was trained.
     inherit(trained, training.model, history=history, snapshots=snapshots, timing={})
     add_gradients(trained, sum(row["gradients"] for row in history))
-    return trained.to(environment.resolve(training.arguments.device)).eval()
+    return trained.to(environment.resolve_device(training.arguments.device)).eval()
 
 
 def write_entry(path: Path, trained: nn.Module) -> None:

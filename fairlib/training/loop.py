@@ -324,7 +324,7 @@ def _check_constraint(name: str, constraint: Any) -> None:
 def _check_device(name: str, device: Any) -> None:
     # Only an allocation tells whether a device is there: torch accepts the name of any.
     try:
-        torch.empty(0, device=environment.resolve(device))
+        torch.empty(0, device=environment.resolve_device(device))
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise ValueError(
             f"{name} must be 'auto' or a device of this machine, got {device!r}: {error}"
@@ -370,7 +370,7 @@ def train(
         check_arguments({"model": training.model, "data": training.data, **vars(how)})
         if not any(p.requires_grad or not how.epochs for p in training.model.parameters()):
             raise ValueError(f"model has no parameter to train: {shown(training.model)}")
-    device = environment.resolve(how.device)
+    device = environment.resolve_device(how.device)
     if PRECISIONS[how.precision] and device.startswith("cpu") and _bfloat16_time() > 1.5:
         times = f"{_bfloat16_time():.1f} times as long as float32 on this CPU"
         warnings.warn(f"bfloat16 takes {times}", stacklevel=4)

@@ -222,7 +222,7 @@ def pays(training: Training) -> bool:
     weights = [parameter.numel() for parameter in training.model.parameters() if parameter.ndim > 1]
     return (
         environment.automatic()
-        and environment.resolve(training.arguments.device).startswith("cpu")
+        and environment.resolve_device(training.arguments.device).startswith("cpu")
         and math.prod(training.data.inputs.shape[2:]) < 16**2
         and sum(weights) <= 20_000 * len(weights)
         and why_alone(training) is None

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 import fairlib
-from fairlib.auditing.models import predictions
+from fairlib.auditing.adapters import Query, read_model
+from fairlib.auditing.adapters.truth import truth_of_dataset
 
 QUICK = {"resamples": 20, "diagnostics": ()}
 pytestmark = pytest.mark.filterwarnings(
@@ -48,8 +49,8 @@ def test_diagnostics_are_of_logits(pair, images):
     report = fairlib.audit(soft, pair[1], images, resamples=20)
     assert report.table["gradient_norm"].isna().all()
     assert (
-        "gradient: could not be computed for the model before compression (its scores are probabilities)"
-        in (report.notes)
+        "gradient: could not be computed for the model before compression (its scores are "
+        "probabilities)" in report.notes
     )
 
 
@@ -156,8 +157,8 @@ def test_what_compression_made_of_the_model_is_told(pair, images):
         "model": "Sequential", "parameters": 195,
     }  # fmt: skip
     assert about["sparsity"]["after"] == 0
-    bare = fairlib.audit(nn.Flatten(), nn.Flatten(), images.__class__(images.inputs[:, :, :1, :3], images.targets,
-                         images.groups), **QUICK).provenance  # fmt: skip
+    three = fairlib.GroupedDataset(images.inputs[:, :, :1, :3], images.targets, images.groups)
+    bare = fairlib.audit(nn.Flatten(), nn.Flatten(), three, **QUICK).provenance
     assert (
         bare["sparsity"]["before"]
         == "unknown: Flatten has no prunable weight: no convolution and no linear layer"
@@ -181,4 +182,4 @@ def test_a_module_whose_scores_look_like_independent_probabilities_gets_a_note(i
 )
 def test_what_is_no_model_is_refused_with_what_is_one(model, message, images):
     with pytest.raises(TypeError, match=message):
-        predictions(model, images, "before")
+        read_model(model, Query("before", truth_of_dataset(images), images))

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 import fairlib
-from fairlib.auditing.files import audit_models, audit_table
+from fairlib.auditing.files import Pictures, audit_models, audit_table
 
 ASKED = {"target": "smiling", "group": ["gender"]}
 PAIR = [["dense"], ["int8"]]
@@ -97,7 +97,7 @@ def test_a_column_of_scores_for_each_class(table, path):
     pd.testing.assert_frame_equal(report.table, expected(table).table)
     with pytest.raises(
         ValueError,
-        match=r"--after must name a column of scores for each class, no, yes .*; got d, e, f",
+        match=r"after must have scores of 2 classes \(no, yes\), got shape \(200, 3\): .*--classes",
     ):
         audit_table(path, ["b", "c"], ["d", "e", "f"], **ASKED)
     with pytest.raises(
@@ -133,7 +133,7 @@ def test_scores_that_are_whole_numbers(table, path):
     whole = table.assign(dense=(table["dense"] > 0.5) * 2 - 1, int8=(table["int8"] > 0.5) * 2 - 1)
     with pytest.raises(
         ValueError,
-        match=r"'-?1' in row 1 of column 'dense' is none of the classes no, yes.*--scores",
+        match=r"row 1 of column 'dense': unknown class '-?1'; known: no, yes.*--scores",
     ):
         audit_table(saved(whole, path), *PAIR, **ASKED)
     report = audit_table(path, *PAIR, **ASKED, scores="logits")
@@ -172,7 +172,7 @@ def test_predictions_that_are_neither_class_nor_number(table, path):
     labels.loc[7, "int8"] = "none"
     with pytest.raises(
         ValueError,
-        match=r"'none' in row 8 of column 'int8' is none of the classes no, yes: .*--classes",
+        match=r"row 8 of column 'int8': unknown class 'none'; known: no, yes.*--classes",
     ):
         audit_table(saved(labels, path), *PAIR, **ASKED)
     with pytest.warns(UserWarning, match="cannot be told from chance"):
@@ -240,21 +240,23 @@ def exported(folder):
 
 def test_two_onnx_models_on_a_folder(folder, exported):
     pytest.importorskip("onnxruntime")
-    report = audit_models(*exported, folder / "photos", **ASKED, size=8)
+    report = audit_models(*exported, Pictures(folder / "photos", **ASKED, size=8))
     assert report.table["size"].to_dict() == {"f": 14, "m": 26, "all": 40}
     assert report.table.loc["all", ["accuracy_before", "accuracy_after"]].tolist() == [1, 0.5]
     assert report.notes[0] == "of 41 pictures are left out: 1 without target or group"
     assert report.provenance["data"]["file"] == "people.csv"
     assert report.provenance["after"]["model"] == "small.onnx"
     with pytest.warns(UserWarning, match="chance"):
-        report = audit_models(*exported, folder / "photos", **ASKED, size=8, positive="no")
+        report = audit_models(
+            *exported, Pictures(folder / "photos", **ASKED, size=8, positive="no")
+        )
     assert report.table.loc["all", "accuracy_before"] == 0
     shifted = {"normalize": [["0", "0", "9"], ["1", "1", "1"]]}  # Blue counts less than it is.
     with pytest.warns(UserWarning, match="chance"):
-        report = audit_models(*exported, folder / "photos", **ASKED, size=8, **shifted)
+        report = audit_models(*exported, Pictures(folder / "photos", **ASKED, size=8, **shifted))
     assert report.table.loc["all", "accuracy_before"] == 0.5
     with pytest.raises(ValueError, match=r"dense.onnx takes inputs \(N, 3, 8, 8\).*--size 8"):
-        audit_models(*exported, folder / "photos", **ASKED)
+        audit_models(*exported, Pictures(folder / "photos", **ASKED))
 
 
 def test_weights_of_a_model_of_the_library(folder):
@@ -264,7 +266,9 @@ def test_weights_of_a_model_of_the_library(folder):
     save_file(small.half().state_dict(), folder / "small.safetensors")
     paths = [folder / f"{name}.safetensors" for name in ("dense", "small")]
     with pytest.warns(UserWarning, match="chance"):
-        report = audit_models(*paths, folder / "photos", **ASKED, size=8, model="tiny-resnet")
+        report = audit_models(
+            *paths, Pictures(folder / "photos", **ASKED, size=8), model="tiny-resnet"
+        )
     asked = {"fractions": (0, 0, 1), "image_size": 8, "root": folder / "photos"}
     test = fairlib.load("folder", target="smiling", group="gender", **asked).test
     with pytest.warns(UserWarning, match="chance"):
@@ -272,9 +276,9 @@ def test_weights_of_a_model_of_the_library(folder):
     assert report.provenance["sparsity"]["after"] == pytest.approx(0.7, abs=0.01)
     assert report.provenance["after"]["file"] == "small.safetensors"
     with pytest.raises(ValueError, match=r"state_dict does not fit this CNN"):
-        audit_models(*paths, folder / "photos", **ASKED, size=8, model="cnn")
+        audit_models(*paths, Pictures(folder / "photos", **ASKED, size=8), model="cnn")
     with pytest.raises(ValueError, match=r"unknown model 'resnet'; known: mlp"):
-        audit_models(*paths, folder / "photos", **ASKED, size=8, model="resnet")
+        audit_models(*paths, Pictures(folder / "photos", **ASKED, size=8), model="resnet")
 
 
 def test_weights_of_a_model_of_ones_own(folder, exported, monkeypatch):
@@ -285,17 +289,15 @@ def test_weights_of_a_model_of_ones_own(folder, exported, monkeypatch):
     monkeypatch.chdir(folder)
     monkeypatch.setitem(sys.modules, "test_files", sys.modules[__name__])
     save_file(Colours().state_dict(), "dense.safetensors")
-    asked = {**ASKED, "size": 8}
-    report = audit_models(
-        "dense.safetensors", "small.onnx", "photos", **asked, factory="mine:colours"
-    )
+    asked = Pictures("photos", **ASKED, size=8)
+    report = audit_models("dense.safetensors", "small.onnx", asked, factory="mine:colours")
     assert report.table.loc["all", ["accuracy_before", "accuracy_after"]].tolist() == [1, 0.5]
     assert "gradient_norm" in report.table
     for factory in ("mine", "mine:none", "no_such_module:f"):
         with pytest.raises(
             ValueError, match=f"--factory must be package.module:function, got '{factory}'"
         ):
-            audit_models("dense.safetensors", "small.onnx", "photos", **asked, factory=factory)
+            audit_models("dense.safetensors", "small.onnx", asked, factory=factory)
     assert str(folder) not in sys.path
 
 
@@ -305,11 +307,14 @@ def test_files_that_are_no_models(folder, exported):
         with pytest.raises(
             ValueError, match=r"may run code when it is read.*save_file\(model.state_dict"
         ):
-            audit_models(folder / name, exported[1], folder / "photos", **ASKED)
+            audit_models(folder / name, exported[1], Pictures(folder / "photos", **ASKED))
     (folder / "dense.safetensors").write_bytes(b"nothing of the kind")
     with pytest.raises(ValueError, match=r"cannot read '.*dense.safetensors' as safetensors"):
         audit_models(
-            folder / "dense.safetensors", exported[1], folder / "photos", **ASKED, model="cnn"
+            folder / "dense.safetensors",
+            exported[1],
+            Pictures(folder / "photos", **ASKED),
+            model="cnn",
         )
     for paths, more in (
         ([folder / "dense.safetensors", exported[1]], {}),
@@ -317,4 +322,4 @@ def test_files_that_are_no_models(folder, exported):
         (exported, {"model": "cnn"}),
     ):
         with pytest.raises(ValueError, match=r"--model or --factory is needed for .safetensors"):
-            audit_models(*paths, folder / "photos", **ASKED, **more)
+            audit_models(*paths, Pictures(folder / "photos", **ASKED), **more)

@@ -82,7 +82,7 @@ def test_flips_are_counted_by_what_became_of_them():
     assert (row["changed_low"], row["changed_high"]) == pytest.approx((low, high))
 
 
-def test_calibration_errors_are_those_of_a_loop_over_bins_and_of_perfect_models_are_within_their_null():
+def test_calibration_errors_are_those_of_a_loop_over_bins_and_perfect_models_are_within_the_null():
     _, groups, before, _ = predicted(2)
     soft = np.exp(before) / np.exp(before).sum(1, keepdims=True)
     generator = np.random.default_rng(0)

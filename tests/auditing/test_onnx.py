@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import fairlib
-from fairlib.auditing.onnx import check_model, session
+from fairlib.auditing.adapters.onnx import check_model, open_model
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
@@ -67,7 +67,7 @@ def batch():
 @pytest.mark.parametrize("first", ["n", 1, 3, 7, 16])
 @pytest.mark.parametrize("kind", [types.FLOAT, types.FLOAT16, types.DOUBLE, types.UINT8])
 def test_any_batch_size_and_type_of_inputs(path, batch, first, kind):
-    call, about = session(write(path, (first, 3, 4, 4), kind))
+    call, about = open_model(write(path, (first, 3, 4, 4), kind))
     scale = 255 if kind == types.UINT8 else 1
     np.testing.assert_allclose(
         call(batch), numbers(batch * scale), rtol=2e-3 if kind == types.FLOAT16 else 1e-4
@@ -84,7 +84,7 @@ def test_any_batch_size_and_type_of_inputs(path, batch, first, kind):
 
 
 def test_channels_last(path, batch):
-    call, _ = session(write(path, ("n", 4, 4, 3), axes=(1, 2)))
+    call, _ = open_model(write(path, ("n", 4, 4, 3), axes=(1, 2)))
     np.testing.assert_allclose(call(batch), numbers(batch), rtol=1e-5)
 
 
@@ -106,7 +106,7 @@ def test_channels_last(path, batch):
     ],
 )
 def test_inputs_that_do_not_fit(path, batch, shape, kind, message):
-    call, _ = session(
+    call, _ = open_model(
         write(path, shape, kind, axes=range(2, len(shape)), weight=WEIGHT[: shape[1]])
     )
     with pytest.raises(ValueError, match=message):
@@ -115,14 +115,14 @@ def test_inputs_that_do_not_fit(path, batch, shape, kind, message):
 
 def test_the_scores_among_several_outputs(path, batch):
     for outputs in (("labels", "scores"), ("inputs", "labels", "scores")):
-        call, about = session(write(path, outputs=outputs))
+        call, about = open_model(write(path, outputs=outputs))
         assert about["output"] == "scores"
         np.testing.assert_allclose(call(batch), numbers(batch), rtol=1e-5)
     write(path, outputs=("means", "scores"))
     with pytest.warns(UserWarning, match=r"could be scores \(means, scores\): the first is taken"):
-        call, _ = session(path)
+        call, _ = open_model(path)
     assert call(batch).shape == (7, 3)
-    call, _ = session(write(path, outputs=("labels",)))
+    call, _ = open_model(write(path, outputs=("labels",)))
     assert call(batch).tolist() == numbers(batch).argmax(1).tolist()
 
 
@@ -131,11 +131,11 @@ def test_a_model_that_cannot_be_asked(path, batch):
         ValueError,
         match=r"must have one input, of type .*tensor\(uint8\); it has x tensor\(int32\)",
     ):
-        session(write(path, kind=types.INT32))
+        open_model(write(path, kind=types.INT32))
     path.write_bytes(b"no model")
     with pytest.raises(ValueError, match=r"cannot run '.*model.onnx' as an ONNX model"):
-        session(path)
-    call, _ = session(write(path, ("n", "c", 4, 4), weight=WEIGHT[:2]))
+        open_model(path)
+    call, _ = open_model(write(path, ("n", "c", 4, 4), weight=WEIGHT[:2]))
     with pytest.raises(ValueError, match=r"model.onnx failed on inputs \(7, 3, 4, 4\): .*MatMul"):
         call(batch)
 
@@ -147,7 +147,7 @@ def test_weights_beside_the_model_belong_to_it(path):
         proto, path, save_as_external_data=True, location="model.onnx.data", size_threshold=55
     )
     content = path.read_bytes() + path.with_name("model.onnx.data").read_bytes()
-    _, about = session(path)
+    _, about = open_model(path)
     assert (about["bytes"], about["sha256"]) == (len(content), hashlib.sha256(content).hexdigest())
 
 
@@ -158,28 +158,28 @@ def test_files_that_may_run_code_are_not_read(tmp_path, name):
     with pytest.raises(
         ValueError, match=rf"'.*{name}' may run code when it is read.*torch.onnx.export.*save_file"
     ):
-        session(path)
+        open_model(path)
 
 
 def test_other_files(tmp_path):
     with pytest.raises(
-        ValueError, match=r"must be a file .onnx or .safetensors; 'm.tflite' is none"
+        ValueError, match=r"must be a file .onnx or .safetensors; 'm.tflite' has another suffix"
     ):
         check_model("m.tflite", (".onnx", ".safetensors"))
     with pytest.raises(FileNotFoundError, match=r"found no model 'm.onnx'"):
-        session("m.onnx")
+        open_model("m.onnx")
 
 
 def test_without_onnxruntime_the_error_says_how_to_install_it(path, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(ImportError, match=r"onnxruntime: pip install 'who-pays\[audit\]'"):
-        session(write(path))
+        open_model(write(path))
 
 
 def test_the_package_onnx_is_not_needed(path, batch, monkeypatch):
     write(path)
     monkeypatch.setitem(sys.modules, "onnx", None)
-    call, _ = session(path)
+    call, _ = open_model(path)
     np.testing.assert_allclose(call(batch), numbers(batch), rtol=1e-4)
 
 

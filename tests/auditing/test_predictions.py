@@ -13,11 +13,12 @@ import torch
 
 import fairlib
 from fairlib._tables import coded
-from fairlib.auditing.predictions import Samples, from_scores
+from fairlib.auditing.adapters import read_scores
+from fairlib.auditing.predictions import GroundTruth
 
 QUICK = {"resamples": 20, "diagnostics": ()}
-TWO = Samples(np.array([0, 1, 1]), np.array([0, 0, 1]), ("no", "yes"), ("a", "b"))
-THREE = Samples(np.array([0, 1, 2]), np.array([0, 0, 1]), ("x", "y", "z"), ("a", "b"))
+TWO = GroundTruth(np.array([0, 1, 1]), np.array([0, 0, 1]), ("no", "yes"), ("a", "b"))
+THREE = GroundTruth(np.array([0, 1, 2]), np.array([0, 0, 1]), ("x", "y", "z"), ("a", "b"))
 pytestmark = pytest.mark.filterwarnings(
     "ignore:the model before compression cannot be told from chance"
 )
@@ -43,14 +44,14 @@ def test_kinds_of_scores_are_told_apart_by_their_values():
         (soft, "probabilities"),
         (soft.astype(np.float16), "probabilities"),
     ):
-        assert from_scores(values, THREE, "before").kind == kind
-    assert from_scores(soft, THREE, "before").loss == pytest.approx(
-        from_scores(logits, THREE, "before").loss
+        assert read_scores(values, THREE, "before").kind == kind
+    assert read_scores(soft, THREE, "before").loss == pytest.approx(
+        read_scores(logits, THREE, "before").loss
     )
-    one = from_scores(np.array([0.2, 0.7, 0.4]), TWO, "before")
+    one = read_scores(np.array([0.2, 0.7, 0.4]), TWO, "before")
     assert one.kind == "probabilities" and one.labels.tolist() == [0, 1, 0]
     assert one.loss == pytest.approx(-np.log([0.8, 0.7, 0.4])) and "those of 'yes'" in one.notes[-1]
-    margins = from_scores(np.array([[-1.5], [2.5], [-0.5]]), TWO, "before")
+    margins = read_scores(np.array([[-1.5], [2.5], [-0.5]]), TWO, "before")
     assert margins.kind == "logits" and margins.loss == pytest.approx(
         np.log1p(np.exp([-1.5, -2.5, 0.5]))
     )
@@ -60,13 +61,13 @@ def test_kinds_of_scores_are_told_apart_by_their_values():
         [0.0, 2.0, 2.0],
         pd.Series(["x", "z", "z"], dtype="category"),
     ):
-        said = from_scores(labels, THREE, "before")
+        said = read_scores(labels, THREE, "before")
         assert (
             said.kind == "labels"
             and said.labels.tolist() == [0, 2, 2]
             and np.isnan(said.loss).all()
         )
-    sure = from_scores(np.array([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]), TWO, "before")
+    sure = read_scores(np.array([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]), TWO, "before")
     assert (
         sure.loss[1] == pytest.approx(27.6, abs=0.1)
         and "count as 1e-12 in losses" in sure.notes[-1]
@@ -79,15 +80,15 @@ def test_kinds_of_scores_are_told_apart_by_their_values():
         (
             np.full((3, 3), 0.4),
             "auto",
-            "between 0 and 1, but its rows do not sum to 1: give scores='logits'",
+            "is between 0 and 1, but its rows do not sum to 1: give scores='logits'",
         ),
         (np.full((3, 3), 0.4), "probabilities", "not negative, and every row with sum 1"),
         (np.zeros((3, 2)), "auto", r"scores of 3 classes \(x, y, z\), got shape \(3, 2\)"),
         (np.zeros((2, 3)), "auto", r"a row for each of 3 samples, got shape \(2, 3\)"),
         (np.zeros((3, 3, 1)), "auto", r"got shape \(3, 3, 1\)"),
         ([0.1, 0.5, 0.2], "auto", "scores of 3 classes"),
-        (["x", "w", "z"], "auto", "'w' in row 1 is none of the classes x, y, z"),
-        ([0, 1, 3], "auto", "'3' in row 2 is none of the classes"),
+        (["x", "w", "z"], "auto", "before, row 1: unknown class 'w'; known: x, y, z"),
+        ([0, 1, 3], "auto", "before, row 2: unknown class '3'; known: x, y, z"),
         (["x", None, "z"], "auto", "missing in row 1"),
         (
             pd.DataFrame(np.eye(3), columns=["p_x", "p_y", "p_z"]),
@@ -105,29 +106,29 @@ def test_kinds_of_scores_are_told_apart_by_their_values():
 )
 def test_what_can_be_read_in_two_ways_or_in_none_is_refused(values, scores, message):
     with pytest.raises(ValueError, match=f"{message}"):
-        from_scores(values, THREE, "before", scores=scores)
+        read_scores(values, THREE, "before", kind=scores)
 
 
 def test_probabilities_of_eight_bits_are_probabilities_still():
     soft = np.random.default_rng(0).dirichlet(np.ones(10), 50)
-    samples = Samples(np.arange(50) % 10, np.zeros(50, dtype=int), tuple("abcdefghij"), ("g",))
-    rounded = from_scores(np.round(soft * 256) / 256, samples, "after")
+    samples = GroundTruth(np.arange(50) % 10, np.zeros(50, dtype=int), tuple("abcdefghij"), ("g",))
+    rounded = read_scores(np.round(soft * 256) / 256, samples, "after")
     assert rounded.kind == "probabilities" and rounded.loss.mean() == pytest.approx(
-        from_scores(soft, samples, "after").loss.clip(max=27.6).mean(), rel=0.5
+        read_scores(soft, samples, "after").loss.clip(max=27.6).mean(), rel=0.5
     )
 
 
 def test_integers_are_codes_unless_they_can_only_be_names():
-    samples = Samples(np.array([0, 1, 2]), np.array([0, 0, 1]), ("1", "2", "3"), ("a", "b"))
-    assert from_scores(np.array([1, 2, 3]), samples, "before").labels.tolist() == [0, 1, 2]
-    assert from_scores(np.array([0, 1, 2]), samples, "before").labels.tolist() == [0, 1, 2]
+    samples = GroundTruth(np.array([0, 1, 2]), np.array([0, 0, 1]), ("1", "2", "3"), ("a", "b"))
+    assert read_scores(np.array([1, 2, 3]), samples, "before").labels.tolist() == [0, 1, 2]
+    assert read_scores(np.array([0, 1, 2]), samples, "before").labels.tolist() == [0, 1, 2]
     with pytest.raises(ValueError, match="could be codes or names of the classes 1, 2, 3"):
-        from_scores(np.array([1, 2, 2]), samples, "before")
+        read_scores(np.array([1, 2, 2]), samples, "before")
 
 
 def test_what_is_not_finite_is_refused():
     with pytest.raises(FloatingPointError, match="NaN or infinite on 1 of 3 samples, the first 1"):
-        from_scores(np.array([[0, 0, 0], [0, np.inf, 0], [0, 0, 0]]), THREE, "before")
+        read_scores(np.array([[0, 0, 0], [0, np.inf, 0], [0, 0, 0]]), THREE, "before")
 
 
 def test_labels_become_codes_by_their_names():
@@ -148,5 +149,5 @@ def test_labels_become_codes_by_their_names():
         [3, 7] * 20, [3, 3] * 20, targets=[3, 7] * 20, groups=[94110] * 20 + [10] * 20
     )
     assert report.provenance["classes"] == "3, 7" and report.table.loc["94110", "drop"] == 0.5
-    with pytest.raises(ValueError, match="after: '5' in row 1 is none of the classes 3, 7"):
+    with pytest.raises(ValueError, match="after, row 1: unknown class '5'; known: 3, 7"):
         fairlib.audit([3, 7] * 20, [3, 5] * 20, targets=[3, 7] * 20, groups=[1, 2] * 20)

@@ -62,7 +62,7 @@ def test_small_networks_are_trained_at_once_by_themselves_and_the_table_says_so(
 
 
 def test_what_is_trained_at_once_stands_in_the_provenance_of_the_run(tmp_path, monkeypatch):
-    monkeypatch.setenv(environment.RUN, str(tmp_path))
+    monkeypatch.setenv(environment.RUN_VARIABLE, str(tmp_path))
     for seed in (0, 1):
         settings = SETTINGS | dict(method="prune:magnitude", levels=[0.5], seeds=[seed])
         fairlib.study(**settings, run=run())

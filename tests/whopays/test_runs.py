@@ -654,3 +654,26 @@ def wait_for(condition, seconds: float = 90) -> None:
     end = time.monotonic() + seconds
     while not condition() and time.monotonic() < end:
         time.sleep(0.1)
+
+
+def test_the_project_is_found_from_any_folder_below(tmp_path, monkeypatch):
+    (tmp_path / "book").mkdir()
+    (tmp_path / "book" / "claims.yml").touch()
+    below = tmp_path / "notebooks" / "pruning"
+    below.mkdir(parents=True)
+    monkeypatch.chdir(below)
+    monkeypatch.setattr(environment, "LIBRARY", tmp_path / "site-packages" / "fairlib")
+    assert runs.project() == tmp_path
+    (tmp_path / "book" / "claims.yml").unlink()
+    assert runs.project() == below
+
+
+def test_outside_the_project_it_is_the_folder_of_fairlib_or_what_the_wheel_carries(
+    library, tmp_path, monkeypatch
+):
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    for root in (library.parent / "whopays" / "records", library.parent):
+        (root / "book").mkdir(parents=True)
+        (root / "book" / "claims.yml").touch()
+        assert runs.project() == root
