@@ -4,7 +4,8 @@ explain themselves.
 An SVG image becomes part of the page: its texts take the page's font, and the colours of
 :mod:`whopays.plots` those of the style sheet (``--plot-1`` to ``--plot-7``), which differ in the
 dark. A figure wider than a phone scrolls, by keyboard too. The first use of a word of the glossary
-leads there, and shows its meaning on hover, as the theme does for citations."""
+leads there, and shows its meaning on hover, as the theme does for citations.
+"""
 
 from __future__ import annotations
 
@@ -43,9 +44,11 @@ NOT_LINKED = (
 def inline_svg(svg: str, alt: str, name: str) -> str:
     """Rewrite an SVG document as an element of a page.
 
-    Args: svg: The document, of Matplotlib or drawn by hand, whose colours are written as six
-        hexadecimal digits. alt: What it shows, for those who do not see it. name: Prefix of its
-        ids, unique on the page.
+    Args:
+        svg: The document, of Matplotlib or drawn by hand, whose colours are written as six
+            hexadecimal digits.
+        alt: What it shows, for those who do not see it.
+        name: Prefix of its ids, unique on the page.
 
     Returns:
         HTML that takes the colours and the font of the page.
@@ -109,7 +112,8 @@ def depart_image(translator: Any, node: nodes.image) -> None:
 
 def explain(app: Sphinx, doctree: nodes.document, docname: str) -> None:
     """Link the first use of each word of the glossary on a page; the link says on hover what the
-    word means."""
+    word means.
+    """
     if docname in (GLOSSARY, BIBLIOGRAPHY) or GLOSSARY not in app.env.found_docs:
         return
     words = {

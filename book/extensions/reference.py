@@ -2,7 +2,8 @@
 stand below, folded.
 
 On the pages of ``book/reference`` the first paragraph of the docstring of a function, class or
-module becomes the line. On paper nothing is folded."""
+module becomes the line. On paper nothing is folded.
+"""
 
 from __future__ import annotations
 

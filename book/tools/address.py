@@ -2,7 +2,8 @@
 book has none.
 
 `python book/tools/address.py _config.yml OUT.yml [ANNOUNCEMENT]` writes the settings that the book
-is built with; an announcement stands above every page."""
+is built with; an announcement stands above every page.
+"""
 
 from __future__ import annotations
 
@@ -42,15 +43,13 @@ def site(config: dict[str, Any]) -> str:
 
 
 def wheel(config: dict[str, Any]) -> str:
-    """The address of fairlib's wheel, which is published with the book; empty while there is
-    none."""
+    """The address of fairlib's wheel, which is published with the book; empty while there is none."""
     (version,) = re.findall(r'__version__ = "([^"]+)"', VERSION.read_text(encoding="utf-8"))
     return f"{site(config)}wheel/who_pays-{version}-py3-none-any.whl" if site(config) else ""
 
 
 def filled(config: dict[str, Any]) -> dict[str, Any]:
-    """A copy of the settings with all that follows from the address; without one nothing is
-    added."""
+    """A copy of the settings with all that follows from the address; without one nothing is added."""
     config, address = copy.deepcopy(config), site(config)
     if not address:
         return config

@@ -23,7 +23,9 @@ UNEQUAL = {"setting": "unequal"}
 SNL = UNEQUAL | {"method": "linearize:snl"}
 
 RANKS = ("largest", "2nd", "3rd", *(f"{place}th" for place in range(4, 10)), "smallest")
-"""Names of ten classes by size, where every seed draws anew which digit is rare."""
+"""Names of ten classes by size, where every seed draws anew which digit is rare.
+
+"""
 
 CHOICES: dict[str, tuple[str, dict[str, Any], str]] = {
     "Pruning by magnitude, digits": ("pruning/matthew-effect-study", UNEQUAL, PRUNE),
@@ -40,16 +42,19 @@ CHOICES: dict[str, tuple[str, dict[str, Any], str]] = {
         LINEARIZE,
     ),
 }
-"""By its title the table of a choice, the rows that are taken, and what a level is a share of."""
+"""By its title the table of a choice, the rows that are taken, and what a level is a share of.
+
+"""
 
 
 def choice(title: str) -> dict[str, Any]:
     """Test accuracies of all groups in percent, over the levels of a recorded table, the control
     first.
 
-    Returns: ``title``; ``unit``; ``levels``, texts; ``seeds``; and ``groups``, the largest first,
-        each with ``name``, ``size`` (mean number of training images), and for each level
-        ``accuracy`` (mean over seeds) and ``half`` (half of its 95 % interval).
+    Returns:
+        ``title``; ``unit``; ``levels``, texts; ``seeds``; and ``groups``, the largest first, each
+        with ``name``, ``size`` (mean number of training images), and for each level ``accuracy``
+        (mean over seeds) and ``half`` (half of its 95 % interval).
     """
     name, where, unit = CHOICES[title]
     table = effects.select(values.table(f"results/{name}.csv"), **where).drop(
@@ -92,7 +97,8 @@ def _by_size(rows: pd.DataFrame, *, names: bool) -> pd.DataFrame:
     mean size).
 
     Where every seed draws the sizes anew, a group is the one of that rank in each seed and has no
-    name."""
+    name.
+    """
     if not names:
         ranked = effects.groups_by_size(rows, column="accuracy")
         return ranked.set_axis(pd.MultiIndex.from_tuples([("", size) for size in ranked]), axis=1)
@@ -134,7 +140,9 @@ def still() -> Figure:
 
 def html() -> str:
     """The element of all choices: their data, and the tables that stand for it on paper and without
-    scripts."""
+    scripts.
+
+    """
     choices = [choice(title) for title in CHOICES]
     parts = ['<figure class="interactive">', _script({"choices": choices})]
     for one in choices:

@@ -4,7 +4,8 @@ FOLDER``.
 FOLDER holds a copy of ``_config.yml`` and of ``book``. Written there are the values of the prose
 pages (`values`), as substitutions of the configuration; the figures of the front page and of all
 runs, each for a laptop and for a telephone; and the data of the page whose slider moves through the
-tables (`explore`)."""
+tables (`explore`).
+"""
 
 from __future__ import annotations
 
@@ -44,14 +45,18 @@ WAYS: dict[str, tuple[str, Rows]] = {
     "small network": ("#555555", {"arm": "small dense"}),
 }
 """By the name of a way of making a network smaller its colour, and its rows where all ways had one
-budget."""
+budget.
+
+"""
 
 ONE_BUDGET = {
     "digits": "every-way/one-budget-study",
     "faces by race": "every-way/one-budget-utkface-all",
     "hair by gender": "every-way/one-budget-celeba",
 }
-"""By the data and their groups the tables in which all ways had one budget."""
+"""By the data and their groups the tables in which all ways had one budget.
+
+"""
 
 RESNET18: dict[str, tuple[str, Rows]] = {
     BITS: ("every-way/fewer-bits-resnet18", {"arm": "finetuned"}),
@@ -59,12 +64,15 @@ RESNET18: dict[str, tuple[str, Rows]] = {
     NARROW: ("every-way/a-smaller-student-resnet18", {"arm": "taught"}),
     "small network": ("every-way/a-smaller-student-resnet18", {"arm": "alone"}),
 }
-"""By way the table of a ResNet-18 of full width on faces, and its rows."""
+"""By way the table of a ResNet-18 of full width on faces, and its rows.
+
+"""
 
 
 class Panel(NamedTuple):
     """A panel: the data and their groups; the table of the lines, and those of the dots, each with
-    the rows taken."""
+    the rows taken.
+    """
 
     data: str
     line: tuple[str, Rows]
@@ -135,7 +143,9 @@ LINEARIZED: tuple[Panel, ...] = (
     ),
 )
 TWO_GROUPS = ("celeba", "synthetic-faces", "parabola")
-"""Data sets that are left out: of two groups, the smaller is at the floor; and the toy boundary."""
+"""Data sets that are left out: of two groups, the smaller is at the floor; and the toy boundary.
+
+"""
 
 
 def changes(name: str, where: Rows) -> Iterator[pd.DataFrame]:
@@ -146,8 +156,9 @@ def changes(name: str, where: Rows) -> Iterator[pd.DataFrame]:
         name: Path of the table below ``results``, without the suffix.
         where: Values of columns that select the rows.
 
-    Returns: For each compressor and network a table with a row for each level, the most kept first:
-        the column ``kept``, and in points for each third (`BOTH`) its name, and its name with
+    Returns:
+        For each compressor and network a table with a row for each level, the most kept first: the
+        column ``kept``, and in points for each third (`BOTH`) its name, and its name with
         ``_half``, half of the 95 % interval.
     """
     table = effects.select(values.table(f"results/{name}.csv"), **where)
@@ -166,7 +177,9 @@ def changes(name: str, where: Rows) -> Iterator[pd.DataFrame]:
 
 def ways() -> dict[str, dict[str, pd.DataFrame]]:
     """By panel of the front page's figure and by way the share of bytes kept and what groups lose
-    (:func:`changes`)."""
+    (:func:`changes`).
+
+    """
     sources = {
         title: {way: (name, rows) for way, (_, rows) in WAYS.items()}
         for title, name in ONE_BUDGET.items()
@@ -235,7 +248,8 @@ def one_axis(width: float, height: float, columns: int, size: float) -> Figure:
 
 def draw(axis: Axes, panel: Panel) -> None:
     """Draw a panel: the lines with intervals from the control on, and a dot for every other
-    compressor and level."""
+    compressor and level.
+    """
     for name, where in panel.dots:
         for other in changes(name, where):
             for third in BOTH:

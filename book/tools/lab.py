@@ -3,7 +3,8 @@ the project.
 
 `python book/tools/lab.py` copies what is missing, and copies again what has changed since. A copy
 that you changed stays. The copies name the literature by author and year, since JupyterLab knows no
-bibliography, and fold the code that is folded in the book."""
+bibliography, and fold the code that is folded in the book.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ TEXTS = {".md", ".svg", ".png"}
 
 def sources(root: Path) -> dict[str, Path]:
     """The notebooks and the pages that these lead to, by path from the root; the ledger is there
-    once it is built."""
+    once it is built.
+    """
     pages = [
         path
         for path in root.glob("book/**/*")
@@ -64,7 +66,8 @@ def cited(text: str, known: dict[str, tuple[str, str]]) -> str:
 
 def folded(text: str) -> str:
     """A notebook whose cells are folded as in the book, by the setting of JupyterLab, which does
-    not know the tags."""
+    not know the tags.
+    """
     notebook = json.loads(text)
     for cell in notebook["cells"]:
         if HIDDEN & set(cell["metadata"].get("tags", [])):
@@ -74,7 +77,9 @@ def folded(text: str) -> str:
 
 def renew(root: Path, lab: Path) -> list[str]:
     """Copy what is missing or has changed; returns the names of changed copies that are older than
-    their source."""
+    their source.
+
+    """
     record = lab / ".copies.json"
     before = json.loads(record.read_text(encoding="utf-8")) if record.is_file() else {}
     known, kept, after = names(root), [], {}

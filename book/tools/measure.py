@@ -5,7 +5,8 @@
 One line a page: its height in screens; where its first figure begins, in screens ("-": it has
 none); how much of its height is visible code, in percent (folded code does not count, nor does what
 code printed); words of prose; size of the page and its own images in KiB. The medians at the end
-leave pages without a figure out of that column."""
+leave pages without a figure out of that column.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +46,8 @@ FACTS = """async () => {
 
 def measure(html: Path) -> Iterator[tuple[str, float, float, float, int, float]]:
     """The columns of each page in a folder of the book; a figure's place is NaN where there is
-    none."""
+    none.
+    """
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:

@@ -3,7 +3,8 @@
 `python book/tools/pdf.py [BUILD]` joins the pages of each part in `BUILD/html` to one, and prints
 it as `BUILD/pdf/PART.pdf`. A link to a page of the same part arrives inside the PDF; any other
 leads to the published book, or becomes plain text while the book has no address. What is folded is
-open on paper, but folded code is gone (`print.css`)."""
+open on paper, but folded code is gone (`print.css`).
+"""
 
 from __future__ import annotations
 
@@ -71,7 +72,8 @@ def joined(html: Path, title: str, pages: list[str], address: str) -> str:
 
 def article(text: str, page: str, pages: set[str], address: str) -> Tag:
     """The content of a page as a section of the joined one: its anchors have the page in their
-    names."""
+    names.
+    """
     content = BeautifulSoup(text, "html.parser").find("article")
     for node in content.select("script, button, .headerlink"):
         node.decompose()
@@ -155,7 +157,9 @@ def main() -> int:
 
 def print_page(browser, text: str, html: Path, out: Path, title: str) -> None:
     """Print a page that lies for that time at the top of the built book, where its scripts and
-    pictures are found."""
+    pictures are found.
+
+    """
     page = html / f".{out.stem}.html"
     page.write_text(text, encoding="utf-8")
     tab = browser.new_page()

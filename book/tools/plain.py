@@ -4,7 +4,8 @@ notebooks' own cells.
 Colab, GitHub and plain Jupyter know neither the directives nor the citations and numbers of the
 book; the built pages have them all. `python book/tools/plain.py [BUILD]` converts every notebook of
 the book built in `BUILD/html` into `BUILD/plain/notebooks`, and into
-`BUILD/html/_sources/notebooks`, which the download button of a page gives."""
+`BUILD/html/_sources/notebooks`, which the download button of a page gives.
+"""
 
 from __future__ import annotations
 
@@ -60,8 +61,10 @@ VARIABLES |= {
 class Page:
     """A built page, read from its article, and what its Markdown refers to.
 
-    Args: path: Path of the HTML file. address: Public address of the page, from which links lead
-        on; without one a link within the book is its text.
+    Args:
+        path: Path of the HTML file.
+        address: Public address of the page, from which links lead on; without one a link within the
+            book is its text.
     """
 
     def __init__(self, path: Path, address: str) -> None:
@@ -108,7 +111,9 @@ class Page:
 
     def target(self, link: str) -> str:
         """Where a link leads from outside the book; empty for one within the book while that has no
-        address."""
+        address.
+
+        """
         return urljoin(self.address, link) if self.address or re.match(r"\w+:", link) else ""
 
     def image(self, node: Tag) -> str:
@@ -193,7 +198,9 @@ class Page:
 
     def framed(self, node: Tag, kinds: set[str]) -> list[str]:
         """A box with a title: a theorem or an exercise is quoted, what is folded on the page is
-        folded."""
+        folded.
+
+        """
         head = node.find(
             ["summary", "p"], class_=["admonition-title", "sd-summary-title"], recursive=False
         )
@@ -211,7 +218,8 @@ class Page:
 
 def display(node: Tag) -> str:
     """A formula on a line of its own: within a quotation the mark of a further line would get into
-    it."""
+    it.
+    """
     number = node.find(class_="eqno")
     tag = r" \tag{" + number.extract().text.strip(" ()#\n") + "}" if number else ""
     tex = node.text.strip().removeprefix(r"\[").removesuffix(r"\]").strip()
@@ -228,9 +236,11 @@ def converted(page: Page, notebook: NotebookNode, wheel: str = "") -> NotebookNo
     """A plain notebook: the words of the built page, the code and the outputs of the executed
     notebook.
 
-    Args: page: Built page; it is modified. notebook: Executed notebook that the page was built
-        from. wheel: Address of fairlib's wheel, which the first code cell installs where fairlib is
-        missing.
+    Args:
+        page: Built page; it is modified.
+        notebook: Executed notebook that the page was built from.
+        wheel: Address of fairlib's wheel, which the first code cell installs where fairlib is
+            missing.
 
     Raises:
         ValueError: If the page has other code cells than the notebook.
@@ -301,7 +311,9 @@ def converted(page: Page, notebook: NotebookNode, wheel: str = "") -> NotebookNo
 
 def runnable(cell: NotebookNode, page: Page, wheel: str) -> NotebookNode:
     """A code cell with its outputs, in the simplest form of each; what is folded on the page is
-    folded."""
+    folded.
+
+    """
     tags = set(cell.metadata.get("tags", []))
     metadata: dict = {"tags": ["parameters"]} if "parameters" in tags else {}
     if tags & HIDDEN:
@@ -354,8 +366,7 @@ def convert(html: Path, source: Path, plain: Path, config: dict) -> int:
 
 
 def main() -> int:
-    """Convert the notebooks of the book in `html` of the folder that is named, `_build` by
-    default."""
+    """Convert the notebooks of the book in `html` of the folder that is named, `_build` by default."""
     build = Path(*sys.argv[1:]) if len(sys.argv) > 1 else ROOT / "_build"
     if not (build / "html" / "index.html").is_file():
         print("the book is not built: make book", file=sys.stderr)

@@ -8,7 +8,8 @@ snakemake sweep ...` does the same for the runs of a grid.
 
 How long the rest takes follows from the seconds of each page's last run, or from `seconds.json`
 beside this file, scaled by what this build has measured so far. The runs of a grid are expected to
-take as long as those that have ended."""
+take as long as those that have ended.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +83,8 @@ class Build:
 
     def left(self, now: float) -> float:
         """Seconds until the book is built: as long as such a page takes, times how slow this build
-        has been so far."""
+        has been so far.
+        """
         usual = sum(self.expected.get(name, 0) for name in self.finished)
         pace = (sum(self.finished.values()) + 60) / (usual + 60)
         open_ = [
@@ -136,7 +138,9 @@ class Sweep(Build):
 
     def read(self, line: str, now: float) -> str:
         """Take in a line; give back which run has ended by it. The tables are named by `whopays
-        gather`."""
+        gather`.
+
+        """
         if line.endswith(".csv") and not line.startswith(" "):
             self.tables.append(line)
         return super().read(line, now)
@@ -171,7 +175,9 @@ class Sweep(Build):
 
 def expected(folder: Path) -> dict[str, float]:
     """The seconds that each page and step should take: of the last run in this folder, else the
-    recorded ones."""
+    recorded ones.
+
+    """
     quick = folder.name == "quick"
     found = {
         name: 12 if quick and name not in AFTER else seconds for name, seconds in TYPICAL.items()
@@ -222,7 +228,9 @@ def why(folder: Path, name: str) -> str:
 
 class Child:
     """The command, in a group of its own, which is ended as a whole; its output is read without
-    waiting."""
+    waiting.
+
+    """
 
     def __init__(self, command: list[str]) -> None:
         self.stopped = 0  # Number of the first signal.
@@ -267,7 +275,8 @@ class Child:
 
 def build(state: Build, command: list[str]) -> int:
     """Run the command; give back its exit status, or 128 and the number of the signal that stopped
-    it."""
+    it.
+    """
     folder, screen, began, rest = state.folder, Screen(), time.monotonic(), b""
     (folder / "logs").mkdir(parents=True, exist_ok=True)
     child = Child(command)

@@ -2,7 +2,8 @@
 
 LEDGER is the table of ``whopays ledger --csv``. Written into FOLDER are ``scale.md``, every claim
 with an embedded study and a table of real images, with what both say; ``scale.svg``, its effect in
-both; and ``remaining.md``, what no table of real images has decided."""
+both; and ``remaining.md``, what no table of real images has decided.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +22,9 @@ from whopays.ledger.text import escape, folded, numbers
 from whopays.verdict import DECIDED, Criterion
 
 SIZES = claims.EVIDENCE[1:]
-"""Kinds of recorded evidence, the smallest first."""
+"""Kinds of recorded evidence, the smallest first.
+
+"""
 
 ENDS = ("small", "large")
 
@@ -33,7 +36,9 @@ CHANGES = {
     "alike": "Decided by both, alike",
     "neither": "Decided by neither",
 }
-"""How the two tables of a claim compare, in the order of the page."""
+"""How the two tables of a claim compare, in the order of the page.
+
+"""
 
 FOLDED = ("alike", "neither")
 OPEN = {
@@ -41,7 +46,9 @@ OPEN = {
     "undecided": "The tables of real images leave them undecided",
     "none": "No table of real images tests them yet",
 }
-"""Why no table of real images decides a claim."""
+"""Why no table of real images decides a claim.
+
+"""
 
 MANY = 200  # Seeds above which a number says only that the effect is small beside its spread.
 CLIP = 30  # Margins at which the axes of the figure end.
@@ -64,11 +71,12 @@ def pairs(ledger: pd.DataFrame) -> pd.DataFrame:
     Args:
         ledger: Table of ``whopays ledger --csv``.
 
-    Returns: A row for each claim: ``claim change direction elsewhere text``, and ``small`` and
-        ``large`` for the embedded study and the largest kind of real images, each an array of
-        estimate and interval, in units of the margin from the threshold on and positive on the side
-        that is claimed. ``elsewhere`` is whether the claim names data that the embedded study
-        lacks, ``text`` what both say, as MyST.
+    Returns:
+        A row for each claim: ``claim change direction elsewhere text``, and ``small`` and ``large``
+        for the embedded study and the largest kind of real images, each an array of estimate and
+        interval, in units of the margin from the threshold on and positive on the side that is
+        claimed. ``elsewhere`` is whether the claim names data that the embedded study lacks,
+        ``text`` what both say, as MyST.
     """
     known = {claim.id: claim for claim in claims.load(project() / "book" / "claims.yml")}
     recorded = ledger[
@@ -169,7 +177,9 @@ def figure(found: pd.DataFrame) -> Figure:
 
 def lists(found: pd.DataFrame) -> str:
     """Write all pairs (:func:`pairs`) as MyST: the counts, then a list for each way in which two
-    tables compare."""
+    tables compare.
+
+    """
     counts = found["change"].value_counts()
     lines = [
         f"Claims with both: {len(found)}. Of these, {found['elsewhere'].sum()} name data that the embedded study does "
@@ -195,8 +205,9 @@ def price(rows: pd.DataFrame, root: Path) -> str:
         rows: Its rows of the ledger. That which needs the fewest seeds counts.
         root: Folder that the paths of the tables start from.
 
-    Returns: The text in brackets: without hours where the runs of the table differ in their number
-        of seeds, and no number above `MANY`. Empty if no number of seeds is known.
+    Returns:
+        The text in brackets: without hours where the runs of the table differ in their number of
+        seeds, and no number above `MANY`. Empty if no number of seeds is known.
     """
     known = rows.dropna(subset="needed").sort_values("needed")
     if known.empty:

@@ -3,7 +3,8 @@ the function returns.
 
 ``python book/tools/values.py`` prints them all. A value is a function without arguments that
 returns a text; where the words beside it state a verdict, it asks the ledger for that verdict
-first, and the build fails where it says otherwise."""
+first, and the build fails where it says otherwise.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +20,9 @@ from whopays import claims, effects
 from whopays.prose import points, right, verdict
 
 VALUES: dict[str, Callable[[], str]] = {}
-"""By name the functions of this file that give a value."""
+"""By name the functions of this file that give a value.
+
+"""
 
 MATTHEW = ("results/pruning/matthew-effect-study.csv", "results/pruning/matthew-effect-utkface.csv")
 RESNET18, RESNET18_64 = (
@@ -42,7 +45,9 @@ DATA = {
     "resnet18": "faces in a ResNet-18",
 }
 DATA |= {"races-all": "all faces", "celeba": "CelebA"}
-"""By what the name of a table ends in the data in words."""
+"""By what the name of a table ends in the data in words.
+
+"""
 YES, NO, OPEN = "supported", "no effect", "undecided"
 SAID: tuple[tuple[str, str, dict[str, str]], ...] = (
     ("H-bits-four", "every-way/fewer-bits", {"study": NO, "utkface-all": NO, "celeba": NO}),
@@ -90,7 +95,8 @@ SAID: tuple[tuple[str, str, dict[str, str]], ...] = (
     ("T-fig-1", "pruning/matthew-effect", {"study": YES, "utkface": YES, "resnet18": NO}),
 )
 """Claims that a page's sentences rest on; by what the names of their tables end in, the verdict
-that the words need."""
+that the words need.
+"""
 
 
 @functools.cache
@@ -108,9 +114,10 @@ def said(claim: str, path: str, expected: dict[str, str]) -> str:
     """What the ledger says of a claim by each of its recorded tables, as Markdown with a link to
     it.
 
-    Args: claim, path: Its id, and the path of its tables below ``results`` up to the hyphen before
-        what names end in. expected: By what a name ends in (`DATA`) the verdict that the words rest
-        on.
+    Args:
+        claim, path: Its id, and the path of its tables below ``results`` up to the hyphen before
+            what names end in.
+        expected: By what a name ends in (`DATA`) the verdict that the words rest on.
 
     Raises:
         ValueError: If a verdict is another, or a recorded table of the claim is not among them.
@@ -234,7 +241,9 @@ def others_64_pixels() -> str:
 
 def _others(arm: str, level: float | None = 2) -> str:
     """Of a hundred faces of Others those recognized, where all ways had the bytes of two bits a
-    weight."""
+    weight.
+
+    """
     return right(table(BUDGET), "Others", arm, level)
 
 
@@ -254,7 +263,9 @@ def budget_kept() -> str:
 
 def _asian(arm: str, level: float | None = 0.12) -> str:
     """Of a hundred faces of Asian those recognized by a ResNet-18 with an eighth of its weights in
-    thin layers."""
+    thin layers.
+
+    """
     return right(table("results/every-way/lower-rank-whole-resnet18.csv"), "Asian", arm, level)
 
 
@@ -474,7 +485,8 @@ def _verdicts_by_path() -> pd.DataFrame:
 
 def _narrowed(path: str) -> str:
     """By how much the mitigations narrow the gap between the best and the worst group, from the
-    least to the most."""
+    least to the most.
+    """
     found = [
         verdict(f"H-price-{name}", path, expect="supported").interval.estimate
         for name in MITIGATIONS

@@ -9,7 +9,8 @@ history of the claims file.
 Three rules keep a verdict from saying more than its table. A claim that names a data set is decided
 by tables of that data set; others are shown *elsewhere*. A table in which a group has nothing to
 lose (:func:`whopays.effects.at_floor`) decides no claim about who loses. A statement that is false
-as printed and was repaired has a verdict for each reading."""
+as printed and was repaired has a verdict for each reading.
+"""
 
 import inspect
 import json
@@ -49,7 +50,9 @@ DIRECTIONS = ("greater", "less", "equal")
 EVIDENCE = ("default run", "embedded study", "real-data run", "run at scale")
 REGISTERED = ("statistic", "direction", "threshold", "margin")
 EXACT = ("definition", "identity", "bound", "method")
-"""Kinds of claims of which, where they assert equality, one exception is a refutation."""
+"""Kinds of claims of which, where they assert equality, one exception is a refutation.
+
+"""
 
 
 @dataclass(frozen=True)
@@ -105,7 +108,9 @@ class Claim:
     @property
     def readings(self) -> dict[str, "Claim"]:
         """The claim as printed and, if it was repaired, as repaired: the same claim with what the
-        repair replaces."""
+        repair replaces.
+
+        """
         if self.repaired is None:
             return {"printed": self}
         changed = {"not_testable": None, "repaired": None, **self.repaired}
@@ -114,7 +119,9 @@ class Claim:
     @property
     def family(self) -> str:
         """Family of tests among which false discoveries are counted: ``"theory"`` or
-        ``"experiments"``."""
+        ``"experiments"``.
+
+        """
         return "theory" if "/theory/" in (self.notebook or "") else "experiments"
 
     def values(self, table: pd.DataFrame) -> pd.Series | pd.DataFrame:
@@ -234,9 +241,9 @@ class Claim:
 def load(path: str | Path) -> list[Claim]:
     """Read and check the claims file.
 
-    Raises: ValueError: If the file is not a list of claims, an entry lacks a field or has an
-        unknown one, an id is a
-            duplicate, or a field has an invalid value; the message names the claim.
+    Raises:
+        ValueError: If the file is not a list of claims, an entry lacks a field or has an unknown
+            one, an id is a duplicate, or a field has an invalid value; the message names the claim.
         FileNotFoundError: If there is no such file.
     """
     entries = parse(Path(path).read_text(encoding="utf-8"))
@@ -283,8 +290,9 @@ def evaluate(claims: Sequence[Claim], root: str | Path) -> pd.DataFrame:
         claims: Claims of the claims file (:func:`load`).
         root: Folder that the paths of the tables start from.
 
-    Returns: One row per claim, reading and table (one in all for a claim that is not testable):
-        ``claim paper kind reading evidence table decides verdict estimate low high seeds worst_cell
+    Returns:
+        One row per claim, reading and table (one in all for a claim that is not testable): ``claim
+        paper kind reading evidence table decides verdict estimate low high seeds worst_cell
         worst_estimate``, then ``reason p_value equivalence needed family data test survives``.
         ``decides`` is False where the table is of another data set than the claim names; ``data``
         are the data sets of the table. ``test`` is a number: rows that ask the same of the same
@@ -292,8 +300,9 @@ def evaluate(claims: Sequence[Claim], root: str | Path) -> pd.DataFrame:
         not survive a false-discovery rate of 5 % (Benjamini and Hochberg) over the tests of its
         family, else True.
 
-    Raises: ValueError: If a table does not give a claim's statistic or floor, or lacks a cell; the
-        message names both.
+    Raises:
+        ValueError: If a table does not give a claim's statistic or floor, or lacks a cell; the
+            message names both.
     """
     rows: list[dict[str, Any]] = []
     tests: dict[str, int] = {}
@@ -350,10 +359,11 @@ def on_table(claims: Sequence[Claim], table: pd.DataFrame, notebook: str) -> pd.
         table: Table of :func:`fairlib.study`.
         notebook: Path of the notebook, as the claims name it.
 
-    Returns: Indexed by id: ``verdict estimate low high seeds decides``; a repaired reading has a
-        row of its own. A claim whose rows the table does not have is *not in this run*; one whose
-        rows do not give its statistic is *not computable*, with the reason. ``decides`` is False
-        where the table is of another data set than the claim names.
+    Returns:
+        Indexed by id: ``verdict estimate low high seeds decides``; a repaired reading has a row of
+        its own. A claim whose rows the table does not have is *not in this run*; one whose rows do
+        not give its statistic is *not computable*, with the reason. ``decides`` is False where the
+        table is of another data set than the claim names.
     """
     rows = {}
     for claim in claims:
@@ -402,7 +412,8 @@ def read_table(path: str | Path) -> pd.DataFrame:
 
 def _judge(claim: Claim, table: Path) -> tuple[Verdict, bool, str, str]:
     """The verdict, whether the table decides the claim, a text that is the same for the same test,
-    the data sets."""
+    the data sets.
+    """
     if claim.not_testable:
         return Verdict("not testable here", claim.not_testable), False, claim.id, ""
     if claim.statistic is None:
@@ -446,7 +457,9 @@ def _left_open(found: Verdict, name: str, reason: str) -> Verdict:
 
 def _is_about(claim: Claim, records: pd.DataFrame, table: Path) -> bool:
     """Whether the table is of the data set that the claim names and, if it names one, of the
-    attribute."""
+    attribute.
+
+    """
     name, _, attribute = (claim.data or "").partition("/")
     if not name or name not in set(records.get("data", ())):
         return not name
@@ -469,7 +482,8 @@ def _is_about(claim: Claim, records: pd.DataFrame, table: Path) -> bool:
 
 def _fingerprint(claim: Claim, values: pd.Series | pd.DataFrame) -> str:
     """What claims share that are one test: the criterion and the values, or the statistic where
-    these are constant."""
+    these are constant.
+    """
     numbers = pd.DataFrame(values).to_numpy()
     same = (
         numbers.tolist()

@@ -42,17 +42,24 @@ from fairlib.statistics import accuracies_by_chance
 
 STUDY = ("seed", "stage", "split", "level", "group", "size")
 """Columns of a study table that a change against the control needs, beside the one that is
-measured."""
+measured.
+"""
 
 RUN = ("seed", "stage", "level", "when")
-"""Columns that identify a run of a study with one mitigation."""
+"""Columns that identify a run of a study with one mitigation.
+
+"""
 
 ARMS = ("arm", "pruner")
-"""Columns that name the arms of a study; where a table has them they identify its runs, too."""
+"""Columns that name the arms of a study; where a table has them they identify its runs, too.
+
+"""
 
 FLOOR = 0.1
 """Share of the errors of a constant answer that the control must avoid in a group for it to have
-something to lose."""
+something to lose.
+
+"""
 
 Rows = Mapping[str, Any]  # Values of columns that select rows; a list stands for any of its values.
 
@@ -64,17 +71,22 @@ Accuracies = tuple[
 
 class UndefinedError(ValueError):
     """Raised where a statistic does not exist for the values of a table, such as the correlation of
-    a constant."""
+    a constant.
+    """
 
 
 class NothingToLoseError(ValueError):
     """Raised where a relative drop does not exist: under the control nobody of the groups is
-    recognized."""
+    recognized.
+
+    """
 
 
 class MissingRowsError(ValueError):
     """Raised where a table lacks the columns or rows that a statistic needs: it comes from another
-    run."""
+    run.
+
+    """
 
 
 def select(table: pd.DataFrame, **where: Any) -> pd.DataFrame:
@@ -181,8 +193,9 @@ def price(table: pd.DataFrame) -> pd.Series:
 
     The dense network of a seed is the one with the fewest gradients, trained without a constraint.
 
-    Args: table: Table of :func:`fairlib.study` with the diagnostic ``gradients`` and the rows of
-        dense networks.
+    Args:
+        table: Table of :func:`fairlib.study` with the diagnostic ``gradients`` and the rows of
+            dense networks.
 
     Returns:
         Series with the index of the table.
@@ -206,16 +219,18 @@ def by_level(
 ) -> pd.DataFrame:
     """Compute a statistic at every level of a study.
 
-    Args: table: Table of :func:`fairlib.study`. of: Name of one of `STATISTICS` that takes a
-        ``level`` or a ``where``; the latter is computed on the test part
-            unless ``where`` names another.
+    Args:
+        table: Table of :func:`fairlib.study`.
+        of: Name of one of `STATISTICS` that takes a ``level`` or a ``where``; the latter is
+            computed on the test part unless ``where`` names another.
         where: Values of columns that select the rows.
         control: Also compute it for the control, at its level; for statistics that do not compare
             with it.
         arguments: Further arguments of the statistic.
 
-    Returns: DataFrame with seeds in rows and levels in columns, as :func:`whopays.plots.by_level`
-        draws it.
+    Returns:
+        DataFrame with seeds in rows and levels in columns, as :func:`whopays.plots.by_level` draws
+        it.
 
     Raises:
         ValueError: If the name of the statistic is unknown, or the statistic refuses the table.
@@ -239,10 +254,12 @@ def drop_difference(
     compressed at ``level``; the value is the mean drop of the smallest groups minus that of the
     largest.
 
-    Args: table: Table of :func:`fairlib.study`. level: Compression level that is compared with the
-        control. share: Of k groups, the ceil(share * k) smallest and as many largest are taken, by
-        their size in the *training*
-            split of the seed; ties are broken at random by the seed, never by name.
+    Args:
+        table: Table of :func:`fairlib.study`.
+        level: Compression level that is compared with the control.
+        share: Of k groups, the ceil(share * k) smallest and as many largest are taken, by their
+            size in the *training* split of the seed; ties are broken at random by the seed, never
+            by name.
         others: Compare all groups but the largest with these, in the place of the smallest: with a
             share that leaves one group, everybody else with the majority.
         relative: Divide the drop by the mean accuracy of the same groups under the control. This is
@@ -257,9 +274,9 @@ def drop_difference(
     Returns:
         Series indexed by seed.
 
-    Raises: ValueError: If a column, the level or the control is missing, a seed is incomplete,
-        several runs per seed are
-            selected, or a relative drop would divide by 0.
+    Raises:
+        ValueError: If a column, the level or the control is missing, a seed is incomplete, several
+            runs per seed are selected, or a relative drop would divide by 0.
     """
     settings: dict[str, Any] = {"level": level, "share": share, "relative": relative}
     settings |= {"where": where, "rank_where": rank_where}
@@ -286,9 +303,9 @@ def loss_difference(
     Returns:
         Series indexed by seed.
 
-    Raises: ValueError: If a column, the level or the control is missing, a seed is incomplete, or
-        several runs per seed are
-            selected.
+    Raises:
+        ValueError: If a column, the level or the control is missing, a seed is incomplete, or
+            several runs per seed are selected.
     """
     change, _, sizes = _against_control(table, "loss", level, where, rank_where)
     return _smallest_minus_largest(change, sizes, 1 / 3)
@@ -319,9 +336,10 @@ def accuracy_change(
     Returns:
         Series indexed by seed.
 
-    Raises: ValueError: If ``groups`` is unknown, a column, the level or the control is missing, a
-        seed is incomplete,
-            several runs per seed are selected, or a relative change would divide by 0.
+    Raises:
+        ValueError: If ``groups`` is unknown, a column, the level or the control is missing, a seed
+            is incomplete, several runs per seed are selected, or a relative change would divide by
+            0.
     """
     lookup("choice of groups", groups, dict.fromkeys(("smallest", "largest", "others")))
     change, before, sizes = _against_control(table, "accuracy", level, where, rank_where)
@@ -341,9 +359,9 @@ def group_difference(
 ) -> pd.Series:
     """Compute the mean of a column over the smallest groups minus that over the largest, by seed.
 
-    Args: table: One row per seed and group, once ``where`` has selected, with a column
-        ``train_size``, which ranks the
-            groups; ties are broken at random by the seed.
+    Args:
+        table: One row per seed and group, once ``where`` has selected, with a column
+            ``train_size``, which ranks the groups; ties are broken at random by the seed.
         column: Name of the column.
         share: Share of groups that are the smallest, and the largest (`drop_difference`).
         relative: Divide by the mean of the column over all groups, which must be positive: for
@@ -353,9 +371,9 @@ def group_difference(
     Returns:
         Series indexed by seed.
 
-    Raises: ValueError: If a column is missing, the selection holds several rows per seed and group,
-        or a mean to divide by
-            is not positive.
+    Raises:
+        ValueError: If a column is missing, the selection holds several rows per seed and group, or
+            a mean to divide by is not positive.
     """
     rows = _select(table, where, ("seed", "group", column, "train_size"))
     values = _by_seed_and_group(rows, column)
@@ -398,11 +416,15 @@ def groups_by_size(
 ) -> pd.DataFrame:
     """Sort the values of a column from the smallest to the largest group of each seed.
 
-    Args: table: One row per seed and group, once ``where`` has selected. column: Name of the
-        column. rank: Name of the column of sizes that ranks the groups; ties are broken at random
-        by the seed. where: Values of columns that select the rows.
+    Args:
+        table: One row per seed and group, once ``where`` has selected.
+        column: Name of the column.
+        rank: Name of the column of sizes that ranks the groups; ties are broken at random by the
+            seed.
+        where: Values of columns that select the rows.
 
-    Returns: DataFrame with seeds in rows and ranks in columns, each named by the mean size over the
+    Returns:
+        DataFrame with seeds in rows and ranks in columns, each named by the mean size over the
         seeds.
 
     Raises:
@@ -422,18 +444,21 @@ def group_correlation(
     """Compute Spearman's rank correlation of two columns over the groups, by seed; never pooled
     over seeds.
 
-    Args: table: One row per seed and group, once ``where`` has selected. x, y: Names of the
-        columns. where: Values of columns that select the rows. x_where: Values of columns that
-        select the rows of ``x``; by default those of ``where``. With the rows of the
-            dense network: what was known of a group before compression, with what happened to it.
+    Args:
+        table: One row per seed and group, once ``where`` has selected.
+        x, y: Names of the columns.
+        where: Values of columns that select the rows.
+        x_where: Values of columns that select the rows of ``x``; by default those of ``where``.
+            With the rows of the dense network: what was known of a group before compression, with
+            what happened to it.
 
     Returns:
         Series indexed by seed, in [-1, 1].
 
-    Raises: ValueError: If a column is missing, the selection holds several rows per seed and group,
-        there are fewer than
-            three groups, a column has a missing value or is constant over the groups of a seed, or
-            the rows of ``x`` do not cover the same seeds and groups.
+    Raises:
+        ValueError: If a column is missing, the selection holds several rows per seed and group,
+            there are fewer than three groups, a column has a missing value or is constant over the
+            groups of a seed, or the rows of ``x`` do not cover the same seeds and groups.
     """
     chosen = {x: where if x_where is None else x_where, y: where}
     rows = {name: _select(table, chosen[name], ("seed", "group", name)) for name in chosen}
@@ -470,10 +495,10 @@ def drop_correlation(table: pd.DataFrame, *, level: float, where: Rows | None = 
     Returns:
         Series indexed by seed, in [-1, 1]; 0 for a seed in which all groups lose the same.
 
-    Raises: ValueError: If a column, the level, the control or the dense network is missing, a seed
-        is incomplete, several
-            runs per seed are selected, there is only one seed, there are fewer than three groups,
-            or these do not differ in accuracy.
+    Raises:
+        ValueError: If a column, the level, the control or the dense network is missing, a seed is
+            incomplete, several runs per seed are selected, there is only one seed, there are fewer
+            than three groups, or these do not differ in accuracy.
     """
     change, _, _ = _against_control(table, "accuracy", level, where, None)
     dense = _select(table, dict(where or {}) | {"stage": "dense", "split": "test"}, ())
@@ -528,9 +553,9 @@ def spread_change(table: pd.DataFrame, *, level: float, where: Rows | None = Non
     Returns:
         Series indexed by seed.
 
-    Raises: ValueError: If a column, the level or the control is missing, a seed is incomplete,
-        several runs per seed are
-            selected, there is only one group, or one has fewer than two samples.
+    Raises:
+        ValueError: If a column, the level or the control is missing, a seed is incomplete, several
+            runs per seed are selected, there is only one group, or one has fewer than two samples.
     """
     rows = _select(table, where or {}, (*STUDY, "accuracy"))
     rows = rows[rows["split"] == "test"]
@@ -567,9 +592,9 @@ def spread(table: pd.DataFrame, *, where: Rows) -> pd.Series:
     Returns:
         Series indexed by seed.
 
-    Raises: ValueError: If a column or a value is missing, a run has several rows for a group, the
-        seeds do not have the
-            same runs, there is only one group, or one has fewer than two samples.
+    Raises:
+        ValueError: If a column or a value is missing, a run has several rows for a group, the seeds
+            do not have the same runs, there is only one group, or one has fewer than two samples.
     """
     return _variance_between(*_accuracies(table, where)).groupby("seed").mean().rename("value")
 
@@ -593,7 +618,8 @@ def _sampling_variance(accuracy: pd.DataFrame, sizes: pd.DataFrame) -> pd.Series
 
 def _equally_noisy(one: Accuracies, other: Accuracies) -> tuple[Accuracies, Accuracies]:
     """Thin the test samples of the side with the smaller sampling variance until both have the
-    same."""
+    same.
+    """
     noise, against = (_sampling_variance(*side).mean() for side in (one, other))
     if noise <= against:
         return _thinned(one, noise / against if against else 1.0), other
@@ -602,7 +628,8 @@ def _equally_noisy(one: Accuracies, other: Accuracies) -> tuple[Accuracies, Accu
 
 def _thinned(side: Accuracies, share: float) -> Accuracies:
     """Accuracies on a share of each group's samples, drawn without replacement; two samples at
-    least."""
+    least.
+    """
     accuracy, sizes = side
     right = (accuracy * sizes).round()
     if (abs(right - accuracy * sizes) > 0.1).any(axis=None):
@@ -632,9 +659,9 @@ def group_gap(
     groups of 55 samples whose true accuracies all fall from .95 to .80 widen by .077 on average. A
     verdict on the `contrast` of two gaps allows for it (`by_chance`); `spread` has no such bias.
 
-    Args: table: One row per run and group, once ``where`` has selected; a run is a seed, stage,
-        level and time of
-            mitigation.
+    Args:
+        table: One row per run and group, once ``where`` has selected; a run is a seed, stage, level
+            and time of mitigation.
         where: Values of columns that select the rows.
         column: Name of the column :math:`x`.
         relative: Divide by the mean of :math:`x` over the groups, which must be positive: for
@@ -643,9 +670,9 @@ def group_gap(
     Returns:
         Series indexed by seed.
 
-    Raises: ValueError: If a column or a value is missing, a run has several rows for a group, the
-        seeds do not have the
-            same runs, or a mean to divide by is not positive.
+    Raises:
+        ValueError: If a column or a value is missing, a run has several rows for a group, the seeds
+            do not have the same runs, or a mean to divide by is not positive.
     """
     values = _by_run_and_group(_select(table, where, (*RUN, "group", column)), column)
     gaps, means = values.max(axis=1) - values.min(axis=1), values.mean(axis=1)
@@ -664,17 +691,19 @@ def degradation_gap(table: pd.DataFrame, *, where: Rows, dense: Rows) -> pd.Seri
     the selected one, this is, for two groups, the left side of Definition 3 of [B], :math:`|R_+ -
     R_-|`; the mean over the runs selected. Like every such gap it is biased upward (`group_gap`).
 
-    Args: table: One row per run and group, once ``where`` has selected (`group_gap`); or a table
-        without groups, whose
-            column ``signed`` has the accuracy of the one group minus that of the other (`by_run`).
+    Args:
+        table: One row per run and group, once ``where`` has selected (`group_gap`); or a table
+            without groups, whose column ``signed`` has the accuracy of the one group minus that of
+            the other (`by_run`).
         where: Values of columns that select the rows.
         dense: Values of columns that select the rows of the dense network, one run per seed.
 
     Returns:
         Series indexed by seed.
 
-    Raises: ValueError: If a column, a value or the dense network of a seed is missing, or the
-        groups are not the same.
+    Raises:
+        ValueError: If a column, a value or the dense network of a seed is missing, or the groups
+            are not the same.
     """
     if "group" in table:
         after = _by_run_and_group(_select(table, where, (*RUN, "group", "accuracy")), "accuracy")
@@ -707,10 +736,11 @@ def group_gap_by_chance(
     """Compute the gap that chance alone would give if all groups of a run had its overall accuracy,
     by seed.
 
-    Args: table: One row per run and group, once ``where`` has selected (`group_gap`). where: Values
-        of columns that select the rows. dense: Values of columns that select the dense network of
-        each seed, for the gap of what the groups lose against
-            it (`degradation_gap`); its accuracies are drawn as well.
+    Args:
+        table: One row per run and group, once ``where`` has selected (`group_gap`).
+        where: Values of columns that select the rows.
+        dense: Values of columns that select the dense network of each seed, for the gap of what the
+            groups lose against it (`degradation_gap`); its accuracies are drawn as well.
         nested: With ``dense``: whether all that the less accurate network answers rightly the other
             does, too, so that the loss of a group of n samples is a binomial share of them.
             Otherwise the two are drawn independently.
@@ -721,9 +751,9 @@ def group_gap_by_chance(
     Returns:
         Series indexed by seed.
 
-    Raises: ValueError: If a column or a value is missing, a run has several rows for a group, the
-        seeds do not have the
-            same runs, or a group of a run has no samples.
+    Raises:
+        ValueError: If a column or a value is missing, a run has several rows for a group, the seeds
+            do not have the same runs, or a group of a run has no samples.
     """
     accuracy, sizes = _accuracies(table, where)
     overall = pd.DataFrame({"after": (accuracy * sizes).sum(axis=1) / sizes.sum(axis=1)})
@@ -749,9 +779,9 @@ def overall_accuracy(table: pd.DataFrame, *, where: Rows) -> pd.Series:
     Returns:
         Series indexed by seed.
 
-    Raises: ValueError: If a column or a value is missing, a run has several rows for a group, the
-        seeds do not have the
-            same runs, or a run has no samples.
+    Raises:
+        ValueError: If a column or a value is missing, a run has several rows for a group, the seeds
+            do not have the same runs, or a run has no samples.
     """
     accuracy, sizes = _accuracies(table, where)
     if not (sizes.sum(axis=1) > 0).all():
@@ -772,8 +802,9 @@ def overall_change(table: pd.DataFrame, *, level: float, where: Rows | None = No
     Returns:
         Series indexed by seed.
 
-    Raises: ValueError: If a column, a value, the level or the control is missing, or the seeds do
-        not have the same runs.
+    Raises:
+        ValueError: If a column, a value, the level or the control is missing, or the seeds do not
+            have the same runs.
     """
     test = {"split": "test"} | dict(where or {})
     after = overall_accuracy(table, where=test | {"stage": "compressed", "level": level})
@@ -829,11 +860,12 @@ def by_arm(table: pd.DataFrame, keys: Iterable[str]) -> pd.DataFrame:
         table: Rows of one stage of a study, with its test and its training part.
         keys: Names of the columns that distinguish the arms.
 
-    Returns: One row per arm and seed, arms in the order of the table: ``keys``, ``seed``;
-        ``accuracy``, ``gap`` and ``gap_by_chance`` of the test part (`overall_accuracy`,
-        `group_gap`, `group_gap_by_chance`); ``loss_gap``, the gap of the losses in the training
-        part; ``smallest`` and ``largest``, test accuracies of the groups that are smallest and
-        largest in the training part (`extremes`).
+    Returns:
+        One row per arm and seed, arms in the order of the table: ``keys``, ``seed``; ``accuracy``,
+        ``gap`` and ``gap_by_chance`` of the test part (`overall_accuracy`, `group_gap`,
+        `group_gap_by_chance`); ``loss_gap``, the gap of the losses in the training part;
+        ``smallest`` and ``largest``, test accuracies of the groups that are smallest and largest in
+        the training part (`extremes`).
 
     Raises:
         ValueError: If a column or a part is missing, or an arm has several rows per seed and group.
@@ -855,11 +887,13 @@ def prices(table: pd.DataFrame) -> pd.DataFrame:
     """Compute what each arm of a study costs the average, and how much more it costs small groups,
     by level and seed.
 
-    Args: table: Table of :func:`fairlib.study` with the rows of controls and a column of `ARMS`
-        (the last of them).
+    Args:
+        table: Table of :func:`fairlib.study` with the rows of controls and a column of `ARMS` (the
+            last of them).
 
-    Returns: One row per arm, level and seed, arms and levels in the order of the table: the column
-        of the arm, ``level``, ``seed``; ``average``, what the overall accuracy loses against the
+    Returns:
+        One row per arm, level and seed, arms and levels in the order of the table: the column of
+        the arm, ``level``, ``seed``; ``average``, what the overall accuracy loses against the
         control (`overall_change`), and ``difference``, how much more the smallest third of the
         groups loses than the largest (`drop_difference`).
 
@@ -898,19 +932,22 @@ def contrast(
     replacement, as make both sides vary alike. On average over such draws the value is the
     difference of the two spreads.
 
-    Args: table: Table of :func:`fairlib.study`. of: Name of one of `STATISTICS`. where: Values of
-        columns that select the rows. against: Values of columns that select the rows whose value is
-        subtracted. beyond: ``where`` and ``against`` of a second contrast, which is subtracted from
-        the first: how much more a
-            constraint gives back after one linearizer than after another.
+    Args:
+        table: Table of :func:`fairlib.study`.
+        of: Name of one of `STATISTICS`.
+        where: Values of columns that select the rows.
+        against: Values of columns that select the rows whose value is subtracted.
+        beyond: ``where`` and ``against`` of a second contrast, which is subtracted from the first:
+            how much more a constraint gives back after one linearizer than after another.
         arguments: Further arguments of the statistic.
 
     Returns:
         Series indexed by seed.
 
-    Raises: ValueError: If the statistic is unknown or refuses the table, or the two sides do not
-        cover the same seeds, or
-            not the same groups where gaps, spreads or overall accuracies are compared.
+    Raises:
+        ValueError: If the statistic is unknown or refuses the table, or the two sides do not cover
+            the same seeds, or not the same groups where gaps, spreads or overall accuracies are
+            compared.
     """
     function = lookup("statistic", of, STATISTICS)
     if function in (group_gap, overall_accuracy, spread):
@@ -957,11 +994,13 @@ def level_trend(
         where: Values of columns that select the rows.
         arguments: Further arguments of the statistic.
 
-    Returns: Series indexed by seed, in [-1, 1]; 0 for a seed in which the statistic is the same at
-        all levels.
+    Returns:
+        Series indexed by seed, in [-1, 1]; 0 for a seed in which the statistic is the same at all
+        levels.
 
-    Raises: ValueError: If the statistic is unknown or refuses the table, or there are fewer than
-        three levels.
+    Raises:
+        ValueError: If the statistic is unknown or refuses the table, or there are fewer than three
+            levels.
     """
     values = _over_levels(table, statistic, dict(where or {}), arguments).T.round(
         12
@@ -981,19 +1020,23 @@ def cells(
     """Compute a statistic in every cell of a statement about *each* of several levels, methods or
     groups.
 
-    Args: table: Table of :func:`fairlib.study`. name: Name of one of `STATISTICS`. each: Values by
-        column, or ``"all"`` for all that the selected rows have; a cell is a combination of them. A
-            value becomes the argument of that name if the statistic has one (``level``), else a
-            condition of ``where``, and of ``against`` unless that has one for the column. What
-            stands under the key ``against`` varies in ``against`` alone: one method against each of
-            its rivals.
+    Args:
+        table: Table of :func:`fairlib.study`.
+        name: Name of one of `STATISTICS`.
+        each: Values by column, or ``"all"`` for all that the selected rows have; a cell is a
+            combination of them. A value becomes the argument of that name if the statistic has one
+            (``level``), else a condition of ``where``, and of ``against`` unless that has one for
+            the column. What stands under the key ``against`` varies in ``against`` alone: one
+            method against each of its rivals.
         arguments: Further arguments of the statistic.
 
-    Returns: DataFrame with seeds in rows and cells in columns, named ``"level 0.9, when after,
-        against SNIP"``.
+    Returns:
+        DataFrame with seeds in rows and cells in columns, named ``"level 0.9, when after, against
+        SNIP"``.
 
-    Raises: ValueError: If the name is unknown, the table lacks a cell, or the cells do not have the
-        same seeds.
+    Raises:
+        ValueError: If the name is unknown, the table lacks a cell, or the cells do not have the
+            same seeds.
     """
     lookup("statistic", name, STATISTICS)
     rivals = dict(each.get("against", {}))
@@ -1046,12 +1089,13 @@ def by_chance(
         name: Name of one of `STATISTICS`.
         arguments: Its arguments, as `contrast` or `cells` take them.
 
-    Returns: Values as the statistic has, by seed or by seed and cell, each of which is to be
-        subtracted; none for a statistic that chance does not move with accuracy.
+    Returns:
+        Values as the statistic has, by seed or by seed and cell, each of which is to be subtracted;
+        none for a statistic that chance does not move with accuracy.
 
-    Raises: ValueError: If the table does not give the statistic, or does not say how many samples
-        its groups have; or if
-            the gaps are relative.
+    Raises:
+        ValueError: If the table does not give the statistic, or does not say how many samples its
+            groups have; or if the gaps are relative.
     """
     gaps = STATISTICS.get(arguments.get("of", "")) in (group_gap, degradation_gap)
     if name != "contrast" or not gaps or arguments.get("column", "accuracy") != "accuracy":
@@ -1081,9 +1125,9 @@ def at_floor(
     control avoids less than a tenth (`FLOOR`) of that answer's errors, :math:`(A - A_0) / (1 - A_0)
     < 0.1`. If this holds for all samples together, all groups are.
 
-    Args: table: Table of :func:`fairlib.study`, with the column ``constant``, :math:`A_0` of each
-        row (the diagnostic of
-            this name).
+    Args:
+        table: Table of :func:`fairlib.study`, with the column ``constant``, :math:`A_0` of each row
+            (the diagnostic of this name).
         where: Values of columns that select the rows; ``stage: control`` and ``split: test`` unless
             given.
         classes: Whether the groups are the classes. If so, a table may lack the column: then
@@ -1121,7 +1165,8 @@ def _over_levels(
     table: pd.DataFrame, name: str, where: dict[str, Any], arguments: Rows, *, control: bool = False
 ) -> pd.DataFrame:
     """A statistic at every level, as its argument ``level`` if it compares with the control, else
-    in ``where``."""
+    in ``where``.
+    """
     function = lookup("statistic", name, STATISTICS)
     chosen = _select(table, where, ("stage", "level"))
     levels = sorted(set(chosen.loc[chosen["stage"] == "compressed", "level"]))
@@ -1178,7 +1223,9 @@ def _against_control(
     table: pd.DataFrame, value: str, level: float, where: Rows | None, rank_where: Rows | None
 ) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
     """Change of a column against the control, the column under the control, and training sizes, by
-    seed and group."""
+    seed and group.
+
+    """
     rows = _select(table, where or {}, (*STUDY, value))
     controls, test = rows["stage"] == "control", rows["split"] == "test"
     ranked = rows if rank_where is None else _select(table, rank_where, STUDY)
@@ -1202,11 +1249,14 @@ CHANGES = (
     overall_change,
     spread_change,
 )
-"""Statistics that compare a level with the control."""
+"""Statistics that compare a level with the control.
+
+"""
 
 BY_CONTRAST = (degradation_gap, group_gap, group_gap_by_chance, spread)
 """Statistics that decide a claim by `contrast` alone: chance keeps a gap above 0, and a variance of
-0 is estimated with a skewed error, so that over ten seeds one in ten intervals lies below 0."""
+0 is estimated with a skewed error, so that over ten seeds one in ten intervals lies below 0.
+"""
 
 STATISTICS: dict[str, Callable[..., pd.Series]] = {
     function.__name__: function
@@ -1217,7 +1267,9 @@ STATISTICS: dict[str, Callable[..., pd.Series]] = {
     )
 }  # fmt: skip
 """By name the functions that turn a study table, and the arguments of a claim, into one value per
-seed."""
+seed.
+
+"""
 
 
 def _select(table: pd.DataFrame, where: Rows, columns: Iterable[str]) -> pd.DataFrame:
@@ -1271,8 +1323,7 @@ def _by_seed_and_group(rows: pd.DataFrame, value: str) -> pd.DataFrame:
 
 
 def _by_run_and_group(rows: pd.DataFrame, value: str) -> pd.DataFrame:
-    """Runs in rows, groups in columns; exactly one value for each, and the same runs for all
-    seeds."""
+    """Runs in rows, groups in columns; exactly one value for each, and the same runs for all seeds."""
     run = [*RUN, *(name for name in ARMS if name in rows)]
     if rows.duplicated([*run, "group"]).any():
         raise ValueError(
@@ -1292,7 +1343,9 @@ def _by_run_and_group(rows: pd.DataFrame, value: str) -> pd.DataFrame:
 
 def _extreme(values: pd.DataFrame, sizes: pd.DataFrame, share: float, groups: str) -> pd.Series:
     """By seed, the mean over the smallest, the largest or the other groups. Seeds stand in rows,
-    groups in columns."""
+    groups in columns.
+
+    """
     count = math.ceil(share * len(values.columns))
     if not 1 <= count <= len(values.columns) / 2:
         raise ValueError(
@@ -1310,7 +1363,8 @@ def _smallest_minus_largest(values: pd.DataFrame, sizes: pd.DataFrame, share: fl
 
 def _ranked(values: pd.DataFrame, sizes: pd.DataFrame) -> np.ndarray:
     """By seed, the values from the smallest to the largest group; ties in an order drawn by the
-    seed."""
+    seed.
+    """
     draws = (
         np.random.default_rng(int(seed)).permutation(len(sizes.columns)) for seed in sizes.index
     )

@@ -59,8 +59,9 @@ class Point:
 def expand(grid: str | Path) -> list[Point]:
     """List the runs of a grid file, in its order.
 
-    Raises: ParameterError: If the file is not a grid or has a duplicate run, or a parameter does
-        not fit its notebook.
+    Raises:
+        ParameterError: If the file is not a grid or has a duplicate run, or a parameter does not
+            fit its notebook.
     """
     content = read_yaml(grid)
     _check(grid, content, {"runs": list, "table": str}, needed={"runs"})
@@ -99,7 +100,8 @@ def folder(grid: str | Path) -> Path:
 
 def run_name(notebook: Path, varied: Mapping[str, Any], parameters: Mapping[str, Any]) -> str:
     """Name a run by its notebook and varied parameters, and by a digest of all parameters, which
-    makes it unique."""
+    makes it unique.
+    """
     label = "-".join([notebook.stem, *(f"{name}={value}" for name, value in varied.items())])
     return f"{re.sub(r'[^0-9A-Za-z_.=-]+', '_', label)[:100]}-{runs.digest_values(parameters)[:8]}"
 
@@ -140,10 +142,11 @@ def unfit(points: Iterable[Point]) -> dict[str, str]:
 class Plan:
     """How far the runs of a grid are.
 
-    Attributes: runs: By state the runs: ``done``; ``stale``, finished with other contents;
-        ``failed``; ``missing``. timed: Number of finished runs, stale ones too, that this machine
-        executed. hours: Hours until all runs are done, at the pace of these; None where there are
-        none.
+    Attributes:
+        runs: By state the runs: ``done``; ``stale``, finished with other contents; ``failed``;
+            ``missing``.
+        timed: Number of finished runs, stale ones too, that this machine executed.
+        hours: Hours until all runs are done, at the pace of these; None where there are none.
     """
 
     runs: Mapping[str, list[Point]]
@@ -181,7 +184,9 @@ def plan(grid: str | Path) -> Plan:
 
 def refusal(grid: str | Path, found: Mapping[str, str]) -> str:
     """Say which runs of a grid cannot be gathered (at most five), why (as :func:`unfit` found), and
-    what to do."""
+    what to do.
+
+    """
     named = "; ".join([f"{id} ({why})" for id, why in found.items()][:5]) + "; ..." * (
         len(found) > 5
     )
@@ -201,9 +206,9 @@ def gather(grid: str | Path) -> list[Path]:
     Returns:
         The paths of the tables.
 
-    Raises: RunError: If a run is not finished, has recorded nothing, or was made by other contents
-        than the current ones
-            (:func:`unfit`): one table has the records of one experiment.
+    Raises:
+        RunError: If a run is not finished, has recorded nothing, or was made by other contents than
+            the current ones (:func:`unfit`): one table has the records of one experiment.
     """
     points = expand(grid)
     if found := unfit(points):
@@ -256,7 +261,9 @@ def _provenance(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def _common(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """By name the value that all runs share, or the list of the different ones; None of a run that
-    lacks the name."""
+    lacks the name.
+
+    """
     return {name: one_or_all(run.get(name) for run in found) for run in found for name in run}
 
 

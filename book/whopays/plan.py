@@ -1,5 +1,6 @@
 """The command ``whopays plan``: how far a grid is, how long the rest takes, and what it needs that
-is not there."""
+is not there.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +15,9 @@ from fairlib import environment
 from whopays import grids, runs
 
 NO_FILES = ("digits", "synthetic-faces")
-"""Names of data sets that need no files."""
+"""Names of data sets that need no files.
+
+"""
 
 
 def add(commands: Any) -> None:
@@ -89,7 +92,8 @@ def _lacks(points: Sequence[grids.Point]) -> list[str]:
 
 def _lack_of(name: str, place: str, image_size: Any, drawn: Any, seeds: Any, device: str) -> str:
     """What is lacking for a data set: its files, or memory for its images in each process that is
-    at work."""
+    at work.
+    """
     import numpy as np
 
     from fairlib import data

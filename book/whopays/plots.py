@@ -1,5 +1,7 @@
 """Figures in one style: white, colour-blind-safe, every estimate with its interval and every group
-with its size."""
+with its size.
+
+"""
 
 from __future__ import annotations
 
@@ -67,10 +69,14 @@ def lines(
 ) -> None:
     """Draw several lines of means over seeds against level, side by side (:func:`by_level`).
 
-    Args: axis: Axis to draw on. values: By label a table with seeds in rows and levels in columns.
+    Args:
+        axis: Axis to draw on.
+        values: By label a table with seeds in rows and levels in columns.
         looks: By label the colour (an index into `PALETTE` or a name) and the marker; the next ones
-        by default. apart: Distance from one line to the next along the x axis; on a logarithmic
-        axis as a share. zero: Whether to draw a horizontal line at zero.
+            by default.
+        apart: Distance from one line to the next along the x axis; on a logarithmic axis as a
+            share.
+        zero: Whether to draw a horizontal line at zero.
     """
     for place, (label, table) in enumerate(values.items()):
         x, middle = np.array(list(table), dtype=float), place - (len(values) - 1) / 2
@@ -152,10 +158,13 @@ def thirds(
     """Draw the change of test accuracy against the control over the level, for the largest and
     smallest third.
 
-    Args: axis: Axis to draw on. study: Table of :func:`fairlib.study`. where: Values of columns
-        that select the rows. rank_where: Values of columns that select the rows whose sizes rank
-        the groups; by default those of ``where``. everybody: Whether to draw the change over all
-        test samples, too.
+    Args:
+        axis: Axis to draw on.
+        study: Table of :func:`fairlib.study`.
+        where: Values of columns that select the rows.
+        rank_where: Values of columns that select the rows whose sizes rank the groups; by default
+            those of ``where``.
+        everybody: Whether to draw the change over all test samples, too.
     """
     where = dict(where or {})
     ranked = effects.select(
@@ -181,10 +190,14 @@ def groups(
 ) -> None:
     """Draw the mean of a column over seeds against level for every group, the largest first.
 
-    Args: axis: Axis to draw on. rows: Rows of one part of the data, with a column ``train_size``;
-        those of dense networks are left out. column: Name of the column. extremes: Draw the
-        largest, the middle and the smallest group of each seed instead, whichever these are. rank:
-        Name of the column by whose mean the groups are sorted otherwise.
+    Args:
+        axis: Axis to draw on.
+        rows: Rows of one part of the data, with a column ``train_size``; those of dense networks
+            are left out.
+        column: Name of the column.
+        extremes: Draw the largest, the middle and the smallest group of each seed instead,
+            whichever these are.
+        rank: Name of the column by whose mean the groups are sorted otherwise.
     """
     rows = rows[rows["stage"].isin(["control", "compressed"])]
     levels(axis, rows)
@@ -204,10 +217,13 @@ def beside_accuracy(
     """Draw test accuracy, and the logarithm (base 10) of another column on the training set, over
     level, by group.
 
-    Args: study: Table of :func:`fairlib.study` with a column ``train_size``. column: Name of the
-        other column. label: Label of its axis. extremes: Whether only the largest, the middle and
-        the smallest group of each seed are drawn (:func:`groups`). where: Values of columns that
-        select the rows.
+    Args:
+        study: Table of :func:`fairlib.study` with a column ``train_size``.
+        column: Name of the other column.
+        label: Label of its axis.
+        extremes: Whether only the largest, the middle and the smallest group of each seed are drawn
+            (:func:`groups`).
+        where: Values of columns that select the rows.
     """
     figure, axes = new_figure(2, width=9.0)
     study = effects.select(study.assign(**{column: np.log10(study[column])}), **where)
@@ -261,9 +277,9 @@ def over_budgets(
     these are. The legend marks a group at the floor (:func:`whopays.effects.at_floor`), which has
     nothing to lose.
 
-    Args: rows: By label of a row of panels, and title of a panel, its table: test rows of a study,
-        those of the controls
-            among them, with a column ``train_size``.
+    Args:
+        rows: By label of a row of panels, and title of a panel, its table: test rows of a study,
+            those of the controls among them, with a column ``train_size``.
         of: Name of the column; or a name for each row, by label; or for each panel of a row, by
             title.
         before: Name of a column of accuracies. With it the *relative drop* from there is drawn
@@ -303,8 +319,11 @@ def arms(
     Of more than five groups the largest, the middle and the smallest of each seed are drawn,
     whichever these are.
 
-    Args: study: Table of :func:`fairlib.study` with the column ``arm``; ``kept`` is the share of
-        bytes. names: By name of an arm the title of its panel. rows: Number of rows of panels.
+    Args:
+        study: Table of :func:`fairlib.study` with the column ``arm``; ``kept`` is the share of
+            bytes.
+        names: By name of an arm the title of its panel.
+        rows: Number of rows of panels.
         width: Width of the figure in inches.
     """
     changed = effects.against_control(study, on=["arm", "seed", "group"])
@@ -430,11 +449,15 @@ def by_size(
     """Draw the mean of a column over seeds against the group size, in a line for each value of
     another column.
 
-    Args: axis: Axis to draw on. rows: Table with one row per value, seed and group. column: Name of
-        the column whose mean is drawn, with its 95 % t interval; it labels the y axis. by: Name of
-        the column whose values are the lines; rows without a value there are left out. rank: Name
-        of the column that holds the group sizes, by which the groups of each seed are sorted. zero:
-        Whether to mark the height zero.
+    Args:
+        axis: Axis to draw on.
+        rows: Table with one row per value, seed and group.
+        column: Name of the column whose mean is drawn, with its 95 % t interval; it labels the y
+            axis.
+        by: Name of the column whose values are the lines; rows without a value there are left out.
+        rank: Name of the column that holds the group sizes, by which the groups of each seed are
+            sorted.
+        zero: Whether to mark the height zero.
     """
     pairs = rows.groupby(by, sort=False)
     found = {name: effects.groups_by_size(own, column=column, rank=rank) for name, own in pairs}
@@ -461,9 +484,13 @@ def crosses(
 ) -> None:
     """Draw a point for each group at its two means over seeds, with 95 % t intervals.
 
-    Args: axis: Axis to draw on. rows: One row per seed and group, with a column ``train_size``. x,
-        y: Names of the columns that are drawn. rank: Name of the column by whose mean the groups
-        are sorted, which gives them their colours. below: Whether to draw a legend below the axis.
+    Args:
+        axis: Axis to draw on.
+        rows: One row per seed and group, with a column ``train_size``.
+        x, y: Names of the columns that are drawn.
+        rank: Name of the column by whose mean the groups are sorted, which gives them their
+            colours.
+        below: Whether to draw a legend below the axis.
     """
     for place, (label, part) in enumerate(by_group(rows, rank=rank).items()):
         cross(axis, part[x], part[y], label=label, linestyle="none", **_look(None, label, place))
@@ -481,10 +508,13 @@ def against(
 ) -> Figure:
     """Draw one column against each of several others, a panel for each.
 
-    Args: rows: Table with a column ``seed``. columns: By the name of each column on an x axis its
-        label. y: Name of the column on the y axis, and its label. draw: :func:`scatter` for a point
-        for each row, or :func:`crosses` for a mean for each group. size: Further arguments of
-        :func:`new_figure`.
+    Args:
+        rows: Table with a column ``seed``.
+        columns: By the name of each column on an x axis its label.
+        y: Name of the column on the y axis, and its label.
+        draw: :func:`scatter` for a point for each row, or :func:`crosses` for a mean for each
+            group.
+        size: Further arguments of :func:`new_figure`.
     """
     figure, axes = new_figure(len(columns), sharey=True, **size)
     for axis, (column, label) in zip(axes, columns.items(), strict=True):
@@ -502,10 +532,12 @@ def by_name(
     """Draw the mean of several columns over seeds, with its 95 % t interval, for every group: a row
     for each group.
 
-    Args: rows: One row per seed and group of each part, with a column ``train_size``. columns: By
-        the name of each column, which has a panel, its label. by: Name of the column whose values
-        are the parts; each has its groups and a colour. ranked: Parts whose groups change their
-        sizes with the seed, and stand by their rank in size.
+    Args:
+        rows: One row per seed and group of each part, with a column ``train_size``.
+        columns: By the name of each column, which has a panel, its label.
+        by: Name of the column whose values are the parts; each has its groups and a colour.
+        ranked: Parts whose groups change their sizes with the seed, and stand by their rank in
+            size.
     """
     parts = {}
     for name, part in rows.groupby(by, sort=False):
@@ -595,11 +627,12 @@ def relu_traffic(axis: Axes, relus: int, measured: pd.DataFrame, protocol: str =
     over ReLUs kept, by least squares with an intercept for every network, image size and batch.
     Traffic of linear layers does not count.
 
-    Args: axis: Axis over shares of ReLUs kept, whose ticks the second axis shares
-        (:func:`whopays.plots.shares`). relus: Number of ReLUs of the network at a share of 1.
+    Args:
+        axis: Axis over shares of ReLUs kept, whose ticks the second axis shares
+            (:func:`whopays.plots.shares`).
+        relus: Number of ReLUs of the network at a share of 1.
         measured: Runs of an engine for private inference, with columns ``network image_size batch
-        protocol relus
-            bytes_sent``; the bytes are those of all images of a batch.
+            protocol relus bytes_sent``; the bytes are those of all images of a batch.
         protocol: Name of the protocol whose runs count.
 
     Raises:
@@ -643,9 +676,10 @@ def source(table: pd.DataFrame, evidence: str = "this run") -> str:
     """Say in one line where a study's table comes from, for :func:`provenance`: data, networks,
     methods, seeds.
 
-    Args: table: Table of :func:`fairlib.study`. More than three methods are counted, by arm where
-        it has arms. evidence: Kind of evidence: this run, an embedded study, a real-data run, a run
-        at scale.
+    Args:
+        table: Table of :func:`fairlib.study`. More than three methods are counted, by arm where it
+            has arms.
+        evidence: Kind of evidence: this run, an embedded study, a real-data run, a run at scale.
     """
     what = [", ".join(sorted(set(table[name].dropna()))) for name in ("data", "model")] + [
         _methods(table)
@@ -666,7 +700,8 @@ def _methods(table: pd.DataFrame) -> str:
 
 def _over_budgets(axis: Axes, table: pd.DataFrame, column: str, before: str) -> None:
     """Draw a line for every group, the largest first; with ``before`` the relative drop of those
-    not at the floor."""
+    not at the floor.
+    """
     table = table[table["stage"].isin(["control", "compressed"])]
     found: dict[str, pd.DataFrame] = {}
     looks: dict[str, _Look] = {}
@@ -703,7 +738,8 @@ def _over_budgets(axis: Axes, table: pd.DataFrame, column: str, before: str) -> 
 
 def _by_rank(table: pd.DataFrame, places: Mapping[str, int]) -> pd.DataFrame:
     """Name the groups at some places of the order by size within each seed, the largest at 0; drop
-    all others."""
+    all others.
+    """
     order = table.groupby(["seed", "level"])["train_size"].rank(method="first", ascending=False)
     return table.assign(
         group=(order - 1).map({place: name for name, place in places.items()})
@@ -712,7 +748,8 @@ def _by_rank(table: pd.DataFrame, places: Mapping[str, int]) -> pd.DataFrame:
 
 def _bars(values: Iterable[ArrayLike]) -> tuple[np.ndarray, np.ndarray]:
     """Means over seeds ``(n,)`` and how far their 95 % t intervals reach down and up ``(2, n)``;
-    NaN for one seed."""
+    NaN for one seed.
+    """
     found = [statistics.t_interval(each) for each in values]
     means = np.array([interval.estimate for interval in found])
     spread = np.array([(i.estimate - i.low, i.high - i.estimate) for i in found]).T
@@ -729,6 +766,7 @@ def _look(looks: Mapping[str, _Look] | None, label: str, place: int) -> dict[str
 
 def _places(count: int) -> dict[str, int]:
     """Places of the largest, the middle and the smallest of some groups, the largest first; of two,
-    no middle."""
+    no middle.
+    """
     places = {"largest": 0, "middle": (count - 1) // 2, "smallest": count - 1}
     return places if count > 2 else {"largest": 0, "smallest": count - 1}

@@ -1,5 +1,6 @@
 """Sentences of a page whose numbers and verdicts are computed, shown as Markdown: no text goes
-stale."""
+stale.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +23,9 @@ if TYPE_CHECKING:
 def say(text: str) -> Markdown:
     """Show a text as Markdown: paragraphs and lists, with formulas between dollar signs.
 
-    Args: text: Markdown, as a rule an f-string whose numbers are computed; the indentation that all
-        of its lines share is
-            taken away.
+    Args:
+        text: Markdown, as a rule an f-string whose numbers are computed; the indentation that all
+            of its lines share is taken away.
     """
     from IPython.display import Markdown
 
@@ -43,13 +44,15 @@ def in_short(text: str) -> Markdown:
 def points(values: ArrayLike | Interval, *, interval: bool = False) -> str:
     """Format a mean over seeds in percentage points: ``3.1 points``, or ``3.1 points [1.4, 4.8]``.
 
-    Args: values: One share per seed, ``(n,)``, for example of
-        :func:`whopays.effects.drop_difference`; or a mean with its
-            interval; or a single share, ``()``.
+    Args:
+        values: One share per seed, ``(n,)``, for example of
+            :func:`whopays.effects.drop_difference`; or a mean with its interval; or a single share,
+            ``()``.
         interval: Whether to add the 95 % interval over seeds.
 
-    Raises: ValueError: If a value is missing or not finite, or the interval is asked for and there
-        is a single value.
+    Raises:
+        ValueError: If a value is missing or not finite, or the interval is asked for and there is a
+            single value.
     """
     if not isinstance(values, Interval):
         values = t_interval(np.atleast_1d(values))
@@ -67,9 +70,13 @@ def lost(
     """Format what an arm of a study loses against the control, on average over the seeds: ``3.1
     points``.
 
-    Args: study: Table of :func:`fairlib.study` with arms. arm: Name of the arm. level: Its level.
+    Args:
+        study: Table of :func:`fairlib.study` with arms.
+        arm: Name of the arm.
+        level: Its level.
         groups: ``"smallest"`` or ``"largest"``, for the mean accuracy of these groups; otherwise
-        that of the test set. share: Share of the groups that these are.
+            that of the test set.
+        share: Share of the groups that these are.
 
     Raises:
         ValueError: If the table has no such arm or level.
@@ -127,13 +134,16 @@ def verdict(claim: str, table: str, *, expect: str = "", reading: str = "printed
     """Look up what the ledger says of a claim by one recorded table, and hold the words of a page
     to it.
 
-    Args: claim: Id of the claim, ``"T-fig-1"``. table: Path of the table as the claims name it, a
-        literal (:func:`whopays.tables.recorded`). expect: The verdict that the words of the page
-        rest on; the page fails where the ledger says otherwise. reading: The claim as ``"printed"``
-        or as ``"repaired"``.
+    Args:
+        claim: Id of the claim, ``"T-fig-1"``.
+        table: Path of the table as the claims name it, a literal (:func:`whopays.tables.recorded`).
+        expect: The verdict that the words of the page rest on; the page fails where the ledger says
+            otherwise.
+        reading: The claim as ``"printed"`` or as ``"repaired"``.
 
-    Raises: ValueError: If there is no such claim, it names no such table, or the verdict is not the
-        expected one.
+    Raises:
+        ValueError: If there is no such claim, it names no such table, or the verdict is not the
+            expected one.
     """
     found = _verdicts(claim)
     if (reading, table) not in found:

@@ -7,7 +7,8 @@ completely or not at all. A lock makes a second process that is asked for the sa
 first.
 
 The Snakefile and the console command start with this file, so nothing is imported at its top that
-takes time."""
+takes time.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +61,8 @@ _TYPES: dict[str, tuple[type, str]] = {
 
 class ParameterError(ValueError):
     """Raised where a parameter does not fit its notebook, or a notebook, parameter file or grid is
-    not valid."""
+    not valid.
+    """
 
 
 class RunError(RuntimeError):
@@ -143,8 +145,9 @@ def parameters(notebook: str | Path) -> dict[str, Parameter]:
     The cell is parsed here since ``papermill.inspect_notebook`` goes line by line and silently
     leaves out some parameters, for example a text with an equals sign in it.
 
-    Raises: ParameterError: If a statement is not ``name: type = literal``, or the file is not a
-        notebook.
+    Raises:
+        ParameterError: If a statement is not ``name: type = literal``, or the file is not a
+            notebook.
     """
     tagged = [cell for cell in _cells(notebook) if "parameters" in cell["metadata"].get("tags", [])]
     try:
@@ -242,7 +245,9 @@ def _cells(notebook: str | Path) -> list[dict[str, Any]]:
 
 def project_root(path: str | Path) -> Path:
     """Find the nearest folder above a file that holds ``pyproject.toml`` or ``_toc.yml``; else the
-    file's folder."""
+    file's folder.
+
+    """
     parents = Path(path).resolve().parents
     return next(
         (p for p in parents if (p / "pyproject.toml").is_file() or (p / "_toc.yml").is_file()),
@@ -290,7 +295,8 @@ def contents(notebook: str | Path, given: Mapping[str, Any]) -> dict[str, str]:
 
 def digest_files(paths: Iterable[Path], root: Path) -> str:
     """Digest those paths that are files: their names from ``root`` and their bytes, not their
-    times."""
+    times.
+    """
     total = hashlib.sha256()
     for path in sorted({path for path in paths if path.is_file()}):
         data = path.read_bytes()
@@ -325,9 +331,10 @@ def run(
     Returns:
         Whether the notebook was executed.
 
-    Raises: ParameterError: If a parameter is unknown or ill-typed. RunError: If ``out`` holds other
-        files or, without ``force``, a finished run of other contents; if papermill is
-            missing; or if the notebook fails.
+    Raises:
+        ParameterError: If a parameter is unknown or ill-typed.
+        RunError: If ``out`` holds other files or, without ``force``, a finished run of other
+            contents; if papermill is missing; or if the notebook fails.
         OSError: If a file cannot be read or written.
     """
     notebook, out, given = Path(notebook), Path(out).resolve(), given or {}
@@ -383,7 +390,9 @@ def _describe(notebook: Path, values: Mapping[str, Scalar], started: datetime) -
 
 def finish(folder: Path, description: Mapping[str, Any]) -> None:
     """Write the ``run.json`` of a run: its description, the checksums of its files, and one of all
-    that."""
+    that.
+
+    """
     files = {
         name: _checksum(folder / name) for name in (NOTEBOOK, RECORDS) if (folder / name).exists()
     }
@@ -396,7 +405,8 @@ def read_run(out: str | Path) -> dict | None:
     """Read the ``run.json`` of a finished run; None where there is none.
 
     A run that lacks a file, or has one that it did not write, is not finished either; standard
-    error says which."""
+    error says which.
+    """
     try:
         run = json.loads(Path(out, RUN).read_bytes())
         if "digest" in run and set(run["files"]) <= {path.name for path in Path(out).iterdir()}:
@@ -465,7 +475,8 @@ def _workspace(out: Path) -> Iterator[Path]:
 
 def _lock(path: Path, out: Path) -> int | None:
     """Lock a file, and wait while another process holds it; give back its descriptor, None where
-    there are no locks."""
+    there are no locks.
+    """
     try:
         import fcntl
 
@@ -548,7 +559,8 @@ def _execute(notebook: Path, folder: Path, given: Mapping[str, Scalar], failed: 
 @contextmanager
 def _not_installed(module: str) -> Iterator[None]:
     """Import what can do without a module as if that were not installed; one that is imported
-    already is left alone."""
+    already is left alone.
+    """
     if module in sys.modules:
         yield
         return
@@ -589,7 +601,9 @@ def _tidy(executed: Path) -> None:
 
 def git(folder: Path, *arguments: str) -> str | None:
     """Run git in a folder and give back its standard output; None where git, the checkout or the
-    object is missing."""
+    object is missing.
+
+    """
     try:
         return subprocess.run(
             ["git", *arguments],

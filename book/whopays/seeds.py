@@ -179,5 +179,6 @@ def benjamini_hochberg(p_values: ArrayLike, rate: float = 0.05) -> NDArray[np.bo
 
 def _rounding(values: ArrayLike) -> float:
     """Bound, per value, on what another order of summation changes in a sum of these values: ties
-    must stay ties."""
+    must stay ties.
+    """
     return 1e-12 * float(np.max(np.abs(np.asarray(values, dtype=np.float64)), initial=0.0))

@@ -1,5 +1,4 @@
-"""Tables that pages show: recorded ones where they exist, and values over seeds formatted as
-texts."""
+"""Tables that pages show: recorded ones where they exist, and values over seeds formatted as texts."""
 
 from __future__ import annotations
 
@@ -26,18 +25,23 @@ if TYPE_CHECKING:
 
 EMBEDDED = ("digits", "synthetic-faces", "parabola")
 """Names of data sets that come with the package or are drawn; a study of any other one is a
-real-data run."""
+real-data run.
+"""
 
 AT_SCALE = re.compile(r".*-(all|resnet18)|[tbd]-(fig|tab)-.*")
 """How runs at scale are named, which are of all pictures of a data set, of a paper's network, or of
-a paper's grid."""
+a paper's grid.
+"""
 
 NO_PHOTOGRAPHS = (*EMBEDDED, "mnist", "fashion-mnist")
-"""Names of data sets in which near-duplicates are not looked for."""
+"""Names of data sets in which near-duplicates are not looked for.
+
+"""
 
 EDITION_0_1 = {"near_duplicates": "ignored", "held_out": "train", "least": 1}
 """Values of parameters that recorded tables lack. Near-duplicates were split apart, a method held
-out data that the dense network knew, and a Lanczos process had no least number of steps."""
+out data that the dense network knew, and a Lanczos process had no least number of steps.
+"""
 
 HOLD_OUT = {
     f"{kind}:{name}"
@@ -45,7 +49,9 @@ HOLD_OUT = {
     for name, method in methods.items()
     if "val" in method.takes
 }
-"""Names of the methods that choose on held-out data, as a study names them."""
+"""Names of the methods that choose on held-out data, as a study names them.
+
+"""
 
 Row = Mapping[str, Any]
 Names = str | Sequence[str] | None
@@ -80,7 +86,8 @@ class Recorded:
 
     def _as_before(self, table: pd.DataFrame) -> list[str]:
         """What was done as edition 0.1 did it, by the recorded parameters, as far as it concerns
-        the table."""
+        the table.
+        """
         recorded = EDITION_0_1 | (self.provenance.get("parameters") or {})
         concerned = {
             "near-duplicates not kept together": recorded["near_duplicates"] == "ignored"
@@ -134,9 +141,9 @@ def recorded(path: str) -> Recorded:
     Where the project's files are missing (the wheel has them), the sentence says so, not that there
     is no such table.
 
-    Args: path: Path of the CSV file from the root of the project. On a page it has to be a literal,
-        since the files that
-            a page depends on are found by these texts.
+    Args:
+        path: Path of the CSV file from the root of the project. On a page it has to be a literal,
+            since the files that a page depends on are found by these texts.
     """
     root = environment.project()
     if (root / path).is_file():
@@ -161,10 +168,11 @@ def intervals(
 ) -> pd.DataFrame:
     """Format means over seeds with their 95 % t intervals as texts: ``0.123 [0.101, 0.145]``.
 
-    Args: values: By row (a text, or a tuple for several levels of rows) the contents of its columns
-        by name: one value
-            per seed ``(n,)``, shown by mean and interval; a number or a text, shown as it is; None
-            for an empty cell. For a single column, "mean", one value per seed by row.
+    Args:
+        values: By row (a text, or a tuple for several levels of rows) the contents of its columns
+            by name: one value per seed ``(n,)``, shown by mean and interval; a number or a text,
+            shown as it is; None for an empty cell. For a single column, "mean", one value per seed
+            by row.
         names: Name of the rows, or of each of their levels.
         digits: Digits after the decimal point.
         sign: Whether positive numbers have a sign.
@@ -288,7 +296,8 @@ def correlations(
         columns: By heading further values of columns that select rows.
         names: Name of the rows, or of each of their levels.
 
-    Returns: DataFrame of texts, empty ones where there are no such rows or the correlation is not
+    Returns:
+        DataFrame of texts, empty ones where there are no such rows or the correlation is not
         defined.
 
     Raises:
@@ -326,17 +335,21 @@ def cases(
 ) -> dict[str, object]:
     """Count in how many random cases a statement of theory is violated, and by how much at most.
 
-    Args: statement: Id of the claim. seed: Seed of the cases. excess: For each case the left side
-        of an inequality minus the right one, or the difference of the two sides of
-            an equation; any shape.
+    Args:
+        statement: Id of the claim.
+        seed: Seed of the cases.
+        excess: For each case the left side of an inequality minus the right one, or the difference
+            of the two sides of an equation; any shape.
         tolerance: Largest excess that counts as rounding.
         labels: Further columns of the row.
 
-    Returns: ``statement seed cases violated discrepancy``: the number of cases, the share that
-        exceeds the tolerance, the largest excess or 0.
+    Returns:
+        ``statement seed cases violated discrepancy``: the number of cases, the share that exceeds
+        the tolerance, the largest excess or 0.
 
-    Raises: ValueError: If there is no case, or an excess is NaN or infinite, since nothing was
-        checked then.
+    Raises:
+        ValueError: If there is no case, or an excess is NaN or infinite, since nothing was checked
+            then.
     """
     excess = np.asarray(excess, dtype=float)
     if not excess.size or not np.isfinite(excess).all():

@@ -2,9 +2,10 @@
 
 With the 95 % t interval of the mean over seeds, in this order of precedence:
 
-| direction | supported | reversed | no effect | |---|---|---|---| | greater, less | interval beyond
-the threshold | beyond it on the other side | within threshold +- margin | | equal | interval within
-threshold +- margin | wholly outside it | |
+| direction | supported | reversed | no effect |
+|---|---|---|---|
+| greater, less | interval beyond the threshold | beyond it on the other side | within threshold +- margin |
+| equal | interval within threshold +- margin | wholly outside it | |
 
 All other cases, and all with fewer than `MIN_SEEDS` seeds, are *undecided*.
 
@@ -12,7 +13,8 @@ A statement about *each* of several cells (levels, methods, groups) is an inters
 it is supported, or has no effect, if every cell does, each at the full level (Berger 1982); it is
 reversed if one cell is, its interval widened for the number of cells (Bonferroni). A statement that
 must *hold* (a bound, an identity) is a search for counterexamples: it is reversed by one value
-outside the margin, whatever the others."""
+outside the margin, whatever the others.
+"""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -32,7 +34,8 @@ VERDICTS = (*DECIDED, "undecided", "undecided (floor)", "not testable here")
 
 class Criterion(NamedTuple):
     """Direction, threshold and margin of equivalence of a claim, and whether one exception refutes
-    it."""
+    it.
+    """
 
     direction: str
     threshold: float
@@ -48,10 +51,11 @@ class Criterion(NamedTuple):
 class Verdict(NamedTuple):
     """What the values say about the claim.
 
-    Attributes: name: One of `VERDICTS`. reason: Why the claim is undecided or not testable, or a
-        reservation; may be empty. interval: Mean over seeds, and over cells if there are several,
-        and its 95 % t interval; NaN where nothing was
-            computed.
+    Attributes:
+        name: One of `VERDICTS`.
+        reason: Why the claim is undecided or not testable, or a reservation; may be empty.
+        interval: Mean over seeds, and over cells if there are several, and its 95 % t interval; NaN
+            where nothing was computed.
         seeds: Number of values.
         p_value: P-value of the sign-flip test that the verdict rests on: two-sided against the
             threshold, or the larger of the two one-sided ones against the ends of the margin where
@@ -87,10 +91,12 @@ def judge(
     The interval is Student's: over 10 seeds the percentile bootstrap covers 90 % where it says 95
     %.
 
-    Args: values: One value per seed, ``(n,)``, or a table with seeds in rows and cells in columns.
-        criterion: Direction, threshold and margin. by_chance: What chance alone would give in place
-        of each value (:func:`whopays.effects.by_chance`): a verdict
-            that does not stand without each of these is *undecided*.
+    Args:
+        values: One value per seed, ``(n,)``, or a table with seeds in rows and cells in columns.
+        criterion: Direction, threshold and margin.
+        by_chance: What chance alone would give in place of each value
+            (:func:`whopays.effects.by_chance`): a verdict that does not stand without each of these
+            is *undecided*.
 
     Raises:
         ValueError: If there is no value, or one is missing or not finite.
@@ -192,7 +198,9 @@ def _seeds_until_all(
     values: pd.DataFrame, own: Mapping[str, Verdict], criterion: Criterion
 ) -> int | None:
     """Seeds until a cell reverses the claim at the corrected level, or else until all cells have a
-    verdict."""
+    verdict.
+
+    """
     against = [cell for cell, found in own.items() if found.name == "reversed"]
     if against and not criterion.holds:
         level = 1 - (1 - LEVEL) / len(own)

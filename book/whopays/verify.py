@@ -44,18 +44,22 @@ def verify(
 ) -> bool:
     """Run the first seeds of a recorded table again, and print what agrees.
 
-    Args: table: CSV file in ``results/``, with its provenance in a JSON file beside it. seeds:
-        Number of seeds for each combination of varied parameters, at most that of a recorded run.
-        tolerance: Largest relative difference that counts as agreement. avx2: Compute as a CPU
-        without AVX-512 does, for a table that was recorded on one: they round differently.
+    Args:
+        table: CSV file in ``results/``, with its provenance in a JSON file beside it.
+        seeds: Number of seeds for each combination of varied parameters, at most that of a recorded
+            run.
+        tolerance: Largest relative difference that counts as agreement.
+        avx2: Compute as a CPU without AVX-512 does, for a table that was recorded on one: they
+            round differently.
 
-    Returns: Whether the recorded rows and columns are there again, no row is new, numbers agree
-        within the tolerance and no verdict changes. Clock times, and what is computed over all
-        seeds at once, are printed and do not count.
+    Returns:
+        Whether the recorded rows and columns are there again, no row is new, numbers agree within
+        the tolerance and no verdict changes. Clock times, and what is computed over all seeds at
+        once, are printed and do not count.
 
-    Raises: ValueError: If the table, its provenance, notebook or data do not exist, no grid
-        recorded it, or a number is out
-            of range.
+    Raises:
+        ValueError: If the table, its provenance, notebook or data do not exist, no grid recorded
+            it, or a number is out of range.
         RuntimeError: If the notebook fails, or no columns identify the rows.
     """
     if seeds < 1 or not tolerance >= 0:
@@ -122,7 +126,8 @@ def _commit(run: Mapping[str, Any]) -> str:
 
 def _points(table: Path, recorded: Mapping[str, Any], seeds: int, suffix: str) -> list[grids.Point]:
     """The runs to do. Print which recorded parameters no longer exist, and which value those have
-    that are new."""
+    that are new.
+    """
     root = Path(os.path.relpath(runs.project_root(table)))
     notebook = root / recorded["notebook"]
     if not notebook.is_file():
@@ -166,7 +171,8 @@ def _varied(
     table: Path, root: Path, recorded: Mapping[str, Any], lists: Mapping[str, list[Any]]
 ) -> list[dict]:
     """The values that varied, run by run: all combinations if there were as many runs, else those
-    of the grid."""
+    of the grid.
+    """
     combined = [
         dict(zip(lists, values, strict=True)) for values in itertools.product(*lists.values())
     ]
@@ -226,7 +232,8 @@ def _environment(run: Mapping[str, Any]) -> list[str]:
 
 def _read(table: Path | StringIO) -> pd.DataFrame:
     """Read every cell as a text; a number gives the same text whether it was stored as an integer
-    or as a float."""
+    or as a float.
+    """
     cells = pd.read_csv(table, dtype=str, keep_default_na=False)
     numbers = cells.apply(pd.to_numeric, errors="coerce")
     return cells.where(numbers.isna(), numbers.map("{:.15g}".format))
@@ -235,11 +242,12 @@ def _read(table: Path | StringIO) -> pd.DataFrame:
 class Comparison(NamedTuple):
     """A recorded table compared with its first seeds, run again.
 
-    Attributes: keys: Columns by which rows are matched. columns: Indexed by column: ``rows``,
-        ``agree`` (rows with the same stored digits), ``absolute`` and
-            ``relative`` (largest differences; infinite where only one is a number), ``where`` (keys
-            of the row that differs most) and ``counts`` (False for clock times and for what is
-            computed over all seeds at once).
+    Attributes:
+        keys: Columns by which rows are matched.
+        columns: Indexed by column: ``rows``, ``agree`` (rows with the same stored digits),
+            ``absolute`` and ``relative`` (largest differences; infinite where only one is a
+            number), ``where`` (keys of the row that differs most) and ``counts`` (False for clock
+            times and for what is computed over all seeds at once).
         problems: Rows and columns that only one of the tables has.
         replaced: The recorded table with the new numbers in it, but for those that do not count.
     """
@@ -253,9 +261,11 @@ class Comparison(NamedTuple):
 def compare(recorded: pd.DataFrame, fresh: pd.DataFrame, varied: Sequence[str]) -> Comparison:
     """Compare rows that were run again with the recorded rows of the same seeds.
 
-    Args: recorded: Recorded table; its cells are texts. fresh: Rows that were run again; their
-        cells are texts. varied: Names of the parameters that varied; those that are columns
-        identify rows, with the seed.
+    Args:
+        recorded: Recorded table; its cells are texts.
+        fresh: Rows that were run again; their cells are texts.
+        varied: Names of the parameters that varied; those that are columns identify rows, with the
+            seed.
 
     Raises:
         RuntimeError: If no columns identify the rows.

@@ -1,5 +1,6 @@
 """The ledger: a page of every claim with its verdicts, the same as a table, and the rows of each
-page at its end."""
+page at its end.
+"""
 
 from whopays.ledger.history import History, changes
 from whopays.ledger.output import COLUMNS, own_rows, write

@@ -92,7 +92,9 @@ def pages_table(claims: Sequence[Claim], rows: pd.DataFrame) -> list[str]:
 
 def by_page(claims: Sequence[Claim]) -> dict[str, list[str]]:
     """Ids of the claims by the notebook that tests one of their readings; those without one last,
-    under ``""``."""
+    under ``""``.
+
+    """
     pages: dict[str, list[str]] = {}
     for claim in claims:
         for notebook in dict.fromkeys(read.notebook or "" for read in claim.readings.values()):

@@ -1,5 +1,6 @@
 """The picture of the ledger: every verdict an interval in units of its margin. Drawn by hand, since
-it takes the page's colours in light and dark, and the ledger is written without matplotlib."""
+it takes the page's colours in light and dark, and the ledger is written without matplotlib.
+"""
 
 from collections.abc import Sequence
 from html import escape

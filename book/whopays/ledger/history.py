@@ -18,7 +18,8 @@ class History(NamedTuple):
     known of them.
 
     ``known`` is ``"complete"``, ``"shallow"`` (a clone without all commits) or ``"none"`` (no git
-    checkout)."""
+    checkout).
+    """
 
     changes: pd.DataFrame
     known: str
@@ -30,7 +31,8 @@ def changes(path: str | Path) -> History:
 
     Follows the first parents of the commits in which the claims file changed, then the file as it
     is now (commit ``"not committed"``). Removing a claim is a change, too. The commit's subject is
-    the reason that was given."""
+    the reason that was given.
+    """
     path = Path(path)
     rows: list[tuple[Any, ...]] = []
     registered: dict[str, dict[str, Any]] = {}
@@ -67,7 +69,9 @@ def _versions(path: Path) -> Iterator[tuple[str, str, str, str]]:
 @functools.cache  # Old versions stay as they are, and there are many.
 def _registered(text: str) -> dict[str, dict[str, Any]] | None:
     """The registered fields of each claim in one version of the file; None where the file is not a
-    list of claims."""
+    list of claims.
+
+    """
     try:
         return {
             entry["id"]: {field: entry.get(field) for field in REGISTERED} for entry in parse(text)

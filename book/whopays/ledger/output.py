@@ -1,5 +1,7 @@
 """What is written of the ledger: the page, a table as CSV or JSON, and a section at the end of each
-notebook."""
+notebook.
+
+"""
 
 import math
 from collections.abc import Sequence
@@ -45,11 +47,15 @@ def write(
     """Write the ledger, in the forms for which a path is given, from the claims file and the tables
     under ``root``.
 
-    Args: claims_path: Path of the claims file. root: Folder that the paths of the tables start
-        from. out: Path of the page, MyST markdown (:func:`page`). csv, json: Path of the verdicts
-        as a table of `COLUMNS`, a row for each claim, reading and table. notebooks: Folder of
-        copies of the notebooks, which have their places below it as in the project; each gets its
-            own rows as a section (:func:`own_rows`), before *Where this comes from*.
+    Args:
+        claims_path: Path of the claims file.
+        root: Folder that the paths of the tables start from.
+        out: Path of the page, MyST markdown (:func:`page`).
+        csv, json: Path of the verdicts as a table of `COLUMNS`, a row for each claim, reading and
+            table.
+        notebooks: Folder of copies of the notebooks, which have their places below it as in the
+            project; each gets its own rows as a section (:func:`own_rows`), before *Where this
+            comes from*.
     """
     claims = load(claims_path)
     results = evaluate(claims, root)
@@ -112,7 +118,8 @@ def _short(row: Any) -> str:
 
 def _append(path: Path, section: str) -> None:
     """Put the section into a notebook before *Where this comes from*, else at its end; once,
-    however often called."""
+    however often called.
+    """
     notebook = loads(path.read_text(encoding="utf-8"))
     cells = [cell for cell in notebook["cells"] if cell.get("id") != _CELL]
     ends = [

@@ -1,5 +1,6 @@
 """The page of the ledger: a picture, counts, a row for each claim, and what a reader may want to
-hold against it."""
+hold against it.
+"""
 
 from collections.abc import Sequence
 from html import escape as html
@@ -59,7 +60,8 @@ def page(
         history: Changes of the claims file (:func:`whopays.ledger.changes`).
         root: Folder that the paths of the tables start from.
 
-    Returns: MyST markdown for a page in the folder ``book``; other pages link to a claim by
+    Returns:
+        MyST markdown for a page in the folder ``book``; other pages link to a claim by
         ``[T-fig-1](#T-fig-1)``, other documents by ``ledger.html#T-fig-1``.
     """
     rows = counted(results)
@@ -125,7 +127,9 @@ def claim_block(claim: Claim, rows: pd.DataFrame) -> list[str]:
 
 def _verdicts(rows: pd.DataFrame) -> list[str]:
     """The verdicts of one reading as an HTML list, those that count first and those of other data
-    last."""
+    last.
+
+    """
     place = (~rows["counts"]).astype(int) + (~rows["counts"] & (rows["seeds"] > 0))
     ordered = rows.loc[place.sort_values(kind="stable").index]
     return ["<ul>", *map(_verdict, ordered.itertuples()), "</ul>"]

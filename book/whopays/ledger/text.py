@@ -47,7 +47,9 @@ def origin(row: Any) -> str:
 
 def details(row: Any) -> str:
     """All that stands beside a verdict: estimate, interval, seeds, p-value, origin, worst cell, and
-    reservations."""
+    reservations.
+
+    """
     parts = [f"{numbers(row)}, {row.seeds} seeds{p_text(row)}"] if row.seeds else []
     if origin(row):
         parts.append(origin(row))
