@@ -24,7 +24,6 @@ SNL = UNEQUAL | {"method": "linearize:snl"}
 
 RANKS = ("largest", "2nd", "3rd", *(f"{place}th" for place in range(4, 10)), "smallest")
 """Names of ten classes by size, where every seed draws anew which digit is rare.
-
 """
 
 CHOICES: dict[str, tuple[str, dict[str, Any], str]] = {
@@ -43,7 +42,6 @@ CHOICES: dict[str, tuple[str, dict[str, Any], str]] = {
     ),
 }
 """By its title the table of a choice, the rows that are taken, and what a level is a share of.
-
 """
 
 
@@ -141,7 +139,6 @@ def still() -> Figure:
 def html() -> str:
     """The element of all choices: their data, and the tables that stand for it on paper and without
     scripts.
-
     """
     choices = [choice(title) for title in CHOICES]
     parts = ['<figure class="interactive">', _script({"choices": choices})]

@@ -46,7 +46,6 @@ WAYS: dict[str, tuple[str, Rows]] = {
 }
 """By the name of a way of making a network smaller its colour, and its rows where all ways had one
 budget.
-
 """
 
 ONE_BUDGET = {
@@ -55,7 +54,6 @@ ONE_BUDGET = {
     "hair by gender": "every-way/one-budget-celeba",
 }
 """By the data and their groups the tables in which all ways had one budget.
-
 """
 
 RESNET18: dict[str, tuple[str, Rows]] = {
@@ -65,7 +63,6 @@ RESNET18: dict[str, tuple[str, Rows]] = {
     "small network": ("every-way/a-smaller-student-resnet18", {"arm": "alone"}),
 }
 """By way the table of a ResNet-18 of full width on faces, and its rows.
-
 """
 
 
@@ -144,7 +141,6 @@ LINEARIZED: tuple[Panel, ...] = (
 )
 TWO_GROUPS = ("celeba", "synthetic-faces", "parabola")
 """Data sets that are left out: of two groups, the smaller is at the floor; and the toy boundary.
-
 """
 
 
@@ -178,7 +174,6 @@ def changes(name: str, where: Rows) -> Iterator[pd.DataFrame]:
 def ways() -> dict[str, dict[str, pd.DataFrame]]:
     """By panel of the front page's figure and by way the share of bytes kept and what groups lose
     (:func:`changes`).
-
     """
     sources = {
         title: {way: (name, rows) for way, (_, rows) in WAYS.items()}

@@ -78,7 +78,6 @@ def folded(text: str) -> str:
 def renew(root: Path, lab: Path) -> list[str]:
     """Copy what is missing or has changed; returns the names of changed copies that are older than
     their source.
-
     """
     record = lab / ".copies.json"
     before = json.loads(record.read_text(encoding="utf-8")) if record.is_file() else {}

@@ -158,7 +158,6 @@ def main() -> int:
 def print_page(browser, text: str, html: Path, out: Path, title: str) -> None:
     """Print a page that lies for that time at the top of the built book, where its scripts and
     pictures are found.
-
     """
     page = html / f".{out.stem}.html"
     page.write_text(text, encoding="utf-8")

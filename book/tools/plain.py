@@ -112,7 +112,6 @@ class Page:
     def target(self, link: str) -> str:
         """Where a link leads from outside the book; empty for one within the book while that has no
         address.
-
         """
         return urljoin(self.address, link) if self.address or re.match(r"\w+:", link) else ""
 
@@ -199,7 +198,6 @@ class Page:
     def framed(self, node: Tag, kinds: set[str]) -> list[str]:
         """A box with a title: a theorem or an exercise is quoted, what is folded on the page is
         folded.
-
         """
         head = node.find(
             ["summary", "p"], class_=["admonition-title", "sd-summary-title"], recursive=False
@@ -312,7 +310,6 @@ def converted(page: Page, notebook: NotebookNode, wheel: str = "") -> NotebookNo
 def runnable(cell: NotebookNode, page: Page, wheel: str) -> NotebookNode:
     """A code cell with its outputs, in the simplest form of each; what is folded on the page is
     folded.
-
     """
     tags = set(cell.metadata.get("tags", []))
     metadata: dict = {"tags": ["parameters"]} if "parameters" in tags else {}

@@ -139,7 +139,6 @@ class Sweep(Build):
     def read(self, line: str, now: float) -> str:
         """Take in a line; give back which run has ended by it. The tables are named by `whopays
         gather`.
-
         """
         if line.endswith(".csv") and not line.startswith(" "):
             self.tables.append(line)
@@ -176,7 +175,6 @@ class Sweep(Build):
 def expected(folder: Path) -> dict[str, float]:
     """The seconds that each page and step should take: of the last run in this folder, else the
     recorded ones.
-
     """
     quick = folder.name == "quick"
     found = {
@@ -229,7 +227,6 @@ def why(folder: Path, name: str) -> str:
 class Child:
     """The command, in a group of its own, which is ended as a whole; its output is read without
     waiting.
-
     """
 
     def __init__(self, command: list[str]) -> None:

@@ -23,7 +23,6 @@ from whopays.verdict import DECIDED, Criterion
 
 SIZES = claims.EVIDENCE[1:]
 """Kinds of recorded evidence, the smallest first.
-
 """
 
 ENDS = ("small", "large")
@@ -37,7 +36,6 @@ CHANGES = {
     "neither": "Decided by neither",
 }
 """How the two tables of a claim compare, in the order of the page.
-
 """
 
 FOLDED = ("alike", "neither")
@@ -47,7 +45,6 @@ OPEN = {
     "none": "No table of real images tests them yet",
 }
 """Why no table of real images decides a claim.
-
 """
 
 MANY = 200  # Seeds above which a number says only that the effect is small beside its spread.
@@ -178,7 +175,6 @@ def figure(found: pd.DataFrame) -> Figure:
 def lists(found: pd.DataFrame) -> str:
     """Write all pairs (:func:`pairs`) as MyST: the counts, then a list for each way in which two
     tables compare.
-
     """
     counts = found["change"].value_counts()
     lines = [

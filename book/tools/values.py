@@ -21,7 +21,6 @@ from whopays.prose import points, right, verdict
 
 VALUES: dict[str, Callable[[], str]] = {}
 """By name the functions of this file that give a value.
-
 """
 
 MATTHEW = ("results/pruning/matthew-effect-study.csv", "results/pruning/matthew-effect-utkface.csv")
@@ -46,7 +45,6 @@ DATA = {
 }
 DATA |= {"races-all": "all faces", "celeba": "CelebA"}
 """By what the name of a table ends in the data in words.
-
 """
 YES, NO, OPEN = "supported", "no effect", "undecided"
 SAID: tuple[tuple[str, str, dict[str, str]], ...] = (
@@ -242,7 +240,6 @@ def others_64_pixels() -> str:
 def _others(arm: str, level: float | None = 2) -> str:
     """Of a hundred faces of Others those recognized, where all ways had the bytes of two bits a
     weight.
-
     """
     return right(table(BUDGET), "Others", arm, level)
 
@@ -264,7 +261,6 @@ def budget_kept() -> str:
 def _asian(arm: str, level: float | None = 0.12) -> str:
     """Of a hundred faces of Asian those recognized by a ResNet-18 with an eighth of its weights in
     thin layers.
-
     """
     return right(table("results/every-way/lower-rank-whole-resnet18.csv"), "Asian", arm, level)
 

@@ -51,7 +51,6 @@ EVIDENCE = ("default run", "embedded study", "real-data run", "run at scale")
 REGISTERED = ("statistic", "direction", "threshold", "margin")
 EXACT = ("definition", "identity", "bound", "method")
 """Kinds of claims of which, where they assert equality, one exception is a refutation.
-
 """
 
 
@@ -109,7 +108,6 @@ class Claim:
     def readings(self) -> dict[str, "Claim"]:
         """The claim as printed and, if it was repaired, as repaired: the same claim with what the
         repair replaces.
-
         """
         if self.repaired is None:
             return {"printed": self}
@@ -120,7 +118,6 @@ class Claim:
     def family(self) -> str:
         """Family of tests among which false discoveries are counted: ``"theory"`` or
         ``"experiments"``.
-
         """
         return "theory" if "/theory/" in (self.notebook or "") else "experiments"
 
@@ -458,7 +455,6 @@ def _left_open(found: Verdict, name: str, reason: str) -> Verdict:
 def _is_about(claim: Claim, records: pd.DataFrame, table: Path) -> bool:
     """Whether the table is of the data set that the claim names and, if it names one, of the
     attribute.
-
     """
     name, _, attribute = (claim.data or "").partition("/")
     if not name or name not in set(records.get("data", ())):

@@ -47,18 +47,15 @@ measured.
 
 RUN = ("seed", "stage", "level", "when")
 """Columns that identify a run of a study with one mitigation.
-
 """
 
 ARMS = ("arm", "pruner")
 """Columns that name the arms of a study; where a table has them they identify its runs, too.
-
 """
 
 FLOOR = 0.1
 """Share of the errors of a constant answer that the control must avoid in a group for it to have
 something to lose.
-
 """
 
 Rows = Mapping[str, Any]  # Values of columns that select rows; a list stands for any of its values.
@@ -78,14 +75,12 @@ class UndefinedError(ValueError):
 class NothingToLoseError(ValueError):
     """Raised where a relative drop does not exist: under the control nobody of the groups is
     recognized.
-
     """
 
 
 class MissingRowsError(ValueError):
     """Raised where a table lacks the columns or rows that a statistic needs: it comes from another
     run.
-
     """
 
 
@@ -1224,7 +1219,6 @@ def _against_control(
 ) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
     """Change of a column against the control, the column under the control, and training sizes, by
     seed and group.
-
     """
     rows = _select(table, where or {}, (*STUDY, value))
     controls, test = rows["stage"] == "control", rows["split"] == "test"
@@ -1250,7 +1244,6 @@ CHANGES = (
     spread_change,
 )
 """Statistics that compare a level with the control.
-
 """
 
 BY_CONTRAST = (degradation_gap, group_gap, group_gap_by_chance, spread)
@@ -1268,7 +1261,6 @@ STATISTICS: dict[str, Callable[..., pd.Series]] = {
 }  # fmt: skip
 """By name the functions that turn a study table, and the arguments of a claim, into one value per
 seed.
-
 """
 
 
@@ -1344,7 +1336,6 @@ def _by_run_and_group(rows: pd.DataFrame, value: str) -> pd.DataFrame:
 def _extreme(values: pd.DataFrame, sizes: pd.DataFrame, share: float, groups: str) -> pd.Series:
     """By seed, the mean over the smallest, the largest or the other groups. Seeds stand in rows,
     groups in columns.
-
     """
     count = math.ceil(share * len(values.columns))
     if not 1 <= count <= len(values.columns) / 2:

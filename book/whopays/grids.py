@@ -185,7 +185,6 @@ def plan(grid: str | Path) -> Plan:
 def refusal(grid: str | Path, found: Mapping[str, str]) -> str:
     """Say which runs of a grid cannot be gathered (at most five), why (as :func:`unfit` found), and
     what to do.
-
     """
     named = "; ".join([f"{id} ({why})" for id, why in found.items()][:5]) + "; ..." * (
         len(found) > 5
@@ -262,7 +261,6 @@ def _provenance(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def _common(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """By name the value that all runs share, or the list of the different ones; None of a run that
     lacks the name.
-
     """
     return {name: one_or_all(run.get(name) for run in found) for run in found for name in run}
 

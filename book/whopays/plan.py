@@ -16,7 +16,6 @@ from whopays import grids, runs
 
 NO_FILES = ("digits", "synthetic-faces")
 """Names of data sets that need no files.
-
 """
 
 

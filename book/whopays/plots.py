@@ -1,6 +1,5 @@
 """Figures in one style: white, colour-blind-safe, every estimate with its interval and every group
 with its size.
-
 """
 
 from __future__ import annotations

@@ -246,7 +246,6 @@ def _cells(notebook: str | Path) -> list[dict[str, Any]]:
 def project_root(path: str | Path) -> Path:
     """Find the nearest folder above a file that holds ``pyproject.toml`` or ``_toc.yml``; else the
     file's folder.
-
     """
     parents = Path(path).resolve().parents
     return next(
@@ -391,7 +390,6 @@ def _describe(notebook: Path, values: Mapping[str, Scalar], started: datetime) -
 def finish(folder: Path, description: Mapping[str, Any]) -> None:
     """Write the ``run.json`` of a run: its description, the checksums of its files, and one of all
     that.
-
     """
     files = {
         name: _checksum(folder / name) for name in (NOTEBOOK, RECORDS) if (folder / name).exists()
@@ -602,7 +600,6 @@ def _tidy(executed: Path) -> None:
 def git(folder: Path, *arguments: str) -> str | None:
     """Run git in a folder and give back its standard output; None where git, the checkout or the
     object is missing.
-
     """
     try:
         return subprocess.run(

@@ -35,7 +35,6 @@ a paper's grid.
 
 NO_PHOTOGRAPHS = (*EMBEDDED, "mnist", "fashion-mnist")
 """Names of data sets in which near-duplicates are not looked for.
-
 """
 
 EDITION_0_1 = {"near_duplicates": "ignored", "held_out": "train", "least": 1}
@@ -50,7 +49,6 @@ HOLD_OUT = {
     if "val" in method.takes
 }
 """Names of the methods that choose on held-out data, as a study names them.
-
 """
 
 Row = Mapping[str, Any]

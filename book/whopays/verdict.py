@@ -199,7 +199,6 @@ def _seeds_until_all(
 ) -> int | None:
     """Seeds until a cell reverses the claim at the corrected level, or else until all cells have a
     verdict.
-
     """
     against = [cell for cell, found in own.items() if found.name == "reversed"]
     if against and not criterion.holds:

@@ -93,7 +93,6 @@ def pages_table(claims: Sequence[Claim], rows: pd.DataFrame) -> list[str]:
 def by_page(claims: Sequence[Claim]) -> dict[str, list[str]]:
     """Ids of the claims by the notebook that tests one of their readings; those without one last,
     under ``""``.
-
     """
     pages: dict[str, list[str]] = {}
     for claim in claims:

@@ -70,7 +70,6 @@ def _versions(path: Path) -> Iterator[tuple[str, str, str, str]]:
 def _registered(text: str) -> dict[str, dict[str, Any]] | None:
     """The registered fields of each claim in one version of the file; None where the file is not a
     list of claims.
-
     """
     try:
         return {

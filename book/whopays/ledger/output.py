@@ -1,6 +1,5 @@
 """What is written of the ledger: the page, a table as CSV or JSON, and a section at the end of each
 notebook.
-
 """
 
 import math

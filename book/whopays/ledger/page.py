@@ -128,7 +128,6 @@ def claim_block(claim: Claim, rows: pd.DataFrame) -> list[str]:
 def _verdicts(rows: pd.DataFrame) -> list[str]:
     """The verdicts of one reading as an HTML list, those that count first and those of other data
     last.
-
     """
     place = (~rows["counts"]).astype(int) + (~rows["counts"] & (rows["seeds"] > 0))
     ordered = rows.loc[place.sort_values(kind="stable").index]

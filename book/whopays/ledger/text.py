@@ -48,7 +48,6 @@ def origin(row: Any) -> str:
 def details(row: Any) -> str:
     """All that stands beside a verdict: estimate, interval, seeds, p-value, origin, worst cell, and
     reservations.
-
     """
     parts = [f"{numbers(row)}, {row.seeds} seeds{p_text(row)}"] if row.seeds else []
     if origin(row):
