@@ -128,7 +128,7 @@ class Sweep(Build):
     def __init__(self, grid: str, now: float) -> None:
         from whopays import grids
 
-        super().__init__(grids.folder(grid))
+        super().__init__(grids.runs_folder(grid))
         self.before = [
             json.loads(path.read_text("utf-8"))["seconds"]
             for path in self.folder.glob("*/run.json")

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 
 from fairlib.environment import project
 from whopays import claims, plots
-from whopays.ledger.text import escape, folded, numbers
+from whopays.ledger.text import escape, estimate_text, folded
 from whopays.verdict import DECIDED, Criterion
 
 SIZES = claims.EVIDENCE[1:]
@@ -75,7 +75,7 @@ def pairs(ledger: pd.DataFrame) -> pd.DataFrame:
         claimed. ``elsewhere`` is whether the claim names data that the embedded study lacks,
         ``text`` what both say, as MyST.
     """
-    known = {claim.id: claim for claim in claims.load(project() / "book" / "claims.yml")}
+    known = {claim.id: claim for claim in claims.read_claims(project() / "book" / "claims.yml")}
     recorded = ledger[
         (ledger["reading"] == "printed") & ledger["evidence"].isin(SIZES) & (ledger["seeds"] > 0)
     ]
@@ -114,7 +114,7 @@ def _said(row: pd.Series) -> str:
     """Data, verdict and numbers of a table, with the worst cell where there are several."""
     worst = "" if pd.isna(row["worst_cell"]) else f", in the worst cell {row['worst_estimate']:.3f}"
     data = f"{row['data']}{'' if row['decides'] else ' (elsewhere)'}"
-    return f"{escape(data)} *{row['verdict']}*, {escape(numbers(row))}{worst}"
+    return f"{escape(data)} *{row['verdict']}*, {escape(estimate_text(row))}{worst}"
 
 
 def figure(found: pd.DataFrame) -> Figure:

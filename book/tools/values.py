@@ -100,7 +100,7 @@ that the words need.
 @functools.cache
 def registered() -> list[claims.Claim]:
     """Read the claims."""
-    return claims.load(project() / "book" / "claims.yml")
+    return claims.read_claims(project() / "book" / "claims.yml")
 
 
 def listed(names: list[str]) -> str:

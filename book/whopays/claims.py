@@ -235,7 +235,7 @@ class Claim:
         self.readings["repaired"]
 
 
-def load(path: str | Path) -> list[Claim]:
+def read_claims(path: str | Path) -> list[Claim]:
     """Read and check the claims file.
 
     Raises:
@@ -280,11 +280,11 @@ def verdict(values: Iterable[float] | pd.DataFrame, claim: Claim) -> Verdict:
     return judge(values, claim.criterion)
 
 
-def evaluate(claims: Sequence[Claim], root: str | Path) -> pd.DataFrame:
+def evaluate_claims(claims: Sequence[Claim], root: str | Path) -> pd.DataFrame:
     """Compute the verdicts of all claims from the tables they name.
 
     Args:
-        claims: Claims of the claims file (:func:`load`).
+        claims: Claims of the claims file (:func:`read_claims`).
         root: Folder that the paths of the tables start from.
 
     Returns:
@@ -352,7 +352,7 @@ def on_table(claims: Sequence[Claim], table: pd.DataFrame, notebook: str) -> pd.
     parameters.
 
     Args:
-        claims: Claims of the claims file (:func:`load`).
+        claims: Claims of the claims file (:func:`read_claims`).
         table: Table of :func:`fairlib.study`.
         notebook: Path of the notebook, as the claims name it.
 
@@ -399,10 +399,10 @@ def verdicts(table: pd.DataFrame, notebook: str) -> pd.DataFrame:
         print(
             "The claims are one of the project's files, which are not here: run this page in its repository."
         )
-    return on_table(load(path) if path.is_file() else [], table, notebook)
+    return on_table(read_claims(path) if path.is_file() else [], table, notebook)
 
 
-def read_table(path: str | Path) -> pd.DataFrame:
+def read_records(path: str | Path) -> pd.DataFrame:
     """Read a table that a claim names, Parquet or CSV."""
     return pd.read_parquet(path) if Path(path).suffix == ".parquet" else pd.read_csv(path)
 
@@ -417,7 +417,7 @@ def _judge(claim: Claim, table: Path) -> tuple[Verdict, bool, str, str]:
         return Verdict("undecided", "nothing tests it yet"), False, claim.id, ""
     if not table.is_file():
         return Verdict("undecided", "its table has not been recorded"), False, claim.id, ""
-    records = read_table(table)
+    records = read_records(table)
     try:
         found, values = _tested(claim, records)
     except ValueError as error:

@@ -117,7 +117,7 @@ def _run(arguments: argparse.Namespace) -> None:
     for path in arguments.files:
         given |= runs.read_yaml(path)
     given |= dict(arguments.given)
-    executed = runs.run(arguments.notebook, arguments.out, given, force=arguments.force)
+    executed = runs.run_notebook(arguments.notebook, arguments.out, given, force=arguments.force)
     print(f"{arguments.out}: {'finished' if executed else 'already finished, nothing to do'}")
 
 

@@ -40,16 +40,16 @@ import pandas as pd
 from fairlib._validation import lookup
 from fairlib.statistics import accuracies_by_chance
 
-STUDY = ("seed", "stage", "split", "level", "group", "size")
+STUDY_COLUMNS = ("seed", "stage", "split", "level", "group", "size")
 """Columns of a study table that a change against the control needs, beside the one that is
 measured.
 """
 
-RUN = ("seed", "stage", "level", "when")
+RUN_COLUMNS = ("seed", "stage", "level", "when")
 """Columns that identify a run of a study with one mitigation.
 """
 
-ARMS = ("arm", "pruner")
+ARM_COLUMNS = ("arm", "pruner")
 """Columns that name the arms of a study; where a table has them they identify its runs, too.
 """
 
@@ -224,7 +224,7 @@ def by_level(
         arguments: Further arguments of the statistic.
 
     Returns:
-        DataFrame with seeds in rows and levels in columns, as :func:`whopays.plots.by_level` draws
+        DataFrame with seeds in rows and levels in columns, as :func:`whopays.plots.line` draws
         it.
 
     Raises:
@@ -382,7 +382,7 @@ def group_difference(
     return difference / values.mean(axis=1)
 
 
-def extremes(
+def smallest_and_largest(
     table: pd.DataFrame, *, column: str, rank: str = "train_size", share: float = 1 / 3
 ) -> pd.DataFrame:
     """Compute the means of a column over the smallest and over the largest groups, by seed.
@@ -538,7 +538,7 @@ def spread_change(table: pd.DataFrame, *, level: float, where: Rows | None = Non
     of sampling noise.
 
     The value is the variance between the groups (`spread`) at ``level`` minus that of the control,
-    both equally noisy (`contrast`).
+    both equally noisy (`contrast_rows`).
 
     Args:
         table: Table of :func:`fairlib.study`.
@@ -552,7 +552,7 @@ def spread_change(table: pd.DataFrame, *, level: float, where: Rows | None = Non
         ValueError: If a column, the level or the control is missing, a seed is incomplete, several
             runs per seed are selected, there is only one group, or one has fewer than two samples.
     """
-    rows = _select(table, where or {}, (*STUDY, "accuracy"))
+    rows = _select(table, where or {}, (*STUDY_COLUMNS, "accuracy"))
     rows = rows[rows["split"] == "test"]
     parts = _compressed(rows, level), rows[rows["stage"] == "control"]
     (after, sizes), (before, _) = (
@@ -577,7 +577,7 @@ def spread(table: pd.DataFrame, *, where: Rows) -> pd.Series:
 
     is an unbiased estimate of the variance of the true accuracies, whatever they are; it may be
     negative. Two groups whose accuracies lie d apart have a V of :math:`d^2 / 2`. The difference of
-    two networks (`contrast`) is therefore that of the true variances on average, even where one
+    two networks (`contrast_rows`) is therefore that of the true variances on average, even where one
     network is less accurate than the other.
 
     Args:
@@ -595,7 +595,7 @@ def spread(table: pd.DataFrame, *, where: Rows) -> pd.Series:
 
 
 def _accuracies(table: pd.DataFrame, where: Rows) -> Accuracies:
-    rows = _select(table, where, (*RUN, "group", "size", "accuracy"))
+    rows = _select(table, where, (*RUN_COLUMNS, "group", "size", "accuracy"))
     return _by_run_and_group(rows, "accuracy"), _by_run_and_group(rows, "size")
 
 
@@ -652,7 +652,7 @@ def group_gap(
     half, the lower the accuracy. Two gaps of the same groups have the same bias only at equal
     accuracy and equal true values. A less accurate network has a wider gap by chance alone: ten
     groups of 55 samples whose true accuracies all fall from .95 to .80 widen by .077 on average. A
-    verdict on the `contrast` of two gaps allows for it (`by_chance`); `spread` has no such bias.
+    verdict on the `contrast_rows` of two gaps allows for it (`by_chance`); `spread` has no such bias.
 
     Args:
         table: One row per run and group, once ``where`` has selected; a run is a seed, stage, level
@@ -669,7 +669,7 @@ def group_gap(
         ValueError: If a column or a value is missing, a run has several rows for a group, the seeds
             do not have the same runs, or a mean to divide by is not positive.
     """
-    values = _by_run_and_group(_select(table, where, (*RUN, "group", column)), column)
+    values = _by_run_and_group(_select(table, where, (*RUN_COLUMNS, "group", column)), column)
     gaps, means = values.max(axis=1) - values.min(axis=1), values.mean(axis=1)
     if relative and not (means > 0).all():
         raise ValueError(
@@ -701,7 +701,9 @@ def degradation_gap(table: pd.DataFrame, *, where: Rows, dense: Rows) -> pd.Seri
             are not the same.
     """
     if "group" in table:
-        after = _by_run_and_group(_select(table, where, (*RUN, "group", "accuracy")), "accuracy")
+        after = _by_run_and_group(
+            _select(table, where, (*RUN_COLUMNS, "group", "accuracy")), "accuracy"
+        )
         before = _by_seed_and_group(
             _select(table, dense, ("seed", "group", "accuracy")), "accuracy"
         )
@@ -860,7 +862,7 @@ def by_arm(table: pd.DataFrame, keys: Iterable[str]) -> pd.DataFrame:
         ``gap`` and ``gap_by_chance`` of the test part (`overall_accuracy`, `group_gap`,
         `group_gap_by_chance`); ``loss_gap``, the gap of the losses in the training part;
         ``smallest`` and ``largest``, test accuracies of the groups that are smallest and largest in
-        the training part (`extremes`).
+        the training part (`smallest_and_largest`).
 
     Raises:
         ValueError: If a column or a part is missing, or an arm has several rows per seed and group.
@@ -874,16 +876,18 @@ def by_arm(table: pd.DataFrame, keys: Iterable[str]) -> pd.DataFrame:
         parts = {"accuracy": overall_accuracy(test, where={}), "gap": group_gap(test, where={})}
         parts["gap_by_chance"] = group_gap_by_chance(test, where={})
         parts["loss_gap"] = group_gap(rows, where={"split": "train"}, column="loss")
-        found[arm] = pd.DataFrame(parts).join(extremes(test, column="accuracy", rank="trained_on"))
+        found[arm] = pd.DataFrame(parts).join(
+            smallest_and_largest(test, column="accuracy", rank="trained_on")
+        )
     return pd.concat(found, names=[*keys, "seed"]).reset_index()
 
 
-def prices(table: pd.DataFrame) -> pd.DataFrame:
+def arm_losses(table: pd.DataFrame) -> pd.DataFrame:
     """Compute what each arm of a study costs the average, and how much more it costs small groups,
     by level and seed.
 
     Args:
-        table: Table of :func:`fairlib.study` with the rows of controls and a column of `ARMS` (the
+        table: Table of :func:`fairlib.study` with the rows of controls and a column of `ARM_COLUMNS` (the
             last of them).
 
     Returns:
@@ -895,8 +899,11 @@ def prices(table: pd.DataFrame) -> pd.DataFrame:
     Raises:
         ValueError: If a column or the controls are missing, or a seed is incomplete.
     """
-    column = next((name for name in reversed(ARMS) if name in table), "")
-    compressed, found = _select(table, {"stage": "compressed"}, (column or " or ".join(ARMS),)), {}
+    column = next((name for name in reversed(ARM_COLUMNS) if name in table), "")
+    compressed, found = (
+        _select(table, {"stage": "compressed"}, (column or " or ".join(ARM_COLUMNS),)),
+        {},
+    )
     for arm in compressed[column].unique():
         own = select(table, **{column: arm})
         average = -by_level(own, of="overall_change").unstack()
@@ -906,7 +913,7 @@ def prices(table: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(found, names=[column, "level", "seed"]).reset_index()
 
 
-def contrast(
+def contrast_rows(
     table: pd.DataFrame,
     *,
     of: str,
@@ -965,7 +972,7 @@ def contrast(
         raise ValueError(
             f"the rows of {dict(where)} and of {dict(against)} do not cover the same seeds"
         )
-    return one - other - (contrast(table, of=of, **beyond, **arguments) if beyond else 0.0)
+    return one - other - (contrast_rows(table, of=of, **beyond, **arguments) if beyond else 0.0)
 
 
 def level_trend(
@@ -1075,14 +1082,14 @@ def by_chance(
     equally accurate.
 
     The gaps of two networks of different accuracy differ by chance (`group_gap`): a verdict on
-    their `contrast` must stand without that part. How often a network and the dense one are right
+    their `contrast_rows` must stand without that part. How often a network and the dense one are right
     on the same samples no table says; for what groups lose (`degradation_gap`) it must stand
     whether they answer independently or as alike as they can.
 
     Args:
         table: Table of :func:`fairlib.study`.
         name: Name of one of `STATISTICS`.
-        arguments: Its arguments, as `contrast` or `cells` take them.
+        arguments: Its arguments, as `contrast_rows` or `cells` take them.
 
     Returns:
         Values as the statistic has, by seed or by seed and cell, each of which is to be subtracted;
@@ -1102,7 +1109,9 @@ def by_chance(
     arguments = {key: value for key, value in arguments.items() if key != "column"} | {
         "of": "group_gap_by_chance"
     }
-    function: Callable[..., Any] = partial(cells, name=name) if "each" in arguments else contrast
+    function: Callable[..., Any] = (
+        partial(cells, name=name) if "each" in arguments else contrast_rows
+    )
     ways: list[dict[str, Any]] = (
         [{"nested": False}, {"nested": True}] if "dense" in arguments else [{}]
     )
@@ -1165,7 +1174,9 @@ def _over_levels(
     function = lookup("statistic", name, STATISTICS)
     chosen = _select(table, where, ("stage", "level"))
     levels = sorted(set(chosen.loc[chosen["stage"] == "compressed", "level"]))
-    if function in CHANGES or (function is contrast and STATISTICS.get(arguments["of"]) in CHANGES):
+    if function in CHANGES or (
+        function is contrast_rows and STATISTICS.get(arguments["of"]) in CHANGES
+    ):
         return pd.DataFrame(
             {level: function(table, level=level, where=where, **arguments) for level in levels}
         )
@@ -1220,9 +1231,9 @@ def _against_control(
     """Change of a column against the control, the column under the control, and training sizes, by
     seed and group.
     """
-    rows = _select(table, where or {}, (*STUDY, value))
+    rows = _select(table, where or {}, (*STUDY_COLUMNS, value))
     controls, test = rows["stage"] == "control", rows["split"] == "test"
-    ranked = rows if rank_where is None else _select(table, rank_where, STUDY)
+    ranked = rows if rank_where is None else _select(table, rank_where, STUDY_COLUMNS)
     sizes = _by_seed_and_group(
         ranked[(ranked["stage"] == "control") & (ranked["split"] == "train")], "size"
     )
@@ -1247,18 +1258,18 @@ CHANGES = (
 """
 
 BY_CONTRAST = (degradation_gap, group_gap, group_gap_by_chance, spread)
-"""Statistics that decide a claim by `contrast` alone: chance keeps a gap above 0, and a variance of
+"""Statistics that decide a claim by `contrast_rows` alone: chance keeps a gap above 0, and a variance of
 0 is estimated with a skewed error, so that over ten seeds one in ten intervals lies below 0.
 """
 
 STATISTICS: dict[str, Callable[..., pd.Series]] = {
     function.__name__: function
     for function in (
-        accuracy_change, column_mean, contrast, degradation_gap, drop_correlation, drop_difference,
+        accuracy_change, column_mean, degradation_gap, drop_correlation, drop_difference,
         group_correlation, group_difference, group_gap, group_gap_by_chance, level_trend, loss_difference,
         overall_accuracy, overall_change, spread, spread_change,
     )
-}  # fmt: skip
+} | {"contrast": contrast_rows}  # fmt: skip
 """By name the functions that turn a study table, and the arguments of a claim, into one value per
 seed.
 """
@@ -1316,7 +1327,7 @@ def _by_seed_and_group(rows: pd.DataFrame, value: str) -> pd.DataFrame:
 
 def _by_run_and_group(rows: pd.DataFrame, value: str) -> pd.DataFrame:
     """Runs in rows, groups in columns; exactly one value for each, and the same runs for all seeds."""
-    run = [*RUN, *(name for name in ARMS if name in rows)]
+    run = [*RUN_COLUMNS, *(name for name in ARM_COLUMNS if name in rows)]
     if rows.duplicated([*run, "group"]).any():
         raise ValueError(
             "several rows per run and group; select one split, setting and mitigation with `where`"

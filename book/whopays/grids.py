@@ -87,11 +87,13 @@ def _points(grid: Path, entry: Mapping[str, Any], table_of_all: str | None) -> I
     fixed = (read_yaml(root / entry["file"]) if "file" in entry else {}) | entry["parameters"]
     for values in itertools.product(*axes.values()):
         given = fixed | dict(zip(axes, values, strict=True))
-        id = run_name(notebook, {axis: given[axis] for axis in axes}, runs.resolve(notebook, given))
-        yield Point(id, notebook, given, tuple(axes), table, folder(grid) / id)
+        id = run_name(
+            notebook, {axis: given[axis] for axis in axes}, runs.resolve_parameters(notebook, given)
+        )
+        yield Point(id, notebook, given, tuple(axes), table, runs_folder(grid) / id)
 
 
-def folder(grid: str | Path) -> Path:
+def runs_folder(grid: str | Path) -> Path:
     """Name the folder of a grid's runs, which need not exist."""
     root = Path(os.path.relpath(runs.project_root(grid)))
     name = "-".join(Path(os.path.relpath(grid, root)).with_suffix("").parts).removeprefix("params-")
@@ -128,12 +130,12 @@ def unfit(points: Iterable[Point]) -> dict[str, str]:
     )  # Once, since it reads all of fairlib.
     found = {}
     for point in points:
-        values = runs.resolve(point.notebook, point.parameters)
+        values = runs.resolve_parameters(point.notebook, point.parameters)
         wanted = {**now(point.notebook), "parameters": runs.digest_values(values)}
         run = runs.read_run(point.out)
         if not run or RECORDS not in run["files"]:
             found[point.id] = UNFINISHED
-        elif changed := [name for name in runs.changes(run, wanted) if name != OWN_TABLES]:
+        elif changed := [name for name in runs.changed_contents(run, wanted) if name != OWN_TABLES]:
             found[point.id] = f"finished with other contents: {', '.join(changed)}"
     return found
 

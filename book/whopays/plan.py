@@ -65,7 +65,7 @@ def _lacks(points: Sequence[grids.Point]) -> list[str]:
     """Say which devices, data sets and memory these runs need that are not there."""
     asked, lacks, gpus = Counter[tuple[Any, ...]](), Counter[str](), 0
     for point in points:
-        values = runs.resolve(point.notebook, point.parameters)
+        values = runs.resolve_parameters(point.notebook, point.parameters)
         root = runs.project_root(point.notebook) / str(values.get("root", "data"))
         names = {
             str(value) for name, value in values.items() if name.split("_")[-1] == "data"

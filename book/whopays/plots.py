@@ -30,7 +30,7 @@ _GROUPS = "group (training images)"  # Title of a legend of groups.
 _BY_SIZE: dict[str, _Look] = {"largest": (0, "s"), "middle": (2, "^"), "smallest": (1, "o")}
 
 
-def by_level(
+def line(
     axis: Axes,
     values: pd.DataFrame,
     *,
@@ -66,7 +66,7 @@ def lines(
     apart: float = 0.0,
     zero: bool = True,
 ) -> None:
-    """Draw several lines of means over seeds against level, side by side (:func:`by_level`).
+    """Draw several lines of means over seeds against level, side by side (:func:`line`).
 
     Args:
         axis: Axis to draw on.
@@ -80,7 +80,7 @@ def lines(
     for place, (label, table) in enumerate(values.items()):
         x, middle = np.array(list(table), dtype=float), place - (len(values) - 1) / 2
         moved = x * (1 + apart) ** middle if axis.get_xscale() == "log" else x + apart * middle
-        by_level(axis, table.set_axis(moved, axis=1), label=label, **_look(looks, label, place))
+        line(axis, table.set_axis(moved, axis=1), label=label, **_look(looks, label, place))
     if zero:
         axis.axhline(0, color="#555555", linewidth=0.8)
 
@@ -131,7 +131,7 @@ def intervals(
     axis.set_ylim(len(table) - 0.5, -0.5)
 
 
-def cross(axis: Axes, x: ArrayLike, y: ArrayLike, **look: Any) -> tuple[float, float]:
+def mean_point(axis: Axes, x: ArrayLike, y: ArrayLike, **look: Any) -> tuple[float, float]:
     """Draw a point at two means over seeds, with 95 % t intervals in both directions, and give back
     the two means.
 
@@ -201,7 +201,7 @@ def groups(
     rows = rows[rows["stage"].isin(["control", "compressed"])]
     levels(axis, rows)
     rows = _by_rank(rows, _places(rows["group"].nunique())) if extremes else rows
-    parts = by_group(rows, rank=rank)
+    parts = split_by_group(rows, rank=rank)
     looks = {label: _BY_SIZE[label.split()[0]] for label in parts} if extremes else None
     found = {
         label: part.pivot(index="seed", columns="level", values=column)
@@ -235,7 +235,7 @@ def beside_accuracy(
     return figure
 
 
-def by_group(rows: pd.DataFrame, *, rank: str = "train_size") -> dict[str, pd.DataFrame]:
+def split_by_group(rows: pd.DataFrame, *, rank: str = "train_size") -> dict[str, pd.DataFrame]:
     """Split rows by group, the largest first, under labels with the mean number of training images:
     ``White (n=884)``.
 
@@ -359,9 +359,9 @@ def prices(study: pd.DataFrame) -> Figure:
     row for each arm.
 
     Args:
-        study: Table of :func:`fairlib.study` with a column of ``whopays.effects.ARMS``.
+        study: Table of :func:`fairlib.study` with a column of ``whopays.effects.ARM_COLUMNS``.
     """
-    found = effects.prices(study)
+    found = effects.arm_losses(study)
     levels = sorted(set(found["level"]))
     names = {level: level if isinstance(level, str) else f"{level:g}" for level in levels}
     looks = {names[level]: (place, "osD^v"[place % 5]) for place, level in enumerate(levels)}
@@ -381,7 +381,7 @@ def prices(study: pd.DataFrame) -> Figure:
     return figure
 
 
-def history(axis: Axes, table: pd.DataFrame, what: str, sizes: pd.Series) -> None:
+def over_epochs(axis: Axes, table: pd.DataFrame, what: str, sizes: pd.Series) -> None:
     """Draw what a constraint recorded in each epoch, for the largest, the middle and the smallest
     group.
 
@@ -418,7 +418,9 @@ def levels(axis: Axes, study: pd.DataFrame) -> None:
         axis.set_xlabel("sparsity (share of weights pruned)")
 
 
-def sizes(axis: Axes, values: Iterable[float], label: str = "training images of the group") -> None:
+def size_axis(
+    axis: Axes, values: Iterable[float], label: str = "training images of the group"
+) -> None:
     """Make the x axis logarithmic, with ticks at the smallest, the middle and the largest group
     size only.
 
@@ -460,7 +462,7 @@ def by_size(
     """
     pairs = rows.groupby(by, sort=False)
     found = {name: effects.groups_by_size(own, column=column, rank=rank) for name, own in pairs}
-    sizes(axis, next(iter(found.values())))
+    size_axis(axis, next(iter(found.values())))
     lines(axis, found, apart=0.02, zero=zero)
     axis.set_ylabel(column)
 
@@ -491,8 +493,10 @@ def crosses(
             colours.
         below: Whether to draw a legend below the axis.
     """
-    for place, (label, part) in enumerate(by_group(rows, rank=rank).items()):
-        cross(axis, part[x], part[y], label=label, linestyle="none", **_look(None, label, place))
+    for place, (label, part) in enumerate(split_by_group(rows, rank=rank).items()):
+        mean_point(
+            axis, part[x], part[y], label=label, linestyle="none", **_look(None, label, place)
+        )
     if below:
         axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), frameon=False, title=_GROUPS)
 
@@ -545,7 +549,7 @@ def by_name(
             .rank(method="first", ascending=False)
             .map("rank {:.0f}".format)
         )
-        parts[str(name)] = by_group(part.assign(group=rank) if name in ranked else part)
+        parts[str(name)] = split_by_group(part.assign(group=rank) if name in ranked else part)
     figure, axes = new_figure(
         len(columns), width=10.0, height=2 + 0.25 * sum(map(len, parts.values())), sharey=True
     )
@@ -689,7 +693,7 @@ def source(table: pd.DataFrame, evidence: str = "this run") -> str:
 
 def _methods(table: pd.DataFrame) -> str:
     """The names of up to three methods, or how many there are; a table without methods has arms."""
-    arm = next((name for name in effects.ARMS if name in table), "method")
+    arm = next((name for name in effects.ARM_COLUMNS if name in table), "method")
     named = sorted(set(table["method" if "method" in table else arm].dropna()))
     if len(named) <= 3:
         return ", ".join(named)

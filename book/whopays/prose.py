@@ -169,10 +169,10 @@ def _verdicts(claim: str) -> dict[tuple[str, str], Said]:
         (row.reading, row.table): Said(
             row.verdict, Interval(row.estimate, row.low, row.high), row.seeds, row.reason
         )
-        for row in claims.evaluate(own, root).itertuples()
+        for row in claims.evaluate_claims(own, root).itertuples()
     }
 
 
 @functools.cache
 def _claims() -> list[claims.Claim]:
-    return claims.load(environment.project() / "book" / "claims.yml")
+    return claims.read_claims(environment.project() / "book" / "claims.yml")

@@ -157,7 +157,7 @@ def recorded(path: str) -> Recorded:
     return Recorded(root / path, None)
 
 
-def intervals(
+def means(
     values: Mapping[Any, ArrayLike | Row],
     *,
     names: Names = None,
@@ -214,7 +214,7 @@ def tested(
         row: {name: own, "p-value": sign_flip_test(own), "seeds": np.size(own)}
         for row, own in values.items()
     }
-    return intervals(rows, names=names, digits=digits)
+    return means(rows, names=names, digits=digits)
 
 
 def beside(
@@ -276,7 +276,7 @@ def beside(
     seeds = {arm: wide[next(iter(headings)), *key].count() for arm, key in places.items()}
     if len(set(seeds.values())) > 1:
         rows = {arm: {"seeds": str(seeds[arm])} | own for arm, own in rows.items()}
-    return intervals(rows, names=by, digits=digits)
+    return means(rows, names=by, digits=digits)
 
 
 def correlations(
@@ -311,7 +311,7 @@ def correlations(
                 rows[row][heading] = effects.group_correlation(
                     table, x=x, y=y, where={**where, **more}
                 )
-    return intervals(rows, names=names, digits=2)
+    return means(rows, names=names, digits=2)
 
 
 def sizes(data: Mapping[str, GroupedDataset | Splits]) -> pd.DataFrame:
@@ -325,7 +325,7 @@ def sizes(data: Mapping[str, GroupedDataset | Splits]) -> pd.DataFrame:
     for name, part in data.items():
         found = (part if isinstance(part, GroupedDataset) else part.train).group_sizes
         rows[name] = dict(enumerate(sorted(found, reverse=True), 1))
-    return intervals(rows, names="training images").rename_axis(columns="rank by size")
+    return means(rows, names="training images").rename_axis(columns="rank by size")
 
 
 def cases(

@@ -82,7 +82,7 @@ def verify(
     settings["FAIRLIB_AUTO"] = str(int(automatic))  # Edition 0.1 computed without.
     _execute(points, settings)
     _print_environments(recorded, runs.read_run(points[0].out) or {})
-    found = compare(_read(table), _read(StringIO(grids.tabulate(points))), points[0].varied)
+    found = compare_tables(_read(table), _read(StringIO(grids.tabulate(points))), points[0].varied)
     verdicts = _verdicts(table, found.replaced)
     changed = verdicts[verdicts["recorded"] != verdicts["again"]]
     _print_comparison(found)
@@ -153,7 +153,9 @@ def _points(table: Path, recorded: Mapping[str, Any], seeds: int, suffix: str) -
         if "seeds" in given:
             given["seeds"] = min(seeds, given["seeds"])
         id = grids.run_name(
-            notebook, {name: given[name] for name in varied}, runs.resolve(notebook, given)
+            notebook,
+            {name: given[name] for name in varied},
+            runs.resolve_parameters(notebook, given),
         )
         point = grids.Point(
             id,
@@ -183,7 +185,9 @@ def _varied(
             points = [
                 point for point in grids.expand(grid) if point.table.resolve() == table.resolve()
             ]
-            resolved = [runs.resolve(point.notebook, point.parameters) for point in points]
+            resolved = [
+                runs.resolve_parameters(point.notebook, point.parameters) for point in points
+            ]
             if {
                 name: grids.one_or_all(values.get(name) for values in resolved) for name in lists
             } == lists:
@@ -201,7 +205,7 @@ def _execute(points: Sequence[grids.Point], settings: Mapping[str, str]) -> None
         for point in points:
             print(f"running {point.id} with seeds = {point.parameters.get('seeds')}", flush=True)
             try:
-                if not runs.run(point.notebook, point.out, point.parameters, force=True):
+                if not runs.run_notebook(point.notebook, point.out, point.parameters, force=True):
                     print("finished by an earlier check, and unchanged since")
             except RunError as error:
                 absent = getattr(error.__cause__, "ename", "") == "FileNotFoundError"
@@ -258,7 +262,9 @@ class Comparison(NamedTuple):
     replaced: pd.DataFrame
 
 
-def compare(recorded: pd.DataFrame, fresh: pd.DataFrame, varied: Sequence[str]) -> Comparison:
+def compare_tables(
+    recorded: pd.DataFrame, fresh: pd.DataFrame, varied: Sequence[str]
+) -> Comparison:
     """Compare rows that were run again with the recorded rows of the same seeds.
 
     Args:
@@ -370,7 +376,7 @@ def _verdicts(table: Path, replaced: pd.DataFrame) -> pd.DataFrame:
     """Verdicts of the claims that name the table: as recorded, and with the new numbers."""
     root = runs.project_root(table)
     path, name = root / "book" / "claims.yml", table.resolve().relative_to(root).as_posix()
-    known = claims.load(path) if path.is_file() else []
+    known = claims.read_claims(path) if path.is_file() else []
     asked = [
         replace(
             read,

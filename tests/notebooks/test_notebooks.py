@@ -61,7 +61,7 @@ def test_every_cell_runs(notebook, tmp_path):
         if (ROOT / folder).exists():
             (tmp_path / folder).symlink_to(ROOT / folder)
     smoke = ROOT / "params" / "smoke" / notebook.parent.name / f"{notebook.stem}.yml"
-    values = runs.resolve(notebook, runs.read_yaml(smoke))
+    values = runs.resolve_parameters(notebook, runs.read_yaml(smoke))
     copy = tmp_path / notebook.name
     papermill.execute_notebook(notebook, copy, values, prepare_only=True, kernel_name="python3")
     cells.run([source(cell) for cell in code(copy)], tmp_path)

@@ -116,7 +116,7 @@ def test_the_first_run_of_a_paper_runs_in_toy_size(grid, tmp_path, toy_root):
     (tmp_path / "results").symlink_to(ROOT / "results")
     (tmp_path / "book").symlink_to(ROOT / "book")
     copy = tmp_path / point.notebook.name
-    values = runs.resolve(point.notebook, given)
+    values = runs.resolve_parameters(point.notebook, given)
     papermill.execute_notebook(
         point.notebook, copy, values, prepare_only=True, kernel_name="python3"
     )

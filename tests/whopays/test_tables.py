@@ -178,7 +178,7 @@ def test_verdicts_are_those_of_the_project_or_none(repository, tmp_path, monkeyp
    statistic: {name: column_mean, column: value}, notebook: notebooks/part/page.ipynb, tables: {default run: a.csv}}
 """
     (repository / "book" / "claims.yml").write_text(entry)
-    loaded = claims.load(repository / "book" / "claims.yml")
+    loaded = claims.read_claims(repository / "book" / "claims.yml")
     pd.testing.assert_frame_equal(
         claims.verdicts(table, page), claims.on_table(loaded, table, page)
     )
@@ -197,19 +197,17 @@ def test_verdicts_are_those_of_the_project_or_none(repository, tmp_path, monkeyp
 
 def test_intervals_are_students_and_what_is_no_sample_stands_as_it_is():
     a, b = np.array([0.1, 0.2, 0.6]), pd.Series([1.0, 2.0, 4.0])
-    table = tables.intervals(
+    table = tables.means(
         {"one": {"x": a, "runs": 3, "kept": 0.25}, "two": {"x": b, "note": "!", "kept": None}}
     )
     assert table.loc["one"].tolist() == [text_of(a), "3", "0.250", ""]
     assert table.loc["two"].tolist() == [text_of(b), "", "", "!"]
     assert list(table) == ["x", "runs", "kept", "note"]
-    signed = tables.intervals(
-        {("b", 1): a, ("a", 2): a}, names=["name", "level"], digits=1, sign=True
-    )
+    signed = tables.means({("b", 1): a, ("a", 2): a}, names=["name", "level"], digits=1, sign=True)
     assert signed.index.names == ["name", "level"] and signed.index.tolist() == [("b", 1), ("a", 2)]
     assert signed["mean"].tolist() == ["+0.3 [-0.4, +1.0]"] * 2
     with pytest.raises(ValueError, match="finite"):
-        tables.intervals({"one": [0.1, np.nan]})
+        tables.means({"one": [0.1, np.nan]})
 
 
 def test_tested_gives_intervals_p_values_and_seeds():

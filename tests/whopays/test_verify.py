@@ -12,8 +12,7 @@ import pandas as pd
 import pytest
 from toy_notebooks import finish, write_notebook
 
-from fairlib import cli
-from whopays import grids, runs, verify
+from whopays import cli, grids, runs, verify
 from whopays.runs import ParameterError, RunError
 
 PARAMETERS = """\
@@ -82,25 +81,25 @@ def record(grid: str = GRID, change=lambda table: table) -> Path:
     path = Path("params", "toy.yml")
     path.write_text(grid)
     for point in grids.expand(path):
-        finish(point, change(computed(runs.resolve(point.notebook, point.parameters))))
+        finish(point, change(computed(runs.resolve_parameters(point.notebook, point.parameters))))
     return grids.gather(path)[0]
 
 
 @pytest.fixture
 def rerun(project, monkeypatch):
-    """What is asked of `runs.run`, which is not run: its records are computed here, and changed by
+    """What is asked of `runs.run_notebook`, which is not run: its records are computed here, and changed by
     ``.change``."""
     asked = SimpleNamespace(change=lambda table: table, parameters=[], variables={}, description={})
 
     def run(notebook, out, given, *, force):
-        values = runs.resolve(notebook, given)
+        values = runs.resolve_parameters(notebook, given)
         asked.parameters.append(values)
         asked.variables = {name: os.environ.get(name) for name in _WATCHED}
         asked.cache = os.environ["FAIRLIB_CACHE"]
         point = SimpleNamespace(out=out, notebook=notebook, parameters=given)
         finish(point, asked.change(computed(values)), **asked.description)
 
-    monkeypatch.setattr(runs, "run", run)
+    monkeypatch.setattr(runs, "run_notebook", run)
     return asked
 
 
@@ -388,7 +387,7 @@ def test_rows_that_nothing_identifies_are_an_error(rerun, capsys):
     assert cli.main(["verify", str(table)]) == 1
     error = capsys.readouterr().err
     what = "seed, data, first_seed, group do not identify the rows; columns whose values changed: step, accuracy"
-    assert error == f"fairlib: {what}\n"
+    assert error == f"whopays: {what}\n"
 
 
 def test_seeds_that_were_not_recorded_are_an_error():
@@ -396,7 +395,7 @@ def test_seeds_that_were_not_recorded_are_an_error():
     with pytest.raises(
         RunError, match="no recorded row has the seed of the rows that were run again"
     ):
-        verify.compare(rows, rows.assign(seed="7"), ["first_seed"])
+        verify.compare_tables(rows, rows.assign(seed="7"), ["first_seed"])
 
 
 def test_numbers_identify_rows_where_they_must_and_the_order_of_rows_does_not_matter():
@@ -405,11 +404,11 @@ def test_numbers_identify_rows_where_they_must_and_the_order_of_rows_does_not_ma
         {"seed": ["0"] * 4, "size": sizes, "step": steps, "loss": ["0.1", "0.2", "0.3", ""]}
     )
     new = old.assign(loss=["0.5", "0.2", "0.3", ""]).iloc[::-1]
-    found = verify.compare(old, new, [])
+    found = verify.compare_tables(old, new, [])
     assert found.keys == ["seed", "size", "step"]
     assert found.columns.loc["loss"].tolist() == [4, 3, 0.4, 0.8, "size=9 step=1", True]
     assert found.replaced["loss"].tolist() == ["0.5", "0.2", "0.3", ""] and not found.problems
-    found = verify.compare(old, new.assign(loss=["0.1", "0.2", "0.3", "0.4"]), [])
+    found = verify.compare_tables(old, new.assign(loss=["0.1", "0.2", "0.3", "0.4"]), [])
     assert found.columns.loc["loss", ["absolute", "relative", "where"]].tolist() == [
         np.inf,
         np.inf,
@@ -423,7 +422,7 @@ class TestWhatDoesNotExist:
         def refused(table, status=2):
             assert cli.main(["verify", str(table)]) == status
             error = capsys.readouterr().err
-            assert error.startswith("fairlib: ") and error.count("\n") == 1
+            assert error.startswith("whopays: ") and error.count("\n") == 1
             return error
 
         return refused
@@ -464,7 +463,7 @@ class TestWhatDoesNotExist:
             raise RunError(f"toy.ipynb failed: {name}: no data/UTKFace") from Failure()
 
         table = record()
-        monkeypatch.setattr(runs, "run", fail)
+        monkeypatch.setattr(runs, "run_notebook", fail)
         assert f"toy.ipynb failed: {name}: no data/UTKFace" in refused(table, status)
 
 

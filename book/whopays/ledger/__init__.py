@@ -2,9 +2,9 @@
 page at its end.
 """
 
-from whopays.ledger.history import History, changes
-from whopays.ledger.output import COLUMNS, own_rows, write
+from whopays.ledger.history import History, claim_changes
+from whopays.ledger.output import LEDGER_COLUMNS, own_rows, write
 from whopays.ledger.page import page
 from whopays.ledger.text import escape
 
-__all__ = ["COLUMNS", "History", "changes", "escape", "own_rows", "page", "write"]
+__all__ = ["LEDGER_COLUMNS", "History", "claim_changes", "escape", "own_rows", "page", "write"]

@@ -18,7 +18,7 @@ def counted(results: pd.DataFrame) -> pd.DataFrame:
     by a row of its own, *undecided*.
 
     Args:
-        results: Verdicts (:func:`whopays.claims.evaluate`).
+        results: Verdicts (:func:`whopays.claims.evaluate_claims`).
     """
     keys = [results["claim"], results["reading"]]
     decided = results["decides"].groupby(keys).transform("any")

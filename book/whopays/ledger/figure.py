@@ -34,7 +34,7 @@ def bars(claims: Sequence[Claim], results: pd.DataFrame) -> dict[str, list[Bar]]
 
     Args:
         claims: Claims of the claims file.
-        results: Verdicts (:func:`whopays.claims.evaluate`).
+        results: Verdicts (:func:`whopays.claims.evaluate_claims`).
     """
     criteria = {
         (claim.id, reading): read.criterion
@@ -71,7 +71,7 @@ def figure(claims: Sequence[Claim], results: pd.DataFrame) -> list[str]:
 
     Args:
         claims: Claims of the claims file.
-        results: Verdicts (:func:`whopays.claims.evaluate`).
+        results: Verdicts (:func:`whopays.claims.evaluate_claims`).
     """
     panels = [line for paper, own in bars(claims, results).items() for line in _panel(paper, own)]
     return ['<div class="ledger-figure">', *panels, "</div>"]

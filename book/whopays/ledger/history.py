@@ -25,7 +25,7 @@ class History(NamedTuple):
     known: str
 
 
-def changes(path: str | Path) -> History:
+def claim_changes(path: str | Path) -> History:
     """List every change of statistic, direction, threshold or margin of a claim after it first had
     a statistic.
 
@@ -84,7 +84,7 @@ def section(history: History, known: set[str]) -> list[str]:
     it changed.
 
     Args:
-        history: Changes of the claims file (:func:`changes`).
+        history: Changes of the claims file (:func:`claim_changes`).
         known: Ids of the claims that have a row to link to.
     """
     if history.known == "none":

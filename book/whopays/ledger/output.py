@@ -11,13 +11,13 @@ from typing import Any
 import pandas as pd
 
 from fairlib import environment
-from whopays.claims import Claim, evaluate, load
+from whopays.claims import Claim, evaluate_claims, read_claims
 from whopays.ledger.counting import by_page, counted
-from whopays.ledger.history import changes
+from whopays.ledger.history import claim_changes
 from whopays.ledger.page import page
-from whopays.ledger.text import escape, numbers, origin
+from whopays.ledger.text import escape, estimate_text, origin
 
-COLUMNS = [
+LEDGER_COLUMNS = [
     *["claim", "paper", "kind", "reading", "evidence", "table", "decides"],
     *[
         "verdict",
@@ -50,19 +50,19 @@ def write(
         claims_path: Path of the claims file.
         root: Folder that the paths of the tables start from.
         out: Path of the page, MyST markdown (:func:`page`).
-        csv, json: Path of the verdicts as a table of `COLUMNS`, a row for each claim, reading and
+        csv, json: Path of the verdicts as a table of `LEDGER_COLUMNS`, a row for each claim, reading and
             table.
         notebooks: Folder of copies of the notebooks, which have their places below it as in the
             project; each gets its own rows as a section (:func:`own_rows`), before *Where this
             comes from*.
     """
-    claims = load(claims_path)
-    results = evaluate(claims, root)
-    table = results[COLUMNS].replace(
+    claims = read_claims(claims_path)
+    results = evaluate_claims(claims, root)
+    table = results[LEDGER_COLUMNS].replace(
         [math.inf, -math.inf], math.nan
     )  # The interval of one seed has no ends.
     if out is not None:
-        _replace(out, page(claims, results, changes(claims_path), root))
+        _replace(out, page(claims, results, claim_changes(claims_path), root))
     if csv is not None:
         _replace(csv, table.to_csv(index=False, lineterminator="\n"))
     if json is not None:
@@ -79,8 +79,8 @@ def own_rows(claims: Sequence[Claim], results: pd.DataFrame, notebook: str) -> s
     row in the ledger.
 
     Args:
-        claims: Claims of the claims file (:func:`whopays.claims.load`).
-        results: Verdicts of these claims (:func:`whopays.claims.evaluate`).
+        claims: Claims of the claims file (:func:`whopays.claims.read_claims`).
+        results: Verdicts of these claims (:func:`whopays.claims.evaluate_claims`).
         notebook: Path of the notebook, as the claims name it.
     """
     rows = counted(results).sort_values("counts", ascending=False, kind="stable")
@@ -105,7 +105,7 @@ def own_rows(claims: Sequence[Claim], results: pd.DataFrame, notebook: str) -> s
 
 def _short(row: Any) -> str:
     elsewhere = "elsewhere " * (row.seeds > 0 and not row.counts)
-    estimate = f" {escape(numbers(row))}" * (row.seeds > 0)
+    estimate = f" {escape(estimate_text(row))}" * (row.seeds > 0)
     few = row.verdict == "undecided" and 0 < row.seeds < 10
     reason = f": {escape(row.reason)}" * bool(
         row.reason and (few or row.verdict == "undecided (floor)")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from whopays.claims import EVIDENCE, PAPERS, RATE, Claim, read_table
+from whopays.claims import EVIDENCE, PAPERS, RATE, Claim, read_records
 from whopays.effects import FLOOR
 from whopays.ledger import history as changed
 from whopays.ledger.counting import counted, pages_table, papers_table
@@ -18,7 +18,7 @@ from whopays.ledger.text import (
     details,
     escape,
     folded,
-    numbers,
+    estimate_text,
     origin,
     p_text,
     percent,
@@ -55,9 +55,9 @@ def page(
     """Write the text of the ledger.
 
     Args:
-        claims: Claims of the claims file (:func:`whopays.claims.load`).
-        results: Verdicts of these claims (:func:`whopays.claims.evaluate`).
-        history: Changes of the claims file (:func:`whopays.ledger.changes`).
+        claims: Claims of the claims file (:func:`whopays.claims.read_claims`).
+        results: Verdicts of these claims (:func:`whopays.claims.evaluate_claims`).
+        history: Changes of the claims file (:func:`whopays.ledger.claim_changes`).
         root: Folder that the paths of the tables start from.
 
     Returns:
@@ -166,7 +166,7 @@ def _shared_tests(claims: Sequence[Claim], results: pd.DataFrame) -> list[str]:
         if len({statements[row.claim, row.reading] for row in own.itertuples()}) > 1:
             row = next(own.itertuples())
             names = ", ".join(f"[{name}](#{name})" for name in dict.fromkeys(own["claim"]))
-            lines.append(f"- {names}: {row.verdict} {escape(numbers(row))}, {origin(row)}")
+            lines.append(f"- {names}: {row.verdict} {escape(estimate_text(row))}, {origin(row)}")
     if not lines:
         return ["No two rows with different statements rest on one test."]
     text = "Different statements for which the same was asked of the same numbers: they stand or fall together."
@@ -183,7 +183,7 @@ def _floors(claims: Sequence[Claim], root: Path) -> list[str]:
     }
     low: dict[float, dict[str, dict[Any, None]]] = {share: {} for share in SHARES}
     for (table, _), claim in asked.items():
-        records = read_table(Path(root, table))
+        records = read_records(Path(root, table))
         for share, found in low.items():
             if groups := claim.at_floor(records, share):
                 found.setdefault(table, {}).update(dict.fromkeys(groups))

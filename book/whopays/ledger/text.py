@@ -35,7 +35,7 @@ def percent(share: float) -> str:
     return f"{100 * share:g} %"
 
 
-def numbers(row: Any) -> str:
+def estimate_text(row: Any) -> str:
     """Estimate and interval."""
     return f"{row.estimate:.3f} [{row.low:.3f}, {row.high:.3f}]"
 
@@ -49,7 +49,7 @@ def details(row: Any) -> str:
     """All that stands beside a verdict: estimate, interval, seeds, p-value, origin, worst cell, and
     reservations.
     """
-    parts = [f"{numbers(row)}, {row.seeds} seeds{p_text(row)}"] if row.seeds else []
+    parts = [f"{estimate_text(row)}, {row.seeds} seeds{p_text(row)}"] if row.seeds else []
     if origin(row):
         parts.append(origin(row))
     if row.worst_cell:
