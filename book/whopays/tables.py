@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
 
-from fairlib import environment, linearization, pruning
+from fairlib import environment
 from fairlib.data import GroupedDataset, Splits
 from fairlib.statistics import t_interval
 from whopays import effects, plots
@@ -33,23 +33,11 @@ AT_SCALE = re.compile(r".*-(all|resnet18)|[tbd]-(fig|tab)-.*")
 a paper's grid.
 """
 
-NO_PHOTOGRAPHS = (*EMBEDDED, "mnist", "fashion-mnist")
-"""Names of data sets in which near-duplicates are not looked for.
-"""
-
-EDITION_0_1 = {"near_duplicates": "ignored", "held_out": "train", "least": 1}
-"""Values of parameters that recorded tables lack. Near-duplicates were split apart, a method held
-out data that the dense network knew, and a Lanczos process had no least number of steps.
-"""
-
-HOLD_OUT = {
-    f"{kind}:{name}"
-    for kind, methods in (("prune", pruning.METHODS), ("linearize", linearization.METHODS))
-    for name, method in methods.items()
-    if "val" in method.takes
+REMARKS = {
+    ("near_duplicates", "ignored"): "near-duplicates not kept together",
+    ("held_out", "train"): "held-out data known to the dense network",
 }
-"""Names of the methods that choose on held-out data, as a study names them.
-"""
+"""Remarks on recorded tables, by a parameter and the value of it that calls for the remark."""
 
 Row = Mapping[str, Any]
 Names = str | Sequence[str] | None
@@ -60,8 +48,8 @@ class Recorded:
     """A recorded table, or the path of a missing one; true if the table exists.
 
     As a text it is the line that says where the table comes from
-    (:func:`whopays.plots.provenance`), and in which respect it was computed as edition 0.1 did;
-    empty if the table is missing.
+    (:func:`whopays.plots.provenance`), with `REMARKS` on how it was computed; empty if the table is
+    missing.
 
     Attributes:
         path: Path of the CSV file; its provenance has the same name with the suffix ``.json``.
@@ -80,21 +68,9 @@ class Recorded:
         evidence = "run at scale" if AT_SCALE.fullmatch(self.path.stem) else "real-data run"
         if self.table["data"].dropna().isin(EMBEDDED).all():
             evidence = "embedded study"
-        return ", ".join([plots.source(self.table, evidence), *self._as_before(self.table)])
-
-    def _as_before(self, table: pd.DataFrame) -> list[str]:
-        """What was done as edition 0.1 did it, by the recorded parameters, as far as it concerns
-        the table.
-        """
-        recorded = EDITION_0_1 | (self.provenance.get("parameters") or {})
-        concerned = {
-            "near-duplicates not kept together": recorded["near_duplicates"] == "ignored"
-            and not table["data"].dropna().isin(NO_PHOTOGRAPHS).all(),
-            "held-out data known to the dense network": recorded["held_out"] == "train"
-            and "method" in table
-            and table["method"].isin(HOLD_OUT).any(),
-        }
-        return [remark for remark, holds in concerned.items() if holds]
+        parameters = self.provenance.get("parameters", {})
+        remarks = [text for (name, value), text in REMARKS.items() if parameters.get(name) == value]
+        return ", ".join([plots.source(self.table, evidence), *remarks])
 
     @property
     def provenance(self) -> dict[str, Any]:

@@ -26,7 +26,6 @@ import pandas as pd
 
 from whopays import claims, grids, runs
 from whopays.runs import ParameterError, RunError
-from whopays.tables import EDITION_0_1
 
 # Six digits are stored: rounding alone can make nearly equal numbers differ by one in the last.
 TOLERANCE = 1e-5
@@ -76,10 +75,7 @@ def verify(
     settings = {"OMP_NUM_THREADS": str(threads if isinstance(threads, int) else 1)} | (
         _AVX2 if avx2 else {}
     )
-    automatic = (
-        recorded.get("automatic") is True or recorded["parameters"].get("channels_last") is True
-    )
-    settings["FAIRLIB_AUTO"] = str(int(automatic))  # Edition 0.1 computed without.
+    settings["FAIRLIB_AUTO"] = str(int(recorded.get("automatic") is True))
     _execute(points, settings)
     _print_environments(recorded, runs.read_run(points[0].out) or {})
     found = compare_tables(_read(table), _read(StringIO(grids.tabulate(points))), points[0].varied)
@@ -136,10 +132,6 @@ def _points(table: Path, recorded: Mapping[str, Any], seeds: int, suffix: str) -
     for name in [name for name in fixed if name not in known]:
         print(f"left out: {name} = {fixed.pop(name)!r}, which the notebook no longer has")
     for name in [name for name in known if name not in fixed]:
-        if name in EDITION_0_1:
-            fixed[name] = EDITION_0_1[name]
-            print(f"not recorded, so the value of edition 0.1 applies: {name} = {fixed[name]!r}")
-            continue
         print(
             f"not recorded, so the default of the notebook applies: {name} = {known[name].default!r}"
         )

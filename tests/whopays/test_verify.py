@@ -162,19 +162,17 @@ def test_runs_have_the_recorded_threads_no_cache_and_on_demand_other_instruction
 @pytest.mark.parametrize(
     ("described", "variable"),
     [
-        ({}, "0"),
+        ({"automatic": False}, "0"),
         ({"automatic": True}, "1"),
         ({"automatic": [False, True]}, "0"),
-        ({"channels_last": True}, "1"),
     ],
 )
-def test_a_table_from_before_anything_was_chosen_by_itself_is_checked_without(
+def test_faster_paths_are_chosen_if_they_were_for_all_runs_of_the_table(
     rerun, described, variable
 ):
     table = record(GRID.replace("data: [x, y], ", ""))
     beside = table.with_suffix(".json")
     recorded = json.loads(beside.read_text())
-    recorded["parameters"] |= {"channels_last": described.pop("channels_last", False)}
     beside.write_text(json.dumps(recorded | described))
     verify.verify(table)
     assert rerun.variables["FAIRLIB_AUTO"] == variable
@@ -288,33 +286,6 @@ def test_a_parameter_that_no_longer_exists_is_left_out_and_a_new_one_has_its_def
     said = capsys.readouterr().out
     assert "left out: lr = 0.5, which the notebook no longer has\n" in said
     assert "not recorded, so the default of the notebook applies: rate = 0.5\n" in said
-
-
-def test_a_table_of_edition_0_1_is_checked_as_that_edition_computed(rerun, capsys, project):
-    notebook, new = project / "notebooks" / "part" / "toy.ipynb", ""
-    table = record()
-    for name, kind, value in (
-        ("near_duplicates", "str", "together"),
-        ("held_out", "str", "val"),
-        ("least", "int", 8),
-    ):
-        new += f"{name}: {kind} = {value!r}  # new\n".replace("'", '"')
-    write_notebook(notebook, parameters=PARAMETERS + new)
-    assert verify.verify(table)
-    said = capsys.readouterr().out
-    then = {"near_duplicates": "ignored", "held_out": "train", "least": 1}
-    assert all({name: p[name] for name in then} == then for p in rerun.parameters)
-    for name, value in then.items():
-        assert f"not recorded, so the value of edition 0.1 applies: {name} = {value!r}\n" in said
-    assert "default of the notebook applies" not in said
-
-
-def test_a_table_that_records_how_it_was_split_is_checked_with_that(rerun, capsys, project):
-    asked = PARAMETERS + 'near_duplicates: str = "together"  # new\n'
-    write_notebook(project / "notebooks" / "part" / "toy.ipynb", parameters=asked)
-    assert verify.verify(record())
-    assert {p["near_duplicates"] for p in rerun.parameters} == {"together"}
-    assert "edition 0.1" not in capsys.readouterr().out
 
 
 def test_a_varied_parameter_that_no_longer_exists_leaves_one_run(rerun, capsys, project):
