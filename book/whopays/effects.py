@@ -53,13 +53,18 @@ ARM_COLUMNS = ("arm", "pruner")
 """Columns that name the arms of a study; where a table has them they identify its runs, too.
 """
 
+THIRD = 1 / 3
+ENDS = ("smallest", "largest")
 FLOOR = 0.1
 """Share of the errors of a constant answer that the control must avoid in a group for it to have
 something to lose.
 """
 
-Rows = Mapping[str, Any]  # Values of columns that select rows; a list stands for any of its values.
+Rows = Mapping[str, Any]
+"""Values of columns that select rows; a list selects the rows with any of its values."""
 
+ALL: Rows = {}
+"""Condition that selects all rows."""
 
 Accuracies = tuple[
     pd.DataFrame, pd.DataFrame
@@ -67,26 +72,19 @@ Accuracies = tuple[
 
 
 class UndefinedError(ValueError):
-    """Raised where a statistic does not exist for the values of a table, such as the correlation of
-    a constant.
-    """
+    """Raised for a statistic that does not exist, such as the correlation of a constant."""
 
 
 class NothingToLoseError(ValueError):
-    """Raised where a relative drop does not exist: under the control nobody of the groups is
-    recognized.
-    """
+    """Raised for a relative drop if the control recognizes nobody of the groups."""
 
 
 class MissingRowsError(ValueError):
-    """Raised where a table lacks the columns or rows that a statistic needs: it comes from another
-    run.
-    """
+    """Raised for a table of another run, which lacks columns or rows that a statistic needs."""
 
 
 def select(table: pd.DataFrame, **where: Any) -> pd.DataFrame:
-    """Select rows of a table: ``select(study, stage="compressed", split="test", level=[0.5,
-    0.9])``.
+    """Select rows of a table: ``select(study, split="test", level=[0.5, 0.9])``.
 
     Args:
         table: Any table.
@@ -129,17 +127,17 @@ def attach(
     Raises:
         ValueError: If a column is missing, or rows that agree on ``on`` have different values.
     """
-    on, asked = list(on), list(dict.fromkeys(columns.values()))
+    on = list(on)
+    asked = list(dict.fromkeys(columns.values()))
     found = _select(table, where, (*on, *asked))[[*on, *asked]].drop_duplicates()
     if found.duplicated(on).any():
-        names, keys = ", ".join(asked), ", ".join(on)
         raise ValueError(
-            f"several values of {names} where {keys} are the same; select rows with `where`"
+            f"several values of {', '.join(asked)} where {', '.join(on)} are the same; "
+            "select rows with `where`"
         )
     found = found.set_index(on)
-    return table.join(
-        pd.DataFrame({name: found[column] for name, column in columns.items()}), on=on
-    )
+    new = pd.DataFrame({name: found[column] for name, column in columns.items()})
+    return table.join(new, on=on)
 
 
 def against_control(table: pd.DataFrame, *, on: Iterable[str] = ("seed", "group")) -> pd.DataFrame:
@@ -176,9 +174,8 @@ def against_control(table: pd.DataFrame, *, on: Iterable[str] = ("seed", "group"
     table = attach(
         table, {"drop": "accuracy", "excessive_loss": "loss"}, on=[*on, "split"], where=control
     )
-    drop = (table["drop"] - table["accuracy"]).round(
-        12
-    )  # Equal drops are ties, whatever the last digit.
+    # Equal drops have to be ties, whatever the last digit of their subtraction.
+    drop = (table["drop"] - table["accuracy"]).round(12)
     return table.assign(drop=drop, excessive_loss=table["loss"] - table["excessive_loss"])
 
 
@@ -198,9 +195,8 @@ def price(table: pd.DataFrame) -> pd.Series:
     Raises:
         ValueError: If a column or the dense rows are missing.
     """
-    dense = (
-        _select(table, {"stage": "dense"}, ("seed", "gradients")).groupby("seed")["gradients"].min()
-    )
+    dense = _select(table, {"stage": "dense"}, ("seed", "gradients"))
+    dense = dense.groupby("seed")["gradients"].min()
     return (table["gradients"] / table["seed"].map(dense) - 1).rename("price")
 
 
@@ -208,7 +204,7 @@ def by_level(
     table: pd.DataFrame,
     *,
     of: str,
-    where: Rows | None = None,
+    where: Rows = ALL,
     control: bool = False,
     **arguments: Any,
 ) -> pd.DataFrame:
@@ -230,17 +226,16 @@ def by_level(
     Raises:
         ValueError: If the name of the statistic is unknown, or the statistic refuses the table.
     """
-    return _over_levels(table, of, dict(where or {}), arguments, control=control)
+    return _over_levels(table, of, where, arguments, control=control)
 
 
 def drop_difference(
     table: pd.DataFrame,
     *,
     level: float,
-    share: float = 1 / 3,
-    others: bool = False,
+    share: float = THIRD,
     relative: bool = False,
-    where: Rows | None = None,
+    where: Rows = ALL,
     rank_where: Rows | None = None,
 ) -> pd.Series:
     """Compute how much more test accuracy the smallest groups lose than the largest, by seed.
@@ -255,8 +250,6 @@ def drop_difference(
         share: Of k groups, the ceil(share * k) smallest and as many largest are taken, by their
             size in the *training* split of the seed; ties are broken at random by the seed, never
             by name.
-        others: Compare all groups but the largest with these, in the place of the smallest: with a
-            share that leaves one group, everybody else with the majority.
         relative: Divide the drop by the mean accuracy of the same groups under the control. This is
             the relative drop of [D], taken over several groups since it is undefined for a single
             one that is never right.
@@ -273,14 +266,12 @@ def drop_difference(
         ValueError: If a column, the level or the control is missing, a seed is incomplete, several
             runs per seed are selected, or a relative drop would divide by 0.
     """
-    settings: dict[str, Any] = {"level": level, "share": share, "relative": relative}
-    settings |= {"where": where, "rank_where": rank_where}
-    minority = accuracy_change(table, groups="others" if others else "smallest", **settings)
-    return accuracy_change(table, groups="largest", **settings) - minority
+    changes = _changes_of_ends(table, "accuracy", level, share, relative, where, rank_where)
+    return changes["largest"] - changes["smallest"]
 
 
 def loss_difference(
-    table: pd.DataFrame, *, level: float, where: Rows | None = None, rank_where: Rows | None = None
+    table: pd.DataFrame, *, level: float, where: Rows = ALL, rank_where: Rows | None = None
 ) -> pd.Series:
     """Compute how much more test loss (nats) the smallest third of groups gains than the largest
     third, by seed.
@@ -302,8 +293,8 @@ def loss_difference(
         ValueError: If a column, the level or the control is missing, a seed is incomplete, or
             several runs per seed are selected.
     """
-    change, _, sizes = _against_control(table, "loss", level, where, rank_where)
-    return _smallest_minus_largest(change, sizes, 1 / 3)
+    changes = _changes_of_ends(table, "loss", level, THIRD, False, where, rank_where)
+    return changes["smallest"] - changes["largest"]
 
 
 def accuracy_change(
@@ -311,9 +302,9 @@ def accuracy_change(
     *,
     level: float,
     groups: str,
-    share: float = 1 / 3,
+    share: float = THIRD,
     relative: bool = False,
-    where: Rows | None = None,
+    where: Rows = ALL,
     rank_where: Rows | None = None,
 ) -> pd.Series:
     """Compute test accuracy at ``level`` minus that of the control, by seed, for groups chosen by
@@ -322,7 +313,7 @@ def accuracy_change(
     Args:
         table: Table of :func:`fairlib.study`.
         level: Compression level that is compared with the control.
-        groups: ``"smallest"``, ``"largest"``, or ``"others"`` for all but the largest.
+        groups: ``"smallest"`` or ``"largest"``.
         share: Share of groups that are the smallest, and the largest (`drop_difference`).
         relative: Divide by the mean accuracy of these groups under the control.
         where: Values of columns that select the rows.
@@ -336,21 +327,35 @@ def accuracy_change(
             is incomplete, several runs per seed are selected, or a relative change would divide by
             0.
     """
-    lookup("choice of groups", groups, dict.fromkeys(("smallest", "largest", "others")))
-    change, before, sizes = _against_control(table, "accuracy", level, where, rank_where)
-    mean = _extreme(change, sizes, share, groups)
+    lookup("choice of groups", groups, dict.fromkeys(ENDS))
+    return _changes_of_ends(table, "accuracy", level, share, relative, where, rank_where)[groups]
+
+
+def _changes_of_ends(
+    table: pd.DataFrame,
+    column: str,
+    level: float,
+    share: float,
+    relative: bool,
+    where: Rows,
+    rank_where: Rows | None,
+) -> pd.DataFrame:
+    """Compute how a column changes against the control, in the smallest and largest groups."""
+    change, before, sizes = _change(table, column, level, where, rank_where)
+    changes = _ends(change, sizes, share)
     if not relative:
-        return mean
-    base = _extreme(before, sizes, share, groups)
-    if not (base > 0).all():
-        raise NothingToLoseError(
-            f"a relative change of the {groups} groups needs an accuracy above 0 in the control"
-        )
-    return mean / base
+        return changes
+    base = _ends(before, sizes, share)
+    for groups in ENDS:
+        if not (base[groups] > 0).all():
+            raise NothingToLoseError(
+                f"a relative change of the {groups} groups needs an accuracy above 0 in the control"
+            )
+    return changes / base
 
 
 def group_difference(
-    table: pd.DataFrame, *, column: str, share: float = 1 / 3, relative: bool = False, where: Rows
+    table: pd.DataFrame, *, column: str, share: float = THIRD, relative: bool = False, where: Rows
 ) -> pd.Series:
     """Compute the mean of a column over the smallest groups minus that over the largest, by seed.
 
@@ -370,20 +375,21 @@ def group_difference(
         ValueError: If a column is missing, the selection holds several rows per seed and group, or
             a mean to divide by is not positive.
     """
-    rows = _select(table, where, ("seed", "group", column, "train_size"))
-    values = _by_seed_and_group(rows, column)
-    difference = _smallest_minus_largest(values, _by_seed_and_group(rows, "train_size"), share)
+    rows = _select(table, where, ())
+    ends = smallest_and_largest(rows, column=column, share=share)
+    difference = ends["smallest"] - ends["largest"]
     if not relative:
         return difference
-    if not (values.mean(axis=1) > 0).all():
+    means = _by_seed_and_group(rows, column).mean(axis=1)
+    if not (means > 0).all():
         raise ValueError(
             f"a relative difference needs a positive mean over the groups; that of {column} is not"
         )
-    return difference / values.mean(axis=1)
+    return difference / means
 
 
 def smallest_and_largest(
-    table: pd.DataFrame, *, column: str, rank: str = "train_size", share: float = 1 / 3
+    table: pd.DataFrame, *, column: str, rank: str = "train_size", share: float = THIRD
 ) -> pd.DataFrame:
     """Compute the means of a column over the smallest and over the largest groups, by seed.
 
@@ -399,15 +405,11 @@ def smallest_and_largest(
     Raises:
         ValueError: If a column is missing, or there are several rows per seed and group.
     """
-    rows = _select(table, {}, ("seed", "group", column, rank))
-    values, sizes = (_by_seed_and_group(rows, name) for name in (column, rank))
-    return pd.DataFrame(
-        {end: _extreme(values, sizes, share, end) for end in ("smallest", "largest")}
-    )
+    return _ends(*_values_and_sizes(table, column, rank), share)
 
 
 def groups_by_size(
-    table: pd.DataFrame, *, column: str, rank: str = "train_size", where: Rows | None = None
+    table: pd.DataFrame, *, column: str, rank: str = "train_size", where: Rows = ALL
 ) -> pd.DataFrame:
     """Sort the values of a column from the smallest to the largest group of each seed.
 
@@ -425,12 +427,9 @@ def groups_by_size(
     Raises:
         ValueError: If a column is missing or the selection holds several rows per seed and group.
     """
-    rows = _select(table, where or {}, ("seed", "group", column, rank))
-    values, sizes = (_by_seed_and_group(rows, name) for name in (column, rank))
-    means = _ranked(sizes, sizes).mean(axis=0)
-    return pd.DataFrame(
-        _ranked(values, sizes), index=sizes.index, columns=pd.Index(means, name=rank)
-    )
+    values, sizes = _values_and_sizes(_select(table, where, ()), column, rank)
+    means = pd.Index(_ranked(sizes, sizes).mean(axis=0), name=rank)
+    return pd.DataFrame(_ranked(values, sizes), index=sizes.index, columns=means)
 
 
 def group_correlation(
@@ -462,17 +461,16 @@ def group_correlation(
         raise UndefinedError(
             f"a correlation over groups needs three groups, got {len(ranks[y].columns)}"
         )
-    if not (ranks[x].index.equals(ranks[y].index) and ranks[x].columns.equals(ranks[y].columns)):
-        raise ValueError(f"the rows of {x} and of {y} do not cover the same seeds and groups")
+    _check_alike(ranks[x], ranks[y], f"the rows of {x} and of {y}")
     for name, values in ranks.items():
         if values.isna().any(axis=None) or (values.nunique(axis=1) < 2).any():
             raise UndefinedError(
                 f"the column {name} has a missing value or is constant over the groups of a seed"
             )
-    return ranks[x].corrwith(ranks[y], axis=1).rename("value")
+    return ranks[x].corrwith(ranks[y], axis=1)
 
 
-def drop_correlation(table: pd.DataFrame, *, level: float, where: Rows | None = None) -> pd.Series:
+def drop_correlation(table: pd.DataFrame, *, level: float, where: Rows = ALL) -> pd.Series:
     """Compute Spearman's correlation, over groups, of the original network's test accuracy and the
     drop, by seed.
 
@@ -495,25 +493,23 @@ def drop_correlation(table: pd.DataFrame, *, level: float, where: Rows | None = 
             incomplete, several runs per seed are selected, there is only one seed, there are fewer
             than three groups, or these do not differ in accuracy.
     """
-    change, _, _ = _against_control(table, "accuracy", level, where, None)
-    dense = _select(table, dict(where or {}) | {"stage": "dense", "split": "test"}, ())
+    change, _, _ = _change(table, "accuracy", level, where, None)
+    dense = _select(table, {**where, "stage": "dense", "split": "test"}, ())
     before = _by_seed_and_group(dense, "accuracy")
     if len(before) < 2:
         raise UndefinedError("a correlation with the accuracy under other seeds needs two seeds")
     before = ((before.sum() - before) / (len(before) - 1)).round(12)
     if len(before.columns) < 3 or (before.nunique(axis=1) < 2).any():
         raise UndefinedError("a correlation over groups needs three groups that differ in accuracy")
-    if not before.index.equals(change.index) or not before.columns.equals(change.columns):
-        raise ValueError("dense and compressed rows do not cover the same seeds and groups")
-    drops = (-change).round(
-        12
-    )  # Equal drops are ties, whatever the last digit of their subtraction.
+    _check_alike(before, change, "dense and compressed rows")
+    # Equal drops have to be ties, whatever the last digit of their subtraction.
+    drops = (-change).round(12)
     varies = drops.nunique(axis=1) >= 2
     found = before[varies].rank(axis=1).corrwith(drops[varies].rank(axis=1), axis=1)
-    return found.reindex(drops.index, fill_value=0.0).rename("value")
+    return found.reindex(drops.index, fill_value=0.0)
 
 
-def column_mean(table: pd.DataFrame, *, column: str, where: Rows | None = None) -> pd.Series:
+def column_mean(table: pd.DataFrame, *, column: str, where: Rows = ALL) -> pd.Series:
     """Compute the mean of a column over the rows of each seed.
 
     Args:
@@ -527,13 +523,13 @@ def column_mean(table: pd.DataFrame, *, column: str, where: Rows | None = None) 
     Raises:
         ValueError: If the column is missing or has missing values.
     """
-    rows = _select(table, where or {}, ("seed", column))
+    rows = _select(table, where, ("seed", column))
     if rows[column].isna().any():
         raise ValueError(f"the column {column} has missing values")
-    return rows.groupby("seed")[column].mean().astype(float).rename("value")
+    return rows.groupby("seed")[column].mean().astype(float)
 
 
-def spread_change(table: pd.DataFrame, *, level: float, where: Rows | None = None) -> pd.Series:
+def spread_change(table: pd.DataFrame, *, level: float, where: Rows = ALL) -> pd.Series:
     """Compute how much more the groups' test accuracies vary than under the control, by seed, free
     of sampling noise.
 
@@ -552,16 +548,15 @@ def spread_change(table: pd.DataFrame, *, level: float, where: Rows | None = Non
         ValueError: If a column, the level or the control is missing, a seed is incomplete, several
             runs per seed are selected, there is only one group, or one has fewer than two samples.
     """
-    rows = _select(table, where or {}, (*STUDY_COLUMNS, "accuracy"))
+    rows = _select(table, where, (*STUDY_COLUMNS, "accuracy"))
     rows = rows[rows["split"] == "test"]
     parts = _compressed(rows, level), rows[rows["stage"] == "control"]
     (after, sizes), (before, _) = (
         [_by_seed_and_group(part, name) for name in ("accuracy", "size")] for part in parts
     )
-    if not (after.index.equals(before.index) and after.columns.equals(before.columns)):
-        raise ValueError("control and compressed rows do not cover the same seeds and groups")
-    (after, sizes), (before, fewer) = _equally_noisy((after, sizes), (before, sizes))
-    return (_variance_between(after, sizes) - _variance_between(before, fewer)).rename("value")
+    _check_alike(after, before, "control and compressed rows")
+    one, other = _spreads((after, sizes), (before, sizes))
+    return one - other
 
 
 def spread(table: pd.DataFrame, *, where: Rows) -> pd.Series:
@@ -591,12 +586,27 @@ def spread(table: pd.DataFrame, *, where: Rows) -> pd.Series:
         ValueError: If a column or a value is missing, a run has several rows for a group, the seeds
             do not have the same runs, there is only one group, or one has fewer than two samples.
     """
-    return _variance_between(*_accuracies(table, where)).groupby("seed").mean().rename("value")
+    return _mean_over_runs(_variance_between(*_accuracies(table, where)))
 
 
 def _accuracies(table: pd.DataFrame, where: Rows) -> Accuracies:
     rows = _select(table, where, (*RUN_COLUMNS, "group", "size", "accuracy"))
     return _by_run_and_group(rows, "accuracy"), _by_run_and_group(rows, "size")
+
+
+def _mean_over_runs(values: pd.Series) -> pd.Series:
+    return values.groupby("seed").mean()
+
+
+def _overall(accuracy: pd.DataFrame, sizes: pd.DataFrame) -> pd.Series:
+    """Accuracy over all samples of a run."""
+    return (accuracy * sizes).sum(axis=1) / sizes.sum(axis=1)
+
+
+def _spreads(one: Accuracies, other: Accuracies) -> list[pd.Series]:
+    """Compute the variances between groups of two sides by seed, both equally noisy."""
+    sides = _equally_noisy(one, other)
+    return [_mean_over_runs(_variance_between(*side)) for side in sides]
 
 
 def _variance_between(accuracy: pd.DataFrame, sizes: pd.DataFrame) -> pd.Series:
@@ -634,6 +644,8 @@ def _thinned(side: Accuracies, share: float) -> Accuracies:
     kept = (sizes * share).round().clip(lower=2)
     seeds = right.index.get_level_values("seed")
     counts = [frame.to_numpy(int) for frame in (right, sizes - right, kept)]
+    # A generator for each run, from its seed: the draws of a run must not depend on which other
+    # runs the table has.
     drawn = [
         np.random.default_rng(int(seed)).hypergeometric(*run)
         for seed, *run in zip(seeds, *counts, strict=True)
@@ -675,7 +687,7 @@ def group_gap(
         raise ValueError(
             f"a relative gap needs a positive mean over the groups; that of {column} is not in some run"
         )
-    return (gaps / means if relative else gaps).groupby("seed").mean().rename("value")
+    return _mean_over_runs(gaps / means if relative else gaps)
 
 
 def degradation_gap(table: pd.DataFrame, *, where: Rows, dense: Rows) -> pd.Series:
@@ -704,10 +716,11 @@ def degradation_gap(table: pd.DataFrame, *, where: Rows, dense: Rows) -> pd.Seri
         after = _by_run_and_group(
             _select(table, where, (*RUN_COLUMNS, "group", "accuracy")), "accuracy"
         )
-        before = _by_seed_and_group(
-            _select(table, dense, ("seed", "group", "accuracy")), "accuracy"
-        )
-    else:  # The drops of two groups, up to a number that is the same for both.
+        rows = _select(table, dense, ("seed", "group", "accuracy"))
+        before = _by_seed_and_group(rows, "accuracy")
+    else:
+        # Only the signed gap of two groups is known: with 0 for the accuracy of one group both
+        # drops are off by the same number, which cancels in max - min.
         after, before = (
             _select(table, rows, ("seed", "signed")).set_index("seed")[["signed"]].assign(other=0.0)
             for rows in (where, dense)
@@ -719,7 +732,7 @@ def degradation_gap(table: pd.DataFrame, *, where: Rows, dense: Rows) -> pd.Seri
     drops = before.reindex(after.index.get_level_values("seed")).set_axis(after.index) - after
     if drops.isna().any(axis=None):
         raise ValueError(f"an accuracy is missing, or a seed has no run {dict(dense)}")
-    return (drops.max(axis=1) - drops.min(axis=1)).groupby("seed").mean().rename("value")
+    return _mean_over_runs(drops.max(axis=1) - drops.min(axis=1))
 
 
 def group_gap_by_chance(
@@ -753,7 +766,7 @@ def group_gap_by_chance(
             do not have the same runs, or a group of a run has no samples.
     """
     accuracy, sizes = _accuracies(table, where)
-    overall = pd.DataFrame({"after": (accuracy * sizes).sum(axis=1) / sizes.sum(axis=1)})
+    overall = pd.DataFrame({"after": _overall(accuracy, sizes)})
     if dense is not None:
         overall = overall.join(overall_accuracy(table, where=dense).rename("before"), on="seed")
     generator = np.random.default_rng(0)
@@ -762,7 +775,7 @@ def group_gap_by_chance(
         shares = [np.ptp(overall.loc[run])] if nested and dense is not None else overall.loc[run]
         drawn = [accuracies_by_chance(counts, each, draws=draws, seed=generator) for each in shares]
         gaps.append(np.ptp(drawn[0] - sum(drawn[1:]), axis=1).mean())
-    return pd.Series(gaps, sizes.index).groupby("seed").mean().rename("value")
+    return _mean_over_runs(pd.Series(gaps, sizes.index))
 
 
 def overall_accuracy(table: pd.DataFrame, *, where: Rows) -> pd.Series:
@@ -783,12 +796,10 @@ def overall_accuracy(table: pd.DataFrame, *, where: Rows) -> pd.Series:
     accuracy, sizes = _accuracies(table, where)
     if not (sizes.sum(axis=1) > 0).all():
         raise ValueError("an overall accuracy needs groups with samples")
-    return (
-        ((accuracy * sizes).sum(axis=1) / sizes.sum(axis=1)).groupby("seed").mean().rename("value")
-    )
+    return _mean_over_runs(_overall(accuracy, sizes))
 
 
-def overall_change(table: pd.DataFrame, *, level: float, where: Rows | None = None) -> pd.Series:
+def overall_change(table: pd.DataFrame, *, level: float, where: Rows = ALL) -> pd.Series:
     """Compute test accuracy over all samples at ``level`` minus that of the control, by seed.
 
     Args:
@@ -803,7 +814,7 @@ def overall_change(table: pd.DataFrame, *, level: float, where: Rows | None = No
         ValueError: If a column, a value, the level or the control is missing, or the seeds do not
             have the same runs.
     """
-    test = {"split": "test"} | dict(where or {})
+    test = {"split": "test", **where}
     after = overall_accuracy(table, where=test | {"stage": "compressed", "level": level})
     return after - overall_accuracy(table, where=test | {"stage": "control"})
 
@@ -959,20 +970,17 @@ def contrast_rows(
                 f"the rows of {dict(where)} and of {dict(against)} do not cover the same groups"
             )
     if function is spread:
-        sides = _equally_noisy(_accuracies(table, where), _accuracies(table, against))
-        one, other = (
-            _variance_between(*side).groupby("seed").mean().rename("value") for side in sides
-        )
+        one, other = _spreads(_accuracies(table, where), _accuracies(table, against))
     else:
-        one, other = (
-            function(table, where=where, **arguments),
-            function(table, where=against, **arguments),
-        )
+        one, other = (function(table, where=rows, **arguments) for rows in (where, against))
     if not one.index.equals(other.index):
         raise ValueError(
             f"the rows of {dict(where)} and of {dict(against)} do not cover the same seeds"
         )
-    return one - other - (contrast_rows(table, of=of, **beyond, **arguments) if beyond else 0.0)
+    difference = one - other
+    if beyond:
+        difference = difference - contrast_rows(table, of=of, **beyond, **arguments)
+    return difference
 
 
 def level_trend(
@@ -980,7 +988,7 @@ def level_trend(
     *,
     statistic: str,
     control: float = 0.0,
-    where: Rows | None = None,
+    where: Rows = ALL,
     **arguments: Any,
 ) -> pd.Series:
     """Compute how steadily a statistic grows with the distance from the control: Spearman's rank
@@ -1004,23 +1012,21 @@ def level_trend(
         ValueError: If the statistic is unknown or refuses the table, or there are fewer than three
             levels.
     """
-    values = _over_levels(table, statistic, dict(where or {}), arguments).T.round(
-        12
-    )  # Equal values are ties.
+    # Equal values have to be ties, whatever their last digit.
+    values = _over_levels(table, statistic, where, arguments).T.round(12)
     if len(values) < 3:
         raise MissingRowsError(
             f"a trend over levels needs three of them, got {values.index.tolist()}"
         )
     order = pd.Series(abs(values.index - control), index=values.index).rank()
     trend = values.loc[:, values.nunique() >= 2].rank().corrwith(order)
-    return trend.reindex(values.columns, fill_value=0.0).rename("value")
+    return trend.reindex(values.columns, fill_value=0.0)
 
 
 def cells(
     table: pd.DataFrame, *, name: str, each: Mapping[str, Any], **arguments: Any
 ) -> pd.DataFrame:
-    """Compute a statistic in every cell of a statement about *each* of several levels, methods or
-    groups.
+    """Compute a statistic in every cell of a statement about *each* of several levels or methods.
 
     Args:
         table: Table of :func:`fairlib.study`.
@@ -1041,21 +1047,13 @@ def cells(
             same seeds.
     """
     lookup("statistic", name, STATISTICS)
-    rivals = dict(each.get("against", {}))
-    sides = {
-        "where": {key: values for key, values in each.items() if key != "against"},
-        "against": rivals,
-    }
+    sides = [("where", column, wanted) for column, wanted in each.items() if column != "against"]
+    sides += [("against", column, wanted) for column, wanted in each.get("against", {}).items()]
     choices = []
-    for side, wanted in sides.items():
-        rows = dict(arguments.get(side) or {})
-        for column, values in wanted.items():
-            named = (
-                _present(table, rows, column)
-                if isinstance(values, str) and values == "all"
-                else values
-            )
-            choices.append([(side, column, value) for value in named])
+    for side, column, wanted in sides:
+        if wanted == "all":
+            wanted = _present(table, arguments.get(side) or ALL, column)
+        choices.append([(side, column, value) for value in wanted])
     found: dict[str, pd.Series] = {}
     for cell in product(*choices):
         label = ", ".join(
@@ -1068,18 +1066,16 @@ def cells(
         except ValueError as error:
             raise type(error)(f"cell {label!r}: {error}") from None
     values = pd.DataFrame(found)
-    if values.isna().any(axis=None):
-        raise ValueError(
-            f"the cells do not have the same seeds: {values.columns[values.isna().any()][0]!r} lacks one"
-        )
+    lacking = values.columns[values.isna().any()]
+    if len(lacking):
+        raise ValueError(f"the cells do not have the same seeds: {lacking[0]!r} lacks one")
     return values
 
 
 def by_chance(
     table: pd.DataFrame, *, name: str, **arguments: Any
 ) -> list[pd.Series] | list[pd.DataFrame]:
-    """Compute what chance alone gives a contrast of gaps in accuracy, if all groups of a run are
-    equally accurate.
+    """Compute the contrast of gaps in accuracy that chance gives to equally accurate groups.
 
     The gaps of two networks of different accuracy differ by chance (`group_gap`): a verdict on
     their `contrast_rows` must stand without that part. How often a network and the dense one are right
@@ -1119,7 +1115,7 @@ def by_chance(
 
 
 def at_floor(
-    table: pd.DataFrame, *, where: Rows | None = None, classes: bool = True, share: float = FLOOR
+    table: pd.DataFrame, *, where: Rows = ALL, classes: bool = True, share: float = FLOOR
 ) -> list[Any]:
     r"""List the groups that have nothing to lose: the control has learned next to nothing about
     them.
@@ -1144,7 +1140,7 @@ def at_floor(
     Raises:
         ValueError: If a column, a value or the control is missing.
     """
-    rows = {"stage": "control", "split": "test"} | dict(where or {})
+    rows = {"stage": "control", "split": "test"} | where
     found = _select(table, rows, ("group", "size", "accuracy", *(() if classes else ("constant",))))
     found = found if "constant" in found else found.assign(constant=0.0)
     if (empty := found[["size", "accuracy", "constant"]].isna().any()).any():
@@ -1166,31 +1162,24 @@ def _skill(means: Any) -> Any:
 
 
 def _over_levels(
-    table: pd.DataFrame, name: str, where: dict[str, Any], arguments: Rows, *, control: bool = False
+    table: pd.DataFrame, name: str, where: Rows, arguments: Rows, *, control: bool = False
 ) -> pd.DataFrame:
-    """A statistic at every level, as its argument ``level`` if it compares with the control, else
-    in ``where``.
-    """
+    """Compute a statistic at every level (`by_level`), whose arguments may have any name."""
     function = lookup("statistic", name, STATISTICS)
     chosen = _select(table, where, ("stage", "level"))
     levels = sorted(set(chosen.loc[chosen["stage"] == "compressed", "level"]))
-    if function in CHANGES or (
-        function is contrast_rows and STATISTICS.get(arguments["of"]) in CHANGES
-    ):
-        return pd.DataFrame(
-            {level: function(table, level=level, where=where, **arguments) for level in levels}
-        )
-    stages = dict.fromkeys(
-        chosen.loc[chosen["stage"] == "control", "level"] if control else [], "control"
-    )
-    stages |= dict.fromkeys(levels, "compressed")
-    at = {
-        level: {"split": "test"} | where | {"stage": stage, "level": level}
-        for level, stage in stages.items()
-    }
-    return pd.DataFrame(
-        {level: function(table, where=at[level], **arguments) for level in sorted(at)}
-    )
+    if function in CHANGES or STATISTICS.get(arguments.get("of", "")) in CHANGES:
+        found = {level: function(table, level=level, where=where, **arguments) for level in levels}
+        return pd.DataFrame(found)
+    stages = dict.fromkeys(levels, "compressed")
+    if control:
+        controls = chosen.loc[chosen["stage"] == "control", "level"]
+        stages = dict.fromkeys(controls, "control") | stages
+    found = {}
+    for level in sorted(stages):
+        at = {"split": "test", **where, "stage": stages[level], "level": level}
+        found[level] = function(table, where=at, **arguments)
+    return pd.DataFrame(found)
 
 
 def _present(table: pd.DataFrame, where: Rows, column: str) -> list[Any]:
@@ -1200,11 +1189,8 @@ def _present(table: pd.DataFrame, where: Rows, column: str) -> list[Any]:
         rows = rows[rows["stage"] == "compressed"]
     if rows.empty:
         raise MissingRowsError(f"the table has no {column} where {dict(where)}")
-    return list(
-        rows[column].drop_duplicates().sort_values()
-        if column == "level"
-        else rows[column].drop_duplicates()
-    )
+    values = rows[column].drop_duplicates()
+    return list(values.sort_values() if column == "level" else values)
 
 
 def _in_cell(
@@ -1225,25 +1211,28 @@ def _in_cell(
     return given
 
 
-def _against_control(
-    table: pd.DataFrame, value: str, level: float, where: Rows | None, rank_where: Rows | None
+def _change(
+    table: pd.DataFrame, value: str, level: float, where: Rows, rank_where: Rows | None
 ) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
-    """Change of a column against the control, the column under the control, and training sizes, by
-    seed and group.
+    """Compute the change of a column against the control, by seed and group.
+
+    Returns:
+        The change, the column under the control, and the training sizes.
     """
-    rows = _select(table, where or {}, (*STUDY_COLUMNS, value))
-    controls, test = rows["stage"] == "control", rows["split"] == "test"
+    rows = _select(table, where, (*STUDY_COLUMNS, value))
     ranked = rows if rank_where is None else _select(table, rank_where, STUDY_COLUMNS)
-    sizes = _by_seed_and_group(
-        ranked[(ranked["stage"] == "control") & (ranked["split"] == "train")], "size"
-    )
-    before = _by_seed_and_group(rows[controls & test], value)
-    change = _by_seed_and_group(_compressed(rows[test], level), value) - before
-    if not (change.index.equals(sizes.index) and change.columns.equals(sizes.columns)):
-        raise ValueError(
-            "control (train and test) and compressed rows do not cover the same seeds and groups"
-        )
+    in_training = (ranked["stage"] == "control") & (ranked["split"] == "train")
+    sizes = _by_seed_and_group(ranked[in_training], "size")
+    test = rows[rows["split"] == "test"]
+    before = _by_seed_and_group(test[test["stage"] == "control"], value)
+    change = _by_seed_and_group(_compressed(test, level), value) - before
+    _check_alike(change, sizes, "control (train and test) and compressed rows")
     return change, before, sizes
+
+
+def _check_alike(one: pd.DataFrame, other: pd.DataFrame, rows: str) -> None:
+    if not (one.index.equals(other.index) and one.columns.equals(other.columns)):
+        raise ValueError(f"{rows} do not cover the same seeds and groups")
 
 
 CHANGES = (
@@ -1278,26 +1267,22 @@ seed.
 def _select(table: pd.DataFrame, where: Rows, columns: Iterable[str]) -> pd.DataFrame:
     if missing := sorted({*columns, *where} - set(table.columns)):
         raise MissingRowsError(f"the table has no column {', '.join(missing)}")
-    chosen = np.ones(len(table), bool)
+    found = table
     for column, wanted in where.items():
         values = list(wanted) if isinstance(wanted, list | tuple) else [wanted]
-        found = [
-            chosen & (table[column] == value).to_numpy(bool, na_value=False) for value in values
-        ]
-        if absent := [value for value, rows in zip(values, found, strict=True) if not rows.any()]:
-            raise MissingRowsError(f"the table has no row with {column} = {absent[0]!r}")
-        chosen = sum(found, np.zeros(len(table), bool))
-    table = table[chosen]
+        for value in values:
+            if not (table[column] == value).any():
+                raise MissingRowsError(f"the table has no row with {column} = {value!r}")
+        found = found[found[column].isin(values)]
+    # Each value occurs in the table, but perhaps not together with the other conditions.
     for column, wanted in where.items():
-        lost = (
-            [value for value in wanted if not (table[column] == value).any()]
-            if isinstance(wanted, list)
-            else []
-        )
-        if lost or table.empty:
-            rest = f"{(lost or [wanted])[0]!r} and the rest of {dict(where)}"
+        lost = [wanted] if found.empty else []
+        if isinstance(wanted, list):
+            lost = [value for value in wanted if not (found[column] == value).any()]
+        if lost:
+            rest = f"{lost[0]!r} and the rest of {dict(where)}"
             raise MissingRowsError(f"the table has no row with {column} = {rest}")
-    return table
+    return found
 
 
 def _compressed(rows: pd.DataFrame, level: float) -> pd.DataFrame:
@@ -1315,9 +1300,8 @@ def _compressed(rows: pd.DataFrame, level: float) -> pd.DataFrame:
 def _by_seed_and_group(rows: pd.DataFrame, value: str) -> pd.DataFrame:
     """Seeds in rows, groups in columns, both sorted; exactly one value for each."""
     if rows.duplicated(["seed", "group"]).any():
-        settings = rows.columns.difference(
-            ["seed", "group", "size", "accuracy", "loss"], sort=False
-        )
+        measured = ["seed", "group", "size", "accuracy", "loss"]
+        settings = rows.columns.difference(measured, sort=False)
         varying = [column for column in settings if rows[column].astype(str).nunique() > 1]
         raise ValueError(
             f"several rows per seed and group; select with `where` one of: {', '.join(varying)}"
@@ -1344,32 +1328,39 @@ def _by_run_and_group(rows: pd.DataFrame, value: str) -> pd.DataFrame:
     return values
 
 
-def _extreme(values: pd.DataFrame, sizes: pd.DataFrame, share: float, groups: str) -> pd.Series:
-    """By seed, the mean over the smallest, the largest or the other groups. Seeds stand in rows,
-    groups in columns.
+def _values_and_sizes(
+    rows: pd.DataFrame, column: str, rank: str
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    rows = _select(rows, ALL, ("seed", "group", column, rank))
+    return _by_seed_and_group(rows, column), _by_seed_and_group(rows, rank)
+
+
+def _ends(values: pd.DataFrame, sizes: pd.DataFrame, share: float) -> pd.DataFrame:
+    """Average the values of the smallest and of the largest groups.
+
+    This is the one place that decides which groups these are.
+
+    Args:
+        values: Seeds in rows, groups in columns.
+        sizes: Sizes of the groups, in the same rows and columns.
+        share: Share of the groups at each end, rounded up to a whole number of groups.
     """
     count = math.ceil(share * len(values.columns))
     if not 1 <= count <= len(values.columns) / 2:
         raise ValueError(
             f"a share of {share} of {len(values.columns)} groups leaves no smallest and largest apart"
         )
-    part = {"smallest": slice(count), "largest": slice(-count, None), "others": slice(-count)}[
-        groups
-    ]
-    return pd.Series(_ranked(values, sizes)[:, part].mean(axis=1), values.index, name="value")
-
-
-def _smallest_minus_largest(values: pd.DataFrame, sizes: pd.DataFrame, share: float) -> pd.Series:
-    return _extreme(values, sizes, share, "smallest") - _extreme(values, sizes, share, "largest")
+    ranked = _ranked(values, sizes)
+    means = ranked[:, :count].mean(axis=1), ranked[:, -count:].mean(axis=1)
+    return pd.DataFrame(dict(zip(ENDS, means, strict=True)), values.index)
 
 
 def _ranked(values: pd.DataFrame, sizes: pd.DataFrame) -> np.ndarray:
-    """By seed, the values from the smallest to the largest group; ties in an order drawn by the
-    seed.
-    """
-    draws = (
+    """Sort the values of each seed from the smallest to the largest group."""
+    # Groups of equal size have an order drawn by the seed. By name it would be the same group in
+    # every seed, and whatever sets that group apart would pass for an effect of size.
+    draws = [
         np.random.default_rng(int(seed)).permutation(len(sizes.columns)) for seed in sizes.index
-    )
-    return np.take_along_axis(
-        values.to_numpy(), np.lexsort((np.stack(list(draws)), sizes.to_numpy())), axis=1
-    )
+    ]
+    order = np.lexsort((np.stack(draws), sizes.to_numpy()))
+    return np.take_along_axis(values.to_numpy(), order, axis=1)

@@ -167,9 +167,7 @@ def test_runs_have_the_recorded_threads_no_cache_and_on_demand_other_instruction
         ({"automatic": [False, True]}, "0"),
     ],
 )
-def test_faster_paths_are_chosen_if_they_were_for_all_runs_of_the_table(
-    rerun, described, variable
-):
+def test_faster_paths_are_chosen_if_they_were_for_all_runs_of_the_table(rerun, described, variable):
     table = record(GRID.replace("data: [x, y], ", ""))
     beside = table.with_suffix(".json")
     recorded = json.loads(beside.read_text())

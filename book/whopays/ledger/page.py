@@ -17,8 +17,8 @@ from whopays.ledger.figure import CLIP, figure
 from whopays.ledger.text import (
     details,
     escape,
-    folded,
     estimate_text,
+    folded,
     origin,
     p_text,
     percent,
