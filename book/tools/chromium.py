@@ -6,8 +6,7 @@ import shutil
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 CHROMIUM = next(filter(None, map(shutil.which, NAMES)), None)
-"""Path of the first of these on the PATH, or None.
-"""
+"""Path of the first of these on the PATH, or None."""
 
 FLAGS = [
     "--no-sandbox",

@@ -23,8 +23,7 @@ UNEQUAL = {"setting": "unequal"}
 SNL = UNEQUAL | {"method": "linearize:snl"}
 
 RANKS = ("largest", "2nd", "3rd", *(f"{place}th" for place in range(4, 10)), "smallest")
-"""Names of ten classes by size, where every seed draws anew which digit is rare.
-"""
+"""Names of ten classes by size, where every seed draws anew which digit is rare."""
 
 CHOICES: dict[str, tuple[str, dict[str, Any], str]] = {
     "Pruning by magnitude, digits": ("pruning/matthew-effect-study", UNEQUAL, PRUNE),
@@ -41,8 +40,7 @@ CHOICES: dict[str, tuple[str, dict[str, Any], str]] = {
         LINEARIZE,
     ),
 }
-"""By its title the table of a choice, the rows that are taken, and what a level is a share of.
-"""
+"""By its title the table of a choice, the rows that are taken, and what a level is a share of."""
 
 
 def choice(title: str) -> dict[str, Any]:

@@ -53,8 +53,7 @@ ONE_BUDGET = {
     "faces by race": "every-way/one-budget-utkface-all",
     "hair by gender": "every-way/one-budget-celeba",
 }
-"""By the data and their groups the tables in which all ways had one budget.
-"""
+"""By the data and their groups the tables in which all ways had one budget."""
 
 RESNET18: dict[str, tuple[str, Rows]] = {
     BITS: ("every-way/fewer-bits-resnet18", {"arm": "finetuned"}),
@@ -62,8 +61,7 @@ RESNET18: dict[str, tuple[str, Rows]] = {
     NARROW: ("every-way/a-smaller-student-resnet18", {"arm": "taught"}),
     "small network": ("every-way/a-smaller-student-resnet18", {"arm": "alone"}),
 }
-"""By way the table of a ResNet-18 of full width on faces, and its rows.
-"""
+"""By way the table of a ResNet-18 of full width on faces, and its rows."""
 
 
 class Panel(NamedTuple):
@@ -140,8 +138,7 @@ LINEARIZED: tuple[Panel, ...] = (
     ),
 )
 TWO_GROUPS = ("celeba", "synthetic-faces", "parabola")
-"""Data sets that are left out: of two groups, the smaller is at the floor; and the toy boundary.
-"""
+"""Data sets that are left out: of two groups, the smaller is at the floor; and the toy boundary."""
 
 
 def changes(name: str, where: Rows) -> Iterator[pd.DataFrame]:

@@ -22,8 +22,7 @@ from whopays.ledger.text import escape, estimate_text, folded
 from whopays.verdict import DECIDED, Criterion
 
 SIZES = claims.EVIDENCE[1:]
-"""Kinds of recorded evidence, the smallest first.
-"""
+"""Kinds of recorded evidence, the smallest first."""
 
 ENDS = ("small", "large")
 
@@ -35,8 +34,7 @@ CHANGES = {
     "alike": "Decided by both, alike",
     "neither": "Decided by neither",
 }
-"""How the two tables of a claim compare, in the order of the page.
-"""
+"""How the two tables of a claim compare, in the order of the page."""
 
 FOLDED = ("alike", "neither")
 OPEN = {
@@ -44,8 +42,7 @@ OPEN = {
     "undecided": "The tables of real images leave them undecided",
     "none": "No table of real images tests them yet",
 }
-"""Why no table of real images decides a claim.
-"""
+"""Why no table of real images decides a claim."""
 
 MANY = 200  # Seeds above which a number says only that the effect is small beside its spread.
 CLIP = 30  # Margins at which the axes of the figure end.
@@ -75,7 +72,7 @@ def pairs(ledger: pd.DataFrame) -> pd.DataFrame:
         claimed. ``elsewhere`` is whether the claim names data that the embedded study lacks,
         ``text`` what both say, as MyST.
     """
-    known = {claim.id: claim for claim in claims.read_claims(project() / "book" / "claims.yml")}
+    known = claims.registered()
     recorded = ledger[
         (ledger["reading"] == "printed") & ledger["evidence"].isin(SIZES) & (ledger["seeds"] > 0)
     ]

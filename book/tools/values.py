@@ -20,13 +20,13 @@ from whopays import claims, effects
 from whopays.prose import points, right, verdict
 
 VALUES: dict[str, Callable[[], str]] = {}
-"""By name the functions of this file that give a value.
-"""
+"""Functions that return a value, by its name."""
 
 MATTHEW = ("results/pruning/matthew-effect-study.csv", "results/pruning/matthew-effect-utkface.csv")
 RESNET18, RESNET18_64 = (
     f"results/pruning/matthew-effect-{name}.csv" for name in ("resnet18", "64-resnet18")
 )
+CAPACITY = "results/pruning/compression-or-capacity-study.csv"
 RELUS = "results/linearization/who-pays-for-relus-study.csv"
 RACES = "results/linearization/who-pays-for-relus-races-all.csv"
 RACES_VGG19 = "results/linearization/who-pays-for-relus-networks-races-all.csv"
@@ -44,8 +44,7 @@ DATA = {
     "resnet18": "faces in a ResNet-18",
 }
 DATA |= {"races-all": "all faces", "celeba": "CelebA"}
-"""By what the name of a table ends in the data in words.
-"""
+"""By what the name of a table ends in the data in words."""
 YES, NO, OPEN = "supported", "no effect", "undecided"
 SAID: tuple[tuple[str, str, dict[str, str]], ...] = (
     ("H-bits-four", "every-way/fewer-bits", {"study": NO, "utkface-all": NO, "celeba": NO}),
@@ -92,15 +91,32 @@ SAID: tuple[tuple[str, str, dict[str, str]], ...] = (
     ),
     ("T-fig-1", "pruning/matthew-effect", {"study": YES, "utkface": YES, "resnet18": NO}),
 )
-"""Claims that a page's sentences rest on; by what the names of their tables end in, the verdict
-that the words need.
-"""
+"""Claims that sentences of a page rest on, the beginning of their tables' names below ``results``,
+and the verdict that the words need by what these names end in."""
 
-
-@functools.cache
-def registered() -> list[claims.Claim]:
-    """Read the claims."""
-    return claims.read_claims(project() / "book" / "claims.yml")
+UNEQUAL = {"setting": "unequal"}
+SNL = UNEQUAL | {"method": "linearize:snl"}
+RANDOM = UNEQUAL | {"method": "linearize:random"}
+LOST: dict[str, tuple[str, str, str, str, float, dict[str, str]]] = {
+    "digits_smallest": ("T-fig-1-minority", YES, MATTHEW[0], "smallest", 0.9, UNEQUAL),
+    "digits_largest": ("T-fig-1", YES, MATTHEW[0], "largest", 0.9, UNEQUAL),
+    "races_smallest": ("T-fig-1-minority", YES, MATTHEW[1], "smallest", 0.9, UNEQUAL),
+    "races_largest": ("T-fig-1", YES, MATTHEW[1], "largest", 0.9, UNEQUAL),
+    "capacity_small": (
+        "H-capacity",
+        "reversed",
+        CAPACITY,
+        "smallest",
+        0.9,
+        {"network": "small dense"},
+    ),
+    "capacity_pruned": ("H-capacity", "reversed", CAPACITY, "smallest", 0.9, {"network": "pruned"}),
+    "relus_smallest": ("D-fig-1", YES, RELUS, "smallest", 0.02, SNL),
+    "relus_largest": ("D-fig-1-majority", YES, RELUS, "largest", 0.02, SNL),
+    "random_gates_smallest": ("H-random-gates", YES, RELUS, "smallest", 0.02, RANDOM),
+}
+"""By name of a value the claim that its words rest on, with its verdict; the table; and the third
+of groups, the level and the rows whose loss is the value."""
 
 
 def listed(names: list[str]) -> str:
@@ -120,21 +136,21 @@ def said(claim: str, path: str, expected: dict[str, str]) -> str:
     Raises:
         ValueError: If a verdict is another, or a recorded table of the claim is not among them.
     """
-    (own,) = (known for known in registered() if known.id == claim)
-    recorded = {
+    tables = claims.registered()[claim].tables.values()
+    named = {f"results/{path}-{end}.csv" for end in expected}
+    unsaid = sorted(
         name
-        for name in own.tables.values()
+        for name in {*tables} - named
         if name.startswith("results/") and (project() / name).is_file()
-    }
-    if unsaid := recorded - {f"results/{path}-{end}.csv" for end in expected}:
-        raise ValueError(f"{claim} is also tested by {', '.join(sorted(unsaid))}: name them")
+    )
+    if unsaid:
+        raise ValueError(f"{claim} is also tested by {', '.join(unsaid)}: name them")
     data: dict[str, list[str]] = {}
     for end, expect in expected.items():
         found = verdict(claim, f"results/{path}-{end}.csv", expect=expect)
         data.setdefault(found.verdict, []).append(DATA[end])
-    return f"[{claim}](#{claim}): " + ", ".join(
-        f"*{word}* on {listed(on)}" for word, on in data.items()
-    )
+    words = [f"*{word}* on {listed(on)}" for word, on in data.items()]
+    return f"[{claim}](#{claim}): {', '.join(words)}"
 
 
 VALUES |= {f"said_{row[0].replace('-', '_')}": functools.partial(said, *row) for row in SAID}
@@ -153,18 +169,23 @@ def table(path: str) -> pd.DataFrame:
 
 
 def gained(path: str, groups: str, level: float, **where: Any) -> pd.Series:
-    """What the smallest or the largest third of groups gains against the control, by seed."""
+    """Compute what the smallest or the largest third of groups gains against the control."""
     return effects.accuracy_change(table(path), level=level, groups=groups, where=where)
 
 
-def lost(path: str, groups: str, level: float, **where: Any) -> str:
-    """What such a third of groups loses, on average over the seeds."""
+def lost(
+    claim: str, expect: str, path: str, groups: str, level: float, where: dict[str, str]
+) -> str:
+    """Format what such a third of groups loses, on average over the seeds."""
+    verdict(claim, path, expect=expect)
     return points(-gained(path, groups, level, **where))
 
 
+VALUES |= {name: functools.partial(lost, *row) for name, row in LOST.items()}
+
+
 def certain(gains: pd.Series) -> pd.Series:
-    """Give back values by seed, for words that say they are above zero; refuse them if their
-    interval is not.
+    """Return values by seed for words that say they are above zero, if their interval is.
 
     Raises:
         ValueError: If the 95 % interval of the mean reaches down to zero.
@@ -173,30 +194,6 @@ def certain(gains: pd.Series) -> pd.Series:
     if found.low <= 0:
         raise ValueError(f"the words say more than zero, the table {found}: change the words")
     return gains
-
-
-@value
-def digits_smallest() -> str:
-    verdict("T-fig-1-minority", MATTHEW[0], expect="supported")
-    return lost(MATTHEW[0], "smallest", 0.9, setting="unequal")
-
-
-@value
-def digits_largest() -> str:
-    verdict("T-fig-1", MATTHEW[0], expect="supported")
-    return lost(MATTHEW[0], "largest", 0.9, setting="unequal")
-
-
-@value
-def races_smallest() -> str:
-    verdict("T-fig-1-minority", MATTHEW[1], expect="supported")
-    return lost(MATTHEW[1], "smallest", 0.9, setting="unequal")
-
-
-@value
-def races_largest() -> str:
-    verdict("T-fig-1", MATTHEW[1], expect="supported")
-    return lost(MATTHEW[1], "largest", 0.9, setting="unequal")
 
 
 @value
@@ -212,29 +209,13 @@ def resnet18_64_difference() -> str:
     )
 
 
-@value
-def others_forgotten() -> str:
-    return points(_pruned("Others", RESNET18, split="train"))
-
-
-@value
-def white_forgotten() -> str:
-    return points(_pruned("White", RESNET18, split="train"))
-
-
-@value
-def seeds_64_pixels() -> str:
-    return f"{table(RESNET18_64)['seed'].nunique()}"
-
-
-@value
-def others_32_pixels() -> str:
-    return _recognized(RESNET18)
-
-
-@value
-def others_64_pixels() -> str:
-    return _recognized(RESNET18_64)
+VALUES |= {
+    "others_forgotten": lambda: points(_pruned("Others", RESNET18, split="train")),
+    "white_forgotten": lambda: points(_pruned("White", RESNET18, split="train")),
+    "seeds_64_pixels": lambda: f"{table(RESNET18_64)['seed'].nunique()}",
+    "others_32_pixels": lambda: _recognized(RESNET18),
+    "others_64_pixels": lambda: _recognized(RESNET18_64),
+}
 
 
 def _others(arm: str, level: float | None = 2) -> str:
@@ -268,33 +249,6 @@ def _asian(arm: str, level: float | None = 0.12) -> str:
 VALUES["asian_before"] = functools.partial(_asian, "one energy", None)
 VALUES["asian_split"] = functools.partial(_asian, "last split")
 VALUES["asian_whole"] = functools.partial(_asian, "one energy")
-
-
-@value
-def capacity_small() -> str:
-    verdict("H-capacity", "results/pruning/compression-or-capacity-study.csv", expect="reversed")
-    return lost(
-        "results/pruning/compression-or-capacity-study.csv", "smallest", 0.9, network="small dense"
-    )
-
-
-@value
-def capacity_pruned() -> str:
-    return lost(
-        "results/pruning/compression-or-capacity-study.csv", "smallest", 0.9, network="pruned"
-    )
-
-
-@value
-def relus_smallest() -> str:
-    verdict("D-fig-1", RELUS, expect="supported")
-    return lost(RELUS, "smallest", 0.02, setting="unequal", method="linearize:snl")
-
-
-@value
-def relus_largest() -> str:
-    verdict("D-fig-1-majority", RELUS, expect="supported")
-    return lost(RELUS, "largest", 0.02, setting="unequal", method="linearize:snl")
 
 
 @value
@@ -340,15 +294,7 @@ def relus_resnet34() -> str:
     return points(gained(networks, "smallest", 0.02, model="resnet34", method="linearize:snl"))
 
 
-@value
-def random_gates_smallest() -> str:
-    verdict("H-random-gates", RELUS, expect="supported")
-    return lost(RELUS, "smallest", 0.02, setting="unequal", method="linearize:random")
-
-
-@value
-def gradient_correlation() -> str:
-    return _correlation("study")
+VALUES["gradient_correlation"] = lambda: _correlation("study")
 
 
 @value
@@ -365,14 +311,15 @@ def gradient_correlation_faces() -> str:
     return _correlation("utkface-all")
 
 
-@value
-def mitigations_digits() -> str:
-    return _narrowed("results/mitigation/price-of-fairness-study.csv")
+def _narrowed(data: str) -> str:
+    """Format by how much the mitigations narrow the gap between groups: the least and the most."""
+    path = f"results/mitigation/price-of-fairness-{data}.csv"
+    found = [verdict(f"H-price-{name}", path, expect=YES).interval.estimate for name in MITIGATIONS]
+    return f"{-100 * max(found):.0f} to {-100 * min(found):.0f} points"
 
 
-@value
-def mitigations_races() -> str:
-    return _narrowed("results/mitigation/price-of-fairness-utkface.csv")
+for name, data in (("digits", "study"), ("races", "utkface")):
+    VALUES[f"mitigations_{name}"] = functools.partial(_narrowed, data)
 
 
 @value
@@ -387,40 +334,21 @@ def largest_false() -> str:
     return f"{100 * simulated.loc[~simulated['excused'], 'false'].max():.1f} %"
 
 
-@value
-def paths_seeds() -> str:
-    return f"{table(PATHS)['seeds'].min()}"
-
-
-@value
-def paths_statistics() -> str:
-    return f"{len(table(PATHS))}"
-
-
-@value
-def paths_alike() -> str:
-    return f"{table(PATHS)['holds_zero'].sum()}"
-
-
-@value
-def paths_claims() -> str:
-    return f"{len(table(PATHS_CLAIMS))}"
+VALUES |= {
+    "paths_seeds": lambda: f"{table(PATHS)['seeds'].min()}",
+    "paths_statistics": lambda: f"{len(table(PATHS))}",
+    "paths_alike": lambda: f"{table(PATHS)['holds_zero'].sum()}",
+    "paths_claims": lambda: f"{len(table(PATHS_CLAIMS))}",
+    "paths_claims_alike": lambda: f"{table(PATHS_CLAIMS)['holds_zero'].sum()}",
+    "paths_verdicts": lambda: f"{len(_verdicts_by_path())}",
+    "claims_count": lambda: f"{len(claims.registered())}",
+}
 
 
 @value
 def paths_claims_seeds() -> str:
     seeds = table(PATHS_CLAIMS)["seeds"]
     return f"{seeds.min()} to {seeds.max()}"
-
-
-@value
-def paths_claims_alike() -> str:
-    return f"{table(PATHS_CLAIMS)['holds_zero'].sum()}"
-
-
-@value
-def paths_verdicts() -> str:
-    return f"{len(_verdicts_by_path())}"
 
 
 @value
@@ -431,15 +359,9 @@ def paths_changed() -> str:
 
 @value
 def bfloat16_accuracy() -> str:
-    found = (
-        table("results/benchmarks/precision.csv").set_index("statistic").loc["accuracy, average"]
-    )
-    return f"{100 * found['estimate']:.1f} points (95 % interval {100 * found['low']:.1f} to {100 * found['high']:.1f})"
-
-
-@value
-def claims_count() -> str:
-    return f"{len(registered())}"
+    found = table("results/benchmarks/precision.csv").set_index("statistic")
+    mean, low, high = 100 * found.loc["accuracy, average", ["estimate", "low", "high"]]
+    return f"{mean:.1f} points (95 % interval {low:.1f} to {high:.1f})"
 
 
 def _correlation(run: str) -> str:
@@ -477,17 +399,6 @@ def _dropped(race: str, path: str = RACES, **network: str) -> pd.Series:
 
 def _verdicts_by_path() -> pd.DataFrame:
     return table(PATHS_CLAIMS).drop_duplicates(["table", "claim", "reading"])
-
-
-def _narrowed(path: str) -> str:
-    """By how much the mitigations narrow the gap between the best and the worst group, from the
-    least to the most.
-    """
-    found = [
-        verdict(f"H-price-{name}", path, expect="supported").interval.estimate
-        for name in MITIGATIONS
-    ]
-    return f"{-100 * max(found):.0f} to {-100 * min(found):.0f} points"
 
 
 def texts() -> dict[str, str]:

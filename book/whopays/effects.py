@@ -46,15 +46,12 @@ measured.
 """
 
 RUN_COLUMNS = ("seed", "stage", "level", "when")
-"""Columns that identify a run of a study with one mitigation.
-"""
+"""Columns that identify a run of a study with one mitigation."""
 
 ARM_COLUMNS = ("arm", "pruner")
-"""Columns that name the arms of a study; where a table has them they identify its runs, too.
-"""
+"""Columns that name the arms of a study; where a table has them they identify its runs, too."""
 
 THIRD = 1 / 3
-ENDS = ("smallest", "largest")
 FLOOR = 0.1
 """Share of the errors of a constant answer that the control must avoid in a group for it to have
 something to lose.
@@ -234,6 +231,7 @@ def drop_difference(
     *,
     level: float,
     share: float = THIRD,
+    others: bool = False,
     relative: bool = False,
     where: Rows = ALL,
     rank_where: Rows | None = None,
@@ -250,6 +248,8 @@ def drop_difference(
         share: Of k groups, the ceil(share * k) smallest and as many largest are taken, by their
             size in the *training* split of the seed; ties are broken at random by the seed, never
             by name.
+        others: Compare all groups but the largest with these, in the place of the smallest: with a
+            share that leaves one group, everybody else with the majority.
         relative: Divide the drop by the mean accuracy of the same groups under the control. This is
             the relative drop of [D], taken over several groups since it is undefined for a single
             one that is never right.
@@ -266,8 +266,10 @@ def drop_difference(
         ValueError: If a column, the level or the control is missing, a seed is incomplete, several
             runs per seed are selected, or a relative drop would divide by 0.
     """
-    changes = _changes_of_ends(table, "accuracy", level, share, relative, where, rank_where)
-    return changes["largest"] - changes["smallest"]
+    settings = {"level": level, "share": share, "relative": relative}
+    settings |= {"where": where, "rank_where": rank_where}
+    minority = accuracy_change(table, groups="others" if others else "smallest", **settings)
+    return accuracy_change(table, groups="largest", **settings) - minority
 
 
 def loss_difference(
@@ -293,8 +295,9 @@ def loss_difference(
         ValueError: If a column, the level or the control is missing, a seed is incomplete, or
             several runs per seed are selected.
     """
-    changes = _changes_of_ends(table, "loss", level, THIRD, False, where, rank_where)
-    return changes["smallest"] - changes["largest"]
+    change, _, sizes = _change(table, "loss", level, where, rank_where)
+    ends = _ends(change, sizes, THIRD)
+    return ends["smallest"] - ends["largest"]
 
 
 def accuracy_change(
@@ -313,7 +316,7 @@ def accuracy_change(
     Args:
         table: Table of :func:`fairlib.study`.
         level: Compression level that is compared with the control.
-        groups: ``"smallest"`` or ``"largest"``.
+        groups: ``"smallest"``, ``"largest"``, or ``"others"`` for all but the largest.
         share: Share of groups that are the smallest, and the largest (`drop_difference`).
         relative: Divide by the mean accuracy of these groups under the control.
         where: Values of columns that select the rows.
@@ -327,31 +330,17 @@ def accuracy_change(
             is incomplete, several runs per seed are selected, or a relative change would divide by
             0.
     """
-    lookup("choice of groups", groups, dict.fromkeys(ENDS))
-    return _changes_of_ends(table, "accuracy", level, share, relative, where, rank_where)[groups]
-
-
-def _changes_of_ends(
-    table: pd.DataFrame,
-    column: str,
-    level: float,
-    share: float,
-    relative: bool,
-    where: Rows,
-    rank_where: Rows | None,
-) -> pd.DataFrame:
-    """Compute how a column changes against the control, in the smallest and largest groups."""
-    change, before, sizes = _change(table, column, level, where, rank_where)
-    changes = _ends(change, sizes, share)
+    lookup("choice of groups", groups, dict.fromkeys(("smallest", "largest", "others")))
+    change, before, sizes = _change(table, "accuracy", level, where, rank_where)
+    mean = _ends(change, sizes, share)[groups]
     if not relative:
-        return changes
-    base = _ends(before, sizes, share)
-    for groups in ENDS:
-        if not (base[groups] > 0).all():
-            raise NothingToLoseError(
-                f"a relative change of the {groups} groups needs an accuracy above 0 in the control"
-            )
-    return changes / base
+        return mean
+    base = _ends(before, sizes, share)[groups]
+    if not (base > 0).all():
+        raise NothingToLoseError(
+            f"a relative change of the {groups} groups needs an accuracy above 0 in the control"
+        )
+    return mean / base
 
 
 def group_difference(
@@ -405,7 +394,7 @@ def smallest_and_largest(
     Raises:
         ValueError: If a column is missing, or there are several rows per seed and group.
     """
-    return _ends(*_values_and_sizes(table, column, rank), share)
+    return _ends(*_values_and_sizes(table, column, rank), share)[["smallest", "largest"]]
 
 
 def groups_by_size(
@@ -1243,8 +1232,7 @@ CHANGES = (
     overall_change,
     spread_change,
 )
-"""Statistics that compare a level with the control.
-"""
+"""Statistics that compare a level with the control."""
 
 BY_CONTRAST = (degradation_gap, group_gap, group_gap_by_chance, spread)
 """Statistics that decide a claim by `contrast_rows` alone: chance keeps a gap above 0, and a variance of
@@ -1336,7 +1324,7 @@ def _values_and_sizes(
 
 
 def _ends(values: pd.DataFrame, sizes: pd.DataFrame, share: float) -> pd.DataFrame:
-    """Average the values of the smallest and of the largest groups.
+    """Average the values of the smallest, of the largest, and of all but the largest groups.
 
     This is the one place that decides which groups these are.
 
@@ -1351,8 +1339,9 @@ def _ends(values: pd.DataFrame, sizes: pd.DataFrame, share: float) -> pd.DataFra
             f"a share of {share} of {len(values.columns)} groups leaves no smallest and largest apart"
         )
     ranked = _ranked(values, sizes)
-    means = ranked[:, :count].mean(axis=1), ranked[:, -count:].mean(axis=1)
-    return pd.DataFrame(dict(zip(ENDS, means, strict=True)), values.index)
+    parts = {"smallest": slice(count), "largest": slice(-count, None), "others": slice(-count)}
+    means = {name: ranked[:, part].mean(axis=1) for name, part in parts.items()}
+    return pd.DataFrame(means, values.index)
 
 
 def _ranked(values: pd.DataFrame, sizes: pd.DataFrame) -> np.ndarray:

@@ -15,8 +15,7 @@ from fairlib import environment
 from whopays import grids, runs
 
 NO_FILES = ("digits", "synthetic-faces")
-"""Names of data sets that need no files.
-"""
+"""Names of data sets that need no files."""
 
 
 def add(commands: Any) -> None:

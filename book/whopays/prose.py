@@ -161,18 +161,11 @@ def verdict(claim: str, table: str, *, expect: str = "", reading: str = "printed
 @functools.cache
 def _verdicts(claim: str) -> dict[tuple[str, str], Said]:
     """What the ledger says of a claim, by reading and table."""
-    root = environment.project()
-    own = [known for known in _claims() if known.id == claim]
-    if not own:
+    if claim not in claims.registered():
         raise ValueError(f"there is no claim {claim!r} in book/claims.yml")
-    return {
-        (row.reading, row.table): Said(
-            row.verdict, Interval(row.estimate, row.low, row.high), row.seeds, row.reason
-        )
-        for row in claims.evaluate_claims(own, root).itertuples()
-    }
-
-
-@functools.cache
-def _claims() -> list[claims.Claim]:
-    return claims.read_claims(environment.project() / "book" / "claims.yml")
+    found = claims.evaluate_claims([claims.registered()[claim]], environment.project())
+    said = {}
+    for row in found.itertuples():
+        interval = Interval(row.estimate, row.low, row.high)
+        said[row.reading, row.table] = Said(row.verdict, interval, row.seeds, row.reason)
+    return said

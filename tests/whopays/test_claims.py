@@ -185,28 +185,28 @@ def test_a_broken_file_is_refused(tmp_path, text, message):
     ],
 )
 def test_each_verdict(values, direction, expected):
-    found = claims.verdict(values, claim(direction))
+    found = judge(values, claim(direction).criterion)
     assert found.name == expected
     assert found.seeds == 10
     assert found.interval.estimate == pytest.approx(values.mean())
     assert (found.needed is not None) == (expected == "undecided")
-    shifted = claims.verdict(values + 0.7, claim(direction, threshold=0.7))
+    shifted = judge(values + 0.7, claim(direction, threshold=0.7).criterion)
     assert shifted.name == expected
 
 
 def test_fewer_seeds_than_ten_decide_nothing():
-    found = claims.verdict(spread(0.1, 0.05, 9), claim())
+    found = judge(spread(0.1, 0.05, 9), claim().criterion)
     assert (found.name, found.reason, found.needed) == (
         "undecided",
         "9 seeds; a verdict takes 10",
         10,
     )
     assert found.interval.low > 0
-    assert claims.verdict([0.1], claim()).name == "undecided"
+    assert judge([0.1], claim().criterion).name == "undecided"
 
 
 def test_an_effect_beyond_the_threshold_within_the_margin_is_supported_and_said_to_be_small():
-    found = claims.verdict(spread(0.015, 0.01), claim())
+    found = judge(spread(0.015, 0.01), claim().criterion)
     assert (found.name, found.reason) == (
         "supported",
         "beyond the threshold, yet within the margin of 0.03",
@@ -215,27 +215,27 @@ def test_an_effect_beyond_the_threshold_within_the_margin_is_supported_and_said_
 
 def test_p_values_are_of_the_test_that_the_verdict_rests_on():
     pattern = 1 / 2**10
-    assert claims.verdict(spread(0.1, 0.05), claim()).p_value == 2 * pattern
-    assert claims.verdict(spread(0.0, 0.02), claim()).p_value == pattern
-    assert claims.verdict(spread(0.0, 0.02), claim("equal")).p_value == pattern
-    assert claims.verdict(spread(0.1, 0.05), claim("equal")).p_value == 2 * pattern
+    assert judge(spread(0.1, 0.05), claim().criterion).p_value == 2 * pattern
+    assert judge(spread(0.0, 0.02), claim().criterion).p_value == pattern
+    assert judge(spread(0.0, 0.02), claim("equal").criterion).p_value == pattern
+    assert judge(spread(0.1, 0.05), claim("equal").criterion).p_value == 2 * pattern
     # Against the end of the margin, where five of the ten values lie: they say nothing.
-    assert claims.verdict(spread(0.05, 0.02), claim("equal")).p_value == 2 / 2**5
+    assert judge(spread(0.05, 0.02), claim("equal").criterion).p_value == 2 / 2**5
 
 
 @pytest.mark.parametrize("direction", ["greater", "less", "equal"])
 @pytest.mark.parametrize("center", [0.004, 0.02, 0.035, -0.02])
 def test_the_number_of_seeds_that_it_takes_decides(center, direction):
-    found = claims.verdict(spread(center, 0.1), claim(direction))
+    found = judge(spread(center, 0.1), claim(direction).criterion)
     assert found.name == "undecided"
     assert found.needed > 10
     again = np.resize(spread(center, 0.1), found.needed + found.needed % 2)
-    assert claims.verdict(again, claim(direction)).name != "undecided"
+    assert judge(again, claim(direction).criterion).name != "undecided"
 
 
 def test_a_missing_value_is_no_verdict():
     with pytest.raises(ValueError, match="finite"):
-        claims.verdict([0.1, np.nan], claim())
+        judge([0.1, np.nan], claim().criterion)
     with pytest.raises(ValueError, match="has no statistic"):
         claims.verdict([0.1], untested())
 

@@ -36,6 +36,23 @@ def test_a_share_of_groups_is_averaged():
     assert effects.drop_difference(table, level=0.9, share=0.25).tolist() == pytest.approx([0.6])
 
 
+def test_all_other_groups_are_compared_with_the_majority():
+    """Drops of .05 for the largest, and of .1, .2 and .6 for the three others, who had .8 on
+    average."""
+    table = study_table(
+        {3: [40, 30, 20, 10]}, {3: [1.0, 0.9, 0.8, 0.7]}, {3: [0.95, 0.8, 0.6, 0.1]}
+    )
+    given = {"level": 0.9, "share": 0.1}
+    assert effects.accuracy_change(table, groups="others", **given).tolist() == pytest.approx(
+        [-0.3]
+    )
+    assert effects.drop_difference(table, others=True, **given).tolist() == pytest.approx(
+        [0.3 - 0.05]
+    )
+    relative = effects.drop_difference(table, others=True, relative=True, **given)
+    assert relative.tolist() == pytest.approx([0.3 / 0.8 - 0.05])
+
+
 def test_a_relative_drop_is_a_share_of_what_the_groups_had():
     """Smallest two: (.8, .4) -> (.7, .1), a drop of .2 of .6; largest two: (1, .5) -> (.9, .5), .05
     of .75."""
