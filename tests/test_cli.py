@@ -43,7 +43,9 @@ def asked(monkeypatch):
     """What `runs.run_notebook` is asked for, instead of running it."""
     calls = []
     monkeypatch.setattr(
-        runs, "run_notebook", lambda *arguments, **options: calls.append((arguments, options)) or True
+        runs,
+        "run_notebook",
+        lambda *arguments, **options: calls.append((arguments, options)) or True,
     )
     return calls
 

@@ -78,7 +78,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     run.set_defaults(command=_run)
 
-    plan.add(commands)
+    about = "say how far a grid is, how long the rest takes, and what it lacks"
+    planned = commands.add_parser("plan", help=about)
+    planned.add_argument("grid")
+    planned.set_defaults(command=lambda arguments: plan.show(arguments.grid))
     gather = commands.add_parser(
         "gather", help="write the tables of a grid whose runs are finished"
     )

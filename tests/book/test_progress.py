@@ -102,7 +102,9 @@ def test_a_terminal_shows_one_line_that_moves_and_a_second_build_that_nothing_ha
     *moved, last = [text for text in said.replace("\r\n", "\n").split("\r\x1b[K") if text]
     assert last.startswith("The book: _build/html/index.html (") and last.count("\n") == 1
     assert not any("\n" in line for line in moved)
-    assert any(re.fullmatch(r"1 of 2 pages · .*about \d+ (s|min) left, until .*", line) for line in moved)
+    assert any(
+        re.fullmatch(r"1 of 2 pages · .*about \d+ (s|min) left, until .*", line) for line in moved
+    )
     again = start("exit 1", stdout=subprocess.PIPE, text=True).communicate(timeout=100)[0]
     assert again == "The book: _build/html/index.html (nothing has changed)\n"
 

@@ -81,7 +81,9 @@ LEDGER = pd.DataFrame(
 def test_the_smallest_table_stands_beside_the_largest():
     (found,) = scale.pairs(LEDGER).itertuples()
     (claim,) = (
-        one for one in claims.read_claims(scale.project() / "book" / "claims.yml") if one.id == "T-fig-1"
+        one
+        for one in claims.read_claims(scale.project() / "book" / "claims.yml")
+        if one.id == "T-fig-1"
     )
     assert claim.direction == "greater"
     assert (found.claim, found.change, found.direction) == ("T-fig-1", "small", "greater")
