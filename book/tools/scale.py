@@ -14,6 +14,7 @@ from pathlib import Path
 import matplotlib
 import numpy as np
 import pandas as pd
+import values
 from matplotlib.figure import Figure
 
 from fairlib.environment import project
@@ -258,10 +259,7 @@ def main(folder: str, ledger: str) -> None:
     found = pairs(table)
     for name, text in {"scale": lists(found), "remaining": remaining(table, project())}.items():
         Path(folder, f"{name}.md").write_text(text, encoding="utf-8")
-    with matplotlib.rc_context(
-        {"svg.fonttype": "none", "svg.hashsalt": "book"}
-    ):  # Texts as texts, the same each time.
-        figure(found).savefig(Path(folder, "scale.svg"), metadata={"Date": None})
+    values.save_svg(figure(found), Path(folder, "scale.svg"))
 
 
 if __name__ == "__main__":

@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import matplotlib
 import pandas as pd
+from matplotlib.figure import Figure
 
 from fairlib.environment import project
 from fairlib.statistics import t_interval
@@ -166,6 +169,12 @@ def value(function: Callable[[], str]) -> Callable[[], str]:
 def table(path: str) -> pd.DataFrame:
     """Read a recorded table."""
     return pd.read_csv(project() / path)
+
+
+def save_svg(figure: Figure, path: Path) -> None:
+    """Save a figure with its texts as texts, in the same bytes each time."""
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "book"}):
+        figure.savefig(path, metadata={"Date": None})
 
 
 def gained(path: str, groups: str, level: float, **where: Any) -> pd.Series:

@@ -30,32 +30,18 @@ _GROUPS = "group (training images)"  # Title of a legend of groups.
 _BY_SIZE: dict[str, _Look] = {"largest": (0, "s"), "middle": (2, "^"), "smallest": (1, "o")}
 
 
-def line(
-    axis: Axes,
-    values: pd.DataFrame,
-    *,
-    label: str | None = None,
-    color: str | None = None,
-    marker: str = "o",
-) -> None:
+def line(axis: Axes, values: pd.DataFrame, *, label: str | None = None, **look: Any) -> None:
     """Draw a line of means over seeds against level, with 95 % t intervals.
 
     Args:
         axis: Axis to draw on.
         values: Seeds in rows, levels in columns; a level may occur twice.
         label: Label of the line in the legend.
-        color: Colour of the line; by default the next one of the palette.
-        marker: Marker of the means.
+        look: Further arguments of ``errorbar``.
     """
     means, spread = _bars(column.dropna() for _, column in values.items())
-    look: dict[str, Any] = {
-        "color": color,
-        "marker": marker,
-        "markersize": 4,
-        "capsize": 2,
-        "linewidth": 1.4,
-    }
-    axis.errorbar(np.array(list(values)), means, yerr=spread, label=label, **look)
+    settings: dict[str, Any] = {"marker": "o", "markersize": 4, "capsize": 2, "linewidth": 1.4}
+    axis.errorbar(np.array(list(values)), means, yerr=spread, label=label, **settings | look)
 
 
 def lines(
