@@ -29,7 +29,6 @@ Rows = dict[str, Any]  # Values of columns that select rows.
 BOTH = ("smallest", "largest")  # Thirds of the groups, by their training images.
 COLOURS = dict(zip(BOTH, (plots.PALETTE[1], plots.PALETTE[0]), strict=True))
 CELLS = ("model", "method", "pruner")  # Columns that tell compressors and networks apart.
-PLAIN: Rows = {"when": "never"}
 SIZE = 9  # Of texts, in points.
 THIN_LINES: Rows = {"markersize": 3, "linewidth": 1.5, "capsize": 0}
 LEGEND: Rows = {
@@ -40,110 +39,39 @@ LEGEND: Rows = {
 }
 
 
-BITS, THIN, NARROW = "fewer bits", "thin layers", "student"
-WAYS: dict[str, tuple[str, Rows]] = {
-    BITS: (plots.PALETTE[0], {"arm": "quantize"}),
-    "pruned": (plots.PALETTE[1], {"arm": "prune"}),
-    "pruned, fewer bits": (plots.PALETTE[1], {"arm": "prune + quantize"}),
-    THIN: (plots.PALETTE[2], {"arm": "factorize"}),
-    "thin layers, fewer bits": (plots.PALETTE[2], {"arm": "factorize + quantize"}),
-    NARROW: (plots.PALETTE[3], {"arm": "distil"}),
-    "student, fewer bits": (plots.PALETTE[3], {"arm": "distil + quantize"}),
-    "small network": ("#555555", {"arm": "small dense"}),
-}
-"""By the name of a way of making a network smaller its colour, and its rows where all ways had one
-budget.
-"""
-
-ONE_BUDGET = {
-    "digits": "every-way/one-budget-study",
-    "faces by race": "every-way/one-budget-utkface-all",
-    "hair by gender": "every-way/one-budget-celeba",
-}
-"""By the data and their groups the tables in which all ways had one budget."""
-
-RESNET18: dict[str, tuple[str, Rows]] = {
-    BITS: ("every-way/fewer-bits-resnet18", {"arm": "finetuned"}),
-    THIN: ("every-way/lower-rank-resnet18", {"arm": "one energy"}),
-    NARROW: ("every-way/a-smaller-student-resnet18", {"arm": "taught"}),
-    "small network": ("every-way/a-smaller-student-resnet18", {"arm": "alone"}),
-}
-"""By way the table of a ResNet-18 of full width on faces, and its rows."""
+Source = tuple[str, Rows]
+"""Path of a table below ``results``, without the suffix, and the rows taken."""
 
 
 class Panel(NamedTuple):
-    """A panel: the data and their groups; the table of the lines, and those of the dots, each with
-    the rows taken.
+    """Panel of the figure of all runs.
+
+    Attributes:
+        data: The data and their groups.
+        line: Table of the lines.
+        dots: Tables of the dots.
     """
 
     data: str
-    line: tuple[str, Rows]
-    dots: tuple[tuple[str, Rows], ...]
+    line: Source
+    dots: list[Source]
 
 
-UNEQUAL: Rows = {"setting": "unequal"}
-PRUNED: tuple[Panel, ...] = (
-    Panel(
-        "digits",
-        ("pruning/matthew-effect-study", UNEQUAL),
-        (
-            ("pruning/which-pruner-study", {}),
-            ("pruning/networks-and-attributes-study", {"attribute": "many values"}),
-            ("mitigation/full-constraint-mnist", PLAIN),
-        ),
-    ),
-    Panel(
-        "faces by race",
-        ("pruning/matthew-effect-utkface", UNEQUAL),
-        (
-            ("pruning/which-pruner-utkface", {}),
-            ("pruning/matthew-effect-resnet18", UNEQUAL),
-            ("pruning/networks-and-attributes-utkface-all", {"attribute": "many values"}),
-        ),
-    ),
-    Panel("faces by age", ("mitigation/when-to-mitigate-ages", PLAIN), ()),
-    Panel("CIFAR-10", ("mitigation/when-to-mitigate-cifar10-all", PLAIN), ()),
-)
-SNL: Rows = {"setting": "unequal", "method": "linearize:snl"}
-LINEARIZED: tuple[Panel, ...] = (
-    Panel(
-        "digits",
-        ("linearization/who-pays-for-relus-study", SNL),
-        (
-            ("linearization/who-pays-for-relus-study", UNEQUAL | {"method": "linearize:random"}),
-            ("linearization/which-linearizer-study", {}),
-        ),
-    ),
-    Panel(
-        "faces by race",
-        ("linearization/who-pays-for-relus-races-all", SNL),
-        (
-            (
-                "linearization/who-pays-for-relus-races-all",
-                UNEQUAL | {"method": "linearize:random"},
-            ),
-            ("linearization/who-pays-for-relus-networks-races-all", {}),
-            ("linearization/which-linearizer-races-all", {}),
-        ),
-    ),
-    Panel(
-        "faces by age",
-        ("linearization/who-pays-for-relus-ages-all", SNL),
-        (
-            ("linearization/who-pays-for-relus-ages-all", UNEQUAL | {"method": "linearize:random"}),
-            ("linearization/who-pays-for-relus-networks-ages-all", {}),
-            ("linearization/giving-it-back-ages-all", PLAIN | {"method": "linearize:deepreduce"}),
-        ),
-    ),
-    Panel(
-        "digits, ResNet-34",
-        (
-            "linearization/who-pays-for-relus-networks",
-            {"model": "resnet34", "method": "linearize:snl"},
-        ),
-        (("linearization/who-pays-for-relus-networks", {}),),
-    ),
-)
+def source(entry: dict[str, Any]) -> Source:
+    return entry["table"], entry.get("rows", {})
+
+
+def panels(name: str) -> list[Panel]:
+    """Read the panels of one kind of compression."""
+    return [
+        Panel(entry["data"], source(entry["line"]), [*map(source, entry.get("dots", []))])
+        for entry in values.SHOWN[name]
+    ]
+
+
+WAYS, ONE_BUDGET = values.SHOWN["ways"], values.SHOWN["one_budget"]
+RESNET18 = {way: source(entry) for way, entry in values.SHOWN["resnet18"].items()}
+PRUNED, LINEARIZED = panels("pruned"), panels("linearized")
 TWO_GROUPS = ("celeba", "synthetic-faces", "parabola")
 """Data sets that are left out: of two groups, the smaller is at the floor; and the toy boundary."""
 
@@ -172,16 +100,16 @@ def changes(name: str, where: Rows) -> Iterator[dict[str, pd.DataFrame]]:
 def ways() -> dict[str, dict[str, pd.DataFrame]]:
     """Compute what the smallest groups lose (:func:`changes`), by panel of the front page and way."""
     sources = {
-        title: {way: (name, rows) for way, (_, rows) in WAYS.items()}
+        title: {way: (name, {"arm": look["arm"]}) for way, look in WAYS.items()}
         for title, name in ONE_BUDGET.items()
     }
     sources["faces, ResNet-18"] = RESNET18
-    panels: dict[str, dict[str, pd.DataFrame]] = {title: {} for title in sources}
+    found: dict[str, dict[str, pd.DataFrame]] = {title: {} for title in sources}
     for title, own in sources.items():
         for way, source in own.items():
-            (found,) = changes(*source)
-            panels[title][way] = found["smallest"]
-    return panels
+            (thirds,) = changes(*source)
+            found[title][way] = thirds["smallest"]
+    return found
 
 
 def one_axis(width: float, height: float, columns: int) -> Figure:
@@ -191,15 +119,16 @@ def one_axis(width: float, height: float, columns: int) -> Figure:
         width, height: Size in inches.
         columns: Number of panels in a row.
     """
-    panels = ways()
-    rows = len(panels) // columns
+    shown = ways()
+    rows = len(shown) // columns
     drawn, axes = plots.new_figure(columns, rows=rows, width=width, height=height)
-    for axis, (title, own) in zip(axes, panels.items(), strict=True):
+    for axis, (title, own) in zip(axes, shown.items(), strict=True):
         for place, (way, found) in enumerate(own.items()):
             # Side by side: at one place the intervals of eight ways would hide each other.
             beside = found.set_axis(found.columns * 1.012 ** (place - len(own) / 2), axis=1)
-            style = "--" if "," in way else "-"
-            plots.line(axis, beside, label=way, color=WAYS[way][0], linestyle=style, **THIN_LINES)
+            color, style = WAYS[way]["color"], "--" if "," in way else "-"
+            color = color if isinstance(color, str) else plots.PALETTE[color]
+            plots.line(axis, beside, label=way, color=color, linestyle=style, **THIN_LINES)
         axis.set_title(title, loc="left")
         _kept(axis, (0.36, 0.05), [0.3, 0.2, 0.1, 0.06])
     for axis in axes[-columns:]:

@@ -17,14 +17,12 @@ import json
 import math
 import os
 import re
-import selectors
 import shutil
 import signal
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 STEPS = {
@@ -180,81 +178,65 @@ def why(folder: Path, name: str) -> str:
     return "\n".join([f"--- {name} failed; its log, {path}, ends with", *before, *lines[-60:]])
 
 
-class Child:
-    """The command in its own process group, which is ended as a whole."""
+def start(command: list[str], stopped: list[int]) -> subprocess.Popen[str]:
+    """Start the command in its own process group, which a signal ends as a whole.
 
-    def __init__(self, command: list[str]) -> None:
-        self.stopped = 0  # Number of the first signal.
-        self.patience = math.inf  # Time after which the group is killed.
-        # The command inherits the Makefile's lock (close_fds): as long as any process of it runs, no
-        # other build begins. In a new session the terminal sends its signals to this process only.
-        self.process = subprocess.Popen(
-            command,
-            start_new_session=True,
-            close_fds=False,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, self.stop)
+    Args:
+        command: Words of the command.
+        stopped: Numbers of the signals that have arrived, filled as they do.
+    """
+    # The command inherits the Makefile's lock (close_fds): as long as any process of it runs, no
+    # other build begins. In a new session a terminal sends its signals to this process only.
+    process = subprocess.Popen(
+        command,
+        start_new_session=True,
+        close_fds=False,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        encoding="utf-8",
+        errors="replace",
+    )
 
-    def stop(self, number: int, frame: object = None) -> None:
-        """End the group: gently at first; at once when it is asked for again."""
-        self._kill(signal.SIGKILL if self.stopped else signal.SIGTERM)
-        self.stopped = self.stopped or number
-        self.patience = min(self.patience, time.monotonic() + PATIENCE)
+    def stop(number: int, frame: object) -> None:
+        # Gently at first; at once on a second signal, or on that of the alarm.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL if stopped else signal.SIGTERM)
+        stopped.append(number)
+        signal.alarm(PATIENCE)
 
-    def _kill(self, number: int) -> None:
-        if self.process.poll() is None:
-            os.killpg(self.process.pid, number)
-
-    def output(self) -> Iterator[bytes]:
-        """Yield what the command prints, and twice a second an empty text.
-
-        The caller moves its line whenever it gets something, also during a job that prints nothing.
-        """
-        with self.process.stdout as pipe, selectors.DefaultSelector() as selector:
-            selector.register(pipe, selectors.EVENT_READ)
-            while True:
-                ended = self.process.poll() is not None
-                ready = selector.select(timeout=0 if ended else 0.5)
-                text = os.read(pipe.fileno(), 1 << 16) if ready else b""
-                if ended and not text:
-                    return
-                yield text
-                if time.monotonic() > self.patience:
-                    self._kill(signal.SIGKILL)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM):
+        signal.signal(number, stop)
+    return process
 
 
 def build(state: Build, command: list[str]) -> int:
     """Run the command; return its exit status, or 128 plus the signal that stopped it."""
-    folder, screen, began, rest = state.folder, Screen(), time.monotonic(), b""
+    folder, screen, stopped = state.folder, Screen(), list[int]()
     (folder / "logs").mkdir(parents=True, exist_ok=True)
-    child = Child(command)
-    with (folder / "logs" / f"{state.log}.log").open("wb") as log:
-        for text in child.output():
-            log.write(text)
-            log.flush()
-            *lines, rest = (rest + text).split(b"\n")
-            for line in lines:
-                ended = state.read(line.decode(errors="replace"), time.monotonic())
-                if ended and not child.stopped:
-                    tell(screen, state, ended)
-            screen.move("stopping" if child.stopped else state.line(time.monotonic()))
-    if child.stopped:
+    log = folder / "logs" / f"{state.log}.log"
+    with log.open("w", encoding="utf-8") as file, start(command, stopped) as process:
+        for line in process.stdout:
+            file.write(line)
+            file.flush()
+            ended, now = state.read(line.rstrip("\n"), time.monotonic()), time.monotonic()
+            if ended and not stopped:
+                tell(screen, state, ended)
+            screen.move("stopping" if stopped else state.line(now))
+    signal.alarm(0)
+    if stopped:
         screen.stay(
             f"Stopped. Finished {state.unit}s are kept: the next {state.kind} goes on from here."
         )
-        return 128 + child.stopped
-    if child.process.returncode:
+        return 128 + stopped[0]
+    if process.returncode:
         screen.stay("\n\n".join([why(folder, name) for name in state.failed or [state.log]]))
         failed = ", ".join(state.failed) or "Snakemake"
-        screen.stay(f"\n{state.missing}: {failed} failed. All output: {log.name}")
+        screen.stay(f"\n{state.missing}: {failed} failed. All output: {log}")
     else:
-        took = duration(time.monotonic() - began)
+        took = duration(time.monotonic() - state.began)
         screen.stay(f"{state.result()} ({took if state.finished else 'nothing has changed'})")
-    return child.process.returncode
+    return process.returncode
 
 
 def tell(screen: Screen, state: Build, name: str) -> None:

@@ -85,7 +85,9 @@ def pairs(ledger: pd.DataFrame) -> pd.DataFrame:
             criterion = known[name].criterion
             row = {"claim": name, "change": change(small["verdict"], large["verdict"])}
             row |= {"direction": criterion.direction, "elsewhere": not small["decides"]}
-            row |= {"small": _beyond(criterion, small), "large": _beyond(criterion, large)}
+            for end, side in zip(ENDS, (small, large), strict=True):
+                numbers = side[["estimate", "low", "high"]].to_numpy(float)
+                row[end] = criterion.in_margins(numbers)
             row["text"] = (
                 f"[{name}](#{name}), claimed {_claimed(criterion)}: {_said(small)}; {_said(large)}"
             )
@@ -97,15 +99,6 @@ def _claimed(criterion: Criterion) -> str:
     if criterion.direction == "equal":
         return f"{criterion.threshold:g} ± {criterion.margin:g}"
     return f"{'more' if criterion.direction == 'greater' else 'less'} than {criterion.threshold:g}"
-
-
-def _beyond(criterion: Criterion, row: pd.Series) -> np.ndarray:
-    sign = -1 if criterion.direction == "less" else 1
-    return (
-        sign
-        * (row[["estimate", "low", "high"]].to_numpy(float) - criterion.threshold)
-        / criterion.margin
-    )
 
 
 def _said(row: pd.Series) -> str:

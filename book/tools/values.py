@@ -15,6 +15,7 @@ from typing import Any
 
 import matplotlib
 import pandas as pd
+import yaml
 from matplotlib.figure import Figure
 
 from fairlib.environment import project
@@ -25,12 +26,9 @@ from whopays.prose import points, right, verdict
 VALUES: dict[str, Callable[[], str]] = {}
 """Functions that return a value, by its name."""
 
-MATTHEW = ("results/pruning/matthew-effect-study.csv", "results/pruning/matthew-effect-utkface.csv")
 RESNET18, RESNET18_64 = (
     f"results/pruning/matthew-effect-{name}.csv" for name in ("resnet18", "64-resnet18")
 )
-CAPACITY = "results/pruning/compression-or-capacity-study.csv"
-RELUS = "results/linearization/who-pays-for-relus-study.csv"
 RACES = "results/linearization/who-pays-for-relus-races-all.csv"
 RACES_VGG19 = "results/linearization/who-pays-for-relus-networks-races-all.csv"
 BUDGET = "results/every-way/one-budget-utkface-all.csv"
@@ -40,86 +38,20 @@ PATHS, PATHS_CLAIMS = (
 )
 MITIGATIONS = ("equal-loss", "equal-curvature", "accuracy-gap", "group-dro", "reweight")
 
+SHOWN: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("pages.yml").read_text("utf-8"))
+"""Tables, rows and claims of the computed pages; the file explains its entries."""
+
 DATA = {
     "study": "digits",
     "utkface": "a part of the faces",
     "utkface-all": "faces",
     "resnet18": "faces in a ResNet-18",
+    "races-all": "all faces",
+    "celeba": "CelebA",
 }
-DATA |= {"races-all": "all faces", "celeba": "CelebA"}
-"""By what the name of a table ends in the data in words."""
-YES, NO, OPEN = "supported", "no effect", "undecided"
-SAID: tuple[tuple[str, str, dict[str, str]], ...] = (
-    ("H-bits-four", "every-way/fewer-bits", {"study": NO, "utkface-all": NO, "celeba": NO}),
-    ("H-bits-two", "every-way/fewer-bits", {"study": YES, "utkface-all": YES, "celeba": NO}),
-    (
-        "H-bits-finetuned",
-        "every-way/fewer-bits",
-        {"utkface-all": YES, "celeba": YES, "study": OPEN},
-    ),
-    ("H-bits-equal-loss", "every-way/fewer-bits", {"study": YES, "utkface-all": YES, "celeba": NO}),
-    ("H-bits-equal-loss-resnet18", "every-way/fewer-bits", {"resnet18": YES}),
-    ("H-bits-resnet18", "every-way/fewer-bits", {"resnet18": "reversed"}),
-    ("H-calibration", "every-way/fewer-bits", {"study": NO, "utkface-all": NO, "celeba": NO}),
-    ("H-rank", "every-way/lower-rank", {"study": YES, "utkface-all": YES, "celeba": "reversed"}),
-    ("H-rank-resnet18", "every-way/lower-rank", {"resnet18": YES}),
-    ("H-rank-longer-resnet18", "every-way/lower-rank-longer", {"resnet18": YES}),
-    ("H-rank-last", "every-way/lower-rank-whole", {"study": YES, "utkface-all": YES}),
-    ("H-rank-last-resnet18", "every-way/lower-rank-whole", {"resnet18": YES}),
-    ("H-rank-whole", "every-way/lower-rank-whole", {"study": YES, "utkface-all": YES}),
-    ("H-rank-whole-resnet18", "every-way/lower-rank-whole", {"resnet18": YES}),
-    ("H-student", "every-way/a-smaller-student", {"study": YES, "utkface-all": YES, "celeba": NO}),
-    ("H-student-resnet18", "every-way/a-smaller-student", {"resnet18": NO}),
-    (
-        "H-student-teacher",
-        "every-way/a-smaller-student",
-        {"study": OPEN, "utkface-all": NO, "celeba": NO},
-    ),
-    ("H-student-teacher-resnet18", "every-way/a-smaller-student", {"resnet18": NO}),
-    (
-        "H-budget-pair-prune",
-        "every-way/one-budget",
-        {"study": YES, "utkface-all": YES, "celeba": NO},
-    ),
-    (
-        "H-budget-pair-quantize",
-        "every-way/one-budget",
-        {"study": YES, "utkface-all": YES, "celeba": NO},
-    ),
-    ("H-budget-small", "every-way/one-budget", {"study": OPEN, "utkface-all": YES, "celeba": NO}),
-    (
-        "H-random-gates",
-        "linearization/who-pays-for-relus",
-        {"study": YES, "races-all": YES, "utkface": NO},
-    ),
-    ("T-fig-1", "pruning/matthew-effect", {"study": YES, "utkface": YES, "resnet18": NO}),
-)
-"""Claims that sentences of a page rest on, the beginning of their tables' names below ``results``,
-and the verdict that the words need by what these names end in."""
+"""Data in words, by what the name of a table ends in."""
 
-UNEQUAL = {"setting": "unequal"}
-SNL = UNEQUAL | {"method": "linearize:snl"}
-RANDOM = UNEQUAL | {"method": "linearize:random"}
-LOST: dict[str, tuple[str, str, str, str, float, dict[str, str]]] = {
-    "digits_smallest": ("T-fig-1-minority", YES, MATTHEW[0], "smallest", 0.9, UNEQUAL),
-    "digits_largest": ("T-fig-1", YES, MATTHEW[0], "largest", 0.9, UNEQUAL),
-    "races_smallest": ("T-fig-1-minority", YES, MATTHEW[1], "smallest", 0.9, UNEQUAL),
-    "races_largest": ("T-fig-1", YES, MATTHEW[1], "largest", 0.9, UNEQUAL),
-    "capacity_small": (
-        "H-capacity",
-        "reversed",
-        CAPACITY,
-        "smallest",
-        0.9,
-        {"network": "small dense"},
-    ),
-    "capacity_pruned": ("H-capacity", "reversed", CAPACITY, "smallest", 0.9, {"network": "pruned"}),
-    "relus_smallest": ("D-fig-1", YES, RELUS, "smallest", 0.02, SNL),
-    "relus_largest": ("D-fig-1-majority", YES, RELUS, "largest", 0.02, SNL),
-    "random_gates_smallest": ("H-random-gates", YES, RELUS, "smallest", 0.02, RANDOM),
-}
-"""By name of a value the claim that its words rest on, with its verdict; the table; and the third
-of groups, the level and the rows whose loss is the value."""
+YES = "supported"
 
 
 def listed(names: list[str]) -> str:
@@ -127,36 +59,37 @@ def listed(names: list[str]) -> str:
     return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
 
 
-def said(claim: str, path: str, expected: dict[str, str]) -> str:
+def said(claim: str, tables: str, expect: dict[str, str]) -> str:
     """What the ledger says of a claim by each of its recorded tables, as Markdown with a link to
     it.
 
     Args:
-        claim, path: Its id, and the path of its tables below ``results`` up to the hyphen before
-            what names end in.
+        claim: Id of the claim.
+        tables: Beginning of the paths of its tables below ``results``.
         expected: By what a name ends in (`DATA`) the verdict that the words rest on.
 
     Raises:
         ValueError: If a verdict is another, or a recorded table of the claim is not among them.
     """
-    tables = claims.registered()[claim].tables.values()
-    named = {f"results/{path}-{end}.csv" for end in expected}
+    recorded = claims.registered()[claim].tables.values()
+    named = {f"results/{tables}-{end}.csv" for end in expect}
     unsaid = sorted(
         name
-        for name in {*tables} - named
+        for name in {*recorded} - named
         if name.startswith("results/") and (project() / name).is_file()
     )
     if unsaid:
         raise ValueError(f"{claim} is also tested by {', '.join(unsaid)}: name them")
     data: dict[str, list[str]] = {}
-    for end, expect in expected.items():
-        found = verdict(claim, f"results/{path}-{end}.csv", expect=expect)
+    for end, wanted in expect.items():
+        found = verdict(claim, f"results/{tables}-{end}.csv", expect=wanted)
         data.setdefault(found.verdict, []).append(DATA[end])
     words = [f"*{word}* on {listed(on)}" for word, on in data.items()]
     return f"[{claim}](#{claim}): {', '.join(words)}"
 
 
-VALUES |= {f"said_{row[0].replace('-', '_')}": functools.partial(said, *row) for row in SAID}
+for row in SHOWN["said"]:
+    VALUES[f"said_{row['claim'].replace('-', '_')}"] = functools.partial(said, **row)
 
 
 def value(function: Callable[[], str]) -> Callable[[], str]:
@@ -183,14 +116,15 @@ def gained(path: str, groups: str, level: float, **where: Any) -> pd.Series:
 
 
 def lost(
-    claim: str, expect: str, path: str, groups: str, level: float, where: dict[str, str]
+    claim: str, expect: str, table: str, groups: str, level: float, rows: dict[str, str]
 ) -> str:
     """Format what such a third of groups loses, on average over the seeds."""
+    path = f"results/{table}.csv"
     verdict(claim, path, expect=expect)
-    return points(-gained(path, groups, level, **where))
+    return points(-gained(path, groups, level, **rows))
 
 
-VALUES |= {name: functools.partial(lost, *row) for name, row in LOST.items()}
+VALUES |= {name: functools.partial(lost, **row) for name, row in SHOWN["lost"].items()}
 
 
 def certain(gains: pd.Series) -> pd.Series:

@@ -18,7 +18,7 @@ outside the margin, whatever the others.
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -46,6 +46,11 @@ class Criterion(NamedTuple):
     def ends(self) -> tuple[float, float]:
         """Lower and upper end of the margin of equivalence."""
         return self.threshold - self.margin, self.threshold + self.margin
+
+    def in_margins(self, value: Any) -> Any:
+        """Express a value in margins from the threshold on, positive on the side that is claimed."""
+        unit = -self.margin if self.direction == "less" else self.margin
+        return (value - self.threshold) / unit
 
 
 class Verdict(NamedTuple):

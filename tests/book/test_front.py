@@ -124,9 +124,9 @@ def test_every_value_is_used_and_every_used_one_exists():
 
 
 def test_words_that_the_ledger_does_not_bear_stop_the_build():
-    claim, expect, _, *rest = values.LOST["relus_smallest"]
+    row = values.SHOWN["lost"]["relus_smallest"]
     with pytest.raises(ValueError, match="change its words"):
-        values.lost(claim, expect, "results/linearization/who-pays-for-relus-ages.csv", *rest)
+        values.lost(**row | {"table": "linearization/who-pays-for-relus-ages"})
 
 
 def test_words_that_say_who_gains_need_an_interval_above_zero():
@@ -184,7 +184,7 @@ def test_every_recorded_compressor_network_and_data_set_is_in_the_figure():
 def test_the_one_axis_has_every_way_of_its_table(title: str):
     name = front.ONE_BUDGET[title]
     table = pd.read_csv(ROOT / f"results/{name}.csv")
-    assert {rows["arm"] for _, rows in front.WAYS.values()} == set(table["arm"])
+    assert {look["arm"] for look in front.WAYS.values()} == set(table["arm"])
     drawn = front.ways()[title]["pruned, fewer bits"].mean()
     assert drawn.iloc[-1] == pytest.approx(-lost(name, 2, smallest=True, arm="prune + quantize"))
     own = table[(table["arm"] == "prune + quantize") & (table["level"] == 2)]
