@@ -19,30 +19,12 @@ from matplotlib.figure import Figure
 from fairlib.statistics import t_interval
 from whopays import effects, plots
 
-PRUNE = "of the weights pruned"
 LINEARIZE = "of the ReLUs kept"
-UNEQUAL = {"setting": "unequal"}
-SNL = UNEQUAL | {"method": "linearize:snl"}
-
 RANKS = ("largest", "2nd", "3rd", *(f"{place}th" for place in range(4, 10)), "smallest")
 """Names of ten classes by size, where every seed draws anew which digit is rare."""
 
-CHOICES: dict[str, tuple[str, dict[str, Any], str]] = {
-    "Pruning by magnitude, digits": ("pruning/matthew-effect-study", UNEQUAL, PRUNE),
-    "Pruning by magnitude, faces by race": ("pruning/matthew-effect-utkface", UNEQUAL, PRUNE),
-    "Fewer ReLUs by SNL, digits": ("linearization/who-pays-for-relus-study", SNL, LINEARIZE),
-    "Fewer ReLUs by SNL, faces by race": (
-        "linearization/who-pays-for-relus-races-all",
-        SNL,
-        LINEARIZE,
-    ),
-    "Fewer ReLUs by SNL, faces by age": (
-        "linearization/who-pays-for-relus-ages-all",
-        SNL,
-        LINEARIZE,
-    ),
-}
-"""By its title the table of a choice, the rows that are taken, and what a level is a share of."""
+CHOICES = {entry["title"]: entry for entry in values.SHOWN["choices"]}
+"""Table, rows and unit of a choice, by its title."""
 
 
 def choice(title: str) -> dict[str, Any]:
@@ -53,8 +35,8 @@ def choice(title: str) -> dict[str, Any]:
         with ``name``, ``size`` (mean number of training images), and for each level ``accuracy``
         (mean over seeds) and ``half`` (half of its 95 % interval).
     """
-    name, where, unit = CHOICES[title]
-    table = effects.select(values.table(f"results/{name}.csv"), **where)
+    entry, unit = CHOICES[title], CHOICES[title]["unit"]
+    table = effects.select(values.table(f"results/{entry['table']}.csv"), **entry["rows"])
     table = table.drop(columns="train_size", errors="ignore")
     train = {"stage": "control", "split": "train"}
     table = effects.attach(table, {"train_size": "size"}, on=["seed", "group"], where=train)

@@ -56,9 +56,8 @@ def joined(html: Path, title: str, pages: list[str], address: str) -> str:
         address: Address of the published book, or nothing.
     """
     texts = {page: (html / f"{page}.html").read_text(encoding="utf-8") for page in pages}
-    first = next(
-        (page for page in pages if "/mathjax/" in texts[page]), pages[0]
-    )  # Only pages with formulas load MathJax.
+    # The head of a page with formulas: only these load MathJax.
+    first = next((page for page in pages if "/mathjax/" in texts[page]), pages[0])
     whole = BeautifulSoup(texts[first], "html.parser")
     for node in whole.head.select("[src], [href]"):
         for key in {"src", "href"} & set(node.attrs):
@@ -166,20 +165,18 @@ def print_page(browser, text: str, html: Path, out: Path, title: str) -> None:
     try:
         tab.goto(page.as_uri(), wait_until="load")
         tab.evaluate(READY)
-        options = {
-            "format": "A4",
-            "scale": 0.75,
-            "print_background": True,
-            "outline": True,
-            "tagged": True,
-        }
-        margin = {"top": "16mm", "bottom": "18mm", "left": "14mm", "right": "14mm"}
-        foot = {
-            "display_header_footer": True,
-            "header_template": "<span></span>",
-            "footer_template": FOOT.replace("TITLE", escape(title)),
-        }
-        tab.pdf(path=out, margin=margin, **foot, **options)
+        tab.pdf(
+            path=out,
+            format="A4",
+            scale=0.75,
+            print_background=True,
+            outline=True,
+            tagged=True,
+            margin={"top": "16mm", "bottom": "18mm", "left": "14mm", "right": "14mm"},
+            display_header_footer=True,
+            header_template="<span></span>",
+            footer_template=FOOT.replace("TITLE", escape(title)),
+        )
     finally:
         tab.close()
         page.unlink()

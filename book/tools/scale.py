@@ -47,6 +47,7 @@ OPEN = {
 
 MANY = 200  # Seeds above which a number says only that the effect is small beside its spread.
 CLIP = 30  # Margins at which the axes of the figure end.
+NOWHERE = np.full(3, np.nan)  # Drawn nowhere, also where no claim is in a group.
 
 
 def change(small: str, large: str) -> str:
@@ -127,22 +128,14 @@ def figure(found: pd.DataFrame) -> Figure:
     groups = shown["change"].where(shown["change"].isin(looks), "other")
     for name, (color, label) in ({"other": ("#777777", "not by both")} | looks).items():
         own = shown[groups == name]
-        x, y = (
-            np.stack([*own[size]]).clip(-CLIP, CLIP).T if len(own) else np.empty((3, 0))
-            for size in ENDS
-        )
-        axis.plot([x[0], x[0]], np.sort(y[1:], axis=0), color=color, linewidth=0.7, alpha=0.4)
-        axis.plot(np.sort(x[1:], axis=0), [y[0], y[0]], color=color, linewidth=0.7, alpha=0.4)
-        axis.plot(
-            x[0],
-            y[0],
-            "o",
-            color=color,
-            label=f"{label}: {len(own)}",
-            markersize=5,
-            alpha=0.8,
-            mew=0,
-        )
+        means, spans = [], []
+        for end in ENDS:
+            mean, *interval = np.clip(np.stack([*own[end], NOWHERE]).T, -CLIP, CLIP)
+            means.append(mean)
+            spans.append(abs(np.sort(interval, axis=0) - mean))
+        look = {"color": color, "markersize": 5, "alpha": 0.6, "mew": 0, "elinewidth": 0.7}
+        text = f"{label}: {len(own)}"
+        axis.errorbar(*means, spans[1], spans[0], fmt="o", label=text, **look)
     ticks = [-CLIP, -10, -3, -1, 0, 1, 3, 10, CLIP]
     axis.set(
         xscale="symlog",

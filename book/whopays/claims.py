@@ -286,29 +286,23 @@ def evaluate_claims(claims: Sequence[Claim], root: str | Path) -> pd.DataFrame:
         for reading, read in claim.readings.items():
             for evidence, table in read.tables.items() or [("", "")]:
                 found, decides, same, data = _judge(read, Path(root, table))
-                rows.append(
-                    {
-                        "claim": claim.id,
-                        "paper": claim.paper,
-                        "kind": claim.kind,
-                        "reading": reading,
-                        "evidence": evidence,
-                        "table": table,
-                        "decides": decides,
-                        "verdict": found.name,
-                        **found.interval._asdict(),
-                        "seeds": found.seeds,
-                        "worst_cell": found.worst_cell,
-                        "worst_estimate": found.worst_estimate,
-                        "reason": found.reason,
-                        "p_value": found.p_value,
-                        "equivalence": found.equivalence,
-                        "needed": found.needed,
-                        "family": read.family,
-                        "data": data,
-                        "test": tests.setdefault(f"{table}: {same}", len(tests)),
-                    }
-                )
+                judged = found._asdict()
+                row = {
+                    "claim": claim.id,
+                    "paper": claim.paper,
+                    "kind": claim.kind,
+                    "reading": reading,
+                    "evidence": evidence,
+                    "table": table,
+                    "decides": decides,
+                    "verdict": judged.pop("name"),
+                    **judged.pop("interval")._asdict(),
+                    **judged,
+                    "family": read.family,
+                    "data": data,
+                    "test": tests.setdefault(f"{table}: {same}", len(tests)),
+                }
+                rows.append(row)
     results = pd.DataFrame(rows).astype({"needed": "Int64"})
     results["survives"] = ~results["verdict"].isin(DECIDED) | results["p_value"].isna()
     tested = results[(results["seeds"] >= MIN_SEEDS) & results["p_value"].notna()]

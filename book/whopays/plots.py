@@ -100,14 +100,15 @@ def intervals(
     """
     table = {name: own if isinstance(own, Mapping) else {"": own} for name, own in values.items()}
     labels = list(dict.fromkeys(label for own in table.values() for label in own))
+    apart = min(0.22, 0.8 / len(labels))
     for place, label in enumerate(labels):
-        known = {row: own for row, own in enumerate(table.values()) if label in own}
-        means, spread = _bars(own[label] for own in known.values())
-        apart = min(0.22, 0.8 / len(labels))
-        rows = [
-            row + apart * (list(own).index(label) - (len(own) - 1) / 2)
-            for row, own in known.items()
-        ]
+        rows, samples = [], []
+        for row, own in enumerate(table.values()):
+            if label in own:
+                # The marks of a row are centred on it, however many it has.
+                rows.append(row + apart * (list(own).index(label) - (len(own) - 1) / 2))
+                samples.append(own[label])
+        means, spread = _bars(samples)
         look = _look(looks, label, place) | {"linestyle": "none", "markersize": 4.5, "capsize": 2}
         axis.errorbar(means, rows, xerr=spread, label=label or None, **look)
     if zero is not None:
@@ -152,16 +153,15 @@ def thirds(
         everybody: Whether to draw the change over all test samples, too.
     """
     where = dict(where or {})
-    ranked = effects.select(
-        study, **dict(rank_where or where) | {"stage": "control", "split": "train"}
-    )
+    training = {**(rank_where or where), "stage": "control", "split": "train"}
+    ranked = effects.select(study, **training)
     sizes = effects.groups_by_size(ranked, column="size", rank="size").columns
-    third = -(-len(sizes) // 3)
+    third = math.ceil(len(sizes) / 3)
     found = {"all": effects.by_level(study, of="overall_change", where=where)} if everybody else {}
+    chosen = {"where": where, "rank_where": rank_where}
     for groups, part in (("largest", sizes[-third:]), ("smallest", sizes[:third])):
-        found[f"{groups} third (n={part.to_numpy().mean():,.0f})"] = effects.by_level(
-            study, of="accuracy_change", groups=groups, where=where, rank_where=rank_where
-        )
+        change = effects.by_level(study, of="accuracy_change", groups=groups, **chosen)
+        found[f"{groups} third (n={np.mean(part):,.0f})"] = change
     looks: list[_Look] = [*[("#555555", "D")] * everybody, (0, "s"), (1, "o")]
     levels(axis, effects.select(study, **where))
     lines(axis, found, looks=dict(zip(found, looks, strict=True)), apart=0.006)
@@ -295,9 +295,7 @@ def over_budgets(
     return figure
 
 
-def arms(
-    study: pd.DataFrame, names: Mapping[str, str], *, rows: int = 1, width: float = 9.0
-) -> Figure:
+def arms(study: pd.DataFrame, names: Mapping[str, str]) -> Figure:
     """Draw a panel for each arm of a study: the change of test accuracy by group over the share of
     bytes that is kept.
 
@@ -308,34 +306,23 @@ def arms(
         study: Table of :func:`fairlib.study` with the column ``arm``; ``kept`` is the share of
             bytes.
         names: By name of an arm the title of its panel.
-        rows: Number of rows of panels.
-        width: Width of the figure in inches.
     """
     changed = effects.against_control(study, on=["arm", "seed", "group"])
     changed = effects.select(changed, split="test", stage=["control", "compressed"])
     kept = changed.groupby(["arm", "level"])["kept"].transform("mean").round(4)
     changed = changed.assign(change=-100 * changed["drop"], level=kept)
-    figure, axes = new_figure(
-        -(-len(names) // rows), rows=rows, width=width, height=0.9 + 2.5 * rows, sharey=True
-    )
-    for axis, (arm, title) in zip(axes, names.items(), strict=False):
+    figure, axes = new_figure(len(names), width=9.0, height=3.4, sharey=True)
+    for axis, (arm, title) in zip(axes, names.items(), strict=True):
         own = changed[changed["arm"] == arm]
         groups(axis, own, "change", extremes=own["group"].nunique() > 5)
         halves = [2.0**-power for power in range(1 + math.ceil(-math.log2(own["level"].min())))]
-        _logarithmic(
-            axis,
-            halves,
-            lambda share: "1" if share == 1 else f"1/{1 / share:g}",
-            "share of bytes kept",
-        )
+        ticks = ["1", *(f"1/{1 / share:g}" for share in halves[1:])]
+        _logarithmic(axis, halves, ticks, "share of bytes kept")
         axis.invert_xaxis()
         axis.axhline(0, color="#555555", linewidth=0.8)
         axis.set_title(title)
         floor(axis, study, arm=arm)
-    for axis in axes[len(names) :]:
-        axis.set_axis_off()
-    for first in axes[:: len(axes) // rows]:
-        first.set_ylabel("change of test accuracy\nagainst the control, points")
+    axes[0].set_ylabel("change of test accuracy\nagainst the control, points")
     legend(figure, _GROUPS, right=True)
     return figure
 
@@ -394,34 +381,28 @@ def levels(axis: Axes, study: pd.DataFrame) -> None:
         axis: Axis whose x axis is labelled.
         study: Table of :func:`fairlib.study`.
     """
-    if (
-        study.loc[study["stage"] == "control", "level"] == 1
-    ).any():  # A budget; that of a sparsity is 0.
-        shares(
-            axis, study.loc[study["stage"] == "compressed", "level"], "budget: share of ReLUs kept"
-        )
+    control = study.loc[study["stage"] == "control", "level"]
+    # The control's level tells the two apart: all ReLUs are kept (1), or no weight is pruned (0).
+    if (control == 1).any():
+        budgets = study.loc[study["stage"] == "compressed", "level"]
+        shares(axis, budgets, "budget: share of ReLUs kept")
     else:
         axis.set_xlabel("sparsity (share of weights pruned)")
 
 
-def size_axis(
-    axis: Axes, values: Iterable[float], label: str = "training images of the group"
-) -> None:
-    """Make the x axis logarithmic, with ticks at the smallest, the middle and the largest group
-    size only.
+def size_axis(axis: Axes, values: Iterable[float]) -> None:
+    """Make the x axis one of group sizes: logarithmic, with three ticks.
+
+    The ticks are at the smallest, the middle and the largest size.
 
     Args:
         axis: Axis whose x axis is changed.
         values: Sizes of the groups.
-        label: Label of the x axis.
     """
     values = sorted(set(values))
-    _logarithmic(
-        axis,
-        sorted({values[place] for place in (0, len(values) // 2, -1)}),
-        "{:,.0f}".format,
-        label,
-    )
+    ticks = sorted({values[place] for place in (0, len(values) // 2, -1)})
+    names = [f"{tick:,.0f}" for tick in ticks]
+    _logarithmic(axis, ticks, names, "training images of the group")
 
 
 def by_size(
@@ -430,7 +411,6 @@ def by_size(
     column: str,
     *,
     by: str,
-    rank: str = "train_size",
     zero: bool = True,
 ) -> None:
     """Draw the mean of a column over seeds against the group size, in a line for each value of
@@ -442,12 +422,10 @@ def by_size(
         column: Name of the column whose mean is drawn, with its 95 % t interval; it labels the y
             axis.
         by: Name of the column whose values are the lines; rows without a value there are left out.
-        rank: Name of the column that holds the group sizes, by which the groups of each seed are
-            sorted.
         zero: Whether to mark the height zero.
     """
-    pairs = rows.groupby(by, sort=False)
-    found = {name: effects.groups_by_size(own, column=column, rank=rank) for name, own in pairs}
+    parts = rows.groupby(by, sort=False)
+    found = {name: effects.groups_by_size(own, column=column) for name, own in parts}
     size_axis(axis, next(iter(found.values())))
     lines(axis, found, apart=0.02, zero=zero)
     axis.set_ylabel(column)
@@ -530,15 +508,13 @@ def by_name(
     """
     parts = {}
     for name, part in rows.groupby(by, sort=False):
-        rank = (
-            part.groupby("seed")["train_size"]
-            .rank(method="first", ascending=False)
-            .map("rank {:.0f}".format)
-        )
-        parts[str(name)] = split_by_group(part.assign(group=rank) if name in ranked else part)
-    figure, axes = new_figure(
-        len(columns), width=10.0, height=2 + 0.25 * sum(map(len, parts.values())), sharey=True
-    )
+        if name in ranked:
+            sizes = part.groupby("seed")["train_size"]
+            rank = sizes.rank(method="first", ascending=False)
+            part = part.assign(group=rank.map("rank {:.0f}".format))
+        parts[str(name)] = split_by_group(part)
+    height = 2 + 0.25 * sum(map(len, parts.values()))
+    figure, axes = new_figure(len(columns), width=10.0, height=height, sharey=True)
     for axis, (column, label) in zip(axes, columns.items(), strict=True):
         found = {
             row: {name: own[column]} for name, part in parts.items() for row, own in part.items()
@@ -573,19 +549,14 @@ def legend(figure: Figure, title: str = "", *, right: bool = False) -> None:
         title: Title of the legend; none by default.
         right: Whether the legend is to the right of the axes, rather than above them.
     """
-    pairs = [axis.get_legend_handles_labels() for axis in figure.axes]
-    found = {
-        label: handle
-        for handles, labels in pairs
-        for handle, label in zip(handles, labels, strict=True)
-    }
-    look: dict[str, Any] = (
-        {"loc": "outside right upper"} if right else {"loc": "outside upper center"}
-    )
+    found: dict[str, Any] = {}
+    for axis in figure.axes:
+        handles, labels = axis.get_legend_handles_labels()
+        found |= dict(zip(labels, handles, strict=True))
     columns = 1 if right else min(len(found), 5)
-    figure.legend(
-        list(found.values()), list(found), ncols=columns, frameon=False, title=title or None, **look
-    )
+    place: Any = "outside right upper" if right else "outside upper center"
+    look = {"ncols": columns, "frameon": False, "title": title or None, "loc": place}
+    figure.legend(list(found.values()), list(found), **look)
 
 
 def shares(axis: Axes, levels: Iterable[float], label: str) -> None:
@@ -596,14 +567,13 @@ def shares(axis: Axes, levels: Iterable[float], label: str) -> None:
         levels: Shares in (0, 1].
         label: Label of the x axis.
     """
-    _logarithmic(axis, sorted(set(levels)), lambda share: f"{100 * share:g} %", label)
+    levels = sorted(set(levels))
+    _logarithmic(axis, levels, [f"{100 * level:g} %" for level in levels], label)
 
 
-def _logarithmic(
-    axis: Axes, ticks: Sequence[float], name: Callable[[float], str], label: str
-) -> None:
+def _logarithmic(axis: Axes, ticks: Sequence[float], names: Sequence[str], label: str) -> None:
     axis.set_xscale("log")
-    axis.set_xticks(ticks, [name(tick) for tick in ticks])
+    axis.set_xticks(ticks, names)
     axis.minorticks_off()
     axis.set_xlabel(label)
 
@@ -629,20 +599,18 @@ def relu_traffic(axis: Axes, relus: int, measured: pd.DataFrame, protocol: str =
     """
     lookup("protocol", protocol, dict.fromkeys(measured["protocol"]))
     runs = measured[measured["protocol"] == protocol]
-    runs = runs.assign(bytes=runs["bytes_sent"] / runs["batch"])[
-        ["network", "image_size", "batch", "relus", "bytes"]
-    ]
-    centred = runs[["relus", "bytes"]] - runs.groupby(["network", "image_size", "batch"]).transform(
-        "mean"
-    )
+    runs = runs.assign(bytes=runs["bytes_sent"] / runs["batch"])
+    # Least squares with an intercept for each network, image size and batch: the linear layers send
+    # as much at every budget.
+    of_network = runs.groupby(["network", "image_size", "batch"])[["relus", "bytes"]]
+    centred = runs[["relus", "bytes"]] - of_network.transform("mean")
     one = (centred["relus"] * centred["bytes"]).sum() / (centred["relus"] ** 2).sum()
     scale = relus * one / 1000
     above = axis.secondary_xaxis(
         "top", functions=(lambda share: share * scale, lambda sent: sent / scale)
     )
-    above.set_xticks(
-        scale * axis.get_xticks(), [f"{scale * tick:.3g}" for tick in axis.get_xticks()], fontsize=8
-    )
+    ticks = axis.get_xticks()
+    above.set_xticks(scale * ticks, [f"{scale * tick:.3g}" for tick in ticks], fontsize=8)
     above.minorticks_off()
     above.set_xlabel(f"kB for the ReLUs of an image ({protocol.capitalize()})", fontsize=8)
 
@@ -670,9 +638,8 @@ def source(table: pd.DataFrame, evidence: str = "this run") -> str:
             has arms.
         evidence: Kind of evidence: this run, an embedded study, a real-data run, a run at scale.
     """
-    what = [", ".join(sorted(set(table[name].dropna()))) for name in ("data", "model")] + [
-        _methods(table)
-    ]
+    what = [", ".join(sorted(set(table[name].dropna()))) for name in ("data", "model")]
+    what.append(_methods(table))
     seeds = table["seed"].nunique()
     return ", ".join([*what, f"{seeds} seed{'s' * (seeds != 1)}", evidence])
 
@@ -696,30 +663,26 @@ def _over_budgets(axis: Axes, table: pd.DataFrame, column: str, before: str) -> 
     looks: dict[str, _Look] = {}
     missing: list[str] = []
     if (number := table["group"].nunique()) > 5:
-        ends = {
-            "largest": 0,
-            "second largest": 1,
-            "second smallest": number - 2,
-            "smallest": number - 1,
-        }
+        largest, smallest = ("largest", "second largest"), ("second smallest", "smallest")
+        ends = dict(zip((*largest, *smallest), (0, 1, number - 2, number - 1), strict=True))
         table = _by_rank(table, ends)
     floor, table = effects.at_floor(table), table.dropna(subset=[column, before or column])
     if before:
         mean = table.groupby(["group", "level"])[before].transform("mean")
         table = table.assign(**{column: 100 * (table[before] - table[column]) / mean})
-    for name, size in (
-        table.groupby("group")["train_size"].mean().sort_values(ascending=False).items()
-    ):
+    sizes = table.groupby("group")["train_size"].mean().sort_values(ascending=False)
+    for name, size in sizes.items():
         label = f"{plain(name)} ({size:,.0f})" + ", at the floor" * (name in floor)
         looks[label] = (len(looks), MARKERS[len(looks)])
         if before and name in floor:
             missing.append(f"{label}: left out")
-        else:
-            found[label] = table[table["group"] == name].pivot(
-                index="seed", columns="level", values=column
-            )
-    _logarithmic(axis, sorted(set(table["level"])), lambda share: f"{100 * share:g}", "")
+            continue
+        own = table[table["group"] == name]
+        found[label] = own.pivot(index="seed", columns="level", values=column)
+    levels = sorted(set(table["level"]))
+    _logarithmic(axis, levels, [f"{100 * level:g}" for level in levels], "")
     lines(axis, found, looks=looks, apart=0.05, zero=bool(before))
+    # A line without points puts a group that has nothing to lose into the legend.
     for label in missing:
         axis.errorbar([], [], linestyle="none", label=label)
     axis.set_xlim(table["level"].min() / 1.3, table["level"].max() * 1.3)
@@ -746,9 +709,8 @@ def _bars(values: Iterable[ArrayLike]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _look(looks: Mapping[str, _Look] | None, label: str, place: int) -> dict[str, Any]:
-    shape = MARKERS[
-        (place + place // len(PALETTE)) % len(MARKERS)
-    ]  # Another one where a colour comes again.
+    # Another marker if the colours repeat.
+    shape = MARKERS[(place + place // len(PALETTE)) % len(MARKERS)]
     color, marker = (looks or {}).get(label, (place % len(PALETTE), shape))
     return {"color": PALETTE[color] if isinstance(color, int) else color, "marker": marker}
 

@@ -126,9 +126,6 @@ class Said(NamedTuple):
     def __str__(self) -> str:
         return f"*{self.verdict}*"
 
-    def __format__(self, spec: str) -> str:
-        return format(str(self), spec)
-
 
 def verdict(claim: str, table: str, *, expect: str = "", reading: str = "printed") -> Said:
     """Look up what the ledger says of a claim by one recorded table, and hold the words of a page

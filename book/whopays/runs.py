@@ -30,6 +30,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, NamedTuple
+from unittest.mock import patch
 
 from fairlib import environment
 
@@ -535,7 +536,7 @@ def _execute(notebook: Path, folder: Path, given: Mapping[str, Scalar], failed: 
                 KernelManager={"transport": "ipc", "ip": f"{profile}/kernel"}
             )
         try:
-            with variables(kernel):
+            with patch.dict(os.environ, kernel):
                 papermill.execute_notebook(source, target, **settings)
         except Exception as error:
             if executed.exists():
@@ -561,19 +562,6 @@ def _not_installed(module: str) -> Iterator[None]:
     finally:
         if hidden:
             del sys.modules[module]
-
-
-@contextmanager
-def variables(settings: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables, and in the end restore the former ones."""
-    before = {name: os.environ[name] for name in settings if name in os.environ}
-    os.environ.update(settings)
-    try:
-        yield
-    finally:
-        for name in settings:
-            del os.environ[name]
-        os.environ.update(before)
 
 
 def _tidy(executed: Path) -> None:

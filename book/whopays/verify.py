@@ -19,6 +19,7 @@ from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import numpy as np
 import pandas as pd
@@ -150,19 +151,22 @@ def _points(table: Path, recorded: Mapping[str, Any], seeds: int, suffix: str) -
 
 
 def _execute(points: Sequence[grids.Point], settings: Mapping[str, str]) -> None:
-    with (
-        tempfile.TemporaryDirectory() as cache,
-        runs.variables({**settings, "FAIRLIB_CACHE": cache}),
-    ):
-        for point in points:
-            print(f"running {point.id} with seeds = {point.parameters.get('seeds')}", flush=True)
-            try:
-                if not runs.run_notebook(point.notebook, point.out, point.parameters, force=True):
-                    print("finished by an earlier check, and unchanged since")
-            except RunError as error:
-                # Missing data are no failure of the check: the command ends with 2.
-                absent = getattr(error.__cause__, "ename", "") == "FileNotFoundError"
-                raise (ParameterError if absent else RunError)(str(error)) from None
+    with tempfile.TemporaryDirectory() as cache:
+        variables = {**settings, "FAIRLIB_CACHE": cache}
+        with patch.dict(os.environ, variables):
+            for point in points:
+                _run(point)
+
+
+def _run(point: grids.Point) -> None:
+    print(f"running {point.id} with seeds = {point.parameters.get('seeds')}", flush=True)
+    try:
+        if not runs.run_notebook(point.notebook, point.out, point.parameters, force=True):
+            print("finished by an earlier check, and unchanged since")
+    except RunError as error:
+        # Missing data are no failure of the check: the command ends with 2.
+        absent = getattr(error.__cause__, "ename", "") == "FileNotFoundError"
+        raise (ParameterError if absent else RunError)(str(error)) from None
 
 
 def _print_environments(recorded: Mapping[str, Any], here: Mapping[str, Any]) -> None:

@@ -274,11 +274,11 @@ def test_pages_are_staged(tmp_path: Path):
     ],
 )
 def test_the_slider_moves_over_recorded_accuracies(title: str, group: str, level: float):
-    name, where, _ = explore.CHOICES[title]
-    table = pd.read_csv(ROOT / f"results/{name}.csv").query(
+    chosen = explore.CHOICES[title]
+    table = pd.read_csv(ROOT / f"results/{chosen['table']}.csv").query(
         "split == 'test' and stage == 'compressed'"
     )
-    for column, value in where.items():
+    for column, value in chosen["rows"].items():
         table = table[table[column] == value]
     choice = explore.choice(title)
     own = table[(table["group"] == group) & (table["level"] == level)]["accuracy"]

@@ -520,7 +520,7 @@ def test_arms_are_drawn_over_bytes_with_every_group():
         "1/16",
     ]
     assert figure.legends[0].get_title().get_text() == "group (training images)"
-    assert len(plots.arms(ways(), {"one": "the one"}, rows=1).axes) == 1
+    assert len(plots.arms(ways(), {"one": "the one"}).axes) == 1
 
 
 def test_prices_have_a_row_for_each_arm():
