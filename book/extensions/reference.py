@@ -42,7 +42,8 @@ def fold_page(app: Sphinx, doctree: nodes.document, docname: str) -> None:
             names = signature.findall(lambda node: isinstance(node, NAME_PARTS))
             fold("".join(part.astext() for part in names), content, [description])
     for module in list(doctree.findall(addnodes.index)):
-        # Sphinx leaves the docstring of a module in the section, between its anchor and what follows.
+        # Sphinx leaves the docstring of a module in the section, between its anchor and what
+        # follows.
         anchor = module["entries"][0][2]
         if anchor.startswith("module-"):
             after = module.parent[module.parent.index(module) + 1 :]

@@ -28,7 +28,8 @@ def repository(config: dict[str, Any]) -> tuple[str, str] | None:
     found = re.fullmatch(r"https://github\.com/([\w-]+)/([\w.-]+?)(?:\.git)?/?", url)
     if url and not found:
         raise ValueError(
-            f"repository.url in _config.yml must be https://github.com/ORG/REPO or empty, got {url!r}"
+            "repository.url in _config.yml must be https://github.com/ORG/REPO or empty, got "
+            f"{url!r}"
         )
     return (found[1], found[2]) if found else None
 

@@ -107,9 +107,11 @@ def digest(content: bytes) -> str:
 if __name__ == "__main__":
     for name in renew(ROOT, ROOT / "_build" / "lab"):
         print(
-            f"_build/lab/{name}: you changed this copy, and {name} has changed since; remove the copy for a new one"
+            f"_build/lab/{name}: you changed this copy, and {name} has changed since; remove the "
+            "copy for a new one"
         )
     print(
-        "The notebooks in JupyterLab are copies, which stay as you leave them: _build/lab/notebooks",
+        "The notebooks in JupyterLab are copies, which stay as you leave them: "
+        "_build/lab/notebooks",
         flush=True,
     )

@@ -6,8 +6,8 @@ goes to FOLDER/logs/book.log. What failed is named at the end with its log, and 
 Snakemake's. A signal ends everything that was started. `python book/tools/progress.py GRID
 snakemake sweep ...` does the same for the runs of a grid.
 
-The rest is expected to take as long for each page or run as those that have ended by now, or, before
-the first one has, as those of the build before.
+The rest is expected to take as long for each page or run as those that have ended by now, or,
+before the first one has, as those of the build before.
 """
 
 from __future__ import annotations

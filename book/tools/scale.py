@@ -162,8 +162,9 @@ def lists(found: pd.DataFrame) -> str:
     """
     counts = found["change"].value_counts()
     lines = [
-        f"Claims with both: {len(found)}. Of these, {found['elsewhere'].sum()} name data that the embedded study does "
-        "not have (*elsewhere*), so that by the rules of the ledger only the real images count.",
+        f"Claims with both: {len(found)}. Of these, {found['elsewhere'].sum()} name data that the "
+        "embedded study does not have (*elsewhere*), so that by the rules of the ledger only the "
+        "real images count.",
         "",
         *(f"- {title}: {counts[name]}" for name, title in CHANGES.items() if name in counts),
         "",
@@ -228,7 +229,8 @@ def remaining(ledger: pd.DataFrame, root: Path) -> str:
     left = sum(map(len, why.values()))
     total = own["claim"].nunique()
     lines = [
-        f"Of {total} trends and numbers of the papers that can be tested here, real images decide {total - left}.",
+        f"Of {total} trends and numbers of the papers that can be tested here, real images decide "
+        f"{total - left}.",
         "",
     ]
     lines += [

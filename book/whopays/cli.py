@@ -150,7 +150,8 @@ def _ledger(arguments: argparse.Namespace) -> None:
     path = root / "book" / "claims.yml"
     if not path.is_file():
         raise runs.RunError(
-            f"there is no book/claims.yml in {root} or above it: run this in a folder of the project"
+            f"there is no book/claims.yml in {root} or above it: run this in a folder of the "
+            "project"
         )
     from whopays import ledger
 

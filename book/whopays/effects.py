@@ -561,8 +561,8 @@ def spread(table: pd.DataFrame, *, where: Rows) -> pd.Series:
 
     is an unbiased estimate of the variance of the true accuracies, whatever they are; it may be
     negative. Two groups whose accuracies lie d apart have a V of :math:`d^2 / 2`. The difference of
-    two networks (`contrast_rows`) is therefore that of the true variances on average, even where one
-    network is less accurate than the other.
+    two networks (`contrast_rows`) is therefore that of the true variances on average, even where
+    one network is less accurate than the other.
 
     Args:
         table: One row per run and group, once ``where`` has selected (`group_gap`).
@@ -653,7 +653,8 @@ def group_gap(
     half, the lower the accuracy. Two gaps of the same groups have the same bias only at equal
     accuracy and equal true values. A less accurate network has a wider gap by chance alone: ten
     groups of 55 samples whose true accuracies all fall from .95 to .80 widen by .077 on average. A
-    verdict on the `contrast_rows` of two gaps allows for it (`by_chance`); `spread` has no such bias.
+    verdict on the `contrast_rows` of two gaps allows for it (`by_chance`); `spread` has no such
+    bias.
 
     Args:
         table: One row per run and group, once ``where`` has selected; a run is a seed, stage, level
@@ -674,7 +675,8 @@ def group_gap(
     gaps, means = values.max(axis=1) - values.min(axis=1), values.mean(axis=1)
     if relative and not (means > 0).all():
         raise ValueError(
-            f"a relative gap needs a positive mean over the groups; that of {column} is not in some run"
+            f"a relative gap needs a positive mean over the groups; that of {column} is not in "
+            "some run"
         )
     return _mean_over_runs(gaps / means if relative else gaps)
 
@@ -887,7 +889,8 @@ def arm_losses(table: pd.DataFrame) -> pd.DataFrame:
     by level and seed.
 
     Args:
-        table: Table of :func:`fairlib.study` with the rows of controls and a column of `ARM_COLUMNS` (the
+        table: Table of :func:`fairlib.study` with the rows of controls and a column of
+        `ARM_COLUMNS` (the
             last of them).
 
     Returns:
@@ -1067,8 +1070,8 @@ def by_chance(
     """Compute the contrast of gaps in accuracy that chance gives to equally accurate groups.
 
     The gaps of two networks of different accuracy differ by chance (`group_gap`): a verdict on
-    their `contrast_rows` must stand without that part. How often a network and the dense one are right
-    on the same samples no table says; for what groups lose (`degradation_gap`) it must stand
+    their `contrast_rows` must stand without that part. How often a network and the dense one are
+    right on the same samples no table says; for what groups lose (`degradation_gap`) it must stand
     whether they answer independently or as alike as they can.
 
     Args:
@@ -1089,7 +1092,8 @@ def by_chance(
         return []
     if arguments.get("relative"):
         raise ValueError(
-            "what chance gives a relative gap of accuracies is not computed; compare the gaps themselves"
+            "what chance gives a relative gap of accuracies is not computed; compare the gaps "
+            "themselves"
         )
     arguments = {key: value for key, value in arguments.items() if key != "column"} | {
         "of": "group_gap_by_chance"
@@ -1336,7 +1340,8 @@ def _ends(values: pd.DataFrame, sizes: pd.DataFrame, share: float) -> pd.DataFra
     count = math.ceil(share * len(values.columns))
     if not 1 <= count <= len(values.columns) / 2:
         raise ValueError(
-            f"a share of {share} of {len(values.columns)} groups leaves no smallest and largest apart"
+            f"a share of {share} of {len(values.columns)} groups leaves no smallest and largest "
+            "apart"
         )
     ranked = _ranked(values, sizes)
     parts = {"smallest": slice(count), "largest": slice(-count, None), "others": slice(-count)}

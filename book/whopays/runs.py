@@ -106,7 +106,8 @@ def record(table: pd.DataFrame) -> pd.DataFrame:
         or len(set(columns)) < len(columns)
     ):
         raise ValueError(
-            f"table must have rows, and unique texts for columns; got {len(table)} rows of {columns}"
+            f"table must have rows, and unique texts for columns; got {len(table)} rows of "
+            f"{columns}"
         )
     if any(name is not None for name in table.index.names):
         raise ValueError(
@@ -291,7 +292,8 @@ def contents(notebook: str | Path, given: Mapping[str, Any]) -> dict[str, str]:
 
 def _audit() -> list[str]:
     """List the modules of fairlib that only pages with an audit compute with."""
-    # The style of figures is with the audit, but whopays.plots draws the figures of all pages in it.
+    # The style of figures is with the audit, but whopays.plots draws the figures of all pages in
+    # it.
     rooms = environment.LIBRARY.glob("auditing/*")
     return ["cli", *(f"auditing/{path.stem}" for path in rooms if path.stem != "figure")]
 
@@ -503,7 +505,8 @@ def _locked(path: Path, out: Path) -> FileLock | None:
 def _execute(notebook: Path, folder: Path, given: Mapping[str, Scalar], failed: Path) -> None:
     try:
         # jsonschema builds the module's grammar of web addresses when it is imported, which takes
-        # two seconds of CPU for every run. Papermill only checks notebooks, which have no addresses.
+        # two seconds of CPU for every run. Papermill only checks notebooks, which have no
+        # addresses.
         with _not_installed("rfc3987_syntax"):
             import papermill
             from traitlets.config import Config

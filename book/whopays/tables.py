@@ -128,7 +128,8 @@ def recorded(path: str) -> Recorded:
         print(f"There is no recorded table {path} yet.")
     else:
         print(
-            f"The table {path} is one of the project's files, which are not here: run this page in its repository."
+            f"The table {path} is one of the project's files, which are not here: run this page "
+            "in its repository."
         )
     return Recorded(root / path, None)
 

@@ -89,7 +89,8 @@ def verify(
     agrees = not (found.problems or len(changed) or beyond)
     hint = "" if agrees or avx2 else "; CPUs without AVX-512 round differently, try --avx2 (AVX2=1)"
     print(
-        f"{table} {'agrees' if agrees else 'DOES NOT AGREE'} (relative tolerance {tolerance:g}){hint}"
+        f"{table} {'agrees' if agrees else 'DOES NOT AGREE'} (relative tolerance "
+        f"{tolerance:g}){hint}"
     )
     return agrees
 

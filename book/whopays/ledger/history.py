@@ -102,7 +102,8 @@ def section(history: History, known: set[str]) -> list[str]:
     ][::-1]
     count = f"{history.changes['id'].nunique()} claims in {len(commits)} versions of the file"
     lines += [
-        "Statistic, direction, threshold or margin, after they were first written; the commit has the reason.",
+        "Statistic, direction, threshold or margin, after they were first written; the commit has "
+        "the reason.",
         "",
     ]
     return lines + folded(

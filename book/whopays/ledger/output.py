@@ -50,7 +50,8 @@ def write(
         claims_path: Path of the claims file.
         root: Folder that the paths of the tables start from.
         out: Path of the page, MyST markdown (:func:`page`).
-        csv, json: Path of the verdicts as a table of `LEDGER_COLUMNS`, a row for each claim, reading and
+        csv, json: Path of the verdicts as a table of `LEDGER_COLUMNS`, a row for each claim,
+        reading and
             table.
         notebooks: Folder of copies of the notebooks, which have their places below it as in the
             project; each gets its own rows as a section (:func:`own_rows`), before *Where this
@@ -87,9 +88,9 @@ def own_rows(claims: Sequence[Claim], results: pd.DataFrame, notebook: str) -> s
     lines = [
         "## The claims of this page",
         "",
-        "Estimates with 95 % intervals over seeds, by the tables that were recorded when the book was built. [The "
-        "ledger](../../book/ledger.md) has the statements, [how to read it](../../book/reading-the-ledger.md) the "
-        "rules.",
+        "Estimates with 95 % intervals over seeds, by the tables that were recorded when the book "
+        "was built. [The ledger](../../book/ledger.md) has the statements, [how to read "
+        "it](../../book/reading-the-ledger.md) the rules.",
         "",
     ]
     for claim in claims:
@@ -98,7 +99,8 @@ def own_rows(claims: Sequence[Claim], results: pd.DataFrame, notebook: str) -> s
                 own = rows[(rows["claim"] == claim.id) & (rows["reading"] == reading)]
                 known = "" if claim.repaired is None else f", as {reading}"
                 lines.append(
-                    f"- [{claim.id}](#{claim.id}){known}: {'; '.join(map(_short, own.itertuples()))}"
+                    f"- [{claim.id}](#{claim.id}){known}: "
+                    f"{'; '.join(map(_short, own.itertuples()))}"
                 )
     return "\n".join(lines)
 

@@ -30,22 +30,23 @@ from whopays.verdict import DECIDED, MIN_SEEDS
 SHARES = (FLOOR / 2, FLOOR, 2 * FLOOR)
 
 _INTRODUCTION = (
-    "Every claim of the papers, and this book's own, with what the recorded tables say about it. This page is computed "
-    "from the claims file, these tables and the file's history; nothing on it is typed. [How to read "
-    "it](reading-the-ledger.md) says how a verdict is made. The same as a table, for those who compute: `fairlib "
-    "ledger --csv ledger.csv`."
+    "Every claim of the papers, and this book's own, with what the recorded tables say about it. "
+    "This page is computed from the claims file, these tables and the file's history; nothing on "
+    "it is typed. [How to read it](reading-the-ledger.md) says how a verdict is made. The same as "
+    "a table, for those who compute: `fairlib ledger --csv ledger.csv`."
 )
 _FIGURE = (
-    "Each line is the 95 % interval of one verdict that counts, in units of the claim's margin: 0 is the threshold, "
-    "the shaded band the margin. To the right lies what is claimed; for equalities, a value above the claimed one. "
-    f"Arrows: the interval goes on beyond {CLIP} margins. Dots: the worst cell of a statement about each of several. "
-    "A line leads to its row."
+    "Each line is the 95 % interval of one verdict that counts, in units of the claim's margin: 0 "
+    "is the threshold, the shaded band the margin. To the right lies what is claimed; for "
+    f"equalities, a value above the claimed one. Arrows: the interval goes on beyond {CLIP} "
+    "margins. Dots: the worst cell of a statement about each of several. A line leads to its row."
 )
 _COUNTS = (
-    "Claims, and in parentheses distinct tests: rows that ask the same of the same numbers are one test. A claim "
-    "counts once in each verdict that a table of its data gave, so that the verdicts add up to more than the claims; "
-    "it is *decided* where one of them is supported, reversed or no effect. A repaired claim counts as printed; how "
-    "it counts as repaired stands apart."
+    "Claims, and in parentheses distinct tests: rows that ask the same of the same numbers are "
+    "one test. A claim counts once in each verdict that a table of its data gave, so that the "
+    "verdicts add up to more than the claims; it is *decided* where one of them is supported, "
+    "reversed or no effect. A repaired claim counts as printed; how it counts as repaired stands "
+    "apart."
 )
 
 
@@ -150,8 +151,8 @@ def _on_real_images(rows: pd.DataFrame) -> str:
     names = f" ({', '.join(data)})" if data else ""
     return (
         f"On real images that the book does not carry{names} stand {real['claim'].nunique()} of "
-        f"{rows['claim'].nunique()} claims, by {real['test'].nunique()} distinct tests: these are the real-data "
-        "runs and the runs at scale."
+        f"{rows['claim'].nunique()} claims, by {real['test'].nunique()} distinct tests: these are "
+        "the real-data runs and the runs at scale."
     )
 
 
@@ -191,9 +192,10 @@ def _floors(claims: Sequence[Claim], root: Path) -> list[str]:
         return ["No claim with a recorded table has this condition."]
     total = len({table for table, _ in asked})
     lines = [
-        f"Claims about who loses have the condition that every group has something to lose; it concerns {total} "
-        f"tables. A group is at the floor where the control avoids less than {percent(FLOOR)} of the errors of a "
-        "constant answer. How many tables have such a group, were the share another one:",
+        "Claims about who loses have the condition that every group has something to lose; it "
+        f"concerns {total} tables. A group is at the floor where the control avoids less than "
+        f"{percent(FLOOR)} of the errors of a constant answer. How many tables have such a group, "
+        "were the share another one:",
         "",
         pipe_row(["share", *(percent(share) for share in SHARES)]),
         pipe_row(["---"] * (len(SHARES) + 1)),
