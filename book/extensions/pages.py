@@ -1,5 +1,4 @@
-"""What Sphinx does not do for these pages: figures in the page's own colours, and words that
-explain themselves.
+"""Add to Sphinx: figures in the colours of the page, and words that explain themselves.
 
 An SVG image becomes part of the page: its texts take the page's font, and the colours of
 :mod:`whopays.plots` those of the style sheet (``--plot-1`` to ``--plot-7``), which differ in the
@@ -83,7 +82,7 @@ def inline_svg(svg: str, alt: str, name: str) -> str:
 
 
 def _styled(tag: re.Match[str]) -> str:
-    """A tag whose colours are in its style, since only there can they be variables."""
+    """Move the colours of a tag into its style, since only there can they be variables."""
     colours = re.findall(r' (fill|stroke)="(#[0-9A-Fa-f]{6})"', tag[0])
     if not colours:
         return tag[0]
@@ -111,9 +110,7 @@ def depart_image(translator: Any, node: nodes.image) -> None:
 
 
 def explain(app: Sphinx, doctree: nodes.document, docname: str) -> None:
-    """Link the first use of each word of the glossary on a page; the link says on hover what the
-    word means.
-    """
+    """Link the first use of each word of the glossary, with its meaning on hover."""
     if docname in (GLOSSARY, BIBLIOGRAPHY) or GLOSSARY not in app.env.found_docs:
         return
     words = {
@@ -152,7 +149,7 @@ def name_headings(app: Sphinx, doctree: nodes.document, docname: str) -> None:
 
 
 def glossary(app: Sphinx) -> dict[str, tuple[str, str]]:
-    """The words of the glossary in small letters, with what they mean and their anchors."""
+    """Read the words of the glossary in small letters, with their meanings and anchors."""
     words = {}
     for item in app.env.get_doctree(GLOSSARY).findall(nodes.definition_list_item):
         meaning = " ".join(item.next_node(nodes.definition).astext().split())
@@ -162,7 +159,7 @@ def glossary(app: Sphinx) -> dict[str, tuple[str, str]]:
 
 
 def above(node: nodes.Node) -> list[nodes.Node]:
-    """The nodes that a node is part of."""
+    """List the nodes that a node is part of."""
     found = []
     while (node := node.parent) is not None:
         found.append(node)

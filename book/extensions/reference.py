@@ -1,5 +1,8 @@
-"""The reference in lines that open: a name and what it does; signature, parameters and example
-stand below, folded.
+"""Fold the reference: a line with a name and what it does, which opens.
+
+Signature, parameters and example are below it. On the pages of ``book/reference`` the first
+paragraph of the docstring of a function, class or module becomes the line. On paper nothing is
+folded.
 
 On the pages of ``book/reference`` the first paragraph of the docstring of a function, class or
 module becomes the line. On paper nothing is folded.

@@ -1,5 +1,4 @@
-"""The data of the slider: accuracies of groups from recorded tables, as an element that
-``slider.js`` brings to life.
+"""Data of the slider: accuracies of groups, as an element that ``slider.js`` brings to life.
 
 Without scripts, and on paper, it is tables and a still figure.
 """

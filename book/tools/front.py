@@ -1,5 +1,6 @@
-"""What is computed from the recorded tables when the pages are staged: ``python book/tools/front.py
-FOLDER``.
+"""Compute figures and numbers of the prose pages when these are staged.
+
+``python book/tools/front.py FOLDER``
 
 FOLDER holds a copy of ``_config.yml`` and of ``book``. Written there are the values of the prose
 pages (`values`), as substitutions of the configuration; the figures of the front page and of all

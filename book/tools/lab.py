@@ -1,5 +1,4 @@
-"""Copies of the notebooks for JupyterLab, in `_build/lab`, so that running them changes no file of
-the project.
+"""Copy the notebooks to `_build/lab` for JupyterLab; running them changes no file of the project.
 
 `python book/tools/lab.py` copies what is missing, and copies again what has changed since. A copy
 that you changed stays. The copies name the literature by author and year, since JupyterLab knows no
@@ -22,8 +21,9 @@ TEXTS = {".md", ".svg", ".png"}
 
 
 def sources(root: Path) -> dict[str, Path]:
-    """The notebooks and the pages that these lead to, by path from the root; the ledger is there
-    once it is built.
+    """Find the notebooks and the pages that they lead to, by path from the root.
+
+    The ledger is among them once it is built.
     """
     pages = [
         path
@@ -39,7 +39,7 @@ def sources(root: Path) -> dict[str, Path]:
 
 
 def names(root: Path) -> dict[str, tuple[str, str]]:
-    """The authors and the year of each entry of the bibliography."""
+    """Read the authors and the year of each entry of the bibliography."""
     found = {}
     for key, entry in parse_file(root / "book" / "references.bib").entries.items():
         people = entry.persons.get("author") or entry.persons.get("editor") or []
@@ -53,7 +53,7 @@ def names(root: Path) -> dict[str, tuple[str, str]]:
 
 
 def cited(text: str, known: dict[str, tuple[str, str]]) -> str:
-    """A text with names in the place of citations: Tran *et al.* (2022), or in parentheses."""
+    """Replace citations by names: Tran *et al.* (2022), or in parentheses."""
 
     def written(found: re.Match[str]) -> str:
         entries = [known[key.strip()] for key in found[2].split(",")]
@@ -65,9 +65,7 @@ def cited(text: str, known: dict[str, tuple[str, str]]) -> str:
 
 
 def folded(text: str) -> str:
-    """A notebook whose cells are folded as in the book, by the setting of JupyterLab, which does
-    not know the tags.
-    """
+    """Fold the cells of a notebook that are folded in the book, by the setting of JupyterLab."""
     notebook = json.loads(text)
     for cell in notebook["cells"]:
         if HIDDEN & set(cell["metadata"].get("tags", [])):
@@ -76,9 +74,7 @@ def folded(text: str) -> str:
 
 
 def renew(root: Path, lab: Path) -> list[str]:
-    """Copy what is missing or has changed; returns the names of changed copies that are older than
-    their source.
-    """
+    """Copy what is missing or has changed; return the changed copies that are now outdated."""
     record = lab / ".copies.json"
     before = json.loads(record.read_text(encoding="utf-8")) if record.is_file() else {}
     known, kept, after = names(root), [], {}

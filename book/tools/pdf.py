@@ -32,7 +32,7 @@ REFERS = ("for", "aria-labelledby", "aria-describedby", "aria-controls")
 
 
 def parts(contents: dict) -> dict[str, list[str]]:
-    """The pages of each part, by its title; the front page opens the first one."""
+    """List the pages of each part, by its title; the front page opens the first one."""
     found = {
         part["caption"]: [chapter["file"] for chapter in part["chapters"]]
         for part in contents["parts"]
@@ -42,12 +42,12 @@ def parts(contents: dict) -> dict[str, list[str]]:
 
 
 def named(page: str, anchor: str = "") -> str:
-    """The anchor that a place on a page has in the joined page."""
+    """Name the anchor in the joined page of a place on a page."""
     return re.sub(r"\W", "-", page) + (f"--{anchor}" if anchor else "")
 
 
 def joined(html: Path, title: str, pages: list[str], address: str) -> str:
-    """One page of many, which lies at the top of the folder of the built book.
+    """Join pages to one, for the top of the folder of the built book.
 
     Args:
         html: Folder of the built book.
@@ -70,9 +70,7 @@ def joined(html: Path, title: str, pages: list[str], address: str) -> str:
 
 
 def article(text: str, page: str, pages: set[str], address: str) -> Tag:
-    """The content of a page as a section of the joined one: its anchors have the page in their
-    names.
-    """
+    """Make the content of a page a section of the joined page, with the page in its anchors."""
     content = BeautifulSoup(text, "html.parser").find("article")
     for node in content.select("script, button, .headerlink"):
         node.decompose()
@@ -102,14 +100,14 @@ def article(text: str, page: str, pages: set[str], address: str) -> Tag:
 
 
 def moved(page: str, link: str) -> str:
-    """A link of a page as it is from the top of the book."""
+    """Rewrite a link of a page as it is from the top of the book."""
     if re.match(r"[\w.+-]+:|#|//", link) or not link:
         return link
     return posixpath.normpath(posixpath.join(posixpath.dirname(page), link))
 
 
 def target(page: str, link: str, pages: set[str], address: str) -> str:
-    """Where a link leads on paper; empty if nowhere."""
+    """Find where a link leads on paper; empty if nowhere."""
     if link.startswith("#"):
         return f"#{named(page, link[1:])}"
     path, _, anchor = moved(page, link).partition("#")
@@ -155,9 +153,7 @@ def main() -> int:
 
 
 def print_page(browser, text: str, html: Path, out: Path, title: str) -> None:
-    """Print a page that lies for that time at the top of the built book, where its scripts and
-    pictures are found.
-    """
+    """Print a page, put for that time where the book has its scripts and pictures."""
     page = html / f".{out.stem}.html"
     page.write_text(text, encoding="utf-8")
     tab = browser.new_page()

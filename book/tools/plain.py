@@ -1,5 +1,4 @@
-"""Plain notebooks from the built book: the words of its pages in standard Markdown, between the
-notebooks' own cells.
+"""Make plain notebooks of the built book: its words in Markdown, between the code cells.
 
 Colab, GitHub and plain Jupyter know neither the directives nor the citations and numbers of the
 book; the built pages have them all. `python book/tools/plain.py [BUILD]` converts every notebook of
@@ -77,7 +76,7 @@ class Page:
             node.extract()
 
     def inline(self, node: Tag | NavigableString) -> str:
-        """A node within a paragraph."""
+        """Write a node within a paragraph."""
         if isinstance(node, NavigableString):
             return re.sub(r"\s+", " ", SPECIAL.sub(r"\\\1", node))
         kinds = node.get("class", [])
@@ -110,19 +109,17 @@ class Page:
         return inner
 
     def target(self, link: str) -> str:
-        """Where a link leads from outside the book; empty for one within the book while that has no
-        address.
-        """
+        """Find where a link leads from outside the book; empty if nowhere, without an address."""
         return urljoin(self.address, link) if self.address or re.match(r"\w+:", link) else ""
 
     def image(self, node: Tag) -> str:
-        """A picture of the book, carried along."""
+        """Attach a picture of the book."""
         source = self.path.parent / node["src"]
         kind = mimetypes.guess_type(source.name)[0] or "image/png"
         return self.attached(node.get("alt", ""), source.name, kind, source.read_bytes())
 
     def drawn(self, node: Tag) -> str:
-        """A drawing that is part of the page, as a picture with colours of its own."""
+        """Attach a drawing that is part of the page, with colours instead of variables."""
         svg = re.sub(
             r"var\(--([\w-]+)\)", lambda found: VARIABLES.get(found[1], "#dddddd"), str(node)
         )
@@ -138,7 +135,7 @@ class Page:
         return f"![{words}](attachment:{name})"
 
     def block(self, node: Tag) -> list[str]:
-        """A node that stands by itself, as blocks of Markdown."""
+        """Write a block, such as a heading or a table, as blocks of Markdown."""
         kinds = set(node.get("class", []))
         if "math" in kinds:
             return [display(node)]
@@ -167,7 +164,7 @@ class Page:
         return [quoted(blocks)] if node.name == "blockquote" else blocks
 
     def blocks(self, node: Tag) -> list[str]:
-        """The blocks of a node's children; neighbours within a line make one paragraph."""
+        """Write the blocks of a node's children; neighbours within a line make one paragraph."""
         found, line = [], ""
         for child in node.children:
             if isinstance(child, Tag) and child.name in STANDING:
@@ -196,9 +193,7 @@ class Page:
         return [f"**{self.inline(node).strip()}**"] if node.name == "dt" else self.blocks(node)
 
     def framed(self, node: Tag, kinds: set[str]) -> list[str]:
-        """A box with a title: a theorem or an exercise is quoted, what is folded on the page is
-        folded.
-        """
+        """Write a box with a title: theorems and exercises quoted, folded boxes folded."""
         head = node.find(
             ["summary", "p"], class_=["admonition-title", "sd-summary-title"], recursive=False
         )
@@ -215,9 +210,7 @@ class Page:
 
 
 def display(node: Tag) -> str:
-    """A formula on a line of its own: within a quotation the mark of a further line would get into
-    it.
-    """
+    """Write a formula on one line: within a quotation, a second line would begin with a mark."""
     number = node.find(class_="eqno")
     tag = r" \tag{" + number.extract().text.strip(" ()#\n") + "}" if number else ""
     tex = node.text.strip().removeprefix(r"\[").removesuffix(r"\]").strip()
@@ -231,8 +224,7 @@ def quoted(blocks: list[str]) -> str:
 
 
 def converted(page: Page, notebook: NotebookNode, wheel: str = "") -> NotebookNode:
-    """A plain notebook: the words of the built page, the code and the outputs of the executed
-    notebook.
+    """Make a plain notebook: words of the built page, code and outputs of the executed one.
 
     Args:
         page: Built page; it is modified.
@@ -308,9 +300,7 @@ def converted(page: Page, notebook: NotebookNode, wheel: str = "") -> NotebookNo
 
 
 def runnable(cell: NotebookNode, page: Page, wheel: str) -> NotebookNode:
-    """A code cell with its outputs, in the simplest form of each; what is folded on the page is
-    folded.
-    """
+    """Copy a code cell with the simplest form of each output, folded if it is on the page."""
     tags = set(cell.metadata.get("tags", []))
     metadata: dict = {"tags": ["parameters"]} if "parameters" in tags else {}
     if tags & HIDDEN:
@@ -334,7 +324,7 @@ def runnable(cell: NotebookNode, page: Page, wheel: str) -> NotebookNode:
 
 
 def page_link(page: Page) -> Callable[[re.Match[str]], str]:
-    """What replaces a link of a Markdown output: notebooks and texts are pages of the book."""
+    """Return the function that rewrites a link to another page in a Markdown output."""
 
     def link(found: re.Match[str]) -> str:
         target = page.target(re.sub(r"\.(ipynb|md)(?=#|$)", ".html", found[2]))
@@ -363,7 +353,7 @@ def convert(html: Path, source: Path, plain: Path, config: dict) -> int:
 
 
 def main() -> int:
-    """Convert the notebooks of the book in `html` of the folder that is named, `_build` by default."""
+    """Convert the notebooks of the book in `html` of a folder, `_build` by default."""
     build = Path(*sys.argv[1:]) if len(sys.argv) > 1 else ROOT / "_build"
     if not (build / "html" / "index.html").is_file():
         print("the book is not built: make book", file=sys.stderr)

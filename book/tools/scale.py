@@ -51,7 +51,7 @@ NOWHERE = np.full(3, np.nan)  # Drawn nowhere, also where no claim is in a group
 
 
 def change(small: str, large: str) -> str:
-    """How the verdict of the embedded study and that of real images compare: a key of `CHANGES`."""
+    """Compare the verdicts of the embedded study and of real images: a key of `CHANGES`."""
     if large == "undecided (floor)":
         return "floor"
     decides = small in DECIDED, large in DECIDED
@@ -61,8 +61,7 @@ def change(small: str, large: str) -> str:
 
 
 def pairs(ledger: pd.DataFrame) -> pd.DataFrame:
-    """Claims as printed that an embedded study and real images give numbers for, in the order of
-    the ledger.
+    """List the claims as printed that both an embedded study and real images give numbers for.
 
     Args:
         ledger: Table of ``whopays ledger --csv``.
@@ -103,15 +102,14 @@ def _claimed(criterion: Criterion) -> str:
 
 
 def _said(row: pd.Series) -> str:
-    """Data, verdict and numbers of a table, with the worst cell where there are several."""
+    """Write data, verdict and numbers of a table, with the worst cell if there are several."""
     worst = "" if pd.isna(row["worst_cell"]) else f", in the worst cell {row['worst_estimate']:.3f}"
     data = f"{row['data']}{'' if row['decides'] else ' (elsewhere)'}"
     return f"{escape(data)} *{row['verdict']}*, {escape(estimate_text(row))}{worst}"
 
 
 def figure(found: pd.DataFrame) -> Figure:
-    """Draw every claim that has a direction and no group at the floor: by real images over the
-    embedded study.
+    """Draw each claim with a direction and no group at the floor: real images over embedded.
 
     Args:
         found: Table of :func:`pairs`.
@@ -157,9 +155,7 @@ def figure(found: pd.DataFrame) -> Figure:
 
 
 def lists(found: pd.DataFrame) -> str:
-    """Write all pairs (:func:`pairs`) as MyST: the counts, then a list for each way in which two
-    tables compare.
-    """
+    """Write all pairs (:func:`pairs`) as MyST: counts, then a list for each kind of change."""
     counts = found["change"].value_counts()
     lines = [
         f"Claims with both: {len(found)}. Of these, {found['elsewhere'].sum()} name data that the "
@@ -204,8 +200,7 @@ def price(rows: pd.DataFrame, root: Path) -> str:
 
 
 def remaining(ledger: pd.DataFrame, root: Path) -> str:
-    """Write as MyST which trends and numbers of the papers no table of real images has decided, and
-    why.
+    """Write as MyST which claims of the papers no table of real images has decided, and why.
 
     Args:
         ledger: Table of ``whopays ledger --csv``.

@@ -1,5 +1,4 @@
-"""Numbers of the prose pages, computed from the recorded tables: a page's ``{{ name }}`` is what
-the function returns.
+"""Numbers of the prose pages, computed from recorded tables: ``{{ name }}`` is a function's value.
 
 ``python book/tools/values.py`` prints them all. A value is a function without arguments that
 returns a text; where the words beside it state a verdict, it asks the ledger for that verdict
@@ -60,8 +59,7 @@ def listed(names: list[str]) -> str:
 
 
 def said(claim: str, tables: str, expect: dict[str, str]) -> str:
-    """What the ledger says of a claim by each of its recorded tables, as Markdown with a link to
-    it.
+    """Quote the ledger on a claim by each of its recorded tables, as Markdown with a link to it.
 
     Args:
         claim: Id of the claim.
@@ -162,9 +160,7 @@ VALUES |= {
 
 
 def _others(arm: str, level: float | None = 2) -> str:
-    """Of a hundred faces of Others those recognized, where all ways had the bytes of two bits a
-    weight.
-    """
+    """Count the faces of Others recognized of a hundred, with the bytes of two bits a weight."""
     return right(table(BUDGET), "Others", arm, level)
 
 
@@ -183,9 +179,7 @@ def budget_kept() -> str:
 
 
 def _asian(arm: str, level: float | None = 0.12) -> str:
-    """Of a hundred faces of Asian those recognized by a ResNet-18 with an eighth of its weights in
-    thin layers.
-    """
+    """Count the faces of Asian recognized of a hundred by a ResNet-18 in thin layers."""
     return right(table("results/every-way/lower-rank-whole-resnet18.csv"), "Asian", arm, level)
 
 
@@ -308,7 +302,7 @@ def bfloat16_accuracy() -> str:
 
 
 def _correlation(run: str) -> str:
-    """How far the gradient norms of groups before pruning agree with what they lose."""
+    """Format how far gradient norms of groups before pruning agree with what they lose."""
     said = verdict(
         "T-verbal-c2-gradient", f"results/explanation/group-gradients-{run}.csv", expect="supported"
     )
@@ -316,20 +310,20 @@ def _correlation(run: str) -> str:
 
 
 def _recognized(path: str) -> str:
-    """The share of Others that the unpruned network recognizes."""
+    """Format the share of Others that the unpruned network recognizes."""
     where = {"setting": "unequal", "stage": "control", "split": "test", "group": "Others"}
     return f"{effects.select(table(path), **where)['accuracy'].mean():.0%}"
 
 
 def _pruned(race: str, path: str, split: str = "test") -> pd.Series:
-    """What a race loses with nine tenths of the weights pruned, by seed."""
+    """Compute what a race loses with nine tenths of the weights pruned, by seed."""
     rows = effects.select(table(path), setting="unequal", split=split, group=race)
     pruned = effects.select(rows, stage="compressed", level=0.9).set_index("seed")["accuracy"]
     return effects.select(rows, stage="control").set_index("seed")["accuracy"] - pruned
 
 
 def _dropped(race: str, path: str = RACES, **network: str) -> pd.Series:
-    """What a race loses with one ReLU in fifty left, by seed."""
+    """Compute what a race loses with one ReLU in fifty left, by seed."""
     where = {
         "method": "linearize:snl",
         "stage": "compressed",
@@ -345,7 +339,7 @@ def _verdicts_by_path() -> pd.DataFrame:
 
 
 def texts() -> dict[str, str]:
-    """All values by name."""
+    """Compute all values, by name."""
     return {name: function() for name, function in VALUES.items()}
 
 

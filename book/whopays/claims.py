@@ -1,5 +1,4 @@
-"""Claims and their verdicts: what the papers say, a statistic for each, and what the recorded
-tables say about it.
+"""Claims of the papers, a statistic for each, and verdicts from the recorded tables.
 
 A claim is an entry of ``book/claims.yml``. Its statistic turns a study table into one value per
 seed, or per seed and cell; :mod:`whopays.verdict` compares these with the claim's threshold.
@@ -104,7 +103,7 @@ class Claim:
 
     @property
     def readings(self) -> dict[str, "Claim"]:
-        """The claim as printed and, if it was repaired, with the fields that the repair replaces."""
+        """Readings of the claim: as printed and, if it was repaired, as repaired."""
         if self.repaired is None:
             return {"printed": self}
         changed = {"not_testable": None, "repaired": None, **self.repaired}
@@ -126,8 +125,9 @@ class Claim:
         return function(table, **statistic)
 
     def at_floor(self, table: pd.DataFrame, share: float = FLOOR) -> list[Any] | None:
-        """List the groups with nothing to lose (:func:`whopays.effects.at_floor`); None if the
-        table cannot tell.
+        """List the groups with nothing to lose; None if the table cannot tell.
+
+        See :func:`whopays.effects.at_floor`.
 
         Raises:
             ValueError: If the table lacks a column, a value or the control.

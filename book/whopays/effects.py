@@ -1,5 +1,4 @@
-"""What compression does to groups, as one number for each seed: the statistics that claims are
-tested on.
+"""Effects of compression on groups, one number per seed: the statistics behind the claims.
 
 Everywhere *the control* is the network of ratio 0: finetuned like the compressed one, but not
 compressed.
@@ -177,8 +176,9 @@ def against_control(table: pd.DataFrame, *, on: Iterable[str] = ("seed", "group"
 
 
 def price(table: pd.DataFrame) -> pd.Series:
-    """Compute what each row cost beyond the dense training, in dense trainings: gradients /
-    gradients of the dense - 1.
+    """Compute the cost of each row beyond the dense training, in dense trainings.
+
+    This is gradients / gradients of the dense network - 1.
 
     The dense network of a seed is the one with the fewest gradients, trained without a constraint.
 
@@ -275,8 +275,7 @@ def drop_difference(
 def loss_difference(
     table: pd.DataFrame, *, level: float, where: Rows = ALL, rank_where: Rows | None = None
 ) -> pd.Series:
-    """Compute how much more test loss (nats) the smallest third of groups gains than the largest
-    third, by seed.
+    """Compute how much more test loss (nats) small groups gain than large ones, by seed.
 
     This is `drop_difference` for the rise of the mean cross-entropy in place of the drop of
     accuracy: both are positive where the small groups pay. They can disagree in sign, since a loss
@@ -310,8 +309,7 @@ def accuracy_change(
     where: Rows = ALL,
     rank_where: Rows | None = None,
 ) -> pd.Series:
-    """Compute test accuracy at ``level`` minus that of the control, by seed, for groups chosen by
-    their size.
+    """Compute test accuracy minus that of the control for groups chosen by size, by seed.
 
     Args:
         table: Table of :func:`fairlib.study`.
@@ -424,8 +422,7 @@ def groups_by_size(
 def group_correlation(
     table: pd.DataFrame, *, x: str, y: str, where: Rows, x_where: Rows | None = None
 ) -> pd.Series:
-    """Compute Spearman's rank correlation of two columns over the groups, by seed; never pooled
-    over seeds.
+    """Compute Spearman's correlation of two columns over the groups, by seed.
 
     Args:
         table: One row per seed and group, once ``where`` has selected.
@@ -460,8 +457,7 @@ def group_correlation(
 
 
 def drop_correlation(table: pd.DataFrame, *, level: float, where: Rows = ALL) -> pd.Series:
-    """Compute Spearman's correlation, over groups, of the original network's test accuracy and the
-    drop, by seed.
+    """Compute the rank correlation of accuracy before and drop, over groups, by seed.
 
     It is negative where the groups that were low lose the most. The original network is the dense
     one, before any finetuning; the drop is the control's test accuracy minus that at ``level``. A
@@ -519,8 +515,7 @@ def column_mean(table: pd.DataFrame, *, column: str, where: Rows = ALL) -> pd.Se
 
 
 def spread_change(table: pd.DataFrame, *, level: float, where: Rows = ALL) -> pd.Series:
-    """Compute how much more the groups' test accuracies vary than under the control, by seed, free
-    of sampling noise.
+    """Compute how much more the accuracies of groups vary than under the control, by seed.
 
     The value is the variance between the groups (`spread`) at ``level`` minus that of the control,
     both equally noisy (`contrast_rows`).
@@ -549,8 +544,7 @@ def spread_change(table: pd.DataFrame, *, level: float, where: Rows = ALL) -> pd
 
 
 def spread(table: pd.DataFrame, *, where: Rows) -> pd.Series:
-    r"""Compute the variance of accuracy between groups, free of sampling noise, by seed, as the
-    mean over the runs.
+    r"""Compute the variance of accuracy between groups, free of sampling noise, by seed.
 
     The gap between the best and the worst of several noisy accuracies (`group_gap`) is large by
     chance alone, and the larger the lower they are. The variance between k groups has no such bias:
@@ -611,9 +605,7 @@ def _sampling_variance(accuracy: pd.DataFrame, sizes: pd.DataFrame) -> pd.Series
 
 
 def _equally_noisy(one: Accuracies, other: Accuracies) -> tuple[Accuracies, Accuracies]:
-    """Thin the test samples of the side with the smaller sampling variance until both have the
-    same.
-    """
+    """Thin the test samples of the less noisy side until both sampling variances agree."""
     noise, against = (_sampling_variance(*side).mean() for side in (one, other))
     if noise <= against:
         return _thinned(one, noise / against if against else 1.0), other
@@ -621,9 +613,7 @@ def _equally_noisy(one: Accuracies, other: Accuracies) -> tuple[Accuracies, Accu
 
 
 def _thinned(side: Accuracies, share: float) -> Accuracies:
-    """Accuracies on a share of each group's samples, drawn without replacement; two samples at
-    least.
-    """
+    """Draw a share of each group's samples without replacement, two at least: accuracies, sizes."""
     accuracy, sizes = side
     right = (accuracy * sizes).round()
     if (abs(right - accuracy * sizes) > 0.1).any(axis=None):
@@ -645,8 +635,9 @@ def _thinned(side: Accuracies, share: float) -> Accuracies:
 def group_gap(
     table: pd.DataFrame, *, where: Rows, column: str = "accuracy", relative: bool = False
 ) -> pd.Series:
-    r"""Compute the gap between groups, :math:`\max_a x_a - \min_a x_a`, by seed, as the mean over
-    the runs selected.
+    r"""Compute the gap between groups, :math:`\max_a x_a - \min_a x_a`, by seed.
+
+    It is the mean over the runs selected.
 
     For test accuracies this is what the experiments of [T] call the fairness violation. It is
     biased upward, the more so the smaller the groups, the closer their true values and, above one
@@ -682,8 +673,7 @@ def group_gap(
 
 
 def degradation_gap(table: pd.DataFrame, *, where: Rows, dense: Rows) -> pd.Series:
-    r"""Compute how unequally the groups lose against the dense network, :math:`\max_a R_a - \min_a
-    R_a`, by seed.
+    r"""Compute how unequally the groups lose, :math:`\max_a R_a - \min_a R_a`, by seed.
 
     With :math:`R_a` the accuracy of the group under the dense network of the seed minus that under
     the selected one, this is, for two groups, the left side of Definition 3 of [B], :math:`|R_+ -
@@ -734,8 +724,7 @@ def group_gap_by_chance(
     nested: bool = False,
     draws: int = 200,
 ) -> pd.Series:
-    """Compute the gap that chance alone would give if all groups of a run had its overall accuracy,
-    by seed.
+    """Compute the gap that chance alone gives to equally accurate groups, by seed.
 
     Args:
         table: One row per run and group, once ``where`` has selected (`group_gap`).
@@ -770,8 +759,9 @@ def group_gap_by_chance(
 
 
 def overall_accuracy(table: pd.DataFrame, *, where: Rows) -> pd.Series:
-    r"""Compute the accuracy over all samples, :math:`\sum_a n_a A_a / \sum_a n_a`, by seed, as the
-    mean over the runs.
+    r"""Compute the accuracy over all samples, :math:`\sum_a n_a A_a / \sum_a n_a`, by seed.
+
+    It is the mean over the runs selected.
 
     Args:
         table: One row per run and group, once ``where`` has selected (`group_gap`).
@@ -885,8 +875,7 @@ def by_arm(table: pd.DataFrame, keys: Iterable[str]) -> pd.DataFrame:
 
 
 def arm_losses(table: pd.DataFrame) -> pd.DataFrame:
-    """Compute what each arm of a study costs the average, and how much more it costs small groups,
-    by level and seed.
+    """Compute what each arm costs the average, and how much more small groups, by seed.
 
     Args:
         table: Table of :func:`fairlib.study` with the rows of controls and a column of
@@ -925,8 +914,7 @@ def contrast_rows(
     beyond: Mapping[str, Rows] | None = None,
     **arguments: Any,
 ) -> pd.Series:
-    r"""Subtract a statistic of some rows from the same statistic of others, by seed: one pruner
-    against another, say.
+    r"""Subtract a statistic of some rows from the same statistic of other rows, by seed.
 
     A bias that depends on accuracy does not cancel: compare networks of different accuracy by their
     `spread`, not by their `group_gap`. An estimated variance is skewed, the more so the noisier it
@@ -983,8 +971,7 @@ def level_trend(
     where: Rows = ALL,
     **arguments: Any,
 ) -> pd.Series:
-    """Compute how steadily a statistic grows with the distance from the control: Spearman's rank
-    correlation, by seed.
+    """Compute the rank correlation of a statistic and the distance from the control.
 
     Over three levels it has only four values, and a t interval of ten of them excludes 0 in 6.0 %
     of tables without a trend (200,000 draws; 5.4 % over four levels or twenty seeds).
@@ -1110,8 +1097,7 @@ def by_chance(
 def at_floor(
     table: pd.DataFrame, *, where: Rows = ALL, classes: bool = True, share: float = FLOOR
 ) -> list[Any]:
-    r"""List the groups that have nothing to lose: the control has learned next to nothing about
-    them.
+    r"""List the groups with nothing to lose: the control knows next to nothing about them.
 
     A group of test accuracy :math:`A` under the control, where the answer that is most frequent in
     the data is right for a share :math:`A_0` of it, is at the floor if :math:`A_0 < 1/2` and the
@@ -1150,7 +1136,7 @@ def at_floor(
 
 
 def _skill(means: Any) -> Any:
-    """Share of the errors of a constant answer that a network avoids."""
+    """Compute the share of the errors of a constant answer that a network avoids."""
     return (means["accuracy"] - means["constant"]) / (1 - means["constant"])
 
 
@@ -1176,7 +1162,7 @@ def _over_levels(
 
 
 def _present(table: pd.DataFrame, where: Rows, column: str) -> list[Any]:
-    """Values of a column in the selected rows; of levels those of compressed networks."""
+    """List the values of a column in the selected rows; levels of compressed networks only."""
     rows = _select(table, where, (column,))
     if column == "level" and "stage" in rows:
         rows = rows[rows["stage"] == "compressed"]
@@ -1278,7 +1264,7 @@ def _select(table: pd.DataFrame, where: Rows, columns: Iterable[str]) -> pd.Data
 
 
 def _compressed(rows: pd.DataFrame, level: float) -> pd.DataFrame:
-    """The compressed rows of a level, which must exist."""
+    """Select the compressed rows of a level, which must exist."""
     compressed = rows[rows["stage"] == "compressed"]
     found = compressed[np.isclose(compressed["level"], level)]
     if found.empty:
@@ -1290,7 +1276,7 @@ def _compressed(rows: pd.DataFrame, level: float) -> pd.DataFrame:
 
 
 def _by_seed_and_group(rows: pd.DataFrame, value: str) -> pd.DataFrame:
-    """Seeds in rows, groups in columns, both sorted; exactly one value for each."""
+    """Pivot a column to seeds in rows and groups in columns, one value for each."""
     if rows.duplicated(["seed", "group"]).any():
         measured = ["seed", "group", "size", "accuracy", "loss"]
         settings = rows.columns.difference(measured, sort=False)
@@ -1302,7 +1288,7 @@ def _by_seed_and_group(rows: pd.DataFrame, value: str) -> pd.DataFrame:
 
 
 def _by_run_and_group(rows: pd.DataFrame, value: str) -> pd.DataFrame:
-    """Runs in rows, groups in columns; exactly one value for each, and the same runs for all seeds."""
+    """Pivot a column to runs in rows and groups in columns, the same runs for all seeds."""
     run = [*RUN_COLUMNS, *(name for name in ARM_COLUMNS if name in rows)]
     if rows.duplicated([*run, "group"]).any():
         raise ValueError(

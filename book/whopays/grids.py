@@ -116,8 +116,9 @@ def _check(grid: str | Path, found: Any, kinds: Mapping[str, type], needed: set[
 
 
 def unfit(points: Iterable[Point]) -> dict[str, str]:
-    """Say by id why runs cannot be gathered: :data:`UNFINISHED`, or which contents have changed
-    since.
+    """Say by id why runs cannot be gathered.
+
+    The reason is :data:`UNFINISHED`, or which contents have changed since.
 
     The tables that the notebook itself recorded may change (:func:`whopays.runs.contents`).
     """
@@ -139,7 +140,7 @@ def unfit(points: Iterable[Point]) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Plan:
-    """How far the runs of a grid are.
+    """Progress of the runs of a grid.
 
     Attributes:
         runs: By state the runs: ``done``; ``stale``, finished with other contents; ``failed``;
@@ -195,8 +196,7 @@ def refusal(grid: str | Path, found: Mapping[str, str]) -> str:
 
 
 def gather(grid: str | Path) -> list[Path]:
-    """Write the tables of a grid, CSV with six significant digits, each with its provenance in a
-    JSON file beside it.
+    """Write the tables of a grid (CSV), each with its provenance in a JSON file beside it.
 
     A table has the rows of its runs in the order of the grid, and a column for each parameter that
     the grid varies, unless the records have one. Provenance in which the runs differ is a list.

@@ -1,6 +1,4 @@
-"""The command ``whopays plan``: how far a grid is, how long the rest takes, and what it needs that
-is not there.
-"""
+"""The command ``whopays plan``: progress of a grid, time for the rest, and what it lacks."""
 
 from __future__ import annotations
 

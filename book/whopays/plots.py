@@ -1,6 +1,4 @@
-"""Figures in one style: white, colour-blind-safe, every estimate with its interval and every group
-with its size.
-"""
+"""Figures in one style: every estimate with its interval, every group with its size."""
 
 from __future__ import annotations
 
@@ -78,8 +76,7 @@ def intervals(
     looks: Mapping[str, tuple[int | str, str]] | None = None,
     zero: float | None = 0.0,
 ) -> None:
-    """Draw a row for each name: the mean over seeds with its 95 % t interval, or several such in
-    different colours.
+    """Draw a row for each name: one or several means over seeds with 95 % t intervals.
 
     Args:
         axis: Axis to draw on.
@@ -119,8 +116,7 @@ def intervals(
 
 
 def mean_point(axis: Axes, x: ArrayLike, y: ArrayLike, **look: Any) -> tuple[float, float]:
-    """Draw a point at two means over seeds, with 95 % t intervals in both directions, and give back
-    the two means.
+    """Draw a point at two means over seeds, with 95 % t intervals, and return both means.
 
     Args:
         axis: Axis to draw on.
@@ -141,8 +137,7 @@ def thirds(
     rank_where: Mapping[str, Any] | None = None,
     everybody: bool = False,
 ) -> None:
-    """Draw the change of test accuracy against the control over the level, for the largest and
-    smallest third.
+    """Draw the change of test accuracy over level for the largest and smallest third.
 
     Args:
         axis: Axis to draw on.
@@ -199,8 +194,9 @@ def groups(
 def beside_accuracy(
     study: pd.DataFrame, column: str, label: str, *, extremes: bool = True, **where: Any
 ) -> Figure:
-    """Draw test accuracy, and the logarithm (base 10) of another column on the training set, over
-    level, by group.
+    """Draw test accuracy, and the logarithm of another column, over level by group.
+
+    The logarithm (base 10) is that of the training set.
 
     Args:
         study: Table of :func:`fairlib.study` with a column ``train_size``.
@@ -222,8 +218,7 @@ def beside_accuracy(
 
 
 def split_by_group(rows: pd.DataFrame, *, rank: str = "train_size") -> dict[str, pd.DataFrame]:
-    """Split rows by group, the largest first, under labels with the mean number of training images:
-    ``White (n=884)``.
+    """Split rows by group, the largest first, under labels with sizes: ``White (n=884)``.
 
     Args:
         rows: Rows of one part of the data, with columns ``group`` and ``train_size``.
@@ -235,8 +230,9 @@ def split_by_group(rows: pd.DataFrame, *, rank: str = "train_size") -> dict[str,
 
 
 def floor(axis: Axes, study: pd.DataFrame, **where: Any) -> None:
-    """Write above an axis which groups have nothing to lose (:func:`whopays.effects.at_floor`), if
-    there are any.
+    """Write above an axis which groups have nothing to lose, if there are any.
+
+    See :func:`whopays.effects.at_floor`.
 
     Args:
         axis: Axis that shows these groups, or a gap between them and others.
@@ -255,8 +251,7 @@ def over_budgets(
     before: str = "",
     width: float = 10.5,
 ) -> Figure:
-    """Draw a grid of panels: the mean of a column over seeds against the ReLU budget, a line for
-    every group.
+    """Draw panels of means over seeds against the ReLU budget, a line for every group.
 
     Of more than five groups these are the two largest and the two smallest of each seed, whichever
     these are. The legend marks a group at the floor (:func:`whopays.effects.at_floor`), which has
@@ -296,8 +291,7 @@ def over_budgets(
 
 
 def arms(study: pd.DataFrame, names: Mapping[str, str]) -> Figure:
-    """Draw a panel for each arm of a study: the change of test accuracy by group over the share of
-    bytes that is kept.
+    """Draw a panel for each arm: the change of test accuracy by group over bytes kept.
 
     Of more than five groups the largest, the middle and the smallest of each seed are drawn,
     whichever these are.
@@ -328,8 +322,7 @@ def arms(study: pd.DataFrame, names: Mapping[str, str]) -> Figure:
 
 
 def prices(study: pd.DataFrame) -> Figure:
-    """Draw what each arm of a study costs the average, and how much more it costs small groups: a
-    row for each arm.
+    """Draw what each arm costs the average, and how much more it costs small groups.
 
     Args:
         study: Table of :func:`fairlib.study` with a column of ``whopays.effects.ARM_COLUMNS``.
@@ -355,8 +348,9 @@ def prices(study: pd.DataFrame) -> Figure:
 
 
 def over_epochs(axis: Axes, table: pd.DataFrame, what: str, sizes: pd.Series) -> None:
-    """Draw what a constraint recorded in each epoch, for the largest, the middle and the smallest
-    group.
+    """Draw by epoch what a constraint recorded, for three groups of different size.
+
+    These are the largest, the middle and the smallest group.
 
     Args:
         axis: Axis to draw on.
@@ -374,8 +368,7 @@ def over_epochs(axis: Axes, table: pd.DataFrame, what: str, sizes: pd.Series) ->
 
 
 def levels(axis: Axes, study: pd.DataFrame) -> None:
-    """Label the axis of levels: sparsities as they are, ReLU budgets in percent on a logarithmic
-    scale.
+    """Label the axis of levels: sparsities as they are, ReLU budgets in percent (log).
 
     Args:
         axis: Axis whose x axis is labelled.
@@ -413,8 +406,7 @@ def by_size(
     by: str,
     zero: bool = True,
 ) -> None:
-    """Draw the mean of a column over seeds against the group size, in a line for each value of
-    another column.
+    """Draw means over seeds against group size, a line for each value of another column.
 
     Args:
         axis: Axis to draw on.
@@ -496,8 +488,7 @@ def against(
 def by_name(
     rows: pd.DataFrame, columns: Mapping[str, str], *, by: str, ranked: Iterable[str] = ()
 ) -> Figure:
-    """Draw the mean of several columns over seeds, with its 95 % t interval, for every group: a row
-    for each group.
+    """Draw means of several columns over seeds with intervals, a row for every group.
 
     Args:
         rows: One row per seed and group of each part, with a column ``train_size``.
@@ -579,8 +570,7 @@ def _logarithmic(axis: Axes, ticks: Sequence[float], names: Sequence[str], label
 
 
 def relu_traffic(axis: Axes, relus: int, measured: pd.DataFrame, protocol: str = "CHEETAH") -> None:
-    """Add a second axis above one of ReLU budgets: what two parties send for the ReLUs of one
-    image, in kB.
+    """Add an axis above one of ReLU budgets: kB that two parties send for one image.
 
     This is the budget times the network's ReLUs times the bytes per ReLU: the slope of bytes sent
     over ReLUs kept, by least squares with an intercept for every network, image size and batch.
@@ -630,8 +620,7 @@ def provenance(figure: Figure, *sources: object) -> None:
 
 
 def source(table: pd.DataFrame, evidence: str = "this run") -> str:
-    """Say in one line where a study's table comes from, for :func:`provenance`: data, networks,
-    methods, seeds.
+    """Say in one line where a study's table comes from: data, networks, methods, seeds.
 
     Args:
         table: Table of :func:`fairlib.study`. More than three methods are counted, by arm where it
@@ -645,7 +634,7 @@ def source(table: pd.DataFrame, evidence: str = "this run") -> str:
 
 
 def _methods(table: pd.DataFrame) -> str:
-    """The names of up to three methods, or how many there are; a table without methods has arms."""
+    """Name up to three methods, or count them; a table without methods has arms."""
     arm = next((name for name in effects.ARM_COLUMNS if name in table), "method")
     named = sorted(set(table["method" if "method" in table else arm].dropna()))
     if len(named) <= 3:
@@ -655,9 +644,7 @@ def _methods(table: pd.DataFrame) -> str:
 
 
 def _over_budgets(axis: Axes, table: pd.DataFrame, column: str, before: str) -> None:
-    """Draw a line for every group, the largest first; with ``before`` the relative drop of those
-    not at the floor.
-    """
+    """Draw a line for every group, the largest first; with ``before`` its relative drop."""
     table = table[table["stage"].isin(["control", "compressed"])]
     found: dict[str, pd.DataFrame] = {}
     looks: dict[str, _Look] = {}
@@ -689,9 +676,7 @@ def _over_budgets(axis: Axes, table: pd.DataFrame, column: str, before: str) -> 
 
 
 def _by_rank(table: pd.DataFrame, places: Mapping[str, int]) -> pd.DataFrame:
-    """Name the groups at some places of the order by size within each seed, the largest at 0; drop
-    all others.
-    """
+    """Keep the groups at some places of the order by size in each seed, and name them so."""
     order = table.groupby(["seed", "level"])["train_size"].rank(method="first", ascending=False)
     return table.assign(
         group=(order - 1).map({place: name for name, place in places.items()})
@@ -699,9 +684,7 @@ def _by_rank(table: pd.DataFrame, places: Mapping[str, int]) -> pd.DataFrame:
 
 
 def _bars(values: Iterable[ArrayLike]) -> tuple[np.ndarray, np.ndarray]:
-    """Means over seeds ``(n,)`` and how far their 95 % t intervals reach down and up ``(2, n)``;
-    NaN for one seed.
-    """
+    """Compute means over seeds ``(n,)`` and lengths of 95 % t intervals down and up ``(2, n)``."""
     found = [statistics.t_interval(each) for each in values]
     means = np.array([interval.estimate for interval in found])
     spread = np.array([(i.estimate - i.low, i.high - i.estimate) for i in found]).T
@@ -716,8 +699,6 @@ def _look(looks: Mapping[str, _Look] | None, label: str, place: int) -> dict[str
 
 
 def _places(count: int) -> dict[str, int]:
-    """Places of the largest, the middle and the smallest of some groups, the largest first; of two,
-    no middle.
-    """
+    """Place the largest, the middle and the smallest of some groups; two have no middle."""
     places = {"largest": 0, "middle": (count - 1) // 2, "smallest": count - 1}
     return places if count > 2 else {"largest": 0, "smallest": count - 1}

@@ -1,6 +1,4 @@
-"""Sentences of a page whose numbers and verdicts are computed, shown as Markdown: no text goes
-stale.
-"""
+"""Sentences of a page whose numbers and verdicts are computed, shown as Markdown."""
 
 from __future__ import annotations
 
@@ -67,8 +65,7 @@ def points(values: ArrayLike | Interval, *, interval: bool = False) -> str:
 def lost(
     study: pd.DataFrame, arm: str, level: float, groups: str = "", share: float = 1 / 3
 ) -> str:
-    """Format what an arm of a study loses against the control, on average over the seeds: ``3.1
-    points``.
+    """Format what an arm loses against the control, mean over the seeds: ``3.1 points``.
 
     Args:
         study: Table of :func:`fairlib.study` with arms.
@@ -90,8 +87,7 @@ def lost(
 
 
 def right(study: pd.DataFrame, group: str, arm: str, level: float | str | None = None) -> str:
-    """Format how many of a hundred test samples of a group are classified right, on average over
-    the seeds: ``17``.
+    """Format how many of a hundred test samples of a group are classified right: ``17``.
 
     Args:
         study: Table of :func:`fairlib.study` with arms.
@@ -108,8 +104,7 @@ def right(study: pd.DataFrame, group: str, arm: str, level: float | str | None =
 
 
 class Said(NamedTuple):
-    """What the ledger says of a claim by one table; as a text the verdict in italics,
-    ``*supported*``.
+    """Verdict of the ledger on a claim by one table; as a text in italics, ``*supported*``.
 
     Attributes:
         verdict: supported, reversed, no effect, undecided, undecided (floor) or not testable here.
@@ -128,8 +123,7 @@ class Said(NamedTuple):
 
 
 def verdict(claim: str, table: str, *, expect: str = "", reading: str = "printed") -> Said:
-    """Look up what the ledger says of a claim by one recorded table, and hold the words of a page
-    to it.
+    """Look up the verdict on a claim by one recorded table, and hold words to it.
 
     Args:
         claim: Id of the claim, ``"T-fig-1"``.
@@ -157,7 +151,7 @@ def verdict(claim: str, table: str, *, expect: str = "", reading: str = "printed
 
 @functools.cache
 def _verdicts(claim: str) -> dict[tuple[str, str], Said]:
-    """What the ledger says of a claim, by reading and table."""
+    """Judge a claim, by reading and table."""
     if claim not in claims.registered():
         raise ValueError(f"there is no claim {claim!r} in book/claims.yml")
     found = claims.evaluate_claims([claims.registered()[claim]], environment.project())

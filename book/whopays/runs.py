@@ -59,7 +59,7 @@ _TYPES: dict[str, tuple[type, str]] = {
 
 
 class ParameterError(ValueError):
-    """Raised for a parameter that does not fit its notebook, and for an invalid notebook or grid."""
+    """Raised for an invalid notebook, grid or parameter."""
 
 
 class RunError(RuntimeError):
@@ -137,8 +137,7 @@ class Parameter(NamedTuple):
 
 
 def parameters(notebook: str | Path) -> dict[str, Parameter]:
-    """Read the parameters of a notebook from its first cell that is tagged ``parameters``; none
-    without such a cell.
+    """Read the parameters of a notebook from its first cell tagged ``parameters``.
 
     The cell is parsed here since ``papermill.inspect_notebook`` goes line by line and silently
     leaves out some parameters, for example a text with an equals sign in it.
@@ -170,8 +169,7 @@ def _parameter(notebook: str | Path, statement: ast.stmt) -> tuple[str, Paramete
 
 
 def resolve_parameters(notebook: str | Path, given: Mapping[str, Any]) -> dict[str, Scalar]:
-    """Complete the parameters of a notebook: the given values, checked against its types, and the
-    other defaults.
+    """Complete the parameters of a notebook: given values, checked, and defaults.
 
     An int is taken for a float. A text is converted to the type of its parameter: the command line
     gives only texts, and YAML reads ``1e-3`` as one.
@@ -241,8 +239,9 @@ def _cells(notebook: str | Path) -> list[dict[str, Any]]:
 
 
 def project_root(path: str | Path) -> Path:
-    """Find the nearest folder above a file that holds ``pyproject.toml`` or ``_toc.yml``; else the
-    file's folder.
+    """Find the nearest folder above a file with ``pyproject.toml`` or ``_toc.yml``.
+
+    Without one it is the file's folder.
     """
     parents = Path(path).resolve().parents
     return next(
@@ -299,9 +298,7 @@ def _audit() -> list[str]:
 
 
 def digest_files(paths: Iterable[Path], root: Path) -> str:
-    """Digest those paths that are files: their names from ``root`` and their bytes, not their
-    times.
-    """
+    """Digest files: their names from ``root`` and their bytes, not their times."""
     total = hashlib.sha256()
     for path in sorted({path for path in paths if path.is_file()}):
         data = path.read_bytes()
@@ -400,9 +397,7 @@ def _describe(notebook: Path, values: Mapping[str, Scalar], started: datetime) -
 
 
 def finish(folder: Path, description: Mapping[str, Any]) -> None:
-    """Write the ``run.json`` of a run: its description, the checksums of its files, and one of all
-    that.
-    """
+    """Write the ``run.json`` of a run: its description and checksums."""
     files = {
         name: _checksum(folder / name) for name in (NOTEBOOK, RECORDS) if (folder / name).exists()
     }

@@ -1,4 +1,4 @@
-"""Tables that pages show: recorded ones where they exist, and values over seeds formatted as texts."""
+"""Tables that pages show: recorded ones, and values over seeds formatted as texts."""
 
 from __future__ import annotations
 
@@ -84,8 +84,7 @@ class Recorded:
         )
 
     def draw(self, figure: Callable[..., Figure], *arguments: object, **settings: object) -> None:
-        """Draw a figure of the table, with the line that says where it comes from, if the table
-        exists.
+        """Draw a figure of the table with the line on its origin, if the table exists.
 
         Args:
             figure: Function that draws the table, its first argument, and gives back a figure.
@@ -95,8 +94,7 @@ class Recorded:
             plots.provenance(figure(self.table, *arguments, **settings), self)
 
     def show(self, numbers: Callable[..., object], *arguments: object, **settings: object) -> None:
-        """Display the result of a function of the table, for example a table of numbers, if the
-        table exists.
+        """Display the result of a function of the table, if the table exists.
 
         Args:
             numbers: Function whose first argument is the table.
@@ -109,8 +107,7 @@ class Recorded:
 
 
 def recorded(path: str) -> Recorded:
-    """Read a table that was recorded in ``results/``; if it is missing, print one sentence that
-    says why.
+    """Read a table of ``results/``; if it is missing, print one sentence that says why.
 
     Where the project's files are missing (the wheel has them), the sentence says so, not that there
     is no such table.
@@ -175,8 +172,7 @@ def means(
 def tested(
     values: Mapping[Any, ArrayLike], name: str, *, names: Names = None, digits: int = 3
 ) -> pd.DataFrame:
-    """Test means over seeds against zero: 95 % t interval, p-value of the sign-flip test, number of
-    seeds.
+    """Test means over seeds against zero: interval, p-value of the sign-flip test, seeds.
 
     Args:
         values: By row one value per seed, ``(n,)``.
@@ -203,8 +199,7 @@ def beside(
     minus: Sequence[str] | None = None,
     digits: int = 3,
 ) -> pd.DataFrame:
-    """Compare arms: means with 95 % t intervals, and differences from a rival arm, paired within
-    the seed.
+    """Compare arms: means with intervals, and paired differences from a rival arm.
 
     Args: runs: One row per arm and seed (:func:`whopays.effects.by_run`). columns: Names of the
         columns whose means are shown, or a mapping from these to their headings. by: Name of the
@@ -292,8 +287,7 @@ def correlations(
 
 
 def sizes(data: Mapping[str, GroupedDataset | Splits]) -> pd.DataFrame:
-    """List the training images of the groups, from the largest to the smallest, for several data
-    sets or settings.
+    """List the training images of the groups, the largest first, for several data sets.
 
     Args:
         data: By name the splits of :func:`fairlib.load`, or one part of them.

@@ -33,8 +33,9 @@ VERDICTS = (*DECIDED, "undecided", "undecided (floor)", "not testable here")
 
 
 class Criterion(NamedTuple):
-    """Direction, threshold and margin of equivalence of a claim, and whether one exception refutes
-    it.
+    """Criterion of a claim: direction, threshold, margin of equivalence.
+
+    ``holds`` is True for a statement that one exception refutes.
     """
 
     direction: str
@@ -48,13 +49,13 @@ class Criterion(NamedTuple):
         return self.threshold - self.margin, self.threshold + self.margin
 
     def in_margins(self, value: Any) -> Any:
-        """Express a value in margins from the threshold on, positive on the side that is claimed."""
+        """Express a value in margins from the threshold on, positive on the claimed side."""
         unit = -self.margin if self.direction == "less" else self.margin
         return (value - self.threshold) / unit
 
 
 class Verdict(NamedTuple):
-    """What the values say about the claim.
+    """Verdict of values on a claim.
 
     Attributes:
         name: One of `VERDICTS`.
@@ -90,8 +91,7 @@ def judge(
     criterion: Criterion,
     by_chance: Sequence[pd.Series | pd.DataFrame] = (),
 ) -> Verdict:
-    """Compare one value per seed, or one per seed and cell, with a threshold, by the rules of this
-    module.
+    """Compare one value per seed, or one per seed and cell, with a threshold.
 
     The interval is Student's: over 10 seeds the percentile bootstrap covers 90 % where it says 95
     %.
@@ -202,9 +202,7 @@ def _of_cells(values: pd.DataFrame, criterion: Criterion) -> Verdict:
 def _seeds_until_all(
     values: pd.DataFrame, own: Mapping[str, Verdict], criterion: Criterion
 ) -> int | None:
-    """Seeds until a cell reverses the claim at the corrected level, or else until all cells have a
-    verdict.
-    """
+    """Count seeds until a cell reverses the claim, or else until all have a verdict."""
     against = [cell for cell, found in own.items() if found.name == "reversed"]
     if against and not criterion.holds:
         level = 1 - (1 - LEVEL) / len(own)
@@ -219,7 +217,7 @@ def _seeds_until_all(
 
 
 def _against(estimate: float, criterion: Criterion) -> float:
-    """How far an estimate speaks against the claim; the larger, the worse for it."""
+    """Measure how far an estimate speaks against the claim; the larger, the worse for it."""
     distance = estimate - criterion.threshold
     return {"greater": -distance, "less": distance, "equal": abs(distance)}[criterion.direction]
 
@@ -260,7 +258,7 @@ def _p_value(values: np.ndarray, mean: float, criterion: Criterion, equivalence:
 def _seeds_until_decided(
     values: np.ndarray, mean: float, criterion: Criterion, level: float = LEVEL
 ) -> int | None:
-    """Seeds until the interval leaves the nearest bound whose crossing decides."""
+    """Count seeds until the interval leaves the nearest bound whose crossing decides."""
     bounds = [] if criterion.direction == "equal" else [criterion.threshold]
     if criterion.direction == "equal" or abs(mean - criterion.threshold) < criterion.margin:
         bounds.append(

@@ -1,5 +1,4 @@
-"""Check recorded tables: run their first seeds again with the recorded parameters, and compare
-digit by digit.
+"""Check recorded tables: run their first seeds again, and compare digit by digit.
 
 Every combination that the grid varied is run; of runs that differ in ``first_seed`` alone, only the
 first. Trained models are not taken from the cache, and a kernel gets as many threads as it had for

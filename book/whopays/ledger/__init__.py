@@ -1,6 +1,4 @@
-"""The ledger: a page of every claim with its verdicts, the same as a table, and the rows of each
-page at its end.
-"""
+"""The ledger: all claims with their verdicts, as a page, as a table, and page by page."""
 
 from whopays.ledger.history import History, claim_changes
 from whopays.ledger.output import LEDGER_COLUMNS, own_rows, write

@@ -1,4 +1,4 @@
-"""What of the verdicts counts, and how often: by paper, by kind of evidence, by page."""
+"""Counts of claims and verdicts: by paper, by kind of evidence, by page."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -72,8 +72,9 @@ def papers_table(rows: pd.DataFrame) -> list[str]:
 
 
 def pages_table(claims: Sequence[Claim], rows: pd.DataFrame) -> list[str]:
-    """Count the claims of each page by verdict, as a MyST table; a claim counts as printed and
-    again as repaired.
+    """Count the claims of each page by verdict, as a MyST table.
+
+    A claim counts as printed and again as repaired.
 
     Args:
         claims: Claims of the claims file.
@@ -91,9 +92,7 @@ def pages_table(claims: Sequence[Claim], rows: pd.DataFrame) -> list[str]:
 
 
 def by_page(claims: Sequence[Claim]) -> dict[str, list[str]]:
-    """Ids of the claims by the notebook that tests one of their readings; those without one last,
-    under ``""``.
-    """
+    """Group the ids of claims by notebook; those without a notebook last, under ``""``."""
     pages: dict[str, list[str]] = {}
     for claim in claims:
         for notebook in dict.fromkeys(read.notebook or "" for read in claim.readings.values()):
@@ -104,6 +103,6 @@ def by_page(claims: Sequence[Claim]) -> dict[str, list[str]]:
 
 
 def _count(rows: pd.DataFrame) -> str:
-    """Number of claims, and in parentheses of distinct tests if there are any."""
+    """Count claims, and in parentheses distinct tests if there are any."""
     tests = rows.loc[rows["seeds"] > 0, "test"].nunique()
     return f"{rows['claim'].nunique()}" + (f" ({tests})" if tests else "")

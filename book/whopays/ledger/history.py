@@ -14,8 +14,7 @@ from whopays.runs import git
 
 
 class History(NamedTuple):
-    """Changes of registered claims, ``id field before after commit date subject``, and how much is
-    known of them.
+    """Changes of registered claims, and how much is known of them.
 
     ``known`` is ``"complete"``, ``"shallow"`` (a clone without all commits) or ``"none"`` (no git
     checkout).
@@ -26,8 +25,9 @@ class History(NamedTuple):
 
 
 def claim_changes(path: str | Path) -> History:
-    """List every change of statistic, direction, threshold or margin of a claim after it first had
-    a statistic.
+    """List the changes of statistic, direction, threshold and margin of all claims.
+
+    A claim counts from the version on in which it first has a statistic.
 
     Follows the first parents of the commits in which the claims file changed, then the file as it
     is now (commit ``"not committed"``). Removing a claim is a change, too. The commit's subject is
@@ -53,7 +53,7 @@ def claim_changes(path: str | Path) -> History:
 
 
 def _versions(path: Path) -> Iterator[tuple[str, str, str, str]]:
-    """Commit, date, subject and text of each version of the file, the oldest first."""
+    """Yield commit, date, subject and text of each version of the file, the oldest first."""
     log = git(
         path.parent, "log", "--first-parent", "--reverse", "--format=%h %cs %s", "--", path.name
     )
@@ -68,9 +68,7 @@ def _versions(path: Path) -> Iterator[tuple[str, str, str, str]]:
 
 @functools.cache  # Old versions stay as they are, and there are many.
 def _registered(text: str) -> dict[str, dict[str, Any]] | None:
-    """The registered fields of each claim in one version of the file; None where the file is not a
-    list of claims.
-    """
+    """Read the registered fields of each claim in one version of the file; None if invalid."""
     try:
         return {
             entry["id"]: {field: entry.get(field) for field in REGISTERED} for entry in parse(text)
@@ -80,8 +78,7 @@ def _registered(text: str) -> dict[str, dict[str, Any]] | None:
 
 
 def section(history: History, known: set[str]) -> list[str]:
-    """Write the changes for the page: the commits, the newest first, and under each the claims that
-    it changed.
+    """Write the changes for the page, the newest commit first.
 
     Args:
         history: Changes of the claims file (:func:`claim_changes`).

@@ -1,6 +1,4 @@
-"""What is written of the ledger: the page, a table as CSV or JSON, and a section at the end of each
-notebook.
-"""
+"""Files of the ledger: page, CSV, JSON, and a section at the end of each notebook."""
 
 import math
 from collections.abc import Sequence
@@ -43,8 +41,7 @@ def write(
     json: str | Path | None = None,
     notebooks: str | Path | None = None,
 ) -> None:
-    """Write the ledger, in the forms for which a path is given, from the claims file and the tables
-    under ``root``.
+    """Write the ledger in the forms for which a path is given.
 
     Args:
         claims_path: Path of the claims file.
@@ -76,8 +73,7 @@ def write(
 
 
 def own_rows(claims: Sequence[Claim], results: pd.DataFrame, notebook: str) -> str:
-    """Write the section of a page that lists the verdicts of its claims, each with a link to its
-    row in the ledger.
+    """Write the section of a page that lists the verdicts of its claims.
 
     Args:
         claims: Claims of the claims file (:func:`whopays.claims.read_claims`).
@@ -118,9 +114,7 @@ def _short(row: Any) -> str:
 
 
 def _append(path: Path, section: str) -> None:
-    """Put the section into a notebook before *Where this comes from*, else at its end; once,
-    however often called.
-    """
+    """Put the section into a notebook, once, before *Where this comes from* or at its end."""
     notebook = loads(path.read_text(encoding="utf-8"))
     cells = [cell for cell in notebook["cells"] if cell.get("id") != _CELL]
     ends = [

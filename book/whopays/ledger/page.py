@@ -1,6 +1,4 @@
-"""The page of the ledger: a picture, counts, a row for each claim, and what a reader may want to
-hold against it.
-"""
+"""The page of the ledger: a picture, counts, a row for each claim, and reservations."""
 
 from collections.abc import Sequence
 from html import escape as html
@@ -127,9 +125,7 @@ def claim_block(claim: Claim, rows: pd.DataFrame) -> list[str]:
 
 
 def _verdicts(rows: pd.DataFrame) -> list[str]:
-    """The verdicts of one reading as an HTML list, those that count first and those of other data
-    last.
-    """
+    """Write the verdicts of a reading as an HTML list: counted ones first, other data last."""
     place = (~rows["counts"]).astype(int) + (~rows["counts"] & (rows["seeds"] > 0))
     ordered = rows.loc[place.sort_values(kind="stable").index]
     return ["<ul>", *map(_verdict, ordered.itertuples()), "</ul>"]
