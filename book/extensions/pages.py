@@ -67,16 +67,21 @@ def inline_svg(svg: str, alt: str, name: str) -> str:
     svg = re.sub(
         "|".join(COLOURS), lambda found: COLOURS[found[0].lower()], svg, flags=re.IGNORECASE
     )
+    # Ids must be unique on a page that has several figures, and Matplotlib numbers them alike in
+    # each. Only ids that something refers to are kept.
     used = set(re.findall(r'(?:href="#|url\(#)([^")]+)', svg))
     svg = re.sub(
         r' id="([^"]+)"', lambda found: f' id="{name}-{found[1]}"' if found[1] in used else "", svg
     )
     svg = re.sub(r'(href="#|url\(#)([^")]+)', rf"\g<1>{name}-\g<2>", svg)
+    # Only the size of the font is the figure's: its family is that of the page.
     svg = re.sub(r"font: ([\d.]+)px [^;\"]*", r"font-size: \1px", svg)
     svg = re.sub(r"\n\s*", "\n", svg)
     left, top, width, height = re.search(r'viewBox="([^"]+)"', svg)[1].split()
+    # Matplotlib writes points; a pixel of the page is three quarters of one.
     natural = f"{(4 / 3 if 'pt' in svg[: svg.index('>')] else 1) * float(width):.0f}px"
-    head = f'<svg viewBox="{left} {top} {width} {height}" style="--natural: {natural}; max-width: {natural}" role="img" '
+    style = f"--natural: {natural}; max-width: {natural}"
+    head = f'<svg viewBox="{left} {top} {width} {height}" style="{style}" role="img" '
     head += f'aria-label="{escape(alt)}" xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink">'
     return f'<div class="plot" tabindex="0">{head}{svg[svg.index(">") + 1 :]}</div>'
 
@@ -86,6 +91,7 @@ def _styled(tag: re.Match[str]) -> str:
     colours = re.findall(r' (fill|stroke)="(#[0-9A-Fa-f]{6})"', tag[0])
     if not colours:
         return tag[0]
+    # An attribute cannot hold a CSS variable, so the colours move to the style.
     bare = re.sub(r' (fill|stroke)="#[0-9A-Fa-f]{6}"', "", tag[0])
     own = re.search(r' style="([^"]*)"', bare)
     style = "; ".join(
@@ -116,12 +122,14 @@ def explain(app: Sphinx, doctree: nodes.document, docname: str) -> None:
     words = {
         word: own for word, own in glossary(app).items() if word not in OTHER_SENSE.get(docname, ())
     }
+    # The longest words first: "group gap" has to win over "group".
     pattern = re.compile(
         rf"\b({'|'.join(sorted(map(re.escape, words), key=len, reverse=True))})s?\b", re.IGNORECASE
     )
     page = app.builder.get_relative_uri(docname, GLOSSARY)
     for paragraph in list(doctree.findall(nodes.paragraph)):
         for text in list(paragraph.findall(nodes.Text)):
+            # Headings, code and links are left alone, and text within them too.
             if not words or any(isinstance(outer, NOT_LINKED) for outer in above(text)):
                 continue
             parts, rest = [], text.astext()
@@ -129,6 +137,8 @@ def explain(app: Sphinx, doctree: nodes.document, docname: str) -> None:
                 (found for found in pattern.finditer(rest) if found[1].lower() in words), None
             ):
                 meaning, anchor = words.pop(found[1].lower())
+                # Synonyms share an anchor: once one of them is linked, the others are known as
+                # well.
                 for word in [word for word, (_, other) in words.items() if other == anchor]:
                     del words[word]
                 link = nodes.reference(

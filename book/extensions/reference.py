@@ -3,9 +3,6 @@
 Signature, parameters and example are below it. On the pages of ``book/reference`` the first
 paragraph of the docstring of a function, class or module becomes the line. On paper nothing is
 folded.
-
-On the pages of ``book/reference`` the first paragraph of the docstring of a function, class or
-module becomes the line. On paper nothing is folded.
 """
 
 from __future__ import annotations
@@ -39,6 +36,7 @@ def fold_page(app: Sphinx, doctree: nodes.document, docname: str) -> None:
     """Fold every docstring on a page of the reference that is not part of another one."""
     if not docname.startswith(FOLDER) or app.builder.format != "html":
         return
+    # A description within another one, such as a method, opens with the whole.
     for description in list(doctree.findall(addnodes.desc)):
         if isinstance(description.parent, nodes.section | nodes.document):
             signature, content = description.next_node(addnodes.desc_signature), description[-1]
@@ -68,6 +66,7 @@ def fold(name: str, described: nodes.Element | list[nodes.Node], folded: list[no
     place, anchors = parent.index(folded[0]), []
     for node in folded:
         parent.remove(node)
+    # The anchor has to stay with the line: a link to something folded must find it, and opens it.
     if described and isinstance(described[0], nodes.paragraph):
         anchors = described[0]["ids"]
         line += [nodes.Text(" "), *without_links(described.pop(0))]

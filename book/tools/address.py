@@ -38,12 +38,14 @@ def site(config: dict[str, Any]) -> str:
     names = repository(config)
     if not names:
         return ""
+    # A repository that is named after the host is published at its top.
     host = f"{names[0].lower()}.github.io"
     return f"https://{host}/" if names[1].lower() == host else f"https://{host}/{names[1]}/"
 
 
 def wheel(config: dict[str, Any]) -> str:
     """Return the address of fairlib's wheel, published with the book; empty without one."""
+    # Read as text: importing fairlib takes seconds, and needs its dependencies.
     (version,) = re.findall(r'__version__ = "([^"]+)"', VERSION.read_text(encoding="utf-8"))
     return f"{site(config)}wheel/who_pays-{version}-py3-none-any.whl" if site(config) else ""
 

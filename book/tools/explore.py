@@ -36,11 +36,15 @@ def choice(title: str) -> dict[str, Any]:
     """
     entry, unit = CHOICES[title], CHOICES[title]["unit"]
     table = effects.select(values.table(f"results/{entry['table']}.csv"), **entry["rows"])
+    # Some tables were recorded with the training sizes and some without: they are computed alike
+    # for all.
     table = table.drop(columns="train_size", errors="ignore")
     train = {"stage": "control", "split": "train"}
     table = effects.attach(table, {"train_size": "size"}, on=["seed", "group"], where=train)
     test = effects.select(table, split="test", stage=["control", "compressed"])
     levels = sorted(test["level"].unique(), reverse=unit == LINEARIZE)
+    # Where every seed draws the sizes anew, the largest group is another one in each, and a group
+    # is shown by its rank instead of its name.
     largest = test.loc[test.groupby("seed")["train_size"].idxmax(), "group"]
     named = largest.nunique() == 1
     by_level = [_by_size(test[test["level"] == level], names=named) for level in levels]

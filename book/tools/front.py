@@ -90,6 +90,7 @@ def changes(name: str, where: Rows) -> Iterator[dict[str, pd.DataFrame]]:
     """
     table = effects.select(values.table(f"results/{name}.csv"), **where)
     for _, own in table.groupby([column for column in CELLS if column in table]):
+        # Levels mean different things for different compressors; the share kept is the common axis.
         kept = own[own["stage"] == "compressed"].groupby("level")["kept"].mean()
         found = {}
         for third in BOTH:
@@ -150,6 +151,7 @@ def draw(axis: Axes, panel: Panel) -> None:
                 axis.plot(list(other[third]), other[third].mean(), "o", **look)
     (own,) = changes(*panel.line)
     for third in BOTH:
+        # The control, of which everything is kept, has changed by nothing.
         own[third].insert(0, 1.0, 0.0)
         plots.line(axis, own[third], color=COLOURS[third], markersize=3.5, linewidth=1.8)
 

@@ -43,6 +43,7 @@ def names(root: Path) -> dict[str, tuple[str, str]]:
     found = {}
     for key, entry in parse_file(root / "book" / "references.bib").entries.items():
         people = entry.persons.get("author") or entry.persons.get("editor") or []
+        # The bibliography is written in LaTeX: "{\"o}" has to become a letter.
         last = [
             str(Text.from_latex(" ".join([*person.prelast_names, *person.last_names])))
             for person in people
@@ -83,6 +84,8 @@ def renew(root: Path, lab: Path) -> list[str]:
         if source.suffix in (".ipynb", ".md"):
             text = cited(content.decode(), known)
             content = (folded(text) if source.suffix == ".ipynb" else text).encode()
+        # The record holds what each copy was made from: a copy that equals it is unchanged by the
+        # reader, and may be replaced.
         after[name] = digest(content)
         own = digest(copy.read_bytes()) if copy.is_file() else None
         if own in (None, before.get(name)):

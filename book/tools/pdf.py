@@ -27,7 +27,10 @@ READY = """async () => {
   if (window.MathJax && MathJax.startup) await MathJax.startup.promise;
   await Promise.all([...document.images].map((image) => image.decode().catch(() => {})));
 }"""
-FOOT = '<p style="width: 100%; font: 8px sans-serif; text-align: center">TITLE, <span class="pageNumber"></span></p>'
+FOOT = (
+    '<p style="width: 100%; font: 8px sans-serif; text-align: center">'
+    'TITLE, <span class="pageNumber"></span></p>'
+)
 REFERS = ("for", "aria-labelledby", "aria-describedby", "aria-controls")
 
 
@@ -74,6 +77,7 @@ def article(text: str, page: str, pages: set[str], address: str) -> Tag:
     content = BeautifulSoup(text, "html.parser").find("article")
     for node in content.select("script, button, .headerlink"):
         node.decompose()
+    # These classes would fold, by the scripts of the theme, what paper cannot open.
     for node in content.select(".dropdown, .toggle"):
         node["class"] = [kind for kind in node["class"] if kind not in ("dropdown", "toggle")]
     for node in content.select("details"):
@@ -81,6 +85,8 @@ def article(text: str, page: str, pages: set[str], address: str) -> Tag:
     for node in content.find_all(True):
         if "id" in node.attrs:
             node["id"] = named(page, node["id"])
+        # Two pages may have the same anchors: each anchor, and all that refers to it, gets the name
+        # of its page.
         for key, value in list(node.attrs.items()):
             if key in REFERS:
                 node[key] = " ".join(named(page, anchor) for anchor in value.split())
@@ -115,6 +121,7 @@ def target(page: str, link: str, pages: set[str], address: str) -> str:
         return f"#{named(path.removesuffix('.html'), anchor)}"
     if re.match(r"[\w.+-]+:", link):
         return link
+    # While the book has no address, a link out of the part would lead nowhere.
     return urljoin(address, moved(page, link)) if address else ""
 
 
@@ -154,9 +161,11 @@ def main() -> int:
 
 def print_page(browser, text: str, html: Path, out: Path, title: str) -> None:
     """Print a page, put for that time where the book has its scripts and pictures."""
+    # Beside index.html, since a page elsewhere would not find its scripts, styles and pictures.
     page = html / f".{out.stem}.html"
     page.write_text(text, encoding="utf-8")
     tab = browser.new_page()
+    # A part with many formulas takes MathJax minutes.
     tab.set_default_timeout(300_000)
     try:
         tab.goto(page.as_uri(), wait_until="load")

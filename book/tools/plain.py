@@ -72,6 +72,7 @@ class Page:
         self.article = BeautifulSoup(path.read_text(encoding="utf-8"), "html.parser").find(
             "article"
         )
+        # Buttons, anchors and scripts of the theme would become text.
         for node in self.article.select(DROPPED):
             node.extract()
 
@@ -84,6 +85,7 @@ class Page:
             tex = re.sub(
                 r"\s+", " ", node.text.strip().removeprefix(r"\(").removesuffix(r"\)")
             ).strip()
+            # A bar within a table would begin a new cell.
             return "$" + (tex.replace("|", r" \vert ") if node.find_parent("table") else tex) + "$"
         if node.name == "code":
             text = node.text.replace("|", r"\|") if node.find_parent("table") else node.text
@@ -92,6 +94,7 @@ class Page:
             return self.drawn(node)
         inner = "".join(map(self.inline, node.children))
         bare = inner.strip()
+        # A caption's number is bold on the page by the style sheet alone.
         strong = node.name in ("strong", "b") or (
             "caption-number" in kinds and node.find_parent("figcaption")
         )
@@ -126,6 +129,7 @@ class Page:
         svg = svg.replace("viewbox=", "viewBox=").replace(
             "<svg ", '<svg font-family="sans-serif" ', 1
         )
+        # Attachments are found by name, so each drawing of a notebook has another one.
         name = f"drawing-{len(self.pictures) + 1}.svg"
         return self.attached(node.get("aria-label", ""), name, "image/svg+xml", svg.encode())
 
@@ -178,6 +182,7 @@ class Page:
         for number, item in enumerate(
             node.find_all("li", recursive=False), int(node.get("start", 1))
         ):
+            # Lines of an item are indented by its mark, or they would end the list.
             mark = "- " if node.name == "ul" else f"{number}. "
             yield mark + "\n\n".join(self.blocks(item)).replace("\n", "\n" + " " * len(mark))
 
@@ -194,6 +199,7 @@ class Page:
 
     def framed(self, node: Tag, kinds: set[str]) -> list[str]:
         """Write a box with a title: theorems and exercises quoted, folded boxes folded."""
+        # The title is a summary where the box opens, and a paragraph of a class where it does not.
         head = node.find(
             ["summary", "p"], class_=["admonition-title", "sd-summary-title"], recursive=False
         )
@@ -214,6 +220,8 @@ def display(node: Tag) -> str:
     number = node.find(class_="eqno")
     tag = r" \tag{" + number.extract().text.strip(" ()#\n") + "}" if number else ""
     tex = node.text.strip().removeprefix(r"\[").removesuffix(r"\]").strip()
+    # Sphinx puts every formula into an environment for several lines, which one line does not need,
+    # and which GitHub does not know.
     if r"\\" not in tex:
         tex = tex.removeprefix(r"\begin{split}").removesuffix(r"\end{split}")
     return "$$ " + re.sub(r"\s+", " ", tex.strip() + tag) + " $$"
@@ -265,6 +273,7 @@ def converted(page: Page, notebook: NotebookNode, wheel: str = "") -> NotebookNo
         for child in node.children:
             if isinstance(child, Tag) and {"cell", "docutils"} <= set(child.get("class", [])):
                 flush()
+                # A cell that the page does not show still has to run in the plain notebook.
                 while "remove-cell" in (cell := next_code()).metadata.get(
                     "tags", []
                 ):  # It is not on the page.
@@ -273,6 +282,7 @@ def converted(page: Page, notebook: NotebookNode, wheel: str = "") -> NotebookNo
                 text.extend(
                     " ".join(page.inline(caption).split()) for caption in child.select("figcaption")
                 )
+            # Sections nest: the cells may be anywhere below.
             elif isinstance(child, Tag) and child.select_one("div.cell.docutils"):
                 walk(child)
             else:
@@ -307,10 +317,14 @@ def runnable(cell: NotebookNode, page: Page, wheel: str) -> NotebookNode:
         metadata |= {"jupyter": {"source_hidden": True}, "cellView": "form"}
     source = cell.source
     if "remove-cell" in tags:
+        # The first cell installs fairlib where it is missing, from the published wheel if there is
+        # one.
         source = source.replace('address = ""', f'address = "{wheel}"')
     outputs = copy.deepcopy(cell.outputs)
     for output in outputs:
         data = output.get("data", {})
+        # A notebook outside of the book shows the first form that it knows: the picture has to be
+        # the only one.
         if "image/png" in data:
             for other in ("image/svg+xml", "text/html"):
                 data.pop(other, None)

@@ -154,6 +154,7 @@ class Screen:
 
     def move(self, line: str) -> None:
         if self.moves:
+            # A line longer than the terminal would wrap, and the next one could not replace it.
             width = shutil.get_terminal_size().columns - 1
             self._write("\r\x1b[K" + (line if len(line) <= width else line[: width - 3] + "..."))
 
@@ -174,6 +175,7 @@ def why(folder: Path, name: str) -> str:
         return f"{path} was not written"
     lines = path.read_text(encoding="utf-8", errors="replace").rstrip().splitlines()
     warned = [line for line in lines[:-60] if re.search(r"\b(WARNING|ERROR|CRITICAL): ", line)]
+    # Sphinx ends with a summary: the warnings that made it fail are further up.
     before = warned[:40] if name == "html" else []
     return "\n".join([f"--- {name} failed; its log, {path}, ends with", *before, *lines[-60:]])
 

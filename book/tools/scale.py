@@ -79,8 +79,10 @@ def pairs(ledger: pd.DataFrame) -> pd.DataFrame:
     ]
     rows = []
     for name, found in recorded.groupby("claim", sort=False):
+        # The smallest kind of evidence first, the largest last: the embedded study and real images.
         found = found.sort_values("evidence", key=lambda kinds: kinds.map(SIZES.index))
         small, large = found.iloc[0], found.iloc[-1]
+        # A claim with tables of one kind only has nothing to compare.
         if small["evidence"] == SIZES[0] != large["evidence"]:
             criterion = known[name].criterion
             row = {"claim": name, "change": change(small["verdict"], large["verdict"])}
@@ -193,6 +195,7 @@ def price(rows: pd.DataFrame, root: Path) -> str:
     if row["needed"] > MANY:
         return f" (over {MANY} seeds)"
     recorded = json.loads((root / row["table"]).with_suffix(".json").read_text(encoding="utf-8"))
+    # Every seed of a table takes the same time, if all of its runs had the same number of them.
     hours = recorded["seconds"] / 3600 * row["needed"] / row["seeds"]
     alike = not isinstance(recorded["parameters"]["seeds"], list)
     where = "" if recorded["device"] == "cpu" else " on a GPU"

@@ -71,6 +71,7 @@ def said(claim: str, tables: str, expect: dict[str, str]) -> str:
     """
     recorded = claims.registered()[claim].tables.values()
     named = {f"results/{tables}-{end}.csv" for end in expect}
+    # A verdict by a new table would go unmentioned, and the sentence would say less than is known.
     unsaid = sorted(
         name
         for name in {*recorded} - named

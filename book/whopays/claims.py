@@ -134,6 +134,7 @@ class Claim:
         """
         where = {"classes": True, **(self.floor or {})}
         classes = where.pop("classes")
+        # Where the groups are the classes, a constant answer is wrong about all groups but one.
         unknown = not classes and "constant" not in table
         return None if unknown else at_floor(table, where=where, classes=classes, share=share)
 
@@ -185,6 +186,7 @@ class Claim:
             set(each) & set(signature.parameters) if "each" in statistic else ()
         )
         try:
+            # The table comes first; what varies from cell to cell may be an argument, too.
             signature.bind(None, **(self.arguments | in_cells))
         except TypeError as error:
             raise ValueError(f"statistic {statistic['name']}: {error}") from None
@@ -256,6 +258,7 @@ def registered() -> dict[str, Claim]:
 
 def parse(text: str) -> Any:
     """Read the text of a claims file as plain data."""
+    # The loader in C reads the file ten times as fast; not every installation has it.
     return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 
 
@@ -340,6 +343,7 @@ def on_table(claims: Sequence[Claim], table: pd.DataFrame, notebook: str) -> pd.
                 pass
             except ValueError as error:
                 found = Verdict(f"not computable: {error}")
+            # Digits cannot decide a claim about faces, however clear their numbers.
             decides = read.data is None or read.data.partition("/")[0] in set(table.get("data", ()))
             name = claim.id if reading == "printed" else f"{claim.id} ({reading})"
             rows[name] = [found.name, *found.interval, found.seeds, decides]
@@ -436,6 +440,7 @@ def _is_about(claim: Claim, records: pd.DataFrame, table: Path) -> bool:
     if not name or name not in set(records.get("data", ())):
         return not name
     run = table.suffix == ".parquet"
+    # The table of a run has its parameters in run.json, a gathered one in the JSON of its name.
     beside = table.with_name("run.json") if run else table.with_suffix(".json")
     known: set[Any] = set()
     if beside.is_file():

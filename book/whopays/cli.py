@@ -24,13 +24,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Example:
         >>> from whopays.cli import main
-        >>> main(["run", "notebooks/none.ipynb", "-o", "runs/none"])  # "No such file" on standard error.
+        >>> main(["run", "none.ipynb", "-o", "runs/none"])  # "No such file" on standard error.
         1
     """
     arguments = _parser().parse_args(argv)
     try:
         return arguments.command(arguments) or 0
     except (runs.RunError, OSError, ValueError) as error:
+        # The cause is the error of the kernel: its traceback, without colours, says where.
         trace = getattr(error.__cause__, "traceback", None)
         if trace:
             print(re.sub(r"\x1b\[[\d;]*m", "", "\n".join(trace)), file=sys.stderr)

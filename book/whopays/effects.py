@@ -483,6 +483,8 @@ def drop_correlation(table: pd.DataFrame, *, level: float, where: Rows = ALL) ->
     before = _by_seed_and_group(dense, "accuracy")
     if len(before) < 2:
         raise UndefinedError("a correlation with the accuracy under other seeds needs two seeds")
+    # Dense networks of other seeds only: those of the same seed answer the very samples that the
+    # drop is counted on, and a group that is low there by chance has less to lose.
     before = ((before.sum() - before) / (len(before) - 1)).round(12)
     if len(before.columns) < 3 or (before.nunique(axis=1) < 2).any():
         raise UndefinedError("a correlation over groups needs three groups that differ in accuracy")
@@ -606,6 +608,8 @@ def _sampling_variance(accuracy: pd.DataFrame, sizes: pd.DataFrame) -> pd.Series
 
 def _equally_noisy(one: Accuracies, other: Accuracies) -> tuple[Accuracies, Accuracies]:
     """Thin the test samples of the less noisy side until both sampling variances agree."""
+    # An estimated variance is skewed, the more so the noisier it is. With different noise on both
+    # sides the mean difference would be right, but t intervals would exclude 0 too often.
     noise, against = (_sampling_variance(*side).mean() for side in (one, other))
     if noise <= against:
         return _thinned(one, noise / against if against else 1.0), other
@@ -752,6 +756,8 @@ def group_gap_by_chance(
     generator = np.random.default_rng(0)
     gaps = []
     for run, counts in sizes.iterrows():
+        # Nested: the samples that only one of the two networks answers rightly are one binomial
+        # share. Independent: each network has its draws.
         shares = [np.ptp(overall.loc[run])] if nested and dense is not None else overall.loc[run]
         drawn = [accuracies_by_chance(counts, each, draws=draws, seed=generator) for each in shares]
         gaps.append(np.ptp(drawn[0] - sum(drawn[1:]), axis=1).mean())
@@ -831,6 +837,7 @@ def by_run(table: pd.DataFrame, keys: Iterable[str]) -> pd.DataFrame:
         raise ValueError(f"the column {empty[0]} has missing values")
     if rows.duplicated([*keys, "group"]).any():
         raise ValueError(f"several rows per group where {', '.join(keys)} are the same")
+    # In the order of the table, which groupby would lose where keys are sorted.
     order = rows[keys].drop_duplicates()
     rows = rows.sort_values("group", kind="stable")
     runs = rows.assign(right=rows["accuracy"] * rows["size"]).groupby(keys, sort=False)
@@ -838,6 +845,7 @@ def by_run(table: pd.DataFrame, keys: Iterable[str]) -> pd.DataFrame:
     found = pd.DataFrame(
         {"accuracy": sums["right"] / sums["size"], "bias": accuracy.max() - accuracy.min()}
     )
+    # For two groups the signed gap is not biased upward, as the gap is.
     found["signed"] = accuracy.first() - accuracy.last()
     return order.merge(found.reset_index(), on=keys, how="left")
 
@@ -1074,6 +1082,7 @@ def by_chance(
         ValueError: If the table does not give the statistic, or does not say how many samples its
             groups have; or if the gaps are relative.
     """
+    # Only a gap between accuracies grows by chance as accuracy falls.
     gaps = STATISTICS.get(arguments.get("of", "")) in (group_gap, degradation_gap)
     if name != "contrast" or not gaps or arguments.get("column", "accuracy") != "accuracy":
         return []
@@ -1130,6 +1139,8 @@ def at_floor(
         .sort_values("size")
     )
     overall = means.mul(means["size"], axis=0).sum() / means["size"].sum()
+    # A network that is no better than a constant answer on all samples has nothing to lose in any
+    # group.
     if "constant" in table and _skill(overall) < share:
         return means.index.tolist()
     return means.index[(_skill(means) < share) & (means["constant"] < 0.5)].tolist()
@@ -1178,6 +1189,7 @@ def _in_cell(
     """Arguments of a statistic in one cell."""
     given: dict[str, Any] = dict(arguments)
     functions = (STATISTICS[name], STATISTICS[arguments.get("of", name)])
+    # A value of a cell is an argument if the statistic has one of that name, a condition otherwise.
     own = {key for function in functions for key in inspect.signature(function).parameters}
     fixed = set(given.get("against") or {})
     for side, column, value in cell:
@@ -1186,6 +1198,7 @@ def _in_cell(
             continue
         given[side] = {**(given.get(side) or {}), column: value}
         if side == "where" and "against" in given and column not in fixed:
+            # The rival of a cell is in the same cell, unless the claim says otherwise.
             given["against"] = {**given["against"], column: value}
     return given
 
@@ -1266,6 +1279,7 @@ def _select(table: pd.DataFrame, where: Rows, columns: Iterable[str]) -> pd.Data
 def _compressed(rows: pd.DataFrame, level: float) -> pd.DataFrame:
     """Select the compressed rows of a level, which must exist."""
     compressed = rows[rows["stage"] == "compressed"]
+    # Levels of a recorded table were rounded to six digits.
     found = compressed[np.isclose(compressed["level"], level)]
     if found.empty:
         levels = sorted(compressed["level"].unique().tolist())
@@ -1295,6 +1309,7 @@ def _by_run_and_group(rows: pd.DataFrame, value: str) -> pd.DataFrame:
             "several rows per run and group; select one split, setting and mitigation with `where`"
         )
     values = rows.pivot(index=run, columns="group", values=value)
+    # Means over runs would compare different runs of different seeds.
     runs = values.index.droplevel("seed").value_counts()
     if (
         values.isna().any(axis=None)

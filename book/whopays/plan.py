@@ -20,7 +20,8 @@ def show(grid: str) -> int:
     plan, sweep = grids.plan(grid), f"'make sweep GRID={grid}"
     points = [point for own in plan.runs.values() for point in own]
     remarks = {
-        "stale": f"finished with other code, contents or settings; {sweep} FORCE=1' runs them again",
+        "stale": "finished with other code, contents or settings; "
+        f"{sweep} FORCE=1' runs them again",
         "failed": f"their notebooks, with the error: {points[0].out.parent}/failed",
     }
     print(f"runs    {len(points):6}")

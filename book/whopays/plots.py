@@ -62,6 +62,7 @@ def lines(
         zero: Whether to draw a horizontal line at zero.
     """
     for place, (label, table) in enumerate(values.items()):
+        # Lines are moved apart by the same distance on the screen: a factor on a logarithmic axis.
         x, middle = np.array(list(table), dtype=float), place - (len(values) - 1) / 2
         moved = x * (1 + apart) ** middle if axis.get_xscale() == "log" else x + apart * middle
         line(axis, table.set_axis(moved, axis=1), label=label, **_look(looks, label, place))
@@ -160,6 +161,7 @@ def thirds(
     looks: list[_Look] = [*[("#555555", "D")] * everybody, (0, "s"), (1, "o")]
     levels(axis, effects.select(study, **where))
     lines(axis, found, looks=dict(zip(found, looks, strict=True)), apart=0.006)
+    # Panels of a row share the label of the first.
     place = axis.get_subplotspec()
     if place is None or place.is_first_col():
         axis.set_ylabel("change of test accuracy\nagainst the control")
@@ -179,6 +181,7 @@ def groups(
             whichever these are.
         rank: Name of the column by whose mean the groups are sorted otherwise.
     """
+    # Dense networks have the level of the control and would be averaged with it.
     rows = rows[rows["stage"].isin(["control", "compressed"])]
     levels(axis, rows)
     rows = _by_rank(rows, _places(rows["group"].nunique())) if extremes else rows
@@ -281,6 +284,7 @@ def over_budgets(
         for axis in line[len(panels) :]:
             axis.set_axis_off()
         handles, labels = line[len(panels) - 1].get_legend_handles_labels()
+        # Panels of a row share their groups, and often the rows do: one legend for all of these.
         if labels != shown:
             beside: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1, 1)}
             line[-1].legend(
@@ -303,6 +307,7 @@ def arms(study: pd.DataFrame, names: Mapping[str, str]) -> Figure:
     """
     changed = effects.against_control(study, on=["arm", "seed", "group"])
     changed = effects.select(changed, split="test", stage=["control", "compressed"])
+    # Each seed keeps slightly other shares: lines need one place for all.
     kept = changed.groupby(["arm", "level"])["kept"].transform("mean").round(4)
     changed = changed.assign(change=-100 * changed["drop"], level=kept)
     figure, axes = new_figure(len(names), width=9.0, height=3.4, sharey=True)
@@ -655,6 +660,7 @@ def _over_budgets(axis: Axes, table: pd.DataFrame, column: str, before: str) -> 
         table = _by_rank(table, ends)
     floor, table = effects.at_floor(table), table.dropna(subset=[column, before or column])
     if before:
+        # By the mean over seeds: one seed in which a group starts near 0 would drown all others.
         mean = table.groupby(["group", "level"])[before].transform("mean")
         table = table.assign(**{column: 100 * (table[before] - table[column]) / mean})
     sizes = table.groupby("group")["train_size"].mean().sort_values(ascending=False)
@@ -677,6 +683,7 @@ def _over_budgets(axis: Axes, table: pd.DataFrame, column: str, before: str) -> 
 
 def _by_rank(table: pd.DataFrame, places: Mapping[str, int]) -> pd.DataFrame:
     """Keep the groups at some places of the order by size in each seed, and name them so."""
+    # Sizes change with the seed, and with them who is largest.
     order = table.groupby(["seed", "level"])["train_size"].rank(method="first", ascending=False)
     return table.assign(
         group=(order - 1).map({place: name for name, place in places.items()})

@@ -54,10 +54,12 @@ def points(values: ArrayLike | Interval, *, interval: bool = False) -> str:
     """
     if not isinstance(values, Interval):
         values = t_interval(np.atleast_1d(values))
+    # The interval of one seed is infinite, its mean is not.
     if not np.isfinite(values if interval else values.estimate).all():
         raise ValueError(
             f"values must give a finite mean{' and interval' * interval}, got {values}"
         )
+    # A mean that rounds to -0.0 is no loss.
     mean, low, high = (f"{100 * end:.1f}".replace("-0.0", "0.0") for end in values)
     return f"{mean} points" + f" [{low}, {high}]" * interval
 

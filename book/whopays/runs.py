@@ -122,6 +122,7 @@ def record(table: pd.DataFrame) -> pd.DataFrame:
             f"table must have the columns recorded before, {list(before[0])}, got {columns}"
         )
     try:
+        # A crash while writing must not cost the rows of earlier calls.
         with environment.written(path) as new:
             pd.concat([*before, table]).to_parquet(new, index=False)
     except pyarrow.ArrowException as error:
@@ -360,6 +361,7 @@ def run_notebook(
         description |= {"contents": wanted, "trainings": _take_tallies(folder)}
         finish(folder, description)
         _place(folder, out)
+    # An earlier failure of the same run is history now.
     failed.unlink(missing_ok=True)
     return True
 

@@ -53,6 +53,8 @@ def sign_flip_test(
     else:
         signs = np.random.default_rng(seed).choice((1.0, -1.0), size=(resamples, n))
     side = lookup("alternative", alternative, _SIDES)
+    # Rounding must not decide: patterns that give the observed sum up to the order of summation
+    # count as extreme.
     extreme = side(signs @ differences) >= side(differences.sum()) - n * _rounding(
         [*values, center]
     )

@@ -243,8 +243,10 @@ def beside(
     for arm, key in places.items():
         rows[arm] = {heading: wide[name, *key].dropna() for name, heading in headings.items()}
         for name in minus or headings if arm in rivals else ():
+            # Paired: the same seed has the same data and the same dense network in both arms.
             difference = wide[name, *key] - wide[name, *places[rivals[arm]]]
             rows[arm][f"{headings[name]} minus that of {against}"] = difference.dropna()
+    # A missing run would pass unseen: the number of seeds is shown as soon as arms differ in it.
     seeds = {arm: wide[next(iter(headings)), *key].count() for arm, key in places.items()}
     if len(set(seeds.values())) > 1:
         rows = {arm: {"seeds": str(seeds[arm])} | own for arm, own in rows.items()}
@@ -279,6 +281,7 @@ def correlations(
     for row, (x, y, where) in pairs.items():
         for heading, more in columns.items():
             rows[row][heading] = None
+            # An empty cell: the table has no such rows, or all groups are alike.
             with suppress(effects.MissingRowsError, effects.UndefinedError):
                 rows[row][heading] = effects.group_correlation(
                     table, x=x, y=y, where={**where, **more}

@@ -121,6 +121,7 @@ def judge(
         '5 seeds; a verdict takes 10'
     """
     if len(by_chance):
+        # Chance is asked only where it could take back a verdict.
         found = judge(values, criterion)
         for part in by_chance if found.name in DECIDED else ():
             without = judge(values - part, criterion)
@@ -136,11 +137,13 @@ def judge(
     values = np.asarray(list(values), dtype=np.float64)
     interval = t_interval(values)
     name = _held(values, criterion) if criterion.holds else _compare(interval, criterion)
+    # The test that the verdict rests on: one that finds no effect asserts equality as well.
     equivalence = name == "no effect" or (criterion.direction == "equal" and name != "reversed")
     p_value = (
         math.nan if criterion.holds else _p_value(values, interval.estimate, criterion, equivalence)
     )
     reason, needed = "", None
+    # A counterexample refutes whatever the number of seeds.
     if len(values) < MIN_SEEDS and not (criterion.holds and name == "reversed"):
         name, reason = "undecided", f"{len(values)} seeds; a verdict takes {MIN_SEEDS}"
     if name == "undecided":
@@ -162,6 +165,8 @@ def judge(
 def _of_cells(values: pd.DataFrame, criterion: Criterion) -> Verdict:
     own = {cell: judge(values[cell], criterion) for cell in values}
     against = {cell: _against(found.interval.estimate, criterion) for cell, found in own.items()}
+    # A reversal by one of k cells has k chances: its interval is widened (Bonferroni). Support by
+    # all cells needs no correction, since each has to pass (Berger 1982).
     corrected = {cell: t_interval(values[cell], level=1 - (1 - LEVEL) / len(own)) for cell in own}
     enough = len(values) >= MIN_SEEDS
     names = {found.name for found in own.values()}
@@ -251,6 +256,7 @@ def _p_value(values: np.ndarray, mean: float, criterion: Criterion, equivalence:
             sign_flip_test(values, high, alternative="less"),
         )
     if criterion.direction == "equal":
+        # Outside the margin on one side: the nearer end is the null hypothesis.
         return sign_flip_test(values, low if mean < criterion.threshold else high)
     return sign_flip_test(values, criterion.threshold)
 

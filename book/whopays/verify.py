@@ -70,6 +70,7 @@ def verify(
     )
     points = _points(table, recorded, seeds, "-avx2" if avx2 else "")
     threads = recorded.get("threads")
+    # The number of threads and the choice of faster paths change the last digits, too.
     settings = {
         "OMP_NUM_THREADS": str(threads if isinstance(threads, int) else 1),
         "FAIRLIB_AUTO": str(int(recorded.get("automatic") is True)),
@@ -253,6 +254,7 @@ def compare_tables(
         if len(rows):
             problems += [f"{len(rows)} rows are {what}, the first: {_label(rows[0], rows)}"]
     replaced, counted = recorded.drop(place[lost]), list(columns.index[columns["counts"]])
+    # Only what counts: a clock that differs must not change a verdict.
     replaced.loc[place[both], counted] = new.loc[both, counted].to_numpy()
     replaced = pd.concat([replaced, new.loc[added].reindex(columns=list(recorded))])
     return Comparison(keys, columns, problems, replaced)
@@ -292,6 +294,7 @@ def _keys(old: pd.DataFrame, new: pd.DataFrame, scope: list[str]) -> list[str]:
 def _difference(old: pd.Series, new: pd.Series) -> tuple[Any, ...]:
     x, y = (pd.to_numeric(column, errors="coerce") for column in (old, new))
     same = old == new
+    # Where only one of the two is a number, the difference is infinite.
     absolute = (x - y).abs().mask(same, 0).fillna(np.inf)
     relative = (absolute / np.maximum(x.abs(), y.abs())).mask(same, 0).fillna(np.inf)
     where = "" if same.all() else _label(relative.idxmax(), old.index)

@@ -23,6 +23,7 @@ def counted(results: pd.DataFrame) -> pd.DataFrame:
     keys = [results["claim"], results["reading"]]
     decided = results["decides"].groupby(keys).transform("any")
     counts = results["decides"] | (~decided & (results["seeds"] == 0))
+    # A claim of which all tables are elsewhere would vanish from the counts.
     missing = results[~counts.groupby(keys).transform("any")].drop_duplicates(["claim", "reading"])
     empty: dict[str, Any] = dict.fromkeys(("evidence", "table", "data", "worst_cell"), "")
     empty |= {"verdict": "undecided", "seeds": 0, "needed": pd.NA}

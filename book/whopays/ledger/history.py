@@ -45,6 +45,7 @@ def claim_changes(path: str | Path) -> History:
             changed = [field for field in REGISTERED if before[field] != after[field]]
             rows += [(name, field, before[field], after[field], *commit) for field in changed]
             registered[name] = after
+        # A statistic may be written after its claim: only then is the claim registered.
         registered |= {name: entry for name, entry in now.items() if entry["statistic"] is not None}
     columns = ["id", "field", "before", "after", "commit", "date", "subject"]
     shallow = git(path.parent, "rev-parse", "--is-shallow-repository")
@@ -63,6 +64,7 @@ def _versions(path: Path) -> Iterator[tuple[str, str, str, str]]:
         commit, date, *subject = line.split(" ", 2)
         if (text := git(path.parent, "show", f"{commit}:./{path.name}")) is not None:
             yield commit, date, "".join(subject), text
+    # The file as it is now, so that an edit shows before it is committed.
     yield "not committed", "", "", path.read_text(encoding="utf-8")
 
 

@@ -116,6 +116,7 @@ def _short(row: Any) -> str:
 def _append(path: Path, section: str) -> None:
     """Put the section into a notebook, once, before *Where this comes from* or at its end."""
     notebook = loads(path.read_text(encoding="utf-8"))
+    # The section of an earlier build, by its id.
     cells = [cell for cell in notebook["cells"] if cell.get("id") != _CELL]
     ends = [
         place

@@ -126,6 +126,7 @@ def claim_block(claim: Claim, rows: pd.DataFrame) -> list[str]:
 
 def _verdicts(rows: pd.DataFrame) -> list[str]:
     """Write the verdicts of a reading as an HTML list: counted ones first, other data last."""
+    # 0: counts; 1: does not count, without numbers; 2: other data.
     place = (~rows["counts"]).astype(int) + (~rows["counts"] & (rows["seeds"] > 0))
     ordered = rows.loc[place.sort_values(kind="stable").index]
     return ["<ul>", *map(_verdict, ordered.itertuples()), "</ul>"]
@@ -166,11 +167,15 @@ def _shared_tests(claims: Sequence[Claim], results: pd.DataFrame) -> list[str]:
             lines.append(f"- {names}: {row.verdict} {escape(estimate_text(row))}, {origin(row)}")
     if not lines:
         return ["No two rows with different statements rest on one test."]
-    text = "Different statements for which the same was asked of the same numbers: they stand or fall together."
+    text = (
+        "Different statements for which the same was asked of the same numbers: they stand or "
+        "fall together."
+    )
     return [text, "", *folded(f"{len(lines)} tests stand behind several rows", lines)]
 
 
 def _floors(claims: Sequence[Claim], root: Path) -> list[str]:
+    # By table and condition: many claims ask the same of a table, and reading it takes long.
     asked = {
         (table, str(read.floor)): read
         for claim in claims
