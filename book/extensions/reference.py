@@ -74,7 +74,7 @@ def fold(name: str, described: nodes.Element | list[nodes.Node], folded: list[no
 
 
 def without_links(paragraph: nodes.paragraph) -> list[nodes.Node]:
-    """Return the content of a paragraph without links: a line that opens has nothing else to click."""
+    """Return the content of a paragraph without links, since the line itself opens on a click."""
     for reference in list(paragraph.findall(nodes.reference)):
         reference.parent.replace(reference, reference.children)
     return paragraph.children

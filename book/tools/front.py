@@ -100,7 +100,7 @@ def changes(name: str, where: Rows) -> Iterator[dict[str, pd.DataFrame]]:
 
 
 def ways() -> dict[str, dict[str, pd.DataFrame]]:
-    """Compute what the smallest groups lose (:func:`changes`), by panel of the front page and way."""
+    """Compute what the smallest groups lose, by panel of the front page and way."""
     sources = {
         title: {way: (name, {"arm": look["arm"]}) for way, look in WAYS.items()}
         for title, name in ONE_BUDGET.items()

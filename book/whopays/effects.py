@@ -7,13 +7,15 @@ A study of one seed, written by hand. Of 1,000 people 70 lose 20 points, and the
 
 >>> import pandas as pd
 >>> from whopays import effects
+>>> runs = [("control", 0.0, (0.9, 0.9)), ("compressed", 0.9, (0.9, 0.7))]
 >>> rows = [
 ...     (0, "never", stage, level, split, group, size, accuracy)
-...     for stage, level, accuracies in [("control", 0.0, (0.9, 0.9)), ("compressed", 0.9, (0.9, 0.7))]
+...     for stage, level, accuracies in runs
 ...     for split in ("train", "test")
 ...     for group, size, accuracy in zip(("many", "few"), (930, 70), accuracies)
 ... ]
->>> table = pd.DataFrame(rows, columns=["seed", "when", "stage", "level", "split", "group", "size", "accuracy"])
+>>> columns = ["seed", "when", "stage", "level", "split", "group", "size", "accuracy"]
+>>> table = pd.DataFrame(rows, columns=columns)
 >>> effects.overall_change(table, level=0.9).round(3).to_dict()  # By seed.
 {0: -0.014}
 >>> effects.accuracy_change(table, level=0.9, groups="smallest").round(3).to_dict()
@@ -92,7 +94,7 @@ def select(table: pd.DataFrame, **where: Any) -> pd.DataFrame:
     Example:
         >>> import pandas as pd
         >>> from whopays import effects
-        >>> table = pd.DataFrame({"split": ["test", "test"], "level": [0.5, 0.9], "accuracy": [0.8, 0.7]})
+        >>> table = pd.DataFrame({"split": "test", "level": [0.5, 0.9], "accuracy": [0.8, 0.7]})
         >>> effects.select(table, split="test", level=0.9)["accuracy"].tolist()
         [0.7]
         >>> effects.select(table, split="test", level=0.95)
@@ -158,7 +160,8 @@ def against_control(table: pd.DataFrame, *, on: Iterable[str] = ("seed", "group"
         ...     "split": ["train", "train", "test", "test"], "size": [700, 700, 70, 70],
         ...     "accuracy": [1.0, 0.9, 0.9, 0.7], "loss": [0.0, 0.2, 0.3, 1.0],
         ... })
-        >>> effects.against_control(table)[["stage", "split", "train_size", "drop", "excessive_loss"]]
+        >>> shown = ["stage", "split", "train_size", "drop", "excessive_loss"]
+        >>> effects.against_control(table)[shown]
                 stage  split  train_size  drop  excessive_loss
         0     control  train         700   0.0             0.0
         1  compressed  train         700   0.1             0.2
@@ -825,7 +828,9 @@ def by_run(table: pd.DataFrame, keys: Iterable[str]) -> pd.DataFrame:
     Example:
         >>> import pandas as pd
         >>> from whopays import effects
-        >>> table = pd.DataFrame({"seed": [0, 0], "group": ["few", "many"], "size": [70, 930], "accuracy": [0.7, 0.9]})
+        >>> table = pd.DataFrame({
+        ...     "seed": 0, "group": ["few", "many"], "size": [70, 930], "accuracy": [0.7, 0.9]
+        ... })
         >>> effects.by_run(table, ["seed"]).round(3)
            seed  accuracy  bias  signed
         0     0     0.886   0.2    -0.2
@@ -939,7 +944,7 @@ def contrast_rows(
         where: Values of columns that select the rows.
         against: Values of columns that select the rows whose value is subtracted.
         beyond: ``where`` and ``against`` of a second contrast, which is subtracted from the first:
-            how much more a constraint gives back after one linearizer than after another.
+            how much more a constraint returns after one linearizer than after another.
         arguments: Further arguments of the statistic.
 
     Returns:
@@ -1021,7 +1026,7 @@ def cells(
         each: Values by column, or ``"all"`` for all that the selected rows have; a cell is a
             combination of them. A value becomes the argument of that name if the statistic has one
             (``level``), else a condition of ``where``, and of ``against`` unless that has one for
-            the column. What stands under the key ``against`` varies in ``against`` alone: one
+            the column. What is under the key ``against`` varies in ``against`` alone: one
             method against each of its rivals.
         arguments: Further arguments of the statistic.
 
@@ -1065,8 +1070,8 @@ def by_chance(
     """Compute the contrast of gaps in accuracy that chance gives to equally accurate groups.
 
     The gaps of two networks of different accuracy differ by chance (`group_gap`): a verdict on
-    their `contrast_rows` must stand without that part. How often a network and the dense one are
-    right on the same samples no table says; for what groups lose (`degradation_gap`) it must stand
+    their `contrast_rows` must hold without that part. How often a network and the dense one are
+    right on the same samples no table says; for what groups lose (`degradation_gap`) it must hold
     whether they answer independently or as alike as they can.
 
     Args:
@@ -1238,21 +1243,21 @@ CHANGES = (
 """Statistics that compare a level with the control."""
 
 BY_CONTRAST = (degradation_gap, group_gap, group_gap_by_chance, spread)
-"""Statistics that decide a claim by `contrast_rows` alone: chance keeps a gap above 0, and a variance of
-0 is estimated with a skewed error, so that over ten seeds one in ten intervals lies below 0.
+"""Statistics that decide a claim only by `contrast_rows`.
+
+Chance keeps a gap above 0, and a variance of 0 is estimated with a skewed error: over ten seeds one
+in ten intervals would be below 0.
 """
 
 STATISTICS: dict[str, Callable[..., pd.Series]] = {
     function.__name__: function
     for function in (
         accuracy_change, column_mean, degradation_gap, drop_correlation, drop_difference,
-        group_correlation, group_difference, group_gap, group_gap_by_chance, level_trend, loss_difference,
-        overall_accuracy, overall_change, spread, spread_change,
+        group_correlation, group_difference, group_gap, group_gap_by_chance, level_trend,
+        loss_difference, overall_accuracy, overall_change, spread, spread_change,
     )
 } | {"contrast": contrast_rows}  # fmt: skip
-"""By name the functions that turn a study table, and the arguments of a claim, into one value per
-seed.
-"""
+"""Functions that turn a study table into one value per seed, by the name that a claim gives."""
 
 
 def _select(table: pd.DataFrame, where: Rows, columns: Iterable[str]) -> pd.DataFrame:

@@ -499,7 +499,7 @@ def by_name(
         rows: One row per seed and group of each part, with a column ``train_size``.
         columns: By the name of each column, which has a panel, its label.
         by: Name of the column whose values are the parts; each has its groups and a colour.
-        ranked: Parts whose groups change their sizes with the seed, and stand by their rank in
+        ranked: Parts whose groups change their sizes with the seed, and are shown by their rank in
             size.
     """
     parts = {}

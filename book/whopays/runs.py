@@ -1,7 +1,7 @@
 """One papermill run, done safely, and what makes it out of date.
 
 A finished run is a folder with ``notebook.ipynb`` (executed), ``records.parquet`` (if the notebook
-called :func:`record`) and ``run.json``, which holds their checksums and its own. Work happens in a
+called :func:`record`) and ``run.json``, with their checksums and one of itself. Work happens in a
 temporary folder beside it, which is renamed when everything is on the disk: the run is there
 completely or not at all. A lock makes a second process that is asked for the same run wait for the
 first.
@@ -269,7 +269,7 @@ def contents(notebook: str | Path, given: Mapping[str, Any]) -> dict[str, str]:
     if re.search(r"\b(claims|prose)\.verdict", code):
         named.append("book/claims.yml")
     # A name without its suffix is also the beginning of the provenance beside a table, and of all
-    # tables that an f-string such as results/part/{name}.csv may stand for.
+    # tables that an f-string such as results/part/{name}.csv may name.
     beginnings = tuple(str(PurePosixPath(name).with_suffix("")) for name in named)
     files, own = set(), set()
     recorder = f'"notebook": "{notebook.resolve().relative_to(root).as_posix()}"'

@@ -79,7 +79,7 @@ def seeds_needed(
 
     Args:
         values: Values (n,), one per seed.
-        threshold: Number beyond which the interval should lie, on the side where the mean lies.
+        threshold: Number beyond which the interval should be, on the side of the mean.
         power: Wanted probability, in (0, 1).
         level: Coverage of the interval, in (0, 1).
         most: Largest count to report.

@@ -87,7 +87,7 @@ class Recorded:
         """Draw a figure of the table with the line on its origin, if the table exists.
 
         Args:
-            figure: Function that draws the table, its first argument, and gives back a figure.
+            figure: Function that draws the table, its first argument, and returns a figure.
             arguments, settings: Further arguments of the function.
         """
         if self.table is not None:
@@ -217,9 +217,8 @@ def beside(
     Example:
         >>> import pandas as pd
         >>> from whopays import tables
-        >>> runs = pd.DataFrame({
-        ...     "arm": ["plain"] * 3 + ["fair"] * 3, "seed": [0, 1, 2] * 2, "bias": [0.4, 0.5, 0.6, 0.1, 0.2, 0.3],
-        ... })
+        >>> runs = pd.DataFrame({"arm": ["plain"] * 3 + ["fair"] * 3, "seed": [0, 1, 2] * 2})
+        >>> runs["bias"] = [0.4, 0.5, 0.6, 0.1, 0.2, 0.3]
         >>> tables.beside(runs, ["bias"], rival="plain", digits=2)
                              bias bias minus that of plain
         arm

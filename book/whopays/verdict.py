@@ -4,7 +4,7 @@ With the 95 % t interval of the mean over seeds, in this order of precedence:
 
 | direction | supported | reversed | no effect |
 |---|---|---|---|
-| greater, less | interval beyond the threshold | beyond it on the other side | within threshold +- margin |
+| greater, less | interval beyond the threshold | beyond, other side | within threshold +- margin |
 | equal | interval within threshold +- margin | wholly outside it | |
 
 All other cases, and all with fewer than `MIN_SEEDS` seeds, are *undecided*.
@@ -100,14 +100,14 @@ def judge(
         values: One value per seed, ``(n,)``, or a table with seeds in rows and cells in columns.
         criterion: Direction, threshold and margin.
         by_chance: What chance alone would give in place of each value
-            (:func:`whopays.effects.by_chance`): a verdict that does not stand without each of these
+            (:func:`whopays.effects.by_chance`): a verdict that does not hold without each of these
             is *undecided*.
 
     Raises:
         ValueError: If there is no value, or one is missing or not finite.
 
     Example:
-        Ten seeds, and whether their mean lies above 0, where less than 0.01 is as good as nothing:
+        Ten seeds, and whether their mean is above 0, where less than 0.01 is as good as nothing:
 
         >>> from whopays.verdict import Criterion, judge
         >>> greater = Criterion("greater", threshold=0.0, margin=0.01)

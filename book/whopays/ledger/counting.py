@@ -15,7 +15,7 @@ def counted(results: pd.DataFrame) -> pd.DataFrame:
 
     These are the rows that decide. A claim in a reading that no table decides counts by the rows
     that have no numbers (not testable, not recorded yet); where all its tables are of other data,
-    by a row of its own, *undecided*.
+    by an added row, *undecided*.
 
     Args:
         results: Verdicts (:func:`whopays.claims.evaluate_claims`).
