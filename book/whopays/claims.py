@@ -193,8 +193,9 @@ class Claim:
         lookup("direction", str(self.direction), dict.fromkeys(DIRECTIONS))
         for name, value in (("threshold", self.threshold), ("margin", self.margin)):
             # YAML reads yes as True, which is an int for Python.
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not number or not math.isfinite(value):
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise ValueError(f"{name} must be a finite number, got {value!r}")
+            if not math.isfinite(value):
                 raise ValueError(f"{name} must be a finite number, got {value!r}")
         if self.criterion.margin <= 0:
             raise ValueError(f"margin must be a positive number, got {self.margin!r}")

@@ -269,7 +269,7 @@ def drop_difference(
         ValueError: If a column, the level or the control is missing, a seed is incomplete, several
             runs per seed are selected, or a relative drop would divide by 0.
     """
-    settings = {"level": level, "share": share, "relative": relative}
+    settings: dict[str, Any] = {"level": level, "share": share, "relative": relative}
     settings |= {"where": where, "rank_where": rank_where}
     minority = accuracy_change(table, groups="others" if others else "smallest", **settings)
     return accuracy_change(table, groups="largest", **settings) - minority
@@ -1133,7 +1133,7 @@ def at_floor(
     Raises:
         ValueError: If a column, a value or the control is missing.
     """
-    rows = {"stage": "control", "split": "test"} | where
+    rows = {"stage": "control", "split": "test", **where}
     found = _select(table, rows, ("group", "size", "accuracy", *(() if classes else ("constant",))))
     found = found if "constant" in found else found.assign(constant=0.0)
     if (empty := found[["size", "accuracy", "constant"]].isna().any()).any():

@@ -154,7 +154,7 @@ def thirds(
     sizes = effects.groups_by_size(ranked, column="size", rank="size").columns
     third = math.ceil(len(sizes) / 3)
     found = {"all": effects.by_level(study, of="overall_change", where=where)} if everybody else {}
-    chosen = {"where": where, "rank_where": rank_where}
+    chosen: dict[str, Any] = {"where": where, "rank_where": rank_where}
     for groups, part in (("largest", sizes[-third:]), ("smallest", sizes[:third])):
         change = effects.by_level(study, of="accuracy_change", groups=groups, **chosen)
         found[f"{groups} third (n={np.mean(part):,.0f})"] = change

@@ -205,11 +205,12 @@ def _read(text: str, kind: str) -> object:
 
 
 def _checked(notebook: str | Path, name: str, value: Any, kind: str) -> Scalar:
+    wanted: Any
     wanted, description = _TYPES[kind]
     if wanted is float and type(value) is int:
         value = float(value)
     # The type has to be the very one: isinstance would take True for an int.
-    if type(value) is not wanted or (wanted is float and not math.isfinite(value)):
+    if type(value) is not wanted or (isinstance(value, float) and not math.isfinite(value)):
         raise ParameterError(f"{notebook}: parameter {name!r} must be {description}, got {value!r}")
     return value
 
@@ -271,7 +272,7 @@ def contents(notebook: str | Path, given: Mapping[str, Any]) -> dict[str, str]:
     # A name without its suffix is also the beginning of the provenance beside a table, and of all
     # tables that an f-string such as results/part/{name}.csv may name.
     beginnings = tuple(str(PurePosixPath(name).with_suffix("")) for name in named)
-    files, own = set(), set()
+    files, own = set[Path](), set[Path]()
     recorder = f'"notebook": "{notebook.resolve().relative_to(root).as_posix()}"'
     for path in [*root.glob("results/**/*"), *root.glob("book/**/*")]:
         if path.relative_to(root).as_posix().startswith(beginnings):

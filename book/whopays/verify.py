@@ -266,7 +266,7 @@ def _rows(table: pd.DataFrame, names: Sequence[str]) -> pd.MultiIndex:
 
 def _keys(old: pd.DataFrame, new: pd.DataFrame, scope: list[str]) -> list[str]:
     """Choose the columns that identify the rows in both tables."""
-    texts, equal, changed = [], [], []
+    texts, equal, changed = list[str](), list[str](), list[str]()
     for name in old.columns.difference(scope, sort=False):
         if name not in new or _NOT_COUNTED.search(name):
             continue
