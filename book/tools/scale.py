@@ -35,7 +35,7 @@ CHANGES = {
     "alike": "Decided by both, alike",
     "neither": "Decided by neither",
 }
-"""How the two tables of a claim compare, in the order of the page."""
+"""Kinds of change from the embedded study to real images, in the order of the page."""
 
 FOLDED = ("alike", "neither")
 OPEN = {

@@ -29,9 +29,7 @@ real-data run.
 """
 
 AT_SCALE = re.compile(r".*-(all|resnet18)|[tbd]-(fig|tab)-.*")
-"""How runs at scale are named, which are of all pictures of a data set, of a paper's network, or of
-a paper's grid.
-"""
+"""Names of runs at scale: all pictures of a data set, or a network or a grid of a paper."""
 
 REMARKS = {
     ("near_duplicates", "ignored"): "near-duplicates not kept together",
