@@ -155,8 +155,6 @@ VALUES |= {
     "others_forgotten": lambda: points(_pruned("Others", RESNET18, split="train")),
     "white_forgotten": lambda: points(_pruned("White", RESNET18, split="train")),
     "seeds_64_pixels": lambda: f"{table(RESNET18_64)['seed'].nunique()}",
-    "others_32_pixels": lambda: _recognized(RESNET18),
-    "others_64_pixels": lambda: _recognized(RESNET18_64),
 }
 
 
@@ -205,24 +203,18 @@ def relus_others() -> str:
     return points(certain(_dropped("Others")))
 
 
-@value
-def relus_others_before() -> str:
-    control = effects.select(
-        table(RACES), method="linearize:snl", stage="control", split="test", group="Others"
-    )
-    return points(control["accuracy"])
+VALUES |= {
+    "relus_others_before": lambda: points(_control(RACES, method="linearize:snl")),
+    "relus_vgg19_others_before": lambda: points(_control(RACES_VGG19, model="vgg19")),
+    "others_32_pixels": lambda: f"{_control(RESNET18, setting='unequal').mean():.0%}",
+    "others_64_pixels": lambda: f"{_control(RESNET18_64, setting='unequal').mean():.0%}",
+}
 
 
 @value
 def relus_vgg19_others() -> str:
     verdict("D-fig-7a", RACES_VGG19, expect="supported")
     return points(certain(_dropped("Others", RACES_VGG19, model="vgg19")))
-
-
-@value
-def relus_vgg19_others_before() -> str:
-    where = {"model": "vgg19", "stage": "control", "split": "test", "group": "Others"}
-    return points(effects.select(table(RACES_VGG19), **where)["accuracy"])
 
 
 @value
@@ -310,10 +302,10 @@ def _correlation(run: str) -> str:
     return f"{said.interval.estimate:.2f}"
 
 
-def _recognized(path: str) -> str:
-    """Format the share of Others that the unpruned network recognizes."""
-    where = {"setting": "unequal", "stage": "control", "split": "test", "group": "Others"}
-    return f"{effects.select(table(path), **where)['accuracy'].mean():.0%}"
+def _control(path: str, **where: str) -> pd.Series:
+    """Look up the test accuracy of Others under the control, by seed."""
+    rows = effects.select(table(path), stage="control", split="test", group="Others", **where)
+    return rows["accuracy"]
 
 
 def _pruned(race: str, path: str, split: str = "test") -> pd.Series:
