@@ -154,7 +154,7 @@ rule plain:
 if "grid" in config:
     POINTS = {point.id: point for point in grids.expand(config["grid"])}
     FORCE = ["--force"] if config.get("force") else []
-    FOLDER = grids.folder(config["grid"]).as_posix()
+    FOLDER = grids.runs_folder(config["grid"]).as_posix()
     UNFIT = grids.unfit(POINTS.values())
 
     if not FORCE and (old := {id: why for id, why in UNFIT.items() if why != grids.UNFINISHED}):
@@ -163,7 +163,7 @@ if "grid" in config:
     def command(wildcards):
         point = POINTS[wildcards.id]
         given = [word for name, value in point.parameters.items() for word in ("-p", name, str(value))]
-        return shlex.join(["fairlib", "run", str(point.notebook), *given, "-o", str(point.out), *FORCE])
+        return shlex.join(["whopays", "run", str(point.notebook), *given, "-o", str(point.out), *FORCE])
 
     localrules: sweep
 

@@ -78,7 +78,7 @@ def compare_claims(name: str, alone: pd.DataFrame, at_once: pd.DataFrame) -> pd.
     """Compare the statistics of the claims that name a table; a row for each claim, reading and
     cell."""
     rows = []
-    for claim in claims.load("book/claims.yml"):
+    for claim in claims.read_claims("book/claims.yml"):
         for reading, read in claim.readings.items():
             if name not in read.tables.values():
                 continue
@@ -100,7 +100,7 @@ def main() -> None:
     else:
         other, *tables = sys.argv[1:]
         pairs = {
-            each: [claims.read_table(Path(root, each)) for root in (other, "")] for each in tables
+            each: [claims.read_records(Path(root, each)) for root in (other, "")] for each in tables
         }
         found = pd.concat([compare_claims(each, *pair) for each, pair in pairs.items()])
         name = "two_paths_claims"

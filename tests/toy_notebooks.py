@@ -15,7 +15,7 @@ lr: float = 0.5  # learning rate
 data: str = "a=b"  # a text with an equals sign
 quick: bool = True  # whether to hurry
 """
-RECORD = "import pandas as pd\nfrom fairlib import record\nrecord(pd.DataFrame({'seed': range(seeds), 'lr': lr}));"
+RECORD = "import pandas as pd\nfrom whopays import record\nrecord(pd.DataFrame({'seed': range(seeds), 'lr': lr}));"
 
 
 def write_notebook(path: Path, *code: str, parameters: str = PARAMETERS) -> Path:
@@ -46,7 +46,7 @@ def finish(point: grids.Point, table: pd.DataFrame, **description) -> None:
     point.out.mkdir(parents=True, exist_ok=True)
     table.to_parquet(point.out / "records.parquet")
     description = {
-        "notebook": point.notebook.as_posix(), "parameters": runs.resolve(point.notebook, point.parameters),
+        "notebook": point.notebook.as_posix(), "parameters": runs.resolve_parameters(point.notebook, point.parameters),
         "started": "2026-01-01T00:00:00+00:00", "seconds": 1.5, "device": "cpu", "cpu": "c", "cores": 2, "threads": 1,
         "platform": "p", "versions": {"torch": "2"}, "commit": "abc", "dirty": False,
         "contents": runs.contents(point.notebook, point.parameters),

@@ -423,7 +423,8 @@ def studies_named_after_their_tables() -> Breaches:
             recorded = json.loads(provenance.read_text(encoding="utf-8"))
             for parameter in points[0].parameters:
                 values = [
-                    runs.resolve(point.notebook, point.parameters)[parameter] for point in points
+                    runs.resolve_parameters(point.notebook, point.parameters)[parameter]
+                    for point in points
                 ]
                 found = recorded["parameters"][parameter]
                 if (found if isinstance(found, list) else [found]) != list(dict.fromkeys(values)):

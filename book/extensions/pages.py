@@ -1,10 +1,10 @@
-"""What Sphinx does not do for these pages: figures in the page's own colours, and words that
-explain themselves.
+"""Add to Sphinx: figures in the colours of the page, and words that explain themselves.
 
 An SVG image becomes part of the page: its texts take the page's font, and the colours of
 :mod:`whopays.plots` those of the style sheet (``--plot-1`` to ``--plot-7``), which differ in the
 dark. A figure wider than a phone scrolls, by keyboard too. The first use of a word of the glossary
-leads there, and shows its meaning on hover, as the theme does for citations."""
+leads there, and shows its meaning on hover, as the theme does for citations.
+"""
 
 from __future__ import annotations
 
@@ -43,9 +43,11 @@ NOT_LINKED = (
 def inline_svg(svg: str, alt: str, name: str) -> str:
     """Rewrite an SVG document as an element of a page.
 
-    Args: svg: The document, of Matplotlib or drawn by hand, whose colours are written as six
-        hexadecimal digits. alt: What it shows, for those who do not see it. name: Prefix of its
-        ids, unique on the page.
+    Args:
+        svg: The document, of Matplotlib or drawn by hand, whose colours are written as six
+            hexadecimal digits.
+        alt: What it shows, for those who do not see it.
+        name: Prefix of its ids, unique on the page.
 
     Returns:
         HTML that takes the colours and the font of the page.
@@ -65,25 +67,31 @@ def inline_svg(svg: str, alt: str, name: str) -> str:
     svg = re.sub(
         "|".join(COLOURS), lambda found: COLOURS[found[0].lower()], svg, flags=re.IGNORECASE
     )
+    # Ids must be unique on a page that has several figures, and Matplotlib numbers them alike in
+    # each. Only ids that something refers to are kept.
     used = set(re.findall(r'(?:href="#|url\(#)([^")]+)', svg))
     svg = re.sub(
         r' id="([^"]+)"', lambda found: f' id="{name}-{found[1]}"' if found[1] in used else "", svg
     )
     svg = re.sub(r'(href="#|url\(#)([^")]+)', rf"\g<1>{name}-\g<2>", svg)
+    # Only the size of the font is the figure's: its family is that of the page.
     svg = re.sub(r"font: ([\d.]+)px [^;\"]*", r"font-size: \1px", svg)
     svg = re.sub(r"\n\s*", "\n", svg)
     left, top, width, height = re.search(r'viewBox="([^"]+)"', svg)[1].split()
+    # Matplotlib writes points; a pixel of the page is three quarters of one.
     natural = f"{(4 / 3 if 'pt' in svg[: svg.index('>')] else 1) * float(width):.0f}px"
-    head = f'<svg viewBox="{left} {top} {width} {height}" style="--natural: {natural}; max-width: {natural}" role="img" '
+    style = f"--natural: {natural}; max-width: {natural}"
+    head = f'<svg viewBox="{left} {top} {width} {height}" style="{style}" role="img" '
     head += f'aria-label="{escape(alt)}" xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink">'
     return f'<div class="plot" tabindex="0">{head}{svg[svg.index(">") + 1 :]}</div>'
 
 
 def _styled(tag: re.Match[str]) -> str:
-    """A tag whose colours are in its style, since only there can they be variables."""
+    """Move the colours of a tag into its style, since only there can they be variables."""
     colours = re.findall(r' (fill|stroke)="(#[0-9A-Fa-f]{6})"', tag[0])
     if not colours:
         return tag[0]
+    # An attribute cannot hold a CSS variable, so the colours move to the style.
     bare = re.sub(r' (fill|stroke)="#[0-9A-Fa-f]{6}"', "", tag[0])
     own = re.search(r' style="([^"]*)"', bare)
     style = "; ".join(
@@ -108,19 +116,20 @@ def depart_image(translator: Any, node: nodes.image) -> None:
 
 
 def explain(app: Sphinx, doctree: nodes.document, docname: str) -> None:
-    """Link the first use of each word of the glossary on a page; the link says on hover what the
-    word means."""
+    """Link the first use of each word of the glossary, with its meaning on hover."""
     if docname in (GLOSSARY, BIBLIOGRAPHY) or GLOSSARY not in app.env.found_docs:
         return
     words = {
         word: own for word, own in glossary(app).items() if word not in OTHER_SENSE.get(docname, ())
     }
+    # The longest words first: "group gap" has to win over "group".
     pattern = re.compile(
         rf"\b({'|'.join(sorted(map(re.escape, words), key=len, reverse=True))})s?\b", re.IGNORECASE
     )
     page = app.builder.get_relative_uri(docname, GLOSSARY)
     for paragraph in list(doctree.findall(nodes.paragraph)):
         for text in list(paragraph.findall(nodes.Text)):
+            # Headings, code and links are left alone, and text within them too.
             if not words or any(isinstance(outer, NOT_LINKED) for outer in above(text)):
                 continue
             parts, rest = [], text.astext()
@@ -128,6 +137,8 @@ def explain(app: Sphinx, doctree: nodes.document, docname: str) -> None:
                 (found for found in pattern.finditer(rest) if found[1].lower() in words), None
             ):
                 meaning, anchor = words.pop(found[1].lower())
+                # Synonyms share an anchor: once one of them is linked, the others are known as
+                # well.
                 for word in [word for word, (_, other) in words.items() if other == anchor]:
                     del words[word]
                 link = nodes.reference(
@@ -148,7 +159,7 @@ def name_headings(app: Sphinx, doctree: nodes.document, docname: str) -> None:
 
 
 def glossary(app: Sphinx) -> dict[str, tuple[str, str]]:
-    """The words of the glossary in small letters, with what they mean and their anchors."""
+    """Read the words of the glossary in small letters, with their meanings and anchors."""
     words = {}
     for item in app.env.get_doctree(GLOSSARY).findall(nodes.definition_list_item):
         meaning = " ".join(item.next_node(nodes.definition).astext().split())
@@ -158,7 +169,7 @@ def glossary(app: Sphinx) -> dict[str, tuple[str, str]]:
 
 
 def above(node: nodes.Node) -> list[nodes.Node]:
-    """The nodes that a node is part of."""
+    """List the nodes that a node is part of."""
     found = []
     while (node := node.parent) is not None:
         found.append(node)

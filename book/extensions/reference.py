@@ -1,8 +1,9 @@
-"""The reference in lines that open: a name and what it does; signature, parameters and example
-stand below, folded.
+"""Fold the reference: a line with a name and what it does, which opens.
 
-On the pages of ``book/reference`` the first paragraph of the docstring of a function, class or
-module becomes the line. On paper nothing is folded."""
+Signature, parameters and example are below it. On the pages of ``book/reference`` the first
+paragraph of the docstring of a function, class or module becomes the line. On paper nothing is
+folded.
+"""
 
 from __future__ import annotations
 
@@ -17,30 +18,40 @@ FOLDER = "book/reference/"
 
 
 class Fold(nodes.General, nodes.Element):
-    """What can be folded; its first child is a :class:`Line`, which is always seen."""
+    """Element that can be folded; its first child is a :class:`Line`, which is always seen."""
 
 
 class Line(nodes.General, nodes.TextElement):
-    """What is seen of something folded."""
+    """Line that stays of a folded element."""
+
+
+NAME_PARTS = addnodes.desc_addname | addnodes.desc_name
+"""Parts of the full name in a signature."""
+
+ENDS = nodes.section | nodes.target | addnodes.desc | addnodes.index | Fold
+"""Nodes that end the docstring of a module."""
 
 
 def fold_page(app: Sphinx, doctree: nodes.document, docname: str) -> None:
     """Fold every docstring on a page of the reference that is not part of another one."""
     if not docname.startswith(FOLDER) or app.builder.format != "html":
         return
+    # A description within another one, such as a method, opens with the whole.
     for description in list(doctree.findall(addnodes.desc)):
         if isinstance(description.parent, nodes.section | nodes.document):
             signature, content = description.next_node(addnodes.desc_signature), description[-1]
-            fold(
-                "".join(part.astext() for part in signature.findall(is_name)),
-                content,
-                [description],
-            )
-    for module in [node for node in doctree.findall(addnodes.index) if is_module(node)]:
-        after = module.parent[module.parent.index(module) + 1 :]
-        text = list(takewhile(is_text, dropwhile(is_target, after)))
-        if text:
-            fold(module["entries"][0][2].removeprefix("module-"), text, text)
+            names = signature.findall(lambda node: isinstance(node, NAME_PARTS))
+            fold("".join(part.astext() for part in names), content, [description])
+    for module in list(doctree.findall(addnodes.index)):
+        # Sphinx leaves the docstring of a module in the section, between its anchor and what
+        # follows.
+        anchor = module["entries"][0][2]
+        if anchor.startswith("module-"):
+            after = module.parent[module.parent.index(module) + 1 :]
+            rest = dropwhile(lambda node: isinstance(node, nodes.target), after)
+            text = list(takewhile(lambda node: not isinstance(node, ENDS), rest))
+            if text:
+                fold(anchor.removeprefix("module-"), text, text)
 
 
 def fold(name: str, described: nodes.Element | list[nodes.Node], folded: list[nodes.Node]) -> None:
@@ -55,58 +66,35 @@ def fold(name: str, described: nodes.Element | list[nodes.Node], folded: list[no
     place, anchors = parent.index(folded[0]), []
     for node in folded:
         parent.remove(node)
+    # The anchor has to stay with the line: a link to something folded must find it, and opens it.
     if described and isinstance(described[0], nodes.paragraph):
         anchors = described[0]["ids"]
         line += [nodes.Text(" "), *without_links(described.pop(0))]
     parent.insert(place, Fold("", line, *folded, ids=anchors))
 
 
-def is_module(node: addnodes.index) -> bool:
-    """Tell whether an entry of the index is that of a module."""
-    return any(anchor.startswith("module-") for _, _, anchor, *_ in node["entries"])
-
-
-def is_target(node: nodes.Node) -> bool:
-    """Tell whether a node is one that only links lead to."""
-    return isinstance(node, nodes.target)
-
-
-def is_text(node: nodes.Node) -> bool:
-    """Tell whether a node can belong to the docstring of the module before it."""
-    return not isinstance(
-        node, nodes.section | nodes.target | addnodes.desc | addnodes.index | Fold
-    )
-
-
-def is_name(node: nodes.Node) -> bool:
-    """Tell whether a node is a part of the full name in a signature."""
-    return isinstance(node, addnodes.desc_addname | addnodes.desc_name)
-
-
 def without_links(paragraph: nodes.paragraph) -> list[nodes.Node]:
-    """The content of a paragraph; a line that opens on a click holds nothing else to click on."""
+    """Return the content of a paragraph without links, since the line itself opens on a click."""
     for reference in list(paragraph.findall(nodes.reference)):
         reference.parent.replace(reference, reference.children)
     return paragraph.children
 
 
 def element(tag: str) -> tuple[Any, Any]:
-    """Functions that write the start and the end of an HTML element of the reference."""
-    return (
-        lambda translator, node: translator.body.append(
-            translator.starttag(node, tag, CLASS=f"reference-{tag}")
-        ),
-        lambda translator, node: translator.body.append(f"</{tag}>\n"),
-    )
+    """Return the functions that write the start and the end of an HTML element."""
+
+    def start(translator: Any, node: nodes.Element) -> None:
+        translator.body.append(translator.starttag(node, tag, CLASS=f"reference-{tag}"))
+
+    return start, lambda translator, node: translator.body.append(f"</{tag}>\n")
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
     """Register with Sphinx."""
     app.add_node(Fold, html=element("details"))
     app.add_node(Line, html=element("summary"))
-    app.connect(
-        "doctree-resolved", fold_page, priority=400
-    )  # Before words are linked to the glossary.
+    # Before words are linked to the glossary, which happens at 500.
+    app.connect("doctree-resolved", fold_page, priority=400)
     app.add_css_file("reference.css")
     app.add_js_file("unfold.js")
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,8 +1,8 @@
-"""What follows from the one address in `_config.yml`: `repository.url`, which is empty while the
-book has none.
+"""Fill in the settings that follow from `repository.url` in `_config.yml`, if it is set.
 
 `python book/tools/address.py _config.yml OUT.yml [ANNOUNCEMENT]` writes the settings that the book
-is built with; an announcement stands above every page."""
+is built with; an announcement stands above every page.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ VERSION = Path(__file__).parents[2] / "fairlib" / "_version.py"
 
 
 def repository(config: dict[str, Any]) -> tuple[str, str] | None:
-    """The names of the organization and of the repository; None while there is no address.
+    """Return the names of the organization and the repository; None without an address.
 
     Raises:
         ValueError: If the repository is not at https://github.com/ORG/REPO.
@@ -27,30 +27,31 @@ def repository(config: dict[str, Any]) -> tuple[str, str] | None:
     found = re.fullmatch(r"https://github\.com/([\w-]+)/([\w.-]+?)(?:\.git)?/?", url)
     if url and not found:
         raise ValueError(
-            f"repository.url in _config.yml must be https://github.com/ORG/REPO or empty, got {url!r}"
+            "repository.url in _config.yml must be https://github.com/ORG/REPO or empty, got "
+            f"{url!r}"
         )
     return (found[1], found[2]) if found else None
 
 
 def site(config: dict[str, Any]) -> str:
-    """The address of the published book, with a slash at its end; empty while there is none."""
+    """Return the address of the published book, with a slash at its end; empty without one."""
     names = repository(config)
     if not names:
         return ""
+    # A repository that is named after the host is published at its top.
     host = f"{names[0].lower()}.github.io"
     return f"https://{host}/" if names[1].lower() == host else f"https://{host}/{names[1]}/"
 
 
 def wheel(config: dict[str, Any]) -> str:
-    """The address of fairlib's wheel, which is published with the book; empty while there is
-    none."""
+    """Return the address of fairlib's wheel, published with the book; empty without one."""
+    # Read as text: importing fairlib takes seconds, and needs its dependencies.
     (version,) = re.findall(r'__version__ = "([^"]+)"', VERSION.read_text(encoding="utf-8"))
     return f"{site(config)}wheel/who_pays-{version}-py3-none-any.whl" if site(config) else ""
 
 
 def filled(config: dict[str, Any]) -> dict[str, Any]:
-    """A copy of the settings with all that follows from the address; without one nothing is
-    added."""
+    """Return a copy of the settings with all that follows from the address."""
     config, address = copy.deepcopy(config), site(config)
     if not address:
         return config

@@ -1,5 +1,4 @@
-"""The data of the slider: accuracies of groups from recorded tables, as an element that
-``slider.js`` brings to life.
+"""Data of the slider: accuracies of groups, as an element that ``slider.js`` brings to life.
 
 Without scripts, and on paper, it is tables and a still figure.
 """
@@ -7,64 +6,47 @@ Without scripts, and on paper, it is tables and a still figure.
 from __future__ import annotations
 
 import json
-from html import escape
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import values
+from jinja2 import Environment
+from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from fairlib.statistics import t_interval
 from whopays import effects, plots
 
-PRUNE = "of the weights pruned"
 LINEARIZE = "of the ReLUs kept"
-UNEQUAL = {"setting": "unequal"}
-SNL = UNEQUAL | {"method": "linearize:snl"}
-
 RANKS = ("largest", "2nd", "3rd", *(f"{place}th" for place in range(4, 10)), "smallest")
 """Names of ten classes by size, where every seed draws anew which digit is rare."""
 
-CHOICES: dict[str, tuple[str, dict[str, Any], str]] = {
-    "Pruning by magnitude, digits": ("pruning/matthew-effect-study", UNEQUAL, PRUNE),
-    "Pruning by magnitude, faces by race": ("pruning/matthew-effect-utkface", UNEQUAL, PRUNE),
-    "Fewer ReLUs by SNL, digits": ("linearization/who-pays-for-relus-study", SNL, LINEARIZE),
-    "Fewer ReLUs by SNL, faces by race": (
-        "linearization/who-pays-for-relus-races-all",
-        SNL,
-        LINEARIZE,
-    ),
-    "Fewer ReLUs by SNL, faces by age": (
-        "linearization/who-pays-for-relus-ages-all",
-        SNL,
-        LINEARIZE,
-    ),
-}
-"""By its title the table of a choice, the rows that are taken, and what a level is a share of."""
+CHOICES = {entry["title"]: entry for entry in values.SHOWN["choices"]}
+"""Table, rows and unit of a choice, by its title."""
 
 
 def choice(title: str) -> dict[str, Any]:
-    """Test accuracies of all groups in percent, over the levels of a recorded table, the control
-    first.
+    """Compute test accuracies of all groups in percent over levels, the control first.
 
-    Returns: ``title``; ``unit``; ``levels``, texts; ``seeds``; and ``groups``, the largest first,
-        each with ``name``, ``size`` (mean number of training images), and for each level
-        ``accuracy`` (mean over seeds) and ``half`` (half of its 95 % interval).
+    Returns:
+        ``title``; ``unit``; ``levels``, texts; ``seeds``; and ``groups``, the largest first, each
+        with ``name``, ``size`` (mean number of training images), and for each level ``accuracy``
+        (mean over seeds) and ``half`` (half of its 95 % interval).
     """
-    name, where, unit = CHOICES[title]
-    table = effects.select(values.table(f"results/{name}.csv"), **where).drop(
-        columns="train_size", errors="ignore"
-    )
+    entry, unit = CHOICES[title], CHOICES[title]["unit"]
+    table = effects.select(values.table(f"results/{entry['table']}.csv"), **entry["rows"])
+    # Some tables were recorded with the training sizes and some without: they are computed alike
+    # for all.
+    table = table.drop(columns="train_size", errors="ignore")
     train = {"stage": "control", "split": "train"}
     table = effects.attach(table, {"train_size": "size"}, on=["seed", "group"], where=train)
     test = effects.select(table, split="test", stage=["control", "compressed"])
     levels = sorted(test["level"].unique(), reverse=unit == LINEARIZE)
-    named = (
-        test.groupby("seed")
-        .apply(lambda own: own.loc[own["train_size"].idxmax(), "group"])
-        .nunique()
-        == 1
-    )
+    # Where every seed draws the sizes anew, the largest group is another one in each, and a group
+    # is shown by its rank instead of its name.
+    largest = test.loc[test.groupby("seed")["train_size"].idxmax(), "group"]
+    named = largest.nunique() == 1
     by_level = [_by_size(test[test["level"] == level], names=named) for level in levels]
     groups = []
     for place, (label, size) in enumerate(by_level[0].columns[::-1], start=1):
@@ -88,11 +70,11 @@ def choice(title: str) -> dict[str, Any]:
 
 
 def _by_size(rows: pd.DataFrame, *, names: bool) -> pd.DataFrame:
-    """Accuracies with seeds in rows, and in columns the groups from the smallest on, each as (name,
-    mean size).
+    """Sort accuracies by seed (rows) and group: columns (name, mean size), the smallest first.
 
     Where every seed draws the sizes anew, a group is the one of that rank in each seed and has no
-    name."""
+    name.
+    """
     if not names:
         ranked = effects.groups_by_size(rows, column="accuracy")
         return ranked.set_axis(pd.MultiIndex.from_tuples([("", size) for size in ranked]), axis=1)
@@ -111,19 +93,14 @@ def still() -> Figure:
             axis.plot(group["accuracy"], color="#555555", linewidth=0.8)
         for group, color in ((groups[0], plots.PALETTE[0]), (groups[-1], plots.PALETTE[1])):
             axis.plot(group["accuracy"], color=color, linewidth=2)
-            below = group is groups[-1] and group["accuracy"][0] > 20
-            axis.annotate(
-                group["name"],
-                (0, group["accuracy"][0]),
-                xytext=(2, -4 if below else 4),
-                textcoords="offset points",
-                color=color,
-                va="top" if below else "bottom",
-            )
+            # The name of the smallest group goes below its line unless that starts at the bottom.
+            start = group["accuracy"][0]
+            shift, side = (-4, "top") if group is groups[-1] and start > 20 else (4, "bottom")
+            look = {"textcoords": "offset points", "color": color, "va": side}
+            axis.annotate(group["name"], (0, start), xytext=(2, shift), **look)
         axis.margins(y=0.12)
-        axis.set_xticks(
-            range(len(one["levels"])), [level.removesuffix(" %") for level in one["levels"]]
-        )
+        levels = [level.removesuffix(" %") for level in one["levels"]]
+        axis.set_xticks(range(len(levels)), levels)
         axis.set_title(title.replace(", ", "\n", 1), loc="left", fontsize=9)
         axis.set_xlabel(f"% {one['unit']}")
     for axis in axes[len(CHOICES) :]:
@@ -133,33 +110,10 @@ def still() -> Figure:
 
 
 def html() -> str:
-    """The element of all choices: their data, and the tables that stand for it on paper and without
-    scripts."""
+    """Write all choices as an element: their data, and tables for paper and without scripts."""
     choices = [choice(title) for title in CHOICES]
-    parts = ['<figure class="interactive">', _script({"choices": choices})]
-    for one in choices:
-        head = "".join(f'<th scope="col">{level}</th>' for level in one["levels"])
-        parts.append(
-            f'<table class="table"><caption>{escape(one["title"])}: test accuracy in %, by group and share'
-        )
-        parts.append(
-            f"{one['unit']}; mean over {one['seeds']} seeds, with half of the 95 % interval</caption>"
-        )
-        parts.append(
-            f'<thead><tr><th scope="col">group (training images)</th>{head}</tr></thead><tbody>'
-        )
-        for group in one["groups"]:
-            cells = zip(group["accuracy"], group["half"], strict=True)
-            row = "".join(
-                f"<td>{accuracy:.1f} &plusmn; {half:.1f}</td>" for accuracy, half in cells
-            )
-            parts.append(
-                f'<tr><th scope="row">{escape(group["name"])} ({group["size"]:,})</th>{row}</tr>'
-            )
-        parts.append("</tbody></table>")
-    return "\n".join([*parts, "</figure>"])
-
-
-def _script(data: dict[str, Any]) -> str:
-    text = json.dumps(data, separators=(",", ":")).replace("</", "<\\/")
-    return f'<script type="application/json">{text}</script>'
+    # A slash after "<" would end the script, whatever the quotes around it.
+    data = json.dumps({"choices": choices}, separators=(",", ":")).replace("</", "<\\/")
+    template = Path(__file__).with_name("explore.html.jinja").read_text(encoding="utf-8")
+    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    return environment.from_string(template).render(choices=choices, data=Markup(data))

@@ -1,9 +1,9 @@
-"""Copies of the notebooks for JupyterLab, in `_build/lab`, so that running them changes no file of
-the project.
+"""Copy the notebooks to `_build/lab` for JupyterLab; running them changes no file of the project.
 
 `python book/tools/lab.py` copies what is missing, and copies again what has changed since. A copy
 that you changed stays. The copies name the literature by author and year, since JupyterLab knows no
-bibliography, and fold the code that is folded in the book."""
+bibliography, and fold the code that is folded in the book.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ TEXTS = {".md", ".svg", ".png"}
 
 
 def sources(root: Path) -> dict[str, Path]:
-    """The notebooks and the pages that these lead to, by path from the root; the ledger is there
-    once it is built."""
+    """Find the notebooks and the pages that they lead to, by path from the root.
+
+    The ledger is among them once it is built.
+    """
     pages = [
         path
         for path in root.glob("book/**/*")
@@ -37,10 +39,11 @@ def sources(root: Path) -> dict[str, Path]:
 
 
 def names(root: Path) -> dict[str, tuple[str, str]]:
-    """The authors and the year of each entry of the bibliography."""
+    """Read the authors and the year of each entry of the bibliography."""
     found = {}
     for key, entry in parse_file(root / "book" / "references.bib").entries.items():
         people = entry.persons.get("author") or entry.persons.get("editor") or []
+        # The bibliography is written in LaTeX: "{\"o}" has to become a letter.
         last = [
             str(Text.from_latex(" ".join([*person.prelast_names, *person.last_names])))
             for person in people
@@ -51,7 +54,7 @@ def names(root: Path) -> dict[str, tuple[str, str]]:
 
 
 def cited(text: str, known: dict[str, tuple[str, str]]) -> str:
-    """A text with names in the place of citations: Tran *et al.* (2022), or in parentheses."""
+    """Replace citations by names: Tran *et al.* (2022), or in parentheses."""
 
     def written(found: re.Match[str]) -> str:
         entries = [known[key.strip()] for key in found[2].split(",")]
@@ -63,8 +66,7 @@ def cited(text: str, known: dict[str, tuple[str, str]]) -> str:
 
 
 def folded(text: str) -> str:
-    """A notebook whose cells are folded as in the book, by the setting of JupyterLab, which does
-    not know the tags."""
+    """Fold the cells of a notebook that are folded in the book, by the setting of JupyterLab."""
     notebook = json.loads(text)
     for cell in notebook["cells"]:
         if HIDDEN & set(cell["metadata"].get("tags", [])):
@@ -73,8 +75,7 @@ def folded(text: str) -> str:
 
 
 def renew(root: Path, lab: Path) -> list[str]:
-    """Copy what is missing or has changed; returns the names of changed copies that are older than
-    their source."""
+    """Copy what is missing or has changed; return the changed copies that are now outdated."""
     record = lab / ".copies.json"
     before = json.loads(record.read_text(encoding="utf-8")) if record.is_file() else {}
     known, kept, after = names(root), [], {}
@@ -83,6 +84,8 @@ def renew(root: Path, lab: Path) -> list[str]:
         if source.suffix in (".ipynb", ".md"):
             text = cited(content.decode(), known)
             content = (folded(text) if source.suffix == ".ipynb" else text).encode()
+        # The record holds what each copy was made from: a copy that equals it is unchanged by the
+        # reader, and may be replaced.
         after[name] = digest(content)
         own = digest(copy.read_bytes()) if copy.is_file() else None
         if own in (None, before.get(name)):
@@ -103,9 +106,11 @@ def digest(content: bytes) -> str:
 if __name__ == "__main__":
     for name in renew(ROOT, ROOT / "_build" / "lab"):
         print(
-            f"_build/lab/{name}: you changed this copy, and {name} has changed since; remove the copy for a new one"
+            f"_build/lab/{name}: you changed this copy, and {name} has changed since; remove the "
+            "copy for a new one"
         )
     print(
-        "The notebooks in JupyterLab are copies, which stay as you leave them: _build/lab/notebooks",
+        "The notebooks in JupyterLab are copies, which stay as you leave them: "
+        "_build/lab/notebooks",
         flush=True,
     )

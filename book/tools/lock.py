@@ -3,7 +3,8 @@
 The lock is flock(2)'s, so it stays with the shell's descriptor after this process, until the last
 process that inherited it has ended. Exits with 75 if another build holds the lock for longer than
 SECONDS; without SECONDS it waits. Runs before there is an environment, with any Python 3, and where
-there is no `flock` command (macOS)."""
+there is no `flock` command (macOS).
+"""
 
 import fcntl
 import signal

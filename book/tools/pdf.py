@@ -3,7 +3,8 @@
 `python book/tools/pdf.py [BUILD]` joins the pages of each part in `BUILD/html` to one, and prints
 it as `BUILD/pdf/PART.pdf`. A link to a page of the same part arrives inside the PDF; any other
 leads to the published book, or becomes plain text while the book has no address. What is folded is
-open on paper, but folded code is gone (`print.css`)."""
+open on paper, but folded code is gone (`print.css`).
+"""
 
 from __future__ import annotations
 
@@ -26,12 +27,15 @@ READY = """async () => {
   if (window.MathJax && MathJax.startup) await MathJax.startup.promise;
   await Promise.all([...document.images].map((image) => image.decode().catch(() => {})));
 }"""
-FOOT = '<p style="width: 100%; font: 8px sans-serif; text-align: center">TITLE, <span class="pageNumber"></span></p>'
+FOOT = (
+    '<p style="width: 100%; font: 8px sans-serif; text-align: center">'
+    'TITLE, <span class="pageNumber"></span></p>'
+)
 REFERS = ("for", "aria-labelledby", "aria-describedby", "aria-controls")
 
 
 def parts(contents: dict) -> dict[str, list[str]]:
-    """The pages of each part, by its title; the front page opens the first one."""
+    """List the pages of each part, by its title; the front page opens the first one."""
     found = {
         part["caption"]: [chapter["file"] for chapter in part["chapters"]]
         for part in contents["parts"]
@@ -41,12 +45,12 @@ def parts(contents: dict) -> dict[str, list[str]]:
 
 
 def named(page: str, anchor: str = "") -> str:
-    """The anchor that a place on a page has in the joined page."""
+    """Name the anchor in the joined page of a place on a page."""
     return re.sub(r"\W", "-", page) + (f"--{anchor}" if anchor else "")
 
 
 def joined(html: Path, title: str, pages: list[str], address: str) -> str:
-    """One page of many, which lies at the top of the folder of the built book.
+    """Join pages to one, for the top of the folder of the built book.
 
     Args:
         html: Folder of the built book.
@@ -55,9 +59,8 @@ def joined(html: Path, title: str, pages: list[str], address: str) -> str:
         address: Address of the published book, or nothing.
     """
     texts = {page: (html / f"{page}.html").read_text(encoding="utf-8") for page in pages}
-    first = next(
-        (page for page in pages if "/mathjax/" in texts[page]), pages[0]
-    )  # Only pages with formulas load MathJax.
+    # The head of a page with formulas: only these load MathJax.
+    first = next((page for page in pages if "/mathjax/" in texts[page]), pages[0])
     whole = BeautifulSoup(texts[first], "html.parser")
     for node in whole.head.select("[src], [href]"):
         for key in {"src", "href"} & set(node.attrs):
@@ -70,11 +73,11 @@ def joined(html: Path, title: str, pages: list[str], address: str) -> str:
 
 
 def article(text: str, page: str, pages: set[str], address: str) -> Tag:
-    """The content of a page as a section of the joined one: its anchors have the page in their
-    names."""
+    """Make the content of a page a section of the joined page, with the page in its anchors."""
     content = BeautifulSoup(text, "html.parser").find("article")
     for node in content.select("script, button, .headerlink"):
         node.decompose()
+    # These classes would fold, by the scripts of the theme, what paper cannot open.
     for node in content.select(".dropdown, .toggle"):
         node["class"] = [kind for kind in node["class"] if kind not in ("dropdown", "toggle")]
     for node in content.select("details"):
@@ -82,6 +85,8 @@ def article(text: str, page: str, pages: set[str], address: str) -> Tag:
     for node in content.find_all(True):
         if "id" in node.attrs:
             node["id"] = named(page, node["id"])
+        # Two pages may have the same anchors: each anchor, and all that refers to it, gets the name
+        # of its page.
         for key, value in list(node.attrs.items()):
             if key in REFERS:
                 node[key] = " ".join(named(page, anchor) for anchor in value.split())
@@ -101,14 +106,14 @@ def article(text: str, page: str, pages: set[str], address: str) -> Tag:
 
 
 def moved(page: str, link: str) -> str:
-    """A link of a page as it is from the top of the book."""
+    """Rewrite a link of a page as it is from the top of the book."""
     if re.match(r"[\w.+-]+:|#|//", link) or not link:
         return link
     return posixpath.normpath(posixpath.join(posixpath.dirname(page), link))
 
 
 def target(page: str, link: str, pages: set[str], address: str) -> str:
-    """Where a link leads on paper; empty if nowhere."""
+    """Find where a link leads on paper; empty if nowhere."""
     if link.startswith("#"):
         return f"#{named(page, link[1:])}"
     path, _, anchor = moved(page, link).partition("#")
@@ -116,6 +121,7 @@ def target(page: str, link: str, pages: set[str], address: str) -> str:
         return f"#{named(path.removesuffix('.html'), anchor)}"
     if re.match(r"[\w.+-]+:", link):
         return link
+    # While the book has no address, a link out of the part would lead nowhere.
     return urljoin(address, moved(page, link)) if address else ""
 
 
@@ -154,29 +160,28 @@ def main() -> int:
 
 
 def print_page(browser, text: str, html: Path, out: Path, title: str) -> None:
-    """Print a page that lies for that time at the top of the built book, where its scripts and
-    pictures are found."""
+    """Print a page, put for that time where the book has its scripts and pictures."""
+    # Beside index.html, since a page elsewhere would not find its scripts, styles and pictures.
     page = html / f".{out.stem}.html"
     page.write_text(text, encoding="utf-8")
     tab = browser.new_page()
+    # A part with many formulas takes MathJax minutes.
     tab.set_default_timeout(300_000)
     try:
         tab.goto(page.as_uri(), wait_until="load")
         tab.evaluate(READY)
-        options = {
-            "format": "A4",
-            "scale": 0.75,
-            "print_background": True,
-            "outline": True,
-            "tagged": True,
-        }
-        margin = {"top": "16mm", "bottom": "18mm", "left": "14mm", "right": "14mm"}
-        foot = {
-            "display_header_footer": True,
-            "header_template": "<span></span>",
-            "footer_template": FOOT.replace("TITLE", escape(title)),
-        }
-        tab.pdf(path=out, margin=margin, **foot, **options)
+        tab.pdf(
+            path=out,
+            format="A4",
+            scale=0.75,
+            print_background=True,
+            outline=True,
+            tagged=True,
+            margin={"top": "16mm", "bottom": "18mm", "left": "14mm", "right": "14mm"},
+            display_header_footer=True,
+            header_template="<span></span>",
+            footer_template=FOOT.replace("TITLE", escape(title)),
+        )
     finally:
         tab.close()
         page.unlink()

@@ -1,10 +1,10 @@
-"""Plain notebooks from the built book: the words of its pages in standard Markdown, between the
-notebooks' own cells.
+"""Make plain notebooks of the built book: its words in Markdown, between the code cells.
 
 Colab, GitHub and plain Jupyter know neither the directives nor the citations and numbers of the
 book; the built pages have them all. `python book/tools/plain.py [BUILD]` converts every notebook of
 the book built in `BUILD/html` into `BUILD/plain/notebooks`, and into
-`BUILD/html/_sources/notebooks`, which the download button of a page gives."""
+`BUILD/html/_sources/notebooks`, which the download button of a page gives.
+"""
 
 from __future__ import annotations
 
@@ -60,8 +60,10 @@ VARIABLES |= {
 class Page:
     """A built page, read from its article, and what its Markdown refers to.
 
-    Args: path: Path of the HTML file. address: Public address of the page, from which links lead
-        on; without one a link within the book is its text.
+    Args:
+        path: Path of the HTML file.
+        address: Public address of the page, from which links lead on; without one a link within the
+            book is its text.
     """
 
     def __init__(self, path: Path, address: str) -> None:
@@ -70,11 +72,12 @@ class Page:
         self.article = BeautifulSoup(path.read_text(encoding="utf-8"), "html.parser").find(
             "article"
         )
+        # Buttons, anchors and scripts of the theme would become text.
         for node in self.article.select(DROPPED):
             node.extract()
 
     def inline(self, node: Tag | NavigableString) -> str:
-        """A node within a paragraph."""
+        """Write a node within a paragraph."""
         if isinstance(node, NavigableString):
             return re.sub(r"\s+", " ", SPECIAL.sub(r"\\\1", node))
         kinds = node.get("class", [])
@@ -82,6 +85,7 @@ class Page:
             tex = re.sub(
                 r"\s+", " ", node.text.strip().removeprefix(r"\(").removesuffix(r"\)")
             ).strip()
+            # A bar within a table would begin a new cell.
             return "$" + (tex.replace("|", r" \vert ") if node.find_parent("table") else tex) + "$"
         if node.name == "code":
             text = node.text.replace("|", r"\|") if node.find_parent("table") else node.text
@@ -90,6 +94,7 @@ class Page:
             return self.drawn(node)
         inner = "".join(map(self.inline, node.children))
         bare = inner.strip()
+        # A caption's number is bold on the page by the style sheet alone.
         strong = node.name in ("strong", "b") or (
             "caption-number" in kinds and node.find_parent("figcaption")
         )
@@ -107,24 +112,24 @@ class Page:
         return inner
 
     def target(self, link: str) -> str:
-        """Where a link leads from outside the book; empty for one within the book while that has no
-        address."""
+        """Find where a link leads from outside the book; empty if nowhere, without an address."""
         return urljoin(self.address, link) if self.address or re.match(r"\w+:", link) else ""
 
     def image(self, node: Tag) -> str:
-        """A picture of the book, carried along."""
+        """Attach a picture of the book."""
         source = self.path.parent / node["src"]
         kind = mimetypes.guess_type(source.name)[0] or "image/png"
         return self.attached(node.get("alt", ""), source.name, kind, source.read_bytes())
 
     def drawn(self, node: Tag) -> str:
-        """A drawing that is part of the page, as a picture with colours of its own."""
+        """Attach a drawing that is part of the page, with colours instead of variables."""
         svg = re.sub(
             r"var\(--([\w-]+)\)", lambda found: VARIABLES.get(found[1], "#dddddd"), str(node)
         )
         svg = svg.replace("viewbox=", "viewBox=").replace(
             "<svg ", '<svg font-family="sans-serif" ', 1
         )
+        # Attachments are found by name, so each drawing of a notebook has another one.
         name = f"drawing-{len(self.pictures) + 1}.svg"
         return self.attached(node.get("aria-label", ""), name, "image/svg+xml", svg.encode())
 
@@ -134,7 +139,7 @@ class Page:
         return f"![{words}](attachment:{name})"
 
     def block(self, node: Tag) -> list[str]:
-        """A node that stands by itself, as blocks of Markdown."""
+        """Write a block, such as a heading or a table, as blocks of Markdown."""
         kinds = set(node.get("class", []))
         if "math" in kinds:
             return [display(node)]
@@ -163,7 +168,7 @@ class Page:
         return [quoted(blocks)] if node.name == "blockquote" else blocks
 
     def blocks(self, node: Tag) -> list[str]:
-        """The blocks of a node's children; neighbours within a line make one paragraph."""
+        """Write the blocks of a node's children; neighbours within a line make one paragraph."""
         found, line = [], ""
         for child in node.children:
             if isinstance(child, Tag) and child.name in STANDING:
@@ -177,6 +182,7 @@ class Page:
         for number, item in enumerate(
             node.find_all("li", recursive=False), int(node.get("start", 1))
         ):
+            # Lines of an item are indented by its mark, or they would end the list.
             mark = "- " if node.name == "ul" else f"{number}. "
             yield mark + "\n\n".join(self.blocks(item)).replace("\n", "\n" + " " * len(mark))
 
@@ -192,8 +198,8 @@ class Page:
         return [f"**{self.inline(node).strip()}**"] if node.name == "dt" else self.blocks(node)
 
     def framed(self, node: Tag, kinds: set[str]) -> list[str]:
-        """A box with a title: a theorem or an exercise is quoted, what is folded on the page is
-        folded."""
+        """Write a box with a title: theorems and exercises quoted, folded boxes folded."""
+        # The title is a summary where the box opens, and a paragraph of a class where it does not.
         head = node.find(
             ["summary", "p"], class_=["admonition-title", "sd-summary-title"], recursive=False
         )
@@ -210,11 +216,12 @@ class Page:
 
 
 def display(node: Tag) -> str:
-    """A formula on a line of its own: within a quotation the mark of a further line would get into
-    it."""
+    """Write a formula on one line: within a quotation, a second line would begin with a mark."""
     number = node.find(class_="eqno")
     tag = r" \tag{" + number.extract().text.strip(" ()#\n") + "}" if number else ""
     tex = node.text.strip().removeprefix(r"\[").removesuffix(r"\]").strip()
+    # Sphinx puts every formula into an environment for several lines, which one line does not need,
+    # and which GitHub does not know.
     if r"\\" not in tex:
         tex = tex.removeprefix(r"\begin{split}").removesuffix(r"\end{split}")
     return "$$ " + re.sub(r"\s+", " ", tex.strip() + tag) + " $$"
@@ -225,12 +232,13 @@ def quoted(blocks: list[str]) -> str:
 
 
 def converted(page: Page, notebook: NotebookNode, wheel: str = "") -> NotebookNode:
-    """A plain notebook: the words of the built page, the code and the outputs of the executed
-    notebook.
+    """Make a plain notebook: words of the built page, code and outputs of the executed one.
 
-    Args: page: Built page; it is modified. notebook: Executed notebook that the page was built
-        from. wheel: Address of fairlib's wheel, which the first code cell installs where fairlib is
-        missing.
+    Args:
+        page: Built page; it is modified.
+        notebook: Executed notebook that the page was built from.
+        wheel: Address of fairlib's wheel, which the first code cell installs where fairlib is
+            missing.
 
     Raises:
         ValueError: If the page has other code cells than the notebook.
@@ -265,6 +273,7 @@ def converted(page: Page, notebook: NotebookNode, wheel: str = "") -> NotebookNo
         for child in node.children:
             if isinstance(child, Tag) and {"cell", "docutils"} <= set(child.get("class", [])):
                 flush()
+                # A cell that the page does not show still has to run in the plain notebook.
                 while "remove-cell" in (cell := next_code()).metadata.get(
                     "tags", []
                 ):  # It is not on the page.
@@ -273,6 +282,7 @@ def converted(page: Page, notebook: NotebookNode, wheel: str = "") -> NotebookNo
                 text.extend(
                     " ".join(page.inline(caption).split()) for caption in child.select("figcaption")
                 )
+            # Sections nest: the cells may be anywhere below.
             elif isinstance(child, Tag) and child.select_one("div.cell.docutils"):
                 walk(child)
             else:
@@ -300,18 +310,21 @@ def converted(page: Page, notebook: NotebookNode, wheel: str = "") -> NotebookNo
 
 
 def runnable(cell: NotebookNode, page: Page, wheel: str) -> NotebookNode:
-    """A code cell with its outputs, in the simplest form of each; what is folded on the page is
-    folded."""
+    """Copy a code cell with the simplest form of each output, folded if it is on the page."""
     tags = set(cell.metadata.get("tags", []))
     metadata: dict = {"tags": ["parameters"]} if "parameters" in tags else {}
     if tags & HIDDEN:
         metadata |= {"jupyter": {"source_hidden": True}, "cellView": "form"}
     source = cell.source
     if "remove-cell" in tags:
+        # The first cell installs fairlib where it is missing, from the published wheel if there is
+        # one.
         source = source.replace('address = ""', f'address = "{wheel}"')
     outputs = copy.deepcopy(cell.outputs)
     for output in outputs:
         data = output.get("data", {})
+        # A notebook outside of the book shows the first form that it knows: the picture has to be
+        # the only one.
         if "image/png" in data:
             for other in ("image/svg+xml", "text/html"):
                 data.pop(other, None)
@@ -325,7 +338,7 @@ def runnable(cell: NotebookNode, page: Page, wheel: str) -> NotebookNode:
 
 
 def page_link(page: Page) -> Callable[[re.Match[str]], str]:
-    """What replaces a link of a Markdown output: notebooks and texts are pages of the book."""
+    """Return the function that rewrites a link to another page in a Markdown output."""
 
     def link(found: re.Match[str]) -> str:
         target = page.target(re.sub(r"\.(ipynb|md)(?=#|$)", ".html", found[2]))
@@ -354,8 +367,7 @@ def convert(html: Path, source: Path, plain: Path, config: dict) -> int:
 
 
 def main() -> int:
-    """Convert the notebooks of the book in `html` of the folder that is named, `_build` by
-    default."""
+    """Convert the notebooks of the book in `html` of a folder, `_build` by default."""
     build = Path(*sys.argv[1:]) if len(sys.argv) > 1 else ROOT / "_build"
     if not (build / "html" / "index.html").is_file():
         print("the book is not built: make book", file=sys.stderr)

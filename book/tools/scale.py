@@ -2,7 +2,8 @@
 
 LEDGER is the table of ``whopays ledger --csv``. Written into FOLDER are ``scale.md``, every claim
 with an embedded study and a table of real images, with what both say; ``scale.svg``, its effect in
-both; and ``remaining.md``, what no table of real images has decided."""
+both; and ``remaining.md``, what no table of real images has decided.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +14,11 @@ from pathlib import Path
 import matplotlib
 import numpy as np
 import pandas as pd
+import values
 from matplotlib.figure import Figure
 
 from whopays import claims, plots
-from whopays.ledger.text import escape, folded, numbers
+from whopays.ledger.text import escape, estimate_text, folded
 from whopays.runs import project
 from whopays.verdict import DECIDED, Criterion
 
@@ -33,7 +35,7 @@ CHANGES = {
     "alike": "Decided by both, alike",
     "neither": "Decided by neither",
 }
-"""How the two tables of a claim compare, in the order of the page."""
+"""Kinds of change from the embedded study to real images, in the order of the page."""
 
 FOLDED = ("alike", "neither")
 OPEN = {
@@ -45,10 +47,11 @@ OPEN = {
 
 MANY = 200  # Seeds above which a number says only that the effect is small beside its spread.
 CLIP = 30  # Margins at which the axes of the figure end.
+NOWHERE = np.full(3, np.nan)  # Drawn nowhere, also where no claim is in a group.
 
 
 def change(small: str, large: str) -> str:
-    """How the verdict of the embedded study and that of real images compare: a key of `CHANGES`."""
+    """Compare the verdicts of the embedded study and of real images: a key of `CHANGES`."""
     if large == "undecided (floor)":
         return "floor"
     decides = small in DECIDED, large in DECIDED
@@ -58,31 +61,35 @@ def change(small: str, large: str) -> str:
 
 
 def pairs(ledger: pd.DataFrame) -> pd.DataFrame:
-    """Claims as printed that an embedded study and real images give numbers for, in the order of
-    the ledger.
+    """List the claims as printed that both an embedded study and real images give numbers for.
 
     Args:
         ledger: Table of ``whopays ledger --csv``.
 
-    Returns: A row for each claim: ``claim change direction elsewhere text``, and ``small`` and
-        ``large`` for the embedded study and the largest kind of real images, each an array of
-        estimate and interval, in units of the margin from the threshold on and positive on the side
-        that is claimed. ``elsewhere`` is whether the claim names data that the embedded study
-        lacks, ``text`` what both say, as MyST.
+    Returns:
+        A row for each claim: ``claim change direction elsewhere text``, and ``small`` and ``large``
+        for the embedded study and the largest kind of real images, each an array of estimate and
+        interval, in units of the margin from the threshold on and positive on the side that is
+        claimed. ``elsewhere`` is whether the claim names data that the embedded study lacks,
+        ``text`` what both say, as MyST.
     """
-    known = {claim.id: claim for claim in claims.load(project() / "book" / "claims.yml")}
+    known = claims.registered()
     recorded = ledger[
         (ledger["reading"] == "printed") & ledger["evidence"].isin(SIZES) & (ledger["seeds"] > 0)
     ]
     rows = []
     for name, found in recorded.groupby("claim", sort=False):
+        # The smallest kind of evidence first, the largest last: the embedded study and real images.
         found = found.sort_values("evidence", key=lambda kinds: kinds.map(SIZES.index))
         small, large = found.iloc[0], found.iloc[-1]
+        # A claim with tables of one kind only has nothing to compare.
         if small["evidence"] == SIZES[0] != large["evidence"]:
             criterion = known[name].criterion
             row = {"claim": name, "change": change(small["verdict"], large["verdict"])}
             row |= {"direction": criterion.direction, "elsewhere": not small["decides"]}
-            row |= {"small": _beyond(criterion, small), "large": _beyond(criterion, large)}
+            for end, side in zip(ENDS, (small, large), strict=True):
+                numbers = side[["estimate", "low", "high"]].to_numpy(float)
+                row[end] = criterion.in_margins(numbers)
             row["text"] = (
                 f"[{name}](#{name}), claimed {_claimed(criterion)}: {_said(small)}; {_said(large)}"
             )
@@ -96,25 +103,15 @@ def _claimed(criterion: Criterion) -> str:
     return f"{'more' if criterion.direction == 'greater' else 'less'} than {criterion.threshold:g}"
 
 
-def _beyond(criterion: Criterion, row: pd.Series) -> np.ndarray:
-    sign = -1 if criterion.direction == "less" else 1
-    return (
-        sign
-        * (row[["estimate", "low", "high"]].to_numpy(float) - criterion.threshold)
-        / criterion.margin
-    )
-
-
 def _said(row: pd.Series) -> str:
-    """Data, verdict and numbers of a table, with the worst cell where there are several."""
+    """Write data, verdict and numbers of a table, with the worst cell if there are several."""
     worst = "" if pd.isna(row["worst_cell"]) else f", in the worst cell {row['worst_estimate']:.3f}"
     data = f"{row['data']}{'' if row['decides'] else ' (elsewhere)'}"
-    return f"{escape(data)} *{row['verdict']}*, {escape(numbers(row))}{worst}"
+    return f"{escape(data)} *{row['verdict']}*, {escape(estimate_text(row))}{worst}"
 
 
 def figure(found: pd.DataFrame) -> Figure:
-    """Draw every claim that has a direction and no group at the floor: by real images over the
-    embedded study.
+    """Draw each claim with a direction and no group at the floor: real images over embedded.
 
     Args:
         found: Table of :func:`pairs`.
@@ -131,22 +128,14 @@ def figure(found: pd.DataFrame) -> Figure:
     groups = shown["change"].where(shown["change"].isin(looks), "other")
     for name, (color, label) in ({"other": ("#777777", "not by both")} | looks).items():
         own = shown[groups == name]
-        x, y = (
-            np.stack([*own[size]]).clip(-CLIP, CLIP).T if len(own) else np.empty((3, 0))
-            for size in ENDS
-        )
-        axis.plot([x[0], x[0]], np.sort(y[1:], axis=0), color=color, linewidth=0.7, alpha=0.4)
-        axis.plot(np.sort(x[1:], axis=0), [y[0], y[0]], color=color, linewidth=0.7, alpha=0.4)
-        axis.plot(
-            x[0],
-            y[0],
-            "o",
-            color=color,
-            label=f"{label}: {len(own)}",
-            markersize=5,
-            alpha=0.8,
-            mew=0,
-        )
+        means, spans = [], []
+        for end in ENDS:
+            mean, *interval = np.clip(np.stack([*own[end], NOWHERE]).T, -CLIP, CLIP)
+            means.append(mean)
+            spans.append(abs(np.sort(interval, axis=0) - mean))
+        look = {"color": color, "markersize": 5, "alpha": 0.6, "mew": 0, "elinewidth": 0.7}
+        text = f"{label}: {len(own)}"
+        axis.errorbar(*means, spans[1], spans[0], fmt="o", label=text, **look)
     ticks = [-CLIP, -10, -3, -1, 0, 1, 3, 10, CLIP]
     axis.set(
         xscale="symlog",
@@ -168,12 +157,12 @@ def figure(found: pd.DataFrame) -> Figure:
 
 
 def lists(found: pd.DataFrame) -> str:
-    """Write all pairs (:func:`pairs`) as MyST: the counts, then a list for each way in which two
-    tables compare."""
+    """Write all pairs (:func:`pairs`) as MyST: counts, then a list for each kind of change."""
     counts = found["change"].value_counts()
     lines = [
-        f"Claims with both: {len(found)}. Of these, {found['elsewhere'].sum()} name data that the embedded study does "
-        "not have (*elsewhere*), so that by the rules of the ledger only the real images count.",
+        f"Claims with both: {len(found)}. Of these, {found['elsewhere'].sum()} name data that the "
+        "embedded study does not have (*elsewhere*), so that by the rules of the ledger only the "
+        "real images count.",
         "",
         *(f"- {title}: {counts[name]}" for name, title in CHANGES.items() if name in counts),
         "",
@@ -195,8 +184,9 @@ def price(rows: pd.DataFrame, root: Path) -> str:
         rows: Its rows of the ledger. That which needs the fewest seeds counts.
         root: Folder that the paths of the tables start from.
 
-    Returns: The text in brackets: without hours where the runs of the table differ in their number
-        of seeds, and no number above `MANY`. Empty if no number of seeds is known.
+    Returns:
+        The text in brackets: without hours where the runs of the table differ in their number of
+        seeds, and no number above `MANY`. Empty if no number of seeds is known.
     """
     known = rows.dropna(subset="needed").sort_values("needed")
     if known.empty:
@@ -205,6 +195,7 @@ def price(rows: pd.DataFrame, root: Path) -> str:
     if row["needed"] > MANY:
         return f" (over {MANY} seeds)"
     recorded = json.loads((root / row["table"]).with_suffix(".json").read_text(encoding="utf-8"))
+    # Every seed of a table takes the same time, if all of its runs had the same number of them.
     hours = recorded["seconds"] / 3600 * row["needed"] / row["seeds"]
     alike = not isinstance(recorded["parameters"]["seeds"], list)
     where = "" if recorded["device"] == "cpu" else " on a GPU"
@@ -212,8 +203,7 @@ def price(rows: pd.DataFrame, root: Path) -> str:
 
 
 def remaining(ledger: pd.DataFrame, root: Path) -> str:
-    """Write as MyST which trends and numbers of the papers no table of real images has decided, and
-    why.
+    """Write as MyST which claims of the papers no table of real images has decided, and why.
 
     Args:
         ledger: Table of ``whopays ledger --csv``.
@@ -237,7 +227,8 @@ def remaining(ledger: pd.DataFrame, root: Path) -> str:
     left = sum(map(len, why.values()))
     total = own["claim"].nunique()
     lines = [
-        f"Of {total} trends and numbers of the papers that can be tested here, real images decide {total - left}.",
+        f"Of {total} trends and numbers of the papers that can be tested here, real images decide "
+        f"{total - left}.",
         "",
     ]
     lines += [
@@ -254,10 +245,7 @@ def main(folder: str, ledger: str) -> None:
     found = pairs(table)
     for name, text in {"scale": lists(found), "remaining": remaining(table, project())}.items():
         Path(folder, f"{name}.md").write_text(text, encoding="utf-8")
-    with matplotlib.rc_context(
-        {"svg.fonttype": "none", "svg.hashsalt": "book"}
-    ):  # Texts as texts, the same each time.
-        figure(found).savefig(Path(folder, "scale.svg"), metadata={"Date": None})
+    values.save_svg(figure(found), Path(folder, "scale.svg"))
 
 
 if __name__ == "__main__":

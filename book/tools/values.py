@@ -1,17 +1,21 @@
-"""Numbers of the prose pages, computed from the recorded tables: a page's ``{{ name }}`` is what
-the function returns.
+"""Numbers of the prose pages, computed from recorded tables: ``{{ name }}`` is a function's value.
 
 ``python book/tools/values.py`` prints them all. A value is a function without arguments that
 returns a text; where the words beside it state a verdict, it asks the ledger for that verdict
-first, and the build fails where it says otherwise."""
+first, and the build fails where it says otherwise.
+"""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import matplotlib
 import pandas as pd
+import yaml
+from matplotlib.figure import Figure
 
 from fairlib.statistics import t_interval
 from whopays import claims, effects
@@ -19,13 +23,11 @@ from whopays.prose import points, right, verdict
 from whopays.runs import project
 
 VALUES: dict[str, Callable[[], str]] = {}
-"""By name the functions of this file that give a value."""
+"""Functions that return a value, by its name."""
 
-MATTHEW = ("results/pruning/matthew-effect-study.csv", "results/pruning/matthew-effect-utkface.csv")
 RESNET18, RESNET18_64 = (
     f"results/pruning/matthew-effect-{name}.csv" for name in ("resnet18", "64-resnet18")
 )
-RELUS = "results/linearization/who-pays-for-relus-study.csv"
 RACES = "results/linearization/who-pays-for-relus-races-all.csv"
 RACES_VGG19 = "results/linearization/who-pays-for-relus-networks-races-all.csv"
 BUDGET = "results/every-way/one-budget-utkface-all.csv"
@@ -35,68 +37,20 @@ PATHS, PATHS_CLAIMS = (
 )
 MITIGATIONS = ("equal-loss", "equal-curvature", "accuracy-gap", "group-dro", "reweight")
 
+SHOWN: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("pages.yml").read_text("utf-8"))
+"""Tables, rows and claims of the computed pages; the file explains its entries."""
+
 DATA = {
     "study": "digits",
     "utkface": "a part of the faces",
     "utkface-all": "faces",
     "resnet18": "faces in a ResNet-18",
+    "races-all": "all faces",
+    "celeba": "CelebA",
 }
-DATA |= {"races-all": "all faces", "celeba": "CelebA"}
-"""By what the name of a table ends in the data in words."""
-YES, NO, OPEN = "supported", "no effect", "undecided"
-SAID: tuple[tuple[str, str, dict[str, str]], ...] = (
-    ("H-bits-four", "every-way/fewer-bits", {"study": NO, "utkface-all": NO, "celeba": NO}),
-    ("H-bits-two", "every-way/fewer-bits", {"study": YES, "utkface-all": YES, "celeba": NO}),
-    (
-        "H-bits-finetuned",
-        "every-way/fewer-bits",
-        {"utkface-all": YES, "celeba": YES, "study": OPEN},
-    ),
-    ("H-bits-equal-loss", "every-way/fewer-bits", {"study": YES, "utkface-all": YES, "celeba": NO}),
-    ("H-bits-equal-loss-resnet18", "every-way/fewer-bits", {"resnet18": YES}),
-    ("H-bits-resnet18", "every-way/fewer-bits", {"resnet18": "reversed"}),
-    ("H-calibration", "every-way/fewer-bits", {"study": NO, "utkface-all": NO, "celeba": NO}),
-    ("H-rank", "every-way/lower-rank", {"study": YES, "utkface-all": YES, "celeba": "reversed"}),
-    ("H-rank-resnet18", "every-way/lower-rank", {"resnet18": YES}),
-    ("H-rank-longer-resnet18", "every-way/lower-rank-longer", {"resnet18": YES}),
-    ("H-rank-last", "every-way/lower-rank-whole", {"study": YES, "utkface-all": YES}),
-    ("H-rank-last-resnet18", "every-way/lower-rank-whole", {"resnet18": YES}),
-    ("H-rank-whole", "every-way/lower-rank-whole", {"study": YES, "utkface-all": YES}),
-    ("H-rank-whole-resnet18", "every-way/lower-rank-whole", {"resnet18": YES}),
-    ("H-student", "every-way/a-smaller-student", {"study": YES, "utkface-all": YES, "celeba": NO}),
-    ("H-student-resnet18", "every-way/a-smaller-student", {"resnet18": NO}),
-    (
-        "H-student-teacher",
-        "every-way/a-smaller-student",
-        {"study": OPEN, "utkface-all": NO, "celeba": NO},
-    ),
-    ("H-student-teacher-resnet18", "every-way/a-smaller-student", {"resnet18": NO}),
-    (
-        "H-budget-pair-prune",
-        "every-way/one-budget",
-        {"study": YES, "utkface-all": YES, "celeba": NO},
-    ),
-    (
-        "H-budget-pair-quantize",
-        "every-way/one-budget",
-        {"study": YES, "utkface-all": YES, "celeba": NO},
-    ),
-    ("H-budget-small", "every-way/one-budget", {"study": OPEN, "utkface-all": YES, "celeba": NO}),
-    (
-        "H-random-gates",
-        "linearization/who-pays-for-relus",
-        {"study": YES, "races-all": YES, "utkface": NO},
-    ),
-    ("T-fig-1", "pruning/matthew-effect", {"study": YES, "utkface": YES, "resnet18": NO}),
-)
-"""Claims that a page's sentences rest on; by what the names of their tables end in, the verdict
-that the words need."""
+"""Data in words, by what the name of a table ends in."""
 
-
-@functools.cache
-def registered() -> list[claims.Claim]:
-    """Read the claims."""
-    return claims.load(project() / "book" / "claims.yml")
+YES = "supported"
 
 
 def listed(names: list[str]) -> str:
@@ -104,35 +58,37 @@ def listed(names: list[str]) -> str:
     return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
 
 
-def said(claim: str, path: str, expected: dict[str, str]) -> str:
-    """What the ledger says of a claim by each of its recorded tables, as Markdown with a link to
-    it.
+def said(claim: str, tables: str, expect: dict[str, str]) -> str:
+    """Quote the ledger on a claim by each of its recorded tables, as Markdown with a link to it.
 
-    Args: claim, path: Its id, and the path of its tables below ``results`` up to the hyphen before
-        what names end in. expected: By what a name ends in (`DATA`) the verdict that the words rest
-        on.
+    Args:
+        claim: Id of the claim.
+        tables: Beginning of the paths of its tables below ``results``.
+        expected: By what a name ends in (`DATA`) the verdict that the words rest on.
 
     Raises:
         ValueError: If a verdict is another, or a recorded table of the claim is not among them.
     """
-    (own,) = (known for known in registered() if known.id == claim)
-    recorded = {
+    recorded = claims.registered()[claim].tables.values()
+    named = {f"results/{tables}-{end}.csv" for end in expect}
+    # A verdict by a new table would go unmentioned, and the sentence would say less than is known.
+    unsaid = sorted(
         name
-        for name in own.tables.values()
+        for name in {*recorded} - named
         if name.startswith("results/") and (project() / name).is_file()
-    }
-    if unsaid := recorded - {f"results/{path}-{end}.csv" for end in expected}:
-        raise ValueError(f"{claim} is also tested by {', '.join(sorted(unsaid))}: name them")
-    data: dict[str, list[str]] = {}
-    for end, expect in expected.items():
-        found = verdict(claim, f"results/{path}-{end}.csv", expect=expect)
-        data.setdefault(found.verdict, []).append(DATA[end])
-    return f"[{claim}](#{claim}): " + ", ".join(
-        f"*{word}* on {listed(on)}" for word, on in data.items()
     )
+    if unsaid:
+        raise ValueError(f"{claim} is also tested by {', '.join(unsaid)}: name them")
+    data: dict[str, list[str]] = {}
+    for end, wanted in expect.items():
+        found = verdict(claim, f"results/{tables}-{end}.csv", expect=wanted)
+        data.setdefault(found.verdict, []).append(DATA[end])
+    words = [f"*{word}* on {listed(on)}" for word, on in data.items()]
+    return f"[{claim}](#{claim}): {', '.join(words)}"
 
 
-VALUES |= {f"said_{row[0].replace('-', '_')}": functools.partial(said, *row) for row in SAID}
+for row in SHOWN["said"]:
+    VALUES[f"said_{row['claim'].replace('-', '_')}"] = functools.partial(said, **row)
 
 
 def value(function: Callable[[], str]) -> Callable[[], str]:
@@ -147,19 +103,31 @@ def table(path: str) -> pd.DataFrame:
     return pd.read_csv(project() / path)
 
 
+def save_svg(figure: Figure, path: Path) -> None:
+    """Save a figure with its texts as texts, in the same bytes each time."""
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "book"}):
+        figure.savefig(path, metadata={"Date": None})
+
+
 def gained(path: str, groups: str, level: float, **where: Any) -> pd.Series:
-    """What the smallest or the largest third of groups gains against the control, by seed."""
+    """Compute what the smallest or the largest third of groups gains against the control."""
     return effects.accuracy_change(table(path), level=level, groups=groups, where=where)
 
 
-def lost(path: str, groups: str, level: float, **where: Any) -> str:
-    """What such a third of groups loses, on average over the seeds."""
-    return points(-gained(path, groups, level, **where))
+def lost(
+    claim: str, expect: str, table: str, groups: str, level: float, rows: dict[str, str]
+) -> str:
+    """Format what such a third of groups loses, on average over the seeds."""
+    path = f"results/{table}.csv"
+    verdict(claim, path, expect=expect)
+    return points(-gained(path, groups, level, **rows))
+
+
+VALUES |= {name: functools.partial(lost, **row) for name, row in SHOWN["lost"].items()}
 
 
 def certain(gains: pd.Series) -> pd.Series:
-    """Give back values by seed, for words that say they are above zero; refuse them if their
-    interval is not.
+    """Return values by seed for words that say they are above zero, if their interval is.
 
     Raises:
         ValueError: If the 95 % interval of the mean reaches down to zero.
@@ -168,30 +136,6 @@ def certain(gains: pd.Series) -> pd.Series:
     if found.low <= 0:
         raise ValueError(f"the words say more than zero, the table {found}: change the words")
     return gains
-
-
-@value
-def digits_smallest() -> str:
-    verdict("T-fig-1-minority", MATTHEW[0], expect="supported")
-    return lost(MATTHEW[0], "smallest", 0.9, setting="unequal")
-
-
-@value
-def digits_largest() -> str:
-    verdict("T-fig-1", MATTHEW[0], expect="supported")
-    return lost(MATTHEW[0], "largest", 0.9, setting="unequal")
-
-
-@value
-def races_smallest() -> str:
-    verdict("T-fig-1-minority", MATTHEW[1], expect="supported")
-    return lost(MATTHEW[1], "smallest", 0.9, setting="unequal")
-
-
-@value
-def races_largest() -> str:
-    verdict("T-fig-1", MATTHEW[1], expect="supported")
-    return lost(MATTHEW[1], "largest", 0.9, setting="unequal")
 
 
 @value
@@ -207,34 +151,15 @@ def resnet18_64_difference() -> str:
     )
 
 
-@value
-def others_forgotten() -> str:
-    return points(_pruned("Others", RESNET18, split="train"))
-
-
-@value
-def white_forgotten() -> str:
-    return points(_pruned("White", RESNET18, split="train"))
-
-
-@value
-def seeds_64_pixels() -> str:
-    return f"{table(RESNET18_64)['seed'].nunique()}"
-
-
-@value
-def others_32_pixels() -> str:
-    return _recognized(RESNET18)
-
-
-@value
-def others_64_pixels() -> str:
-    return _recognized(RESNET18_64)
+VALUES |= {
+    "others_forgotten": lambda: points(_pruned("Others", RESNET18, split="train")),
+    "white_forgotten": lambda: points(_pruned("White", RESNET18, split="train")),
+    "seeds_64_pixels": lambda: f"{table(RESNET18_64)['seed'].nunique()}",
+}
 
 
 def _others(arm: str, level: float | None = 2) -> str:
-    """Of a hundred faces of Others those recognized, where all ways had the bytes of two bits a
-    weight."""
+    """Count the faces of Others recognized of a hundred, with the bytes of two bits a weight."""
     return right(table(BUDGET), "Others", arm, level)
 
 
@@ -253,41 +178,13 @@ def budget_kept() -> str:
 
 
 def _asian(arm: str, level: float | None = 0.12) -> str:
-    """Of a hundred faces of Asian those recognized by a ResNet-18 with an eighth of its weights in
-    thin layers."""
+    """Count the faces of Asian recognized of a hundred by a ResNet-18 in thin layers."""
     return right(table("results/every-way/lower-rank-whole-resnet18.csv"), "Asian", arm, level)
 
 
 VALUES["asian_before"] = functools.partial(_asian, "one energy", None)
 VALUES["asian_split"] = functools.partial(_asian, "last split")
 VALUES["asian_whole"] = functools.partial(_asian, "one energy")
-
-
-@value
-def capacity_small() -> str:
-    verdict("H-capacity", "results/pruning/compression-or-capacity-study.csv", expect="reversed")
-    return lost(
-        "results/pruning/compression-or-capacity-study.csv", "smallest", 0.9, network="small dense"
-    )
-
-
-@value
-def capacity_pruned() -> str:
-    return lost(
-        "results/pruning/compression-or-capacity-study.csv", "smallest", 0.9, network="pruned"
-    )
-
-
-@value
-def relus_smallest() -> str:
-    verdict("D-fig-1", RELUS, expect="supported")
-    return lost(RELUS, "smallest", 0.02, setting="unequal", method="linearize:snl")
-
-
-@value
-def relus_largest() -> str:
-    verdict("D-fig-1-majority", RELUS, expect="supported")
-    return lost(RELUS, "largest", 0.02, setting="unequal", method="linearize:snl")
 
 
 @value
@@ -306,12 +203,12 @@ def relus_others() -> str:
     return points(certain(_dropped("Others")))
 
 
-@value
-def relus_others_before() -> str:
-    control = effects.select(
-        table(RACES), method="linearize:snl", stage="control", split="test", group="Others"
-    )
-    return points(control["accuracy"])
+VALUES |= {
+    "relus_others_before": lambda: points(_control(RACES, method="linearize:snl")),
+    "relus_vgg19_others_before": lambda: points(_control(RACES_VGG19, model="vgg19")),
+    "others_32_pixels": lambda: f"{_control(RESNET18, setting='unequal').mean():.0%}",
+    "others_64_pixels": lambda: f"{_control(RESNET18_64, setting='unequal').mean():.0%}",
+}
 
 
 @value
@@ -321,27 +218,13 @@ def relus_vgg19_others() -> str:
 
 
 @value
-def relus_vgg19_others_before() -> str:
-    where = {"model": "vgg19", "stage": "control", "split": "test", "group": "Others"}
-    return points(effects.select(table(RACES_VGG19), **where)["accuracy"])
-
-
-@value
 def relus_resnet34() -> str:
     networks = "results/linearization/who-pays-for-relus-networks.csv"
     verdict("D-fig-11-r34-cifar10", networks, expect="reversed")
     return points(gained(networks, "smallest", 0.02, model="resnet34", method="linearize:snl"))
 
 
-@value
-def random_gates_smallest() -> str:
-    verdict("H-random-gates", RELUS, expect="supported")
-    return lost(RELUS, "smallest", 0.02, setting="unequal", method="linearize:random")
-
-
-@value
-def gradient_correlation() -> str:
-    return _correlation("study")
+VALUES["gradient_correlation"] = lambda: _correlation("study")
 
 
 @value
@@ -358,14 +241,15 @@ def gradient_correlation_faces() -> str:
     return _correlation("utkface-all")
 
 
-@value
-def mitigations_digits() -> str:
-    return _narrowed("results/mitigation/price-of-fairness-study.csv")
+def _narrowed(data: str) -> str:
+    """Format by how much the mitigations narrow the gap between groups: the least and the most."""
+    path = f"results/mitigation/price-of-fairness-{data}.csv"
+    found = [verdict(f"H-price-{name}", path, expect=YES).interval.estimate for name in MITIGATIONS]
+    return f"{-100 * max(found):.0f} to {-100 * min(found):.0f} points"
 
 
-@value
-def mitigations_races() -> str:
-    return _narrowed("results/mitigation/price-of-fairness-utkface.csv")
+for name, data in (("digits", "study"), ("races", "utkface")):
+    VALUES[f"mitigations_{name}"] = functools.partial(_narrowed, data)
 
 
 @value
@@ -380,40 +264,21 @@ def largest_false() -> str:
     return f"{100 * simulated.loc[~simulated['excused'], 'false'].max():.1f} %"
 
 
-@value
-def paths_seeds() -> str:
-    return f"{table(PATHS)['seeds'].min()}"
-
-
-@value
-def paths_statistics() -> str:
-    return f"{len(table(PATHS))}"
-
-
-@value
-def paths_alike() -> str:
-    return f"{table(PATHS)['holds_zero'].sum()}"
-
-
-@value
-def paths_claims() -> str:
-    return f"{len(table(PATHS_CLAIMS))}"
+VALUES |= {
+    "paths_seeds": lambda: f"{table(PATHS)['seeds'].min()}",
+    "paths_statistics": lambda: f"{len(table(PATHS))}",
+    "paths_alike": lambda: f"{table(PATHS)['holds_zero'].sum()}",
+    "paths_claims": lambda: f"{len(table(PATHS_CLAIMS))}",
+    "paths_claims_alike": lambda: f"{table(PATHS_CLAIMS)['holds_zero'].sum()}",
+    "paths_verdicts": lambda: f"{len(_verdicts_by_path())}",
+    "claims_count": lambda: f"{len(claims.registered())}",
+}
 
 
 @value
 def paths_claims_seeds() -> str:
     seeds = table(PATHS_CLAIMS)["seeds"]
     return f"{seeds.min()} to {seeds.max()}"
-
-
-@value
-def paths_claims_alike() -> str:
-    return f"{table(PATHS_CLAIMS)['holds_zero'].sum()}"
-
-
-@value
-def paths_verdicts() -> str:
-    return f"{len(_verdicts_by_path())}"
 
 
 @value
@@ -424,40 +289,34 @@ def paths_changed() -> str:
 
 @value
 def bfloat16_accuracy() -> str:
-    found = (
-        table("results/benchmarks/precision.csv").set_index("statistic").loc["accuracy, average"]
-    )
-    return f"{100 * found['estimate']:.1f} points (95 % interval {100 * found['low']:.1f} to {100 * found['high']:.1f})"
-
-
-@value
-def claims_count() -> str:
-    return f"{len(registered())}"
+    found = table("results/benchmarks/precision.csv").set_index("statistic")
+    mean, low, high = 100 * found.loc["accuracy, average", ["estimate", "low", "high"]]
+    return f"{mean:.1f} points (95 % interval {low:.1f} to {high:.1f})"
 
 
 def _correlation(run: str) -> str:
-    """How far the gradient norms of groups before pruning agree with what they lose."""
+    """Format how far gradient norms of groups before pruning agree with what they lose."""
     said = verdict(
         "T-verbal-c2-gradient", f"results/explanation/group-gradients-{run}.csv", expect="supported"
     )
     return f"{said.interval.estimate:.2f}"
 
 
-def _recognized(path: str) -> str:
-    """The share of Others that the unpruned network recognizes."""
-    where = {"setting": "unequal", "stage": "control", "split": "test", "group": "Others"}
-    return f"{effects.select(table(path), **where)['accuracy'].mean():.0%}"
+def _control(path: str, **where: str) -> pd.Series:
+    """Look up the test accuracy of Others under the control, by seed."""
+    rows = effects.select(table(path), stage="control", split="test", group="Others", **where)
+    return rows["accuracy"]
 
 
 def _pruned(race: str, path: str, split: str = "test") -> pd.Series:
-    """What a race loses with nine tenths of the weights pruned, by seed."""
+    """Compute what a race loses with nine tenths of the weights pruned, by seed."""
     rows = effects.select(table(path), setting="unequal", split=split, group=race)
     pruned = effects.select(rows, stage="compressed", level=0.9).set_index("seed")["accuracy"]
     return effects.select(rows, stage="control").set_index("seed")["accuracy"] - pruned
 
 
 def _dropped(race: str, path: str = RACES, **network: str) -> pd.Series:
-    """What a race loses with one ReLU in fifty left, by seed."""
+    """Compute what a race loses with one ReLU in fifty left, by seed."""
     where = {
         "method": "linearize:snl",
         "stage": "compressed",
@@ -472,18 +331,8 @@ def _verdicts_by_path() -> pd.DataFrame:
     return table(PATHS_CLAIMS).drop_duplicates(["table", "claim", "reading"])
 
 
-def _narrowed(path: str) -> str:
-    """By how much the mitigations narrow the gap between the best and the worst group, from the
-    least to the most."""
-    found = [
-        verdict(f"H-price-{name}", path, expect="supported").interval.estimate
-        for name in MITIGATIONS
-    ]
-    return f"{-100 * max(found):.0f} to {-100 * min(found):.0f} points"
-
-
 def texts() -> dict[str, str]:
-    """All values by name."""
+    """Compute all values, by name."""
     return {name: function() for name, function in VALUES.items()}
 
 

@@ -1,5 +1,4 @@
-"""Claims and their verdicts: what the papers say, a statistic for each, and what the recorded
-tables say about it.
+"""Claims of the papers, a statistic for each, and verdicts from the recorded tables.
 
 A claim is an entry of ``book/claims.yml``. Its statistic turns a study table into one value per
 seed, or per seed and cell; :mod:`whopays.verdict` compares these with the claim's threshold.
@@ -9,13 +8,15 @@ history of the claims file.
 Three rules keep a verdict from saying more than its table. A claim that names a data set is decided
 by tables of that data set; others are shown *elsewhere*. A table in which a group has nothing to
 lose (:func:`whopays.effects.at_floor`) decides no claim about who loses. A statement that is false
-as printed and was repaired has a verdict for each reading."""
+as printed and was repaired has a verdict for each reading.
+"""
 
+import functools
 import inspect
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -49,7 +50,10 @@ DIRECTIONS = ("greater", "less", "equal")
 EVIDENCE = ("default run", "embedded study", "real-data run", "run at scale")
 REGISTERED = ("statistic", "direction", "threshold", "margin")
 EXACT = ("definition", "identity", "bound", "method")
-"""Kinds of claims of which, where they assert equality, one exception is a refutation."""
+"""Kinds of claims whose equalities a single exception refutes."""
+
+OPTIONAL = ("data", "floor", "repaired", "not_testable")
+"""Fields that an entry of the claims file may lack."""
 
 
 @dataclass(frozen=True)
@@ -92,20 +96,14 @@ class Claim:
         Raises:
             ValueError: If the claim has no statistic.
         """
-        if (
-            self.statistic is None
-            or self.direction is None
-            or self.threshold is None
-            or self.margin is None
-        ):
+        if self.direction is None or self.threshold is None or self.margin is None:
             raise ValueError(f"claim {self.id!r} has no statistic")
         holds = self.direction == "equal" and self.kind in EXACT
         return Criterion(self.direction, self.threshold, self.margin, holds)
 
     @property
     def readings(self) -> dict[str, "Claim"]:
-        """The claim as printed and, if it was repaired, as repaired: the same claim with what the
-        repair replaces."""
+        """Readings of the claim: as printed and, if it was repaired, as repaired."""
         if self.repaired is None:
             return {"printed": self}
         changed = {"not_testable": None, "repaired": None, **self.repaired}
@@ -113,8 +111,7 @@ class Claim:
 
     @property
     def family(self) -> str:
-        """Family of tests among which false discoveries are counted: ``"theory"`` or
-        ``"experiments"``."""
+        """Family of tests for false discoveries: ``"theory"`` or ``"experiments"``."""
         return "theory" if "/theory/" in (self.notebook or "") else "experiments"
 
     def values(self, table: pd.DataFrame) -> pd.Series | pd.DataFrame:
@@ -128,25 +125,24 @@ class Claim:
         return function(table, **statistic)
 
     def at_floor(self, table: pd.DataFrame, share: float = FLOOR) -> list[Any] | None:
-        """List the groups with nothing to lose (:func:`whopays.effects.at_floor`); None if the
-        table cannot tell.
+        """List the groups with nothing to lose; None if the table cannot tell.
+
+        See :func:`whopays.effects.at_floor`.
 
         Raises:
             ValueError: If the table lacks a column, a value or the control.
         """
         where = {"classes": True, **(self.floor or {})}
         classes = where.pop("classes")
+        # Where the groups are the classes, a constant answer is wrong about all groups but one.
         unknown = not classes and "constant" not in table
         return None if unknown else at_floor(table, where=where, classes=classes, share=share)
 
     @property
     def arguments(self) -> dict[str, Any]:
         """Arguments of the statistic, beside the table."""
-        return {
-            name: value
-            for name, value in (self.statistic or {}).items()
-            if name not in ("name", "each")
-        }
+        given = self.statistic or {}
+        return {name: value for name, value in given.items() if name not in ("name", "each")}
 
     def _check(self) -> None:
         if not re.fullmatch(r"[A-Z]-[A-Za-z0-9.-]+", self.id):
@@ -162,81 +158,79 @@ class Claim:
             raise ValueError(f"tables must map kinds of evidence to paths, got {self.tables!r}")
         for evidence in self.tables:
             lookup("kind of evidence", evidence, dict.fromkeys(EVIDENCE))
-        given = [
-            name
-            for name in (*REGISTERED, "tables", "floor")
-            if getattr(self, name) not in (None, {})
-        ]
-        if self.statistic is None and given:
-            raise ValueError(f"without a statistic there can be no {', '.join(given)}")
-        if self.statistic is not None and self.not_testable:
-            raise ValueError("a claim has either a statistic or the reason not_testable, not both")
         if self.data is not None:
-            from fairlib.data import (
-                DATASETS,
-            )  # Takes torch, which the console command does not wait for without need.
+            # Importing torch with the data sets would slow every command of the command line.
+            from fairlib.data import DATASETS
 
             lookup("data set", str(self.data).partition("/")[0], DATASETS)
         if self.repaired is not None:
             self._check_repair()
-        if self.statistic is None:
+        if self.statistic is not None:
+            self._check_statistic(self.statistic)
             return
-        function = lookup("statistic", str(self.statistic.get("name")), STATISTICS)
-        self._check_cells()
-        each = set(self.statistic.get("each", ())) & set(inspect.signature(function).parameters)
+        fields_of_tests = (*REGISTERED, "tables", "floor")
+        given = [name for name in fields_of_tests if getattr(self, name) not in (None, {})]
+        if given:
+            raise ValueError(f"without a statistic there can be no {', '.join(given)}")
+
+    def _check_statistic(self, statistic: Mapping[str, Any]) -> None:
+        if self.not_testable:
+            raise ValueError("a claim has either a statistic or the reason not_testable, not both")
+        function = lookup("statistic", str(statistic.get("name")), STATISTICS)
+        each = statistic.get("each", {"level": "all"})
+        self._check_cells(each, each)
+        if "against" in each:
+            self._check_cells(each["against"], each)
+        signature = inspect.signature(function)
+        in_cells = dict.fromkeys(
+            set(each) & set(signature.parameters) if "each" in statistic else ()
+        )
         try:
-            inspect.signature(function).bind(None, **(self.arguments | dict.fromkeys(each)))
+            # The table comes first; what varies from cell to cell may be an argument, too.
+            signature.bind(None, **(self.arguments | in_cells))
         except TypeError as error:
-            raise ValueError(f"statistic {self.statistic['name']}: {error}") from None
+            raise ValueError(f"statistic {statistic['name']}: {error}") from None
         lookup("direction", str(self.direction), dict.fromkeys(DIRECTIONS))
         for name, value in (("threshold", self.threshold), ("margin", self.margin)):
-            if (
-                isinstance(value, bool)
-                or not isinstance(value, int | float)
-                or not math.isfinite(value)
-            ):
+            # YAML reads yes as True, which is an int for Python.
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise ValueError(f"{name} must be a finite number, got {value!r}")
+            if not math.isfinite(value):
                 raise ValueError(f"{name} must be a finite number, got {value!r}")
         if self.criterion.margin <= 0:
             raise ValueError(f"margin must be a positive number, got {self.margin!r}")
         if not self.tables:
             raise ValueError("a claim with a statistic needs the tables that test it, got none")
 
-    def _check_cells(self) -> None:
-        each = (self.statistic or {}).get("each", {"level": "all"})
-        sides = (
-            [each, each["against"]] if isinstance(each, Mapping) and "against" in each else [each]
-        )
-        for side in sides:
-            named = (
-                [values for key, values in side.items() if key != "against"]
-                if isinstance(side, Mapping)
-                else []
-            )
-            listed = all(
-                values == "all" or (isinstance(values, list) and values) for values in named
-            )
-            if not side or not isinstance(side, Mapping) or not listed:
-                raise ValueError(f'each must map columns to lists of values or "all", got {each!r}')
+    def _check_cells(self, side: Any, each: Any) -> None:
+        named = {}
+        if isinstance(side, Mapping):
+            named = {column: values for column, values in side.items() if column != "against"}
+        listed = [
+            values == "all" or (values and isinstance(values, list)) for values in named.values()
+        ]
+        if not side or not isinstance(side, Mapping) or not all(listed):
+            raise ValueError(f'each must map columns to lists of values or "all", got {each!r}')
 
     def _check_repair(self) -> None:
         fixed = {"id", "source", "kind", "data", "repaired", "not_testable"}
         known = {field.name for field in fields(Claim)} - fixed
-        if (
-            not isinstance(self.repaired, Mapping)
-            or not {"statement", "statistic"} <= set(self.repaired) <= known
-        ):
+        given = set(self.repaired) if isinstance(self.repaired, Mapping) else set()
+        if not {"statement", "statistic"} <= given <= known:
             raise ValueError(
-                f"repaired must have a statement and a statistic, may have {known}, got {self.repaired!r}"
+                f"repaired must have a statement and a statistic, may have {known}, "
+                f"got {self.repaired!r}"
             )
+        # Making the reading checks its fields.
         self.readings["repaired"]
 
 
-def load(path: str | Path) -> list[Claim]:
+def read_claims(path: str | Path) -> list[Claim]:
     """Read and check the claims file.
 
-    Raises: ValueError: If the file is not a list of claims, an entry lacks a field or has an
-        unknown one, an id is a
-            duplicate, or a field has an invalid value; the message names the claim.
+    Raises:
+        ValueError: If the file is not a list of claims, an entry lacks a field or has an unknown
+            one, an id is a duplicate, or a field has an invalid value; the message names the claim.
         FileNotFoundError: If there is no such file.
     """
     entries = parse(Path(path).read_text(encoding="utf-8"))
@@ -245,10 +239,9 @@ def load(path: str | Path) -> list[Claim]:
     ):
         raise ValueError(f"{path} must be a list of entries, each with an id")
     known = {field.name for field in fields(Claim)}
-    optional = {field.name for field in fields(Claim) if field.default is None}
     claims: dict[str, Claim] = {}
     for entry in entries:
-        missing, extra = sorted(known - set(entry) - optional), sorted(set(entry) - known)
+        missing, extra = sorted(known - {*entry, *OPTIONAL}), sorted(set(entry) - known)
         if missing or extra:
             raise ValueError(f"claim {entry['id']!r}: fields missing: {missing}, unknown: {extra}")
         if entry["id"] in claims:
@@ -257,34 +250,29 @@ def load(path: str | Path) -> list[Claim]:
     return list(claims.values())
 
 
+@functools.cache
+def registered() -> dict[str, Claim]:
+    """Read the project's claims, by id."""
+    known = read_claims(project() / "book" / "claims.yml")
+    return {claim.id: claim for claim in known}
+
+
 def parse(text: str) -> Any:
     """Read the text of a claims file as plain data."""
+    # The loader in C reads the file ten times as fast; not every installation has it.
     return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 
 
-def verdict(values: Iterable[float] | pd.DataFrame, claim: Claim) -> Verdict:
-    """Compare one value per seed, or per seed and cell, with the claim's threshold
-    (:mod:`whopays.verdict`).
-
-    Args:
-        values: One value per seed, ``(n,)``, or a table with seeds in rows and cells in columns.
-        claim: Claim with a statistic.
-
-    Raises:
-        ValueError: If the claim has no statistic, or a value is missing or not finite.
-    """
-    return judge(values, claim.criterion)
-
-
-def evaluate(claims: Sequence[Claim], root: str | Path) -> pd.DataFrame:
+def evaluate_claims(claims: Sequence[Claim], root: str | Path) -> pd.DataFrame:
     """Compute the verdicts of all claims from the tables they name.
 
     Args:
-        claims: Claims of the claims file (:func:`load`).
+        claims: Claims of the claims file (:func:`read_claims`).
         root: Folder that the paths of the tables start from.
 
-    Returns: One row per claim, reading and table (one in all for a claim that is not testable):
-        ``claim paper kind reading evidence table decides verdict estimate low high seeds worst_cell
+    Returns:
+        One row per claim, reading and table (one in all for a claim that is not testable): ``claim
+        paper kind reading evidence table decides verdict estimate low high seeds worst_cell
         worst_estimate``, then ``reason p_value equivalence needed family data test survives``.
         ``decides`` is False where the table is of another data set than the claim names; ``data``
         are the data sets of the table. ``test`` is a number: rows that ask the same of the same
@@ -292,8 +280,9 @@ def evaluate(claims: Sequence[Claim], root: str | Path) -> pd.DataFrame:
         not survive a false-discovery rate of 5 % (Benjamini and Hochberg) over the tests of its
         family, else True.
 
-    Raises: ValueError: If a table does not give a claim's statistic or floor, or lacks a cell; the
-        message names both.
+    Raises:
+        ValueError: If a table does not give a claim's statistic or floor, or lacks a cell; the
+            message names both.
     """
     rows: list[dict[str, Any]] = []
     tests: dict[str, int] = {}
@@ -301,40 +290,28 @@ def evaluate(claims: Sequence[Claim], root: str | Path) -> pd.DataFrame:
         for reading, read in claim.readings.items():
             for evidence, table in read.tables.items() or [("", "")]:
                 found, decides, same, data = _judge(read, Path(root, table))
-                row: dict[str, Any] = {
+                judged = found._asdict()
+                row = {
                     "claim": claim.id,
                     "paper": claim.paper,
                     "kind": claim.kind,
                     "reading": reading,
-                }
-                row |= {
                     "evidence": evidence,
                     "table": table,
                     "decides": decides,
-                    "verdict": found.name,
-                }
-                row |= {
-                    **found.interval._asdict(),
-                    "seeds": found.seeds,
-                    "worst_cell": found.worst_cell,
-                }
-                row |= {
-                    "worst_estimate": found.worst_estimate,
-                    "reason": found.reason,
-                    "p_value": found.p_value,
-                }
-                row |= {
-                    "equivalence": found.equivalence,
-                    "needed": found.needed,
+                    "verdict": judged.pop("name"),
+                    **judged.pop("interval")._asdict(),
+                    **judged,
                     "family": read.family,
                     "data": data,
+                    "test": tests.setdefault(f"{table}: {same}", len(tests)),
                 }
-                rows.append(row | {"test": tests.setdefault(f"{table}: {same}", len(tests))})
+                rows.append(row)
     results = pd.DataFrame(rows).astype({"needed": "Int64"})
     results["survives"] = ~results["verdict"].isin(DECIDED) | results["p_value"].isna()
-    for _, family in results[(results["seeds"] >= MIN_SEEDS) & results["p_value"].notna()].groupby(
-        "family"
-    ):
+    tested = results[(results["seeds"] >= MIN_SEEDS) & results["p_value"].notna()]
+    for _, family in tested.groupby("family"):
+        # Rows of one test count once: its p-value would else make room for others.
         p_values = family.groupby("test")["p_value"].first()
         rejected = p_values.index[benjamini_hochberg(p_values, RATE)]
         results.loc[family.index[family["test"].isin(rejected)], "survives"] = True
@@ -342,34 +319,35 @@ def evaluate(claims: Sequence[Claim], root: str | Path) -> pd.DataFrame:
 
 
 def on_table(claims: Sequence[Claim], table: pd.DataFrame, notebook: str) -> pd.DataFrame:
-    """Compute the verdicts of the claims that a notebook tests, on its own table, whatever its
-    parameters.
+    """Compute the verdicts of a notebook's claims on its table, whatever its parameters.
 
     Args:
-        claims: Claims of the claims file (:func:`load`).
+        claims: Claims of the claims file (:func:`read_claims`).
         table: Table of :func:`fairlib.study`.
         notebook: Path of the notebook, as the claims name it.
 
-    Returns: Indexed by id: ``verdict estimate low high seeds decides``; a repaired reading has a
-        row of its own. A claim whose rows the table does not have is *not in this run*; one whose
-        rows do not give its statistic is *not computable*, with the reason. ``decides`` is False
-        where the table is of another data set than the claim names.
+    Returns:
+        Indexed by id: ``verdict estimate low high seeds decides``; a repaired reading has a row of
+        its own. A claim whose rows the table does not have is *not in this run*; one whose rows do
+        not give its statistic is *not computable*, with the reason. ``decides`` is False where the
+        table is of another data set than the claim names.
     """
     rows = {}
     for claim in claims:
         for reading, read in claim.readings.items():
             if read.notebook != notebook or read.statistic is None:
                 continue
-            name = claim.id if reading == "printed" else f"{claim.id} ({reading})"
-            decides = read.data is None or read.data.partition("/")[0] in set(table.get("data", ()))
+            found = Verdict("not in this run")
             try:
                 found, _ = _tested(read, table)
             except MissingRowsError:
-                rows[name] = ["not in this run", math.nan, math.nan, math.nan, 0, decides]
+                pass
             except ValueError as error:
-                rows[name] = [f"not computable: {error}", math.nan, math.nan, math.nan, 0, decides]
-            else:
-                rows[name] = [found.name, *found.interval, found.seeds, decides]
+                found = Verdict(f"not computable: {error}")
+            # Digits cannot decide a claim about faces, however clear their numbers.
+            decides = read.data is None or read.data.partition("/")[0] in set(table.get("data", ()))
+            name = claim.id if reading == "printed" else f"{claim.id} ({reading})"
+            rows[name] = [found.name, *found.interval, found.seeds, decides]
     columns = ["verdict", "estimate", "low", "high", "seeds", "decides"]
     return pd.DataFrame.from_dict(rows, orient="index", columns=columns).rename_axis("claim")
 
@@ -388,28 +366,37 @@ def verdicts(table: pd.DataFrame, notebook: str) -> pd.DataFrame:
         Table of :func:`on_table`.
     """
     path = project() / "book" / "claims.yml"
-    if not path.is_file():
+    known = read_claims(path) if path.is_file() else []
+    if not known:
         print(
-            "The claims are one of the project's files, which are not here: run this page in its repository."
+            "The claims are one of the project's files, which are not here: "
+            "run this page in its repository."
         )
-    return on_table(load(path) if path.is_file() else [], table, notebook)
+    return on_table(known, table, notebook)
 
 
-def read_table(path: str | Path) -> pd.DataFrame:
+def read_records(path: str | Path) -> pd.DataFrame:
     """Read a table that a claim names, Parquet or CSV."""
     return pd.read_parquet(path) if Path(path).suffix == ".parquet" else pd.read_csv(path)
 
 
 def _judge(claim: Claim, table: Path) -> tuple[Verdict, bool, str, str]:
-    """The verdict, whether the table decides the claim, a text that is the same for the same test,
-    the data sets."""
+    """Judge a claim by a table.
+
+    Returns:
+        The verdict, True if the table decides the claim, a text that is equal for the same test,
+        and the data sets of the table.
+    """
+    unknown = None
     if claim.not_testable:
-        return Verdict("not testable here", claim.not_testable), False, claim.id, ""
-    if claim.statistic is None:
-        return Verdict("undecided", "nothing tests it yet"), False, claim.id, ""
-    if not table.is_file():
-        return Verdict("undecided", "its table has not been recorded"), False, claim.id, ""
-    records = read_table(table)
+        unknown = Verdict("not testable here", claim.not_testable)
+    elif claim.statistic is None:
+        unknown = Verdict("undecided", "nothing tests it yet")
+    elif not table.is_file():
+        unknown = Verdict("undecided", "its table has not been recorded")
+    if unknown:
+        return unknown, False, claim.id, ""
+    records = read_records(table)
     try:
         found, values = _tested(claim, records)
     except ValueError as error:
@@ -423,57 +410,55 @@ def _tested(claim: Claim, table: pd.DataFrame) -> tuple[Verdict, pd.Series | pd.
         values = claim.values(table)
     except NothingToLoseError as error:
         return Verdict("undecided (floor)", str(error)), pd.Series(dtype=float)
-    found = verdict(values, claim)
+    found = judge(values, claim.criterion)
     if found.name in DECIDED:
+        # Only a verdict can be overturned by chance, which takes long to compute.
         try:
             found = judge(values, claim.criterion, by_chance(table, **claim.statistic or {}))
         except MissingRowsError:
-            found = _left_open(
-                found, "undecided", "what chance gives is unknown without group sizes"
-            )
-    low = [] if claim.floor is None else claim.at_floor(table)
-    if low is None or low:
-        unknown = "the table does not say what a constant answer achieves in each group"
-        reason = f"nothing to lose: {', '.join(map(str, low))}" if low else unknown
+            reason = "what chance gives is unknown without group sizes"
+            found = _left_open(found, "undecided", reason)
+    if claim.floor is None:
+        return found, values
+    low = claim.at_floor(table)
+    if low is None:
+        reason = "the table does not say what a constant answer achieves in each group"
+        found = _left_open(found, "undecided (floor)", reason)
+    elif low:
+        reason = f"nothing to lose: {', '.join(map(str, low))}"
         found = _left_open(found, "undecided (floor)", reason)
     return found, values
 
 
 def _left_open(found: Verdict, name: str, reason: str) -> Verdict:
-    """The verdict of a table that cannot decide, however many seeds it has."""
+    """Replace the verdict of a table that cannot decide, however many seeds it has."""
     return found._replace(name=name, reason=reason, needed=None, p_value=math.nan)
 
 
 def _is_about(claim: Claim, records: pd.DataFrame, table: Path) -> bool:
-    """Whether the table is of the data set that the claim names and, if it names one, of the
-    attribute."""
+    """Return True if the table is of the data set, and the attribute, that the claim names."""
     name, _, attribute = (claim.data or "").partition("/")
     if not name or name not in set(records.get("data", ())):
         return not name
-    beside = (
-        table.with_name("run.json") if table.suffix == ".parquet" else table.with_suffix(".json")
-    )
-    given = (
-        json.loads(beside.read_text(encoding="utf-8"))["parameters"].values()
-        if beside.is_file()
-        else ()
-    )
-    known = {
-        value
-        for one in given
-        for value in (one if isinstance(one, list) else [one])
-        if isinstance(value, str)
-    }
+    run = table.suffix == ".parquet"
+    # The table of a run has its parameters in run.json, a gathered one in the JSON of its name.
+    beside = table.with_name("run.json") if run else table.with_suffix(".json")
+    known: set[Any] = set()
+    if beside.is_file():
+        parameters = json.loads(beside.read_text(encoding="utf-8"))["parameters"]
+        for value in parameters.values():
+            known.update(value if isinstance(value, list) else [value])
     return not attribute or attribute in known
 
 
 def _fingerprint(claim: Claim, values: pd.Series | pd.DataFrame) -> str:
-    """What claims share that are one test: the criterion and the values, or the statistic where
-    these are constant."""
+    """Return a text that is equal for claims resting on the same test: criterion and values.
+
+    Constant values, such as a share of violations that is 0, are equal for different questions:
+    there the statistic tells the tests apart.
+    """
     numbers = pd.DataFrame(values).to_numpy()
-    same = (
-        numbers.tolist()
-        if len({*numbers.flat}) > 1
-        else sorted((claim.statistic or {}).items(), key=str)
-    )
+    same = numbers.tolist()
+    if len({*numbers.flat}) <= 1:
+        same = sorted((claim.statistic or {}).items(), key=str)
     return f"{claim.criterion} {same}"

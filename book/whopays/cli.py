@@ -23,13 +23,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Example:
         >>> from whopays.cli import main
-        >>> main(["run", "notebooks/none.ipynb", "-o", "runs/none"])  # "No such file" on standard error.
+        >>> main(["run", "none.ipynb", "-o", "runs/none"])  # "No such file" on standard error.
         1
     """
     arguments = _parser().parse_args(argv)
     try:
         return arguments.command(arguments) or 0
     except (runs.RunError, OSError, ValueError) as error:
+        # The cause is the error of the kernel: its traceback, without colours, says where.
         trace = getattr(error.__cause__, "traceback", None)
         if trace:
             print(re.sub(r"\x1b\[[\d;]*m", "", "\n".join(trace)), file=sys.stderr)
@@ -77,7 +78,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     run.set_defaults(command=_run)
 
-    plan.add(commands)
+    about = "say how far a grid is, how long the rest takes, and what it lacks"
+    planned = commands.add_parser("plan", help=about)
+    planned.add_argument("grid")
+    planned.set_defaults(command=lambda arguments: plan.show(arguments.grid))
     gather = commands.add_parser(
         "gather", help="write the tables of a grid whose runs are finished"
     )
@@ -116,7 +120,7 @@ def _run(arguments: argparse.Namespace) -> None:
     for path in arguments.files:
         given |= runs.read_yaml(path)
     given |= dict(arguments.given)
-    executed = runs.run(arguments.notebook, arguments.out, given, force=arguments.force)
+    executed = runs.run_notebook(arguments.notebook, arguments.out, given, force=arguments.force)
     print(f"{arguments.out}: {'finished' if executed else 'already finished, nothing to do'}")
 
 
@@ -146,7 +150,8 @@ def _ledger(arguments: argparse.Namespace) -> None:
     path = root / "book" / "claims.yml"
     if not path.is_file():
         raise runs.RunError(
-            f"there is no book/claims.yml in {root} or above it: run this in a folder of the project"
+            f"there is no book/claims.yml in {root} or above it: run this in a folder of the "
+            "project"
         )
     from whopays import ledger
 

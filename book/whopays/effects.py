@@ -1,5 +1,4 @@
-"""What compression does to groups, as one number for each seed: the statistics that claims are
-tested on.
+"""Effects of compression on groups, one number per seed: the statistics behind the claims.
 
 Everywhere *the control* is the network of ratio 0: finetuned like the compressed one, but not
 compressed.
@@ -8,13 +7,15 @@ A study of one seed, written by hand. Of 1,000 people 70 lose 20 points, and the
 
 >>> import pandas as pd
 >>> from whopays import effects
+>>> runs = [("control", 0.0, (0.9, 0.9)), ("compressed", 0.9, (0.9, 0.7))]
 >>> rows = [
 ...     (0, "never", stage, level, split, group, size, accuracy)
-...     for stage, level, accuracies in [("control", 0.0, (0.9, 0.9)), ("compressed", 0.9, (0.9, 0.7))]
+...     for stage, level, accuracies in runs
 ...     for split in ("train", "test")
 ...     for group, size, accuracy in zip(("many", "few"), (930, 70), accuracies)
 ... ]
->>> table = pd.DataFrame(rows, columns=["seed", "when", "stage", "level", "split", "group", "size", "accuracy"])
+>>> columns = ["seed", "when", "stage", "level", "split", "group", "size", "accuracy"]
+>>> table = pd.DataFrame(rows, columns=columns)
 >>> effects.overall_change(table, level=0.9).round(3).to_dict()  # By seed.
 {0: -0.014}
 >>> effects.accuracy_change(table, level=0.9, groups="smallest").round(3).to_dict()
@@ -40,22 +41,28 @@ import pandas as pd
 from fairlib._validation import lookup
 from fairlib.statistics import accuracies_by_chance
 
-STUDY = ("seed", "stage", "split", "level", "group", "size")
+STUDY_COLUMNS = ("seed", "stage", "split", "level", "group", "size")
 """Columns of a study table that a change against the control needs, beside the one that is
-measured."""
+measured.
+"""
 
-RUN = ("seed", "stage", "level", "when")
+RUN_COLUMNS = ("seed", "stage", "level", "when")
 """Columns that identify a run of a study with one mitigation."""
 
-ARMS = ("arm", "pruner")
+ARM_COLUMNS = ("arm", "pruner")
 """Columns that name the arms of a study; where a table has them they identify its runs, too."""
 
+THIRD = 1 / 3
 FLOOR = 0.1
 """Share of the errors of a constant answer that the control must avoid in a group for it to have
-something to lose."""
+something to lose.
+"""
 
-Rows = Mapping[str, Any]  # Values of columns that select rows; a list stands for any of its values.
+Rows = Mapping[str, Any]
+"""Values of columns that select rows; a list selects the rows with any of its values."""
 
+ALL: Rows = {}
+"""Condition that selects all rows."""
 
 Accuracies = tuple[
     pd.DataFrame, pd.DataFrame
@@ -63,23 +70,19 @@ Accuracies = tuple[
 
 
 class UndefinedError(ValueError):
-    """Raised where a statistic does not exist for the values of a table, such as the correlation of
-    a constant."""
+    """Raised for a statistic that does not exist, such as the correlation of a constant."""
 
 
 class NothingToLoseError(ValueError):
-    """Raised where a relative drop does not exist: under the control nobody of the groups is
-    recognized."""
+    """Raised for a relative drop if the control recognizes nobody of the groups."""
 
 
 class MissingRowsError(ValueError):
-    """Raised where a table lacks the columns or rows that a statistic needs: it comes from another
-    run."""
+    """Raised for a table of another run, which lacks columns or rows that a statistic needs."""
 
 
 def select(table: pd.DataFrame, **where: Any) -> pd.DataFrame:
-    """Select rows of a table: ``select(study, stage="compressed", split="test", level=[0.5,
-    0.9])``.
+    """Select rows of a table: ``select(study, split="test", level=[0.5, 0.9])``.
 
     Args:
         table: Any table.
@@ -91,7 +94,7 @@ def select(table: pd.DataFrame, **where: Any) -> pd.DataFrame:
     Example:
         >>> import pandas as pd
         >>> from whopays import effects
-        >>> table = pd.DataFrame({"split": ["test", "test"], "level": [0.5, 0.9], "accuracy": [0.8, 0.7]})
+        >>> table = pd.DataFrame({"split": "test", "level": [0.5, 0.9], "accuracy": [0.8, 0.7]})
         >>> effects.select(table, split="test", level=0.9)["accuracy"].tolist()
         [0.7]
         >>> effects.select(table, split="test", level=0.95)
@@ -122,17 +125,17 @@ def attach(
     Raises:
         ValueError: If a column is missing, or rows that agree on ``on`` have different values.
     """
-    on, asked = list(on), list(dict.fromkeys(columns.values()))
+    on = list(on)
+    asked = list(dict.fromkeys(columns.values()))
     found = _select(table, where, (*on, *asked))[[*on, *asked]].drop_duplicates()
     if found.duplicated(on).any():
-        names, keys = ", ".join(asked), ", ".join(on)
         raise ValueError(
-            f"several values of {names} where {keys} are the same; select rows with `where`"
+            f"several values of {', '.join(asked)} where {', '.join(on)} are the same; "
+            "select rows with `where`"
         )
     found = found.set_index(on)
-    return table.join(
-        pd.DataFrame({name: found[column] for name, column in columns.items()}), on=on
-    )
+    new = pd.DataFrame({name: found[column] for name, column in columns.items()})
+    return table.join(new, on=on)
 
 
 def against_control(table: pd.DataFrame, *, on: Iterable[str] = ("seed", "group")) -> pd.DataFrame:
@@ -157,7 +160,8 @@ def against_control(table: pd.DataFrame, *, on: Iterable[str] = ("seed", "group"
         ...     "split": ["train", "train", "test", "test"], "size": [700, 700, 70, 70],
         ...     "accuracy": [1.0, 0.9, 0.9, 0.7], "loss": [0.0, 0.2, 0.3, 1.0],
         ... })
-        >>> effects.against_control(table)[["stage", "split", "train_size", "drop", "excessive_loss"]]
+        >>> shown = ["stage", "split", "train_size", "drop", "excessive_loss"]
+        >>> effects.against_control(table)[shown]
                 stage  split  train_size  drop  excessive_loss
         0     control  train         700   0.0             0.0
         1  compressed  train         700   0.1             0.2
@@ -169,20 +173,21 @@ def against_control(table: pd.DataFrame, *, on: Iterable[str] = ("seed", "group"
     table = attach(
         table, {"drop": "accuracy", "excessive_loss": "loss"}, on=[*on, "split"], where=control
     )
-    drop = (table["drop"] - table["accuracy"]).round(
-        12
-    )  # Equal drops are ties, whatever the last digit.
+    # Equal drops have to be ties, whatever the last digit of their subtraction.
+    drop = (table["drop"] - table["accuracy"]).round(12)
     return table.assign(drop=drop, excessive_loss=table["loss"] - table["excessive_loss"])
 
 
 def price(table: pd.DataFrame) -> pd.Series:
-    """Compute what each row cost beyond the dense training, in dense trainings: gradients /
-    gradients of the dense - 1.
+    """Compute the cost of each row beyond the dense training, in dense trainings.
+
+    This is gradients / gradients of the dense network - 1.
 
     The dense network of a seed is the one with the fewest gradients, trained without a constraint.
 
-    Args: table: Table of :func:`fairlib.study` with the diagnostic ``gradients`` and the rows of
-        dense networks.
+    Args:
+        table: Table of :func:`fairlib.study` with the diagnostic ``gradients`` and the rows of
+            dense networks.
 
     Returns:
         Series with the index of the table.
@@ -190,9 +195,8 @@ def price(table: pd.DataFrame) -> pd.Series:
     Raises:
         ValueError: If a column or the dense rows are missing.
     """
-    dense = (
-        _select(table, {"stage": "dense"}, ("seed", "gradients")).groupby("seed")["gradients"].min()
-    )
+    dense = _select(table, {"stage": "dense"}, ("seed", "gradients"))
+    dense = dense.groupby("seed")["gradients"].min()
     return (table["gradients"] / table["seed"].map(dense) - 1).rename("price")
 
 
@@ -200,37 +204,39 @@ def by_level(
     table: pd.DataFrame,
     *,
     of: str,
-    where: Rows | None = None,
+    where: Rows = ALL,
     control: bool = False,
     **arguments: Any,
 ) -> pd.DataFrame:
     """Compute a statistic at every level of a study.
 
-    Args: table: Table of :func:`fairlib.study`. of: Name of one of `STATISTICS` that takes a
-        ``level`` or a ``where``; the latter is computed on the test part
-            unless ``where`` names another.
+    Args:
+        table: Table of :func:`fairlib.study`.
+        of: Name of one of `STATISTICS` that takes a ``level`` or a ``where``; the latter is
+            computed on the test part unless ``where`` names another.
         where: Values of columns that select the rows.
         control: Also compute it for the control, at its level; for statistics that do not compare
             with it.
         arguments: Further arguments of the statistic.
 
-    Returns: DataFrame with seeds in rows and levels in columns, as :func:`whopays.plots.by_level`
-        draws it.
+    Returns:
+        DataFrame with seeds in rows and levels in columns, as :func:`whopays.plots.line` draws
+        it.
 
     Raises:
         ValueError: If the name of the statistic is unknown, or the statistic refuses the table.
     """
-    return _over_levels(table, of, dict(where or {}), arguments, control=control)
+    return _over_levels(table, of, where, arguments, control=control)
 
 
 def drop_difference(
     table: pd.DataFrame,
     *,
     level: float,
-    share: float = 1 / 3,
+    share: float = THIRD,
     others: bool = False,
     relative: bool = False,
-    where: Rows | None = None,
+    where: Rows = ALL,
     rank_where: Rows | None = None,
 ) -> pd.Series:
     """Compute how much more test accuracy the smallest groups lose than the largest, by seed.
@@ -239,10 +245,12 @@ def drop_difference(
     compressed at ``level``; the value is the mean drop of the smallest groups minus that of the
     largest.
 
-    Args: table: Table of :func:`fairlib.study`. level: Compression level that is compared with the
-        control. share: Of k groups, the ceil(share * k) smallest and as many largest are taken, by
-        their size in the *training*
-            split of the seed; ties are broken at random by the seed, never by name.
+    Args:
+        table: Table of :func:`fairlib.study`.
+        level: Compression level that is compared with the control.
+        share: Of k groups, the ceil(share * k) smallest and as many largest are taken, by their
+            size in the *training* split of the seed; ties are broken at random by the seed, never
+            by name.
         others: Compare all groups but the largest with these, in the place of the smallest: with a
             share that leaves one group, everybody else with the majority.
         relative: Divide the drop by the mean accuracy of the same groups under the control. This is
@@ -257,9 +265,9 @@ def drop_difference(
     Returns:
         Series indexed by seed.
 
-    Raises: ValueError: If a column, the level or the control is missing, a seed is incomplete,
-        several runs per seed are
-            selected, or a relative drop would divide by 0.
+    Raises:
+        ValueError: If a column, the level or the control is missing, a seed is incomplete, several
+            runs per seed are selected, or a relative drop would divide by 0.
     """
     settings: dict[str, Any] = {"level": level, "share": share, "relative": relative}
     settings |= {"where": where, "rank_where": rank_where}
@@ -268,10 +276,9 @@ def drop_difference(
 
 
 def loss_difference(
-    table: pd.DataFrame, *, level: float, where: Rows | None = None, rank_where: Rows | None = None
+    table: pd.DataFrame, *, level: float, where: Rows = ALL, rank_where: Rows | None = None
 ) -> pd.Series:
-    """Compute how much more test loss (nats) the smallest third of groups gains than the largest
-    third, by seed.
+    """Compute how much more test loss (nats) small groups gain than large ones, by seed.
 
     This is `drop_difference` for the rise of the mean cross-entropy in place of the drop of
     accuracy: both are positive where the small groups pay. They can disagree in sign, since a loss
@@ -286,12 +293,13 @@ def loss_difference(
     Returns:
         Series indexed by seed.
 
-    Raises: ValueError: If a column, the level or the control is missing, a seed is incomplete, or
-        several runs per seed are
-            selected.
+    Raises:
+        ValueError: If a column, the level or the control is missing, a seed is incomplete, or
+            several runs per seed are selected.
     """
-    change, _, sizes = _against_control(table, "loss", level, where, rank_where)
-    return _smallest_minus_largest(change, sizes, 1 / 3)
+    change, _, sizes = _change(table, "loss", level, where, rank_where)
+    ends = _ends(change, sizes, THIRD)
+    return ends["smallest"] - ends["largest"]
 
 
 def accuracy_change(
@@ -299,13 +307,12 @@ def accuracy_change(
     *,
     level: float,
     groups: str,
-    share: float = 1 / 3,
+    share: float = THIRD,
     relative: bool = False,
-    where: Rows | None = None,
+    where: Rows = ALL,
     rank_where: Rows | None = None,
 ) -> pd.Series:
-    """Compute test accuracy at ``level`` minus that of the control, by seed, for groups chosen by
-    their size.
+    """Compute test accuracy minus that of the control for groups chosen by size, by seed.
 
     Args:
         table: Table of :func:`fairlib.study`.
@@ -319,16 +326,17 @@ def accuracy_change(
     Returns:
         Series indexed by seed.
 
-    Raises: ValueError: If ``groups`` is unknown, a column, the level or the control is missing, a
-        seed is incomplete,
-            several runs per seed are selected, or a relative change would divide by 0.
+    Raises:
+        ValueError: If ``groups`` is unknown, a column, the level or the control is missing, a seed
+            is incomplete, several runs per seed are selected, or a relative change would divide by
+            0.
     """
     lookup("choice of groups", groups, dict.fromkeys(("smallest", "largest", "others")))
-    change, before, sizes = _against_control(table, "accuracy", level, where, rank_where)
-    mean = _extreme(change, sizes, share, groups)
+    change, before, sizes = _change(table, "accuracy", level, where, rank_where)
+    mean = _ends(change, sizes, share)[groups]
     if not relative:
         return mean
-    base = _extreme(before, sizes, share, groups)
+    base = _ends(before, sizes, share)[groups]
     if not (base > 0).all():
         raise NothingToLoseError(
             f"a relative change of the {groups} groups needs an accuracy above 0 in the control"
@@ -337,13 +345,13 @@ def accuracy_change(
 
 
 def group_difference(
-    table: pd.DataFrame, *, column: str, share: float = 1 / 3, relative: bool = False, where: Rows
+    table: pd.DataFrame, *, column: str, share: float = THIRD, relative: bool = False, where: Rows
 ) -> pd.Series:
     """Compute the mean of a column over the smallest groups minus that over the largest, by seed.
 
-    Args: table: One row per seed and group, once ``where`` has selected, with a column
-        ``train_size``, which ranks the
-            groups; ties are broken at random by the seed.
+    Args:
+        table: One row per seed and group, once ``where`` has selected, with a column
+            ``train_size``, which ranks the groups; ties are broken at random by the seed.
         column: Name of the column.
         share: Share of groups that are the smallest, and the largest (`drop_difference`).
         relative: Divide by the mean of the column over all groups, which must be positive: for
@@ -353,24 +361,25 @@ def group_difference(
     Returns:
         Series indexed by seed.
 
-    Raises: ValueError: If a column is missing, the selection holds several rows per seed and group,
-        or a mean to divide by
-            is not positive.
+    Raises:
+        ValueError: If a column is missing, the selection holds several rows per seed and group, or
+            a mean to divide by is not positive.
     """
-    rows = _select(table, where, ("seed", "group", column, "train_size"))
-    values = _by_seed_and_group(rows, column)
-    difference = _smallest_minus_largest(values, _by_seed_and_group(rows, "train_size"), share)
+    rows = _select(table, where, ())
+    ends = smallest_and_largest(rows, column=column, share=share)
+    difference = ends["smallest"] - ends["largest"]
     if not relative:
         return difference
-    if not (values.mean(axis=1) > 0).all():
+    means = _by_seed_and_group(rows, column).mean(axis=1)
+    if not (means > 0).all():
         raise ValueError(
             f"a relative difference needs a positive mean over the groups; that of {column} is not"
         )
-    return difference / values.mean(axis=1)
+    return difference / means
 
 
-def extremes(
-    table: pd.DataFrame, *, column: str, rank: str = "train_size", share: float = 1 / 3
+def smallest_and_largest(
+    table: pd.DataFrame, *, column: str, rank: str = "train_size", share: float = THIRD
 ) -> pd.DataFrame:
     """Compute the means of a column over the smallest and over the largest groups, by seed.
 
@@ -386,54 +395,53 @@ def extremes(
     Raises:
         ValueError: If a column is missing, or there are several rows per seed and group.
     """
-    rows = _select(table, {}, ("seed", "group", column, rank))
-    values, sizes = (_by_seed_and_group(rows, name) for name in (column, rank))
-    return pd.DataFrame(
-        {end: _extreme(values, sizes, share, end) for end in ("smallest", "largest")}
-    )
+    return _ends(*_values_and_sizes(table, column, rank), share)[["smallest", "largest"]]
 
 
 def groups_by_size(
-    table: pd.DataFrame, *, column: str, rank: str = "train_size", where: Rows | None = None
+    table: pd.DataFrame, *, column: str, rank: str = "train_size", where: Rows = ALL
 ) -> pd.DataFrame:
     """Sort the values of a column from the smallest to the largest group of each seed.
 
-    Args: table: One row per seed and group, once ``where`` has selected. column: Name of the
-        column. rank: Name of the column of sizes that ranks the groups; ties are broken at random
-        by the seed. where: Values of columns that select the rows.
+    Args:
+        table: One row per seed and group, once ``where`` has selected.
+        column: Name of the column.
+        rank: Name of the column of sizes that ranks the groups; ties are broken at random by the
+            seed.
+        where: Values of columns that select the rows.
 
-    Returns: DataFrame with seeds in rows and ranks in columns, each named by the mean size over the
+    Returns:
+        DataFrame with seeds in rows and ranks in columns, each named by the mean size over the
         seeds.
 
     Raises:
         ValueError: If a column is missing or the selection holds several rows per seed and group.
     """
-    rows = _select(table, where or {}, ("seed", "group", column, rank))
-    values, sizes = (_by_seed_and_group(rows, name) for name in (column, rank))
-    means = _ranked(sizes, sizes).mean(axis=0)
-    return pd.DataFrame(
-        _ranked(values, sizes), index=sizes.index, columns=pd.Index(means, name=rank)
-    )
+    values, sizes = _values_and_sizes(_select(table, where, ()), column, rank)
+    means = pd.Index(_ranked(sizes, sizes).mean(axis=0), name=rank)
+    return pd.DataFrame(_ranked(values, sizes), index=sizes.index, columns=means)
 
 
 def group_correlation(
     table: pd.DataFrame, *, x: str, y: str, where: Rows, x_where: Rows | None = None
 ) -> pd.Series:
-    """Compute Spearman's rank correlation of two columns over the groups, by seed; never pooled
-    over seeds.
+    """Compute Spearman's correlation of two columns over the groups, by seed.
 
-    Args: table: One row per seed and group, once ``where`` has selected. x, y: Names of the
-        columns. where: Values of columns that select the rows. x_where: Values of columns that
-        select the rows of ``x``; by default those of ``where``. With the rows of the
-            dense network: what was known of a group before compression, with what happened to it.
+    Args:
+        table: One row per seed and group, once ``where`` has selected.
+        x, y: Names of the columns.
+        where: Values of columns that select the rows.
+        x_where: Values of columns that select the rows of ``x``; by default those of ``where``.
+            With the rows of the dense network: what was known of a group before compression, with
+            what happened to it.
 
     Returns:
         Series indexed by seed, in [-1, 1].
 
-    Raises: ValueError: If a column is missing, the selection holds several rows per seed and group,
-        there are fewer than
-            three groups, a column has a missing value or is constant over the groups of a seed, or
-            the rows of ``x`` do not cover the same seeds and groups.
+    Raises:
+        ValueError: If a column is missing, the selection holds several rows per seed and group,
+            there are fewer than three groups, a column has a missing value or is constant over the
+            groups of a seed, or the rows of ``x`` do not cover the same seeds and groups.
     """
     chosen = {x: where if x_where is None else x_where, y: where}
     rows = {name: _select(table, chosen[name], ("seed", "group", name)) for name in chosen}
@@ -442,19 +450,17 @@ def group_correlation(
         raise UndefinedError(
             f"a correlation over groups needs three groups, got {len(ranks[y].columns)}"
         )
-    if not (ranks[x].index.equals(ranks[y].index) and ranks[x].columns.equals(ranks[y].columns)):
-        raise ValueError(f"the rows of {x} and of {y} do not cover the same seeds and groups")
+    _check_alike(ranks[x], ranks[y], f"the rows of {x} and of {y}")
     for name, values in ranks.items():
         if values.isna().any(axis=None) or (values.nunique(axis=1) < 2).any():
             raise UndefinedError(
                 f"the column {name} has a missing value or is constant over the groups of a seed"
             )
-    return ranks[x].corrwith(ranks[y], axis=1).rename("value")
+    return ranks[x].corrwith(ranks[y], axis=1)
 
 
-def drop_correlation(table: pd.DataFrame, *, level: float, where: Rows | None = None) -> pd.Series:
-    """Compute Spearman's correlation, over groups, of the original network's test accuracy and the
-    drop, by seed.
+def drop_correlation(table: pd.DataFrame, *, level: float, where: Rows = ALL) -> pd.Series:
+    """Compute the rank correlation of accuracy before and drop, over groups, by seed.
 
     It is negative where the groups that were low lose the most. The original network is the dense
     one, before any finetuning; the drop is the control's test accuracy minus that at ``level``. A
@@ -470,30 +476,30 @@ def drop_correlation(table: pd.DataFrame, *, level: float, where: Rows | None = 
     Returns:
         Series indexed by seed, in [-1, 1]; 0 for a seed in which all groups lose the same.
 
-    Raises: ValueError: If a column, the level, the control or the dense network is missing, a seed
-        is incomplete, several
-            runs per seed are selected, there is only one seed, there are fewer than three groups,
-            or these do not differ in accuracy.
+    Raises:
+        ValueError: If a column, the level, the control or the dense network is missing, a seed is
+            incomplete, several runs per seed are selected, there is only one seed, there are fewer
+            than three groups, or these do not differ in accuracy.
     """
-    change, _, _ = _against_control(table, "accuracy", level, where, None)
-    dense = _select(table, dict(where or {}) | {"stage": "dense", "split": "test"}, ())
+    change, _, _ = _change(table, "accuracy", level, where, None)
+    dense = _select(table, {**where, "stage": "dense", "split": "test"}, ())
     before = _by_seed_and_group(dense, "accuracy")
     if len(before) < 2:
         raise UndefinedError("a correlation with the accuracy under other seeds needs two seeds")
+    # Dense networks of other seeds only: those of the same seed answer the very samples that the
+    # drop is counted on, and a group that is low there by chance has less to lose.
     before = ((before.sum() - before) / (len(before) - 1)).round(12)
     if len(before.columns) < 3 or (before.nunique(axis=1) < 2).any():
         raise UndefinedError("a correlation over groups needs three groups that differ in accuracy")
-    if not before.index.equals(change.index) or not before.columns.equals(change.columns):
-        raise ValueError("dense and compressed rows do not cover the same seeds and groups")
-    drops = (-change).round(
-        12
-    )  # Equal drops are ties, whatever the last digit of their subtraction.
+    _check_alike(before, change, "dense and compressed rows")
+    # Equal drops have to be ties, whatever the last digit of their subtraction.
+    drops = (-change).round(12)
     varies = drops.nunique(axis=1) >= 2
     found = before[varies].rank(axis=1).corrwith(drops[varies].rank(axis=1), axis=1)
-    return found.reindex(drops.index, fill_value=0.0).rename("value")
+    return found.reindex(drops.index, fill_value=0.0)
 
 
-def column_mean(table: pd.DataFrame, *, column: str, where: Rows | None = None) -> pd.Series:
+def column_mean(table: pd.DataFrame, *, column: str, where: Rows = ALL) -> pd.Series:
     """Compute the mean of a column over the rows of each seed.
 
     Args:
@@ -507,18 +513,17 @@ def column_mean(table: pd.DataFrame, *, column: str, where: Rows | None = None) 
     Raises:
         ValueError: If the column is missing or has missing values.
     """
-    rows = _select(table, where or {}, ("seed", column))
+    rows = _select(table, where, ("seed", column))
     if rows[column].isna().any():
         raise ValueError(f"the column {column} has missing values")
-    return rows.groupby("seed")[column].mean().astype(float).rename("value")
+    return rows.groupby("seed")[column].mean().astype(float)
 
 
-def spread_change(table: pd.DataFrame, *, level: float, where: Rows | None = None) -> pd.Series:
-    """Compute how much more the groups' test accuracies vary than under the control, by seed, free
-    of sampling noise.
+def spread_change(table: pd.DataFrame, *, level: float, where: Rows = ALL) -> pd.Series:
+    """Compute how much more the accuracies of groups vary than under the control, by seed.
 
     The value is the variance between the groups (`spread`) at ``level`` minus that of the control,
-    both equally noisy (`contrast`).
+    both equally noisy (`contrast_rows`).
 
     Args:
         table: Table of :func:`fairlib.study`.
@@ -528,25 +533,23 @@ def spread_change(table: pd.DataFrame, *, level: float, where: Rows | None = Non
     Returns:
         Series indexed by seed.
 
-    Raises: ValueError: If a column, the level or the control is missing, a seed is incomplete,
-        several runs per seed are
-            selected, there is only one group, or one has fewer than two samples.
+    Raises:
+        ValueError: If a column, the level or the control is missing, a seed is incomplete, several
+            runs per seed are selected, there is only one group, or one has fewer than two samples.
     """
-    rows = _select(table, where or {}, (*STUDY, "accuracy"))
+    rows = _select(table, where, (*STUDY_COLUMNS, "accuracy"))
     rows = rows[rows["split"] == "test"]
     parts = _compressed(rows, level), rows[rows["stage"] == "control"]
     (after, sizes), (before, _) = (
         [_by_seed_and_group(part, name) for name in ("accuracy", "size")] for part in parts
     )
-    if not (after.index.equals(before.index) and after.columns.equals(before.columns)):
-        raise ValueError("control and compressed rows do not cover the same seeds and groups")
-    (after, sizes), (before, fewer) = _equally_noisy((after, sizes), (before, sizes))
-    return (_variance_between(after, sizes) - _variance_between(before, fewer)).rename("value")
+    _check_alike(after, before, "control and compressed rows")
+    one, other = _spreads((after, sizes), (before, sizes))
+    return one - other
 
 
 def spread(table: pd.DataFrame, *, where: Rows) -> pd.Series:
-    r"""Compute the variance of accuracy between groups, free of sampling noise, by seed, as the
-    mean over the runs.
+    r"""Compute the variance of accuracy between groups, free of sampling noise, by seed.
 
     The gap between the best and the worst of several noisy accuracies (`group_gap`) is large by
     chance alone, and the larger the lower they are. The variance between k groups has no such bias:
@@ -557,8 +560,8 @@ def spread(table: pd.DataFrame, *, where: Rows) -> pd.Series:
 
     is an unbiased estimate of the variance of the true accuracies, whatever they are; it may be
     negative. Two groups whose accuracies lie d apart have a V of :math:`d^2 / 2`. The difference of
-    two networks (`contrast`) is therefore that of the true variances on average, even where one
-    network is less accurate than the other.
+    two networks (`contrast_rows`) is therefore that of the true variances on average, even where
+    one network is less accurate than the other.
 
     Args:
         table: One row per run and group, once ``where`` has selected (`group_gap`).
@@ -567,16 +570,31 @@ def spread(table: pd.DataFrame, *, where: Rows) -> pd.Series:
     Returns:
         Series indexed by seed.
 
-    Raises: ValueError: If a column or a value is missing, a run has several rows for a group, the
-        seeds do not have the
-            same runs, there is only one group, or one has fewer than two samples.
+    Raises:
+        ValueError: If a column or a value is missing, a run has several rows for a group, the seeds
+            do not have the same runs, there is only one group, or one has fewer than two samples.
     """
-    return _variance_between(*_accuracies(table, where)).groupby("seed").mean().rename("value")
+    return _mean_over_runs(_variance_between(*_accuracies(table, where)))
 
 
 def _accuracies(table: pd.DataFrame, where: Rows) -> Accuracies:
-    rows = _select(table, where, (*RUN, "group", "size", "accuracy"))
+    rows = _select(table, where, (*RUN_COLUMNS, "group", "size", "accuracy"))
     return _by_run_and_group(rows, "accuracy"), _by_run_and_group(rows, "size")
+
+
+def _mean_over_runs(values: pd.Series) -> pd.Series:
+    return values.groupby("seed").mean()
+
+
+def _overall(accuracy: pd.DataFrame, sizes: pd.DataFrame) -> pd.Series:
+    """Accuracy over all samples of a run."""
+    return (accuracy * sizes).sum(axis=1) / sizes.sum(axis=1)
+
+
+def _spreads(one: Accuracies, other: Accuracies) -> list[pd.Series]:
+    """Compute the variances between groups of two sides by seed, both equally noisy."""
+    sides = _equally_noisy(one, other)
+    return [_mean_over_runs(_variance_between(*side)) for side in sides]
 
 
 def _variance_between(accuracy: pd.DataFrame, sizes: pd.DataFrame) -> pd.Series:
@@ -592,8 +610,9 @@ def _sampling_variance(accuracy: pd.DataFrame, sizes: pd.DataFrame) -> pd.Series
 
 
 def _equally_noisy(one: Accuracies, other: Accuracies) -> tuple[Accuracies, Accuracies]:
-    """Thin the test samples of the side with the smaller sampling variance until both have the
-    same."""
+    """Thin the test samples of the less noisy side until both sampling variances agree."""
+    # An estimated variance is skewed, the more so the noisier it is. With different noise on both
+    # sides the mean difference would be right, but t intervals would exclude 0 too often.
     noise, against = (_sampling_variance(*side).mean() for side in (one, other))
     if noise <= against:
         return _thinned(one, noise / against if against else 1.0), other
@@ -601,8 +620,7 @@ def _equally_noisy(one: Accuracies, other: Accuracies) -> tuple[Accuracies, Accu
 
 
 def _thinned(side: Accuracies, share: float) -> Accuracies:
-    """Accuracies on a share of each group's samples, drawn without replacement; two samples at
-    least."""
+    """Draw a share of each group's samples without replacement, two at least: accuracies, sizes."""
     accuracy, sizes = side
     right = (accuracy * sizes).round()
     if (abs(right - accuracy * sizes) > 0.1).any(axis=None):
@@ -612,6 +630,8 @@ def _thinned(side: Accuracies, share: float) -> Accuracies:
     kept = (sizes * share).round().clip(lower=2)
     seeds = right.index.get_level_values("seed")
     counts = [frame.to_numpy(int) for frame in (right, sizes - right, kept)]
+    # A generator for each run, from its seed: the draws of a run must not depend on which other
+    # runs the table has.
     drawn = [
         np.random.default_rng(int(seed)).hypergeometric(*run)
         for seed, *run in zip(seeds, *counts, strict=True)
@@ -622,19 +642,21 @@ def _thinned(side: Accuracies, share: float) -> Accuracies:
 def group_gap(
     table: pd.DataFrame, *, where: Rows, column: str = "accuracy", relative: bool = False
 ) -> pd.Series:
-    r"""Compute the gap between groups, :math:`\max_a x_a - \min_a x_a`, by seed, as the mean over
-    the runs selected.
+    r"""Compute the gap between groups, :math:`\max_a x_a - \min_a x_a`, by seed.
+
+    It is the mean over the runs selected.
 
     For test accuracies this is what the experiments of [T] call the fairness violation. It is
     biased upward, the more so the smaller the groups, the closer their true values and, above one
     half, the lower the accuracy. Two gaps of the same groups have the same bias only at equal
     accuracy and equal true values. A less accurate network has a wider gap by chance alone: ten
     groups of 55 samples whose true accuracies all fall from .95 to .80 widen by .077 on average. A
-    verdict on the `contrast` of two gaps allows for it (`by_chance`); `spread` has no such bias.
+    verdict on the `contrast_rows` of two gaps allows for it (`by_chance`); `spread` has no such
+    bias.
 
-    Args: table: One row per run and group, once ``where`` has selected; a run is a seed, stage,
-        level and time of
-            mitigation.
+    Args:
+        table: One row per run and group, once ``where`` has selected; a run is a seed, stage, level
+            and time of mitigation.
         where: Values of columns that select the rows.
         column: Name of the column :math:`x`.
         relative: Divide by the mean of :math:`x` over the groups, which must be positive: for
@@ -643,45 +665,50 @@ def group_gap(
     Returns:
         Series indexed by seed.
 
-    Raises: ValueError: If a column or a value is missing, a run has several rows for a group, the
-        seeds do not have the
-            same runs, or a mean to divide by is not positive.
+    Raises:
+        ValueError: If a column or a value is missing, a run has several rows for a group, the seeds
+            do not have the same runs, or a mean to divide by is not positive.
     """
-    values = _by_run_and_group(_select(table, where, (*RUN, "group", column)), column)
+    values = _by_run_and_group(_select(table, where, (*RUN_COLUMNS, "group", column)), column)
     gaps, means = values.max(axis=1) - values.min(axis=1), values.mean(axis=1)
     if relative and not (means > 0).all():
         raise ValueError(
-            f"a relative gap needs a positive mean over the groups; that of {column} is not in some run"
+            f"a relative gap needs a positive mean over the groups; that of {column} is not in "
+            "some run"
         )
-    return (gaps / means if relative else gaps).groupby("seed").mean().rename("value")
+    return _mean_over_runs(gaps / means if relative else gaps)
 
 
 def degradation_gap(table: pd.DataFrame, *, where: Rows, dense: Rows) -> pd.Series:
-    r"""Compute how unequally the groups lose against the dense network, :math:`\max_a R_a - \min_a
-    R_a`, by seed.
+    r"""Compute how unequally the groups lose, :math:`\max_a R_a - \min_a R_a`, by seed.
 
     With :math:`R_a` the accuracy of the group under the dense network of the seed minus that under
     the selected one, this is, for two groups, the left side of Definition 3 of [B], :math:`|R_+ -
     R_-|`; the mean over the runs selected. Like every such gap it is biased upward (`group_gap`).
 
-    Args: table: One row per run and group, once ``where`` has selected (`group_gap`); or a table
-        without groups, whose
-            column ``signed`` has the accuracy of the one group minus that of the other (`by_run`).
+    Args:
+        table: One row per run and group, once ``where`` has selected (`group_gap`); or a table
+            without groups, whose column ``signed`` has the accuracy of the one group minus that of
+            the other (`by_run`).
         where: Values of columns that select the rows.
         dense: Values of columns that select the rows of the dense network, one run per seed.
 
     Returns:
         Series indexed by seed.
 
-    Raises: ValueError: If a column, a value or the dense network of a seed is missing, or the
-        groups are not the same.
+    Raises:
+        ValueError: If a column, a value or the dense network of a seed is missing, or the groups
+            are not the same.
     """
     if "group" in table:
-        after = _by_run_and_group(_select(table, where, (*RUN, "group", "accuracy")), "accuracy")
-        before = _by_seed_and_group(
-            _select(table, dense, ("seed", "group", "accuracy")), "accuracy"
+        after = _by_run_and_group(
+            _select(table, where, (*RUN_COLUMNS, "group", "accuracy")), "accuracy"
         )
-    else:  # The drops of two groups, up to a number that is the same for both.
+        rows = _select(table, dense, ("seed", "group", "accuracy"))
+        before = _by_seed_and_group(rows, "accuracy")
+    else:
+        # Only the signed gap of two groups is known: with 0 for the accuracy of one group both
+        # drops are off by the same number, which cancels in max - min.
         after, before = (
             _select(table, rows, ("seed", "signed")).set_index("seed")[["signed"]].assign(other=0.0)
             for rows in (where, dense)
@@ -693,7 +720,7 @@ def degradation_gap(table: pd.DataFrame, *, where: Rows, dense: Rows) -> pd.Seri
     drops = before.reindex(after.index.get_level_values("seed")).set_axis(after.index) - after
     if drops.isna().any(axis=None):
         raise ValueError(f"an accuracy is missing, or a seed has no run {dict(dense)}")
-    return (drops.max(axis=1) - drops.min(axis=1)).groupby("seed").mean().rename("value")
+    return _mean_over_runs(drops.max(axis=1) - drops.min(axis=1))
 
 
 def group_gap_by_chance(
@@ -704,13 +731,13 @@ def group_gap_by_chance(
     nested: bool = False,
     draws: int = 200,
 ) -> pd.Series:
-    """Compute the gap that chance alone would give if all groups of a run had its overall accuracy,
-    by seed.
+    """Compute the gap that chance alone gives to equally accurate groups, by seed.
 
-    Args: table: One row per run and group, once ``where`` has selected (`group_gap`). where: Values
-        of columns that select the rows. dense: Values of columns that select the dense network of
-        each seed, for the gap of what the groups lose against
-            it (`degradation_gap`); its accuracies are drawn as well.
+    Args:
+        table: One row per run and group, once ``where`` has selected (`group_gap`).
+        where: Values of columns that select the rows.
+        dense: Values of columns that select the dense network of each seed, for the gap of what the
+            groups lose against it (`degradation_gap`); its accuracies are drawn as well.
         nested: With ``dense``: whether all that the less accurate network answers rightly the other
             does, too, so that the loss of a group of n samples is a binomial share of them.
             Otherwise the two are drawn independently.
@@ -721,26 +748,29 @@ def group_gap_by_chance(
     Returns:
         Series indexed by seed.
 
-    Raises: ValueError: If a column or a value is missing, a run has several rows for a group, the
-        seeds do not have the
-            same runs, or a group of a run has no samples.
+    Raises:
+        ValueError: If a column or a value is missing, a run has several rows for a group, the seeds
+            do not have the same runs, or a group of a run has no samples.
     """
     accuracy, sizes = _accuracies(table, where)
-    overall = pd.DataFrame({"after": (accuracy * sizes).sum(axis=1) / sizes.sum(axis=1)})
+    overall = pd.DataFrame({"after": _overall(accuracy, sizes)})
     if dense is not None:
         overall = overall.join(overall_accuracy(table, where=dense).rename("before"), on="seed")
     generator = np.random.default_rng(0)
     gaps = []
     for run, counts in sizes.iterrows():
+        # Nested: the samples that only one of the two networks answers rightly are one binomial
+        # share. Independent: each network has its draws.
         shares = [np.ptp(overall.loc[run])] if nested and dense is not None else overall.loc[run]
         drawn = [accuracies_by_chance(counts, each, draws=draws, seed=generator) for each in shares]
         gaps.append(np.ptp(drawn[0] - sum(drawn[1:]), axis=1).mean())
-    return pd.Series(gaps, sizes.index).groupby("seed").mean().rename("value")
+    return _mean_over_runs(pd.Series(gaps, sizes.index))
 
 
 def overall_accuracy(table: pd.DataFrame, *, where: Rows) -> pd.Series:
-    r"""Compute the accuracy over all samples, :math:`\sum_a n_a A_a / \sum_a n_a`, by seed, as the
-    mean over the runs.
+    r"""Compute the accuracy over all samples, :math:`\sum_a n_a A_a / \sum_a n_a`, by seed.
+
+    It is the mean over the runs selected.
 
     Args:
         table: One row per run and group, once ``where`` has selected (`group_gap`).
@@ -749,19 +779,17 @@ def overall_accuracy(table: pd.DataFrame, *, where: Rows) -> pd.Series:
     Returns:
         Series indexed by seed.
 
-    Raises: ValueError: If a column or a value is missing, a run has several rows for a group, the
-        seeds do not have the
-            same runs, or a run has no samples.
+    Raises:
+        ValueError: If a column or a value is missing, a run has several rows for a group, the seeds
+            do not have the same runs, or a run has no samples.
     """
     accuracy, sizes = _accuracies(table, where)
     if not (sizes.sum(axis=1) > 0).all():
         raise ValueError("an overall accuracy needs groups with samples")
-    return (
-        ((accuracy * sizes).sum(axis=1) / sizes.sum(axis=1)).groupby("seed").mean().rename("value")
-    )
+    return _mean_over_runs(_overall(accuracy, sizes))
 
 
-def overall_change(table: pd.DataFrame, *, level: float, where: Rows | None = None) -> pd.Series:
+def overall_change(table: pd.DataFrame, *, level: float, where: Rows = ALL) -> pd.Series:
     """Compute test accuracy over all samples at ``level`` minus that of the control, by seed.
 
     Args:
@@ -772,10 +800,11 @@ def overall_change(table: pd.DataFrame, *, level: float, where: Rows | None = No
     Returns:
         Series indexed by seed.
 
-    Raises: ValueError: If a column, a value, the level or the control is missing, or the seeds do
-        not have the same runs.
+    Raises:
+        ValueError: If a column, a value, the level or the control is missing, or the seeds do not
+            have the same runs.
     """
-    test = {"split": "test"} | dict(where or {})
+    test = {"split": "test", **where}
     after = overall_accuracy(table, where=test | {"stage": "compressed", "level": level})
     return after - overall_accuracy(table, where=test | {"stage": "control"})
 
@@ -799,7 +828,9 @@ def by_run(table: pd.DataFrame, keys: Iterable[str]) -> pd.DataFrame:
     Example:
         >>> import pandas as pd
         >>> from whopays import effects
-        >>> table = pd.DataFrame({"seed": [0, 0], "group": ["few", "many"], "size": [70, 930], "accuracy": [0.7, 0.9]})
+        >>> table = pd.DataFrame({
+        ...     "seed": 0, "group": ["few", "many"], "size": [70, 930], "accuracy": [0.7, 0.9]
+        ... })
         >>> effects.by_run(table, ["seed"]).round(3)
            seed  accuracy  bias  signed
         0     0     0.886   0.2    -0.2
@@ -811,6 +842,7 @@ def by_run(table: pd.DataFrame, keys: Iterable[str]) -> pd.DataFrame:
         raise ValueError(f"the column {empty[0]} has missing values")
     if rows.duplicated([*keys, "group"]).any():
         raise ValueError(f"several rows per group where {', '.join(keys)} are the same")
+    # In the order of the table, which groupby would lose where keys are sorted.
     order = rows[keys].drop_duplicates()
     rows = rows.sort_values("group", kind="stable")
     runs = rows.assign(right=rows["accuracy"] * rows["size"]).groupby(keys, sort=False)
@@ -818,6 +850,7 @@ def by_run(table: pd.DataFrame, keys: Iterable[str]) -> pd.DataFrame:
     found = pd.DataFrame(
         {"accuracy": sums["right"] / sums["size"], "bias": accuracy.max() - accuracy.min()}
     )
+    # For two groups the signed gap is not biased upward, as the gap is.
     found["signed"] = accuracy.first() - accuracy.last()
     return order.merge(found.reset_index(), on=keys, how="left")
 
@@ -829,11 +862,12 @@ def by_arm(table: pd.DataFrame, keys: Iterable[str]) -> pd.DataFrame:
         table: Rows of one stage of a study, with its test and its training part.
         keys: Names of the columns that distinguish the arms.
 
-    Returns: One row per arm and seed, arms in the order of the table: ``keys``, ``seed``;
-        ``accuracy``, ``gap`` and ``gap_by_chance`` of the test part (`overall_accuracy`,
-        `group_gap`, `group_gap_by_chance`); ``loss_gap``, the gap of the losses in the training
-        part; ``smallest`` and ``largest``, test accuracies of the groups that are smallest and
-        largest in the training part (`extremes`).
+    Returns:
+        One row per arm and seed, arms in the order of the table: ``keys``, ``seed``; ``accuracy``,
+        ``gap`` and ``gap_by_chance`` of the test part (`overall_accuracy`, `group_gap`,
+        `group_gap_by_chance`); ``loss_gap``, the gap of the losses in the training part;
+        ``smallest`` and ``largest``, test accuracies of the groups that are smallest and largest in
+        the training part (`smallest_and_largest`).
 
     Raises:
         ValueError: If a column or a part is missing, or an arm has several rows per seed and group.
@@ -847,27 +881,34 @@ def by_arm(table: pd.DataFrame, keys: Iterable[str]) -> pd.DataFrame:
         parts = {"accuracy": overall_accuracy(test, where={}), "gap": group_gap(test, where={})}
         parts["gap_by_chance"] = group_gap_by_chance(test, where={})
         parts["loss_gap"] = group_gap(rows, where={"split": "train"}, column="loss")
-        found[arm] = pd.DataFrame(parts).join(extremes(test, column="accuracy", rank="trained_on"))
+        found[arm] = pd.DataFrame(parts).join(
+            smallest_and_largest(test, column="accuracy", rank="trained_on")
+        )
     return pd.concat(found, names=[*keys, "seed"]).reset_index()
 
 
-def prices(table: pd.DataFrame) -> pd.DataFrame:
-    """Compute what each arm of a study costs the average, and how much more it costs small groups,
-    by level and seed.
+def arm_losses(table: pd.DataFrame) -> pd.DataFrame:
+    """Compute what each arm costs the average, and how much more small groups, by seed.
 
-    Args: table: Table of :func:`fairlib.study` with the rows of controls and a column of `ARMS`
-        (the last of them).
+    Args:
+        table: Table of :func:`fairlib.study` with the rows of controls and a column of
+        `ARM_COLUMNS` (the
+            last of them).
 
-    Returns: One row per arm, level and seed, arms and levels in the order of the table: the column
-        of the arm, ``level``, ``seed``; ``average``, what the overall accuracy loses against the
+    Returns:
+        One row per arm, level and seed, arms and levels in the order of the table: the column of
+        the arm, ``level``, ``seed``; ``average``, what the overall accuracy loses against the
         control (`overall_change`), and ``difference``, how much more the smallest third of the
         groups loses than the largest (`drop_difference`).
 
     Raises:
         ValueError: If a column or the controls are missing, or a seed is incomplete.
     """
-    column = next((name for name in reversed(ARMS) if name in table), "")
-    compressed, found = _select(table, {"stage": "compressed"}, (column or " or ".join(ARMS),)), {}
+    column = next((name for name in reversed(ARM_COLUMNS) if name in table), "")
+    compressed, found = (
+        _select(table, {"stage": "compressed"}, (column or " or ".join(ARM_COLUMNS),)),
+        {},
+    )
     for arm in compressed[column].unique():
         own = select(table, **{column: arm})
         average = -by_level(own, of="overall_change").unstack()
@@ -877,7 +918,7 @@ def prices(table: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(found, names=[column, "level", "seed"]).reset_index()
 
 
-def contrast(
+def contrast_rows(
     table: pd.DataFrame,
     *,
     of: str,
@@ -886,8 +927,7 @@ def contrast(
     beyond: Mapping[str, Rows] | None = None,
     **arguments: Any,
 ) -> pd.Series:
-    r"""Subtract a statistic of some rows from the same statistic of others, by seed: one pruner
-    against another, say.
+    r"""Subtract a statistic of some rows from the same statistic of other rows, by seed.
 
     A bias that depends on accuracy does not cancel: compare networks of different accuracy by their
     `spread`, not by their `group_gap`. An estimated variance is skewed, the more so the noisier it
@@ -898,19 +938,22 @@ def contrast(
     replacement, as make both sides vary alike. On average over such draws the value is the
     difference of the two spreads.
 
-    Args: table: Table of :func:`fairlib.study`. of: Name of one of `STATISTICS`. where: Values of
-        columns that select the rows. against: Values of columns that select the rows whose value is
-        subtracted. beyond: ``where`` and ``against`` of a second contrast, which is subtracted from
-        the first: how much more a
-            constraint gives back after one linearizer than after another.
+    Args:
+        table: Table of :func:`fairlib.study`.
+        of: Name of one of `STATISTICS`.
+        where: Values of columns that select the rows.
+        against: Values of columns that select the rows whose value is subtracted.
+        beyond: ``where`` and ``against`` of a second contrast, which is subtracted from the first:
+            how much more a constraint returns after one linearizer than after another.
         arguments: Further arguments of the statistic.
 
     Returns:
         Series indexed by seed.
 
-    Raises: ValueError: If the statistic is unknown or refuses the table, or the two sides do not
-        cover the same seeds, or
-            not the same groups where gaps, spreads or overall accuracies are compared.
+    Raises:
+        ValueError: If the statistic is unknown or refuses the table, or the two sides do not cover
+            the same seeds, or not the same groups where gaps, spreads or overall accuracies are
+            compared.
     """
     function = lookup("statistic", of, STATISTICS)
     if function in (group_gap, overall_accuracy, spread):
@@ -920,20 +963,17 @@ def contrast(
                 f"the rows of {dict(where)} and of {dict(against)} do not cover the same groups"
             )
     if function is spread:
-        sides = _equally_noisy(_accuracies(table, where), _accuracies(table, against))
-        one, other = (
-            _variance_between(*side).groupby("seed").mean().rename("value") for side in sides
-        )
+        one, other = _spreads(_accuracies(table, where), _accuracies(table, against))
     else:
-        one, other = (
-            function(table, where=where, **arguments),
-            function(table, where=against, **arguments),
-        )
+        one, other = (function(table, where=rows, **arguments) for rows in (where, against))
     if not one.index.equals(other.index):
         raise ValueError(
             f"the rows of {dict(where)} and of {dict(against)} do not cover the same seeds"
         )
-    return one - other - (contrast(table, of=of, **beyond, **arguments) if beyond else 0.0)
+    difference = one - other
+    if beyond:
+        difference = difference - contrast_rows(table, of=of, **beyond, **arguments)
+    return difference
 
 
 def level_trend(
@@ -941,11 +981,10 @@ def level_trend(
     *,
     statistic: str,
     control: float = 0.0,
-    where: Rows | None = None,
+    where: Rows = ALL,
     **arguments: Any,
 ) -> pd.Series:
-    """Compute how steadily a statistic grows with the distance from the control: Spearman's rank
-    correlation, by seed.
+    """Compute the rank correlation of a statistic and the distance from the control.
 
     Over three levels it has only four values, and a t interval of ten of them excludes 0 in 6.0 %
     of tables without a trend (200,000 draws; 5.4 % over four levels or twenty seeds).
@@ -957,60 +996,56 @@ def level_trend(
         where: Values of columns that select the rows.
         arguments: Further arguments of the statistic.
 
-    Returns: Series indexed by seed, in [-1, 1]; 0 for a seed in which the statistic is the same at
-        all levels.
+    Returns:
+        Series indexed by seed, in [-1, 1]; 0 for a seed in which the statistic is the same at all
+        levels.
 
-    Raises: ValueError: If the statistic is unknown or refuses the table, or there are fewer than
-        three levels.
+    Raises:
+        ValueError: If the statistic is unknown or refuses the table, or there are fewer than three
+            levels.
     """
-    values = _over_levels(table, statistic, dict(where or {}), arguments).T.round(
-        12
-    )  # Equal values are ties.
+    # Equal values have to be ties, whatever their last digit.
+    values = _over_levels(table, statistic, where, arguments).T.round(12)
     if len(values) < 3:
         raise MissingRowsError(
             f"a trend over levels needs three of them, got {values.index.tolist()}"
         )
     order = pd.Series(abs(values.index - control), index=values.index).rank()
     trend = values.loc[:, values.nunique() >= 2].rank().corrwith(order)
-    return trend.reindex(values.columns, fill_value=0.0).rename("value")
+    return trend.reindex(values.columns, fill_value=0.0)
 
 
 def cells(
     table: pd.DataFrame, *, name: str, each: Mapping[str, Any], **arguments: Any
 ) -> pd.DataFrame:
-    """Compute a statistic in every cell of a statement about *each* of several levels, methods or
-    groups.
+    """Compute a statistic in every cell of a statement about *each* of several levels or methods.
 
-    Args: table: Table of :func:`fairlib.study`. name: Name of one of `STATISTICS`. each: Values by
-        column, or ``"all"`` for all that the selected rows have; a cell is a combination of them. A
-            value becomes the argument of that name if the statistic has one (``level``), else a
-            condition of ``where``, and of ``against`` unless that has one for the column. What
-            stands under the key ``against`` varies in ``against`` alone: one method against each of
-            its rivals.
+    Args:
+        table: Table of :func:`fairlib.study`.
+        name: Name of one of `STATISTICS`.
+        each: Values by column, or ``"all"`` for all that the selected rows have; a cell is a
+            combination of them. A value becomes the argument of that name if the statistic has one
+            (``level``), else a condition of ``where``, and of ``against`` unless that has one for
+            the column. What is under the key ``against`` varies in ``against`` alone: one
+            method against each of its rivals.
         arguments: Further arguments of the statistic.
 
-    Returns: DataFrame with seeds in rows and cells in columns, named ``"level 0.9, when after,
-        against SNIP"``.
+    Returns:
+        DataFrame with seeds in rows and cells in columns, named ``"level 0.9, when after, against
+        SNIP"``.
 
-    Raises: ValueError: If the name is unknown, the table lacks a cell, or the cells do not have the
-        same seeds.
+    Raises:
+        ValueError: If the name is unknown, the table lacks a cell, or the cells do not have the
+            same seeds.
     """
     lookup("statistic", name, STATISTICS)
-    rivals = dict(each.get("against", {}))
-    sides = {
-        "where": {key: values for key, values in each.items() if key != "against"},
-        "against": rivals,
-    }
+    sides = [("where", column, wanted) for column, wanted in each.items() if column != "against"]
+    sides += [("against", column, wanted) for column, wanted in each.get("against", {}).items()]
     choices = []
-    for side, wanted in sides.items():
-        rows = dict(arguments.get(side) or {})
-        for column, values in wanted.items():
-            named = (
-                _present(table, rows, column)
-                if isinstance(values, str) and values == "all"
-                else values
-            )
-            choices.append([(side, column, value) for value in named])
+    for side, column, wanted in sides:
+        if wanted == "all":
+            wanted = _present(table, arguments.get(side) or ALL, column)
+        choices.append([(side, column, value) for value in wanted])
     found: dict[str, pd.Series] = {}
     for cell in product(*choices):
         label = ", ".join(
@@ -1023,47 +1058,50 @@ def cells(
         except ValueError as error:
             raise type(error)(f"cell {label!r}: {error}") from None
     values = pd.DataFrame(found)
-    if values.isna().any(axis=None):
-        raise ValueError(
-            f"the cells do not have the same seeds: {values.columns[values.isna().any()][0]!r} lacks one"
-        )
+    lacking = values.columns[values.isna().any()]
+    if len(lacking):
+        raise ValueError(f"the cells do not have the same seeds: {lacking[0]!r} lacks one")
     return values
 
 
 def by_chance(
     table: pd.DataFrame, *, name: str, **arguments: Any
 ) -> list[pd.Series] | list[pd.DataFrame]:
-    """Compute what chance alone gives a contrast of gaps in accuracy, if all groups of a run are
-    equally accurate.
+    """Compute the contrast of gaps in accuracy that chance gives to equally accurate groups.
 
     The gaps of two networks of different accuracy differ by chance (`group_gap`): a verdict on
-    their `contrast` must stand without that part. How often a network and the dense one are right
-    on the same samples no table says; for what groups lose (`degradation_gap`) it must stand
+    their `contrast_rows` must hold without that part. How often a network and the dense one are
+    right on the same samples no table says; for what groups lose (`degradation_gap`) it must hold
     whether they answer independently or as alike as they can.
 
     Args:
         table: Table of :func:`fairlib.study`.
         name: Name of one of `STATISTICS`.
-        arguments: Its arguments, as `contrast` or `cells` take them.
+        arguments: Its arguments, as `contrast_rows` or `cells` take them.
 
-    Returns: Values as the statistic has, by seed or by seed and cell, each of which is to be
-        subtracted; none for a statistic that chance does not move with accuracy.
+    Returns:
+        Values as the statistic has, by seed or by seed and cell, each of which is to be subtracted;
+        none for a statistic that chance does not move with accuracy.
 
-    Raises: ValueError: If the table does not give the statistic, or does not say how many samples
-        its groups have; or if
-            the gaps are relative.
+    Raises:
+        ValueError: If the table does not give the statistic, or does not say how many samples its
+            groups have; or if the gaps are relative.
     """
+    # Only a gap between accuracies grows by chance as accuracy falls.
     gaps = STATISTICS.get(arguments.get("of", "")) in (group_gap, degradation_gap)
     if name != "contrast" or not gaps or arguments.get("column", "accuracy") != "accuracy":
         return []
     if arguments.get("relative"):
         raise ValueError(
-            "what chance gives a relative gap of accuracies is not computed; compare the gaps themselves"
+            "what chance gives a relative gap of accuracies is not computed; compare the gaps "
+            "themselves"
         )
     arguments = {key: value for key, value in arguments.items() if key != "column"} | {
         "of": "group_gap_by_chance"
     }
-    function: Callable[..., Any] = partial(cells, name=name) if "each" in arguments else contrast
+    function: Callable[..., Any] = (
+        partial(cells, name=name) if "each" in arguments else contrast_rows
+    )
     ways: list[dict[str, Any]] = (
         [{"nested": False}, {"nested": True}] if "dense" in arguments else [{}]
     )
@@ -1071,19 +1109,18 @@ def by_chance(
 
 
 def at_floor(
-    table: pd.DataFrame, *, where: Rows | None = None, classes: bool = True, share: float = FLOOR
+    table: pd.DataFrame, *, where: Rows = ALL, classes: bool = True, share: float = FLOOR
 ) -> list[Any]:
-    r"""List the groups that have nothing to lose: the control has learned next to nothing about
-    them.
+    r"""List the groups with nothing to lose: the control knows next to nothing about them.
 
     A group of test accuracy :math:`A` under the control, where the answer that is most frequent in
     the data is right for a share :math:`A_0` of it, is at the floor if :math:`A_0 < 1/2` and the
     control avoids less than a tenth (`FLOOR`) of that answer's errors, :math:`(A - A_0) / (1 - A_0)
     < 0.1`. If this holds for all samples together, all groups are.
 
-    Args: table: Table of :func:`fairlib.study`, with the column ``constant``, :math:`A_0` of each
-        row (the diagnostic of
-            this name).
+    Args:
+        table: Table of :func:`fairlib.study`, with the column ``constant``, :math:`A_0` of each row
+            (the diagnostic of this name).
         where: Values of columns that select the rows; ``stage: control`` and ``split: test`` unless
             given.
         classes: Whether the groups are the classes. If so, a table may lack the column: then
@@ -1096,7 +1133,7 @@ def at_floor(
     Raises:
         ValueError: If a column, a value or the control is missing.
     """
-    rows = {"stage": "control", "split": "test"} | dict(where or {})
+    rows = {"stage": "control", "split": "test", **where}
     found = _select(table, rows, ("group", "size", "accuracy", *(() if classes else ("constant",))))
     found = found if "constant" in found else found.assign(constant=0.0)
     if (empty := found[["size", "accuracy", "constant"]].isna().any()).any():
@@ -1107,53 +1144,48 @@ def at_floor(
         .sort_values("size")
     )
     overall = means.mul(means["size"], axis=0).sum() / means["size"].sum()
+    # A network that is no better than a constant answer on all samples has nothing to lose in any
+    # group.
     if "constant" in table and _skill(overall) < share:
         return means.index.tolist()
     return means.index[(_skill(means) < share) & (means["constant"] < 0.5)].tolist()
 
 
 def _skill(means: Any) -> Any:
-    """Share of the errors of a constant answer that a network avoids."""
+    """Compute the share of the errors of a constant answer that a network avoids."""
     return (means["accuracy"] - means["constant"]) / (1 - means["constant"])
 
 
 def _over_levels(
-    table: pd.DataFrame, name: str, where: dict[str, Any], arguments: Rows, *, control: bool = False
+    table: pd.DataFrame, name: str, where: Rows, arguments: Rows, *, control: bool = False
 ) -> pd.DataFrame:
-    """A statistic at every level, as its argument ``level`` if it compares with the control, else
-    in ``where``."""
+    """Compute a statistic at every level (`by_level`), whose arguments may have any name."""
     function = lookup("statistic", name, STATISTICS)
     chosen = _select(table, where, ("stage", "level"))
     levels = sorted(set(chosen.loc[chosen["stage"] == "compressed", "level"]))
-    if function in CHANGES or (function is contrast and STATISTICS.get(arguments["of"]) in CHANGES):
-        return pd.DataFrame(
-            {level: function(table, level=level, where=where, **arguments) for level in levels}
-        )
-    stages = dict.fromkeys(
-        chosen.loc[chosen["stage"] == "control", "level"] if control else [], "control"
-    )
-    stages |= dict.fromkeys(levels, "compressed")
-    at = {
-        level: {"split": "test"} | where | {"stage": stage, "level": level}
-        for level, stage in stages.items()
-    }
-    return pd.DataFrame(
-        {level: function(table, where=at[level], **arguments) for level in sorted(at)}
-    )
+    if function in CHANGES or STATISTICS.get(arguments.get("of", "")) in CHANGES:
+        found = {level: function(table, level=level, where=where, **arguments) for level in levels}
+        return pd.DataFrame(found)
+    stages = dict.fromkeys(levels, "compressed")
+    if control:
+        controls = chosen.loc[chosen["stage"] == "control", "level"]
+        stages = dict.fromkeys(controls, "control") | stages
+    found = {}
+    for level in sorted(stages):
+        at = {"split": "test", **where, "stage": stages[level], "level": level}
+        found[level] = function(table, where=at, **arguments)
+    return pd.DataFrame(found)
 
 
 def _present(table: pd.DataFrame, where: Rows, column: str) -> list[Any]:
-    """Values of a column in the selected rows; of levels those of compressed networks."""
+    """List the values of a column in the selected rows; levels of compressed networks only."""
     rows = _select(table, where, (column,))
     if column == "level" and "stage" in rows:
         rows = rows[rows["stage"] == "compressed"]
     if rows.empty:
         raise MissingRowsError(f"the table has no {column} where {dict(where)}")
-    return list(
-        rows[column].drop_duplicates().sort_values()
-        if column == "level"
-        else rows[column].drop_duplicates()
-    )
+    values = rows[column].drop_duplicates()
+    return list(values.sort_values() if column == "level" else values)
 
 
 def _in_cell(
@@ -1162,6 +1194,7 @@ def _in_cell(
     """Arguments of a statistic in one cell."""
     given: dict[str, Any] = dict(arguments)
     functions = (STATISTICS[name], STATISTICS[arguments.get("of", name)])
+    # A value of a cell is an argument if the statistic has one of that name, a condition otherwise.
     own = {key for function in functions for key in inspect.signature(function).parameters}
     fixed = set(given.get("against") or {})
     for side, column, value in cell:
@@ -1170,28 +1203,33 @@ def _in_cell(
             continue
         given[side] = {**(given.get(side) or {}), column: value}
         if side == "where" and "against" in given and column not in fixed:
+            # The rival of a cell is in the same cell, unless the claim says otherwise.
             given["against"] = {**given["against"], column: value}
     return given
 
 
-def _against_control(
-    table: pd.DataFrame, value: str, level: float, where: Rows | None, rank_where: Rows | None
+def _change(
+    table: pd.DataFrame, value: str, level: float, where: Rows, rank_where: Rows | None
 ) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
-    """Change of a column against the control, the column under the control, and training sizes, by
-    seed and group."""
-    rows = _select(table, where or {}, (*STUDY, value))
-    controls, test = rows["stage"] == "control", rows["split"] == "test"
-    ranked = rows if rank_where is None else _select(table, rank_where, STUDY)
-    sizes = _by_seed_and_group(
-        ranked[(ranked["stage"] == "control") & (ranked["split"] == "train")], "size"
-    )
-    before = _by_seed_and_group(rows[controls & test], value)
-    change = _by_seed_and_group(_compressed(rows[test], level), value) - before
-    if not (change.index.equals(sizes.index) and change.columns.equals(sizes.columns)):
-        raise ValueError(
-            "control (train and test) and compressed rows do not cover the same seeds and groups"
-        )
+    """Compute the change of a column against the control, by seed and group.
+
+    Returns:
+        The change, the column under the control, and the training sizes.
+    """
+    rows = _select(table, where, (*STUDY_COLUMNS, value))
+    ranked = rows if rank_where is None else _select(table, rank_where, STUDY_COLUMNS)
+    in_training = (ranked["stage"] == "control") & (ranked["split"] == "train")
+    sizes = _by_seed_and_group(ranked[in_training], "size")
+    test = rows[rows["split"] == "test"]
+    before = _by_seed_and_group(test[test["stage"] == "control"], value)
+    change = _by_seed_and_group(_compressed(test, level), value) - before
+    _check_alike(change, sizes, "control (train and test) and compressed rows")
     return change, before, sizes
+
+
+def _check_alike(one: pd.DataFrame, other: pd.DataFrame, rows: str) -> None:
+    if not (one.index.equals(other.index) and one.columns.equals(other.columns)):
+        raise ValueError(f"{rows} do not cover the same seeds and groups")
 
 
 CHANGES = (
@@ -1205,49 +1243,48 @@ CHANGES = (
 """Statistics that compare a level with the control."""
 
 BY_CONTRAST = (degradation_gap, group_gap, group_gap_by_chance, spread)
-"""Statistics that decide a claim by `contrast` alone: chance keeps a gap above 0, and a variance of
-0 is estimated with a skewed error, so that over ten seeds one in ten intervals lies below 0."""
+"""Statistics that decide a claim only by `contrast_rows`.
+
+Chance keeps a gap above 0, and a variance of 0 is estimated with a skewed error: over ten seeds one
+in ten intervals would be below 0.
+"""
 
 STATISTICS: dict[str, Callable[..., pd.Series]] = {
     function.__name__: function
     for function in (
-        accuracy_change, column_mean, contrast, degradation_gap, drop_correlation, drop_difference,
-        group_correlation, group_difference, group_gap, group_gap_by_chance, level_trend, loss_difference,
-        overall_accuracy, overall_change, spread, spread_change,
+        accuracy_change, column_mean, degradation_gap, drop_correlation, drop_difference,
+        group_correlation, group_difference, group_gap, group_gap_by_chance, level_trend,
+        loss_difference, overall_accuracy, overall_change, spread, spread_change,
     )
-}  # fmt: skip
-"""By name the functions that turn a study table, and the arguments of a claim, into one value per
-seed."""
+} | {"contrast": contrast_rows}  # fmt: skip
+"""Functions that turn a study table into one value per seed, by the name that a claim gives."""
 
 
 def _select(table: pd.DataFrame, where: Rows, columns: Iterable[str]) -> pd.DataFrame:
     if missing := sorted({*columns, *where} - set(table.columns)):
         raise MissingRowsError(f"the table has no column {', '.join(missing)}")
-    chosen = np.ones(len(table), bool)
+    found = table
     for column, wanted in where.items():
         values = list(wanted) if isinstance(wanted, list | tuple) else [wanted]
-        found = [
-            chosen & (table[column] == value).to_numpy(bool, na_value=False) for value in values
-        ]
-        if absent := [value for value, rows in zip(values, found, strict=True) if not rows.any()]:
-            raise MissingRowsError(f"the table has no row with {column} = {absent[0]!r}")
-        chosen = sum(found, np.zeros(len(table), bool))
-    table = table[chosen]
+        for value in values:
+            if not (table[column] == value).any():
+                raise MissingRowsError(f"the table has no row with {column} = {value!r}")
+        found = found[found[column].isin(values)]
+    # Each value occurs in the table, but perhaps not together with the other conditions.
     for column, wanted in where.items():
-        lost = (
-            [value for value in wanted if not (table[column] == value).any()]
-            if isinstance(wanted, list)
-            else []
-        )
-        if lost or table.empty:
-            rest = f"{(lost or [wanted])[0]!r} and the rest of {dict(where)}"
+        lost = [wanted] if found.empty else []
+        if isinstance(wanted, list):
+            lost = [value for value in wanted if not (found[column] == value).any()]
+        if lost:
+            rest = f"{lost[0]!r} and the rest of {dict(where)}"
             raise MissingRowsError(f"the table has no row with {column} = {rest}")
-    return table
+    return found
 
 
 def _compressed(rows: pd.DataFrame, level: float) -> pd.DataFrame:
-    """The compressed rows of a level, which must exist."""
+    """Select the compressed rows of a level, which must exist."""
     compressed = rows[rows["stage"] == "compressed"]
+    # Levels of a recorded table were rounded to six digits.
     found = compressed[np.isclose(compressed["level"], level)]
     if found.empty:
         levels = sorted(compressed["level"].unique().tolist())
@@ -1258,11 +1295,10 @@ def _compressed(rows: pd.DataFrame, level: float) -> pd.DataFrame:
 
 
 def _by_seed_and_group(rows: pd.DataFrame, value: str) -> pd.DataFrame:
-    """Seeds in rows, groups in columns, both sorted; exactly one value for each."""
+    """Pivot a column to seeds in rows and groups in columns, one value for each."""
     if rows.duplicated(["seed", "group"]).any():
-        settings = rows.columns.difference(
-            ["seed", "group", "size", "accuracy", "loss"], sort=False
-        )
+        measured = ["seed", "group", "size", "accuracy", "loss"]
+        settings = rows.columns.difference(measured, sort=False)
         varying = [column for column in settings if rows[column].astype(str).nunique() > 1]
         raise ValueError(
             f"several rows per seed and group; select with `where` one of: {', '.join(varying)}"
@@ -1271,14 +1307,14 @@ def _by_seed_and_group(rows: pd.DataFrame, value: str) -> pd.DataFrame:
 
 
 def _by_run_and_group(rows: pd.DataFrame, value: str) -> pd.DataFrame:
-    """Runs in rows, groups in columns; exactly one value for each, and the same runs for all
-    seeds."""
-    run = [*RUN, *(name for name in ARMS if name in rows)]
+    """Pivot a column to runs in rows and groups in columns, the same runs for all seeds."""
+    run = [*RUN_COLUMNS, *(name for name in ARM_COLUMNS if name in rows)]
     if rows.duplicated([*run, "group"]).any():
         raise ValueError(
             "several rows per run and group; select one split, setting and mitigation with `where`"
         )
     values = rows.pivot(index=run, columns="group", values=value)
+    # Means over runs would compare different runs of different seeds.
     runs = values.index.droplevel("seed").value_counts()
     if (
         values.isna().any(axis=None)
@@ -1290,30 +1326,41 @@ def _by_run_and_group(rows: pd.DataFrame, value: str) -> pd.DataFrame:
     return values
 
 
-def _extreme(values: pd.DataFrame, sizes: pd.DataFrame, share: float, groups: str) -> pd.Series:
-    """By seed, the mean over the smallest, the largest or the other groups. Seeds stand in rows,
-    groups in columns."""
+def _values_and_sizes(
+    rows: pd.DataFrame, column: str, rank: str
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    rows = _select(rows, ALL, ("seed", "group", column, rank))
+    return _by_seed_and_group(rows, column), _by_seed_and_group(rows, rank)
+
+
+def _ends(values: pd.DataFrame, sizes: pd.DataFrame, share: float) -> pd.DataFrame:
+    """Average the values of the smallest, of the largest, and of all but the largest groups.
+
+    This is the one place that decides which groups these are.
+
+    Args:
+        values: Seeds in rows, groups in columns.
+        sizes: Sizes of the groups, in the same rows and columns.
+        share: Share of the groups at each end, rounded up to a whole number of groups.
+    """
     count = math.ceil(share * len(values.columns))
     if not 1 <= count <= len(values.columns) / 2:
         raise ValueError(
-            f"a share of {share} of {len(values.columns)} groups leaves no smallest and largest apart"
+            f"a share of {share} of {len(values.columns)} groups leaves no smallest and largest "
+            "apart"
         )
-    part = {"smallest": slice(count), "largest": slice(-count, None), "others": slice(-count)}[
-        groups
-    ]
-    return pd.Series(_ranked(values, sizes)[:, part].mean(axis=1), values.index, name="value")
-
-
-def _smallest_minus_largest(values: pd.DataFrame, sizes: pd.DataFrame, share: float) -> pd.Series:
-    return _extreme(values, sizes, share, "smallest") - _extreme(values, sizes, share, "largest")
+    ranked = _ranked(values, sizes)
+    parts = {"smallest": slice(count), "largest": slice(-count, None), "others": slice(-count)}
+    means = {name: ranked[:, part].mean(axis=1) for name, part in parts.items()}
+    return pd.DataFrame(means, values.index)
 
 
 def _ranked(values: pd.DataFrame, sizes: pd.DataFrame) -> np.ndarray:
-    """By seed, the values from the smallest to the largest group; ties in an order drawn by the
-    seed."""
-    draws = (
+    """Sort the values of each seed from the smallest to the largest group."""
+    # Groups of equal size have an order drawn by the seed. By name it would be the same group in
+    # every seed, and whatever sets that group apart would pass for an effect of size.
+    draws = [
         np.random.default_rng(int(seed)).permutation(len(sizes.columns)) for seed in sizes.index
-    )
-    return np.take_along_axis(
-        values.to_numpy(), np.lexsort((np.stack(list(draws)), sizes.to_numpy())), axis=1
-    )
+    ]
+    order = np.lexsort((np.stack(draws), sizes.to_numpy()))
+    return np.take_along_axis(values.to_numpy(), order, axis=1)

@@ -59,38 +59,39 @@ class Point:
 def expand(grid: str | Path) -> list[Point]:
     """List the runs of a grid file, in its order.
 
-    Raises: ParameterError: If the file is not a grid or has a duplicate run, or a parameter does
-        not fit its notebook.
+    Raises:
+        ParameterError: If the file is not a grid or has a duplicate run, or a parameter does not
+            fit its notebook.
     """
     content = read_yaml(grid)
     _check(grid, content, {"runs": list, "table": str}, needed={"runs"})
-    points = [
-        point
-        for entry in content["runs"]
-        for point in _points(Path(grid), entry, content.get("table"))
-    ]
-    ids = [point.id for point in points]
-    if duplicates := [id for place, id in enumerate(ids) if id in ids[:place]]:
-        raise ParameterError(f"{grid}: duplicate run {duplicates[0]}")
-    return points
+    points: dict[str, Point] = {}
+    for entry in content["runs"]:
+        for point in _points(Path(grid), entry, content.get("table")):
+            if point.id in points:
+                raise ParameterError(f"{grid}: duplicate run {point.id}")
+            points[point.id] = point
+    return list(points.values())
 
 
 def _points(grid: Path, entry: Mapping[str, Any], table_of_all: str | None) -> Iterator[Point]:
     kinds = {"notebook": str, "table": str, "file": str, "parameters": dict, "grid": dict}
     _check(grid, entry, kinds, needed={"notebook"} if table_of_all else {"notebook", "table"})
-    entry = {"parameters": {}, "grid": {}, "table": table_of_all, **entry}
-    axes = entry["grid"]
+    axes = entry.get("grid", {})
     _check(grid, axes, dict.fromkeys(axes, list), needed=set(axes))
+    # Relative to the working directory, so that messages and the names of jobs are short.
     root = Path(os.path.relpath(runs.project_root(grid)))
-    notebook, table = root / entry["notebook"], root / entry["table"]
-    fixed = (read_yaml(root / entry["file"]) if "file" in entry else {}) | entry["parameters"]
+    notebook, table = root / entry["notebook"], root / entry.get("table", table_of_all)
+    fixed = read_yaml(root / entry["file"]) if "file" in entry else {}
+    fixed |= entry.get("parameters", {})
     for values in itertools.product(*axes.values()):
-        given = fixed | dict(zip(axes, values, strict=True))
-        id = run_name(notebook, {axis: given[axis] for axis in axes}, runs.resolve(notebook, given))
-        yield Point(id, notebook, given, tuple(axes), table, folder(grid) / id)
+        varied = dict(zip(axes, values, strict=True))
+        given = fixed | varied
+        id = run_name(notebook, varied, runs.resolve_parameters(notebook, given))
+        yield Point(id, notebook, given, tuple(axes), table, runs_folder(grid) / id)
 
 
-def folder(grid: str | Path) -> Path:
+def runs_folder(grid: str | Path) -> Path:
     """Name the folder of a grid's runs, which need not exist."""
     root = Path(os.path.relpath(runs.project_root(grid)))
     name = "-".join(Path(os.path.relpath(grid, root)).with_suffix("").parts).removeprefix("params-")
@@ -98,8 +99,7 @@ def folder(grid: str | Path) -> Path:
 
 
 def run_name(notebook: Path, varied: Mapping[str, Any], parameters: Mapping[str, Any]) -> str:
-    """Name a run by its notebook and varied parameters, and by a digest of all parameters, which
-    makes it unique."""
+    """Name a run by its notebook and varied parameters, and by a digest of all parameters."""
     label = "-".join([notebook.stem, *(f"{name}={value}" for name, value in varied.items())])
     return f"{re.sub(r'[^0-9A-Za-z_.=-]+', '_', label)[:100]}-{runs.digest_values(parameters)[:8]}"
 
@@ -116,34 +116,37 @@ def _check(grid: str | Path, found: Any, kinds: Mapping[str, type], needed: set[
 
 
 def unfit(points: Iterable[Point]) -> dict[str, str]:
-    """Say by id why runs cannot be gathered: :data:`UNFINISHED`, or which contents have changed
-    since.
+    """Say by id why runs cannot be gathered.
+
+    The reason is :data:`UNFINISHED`, or which contents have changed since.
 
     The tables that the notebook itself recorded may change (:func:`whopays.runs.contents`).
     """
-    now = functools.cache(
-        lambda notebook: runs.contents(notebook, {})
-    )  # Once, since it reads all of fairlib.
+    # Cached by notebook: contents reads all of fairlib and whopays.
+    now = functools.cache(lambda notebook: runs.contents(notebook, {}))
     found = {}
     for point in points:
-        values = runs.resolve(point.notebook, point.parameters)
+        values = runs.resolve_parameters(point.notebook, point.parameters)
         wanted = {**now(point.notebook), "parameters": runs.digest_values(values)}
         run = runs.read_run(point.out)
         if not run or RECORDS not in run["files"]:
             found[point.id] = UNFINISHED
-        elif changed := [name for name in runs.changes(run, wanted) if name != OWN_TABLES]:
+            continue
+        changed = [name for name in runs.changed_contents(run, wanted) if name != OWN_TABLES]
+        if changed:
             found[point.id] = f"finished with other contents: {', '.join(changed)}"
     return found
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How far the runs of a grid are.
+    """Progress of the runs of a grid.
 
-    Attributes: runs: By state the runs: ``done``; ``stale``, finished with other contents;
-        ``failed``; ``missing``. timed: Number of finished runs, stale ones too, that this machine
-        executed. hours: Hours until all runs are done, at the pace of these; None where there are
-        none.
+    Attributes:
+        runs: By state the runs: ``done``; ``stale``, finished with other contents; ``failed``;
+            ``missing``.
+        timed: Number of finished runs, stale ones too, that this machine executed.
+        hours: Hours until all runs are done, at the pace of these; None where there are none.
     """
 
     runs: Mapping[str, list[Point]]
@@ -172,6 +175,9 @@ def plan(grid: str | Path) -> Plan:
         run = runs.read_run(point.out) or {}
         if (run.get("cpu"), run.get("cores")) == here:
             spans.append((datetime.fromisoformat(run["started"]).timestamp(), run["seconds"]))
+    # The time in which at least one run was going on: several go on at once, and there are nights
+    # between sweeps, so that neither the sum of the seconds nor the last end minus the first start
+    # would do.
     busy = until = 0.0
     for start, seconds in sorted(spans):
         busy += max(start + seconds - max(start, until), 0)
@@ -180,20 +186,17 @@ def plan(grid: str | Path) -> Plan:
 
 
 def refusal(grid: str | Path, found: Mapping[str, str]) -> str:
-    """Say which runs of a grid cannot be gathered (at most five), why (as :func:`unfit` found), and
-    what to do."""
-    named = "; ".join([f"{id} ({why})" for id, why in found.items()][:5]) + "; ..." * (
-        len(found) > 5
-    )
-    remedy = f"'make sweep GRID={grid}' runs what is not finished, with FORCE=1 also what has other contents"
+    """Say which runs of a grid cannot be gathered, why (:func:`unfit`), and what to do."""
+    named = "; ".join([f"{id} ({why})" for id, why in found.items()][:5])
     return (
-        f"{len(found)} of {len(expand(grid))} runs of {grid} cannot be gathered: {named}. {remedy}"
+        f"{len(found)} of {len(expand(grid))} runs of {grid} cannot be gathered: {named}"
+        f"{'; ...' if len(found) > 5 else ''}. 'make sweep GRID={grid}' runs what is not finished, "
+        "with FORCE=1 also what has other contents"
     )
 
 
 def gather(grid: str | Path) -> list[Path]:
-    """Write the tables of a grid, CSV with six significant digits, each with its provenance in a
-    JSON file beside it.
+    """Write the tables of a grid (CSV), each with its provenance in a JSON file beside it.
 
     A table has the rows of its runs in the order of the grid, and a column for each parameter that
     the grid varies, unless the records have one. Provenance in which the runs differ is a list.
@@ -201,17 +204,19 @@ def gather(grid: str | Path) -> list[Path]:
     Returns:
         The paths of the tables.
 
-    Raises: RunError: If a run is not finished, has recorded nothing, or was made by other contents
-        than the current ones
-            (:func:`unfit`): one table has the records of one experiment.
+    Raises:
+        RunError: If a run is not finished, has recorded nothing, or was made by other contents than
+            the current ones (:func:`unfit`): one table has the records of one experiment.
     """
     points = expand(grid)
     if found := unfit(points):
         raise RunError(refusal(grid, found))
-    tables = list(dict.fromkeys(point.table for point in points))
-    for table in tables:
-        _gather(grid, [point for point in points if point.table == table], table)
-    return tables
+    tables: dict[Path, list[Point]] = {}
+    for point in points:
+        tables.setdefault(point.table, []).append(point)
+    for table, own in tables.items():
+        _gather(grid, own, table)
+    return list(tables)
 
 
 def _gather(grid: str | Path, points: Sequence[Point], table: Path) -> None:
@@ -240,28 +245,29 @@ def tabulate(points: Iterable[Point]) -> str:
 
 
 def _provenance(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    # The files of a run say nothing of the table, and its clock and counts are added up.
     own = {"parameters", "started", "seconds", "trainings", "files", "checksum"}
     counts = [run["trainings"] for run in found if "trainings" in run]
+    parameters = _common([run["parameters"] for run in found])
+    lists = [name for name, value in parameters.items() if isinstance(value, list)]
     return {
         "runs": len(found),
         "started": min(run["started"] for run in found),
         "seconds": round(sum(run["seconds"] for run in found), 1),
-        "parameters": _common([run["parameters"] for run in found]),
-        "trainings": {
-            way: sum(count.get(way, 0) for count in counts) for way in ("at once", "alone")
-        },
+        "parameters": parameters,
+        "points": [{name: run["parameters"][name] for name in lists} for run in found],
+        "trainings": {way: sum(count[way] for count in counts) for way in ("at once", "alone")},
         **{name: value for name, value in _common(found).items() if name not in own},
     }
 
 
 def _common(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """By name the value that all runs share, or the list of the different ones; None of a run that
-    lacks the name."""
+    """Map each name to the value that all runs share, or to the list of distinct values."""
     return {name: one_or_all(run.get(name) for run in found) for run in found for name in run}
 
 
 def one_or_all(values: Iterable[Any]) -> Any:
-    """Give back the value that all share; else the list of the different ones, in their order."""
+    """Return the value that all share; else the list of distinct values, in their order."""
     different: list[Any] = []
     for value in values:
         if value not in different:

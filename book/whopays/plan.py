@@ -1,9 +1,7 @@
-"""The command ``whopays plan``: how far a grid is, how long the rest takes, and what it needs that
-is not there."""
+"""The command ``whopays plan``: progress of a grid, time for the rest, and what it lacks."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
@@ -18,103 +16,86 @@ NO_FILES = ("digits", "synthetic-faces")
 """Names of data sets that need no files."""
 
 
-def add(commands: Any) -> None:
-    """Add the command to the parser of all commands."""
-    plan = commands.add_parser(
-        "plan", help="say how far a grid is, how long the rest takes, and what it lacks"
-    )
-    plan.add_argument("grid")
-    plan.set_defaults(command=_plan)
-
-
-def _plan(arguments: argparse.Namespace) -> int:
-    plan, sweep = grids.plan(arguments.grid), f"'make sweep GRID={arguments.grid}"
-    print(f"runs    {sum(map(len, plan.runs.values())):6}")
-    for name, points in plan.runs.items():
-        remarks = {
-            "stale": f"  finished with other code, contents or settings; {sweep} FORCE=1' runs them again",
-            "failed": f"  their notebooks, with the error: {points[0].out.parent if points else ''}/failed",
-        }
-        print(f"{name:8}{len(points):6}{remarks.get(name, '') if points else ''}")
+def show(grid: str) -> int:
+    """Print how far a grid is, how long the rest takes, and what it lacks; return 1 if it lacks."""
+    plan, sweep = grids.plan(grid), f"'make sweep GRID={grid}"
+    points = [point for own in plan.runs.values() for point in own]
+    remarks = {
+        "stale": "finished with other code, contents or settings; "
+        f"{sweep} FORCE=1' runs them again",
+        "failed": f"their notebooks, with the error: {points[0].out.parent}/failed",
+    }
+    print(f"runs    {len(points):6}")
+    for name, own in plan.runs.items():
+        print(f"{name:8}{len(own):6}" + (f"  {remarks[name]}" if own and name in remarks else ""))
     if plan.hours is None:
         print(
-            f"hours        ?  no run has finished on this machine: start {sweep}', and ask again after the first"
+            "hours        ?  no run has finished on this machine: "
+            f"start {sweep}', and ask again after the first"
         )
     else:
-        print(
-            f"hours   {plan.hours:6.2f}  left, at the pace of {plan.timed} finished on this machine"
-        )
-    tables = dict.fromkeys(
-        point.table.with_suffix(".json") for points in plan.runs.values() for point in points
-    )
-    for table in [table for table in tables if table.is_file()]:
-        one = json.loads(table.read_text(encoding="utf-8"))
-        place = one["cpu"] if one["device"] == "cpu" else one["device"]
-        print(
-            f"        {one['seconds'] / 3600:6.2f}  hours of runs on {place}, when {table.stem}.csv was recorded"
-        )
-    lacks = _lacks(
-        [point for name, points in plan.runs.items() if name != "done" for point in points]
-    )
-    print("".join(f"whopays: {sentence}\n" for sentence in lacks), end="", file=sys.stderr)
+        pace = f"at the pace of {plan.timed} finished on this machine"
+        print(f"hours   {plan.hours:6.2f}  left, {pace}")
+    for table in dict.fromkeys(point.table.with_suffix(".json") for point in points):
+        if table.is_file():
+            recorded = json.loads(table.read_text(encoding="utf-8"))
+            place = recorded["cpu" if recorded["device"] == "cpu" else "device"]
+            print(
+                f"        {recorded['seconds'] / 3600:6.2f}  hours of runs on {place}, "
+                f"when {table.stem}.csv was recorded"
+            )
+    done = plan.runs["done"]
+    lacks = _lacks([point for point in points if point not in done])
+    for sentence in lacks:
+        print(f"whopays: {sentence}", file=sys.stderr)
     return 1 if lacks else 0
 
 
 def _lacks(points: Sequence[grids.Point]) -> list[str]:
     """Say which devices, data sets and memory these runs need that are not there."""
-    asked, lacks, gpus = Counter[tuple[Any, ...]](), Counter[str](), 0
+    lacks = Counter[str]()
+    asked = Counter[tuple[Any, ...]]()
     for point in points:
-        values = runs.resolve(point.notebook, point.parameters)
+        values = runs.resolve_parameters(point.notebook, point.parameters)
         root = runs.project_root(point.notebook) / str(values.get("root", "data"))
-        names = {
-            str(value) for name, value in values.items() if name.split("_")[-1] == "data"
-        } - set(NO_FILES)
-        drawn, device = values.get("limit") or values.get("size"), str(values.get("device", "auto"))
-        asked.update(
-            (name, str(root), values.get("image_size"), drawn, values.get("seeds"), device)
-            for name in names
-        )
-        gpus += device.startswith("cuda")
-    if gpus:
+        device = str(values.get("device", "auto"))
+        drawn = values.get("limit") or values.get("size")
+        lacks["a GPU that is not there"] += device.startswith("cuda")
+        # A notebook may have several parameters that name data: data, other_data.
+        named = {str(value) for name, value in values.items() if name.split("_")[-1] == "data"}
+        for name in named - set(NO_FILES):
+            image_size, seeds = values.get("image_size"), values.get("seeds")
+            asked[name, str(root), image_size, drawn, seeds, device] += 1
+    if +lacks:
         import torch
 
-        lacks["a GPU that is not there"] = 0 if torch.cuda.is_available() else gpus
+        if torch.cuda.is_available():
+            lacks.clear()
     for data, count in asked.items():
         lacks[_lack_of(*data)] += count
-    return [
-        f"{n} run{'s need' if n > 1 else ' needs'} {what}"
-        for what, n in lacks.items()
-        if what and n
-    ]
+    del lacks[""]
+    return [f"{n} run{'s need' if n > 1 else ' needs'} {what}" for what, n in (+lacks).items()]
 
 
 def _lack_of(name: str, place: str, image_size: Any, drawn: Any, seeds: Any, device: str) -> str:
-    """What is lacking for a data set: its files, or memory for its images in each process that is
-    at work."""
+    """Describe what is missing: a data set's files, or memory for its images in every worker."""
     import numpy as np
 
     from fairlib import data
 
     try:
         source = data.lookup("data set", name, data.DATASETS)
-        found = source(
-            data.Request(place, image_size or None, (0.7, 0.1, 0.2), data.seed_sequence(0))
-        )
-        at_work = 1 if device.startswith("cuda") else min(environment.workers(device), seeds or 1)
-        needed = (
-            at_work
-            * min(len(found.table), drawn or sys.maxsize)
-            * found.images(np.arange(1)).nbytes
-            / 1e9
-        )
+        split, seed = (0.7, 0.1, 0.2), data.seed_sequence(0)
+        found = source(data.Request(place, image_size or None, split, seed))
+        workers = 1 if device.startswith("cuda") else min(environment.workers(device), seeds or 1)
+        people = min(len(found.table), drawn or sys.maxsize)
+        needed = workers * people * found.images(np.arange(1)).nbytes / 1e9
     except (OSError, ValueError, IndexError) as error:
         return f"data that are not there: {error}"
     there = memory() / 1e9
-    return (
-        f"{needed:.1f} GB of memory for images; this machine has {there:.1f}"
-        if needed > there
-        else ""
-    )
+    if needed <= there:
+        return ""
+    return f"{needed:.1f} GB of memory for images; this machine has {there:.1f}"
 
 
 def memory() -> int:

@@ -1,5 +1,4 @@
-"""Figures in one style: white, colour-blind-safe, every estimate with its interval and every group
-with its size."""
+"""Figures in one style: every estimate with its interval, every group with its size."""
 
 from __future__ import annotations
 
@@ -29,32 +28,18 @@ _GROUPS = "group (training images)"  # Title of a legend of groups.
 _BY_SIZE: dict[str, _Look] = {"largest": (0, "s"), "middle": (2, "^"), "smallest": (1, "o")}
 
 
-def by_level(
-    axis: Axes,
-    values: pd.DataFrame,
-    *,
-    label: str | None = None,
-    color: str | None = None,
-    marker: str = "o",
-) -> None:
+def line(axis: Axes, values: pd.DataFrame, *, label: str | None = None, **look: Any) -> None:
     """Draw a line of means over seeds against level, with 95 % t intervals.
 
     Args:
         axis: Axis to draw on.
         values: Seeds in rows, levels in columns; a level may occur twice.
         label: Label of the line in the legend.
-        color: Colour of the line; by default the next one of the palette.
-        marker: Marker of the means.
+        look: Further arguments of ``errorbar``.
     """
     means, spread = _bars(column.dropna() for _, column in values.items())
-    look: dict[str, Any] = {
-        "color": color,
-        "marker": marker,
-        "markersize": 4,
-        "capsize": 2,
-        "linewidth": 1.4,
-    }
-    axis.errorbar(np.array(list(values)), means, yerr=spread, label=label, **look)
+    settings: dict[str, Any] = {"marker": "o", "markersize": 4, "capsize": 2, "linewidth": 1.4}
+    axis.errorbar(np.array(list(values)), means, yerr=spread, label=label, **settings | look)
 
 
 def lines(
@@ -65,17 +50,22 @@ def lines(
     apart: float = 0.0,
     zero: bool = True,
 ) -> None:
-    """Draw several lines of means over seeds against level, side by side (:func:`by_level`).
+    """Draw several lines of means over seeds against level, side by side (:func:`line`).
 
-    Args: axis: Axis to draw on. values: By label a table with seeds in rows and levels in columns.
+    Args:
+        axis: Axis to draw on.
+        values: By label a table with seeds in rows and levels in columns.
         looks: By label the colour (an index into `PALETTE` or a name) and the marker; the next ones
-        by default. apart: Distance from one line to the next along the x axis; on a logarithmic
-        axis as a share. zero: Whether to draw a horizontal line at zero.
+            by default.
+        apart: Distance from one line to the next along the x axis; on a logarithmic axis as a
+            share.
+        zero: Whether to draw a horizontal line at zero.
     """
     for place, (label, table) in enumerate(values.items()):
+        # Lines are moved apart by the same distance on the screen: a factor on a logarithmic axis.
         x, middle = np.array(list(table), dtype=float), place - (len(values) - 1) / 2
         moved = x * (1 + apart) ** middle if axis.get_xscale() == "log" else x + apart * middle
-        by_level(axis, table.set_axis(moved, axis=1), label=label, **_look(looks, label, place))
+        line(axis, table.set_axis(moved, axis=1), label=label, **_look(looks, label, place))
     if zero:
         axis.axhline(0, color="#555555", linewidth=0.8)
 
@@ -87,8 +77,7 @@ def intervals(
     looks: Mapping[str, tuple[int | str, str]] | None = None,
     zero: float | None = 0.0,
 ) -> None:
-    """Draw a row for each name: the mean over seeds with its 95 % t interval, or several such in
-    different colours.
+    """Draw a row for each name: one or several means over seeds with 95 % t intervals.
 
     Args:
         axis: Axis to draw on.
@@ -109,14 +98,15 @@ def intervals(
     """
     table = {name: own if isinstance(own, Mapping) else {"": own} for name, own in values.items()}
     labels = list(dict.fromkeys(label for own in table.values() for label in own))
+    apart = min(0.22, 0.8 / len(labels))
     for place, label in enumerate(labels):
-        known = {row: own for row, own in enumerate(table.values()) if label in own}
-        means, spread = _bars(own[label] for own in known.values())
-        apart = min(0.22, 0.8 / len(labels))
-        rows = [
-            row + apart * (list(own).index(label) - (len(own) - 1) / 2)
-            for row, own in known.items()
-        ]
+        rows, samples = [], []
+        for row, own in enumerate(table.values()):
+            if label in own:
+                # The marks of a row are centred on it, however many it has.
+                rows.append(row + apart * (list(own).index(label) - (len(own) - 1) / 2))
+                samples.append(own[label])
+        means, spread = _bars(samples)
         look = _look(looks, label, place) | {"linestyle": "none", "markersize": 4.5, "capsize": 2}
         axis.errorbar(means, rows, xerr=spread, label=label or None, **look)
     if zero is not None:
@@ -126,9 +116,8 @@ def intervals(
     axis.set_ylim(len(table) - 0.5, -0.5)
 
 
-def cross(axis: Axes, x: ArrayLike, y: ArrayLike, **look: Any) -> tuple[float, float]:
-    """Draw a point at two means over seeds, with 95 % t intervals in both directions, and give back
-    the two means.
+def mean_point(axis: Axes, x: ArrayLike, y: ArrayLike, **look: Any) -> tuple[float, float]:
+    """Draw a point at two means over seeds, with 95 % t intervals, and return both means.
 
     Args:
         axis: Axis to draw on.
@@ -149,28 +138,30 @@ def thirds(
     rank_where: Mapping[str, Any] | None = None,
     everybody: bool = False,
 ) -> None:
-    """Draw the change of test accuracy against the control over the level, for the largest and
-    smallest third.
+    """Draw the change of test accuracy over level for the largest and smallest third.
 
-    Args: axis: Axis to draw on. study: Table of :func:`fairlib.study`. where: Values of columns
-        that select the rows. rank_where: Values of columns that select the rows whose sizes rank
-        the groups; by default those of ``where``. everybody: Whether to draw the change over all
-        test samples, too.
+    Args:
+        axis: Axis to draw on.
+        study: Table of :func:`fairlib.study`.
+        where: Values of columns that select the rows.
+        rank_where: Values of columns that select the rows whose sizes rank the groups; by default
+            those of ``where``.
+        everybody: Whether to draw the change over all test samples, too.
     """
     where = dict(where or {})
-    ranked = effects.select(
-        study, **dict(rank_where or where) | {"stage": "control", "split": "train"}
-    )
+    training = {**(rank_where or where), "stage": "control", "split": "train"}
+    ranked = effects.select(study, **training)
     sizes = effects.groups_by_size(ranked, column="size", rank="size").columns
-    third = -(-len(sizes) // 3)
+    third = math.ceil(len(sizes) / 3)
     found = {"all": effects.by_level(study, of="overall_change", where=where)} if everybody else {}
+    chosen: dict[str, Any] = {"where": where, "rank_where": rank_where}
     for groups, part in (("largest", sizes[-third:]), ("smallest", sizes[:third])):
-        found[f"{groups} third (n={part.to_numpy().mean():,.0f})"] = effects.by_level(
-            study, of="accuracy_change", groups=groups, where=where, rank_where=rank_where
-        )
+        change = effects.by_level(study, of="accuracy_change", groups=groups, **chosen)
+        found[f"{groups} third (n={np.mean(part):,.0f})"] = change
     looks: list[_Look] = [*[("#555555", "D")] * everybody, (0, "s"), (1, "o")]
     levels(axis, effects.select(study, **where))
     lines(axis, found, looks=dict(zip(found, looks, strict=True)), apart=0.006)
+    # Panels of a row share the label of the first.
     place = axis.get_subplotspec()
     if place is None or place.is_first_col():
         axis.set_ylabel("change of test accuracy\nagainst the control")
@@ -181,15 +172,20 @@ def groups(
 ) -> None:
     """Draw the mean of a column over seeds against level for every group, the largest first.
 
-    Args: axis: Axis to draw on. rows: Rows of one part of the data, with a column ``train_size``;
-        those of dense networks are left out. column: Name of the column. extremes: Draw the
-        largest, the middle and the smallest group of each seed instead, whichever these are. rank:
-        Name of the column by whose mean the groups are sorted otherwise.
+    Args:
+        axis: Axis to draw on.
+        rows: Rows of one part of the data, with a column ``train_size``; those of dense networks
+            are left out.
+        column: Name of the column.
+        extremes: Draw the largest, the middle and the smallest group of each seed instead,
+            whichever these are.
+        rank: Name of the column by whose mean the groups are sorted otherwise.
     """
+    # Dense networks have the level of the control and would be averaged with it.
     rows = rows[rows["stage"].isin(["control", "compressed"])]
     levels(axis, rows)
     rows = _by_rank(rows, _places(rows["group"].nunique())) if extremes else rows
-    parts = by_group(rows, rank=rank)
+    parts = split_by_group(rows, rank=rank)
     looks = {label: _BY_SIZE[label.split()[0]] for label in parts} if extremes else None
     found = {
         label: part.pivot(index="seed", columns="level", values=column)
@@ -201,13 +197,17 @@ def groups(
 def beside_accuracy(
     study: pd.DataFrame, column: str, label: str, *, extremes: bool = True, **where: Any
 ) -> Figure:
-    """Draw test accuracy, and the logarithm (base 10) of another column on the training set, over
-    level, by group.
+    """Draw test accuracy, and the logarithm of another column, over level by group.
 
-    Args: study: Table of :func:`fairlib.study` with a column ``train_size``. column: Name of the
-        other column. label: Label of its axis. extremes: Whether only the largest, the middle and
-        the smallest group of each seed are drawn (:func:`groups`). where: Values of columns that
-        select the rows.
+    The logarithm (base 10) is that of the training set.
+
+    Args:
+        study: Table of :func:`fairlib.study` with a column ``train_size``.
+        column: Name of the other column.
+        label: Label of its axis.
+        extremes: Whether only the largest, the middle and the smallest group of each seed are drawn
+            (:func:`groups`).
+        where: Values of columns that select the rows.
     """
     figure, axes = new_figure(2, width=9.0)
     study = effects.select(study.assign(**{column: np.log10(study[column])}), **where)
@@ -220,9 +220,8 @@ def beside_accuracy(
     return figure
 
 
-def by_group(rows: pd.DataFrame, *, rank: str = "train_size") -> dict[str, pd.DataFrame]:
-    """Split rows by group, the largest first, under labels with the mean number of training images:
-    ``White (n=884)``.
+def split_by_group(rows: pd.DataFrame, *, rank: str = "train_size") -> dict[str, pd.DataFrame]:
+    """Split rows by group, the largest first, under labels with sizes: ``White (n=884)``.
 
     Args:
         rows: Rows of one part of the data, with columns ``group`` and ``train_size``.
@@ -237,8 +236,9 @@ def by_group(rows: pd.DataFrame, *, rank: str = "train_size") -> dict[str, pd.Da
 
 
 def floor(axis: Axes, study: pd.DataFrame, **where: Any) -> None:
-    """Write above an axis which groups have nothing to lose (:func:`whopays.effects.at_floor`), if
-    there are any.
+    """Write above an axis which groups have nothing to lose, if there are any.
+
+    See :func:`whopays.effects.at_floor`.
 
     Args:
         axis: Axis that shows these groups, or a gap between them and others.
@@ -257,16 +257,15 @@ def over_budgets(
     before: str = "",
     width: float = 10.5,
 ) -> Figure:
-    """Draw a grid of panels: the mean of a column over seeds against the ReLU budget, a line for
-    every group.
+    """Draw panels of means over seeds against the ReLU budget, a line for every group.
 
     Of more than five groups these are the two largest and the two smallest of each seed, whichever
     these are. The legend marks a group at the floor (:func:`whopays.effects.at_floor`), which has
     nothing to lose.
 
-    Args: rows: By label of a row of panels, and title of a panel, its table: test rows of a study,
-        those of the controls
-            among them, with a column ``train_size``.
+    Args:
+        rows: By label of a row of panels, and title of a panel, its table: test rows of a study,
+            those of the controls among them, with a column ``train_size``.
         of: Name of the column; or a name for each row, by label; or for each panel of a row, by
             title.
         before: Name of a column of accuracies. With it the *relative drop* from there is drawn
@@ -288,6 +287,7 @@ def over_budgets(
         for axis in line[len(panels) :]:
             axis.set_axis_off()
         handles, labels = line[len(panels) - 1].get_legend_handles_labels()
+        # Panels of a row share their groups, and often the rows do: one legend for all of these.
         if labels != shown:
             beside: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1, 1)}
             line[-1].legend(
@@ -297,56 +297,45 @@ def over_budgets(
     return figure
 
 
-def arms(
-    study: pd.DataFrame, names: Mapping[str, str], *, rows: int = 1, width: float = 9.0
-) -> Figure:
-    """Draw a panel for each arm of a study: the change of test accuracy by group over the share of
-    bytes that is kept.
+def arms(study: pd.DataFrame, names: Mapping[str, str]) -> Figure:
+    """Draw a panel for each arm: the change of test accuracy by group over bytes kept.
 
     Of more than five groups the largest, the middle and the smallest of each seed are drawn,
     whichever these are.
 
-    Args: study: Table of :func:`fairlib.study` with the column ``arm``; ``kept`` is the share of
-        bytes. names: By name of an arm the title of its panel. rows: Number of rows of panels.
-        width: Width of the figure in inches.
+    Args:
+        study: Table of :func:`fairlib.study` with the column ``arm``; ``kept`` is the share of
+            bytes.
+        names: By name of an arm the title of its panel.
     """
     changed = effects.against_control(study, on=["arm", "seed", "group"])
     changed = effects.select(changed, split="test", stage=["control", "compressed"])
+    # Each seed keeps slightly other shares: lines need one place for all.
     kept = changed.groupby(["arm", "level"])["kept"].transform("mean").round(4)
     changed = changed.assign(change=-100 * changed["drop"], level=kept)
-    figure, axes = new_figure(
-        -(-len(names) // rows), rows=rows, width=width, height=0.9 + 2.5 * rows, sharey=True
-    )
-    for axis, (arm, title) in zip(axes, names.items(), strict=False):
+    figure, axes = new_figure(len(names), width=9.0, height=3.4, sharey=True)
+    for axis, (arm, title) in zip(axes, names.items(), strict=True):
         own = changed[changed["arm"] == arm]
         groups(axis, own, "change", extremes=own["group"].nunique() > 5)
         halves = [2.0**-power for power in range(1 + math.ceil(-math.log2(own["level"].min())))]
-        _logarithmic(
-            axis,
-            halves,
-            lambda share: "1" if share == 1 else f"1/{1 / share:g}",
-            "share of bytes kept",
-        )
+        ticks = ["1", *(f"1/{1 / share:g}" for share in halves[1:])]
+        _logarithmic(axis, halves, ticks, "share of bytes kept")
         axis.invert_xaxis()
         axis.axhline(0, color="#555555", linewidth=0.8)
         axis.set_title(title)
         floor(axis, study, arm=arm)
-    for axis in axes[len(names) :]:
-        axis.set_axis_off()
-    for first in axes[:: len(axes) // rows]:
-        first.set_ylabel("change of test accuracy\nagainst the control, points")
+    axes[0].set_ylabel("change of test accuracy\nagainst the control, points")
     legend(figure, _GROUPS, right=True)
     return figure
 
 
 def prices(study: pd.DataFrame) -> Figure:
-    """Draw what each arm of a study costs the average, and how much more it costs small groups: a
-    row for each arm.
+    """Draw what each arm costs the average, and how much more it costs small groups.
 
     Args:
-        study: Table of :func:`fairlib.study` with a column of ``whopays.effects.ARMS``.
+        study: Table of :func:`fairlib.study` with a column of ``whopays.effects.ARM_COLUMNS``.
     """
-    found = effects.prices(study)
+    found = effects.arm_losses(study)
     levels = sorted(set(found["level"]))
     names = {level: level if isinstance(level, str) else f"{level:g}" for level in levels}
     looks = {names[level]: (place, "osD^v"[place % 5]) for place, level in enumerate(levels)}
@@ -366,9 +355,10 @@ def prices(study: pd.DataFrame) -> Figure:
     return figure
 
 
-def history(axis: Axes, table: pd.DataFrame, what: str, sizes: pd.Series) -> None:
-    """Draw what a constraint recorded in each epoch, for the largest, the middle and the smallest
-    group.
+def over_epochs(axis: Axes, table: pd.DataFrame, what: str, sizes: pd.Series) -> None:
+    """Draw by epoch what a constraint recorded, for three groups of different size.
+
+    These are the largest, the middle and the smallest group.
 
     Args:
         axis: Axis to draw on.
@@ -386,39 +376,34 @@ def history(axis: Axes, table: pd.DataFrame, what: str, sizes: pd.Series) -> Non
 
 
 def levels(axis: Axes, study: pd.DataFrame) -> None:
-    """Label the axis of levels: sparsities as they are, ReLU budgets in percent on a logarithmic
-    scale.
+    """Label the axis of levels: sparsities as they are, ReLU budgets in percent (log).
 
     Args:
         axis: Axis whose x axis is labelled.
         study: Table of :func:`fairlib.study`.
     """
-    if (
-        study.loc[study["stage"] == "control", "level"] == 1
-    ).any():  # A budget; that of a sparsity is 0.
-        shares(
-            axis, study.loc[study["stage"] == "compressed", "level"], "budget: share of ReLUs kept"
-        )
+    control = study.loc[study["stage"] == "control", "level"]
+    # The control's level tells the two apart: all ReLUs are kept (1), or no weight is pruned (0).
+    if (control == 1).any():
+        budgets = study.loc[study["stage"] == "compressed", "level"]
+        shares(axis, budgets, "budget: share of ReLUs kept")
     else:
         axis.set_xlabel("sparsity (share of weights pruned)")
 
 
-def sizes(axis: Axes, values: Iterable[float], label: str = "training images of the group") -> None:
-    """Make the x axis logarithmic, with ticks at the smallest, the middle and the largest group
-    size only.
+def size_axis(axis: Axes, values: Iterable[float]) -> None:
+    """Make the x axis one of group sizes: logarithmic, with three ticks.
+
+    The ticks are at the smallest, the middle and the largest size.
 
     Args:
         axis: Axis whose x axis is changed.
         values: Sizes of the groups.
-        label: Label of the x axis.
     """
     values = sorted(set(values))
-    _logarithmic(
-        axis,
-        sorted({values[place] for place in (0, len(values) // 2, -1)}),
-        "{:,.0f}".format,
-        label,
-    )
+    ticks = sorted({values[place] for place in (0, len(values) // 2, -1)})
+    names = [f"{tick:,.0f}" for tick in ticks]
+    _logarithmic(axis, ticks, names, "training images of the group")
 
 
 def by_size(
@@ -427,21 +412,21 @@ def by_size(
     column: str,
     *,
     by: str,
-    rank: str = "train_size",
     zero: bool = True,
 ) -> None:
-    """Draw the mean of a column over seeds against the group size, in a line for each value of
-    another column.
+    """Draw means over seeds against group size, a line for each value of another column.
 
-    Args: axis: Axis to draw on. rows: Table with one row per value, seed and group. column: Name of
-        the column whose mean is drawn, with its 95 % t interval; it labels the y axis. by: Name of
-        the column whose values are the lines; rows without a value there are left out. rank: Name
-        of the column that holds the group sizes, by which the groups of each seed are sorted. zero:
-        Whether to mark the height zero.
+    Args:
+        axis: Axis to draw on.
+        rows: Table with one row per value, seed and group.
+        column: Name of the column whose mean is drawn, with its 95 % t interval; it labels the y
+            axis.
+        by: Name of the column whose values are the lines; rows without a value there are left out.
+        zero: Whether to mark the height zero.
     """
-    pairs = rows.groupby(by, sort=False)
-    found = {name: effects.groups_by_size(own, column=column, rank=rank) for name, own in pairs}
-    sizes(axis, next(iter(found.values())))
+    parts = rows.groupby(by, sort=False)
+    found = {name: effects.groups_by_size(own, column=column) for name, own in parts}
+    size_axis(axis, next(iter(found.values())))
     lines(axis, found, apart=0.02, zero=zero)
     axis.set_ylabel(column)
 
@@ -464,12 +449,18 @@ def crosses(
 ) -> None:
     """Draw a point for each group at its two means over seeds, with 95 % t intervals.
 
-    Args: axis: Axis to draw on. rows: One row per seed and group, with a column ``train_size``. x,
-        y: Names of the columns that are drawn. rank: Name of the column by whose mean the groups
-        are sorted, which gives them their colours. below: Whether to draw a legend below the axis.
+    Args:
+        axis: Axis to draw on.
+        rows: One row per seed and group, with a column ``train_size``.
+        x, y: Names of the columns that are drawn.
+        rank: Name of the column by whose mean the groups are sorted, which gives them their
+            colours.
+        below: Whether to draw a legend below the axis.
     """
-    for place, (label, part) in enumerate(by_group(rows, rank=rank).items()):
-        cross(axis, part[x], part[y], label=label, linestyle="none", **_look(None, label, place))
+    for place, (label, part) in enumerate(split_by_group(rows, rank=rank).items()):
+        mean_point(
+            axis, part[x], part[y], label=label, linestyle="none", **_look(None, label, place)
+        )
     if below:
         axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), frameon=False, title=_GROUPS)
 
@@ -484,10 +475,13 @@ def against(
 ) -> Figure:
     """Draw one column against each of several others, a panel for each.
 
-    Args: rows: Table with a column ``seed``. columns: By the name of each column on an x axis its
-        label. y: Name of the column on the y axis, and its label. draw: :func:`scatter` for a point
-        for each row, or :func:`crosses` for a mean for each group. size: Further arguments of
-        :func:`new_figure`.
+    Args:
+        rows: Table with a column ``seed``.
+        columns: By the name of each column on an x axis its label.
+        y: Name of the column on the y axis, and its label.
+        draw: :func:`scatter` for a point for each row, or :func:`crosses` for a mean for each
+            group.
+        size: Further arguments of :func:`new_figure`.
     """
     figure, axes = new_figure(len(columns), sharey=True, **size)
     for axis, (column, label) in zip(axes, columns.items(), strict=True):
@@ -502,25 +496,24 @@ def against(
 def by_name(
     rows: pd.DataFrame, columns: Mapping[str, str], *, by: str, ranked: Iterable[str] = ()
 ) -> Figure:
-    """Draw the mean of several columns over seeds, with its 95 % t interval, for every group: a row
-    for each group.
+    """Draw means of several columns over seeds with intervals, a row for every group.
 
-    Args: rows: One row per seed and group of each part, with a column ``train_size``. columns: By
-        the name of each column, which has a panel, its label. by: Name of the column whose values
-        are the parts; each has its groups and a colour. ranked: Parts whose groups change their
-        sizes with the seed, and stand by their rank in size.
+    Args:
+        rows: One row per seed and group of each part, with a column ``train_size``.
+        columns: By the name of each column, which has a panel, its label.
+        by: Name of the column whose values are the parts; each has its groups and a colour.
+        ranked: Parts whose groups change their sizes with the seed, and are shown by their rank in
+            size.
     """
     parts = {}
     for name, part in rows.groupby(by, sort=False):
-        rank = (
-            part.groupby("seed")["train_size"]
-            .rank(method="first", ascending=False)
-            .map("rank {:.0f}".format)
-        )
-        parts[str(name)] = by_group(part.assign(group=rank) if name in ranked else part)
-    figure, axes = new_figure(
-        len(columns), width=10.0, height=2 + 0.25 * sum(map(len, parts.values())), sharey=True
-    )
+        if name in ranked:
+            sizes = part.groupby("seed")["train_size"]
+            rank = sizes.rank(method="first", ascending=False)
+            part = part.assign(group=rank.map("rank {:.0f}".format))
+        parts[str(name)] = split_by_group(part)
+    height = 2 + 0.25 * sum(map(len, parts.values()))
+    figure, axes = new_figure(len(columns), width=10.0, height=height, sharey=True)
     for axis, (column, label) in zip(axes, columns.items(), strict=True):
         found = {
             row: {name: own[column]} for name, part in parts.items() for row, own in part.items()
@@ -555,19 +548,14 @@ def legend(figure: Figure, title: str = "", *, right: bool = False) -> None:
         title: Title of the legend; none by default.
         right: Whether the legend is to the right of the axes, rather than above them.
     """
-    pairs = [axis.get_legend_handles_labels() for axis in figure.axes]
-    found = {
-        label: handle
-        for handles, labels in pairs
-        for handle, label in zip(handles, labels, strict=True)
-    }
-    look: dict[str, Any] = (
-        {"loc": "outside right upper"} if right else {"loc": "outside upper center"}
-    )
+    found: dict[str, Any] = {}
+    for axis in figure.axes:
+        handles, labels = axis.get_legend_handles_labels()
+        found |= dict(zip(labels, handles, strict=True))
     columns = 1 if right else min(len(found), 5)
-    figure.legend(
-        list(found.values()), list(found), ncols=columns, frameon=False, title=title or None, **look
-    )
+    place: Any = "outside right upper" if right else "outside upper center"
+    look = {"ncols": columns, "frameon": False, "title": title or None, "loc": place}
+    figure.legend(list(found.values()), list(found), **look)
 
 
 def shares(axis: Axes, levels: Iterable[float], label: str) -> None:
@@ -578,31 +566,30 @@ def shares(axis: Axes, levels: Iterable[float], label: str) -> None:
         levels: Shares in (0, 1].
         label: Label of the x axis.
     """
-    _logarithmic(axis, sorted(set(levels)), lambda share: f"{100 * share:g} %", label)
+    levels = sorted(set(levels))
+    _logarithmic(axis, levels, [f"{100 * level:g} %" for level in levels], label)
 
 
-def _logarithmic(
-    axis: Axes, ticks: Sequence[float], name: Callable[[float], str], label: str
-) -> None:
+def _logarithmic(axis: Axes, ticks: Sequence[float], names: Sequence[str], label: str) -> None:
     axis.set_xscale("log")
-    axis.set_xticks(ticks, [name(tick) for tick in ticks])
+    axis.set_xticks(ticks, names)
     axis.minorticks_off()
     axis.set_xlabel(label)
 
 
 def relu_traffic(axis: Axes, relus: int, measured: pd.DataFrame, protocol: str = "CHEETAH") -> None:
-    """Add a second axis above one of ReLU budgets: what two parties send for the ReLUs of one
-    image, in kB.
+    """Add an axis above one of ReLU budgets: kB that two parties send for one image.
 
     This is the budget times the network's ReLUs times the bytes per ReLU: the slope of bytes sent
     over ReLUs kept, by least squares with an intercept for every network, image size and batch.
     Traffic of linear layers does not count.
 
-    Args: axis: Axis over shares of ReLUs kept, whose ticks the second axis shares
-        (:func:`whopays.plots.shares`). relus: Number of ReLUs of the network at a share of 1.
+    Args:
+        axis: Axis over shares of ReLUs kept, whose ticks the second axis shares
+            (:func:`whopays.plots.shares`).
+        relus: Number of ReLUs of the network at a share of 1.
         measured: Runs of an engine for private inference, with columns ``network image_size batch
-        protocol relus
-            bytes_sent``; the bytes are those of all images of a batch.
+            protocol relus bytes_sent``; the bytes are those of all images of a batch.
         protocol: Name of the protocol whose runs count.
 
     Raises:
@@ -610,20 +597,18 @@ def relu_traffic(axis: Axes, relus: int, measured: pd.DataFrame, protocol: str =
     """
     lookup("protocol", protocol, dict.fromkeys(measured["protocol"]))
     runs = measured[measured["protocol"] == protocol]
-    runs = runs.assign(bytes=runs["bytes_sent"] / runs["batch"])[
-        ["network", "image_size", "batch", "relus", "bytes"]
-    ]
-    centred = runs[["relus", "bytes"]] - runs.groupby(["network", "image_size", "batch"]).transform(
-        "mean"
-    )
+    runs = runs.assign(bytes=runs["bytes_sent"] / runs["batch"])
+    # Least squares with an intercept for each network, image size and batch: the linear layers send
+    # as much at every budget.
+    of_network = runs.groupby(["network", "image_size", "batch"])[["relus", "bytes"]]
+    centred = runs[["relus", "bytes"]] - of_network.transform("mean")
     one = (centred["relus"] * centred["bytes"]).sum() / (centred["relus"] ** 2).sum()
     scale = relus * one / 1000
     above = axis.secondary_xaxis(
         "top", functions=(lambda share: share * scale, lambda sent: sent / scale)
     )
-    above.set_xticks(
-        scale * axis.get_xticks(), [f"{scale * tick:.3g}" for tick in axis.get_xticks()], fontsize=8
-    )
+    ticks = axis.get_xticks()
+    above.set_xticks(scale * ticks, [f"{scale * tick:.3g}" for tick in ticks], fontsize=8)
     above.minorticks_off()
     above.set_xlabel(f"kB for the ReLUs of an image ({protocol.capitalize()})", fontsize=8)
 
@@ -643,23 +628,22 @@ def provenance(figure: Figure, *sources: object) -> None:
 
 
 def source(table: pd.DataFrame, evidence: str = "this run") -> str:
-    """Say in one line where a study's table comes from, for :func:`provenance`: data, networks,
-    methods, seeds.
+    """Say in one line where a study's table comes from: data, networks, methods, seeds.
 
-    Args: table: Table of :func:`fairlib.study`. More than three methods are counted, by arm where
-        it has arms. evidence: Kind of evidence: this run, an embedded study, a real-data run, a run
-        at scale.
+    Args:
+        table: Table of :func:`fairlib.study`. More than three methods are counted, by arm where it
+            has arms.
+        evidence: Kind of evidence: this run, an embedded study, a real-data run, a run at scale.
     """
-    what = [", ".join(sorted(set(table[name].dropna()))) for name in ("data", "model")] + [
-        _methods(table)
-    ]
+    what = [", ".join(sorted(set(table[name].dropna()))) for name in ("data", "model")]
+    what.append(_methods(table))
     seeds = table["seed"].nunique()
     return ", ".join([*what, f"{seeds} seed{'s' * (seeds != 1)}", evidence])
 
 
 def _methods(table: pd.DataFrame) -> str:
-    """The names of up to three methods, or how many there are; a table without methods has arms."""
-    arm = next((name for name in effects.ARMS if name in table), "method")
+    """Name up to three methods, or count them; a table without methods has arms."""
+    arm = next((name for name in effects.ARM_COLUMNS if name in table), "method")
     named = sorted(set(table["method" if "method" in table else arm].dropna()))
     if len(named) <= 3:
         return ", ".join(named)
@@ -668,45 +652,41 @@ def _methods(table: pd.DataFrame) -> str:
 
 
 def _over_budgets(axis: Axes, table: pd.DataFrame, column: str, before: str) -> None:
-    """Draw a line for every group, the largest first; with ``before`` the relative drop of those
-    not at the floor."""
+    """Draw a line for every group, the largest first; with ``before`` its relative drop."""
     table = table[table["stage"].isin(["control", "compressed"])]
     found: dict[str, pd.DataFrame] = {}
     looks: dict[str, _Look] = {}
     missing: list[str] = []
     if (number := table["group"].nunique()) > 5:
-        ends = {
-            "largest": 0,
-            "second largest": 1,
-            "second smallest": number - 2,
-            "smallest": number - 1,
-        }
+        largest, smallest = ("largest", "second largest"), ("second smallest", "smallest")
+        ends = dict(zip((*largest, *smallest), (0, 1, number - 2, number - 1), strict=True))
         table = _by_rank(table, ends)
     floor, table = effects.at_floor(table), table.dropna(subset=[column, before or column])
     if before:
+        # By the mean over seeds: one seed in which a group starts near 0 would drown all others.
         mean = table.groupby(["group", "level"])[before].transform("mean")
         table = table.assign(**{column: 100 * (table[before] - table[column]) / mean})
-    for name, size in (
-        table.groupby("group")["train_size"].mean().sort_values(ascending=False).items()
-    ):
+    sizes = table.groupby("group")["train_size"].mean().sort_values(ascending=False)
+    for name, size in sizes.items():
         label = f"{escape_dollars(name)} ({size:,.0f})" + ", at the floor" * (name in floor)
         looks[label] = (len(looks), MARKERS[len(looks)])
         if before and name in floor:
             missing.append(f"{label}: left out")
-        else:
-            found[label] = table[table["group"] == name].pivot(
-                index="seed", columns="level", values=column
-            )
-    _logarithmic(axis, sorted(set(table["level"])), lambda share: f"{100 * share:g}", "")
+            continue
+        own = table[table["group"] == name]
+        found[label] = own.pivot(index="seed", columns="level", values=column)
+    levels = sorted(set(table["level"]))
+    _logarithmic(axis, levels, [f"{100 * level:g}" for level in levels], "")
     lines(axis, found, looks=looks, apart=0.05, zero=bool(before))
+    # A line without points puts a group that has nothing to lose into the legend.
     for label in missing:
         axis.errorbar([], [], linestyle="none", label=label)
     axis.set_xlim(table["level"].min() / 1.3, table["level"].max() * 1.3)
 
 
 def _by_rank(table: pd.DataFrame, places: Mapping[str, int]) -> pd.DataFrame:
-    """Name the groups at some places of the order by size within each seed, the largest at 0; drop
-    all others."""
+    """Keep the groups at some places of the order by size in each seed, and name them so."""
+    # Sizes change with the seed, and with them who is largest.
     order = table.groupby(["seed", "level"])["train_size"].rank(method="first", ascending=False)
     return table.assign(
         group=(order - 1).map({place: name for name, place in places.items()})
@@ -714,8 +694,7 @@ def _by_rank(table: pd.DataFrame, places: Mapping[str, int]) -> pd.DataFrame:
 
 
 def _bars(values: Iterable[ArrayLike]) -> tuple[np.ndarray, np.ndarray]:
-    """Means over seeds ``(n,)`` and how far their 95 % t intervals reach down and up ``(2, n)``;
-    NaN for one seed."""
+    """Compute means over seeds ``(n,)`` and lengths of 95 % t intervals down and up ``(2, n)``."""
     found = [statistics.t_interval(each) for each in values]
     means = np.array([interval.estimate for interval in found])
     spread = np.array([(i.estimate - i.low, i.high - i.estimate) for i in found]).T
@@ -723,15 +702,13 @@ def _bars(values: Iterable[ArrayLike]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _look(looks: Mapping[str, _Look] | None, label: str, place: int) -> dict[str, Any]:
-    shape = MARKERS[
-        (place + place // len(PALETTE)) % len(MARKERS)
-    ]  # Another one where a colour comes again.
+    # Another marker if the colours repeat.
+    shape = MARKERS[(place + place // len(PALETTE)) % len(MARKERS)]
     color, marker = (looks or {}).get(label, (place % len(PALETTE), shape))
     return {"color": PALETTE[color] if isinstance(color, int) else color, "marker": marker}
 
 
 def _places(count: int) -> dict[str, int]:
-    """Places of the largest, the middle and the smallest of some groups, the largest first; of two,
-    no middle."""
+    """Place the largest, the middle and the smallest of some groups; two have no middle."""
     places = {"largest": 0, "middle": (count - 1) // 2, "smallest": count - 1}
     return places if count > 2 else {"largest": 0, "smallest": count - 1}

@@ -1,5 +1,4 @@
-"""Sentences of a page whose numbers and verdicts are computed, shown as Markdown: no text goes
-stale."""
+"""Sentences of a page whose numbers and verdicts are computed, shown as Markdown."""
 
 from __future__ import annotations
 
@@ -22,9 +21,9 @@ if TYPE_CHECKING:
 def say(text: str) -> Markdown:
     """Show a text as Markdown: paragraphs and lists, with formulas between dollar signs.
 
-    Args: text: Markdown, as a rule an f-string whose numbers are computed; the indentation that all
-        of its lines share is
-            taken away.
+    Args:
+        text: Markdown, as a rule an f-string whose numbers are computed; the indentation that all
+            of its lines share is taken away.
     """
     from IPython.display import Markdown
 
@@ -43,20 +42,24 @@ def in_short(text: str) -> Markdown:
 def points(values: ArrayLike | Interval, *, interval: bool = False) -> str:
     """Format a mean over seeds in percentage points: ``3.1 points``, or ``3.1 points [1.4, 4.8]``.
 
-    Args: values: One share per seed, ``(n,)``, for example of
-        :func:`whopays.effects.drop_difference`; or a mean with its
-            interval; or a single share, ``()``.
+    Args:
+        values: One share per seed, ``(n,)``, for example of
+            :func:`whopays.effects.drop_difference`; or a mean with its interval; or a single share,
+            ``()``.
         interval: Whether to add the 95 % interval over seeds.
 
-    Raises: ValueError: If a value is missing or not finite, or the interval is asked for and there
-        is a single value.
+    Raises:
+        ValueError: If a value is missing or not finite, or the interval is asked for and there is a
+            single value.
     """
     if not isinstance(values, Interval):
         values = t_interval(np.atleast_1d(values))
+    # The interval of one seed is infinite, its mean is not.
     if not np.isfinite(values if interval else values.estimate).all():
         raise ValueError(
             f"values must give a finite mean{' and interval' * interval}, got {values}"
         )
+    # A mean that rounds to -0.0 is no loss.
     mean, low, high = (f"{100 * end:.1f}".replace("-0.0", "0.0") for end in values)
     return f"{mean} points" + f" [{low}, {high}]" * interval
 
@@ -64,12 +67,15 @@ def points(values: ArrayLike | Interval, *, interval: bool = False) -> str:
 def lost(
     study: pd.DataFrame, arm: str, level: float, groups: str = "", share: float = 1 / 3
 ) -> str:
-    """Format what an arm of a study loses against the control, on average over the seeds: ``3.1
-    points``.
+    """Format what an arm loses against the control, mean over the seeds: ``3.1 points``.
 
-    Args: study: Table of :func:`fairlib.study` with arms. arm: Name of the arm. level: Its level.
+    Args:
+        study: Table of :func:`fairlib.study` with arms.
+        arm: Name of the arm.
+        level: Its level.
         groups: ``"smallest"`` or ``"largest"``, for the mean accuracy of these groups; otherwise
-        that of the test set. share: Share of the groups that these are.
+            that of the test set.
+        share: Share of the groups that these are.
 
     Raises:
         ValueError: If the table has no such arm or level.
@@ -83,8 +89,7 @@ def lost(
 
 
 def right(study: pd.DataFrame, group: str, arm: str, level: float | str | None = None) -> str:
-    """Format how many of a hundred test samples of a group are classified right, on average over
-    the seeds: ``17``.
+    """Format how many of a hundred test samples of a group are classified right: ``17``.
 
     Args:
         study: Table of :func:`fairlib.study` with arms.
@@ -101,8 +106,7 @@ def right(study: pd.DataFrame, group: str, arm: str, level: float | str | None =
 
 
 class Said(NamedTuple):
-    """What the ledger says of a claim by one table; as a text the verdict in italics,
-    ``*supported*``.
+    """Verdict of the ledger on a claim by one table; as a text in italics, ``*supported*``.
 
     Attributes:
         verdict: supported, reversed, no effect, undecided, undecided (floor) or not testable here.
@@ -119,21 +123,20 @@ class Said(NamedTuple):
     def __str__(self) -> str:
         return f"*{self.verdict}*"
 
-    def __format__(self, spec: str) -> str:
-        return format(str(self), spec)
-
 
 def verdict(claim: str, table: str, *, expect: str = "", reading: str = "printed") -> Said:
-    """Look up what the ledger says of a claim by one recorded table, and hold the words of a page
-    to it.
+    """Look up the verdict on a claim by one recorded table, and hold words to it.
 
-    Args: claim: Id of the claim, ``"T-fig-1"``. table: Path of the table as the claims name it, a
-        literal (:func:`whopays.tables.recorded`). expect: The verdict that the words of the page
-        rest on; the page fails where the ledger says otherwise. reading: The claim as ``"printed"``
-        or as ``"repaired"``.
+    Args:
+        claim: Id of the claim, ``"T-fig-1"``.
+        table: Path of the table as the claims name it, a literal (:func:`whopays.tables.recorded`).
+        expect: The verdict that the words of the page rest on; the page fails where the ledger says
+            otherwise.
+        reading: The claim as ``"printed"`` or as ``"repaired"``.
 
-    Raises: ValueError: If there is no such claim, it names no such table, or the verdict is not the
-        expected one.
+    Raises:
+        ValueError: If there is no such claim, it names no such table, or the verdict is not the
+            expected one.
     """
     found = _verdicts(claim)
     if (reading, table) not in found:
@@ -150,19 +153,12 @@ def verdict(claim: str, table: str, *, expect: str = "", reading: str = "printed
 
 @functools.cache
 def _verdicts(claim: str) -> dict[tuple[str, str], Said]:
-    """What the ledger says of a claim, by reading and table."""
-    root = project()
-    own = [known for known in _claims() if known.id == claim]
-    if not own:
+    """Judge a claim, by reading and table."""
+    if claim not in claims.registered():
         raise ValueError(f"there is no claim {claim!r} in book/claims.yml")
-    return {
-        (row.reading, row.table): Said(
-            row.verdict, Interval(row.estimate, row.low, row.high), row.seeds, row.reason
-        )
-        for row in claims.evaluate(own, root).itertuples()
-    }
-
-
-@functools.cache
-def _claims() -> list[claims.Claim]:
-    return claims.load(project() / "book" / "claims.yml")
+    found = claims.evaluate_claims([claims.registered()[claim]], project())
+    said = {}
+    for row in found.itertuples():
+        interval = Interval(row.estimate, row.low, row.high)
+        said[row.reading, row.table] = Said(row.verdict, interval, row.seeds, row.reason)
+    return said

@@ -1,13 +1,14 @@
 """One papermill run, done safely, and what makes it out of date.
 
 A finished run is a folder with ``notebook.ipynb`` (executed), ``records.parquet`` (if the notebook
-called :func:`record`) and ``run.json``, which holds their checksums and its own. Work happens in a
+called :func:`record`) and ``run.json``, with their checksums and one of itself. Work happens in a
 temporary folder beside it, which is renamed when everything is on the disk: the run is there
 completely or not at all. A lock makes a second process that is asked for the same run wait for the
 first.
 
 The Snakefile and the console command start with this file, so nothing is imported at its top that
-takes time."""
+takes time.
+"""
 
 from __future__ import annotations
 
@@ -25,31 +26,30 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, NamedTuple
+from unittest.mock import patch
 
 from fairlib import environment
 
 if TYPE_CHECKING:
     import pandas as pd
+    from filelock import FileLock
 
 Scalar = bool | int | float | str
 
 NOTEBOOK, RECORDS, RUN = "notebook.ipynb", "records.parquet", "run.json"
-OWN_TABLES = "its recorded tables"  # What a page shows of its sweeps, and no record comes from.
+OWN_TABLES = "its recorded tables"
+"""Name of the contents that are tables which the notebook itself recorded."""
 
-_REPLACED = "replaced"  # In a run's folder for an instant: the run it takes the place of.
-_LEFT_OUT = (
-    "cli",
-    "grids",
-    "ledger",
-    "plan",
-    "verify",
-)  # Modules of whopays that no page computes with.
-_OF_AUDITS = ("auditing", "cli")  # Modules of fairlib that only pages with an audit compute with.
-_WORKSHOP = Path(__file__).resolve().parent
+WORKSHOP = Path(__file__).resolve().parent
+NOT_ON_PAGES = ("__main__", "cli", "grids", "ledger", "plan", "verify")
+"""Modules of whopays that no page computes with: an edit of them leaves every run as it is."""
+
+# Temporary name, within the folder of a new run, of the run that it replaces.
+_REPLACED = "replaced"
 _TYPES: dict[str, tuple[type, str]] = {
     "bool": (bool, "true or false"),
     "int": (int, "an int"),
@@ -59,12 +59,11 @@ _TYPES: dict[str, tuple[type, str]] = {
 
 
 class ParameterError(ValueError):
-    """Raised where a parameter does not fit its notebook, or a notebook, parameter file or grid is
-    not valid."""
+    """Raised for an invalid notebook, grid or parameter."""
 
 
 class RunError(RuntimeError):
-    """Raised where a run cannot begin, or has failed."""
+    """Raised if a run cannot begin, or has failed."""
 
 
 def record(table: pd.DataFrame) -> pd.DataFrame:
@@ -107,7 +106,8 @@ def record(table: pd.DataFrame) -> pd.DataFrame:
         or len(set(columns)) < len(columns)
     ):
         raise ValueError(
-            f"table must have rows, and unique texts for columns; got {len(table)} rows of {columns}"
+            f"table must have rows, and unique texts for columns; got {len(table)} rows of "
+            f"{columns}"
         )
     if any(name is not None for name in table.index.names):
         raise ValueError(
@@ -122,6 +122,7 @@ def record(table: pd.DataFrame) -> pd.DataFrame:
             f"table must have the columns recorded before, {list(before[0])}, got {columns}"
         )
     try:
+        # A crash while writing must not cost the rows of earlier calls.
         with environment.written(path) as new:
             pd.concat([*before, table]).to_parquet(new, index=False)
     except pyarrow.ArrowException as error:
@@ -137,14 +138,14 @@ class Parameter(NamedTuple):
 
 
 def parameters(notebook: str | Path) -> dict[str, Parameter]:
-    """Read the parameters of a notebook from its first cell that is tagged ``parameters``; none
-    without such a cell.
+    """Read the parameters of a notebook from its first cell tagged ``parameters``.
 
     The cell is parsed here since ``papermill.inspect_notebook`` goes line by line and silently
     leaves out some parameters, for example a text with an equals sign in it.
 
-    Raises: ParameterError: If a statement is not ``name: type = literal``, or the file is not a
-        notebook.
+    Raises:
+        ParameterError: If a statement is not ``name: type = literal``, or the file is not a
+            notebook.
     """
     tagged = [cell for cell in _cells(notebook) if "parameters" in cell["metadata"].get("tags", [])]
     try:
@@ -158,20 +159,18 @@ def parameters(notebook: str | Path) -> dict[str, Parameter]:
 
 def _parameter(notebook: str | Path, statement: ast.stmt) -> tuple[str, Parameter]:
     match statement:
+        # Negative numbers are no constants in Python's syntax but a minus before one.
         case ast.AnnAssign(
             ast.Name(name), ast.Name(kind), ast.Constant() | ast.UnaryOp(ast.USub()) as value
-        ):
-            if kind in _TYPES:
-                return name, Parameter(
-                    kind, _checked(notebook, name, ast.literal_eval(value), kind)
-                )
+        ) if kind in _TYPES:
+            default = _checked(notebook, name, ast.literal_eval(value), kind)
+            return name, Parameter(kind, default)
     wanted = f"write 'name: type = literal' with a type of {', '.join(_TYPES)}"
     raise ParameterError(f"{notebook}: '{ast.unparse(statement)}' is not a parameter; {wanted}")
 
 
-def resolve(notebook: str | Path, given: Mapping[str, Any]) -> dict[str, Scalar]:
-    """Complete the parameters of a notebook: the given values, checked against its types, and the
-    other defaults.
+def resolve_parameters(notebook: str | Path, given: Mapping[str, Any]) -> dict[str, Scalar]:
+    """Complete the parameters of a notebook: given values, checked, and defaults.
 
     An int is taken for a float. A text is converted to the type of its parameter: the command line
     gives only texts, and YAML reads ``1e-3`` as one.
@@ -189,14 +188,14 @@ def resolve(notebook: str | Path, given: Mapping[str, Any]) -> dict[str, Scalar]
                 f"{notebook}: unknown parameter {name!r}{hint}; known: {', '.join(known) or 'none'}"
             )
         kind = known[name].type
-        values[name] = _checked(
-            notebook, name, _read(value, kind) if isinstance(value, str) else value, kind
-        )
+        if isinstance(value, str):
+            value = _read(value, kind)
+        values[name] = _checked(notebook, name, value, kind)
     return values
 
 
 def _read(text: str, kind: str) -> object:
-    """Convert a text to a type; give back the text where that is not possible."""
+    """Convert a text to a type; return the text itself if that is not possible."""
     if kind == "bool":
         return {"true": True, "false": False}.get(text.lower(), text)
     try:
@@ -206,11 +205,12 @@ def _read(text: str, kind: str) -> object:
 
 
 def _checked(notebook: str | Path, name: str, value: Any, kind: str) -> Scalar:
+    wanted: Any
     wanted, description = _TYPES[kind]
     if wanted is float and type(value) is int:
         value = float(value)
-    fits = type(value) is wanted and (not isinstance(value, float) or math.isfinite(value))
-    if not fits:
+    # The type has to be the very one: isinstance would take True for an int.
+    if type(value) is not wanted or (isinstance(value, float) and not math.isfinite(value)):
         raise ParameterError(f"{notebook}: parameter {name!r} must be {description}, got {value!r}")
     return value
 
@@ -256,8 +256,10 @@ def project() -> Path:
 
 
 def project_root(path: str | Path) -> Path:
-    """Find the nearest folder above a file that holds ``pyproject.toml`` or ``_toc.yml``; else the
-    file's folder."""
+    """Find the nearest folder above a file with ``pyproject.toml`` or ``_toc.yml``.
+
+    Without one it is the file's folder.
+    """
     parents = Path(path).resolve().parents
     return next(
         (p for p in parents if (p / "pyproject.toml").is_file() or (p / "_toc.yml").is_file()),
@@ -268,44 +270,52 @@ def project_root(path: str | Path) -> Path:
 def contents(notebook: str | Path, given: Mapping[str, Any]) -> dict[str, str]:
     """Digest everything whose change makes a run out of date, by name.
 
-    The notebook's file, the values of its parameters, the files in ``results/`` and ``book/`` that
-    its code names (whatever their suffix; also by the beginning of a path), the claims if it asks
-    for verdicts, whether what is faster may be chosen by itself
-    (:func:`fairlib.environment.automatic`), ``requirements.lock`` and the meaning of the code of
-    fairlib and whopays (:func:`fairlib.environment.source_digest`): of fairlib without the audit if
-    the page does not use it, of whopays without the command line, grids, ledger and verification.
-    Of the files in ``results/`` those that the notebook itself recorded, as their provenance says,
-    stand apart (:data:`OWN_TABLES`)."""
+    These are the notebook's file; the values of its parameters; the files in ``results/`` and
+    ``book/`` that its code names, whatever their suffix, also by the beginning of a path; the
+    claims if it asks for verdicts; the choice of faster paths
+    (:func:`fairlib.environment.automatic`); ``requirements.lock``; and the meaning of the code of
+    fairlib and whopays (:func:`fairlib.environment.source_digest`). Of fairlib the audit counts
+    only if the page uses it, of whopays the modules `NOT_ON_PAGES` never do. Tables in ``results/``
+    that the notebook itself recorded, by their provenance, have a digest of their own
+    (`OWN_TABLES`).
+    """
     notebook, root = Path(notebook), project_root(notebook)
     code = "\n".join(cell["source"] for cell in _cells(notebook) if cell["cell_type"] == "code")
-    code += "\nbook/claims.yml" * bool(re.search(r"\b(claims|prose)\.verdict", code))
-    named = tuple(
-        str(PurePosixPath(name).with_suffix(""))
-        for name in re.findall(r"\b(?:results|book)/[\w./-]*", code)
-    )
-    there = (path for folder in ("results", "book") for path in root.glob(f"{folder}/**/*"))
-    files = {path for path in there if path.relative_to(root).as_posix().startswith(named)}
-    provenance = f'"notebook": "{notebook.resolve().relative_to(root).as_posix()}"'.encode()
-    own = {
-        path
-        for path in files
-        if (p := path.with_suffix(".json")).is_file() and provenance in p.read_bytes()
-    }
+    named = re.findall(r"\b(?:results|book)/[\w./-]*", code)
+    if re.search(r"\b(claims|prose)\.verdict", code):
+        named.append("book/claims.yml")
+    # A name without its suffix is also the beginning of the provenance beside a table, and of all
+    # tables that an f-string such as results/part/{name}.csv may name.
+    beginnings = tuple(str(PurePosixPath(name).with_suffix("")) for name in named)
+    files, own = set[Path](), set[Path]()
+    recorder = f'"notebook": "{notebook.resolve().relative_to(root).as_posix()}"'
+    for path in [*root.glob("results/**/*"), *root.glob("book/**/*")]:
+        if path.relative_to(root).as_posix().startswith(beginnings):
+            provenance = path.with_suffix(".json")
+            recorded = provenance.is_file() and recorder in provenance.read_text(encoding="utf-8")
+            (own if recorded else files).add(path)
     return {
         "notebook": digest_files([notebook], notebook.parent),
-        "parameters": digest_values(resolve(notebook, given)),
-        "files it names": digest_files(files - own, root),
+        "parameters": digest_values(resolve_parameters(notebook, given)),
+        "files it names": digest_files(files, root),
         OWN_TABLES: digest_files(own, root),
         "automatic": str(environment.automatic()),
         "requirements.lock": digest_files([root / "requirements.lock"], root),
-        "fairlib": environment.source_digest(without=() if "audit" in code else _OF_AUDITS),
-        "whopays": environment.source_digest(_WORKSHOP, without=_LEFT_OUT),
+        "fairlib": environment.source_digest(without=() if "audit" in code else _audit()),
+        "whopays": environment.source_digest(WORKSHOP, without=NOT_ON_PAGES),
     }
 
 
+def _audit() -> list[str]:
+    """List the modules of fairlib that only pages with an audit compute with."""
+    # The style of figures is with the audit, but whopays.plots draws the figures of all pages in
+    # it.
+    rooms = environment.LIBRARY.glob("auditing/*")
+    return ["cli", *(f"auditing/{path.stem}" for path in rooms if path.stem != "figure")]
+
+
 def digest_files(paths: Iterable[Path], root: Path) -> str:
-    """Digest those paths that are files: their names from ``root`` and their bytes, not their
-    times."""
+    """Digest files: their names from ``root`` and their bytes, not their times."""
     total = hashlib.sha256()
     for path in sorted({path for path in paths if path.is_file()}):
         data = path.read_bytes()
@@ -318,7 +328,7 @@ def digest_values(values: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
-def run(
+def run_notebook(
     notebook: str | Path,
     out: str | Path,
     given: Mapping[str, Any] | None = None,
@@ -338,18 +348,22 @@ def run(
         force: Replace a finished run of other contents.
 
     Returns:
-        Whether the notebook was executed.
+        True if the notebook was executed.
 
-    Raises: ParameterError: If a parameter is unknown or ill-typed. RunError: If ``out`` holds other
-        files or, without ``force``, a finished run of other contents; if papermill is
-            missing; or if the notebook fails.
+    Raises:
+        ParameterError: If a parameter is unknown or ill-typed.
+        RunError: If ``out`` holds other files or, without ``force``, a finished run of other
+            contents; if papermill is missing; or if the notebook fails.
         OSError: If a file cannot be read or written.
     """
     notebook, out, given = Path(notebook), Path(out).resolve(), given or {}
-    values, failed = resolve(notebook, given), out.parent / "failed" / f"{out.name}.ipynb"
-    with _workspace(out) as folder:
+    values, failed = (
+        resolve_parameters(notebook, given),
+        out.parent / "failed" / f"{out.name}.ipynb",
+    )
+    with workspace(out) as folder:
         wanted, finished = contents(notebook, given), read_run(out)
-        if finished and not (changed := changes(finished, wanted)):
+        if finished and not (changed := changed_contents(finished, wanted)):
             return False
         if finished and not force:
             raise RunError(
@@ -360,31 +374,35 @@ def run(
         started = datetime.now(UTC)
         _execute(notebook, folder, {name: values[name] for name in given}, failed)
         description = _describe(notebook, values, started)
-        trainings = {"at once": 0, "alone": 0}
-        for tally in folder.glob(environment.TALLY.format("*")):
-            trainings = {
-                way: trainings[way] + count for way, count in json.loads(tally.read_text()).items()
-            }
-            tally.unlink()
-        finish(folder, {**description, "contents": wanted, "trainings": trainings})
+        description |= {"contents": wanted, "trainings": _take_tallies(folder)}
+        finish(folder, description)
         _place(folder, out)
+    # An earlier failure of the same run is history now.
     failed.unlink(missing_ok=True)
     return True
 
 
-def changes(finished: Mapping[str, Any], wanted: Mapping[str, str]) -> list[str]:
-    """Name the :func:`contents` that are others than those of a finished run."""
+def _take_tallies(folder: Path) -> dict[str, int]:
+    """Add up the trainings that the processes of a run counted, and remove their files."""
+    trainings = {"at once": 0, "alone": 0}
+    for tally in folder.glob(environment.TALLY.format("*")):
+        for way, count in json.loads(tally.read_text(encoding="utf-8")).items():
+            trainings[way] += count
+        tally.unlink()
+    return trainings
+
+
+def changed_contents(finished: Mapping[str, Any], wanted: Mapping[str, str]) -> list[str]:
+    """Name the :func:`contents` that have changed since a run was finished."""
     return [name for name in wanted if wanted[name] != finished["contents"].get(name)]
 
 
 def _describe(notebook: Path, values: Mapping[str, Scalar], started: datetime) -> dict[str, object]:
     root = project_root(notebook)
-    # A sweep before this one may have gathered its table; what a page reads of the tables is among
-    # its contents.
-    commit, status = (
-        git(root, "rev-parse", "HEAD"),
-        git(root, "status", "--porcelain", "--", ".", ":!results"),
-    )
+    commit = git(root, "rev-parse", "HEAD")
+    # Tables that an earlier sweep has just gathered do not make the checkout dirty: what a page
+    # reads of them is among its contents.
+    status = git(root, "status", "--porcelain", "--", ".", ":!results")
     return {
         "notebook": notebook.resolve().relative_to(root).as_posix(),
         "parameters": values,
@@ -397,8 +415,7 @@ def _describe(notebook: Path, values: Mapping[str, Scalar], started: datetime) -
 
 
 def finish(folder: Path, description: Mapping[str, Any]) -> None:
-    """Write the ``run.json`` of a run: its description, the checksums of its files, and one of all
-    that."""
+    """Write the ``run.json`` of a run: its description and checksums."""
     files = {
         name: _checksum(folder / name) for name in (NOTEBOOK, RECORDS) if (folder / name).exists()
     }
@@ -408,30 +425,28 @@ def finish(folder: Path, description: Mapping[str, Any]) -> None:
 
 
 def read_run(out: str | Path) -> dict | None:
-    """Read the ``run.json`` of a finished run; None where there is none.
+    """Read the ``run.json`` of a finished run; None if there is none.
 
-    A run that lacks a file, or has one that it did not write, is not finished either; standard
-    error says which."""
+    A run that lacks a file, or has a file that it did not write, is not finished either; standard
+    error says which.
+    """
     try:
         run = json.loads(Path(out, RUN).read_bytes())
-        if "digest" in run and set(run["files"]) <= {path.name for path in Path(out).iterdir()}:
-            return {
-                **run,
-                "contents": {},
-            }  # Of edition 0.1: finished, with contents that cannot be compared.
         whole = run.pop("checksum") == digest_values(run)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (ValueError, TypeError, LookupError, AttributeError):
+        # Whatever a damaged file holds, it is no dictionary with a checksum.
         whole = False
     files = run["files"] if whole else {RUN: ""}
     wrong = [name for name, checksum in files.items() if _checksum(Path(out, name)) != checksum]
-    if wrong:
-        print(
-            f"whopays: {out}: {wrong[0]} is not what the run wrote; it has to be executed again",
-            file=sys.stderr,
-        )
-    return None if wrong else run
+    if not wrong:
+        return run
+    print(
+        f"whopays: {out}: {wrong[0]} is not what the run wrote; it has to be executed again",
+        file=sys.stderr,
+    )
+    return None
 
 
 def _checksum(path: Path) -> str | None:
@@ -439,13 +454,12 @@ def _checksum(path: Path) -> str | None:
 
 
 def _refuse_other_files(out: Path) -> None:
-    if out.exists() and not out.is_dir():
+    """Raise unless ``out`` is free or holds a run: replacing it would delete the user's files."""
+    if not out.exists():
+        return
+    if not out.is_dir():
         raise RunError(f"out must be a folder, {out} is a file")
-    others = (
-        {path.name for path in out.iterdir()} - {NOTEBOOK, RECORDS, RUN, _REPLACED}
-        if out.exists()
-        else set()
-    )
+    others = {path.name for path in out.iterdir()} - {NOTEBOOK, RECORDS, RUN, _REPLACED}
     if others:
         raise RunError(
             f"out must be a folder for this run alone, {out} holds other files ({min(others)}, ...)"
@@ -453,73 +467,66 @@ def _refuse_other_files(out: Path) -> None:
 
 
 @contextmanager
-def _workspace(out: Path) -> Iterator[Path]:
-    """Keep other processes from running into ``out``; give a path beside it for a folder that is
-    removed in the end.
+def workspace(out: Path) -> Iterator[Path]:
+    """Keep other processes from running into ``out``; yield a path beside it for a folder.
 
-    What dead processes left is removed as well: the kernel frees their lock. Where there are no
-    locks (on Windows, on some file systems) no process waits, and at worst the work is done twice.
+    The folder is removed in the end, and those of dead processes in the beginning. On file systems
+    without locks no process waits, and at worst the work is done twice.
     """
     out.parent.mkdir(parents=True, exist_ok=True)
     host, path = socket.gethostname(), out.with_name(f".{out.name}.lock")
     folder = out.with_name(f"{out.name}.tmp-{os.getpid()}@{host}")
-    lock = _lock(path, out)
+    lock = _locked(path, out)
     try:
-        if lock is not None:
+        if lock:
             path.write_text(f"process {os.getpid()} on {host}", encoding="utf-8")
+            # The kernel frees the locks of dead processes but not their folders. Only this host's
+            # are removed: whether a process of another host is alive cannot be seen from here.
             for left in out.parent.glob(f"{glob.escape(out.name)}.tmp-*@{host}"):
                 shutil.rmtree(left, ignore_errors=True)
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-        if lock is not None:
-            with suppress(OSError):
-                path.unlink()
-            os.close(lock)
+        if lock:
+            # Before it is unlocked: afterwards the file may be another process's. Those that wait
+            # for a removed file notice it, and lock a new one.
+            path.unlink(missing_ok=True)
+            lock.release()
 
 
-def _lock(path: Path, out: Path) -> int | None:
-    """Lock a file, and wait while another process holds it; give back its descriptor, None where
-    there are no locks."""
+def _locked(path: Path, out: Path) -> FileLock | None:
+    """Lock a file, and wait while another process holds it; None where there are no locks."""
+    from filelock import FileLock, Timeout
+
+    lock = FileLock(path)
     try:
-        import fcntl
-
-        while True:
-            lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                owner = os.read(lock, 1000).decode() or "another process"
-                print(
-                    f"whopays: {out} is running in {owner}; waiting until that ends",
-                    file=sys.stderr,
-                    flush=True,
-                )
-                fcntl.flock(lock, fcntl.LOCK_EX)
-            except OSError:  # No file system for locks.
-                os.close(lock)
-                path.unlink()
-                return None
-            if os.fstat(
-                lock
-            ).st_nlink:  # Else its last owner has removed it, and others lock a new file.
-                return lock
-            os.close(lock)
-    except (ImportError, OSError):
+        lock.acquire(blocking=False)
+    except Timeout:
+        owner = path.read_text(encoding="utf-8") if path.exists() else ""
+        print(
+            f"whopays: {out} is running in {owner or 'another process'}; waiting until that ends",
+            file=sys.stderr,
+            flush=True,
+        )
+        lock.acquire()
+    except (OSError, NotImplementedError):
+        path.unlink(missing_ok=True)
         return None
+    return lock
 
 
 def _execute(notebook: Path, folder: Path, given: Mapping[str, Scalar], failed: Path) -> None:
     try:
-        # Jsonschema looks for it at its import: a grammar for addresses, built for longer than all
-        # else takes to be imported. Papermill checks notebooks, in which there are none.
+        # jsonschema builds the module's grammar of web addresses when it is imported, which takes
+        # two seconds of CPU for every run. Papermill only checks notebooks, which have no
+        # addresses.
         with _not_installed("rfc3987_syntax"):
             import papermill
             from traitlets.config import Config
     except ImportError as error:
         raise RunError("a run needs papermill: pip install 'who-pays[book]'") from error
     executed = folder / NOTEBOOK
-    # Papermill fills in parameters where a path has braces.
+    # Papermill would take braces in a path for the names of parameters.
     source, target = (
         str(path).replace("{", "{{").replace("}", "}}") for path in (notebook, executed)
     )
@@ -527,33 +534,32 @@ def _execute(notebook: Path, folder: Path, given: Mapping[str, Scalar], failed: 
         "parameters": dict(given),
         "kernel_name": "python3",
         "cwd": str(project_root(notebook)),
+        "progress_bar": sys.stderr.isatty(),
+        "stderr_file": sys.stderr,
     }
-    settings |= {"progress_bar": sys.stderr.isatty(), "stderr_file": sys.stderr}
     with tempfile.TemporaryDirectory() as profile:
-        # The kernel of this environment, with nothing of the user's own IPython.
+        # Start the kernel of this environment, without the startup files of the user's IPython.
         kernel = {
             environment.RUN_VARIABLE: str(folder),
             "JUPYTER_PREFER_ENV_PATH": "1",
             "IPYTHONDIR": profile,
+            "JUPYTER_RUNTIME_DIR": profile,
         }
-        kernel["JUPYTER_RUNTIME_DIR"] = profile
-        # Of two kernels that start at the same time, both may be given one port. Systems bound the
-        # path of a socket.
+        # With TCP, two kernels that start at the same time may be given the same port, and one run
+        # fails. Sockets need a path of at most about 100 characters, hence the bound.
         if os.name == "posix" and len(profile) < 50:
             settings["config"] = Config(
                 KernelManager={"transport": "ipc", "ip": f"{profile}/kernel"}
             )
         try:
-            with variables(kernel):
+            with patch.dict(os.environ, kernel):
                 papermill.execute_notebook(source, target, **settings)
         except Exception as error:
             if executed.exists():
                 failed.parent.mkdir(exist_ok=True)
                 shutil.copyfile(executed, failed)
-            name, text = (
-                getattr(error, "ename", type(error).__name__),
-                getattr(error, "evalue", str(error)),
-            )
+            name = getattr(error, "ename", type(error).__name__)
+            text = getattr(error, "evalue", str(error))
             raise RunError(
                 f"{notebook} failed: {name}: {' '.join(text.split())} (see {failed})"
             ) from error
@@ -562,29 +568,16 @@ def _execute(notebook: Path, folder: Path, given: Mapping[str, Scalar], failed: 
 
 @contextmanager
 def _not_installed(module: str) -> Iterator[None]:
-    """Import what can do without a module as if that were not installed; one that is imported
-    already is left alone."""
-    if module in sys.modules:
-        yield
-        return
-    sys.modules[module] = None  # type: ignore[assignment]  # What makes its import an ImportError.
+    """Hide a module from imports in the block, unless it has been imported already."""
+    hidden = module not in sys.modules
+    if hidden:
+        # Python raises ImportError for a module whose entry is None.
+        sys.modules[module] = None  # type: ignore[assignment]
     try:
         yield
     finally:
-        del sys.modules[module]
-
-
-@contextmanager
-def variables(settings: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables, and in the end restore the former ones."""
-    before = {name: os.environ[name] for name in settings if name in os.environ}
-    os.environ.update(settings)
-    try:
-        yield
-    finally:
-        for name in settings:
-            del os.environ[name]
-        os.environ.update(before)
+        if hidden:
+            del sys.modules[module]
 
 
 def _tidy(executed: Path) -> None:
@@ -595,6 +588,7 @@ def _tidy(executed: Path) -> None:
     for cell in notebook["cells"]:
         for output in cell.get("outputs", []):
             if output.get("name") == "stderr":
+                # A progress bar overwrites itself by carriage returns; its last state has a bar.
                 seen = re.sub(r"[^\n]*\r", "", "".join(output["text"]))
                 output["text"] = re.sub(r"^.*\d+%\|.*\|.*$", "", seen, flags=re.MULTILINE).strip()
         if "outputs" in cell:
@@ -603,8 +597,7 @@ def _tidy(executed: Path) -> None:
 
 
 def git(folder: Path, *arguments: str) -> str | None:
-    """Run git in a folder and give back its standard output; None where git, the checkout or the
-    object is missing."""
+    """Return the output of git in a folder; None without git, the checkout or the object."""
     try:
         return subprocess.run(
             ["git", *arguments],
@@ -619,7 +612,9 @@ def git(folder: Path, *arguments: str) -> str | None:
 
 
 def _place(folder: Path, out: Path) -> None:
-    """Rename the folder to ``out``."""
+    """Rename the folder to ``out``, in the place of an older run."""
+    # A rename may reach the disk before the content does; after a power cut the run would be there
+    # under its final name with empty files.
     for path in (*folder.iterdir(), folder):
         environment.sync(path)
     if out.exists():

@@ -1,5 +1,4 @@
-"""Tests over seeds, one value per run: sign flips, power, the number of seeds that it takes, false
-discoveries."""
+"""Tests over seeds, one value per run: sign flips, power, false discoveries."""
 
 import math
 from itertools import product
@@ -23,8 +22,7 @@ def sign_flip_test(
     resamples: int = 10_000,
     seed: int = 0,
 ) -> float:
-    """Compute the p-value of values being symmetric about ``center``, from their mean under random
-    signs (Fisher 1935).
+    """Compute the p-value of symmetry about ``center``, by random signs (Fisher 1935).
 
     It is exact, over all ``2 ** n`` sign patterns, up to n = 14; beyond, it comes from
     ``resamples`` random patterns with the +1 correction. The smallest two-sided p-value is ``2 **
@@ -55,6 +53,8 @@ def sign_flip_test(
     else:
         signs = np.random.default_rng(seed).choice((1.0, -1.0), size=(resamples, n))
     side = lookup("alternative", alternative, _SIDES)
+    # Rounding must not decide: patterns that give the observed sum up to the order of summation
+    # count as extreme.
     extreme = side(signs @ differences) >= side(differences.sum()) - n * _rounding(
         [*values, center]
     )
@@ -71,8 +71,7 @@ def seeds_needed(
     level: float = 0.95,
     most: int = 100_000,
 ) -> int | None:
-    r"""Count the seeds it takes until the t interval lies beyond ``threshold`` with probability
-    ``power``.
+    r"""Count the seeds until the t interval is beyond ``threshold`` with a given power.
 
     The observed mean and standard deviation are taken for the true ones. The count is the smallest
     n with :math:`P(T_{n-1,\delta} > t_{n-1}) \ge` ``power``, :math:`\delta = |\bar x -
@@ -80,7 +79,7 @@ def seeds_needed(
 
     Args:
         values: Values (n,), one per seed.
-        threshold: Number beyond which the interval should lie, on the side where the mean lies.
+        threshold: Number beyond which the interval should be, on the side of the mean.
         power: Wanted probability, in (0, 1).
         level: Coverage of the interval, in (0, 1).
         most: Largest count to report.
@@ -117,8 +116,7 @@ def seeds_needed(
 
 
 def t_power(seeds: int, effect: float, *, level: float = 0.95) -> float:
-    r"""Compute the probability that a t interval lies beyond a threshold, on the side of the true
-    mean.
+    r"""Compute the probability that a t interval is beyond a threshold on the mean's side.
 
     It is :math:`P(T_{n-1,\delta} > t_{n-1})`, :math:`\delta = d \sqrt n`, for normal values;
     intervals beyond the threshold on the other side are not counted.
@@ -178,6 +176,5 @@ def benjamini_hochberg(p_values: ArrayLike, rate: float = 0.05) -> NDArray[np.bo
 
 
 def _rounding(values: ArrayLike) -> float:
-    """Bound, per value, on what another order of summation changes in a sum of these values: ties
-    must stay ties."""
+    """Bound, per value, how much the order of summation changes a sum: ties must stay ties."""
     return 1e-12 * float(np.max(np.abs(np.asarray(values, dtype=np.float64)), initial=0.0))

@@ -1,5 +1,4 @@
-"""Tables that pages show: recorded ones where they exist, and values over seeds formatted as
-texts."""
+"""Tables that pages show: recorded ones, and values over seeds formatted as texts."""
 
 from __future__ import annotations
 
@@ -15,7 +14,6 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
 
-from fairlib import linearization, pruning
 from fairlib.data import GroupedDataset, Splits
 from fairlib.statistics import t_interval
 from whopays import effects, plots
@@ -27,26 +25,17 @@ if TYPE_CHECKING:
 
 EMBEDDED = ("digits", "synthetic-faces", "parabola")
 """Names of data sets that come with the package or are drawn; a study of any other one is a
-real-data run."""
+real-data run.
+"""
 
 AT_SCALE = re.compile(r".*-(all|resnet18)|[tbd]-(fig|tab)-.*")
-"""How runs at scale are named, which are of all pictures of a data set, of a paper's network, or of
-a paper's grid."""
+"""Names of runs at scale: all pictures of a data set, or a network or a grid of a paper."""
 
-NO_PHOTOGRAPHS = (*EMBEDDED, "mnist", "fashion-mnist")
-"""Names of data sets in which near-duplicates are not looked for."""
-
-EDITION_0_1 = {"near_duplicates": "ignored", "held_out": "train", "least": 1}
-"""Values of parameters that recorded tables lack. Near-duplicates were split apart, a method held
-out data that the dense network knew, and a Lanczos process had no least number of steps."""
-
-HOLD_OUT = {
-    f"{kind}:{name}"
-    for kind, methods in (("prune", pruning.PRUNERS), ("linearize", linearization.LINEARIZERS))
-    for name, method in methods.items()
-    if "val" in method.takes
+REMARKS = {
+    ("near_duplicates", "ignored"): "near-duplicates not kept together",
+    ("held_out", "train"): "held-out data known to the dense network",
 }
-"""Names of the methods that choose on held-out data, as a study names them."""
+"""Remarks on recorded tables, by a parameter and the value of it that calls for the remark."""
 
 Row = Mapping[str, Any]
 Names = str | Sequence[str] | None
@@ -57,8 +46,8 @@ class Recorded:
     """A recorded table, or the path of a missing one; true if the table exists.
 
     As a text it is the line that says where the table comes from
-    (:func:`whopays.plots.provenance`), and in which respect it was computed as edition 0.1 did;
-    empty if the table is missing.
+    (:func:`whopays.plots.provenance`), with `REMARKS` on how it was computed; empty if the table is
+    missing.
 
     Attributes:
         path: Path of the CSV file; its provenance has the same name with the suffix ``.json``.
@@ -77,20 +66,9 @@ class Recorded:
         evidence = "run at scale" if AT_SCALE.fullmatch(self.path.stem) else "real-data run"
         if self.table["data"].dropna().isin(EMBEDDED).all():
             evidence = "embedded study"
-        return ", ".join([plots.source(self.table, evidence), *self._as_before(self.table)])
-
-    def _as_before(self, table: pd.DataFrame) -> list[str]:
-        """What was done as edition 0.1 did it, by the recorded parameters, as far as it concerns
-        the table."""
-        recorded = EDITION_0_1 | (self.provenance.get("parameters") or {})
-        concerned = {
-            "near-duplicates not kept together": recorded["near_duplicates"] == "ignored"
-            and not table["data"].dropna().isin(NO_PHOTOGRAPHS).all(),
-            "held-out data known to the dense network": recorded["held_out"] == "train"
-            and "method" in table
-            and table["method"].isin(HOLD_OUT).any(),
-        }
-        return [remark for remark, holds in concerned.items() if holds]
+        parameters = self.provenance.get("parameters", {})
+        remarks = [text for (name, value), text in REMARKS.items() if parameters.get(name) == value]
+        return ", ".join([plots.source(self.table, evidence), *remarks])
 
     @property
     def provenance(self) -> dict[str, Any]:
@@ -104,19 +82,17 @@ class Recorded:
         )
 
     def draw(self, figure: Callable[..., Figure], *arguments: object, **settings: object) -> None:
-        """Draw a figure of the table, with the line that says where it comes from, if the table
-        exists.
+        """Draw a figure of the table with the line on its origin, if the table exists.
 
         Args:
-            figure: Function that draws the table, its first argument, and gives back a figure.
+            figure: Function that draws the table, its first argument, and returns a figure.
             arguments, settings: Further arguments of the function.
         """
         if self.table is not None:
             plots.provenance(figure(self.table, *arguments, **settings), self)
 
     def show(self, numbers: Callable[..., object], *arguments: object, **settings: object) -> None:
-        """Display the result of a function of the table, for example a table of numbers, if the
-        table exists.
+        """Display the result of a function of the table, if the table exists.
 
         Args:
             numbers: Function whose first argument is the table.
@@ -129,15 +105,14 @@ class Recorded:
 
 
 def recorded(path: str) -> Recorded:
-    """Read a table that was recorded in ``results/``; if it is missing, print one sentence that
-    says why.
+    """Read a table of ``results/``; if it is missing, print one sentence that says why.
 
     Where the project's files are missing (the wheel has them), the sentence says so, not that there
     is no such table.
 
-    Args: path: Path of the CSV file from the root of the project. On a page it has to be a literal,
-        since the files that
-            a page depends on are found by these texts.
+    Args:
+        path: Path of the CSV file from the root of the project. On a page it has to be a literal,
+            since the files that a page depends on are found by these texts.
     """
     root = project()
     if (root / path).is_file():
@@ -148,12 +123,13 @@ def recorded(path: str) -> Recorded:
         print(f"There is no recorded table {path} yet.")
     else:
         print(
-            f"The table {path} is one of the project's files, which are not here: run this page in its repository."
+            f"The table {path} is one of the project's files, which are not here: run this page "
+            "in its repository."
         )
     return Recorded(root / path, None)
 
 
-def intervals(
+def means(
     values: Mapping[Any, ArrayLike | Row],
     *,
     names: Names = None,
@@ -162,10 +138,11 @@ def intervals(
 ) -> pd.DataFrame:
     """Format means over seeds with their 95 % t intervals as texts: ``0.123 [0.101, 0.145]``.
 
-    Args: values: By row (a text, or a tuple for several levels of rows) the contents of its columns
-        by name: one value
-            per seed ``(n,)``, shown by mean and interval; a number or a text, shown as it is; None
-            for an empty cell. For a single column, "mean", one value per seed by row.
+    Args:
+        values: By row (a text, or a tuple for several levels of rows) the contents of its columns
+            by name: one value per seed ``(n,)``, shown by mean and interval; a number or a text,
+            shown as it is; None for an empty cell. For a single column, "mean", one value per seed
+            by row.
         names: Name of the rows, or of each of their levels.
         digits: Digits after the decimal point.
         sign: Whether positive numbers have a sign.
@@ -193,8 +170,7 @@ def intervals(
 def tested(
     values: Mapping[Any, ArrayLike], name: str, *, names: Names = None, digits: int = 3
 ) -> pd.DataFrame:
-    """Test means over seeds against zero: 95 % t interval, p-value of the sign-flip test, number of
-    seeds.
+    """Test means over seeds against zero: interval, p-value of the sign-flip test, seeds.
 
     Args:
         values: By row one value per seed, ``(n,)``.
@@ -209,7 +185,7 @@ def tested(
         row: {name: own, "p-value": sign_flip_test(own), "seeds": np.size(own)}
         for row, own in values.items()
     }
-    return intervals(rows, names=names, digits=digits)
+    return means(rows, names=names, digits=digits)
 
 
 def beside(
@@ -221,8 +197,7 @@ def beside(
     minus: Sequence[str] | None = None,
     digits: int = 3,
 ) -> pd.DataFrame:
-    """Compare arms: means with 95 % t intervals, and differences from a rival arm, paired within
-    the seed.
+    """Compare arms: means with intervals, and paired differences from a rival arm.
 
     Args: runs: One row per arm and seed (:func:`whopays.effects.by_run`). columns: Names of the
         columns whose means are shown, or a mapping from these to their headings. by: Name of the
@@ -240,9 +215,8 @@ def beside(
     Example:
         >>> import pandas as pd
         >>> from whopays import tables
-        >>> runs = pd.DataFrame({
-        ...     "arm": ["plain"] * 3 + ["fair"] * 3, "seed": [0, 1, 2] * 2, "bias": [0.4, 0.5, 0.6, 0.1, 0.2, 0.3],
-        ... })
+        >>> runs = pd.DataFrame({"arm": ["plain"] * 3 + ["fair"] * 3, "seed": [0, 1, 2] * 2})
+        >>> runs["bias"] = [0.4, 0.5, 0.6, 0.1, 0.2, 0.3]
         >>> tables.beside(runs, ["bias"], rival="plain", digits=2)
                              bias bias minus that of plain
         arm
@@ -266,12 +240,14 @@ def beside(
     for arm, key in places.items():
         rows[arm] = {heading: wide[name, *key].dropna() for name, heading in headings.items()}
         for name in minus or headings if arm in rivals else ():
+            # Paired: the same seed has the same data and the same dense network in both arms.
             difference = wide[name, *key] - wide[name, *places[rivals[arm]]]
             rows[arm][f"{headings[name]} minus that of {against}"] = difference.dropna()
+    # A missing run would pass unseen: the number of seeds is shown as soon as arms differ in it.
     seeds = {arm: wide[next(iter(headings)), *key].count() for arm, key in places.items()}
     if len(set(seeds.values())) > 1:
         rows = {arm: {"seeds": str(seeds[arm])} | own for arm, own in rows.items()}
-    return intervals(rows, names=by, digits=digits)
+    return means(rows, names=by, digits=digits)
 
 
 def correlations(
@@ -289,7 +265,8 @@ def correlations(
         columns: By heading further values of columns that select rows.
         names: Name of the rows, or of each of their levels.
 
-    Returns: DataFrame of texts, empty ones where there are no such rows or the correlation is not
+    Returns:
+        DataFrame of texts, empty ones where there are no such rows or the correlation is not
         defined.
 
     Raises:
@@ -301,16 +278,16 @@ def correlations(
     for row, (x, y, where) in pairs.items():
         for heading, more in columns.items():
             rows[row][heading] = None
+            # An empty cell: the table has no such rows, or all groups are alike.
             with suppress(effects.MissingRowsError, effects.UndefinedError):
                 rows[row][heading] = effects.group_correlation(
                     table, x=x, y=y, where={**where, **more}
                 )
-    return intervals(rows, names=names, digits=2)
+    return means(rows, names=names, digits=2)
 
 
 def sizes(data: Mapping[str, GroupedDataset | Splits]) -> pd.DataFrame:
-    """List the training images of the groups, from the largest to the smallest, for several data
-    sets or settings.
+    """List the training images of the groups, the largest first, for several data sets.
 
     Args:
         data: By name the splits of :func:`fairlib.load`, or one part of them.
@@ -319,7 +296,7 @@ def sizes(data: Mapping[str, GroupedDataset | Splits]) -> pd.DataFrame:
     for name, part in data.items():
         found = (part if isinstance(part, GroupedDataset) else part.train).group_sizes
         rows[name] = dict(enumerate(sorted(found, reverse=True), 1))
-    return intervals(rows, names="training images").rename_axis(columns="rank by size")
+    return means(rows, names="training images").rename_axis(columns="rank by size")
 
 
 def cases(
@@ -327,17 +304,21 @@ def cases(
 ) -> dict[str, object]:
     """Count in how many random cases a statement of theory is violated, and by how much at most.
 
-    Args: statement: Id of the claim. seed: Seed of the cases. excess: For each case the left side
-        of an inequality minus the right one, or the difference of the two sides of
-            an equation; any shape.
+    Args:
+        statement: Id of the claim.
+        seed: Seed of the cases.
+        excess: For each case the left side of an inequality minus the right one, or the difference
+            of the two sides of an equation; any shape.
         tolerance: Largest excess that counts as rounding.
         labels: Further columns of the row.
 
-    Returns: ``statement seed cases violated discrepancy``: the number of cases, the share that
-        exceeds the tolerance, the largest excess or 0.
+    Returns:
+        ``statement seed cases violated discrepancy``: the number of cases, the share that exceeds
+        the tolerance, the largest excess or 0.
 
-    Raises: ValueError: If there is no case, or an excess is NaN or infinite, since nothing was
-        checked then.
+    Raises:
+        ValueError: If there is no case, or an excess is NaN or infinite, since nothing was checked
+            then.
     """
     excess = np.asarray(excess, dtype=float)
     if not excess.size or not np.isfinite(excess).all():

@@ -2,9 +2,10 @@
 
 With the 95 % t interval of the mean over seeds, in this order of precedence:
 
-| direction | supported | reversed | no effect | |---|---|---|---| | greater, less | interval beyond
-the threshold | beyond it on the other side | within threshold +- margin | | equal | interval within
-threshold +- margin | wholly outside it | |
+| direction | supported | reversed | no effect |
+|---|---|---|---|
+| greater, less | interval beyond the threshold | beyond, other side | within threshold +- margin |
+| equal | interval within threshold +- margin | wholly outside it | |
 
 All other cases, and all with fewer than `MIN_SEEDS` seeds, are *undecided*.
 
@@ -12,11 +13,12 @@ A statement about *each* of several cells (levels, methods, groups) is an inters
 it is supported, or has no effect, if every cell does, each at the full level (Berger 1982); it is
 reversed if one cell is, its interval widened for the number of cells (Bonferroni). A statement that
 must *hold* (a bound, an identity) is a search for counterexamples: it is reversed by one value
-outside the margin, whatever the others."""
+outside the margin, whatever the others.
+"""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -31,8 +33,10 @@ VERDICTS = (*DECIDED, "undecided", "undecided (floor)", "not testable here")
 
 
 class Criterion(NamedTuple):
-    """Direction, threshold and margin of equivalence of a claim, and whether one exception refutes
-    it."""
+    """Criterion of a claim: direction, threshold, margin of equivalence.
+
+    ``holds`` is True for a statement that one exception refutes.
+    """
 
     direction: str
     threshold: float
@@ -44,14 +48,20 @@ class Criterion(NamedTuple):
         """Lower and upper end of the margin of equivalence."""
         return self.threshold - self.margin, self.threshold + self.margin
 
+    def in_margins(self, value: Any) -> Any:
+        """Express a value in margins from the threshold on, positive on the claimed side."""
+        unit = -self.margin if self.direction == "less" else self.margin
+        return (value - self.threshold) / unit
+
 
 class Verdict(NamedTuple):
-    """What the values say about the claim.
+    """Verdict of values on a claim.
 
-    Attributes: name: One of `VERDICTS`. reason: Why the claim is undecided or not testable, or a
-        reservation; may be empty. interval: Mean over seeds, and over cells if there are several,
-        and its 95 % t interval; NaN where nothing was
-            computed.
+    Attributes:
+        name: One of `VERDICTS`.
+        reason: Why the claim is undecided or not testable, or a reservation; may be empty.
+        interval: Mean over seeds, and over cells if there are several, and its 95 % t interval; NaN
+            where nothing was computed.
         seeds: Number of values.
         p_value: P-value of the sign-flip test that the verdict rests on: two-sided against the
             threshold, or the larger of the two one-sided ones against the ends of the margin where
@@ -81,22 +91,23 @@ def judge(
     criterion: Criterion,
     by_chance: Sequence[pd.Series | pd.DataFrame] = (),
 ) -> Verdict:
-    """Compare one value per seed, or one per seed and cell, with a threshold, by the rules of this
-    module.
+    """Compare one value per seed, or one per seed and cell, with a threshold.
 
     The interval is Student's: over 10 seeds the percentile bootstrap covers 90 % where it says 95
     %.
 
-    Args: values: One value per seed, ``(n,)``, or a table with seeds in rows and cells in columns.
-        criterion: Direction, threshold and margin. by_chance: What chance alone would give in place
-        of each value (:func:`whopays.effects.by_chance`): a verdict
-            that does not stand without each of these is *undecided*.
+    Args:
+        values: One value per seed, ``(n,)``, or a table with seeds in rows and cells in columns.
+        criterion: Direction, threshold and margin.
+        by_chance: What chance alone would give in place of each value
+            (:func:`whopays.effects.by_chance`): a verdict that does not hold without each of these
+            is *undecided*.
 
     Raises:
         ValueError: If there is no value, or one is missing or not finite.
 
     Example:
-        Ten seeds, and whether their mean lies above 0, where less than 0.01 is as good as nothing:
+        Ten seeds, and whether their mean is above 0, where less than 0.01 is as good as nothing:
 
         >>> from whopays.verdict import Criterion, judge
         >>> greater = Criterion("greater", threshold=0.0, margin=0.01)
@@ -110,6 +121,7 @@ def judge(
         '5 seeds; a verdict takes 10'
     """
     if len(by_chance):
+        # Chance is asked only where it could take back a verdict.
         found = judge(values, criterion)
         for part in by_chance if found.name in DECIDED else ():
             without = judge(values - part, criterion)
@@ -125,11 +137,13 @@ def judge(
     values = np.asarray(list(values), dtype=np.float64)
     interval = t_interval(values)
     name = _held(values, criterion) if criterion.holds else _compare(interval, criterion)
+    # The test that the verdict rests on: one that finds no effect asserts equality as well.
     equivalence = name == "no effect" or (criterion.direction == "equal" and name != "reversed")
     p_value = (
         math.nan if criterion.holds else _p_value(values, interval.estimate, criterion, equivalence)
     )
     reason, needed = "", None
+    # A counterexample refutes whatever the number of seeds.
     if len(values) < MIN_SEEDS and not (criterion.holds and name == "reversed"):
         name, reason = "undecided", f"{len(values)} seeds; a verdict takes {MIN_SEEDS}"
     if name == "undecided":
@@ -151,6 +165,8 @@ def judge(
 def _of_cells(values: pd.DataFrame, criterion: Criterion) -> Verdict:
     own = {cell: judge(values[cell], criterion) for cell in values}
     against = {cell: _against(found.interval.estimate, criterion) for cell, found in own.items()}
+    # A reversal by one of k cells has k chances: its interval is widened (Bonferroni). Support by
+    # all cells needs no correction, since each has to pass (Berger 1982).
     corrected = {cell: t_interval(values[cell], level=1 - (1 - LEVEL) / len(own)) for cell in own}
     enough = len(values) >= MIN_SEEDS
     names = {found.name for found in own.values()}
@@ -191,8 +207,7 @@ def _of_cells(values: pd.DataFrame, criterion: Criterion) -> Verdict:
 def _seeds_until_all(
     values: pd.DataFrame, own: Mapping[str, Verdict], criterion: Criterion
 ) -> int | None:
-    """Seeds until a cell reverses the claim at the corrected level, or else until all cells have a
-    verdict."""
+    """Count seeds until a cell reverses the claim, or else until all have a verdict."""
     against = [cell for cell, found in own.items() if found.name == "reversed"]
     if against and not criterion.holds:
         level = 1 - (1 - LEVEL) / len(own)
@@ -207,7 +222,7 @@ def _seeds_until_all(
 
 
 def _against(estimate: float, criterion: Criterion) -> float:
-    """How far an estimate speaks against the claim; the larger, the worse for it."""
+    """Measure how far an estimate speaks against the claim; the larger, the worse for it."""
     distance = estimate - criterion.threshold
     return {"greater": -distance, "less": distance, "equal": abs(distance)}[criterion.direction]
 
@@ -241,6 +256,7 @@ def _p_value(values: np.ndarray, mean: float, criterion: Criterion, equivalence:
             sign_flip_test(values, high, alternative="less"),
         )
     if criterion.direction == "equal":
+        # Outside the margin on one side: the nearer end is the null hypothesis.
         return sign_flip_test(values, low if mean < criterion.threshold else high)
     return sign_flip_test(values, criterion.threshold)
 
@@ -248,7 +264,7 @@ def _p_value(values: np.ndarray, mean: float, criterion: Criterion, equivalence:
 def _seeds_until_decided(
     values: np.ndarray, mean: float, criterion: Criterion, level: float = LEVEL
 ) -> int | None:
-    """Seeds until the interval leaves the nearest bound whose crossing decides."""
+    """Count seeds until the interval leaves the nearest bound whose crossing decides."""
     bounds = [] if criterion.direction == "equal" else [criterion.threshold]
     if criterion.direction == "equal" or abs(mean - criterion.threshold) < criterion.margin:
         bounds.append(

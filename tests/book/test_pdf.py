@@ -15,7 +15,10 @@ ONE = """<p><a class="near" href="#below">near</a> <a class="far" href="b/two.ht
 <svg><clipPath id="clip"></clipPath><g clip-path="url(#clip)"></g><use xlink:href="#clip"></use></svg>
 <details><summary>folded</summary>Seen on paper.</details><div class="admonition dropdown">So is this.</div>
 <h2 id="below">Below</h2>"""
-TWO = '<p><a class="back" href="../one.html#below">back</a><img src="../_images/x.png"></p><h2 id="below">Below, too</h2>'
+TWO = (
+    '<p><a class="back" href="../one.html#below">back</a><img src="../_images/x.png"></p>'
+    '<h2 id="below">Below, too</h2>'
+)
 
 
 @pytest.fixture

@@ -102,7 +102,9 @@ def test_a_terminal_shows_one_line_that_moves_and_a_second_build_that_nothing_ha
     *moved, last = [text for text in said.replace("\r\n", "\n").split("\r\x1b[K") if text]
     assert last.startswith("The book: _build/html/index.html (") and last.count("\n") == 1
     assert not any("\n" in line for line in moved)
-    assert any(re.fullmatch(r"1 of 2 pages · .*about \d+ (s|min) left", line) for line in moved)
+    assert any(
+        re.fullmatch(r"1 of 2 pages · .*about \d+ (s|min) left, until .*", line) for line in moved
+    )
     again = start("exit 1", stdout=subprocess.PIPE, text=True).communicate(timeout=100)[0]
     assert again == "The book: _build/html/index.html (nothing has changed)\n"
 
@@ -178,7 +180,7 @@ def test_a_sweep_shows_one_line_that_moves_and_the_log_of_a_failed_run_and_goes_
 def test_what_is_left_of_a_sweep_is_what_its_runs_took(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     state = progress.Sweep("grid.yml", now=100)
-    assert state.line(100) == "checking which runs are finished"
+    assert state.line(100) == "checking what is finished"
     for line in ("point        5", "sweep        1", "Job 1: a", "Job 2: b"):
         state.read(line, 110)
     assert state.line(130) == "0 of 5 runs · 30 s so far"
@@ -253,29 +255,31 @@ def test_a_snakefile_that_cannot_be_read_shows_snakemakes_words(start, tmp_path)
 
 
 @pytest.fixture
-def state(tmp_path, monkeypatch):
-    """A build of two pages that took 100 and 300 seconds, gathered and built in 20 more."""
-    seconds = {"part/one": 100, "part/two": 300, "stage": 10, "html": 10}
-    monkeypatch.setattr(progress, "TYPICAL", seconds)
-    state = progress.Build(tmp_path)
+def state(tmp_path):
+    """A build of two pages, of which one took 300 seconds in the build before."""
+    folder = tmp_path / "runs" / "part" / "two"
+    folder.mkdir(parents=True)
+    (folder / "run.json").write_text('{"seconds": 300}')
+    state = progress.Build(tmp_path, tmp_path / "runs", now=0)
     for line in ("Job stats:", "run          2", "stage        1", "total        5"):
         assert state.read(line, 0) == ""
     return state
 
 
-def test_what_is_left_is_what_was_recorded_at_the_pace_of_this_build(state):
-    assert state.left(0) == 400 + 20
+def test_what_is_left_of_a_build_is_what_its_pages_took_now_or_before(state):
+    assert state.left(0) == 600
     state.read("Job 7: part/one", 0)
-    assert state.left(40) == 360 + 20
     state.read("Job 8: part/two", 40)
-    assert state.left(40) == 300 + 20  # The longer of two at a time.
+    assert state.left(40) == 300  # The longer of two at a time.
     assert state.read("Finished jobid: 7 (Rule: run)", 220) == "part/one"
-    pace = (220 + 60) / (100 + 60)
-    assert state.left(220) == pytest.approx(300 * pace - 180 + 20 * pace)
-    assert state.line(220) == f"1 of 2 pages · part/two · about {state.left(220) / 60:.0f} min left"
-    assert state.left(10_000) == pytest.approx(
-        1 + 20 * pace
-    )  # It never says that time has run out.
+    assert state.left(220) == 300 - 180
+    assert re.fullmatch(
+        r"1 of 2 pages · 4 min so far · about 2 min left, until .*", state.line(220)
+    )
+    assert state.left(10_000) == 1, "it never says that time has run out"
+    state.read("Finished jobid: 8 (Rule: run)", 400)
+    state.read("Job 9: html", 400)
+    assert state.line(410) == "2 of 2 pages · building the HTML · 7 min so far"
 
 
 def test_a_failed_page_is_done_and_counts_for_no_pace(state):
@@ -283,16 +287,4 @@ def test_a_failed_page_is_done_and_counts_for_no_pace(state):
     for line in ("Error in rule run:", "    message: part/one", "    jobid: 7"):
         name = state.read(line, 5)
     assert name == "part/one" and state.failed == ["part/one"] and not state.finished
-    assert state.line(5).startswith("1 of 2 pages · 1 failed · about 5 min left")
-
-
-def test_the_last_run_of_a_page_tells_more_than_the_record(tmp_path):
-    page = next(name for name in progress.TYPICAL if "/" in name)
-    (tmp_path / "runs" / page).mkdir(parents=True)
-    (tmp_path / "runs" / page / "run.json").write_text('{"seconds": 12345.6}')
-    assert progress.Build(tmp_path).expected[page] == 12345.6
-
-
-def test_seconds_are_recorded_for_pages_that_exist():
-    pages = {f"{path.parent.name}/{path.stem}" for path in ROOT.glob("notebooks/*/*.ipynb")}
-    assert set(progress.AFTER) < set(progress.TYPICAL) <= pages | set(progress.AFTER)
+    assert state.line(5).startswith("1 of 2 pages · 1 failed · 5 s so far · about 5 min left")

@@ -81,7 +81,9 @@ LEDGER = pd.DataFrame(
 def test_the_smallest_table_stands_beside_the_largest():
     (found,) = scale.pairs(LEDGER).itertuples()
     (claim,) = (
-        one for one in claims.load(scale.project() / "book" / "claims.yml") if one.id == "T-fig-1"
+        one
+        for one in claims.read_claims(scale.project() / "book" / "claims.yml")
+        if one.id == "T-fig-1"
     )
     assert claim.direction == "greater"
     assert (found.claim, found.change, found.direction) == ("T-fig-1", "small", "greater")
@@ -97,9 +99,8 @@ def test_the_smallest_table_stands_beside_the_largest():
 
 def test_an_effect_is_positive_on_the_side_that_is_claimed():
     less = Criterion("less", 1.0, 0.5)
-    assert scale._beyond(
-        less, pd.Series({"estimate": 0.0, "low": -1.0, "high": 1.0})
-    ) == pytest.approx([2.0, 4.0, 0.0])
+    found = less.in_margins(np.array([0.0, -1.0, 1.0]))
+    assert found.tolist() == [2.0, 4.0, 0.0]
 
 
 def test_what_is_left_is_what_no_table_of_real_images_decides(tmp_path):

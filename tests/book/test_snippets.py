@@ -106,7 +106,7 @@ def test_the_claim_that_the_guide_shows_gets_a_verdict(tmp_path: Path):
         re.DOTALL | re.MULTILINE,
     )
     (tmp_path / "claims.yml").write_text(entry, encoding="utf-8")
-    (row,) = claims.evaluate(claims.load(tmp_path / "claims.yml"), ROOT).itertuples()
+    (row,) = claims.evaluate_claims(claims.read_claims(tmp_path / "claims.yml"), ROOT).itertuples()
     assert row.seeds >= 10 and row.verdict != "undecided"
 
 

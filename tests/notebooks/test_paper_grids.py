@@ -114,7 +114,7 @@ def test_the_first_run_of_a_paper_runs_in_toy_size(grid, tmp_path, toy_root, mon
     given = dict(point.parameters) | {name: value for name, value in toy.items() if name in known}
     for folder in ("results", "book"):
         (tmp_path / folder).symlink_to(ROOT / folder)
-    code = code_of_the_run(point.notebook, runs.resolve(point.notebook, given))
+    code = code_of_the_run(point.notebook, runs.resolve_parameters(point.notebook, given))
     monkeypatch.chdir(tmp_path)
     for part, (address, file, _) in datasets.SVHN.split_list.items():
         monkeypatch.setitem(datasets.SVHN.split_list, part, [address, file, None])

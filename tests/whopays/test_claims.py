@@ -15,6 +15,7 @@ import pytest
 from claim_samples import ENTRY, TABLE, claim, spread, untested, write
 
 from whopays import claims, effects, tables
+from whopays.verdict import judge
 
 ROOT = Path(__file__).resolve().parents[2]
 FILE = ROOT / "book" / "claims.yml"
@@ -72,11 +73,11 @@ def column_statistic(monkeypatch):
 
 def test_the_file_holds_every_row_of_the_checklist_and_nothing_else():
     expected = {f"{paper}-{name}" for paper, names in CHECKLIST.items() for name in names.split()}
-    assert {entry.id for entry in claims.load(FILE) if entry.paper != "H"} == expected
+    assert {entry.id for entry in claims.read_claims(FILE) if entry.paper != "H"} == expected
 
 
 def test_paths_in_the_file_are_of_the_contracts_form():
-    tested = [entry for entry in claims.load(FILE) if entry.statistic]
+    tested = [entry for entry in claims.read_claims(FILE) if entry.statistic]
     assert {"T-fig-1", "T-fig-1-majority", "T-fig-1-minority", "H-null-matthew"} <= {
         entry.id for entry in tested
     }
@@ -92,7 +93,7 @@ def test_paths_in_the_file_are_of_the_contracts_form():
 
 
 def test_effect_and_null_control_are_judged_by_the_same_measure():
-    by_id = {entry.id: entry for entry in claims.load(FILE)}
+    by_id = {entry.id: entry for entry in claims.read_claims(FILE)}
     effect, null = by_id["T-fig-1"], by_id["H-null-matthew"]
     ranked = {"where": None, "rank_where": effect.arguments["where"]}
     assert effect.arguments | ranked == null.arguments | {"where": None}
@@ -159,7 +160,7 @@ def test_a_broken_file_is_refused(tmp_path, text, message):
     path = tmp_path / "claims.yml"
     path.write_text(text)
     with pytest.raises(ValueError, match=message):
-        claims.load(path)
+        claims.read_claims(path)
 
 
 # Verdicts
@@ -185,28 +186,28 @@ def test_a_broken_file_is_refused(tmp_path, text, message):
     ],
 )
 def test_each_verdict(values, direction, expected):
-    found = claims.verdict(values, claim(direction))
+    found = judge(values, claim(direction).criterion)
     assert found.name == expected
     assert found.seeds == 10
     assert found.interval.estimate == pytest.approx(values.mean())
     assert (found.needed is not None) == (expected == "undecided")
-    shifted = claims.verdict(values + 0.7, claim(direction, threshold=0.7))
+    shifted = judge(values + 0.7, claim(direction, threshold=0.7).criterion)
     assert shifted.name == expected
 
 
 def test_fewer_seeds_than_ten_decide_nothing():
-    found = claims.verdict(spread(0.1, 0.05, 9), claim())
+    found = judge(spread(0.1, 0.05, 9), claim().criterion)
     assert (found.name, found.reason, found.needed) == (
         "undecided",
         "9 seeds; a verdict takes 10",
         10,
     )
     assert found.interval.low > 0
-    assert claims.verdict([0.1], claim()).name == "undecided"
+    assert judge([0.1], claim().criterion).name == "undecided"
 
 
 def test_an_effect_beyond_the_threshold_within_the_margin_is_supported_and_said_to_be_small():
-    found = claims.verdict(spread(0.015, 0.01), claim())
+    found = judge(spread(0.015, 0.01), claim().criterion)
     assert (found.name, found.reason) == (
         "supported",
         "beyond the threshold, yet within the margin of 0.03",
@@ -215,29 +216,29 @@ def test_an_effect_beyond_the_threshold_within_the_margin_is_supported_and_said_
 
 def test_p_values_are_of_the_test_that_the_verdict_rests_on():
     pattern = 1 / 2**10
-    assert claims.verdict(spread(0.1, 0.05), claim()).p_value == 2 * pattern
-    assert claims.verdict(spread(0.0, 0.02), claim()).p_value == pattern
-    assert claims.verdict(spread(0.0, 0.02), claim("equal")).p_value == pattern
-    assert claims.verdict(spread(0.1, 0.05), claim("equal")).p_value == 2 * pattern
+    assert judge(spread(0.1, 0.05), claim().criterion).p_value == 2 * pattern
+    assert judge(spread(0.0, 0.02), claim().criterion).p_value == pattern
+    assert judge(spread(0.0, 0.02), claim("equal").criterion).p_value == pattern
+    assert judge(spread(0.1, 0.05), claim("equal").criterion).p_value == 2 * pattern
     # Against the end of the margin, where five of the ten values lie: they say nothing.
-    assert claims.verdict(spread(0.05, 0.02), claim("equal")).p_value == 2 / 2**5
+    assert judge(spread(0.05, 0.02), claim("equal").criterion).p_value == 2 / 2**5
 
 
 @pytest.mark.parametrize("direction", ["greater", "less", "equal"])
 @pytest.mark.parametrize("center", [0.004, 0.02, 0.035, -0.02])
 def test_the_number_of_seeds_that_it_takes_decides(center, direction):
-    found = claims.verdict(spread(center, 0.1), claim(direction))
+    found = judge(spread(center, 0.1), claim(direction).criterion)
     assert found.name == "undecided"
     assert found.needed > 10
     again = np.resize(spread(center, 0.1), found.needed + found.needed % 2)
-    assert claims.verdict(again, claim(direction)).name != "undecided"
+    assert judge(again, claim(direction).criterion).name != "undecided"
 
 
 def test_a_missing_value_is_no_verdict():
     with pytest.raises(ValueError, match="finite"):
-        claims.verdict([0.1, np.nan], claim())
+        judge([0.1, np.nan], claim().criterion)
     with pytest.raises(ValueError, match="has no statistic"):
-        claims.verdict([0.1], untested())
+        _ = untested().criterion
 
 
 # Evaluation
@@ -256,7 +257,7 @@ def test_each_kind_of_evidence_gets_its_own_verdict(tmp_path):
         untested(id="T-fig-2"),
         untested(id="B-fig-2", not_testable="a sketch"),
     ]
-    results = claims.evaluate(entries, tmp_path)
+    results = claims.evaluate_claims(entries, tmp_path)
     assert results["claim"].tolist() == ["H-x", "H-x", "H-x", "T-fig-2", "B-fig-2"]
     verdicts = ["supported", "undecided", "reversed", "undecided", "not testable here"]
     assert results["verdict"].tolist() == verdicts
@@ -272,7 +273,7 @@ def test_a_table_that_lacks_what_the_statistic_needs_stops_the_build(tmp_path):
     with pytest.raises(
         ValueError, match=r"claim 'H-x', .*values\.csv: .*no compressed test rows at level 0\.95"
     ):
-        claims.evaluate([entry], tmp_path)
+        claims.evaluate_claims([entry], tmp_path)
 
 
 def test_a_group_without_accuracy_gets_no_verdict(tmp_path):
@@ -280,7 +281,9 @@ def test_a_group_without_accuracy_gets_no_verdict(tmp_path):
         tmp_path / "values.csv", index=False
     )
     with pytest.raises(ValueError, match="claim 'H-x'"):
-        claims.evaluate([claim(statistic={"name": "drop_difference", "level": 0.9})], tmp_path)
+        claims.evaluate_claims(
+            [claim(statistic={"name": "drop_difference", "level": 0.9})], tmp_path
+        )
 
 
 def test_verdicts_that_chance_explains_among_many_do_not_survive(tmp_path):
@@ -290,17 +293,17 @@ def test_verdicts_that_chance_explains_among_many_do_not_survive(tmp_path):
     write(tmp_path / "values.csv", weak=weak, strong=np.full(10, 0.5), **nothing)
     few = [claim(id="H-weak", statistic={"name": "column", "column": "weak"})]
     many = [claim(id=f"H-{name}", statistic={"name": "column", "column": name}) for name in nothing]
-    alone = claims.evaluate(few, tmp_path).set_index("claim")
+    alone = claims.evaluate_claims(few, tmp_path).set_index("claim")
     assert alone.loc["H-weak", "verdict"] == "supported"
     assert 0.01 < alone.loc["H-weak", "p_value"] < 0.05
     assert alone.loc["H-weak", "survives"]
     strong = claim(id="H-strong", statistic={"name": "column", "column": "strong"})
-    crowded = claims.evaluate([*few, *many, strong], tmp_path).set_index("claim")
+    crowded = claims.evaluate_claims([*few, *many, strong], tmp_path).set_index("claim")
     assert not crowded.loc["H-weak", "survives"]
     assert crowded.loc["H-strong", "survives"]
     assert crowded.loc["H-none-0", "survives"]  # undecided: there is no verdict to lose
     again = [claim(id=f"H-again-{i}", statistic=strong.statistic) for i in range(30)]
-    echoed = claims.evaluate([*few, *many, strong, *again], tmp_path).set_index("claim")
+    echoed = claims.evaluate_claims([*few, *many, strong, *again], tmp_path).set_index("claim")
     assert (
         echoed["test"].nunique() == 22 and not echoed.loc["H-weak", "survives"]
     )  # The same test again adds nothing.
@@ -327,7 +330,7 @@ def test_a_table_of_other_data_is_shown_elsewhere_and_decides_nothing(tmp_path):
             ("real-data run", "races.csv"),
             ("default run", "ages.csv"),
         ]
-        found = claims.evaluate([claim(data=data, tables=dict(tables))], tmp_path)
+        found = claims.evaluate_claims([claim(data=data, tables=dict(tables))], tmp_path)
         assert (
             " ".join(sorted(found.loc[found["decides"], "table"].str.removesuffix(".csv")))
             == expected
@@ -342,13 +345,13 @@ def test_a_statement_that_was_repaired_has_a_verdict_for_each_reading(tmp_path):
         "statistic": {"name": "column", "column": "repaired"},
     }
     entry = claim(statistic={"name": "column", "column": "printed"}, repaired=better)
-    found = claims.evaluate([entry], tmp_path)
+    found = claims.evaluate_claims([entry], tmp_path)
     assert found["reading"].tolist() == ["printed", "repaired"]
     assert found["verdict"].tolist() == ["reversed", "supported"]
     assert (found["claim"] == "H-x").all()
     criterion = {"tables": entry.tables, "direction": "less", "threshold": 0.0, "margin": 0.1}
     undefined = untested(not_testable="a symbol is undefined", repaired=better | criterion)
-    assert claims.evaluate([undefined], tmp_path)["verdict"].tolist() == [
+    assert claims.evaluate_claims([undefined], tmp_path)["verdict"].tolist() == [
         "not testable here",
         "reversed",
     ]
@@ -358,7 +361,7 @@ def test_a_table_whose_group_has_nothing_to_lose_decides_nothing(tmp_path):
     repeated = pd.concat([TABLE.assign(seed=TABLE["seed"] + 2 * shift) for shift in range(6)])
     entry = claim(statistic={"name": "drop_difference", "level": 0.9}, floor={})
     repeated.to_csv(tmp_path / "values.csv", index=False)
-    assert claims.evaluate([entry], tmp_path)["verdict"].tolist() == ["supported"]
+    assert claims.evaluate_claims([entry], tmp_path)["verdict"].tolist() == ["supported"]
     low = (
         (repeated["group"] == "C")
         & (repeated["stage"] == "control")
@@ -367,17 +370,17 @@ def test_a_table_whose_group_has_nothing_to_lose_decides_nothing(tmp_path):
     repeated.assign(accuracy=repeated["accuracy"].mask(low, 0.05)).to_csv(
         tmp_path / "values.csv", index=False
     )
-    found = claims.evaluate([entry], tmp_path).iloc[0]
+    found = claims.evaluate_claims([entry], tmp_path).iloc[0]
     assert (found["verdict"], found["reason"]) == ("undecided (floor)", "nothing to lose: C")
     assert math.isnan(found["p_value"]) and found["survives"]
     repeated.to_csv(
         tmp_path / "values.csv", index=False
     )  # Of another target nobody knows what a constant achieves.
-    found = claims.evaluate([replace(entry, floor={"classes": False})], tmp_path).iloc[0]
+    found = claims.evaluate_claims([replace(entry, floor={"classes": False})], tmp_path).iloc[0]
     assert found["verdict"] == "undecided (floor)" and "constant answer" in found["reason"]
     repeated[repeated["stage"] != "control"].to_csv(tmp_path / "values.csv", index=False)
     with pytest.raises(ValueError, match="claim 'H-x'"):
-        claims.evaluate([entry], tmp_path)
+        claims.evaluate_claims([entry], tmp_path)
 
 
 @pytest.mark.parametrize("floor", [None, {}])
@@ -394,7 +397,7 @@ def test_a_relative_drop_of_a_group_that_a_seed_does_not_recognize_decides_nothi
     entry = claim(
         statistic={"name": "drop_difference", "level": 0.9, "relative": True}, floor=floor
     )
-    found = claims.evaluate([entry], tmp_path).iloc[0]
+    found = claims.evaluate_claims([entry], tmp_path).iloc[0]
     assert (found["verdict"], found["seeds"]) == ("undecided (floor)", 0)
     assert "above 0 in the control" in found["reason"]
     assert claims.on_table([entry], nobody, entry.notebook)["verdict"].tolist() == [
@@ -413,7 +416,7 @@ def test_a_floor_needs_a_control(tmp_path):
         accuracy=0.5,
     )
     with pytest.raises(ValueError, match=r"claim 'H-x'.*no row with stage = 'control'"):
-        claims.evaluate([claim(floor={})], tmp_path)
+        claims.evaluate_claims([claim(floor={})], tmp_path)
 
 
 def test_a_universal_claim_is_decided_cell_by_cell_and_its_table_must_have_every_cell(tmp_path):
@@ -421,7 +424,7 @@ def test_a_universal_claim_is_decided_cell_by_cell_and_its_table_must_have_every
                        for level, mean in ((0.5, 0.4), (0.7, 0.4), (0.9, -0.2))])  # fmt: skip
     cells.to_csv(tmp_path / "values.csv", index=False)
     mean = {"name": "column_mean", "column": "value"}
-    found = claims.evaluate(
+    found = claims.evaluate_claims(
         [claim(statistic=mean), claim(id="H-each", statistic=mean | {"each": {"level": "all"}})],
         tmp_path,
     )
@@ -434,7 +437,7 @@ def test_a_universal_claim_is_decided_cell_by_cell_and_its_table_must_have_every
         ValueError,
         match=r"claim 'H-x', .*cell 'level 0\.95': the table has no row with level = 0\.95",
     ):
-        claims.evaluate([lacking], tmp_path)
+        claims.evaluate_claims([lacking], tmp_path)
 
 
 def test_the_same_number_under_two_names_is_one_test(tmp_path):
@@ -449,7 +452,7 @@ def test_the_same_number_under_two_names_is_one_test(tmp_path):
         claim(id=f"H-{name}", statistic={"name": "column", "column": name}) for name in "abcd"
     ]
     entries.append(replace(entries[0], id="H-other", threshold=0.05))
-    tests = claims.evaluate(entries, tmp_path)["test"].tolist()
+    tests = claims.evaluate_claims(entries, tmp_path)["test"].tolist()
     assert tests[0] == tests[1] != tests[4]
     assert tests[2] != tests[3]  # Values that never vary say nothing about being the same test.
 
@@ -470,10 +473,10 @@ def test_false_discoveries_are_counted_apart_for_theory_and_for_experiments(tmp_
             notebook="notebooks/a/b.ipynb",
         )
     )
-    found = claims.evaluate(entries, tmp_path).set_index("claim")
+    found = claims.evaluate_claims(entries, tmp_path).set_index("claim")
     assert found.loc["H-weak", "survives"] and found.loc["H-weak", "family"] == "experiments"
     beside = [replace(entry, notebook="notebooks/a/b.ipynb") for entry in entries]
-    assert not claims.evaluate(beside, tmp_path).set_index("claim").loc["H-weak", "survives"]
+    assert not claims.evaluate_claims(beside, tmp_path).set_index("claim").loc["H-weak", "survives"]
 
 
 def test_no_verdict_rests_on_a_gap_that_chance_gives(tmp_path):
@@ -491,24 +494,24 @@ def test_no_verdict_rests_on_a_gap_that_chance_gives(tmp_path):
         "against": {"arm": "a"},
     }
     table.to_csv(tmp_path / "values.csv", index=False)
-    found = claims.evaluate([claim(statistic=statistic)], tmp_path).iloc[0]
+    found = claims.evaluate_claims([claim(statistic=statistic)], tmp_path).iloc[0]
     assert found["verdict"] == "undecided" and found["low"] > 0.05
     assert found["reason"].startswith("supported, but")
     table["accuracy"] -= 0.3 * ((table["arm"] == "b") & (table["group"] == "A"))
     table.to_csv(tmp_path / "values.csv", index=False)
-    assert claims.evaluate([claim(statistic=statistic)], tmp_path)["verdict"].tolist() == [
+    assert claims.evaluate_claims([claim(statistic=statistic)], tmp_path)["verdict"].tolist() == [
         "supported"
     ]
     table.drop(columns="size").to_csv(tmp_path / "values.csv", index=False)
-    found = claims.evaluate([claim(statistic=statistic)], tmp_path).iloc[0]
+    found = claims.evaluate_claims([claim(statistic=statistic)], tmp_path).iloc[0]
     assert found["verdict"] == "undecided" and "without group sizes" in found["reason"]
     with pytest.raises(ValueError, match="relative gap of accuracies"):
         table.to_csv(tmp_path / "values.csv", index=False)
-        claims.evaluate([claim(statistic=statistic | {"relative": True})], tmp_path)
+        claims.evaluate_claims([claim(statistic=statistic | {"relative": True})], tmp_path)
 
 
 def test_claims_rest_on_no_statistic_that_chance_biases():
-    for entry in claims.load(FILE):
+    for entry in claims.read_claims(FILE):
         for read in entry.readings.values():
             if read.statistic is None:
                 continue
@@ -524,7 +527,7 @@ def test_every_claim_about_a_change_against_the_control_names_its_floor():
     changes = {"drop_difference", "drop_correlation", "accuracy_change"}
     about = [
         entry
-        for entry in claims.load(FILE)
+        for entry in claims.read_claims(FILE)
         if entry.statistic and changes & set(map(str, entry.statistic.values()))
     ]
     assert len(about) > 40

@@ -36,10 +36,12 @@ def notebook(tmp_path):
 
 @pytest.fixture
 def asked(monkeypatch):
-    """What `runs.run` is asked for, instead of running it."""
+    """What `runs.run_notebook` is asked for, instead of running it."""
     calls = []
     monkeypatch.setattr(
-        runs, "run", lambda *arguments, **options: calls.append((arguments, options)) or True
+        runs,
+        "run_notebook",
+        lambda *arguments, **options: calls.append((arguments, options)) or True,
     )
     return calls
 
@@ -84,7 +86,7 @@ def test_a_failed_notebook_shows_its_traceback_first(notebook, capsys, monkeypat
     def fail(*arguments, **options):
         raise runs.RunError("toy.ipynb failed: ValueError: no") from Failure()
 
-    monkeypatch.setattr(runs, "run", fail)
+    monkeypatch.setattr(runs, "run_notebook", fail)
     assert cli.main(["run", str(notebook), "-o", "out"]) == 1
     assert (
         capsys.readouterr().err

@@ -15,7 +15,7 @@ def test_drop_difference_by_hand():
     # Seed 0: C (10 images) drops .3, A (100) drops 0. Seed 1: A (10) drops .1, C (100) gains .05.
     pd.testing.assert_series_equal(
         effects.drop_difference(TABLE, level=0.9),
-        pd.Series({0: 0.3, 1: 0.15}, name="value").rename_axis("seed"),
+        pd.Series({0: 0.3, 1: 0.15}).rename_axis("seed"),
     )
 
 
@@ -130,8 +130,8 @@ def test_one_contrast_beyond_another():
         for method in ("one", "two")
     }
     given = {"of": "column_mean", "column": "accuracy", **sides["one"]}
-    assert effects.contrast(pd.DataFrame(rows), **given).tolist() == pytest.approx([0.3])
-    assert effects.contrast(
+    assert effects.contrast_rows(pd.DataFrame(rows), **given).tolist() == pytest.approx([0.3])
+    assert effects.contrast_rows(
         pd.DataFrame(rows), beyond=sides["two"], **given
     ).tolist() == pytest.approx([0.2])
 
@@ -281,13 +281,13 @@ def test_spread_by_hand():
         for by_seed in ([(0.2, 0.4), (0.3, 0.5)], [(0.1,), (0.2,)])
     )
     found = effects.spread(table.sample(frac=1, random_state=0), where=test | {"when": "never"})
-    pd.testing.assert_series_equal(found, pd.Series(never, name="value").rename_axis("seed"))
+    pd.testing.assert_series_equal(found, pd.Series(never).rename_axis("seed"))
     sides = {"where": test | {"when": "after"}, "against": test | {"when": "never"}}
-    change = effects.contrast(table, of="spread", **sides)
+    change = effects.contrast_rows(table, of="spread", **sides)
     assert change.tolist() == pytest.approx(np.subtract(after, never), abs=0.1)
     fewer = table[(table["when"] == "never") | (table["group"] == "A")]
     with pytest.raises(ValueError, match="do not cover the same groups"):
-        effects.contrast(fewer, of="spread", **sides)
+        effects.contrast_rows(fewer, of="spread", **sides)
     with pytest.raises(ValueError, match="two groups or more, with two samples or more in each"):
         effects.spread(table.assign(size=1), where=test)
     with pytest.raises(ValueError, match="several rows per run and group"):
@@ -305,9 +305,9 @@ def test_spread_change_is_the_contrast_of_spread_with_the_control():
         {0: [0.5, 5 / 11, 0.25], 1: [0.4, 6 / 11, 0.5]},
     )
     table = study_table({0: [1, 1, 1], 1: [1, 1, 1]}, before, after)
-    found = effects.contrast(table.assign(when="never"), of="spread", **sides)
+    found = effects.contrast_rows(table.assign(when="never"), of="spread", **sides)
     pd.testing.assert_series_equal(found, effects.spread_change(table, level=0.9))
-    turned = effects.contrast(
+    turned = effects.contrast_rows(
         table.assign(when="never"), of="spread", where=sides["against"], against=sides["where"]
     )
     pd.testing.assert_series_equal(turned, -found)
@@ -348,18 +348,18 @@ def test_contrast_is_the_difference_of_two_statistics():
     other = TABLE.assign(method="b")
     other.loc[other["level"] == 0.9, "accuracy"] = 0.5
     both = pd.concat([TABLE.assign(method="a"), other])
-    values = effects.contrast(
+    values = effects.contrast_rows(
         both, of="drop_difference", level=0.9, where={"method": "a"}, against={"method": "b"}
     )
     one, two = (effects.drop_difference(part, level=0.9) for part in (TABLE, other))
     pd.testing.assert_series_equal(values, one - two)
     with pytest.raises(ValueError, match="do not cover the same seeds"):
-        effects.contrast(
+        effects.contrast_rows(
             both[(both["method"] == "a") | (both["seed"] == 0)],
             of="drop_difference", level=0.9, where={"method": "a"}, against={"method": "b"},
         )  # fmt: skip
     with pytest.raises(ValueError, match="unknown statistic 'drop'"):
-        effects.contrast(both, of="drop", where={}, against={})
+        effects.contrast_rows(both, of="drop", where={}, against={})
 
 
 def test_by_run_agrees_with_the_statistics_of_single_runs():
@@ -413,16 +413,16 @@ def test_prices_are_those_of_each_arm_alone():
     two = pd.concat(
         [table.assign(arm="one"), table.assign(arm="other", accuracy=table["accuracy"] / 2)]
     )
-    found = effects.prices(two).set_index(["arm", "level", "seed"])
+    found = effects.arm_losses(two).set_index(["arm", "level", "seed"])
     for arm, share in (("one", 1.0), ("other", 0.5)):
         alone = effects.drop_difference(table, level=0.9)
         np.testing.assert_allclose(found.loc[(arm, 0.9), "difference"], share * alone)
         np.testing.assert_allclose(
             found.loc[(arm, 0.9), "average"], -share * effects.overall_change(table, level=0.9)
         )
-    assert effects.prices(two.assign(pruner=two["arm"])).columns[0] == "pruner"
+    assert effects.arm_losses(two.assign(pruner=two["arm"])).columns[0] == "pruner"
     with pytest.raises(ValueError, match="no column arm or pruner"):
-        effects.prices(table)
+        effects.arm_losses(table)
 
 
 def test_a_listed_value_must_be_left_when_all_conditions_hold():
@@ -453,7 +453,7 @@ def test_group_difference_by_hand():
         ValueError, match="needs a positive mean over the groups; that of share is not"
     ):
         effects.group_difference(table, column="share", relative=True, where={"kind": "dense"})
-    ends = effects.extremes(table[table["kind"] == "pruned"], column="share")
+    ends = effects.smallest_and_largest(table[table["kind"] == "pruned"], column="share")
     assert ends.to_dict("list") == {"smallest": [0.6, 0.3], "largest": [0.1, 0.2]} and list(
         ends.index
     ) == [0, 1]
@@ -575,9 +575,7 @@ def test_degradation_gap_by_hand():
     where = {"stage": "compressed", "split": "test", "level": 0.9}
     dense = {"stage": "control", "split": "test"}
     found = effects.degradation_gap(table, where=where, dense=dense)
-    pd.testing.assert_series_equal(
-        found, pd.Series({0: 0.2, 1: 0.2}, name="value").rename_axis("seed")
-    )
+    pd.testing.assert_series_equal(found, pd.Series({0: 0.2, 1: 0.2}).rename_axis("seed"))
     runs = pd.DataFrame(
         {"seed": [0, 0, 1, 1], "pruner": ["dense", "x"] * 2, "signed": [0.1, 0.3, 0.1, -0.4]}
     )
@@ -594,9 +592,7 @@ def test_degradation_gap_by_hand():
 def test_group_gap_by_hand():
     table, test = mitigated_table(), {"split": "test"}
     gap = effects.group_gap(table, where=test | {"level": [0.5, 0.9], "when": "never"})
-    pd.testing.assert_series_equal(
-        gap, pd.Series({0: 0.3, 1: 0.4}, name="value").rename_axis("seed")
-    )
+    pd.testing.assert_series_equal(gap, pd.Series({0: 0.3, 1: 0.4}).rename_axis("seed"))
     shuffled = table.sample(frac=1, random_state=0)
     assert effects.group_gap(shuffled, where=test | {"when": "after"}).tolist() == pytest.approx(
         [0.1, 0.2]
@@ -607,7 +603,7 @@ def test_group_gap_by_hand():
     assert several.tolist() == pytest.approx(
         [(0.2 / 0.7 + 0.4 / 0.6) / 2, (0.3 / 0.65 + 0.5 / 0.55) / 2]
     )
-    change = effects.contrast(
+    change = effects.contrast_rows(
         table,
         of="group_gap",
         where=test | {"when": "after"},
@@ -616,7 +612,7 @@ def test_group_gap_by_hand():
     assert change.tolist() == pytest.approx([-0.3, -0.3])
     fewer = table[(table["when"] == "never") | (table["group"] == "A")]
     with pytest.raises(ValueError, match="do not cover the same groups"):
-        effects.contrast(
+        effects.contrast_rows(
             fewer, of="group_gap", where=test | {"when": "after"}, against=test | {"when": "never"}
         )
 
@@ -663,7 +659,7 @@ def test_chance_has_a_part_in_the_contrast_of_gaps_in_accuracy_alone():
     sides["against"] = sides["where"] | {"when": "never"}
     (found,) = effects.by_chance(table, name="contrast", of="group_gap", **sides)
     pd.testing.assert_series_equal(
-        found, effects.contrast(table, of="group_gap_by_chance", **sides)
+        found, effects.contrast_rows(table, of="group_gap_by_chance", **sides)
     )
     assert (found < 0).all()  # The network that is less accurate is the one without mitigation.
     (each,) = effects.by_chance(
@@ -678,7 +674,7 @@ def test_chance_has_a_part_in_the_contrast_of_gaps_in_accuracy_alone():
     dense = {"dense": {"split": "test", "level": 0.5}}
     both = effects.by_chance(table, name="contrast", of="degradation_gap", **dense, **sides)
     asked = [
-        effects.contrast(table, of="group_gap_by_chance", **dense, **sides, nested=how)
+        effects.contrast_rows(table, of="group_gap_by_chance", **dense, **sides, nested=how)
         for how in (False, True)
     ]
     for one, other in zip(both, asked, strict=True):

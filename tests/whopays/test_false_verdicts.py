@@ -25,7 +25,10 @@ def form(name: str, arguments: Mapping[str, Any]) -> tuple[Any, ...]:
 def test_every_statistic_is_simulated_in_every_form_that_a_claim_uses():
     assert {case.name for case in false_verdicts.CASES} == set(effects.STATISTICS)
     readings = [
-        read for claim in claims.load(CLAIMS) for read in claim.readings.values() if read.statistic
+        read
+        for claim in claims.read_claims(CLAIMS)
+        for read in claim.readings.values()
+        if read.statistic
     ]
     asked = {form(read.statistic["name"], read.statistic) for read in readings}
     assert asked - {form(case.name, case.arguments) for case in false_verdicts.CASES} == set()

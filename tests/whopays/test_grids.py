@@ -16,7 +16,7 @@ import pytest
 from toy_notebooks import RECORD, finish, write_notebook
 
 from fairlib import environment
-from whopays import grids
+from whopays import grids, runs
 from whopays.runs import ParameterError, RunError
 
 ROOT = Path(__file__).parents[2]
@@ -134,11 +134,14 @@ class TestGrid:
         damaged = grids.expand(grid)[1].out / "run.json"
         damaged.parent.mkdir()
         damaged.write_text("{}")
-        message = r"2 of 5 runs of .*part\.yml cannot be gathered: toy-data=x-seeds=1-\w+ \(not finished, or without records"
+        message = (
+            r"2 of 5 runs of .*part\.yml cannot be gathered: "
+            r"toy-data=x-seeds=1-\w+ \(not finished, or without records"
+        )
         with pytest.raises(RunError, match=message):
             grids.gather(grid)
         assert re.search(
-            r"fairlib: .*/toy-data=x-seeds=2-\w+: run\.json is not what", capsys.readouterr().err
+            r"whopays: .*/toy-data=x-seeds=2-\w+: run\.json is not what", capsys.readouterr().err
         )
         assert not (project / "results").exists()
 
@@ -227,20 +230,22 @@ class TestGrid:
     def test_the_library_is_read_once_for_all_runs(self, grid, monkeypatch):
         calls = []
         monkeypatch.setattr(
-            environment, "source_digest", lambda without: calls.append(without) or "digest"
+            environment, "source_digest", lambda *_, without: calls.append(without) or "digest"
         )
         assert (
-            set(grids.unfit(grids.expand(grid)).values()) == {grids.UNFINISHED} and len(calls) == 1
+            set(grids.unfit(grids.expand(grid)).values()) == {grids.UNFINISHED} and len(calls) == 2
         )
 
 
 def test_a_sweep_runs_what_is_missing_and_mixes_nothing(grid, project, monkeypatch):
     shutil.copy(ROOT / "Snakefile", project)
-    shutil.copytree(ROOT / "fairlib", project / "fairlib")
+    for package in ("fairlib", "book/whopays"):
+        shutil.copytree(ROOT / package, project / package)
     monkeypatch.setattr(environment, "LIBRARY", project / "fairlib")
+    monkeypatch.setattr(runs, "WORKSHOP", project / "book" / "whopays")
     monkeypatch.chdir(project)
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
-    monkeypatch.setenv("PYTHONPATH", str(project))
+    monkeypatch.setenv("PYTHONPATH", f"{project}:{project}/book")
     edit = """\
 from pathlib import Path
 if not Path("edited").exists():

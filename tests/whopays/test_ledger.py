@@ -70,7 +70,7 @@ def test_every_change_after_registration_is_listed_with_its_commit(tmp_path):
     git(folder, "commit", "-q", "-a", "-m", "a broken file")
     gone = commit(path, first | {"threshold": 0.1})
     path.write_text(ENTRY.format(**first | {"threshold": 0.1, "direction": "less"}))
-    history = ledger.changes(path)
+    history = ledger.claim_changes(path)
     assert history.known == "complete"
     assert history.changes["subject"].tolist()[:2] == [
         "A threshold  that a pilot run showed to be low",
@@ -95,13 +95,13 @@ def test_history_knows_what_it_does_not_know(tmp_path):
         "threshold": 0,
     }
     (origin / "claims.yml").write_text(ENTRY.format(**entry))
-    none = ledger.changes(origin / "claims.yml")
+    none = ledger.claim_changes(origin / "claims.yml")
     assert none.known == "none"
     git(origin, "init", "-q")
     commit(origin / "claims.yml", entry)
     commit(origin / "claims.yml", entry | {"threshold": 1})
     git(tmp_path, "clone", "-q", "--depth", "1", origin.as_uri(), str(clone))
-    shallow = ledger.changes(clone / "claims.yml")
+    shallow = ledger.claim_changes(clone / "claims.yml")
     assert (shallow.known, len(shallow.changes)) == ("shallow", 0)
     assert "shallow clone" in page([untested()], tmp_path, shallow)
     assert "outside a git checkout" in page([untested()], tmp_path, none)
@@ -117,7 +117,7 @@ NO_HISTORY = ledger.History(
 
 
 def page(entries: list[Claim], root: Path, history: ledger.History = NO_HISTORY) -> str:
-    return ledger.page(entries, claims.evaluate(entries, root), history, root)
+    return ledger.page(entries, claims.evaluate_claims(entries, root), history, root)
 
 
 def block(text: str, name: str) -> str:
@@ -325,7 +325,7 @@ def test_the_ledger_lists_changes_by_commit_and_verdicts_that_do_not_survive(tmp
         ("H-gone", "margin", 0.03, "removed", "not committed", "", ""),
     ], columns=NO_HISTORY.changes.columns, dtype=object)  # fmt: skip
     write(tmp_path / "values.csv", value=spread(0.1, 0.05))
-    results = claims.evaluate([claim()], tmp_path).assign(survives=False)
+    results = claims.evaluate_claims([claim()], tmp_path).assign(survives=False)
     text = ledger.page([claim()], results, ledger.History(changed, "complete"))
     row = (
         r"- [H-x](#H-x): statistic: name: column, column: a\_b - now: none; threshold: 0 - now: 0.1"
@@ -353,7 +353,7 @@ def test_the_books_ledger_has_one_target_for_each_claim_and_is_the_same_twice(tm
         ledger.write(FILE, tmp_path, tmp_path / name)
     text = (tmp_path / "a.md").read_text(encoding="utf-8")
     assert text == (tmp_path / "b.md").read_text(encoding="utf-8")
-    ids = [entry.id for entry in claims.load(FILE)]
+    ids = [entry.id for entry in claims.read_claims(FILE)]
     assert sorted(
         re.findall(r'^<div class="claim" id="(\S+)"', text, flags=re.MULTILINE)
     ) == sorted(ids)
@@ -453,10 +453,10 @@ def test_the_numbers_on_how_to_read_it_are_those_of_the_program():
         and claims.RATE == 0.05
     )
     margins = pd.Series(
-        [entry.margin for entry in claims.load(FILE) if entry.family == "experiments"]
+        [entry.margin for entry in claims.read_claims(FILE) if entry.family == "experiments"]
     ).dropna()
     assert f"within {margins.mode()[0]} of zero" in text
     error = (0.1 * 0.9 / 60) ** 0.5
     assert f"{error:.3f}" in text and f"about {0.1 / error:.1f} times the standard error" in text
-    assert all(f"`{name}`" in text for name in ledger.COLUMNS)
+    assert all(f"`{name}`" in text for name in ledger.LEDGER_COLUMNS)
     assert all(f"| {name} |" in text for name in verdict.VERDICTS)

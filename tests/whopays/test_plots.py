@@ -13,7 +13,7 @@ from whopays import plots
 def test_by_level_draws_means_and_t_intervals():
     values = pd.DataFrame({0.5: [0.1, 0.2, 0.3], 0.9: [0.4, 0.5, 0.9]})
     _, (axis,) = plots.new_figure()
-    plots.by_level(axis, values, label="a")
+    plots.line(axis, values, label="a")
     line, _, (bars,) = axis.containers[0]
     np.testing.assert_allclose(line.get_xydata(), [[0.5, 0.2], [0.9, 0.6]])
     for level, segment in zip(values, bars.get_segments(), strict=True):
@@ -23,9 +23,7 @@ def test_by_level_draws_means_and_t_intervals():
 
 def test_by_level_draws_two_columns_of_one_level():
     _, (axis,) = plots.new_figure()
-    plots.by_level(
-        axis, pd.DataFrame([[1.0, 2.0, 3.0], [3.0, 4.0, 5.0]], columns=[10.0, 10.0, 20.0])
-    )
+    plots.line(axis, pd.DataFrame([[1.0, 2.0, 3.0], [3.0, 4.0, 5.0]], columns=[10.0, 10.0, 20.0]))
     assert axis.lines[0].get_xydata().tolist() == [[10, 2], [10, 3], [20, 4]]
 
 
@@ -139,11 +137,11 @@ def test_intervals_are_rows_of_means_with_t_intervals():
 def test_a_cross_has_intervals_in_both_directions():
     x, y = [1.0, 3.0], [10.0, 20.0]
     figure, (axis,) = plots.new_figure()
-    assert plots.cross(axis, x, y, label="a") == (2.0, 15.0)
+    assert plots.mean_point(axis, x, y, label="a") == (2.0, 15.0)
     _, (across, up) = drawn(axis)["a"]
     np.testing.assert_allclose(across, [[end, 15.0] for end in statistics.t_interval(x)[1:]])
     np.testing.assert_allclose(up, [[2.0, end] for end in statistics.t_interval(y)[1:]])
-    plots.cross(axis, [1.0], [2.0])
+    plots.mean_point(axis, [1.0], [2.0])
     figure.canvas.draw()
 
 
@@ -200,7 +198,7 @@ def test_of_two_groups_there_is_no_middle_one():
     rows = panel()[lambda table: (table["split"] == "test") & (table["group"] != "b")]
     plots.groups(axis, rows, "accuracy", extremes=True)
     assert [name.split()[0] for name in drawn(axis)] == ["largest", "smallest"]
-    plots.history(
+    plots.over_epochs(
         axis,
         pd.DataFrame({"violation[a]": [1], "violation[b]": [2]}),
         "violation",
@@ -215,7 +213,7 @@ def test_a_history_is_that_of_the_largest_the_middle_and_the_smallest_group():
         index=[1, 2],
     )
     _, (axis,) = plots.new_figure()
-    plots.history(axis, table, "multiplier", pd.Series({"a": 5, "b": 1000, "c": 70}))
+    plots.over_epochs(axis, table, "multiplier", pd.Series({"a": 5, "b": 1000, "c": 70}))
     assert {line.get_label(): line.get_ydata().tolist() for line in axis.lines} == {
         "b (n=1,000)": [1, 2],
         "c (n=70)": [2, 4],
@@ -242,7 +240,7 @@ def test_groups_over_their_size_are_ranked_within_the_seed():
 
 def test_an_axis_of_sizes_has_three_ticks():
     _, (axis,) = plots.new_figure()
-    plots.sizes(axis, [1200.4, 10, 70, 30, 10])
+    plots.size_axis(axis, [1200.4, 10, 70, 30, 10])
     assert axis.get_xticks().tolist() == [10, 70, 1200.4] and axis.get_xscale() == "log"
     assert [tick.get_text() for tick in axis.get_xticklabels()] == ["10", "70", "1,200"]
 
@@ -319,9 +317,9 @@ def test_several_rows_of_axes_are_given_back_row_by_row():
 
 def test_groups_are_split_from_the_largest_to_the_smallest_of_any_ranking_with_their_training_sizes():
     rows = panel()[lambda table: table["seed"] == 0]
-    assert list(plots.by_group(rows)) == ["a (n=90)", "b (n=50)", "c (n=10)"]
+    assert list(plots.split_by_group(rows)) == ["a (n=90)", "b (n=50)", "c (n=10)"]
     other = rows.assign(elsewhere=rows["group"].map({"a": 1, "b": 3, "c": 2}))
-    parts = plots.by_group(other, rank="elsewhere")
+    parts = plots.split_by_group(other, rank="elsewhere")
     assert list(parts) == ["b (n=50)", "c (n=10)", "a (n=90)"]
     assert set(parts["c (n=10)"]["group"]) == {"c"} and sum(map(len, parts.values())) == len(rows)
 
@@ -522,7 +520,7 @@ def test_arms_are_drawn_over_bytes_with_every_group():
         "1/16",
     ]
     assert figure.legends[0].get_title().get_text() == "group (training images)"
-    assert len(plots.arms(ways(), {"one": "the one"}, rows=1).axes) == 1
+    assert len(plots.arms(ways(), {"one": "the one"}).axes) == 1
 
 
 def test_prices_have_a_row_for_each_arm():

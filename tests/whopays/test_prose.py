@@ -67,8 +67,10 @@ def test_a_text_loses_the_indentation_that_its_lines_share():
 
 def test_the_verdict_of_a_claim_is_the_ledgers(monkeypatch):
     monkeypatch.chdir(ROOT / "tests")
-    own = [claim for claim in claims.load(ROOT / "book" / "claims.yml") if claim.id == "T-fig-1"]
-    rows = claims.evaluate(own, ROOT)
+    own = [
+        claim for claim in claims.read_claims(ROOT / "book" / "claims.yml") if claim.id == "T-fig-1"
+    ]
+    rows = claims.evaluate_claims(own, ROOT)
     row = rows[rows["table"] == TABLE].iloc[0]
     found = prose.verdict("T-fig-1", TABLE, expect=row["verdict"])
     assert (found.verdict, found.interval.estimate, found.seeds) == (

@@ -9,6 +9,7 @@ import importlib
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -21,7 +22,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
-from edits import HARMFUL, HARMLESS, edit_files, find, other_body
+from edits import HARMFUL, HARMLESS, edit_files, other_body
 from toy_notebooks import RECORD, write_notebook
 
 from fairlib import environment
@@ -94,7 +95,7 @@ class TestParameters:
             r"unknown parameter 'seed' \(did you mean 'seeds'\?\); known: seeds, lr, data, quick"
         )
         with pytest.raises(ParameterError, match=message):
-            runs.resolve(notebook, {"seed": 3})
+            runs.resolve_parameters(notebook, {"seed": 3})
 
     @pytest.mark.parametrize(
         ("name", "value", "expected"),
@@ -104,7 +105,7 @@ class TestParameters:
         ],
     )  # fmt: skip
     def test_texts_are_read_as_the_type_of_the_parameter(self, notebook, name, value, expected):
-        found = runs.resolve(notebook, {name: value})[name]
+        found = runs.resolve_parameters(notebook, {name: value})[name]
         assert found == expected and type(found) is type(expected)
 
     @pytest.mark.parametrize(
@@ -117,7 +118,7 @@ class TestParameters:
     )  # fmt: skip
     def test_ill_typed_values_are_refused(self, notebook, name, value):
         with pytest.raises(ParameterError, match=f"parameter '{name}' must be .*, got"):
-            runs.resolve(notebook, {name: value})
+            runs.resolve_parameters(notebook, {name: value})
 
     def test_a_file_that_is_no_notebook_is_refused(self, project):
         (project / "toy.ipynb").write_text("# a notebook?")
@@ -241,60 +242,80 @@ class TestContents:
         assert not self.changed(other, lambda: claims.write_text("[] # two"))
 
 
+@pytest.fixture
+def workshop(tmp_path, monkeypatch) -> Path:
+    """A copy of the code of whopays, for tests to edit."""
+    copy = shutil.copytree(
+        runs.WORKSHOP, tmp_path / "whopays", ignore=shutil.ignore_patterns("__pycache__")
+    )
+    monkeypatch.setattr(runs, "WORKSHOP", copy)
+    return copy
+
+
 class TestCode:
-    """Which edits of fairlib make the runs of notebooks out of date."""
+    """Which edits of fairlib and whopays make the runs of notebooks out of date."""
 
     @pytest.fixture
-    def changes(self, tmp_path, library):
-        """Whether an edit of a file, or of every file in a folder, makes a notebook's run out of
-        date."""
+    def changes(self, tmp_path, library, workshop):
+        """The contents of a notebook's run that an edit changes: of a file, or of all in a folder
+        of one of the packages."""
 
-        def changes(name, edit, code="print(seeds)") -> bool:
+        def changes(name, edit, code="print(seeds)") -> set[str]:
             notebook = write_notebook(tmp_path / "toy.ipynb", code)
             before = runs.contents(notebook, {})
-            assert edit_files(library / name, edit)
+            package, _, module = name.partition("/")
+            folder = {"fairlib": library, "whopays": workshop}[package]
+            path = folder / module
+            assert edit_files(path if path.exists() else path.with_suffix(".py"), edit)
             after = runs.contents(notebook, {})
-            assert {name for name in before if before[name] != after[name]} <= {"fairlib"}
-            return before != after
+            return {name for name in before if before[name] != after[name]}
 
         return changes
 
     @pytest.mark.parametrize("edit", HARMLESS)
-    def test_docstrings_comments_and_formatting_do_not_count(self, changes, edit):
-        assert not changes("", edit)
+    @pytest.mark.parametrize("package", ["fairlib", "whopays"])
+    def test_docstrings_comments_and_formatting_do_not_count(self, changes, package, edit):
+        assert not changes(package, edit)
 
-    @pytest.mark.parametrize("name", runs._LEFT_OUT)
-    def test_grids_ledger_and_verification_do_not_count(self, library, changes, name):
-        assert not changes(find(library, name), other_body, "fairlib.audit(before, after, test)")
+    @pytest.mark.parametrize("name", ["cli", "grids", "ledger", "plan", "verify"])
+    def test_grids_ledger_and_verification_do_not_count(self, changes, name):
+        assert not changes(f"whopays/{name}", other_body, "fairlib.audit(before, after, test)")
 
-    @pytest.mark.parametrize("name", runs._OF_AUDITS)
-    def test_the_audit_and_the_command_line_count_where_a_page_uses_them(
-        self, library, changes, name
-    ):
-        assert not changes(find(library, name), other_body)
-        assert changes(find(library, name), other_body, "!fairlib audit predictions.csv")
+    @pytest.mark.parametrize("name", ["fairlib/auditing/report", "fairlib/cli"])
+    def test_the_audit_and_the_command_line_count_where_a_page_uses_them(self, changes, name):
+        assert not changes(name, other_body)
+        assert changes(name, other_body, "!fairlib audit predictions.csv") == {"fairlib"}
 
     @pytest.mark.parametrize("edit", HARMFUL)
     @pytest.mark.parametrize(
-        "name", ["statistics/samples.py", "training/loop.py", "plots.py", "effects.py"]
+        "name",
+        [
+            "fairlib/statistics/samples",
+            "fairlib/training/loop",
+            "fairlib/auditing/figure",
+            "whopays/plots",
+            "whopays/effects",
+        ],
     )
     def test_a_number_a_default_and_a_statement_count(self, changes, name, edit):
-        assert changes(name, edit)
+        assert changes(name, edit) == {name.partition("/")[0]}
 
     def test_a_release_the_claims_and_the_names_and_bytes_of_files_count(self, changes, library):
-        assert changes("_version.py", lambda text: text.replace('= "', '= "9'))
-        assert changes("evidence/claims.py", other_body)
+        assert changes("fairlib/_version", lambda text: text.replace('= "', '= "9'))
+        assert changes("whopays/claims", other_body)
         table = library / "data" / "table.csv"
         table.write_text("1\n")
-        assert changes("data/table.csv", lambda text: "1\n\n")
+        assert changes("fairlib/data/table.csv", lambda text: "1\n\n")
         before = environment.source_digest()
         table.rename(table.with_name("other.csv"))
         assert environment.source_digest() != before
 
-    def test_a_file_is_parsed_once(self, library, monkeypatch):
+    def test_a_file_is_parsed_once(self, library, workshop, monkeypatch):
         first = environment.source_digest()
+        whole = environment.source_digest(workshop)
         monkeypatch.setattr(ast, "parse", None)
-        assert environment.source_digest() == first != environment.source_digest(runs._LEFT_OUT)
+        assert environment.source_digest() == first
+        assert whole != environment.source_digest(workshop, without=runs.NOT_ON_PAGES)
 
     def test_no_page_shows_what_does_not_count(self):
         for path in Path(__file__).parents[2].glob("notebooks/*/*.ipynb"):
@@ -307,17 +328,17 @@ class TestCode:
 
     def test_an_edit_of_a_comment_leaves_a_run_finished(self, notebook, executed, project):
         module = project / "library" / "module.py"
-        runs.run(notebook, project / "out")
+        runs.run_notebook(notebook, project / "out")
         module.write_text('"""One."""\n\nONE = (1)  # not two\n')
-        assert not runs.run(notebook, project / "out")
+        assert not runs.run_notebook(notebook, project / "out")
         module.write_text('"""One."""\n\nONE = (2)  # not two\n')
         with pytest.raises(RunError, match=r"finished with other contents \(fairlib\)"):
-            runs.run(notebook, project / "out")
+            runs.run_notebook(notebook, project / "out")
 
 
 class TestRun:
     def test_the_folder_says_what_was_run(self, notebook, executed, project):
-        assert runs.run(notebook, project / "out", {"seeds": "3"})
+        assert runs.run_notebook(notebook, project / "out", {"seeds": "3"})
         assert executed == [{"seeds": 3}]
         description = json.loads((project / "out" / "run.json").read_text())
         assert description["notebook"] == "notebooks/part/toy.ipynb"
@@ -354,31 +375,31 @@ class TestRun:
             subprocess.run(["git", *command.split()], cwd=project, check=True)
         (project / "results").mkdir()
         (project / "results" / "other.csv").touch()
-        runs.run(notebook, project / "out")
+        runs.run_notebook(notebook, project / "out")
         (project / "other.py").touch()
-        runs.run(notebook, project / "out-2")
+        runs.run_notebook(notebook, project / "out-2")
         assert [runs.read_run(project / name)["dirty"] for name in ("out", "out-2")] == [
             False,
             True,
         ]
 
     def test_a_finished_run_is_skipped(self, notebook, executed, project):
-        assert runs.run(notebook, project / "out")
-        assert not runs.run(notebook, project / "out", {"seeds": 2})
-        assert not runs.run(notebook, project / "out", force=True)
+        assert runs.run_notebook(notebook, project / "out")
+        assert not runs.run_notebook(notebook, project / "out", {"seeds": 2})
+        assert not runs.run_notebook(notebook, project / "out", force=True)
         assert len(executed) == 1
 
     def test_a_finished_run_of_other_contents_is_replaced_only_by_force(
         self, notebook, executed, project
     ):
-        runs.run(notebook, project / "out")
+        runs.run_notebook(notebook, project / "out")
         executed.content = '{"second": 1}'
         with pytest.raises(
             RunError, match=r"finished with other contents \(parameters\); --force replaces it"
         ):
-            runs.run(notebook, project / "out", {"seeds": 3})
+            runs.run_notebook(notebook, project / "out", {"seeds": 3})
         assert (project / "out" / "notebook.ipynb").read_text() == "{}"
-        assert runs.run(notebook, project / "out", {"seeds": 3}, force=True)
+        assert runs.run_notebook(notebook, project / "out", {"seeds": 3}, force=True)
         assert (project / "out" / "notebook.ipynb").read_text() == '{"second": 1}'
         assert runs.read_run(project / "out")["parameters"]["seeds"] == 3
         assert sorted(path.name for path in (project / "out").iterdir()) == [
@@ -387,9 +408,9 @@ class TestRun:
         ]
 
     def test_a_run_that_lacks_a_file_is_not_finished(self, notebook, executed, project):
-        runs.run(notebook, project / "out")
+        runs.run_notebook(notebook, project / "out")
         (project / "out" / "notebook.ipynb").unlink()
-        assert runs.run(notebook, project / "out")
+        assert runs.run_notebook(notebook, project / "out")
         assert len(executed) == 2
 
     @pytest.mark.parametrize(
@@ -407,31 +428,19 @@ class TestRun:
     def test_a_run_whose_description_is_damaged_is_named_and_executed_again(
         self, notebook, executed, project, capsys, damage
     ):
-        runs.run(notebook, project / "out")
+        runs.run_notebook(notebook, project / "out")
         path = project / "out" / "run.json"
         path.write_text(damage(path.read_text()))
-        assert runs.run(notebook, project / "out")
-        message = f"fairlib: {project / 'out'}: run.json is not what the run wrote; it has to be executed again\n"
+        assert runs.run_notebook(notebook, project / "out")
+        message = f"whopays: {project / 'out'}: run.json is not what the run wrote; it has to be executed again\n"
         assert capsys.readouterr().err == message
-        assert not runs.run(notebook, project / "out") and len(executed) == 2
-
-    def test_a_run_of_edition_01_is_replaced_only_by_force(self, notebook, executed, project):
-        runs.run(notebook, project / "out")
-        path = project / "out" / "run.json"
-        description = json.loads(path.read_text())
-        del description["checksum"]
-        path.write_text(
-            json.dumps({**description, "files": [*description["files"]], "digest": "0" * 64})
-        )
-        with pytest.raises(RunError, match="finished with other contents"):
-            runs.run(notebook, project / "out")
-        assert runs.run(notebook, project / "out", force=True) and len(executed) == 2
+        assert not runs.run_notebook(notebook, project / "out") and len(executed) == 2
 
     def test_a_run_with_a_flipped_bit_or_the_file_of_another_run_is_not_finished(
         self, notebook, executed, project, capsys
     ):
         executed.content = '{"seeds": 2}'
-        runs.run(notebook, project / "out")
+        runs.run_notebook(notebook, project / "out")
         path = project / "out" / "notebook.ipynb"
         content = path.read_bytes()
         flipped = (content[:3] + bytes([content[3] ^ 1 << bit]) + content[4:] for bit in range(8))
@@ -446,10 +455,10 @@ class TestRun:
         (project / "out").mkdir()
         (project / "out" / "thesis.tex").write_text("years of work")
         with pytest.raises(RunError, match=r"holds other files \(thesis\.tex"):
-            runs.run(notebook, project / "out", force=True)
+            runs.run_notebook(notebook, project / "out", force=True)
         assert (project / "out" / "thesis.tex").read_text() == "years of work"
         with pytest.raises(RunError, match="is a file"):
-            runs.run(notebook, notebook)
+            runs.run_notebook(notebook, notebook)
         assert not executed
 
     def test_what_cannot_be_written_leaves_nothing(self, notebook, executed, project, monkeypatch):
@@ -458,7 +467,7 @@ class TestRun:
 
         monkeypatch.setattr(environment, "sync", full)
         with pytest.raises(OSError, match="No space left"):
-            runs.run(notebook, project / "out")
+            runs.run_notebook(notebook, project / "out")
         assert not list(project.glob("out*"))
 
 
@@ -478,13 +487,13 @@ class TestLock:
         monkeypatch.setattr(runs, "_execute", execute)
         said = []
         with ThreadPoolExecutor(2) as pool:
-            first = pool.submit(runs.run, notebook, project / "out")
+            first = pool.submit(runs.run_notebook, notebook, project / "out")
             assert begun.wait(60)
-            second = pool.submit(runs.run, notebook, project / "out")
+            second = pool.submit(runs.run_notebook, notebook, project / "out")
             wait_for(lambda: said.append(capsys.readouterr().err) or "waiting" in "".join(said))
             end.set()
         assert first.result() and not second.result()
-        message = rf"fairlib: .*/out is running in process {os.getpid()} on \S+; waiting until that ends\n"
+        message = rf"whopays: .*/out is running in process {os.getpid()} on \S+; waiting until that ends\n"
         assert re.fullmatch(message, "".join(said))
         assert sorted(path.name for path in project.iterdir()) == [
             "_toc.yml",
@@ -498,7 +507,7 @@ class TestLock:
         inside, most = [], []
 
         def work(_):
-            with runs._workspace(project / "out"):
+            with runs.workspace(project / "out"):
                 inside.append(threading.get_ident())
                 most.append(len(inside))
                 time.sleep(0.001)
@@ -513,7 +522,7 @@ class TestLock:
 from pathlib import Path
 import time
 from whopays import runs
-with runs._workspace(Path({str(project / "out")!r})) as folder:
+with runs.workspace(Path({str(project / "out")!r})) as folder:
     folder.mkdir()
     print("working", flush=True)
     time.sleep(60)
@@ -522,7 +531,7 @@ with runs._workspace(Path({str(project / "out")!r})) as folder:
             [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True
         ) as process:
             assert process.stdout.readline() == "working\n"
-            waiting = threading.Thread(target=runs.run, args=(notebook, project / "out"))
+            waiting = threading.Thread(target=runs.run_notebook, args=(notebook, project / "out"))
             waiting.start()
             waiting.join(0.3)
             assert waiting.is_alive() and not executed
@@ -545,9 +554,8 @@ with runs._workspace(Path({str(project / "out")!r})) as folder:
         working = project / f"out.tmp-1@{socket.gethostname()}"
         working.mkdir()
         monkeypatch.setattr(fcntl, "flock", refuse)
-        assert runs.run(notebook, project / "out")
-        monkeypatch.setitem(sys.modules, "fcntl", None)  # As on Windows.
-        assert not runs.run(notebook, project / "out")
+        assert runs.run_notebook(notebook, project / "out")
+        assert not runs.run_notebook(notebook, project / "out")
         assert working.exists() and not list(project.glob(".out*"))
 
 
@@ -569,7 +577,7 @@ class TestKernel:
         where = "import os\nprint(os.getcwd())"
         path = write_notebook(project / "notebooks" / "part" / "toy.ipynb", where, progress, RECORD)
         monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
-        assert runs.run(path, project / "runs" / "{seeds}", {"seeds": 3})
+        assert runs.run_notebook(path, project / "runs" / "{seeds}", {"seeds": 3})
         out = project / "runs" / "{seeds}"
         expected = pd.DataFrame({"seed": [0, 1, 2], "lr": [0.5] * 3})
         pd.testing.assert_frame_equal(pd.read_parquet(out / "records.parquet"), expected)
@@ -588,7 +596,7 @@ class TestKernel:
         path = write_notebook(project / "toy.ipynb", count, count)
         monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
         monkeypatch.setenv("FAIRLIB_AUTO", "0")
-        runs.run(path, project / "out")
+        runs.run_notebook(path, project / "out")
         described = runs.read_run(project / "out")
         assert (
             described["trainings"] == {"at once": 6, "alone": 0} and described["automatic"] is False
@@ -607,10 +615,10 @@ class TestKernel:
         with pytest.raises(
             RunError, match=r"toy\.ipynb failed: ValueError: too fast \(see .*failed/out\.ipynb\)"
         ):
-            runs.run(path, project / "out")
+            runs.run_notebook(path, project / "out")
         assert "so far" in (project / "failed" / "out.ipynb").read_text()
         assert not list(project.glob("out*"))
-        assert runs.run(path, project / "out", {"quick": False})
+        assert runs.run_notebook(path, project / "out", {"quick": False})
         assert not (project / "failed" / "out.ipynb").exists()
 
     def test_a_killed_run_leaves_nothing_that_looks_finished(self, project):
@@ -621,7 +629,7 @@ class TestKernel:
         command = [
             sys.executable,
             "-m",
-            "fairlib.cli",
+            "whopays",
             "run",
             str(path),
             "-o",
@@ -633,16 +641,16 @@ class TestKernel:
         assert (project / "begun").exists()
         assert not (project / "out").exists()
         assert len(list(project.glob("out.tmp-*"))) == 1
-        assert runs.run(path, project / "out", {"quick": False})
+        assert runs.run_notebook(path, project / "out", {"quick": False})
         assert (project / "out" / "run.json").exists()
         assert not list(project.glob("out.tmp-*"))
 
     def test_a_full_disk_is_an_error_and_leaves_nothing(self, project):
-        big = "import numpy as np, pandas as pd\nfrom fairlib import record\n"
+        big = "import numpy as np, pandas as pd\nfrom whopays import record\n"
         big += "record(pd.DataFrame({'x': np.random.default_rng(0).random(500_000)}));"
         path = write_notebook(project / "toy.ipynb", big)
         command = (
-            f"ulimit -f 1000; exec {sys.executable} -m fairlib.cli run {path} -o {project / 'out'}"
+            f"ulimit -f 1000; exec {sys.executable} -m whopays run {path} -o {project / 'out'}"
         )
         done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120)
         assert done.returncode == 1

@@ -75,44 +75,21 @@ def test_as_a_text_it_says_where_it_comes_from(repository):
 
 
 @pytest.mark.parametrize(
-    ("data", "method", "parameters", "remarks"),
+    ("parameters", "remarks"),
     [
-        ("utkface", "prune:magnitude", {}, ["near-duplicates not kept together"]),
+        ({}, []),
+        ({"near_duplicates": "together", "held_out": "val"}, []),
+        ({"near_duplicates": "ignored"}, ["near-duplicates not kept together"]),
         (
-            "utkface",
-            "prune:magnitude",
-            {"near_duplicates": "ignored"},
-            ["near-duplicates not kept together"],
-        ),
-        ("utkface", "prune:magnitude", {"near_duplicates": "together"}, []),
-        ("digits", "prune:magnitude", {}, []),
-        ("mnist", "prune:magnitude", {}, []),
-        ("digits", "linearize:deepreduce", {}, ["held-out data known to the dense network"]),
-        (
-            "digits",
-            "prune:bifp",
-            {"held_out": "train"},
-            ["held-out data known to the dense network"],
-        ),
-        ("digits", "prune:bifp", {"held_out": "val"}, []),
-        ("digits", "own", {}, []),
-        (
-            "celeba",
-            "prune:bip",
-            {},
+            {"near_duplicates": "ignored", "held_out": "train"},
             ["near-duplicates not kept together", "held-out data known to the dense network"],
         ),
     ],
 )
-def test_as_a_text_it_says_what_was_done_as_in_edition_0_1(
-    repository, data, method, parameters, remarks
-):
-    found = tables.recorded(PATH)
-    found.table.assign(data=data, method=method).to_csv(repository / PATH, index=False)
-    provenance = found.provenance | {"parameters": {"seeds": 2} | parameters}
+def test_as_a_text_it_says_how_its_data_were_split(repository, parameters, remarks):
+    provenance = tables.recorded(PATH).provenance | {"parameters": {"seeds": 2} | parameters}
     (repository / PATH).with_suffix(".json").write_text(json.dumps(provenance))
-    kind = "embedded study" if data == "digits" else "real-data run"
-    assert str(tables.recorded(PATH)).endswith(", ".join(["2 seeds", kind, *remarks]))
+    assert str(tables.recorded(PATH)).endswith(", ".join(["2 seeds", "embedded study", *remarks]))
 
 
 def test_it_draws_and_shows_what_functions_make_of_it(repository, capsys):
@@ -158,9 +135,10 @@ def test_outside_the_project_the_tables_are_those_that_came_with_the_library(
     here = str(tables.recorded(PATH))
     library = tmp_path / "site-packages" / "fairlib"
     monkeypatch.setattr(environment, "LIBRARY", library)
-    (library / "records").mkdir(parents=True)
+    records = library.parent / "whopays" / "records"
+    records.mkdir(parents=True)
     for part in ("book", "results"):
-        shutil.move(repository / part, library / "records" / part)
+        shutil.move(repository / part, records / part)
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     found = tables.recorded(PATH)
@@ -178,7 +156,7 @@ def test_verdicts_are_those_of_the_project_or_none(repository, tmp_path, monkeyp
    statistic: {name: column_mean, column: value}, notebook: notebooks/part/page.ipynb, tables: {default run: a.csv}}
 """
     (repository / "book" / "claims.yml").write_text(entry)
-    loaded = claims.load(repository / "book" / "claims.yml")
+    loaded = claims.read_claims(repository / "book" / "claims.yml")
     pd.testing.assert_frame_equal(
         claims.verdicts(table, page), claims.on_table(loaded, table, page)
     )
@@ -197,19 +175,17 @@ def test_verdicts_are_those_of_the_project_or_none(repository, tmp_path, monkeyp
 
 def test_intervals_are_students_and_what_is_no_sample_stands_as_it_is():
     a, b = np.array([0.1, 0.2, 0.6]), pd.Series([1.0, 2.0, 4.0])
-    table = tables.intervals(
+    table = tables.means(
         {"one": {"x": a, "runs": 3, "kept": 0.25}, "two": {"x": b, "note": "!", "kept": None}}
     )
     assert table.loc["one"].tolist() == [text_of(a), "3", "0.250", ""]
     assert table.loc["two"].tolist() == [text_of(b), "", "", "!"]
     assert list(table) == ["x", "runs", "kept", "note"]
-    signed = tables.intervals(
-        {("b", 1): a, ("a", 2): a}, names=["name", "level"], digits=1, sign=True
-    )
+    signed = tables.means({("b", 1): a, ("a", 2): a}, names=["name", "level"], digits=1, sign=True)
     assert signed.index.names == ["name", "level"] and signed.index.tolist() == [("b", 1), ("a", 2)]
     assert signed["mean"].tolist() == ["+0.3 [-0.4, +1.0]"] * 2
     with pytest.raises(ValueError, match="finite"):
-        tables.intervals({"one": [0.1, np.nan]})
+        tables.means({"one": [0.1, np.nan]})
 
 
 def test_tested_gives_intervals_p_values_and_seeds():

@@ -1,4 +1,4 @@
-"""What of the verdicts counts, and how often: by paper, by kind of evidence, by page."""
+"""Counts of claims and verdicts: by paper, by kind of evidence, by page."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,14 +15,15 @@ def counted(results: pd.DataFrame) -> pd.DataFrame:
 
     These are the rows that decide. A claim in a reading that no table decides counts by the rows
     that have no numbers (not testable, not recorded yet); where all its tables are of other data,
-    by a row of its own, *undecided*.
+    by an added row, *undecided*.
 
     Args:
-        results: Verdicts (:func:`whopays.claims.evaluate`).
+        results: Verdicts (:func:`whopays.claims.evaluate_claims`).
     """
     keys = [results["claim"], results["reading"]]
     decided = results["decides"].groupby(keys).transform("any")
     counts = results["decides"] | (~decided & (results["seeds"] == 0))
+    # A claim of which all tables are elsewhere would vanish from the counts.
     missing = results[~counts.groupby(keys).transform("any")].drop_duplicates(["claim", "reading"])
     empty: dict[str, Any] = dict.fromkeys(("evidence", "table", "data", "worst_cell"), "")
     empty |= {"verdict": "undecided", "seeds": 0, "needed": pd.NA}
@@ -72,8 +73,9 @@ def papers_table(rows: pd.DataFrame) -> list[str]:
 
 
 def pages_table(claims: Sequence[Claim], rows: pd.DataFrame) -> list[str]:
-    """Count the claims of each page by verdict, as a MyST table; a claim counts as printed and
-    again as repaired.
+    """Count the claims of each page by verdict, as a MyST table.
+
+    A claim counts as printed and again as repaired.
 
     Args:
         claims: Claims of the claims file.
@@ -91,8 +93,7 @@ def pages_table(claims: Sequence[Claim], rows: pd.DataFrame) -> list[str]:
 
 
 def by_page(claims: Sequence[Claim]) -> dict[str, list[str]]:
-    """Ids of the claims by the notebook that tests one of their readings; those without one last,
-    under ``""``."""
+    """Group the ids of claims by notebook; those without a notebook last, under ``""``."""
     pages: dict[str, list[str]] = {}
     for claim in claims:
         for notebook in dict.fromkeys(read.notebook or "" for read in claim.readings.values()):
@@ -103,6 +104,6 @@ def by_page(claims: Sequence[Claim]) -> dict[str, list[str]]:
 
 
 def _count(rows: pd.DataFrame) -> str:
-    """Number of claims, and in parentheses of distinct tests if there are any."""
+    """Count claims, and in parentheses distinct tests if there are any."""
     tests = rows.loc[rows["seeds"] > 0, "test"].nunique()
     return f"{rows['claim'].nunique()}" + (f" ({tests})" if tests else "")

@@ -1,17 +1,23 @@
-"""The picture of the ledger: every verdict an interval in units of its margin. Drawn by hand, since
-it takes the page's colours in light and dark, and the ledger is written without matplotlib."""
+"""The picture of the ledger: every verdict an interval in units of its margin.
 
+It is written as SVG by hand: it takes the page's colours in light and dark, each line leads to the
+row of its claim, and the ledger is written without matplotlib.
+"""
+
+import math
 from collections.abc import Sequence
 from html import escape
-from typing import Any, NamedTuple
+from itertools import product
+from typing import NamedTuple
 
 import pandas as pd
 
 from whopays.claims import PAPERS, Claim
 from whopays.ledger.text import origin, slug
 
-CLIP = 8
+CLIP = 8  # Margins at which the axis ends.
 WIDTH, SIDE, STEP, LABEL, AXIS = 340, 12, 4, 18, 34
+LEFT, RIGHT = SIDE, WIDTH - SIDE
 ORDER = ("supported", "no effect", "undecided", "undecided (floor)", "reversed")
 
 
@@ -29,38 +35,22 @@ class Bar(NamedTuple):
 
 
 def bars(claims: Sequence[Claim], results: pd.DataFrame) -> dict[str, list[Bar]]:
-    """Intervals of all verdicts that decide and have numbers, by paper.
+    """Compute the intervals of all verdicts that decide and have numbers, by paper.
 
     Args:
         claims: Claims of the claims file.
-        results: Verdicts (:func:`whopays.claims.evaluate`).
+        results: Verdicts (:func:`whopays.claims.evaluate_claims`).
     """
-    criteria = {
-        (claim.id, reading): read.criterion
-        for claim in claims
-        for reading, read in claim.readings.items()
-        if read.statistic is not None
-    }
+    readings = {(claim.id, name): read for claim in claims for name, read in claim.readings.items()}
     found: dict[str, list[Bar]] = {paper: [] for paper in PAPERS}
     for row in results[results["decides"] & (results["seeds"] > 0)].itertuples():
-        criterion = criteria[row.claim, row.reading]
-        unit = criterion.margin * (-1 if criterion.direction == "less" else 1)
-        low, high = sorted((end - criterion.threshold) / unit for end in (row.low, row.high))
-        estimate, worst = (
-            (value - criterion.threshold) / unit for value in (row.estimate, row.worst_estimate)
-        )
-        reading = " as repaired" * (row.reading == "repaired")
+        criterion = readings[row.claim, row.reading].criterion
+        ends = (row.estimate, row.low, row.high, row.worst_estimate)
+        estimate, low, high, worst = (criterion.in_margins(end) for end in ends)
+        reading = " as repaired" if row.reading == "repaired" else ""
         title = f"{row.claim}{reading}, {origin(row)}: {row.verdict}"
-        bar = Bar(
-            row.claim,
-            row.verdict,
-            criterion.direction == "equal",
-            title,
-            estimate,
-            low,
-            high,
-            worst,
-        )
+        equality, (low, high) = criterion.direction == "equal", sorted((low, high))
+        bar = Bar(row.claim, row.verdict, equality, title, estimate, low, high, worst)
         found[row.paper].append(bar)
     return {paper: own for paper, own in found.items() if own}
 
@@ -70,68 +60,68 @@ def figure(claims: Sequence[Claim], results: pd.DataFrame) -> list[str]:
 
     Args:
         claims: Claims of the claims file.
-        results: Verdicts (:func:`whopays.claims.evaluate`).
+        results: Verdicts (:func:`whopays.claims.evaluate_claims`).
     """
     panels = [line for paper, own in bars(claims, results).items() for line in _panel(paper, own)]
     return ['<div class="ledger-figure">', *panels, "</div>"]
 
 
 def _panel(paper: str, own: Sequence[Bar]) -> list[str]:
-    groups = []
-    for verdict in ORDER:
-        for equality in (False, True):
-            group = [bar for bar in own if (bar.verdict, bar.equality) == (verdict, equality)]
-            groups += (
-                [(verdict, equality, sorted(group, key=lambda bar: -bar.estimate))] if group else []
-            )
-    marks, y = [], 26.0
-    for verdict, equality, group in groups:
-        text = f"{verdict}{', equality' * equality}: {len(group)}"
-        marks.append(f'<text x="{SIDE}" y="{y + 12:g}" class="{slug(verdict)}">{text}</text>')
+    marks, y = [], 26
+    for verdict, equality in product(ORDER, (False, True)):
+        group = [bar for bar in own if (bar.verdict, bar.equality) == (verdict, equality)]
+        if not group:
+            continue
+        text = f"{verdict}{', equality' if equality else ''}: {len(group)}"
+        marks.append(f'<text x="{SIDE}" y="{y + 12}" class="{slug(verdict)}">{text}</text>')
         y += LABEL
-        for bar in group:
+        for bar in sorted(group, key=lambda bar: -bar.estimate):
             marks.append(_mark(bar, y))
             y += STEP
     counts = ", ".join(f"{sum(bar.verdict == name for bar in own)} {name}" for name in ORDER)
     alt = (
-        f"Intervals of {len(own)} verdicts on the claims of [{paper}], in units of the margin and positive in the "
-        f"direction that is claimed, sorted by verdict: {counts}. The rows below have all numbers."
+        f"Intervals of {len(own)} verdicts on the claims of [{paper}], in units of the margin and "
+        f"positive in the direction that is claimed, sorted by verdict: {counts}. The rows below "
+        "have all numbers."
     )
+    title = f"[{paper}] {escape(PAPERS[paper].partition(',')[0])}"
     return [
-        f'<svg viewBox="0 0 {WIDTH} {y + AXIS:g}" role="group" aria-label="{escape(alt)}">',
-        f'<text x="{SIDE}" y="14" class="title">[{paper}] {escape(PAPERS[paper].partition(",")[0])}</text>',
+        f'<svg viewBox="0 0 {WIDTH} {y + AXIS}" role="group" aria-label="{escape(alt)}">',
+        f'<text x="{SIDE}" y="14" class="title">{title}</text>',
         *_axis(22, y),
         *marks,
         "</svg>",
     ]
 
 
-def _axis(top: float, bottom: float) -> list[str]:
-    left, right = _x(-1), _x(1)
-    lines = [
-        f'<rect class="margin" x="{left:g}" y="{top:g}" width="{right - left:g}" height="{bottom - top:g}"/>'
-    ]
+def _axis(top: int, bottom: int) -> list[str]:
+    size = f'width="{_x(1) - _x(-1)}" height="{bottom - top}"'
+    lines = [f'<rect class="margin" x="{_x(-1)}" y="{top}" {size}/>']
     for tick in (-CLIP, -CLIP // 2, 0, CLIP // 2, CLIP):
-        kind = "threshold" if tick == 0 else "tick"
-        lines.append(f'<path class="{kind}" d="M{_x(tick):g} {top:g}V{bottom:g}"/>')
-        lines.append(f'<text class="scale" x="{_x(tick):g}" y="{bottom + 12:g}">{tick:g}</text>')
+        kind = "tick" if tick else "threshold"
+        lines.append(f'<path class="{kind}" d="M{_x(tick)} {top}V{bottom}"/>')
+        lines.append(f'<text class="scale" x="{_x(tick)}" y="{bottom + 12}">{tick}</text>')
     label = "margins beyond the threshold, as claimed: right"
-    return [*lines, f'<text class="scale" x="{WIDTH / 2:g}" y="{bottom + 27:g}">{label}</text>']
+    return [*lines, f'<text class="scale" x="{WIDTH // 2}" y="{bottom + 27}">{label}</text>']
 
 
-def _mark(bar: Bar, y: float) -> str:
-    """A bar with a link to its row; arrows where it is clipped, a dot at the worst cell."""
-    low, high = max(bar.low, -CLIP), min(bar.high, CLIP)
-    path = f"M{_x(low):.1f} {y:g}H{_x(high):.1f}" if low <= high else ""
-    path += f"M{_x(-CLIP) + 1:g} {y - 2:g}l-4 2l4 2" * (bar.low < -CLIP)
-    path += f"M{_x(CLIP) - 1:g} {y - 2:g}l4 2l-4 2" * (bar.high > CLIP)
-    place = _x(min(max(bar.worst, -CLIP), CLIP))
-    worst = f'<circle cx="{place:.1f}" cy="{y:g}" r="1.6"/>' if bar.worst == bar.worst else ""
+def _mark(bar: Bar, y: int) -> str:
+    """Write a bar with a link to its row; arrows where it is clipped, a dot at the worst cell."""
+    parts = []
+    if bar.low <= CLIP and bar.high >= -CLIP:
+        parts.append(f"M{_x(bar.low)} {y}H{_x(bar.high)}")
+    if bar.low < -CLIP:
+        parts.append(f"M{LEFT + 1} {y - 2}l-4 2l4 2")
+    if bar.high > CLIP:
+        parts.append(f"M{RIGHT - 1} {y - 2}l4 2l-4 2")
+    worst = "" if math.isnan(bar.worst) else f'<circle cx="{_x(bar.worst)}" cy="{y}" r="1.6"/>'
     return (
-        f'<a href="#{bar.claim}" tabindex="-1" class="{slug(bar.verdict)}"><title>{escape(bar.title)}</title>'
-        f'<path d="{path}"/>{worst}</a>'
+        f'<a href="#{bar.claim}" tabindex="-1" class="{slug(bar.verdict)}">'
+        f'<title>{escape(bar.title)}</title><path d="{"".join(parts)}"/>{worst}</a>'
     )
 
 
-def _x(value: Any) -> float:
-    return WIDTH / 2 + value / CLIP * (WIDTH / 2 - SIDE)
+def _x(margins: float) -> float:
+    """Place on the x axis; beyond its ends at the ends."""
+    clipped = min(max(margins, -CLIP), CLIP)
+    return round(WIDTH / 2 + clipped / CLIP * (WIDTH / 2 - SIDE), 1)

@@ -14,23 +14,25 @@ from whopays.runs import git
 
 
 class History(NamedTuple):
-    """Changes of registered claims, ``id field before after commit date subject``, and how much is
-    known of them.
+    """Changes of registered claims, and how much is known of them.
 
     ``known`` is ``"complete"``, ``"shallow"`` (a clone without all commits) or ``"none"`` (no git
-    checkout)."""
+    checkout).
+    """
 
     changes: pd.DataFrame
     known: str
 
 
-def changes(path: str | Path) -> History:
-    """List every change of statistic, direction, threshold or margin of a claim after it first had
-    a statistic.
+def claim_changes(path: str | Path) -> History:
+    """List the changes of statistic, direction, threshold and margin of all claims.
+
+    A claim counts from the version on in which it first has a statistic.
 
     Follows the first parents of the commits in which the claims file changed, then the file as it
     is now (commit ``"not committed"``). Removing a claim is a change, too. The commit's subject is
-    the reason that was given."""
+    the reason that was given.
+    """
     path = Path(path)
     rows: list[tuple[Any, ...]] = []
     registered: dict[str, dict[str, Any]] = {}
@@ -43,6 +45,7 @@ def changes(path: str | Path) -> History:
             changed = [field for field in REGISTERED if before[field] != after[field]]
             rows += [(name, field, before[field], after[field], *commit) for field in changed]
             registered[name] = after
+        # A statistic may be written after its claim: only then is the claim registered.
         registered |= {name: entry for name, entry in now.items() if entry["statistic"] is not None}
     columns = ["id", "field", "before", "after", "commit", "date", "subject"]
     shallow = git(path.parent, "rev-parse", "--is-shallow-repository")
@@ -51,7 +54,7 @@ def changes(path: str | Path) -> History:
 
 
 def _versions(path: Path) -> Iterator[tuple[str, str, str, str]]:
-    """Commit, date, subject and text of each version of the file, the oldest first."""
+    """Yield commit, date, subject and text of each version of the file, the oldest first."""
     log = git(
         path.parent, "log", "--first-parent", "--reverse", "--format=%h %cs %s", "--", path.name
     )
@@ -61,13 +64,13 @@ def _versions(path: Path) -> Iterator[tuple[str, str, str, str]]:
         commit, date, *subject = line.split(" ", 2)
         if (text := git(path.parent, "show", f"{commit}:./{path.name}")) is not None:
             yield commit, date, "".join(subject), text
+    # The file as it is now, so that an edit shows before it is committed.
     yield "not committed", "", "", path.read_text(encoding="utf-8")
 
 
 @functools.cache  # Old versions stay as they are, and there are many.
 def _registered(text: str) -> dict[str, dict[str, Any]] | None:
-    """The registered fields of each claim in one version of the file; None where the file is not a
-    list of claims."""
+    """Read the registered fields of each claim in one version of the file; None if invalid."""
     try:
         return {
             entry["id"]: {field: entry.get(field) for field in REGISTERED} for entry in parse(text)
@@ -77,11 +80,10 @@ def _registered(text: str) -> dict[str, dict[str, Any]] | None:
 
 
 def section(history: History, known: set[str]) -> list[str]:
-    """Write the changes for the page: the commits, the newest first, and under each the claims that
-    it changed.
+    """Write the changes for the page, the newest commit first.
 
     Args:
-        history: Changes of the claims file (:func:`changes`).
+        history: Changes of the claims file (:func:`claim_changes`).
         known: Ids of the claims that have a row to link to.
     """
     if history.known == "none":
@@ -99,7 +101,8 @@ def section(history: History, known: set[str]) -> list[str]:
     ][::-1]
     count = f"{history.changes['id'].nunique()} claims in {len(commits)} versions of the file"
     lines += [
-        "Statistic, direction, threshold or margin, after they were first written; the commit has the reason.",
+        "Statistic, direction, threshold or margin, after they were first written; the commit has "
+        "the reason.",
         "",
     ]
     return lines + folded(

@@ -1,5 +1,4 @@
-"""What is written of the ledger: the page, a table as CSV or JSON, and a section at the end of each
-notebook."""
+"""Files of the ledger: page, CSV, JSON, and a section at the end of each notebook."""
 
 import math
 from collections.abc import Sequence
@@ -10,13 +9,13 @@ from typing import Any
 import pandas as pd
 
 from fairlib import environment
-from whopays.claims import Claim, evaluate, load
+from whopays.claims import Claim, evaluate_claims, read_claims
 from whopays.ledger.counting import by_page, counted
-from whopays.ledger.history import changes
+from whopays.ledger.history import claim_changes
 from whopays.ledger.page import page
-from whopays.ledger.text import escape, numbers, origin
+from whopays.ledger.text import escape, estimate_text, origin
 
-COLUMNS = [
+LEDGER_COLUMNS = [
     *["claim", "paper", "kind", "reading", "evidence", "table", "decides"],
     *[
         "verdict",
@@ -42,22 +41,26 @@ def write(
     json: str | Path | None = None,
     notebooks: str | Path | None = None,
 ) -> None:
-    """Write the ledger, in the forms for which a path is given, from the claims file and the tables
-    under ``root``.
+    """Write the ledger in the forms for which a path is given.
 
-    Args: claims_path: Path of the claims file. root: Folder that the paths of the tables start
-        from. out: Path of the page, MyST markdown (:func:`page`). csv, json: Path of the verdicts
-        as a table of `COLUMNS`, a row for each claim, reading and table. notebooks: Folder of
-        copies of the notebooks, which have their places below it as in the project; each gets its
-            own rows as a section (:func:`own_rows`), before *Where this comes from*.
+    Args:
+        claims_path: Path of the claims file.
+        root: Folder that the paths of the tables start from.
+        out: Path of the page, MyST markdown (:func:`page`).
+        csv, json: Path of the verdicts as a table of `LEDGER_COLUMNS`, a row for each claim,
+        reading and
+            table.
+        notebooks: Folder of copies of the notebooks, which have their places below it as in the
+            project; each gets its own rows as a section (:func:`own_rows`), before *Where this
+            comes from*.
     """
-    claims = load(claims_path)
-    results = evaluate(claims, root)
-    table = results[COLUMNS].replace(
+    claims = read_claims(claims_path)
+    results = evaluate_claims(claims, root)
+    table = results[LEDGER_COLUMNS].replace(
         [math.inf, -math.inf], math.nan
     )  # The interval of one seed has no ends.
     if out is not None:
-        _replace(out, page(claims, results, changes(claims_path), root))
+        _replace(out, page(claims, results, claim_changes(claims_path), root))
     if csv is not None:
         _replace(csv, table.to_csv(index=False, lineterminator="\n"))
     if json is not None:
@@ -70,21 +73,20 @@ def write(
 
 
 def own_rows(claims: Sequence[Claim], results: pd.DataFrame, notebook: str) -> str:
-    """Write the section of a page that lists the verdicts of its claims, each with a link to its
-    row in the ledger.
+    """Write the section of a page that lists the verdicts of its claims.
 
     Args:
-        claims: Claims of the claims file (:func:`whopays.claims.load`).
-        results: Verdicts of these claims (:func:`whopays.claims.evaluate`).
+        claims: Claims of the claims file (:func:`whopays.claims.read_claims`).
+        results: Verdicts of these claims (:func:`whopays.claims.evaluate_claims`).
         notebook: Path of the notebook, as the claims name it.
     """
     rows = counted(results).sort_values("counts", ascending=False, kind="stable")
     lines = [
         "## The claims of this page",
         "",
-        "Estimates with 95 % intervals over seeds, by the tables that were recorded when the book was built. [The "
-        "ledger](../../book/ledger.md) has the statements, [how to read it](../../book/reading-the-ledger.md) the "
-        "rules.",
+        "Estimates with 95 % intervals over seeds, by the tables that were recorded when the book "
+        "was built. [The ledger](../../book/ledger.md) has the statements, [how to read "
+        "it](../../book/reading-the-ledger.md) the rules.",
         "",
     ]
     for claim in claims:
@@ -93,14 +95,15 @@ def own_rows(claims: Sequence[Claim], results: pd.DataFrame, notebook: str) -> s
                 own = rows[(rows["claim"] == claim.id) & (rows["reading"] == reading)]
                 known = "" if claim.repaired is None else f", as {reading}"
                 lines.append(
-                    f"- [{claim.id}](#{claim.id}){known}: {'; '.join(map(_short, own.itertuples()))}"
+                    f"- [{claim.id}](#{claim.id}){known}: "
+                    f"{'; '.join(map(_short, own.itertuples()))}"
                 )
     return "\n".join(lines)
 
 
 def _short(row: Any) -> str:
     elsewhere = "elsewhere " * (row.seeds > 0 and not row.counts)
-    estimate = f" {escape(numbers(row))}" * (row.seeds > 0)
+    estimate = f" {escape(estimate_text(row))}" * (row.seeds > 0)
     few = row.verdict == "undecided" and 0 < row.seeds < 10
     reason = f": {escape(row.reason)}" * bool(
         row.reason and (few or row.verdict == "undecided (floor)")
@@ -111,9 +114,9 @@ def _short(row: Any) -> str:
 
 
 def _append(path: Path, section: str) -> None:
-    """Put the section into a notebook before *Where this comes from*, else at its end; once,
-    however often called."""
+    """Put the section into a notebook, once, before *Where this comes from* or at its end."""
     notebook = loads(path.read_text(encoding="utf-8"))
+    # The section of an earlier build, by its id.
     cells = [cell for cell in notebook["cells"] if cell.get("id") != _CELL]
     ends = [
         place

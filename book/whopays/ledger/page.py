@@ -1,5 +1,4 @@
-"""The page of the ledger: a picture, counts, a row for each claim, and what a reader may want to
-hold against it."""
+"""The page of the ledger: a picture, counts, a row for each claim, and reservations."""
 
 from collections.abc import Sequence
 from html import escape as html
@@ -8,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from whopays.claims import EVIDENCE, PAPERS, RATE, Claim, read_table
+from whopays.claims import EVIDENCE, PAPERS, RATE, Claim, read_records
 from whopays.effects import FLOOR
 from whopays.ledger import history as changed
 from whopays.ledger.counting import counted, pages_table, papers_table
@@ -16,8 +15,8 @@ from whopays.ledger.figure import CLIP, figure
 from whopays.ledger.text import (
     details,
     escape,
+    estimate_text,
     folded,
-    numbers,
     origin,
     p_text,
     percent,
@@ -29,22 +28,23 @@ from whopays.verdict import DECIDED, MIN_SEEDS
 SHARES = (FLOOR / 2, FLOOR, 2 * FLOOR)
 
 _INTRODUCTION = (
-    "Every claim of the papers, and this book's own, with what the recorded tables say about it. This page is computed "
-    "from the claims file, these tables and the file's history; nothing on it is typed. [How to read "
-    "it](reading-the-ledger.md) says how a verdict is made. The same as a table, for those who compute: `fairlib "
-    "ledger --csv ledger.csv`."
+    "Every claim of the papers, and this book's own, with what the recorded tables say about it. "
+    "This page is computed from the claims file, these tables and the file's history; nothing on "
+    "it is typed. [How to read it](reading-the-ledger.md) says how a verdict is made. The same as "
+    "a table, for those who compute: `fairlib ledger --csv ledger.csv`."
 )
 _FIGURE = (
-    "Each line is the 95 % interval of one verdict that counts, in units of the claim's margin: 0 is the threshold, "
-    "the shaded band the margin. To the right lies what is claimed; for equalities, a value above the claimed one. "
-    f"Arrows: the interval goes on beyond {CLIP} margins. Dots: the worst cell of a statement about each of several. "
-    "A line leads to its row."
+    "Each line is the 95 % interval of one verdict that counts, in units of the claim's margin: 0 "
+    "is the threshold, the shaded band the margin. To the right lies what is claimed; for "
+    f"equalities, a value above the claimed one. Arrows: the interval goes on beyond {CLIP} "
+    "margins. Dots: the worst cell of a statement about each of several. A line leads to its row."
 )
 _COUNTS = (
-    "Claims, and in parentheses distinct tests: rows that ask the same of the same numbers are one test. A claim "
-    "counts once in each verdict that a table of its data gave, so that the verdicts add up to more than the claims; "
-    "it is *decided* where one of them is supported, reversed or no effect. A repaired claim counts as printed; how "
-    "it counts as repaired stands apart."
+    "Claims, and in parentheses distinct tests: rows that ask the same of the same numbers are "
+    "one test. A claim counts once in each verdict that a table of its data gave, so that the "
+    "verdicts add up to more than the claims; it is *decided* where one of them is supported, "
+    "reversed or no effect. A repaired claim counts as printed; how it counts as repaired stands "
+    "apart."
 )
 
 
@@ -54,12 +54,13 @@ def page(
     """Write the text of the ledger.
 
     Args:
-        claims: Claims of the claims file (:func:`whopays.claims.load`).
-        results: Verdicts of these claims (:func:`whopays.claims.evaluate`).
-        history: Changes of the claims file (:func:`whopays.ledger.changes`).
+        claims: Claims of the claims file (:func:`whopays.claims.read_claims`).
+        results: Verdicts of these claims (:func:`whopays.claims.evaluate_claims`).
+        history: Changes of the claims file (:func:`whopays.ledger.claim_changes`).
         root: Folder that the paths of the tables start from.
 
-    Returns: MyST markdown for a page in the folder ``book``; other pages link to a claim by
+    Returns:
+        MyST markdown for a page in the folder ``book``; other pages link to a claim by
         ``[T-fig-1](#T-fig-1)``, other documents by ``ledger.html#T-fig-1``.
     """
     rows = counted(results)
@@ -124,8 +125,8 @@ def claim_block(claim: Claim, rows: pd.DataFrame) -> list[str]:
 
 
 def _verdicts(rows: pd.DataFrame) -> list[str]:
-    """The verdicts of one reading as an HTML list, those that count first and those of other data
-    last."""
+    """Write the verdicts of a reading as an HTML list: counted ones first, other data last."""
+    # 0: counts; 1: does not count, without numbers; 2: other data.
     place = (~rows["counts"]).astype(int) + (~rows["counts"] & (rows["seeds"] > 0))
     ordered = rows.loc[place.sort_values(kind="stable").index]
     return ["<ul>", *map(_verdict, ordered.itertuples()), "</ul>"]
@@ -147,8 +148,8 @@ def _on_real_images(rows: pd.DataFrame) -> str:
     names = f" ({', '.join(data)})" if data else ""
     return (
         f"On real images that the book does not carry{names} stand {real['claim'].nunique()} of "
-        f"{rows['claim'].nunique()} claims, by {real['test'].nunique()} distinct tests: these are the real-data "
-        "runs and the runs at scale."
+        f"{rows['claim'].nunique()} claims, by {real['test'].nunique()} distinct tests: these are "
+        "the real-data runs and the runs at scale."
     )
 
 
@@ -163,14 +164,18 @@ def _shared_tests(claims: Sequence[Claim], results: pd.DataFrame) -> list[str]:
         if len({statements[row.claim, row.reading] for row in own.itertuples()}) > 1:
             row = next(own.itertuples())
             names = ", ".join(f"[{name}](#{name})" for name in dict.fromkeys(own["claim"]))
-            lines.append(f"- {names}: {row.verdict} {escape(numbers(row))}, {origin(row)}")
+            lines.append(f"- {names}: {row.verdict} {escape(estimate_text(row))}, {origin(row)}")
     if not lines:
         return ["No two rows with different statements rest on one test."]
-    text = "Different statements for which the same was asked of the same numbers: they stand or fall together."
+    text = (
+        "Different statements for which the same was asked of the same numbers: they stand or "
+        "fall together."
+    )
     return [text, "", *folded(f"{len(lines)} tests stand behind several rows", lines)]
 
 
 def _floors(claims: Sequence[Claim], root: Path) -> list[str]:
+    # By table and condition: many claims ask the same of a table, and reading it takes long.
     asked = {
         (table, str(read.floor)): read
         for claim in claims
@@ -180,7 +185,7 @@ def _floors(claims: Sequence[Claim], root: Path) -> list[str]:
     }
     low: dict[float, dict[str, dict[Any, None]]] = {share: {} for share in SHARES}
     for (table, _), claim in asked.items():
-        records = read_table(Path(root, table))
+        records = read_records(Path(root, table))
         for share, found in low.items():
             if groups := claim.at_floor(records, share):
                 found.setdefault(table, {}).update(dict.fromkeys(groups))
@@ -188,9 +193,10 @@ def _floors(claims: Sequence[Claim], root: Path) -> list[str]:
         return ["No claim with a recorded table has this condition."]
     total = len({table for table, _ in asked})
     lines = [
-        f"Claims about who loses have the condition that every group has something to lose; it concerns {total} "
-        f"tables. A group is at the floor where the control avoids less than {percent(FLOOR)} of the errors of a "
-        "constant answer. How many tables have such a group, were the share another one:",
+        "Claims about who loses have the condition that every group has something to lose; it "
+        f"concerns {total} tables. A group is at the floor where the control avoids less than "
+        f"{percent(FLOOR)} of the errors of a constant answer. How many tables have such a group, "
+        "were the share another one:",
         "",
         pipe_row(["share", *(percent(share) for share in SHARES)]),
         pipe_row(["---"] * (len(SHARES) + 1)),

@@ -1,4 +1,4 @@
-"""What a row of the ledger says in a line, and the markup of the page."""
+"""Texts of a row of the ledger, and the markup of the page."""
 
 import math
 import re
@@ -11,44 +11,45 @@ import pandas as pd
 def escape(text: str) -> str:
     """Escape a text for MyST: one line, $mathematics$ untouched, all other markup escaped."""
     parts = re.split(r"(\$[^$]+\$)", " ".join(text.split()))
+    # Between dollar signs is mathematics, where a backslash is no escape.
     parts[::2] = [re.sub(r"([\\`*_<>\[\]{}|#~^$&@])", r"\\\1", part) for part in parts[::2]]
+    # At the start of a line "1." or "-" would begin a list.
     return re.sub(r"^(\d*)([-+.)](?=\s|$)|\()", r"\1\\\2", "".join(parts))
 
 
 def pipe_row(cells: Iterable[Any]) -> str:
-    """A row of a MyST table."""
+    """Write a row of a MyST table."""
     return "| " + " | ".join(str(cell) for cell in cells) + " |"
 
 
 def folded(title: str, lines: Iterable[str]) -> list[str]:
-    """Lines that the reader unfolds."""
+    """Fold lines under a title."""
     return [f"::::{{dropdown}} {title}", *lines, "::::"]
 
 
 def slug(verdict: str) -> str:
-    """Name of the style of a verdict."""
+    """Name the style of a verdict."""
     return re.sub(r"\W+", "-", verdict).strip("-")
 
 
 def percent(share: float) -> str:
-    """A share in percent."""
+    """Write a share in percent."""
     return f"{100 * share:g} %"
 
 
-def numbers(row: Any) -> str:
-    """Estimate and interval."""
+def estimate_text(row: Any) -> str:
+    """Write estimate and interval."""
     return f"{row.estimate:.3f} [{row.low:.3f}, {row.high:.3f}]"
 
 
 def origin(row: Any) -> str:
-    """Kind of evidence and data."""
+    """Write kind of evidence and data."""
     return ", ".join(filter(None, [row.evidence, row.data]))
 
 
 def details(row: Any) -> str:
-    """All that stands beside a verdict: estimate, interval, seeds, p-value, origin, worst cell, and
-    reservations."""
-    parts = [f"{numbers(row)}, {row.seeds} seeds{p_text(row)}"] if row.seeds else []
+    """Write all that goes beside a verdict, from the estimate to reservations."""
+    parts = [f"{estimate_text(row)}, {row.seeds} seeds{p_text(row)}"] if row.seeds else []
     if origin(row):
         parts.append(origin(row))
     if row.worst_cell:
@@ -63,7 +64,7 @@ def details(row: Any) -> str:
 
 
 def p_text(row: Any) -> str:
-    """The p-value, after a comma; nothing where no test was made."""
+    """Write the p-value after a comma; nothing if no test was made."""
     if math.isnan(row.p_value):
         return ""
     name = "p of equivalence" if row.equivalence else "p"
