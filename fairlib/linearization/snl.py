@@ -20,7 +20,7 @@ MASK_PHASE: dict[str, Any] = dict(
 """Default arguments of :func:`fairlib.fit` for the mask phase, by Adam, from SNL's scripts. It ends
 when the budget is met."""
 
-THRESHOLD = 0.01
+ALPHA_THRESHOLD = 0.01
 """Value of alpha above which a ReLU counts as kept, from SNL's scripts."""
 
 
@@ -92,7 +92,7 @@ def snl(
     # A ReLU that an earlier linearization removed has the mask 0, whatever its alpha has become.
     masks = gates.read_gates(soft)
     alphas = {name: alpha.detach() for name, (alpha, _) in _learned(soft).items()}
-    keep = {name: (alpha > THRESHOLD) & masks[name] for name, alpha in alphas.items()}
+    keep = {name: (alpha > ALPHA_THRESHOLD) & masks[name] for name, alpha in alphas.items()}
     left = sum(int(mask.sum()) for mask in keep.values())
     if exact:
         keep = gates.keep_relus(soft, alphas, relus)
@@ -151,5 +151,5 @@ class Lasso(Constraint):
 
     def _count(self) -> int:
         with torch.no_grad():
-            left = [((alpha > THRESHOLD) & keep).sum() for alpha, keep in self.learned]
+            left = [((alpha > ALPHA_THRESHOLD) & keep).sum() for alpha, keep in self.learned]
         return int(torch.stack(left).sum())
