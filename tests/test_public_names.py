@@ -26,11 +26,11 @@ PACKAGES = {
     "statistics",
     "training",
 }
-MODULES = {"cli", "effects", "environment", "evidence", "plots", "randomness", "studies"}
+MODULES = {"cli", "environment", "randomness", "studies"}
 
 
 def python(code: str) -> str:
-    """What a new process prints."""
+    """Return the output of a new process."""
     return subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     ).stdout
@@ -54,7 +54,7 @@ def test_type_checkers_see_the_names_where_they_come_from_at_run_time():
 
 
 def test_every_module_is_reached_after_importing_fairlib_only():
-    """Of each package in a process of its own, since what one imports is there for the next."""
+    """Each package has a process of its own, since imports of one are there for the next."""
     code = f"""
 import os, pkgutil, torch, pandas, fairlib
 for name in {sorted(PACKAGES)}:
@@ -64,7 +64,7 @@ for name in {sorted(PACKAGES)}:
         print(name, [module for module in modules if not hasattr(package, module)], flush=True)
         os._exit(0)
     os.wait()
-fairlib.statistics.t_interval, whopays.effects.STATISTICS, fairlib.environment.clock, whopays.plots.audit
+fairlib.statistics.t_interval, fairlib.environment.clock
 """
     assert python(code) == "".join(f"{name} []\n" for name in sorted(PACKAGES))
 
@@ -79,3 +79,11 @@ def test_an_unknown_name_is_an_error_of_the_ordinary_kind():
         _ = fairlib.quantise
     with pytest.raises(ImportError, match="cannot import name 'quantise' from 'fairlib'"):
         from fairlib import quantise  # noqa: F401
+
+
+@pytest.mark.parametrize(
+    ("name", "place"), [("record", "whopays.record"), ("factorization", "fairlib.compression")]
+)
+def test_a_name_that_has_moved_is_refused_with_its_new_place(name, place):
+    with pytest.raises(AttributeError, match=place):
+        getattr(fairlib, name)
