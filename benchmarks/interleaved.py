@@ -21,12 +21,15 @@ def compare(
 ) -> pd.DataFrame:
     """CPU seconds of each version on one thread, and their ratio to the first version's.
 
-    Args: versions: By name; all do the same work, the first is what the others are compared with.
+    Args:
+        versions: By name; all do the same work, the first is what the others are compared with.
         goals: The largest ratio aimed at, by version; a version without a goal is there for the
-        record. rounds: In each, every version runs once, in turns; one round more goes before and
-        does not count.
+            record.
+        rounds: In each, every version runs once, in turns; one round more goes before and does not
+            count.
 
-    Returns: Indexed by version: ``seconds`` (median of the rounds), ``ratio`` (median of the ratios
+    Returns:
+        Indexed by version: ``seconds`` (median of the rounds), ``ratio`` (median of the ratios
         within a round) with its quartiles ``low`` and ``high``, ``goal``, ``rounds`` and
         ``hardware``.
     """

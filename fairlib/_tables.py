@@ -161,8 +161,9 @@ def cross_attributes(
 ) -> tuple[np.ndarray, tuple[str, ...]]:
     """Cross attributes, each given by its codes (-1: undefined) and names: "male x White".
 
-    Returns: Codes, int64 ``(N,)``, -1 where one of the attributes is undefined; and the names, the
-        last attribute's changing fastest.
+    Returns:
+        Codes, int64 ``(N,)``, -1 where one of the attributes is undefined; and the names, the last
+        attribute's changing fastest.
     """
     (codes, names), *others = columns
     for more, values in others:

@@ -17,8 +17,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: Words of the command; by default those of the process.
 
-    Returns: 0 for success, 1 for a failure or a table that does not agree, 2 for an argument that
-        does not exist or is not valid. An error is one line on standard error, after the notebook's
+    Returns:
+        0 for success, 1 for a failure or a table that does not agree, 2 for an argument that does
+        not exist or is not valid. An error is one line on standard error, after the notebook's
         traceback if there is one.
 
     Example:

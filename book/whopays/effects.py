@@ -141,16 +141,19 @@ def attach(
 def against_control(table: pd.DataFrame, *, on: Iterable[str] = ("seed", "group")) -> pd.DataFrame:
     """Add the training size of each group, and what each row of a study lost against the control.
 
-    Args: table: Table of :func:`fairlib.study` with the rows of controls and of both parts of the
-        data. on: Names of the columns in which a row and its control agree, beside the part of the
-        data.
+    Args:
+        table: Table of :func:`fairlib.study` with the rows of controls and of both parts of the
+            data.
+        on: Names of the columns in which a row and its control agree, beside the part of the data.
 
-    Returns: A new table with ``train_size``; ``drop``, the control's accuracy minus the row's; and
+    Returns:
+        A new table with ``train_size``; ``drop``, the control's accuracy minus the row's; and
         ``excessive_loss``, the row's loss minus the control's, in nats. NaN where there is no
         control.
 
-    Raises: ValueError: If a column or the controls are missing, or rows that agree on ``on`` have
-        several controls.
+    Raises:
+        ValueError: If a column or the controls are missing, or rows that agree on ``on`` have
+            several controls.
 
     Example:
         >>> import pandas as pd
@@ -816,14 +819,15 @@ def by_run(table: pd.DataFrame, keys: Iterable[str]) -> pd.DataFrame:
         table: Table of :func:`fairlib.study`, or rows of it.
         keys: Columns that identify a run, for instance split, level and seed.
 
-    Returns: One row per run, in the order of the table: ``keys``, ``accuracy`` :math:`\sum_a n_a
-        A_a / \sum_a n_a`, ``bias`` :math:`\max_a A_a - \min_a A_a`, and ``signed``, the accuracy of
-        the first group by name minus that of the last, which for two groups is not biased upward.
+    Returns:
+        One row per run, in the order of the table: ``keys``, ``accuracy`` :math:`\sum_a n_a A_a /
+        \sum_a n_a`, ``bias`` :math:`\max_a A_a - \min_a A_a`, and ``signed``, the accuracy of the
+        first group by name minus that of the last, which for two groups is not biased upward.
         Groups without samples do not count.
 
-    Raises: ValueError: If a column, a key or the accuracy of a group with samples is missing, or a
-        run has several rows for
-            a group.
+    Raises:
+        ValueError: If a column, a key or the accuracy of a group with samples is missing, or a run
+            has several rows for a group.
 
     Example:
         >>> import pandas as pd

@@ -77,13 +77,14 @@ def record(table: pd.DataFrame) -> pd.DataFrame:
     Returns:
         The same table.
 
-    Raises: TypeError: If ``table`` is not a DataFrame, or has a column that Parquet cannot hold.
+    Raises:
+        TypeError: If ``table`` is not a DataFrame, or has a column that Parquet cannot hold.
         ValueError: If ``table`` is empty, its column names are not unique texts, its index has a
-        name (and would be
-            lost), or its columns are not those recorded before.
+            name (and would be lost), or its columns are not those recorded before.
 
-    Example: In a notebook that ``whopays run`` executes this writes ``records.parquet``; anywhere
-        else it does nothing.
+    Example:
+        In a notebook that ``whopays run`` executes this writes ``records.parquet``; anywhere else
+        it does nothing.
 
         >>> import pandas, fairlib
         >>> table = pandas.DataFrame({"seed": [0, 1], "accuracy": [0.75, 0.5]})

@@ -28,10 +28,11 @@ def sign_flip_test(
     ``resamples`` random patterns with the +1 correction. The smallest two-sided p-value is ``2 **
     (1 - n)``: five seeds cannot reach .05.
 
-    Args: values: Values (n,), one per seed. center: Mean under the null hypothesis. alternative:
-        ``"two-sided"``, ``"greater"`` or ``"less"``: the side of ``center`` that is evidence
-        against the
-            null.
+    Args:
+        values: Values (n,), one per seed.
+        center: Mean under the null hypothesis.
+        alternative: ``"two-sided"``, ``"greater"`` or ``"less"``: the side of ``center`` that is
+            evidence against the null.
         resamples: Number of random sign patterns when n > 14.
         seed: Seed of the random patterns.
 
@@ -84,11 +85,13 @@ def seeds_needed(
         level: Coverage of the interval, in (0, 1).
         most: Largest count to report.
 
-    Returns: A count of at least 2; None for a single value, a mean on the threshold, or a count
-        above ``most``.
+    Returns:
+        A count of at least 2; None for a single value, a mean on the threshold, or a count above
+        ``most``.
 
-    Raises: ValueError: If there is no value or one is not finite, or ``level`` or ``power`` is not
-        in (0, 1).
+    Raises:
+        ValueError: If there is no value or one is not finite, or ``level`` or ``power`` is not in
+            (0, 1).
 
     Example:
         >>> from whopays.seeds import seeds_needed

@@ -199,15 +199,19 @@ def beside(
 ) -> pd.DataFrame:
     """Compare arms: means with intervals, and paired differences from a rival arm.
 
-    Args: runs: One row per arm and seed (:func:`whopays.effects.by_run`). columns: Names of the
-        columns whose means are shown, or a mapping from these to their headings. by: Name of the
-        column that names the arms, or several names: an arm is then a tuple. rival: Name of the arm
-        that is subtracted from all others, or a mapping from arms to rivals; empty for none. minus:
-        Names of the columns whose differences are shown; all by default. digits: Digits after the
-        decimal point.
+    Args:
+        runs: One row per arm and seed (:func:`whopays.effects.by_run`).
+        columns: Names of the columns whose means are shown, or a mapping from these to their
+            headings.
+        by: Name of the column that names the arms, or several names: an arm is then a tuple.
+        rival: Name of the arm that is subtracted from all others, or a mapping from arms to rivals;
+            empty for none.
+        minus: Names of the columns whose differences are shown; all by default.
+        digits: Digits after the decimal point.
 
-    Returns: DataFrame of texts with a row for each arm, in the order of the table; with the number
-        of ``seeds`` where the arms differ in it.
+    Returns:
+        DataFrame of texts with a row for each arm, in the order of the table; with the number of
+        ``seeds`` where the arms differ in it.
 
     Raises:
         ValueError: If a rival is not in the table, or an arm has several rows of a seed.

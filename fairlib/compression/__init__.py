@@ -69,8 +69,9 @@ def quantize(
     Warns:
         UserWarning: If the calibration data lack a group that the data have.
 
-    Example: Three values are left of each row's weights, and training moves them from one of these
-        to another:
+    Example:
+        Three values are left of each row's weights, and training moves them from one of these to
+        another:
 
         >>> import torch, fairlib
         >>> model = torch.nn.Linear(4, 1, bias=False)

@@ -68,7 +68,8 @@ def int8(
     Warns:
         UserWarning: If a group has no sample in the calibration set; names it.
 
-    Source: Jacob et al. (2018), "Quantization and training of neural networks for efficient
+    Source:
+        Jacob et al. (2018), "Quantization and training of neural networks for efficient
         integer-arithmetic-only inference"; onnxruntime's ``quantize_static``.
 
     Example:

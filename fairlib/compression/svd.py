@@ -62,9 +62,10 @@ def factorize(
             a single layer.
         TypeError: If an argument is of another type.
 
-    Source: Eckart and Young, The approximation of one matrix by another of lower rank (1936); Zhang
-        et al., Accelerating very deep convolutional networks for classification and detection
-        (2015), for convolutions.
+    Source:
+        Eckart and Young, The approximation of one matrix by another of lower rank (1936); Zhang et
+        al., Accelerating very deep convolutional networks for classification and detection (2015),
+        for convolutions.
 
     Example:
         A layer of 64 times 64 weights becomes two of 9 times 64:

@@ -39,7 +39,8 @@ def weights(model: nn.Module, *, bits: int) -> nn.Module:
         ValueError: If ``bits`` is out of range, a weight is NaN or infinite, or the model is
             quantized already.
 
-    Source: Rastegari et al., XNOR-Net (2016), for one bit; Choukroun et al. (2019) for the least
+    Source:
+        Rastegari et al., XNOR-Net (2016), for one bit; Choukroun et al. (2019) for the least
         squared error; Bengio et al. (2013) for the straight-through estimator.
     """
     check_number("bits", bits, 1, 16, high_closed=True, whole=True)

@@ -166,7 +166,8 @@ def closeness(batch: InputBatch) -> Tensor:
     that the third class may vanish without a jump. It is *large* near the boundary, where two
     classes tie, and near zero for a confident error.
 
-    Source: [T] Theorem 2, which calls it closeness and, in its appendix, distance to the decision
+    Source:
+        [T] Theorem 2, which calls it closeness and, in its appendix, distance to the decision
         boundary.
     """
     p = batch.logits().softmax(1)
@@ -182,7 +183,8 @@ def linearized(batch: InputBatch) -> Tensor:
     :func:`deepfool`. It is infinite where the logits differ and no difference of them varies with
     the input.
 
-    Source: Moosavi-Dezfooli, Fawzi and Frossard, DeepFool (2016); Elsayed et al., Large margin deep
+    Source:
+        Moosavi-Dezfooli, Fawzi and Frossard, DeepFool (2016); Elsayed et al., Large margin deep
         networks (2018).
     """
     return _nearest(batch.classifier, batch.inputs, batch.logits().argmax(1))[0]
@@ -202,8 +204,9 @@ def deepfool(batch: InputBatch, *, steps: int = 50, overshoot: float = 0.02) -> 
             far.
         overshoot: Share by which the perturbation is lengthened to test whether it has crossed.
 
-    Source: Moosavi-Dezfooli, Fawzi and Frossard, DeepFool: a simple and accurate method to fool
-        deep neural networks (2016), Algorithm 2.
+    Source:
+        Moosavi-Dezfooli, Fawzi and Frossard, DeepFool: a simple and accurate method to fool deep
+        neural networks (2016), Algorithm 2.
     """
     check_number("steps", steps, 1, whole=True)
     check_number("overshoot", overshoot, 0, low_open=True)
@@ -264,7 +267,8 @@ def certified_radius(
         selection: Number of further noisy copies, which choose A.
         seed: Seed of the noise.
 
-    Source: Cohen, Rosenfeld and Kolter, Certified adversarial robustness via randomized smoothing
+    Source:
+        Cohen, Rosenfeld and Kolter, Certified adversarial robustness via randomized smoothing
         (2019), Theorem 1 and the algorithm CERTIFY; cited by [T] for the distance to the decision
         boundary.
     """

@@ -102,12 +102,14 @@ def group_eigenvalues(
         ConvergenceWarning: If the error estimate of an eigenvalue exceeds ``tol``: its value is
             what there was after ``limit`` steps, its residual says how far that may be off.
 
-    Source: [T] Theorem 1 and Section 5 (group Hessians). Lanczos with residual bounds: Parlett, The
+    Source:
+        [T] Theorem 1 and Section 5 (group Hessians). Lanczos with residual bounds: Parlett, The
         Symmetric Eigenvalue Problem (1998), Chapters 11 and 13. Products by differentiating twice:
         Pearlmutter (1994).
 
-    Example: With probabilities :math:`p, 1 - p` whatever the sample, the Hessian is :math:`p (1 -
-        p)` times a matrix with the eigenvalues 0 and 2, for every group alike.
+    Example:
+        With probabilities :math:`p, 1 - p` whatever the sample, the Hessian is :math:`p (1 - p)`
+        times a matrix with the eigenvalues 0 and 2, for every group alike.
 
         >>> import torch, fairlib
         >>> groups = [0] * 9 + [1]

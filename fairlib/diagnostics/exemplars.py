@@ -35,8 +35,9 @@ def exemplars(
     Raises:
         ValueError: If a population is empty, or outputs do not match the classes of the data.
 
-    Source: Hooker, Courville, Clark, Dauphin, Frome, What do compressed deep neural networks
-        forget? (2019), Section 3.
+    Source:
+        Hooker, Courville, Clark, Dauphin, Frome, What do compressed deep neural networks forget?
+        (2019), Section 3.
 
     Example:
         >>> import torch, fairlib

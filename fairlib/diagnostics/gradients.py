@@ -47,12 +47,14 @@ def group_gradients(model: nn.Module, data: GroupedDataset) -> pd.DataFrame:
     Warns:
         SlowWarning: As :func:`fairlib.diagnostics.sample_gradient_norms` does.
 
-    Source: [T] Section 4 (group gradient norms); the noise floor is the classical variance of a
-        mean, estimated as in a one-way analysis of variance.
+    Source:
+        [T] Section 4 (group gradient norms); the noise floor is the classical variance of a mean,
+        estimated as in a one-way analysis of variance.
 
-    Example: Samples that look alike are given the probabilities 0.9 and 0.1: the minimum of the
-        mean loss. The gradients of the groups are not zero there; weighted by size they cancel,
-        :math:`9 \cdot 0.14 = 1.27`.
+    Example:
+        Samples that look alike are given the probabilities 0.9 and 0.1: the minimum of the mean
+        loss. The gradients of the groups are not zero there; weighted by size they cancel, :math:`9
+        \cdot 0.14 = 1.27`.
 
         >>> import torch, fairlib
         >>> groups, names = [0] * 9 + [1], ["many", "few"]

@@ -95,11 +95,13 @@ def hessian_bound(
         SlowWarning: If ``torch.func`` cannot map the model over samples, and they are taken one
             after another; the message has torch's reason.
 
-    Source: [T] Theorem 2 (Eqs 6, 10-13), [D] Proposition 4.5, both corrected: the spectral norm, or
-        the signed end of the spectrum, in the place of the largest eigenvalue, and logits in the
-        place of f.
+    Source:
+        [T] Theorem 2 (Eqs 6, 10-13), [D] Proposition 4.5, both corrected: the spectral norm, or the
+        signed end of the spectrum, in the place of the largest eigenvalue, and logits in the place
+        of f.
 
-    Example: For a linear model :math:`S` is zero, and the bound is what
+    Example:
+        For a linear model :math:`S` is zero, and the bound is what
         :func:`fairlib.diagnostics.group_eigenvalues` finds.
 
         >>> import torch, fairlib

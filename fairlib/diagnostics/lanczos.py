@@ -225,8 +225,9 @@ def lanczos(
     Raises:
         NotFinite: If a product is NaN or infinite.
 
-    Source: Parlett, The Symmetric Eigenvalue Problem (1998), Chapter 13; thick restarts: Wu and
-        Simon, Thick-restart Lanczos method for large symmetric eigenvalue problems (2000).
+    Source:
+        Parlett, The Symmetric Eigenvalue Problem (1998), Chapter 13; thick restarts: Wu and Simon,
+        Thick-restart Lanczos method for large symmetric eigenvalue problems (2000).
     """
     process, lowest = Krylov(product, start), math.inf
     while True:

@@ -65,8 +65,9 @@ def sample_gradient_norms(model: nn.Module, data: GroupedDataset) -> np.ndarray:
     Warns:
         SlowWarning: If a slower way is taken, with the reason.
 
-    Source: Goodfellow, Efficient per-example gradient computations (2015); the choice between the
-        two forms: Bu, Mao and Xu, Scalable and efficient training of large convolutional neural
+    Source:
+        Goodfellow, Efficient per-example gradient computations (2015); the choice between the two
+        forms: Bu, Mao and Xu, Scalable and efficient training of large convolutional neural
         networks with differential privacy (2022).
 
     Example:

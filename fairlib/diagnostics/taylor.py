@@ -62,12 +62,14 @@ def taylor_terms(model: nn.Module, compressed: nn.Module, data: GroupedDataset) 
     Warns:
         UserWarning: If a buffer other than a mask differs between the two models.
 
-    Source: [T] Theorem 1 (Eqs 4 and 9) before its inequalities. That the terms follow R(a) and the
+    Source:
+        [T] Theorem 1 (Eqs 4 and 9) before its inequalities. That the terms follow R(a) and the
         bound does not is our finding.
 
-    Example: A step that takes the probability of one class from 0.9 to 0.91, and of the other from
-        0.1 to 0.09, gives to the many and takes from the few. So short a step is described by its
-        first two terms.
+    Example:
+        A step that takes the probability of one class from 0.9 to 0.91, and of the other from 0.1
+        to 0.09, gives to the many and takes from the few. So short a step is described by its first
+        two terms.
 
         >>> import torch, fairlib
         >>> groups = [0] * 9 + [1]
@@ -132,8 +134,9 @@ def excessive_loss_bound(
         UserWarning: If a buffer other than a mask differs between the two models.
         ConvergenceWarning: If the error estimate of a largest eigenvalue exceeds ``tol``.
 
-    Source: [T] Theorem 1 (Eqs 4 and 9). It needs three continuous derivatives on the segment
-        between the two parameters; the text says two.
+    Source:
+        [T] Theorem 1 (Eqs 4 and 9). It needs three continuous derivatives on the segment between
+        the two parameters; the text says two.
 
     Example:
         >>> import torch, fairlib

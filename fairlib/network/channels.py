@@ -184,8 +184,9 @@ def masks_for(
         removed: For each set a bool vector ``(C,)``, True where the channel is removed.
         model: The model of the sets.
 
-    Returns: Parameter name to bool tensor of the weight's shape, True where the weight is kept;
-        weights that a mask of the model holds at zero stay masked.
+    Returns:
+        Parameter name to bool tensor of the weight's shape, True where the weight is kept; weights
+        that a mask of the model holds at zero stay masked.
     """
     weights, before = masks.prunable(model), masks.read_masks(model)
     keep = {}

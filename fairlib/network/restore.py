@@ -18,13 +18,16 @@ def restore(module: nn.Module, state_dict: Mapping[str, Tensor]) -> nn.Module:
     How it was trained is in no ``state_dict``: its :func:`fairlib.history` and its price are
     unknown.
 
-    Args: module: Left as it is. state_dict: The state of a pruned, linearized, factorized or dense
-        module of the same architecture.
+    Args:
+        module: Left as it is.
+        state_dict: The state of a pruned, linearized, factorized or dense module of the same
+            architecture.
 
-    Raises: ValueError: If a mask belongs to no prunable weight of the module, or a gate to no
-        module of it. The latter
-            happens where gating has split ReLUs: call :func:`fairlib.linearization.gate` on the
-            module first. Also if other keys do not fit the module.
+    Raises:
+        ValueError: If a mask belongs to no prunable weight of the module, or a gate to no module of
+            it. The latter happens where gating has split ReLUs: call
+            :func:`fairlib.linearization.gate` on the module first. Also if other keys do not fit
+            the module.
         TypeError: If the module is no module, or the state no mapping.
 
     Example:

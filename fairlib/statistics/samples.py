@@ -134,8 +134,8 @@ def tango(lost: ArrayLike, gained: ArrayLike, size: ArrayLike, z: float | Floats
         size: Numbers of samples :math:`n`; 0 gives NaN.
         z: Critical value.
 
-    Example: Tango's example has 7 and 1 of 21; no flip among thirty leaves a tenth either way
-        possible.
+    Example:
+        Tango's example has 7 and 1 of 21; no flip among thirty leaves a tenth either way possible.
 
         >>> from fairlib.statistics import normal_z, tango
         >>> [round(float(bound), 3) for bound in tango(7, 1, 21, normal_z(0.95))]

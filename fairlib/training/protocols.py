@@ -64,10 +64,10 @@ class Constraint(Protocol):
     """The settings of a constraint, without state: what :func:`fairlib.fit` takes as
     ``constraint``.
 
-    Attributes: by_batch: Whether its :meth:`ConstraintRun.loss` computes from the batch alone,
-        never from the model, so that
-            several networks can be trained at once (:func:`fairlib.fit_many`). A subclass must say
-            so itself.
+    Attributes:
+        by_batch: Whether its :meth:`ConstraintRun.loss` computes from the batch alone, never from
+            the model, so that several networks can be trained at once (:func:`fairlib.fit_many`). A
+            subclass must say so itself.
     """
 
     by_batch: ClassVar[bool] = False

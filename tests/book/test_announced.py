@@ -19,7 +19,8 @@ EXPLAINED = {"book/notation", "book/ledger"}
 
 
 def drawn(page: Path) -> set[str]:
-    """Names of the figures that a page draws in any case: of cells that do not begin with a condition."""
+    """Names of the figures that a page draws in any case: of cells that do not begin with a
+    condition."""
     names = set()
     for cell in json.loads(page.read_text(encoding="utf-8"))["cells"]:
         name = cell["metadata"].get("mystnb", {}).get("figure", {}).get("name")

@@ -19,8 +19,9 @@ ROOT = Path(__file__).parents[2]
 def prepare(out: Path) -> None:
     """Write OUT/part/name.ipynb for every notebook outside the theory.
 
-    Raises: ParameterError: If a smoke parameter does not exist or has another type. papermill
-        itself would run the default.
+    Raises:
+        ParameterError: If a smoke parameter does not exist or has another type. papermill itself
+            would run the default.
     """
     for notebook in sorted(ROOT.glob("notebooks/*/*.ipynb")):
         part = notebook.parent.name

@@ -61,8 +61,10 @@ def code_of_the_run(notebook: Path, values: Mapping[str, object]) -> str:
     """Return the code that depends on the parameters, and of the rest what only imports and
     defines.
 
-    Args: notebook: Path of the notebook. values: Values of its parameters, which follow the cell of
-        their defaults as papermill would put them.
+    Args:
+        notebook: Path of the notebook.
+        values: Values of its parameters, which follow the cell of their defaults as papermill would
+            put them.
     """
     dependent = set(values)
     chosen = []

@@ -127,8 +127,8 @@ def levels(vectors):
 
 @pytest.mark.parametrize("constrain", ["both", "masks", "weights", "neither"])
 def test_both_levels_by_hand(levels, constrain):
-    """Fifteen steps with momentum, and five behind the search. The weights follow the old mask; what
-    the new one lets back is what the weight was."""
+    """Fifteen steps with momentum, and five behind the search. The weights follow the old mask;
+    what the new one lets back is what the weight was."""
     term, nothing = AccuracyDifference(2.0), AccuracyDifference(0.0)
     terms = (
         term if constrain in ("both", "masks") else nothing,

@@ -87,8 +87,8 @@ def record(grid: str = GRID, change=lambda table: table) -> Path:
 
 @pytest.fixture
 def rerun(project, monkeypatch):
-    """What is asked of `runs.run_notebook`, which is not run: its records are computed here, and changed by
-    ``.change``."""
+    """What is asked of `runs.run_notebook`, which is not run: its records are computed here, and
+    changed by ``.change``."""
     asked = SimpleNamespace(change=lambda table: table, parameters=[], variables={}, description={})
 
     def run(notebook, out, given, *, force):
