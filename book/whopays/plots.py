@@ -658,6 +658,7 @@ def _over_budgets(axis: Axes, table: DataFrame, column: str, before: str) -> Non
         largest, smallest = ("largest", "second largest"), ("second smallest", "smallest")
         ends = dict(zip((*largest, *smallest), (0, 1, number - 2, number - 1), strict=True))
         table = _by_rank(table, ends)
+    # The groups at the floor are found with the rows of all columns, before any are dropped.
     floor, table = effects.at_floor(table), table.dropna(subset=[column, before or column])
     if before:
         # By the mean over seeds: one seed in which a group starts near 0 would drown all others.
@@ -692,6 +693,7 @@ def _by_rank(table: DataFrame, places: Mapping[str, int]) -> DataFrame:
 
 def _bars(values: Iterable[ArrayLike]) -> tuple[np.ndarray, np.ndarray]:
     """Compute means over seeds ``(n,)`` and lengths of 95 % t intervals down and up ``(2, n)``."""
+    # Student's interval: over ten seeds the bootstrap covers less than it says.
     found = [statistics.t_interval(each) for each in values]
     means = np.array([interval.estimate for interval in found])
     spread = np.array([(i.estimate - i.low, i.high - i.estimate) for i in found]).T
