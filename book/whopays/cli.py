@@ -116,6 +116,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(arguments: argparse.Namespace) -> None:
+    # Snakemake and SLURM end a run by SIGTERM, which would leave its kernel running.
     signal.signal(signal.SIGTERM, _end)
     given: dict[str, Any] = {}
     for path in arguments.files:

@@ -37,6 +37,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from pandas import DataFrame, Series
 
 from fairlib._validation import lookup
 from fairlib.statistics import accuracies_by_chance
@@ -65,7 +66,7 @@ ALL: Rows = {}
 """Condition that selects all rows."""
 
 Accuracies = tuple[
-    pd.DataFrame, pd.DataFrame
+    DataFrame, DataFrame
 ]  # Accuracies, and numbers of samples, with groups in columns.
 
 
@@ -81,7 +82,7 @@ class MissingRowsError(ValueError):
     """Raised for a table of another run, which lacks columns or rows that a statistic needs."""
 
 
-def select(table: pd.DataFrame, **where: Any) -> pd.DataFrame:
+def select(table: DataFrame, **where: Any) -> DataFrame:
     """Select rows of a table: ``select(study, split="test", level=[0.5, 0.9])``.
 
     Args:
@@ -106,8 +107,8 @@ def select(table: pd.DataFrame, **where: Any) -> pd.DataFrame:
 
 
 def attach(
-    table: pd.DataFrame, columns: Mapping[str, str], *, on: Iterable[str], where: Rows
-) -> pd.DataFrame:
+    table: DataFrame, columns: Mapping[str, str], *, on: Iterable[str], where: Rows
+) -> DataFrame:
     """Add columns that are looked up in other rows of the same table.
 
     To put the training size of a group beside each row of its test part: ``attach(study,
@@ -134,11 +135,11 @@ def attach(
             "select rows with `where`"
         )
     found = found.set_index(on)
-    new = pd.DataFrame({name: found[column] for name, column in columns.items()})
+    new = DataFrame({name: found[column] for name, column in columns.items()})
     return table.join(new, on=on)
 
 
-def against_control(table: pd.DataFrame, *, on: Iterable[str] = ("seed", "group")) -> pd.DataFrame:
+def against_control(table: DataFrame, *, on: Iterable[str] = ("seed", "group")) -> DataFrame:
     """Add the training size of each group, and what each row of a study lost against the control.
 
     Args:
@@ -181,7 +182,7 @@ def against_control(table: pd.DataFrame, *, on: Iterable[str] = ("seed", "group"
     return table.assign(drop=drop, excessive_loss=table["loss"] - table["excessive_loss"])
 
 
-def price(table: pd.DataFrame) -> pd.Series:
+def price(table: DataFrame) -> Series:
     """Compute the cost of each row beyond the dense training, in dense trainings.
 
     This is gradients / gradients of the dense network - 1.
@@ -204,13 +205,13 @@ def price(table: pd.DataFrame) -> pd.Series:
 
 
 def by_level(
-    table: pd.DataFrame,
+    table: DataFrame,
     *,
     of: str,
     where: Rows = ALL,
     control: bool = False,
     **arguments: Any,
-) -> pd.DataFrame:
+) -> DataFrame:
     """Compute a statistic at every level of a study.
 
     Args:
@@ -233,7 +234,7 @@ def by_level(
 
 
 def drop_difference(
-    table: pd.DataFrame,
+    table: DataFrame,
     *,
     level: float,
     share: float = THIRD,
@@ -241,7 +242,7 @@ def drop_difference(
     relative: bool = False,
     where: Rows = ALL,
     rank_where: Rows | None = None,
-) -> pd.Series:
+) -> Series:
     """Compute how much more test accuracy the smallest groups lose than the largest, by seed.
 
     The drop of a group is its accuracy under the control of the same seed minus its accuracy
@@ -279,8 +280,8 @@ def drop_difference(
 
 
 def loss_difference(
-    table: pd.DataFrame, *, level: float, where: Rows = ALL, rank_where: Rows | None = None
-) -> pd.Series:
+    table: DataFrame, *, level: float, where: Rows = ALL, rank_where: Rows | None = None
+) -> Series:
     """Compute how much more test loss (nats) small groups gain than large ones, by seed.
 
     This is `drop_difference` for the rise of the mean cross-entropy in place of the drop of
@@ -306,7 +307,7 @@ def loss_difference(
 
 
 def accuracy_change(
-    table: pd.DataFrame,
+    table: DataFrame,
     *,
     level: float,
     groups: str,
@@ -314,7 +315,7 @@ def accuracy_change(
     relative: bool = False,
     where: Rows = ALL,
     rank_where: Rows | None = None,
-) -> pd.Series:
+) -> Series:
     """Compute test accuracy minus that of the control for groups chosen by size, by seed.
 
     Args:
@@ -348,8 +349,8 @@ def accuracy_change(
 
 
 def group_difference(
-    table: pd.DataFrame, *, column: str, share: float = THIRD, relative: bool = False, where: Rows
-) -> pd.Series:
+    table: DataFrame, *, column: str, share: float = THIRD, relative: bool = False, where: Rows
+) -> Series:
     """Compute the mean of a column over the smallest groups minus that over the largest, by seed.
 
     Args:
@@ -382,8 +383,8 @@ def group_difference(
 
 
 def smallest_and_largest(
-    table: pd.DataFrame, *, column: str, rank: str = "train_size", share: float = THIRD
-) -> pd.DataFrame:
+    table: DataFrame, *, column: str, rank: str = "train_size", share: float = THIRD
+) -> DataFrame:
     """Compute the means of a column over the smallest and over the largest groups, by seed.
 
     Args:
@@ -402,8 +403,8 @@ def smallest_and_largest(
 
 
 def groups_by_size(
-    table: pd.DataFrame, *, column: str, rank: str = "train_size", where: Rows = ALL
-) -> pd.DataFrame:
+    table: DataFrame, *, column: str, rank: str = "train_size", where: Rows = ALL
+) -> DataFrame:
     """Sort the values of a column from the smallest to the largest group of each seed.
 
     Args:
@@ -422,12 +423,12 @@ def groups_by_size(
     """
     values, sizes = _values_and_sizes(_select(table, where, ()), column, rank)
     means = pd.Index(_ranked(sizes, sizes).mean(axis=0), name=rank)
-    return pd.DataFrame(_ranked(values, sizes), index=sizes.index, columns=means)
+    return DataFrame(_ranked(values, sizes), index=sizes.index, columns=means)
 
 
 def group_correlation(
-    table: pd.DataFrame, *, x: str, y: str, where: Rows, x_where: Rows | None = None
-) -> pd.Series:
+    table: DataFrame, *, x: str, y: str, where: Rows, x_where: Rows | None = None
+) -> Series:
     """Compute Spearman's correlation of two columns over the groups, by seed.
 
     Args:
@@ -462,7 +463,7 @@ def group_correlation(
     return ranks[x].corrwith(ranks[y], axis=1)
 
 
-def drop_correlation(table: pd.DataFrame, *, level: float, where: Rows = ALL) -> pd.Series:
+def drop_correlation(table: DataFrame, *, level: float, where: Rows = ALL) -> Series:
     """Compute the rank correlation of accuracy before and drop, over groups, by seed.
 
     It is negative where the groups that were low lose the most. The original network is the dense
@@ -502,7 +503,7 @@ def drop_correlation(table: pd.DataFrame, *, level: float, where: Rows = ALL) ->
     return found.reindex(drops.index, fill_value=0.0)
 
 
-def column_mean(table: pd.DataFrame, *, column: str, where: Rows = ALL) -> pd.Series:
+def column_mean(table: DataFrame, *, column: str, where: Rows = ALL) -> Series:
     """Compute the mean of a column over the rows of each seed.
 
     Args:
@@ -522,7 +523,7 @@ def column_mean(table: pd.DataFrame, *, column: str, where: Rows = ALL) -> pd.Se
     return rows.groupby("seed")[column].mean().astype(float)
 
 
-def spread_change(table: pd.DataFrame, *, level: float, where: Rows = ALL) -> pd.Series:
+def spread_change(table: DataFrame, *, level: float, where: Rows = ALL) -> Series:
     """Compute how much more the accuracies of groups vary than under the control, by seed.
 
     The value is the variance between the groups (`spread`) at ``level`` minus that of the control,
@@ -551,7 +552,7 @@ def spread_change(table: pd.DataFrame, *, level: float, where: Rows = ALL) -> pd
     return one - other
 
 
-def spread(table: pd.DataFrame, *, where: Rows) -> pd.Series:
+def spread(table: DataFrame, *, where: Rows) -> Series:
     r"""Compute the variance of accuracy between groups, free of sampling noise, by seed.
 
     The gap between the best and the worst of several noisy accuracies (`group_gap`) is large by
@@ -580,31 +581,31 @@ def spread(table: pd.DataFrame, *, where: Rows) -> pd.Series:
     return _mean_over_runs(_variance_between(*_accuracies(table, where)))
 
 
-def _accuracies(table: pd.DataFrame, where: Rows) -> Accuracies:
+def _accuracies(table: DataFrame, where: Rows) -> Accuracies:
     rows = _select(table, where, (*RUN_COLUMNS, "group", "size", "accuracy"))
     return _by_run_and_group(rows, "accuracy"), _by_run_and_group(rows, "size")
 
 
-def _mean_over_runs(values: pd.Series) -> pd.Series:
+def _mean_over_runs(values: Series) -> Series:
     return values.groupby("seed").mean()
 
 
-def _overall(accuracy: pd.DataFrame, sizes: pd.DataFrame) -> pd.Series:
+def _overall(accuracy: DataFrame, sizes: DataFrame) -> Series:
     """Accuracy over all samples of a run."""
     return (accuracy * sizes).sum(axis=1) / sizes.sum(axis=1)
 
 
-def _spreads(one: Accuracies, other: Accuracies) -> list[pd.Series]:
+def _spreads(one: Accuracies, other: Accuracies) -> list[Series]:
     """Compute the variances between groups of two sides by seed, both equally noisy."""
     sides = _equally_noisy(one, other)
     return [_mean_over_runs(_variance_between(*side)) for side in sides]
 
 
-def _variance_between(accuracy: pd.DataFrame, sizes: pd.DataFrame) -> pd.Series:
+def _variance_between(accuracy: DataFrame, sizes: DataFrame) -> Series:
     return accuracy.var(axis=1, ddof=1, skipna=False) - _sampling_variance(accuracy, sizes)
 
 
-def _sampling_variance(accuracy: pd.DataFrame, sizes: pd.DataFrame) -> pd.Series:
+def _sampling_variance(accuracy: DataFrame, sizes: DataFrame) -> Series:
     if len(accuracy.columns) < 2 or not (sizes >= 2).all(axis=None):
         raise ValueError(
             "a variance between groups needs two groups or more, with two samples or more in each"
@@ -639,12 +640,12 @@ def _thinned(side: Accuracies, share: float) -> Accuracies:
         np.random.default_rng(int(seed)).hypergeometric(*run)
         for seed, *run in zip(seeds, *counts, strict=True)
     ]
-    return pd.DataFrame(drawn, right.index, right.columns) / kept, kept
+    return DataFrame(drawn, right.index, right.columns) / kept, kept
 
 
 def group_gap(
-    table: pd.DataFrame, *, where: Rows, column: str = "accuracy", relative: bool = False
-) -> pd.Series:
+    table: DataFrame, *, where: Rows, column: str = "accuracy", relative: bool = False
+) -> Series:
     r"""Compute the gap between groups, :math:`\max_a x_a - \min_a x_a`, by seed.
 
     It is the mean over the runs selected.
@@ -682,7 +683,7 @@ def group_gap(
     return _mean_over_runs(gaps / means if relative else gaps)
 
 
-def degradation_gap(table: pd.DataFrame, *, where: Rows, dense: Rows) -> pd.Series:
+def degradation_gap(table: DataFrame, *, where: Rows, dense: Rows) -> Series:
     r"""Compute how unequally the groups lose, :math:`\max_a R_a - \min_a R_a`, by seed.
 
     With :math:`R_a` the accuracy of the group under the dense network of the seed minus that under
@@ -727,13 +728,13 @@ def degradation_gap(table: pd.DataFrame, *, where: Rows, dense: Rows) -> pd.Seri
 
 
 def group_gap_by_chance(
-    table: pd.DataFrame,
+    table: DataFrame,
     *,
     where: Rows,
     dense: Rows | None = None,
     nested: bool = False,
     draws: int = 200,
-) -> pd.Series:
+) -> Series:
     """Compute the gap that chance alone gives to equally accurate groups, by seed.
 
     Args:
@@ -756,7 +757,7 @@ def group_gap_by_chance(
             do not have the same runs, or a group of a run has no samples.
     """
     accuracy, sizes = _accuracies(table, where)
-    overall = pd.DataFrame({"after": _overall(accuracy, sizes)})
+    overall = DataFrame({"after": _overall(accuracy, sizes)})
     if dense is not None:
         overall = overall.join(overall_accuracy(table, where=dense).rename("before"), on="seed")
     generator = np.random.default_rng(0)
@@ -767,10 +768,10 @@ def group_gap_by_chance(
         shares = [np.ptp(overall.loc[run])] if nested and dense is not None else overall.loc[run]
         drawn = [accuracies_by_chance(counts, each, draws=draws, seed=generator) for each in shares]
         gaps.append(np.ptp(drawn[0] - sum(drawn[1:]), axis=1).mean())
-    return _mean_over_runs(pd.Series(gaps, sizes.index))
+    return _mean_over_runs(Series(gaps, sizes.index))
 
 
-def overall_accuracy(table: pd.DataFrame, *, where: Rows) -> pd.Series:
+def overall_accuracy(table: DataFrame, *, where: Rows) -> Series:
     r"""Compute the accuracy over all samples, :math:`\sum_a n_a A_a / \sum_a n_a`, by seed.
 
     It is the mean over the runs selected.
@@ -792,7 +793,7 @@ def overall_accuracy(table: pd.DataFrame, *, where: Rows) -> pd.Series:
     return _mean_over_runs(_overall(accuracy, sizes))
 
 
-def overall_change(table: pd.DataFrame, *, level: float, where: Rows = ALL) -> pd.Series:
+def overall_change(table: DataFrame, *, level: float, where: Rows = ALL) -> Series:
     """Compute test accuracy over all samples at ``level`` minus that of the control, by seed.
 
     Args:
@@ -812,7 +813,7 @@ def overall_change(table: pd.DataFrame, *, level: float, where: Rows = ALL) -> p
     return after - overall_accuracy(table, where=test | {"stage": "control"})
 
 
-def by_run(table: pd.DataFrame, keys: Iterable[str]) -> pd.DataFrame:
+def by_run(table: DataFrame, keys: Iterable[str]) -> DataFrame:
     r"""Compute the overall accuracy and the gap of every run of a study.
 
     Args:
@@ -851,7 +852,7 @@ def by_run(table: pd.DataFrame, keys: Iterable[str]) -> pd.DataFrame:
     rows = rows.sort_values("group", kind="stable")
     runs = rows.assign(right=rows["accuracy"] * rows["size"]).groupby(keys, sort=False)
     sums, accuracy = runs[["right", "size"]].sum(), runs["accuracy"]
-    found = pd.DataFrame(
+    found = DataFrame(
         {"accuracy": sums["right"] / sums["size"], "bias": accuracy.max() - accuracy.min()}
     )
     # For two groups the signed gap is not biased upward, as the gap is.
@@ -859,7 +860,7 @@ def by_run(table: pd.DataFrame, keys: Iterable[str]) -> pd.DataFrame:
     return order.merge(found.reset_index(), on=keys, how="left")
 
 
-def by_arm(table: pd.DataFrame, keys: Iterable[str]) -> pd.DataFrame:
+def by_arm(table: DataFrame, keys: Iterable[str]) -> DataFrame:
     """Compute accuracy and gaps between groups of each arm of a study, by seed.
 
     Args:
@@ -885,13 +886,13 @@ def by_arm(table: pd.DataFrame, keys: Iterable[str]) -> pd.DataFrame:
         parts = {"accuracy": overall_accuracy(test, where={}), "gap": group_gap(test, where={})}
         parts["gap_by_chance"] = group_gap_by_chance(test, where={})
         parts["loss_gap"] = group_gap(rows, where={"split": "train"}, column="loss")
-        found[arm] = pd.DataFrame(parts).join(
+        found[arm] = DataFrame(parts).join(
             smallest_and_largest(test, column="accuracy", rank="trained_on")
         )
     return pd.concat(found, names=[*keys, "seed"]).reset_index()
 
 
-def arm_losses(table: pd.DataFrame) -> pd.DataFrame:
+def arm_losses(table: DataFrame) -> DataFrame:
     """Compute what each arm costs the average, and how much more small groups, by seed.
 
     Args:
@@ -916,21 +917,21 @@ def arm_losses(table: pd.DataFrame) -> pd.DataFrame:
     for arm in compressed[column].unique():
         own = select(table, **{column: arm})
         average = -by_level(own, of="overall_change").unstack()
-        found[arm] = pd.DataFrame(
+        found[arm] = DataFrame(
             {"average": average, "difference": by_level(own, of="drop_difference").unstack()}
         )
     return pd.concat(found, names=[column, "level", "seed"]).reset_index()
 
 
 def contrast_rows(
-    table: pd.DataFrame,
+    table: DataFrame,
     *,
     of: str,
     where: Rows,
     against: Rows,
     beyond: Mapping[str, Rows] | None = None,
     **arguments: Any,
-) -> pd.Series:
+) -> Series:
     r"""Subtract a statistic of some rows from the same statistic of other rows, by seed.
 
     A bias that depends on accuracy does not cancel: compare networks of different accuracy by their
@@ -981,13 +982,13 @@ def contrast_rows(
 
 
 def level_trend(
-    table: pd.DataFrame,
+    table: DataFrame,
     *,
     statistic: str,
     control: float = 0.0,
     where: Rows = ALL,
     **arguments: Any,
-) -> pd.Series:
+) -> Series:
     """Compute the rank correlation of a statistic and the distance from the control.
 
     Over three levels it has only four values, and a t interval of ten of them excludes 0 in 6.0 %
@@ -1014,14 +1015,12 @@ def level_trend(
         raise MissingRowsError(
             f"a trend over levels needs three of them, got {values.index.tolist()}"
         )
-    order = pd.Series(abs(values.index - control), index=values.index).rank()
+    order = Series(abs(values.index - control), index=values.index).rank()
     trend = values.loc[:, values.nunique() >= 2].rank().corrwith(order)
     return trend.reindex(values.columns, fill_value=0.0)
 
 
-def cells(
-    table: pd.DataFrame, *, name: str, each: Mapping[str, Any], **arguments: Any
-) -> pd.DataFrame:
+def cells(table: DataFrame, *, name: str, each: Mapping[str, Any], **arguments: Any) -> DataFrame:
     """Compute a statistic in every cell of a statement about *each* of several levels or methods.
 
     Args:
@@ -1050,7 +1049,7 @@ def cells(
         if wanted == "all":
             wanted = _present(table, arguments.get(side) or ALL, column)
         choices.append([(side, column, value) for value in wanted])
-    found: dict[str, pd.Series] = {}
+    found: dict[str, Series] = {}
     for cell in product(*choices):
         label = ", ".join(
             f"{'against ' * (side == 'against')}{column} {value}" for side, column, value in cell
@@ -1061,16 +1060,14 @@ def cells(
             raise MissingRowsError(f"cell {label!r}: {error}") from None
         except ValueError as error:
             raise type(error)(f"cell {label!r}: {error}") from None
-    values = pd.DataFrame(found)
+    values = DataFrame(found)
     lacking = values.columns[values.isna().any()]
     if len(lacking):
         raise ValueError(f"the cells do not have the same seeds: {lacking[0]!r} lacks one")
     return values
 
 
-def by_chance(
-    table: pd.DataFrame, *, name: str, **arguments: Any
-) -> list[pd.Series] | list[pd.DataFrame]:
+def by_chance(table: DataFrame, *, name: str, **arguments: Any) -> list[Series] | list[DataFrame]:
     """Compute the contrast of gaps in accuracy that chance gives to equally accurate groups.
 
     The gaps of two networks of different accuracy differ by chance (`group_gap`): a verdict on
@@ -1113,7 +1110,7 @@ def by_chance(
 
 
 def at_floor(
-    table: pd.DataFrame, *, where: Rows = ALL, classes: bool = True, share: float = FLOOR
+    table: DataFrame, *, where: Rows = ALL, classes: bool = True, share: float = FLOOR
 ) -> list[Any]:
     r"""List the groups with nothing to lose: the control knows next to nothing about them.
 
@@ -1161,15 +1158,15 @@ def _skill(means: Any) -> Any:
 
 
 def _over_levels(
-    table: pd.DataFrame, name: str, where: Rows, arguments: Rows, *, control: bool = False
-) -> pd.DataFrame:
+    table: DataFrame, name: str, where: Rows, arguments: Rows, *, control: bool = False
+) -> DataFrame:
     """Compute a statistic at every level (`by_level`), whose arguments may have any name."""
     function = lookup("statistic", name, STATISTICS)
     chosen = _select(table, where, ("stage", "level"))
     levels = sorted(set(chosen.loc[chosen["stage"] == "compressed", "level"]))
     if function in CHANGES or STATISTICS.get(arguments.get("of", "")) in CHANGES:
         found = {level: function(table, level=level, where=where, **arguments) for level in levels}
-        return pd.DataFrame(found)
+        return DataFrame(found)
     stages = dict.fromkeys(levels, "compressed")
     if control:
         controls = chosen.loc[chosen["stage"] == "control", "level"]
@@ -1178,10 +1175,10 @@ def _over_levels(
     for level in sorted(stages):
         at = {"split": "test", **where, "stage": stages[level], "level": level}
         found[level] = function(table, where=at, **arguments)
-    return pd.DataFrame(found)
+    return DataFrame(found)
 
 
-def _present(table: pd.DataFrame, where: Rows, column: str) -> list[Any]:
+def _present(table: DataFrame, where: Rows, column: str) -> list[Any]:
     """List the values of a column in the selected rows; levels of compressed networks only."""
     rows = _select(table, where, (column,))
     if column == "level" and "stage" in rows:
@@ -1213,8 +1210,8 @@ def _in_cell(
 
 
 def _change(
-    table: pd.DataFrame, value: str, level: float, where: Rows, rank_where: Rows | None
-) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
+    table: DataFrame, value: str, level: float, where: Rows, rank_where: Rows | None
+) -> tuple[DataFrame, DataFrame, DataFrame]:
     """Compute the change of a column against the control, by seed and group.
 
     Returns:
@@ -1231,7 +1228,7 @@ def _change(
     return change, before, sizes
 
 
-def _check_alike(one: pd.DataFrame, other: pd.DataFrame, rows: str) -> None:
+def _check_alike(one: DataFrame, other: DataFrame, rows: str) -> None:
     if not (one.index.equals(other.index) and one.columns.equals(other.columns)):
         raise ValueError(f"{rows} do not cover the same seeds and groups")
 
@@ -1253,7 +1250,7 @@ Chance keeps a gap above 0, and a variance of 0 is estimated with a skewed error
 in ten intervals would be below 0.
 """
 
-STATISTICS: dict[str, Callable[..., pd.Series]] = {
+STATISTICS: dict[str, Callable[..., Series]] = {
     function.__name__: function
     for function in (
         accuracy_change, column_mean, degradation_gap, drop_correlation, drop_difference,
@@ -1264,7 +1261,7 @@ STATISTICS: dict[str, Callable[..., pd.Series]] = {
 """Functions that turn a study table into one value per seed, by the name that a claim gives."""
 
 
-def _select(table: pd.DataFrame, where: Rows, columns: Iterable[str]) -> pd.DataFrame:
+def _select(table: DataFrame, where: Rows, columns: Iterable[str]) -> DataFrame:
     if missing := sorted({*columns, *where} - set(table.columns)):
         raise MissingRowsError(f"the table has no column {', '.join(missing)}")
     found = table
@@ -1285,7 +1282,7 @@ def _select(table: pd.DataFrame, where: Rows, columns: Iterable[str]) -> pd.Data
     return found
 
 
-def _compressed(rows: pd.DataFrame, level: float) -> pd.DataFrame:
+def _compressed(rows: DataFrame, level: float) -> DataFrame:
     """Select the compressed rows of a level, which must exist."""
     compressed = rows[rows["stage"] == "compressed"]
     # Levels of a recorded table were rounded to six digits.
@@ -1298,7 +1295,7 @@ def _compressed(rows: pd.DataFrame, level: float) -> pd.DataFrame:
     return found
 
 
-def _by_seed_and_group(rows: pd.DataFrame, value: str) -> pd.DataFrame:
+def _by_seed_and_group(rows: DataFrame, value: str) -> DataFrame:
     """Pivot a column to seeds in rows and groups in columns, one value for each."""
     if rows.duplicated(["seed", "group"]).any():
         measured = ["seed", "group", "size", "accuracy", "loss"]
@@ -1310,7 +1307,7 @@ def _by_seed_and_group(rows: pd.DataFrame, value: str) -> pd.DataFrame:
     return rows.pivot(index="seed", columns="group", values=value)
 
 
-def _by_run_and_group(rows: pd.DataFrame, value: str) -> pd.DataFrame:
+def _by_run_and_group(rows: DataFrame, value: str) -> DataFrame:
     """Pivot a column to runs in rows and groups in columns, the same runs for all seeds."""
     run = [*RUN_COLUMNS, *(name for name in ARM_COLUMNS if name in rows)]
     if rows.duplicated([*run, "group"]).any():
@@ -1330,14 +1327,12 @@ def _by_run_and_group(rows: pd.DataFrame, value: str) -> pd.DataFrame:
     return values
 
 
-def _values_and_sizes(
-    rows: pd.DataFrame, column: str, rank: str
-) -> tuple[pd.DataFrame, pd.DataFrame]:
+def _values_and_sizes(rows: DataFrame, column: str, rank: str) -> tuple[DataFrame, DataFrame]:
     rows = _select(rows, ALL, ("seed", "group", column, rank))
     return _by_seed_and_group(rows, column), _by_seed_and_group(rows, rank)
 
 
-def _ends(values: pd.DataFrame, sizes: pd.DataFrame, share: float) -> pd.DataFrame:
+def _ends(values: DataFrame, sizes: DataFrame, share: float) -> DataFrame:
     """Average the values of the smallest, of the largest, and of all but the largest groups.
 
     This is the one place that decides which groups these are.
@@ -1356,10 +1351,10 @@ def _ends(values: pd.DataFrame, sizes: pd.DataFrame, share: float) -> pd.DataFra
     ranked = _ranked(values, sizes)
     parts = {"smallest": slice(count), "largest": slice(-count, None), "others": slice(-count)}
     means = {name: ranked[:, part].mean(axis=1) for name, part in parts.items()}
-    return pd.DataFrame(means, values.index)
+    return DataFrame(means, values.index)
 
 
-def _ranked(values: pd.DataFrame, sizes: pd.DataFrame) -> np.ndarray:
+def _ranked(values: DataFrame, sizes: DataFrame) -> np.ndarray:
     """Sort the values of each seed from the smallest to the largest group."""
     # Groups of equal size have an order drawn by the seed. By name it would be the same group in
     # every seed, and whatever sets that group apart would pass for an effect of size.

@@ -240,6 +240,7 @@ def tabulate(points: Iterable[Point]) -> str:
     for point in points:
         records = pd.read_parquet(point.out / RECORDS)
         new = {name: point.parameters[name] for name in point.varied if name not in records}
+        # The varied parameters first, as they tell the rows of the runs apart.
         parts.append(records.assign(**new)[[*new, *records]])
     return pd.concat(parts).to_csv(index=False, float_format="%.6g", lineterminator="\n")
 

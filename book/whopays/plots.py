@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import ArrayLike
+from pandas import DataFrame, Series
 
 from fairlib import statistics
 from fairlib._validation import lookup
@@ -28,7 +28,7 @@ _GROUPS = "group (training images)"  # Title of a legend of groups.
 _BY_SIZE: dict[str, _Look] = {"largest": (0, "s"), "middle": (2, "^"), "smallest": (1, "o")}
 
 
-def line(axis: Axes, values: pd.DataFrame, *, label: str | None = None, **look: Any) -> None:
+def line(axis: Axes, values: DataFrame, *, label: str | None = None, **look: Any) -> None:
     """Draw a line of means over seeds against level, with 95 % t intervals.
 
     Args:
@@ -44,7 +44,7 @@ def line(axis: Axes, values: pd.DataFrame, *, label: str | None = None, **look: 
 
 def lines(
     axis: Axes,
-    values: Mapping[str, pd.DataFrame],
+    values: Mapping[str, DataFrame],
     *,
     looks: Mapping[str, tuple[int | str, str]] | None = None,
     apart: float = 0.0,
@@ -132,7 +132,7 @@ def mean_point(axis: Axes, x: ArrayLike, y: ArrayLike, **look: Any) -> tuple[flo
 
 def thirds(
     axis: Axes,
-    study: pd.DataFrame,
+    study: DataFrame,
     *,
     where: Mapping[str, Any] | None = None,
     rank_where: Mapping[str, Any] | None = None,
@@ -168,7 +168,7 @@ def thirds(
 
 
 def groups(
-    axis: Axes, rows: pd.DataFrame, column: str, *, extremes: bool = False, rank: str = "train_size"
+    axis: Axes, rows: DataFrame, column: str, *, extremes: bool = False, rank: str = "train_size"
 ) -> None:
     """Draw the mean of a column over seeds against level for every group, the largest first.
 
@@ -195,7 +195,7 @@ def groups(
 
 
 def beside_accuracy(
-    study: pd.DataFrame, column: str, label: str, *, extremes: bool = True, **where: Any
+    study: DataFrame, column: str, label: str, *, extremes: bool = True, **where: Any
 ) -> Figure:
     """Draw test accuracy, and the logarithm of another column, over level by group.
 
@@ -220,7 +220,7 @@ def beside_accuracy(
     return figure
 
 
-def split_by_group(rows: pd.DataFrame, *, rank: str = "train_size") -> dict[str, pd.DataFrame]:
+def split_by_group(rows: DataFrame, *, rank: str = "train_size") -> dict[str, DataFrame]:
     """Split rows by group, the largest first, under labels with sizes: ``White (n=884)``.
 
     Args:
@@ -235,7 +235,7 @@ def split_by_group(rows: pd.DataFrame, *, rank: str = "train_size") -> dict[str,
     }
 
 
-def floor(axis: Axes, study: pd.DataFrame, **where: Any) -> None:
+def floor(axis: Axes, study: DataFrame, **where: Any) -> None:
     """Write above an axis which groups have nothing to lose, if there are any.
 
     See :func:`whopays.effects.at_floor`.
@@ -251,7 +251,7 @@ def floor(axis: Axes, study: pd.DataFrame, **where: Any) -> None:
 
 
 def over_budgets(
-    rows: Mapping[str, Mapping[str, pd.DataFrame]],
+    rows: Mapping[str, Mapping[str, DataFrame]],
     of: str | Mapping[str, str] = "accuracy",
     *,
     before: str = "",
@@ -297,7 +297,7 @@ def over_budgets(
     return figure
 
 
-def arms(study: pd.DataFrame, names: Mapping[str, str]) -> Figure:
+def arms(study: DataFrame, names: Mapping[str, str]) -> Figure:
     """Draw a panel for each arm: the change of test accuracy by group over bytes kept.
 
     Of more than five groups the largest, the middle and the smallest of each seed are drawn,
@@ -329,7 +329,7 @@ def arms(study: pd.DataFrame, names: Mapping[str, str]) -> Figure:
     return figure
 
 
-def prices(study: pd.DataFrame) -> Figure:
+def prices(study: DataFrame) -> Figure:
     """Draw what each arm costs the average, and how much more it costs small groups.
 
     Args:
@@ -355,7 +355,7 @@ def prices(study: pd.DataFrame) -> Figure:
     return figure
 
 
-def over_epochs(axis: Axes, table: pd.DataFrame, what: str, sizes: pd.Series) -> None:
+def over_epochs(axis: Axes, table: DataFrame, what: str, sizes: Series) -> None:
     """Draw by epoch what a constraint recorded, for three groups of different size.
 
     These are the largest, the middle and the smallest group.
@@ -375,7 +375,7 @@ def over_epochs(axis: Axes, table: pd.DataFrame, what: str, sizes: pd.Series) ->
     axis.set(xlabel="epoch", ylabel=what)
 
 
-def levels(axis: Axes, study: pd.DataFrame) -> None:
+def levels(axis: Axes, study: DataFrame) -> None:
     """Label the axis of levels: sparsities as they are, ReLU budgets in percent (log).
 
     Args:
@@ -408,7 +408,7 @@ def size_axis(axis: Axes, values: Iterable[float]) -> None:
 
 def by_size(
     axis: Axes,
-    rows: pd.DataFrame,
+    rows: DataFrame,
     column: str,
     *,
     by: str,
@@ -431,7 +431,7 @@ def by_size(
     axis.set_ylabel(column)
 
 
-def scatter(axis: Axes, rows: pd.DataFrame, x: str, y: str) -> None:
+def scatter(axis: Axes, rows: DataFrame, x: str, y: str) -> None:
     """Draw a point for each row, in one color for each seed.
 
     Args:
@@ -445,7 +445,7 @@ def scatter(axis: Axes, rows: pd.DataFrame, x: str, y: str) -> None:
 
 
 def crosses(
-    axis: Axes, rows: pd.DataFrame, x: str, y: str, *, rank: str = "train_size", below: bool = False
+    axis: Axes, rows: DataFrame, x: str, y: str, *, rank: str = "train_size", below: bool = False
 ) -> None:
     """Draw a point for each group at its two means over seeds, with 95 % t intervals.
 
@@ -466,7 +466,7 @@ def crosses(
 
 
 def against(
-    rows: pd.DataFrame,
+    rows: DataFrame,
     columns: Mapping[str, str],
     y: tuple[str, str],
     *,
@@ -494,7 +494,7 @@ def against(
 
 
 def by_name(
-    rows: pd.DataFrame, columns: Mapping[str, str], *, by: str, ranked: Iterable[str] = ()
+    rows: DataFrame, columns: Mapping[str, str], *, by: str, ranked: Iterable[str] = ()
 ) -> Figure:
     """Draw means of several columns over seeds with intervals, a row for every group.
 
@@ -524,7 +524,7 @@ def by_name(
     return figure
 
 
-def matrix(axis: Axes, values: pd.DataFrame) -> None:
+def matrix(axis: Axes, values: DataFrame) -> None:
     """Draw correlations between quantities: a square of numbers on a color for each.
 
     Args:
@@ -577,7 +577,7 @@ def _logarithmic(axis: Axes, ticks: Sequence[float], names: Sequence[str], label
     axis.set_xlabel(label)
 
 
-def relu_traffic(axis: Axes, relus: int, measured: pd.DataFrame, protocol: str = "CHEETAH") -> None:
+def relu_traffic(axis: Axes, relus: int, measured: DataFrame, protocol: str = "CHEETAH") -> None:
     """Add an axis above one of ReLU budgets: kB that two parties send for one image.
 
     This is the budget times the network's ReLUs times the bytes per ReLU: the slope of bytes sent
@@ -621,13 +621,13 @@ def provenance(figure: Figure, *sources: object) -> None:
         sources: For each line the table of a study that ran here, a recorded table
             (:func:`whopays.tables.recorded`) or a text.
     """
-    texts = (source(each) if isinstance(each, pd.DataFrame) else str(each) for each in sources)
+    texts = (source(each) if isinstance(each, DataFrame) else str(each) for each in sources)
     width = int(17 * figure.get_figwidth())  # Characters that fit below the figure.
     text = "\n".join(textwrap.fill(each, width) for each in texts)
     figure.supxlabel(text, fontsize=8, color="#555555", x=0.01, ha="left")
 
 
-def source(table: pd.DataFrame, evidence: str = "this run") -> str:
+def source(table: DataFrame, evidence: str = "this run") -> str:
     """Say in one line where a study's table comes from: data, networks, methods, seeds.
 
     Args:
@@ -641,7 +641,7 @@ def source(table: pd.DataFrame, evidence: str = "this run") -> str:
     return ", ".join([*what, f"{seeds} seed{'s' * (seeds != 1)}", evidence])
 
 
-def _methods(table: pd.DataFrame) -> str:
+def _methods(table: DataFrame) -> str:
     """Name up to three methods, or count them; a table without methods has arms."""
     arm = next((name for name in effects.ARM_COLUMNS if name in table), "method")
     named = sorted(set(table["method" if "method" in table else arm].dropna()))
@@ -651,16 +651,17 @@ def _methods(table: pd.DataFrame) -> str:
     return f"{table.loc[compressed, arm].nunique()} methods"
 
 
-def _over_budgets(axis: Axes, table: pd.DataFrame, column: str, before: str) -> None:
+def _over_budgets(axis: Axes, table: DataFrame, column: str, before: str) -> None:
     """Draw a line for every group, the largest first; with ``before`` its relative drop."""
     table = table[table["stage"].isin(["control", "compressed"])]
-    found: dict[str, pd.DataFrame] = {}
+    found: dict[str, DataFrame] = {}
     looks: dict[str, _Look] = {}
     missing: list[str] = []
     if (number := table["group"].nunique()) > 5:
         largest, smallest = ("largest", "second largest"), ("second smallest", "smallest")
         ends = dict(zip((*largest, *smallest), (0, 1, number - 2, number - 1), strict=True))
         table = _by_rank(table, ends)
+    # The groups at the floor are found with the rows of all columns, before any are dropped.
     floor, table = effects.at_floor(table), table.dropna(subset=[column, before or column])
     if before:
         # By the mean over seeds: one seed in which a group starts near 0 would drown all others.
@@ -684,7 +685,7 @@ def _over_budgets(axis: Axes, table: pd.DataFrame, column: str, before: str) -> 
     axis.set_xlim(table["level"].min() / 1.3, table["level"].max() * 1.3)
 
 
-def _by_rank(table: pd.DataFrame, places: Mapping[str, int]) -> pd.DataFrame:
+def _by_rank(table: DataFrame, places: Mapping[str, int]) -> DataFrame:
     """Keep the groups at some places of the order by size in each seed, and name them so."""
     # Sizes change with the seed, and with them who is largest.
     order = table.groupby(["seed", "level"])["train_size"].rank(method="first", ascending=False)
@@ -695,6 +696,7 @@ def _by_rank(table: pd.DataFrame, places: Mapping[str, int]) -> pd.DataFrame:
 
 def _bars(values: Iterable[ArrayLike]) -> tuple[np.ndarray, np.ndarray]:
     """Compute means over seeds ``(n,)`` and lengths of 95 % t intervals down and up ``(2, n)``."""
+    # Student's interval: over ten seeds the bootstrap covers less than it says.
     found = [statistics.t_interval(each) for each in values]
     means = np.array([interval.estimate for interval in found])
     spread = np.array([(i.estimate - i.low, i.high - i.estimate) for i in found]).T

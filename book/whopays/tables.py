@@ -325,6 +325,7 @@ def cases(
             then.
     """
     excess = np.asarray(excess, dtype=float)
+    # NaN exceeds no tolerance, so that a broken check would count as a proof.
     if not excess.size or not np.isfinite(excess).all():
         raise ValueError(
             f"excess of {statement!r} must be finite numbers, at least one; got {excess!r}"
@@ -339,6 +340,7 @@ def cases(
 def _text(value: Any, spec: str) -> object:
     if value is None or isinstance(value, str):
         return value or ""
+    # One value per seed; single numbers are shown as they are, without an interval.
     if np.ndim(value):
         return format(t_interval(value), spec)
     return format(value, spec) if isinstance(value, float | np.floating) else str(value)

@@ -217,6 +217,7 @@ def _seeds_until_all(
             for cell, mean in means.items()
         ]
         return min((n for n in reached if n is not None), default=None)
+    # The cell that takes longest decides, unless one of them is not expected to be decided at all.
     needed = [found.needed for found in own.values() if found.name == "undecided"]
     return None if None in needed else max((n for n in needed if n is not None), default=None)
 
@@ -228,6 +229,7 @@ def _against(estimate: float, criterion: Criterion) -> float:
 
 
 def _held(values: np.ndarray, criterion: Criterion) -> str:
+    # Every value, not their mean: a bound that fails once is no bound.
     low, high = criterion.ends
     return "supported" if ((low <= values) & (values <= high)).all() else "reversed"
 

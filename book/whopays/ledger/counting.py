@@ -67,6 +67,7 @@ def papers_table(rows: pd.DataFrame) -> list[str]:
     lines.append(pipe_row(["---", *["--:"] * (len(papers) + 1)]))
     for name, own in kinds.items():
         if len(own) or not name.startswith("as repaired"):
+            # One test counts once in a paper, however many claims rest on it.
             cells = [_count(own[own["paper"] == paper]) for paper in papers]
             lines.append(pipe_row([name, *cells, _count(own)]))
     return lines
@@ -84,6 +85,7 @@ def pages_table(claims: Sequence[Claim], rows: pd.DataFrame) -> list[str]:
     lines = [pipe_row(["page", "claims", "verdicts"]), pipe_row(["---", "--:", "---"])]
     for notebook, ids in by_page(claims).items():
         own = rows[rows["counts"] & rows["claim"].isin(ids)]
+        # A claim with two tables of one verdict has that verdict once.
         found = own.drop_duplicates(["claim", "reading", "verdict"])["verdict"].value_counts()
         verdicts = ", ".join(f"{found[name]} {name}" for name in VERDICTS if name in found)
         lines.append(

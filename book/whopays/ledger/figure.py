@@ -68,6 +68,8 @@ def figure(claims: Sequence[Claim], results: pd.DataFrame) -> list[str]:
 
 def _panel(paper: str, own: Sequence[Bar]) -> list[str]:
     marks, y = [], 26
+    # Equalities are apart: for them a place to the right is a value above the claimed one, and not
+    # more of what is claimed.
     for verdict, equality in product(ORDER, (False, True)):
         group = [bar for bar in own if (bar.verdict, bar.equality) == (verdict, equality)]
         if not group:
@@ -78,6 +80,7 @@ def _panel(paper: str, own: Sequence[Bar]) -> list[str]:
         for bar in sorted(group, key=lambda bar: -bar.estimate):
             marks.append(_mark(bar, y))
             y += STEP
+    # Read aloud in place of the picture, which the lines of the list repeat with all numbers.
     counts = ", ".join(f"{sum(bar.verdict == name for bar in own)} {name}" for name in ORDER)
     alt = (
         f"Intervals of {len(own)} verdicts on the claims of [{paper}], in units of the margin and "

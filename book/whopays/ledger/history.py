@@ -48,6 +48,7 @@ def claim_changes(path: str | Path) -> History:
         # A statistic may be written after its claim: only then is the claim registered.
         registered |= {name: entry for name, entry in now.items() if entry["statistic"] is not None}
     columns = ["id", "field", "before", "after", "commit", "date", "subject"]
+    # A shallow clone lacks the older versions, and the list of changes would look complete.
     shallow = git(path.parent, "rev-parse", "--is-shallow-repository")
     known = {None: "none", "true\n": "shallow"}.get(shallow, "complete")
     return History(pd.DataFrame(rows, columns=columns, dtype=object), known)

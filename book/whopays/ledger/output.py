@@ -103,6 +103,7 @@ def own_rows(claims: Sequence[Claim], results: pd.DataFrame, notebook: str) -> s
 
 def _short(row: Any) -> str:
     elsewhere = "elsewhere " * (row.seeds > 0 and not row.counts)
+    # Numbers need seeds: a claim that is not testable or not recorded has none.
     estimate = f" {escape(estimate_text(row))}" * (row.seeds > 0)
     few = row.verdict == "undecided" and 0 < row.seeds < 10
     reason = f": {escape(row.reason)}" * bool(
