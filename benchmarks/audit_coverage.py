@@ -116,13 +116,18 @@ def bootstrap(
 def fairlearns(
     values: np.ndarray, groups: np.ndarray, truth: np.ndarray, seed: int
 ) -> dict[str, float]:
-    """What fairlearn's bootstrap covers and finds, by 100 of its draws."""
+    """Measure coverage and power of fairlearn's bootstrap, by 100 of its draws."""
     from fairlearn.metrics import MetricFrame
 
     frame = MetricFrame(
-        metrics=lambda y_true, y_pred: np.mean(y_pred), y_true=values, y_pred=values, sensitive_features=groups,
-        n_boot=100, ci_quantiles=[0.025, 0.975], random_state=seed % 2**31,
-    )  # fmt: skip
+        metrics=lambda y_true, y_pred: np.mean(y_pred),
+        y_true=values,
+        y_pred=values,
+        sensitive_features=groups,
+        n_boot=100,
+        ci_quantiles=[0.025, 0.975],
+        random_state=seed % 2**31,
+    )
     (low, high), (gap_low, gap_high) = frame.by_group_ci, frame.difference_ci()
     return {
         "fairlearn: groups": np.mean((low.to_numpy() <= truth) & (truth <= high.to_numpy())),

@@ -30,7 +30,9 @@ from whopays.verdict import Criterion, judge
 RESULTS = Path(__file__).parents[1] / "results" / "benchmarks"
 ACCURACY, MARGIN = 0.95, 0.03
 SETTINGS = (
-    (5, 10, 0.0), (5, 10, 0.05), (5, 10, 0.15), (5, 20, 0.0), (5, 20, 0.15), (2, 10, 0.15), (10, 10, 0.15),
+    (5, 10, 0.0), (5, 10, 0.05), (5, 10, 0.15),
+    (5, 20, 0.0), (5, 20, 0.15),
+    (2, 10, 0.15), (10, 10, 0.15),
 )  # fmt: skip
 """Numbers of groups and of seeds, and how much accuracy compressed networks lose."""
 
@@ -170,8 +172,9 @@ def simulate(fall: float, groups: int, seeds: int, rng: np.random.Generator) -> 
     hardness[:, np.arange(shared.max()) >= shared[:, None]] = 2  # No sample: nobody is right.
     parts = []
     for when, stage, level, share in (
-        ("never", "dense", 0.0, 0), ("never", "control", 0.0, 0), ("never", "compressed", 0.5, 0.25),
-        ("never", "compressed", 0.7, 0.5), ("never", "compressed", 0.8, 0.75), ("never", "compressed", 0.9, 1),
+        ("never", "dense", 0.0, 0), ("never", "control", 0.0, 0),
+        ("never", "compressed", 0.5, 0.25), ("never", "compressed", 0.7, 0.5),
+        ("never", "compressed", 0.8, 0.75), ("never", "compressed", 0.9, 1),
         ("again", "control", 0.0, 0), ("again", "compressed", 0.9, 1), ("after", "control", 0.0, 0),
         *(("after", "compressed", level, 0) for level in (0.5, 0.7, 0.8, 0.9)),
     ):  # fmt: skip

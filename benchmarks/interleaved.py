@@ -56,8 +56,9 @@ def report(name: str, table: pd.DataFrame) -> None:
     print(f"{name}: {table['hardware'].iloc[0]}, {table['rounds'].iloc[0]} rounds")
     for version, row in table.iterrows():
         goal = "" if np.isnan(row["goal"]) else f", goal {row['goal']:.3f}: {_verdict(row)}"
-        speed = f"{row['seconds'] * 1e3:9.2f} ms, {row['ratio']:.3f} [{row['low']:.3f}, {row['high']:.3f}] of the first"
-        print(f"  {version:28s}{speed} ({1 / row['ratio']:.1f}x as fast){goal}")
+        speed = f"{row['seconds'] * 1e3:9.2f} ms"
+        ratio = f"{row['ratio']:.3f} [{row['low']:.3f}, {row['high']:.3f}] of the first"
+        print(f"  {version:28s}{speed}, {ratio} ({1 / row['ratio']:.1f}x as fast){goal}")
     RESULTS.mkdir(parents=True, exist_ok=True)
     table.to_csv(RESULTS / f"{name}.csv", float_format="%.5g")
 

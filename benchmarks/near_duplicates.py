@@ -116,14 +116,12 @@ def measured(name: str, size: int, root: str) -> pd.DataFrame:
     by_group = pd.Series(across).groupby(
         np.array(splits.test.group_names)[splits.test.groups.numpy()]
     )
-    print(
-        f"{name} {size}: {sizes[sizes > 1].sum()} of {len(images)} images have a near-duplicate, {seconds:.1f} s"
-    )
+    count = sizes[sizes > 1].sum()
+    print(f"{name} {size}: {count} of {len(images)} have a near-duplicate, {seconds:.1f} s")
     print("  test images with one in the training part:", dict((by_group.mean() * 100).round(1)))
     chosen = table[table["hash"].str.contains("library") & (table["bits"] == THRESHOLD)].iloc[0]
-    print(
-        f"  caught {chosen['share_caught']:.4f} of {chosen['certain_pairs']}, {chosen['false_alarms']} false alarms"
-    )
+    caught = f"{chosen['share_caught']:.4f} of {chosen['certain_pairs']}"
+    print(f"  caught {caught}, {chosen['false_alarms']} false alarms")
     return table
 
 

@@ -20,8 +20,7 @@ _MOVED["evidence"] = "whopays"
 
 
 def __getattr__(name: str) -> Any:
-    """Import a name of the stub at its first use; a name that has moved is refused with its new
-    place."""
+    """Import a name of the stub at its first use; refuse one that has moved, with its place."""
     if name in _MOVED:
         raise AttributeError(f"fairlib.{name} has moved: it is {_MOVED[name]} since edition 0.3")
     return _load(name)

@@ -192,7 +192,7 @@ def coded(name: str, values: Any) -> tuple[np.ndarray, tuple[str, ...]]:
         names = [label_text(value) for value in dtype.categories]
     else:
         names = sorted(found)
-        # As texts 10 would come before 9, and the scores of a model are in the order of numbers.
+        # Texts would sort 10 before 9, and the scores of a model are in the order of numbers.
         if all(name.removeprefix("-").isdigit() for name in names):
             names.sort(key=int)
     return pd.Index(names).get_indexer(found)[codes], tuple(names)

@@ -144,7 +144,7 @@ def compare_predictions(
     summed = measures.quantities(truth, before, after)
     table = measures.table(summed, truth.group_names, settings.level)
     reference = settings.reference or truth.group_names[int(sizes.argmax())]
-    # Of a few samples each drop is possible by chance, so that small groups would be the worst and
+    # In a few samples each drop is possible by chance, so that small groups would be the worst and
     # the best ones of nearly every audit: they are left out of whatever compares groups.
     judged = np.flatnonzero(sizes >= JUDGED)
     names = [truth.group_names[code] for code in judged]

@@ -1,5 +1,5 @@
-"""What a network is made of, how it is cut, and what it costs: masks, gates, quantizers, factors,
-channels, exports."""
+"""Parts of a network and how they are cut: masks, gates, quantizers, factors, channels; and cost,
+export, evaluation."""
 
 from fairlib.network import (
     channels,
@@ -18,6 +18,6 @@ from fairlib.network import (
 )
 
 __all__ = [
-    "channels", "compaction", "cost", "evaluation", "export", "factors", "gates", "masks", "memory", "quantizers",
-    "relu_calls", "restore", "stacking",
+    "channels", "compaction", "cost", "evaluation", "export", "factors", "gates", "masks",
+    "memory", "quantizers", "relu_calls", "restore", "stacking",
 ]  # fmt: skip

@@ -64,7 +64,7 @@ def form(model: nn.Module) -> dict[str, object]:
     """Return properties that members of a stack must share, keyed by the message if they differ."""
     modules = []
     for name, module in model.named_modules():
-        # Of whatever kind a module is, a setting of it that shapes its output is one of these.
+        # Settings that shape the output of a module, of any kind, are of one of these types.
         settings = {
             key: value
             for key, value in vars(module).items()

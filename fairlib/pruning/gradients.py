@@ -13,7 +13,7 @@ from fairlib.models.normalization import fill_normalization
 from fairlib.network import masks
 from fairlib.network.evaluation import check_logits, placement
 
-SAMPLES_PER_PASS = 256
+SAMPLES_PER_GRADIENT = 256
 """Largest number of samples of one backward pass."""
 
 
@@ -56,7 +56,7 @@ def mean_gradient(scored: nn.Module, data: GroupedDataset, index: Tensor) -> dic
     weights = masks.prunable(scored)
     total = {name: torch.zeros_like(weight) for name, weight in weights.items()}
     # Chunks of equal size: batch normalization could do nothing with a single sample at the end.
-    for chunk in index.tensor_split(math.ceil(len(index) / SAMPLES_PER_PASS)):
+    for chunk in index.tensor_split(math.ceil(len(index) / SAMPLES_PER_GRADIENT)):
         logits = scored(data.batch(chunk, dtype=dtype, device=device))
         check_logits(logits, data)
         loss = cross_entropy(logits, data.labels(chunk, device), reduction="sum") / len(index)

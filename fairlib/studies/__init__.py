@@ -153,7 +153,8 @@ def study(
         >>> from fairlib.studies import RunSettings
         >>> table = fairlib.study(
         ...     data="digits", model="mlp", method="prune:magnitude", levels=[0.5, 0.9],
-        ...     seeds=range(2), train={"epochs": 1}, finetune={"epochs": 1}, run=RunSettings(cache=None, workers=1),
+        ...     seeds=range(2), train={"epochs": 1}, finetune={"epochs": 1},
+        ...     run=RunSettings(cache=None, workers=1),
         ... )
         >>> runs = table.drop_duplicates(["seed", "stage", "level"])
         >>> runs.groupby("stage").size().to_dict()

@@ -250,8 +250,8 @@ def _refuse_trainings(arm: Arm, full: Any) -> None:
         )
     if arm.train and not trained and full.compress == "trained":
         raise ValueError(
-            f"train={dict(arm.train)} asks for another dense network: {steps[0].full_name!r} itself "
-            "trains nothing, and all arms share one; make it a separate study"
+            f"train={dict(arm.train)} asks for another dense network: {steps[0].full_name!r} "
+            "itself trains nothing, and all arms share one; make it a separate study"
         )
     if arm.train and trained and not any(step.compressor.inherits for step in trained):
         pair = f"({trained[0].full_name!r}, {{'train': ...}})"
@@ -283,8 +283,8 @@ def _steps(choice: Any) -> tuple[Step, ...]:
         first, second = before.compressor.place, after.compressor.place
         if second < first or second == first != Kind.place:
             raise ValueError(
-                f"{after.full_name!r} cannot follow {before.full_name!r}, whose work it would undo: "
-                "distil first, then factorize, then prune or linearize, and quantize last"
+                f"{after.full_name!r} cannot follow {before.full_name!r}, whose work it would "
+                "undo: distil first, then factorize, then prune or linearize, and quantize last"
             )
     return steps
 
