@@ -16,10 +16,11 @@ class CNN(nn.Module):
         in_channels: Channels of the images.
         image_size: Height and width of the images, in pixels; at least 4, since each pooling
             halves it.
-        hidden: Widths of the two hidden linear layers.
-        width: Multiplies ``hidden`` and the 8 and 16 channels of the convolutions (rounded, at
-            least 1). [T] prints none of these numbers; with the defaults the network has 7,818
-            parameters on 8x8 grey images and 10 classes.
+        channels: Output channels of the two convolutions.
+        hidden: Widths of the two hidden linear layers. [T] prints neither ``channels`` nor
+            ``hidden``; with the defaults the network has 7,818 parameters on 8x8 grey images and 10
+            classes.
+        width: Multiplies ``channels`` and ``hidden`` (rounded, at least 1).
 
     Raises:
         ValueError: If the images are too small.
@@ -31,13 +32,14 @@ class CNN(nn.Module):
         in_channels: int,
         image_size: int,
         *,
+        channels: Sequence[int] = (8, 16),
         hidden: Sequence[int] = (64, 32),
         width: float = 1.0,
     ):
         super().__init__()
         if image_size < 4:
             raise ValueError(f"image_size must be at least 4 for the model 'cnn', got {image_size}")
-        first, second, wide, narrow = (scaled(size, width) for size in (8, 16, *hidden))
+        first, second, wide, narrow = (scaled(size, width) for size in (*channels, *hidden))
         self.normalize = Normalize(in_channels)
         layers: list[nn.Module] = []
         for before, after in ((in_channels, first), (first, second)):

@@ -190,7 +190,7 @@ def test_bad_names_and_settings():
     with pytest.raises(ValueError, match=f"unknown model 'resnet'; known: {', '.join(NAMES)}"):
         fairlib.build("resnet", num_classes=2)
     with pytest.raises(
-        TypeError, match="unknown setting 'depth' for model 'cnn'; known: hidden, width"
+        TypeError, match="unknown setting 'depth' for model 'cnn'; known: channels, hidden, width"
     ):
         fairlib.build("cnn", num_classes=2, depth=3)
     with pytest.raises(ValueError, match=r"num_classes must lie in \[2, inf\), got 1"):
