@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import pandas as pd
 
-from whopays import effects, prose, tables
+from whopays import effects, plots, prose, tables
 
 Arguments = dict[str, Any]
 
@@ -20,22 +20,7 @@ OF_TRAINING = ("epochs", "lr", "weight_decay", "batch_size", "augment", "precisi
 """Parameters that :func:`fairlib.fit` takes under the same name."""
 
 
-class Settings(NamedTuple):
-    """Arguments of fairlib that the parameters of a page stand for.
-
-    Attributes:
-        attributes: Arguments of :func:`fairlib.load` beside the name of the data set.
-        train: Arguments of :func:`fairlib.fit` for the dense training.
-        common: Arguments of :func:`fairlib.study` other than methods, levels and mitigation; its
-            data and its training are the two above.
-    """
-
-    attributes: Arguments
-    train: Arguments
-    common: Arguments
-
-
-def settings(page: Mapping[str, Any]) -> Settings:
+def settings(page: Mapping[str, Any]) -> tuple[Arguments, Arguments, Arguments]:
     """Resolve the parameters of a page into arguments of fairlib.
 
     ``attribute`` is target and group at once; ``rare`` is the share kept of the second target in
@@ -44,6 +29,11 @@ def settings(page: Mapping[str, Any]) -> Settings:
 
     Args:
         page: Names and values of the page, its ``globals()``.
+
+    Returns:
+        Arguments of :func:`fairlib.load` beside the name of the data set; of :func:`fairlib.fit`
+        for the dense training; of :func:`fairlib.study` other than methods, levels and mitigation,
+        whose data and training are the first two.
 
     Raises:
         KeyError: If the page has no data set or no seeds.
@@ -58,30 +48,28 @@ def settings(page: Mapping[str, Any]) -> Settings:
     # A function of the page may have the name of a parameter that the page lacks, for example
     # "group", and would pass for it: parameters are scalars.
     given = {name: value for name, value in page.items() if isinstance(value, str | int | float)}
-
-    def named(*names: str) -> Arguments:
-        return {name: given[name] for name in names if name in given}
-
-    attributes, train = named(*OF_DATA), named(*OF_TRAINING)
+    attributes, train, common = (
+        {name: given[name] for name in names if name in given}
+        for names in (OF_DATA, OF_TRAINING, ("model", "device", "held_out"))
+    )
     if "attribute" in given:
         attributes |= dict.fromkeys(["target", "group"], given["attribute"])
     if "rare" in given:
         attributes |= {"rare": {(1, 1): given["rare"]}, "limit": given["size"]}
         if given["data"] == "synthetic-faces":
             attributes["shares"] = (0.5, 0.5)
-    common = named("model", "device", "held_out")
     common |= {"data": (given["data"], attributes), "train": train, "progress": True}
     common["seeds"] = range(given["first_seed"], given["first_seed"] + given["seeds"])
     if "width" in given:
-        common["model"] = given.get("model"), named("width")
+        common["model"] = given.get("model"), {"width": given["width"]}
     if "finetune_epochs" in given:
         common["finetune"] = {"epochs": given["finetune_epochs"]}
         if "finetune_lr" in given:
             common["finetune"]["lr"] = given["finetune_lr"] or given["lr"] / 5
-    return Settings(attributes, train, common)
+    return attributes, train, common
 
 
-def values(text: str, kind: Callable[[str], Any] = float) -> list[Any]:
+def values(text: str, kind: type = float) -> list[Any]:
     """Split a parameter that lists several values, separated by commas: float, int or str."""
     return [kind(part.strip()) for part in text.split(",") if part.strip()]
 
@@ -113,3 +101,15 @@ def dropped(study: pd.DataFrame, *on: str, **where: Any) -> pd.DataFrame:
     """
     rows = effects.against_control(study, on=[*on, "seed", "group"])
     return effects.select(rows, stage="compressed", **{"split": "test"} | where)
+
+
+def draw(figure: Callable[..., Any], study: pd.DataFrame, *arguments: object) -> None:
+    """Draw a figure of a study that ran here, with the line that says where it comes from.
+
+    Args:
+        figure: Function that draws the table, its first argument, as
+            :meth:`whopays.tables.Recorded.draw` takes it.
+        study: Table of :func:`fairlib.study`.
+        arguments: Further arguments of the function.
+    """
+    plots.provenance(figure(study, *arguments), study)

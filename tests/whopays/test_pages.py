@@ -85,3 +85,18 @@ def test_a_lean_study_keeps_controls_and_the_test_part_of_compressed_networks():
 def test_what_groups_lost_is_of_compressed_networks_on_test_data_unless_asked_otherwise():
     assert pages.dropped(study())["drop"].tolist() == [0.3]
     assert pages.dropped(study(), split="train", group="few")["drop"].tolist() == [0.4]
+
+
+def test_a_figure_of_a_study_says_where_it_comes_from():
+    from matplotlib.figure import Figure
+
+    drawn = []
+
+    def empty(table, title):
+        drawn.append((Figure(), title))
+        return drawn[0][0]
+
+    pages.draw(empty, study().assign(data="digits", model="cnn", method="snip"), "drops")
+    figure, title = drawn[0]
+    assert title == "drops"
+    assert figure.get_supxlabel() == "digits, cnn, snip, 1 seed, this run"
