@@ -36,7 +36,7 @@ def settings(page: Mapping[str, Any]) -> tuple[Arguments, Arguments, Arguments]:
         whose data and training are the first two.
 
     Raises:
-        KeyError: If the page has no data set or no seeds.
+        KeyError: If the page has no seeds.
 
     Example:
         >>> from whopays.pages import settings
@@ -58,7 +58,7 @@ def settings(page: Mapping[str, Any]) -> tuple[Arguments, Arguments, Arguments]:
         attributes |= {"rare": {(1, 1): given["rare"]}, "limit": given["size"]}
         if given["data"] == "synthetic-faces":
             attributes["shares"] = (0.5, 0.5)
-    common |= {"data": (given["data"], attributes), "train": train, "progress": True}
+    common |= {"data": (given.get("data"), attributes), "train": train, "progress": True}
     common["seeds"] = range(given["first_seed"], given["first_seed"] + given["seeds"])
     if "width" in given:
         common["model"] = given.get("model"), {"width": given["width"]}
