@@ -10,7 +10,7 @@ import interleaved
 import torch
 
 import fairlib
-from fairlib.network.export import session, to_onnx
+from fairlib.network.export import run_onnx, to_onnx
 
 
 def main() -> None:
@@ -23,7 +23,7 @@ def main() -> None:
         "half, factorized": fairlib.factorize(model, "svd", kept=0.5, last="split"),
     }
     goals = {"int8": 0.6, "half, factorized": 0.7}
-    sessions = {name: session(to_onnx(net, data)) for name, net in versions.items()}
+    sessions = {name: run_onnx(to_onnx(net, data)) for name, net in versions.items()}
     passes = {name: lambda run=run: run(inputs) for name, run in sessions.items()}
     interleaved.report("int8", interleaved.compare(passes, goals, rounds=21))
 
