@@ -1,5 +1,4 @@
-"""Steps that many pages share: parameters as arguments of fairlib, recorded tables with their
-verdicts, the rows that statistics need."""
+"""Steps that many pages share: parameters as arguments, recorded tables with verdicts, rows."""
 
 from __future__ import annotations
 
@@ -47,11 +46,11 @@ def settings(page: Mapping[str, Any]) -> tuple[Arguments, Arguments, Arguments]:
     """
     # A function of the page may have the name of a parameter that the page lacks, for example
     # "group", and would pass for it: parameters are scalars.
-    given = {name: value for name, value in page.items() if isinstance(value, str | int | float)}
-    attributes, train, common = (
-        {name: given[name] for name in names if name in given}
-        for names in (OF_DATA, OF_TRAINING, ("model", "device", "held_out"))
-    )
+    given: Arguments = {
+        k: value for k, value in page.items() if isinstance(value, str | int | float)
+    }
+    attributes, train = _chosen(given, OF_DATA), _chosen(given, OF_TRAINING)
+    common = _chosen(given, ("model", "device", "held_out"))
     if "attribute" in given:
         attributes |= dict.fromkeys(["target", "group"], given["attribute"])
     if "rare" in given:
@@ -67,6 +66,10 @@ def settings(page: Mapping[str, Any]) -> tuple[Arguments, Arguments, Arguments]:
         if "finetune_lr" in given:
             common["finetune"]["lr"] = given["finetune_lr"] or given["lr"] / 5
     return attributes, train, common
+
+
+def _chosen(given: Arguments, names: tuple[str, ...]) -> Arguments:
+    return {name: given[name] for name in names if name in given}
 
 
 def values(text: str, kind: type = float) -> list[Any]:
@@ -85,8 +88,7 @@ def recorded(path: str) -> tuple[tables.Recorded, Callable[..., prose.Said]]:
 
 
 def lean(study: pd.DataFrame) -> pd.DataFrame:
-    """Keep the rows that statistics need, controls and the test part of compressed networks: the
-    record stays small."""
+    """Keep controls and the test part of compressed networks, the rows that statistics need."""
     tested = (study["stage"] == "compressed") & (study["split"] == "test")
     return study[(study["stage"] == "control") | tested].reset_index(drop=True)
 

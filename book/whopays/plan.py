@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections import Counter
@@ -36,14 +35,6 @@ def show(grid: str) -> int:
     else:
         pace = f"at the pace of {plan.timed} finished on this machine"
         print(f"hours   {plan.hours:6.2f}  left, {pace}")
-    for table in dict.fromkeys(point.table.with_suffix(".json") for point in points):
-        if table.is_file():
-            recorded = json.loads(table.read_text(encoding="utf-8"))
-            place = recorded["cpu" if recorded["device"] == "cpu" else "device"]
-            print(
-                f"        {recorded['seconds'] / 3600:6.2f}  hours of runs on {place}, "
-                f"when {table.stem}.csv was recorded"
-            )
     done = plan.runs["done"]
     lacks = _lacks([point for point in points if point not in done])
     for sentence in lacks:

@@ -12,7 +12,6 @@ from numpy.typing import ArrayLike
 from pandas import DataFrame, Series
 
 from fairlib import statistics
-from fairlib._validation import lookup
 from fairlib.auditing.figure import PALETTE, escape_dollars, grid_of_columns, new_figure
 from whopays import effects
 
@@ -577,8 +576,8 @@ def _logarithmic(axis: Axes, ticks: Sequence[float], names: Sequence[str], label
     axis.set_xlabel(label)
 
 
-def relu_traffic(axis: Axes, relus: int, measured: DataFrame, protocol: str = "CHEETAH") -> None:
-    """Add an axis above one of ReLU budgets: kB that two parties send for one image.
+def relu_traffic(axis: Axes, relus: int, measured: DataFrame) -> None:
+    """Add an axis above one of ReLU budgets: kB that two parties send for one image in Cheetah.
 
     This is the budget times the network's ReLUs times the bytes per ReLU: the slope of bytes sent
     over ReLUs kept, by least squares with an intercept for every network, image size and batch.
@@ -590,13 +589,8 @@ def relu_traffic(axis: Axes, relus: int, measured: DataFrame, protocol: str = "C
         relus: Number of ReLUs of the network at a share of 1.
         measured: Runs of an engine for private inference, with columns ``network image_size batch
             protocol relus bytes_sent``; the bytes are those of all images of a batch.
-        protocol: Name of the protocol whose runs count.
-
-    Raises:
-        ValueError: If the protocol is unknown.
     """
-    lookup("protocol", protocol, dict.fromkeys(measured["protocol"]))
-    runs = measured[measured["protocol"] == protocol]
+    runs = measured[measured["protocol"] == "CHEETAH"]
     runs = runs.assign(bytes=runs["bytes_sent"] / runs["batch"])
     # Least squares with an intercept for each network, image size and batch: the linear layers send
     # as much at every budget.
@@ -610,7 +604,7 @@ def relu_traffic(axis: Axes, relus: int, measured: DataFrame, protocol: str = "C
     ticks = axis.get_xticks()
     above.set_xticks(scale * ticks, [f"{scale * tick:.3g}" for tick in ticks], fontsize=8)
     above.minorticks_off()
-    above.set_xlabel(f"kB for the ReLUs of an image ({protocol.capitalize()})", fontsize=8)
+    above.set_xlabel("kB for the ReLUs of an image (Cheetah)", fontsize=8)
 
 
 def provenance(figure: Figure, *sources: object) -> None:

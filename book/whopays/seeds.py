@@ -10,6 +10,12 @@ from numpy.typing import ArrayLike, NDArray
 from fairlib._validation import check_number, lookup
 from fairlib.statistics.seeds import finite_sample
 
+RESAMPLES = 10_000
+"""Random sign patterns of a test of more than 14 values."""
+
+MOST_SEEDS = 100_000
+"""Largest number of seeds to report."""
+
 _EXACT = 14  # Largest number of values for which all 2^n sign patterns are enumerated.
 _SIDES = {"two-sided": np.abs, "greater": np.positive, "less": np.negative}
 
@@ -19,13 +25,11 @@ def sign_flip_test(
     center: float = 0.0,
     *,
     alternative: str = "two-sided",
-    resamples: int = 10_000,
-    seed: int = 0,
 ) -> float:
     """Compute the p-value of symmetry about ``center``, by random signs (Fisher 1935).
 
     It is exact, over all ``2 ** n`` sign patterns, up to n = 14; beyond, it comes from
-    ``resamples`` random patterns with the +1 correction. The smallest two-sided p-value is ``2 **
+    10,000 random patterns with the +1 correction. The smallest two-sided p-value is ``2 **
     (1 - n)``: five seeds cannot reach .05.
 
     Args:
@@ -33,8 +37,6 @@ def sign_flip_test(
         center: Mean under the null hypothesis.
         alternative: ``"two-sided"``, ``"greater"`` or ``"less"``: the side of ``center`` that is
             evidence against the null.
-        resamples: Number of random sign patterns when n > 14.
-        seed: Seed of the random patterns.
 
     Raises:
         ValueError: If there is no value or one is not finite or ``alternative`` is unknown.
@@ -52,7 +54,7 @@ def sign_flip_test(
     if n <= _EXACT:
         signs = np.array(list(product((1.0, -1.0), repeat=n)))
     else:
-        signs = np.random.default_rng(seed).choice((1.0, -1.0), size=(resamples, n))
+        signs = np.random.default_rng(0).choice((1.0, -1.0), size=(RESAMPLES, n))
     side = lookup("alternative", alternative, _SIDES)
     # Rounding must not decide: patterns that give the observed sum up to the order of summation
     # count as extreme.
@@ -60,7 +62,7 @@ def sign_flip_test(
         [*values, center]
     )
     return float(
-        extreme.mean() if n <= _EXACT else (1 + np.count_nonzero(extreme)) / (1 + resamples)
+        extreme.mean() if n <= _EXACT else (1 + np.count_nonzero(extreme)) / (1 + RESAMPLES)
     )
 
 
@@ -70,7 +72,6 @@ def seeds_needed(
     *,
     power: float = 0.8,
     level: float = 0.95,
-    most: int = 100_000,
 ) -> int | None:
     r"""Count the seeds until the t interval is beyond ``threshold`` with a given power.
 
@@ -83,11 +84,10 @@ def seeds_needed(
         threshold: Number beyond which the interval should be, on the side of the mean.
         power: Wanted probability, in (0, 1).
         level: Coverage of the interval, in (0, 1).
-        most: Largest count to report.
 
     Returns:
         A count of at least 2; None for a single value, a mean on the threshold, or a count above
-        ``most``.
+        100,000.
 
     Raises:
         ValueError: If there is no value or one is not finite, or ``level`` or ``power`` is not in
@@ -110,7 +110,7 @@ def seeds_needed(
     tail = (1 + level) / 2
     # The normal approximation is a few seeds short of the noncentral t, never above it.
     normal = ((scipy.stats.norm.ppf(tail) + scipy.stats.norm.ppf(power)) * deviation / effect) ** 2
-    if normal > most:
+    if normal > MOST_SEEDS:
         return None
     n = max(2, math.ceil(normal))
     while deviation > 0 and t_power(n, effect / deviation, level=level) < power:

@@ -30,6 +30,7 @@ MIN_SEEDS = 10
 LEVEL = 0.95
 DECIDED = ("supported", "reversed", "no effect")
 VERDICTS = (*DECIDED, "undecided", "undecided (floor)", "not testable here")
+"""All verdicts. The last two come from :mod:`whopays.claims`, which knows floors and reasons."""
 
 
 class Criterion(NamedTuple):

@@ -113,7 +113,7 @@ def _check(name: str, *, train: Settings | None = None, **settings: Any) -> None
     """Refuse a training of a student, or its settings, before anything is trained."""
     training = lookup("distillation method", name, _TRAININGS)
     training.check(f"distillation method {name!r}", settings)
-    check_training("train=", train or {}, given=("objective", "start"))
+    check_training("train=", train or {}, given=("objective",))
     check_distillation(settings.get("distillation"))
 
 

@@ -30,8 +30,8 @@ def factorize(
     is nearest to it (Eckart and Young). Its factors :math:`\sqrt{\sigma_i} \, v_i^\top` and
     :math:`\sqrt{\sigma_i} \, u_i` are the weights of a convolution to r channels, with the kernel,
     stride, padding and dilation of the layer, and of a 1x1 convolution; or of two linear layers.
-    Together they have r (O + I) weights. A layer stays whole where that would not be fewer than
-    its own, and so does one with groups or with a padding other than zeros.
+    Together they have r (O + I) weights. A layer stays whole where its two
+    factors would not have fewer weights, and so does one with groups or a padding other than zeros.
 
     Args:
         model: Any module with convolutions or linear layers that is neither pruned nor quantized;
@@ -47,8 +47,8 @@ def factorize(
             largest with which no more than ``kept`` is left.
         last: ``"whole"`` to leave the last layer with prunable weights, ``"split"`` to replace it
             like the others. It is the last that the model registers, as a rule the one whose
-            outputs are the logits. Of rank r, its logits vary in r dimensions, however many the
-            classes are.
+            outputs are the logits. Factorized to rank r, it would give
+            logits in r dimensions only, however many the classes are.
 
     Returns:
         A factorized copy in eval mode, which is smaller as it is, and can be trained, pruned,
@@ -78,7 +78,8 @@ def factorize(
           (1): Linear(in_features=9, out_features=64, bias=True)
         )
 
-        A matrix of singular values 4, 3, 2 and 1, of which rank one leaves 4 of 8 rows and columns:
+        A 4x4 layer with singular values 4, 3, 2 and 1. Half of its 16 weights allow rank one, which
+        keeps the value 4 alone:
 
         >>> import torch
         >>> model = torch.nn.Sequential(torch.nn.Linear(4, 4, bias=False))
@@ -174,8 +175,7 @@ def _ranks(
         layers = "every layer" if last == "split" else "every layer but the last"
         remedy = "" if last == "split" else "; last='split' includes it"
         raise ValueError(
-            f"{kept=} asks for a rank below one; "
-            f"with rank one in {layers} the least is {least:g}{remedy}"
+            f"{kept=} is too small: rank one in {layers} leaves {least:g} of the weights{remedy}"
         )
     best = int((left <= limit).sum()) - 1
     found = {name: int(rank[best]) for name, rank in ranks.items()}

@@ -189,7 +189,7 @@ def check_linearizer(
         )
     if finetune == 0 and constraint is not None:
         raise ValueError("a constraint belongs to the finetuning, which finetune=0 switches off")
-    set_here = ("objective", "constraint", "sparsify", "stop", "start", "keep")
+    set_here = ("objective", "constraint", "keep")
     check_training("train=", train or {}, given=set_here)
     check_training("finetune=", finetune if isinstance(finetune, Mapping) else {}, given=set_here)
     check_distillation(distillation)

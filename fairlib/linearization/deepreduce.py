@@ -80,7 +80,7 @@ def deepreduce(
         model unless it is reshaped; the stem's ReLUs belong to no stage; and the other way of
         reshaping, a scaled resolution, is left out.
     """
-    check_training("from_scratch=", from_scratch or {}, given=("objective", "constraint", "stop"))
+    check_training("from_scratch=", from_scratch or {}, given=("objective", "constraint"))
     if not (isinstance(widths, Sequence) and widths):
         raise ValueError(f"widths must be a sequence of factors, got {widths!r}")
     for width in widths:

@@ -40,7 +40,7 @@ class AccuracyGap(Constraint):
             constraint is on the gap :math:`A - A_a` itself.
 
     Raises:
-        TypeError: If a number is none.
+        TypeError: If a numeric argument is not a number.
         ValueError: If a setting is out of range; at the start of a training, if fewer than two
             groups have members, or if the number of reference accuracies is not that of the groups.
 

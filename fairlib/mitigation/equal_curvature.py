@@ -76,7 +76,7 @@ class EqualCurvature(Lagrangian, Constraint):
             gradient is multiplied by this number.
 
     Raises:
-        TypeError: If a number is none.
+        TypeError: If a numeric argument is not a number.
         ValueError: If a setting is out of range or unknown; at the start of a training, if fewer
             than two groups have members.
 

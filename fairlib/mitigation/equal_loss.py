@@ -44,7 +44,7 @@ class EqualLoss(Lagrangian, Constraint):
             descended on.
 
     Raises:
-        TypeError: If a number is none.
+        TypeError: If a numeric argument is not a number.
         ValueError: If a setting is out of range or unknown; at the start of a training, if there is
             one group only.
 
@@ -99,6 +99,8 @@ class EqualLoss(Lagrangian, Constraint):
 
 
 class _EqualLossRun:
+    """Multipliers of one training: they weigh the groups' gaps, and grow after each epoch."""
+
     def __init__(
         self, settings: EqualLoss, model: nn.Module, data: GroupedDataset, objective: Objective
     ) -> None:

@@ -44,7 +44,7 @@ class Lagrangian:
             violations.
 
     Raises:
-        TypeError: If a number is none.
+        TypeError: If a numeric argument is not a number.
         ValueError: If a setting is out of range or unknown.
     """
 

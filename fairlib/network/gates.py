@@ -215,18 +215,15 @@ def set_gates(model: nn.Module, keep: Mapping[str, Tensor]) -> None:
         target.alpha = None
 
 
-def relax(model: nn.Module, granularity: str = "pixel") -> None:
+def relax(model: nn.Module) -> None:
     """Begin the learning of every gate, in place: ``alpha`` is 1 where any ReLU is kept, else 0.
 
     Args:
         model: A gated model.
-        granularity: Which ReLUs share an ``alpha``: none (``"pixel"``), those of a channel
-            (``"channel"``) or those of a layer (``"layer"``).
     """
     dtype = placement(model)[1]
     for one in gates(model).values():
-        start = pooled(one.keep.float(), granularity) > 0
-        one.alpha = nn.Parameter(start.to(dtype))
+        one.alpha = nn.Parameter(one.keep.to(dtype))
 
 
 def pooled(values: Tensor, granularity: str) -> Tensor:

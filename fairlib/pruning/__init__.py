@@ -162,7 +162,7 @@ def check_pruner(
         raise ValueError(
             f"pruning method {method!r} with schedule {name!r} trains nothing; leave out train="
         )
-    check_training("train=", train or {}, given=("start", "keep", "sparsify"))
+    check_training("train=", train or {}, given=("keep",))
 
 
 def trains(method: str, settings: Settings) -> bool:

@@ -30,7 +30,7 @@ CONSTRAIN = {
 TRAIN = {"epochs": 10, "batch_size": 64, "device": "auto"}
 """Defaults of those arguments of :func:`fairlib.fit` on which the steps of the mask depend."""
 
-SET_BY_BIFP = ("constraint", "sparsify", "stop", "start", "keep", "val")
+SET_BY_BIFP = ("constraint", "keep", "val")
 """Arguments of :func:`fairlib.fit` that bi-level pruning sets itself."""
 
 

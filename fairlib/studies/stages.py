@@ -1,9 +1,9 @@
-"""The networks of a study, in stages of independent trainings.
+"""Run a study for a group of seeds (:func:`run_group`), stage by stage.
 
-All dense networks are trained, then all controls; the dense networks are compressed, and all
-compressed ones are finetuned. Each stage is one list of trainings, which
-:func:`fairlib.training.fit_all` carries out. A training that diverges is a value: its error takes
-the place of its network.
+Load the data; train the dense networks, then the controls; compress; train what was compressed at
+its initial weights; finetune; measure. Each stage of trainings is one list, which
+:func:`fairlib.training.fit_all` carries out. A training that diverges raises nothing here: its
+:class:`fairlib.DivergenceError` is kept in the place of the network.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from fairlib.training.together import pays, why_alone
 Outcome = tuple[pd.DataFrame, list[str], list[dict[str, Any]]]
 """Rows of a seed, reasons why diagnostics could not be computed, and runs that diverged."""
 Counts = dict[str, int]
-"""Number of trainings ``"at once"`` with those of other seeds, and ``"alone"``."""
+"""Counts of trainings: ``"at once"``, stacked with those of other seeds, and ``"alone"``."""
 
 
 def seed_groups(plan: StudyPlan, seeds: Sequence[int]) -> list[list[int]]:
-    """Group seeds whose trainings are stacked: no two of a group have the same place.
+    """Group seeds for stacked training: no two seeds of a group share a place, the last digit.
 
     Where stacking does not pay each seed is a group of its own, so that a process holds the data
     and networks of one seed only.
@@ -54,7 +54,8 @@ def _stacks(plan: StudyPlan, seed: int) -> bool:
     """Tell whether the seeds of a study are stacked, by the dense training of one of them."""
     if plan.run.at_once != "auto":
         return bool(plan.run.at_once)
-    # Asked first, since loading the data to find out can take minutes.
+    # Check the device before the data: loading data only to learn that stacking does not pay can
+    # take minutes.
     if not (environment.automatic() and environment.resolve_device(plan.device).startswith("cpu")):
         return False
     splits = plan.splits(seed)
@@ -68,30 +69,30 @@ def run_group(plan: StudyPlan, seeds: Sequence[int]) -> tuple[dict[int, Outcome]
     runs = _all_runs(plan, splits)
     counts = {"at once": 0, "alone": 0}
 
-    # Dense networks. Nothing comes of one that diverges.
+    # Train dense networks. One that diverges gets no control and no compressed network.
     dense = [run for run in runs if run.stage == "dense"]
     trainings = [_dense_training(plan, run, start[run.seed], plan.train) for run in dense]
     _fit_stage(plan, dense, trainings, counts)
     finetunings = {run: _finetuning(plan, run) for run in _trained(dense)}
 
-    # Controls.
+    # Finetune the dense networks as controls.
     controls = [run for run in runs if run.stage == "control" and run.parent in finetunings]
     trainings = [finetunings[run.parent](run.dense) for run in controls]
     _fit_stage(plan, controls, trainings, counts, clock=plan.run.clock)
 
-    # Compression; a network that was compressed at its initial weights is then trained.
+    # Compress; then train the networks that were compressed at their initial weights.
     small = [run for run in runs if run.stage == "compressed" and run.parent in finetunings]
     _compress_all(plan, small, start)
     initial = [run for run in _trained(small) if plan.arms[run.arm].compress == "initial"]
     trainings = [_dense_training(plan, run, run.model, plan.arms[run.arm].train) for run in initial]
     _fit_stage(plan, initial, trainings, counts)
 
-    # Finetuning.
+    # Finetune the compressed networks.
     tuned = [run for run in _trained(small) if plan.arms[run.arm].finetunes]
     trainings = [finetunings[run.parent](run.model) for run in tuned]
     _fit_stage(plan, tuned, trainings, counts, clock=plan.run.clock, share=False)
 
-    # Measuring.
+    # Measure each seed's networks.
     outcomes = {}
     for seed in seeds:
         own = [run for run in runs if run.seed == seed and run.model is not None]
@@ -110,8 +111,8 @@ def _all_runs(plan: StudyPlan, splits: Mapping[int, Splits]) -> list[Run]:
             for stage, level in stages:
                 if stage == "control" and not arm.control:
                     continue
-                # The seeds come last: in a list of trainings those of all seeds for one purpose are
-                # then neighbours, and fill a stack.
+                # Loop over seeds innermost: the same training of all seeds is then side by side in
+                # the list, and fills a stack.
                 for seed, part in splits.items():
                     plain = level if len(level) > 1 else level[0]
                     run = Run(part, seed, name, when, stage, plain, parents.get(seed))
@@ -121,7 +122,7 @@ def _all_runs(plan: StudyPlan, splits: Mapping[int, Splits]) -> list[Run]:
 
 
 def _trained(runs: Sequence[Run]) -> list[Run]:
-    """Select the runs that have a network: it did not diverge."""
+    """Select the runs that hold a network, not the error of a training that diverged."""
     return [run for run in runs if isinstance(run.model, nn.Module)]
 
 
@@ -140,13 +141,13 @@ def _fit_stage(
         plan: The study.
         runs: Runs of one stage.
         trainings: The training of each.
-        counts: Numbers to which those of these trainings are added.
+        counts: Counts of trainings, updated in place.
         clock: Measure how long each takes: alone, and without the cache.
         share: Carry out once what several arms ask for.
 
     Raises:
         DivergenceError: If one diverges and the study skips nothing; names the seed. The other
-            trainings of the stage are in the cache then.
+            trainings of the stage are cached already, if the stage uses the cache.
     """
     unique: dict[object, Training] = {}
     keys = []
@@ -174,18 +175,19 @@ def _placed(plan: StudyPlan, training: Training) -> Training:
     at_once = plan.run.at_once
     if not (pays(training) if at_once == "auto" else at_once and why_alone(training) is None):
         return training
-    # The place follows from the seed alone: a seed rounds alike whichever others are asked for.
+    # Derive the place from the seed alone, so that the rounding of a seed does not depend on which
+    # other seeds are run.
     return replace(training, place=training.settings["seed"] % AT_ONCE)
 
 
 def _dense_training(plan: StudyPlan, run: Run, model: nn.Module, settings: Settings) -> Training:
-    """Ask for a training on the whole training part, held to the constraint of the time before."""
+    """Describe a training on the training part, under the mitigation of the time "before"."""
     first, _ = plan.arms[run.arm].constraints(run.when)
     return plan.training(model, run.splits.train, run.seed, settings, first)
 
 
 def _finetuning(plan: StudyPlan, run: Run) -> Callable[[nn.Module], Training]:
-    """Prepare the finetuning of networks that come of a dense one, their teacher and reference."""
+    """Return a function from a network to its finetuning; the dense network is its teacher."""
     arm, data = plan.arms[run.arm], plan.tuning(run.splits)
     _, last = arm.constraints(run.when)
     teacher = None
@@ -213,7 +215,7 @@ def _compress_all(plan: StudyPlan, runs: Sequence[Run], start: Mapping[int, nn.M
 
 
 def _compress(plan: StudyPlan, run: Run, network: nn.Module) -> nn.Module:
-    """Compress a network by each step of the run's arm, to the step's entry of the level."""
+    """Apply the methods of the run's arm in order; method i compresses to entry i of the level."""
     arm = plan.arms[run.arm]
     first, _ = arm.constraints(run.when)
     entries = run.level if isinstance(run.level, tuple) else (run.level,)

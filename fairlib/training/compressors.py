@@ -28,15 +28,12 @@ class Method:
         constrained: True if its training accepts a constraint. A method that brings its own
             constraint does not.
         finetunes: True if its result can be trained.
-        gather: Turns flat settings into the function's arguments where these are objects; raises a
-            TypeError for an unknown setting. None if settings and arguments are the same.
     """
 
     function: Callable[..., nn.Module]
     takes: tuple[str, ...] = ()
     constrained: bool = True
     finetunes: bool = True
-    gather: Callable[..., dict[str, Any]] | None = None
 
     @property
     def trains(self) -> bool:
@@ -57,8 +54,7 @@ class Method:
         """
         if "data" in self.takes and offered["data"] is None:
             raise ValueError(f"{owner} needs data=, the training set")
-        own = dict(settings) if self.gather is None else self.gather(**settings)
-        return {name: offered[name] for name in self.takes} | own
+        return {**{name: offered[name] for name in self.takes}, **settings}
 
     def check(self, owner: str, settings: Settings, level: str = "") -> None:
         """Refuse settings that the function does not have.
@@ -71,10 +67,7 @@ class Method:
         Raises:
             TypeError: If a setting is unknown; the message lists the known ones.
         """
-        if self.gather is not None:
-            self.gather(**settings)
-        else:
-            check_settings(owner, self.function, settings, given=(*self.takes, level))
+        check_settings(owner, self.function, settings, given=(*self.takes, level))
 
 
 def check_share(name: str, level: float) -> None:

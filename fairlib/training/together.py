@@ -117,14 +117,14 @@ def fit_many(
 def fit_all(
     trainings: Sequence[Training], cache: Path | None = None
 ) -> list[nn.Module | DivergenceError]:
-    """Carry out trainings, whatever is the fastest way.
+    """Run many trainings: read from the cache, stacked with like ones, or one by one.
 
-    A training is read from the cache if it is there; trainings with a place that agree in their
-    form are stacked; any other is carried out alone. Every result is written to the cache as soon
-    as it is there, so that a study that is interrupted loses little.
+    Trainings that have a ``place`` and agree in architecture, settings and shape of the data are
+    stacked; any other is run alone. Every result is written to the cache at once, so that a study
+    that is interrupted loses little.
 
     Args:
-        trainings: Trainings of any kind. :func:`why_alone` is None for each that has a place.
+        trainings: Trainings of any kind. Set ``place`` only where :func:`why_alone` returns None.
         cache: Folder of the entries; None switches the cache off.
 
     Returns:
@@ -134,8 +134,8 @@ def fit_all(
         UserWarning: If an entry cannot be written; the trained model is returned all the same.
     """
     results: list[Any] = [None] * len(trainings)
-    # Entries are looked up group by group, not all at first: two trainings of one key are in two
-    # groups, so the second one finds the result of the first.
+    # Read the cache group by group: identical trainings fall into different groups, so that the
+    # second reads what the first wrote.
     for group in _groups(trainings):
         paths = {i: entry_path(cache, trainings[i]) for i in group}
         for i, path in paths.items():

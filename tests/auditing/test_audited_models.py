@@ -129,6 +129,7 @@ class ByBatch(Counting):
         return self.linear(x.flatten(1) - x.flatten(1).mean(0))
 
 
+@pytest.mark.filterwarnings("ignore::fairlib.diagnostics.SlowWarning")
 def test_a_model_that_draws_looks_at_its_batch_or_changes_itself_gets_a_note(images):
     model = Counting(draws=True)
     generator = torch.get_rng_state()

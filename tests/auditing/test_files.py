@@ -158,7 +158,7 @@ def test_a_missing_prediction_is_refused(table, path):
     table.loc[16, "int8"] = np.nan
     with pytest.raises(
         ValueError,
-        match=r"row 17 has no prediction in column 'int8': to leave it out would flatter",
+        match=r"row 17 has no prediction in column 'int8'. Rows are not dropped silently",
     ):
         audit_table(saved(table, path), *PAIR, **ASKED)
 

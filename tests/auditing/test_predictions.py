@@ -101,7 +101,7 @@ def test_kinds_of_scores_are_told_apart_by_their_values():
             "odds",
             "unknown kind of scores 'odds'; known: auto, logits, probabilities, labels",
         ),
-        (np.full((3, 3), "x"), "auto", "must be numbers for auto"),
+        (np.full((3, 3), "x"), "auto", "scores of .* must be numbers, got"),
     ],
 )
 def test_what_can_be_read_in_two_ways_or_in_none_is_refused(values, scores, message):

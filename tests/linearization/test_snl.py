@@ -22,19 +22,17 @@ def learn(gated, images, objective):
 
 
 def test_the_loss_has_the_lasso_and_its_gradient_reaches_the_gates(gated, images, objective):
-    gates.relax(gated, "channel")
+    gates.relax(gated)
     for one in gates.gates(gated).values():
         one.alpha.data.uniform_(-1, 1, generator=torch.Generator().manual_seed(0))
     run = Lasso(penalty=0.3, growth=1.1, patience=5).start(gated, images, objective)
     losses = torch.rand(10, requires_grad=True)
     loss = run.loss(Batch(None, None, None, None, losses))
-    norm = sum(
-        (one.alpha.abs().expand(one.keep.shape)).sum().item() for one in gates.gates(gated).values()
-    )  # Of each ReLU.
+    norm = sum(one.alpha.abs().sum().item() for one in gates.gates(gated).values())
     assert loss.item() == pytest.approx(losses.mean().item() + 0.3 * norm, rel=1e-5)
     loss.backward()
     for one in gates.gates(gated).values():
-        assert torch.allclose(one.alpha.grad, 0.3 * one.keep[0].numel() * one.alpha.sign())
+        assert torch.allclose(one.alpha.grad, 0.3 * one.alpha.sign())
 
 
 def test_the_penalty_grows_when_no_relu_was_lost_and_the_phase_ends_with_the_budget(learn):

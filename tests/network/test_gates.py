@@ -261,15 +261,13 @@ def test_masks_that_do_not_fit(cnn, mask, message):
         gates.with_gates(gate(cnn), mask)
 
 
-@pytest.mark.parametrize("granularity", ["pixel", "channel", "layer"])
-def test_learning_begins_where_the_gates_are(cnn, images, granularity):
-    """Also where a channel or a layer keeps some of its ReLUs only."""
+def test_learning_begins_where_the_gates_are(cnn, images):
     gated = gate(cnn)
     some = gates.with_gates(
         gated, gates.keep_relus(gated, gates.drawn(gated, "pixel", 0), 300)
     ).double()
     learning = copy.deepcopy(some)
-    gates.relax(learning, granularity)
+    gates.relax(learning)
     inputs = images.batch(slice(10), dtype=torch.float64)
     assert torch.equal(learning(inputs), some(inputs))
     assert all(one.alpha.dtype == torch.float64 for one in gates.gates(learning).values())

@@ -382,11 +382,6 @@ def test_statistics_of_batch_normalization_come_from_the_lower_level_alone(image
             "train has constraint=, which bi-level",
         ),
         (
-            dict(train=TRAIN | {"stop": lambda row: True}),
-            ValueError,
-            "train has stop=, which bi-level",
-        ),
-        (
             dict(train=TRAIN | {"lr": 1e30}),
             fairlib.DivergenceError,
             "the gradient of the mask's scores is nan",

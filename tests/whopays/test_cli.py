@@ -251,22 +251,6 @@ def test_a_plan_takes_a_picture_that_cannot_be_read_for_data_that_are_not_there(
     )
 
 
-@pytest.mark.parametrize(("device", "place"), [("cpu", "Some CPU"), ("Some GPU", "Some GPU")])
-def test_a_plan_says_how_long_the_recorded_table_took_and_where(
-    grid, project, capsys, device, place
-):
-    (table,) = {point.table.with_suffix(".json") for point in grids.expand("grid.yml")}
-    cli.main(["plan", "grid.yml"])
-    assert "recorded" not in capsys.readouterr().out
-    table.parent.mkdir(parents=True, exist_ok=True)
-    table.write_text(json.dumps({"seconds": 5400, "device": device, "cpu": "Some CPU"}))
-    cli.main(["plan", "grid.yml"])
-    assert (
-        f"          1.50  hours of runs on {place}, when {table.stem}.csv was recorded\n"
-        in capsys.readouterr().out
-    )
-
-
 def test_a_plan_of_no_grid_is_refused(tmp_path, capsys):
     assert cli.main(["plan", str(tmp_path / "none.yml")]) == 1
     (tmp_path / "grid.yml").write_text("runs: 3")

@@ -14,7 +14,7 @@ import pytest
 from fairlib.statistics import accuracies_by_chance
 from whopays import claims, effects
 
-CLAIMS = Path(__file__).parents[1] / "book" / "claims.yml"
+CLAIMS = Path(__file__).parents[2] / "book" / "claims.yml"
 
 
 def form(name: str, arguments: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -48,8 +48,6 @@ def test_relu_traffic_is_the_slope_within_networks_times_the_relus():
     assert [tick.get_text() for tick in above.get_xticklabels()] == ["3.6", "90"]
     np.testing.assert_allclose(above.get_xlim(), [1.8, 180])
     assert above.get_xlabel() == "kB for the ReLUs of an image (Cheetah)"
-    with pytest.raises(ValueError, match="unknown protocol 'cheetah'; known: CHEETAH"):
-        plots.relu_traffic(axis, 2_000, runs, "cheetah")
 
 
 def test_figures_are_white_in_dark_mode_too():

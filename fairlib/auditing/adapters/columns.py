@@ -30,9 +30,9 @@ def read_columns(
     for name, column in columns.items():
         if column.isna().any():
             raise ValueError(
-                f"row {column.isna().idxmax()} has no prediction in column {name!r}: to leave it "
-                "out would flatter the model; remove the row, or give the answer a label of its "
-                "own and name it in --classes"
+                f"row {column.isna().idxmax()} has no prediction in column {name!r}. Rows are not "
+                "dropped silently, since that could flatter the model: remove the row yourself, or "
+                "give the missing answer a label and name that in --classes"
             )
     numbers = columns.apply(
         lambda column: pd.to_numeric(column.str.replace(",", "."), errors="coerce")
@@ -47,8 +47,8 @@ def read_columns(
             if len(unknown):
                 raise ValueError(
                     f"row {unknown.index[0]} of column {labels.name!r}: unknown class "
-                    f"{unknown.iloc[0]!r}; known: {', '.join(classes)}; name all of them in "
-                    "--classes if it is one; if it is a number, say --scores"
+                    f"{unknown.iloc[0]!r}; known: {', '.join(classes)}; if it is a class, "
+                    "list all classes in --classes; if the column holds scores, give --scores"
                 )
             return labels
     broken = numbers.isna().any(axis=1)

@@ -38,14 +38,16 @@ def check_model(path: str | Path, kinds: tuple[str, ...] = (".onnx",)) -> Path:
     path = Path(path)
     suffix = path.suffix.lower()
     if suffix not in kinds:
-        why = "may run code when it is read" if suffix in RUNS_CODE else "has another suffix"
-        raise ValueError(
-            f"a model must be a file {' or '.join(kinds)}; {str(path)!r} {why}: load it where you "
-            "trust it, write it by torch.onnx.export(model, ...), or its weights by "
-            "safetensors.torch.save_file(model.state_dict(), ...)"
-        )
+        remedy = ""
+        if suffix in RUNS_CODE:
+            remedy = (
+                ". It may run code when it is read: load it where you trust it, write it by "
+                "torch.onnx.export(model, ...), or its weights by "
+                "safetensors.torch.save_file(model.state_dict(), ...)"
+            )
+        raise ValueError(f"a model must be a file {' or '.join(kinds)}, got {str(path)!r}{remedy}")
     if not path.is_file():
-        raise FileNotFoundError(f"found no model {str(path)!r}")
+        raise FileNotFoundError(f"found no model file {str(path)!r}")
     return path
 
 

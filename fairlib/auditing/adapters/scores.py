@@ -156,7 +156,7 @@ def _in_order_of_classes(values: Any, truth: GroundTruth, role: str) -> Any:
 def _numbers(found: np.ndarray, truth: GroundTruth, role: str, kind: str) -> np.ndarray:
     """Refuse scores that are no finite numbers of each class; return them as float64."""
     if found.dtype.kind not in "iufb":
-        raise ValueError(f"{role} must be numbers for {kind}, got {found.dtype}")
+        raise ValueError(f"scores of {role} must be numbers, got {found.dtype}")
     found = found.astype(np.float64)
     broken = np.flatnonzero(~np.isfinite(found.reshape(len(found), -1)).all(1))
     if len(broken):

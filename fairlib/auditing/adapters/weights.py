@@ -40,8 +40,8 @@ def load_weights(
     except SafetensorError as error:
         raise ValueError(f"cannot read {str(path)!r} as safetensors: {error}") from error
     module = restore(build(model, like=test) if model else _call(str(factory)), state)
-    # A module is built in float32; weights saved in half precision were audited as float32
-    # otherwise, which is not the model that is going to be used.
+    # A module is built in float32: weights saved in half precision would otherwise be audited as
+    # float32, which is not the model that is going to be used.
     dtypes = {tensor.dtype for tensor in state.values() if tensor.is_floating_point()}
     return module.to(dtypes.pop()) if len(dtypes) == 1 else module
 
@@ -51,10 +51,11 @@ def _call(factory: str) -> nn.Module:
     module, _, function = factory.partition(":")
     sys.path.insert(0, os.getcwd())
     try:
-        return getattr(importlib.import_module(module), function)()
+        make = getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError, ValueError) as error:
         raise ValueError(
             f"--factory must be package.module:function, got {factory!r}: {error}"
         ) from error
     finally:
         sys.path.pop(0)
+    return make()
