@@ -96,7 +96,7 @@ lab: $(STAMP)
 # nbval runs the notebooks: the theory's stored outputs are its test; of the experiments copies with smoke parameters. A
 # process has one notebook at a time and trains on one core, so that the cores are not asked for twice. IPYTHONDIR is a
 # folder of settings that make warnings errors, which nbval has no option for.
-one_core = env OMP_NUM_THREADS=1 LOKY_MAX_CPU_COUNT=1 IPYTHONDIR=$(CURDIR)/_build/smoke/ipython
+one_core = env FAIRLIB_CACHE=$(CURDIR)/_build/smoke/cache OMP_NUM_THREADS=1 LOKY_MAX_CPU_COUNT=1 IPYTHONDIR=$(CURDIR)/_build/smoke/ipython
 test: $(STAMP)
 	pytest --numprocesses $(CORES) --dist loadgroup $(if $(FAST),-m "not slow")
 	$(if $(FAST),exit 0)

@@ -64,7 +64,7 @@ def mask_phase(model: nn.Module, data: fairlib.GroupedDataset, rounds: int) -> p
     gates.relax(soft)
     settings = {"epochs": 1, "batch_size": 64, "lr": 1e-3}
     distilled = partial(fairlib.fit, model, data, objective=Distillation(model, data), **settings)
-    mask = MASK_PHASE | settings | {"constraint": Lasso(1e-5, 1.1, 5, 0.01)}
+    mask = MASK_PHASE | settings | {"constraint": Lasso(1e-5, 1.1, 5)}
 
     def by_adam(
         network: nn.Module, arguments: dict, objective: Objective

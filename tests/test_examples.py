@@ -12,6 +12,7 @@ from types import ModuleType
 import pytest
 
 import fairlib
+import whopays
 
 
 def examples(module: ModuleType) -> list[doctest.DocTest]:
@@ -19,7 +20,12 @@ def examples(module: ModuleType) -> list[doctest.DocTest]:
     return [test for test in doctest.DocTestFinder().find(module, module.__name__) if test.examples]
 
 
-MODULES = [info.name for info in pkgutil.walk_packages(fairlib.__path__, "fairlib.")]
+MODULES = [
+    info.name
+    for package in (fairlib, whopays)
+    for info in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
+    if not info.name.endswith("__main__")
+]
 EXAMPLES = {test.name: test for name in MODULES for test in examples(importlib.import_module(name))}
 NAMES = [name for name in fairlib.__all__ if name != "__version__"]
 

@@ -64,7 +64,7 @@ def said(claim: str, tables: str, expect: dict[str, str]) -> str:
     Args:
         claim: Id of the claim.
         tables: Beginning of the paths of its tables below ``results``.
-        expected: By what a name ends in (`DATA`) the verdict that the words rest on.
+        expect: By what a name ends in (`DATA`) the verdict that the words rest on.
 
     Raises:
         ValueError: If a verdict is another, or a recorded table of the claim is not among them.

@@ -13,6 +13,7 @@
 | `ledger` | page, table and sections of all verdicts |
 | `tables` | recorded tables on a page, and tables of means with intervals |
 | `plots` | figures of a page |
+| `pages` | parameters as arguments, recorded tables with verdicts, rows for statistics |
 | `prose` | sentences of a page with computed numbers and verdicts |
 | `cli` | the command `whopays`: run, plan, gather, verify, ledger |
 
@@ -25,6 +26,9 @@ import lazy_loader
 # A module is imported when it is first used: the command and the Snakefile need no torch.
 __getattr__, __dir__, __all__ = lazy_loader.attach(
     __name__,
-    ["claims", "effects", "grids", "ledger", "plots", "prose", "runs", "seeds", "tables", "verify"],
+    [
+        *("claims", "effects", "grids", "ledger", "pages", "plan", "plots", "prose"),
+        *("runs", "seeds", "tables", "verdict", "verify"),
+    ],
     {"runs": ["record"]},
 )

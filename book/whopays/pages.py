@@ -77,7 +77,7 @@ def values(text: str, kind: type = float) -> list[Any]:
     return [kind(part.strip()) for part in text.split(",") if part.strip()]
 
 
-def recorded(path: str) -> tuple[tables.Recorded, Callable[..., prose.Said]]:
+def evidence(path: str) -> tuple[tables.Recorded, Callable[..., prose.Said]]:
     """Read a recorded table; return with it the function that looks up a verdict by this table.
 
     Args:

@@ -390,7 +390,9 @@ def levels(axis: Axes, study: DataFrame) -> None:
         axis.set_xlabel("sparsity (share of weights pruned)")
 
 
-def size_axis(axis: Axes, values: Iterable[float]) -> None:
+def size_axis(
+    axis: Axes, values: Iterable[float], label: str = "training images of the group"
+) -> None:
     """Make the x axis one of group sizes: logarithmic, with three ticks.
 
     The ticks are at the smallest, the middle and the largest size.
@@ -398,11 +400,12 @@ def size_axis(axis: Axes, values: Iterable[float]) -> None:
     Args:
         axis: Axis whose x axis is changed.
         values: Sizes of the groups.
+        label: Label of the x axis.
     """
     values = sorted(set(values))
     ticks = sorted({values[place] for place in (0, len(values) // 2, -1)})
     names = [f"{tick:,.0f}" for tick in ticks]
-    _logarithmic(axis, ticks, names, "training images of the group")
+    _logarithmic(axis, ticks, names, label)
 
 
 def by_size(
@@ -411,6 +414,7 @@ def by_size(
     column: str,
     *,
     by: str,
+    rank: str = "train_size",
     zero: bool = True,
 ) -> None:
     """Draw means over seeds against group size, a line for each value of another column.
@@ -421,10 +425,11 @@ def by_size(
         column: Name of the column whose mean is drawn, with its 95 % t interval; it labels the y
             axis.
         by: Name of the column whose values are the lines; rows without a value there are left out.
+        rank: Name of the column of group sizes, by which the groups of each seed are sorted.
         zero: Whether to mark the height zero.
     """
     parts = rows.groupby(by, sort=False)
-    found = {name: effects.groups_by_size(own, column=column) for name, own in parts}
+    found = {name: effects.groups_by_size(own, column=column, rank=rank) for name, own in parts}
     size_axis(axis, next(iter(found.values())))
     lines(axis, found, apart=0.02, zero=zero)
     axis.set_ylabel(column)

@@ -86,7 +86,7 @@ def record(table: pd.DataFrame) -> pd.DataFrame:
         In a notebook that ``whopays run`` executes this writes ``records.parquet``; anywhere else
         it does nothing.
 
-        >>> import pandas, fairlib
+        >>> import pandas, whopays
         >>> table = pandas.DataFrame({"seed": [0, 1], "accuracy": [0.75, 0.5]})
         >>> whopays.record(table) is table
         True
@@ -499,7 +499,8 @@ def _locked(path: Path, out: Path) -> FileLock | None:
     """Lock a file, and wait while another process holds it; None where there are no locks."""
     from filelock import FileLock, Timeout
 
-    lock = FileLock(path)
+    # A soft lock, a marker file, would outlive a killed process and be waited for without end.
+    lock = FileLock(path, fallback_to_soft=False)
     try:
         lock.acquire(blocking=False)
     except Timeout:

@@ -66,7 +66,9 @@ def _cost(report: Report, modules: dict[str, nn.Module], test: GroupedDataset) -
     ):
         try:
             table = cost(modules, test, latency=False)
-        except (RuntimeError, ValueError) as error:
+        except Exception as error:
+            # A module from elsewhere may fail in any way when it is copied or traced; the groups'
+            # accuracies do not depend on its cost, and the reason is shown.
             report.notes.append(f"the cost of the models could not be computed: {error}")
             return pd.DataFrame()
     # A count that fails is NaN in the table: the reason would be lost with it.

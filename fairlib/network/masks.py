@@ -121,7 +121,12 @@ def read_masks(model: nn.Module) -> dict[str, Tensor]:
     """
     zero_masked(model)
     buffers = {name: layer._buffers.get(BUFFER) for name, layer in _layers(model)}
-    return {name: mask.view(torch.bool) for name, mask in buffers.items() if mask is not None}
+    # Masks of torch.nn.utils.prune have the same name and are floats, whose bytes are no booleans.
+    return {
+        name: mask.view(torch.bool) if mask.dtype == torch.uint8 else mask
+        for name, mask in buffers.items()
+        if mask is not None
+    }
 
 
 def zero_masked(model: nn.Module) -> None:

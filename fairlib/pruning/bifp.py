@@ -87,9 +87,7 @@ def bifp(
             accuracies closes by overfitting and says nothing. The held-out part is new to the lower
             level, but not to a dense model trained on all ``data``.
         held_out: Share of ``data`` that is held out if ``val`` is not given, in (0, 1).
-        penalty: Fairness term :math:`\nu \, \varphi(F)`; with a weight :math:`\nu` of 0 the method
-            is BiP.
-        mask: Settings of the search for the mask.
+        fairness: Weight :math:`\nu` of the fairness term; with 0 the method is BiP.
         constrain: Levels that include the fairness term: ``"both"``, ``"masks"`` (the paper's "w/o
             w"), ``"weights"`` ("w/o m") or ``"neither"``.
         granularity: ``"weight"``: single weights, ranked over all layers together. ``"filter"``:

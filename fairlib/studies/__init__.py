@@ -104,7 +104,7 @@ def study(
             ``"prune:bifp"``, ``"linearize:deepreduce"``, or a function with an argument ``val``):
             ``"val"`` for the validation part of the data, which neither the method nor the dense
             model has been trained on; ``"train"`` for a share of the training part that the method
-            splits off itself, as in edition 0.1: the dense model knows it; ``"val-only"`` for a
+            splits off itself: the dense model knows it; ``"val-only"`` for a
             share of the validation part, which then is all that compression and finetuning see, the
             control's too, as in Section 5 of Dai et al. (2023). The dense network, and one that is
             compressed at its initial weights, are trained on the training part; a method that

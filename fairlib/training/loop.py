@@ -123,6 +123,9 @@ class Training:
     loop: LoopSettings = LoopSettings()
     place: int | None = None
 
+    def __post_init__(self) -> None:
+        check_settings("a Training", fit, self.settings, given=("model", "data"))
+
     @property
     def arguments(self) -> SimpleNamespace:
         """Settings completed by the defaults of :func:`fairlib.fit`."""
@@ -486,8 +489,11 @@ class _Loop:
             seeds = [member.how.seed for member in members]
             self.generators = [torch.Generator().manual_seed(seed) for seed in seeds]
             self.model = Stack([member.model for member in members], torch.channels_last)
-        elif trains_channels_last(first.model, first.data):
-            self.layout = torch.channels_last
+        else:
+            # Set in both cases: a network that comes in channels-last format, and must not be
+            # trained in it, would else make oneDNN write past a buffer.
+            if trains_channels_last(first.model, first.data):
+                self.layout = torch.channels_last
             self.model.to(memory_format=self.layout)
         self.objective = joint_objective([member.objective for member in members])
         self.optimizer = lookup("optimizer", self.loop.optimizer, OPTIMIZERS)(

@@ -184,3 +184,17 @@ def test_a_module_whose_scores_look_like_independent_probabilities_gets_a_note(i
 def test_what_is_no_model_is_refused_with_what_is_one(model, message, images):
     with pytest.raises(TypeError, match=message):
         read_model(model, Query("before", truth_of_dataset(images), images))
+
+
+class Uncopyable(torch.nn.Linear):
+    """A classifier that cannot be copied, as some wrappers of modules cannot."""
+
+    def __deepcopy__(self, memo):
+        raise AttributeError("no copy")
+
+
+def test_the_cost_of_a_model_that_cannot_be_copied_is_a_note_and_its_groups_are_audited():
+    data = fairlib.GroupedDataset(torch.randn(40, 3), [0, 1] * 20, [0] * 20 + [1] * 20)
+    model = Uncopyable(3, 2)
+    report = fairlib.audit(model, model, data, resamples=20, diagnostics=())
+    assert report.cost.empty and any("no copy" in note for note in report.notes)

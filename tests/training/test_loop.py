@@ -431,3 +431,17 @@ def test_a_loss_whose_gradient_is_taken_keeps_value_and_gradient(cnn, images):
         assert torch.equal(found[parameter], gradient) and torch.allclose(
             parameter.grad, 2 * gradient
         )
+
+
+def test_a_network_that_comes_in_channels_last_format_is_trained_by_the_rule_all_the_same(images):
+    """On images of 8 pixels: in ordinary format, so that both end in the same bits."""
+    model = fairlib.build("cnn", num_classes=3, in_channels=1, image_size=8, seed=0)
+    other = copy.deepcopy(model).to(memory_format=torch.channels_last)
+    one, two = (fairlib.fit(net, images, epochs=1) for net in (model, other))
+    for name, value in one.state_dict().items():
+        assert torch.equal(value, two.state_dict()[name]), name
+
+
+def test_a_misspelt_setting_of_a_training_is_refused(images, cnn):
+    with pytest.raises(TypeError, match="unknown setting 'epoch'"):
+        Training(cnn, images, {"epoch": 1})

@@ -62,7 +62,7 @@ def test_values_are_separated_by_commas(text, kind, found):
 
 def test_a_recorded_table_comes_with_its_verdicts():
     path = "results/pruning/exemplars-study.csv"
-    table, verdict = pages.recorded(path)
+    table, verdict = pages.evidence(path)
     assert table and table.path.as_posix().endswith(path)
     assert verdict("H-exemplars") == prose.verdict("H-exemplars", path)
     with pytest.raises(ValueError, match="the page says reversed"):
