@@ -283,7 +283,7 @@ def contents(notebook: str | Path, given: Mapping[str, Any]) -> dict[str, str]:
     notebook, root = Path(notebook), project_root(notebook)
     code = "\n".join(cell["source"] for cell in _cells(notebook) if cell["cell_type"] == "code")
     named = re.findall(r"\b(?:results|book)/[\w./-]*", code)
-    if re.search(r"\b(claims|prose)\.verdict|\bpages\.recorded", code):
+    if re.search(r"\b(claims|prose)\.verdict|\bpages\.evidence", code):
         named.append("book/claims.yml")
     # A name without its suffix is also the beginning of the provenance beside a table, and of all
     # tables that an f-string such as results/part/{name}.csv may name.

@@ -193,7 +193,7 @@ def test_a_plan_counts_runs_and_says_what_they_need_that_is_not_there(grid, caps
     gpu, data = error.splitlines()
     assert gpu == "whopays: 2 runs need a GPU that is not there"
     assert (
-        data.startswith("whopays: 1 run needs data that are not there: found no file train-images")
+        data.startswith("whopays: 1 run needs data that are not there: found no file in")
         and "by hand" in data
     )
 
