@@ -45,7 +45,8 @@ def fold_page(app: Sphinx, doctree: nodes.document, docname: str) -> None:
     for module in list(doctree.findall(addnodes.index)):
         # Sphinx leaves the docstring of a module in the section, between its anchor and what
         # follows.
-        anchor = module["entries"][0][2]
+        # A module whose members are documented elsewhere has an index without entries.
+        anchor = module["entries"][0][2] if module["entries"] else ""
         if anchor.startswith("module-"):
             after = module.parent[module.parent.index(module) + 1 :]
             rest = dropwhile(lambda node: isinstance(node, nodes.target), after)

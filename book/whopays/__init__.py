@@ -1,24 +1,24 @@
-"""whopays: the workshop of the book, which builds on :mod:`fairlib`; fairlib knows nothing of it.
+"""whopays: the workshop of the book, built on fairlib, which knows nothing of it.
 
-| module | task |
-|---|---|
-| `runs` | one notebook, executed safely and once; digests of what a run depends on |
-| `grids` | many runs of a notebook, and the table gathered from them |
-| `plan` | progress of a grid, and what it lacks on this machine |
-| `verify` | a recorded table, run again and compared |
-| `claims` | claims of `book/claims.yml`, and their verdicts by recorded tables |
-| `verdict` | rules that turn values over seeds into a verdict |
-| `seeds` | tests over seeds: sign flips, power, false discoveries |
-| `effects` | statistics: from a study's table to one number per seed |
-| `ledger` | page, table and sections of all verdicts |
-| `tables` | recorded tables on a page, and tables of means with intervals |
-| `plots` | figures of a page |
-| `pages` | parameters as arguments, recorded tables with verdicts, rows for statistics |
-| `prose` | sentences of a page with computed numbers and verdicts |
-| `cli` | the command `whopays`: run, plan, gather, verify, ledger |
+Its modules:
+
+- ``runs``: one notebook, executed safely and once; digests of what a run depends on
+- ``grids``: many runs of a notebook, and the table gathered from them
+- ``plan``: progress of a grid, and what it lacks on this machine
+- ``verify``: a recorded table, run again and compared
+- ``claims``: claims of ``book/claims.yml``, and their verdicts by recorded tables
+- ``verdict``: rules that turn values over seeds into a verdict
+- ``seeds``: tests over seeds: sign flips, power, false discoveries
+- ``effects``: statistics: from a study's table to one number per seed
+- ``ledger``: page, table and sections of all verdicts
+- ``tables``: recorded tables on a page, and tables of means with intervals
+- ``plots``: figures of a page
+- ``pages``: parameters as arguments, recorded tables with verdicts, rows for statistics
+- ``prose``: sentences of a page with computed numbers and verdicts
+- ``cli``: the command ``whopays``: run, plan, gather, verify, ledger
 
 A notebook hands its table over by :func:`record`, reads recorded ones by :mod:`whopays.tables`,
-asks for verdicts by :mod:`whopays.claims` and draws by :mod:`whopays.plots`.
+asks for verdicts by ``whopays.claims`` and draws by :mod:`whopays.plots`.
 """
 
 import lazy_loader

@@ -897,8 +897,7 @@ def arm_losses(table: DataFrame) -> DataFrame:
 
     Args:
         table: Table of :func:`fairlib.study` with the rows of controls and a column of
-        `ARM_COLUMNS` (the
-            last of them).
+            `ARM_COLUMNS` (the last of them).
 
     Returns:
         One row per arm, level and seed, arms and levels in the order of the table: the column of

@@ -485,7 +485,7 @@ def against(
         y: Name of the column on the y axis, and its label.
         draw: :func:`scatter` for a point for each row, or :func:`crosses` for a mean for each
             group.
-        size: Further arguments of :func:`new_figure`.
+        size: Further arguments of ``new_figure``.
     """
     figure, axes = new_figure(len(columns), sharey=True, **size)
     for axis, (column, label) in zip(axes, columns.items(), strict=True):

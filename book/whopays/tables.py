@@ -29,7 +29,7 @@ real-data run.
 """
 
 AT_SCALE = re.compile(r".*-(all|resnet18)|[tbd]-(fig|tab)-.*")
-"""Names of runs at scale: all pictures of a data set, or a network or a grid of a paper."""
+"""Names of runs at scale, of all pictures of a data set, of a paper's network or grid."""
 
 REMARKS = {
     ("near_duplicates", "ignored"): "near-duplicates not kept together",

@@ -41,7 +41,7 @@ def hessian_bound(
     cross-entropy is
 
     .. math:: J^\top (\operatorname{diag} p - p p^\top) J + S, \qquad S = \sum_c (p_c - y_c)
-    \nabla_\theta^2 z_c .
+        \nabla_\theta^2 z_c .
 
     The largest eigenvalue of a sum is at most the sum of the largest ones (Weyl), so
     :math:`\lambda_{\max}(H_a)` is at most the mean over the group of those of both parts:

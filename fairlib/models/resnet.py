@@ -89,7 +89,7 @@ class ResNet(nn.Module):
             max-pooling of stride 2.
         widths: Channels of each stage; every stage but the first halves the resolution.
         blocks: Number of blocks of each stage.
-        block: Class of the blocks: :class:`BasicBlock`, or :class:`Bottleneck`, whose outputs have
+        block: Class of the blocks: ``BasicBlock``, or ``Bottleneck``, whose outputs have
             four times the stage's channels.
         width: Multiplies ``widths`` (rounded, at least 1).
         stem: ``"auto"`` chooses by ``image_size``; ``"small"`` and ``"imagenet"`` choose a stem at

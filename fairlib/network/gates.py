@@ -84,7 +84,7 @@ class Gate(nn.Module):
 
 
 def gate(model: nn.Module, data: GroupedDataset | Tensor | None = None) -> nn.Module:
-    """Copy a model, in eval mode, with every ReLU in a :class:`Gate` that keeps all of it.
+    """Copy a model, in eval mode, with every ReLU in a ``Gate`` that keeps all of it.
 
     A ReLU that a module calls as a function, or an ``nn.ReLU`` that is called several times in a
     forward pass (the blocks of torchvision's ResNets do that), is split by call site

@@ -48,9 +48,9 @@ class Distillation:
             and the released code of [D] uses.
 
     Raises:
-        UntrainedTeacherError: If the teacher's accuracy, averaged over the C classes that the data
-            have, is below 1/C plus three standard errors, so that it cannot be told from guessing.
-        ValueError: If a setting is out of range or unknown.
+        ValueError: If a setting is out of range or unknown, or the teacher's accuracy, averaged
+            over the C classes that the data have, is below 1/C plus three standard errors, so that
+            it cannot be told from guessing (``UntrainedTeacherError``).
         FloatingPointError: If the teacher's outputs are NaN or infinite.
 
     Source:

@@ -83,14 +83,14 @@ PRECISIONS = {"float32": False, "bfloat16": True}
 
 @dataclass(frozen=True)
 class LoopSettings:
-    """Settings of the loop that methods of compression make use of, and :func:`fit` does not have.
+    """Settings of the loop beyond those of :func:`fairlib.fit`, for methods of compression.
 
     Args:
         optimizer: ``"sgd"``, or ``"adam"`` with torch's default decay rates, which ignores
             ``momentum``.
-        start: Step at which to begin, for models rewound to :func:`weights_at` that step. The
-            batches before it are drawn and skipped, the learning rate is that of the schedule at
-            this step, and momentum begins at zero. Augmentation and dropout draw nothing for
+        start: Step at which to begin, for models rewound to :func:`fairlib.weights_at` that step.
+            The batches before it are drawn and skipped, the learning rate is that of the schedule
+            at this step, and momentum begins at zero. Augmentation and dropout draw nothing for
             skipped steps, so with them the batches differ from those of an uninterrupted training.
         stop: Function of an epoch's row of the history; the training ends after the first epoch for
             which it is true.
@@ -113,7 +113,7 @@ class Training:
         data: Training set.
         settings: The other arguments of :func:`fairlib.fit`, by name.
         loop: Settings beyond those of :func:`fairlib.fit`.
-        place: Place in a stack, below :data:`AT_ONCE`, on which rounding may depend; None for a
+        place: Place in a stack, below ``AT_ONCE``, on which rounding may depend; None for a
             training that is carried out alone.
     """
 
@@ -184,8 +184,8 @@ def fit(
         objective: Per-sample losses, for example a
             :class:`fairlib.training.distillation.Distillation`; cross-entropy by default.
         constraint: Constraint on groups, for example ``fairlib.EqualLoss(step=0.02)``.
-        keep: Steps after which the weights are kept for :func:`weights_at`; 0 is before the first
-            step.
+        keep: Steps after which the weights are kept for :func:`fairlib.weights_at`; 0 is before the
+            first step.
         seed: Seed of batch order, augmentation and dropout. The global generators are left as they
             were found.
         device: ``"auto"`` (CUDA if available) or a torch device. The result stays there.
@@ -233,7 +233,7 @@ _DEFAULTS = {
 
 
 def carry_out(training: Training) -> nn.Module:
-    """Return the trained copy, as :func:`fit` does.
+    """Return the trained copy, as :func:`fairlib.fit` does.
 
     Raises:
         DivergenceError: If the training diverges.
@@ -245,7 +245,7 @@ def carry_out(training: Training) -> nn.Module:
 
 
 def trains_channels_last(model: nn.Module, data: GroupedDataset) -> bool:
-    """Tell whether a network is trained in channels-last format, by the rule of :func:`fit`."""
+    """Tell whether :func:`fairlib.fit` trains a network in channels-last format."""
     convolutions = [module for module in model.modules() if isinstance(module, nn.Conv2d)]
     return (
         environment.automatic()
@@ -283,7 +283,7 @@ def _bfloat16_time() -> float:
 
 
 def check_training(owner: str, settings: Mapping[str, Any], given: Iterable[str] = ()) -> None:
-    """Refuse arguments of :func:`fit` before anything is trained.
+    """Refuse arguments of :func:`fairlib.fit` before anything is trained.
 
     Args:
         owner: Name of the arguments in the error message: ``"finetune="``.
@@ -291,7 +291,7 @@ def check_training(owner: str, settings: Mapping[str, Any], given: Iterable[str]
         given: Names of arguments that the library fills in.
 
     Raises:
-        TypeError: If :func:`fit` has no such argument, or it must be of another type.
+        TypeError: If :func:`fairlib.fit` has no such argument, or it must be of another type.
         ValueError: If a value is out of range or unknown.
     """
     check_settings(owner, fit, settings, given)
@@ -299,7 +299,7 @@ def check_training(owner: str, settings: Mapping[str, Any], given: Iterable[str]
 
 
 def check_arguments(arguments: Mapping[str, Any], of: str = "") -> None:
-    """Refuse values that :func:`fit` does not take.
+    """Refuse values that :func:`fairlib.fit` does not take.
 
     Args:
         arguments: Any of its arguments, by name.

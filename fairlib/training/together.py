@@ -124,7 +124,7 @@ def fit_all(
     that is interrupted loses little.
 
     Args:
-        trainings: Trainings of any kind. Set ``place`` only where :func:`why_alone` returns None.
+        trainings: Trainings of any kind. Set ``place`` only where ``why_alone`` returns None.
         cache: Folder of the entries; None switches the cache off.
 
     Returns:

@@ -48,8 +48,7 @@ def write(
         root: Folder that the paths of the tables start from.
         out: Path of the page, MyST markdown (:func:`page`).
         csv, json: Path of the verdicts as a table of `LEDGER_COLUMNS`, a row for each claim,
-        reading and
-            table.
+            reading and table.
         notebooks: Folder of copies of the notebooks, which have their places below it as in the
             project; each gets its own rows as a section (:func:`own_rows`), before *Where this
             comes from*.
