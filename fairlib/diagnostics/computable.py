@@ -37,7 +37,9 @@ _REFUSALS = re.compile(
     r"|modified by an inplace operation|Can't call numpy\(\) on Tensor that requires grad"
     r"|Inference tensors cannot be saved for backward|The stateless API can't be used with"
 )
-_UNBATCHED = re.compile(r"vmap|[Bb]atching rule|functorch|torch\.func|doesn't have storage")
+_UNBATCHED = re.compile(
+    r"vmap|[Bb]atching rule|functorch|torch\.func|doesn't have storage|would mutate a captured"
+)
 
 _DEAD_ENDS = {
     "torch::autograd::Error": "it has a function that can be differentiated only once",
