@@ -156,7 +156,8 @@ def test_files_that_may_run_code_are_not_read(tmp_path, name):
     path = tmp_path / name
     path.write_bytes(b"")
     with pytest.raises(
-        ValueError, match=rf"'.*{name}'. It may run code when it is read.*torch.onnx.export.*save_file"
+        ValueError,
+        match=rf"'.*{name}'. It may run code when it is read.*torch.onnx.export.*save_file",
     ):
         open_model(path)
 

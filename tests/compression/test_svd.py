@@ -246,7 +246,8 @@ def test_a_rank_below_one_is_refused_and_the_least_is_named():
 def test_a_network_whose_only_layer_is_the_last_has_nothing_to_factorize():
     model = double(nn.Linear(10, 10))
     with pytest.raises(
-        ValueError, match=r"in every layer but the last leaves 1 of the weights; last='split' includes it"
+        ValueError,
+        match=r"in every layer but the last leaves 1 of the weights; last='split' includes it",
     ):
         factorize(model, "svd", kept=0.9)
     assert not ranks(factorize(model, "svd", kept=1)) and ranks(split(model, kept=0.9)) == {"0": 4}

@@ -107,6 +107,8 @@ def test_lists_in_whose_place_the_toy_size_has_others_are_of_numbers_in_range(gr
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:the model before compression cannot be told from chance")
+@pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword")
 @pytest.mark.parametrize("grid", PAPERS, ids=lambda path: path.stem)
 def test_the_first_run_of_a_paper_runs_in_toy_size(grid, tmp_path, toy_root, monkeypatch):
     point = grids.expand(grid)[0]
