@@ -13,7 +13,6 @@ import io
 import itertools
 import json
 import re
-import subprocess
 import sys
 import tokenize
 from collections import defaultdict
@@ -480,19 +479,6 @@ def papers_have_their_grids() -> Breaches:
             yield f"{claim['id']}: no grid of {figure} runs {', '.join(sorted(wanted))}"
 
 
-def short_subjects() -> Breaches:
-    """Commit subjects that are not on the remote yet have at most 72 characters."""
-    command = ["git", "log", "--format=%h %s", "@{upstream}..HEAD"]
-    try:
-        log = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    except (OSError, subprocess.CalledProcessError):
-        return
-    for line in log.splitlines():
-        commit, _, subject = line.partition(" ")
-        if len(subject) > 72:
-            yield f"commit {commit} has a subject of {len(subject)} characters, at most 72"
-
-
 RULES: tuple[Callable[[], Breaches], ...] = (
     sizes_within_caps,
     sentences_with_a_head,
@@ -508,7 +494,6 @@ RULES: tuple[Callable[[], Breaches], ...] = (
     book_complete,
     studies_named_after_their_tables,
     papers_have_their_grids,
-    short_subjects,
 )
 
 
