@@ -6,14 +6,12 @@ goes to FOLDER/logs/book.log. What failed is named at the end with its log, and 
 Snakemake's. A signal ends everything that was started. `python book/tools/progress.py GRID
 snakemake sweep ...` does the same for the runs of a grid.
 
-The rest is expected to take as long for each page or run as those that have ended by now, or,
-before the first one has, as those of the build before.
+The rest is expected to take as long for each page or run as those that have ended by now.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import os
 import re
@@ -46,14 +44,10 @@ class Build:
         failed: Names of failed pages and steps.
     """
 
-    unit, rule, kind, log, missing = "page", "run", "build", "book", "The book is not built"
+    unit, rule, log, missing = "page", "run", "book", "The book is not built"
 
-    def __init__(self, folder: Path, runs: Path, now: float) -> None:
+    def __init__(self, folder: Path, now: float) -> None:
         self.folder, self.began = folder, now
-        self.before: dict[str, float] = {}
-        for path in runs.glob("**/run.json"):
-            seconds = json.loads(path.read_text(encoding="utf-8"))["seconds"]
-            self.before[path.parent.relative_to(runs).as_posix()] = seconds
         self.total, self.at_once = 0, 1
         self.running: dict[str, tuple[str, float]] = {}
         self.finished: dict[str, float] = {}
@@ -87,13 +81,12 @@ class Build:
         return len([name for name in [*self.finished, *self.failed] if name not in STEPS])
 
     def left(self, now: float) -> float:
-        """Estimate the seconds until all pages have ended; NaN if nothing is known of any."""
+        """Estimate the seconds until all pages have ended; NaN before the first one has."""
         ended = [seconds for name, seconds in self.finished.items() if name not in STEPS]
-        known = ended or [*self.before.values()]
-        mean = statistics.fmean(known) if known else math.nan
+        mean = statistics.fmean(ended) if ended else math.nan
         # At least a second each: the estimate never says that the time has run out.
         running = [
-            max(self.before.get(name, mean) - (now - began), 1)
+            max(mean - (now - began), 1)
             for name, began in self.running.values()
             if name not in STEPS
         ]
@@ -109,9 +102,7 @@ class Build:
         parts += [f"{len(self.failed)} failed"] if self.failed else []
         parts += [*steps, f"{duration(now - self.began)} so far"]
         if self.done() < self.total and (left := self.left(now)) >= 0:
-            end = time.localtime(time.time() + left)
-            day = "%H:%M" if left < 12 * 3600 else "%a %H:%M"
-            parts += [f"about {duration(left)} left, until {time.strftime(day, end)}"]
+            parts += [f"about {duration(left)} left"]
         return " · ".join(parts)
 
     def result(self) -> str:
@@ -122,13 +113,13 @@ class Build:
 class Sweep(Build):
     """State of the sweep of a grid. The tables are named by `whopays gather`."""
 
-    unit, rule, kind, log, missing = "run", "point", "sweep", "sweep", "No table is written"
+    unit, rule, log, missing = "run", "point", "sweep", "No table is written"
 
     def __init__(self, grid: str, now: float) -> None:
         from whopays import grids
 
         folder = grids.runs_folder(grid)
-        super().__init__(folder, folder, now)
+        super().__init__(folder, now)
         self.tables: list[str] = []
 
     def read(self, line: str, now: float) -> str:
@@ -228,7 +219,7 @@ def build(state: Build, command: list[str]) -> int:
     signal.alarm(0)
     if stopped:
         screen.stay(
-            f"Stopped. Finished {state.unit}s are kept: the next {state.kind} goes on from here."
+            f"Stopped. Finished {state.unit}s are kept: the same command goes on from here."
         )
         return 128 + stopped[0]
     if process.returncode:
@@ -252,7 +243,7 @@ def tell(screen: Screen, state: Build, name: str) -> None:
 
 def main(where: str, *command: str) -> int:
     now, path = time.monotonic(), Path(where)
-    state = Sweep(where, now) if path.is_file() else Build(path, path / "runs", now)
+    state = Sweep(where, now) if path.is_file() else Build(path, now)
     return build(state, [*command])
 
 

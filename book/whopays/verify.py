@@ -76,7 +76,12 @@ def verify(
         "FAIRLIB_AUTO": str(int(recorded.get("automatic") is True)),
         **(_AVX2 if avx2 else {}),
     }
-    _execute(points, settings)
+    with (
+        tempfile.TemporaryDirectory() as cache,
+        patch.dict(os.environ, settings, FAIRLIB_CACHE=cache),
+    ):
+        for point in points:
+            _run(point)
     _print_environments(recorded, runs.read_run(points[0].out) or {})
     found = compare_tables(_read(table), _read(StringIO(grids.tabulate(points))), points[0].varied)
     verdicts = _verdicts(table, found.replaced)
@@ -151,14 +156,6 @@ def _points(table: Path, recorded: Mapping[str, Any], seeds: int, suffix: str) -
     return list(points.values())
 
 
-def _execute(points: Sequence[grids.Point], settings: Mapping[str, str]) -> None:
-    with tempfile.TemporaryDirectory() as cache:
-        variables = {**settings, "FAIRLIB_CACHE": cache}
-        with patch.dict(os.environ, variables):
-            for point in points:
-                _run(point)
-
-
 def _run(point: grids.Point) -> None:
     print(f"running {point.id} with seeds = {point.parameters.get('seeds')}", flush=True)
     try:
@@ -174,20 +171,14 @@ def _print_environments(recorded: Mapping[str, Any], here: Mapping[str, Any]) ->
     print(f"recorded with {', '.join(_environment(recorded))}")
     other = [fact for fact in _environment(here) if fact not in _environment(recorded)]
     print(f"here {', '.join(other) or 'the same'}, at commit {_commit(here)}")
-    then, now = recorded.get("cpu_capability"), here.get("cpu_capability")
-    if then and now and then != now:
-        print(
-            f"recorded with the vector instructions {then}, run again with {now}, "
-            "which round differently"
-        )
 
 
 def _environment(run: Mapping[str, Any]) -> list[str]:
     versions = run.get("versions")
     # The versions are a list if the runs of the table differed in them.
     named = versions if isinstance(versions, dict) else {"versions": versions}
-    facts = {"device": run.get("device"), "CPU": run.get("cpu"), **named}
-    return [f"{name} {value}" for name, value in facts.items()]
+    facts = {name: run.get(name) for name in ("device", "cpu", "cpu_capability")} | named
+    return [f"{name} {value}" for name, value in facts.items() if value]
 
 
 def _read(table: Path | StringIO) -> pd.DataFrame:
@@ -252,7 +243,7 @@ def compare_tables(
     problems = [f"column {name} no longer exists" for name in gone]
     for rows, what in ((lost, "recorded only"), (added, "new")):
         if len(rows):
-            problems += [f"{len(rows)} rows are {what}, the first: {_label(rows[0], rows)}"]
+            problems += [f"{len(rows)} rows are {what}, the first: {_label(rows[0], keys)}"]
     replaced, counted = recorded.drop(place[lost]), list(columns.index[columns["counts"]])
     # Only what counts: a clock that differs must not change a verdict.
     replaced.loc[place[both], counted] = new.loc[both, counted].to_numpy()
@@ -297,17 +288,12 @@ def _difference(old: pd.Series, new: pd.Series) -> tuple[Any, ...]:
     # Where only one of the two is a number, the difference is infinite.
     absolute = (x - y).abs().mask(same, 0).fillna(np.inf)
     relative = (absolute / np.maximum(x.abs(), y.abs())).mask(same, 0).fillna(np.inf)
-    where = "" if same.all() else _label(relative.idxmax(), old.index)
+    where = "" if same.all() else _label(relative.idxmax(), old.index.names)
     return len(same), same.sum(), absolute.max(), relative.max(), where
 
 
-def _label(row: Sequence[str], among: pd.MultiIndex) -> str:
-    """Name the keys of a row, without those that all rows share."""
-    named = zip(among.names, row, among.levels, strict=True)
-    return (
-        " ".join(f"{name}={value}" for name, value, level in named if len(level) > 1)
-        or "the only row"
-    )
+def _label(row: Sequence[str], keys: Sequence[str]) -> str:
+    return " ".join(f"{name}={value}" for name, value in zip(keys, row, strict=True))
 
 
 def _verdicts(table: Path, replaced: pd.DataFrame) -> pd.DataFrame:

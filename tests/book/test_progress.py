@@ -4,6 +4,7 @@ jobs."""
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import pty
 import re
@@ -102,9 +103,7 @@ def test_a_terminal_shows_one_line_that_moves_and_a_second_build_that_nothing_ha
     *moved, last = [text for text in said.replace("\r\n", "\n").split("\r\x1b[K") if text]
     assert last.startswith("The book: _build/html/index.html (") and last.count("\n") == 1
     assert not any("\n" in line for line in moved)
-    assert any(
-        re.fullmatch(r"1 of 2 pages · .*about \d+ (s|min) left, until .*", line) for line in moved
-    )
+    assert any(re.fullmatch(r"1 of 2 pages · .*about \d+ (s|min) left", line) for line in moved)
     again = start("exit 1", stdout=subprocess.PIPE, text=True).communicate(timeout=100)[0]
     assert again == "The book: _build/html/index.html (nothing has changed)\n"
 
@@ -188,18 +187,7 @@ def test_what_is_left_of_a_sweep_is_what_its_runs_took(tmp_path, monkeypatch):
     assert (
         state.left(210) == (3 * 100 + 1) / 2
     )  # Three wait, and one should have ended by now; two at a time.
-    assert re.fullmatch(
-        r"1 of 5 runs · 2 min so far · about 3 min left, until \d\d:\d\d", state.line(210)
-    )
-    folder = tmp_path / "_build" / "sweeps" / "grid" / "a"
-    folder.mkdir(parents=True)
-    (folder / "run.json").write_text('{"seconds": 7200}')
-    again = progress.Sweep("grid.yml", now=0)
-    for line in ("point        4", "Job 1: b"):
-        again.read(line, 0)
-    assert re.fullmatch(
-        r"0 of 4 runs · 1 s so far · about 8.0 h left, until \d\d:\d\d", again.line(0)
-    )
+    assert state.line(210) == "1 of 5 runs · 2 min so far · about 3 min left"
 
 
 def is_running(process: int) -> bool:
@@ -223,7 +211,7 @@ def test_a_signal_ends_everything_that_was_started(start, tmp_path, number):
     build.send_signal(number)
     said, _ = build.communicate(timeout=60)
     assert build.returncode == 128 + number
-    assert said == "Stopped. Finished pages are kept: the next build goes on from here.\n"
+    assert said == "Stopped. Finished pages are kept: the same command goes on from here.\n"
     end = time.monotonic() + 20  # The last of them is removed by the system, a moment later.
     for path in pids:
         while is_running(int(path.read_text())):
@@ -256,26 +244,21 @@ def test_a_snakefile_that_cannot_be_read_shows_snakemakes_words(start, tmp_path)
 
 @pytest.fixture
 def state(tmp_path):
-    """A build of two pages, of which one took 300 seconds in the build before."""
-    folder = tmp_path / "runs" / "part" / "two"
-    folder.mkdir(parents=True)
-    (folder / "run.json").write_text('{"seconds": 300}')
-    state = progress.Build(tmp_path, tmp_path / "runs", now=0)
+    """A build of two pages."""
+    state = progress.Build(tmp_path, now=0)
     for line in ("Job stats:", "run          2", "stage        1", "total        5"):
         assert state.read(line, 0) == ""
     return state
 
 
-def test_what_is_left_of_a_build_is_what_its_pages_took_now_or_before(state):
-    assert state.left(0) == 600
+def test_what_is_left_of_a_build_is_what_its_pages_took(state):
+    assert math.isnan(state.left(0))
     state.read("Job 7: part/one", 0)
     state.read("Job 8: part/two", 40)
-    assert state.left(40) == 300  # The longer of two at a time.
+    assert state.line(40) == "0 of 2 pages · 40 s so far"
     assert state.read("Finished jobid: 7 (Rule: run)", 220) == "part/one"
-    assert state.left(220) == 300 - 180
-    assert re.fullmatch(
-        r"1 of 2 pages · 4 min so far · about 2 min left, until .*", state.line(220)
-    )
+    assert state.left(220) == 220 - 180
+    assert state.line(220) == "1 of 2 pages · 4 min so far · about 40 s left"
     assert state.left(10_000) == 1, "it never says that time has run out"
     state.read("Finished jobid: 8 (Rule: run)", 400)
     state.read("Job 9: html", 400)
@@ -287,4 +270,4 @@ def test_a_failed_page_is_done_and_counts_for_no_pace(state):
     for line in ("Error in rule run:", "    message: part/one", "    jobid: 7"):
         name = state.read(line, 5)
     assert name == "part/one" and state.failed == ["part/one"] and not state.finished
-    assert state.line(5).startswith("1 of 2 pages · 1 failed · 5 s so far · about 5 min left")
+    assert state.line(5) == "1 of 2 pages · 1 failed · 5 s so far"
