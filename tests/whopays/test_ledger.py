@@ -353,7 +353,7 @@ def test_a_ledger_is_the_same_twice(tmp_path):
     entries = yaml.safe_load(FILE.read_text(encoding="utf-8"))
     (tmp_path / "claims.yml").write_text(yaml.safe_dump(entries[::20]))
     for name in ("a.md", "b.md"):
-        ledger.write(tmp_path / "claims.yml", ROOT, tmp_path / name)
+        ledger.write(tmp_path / "claims.yml", tmp_path, tmp_path / name)
     assert (tmp_path / "a.md").read_bytes() == (tmp_path / "b.md").read_bytes()
 
 
