@@ -11,7 +11,7 @@ from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
 from fairlib.data import GroupedDataset
-from fairlib.network import masks
+from fairlib.network import keeping
 
 SAMPLES_PER_PASS = 1024
 """Most samples of a forward pass."""
@@ -163,7 +163,7 @@ def outputs(model: nn.Module, data: GroupedDataset) -> Tensor:
     Raises:
         ValueError: If the outputs do not match the classes of the data.
     """
-    masks.zero_masked(model)
+    keeping.settle(model)
     device, dtype = placement(model)
     batches = []
     with evaluation_mode(model), torch.inference_mode():

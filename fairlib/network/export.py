@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from fairlib._validation import check_type
 from fairlib.data import GroupedDataset
-from fairlib.network import masks, quantizers
+from fairlib.network import keeping
 from fairlib.network.channels import example_inputs
 
 
@@ -103,8 +103,7 @@ def to_onnx(model: nn.Module, data: GroupedDataset | Tensor) -> bytes:
         return model.content
     _package("onnxscript")
     twin = copy.deepcopy(model).cpu().eval()
-    masks.zero_masked(twin)
-    quantizers.round_quantized(twin)
+    keeping.settle(twin)
     for name, tensor in (*twin.named_parameters(), *twin.named_buffers()):
         if tensor.is_floating_point() and not tensor.isfinite().all():
             raise ValueError(f"{name} holds NaN or infinite numbers; has training diverged?")

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor, nn
 
-from fairlib.network import masks
+from fairlib.network import keeping, masks
 
 _ANY_WIDTH = (nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d)
 WIDER: dict[type[nn.Module], tuple[str, ...]] = {
@@ -47,7 +47,7 @@ def obstacle(model: nn.Module) -> str | None:
             *module._backward_hooks.values(),
         ]
         # The hooks of masks only mask gradients, which a stack does by its joint masks.
-        foreign = any(hook.__module__ != masks.__name__ for hook in hooks)
+        foreign = any(hook.__module__ != keeping.__name__ for hook in hooks)
         if "forward" in vars(module) or foreign:
             return f"hooks, or a forward of its own, change what a {kind.__name__} computes"
     tensors = [tensor for _, _, tensor in _tensors(model)]
@@ -72,7 +72,7 @@ def form(model: nn.Module) -> dict[str, object]:
         }
         modules.append((name, type(module), settings))
     # Members may have different masks, so masks are left out: see Stack.
-    tensors = [entry for entry in _tensors(model) if entry[1] != masks.BUFFER]
+    tensors = [entry for entry in _tensors(model) if entry[1] != "weight_mask"]
     shapes = [
         (prefix, name, tensor.shape, tensor.dtype, tensor.requires_grad)
         for prefix, name, tensor in tensors
