@@ -12,21 +12,9 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from fairlib.network import masks
+from fairlib.network.keeping import Kept
 
 INSIDE = "parametrizations.weight."
-
-
-class MaskTimes(nn.Module):
-    """A parametrization: the weight is mask times parameter."""
-
-    mask: Tensor
-
-    def __init__(self, weight: Tensor) -> None:
-        super().__init__()
-        self.register_buffer("mask", torch.ones_like(weight))
-
-    def forward(self, weight: Tensor) -> Tensor:
-        return self.mask * weight
 
 
 def split_weights(model: nn.Module) -> tuple[nn.Module, list[str]]:
@@ -39,7 +27,9 @@ def split_weights(model: nn.Module) -> tuple[nn.Module, list[str]]:
     model, prefixes = copy.deepcopy(model), []
     for name, weight in masks.prunable(model).items():
         layer = model.get_submodule(name.rpartition(".")[0])
-        parametrize.register_parametrization(layer, "weight", MaskTimes(weight.detach()))
+        parametrize.register_parametrization(
+            layer, "weight", Kept(torch.ones_like(weight.detach()))
+        )
         prefixes.append(f"{name.removesuffix('weight')}{INSIDE}")
     return model, prefixes
 
