@@ -166,7 +166,8 @@ def outputs(model: nn.Module, data: GroupedDataset) -> Tensor:
     keeping.settle(model)
     device, dtype = placement(model)
     batches = []
-    with evaluation_mode(model), torch.inference_mode():
+    # Not in inference mode: what a model keeps of its first pass could not be trained with later.
+    with evaluation_mode(model), torch.no_grad():
         for index in passes(data, device):
             batch = model(data.batch(index, dtype=dtype, device=device))
             check_logits(batch, data)

@@ -406,14 +406,14 @@ def _write(layer: nn.Module, name: str, weight: nn.Parameter, zeros: Tensor | No
     identity."""
     if zeros is not None:
         weight.data.masked_fill_(zeros, 0)
-    bits = layer._buffers.get(name + BITS)
-    if bits is not None:
+    residual = layer._buffers.get(name + RESIDUAL)
+    if residual is not None:
         # weight + residual is the weight that training has reached. A step smaller than half the
         # scale changes no rounded value, and without the residual it would be forgotten at every
         # pass: no number of small steps could ever move a weight.
-        residual = layer.get_buffer(name + RESIDUAL)
+        scale, bits = layer.get_buffer(name + SCALE), int(layer.get_buffer(name + BITS))
         residual.add_(weight.data)
-        weight.data.copy_(rounded(residual, layer.get_buffer(name + SCALE), int(bits)))
+        weight.data.copy_(rounded(residual, scale, bits))
         residual.sub_(weight.data)
 
 

@@ -12,7 +12,6 @@ torch cannot average buffers of bools. It may be changed or replaced, by anythin
 as a change: not through ``weight_mask.data``.
 """
 
-import copy
 from collections.abc import Iterable, Iterator, Mapping
 
 import torch
@@ -20,6 +19,7 @@ from torch import Tensor, nn
 
 from fairlib._validation import check_type, lookup
 from fairlib.network import keeping
+from fairlib.network.copying import copied
 from fairlib.network.keeping import MASK
 
 ATTENTION = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")
@@ -110,7 +110,7 @@ def with_masks(model: nn.Module, keep: Mapping[str, Tensor]) -> nn.Module:
         >>> masks.with_masks(model, keep).weight.tolist()[0][1]
         0.0
     """
-    masked = copy.deepcopy(model)
+    masked = copied(model)
     set_masks(masked, keep)
     return masked.eval()
 
@@ -180,6 +180,26 @@ def sparsity(model: nn.Module) -> float:
     weights = prunable(model).values()
     nonzero = sum(int(weight.count_nonzero()) for weight in weights)
     return 1 - nonzero / sum(weight.numel() for weight in weights)
+
+
+def uncovered(model: nn.Module, weights: Iterable[str] | None = None) -> str | None:
+    """Say what share of all weights a level of compression is a share of; None from 90 % on.
+
+    Args:
+        model: All its parameters of two axes or more are weights.
+        weights: Names of those that can be compressed; by default the prunable ones.
+    """
+    every = {name: weight.numel() for name, weight in model.named_parameters() if weight.ndim > 1}
+    known = set(prunable(model) if weights is None else weights)
+    rest = [name for name in every if name not in known]
+    total, left = sum(every.values()), sum(every[name] for name in rest)
+    if 10 * left <= total:
+        return None
+    more = f" and {len(rest) - 3} more" if len(rest) > 3 else ""
+    return (
+        f"of {total:,} weights {total - left:,} ({1 - left / total:.1%}) can be compressed this "
+        f"way; {', '.join(rest[:3])}{more} stay as they are"
+    )
 
 
 def _places(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:

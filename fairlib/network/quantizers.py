@@ -9,12 +9,12 @@ estimator :math:`\\theta \\leftarrow \\theta - \\eta g(Q(\\theta))`, in any loop
 optimizer. Two further buffers are ``weight_scale``, one number for each output channel, and
 ``weight_bits``. A weight that is exactly zero, such as a pruned one, stays zero."""
 
-import copy
 from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 
+from fairlib.network.copying import copied
 from fairlib.network.keeping import BITS, RESIDUAL, SCALE, keep, kept, rounded, settle
 from fairlib.network.masks import prunable
 
@@ -32,7 +32,7 @@ def with_quantizers(model: nn.Module, scales: Mapping[str, Tensor], bits: int) -
             ``(O, 1, ...)``.
         bits: Number of bits of each of these weights.
     """
-    quantized = copy.deepcopy(model)
+    quantized = copied(model)
     weights = prunable(quantized)
     keep(
         quantized,

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fairlib.network import keeping, masks
+from fairlib.network.copying import copied
 
 _ANY_WIDTH = (nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d)
 WIDER: dict[type[nn.Module], tuple[str, ...]] = {
@@ -50,6 +51,8 @@ def obstacle(model: nn.Module) -> str | None:
         foreign = any(hook.__module__ != keeping.__name__ for hook in hooks)
         if "forward" in vars(module) or foreign:
             return f"hooks, or a forward of its own, change what a {kind.__name__} computes"
+    if keeping.kept(model, keeping.BITS):
+        return "rounded weights are computed one network at a time"
     tensors = [tensor for _, _, tensor in _tensors(model)]
     # Along its first axis a single number cannot be joined, and a shared tensor would be joined
     # twice: its two copies would then be trained apart.
@@ -90,7 +93,7 @@ def agrees(model: nn.Module, inputs: Tensor) -> bool:
 
     A module of unknown code may mix up the members in its ``forward``; only a trial shows that.
     """
-    alone = copy.deepcopy(model).eval()
+    alone = copied(model).eval()
     stack = Stack([copy.deepcopy(alone), copy.deepcopy(alone)]).eval()
     with torch.no_grad():
         try:

@@ -70,7 +70,7 @@ def _layer(outputs: int = 10, inputs: int = 33) -> nn.Linear:
 
 def _quantized(layer: nn.Module, bits: int) -> nn.Module:
     layer.register_buffer("weight_bits", torch.tensor(bits, dtype=torch.uint8))
-    layer.register_buffer("weight_scale", torch.ones(len(layer.weight)))
+    layer.register_buffer("weight_scale", torch.ones(len(layer.weight), 1))
     layer.register_buffer("weight_residual", layer.weight.detach().clone())
     return layer
 
