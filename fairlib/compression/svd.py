@@ -107,8 +107,7 @@ def factorize(
             # The largest rank whose factors have fewer weights than the layer.
             most = (weights[name].numel() - 1) // sum(weights[name].shape)
             steps[name] = rule(weights[name], most)
-    known = [name for name in weights if name in steps or name not in layers]
-    if said := masks.uncovered(small, known):
+    if said := masks.uncovered(small):
         warnings.warn(f"kept is a share of what can be pruned: {said}", stacklevel=2)
     ranks = _ranks(weights, steps, kept, last)
     for name, rank in ranks.items():

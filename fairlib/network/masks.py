@@ -182,23 +182,18 @@ def sparsity(model: nn.Module) -> float:
     return 1 - nonzero / sum(weight.numel() for weight in weights)
 
 
-def uncovered(model: nn.Module, weights: Iterable[str] | None = None) -> str | None:
-    """Say what share of all weights a level of compression is a share of; None from 90 % on.
-
-    Args:
-        model: All its parameters of two axes or more are weights.
-        weights: Names of those that can be compressed; by default the prunable ones.
-    """
+def uncovered(model: nn.Module) -> str | None:
+    """Say what share of all weights, the parameters of two axes or more, a level of compression is
+    a share of; None if it is 90 % or more."""
     every = {name: weight.numel() for name, weight in model.named_parameters() if weight.ndim > 1}
-    known = set(prunable(model) if weights is None else weights)
-    rest = [name for name in every if name not in known]
+    rest = sorted(every.keys() - prunable(model).keys())
     total, left = sum(every.values()), sum(every[name] for name in rest)
     if 10 * left <= total:
         return None
     more = f" and {len(rest) - 3} more" if len(rest) > 3 else ""
     return (
-        f"of {total:,} weights {total - left:,} ({1 - left / total:.1%}) can be compressed this "
-        f"way; {', '.join(rest[:3])}{more} stay as they are"
+        f"of {total:,} weights {total - left:,} ({1 - left / total:.1%}) can be compressed; "
+        f"{', '.join(rest[:3])}{more} stay as they are"
     )
 
 

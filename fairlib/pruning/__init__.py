@@ -75,8 +75,8 @@ def prune(
         model: Any module with convolutions or linear layers; not changed.
         method: ``"magnitude"``, ``"filter-norm"``, ``"fpgm"``, ``"snip"``, ``"lottery"``,
             ``"fairgrape"``, ``"bip"``, ``"bifp"`` or ``"random"``.
-        sparsity: Share of zeros among the prunable weights (:func:`fairlib.network.masks.prunable`),
-            in [0, 1).
+        sparsity: Share of zeros among the prunable weights, in [0, 1)
+            (:func:`fairlib.network.masks.prunable`).
         data: The training set. ``"magnitude"`` and ``"random"`` need none; ``"filter-norm"`` and
             ``"fpgm"`` use only the shape of its inputs, and also take a tensor of inputs.
         train: Arguments of :func:`fairlib.fit` for each training; only for a method or a schedule
