@@ -12,13 +12,9 @@ def copied(model: nn.Module) -> nn.Module:
     """Copy a model with all that hangs on it; activations that it has kept are constants there.
 
     Raises:
-        ValueError: If a parameter is lazy and has no shape yet.
+        ValueError: If a parameter is lazy (:func:`refuse_lazy`).
     """
-    for name, parameter in model.named_parameters():
-        if is_lazy(parameter):
-            raise ValueError(
-                f"{name} is lazy and has no shape yet: call the model on a batch first"
-            )
+    refuse_lazy(model)
     memo: dict[int, Any] = {}
     seen: set[int] = set()
     found: list[Any] = [vars(module) for module in model.modules()]
@@ -31,3 +27,14 @@ def copied(model: nn.Module) -> nn.Module:
             seen.add(id(value))
             found += value.values() if isinstance(value, Mapping) else value
     return copy.deepcopy(model, memo)
+
+
+def refuse_lazy(model: nn.Module) -> None:
+    """Refuse a model with parameters that get their shapes from the first batch.
+
+    Raises:
+        ValueError: If it has some; names the first.
+    """
+    for name, parameter in model.named_parameters():
+        if is_lazy(parameter):
+            raise ValueError(f"{name} is lazy and has no shape: call the model on a batch first")

@@ -392,7 +392,7 @@ def _follow(layer: nn.Module, name: str) -> None:
         chain = layer.parametrizations[name]
         if not any(isinstance(one, Kept) for one in chain):
             mask, *rest = (layer._buffers.get(name + end) for end in (MASK, SCALE, BITS))
-            whole = torch.ones((), device=chain.original0.device) if mask is None else mask
+            whole = torch.ones_like(rest[0]) if mask is None else mask
             parametrize.register_parametrization(layer, name, Kept(whole, *rest), unsafe=True)
     elif found:
         raise ValueError(
