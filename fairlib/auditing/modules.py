@@ -36,9 +36,14 @@ def with_modules(
         seed: Seed of a module that draws.
     """
     from fairlib.diagnostics import DIAGNOSTICS, diagnose
+    from fairlib.network import masks, quantizers
 
     modules = {role: model for role, model in models.items() if is_module(model)}
     report.provenance.update(_provenance(modules, test))
+    for role, model in modules.items():
+        if masks.read_masks(model) or quantizers.read_bits(model):
+            said = masks.uncovered(model)
+            report.notes.extend([f"the model {role} compression: {said}"] if said else [])
     table, kind = report.table, report.provenance["scores"]["before"]
     for name in diagnostics:
         wanted = lookup("diagnostic", name, DIAGNOSTICS)

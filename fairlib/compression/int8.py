@@ -1,6 +1,5 @@
 """Quantization to 8-bit integers that are computed with, by onnxruntime."""
 
-import copy
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 
 from fairlib._validation import check_number
 from fairlib.data import GroupedDataset
+from fairlib.network.copying import copied
 from fairlib.network.cost import count_macs, count_parameters
 from fairlib.network.export import Int8, quiet, to_onnx
 from fairlib.network.memory import inherit
@@ -100,7 +100,7 @@ def int8(
             "groups; take more samples, or stratified=True",
             stacklevel=3,
         )
-    content = to_onnx(copy.deepcopy(model).float(), data)
+    content = to_onnx(copied(model).float(), data)
     counts = {"parameters": count_parameters(model), "macs": count_macs(model, data)}
     found = Int8(_in_integers(content, data.batch(drawn)), counts)
     inherit(found, model, snapshots={}, recipe=None)

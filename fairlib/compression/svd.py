@@ -1,7 +1,7 @@
 """Factorization by the singular value decomposition: each layer becomes two thin ones."""
 
-import copy
 import math
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from fairlib._validation import check_number, check_settings, check_type, lookup
 from fairlib.network import masks, quantizers
+from fairlib.network.copying import copied
 from fairlib.network.factors import Factorized, factors, replace, splits
 from fairlib.network.memory import remember
 from fairlib.training.compressors import Kind, Method, check_positive_share
@@ -35,8 +36,8 @@ def factorize(
 
     Args:
         model: Any module with convolutions or linear layers that is neither pruned nor quantized;
-            not changed. One that reads the weight of a layer, instead of calling the layer, does
-            not run with two in its place.
+            not changed. A parent that reads the weight of a layer, instead of calling the layer,
+            reads the product of the two.
         method: ``"svd"``.
         kept: Share of the prunable weights (convolution and linear) that are left, in (0, 1]; all
             weights of a layer that stays whole count. With 1 the result is a plain copy.
@@ -93,7 +94,7 @@ def factorize(
     check_type("model", model, nn.Module, "a torch.nn.Module")
     rule = lookup("value of by", by, {"share": _by_share, "energy": _by_energy})
     end = lookup("value of last", last, {"split": None, "whole": -1})
-    small = copy.deepcopy(model).eval()
+    small = copied(model).eval()
     weights = {
         name: weight.detach().cpu().double().flatten(1)
         for name, weight in masks.prunable(small).items()
@@ -106,6 +107,8 @@ def factorize(
             # The largest rank whose factors have fewer weights than the layer.
             most = (weights[name].numel() - 1) // sum(weights[name].shape)
             steps[name] = rule(weights[name], most)
+    if said := masks.uncovered(small):
+        warnings.warn(f"kept is a share of what can be pruned: {said}", stacklevel=2)
     ranks = _ranks(weights, steps, kept, last)
     for name, rank in ranks.items():
         left, values, right = torch.linalg.svd(weights[name], full_matrices=False)

@@ -1,5 +1,7 @@
 """Weight quantization: round the weights of every output channel to few values."""
 
+import warnings
+
 import torch
 from torch import Tensor, nn
 
@@ -53,6 +55,8 @@ def weights(model: nn.Module, *, bits: int) -> nn.Module:
                 f"the scale of {name} would be NaN: it has NaN or infinite weights; "
                 "has training diverged?"
             )
+    if said := masks.uncovered(model):
+        warnings.warn(f"not all weights are rounded: {said}", stacklevel=3)
     scales = {name: scale(weight.detach(), bits) for name, weight in found.items()}
     return quantizers.with_quantizers(model, scales, bits)
 

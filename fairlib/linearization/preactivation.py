@@ -1,6 +1,5 @@
 """Preactivation gates: keep the ReLUs that change their inputs most."""
 
-import copy
 from functools import partial
 
 import torch
@@ -9,6 +8,7 @@ from torch import Tensor, nn
 from fairlib.data import GroupedDataset
 from fairlib.models.normalization import fill_normalization
 from fairlib.network import gates
+from fairlib.network.copying import copied
 from fairlib.network.evaluation import outputs
 
 
@@ -40,7 +40,7 @@ def mean_changes(model: nn.Module, data: GroupedDataset) -> dict[str, Tensor]:
     ReLUs that are not kept count as if they were. For a network that was never trained, the
     normalization of inputs is filled from the data, as the first training would do.
     """
-    model = copy.deepcopy(model)
+    model = copied(model)
     fill_normalization(model, data)
     by_name = gates.gates(model)
     totals = {

@@ -9,6 +9,7 @@ from fairlib.network import (
     export,
     factors,
     gates,
+    keeping,
     masks,
     memory,
     quantizers,
@@ -18,6 +19,6 @@ from fairlib.network import (
 )
 
 __all__ = [
-    "channels", "compaction", "cost", "evaluation", "export", "factors", "gates", "masks",
-    "memory", "quantizers", "relu_calls", "restore", "stacking",
+    "channels", "compaction", "cost", "evaluation", "export", "factors", "gates", "keeping",
+    "masks", "memory", "quantizers", "relu_calls", "restore", "stacking",
 ]  # fmt: skip

@@ -10,9 +10,10 @@ is checked by running the model.
 
 from __future__ import annotations
 
-import copy
+import time
+import warnings
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -22,11 +23,18 @@ from torch import Tensor, nn
 from fairlib._validation import check_type
 from fairlib.data import GroupedDataset
 from fairlib.network import masks
+from fairlib.network.copying import copied
 from fairlib.network.evaluation import placement
 
 if TYPE_CHECKING:
     from torch_pruning import DependencyGraph
     from torch_pruning.dependency import Group
+
+LIMIT = 60
+"""Seconds that Torch-Pruning may walk over the operations of a model."""
+
+_PRODUCTS = "Bmm", "Baddbmm", "ScaledDotProduct"
+"""Beginnings of the names of operations of which both factors are activations."""
 
 Ends = dict[str, tuple[Tensor, Tensor]]
 """Parameter name to two vectors: channels with their rows or columns, or masks of both axes."""
@@ -94,8 +102,15 @@ def coupled_channels(model: nn.Module, inputs: Tensor) -> list[Coupled]:
             or changes their number: a normalization over channels, say, or ``pixel_shuffle``.
     """
     _refuse_grouped(model)
-    twin = copy.deepcopy(model)
+    twin = copied(model)
     graph = trace(twin, inputs)
+    kinds = {type(node.grad_fn).__name__ for node in graph.module2node.values()}
+    products = sorted(kind for kind in kinds if kind.startswith(_PRODUCTS))
+    if products:
+        raise ValueError(
+            f"the channels of {type(model).__name__} cannot be removed: it multiplies activations "
+            f"with each other ({', '.join(products)}), as an attention does, which mixes channels"
+        )
     names = {id(weight): name for name, weight in masks.prunable(twin).items()}
     sets = [
         _coupled(graph, group, names)
@@ -131,8 +146,8 @@ def trace(model: nn.Module, inputs: Tensor) -> DependencyGraph:
     leaf = nn.Parameter(inputs.detach().clone())
     model.requires_grad_(True)
     try:
-        with torch.enable_grad():
-            return torch_pruning.DependencyGraph().build_dependency(
+        with torch.enable_grad(), warnings.catch_warnings(action="ignore"):
+            graph = torch_pruning.DependencyGraph().build_dependency(
                 model,
                 leaf,
                 forward_fn=lambda module, example: module(example.clone()),
@@ -145,6 +160,26 @@ def trace(model: nn.Module, inputs: Tensor) -> DependencyGraph:
             f"{type(model).__name__} cannot be traced with inputs {tuple(inputs.shape)} for its "
             f"channels: {type(error).__name__}: {error}"
         ) from error
+    deadline = time.monotonic() + LIMIT
+    for node in graph.module2node.values():
+        node.dependencies = _Limited(node.dependencies, deadline)
+    return graph
+
+
+class _Limited(list):
+    """Dependencies of a node that are walked until a deadline: some walks would not end."""
+
+    def __init__(self, dependencies: list, deadline: float) -> None:
+        super().__init__(dependencies)
+        self.deadline = deadline
+
+    def __iter__(self) -> Iterator:
+        if time.monotonic() > self.deadline:
+            raise ValueError(
+                f"the channels that belong together were not found in {LIMIT} s: Torch-Pruning's "
+                "walk over the operations of the model does not end, or takes long"
+            )
+        return super().__iter__()
 
 
 def remaining(sets: Sequence[Coupled], removed: Sequence[Tensor], model: nn.Module) -> Ends:
@@ -368,7 +403,7 @@ def _is_sealed(model: nn.Module, sets: list[Coupled], inputs: Tensor) -> bool:
     Every second channel of the sets is tried, by turning round the weights that produce it.
     """
     removed = [torch.arange(coupled.size, device=inputs.device) % 2 == 0 for coupled in sets]
-    probe = copy.deepcopy(model).eval()
+    probe = copied(model).eval()
     left = remaining(sets, removed, probe)
     weights = masks.prunable(probe)
     # Random parameters: layers that start at zero, such as the last one of a block, would hide a
@@ -383,8 +418,8 @@ def _is_sealed(model: nn.Module, sets: list[Coupled], inputs: Tensor) -> bool:
                 layer.reset_running_stats()
         for name, (_, columns) in left.items():
             weights[name][:, ~columns] = 0
-        before = probe(inputs)
+        before = probe(inputs.clone())
         for name, (rows, _) in left.items():
             weights[name][~rows] *= -1
-        change = (probe(inputs) - before).abs()
+        change = (probe(inputs.clone()) - before).abs()
         return bool((change <= 1e-5 * before.abs().max()).all())

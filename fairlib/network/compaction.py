@@ -1,6 +1,5 @@
 """Compaction: from structured masks to a physically smaller module."""
 
-import copy
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -17,6 +16,7 @@ from fairlib.network.channels import (
     remaining,
     trace,
 )
+from fairlib.network.copying import copied
 from fairlib.network.export import agree
 from fairlib.network.memory import remember
 
@@ -75,7 +75,7 @@ def compact(model: nn.Module, data: GroupedDataset | Tensor) -> nn.Module:
             "the gates of a linearized model need all of its channels: compact first, linearize "
             "then"
         )
-    small = copy.deepcopy(model)
+    small = copied(model)
     graph = trace(small, inputs)
     try:
         for coupled, gone in zip(sets, removed, strict=True):
@@ -137,6 +137,6 @@ def _restore_state(model: nn.Module, small: nn.Module, left: Ends) -> None:
 
 def _outputs(model: nn.Module, inputs: Tensor) -> Tensor:
     """Compute outputs in double precision on the CPU, where rounding hides nothing."""
-    twin = copy.deepcopy(model).cpu().double().eval()
+    twin = copied(model).cpu().double().eval()
     with torch.no_grad():
-        return twin(inputs.cpu().double())
+        return twin(inputs.cpu().double().clone())

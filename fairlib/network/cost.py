@@ -13,14 +13,15 @@ from torch import Tensor, nn
 
 from fairlib._validation import check_number, check_type
 from fairlib.data import GroupedDataset
-from fairlib.network import gates, masks, quantizers
+from fairlib.network import gates, keeping
 from fairlib.network.channels import example_inputs
 from fairlib.network.evaluation import evaluation_mode
 from fairlib.network.export import Int8, run_onnx, to_onnx
 from fairlib.randomness import seeded
 
-_TRAINING_ONLY = (quantizers.BITS, quantizers.RESIDUAL)
-"""Buffers beside a quantized weight that a stored network does not need."""
+_NOT_STORED = {keeping.RESIDUAL: keeping.BITS, keeping.BITS: keeping.SCALE, keeping.MASK: ""}
+"""Ends of the names of buffers that a stored network does not need, or has in the bitmap, to the
+ends of names beside which they are fairlib's."""
 
 _UNCOUNTABLE = (RuntimeError, TypeError, ValueError)
 """Errors by which a model refuses to be copied, run or gated: its count is NaN. Others are bugs."""
@@ -126,7 +127,7 @@ def stored_bytes(model: nn.Module) -> int:
         (3200, 420)
     """
     check_type("model", model, nn.Module, "a torch.nn.Module")
-    masks.zero_masked(model)
+    keeping.settle(model)
     total, seen = 0, set()
     for module in model.modules():
         if isinstance(module, Int8):
@@ -185,21 +186,18 @@ def _counts(
 
 def _bits(module: nn.Module, name: str, tensor: Tensor) -> int:
     """Count the bits that a tensor of a module takes, to be filled up to bytes."""
-    buffers = dict(module.named_buffers(recurse=False))
-    bits, mask = buffers.get(quantizers.BITS), buffers.get(masks.BUFFER)
-    if mask is not None and mask.dtype != torch.uint8:
-        mask = None  # A buffer of this name that is somebody else's.
-    if (bits is not None and name in _TRAINING_ONLY) or (mask is not None and name == masks.BUFFER):
+    buffers = module._buffers
+    beside, end = name[: name.rfind("_")], name[name.rfind("_") :]
+    if end in _NOT_STORED and f"{beside}{_NOT_STORED[end]}" in {*buffers, *module._parameters}:
         return 0
     if isinstance(module, gates.Gate) and name == "keep":
         return tensor.numel() if 0 < int(tensor.sum()) < tensor.numel() else 0
     if tensor.ndim == 0 and not tensor.is_floating_point():
         return 0
-    if name != "weight":
-        return tensor.numel() * 8 * tensor.element_size()
+    bits, mask = buffers.get(name + keeping.BITS), buffers.get(name + keeping.MASK)
     width = 8 * tensor.element_size() if bits is None else int(bits)
     dense = tensor.numel() * width
-    if mask is None:
+    if mask is None or mask.dtype != torch.uint8:  # Somebody else's, of this name.
         return dense
     # A bitmap in whole bytes, then the weights that are kept; the dense form if that is less.
     return min(dense, 8 * math.ceil(tensor.numel() / 8) + int(mask.count_nonzero()) * width)

@@ -11,7 +11,7 @@ from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
 from fairlib.data import GroupedDataset
-from fairlib.network import masks
+from fairlib.network import keeping
 
 SAMPLES_PER_PASS = 1024
 """Most samples of a forward pass."""
@@ -163,10 +163,11 @@ def outputs(model: nn.Module, data: GroupedDataset) -> Tensor:
     Raises:
         ValueError: If the outputs do not match the classes of the data.
     """
-    masks.zero_masked(model)
+    keeping.settle(model)
     device, dtype = placement(model)
     batches = []
-    with evaluation_mode(model), torch.inference_mode():
+    # Not in inference mode: what a model keeps of its first pass could not be trained with later.
+    with evaluation_mode(model), torch.no_grad():
         for index in passes(data, device):
             batch = model(data.batch(index, dtype=dtype, device=device))
             check_logits(batch, data)

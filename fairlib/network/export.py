@@ -1,6 +1,5 @@
 """Models outside torch: their export to ONNX, and modules that onnxruntime runs."""
 
-import copy
 import logging
 import traceback
 import warnings
@@ -17,8 +16,9 @@ from torch import Tensor, nn
 
 from fairlib._validation import check_type
 from fairlib.data import GroupedDataset
-from fairlib.network import masks, quantizers
+from fairlib.network import keeping
 from fairlib.network.channels import example_inputs
+from fairlib.network.copying import copied
 
 
 class Int8(nn.Module):
@@ -102,9 +102,8 @@ def to_onnx(model: nn.Module, data: GroupedDataset | Tensor) -> bytes:
     if isinstance(model, Int8):
         return model.content
     _package("onnxscript")
-    twin = copy.deepcopy(model).cpu().eval()
-    masks.zero_masked(twin)
-    quantizers.round_quantized(twin)
+    twin = copied(model).cpu().eval()
+    keeping.settle(twin)
     for name, tensor in (*twin.named_parameters(), *twin.named_buffers()):
         if tensor.is_floating_point() and not tensor.isfinite().all():
             raise ValueError(f"{name} holds NaN or infinite numbers; has training diverged?")
@@ -131,7 +130,7 @@ def to_onnx(model: nn.Module, data: GroupedDataset | Tensor) -> bytes:
     for count in (1, 3):
         inputs = example_inputs(twin, data, count=count)
         with torch.no_grad():
-            expected = twin(inputs)
+            expected = twin(inputs.clone())
         if not agree(run(inputs), expected):
             raise ValueError(
                 f"onnxruntime gives other outputs than {type(model).__name__}: the export is wrong"

@@ -4,14 +4,31 @@ A convolution is followed by a 1x1 convolution, a linear layer by a linear layer
 to the second."""
 
 from collections.abc import Mapping
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
+_GEOMETRY = (
+    "in_features", "in_channels", "kernel_size", "stride", "padding", "dilation", "groups",
+    "padding_mode", "transposed", "output_padding",
+)  # fmt: skip
+
 
 class Factorized(nn.Sequential):
     """Two layers in the place of one: the first computes r channels, from which the second computes
-    the outputs."""
+    the outputs.
+
+    Whoever reads the attributes of the layer finds them: those of its geometry, the bias, and as
+    ``weight`` the product of the two, computed at each reading."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "weight":
+            first, second = (factor.weight for factor in self)
+            return (second.flatten(1) @ first.flatten(1)).view(len(second), *first.shape[1:])
+        if name == "bias" or name.startswith("out_"):
+            return getattr(self[1], name)
+        return getattr(self[0], name) if name in _GEOMETRY else super().__getattr__(name)
 
 
 def splits(layer: nn.Module) -> bool:

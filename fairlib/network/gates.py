@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from fairlib._validation import lookup
 from fairlib.data import GroupedDataset
 from fairlib.network.channels import example_inputs
+from fairlib.network.copying import copied
 from fairlib.network.evaluation import placement
 from fairlib.network.masks import check_mask, check_scores
 from fairlib.network.memory import memory_of, remember
@@ -111,7 +112,7 @@ def gate(model: nn.Module, data: GroupedDataset | Tensor | None = None) -> nn.Mo
         >>> count(gate(model, torch.zeros(1, 3))).attrs["total"]
         4
     """
-    gated = copy.deepcopy(model).eval()
+    gated = copied(model).eval()
     inputs = example(gated, data)
     seen = watch(gated, inputs)
     if callers := seen.to_split():
@@ -187,7 +188,7 @@ def with_gates(model: nn.Module, keep: Mapping[str, Tensor]) -> nn.Module:
     Raises:
         ValueError: If a name is no gate or a mask does not fit.
     """
-    masked = copy.deepcopy(model)
+    masked = copied(model)
     set_gates(masked, keep)
     return masked.eval()
 
@@ -441,7 +442,7 @@ def _replace(model: nn.Module, relu: nn.Module, by: Gate) -> None:
 
 def _refuse_change(model: nn.Module, gated: nn.Module, inputs: Tensor) -> None:
     """Refuse a gated copy with other outputs than the model in eval mode, or other gradients."""
-    before = _behaviour(copy.deepcopy(model).eval(), inputs)
+    before = _behaviour(copied(model).eval(), inputs)
     after = _behaviour(gated, inputs)
     if len(before) != len(after) or not all(map(_close, before, after)):
         raise ValueError(
@@ -456,7 +457,7 @@ def _refuse_change(model: nn.Module, gated: nn.Module, inputs: Tensor) -> None:
     with torch.enable_grad():
         expected = linear(1 * inputs.clone().requires_grad_()).detach()
     with torch.no_grad():
-        outputs = linear(inputs)
+        outputs = linear(inputs.clone())
     if not _close(expected, outputs):
         raise ValueError(
             f"{type(model).__name__} computes something else without gradients, since gates are "
@@ -469,7 +470,7 @@ def _behaviour(model: nn.Module, inputs: Tensor) -> list[Tensor]:
     """Compute the outputs, and the gradients of a weighted sum of them by each parameter."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     with torch.enable_grad():
-        outputs = model(inputs)
+        outputs = model(inputs.clone())
         if not (parameters and outputs.requires_grad):
             return [outputs.detach()]
         weights = torch.linspace(1, 2, outputs.numel()).to(outputs).view_as(outputs)

@@ -4,7 +4,7 @@ A pruned weight *is* zero in ``module.weight``, under its ordinary name, so eval
 model costs what evaluating the dense one costs. It stays zero because its gradient is masked,
 whatever loop trains it: with a zero gradient, a zero weight has zero momentum and zero decay. Other
 changes, such as the momentum of a dense training or a re-initialization, are zeroed in the next
-forward pass, and before fairlib measures the model (``zero_masked``). Under
+forward pass, and before fairlib measures the model (:func:`fairlib.network.keeping.settle`). Under
 ``torch.func.functional_call`` the weights are the caller's, and so are their gradients.
 
 The mask is the buffer ``weight_mask`` beside the weight: uint8, 1 where the weight is kept, since
@@ -12,44 +12,20 @@ torch cannot average buffers of bools. It may be changed or replaced, by anythin
 as a change: not through ``weight_mask.data``.
 """
 
-import copy
-import threading
-import weakref
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 
 from fairlib._validation import check_type, lookup
+from fairlib.network import keeping
+from fairlib.network.copying import copied, refuse_lazy
+from fairlib.network.keeping import MASK
 
-# Hooks do the work, on the layers and on the model, and not a parametrization of torch's. That
-# would keep the dense weight under another name: the keys of every state_dict would change, each
-# forward pass would multiply by the mask, and weight decay would work on numbers nobody sees.
-#
-# 1. A tensor hook on the weight masks its gradient (_GradientMask). Such hooks get lost: deepcopy,
-#    pickling and load_state_dict(assign=True) make a parameter without them.
-# 2. Hooks of modules survive all of these. So before each forward pass one of them (_guard) zeroes
-#    the weight again and gives it its gradient mask if it has none. It is on each layer, and on the
-#    model, because nn.MultiheadAttention reads the weight of a layer that it never calls.
-# 3. Writing every weight in every pass would cost a fifth of an evaluation. So each layer remembers
-#    when it was last zeroed (_Memory), and is left alone until torch has counted a change.
+ATTENTION = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")
+"""Names of the input weights of ``nn.MultiheadAttention``."""
 
-BUFFER = "weight_mask"
-
-_MEMORY = "_mask_memory"  # Name under which a layer has its _Memory.
-
-_Layer = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
-
-
-class _Thread(threading.local):
-    """Forward pass of a model, with gradients on, that a thread is in: a new object, or None."""
-
-    forward: object = None
-
-
-_thread = _Thread()
+_LAYERS = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
 
 
 def prunable(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -59,7 +35,7 @@ def prunable(model: nn.Module) -> dict[str, nn.Parameter]:
 
     Returns:
         Parameter name, as in ``named_parameters``, to parameter, in the order of the model's
-        modules. Weights outside a mask are zero (``zero_masked``).
+        modules. Weights outside a mask are zero (:func:`fairlib.network.keeping.settle`).
 
     Raises:
         TypeError: If the model is no module.
@@ -76,32 +52,23 @@ def prunable(model: nn.Module) -> dict[str, nn.Parameter]:
         ['0.weight', '3.weight']
     """
     check_type("model", model, nn.Module, "a torch.nn.Module")
-    zero_masked(model)
+    refuse_lazy(model)
+    keeping.settle(model)
     # named_parameters would name a tied weight once.
-    parameters = [
-        (f"{prefix}.{name}".removeprefix("."), parameter)
-        for prefix, module in model.named_modules()
-        for name, parameter in module._parameters.items()
-    ]
+    names: dict[int, list[str]] = {}
+    for prefix, module in model.named_modules():
+        for name, parameter in module._parameters.items():
+            names.setdefault(id(parameter), []).append(f"{prefix}.{name}".removeprefix("."))
     weights = {}
-    for name, layer in _layers(model):
-        if hasattr(layer, "weight_orig"):
-            raise ValueError(
-                f"{name} is pruned by torch.nn.utils.prune; call prune.remove(module, 'weight') "
-                "first"
-            )
-        if parametrize.is_parametrized(layer, "weight"):
-            raise ValueError(
-                f"{name} is parametrized; call "
-                "parametrize.remove_parametrizations(module, 'weight')"
-            )
-        weight = layer._parameters.get("weight")
+    for name, layer, own in _places(model):
+        weight = layer._parameters.get(own)
         if weight is None:
-            raise ValueError(
-                f"{name} is computed from other parameters (weight_norm?); make it a parameter "
-                "first"
+            how = (
+                keeping.owner(layer, own)
+                or "computed from other parameters; make it a parameter first"
             )
-        tied = [other for other, one in parameters if one is weight and other != name]
+            raise ValueError(f"{name} is {how}")
+        tied = [other for other in names[id(weight)] if other != name]
         if tied:
             raise ValueError(f"{name} and {tied[0]} are one tied weight; untie them before pruning")
         weights[name] = weight
@@ -117,30 +84,12 @@ def read_masks(model: nn.Module) -> dict[str, Tensor]:
 
     Returns:
         Parameter name to bool tensor of the weight's shape, True where the weight is kept; layers
-        without a mask are left out. The other weights are zero (``zero_masked``).
+        without a mask are left out. The other weights are zero
+        (:func:`fairlib.network.keeping.settle`).
     """
-    zero_masked(model)
-    buffers = {name: layer._buffers.get(BUFFER) for name, layer in _layers(model)}
-    # Masks of torch.nn.utils.prune have the same name and are floats, whose bytes are no booleans.
-    return {
-        name: mask.view(torch.bool) if mask.dtype == torch.uint8 else mask
-        for name, mask in buffers.items()
-        if mask is not None
-    }
-
-
-def zero_masked(model: nn.Module) -> None:
-    """Zero the masked weights of a model, in place, before they are read or measured.
-
-    Every forward pass does so too when it begins: with gradients on always, without them where a
-    weight has changed. Without gradients it cannot see a change through ``weight.data`` or NumPy
-    after which there was no backward pass; and it never sees one by the network itself, through
-    ``weight.data``, between its beginning and the layer.
-    """
-    for layer, weight, mask in _masked(model):
-        # A module without the hook has a buffer of this name that is somebody else's.
-        if _is_guarded(layer):
-            _memory(layer).zero(weight, mask)
+    keeping.settle(model)
+    # Of uint8 the bytes are those of bools; masks of edition 0.1 are bools themselves.
+    return {name: mask.view(torch.bool) for name, mask in keeping.kept(model, MASK).items()}
 
 
 def with_masks(model: nn.Module, keep: Mapping[str, Tensor]) -> nn.Module:
@@ -162,7 +111,7 @@ def with_masks(model: nn.Module, keep: Mapping[str, Tensor]) -> nn.Module:
         >>> masks.with_masks(model, keep).weight.tolist()[0][1]
         0.0
     """
-    masked = copy.deepcopy(model)
+    masked = copied(model)
     set_masks(masked, keep)
     return masked.eval()
 
@@ -178,25 +127,16 @@ def set_masks(model: nn.Module, keep: Mapping[str, Tensor]) -> None:
     Raises:
         ValueError: If a name is no prunable weight or a shape differs; then the model is as it was.
     """
-    weights, layers = prunable(model), dict(_layers(model))
+    weights = prunable(model)
     for name, mask in keep.items():
         check_mask(name, mask, lookup("prunable weight", name, weights).shape)
-    for name, mask in keep.items():
-        layer = layers[name]
-        buffer = layer._buffers.get(BUFFER)
-        if buffer is not None:
-            buffer.copy_(mask)
-        else:
-            layer.register_buffer(BUFFER, mask.detach().to(layer.weight.device, torch.uint8))
-            layer.register_load_state_dict_post_hook(_zero_out_of_place)
-            layer.register_state_dict_pre_hook(_zero_before_saving)
-            layer.register_forward_pre_hook(_guard)
-        _zero_out_of_place(layer)
-    if keep and not _is_guarded(model):
-        model.register_forward_pre_hook(_guard)
-        model.register_forward_hook(_end_forward, always_call=True)
-    _guard(model)
-    _end_forward()
+    keeping.keep(
+        model,
+        {
+            name: {MASK: mask.detach().to(weights[name].device, torch.uint8, copy=True)}
+            for name, mask in keep.items()
+        },
+    )
 
 
 def check_scores(scores: Mapping[str, Tensor]) -> None:
@@ -243,169 +183,31 @@ def sparsity(model: nn.Module) -> float:
     return 1 - nonzero / sum(weight.numel() for weight in weights)
 
 
-def _layers(model: nn.Module) -> Iterator[tuple[str, _Layer]]:
-    """Yield the layers whose weights can be pruned, by the name of the weight."""
+def uncovered(model: nn.Module) -> str | None:
+    """Say what share of all weights, the parameters of two axes or more, a level of compression is
+    a share of; None if it is 90 % or more."""
+    every = {name: weight.numel() for name, weight in model.named_parameters() if weight.ndim > 1}
+    rest = sorted(every.keys() - prunable(model).keys())
+    total, left = sum(every.values()), sum(every[name] for name in rest)
+    if 10 * left <= total:
+        return None
+    more = f" and {len(rest) - 3} more" if len(rest) > 3 else ""
+    return (
+        f"of {total:,} weights {total - left:,} ({1 - left / total:.1%}) can be compressed; "
+        f"{', '.join(rest[:3])}{more} stay as they are"
+    )
+
+
+def _places(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
+    """Yield the places of weights that can be pruned: name in the model, module, and name in it."""
     for prefix, layer in model.named_modules():
-        if isinstance(layer, _Layer):
-            yield f"{prefix}.weight".removeprefix("."), layer
-
-
-def _masked(model: nn.Module) -> Iterator[tuple[nn.Module, nn.Parameter, Tensor]]:
-    """Yield layers with a mask, their weights and masks; none where the weight is a caller's."""
-    # ``model.modules()`` takes three times as long, in every pass. A ScriptModule has other
-    # dictionaries, and no masks.
-    modules: list[nn.Module | None] = [model]
-    while modules:
-        layer = modules.pop()
-        if layer is None or isinstance(layer, torch.jit.ScriptModule):
-            continue
-        mask, weight = layer._buffers.get(BUFFER), layer._parameters.get("weight")
-        if mask is not None and isinstance(weight, nn.Parameter):
-            yield layer, weight, mask
-        modules += layer._modules.values()
-
-
-def _is_guarded(module: nn.Module) -> bool:
-    return any(hook is _guard for hook in module._forward_pre_hooks.values())
-
-
-def _zero_out_of_place(layer: _Layer, *_: object) -> None:
-    """Zero the masked weights; as a hook, after ``load_state_dict`` has brought others."""
-    # After load_state_dict(assign=True) the tensor is the caller's, whose model may be dense.
-    layer.weight.data = layer.weight.data.masked_fill(layer.get_buffer(BUFFER) == 0, 0)
-
-
-def _zero_before_saving(layer: nn.Module, *_: object) -> None:
-    zero_masked(layer)
-
-
-class _Memory:
-    """Mask and weight of a layer when it was last zeroed."""
-
-    # The mask, its version, and where it is zero: comparing in each pass would cost as much as
-    # filling.
-    mask: Tensor | None = None
-    mask_version = -1
-    zeros: Tensor
-    # The weight and its storage, as weak references, and its version. The storage as well, since
-    # ``parameter.data = tensor`` and vector_to_parameters change neither object nor version; and
-    # not its address, at which a freed one may be followed by the next.
-    weight: Any = None
-    storage: Any = None
-    version = -1
-    forward: object = None  # The pass of the model (_thread.forward) in which it was zeroed.
-
-    def __reduce__(self) -> tuple[type["_Memory"], tuple[()]]:
-        return _Memory, ()  # A copy has other tensors, and weak references cannot be pickled.
-
-    def knows(self, mask: Tensor) -> bool:
-        """Return True if :attr:`zeros` is where this mask, as it is now, is zero."""
-        return mask is self.mask and mask._version == self.mask_version
-
-    def holds(self, weight: nn.Parameter, mask: Tensor) -> bool:
-        """Return True if torch has counted no change since this weight was last zeroed."""
-        same = self.storage is not None and self.storage() is weight.untyped_storage()
-        return same and self.version == weight._version and self.knows(mask)
-
-    def is_foreign(self, weight: nn.Parameter) -> bool:
-        """Return True if the weight is another parameter, put there by ``functional_call``."""
-        own = self.weight and self.weight()
-        return own is not None and own is not weight
-
-    def zero(self, weight: nn.Parameter, mask: Tensor, forward: object = None) -> None:
-        """Zero the masked weights in place, and remember that it was done."""
-        weight.data.masked_fill_(self.zeros_of(mask), 0)
-        if not weight.is_inference():  # Its tensors tell no version.
-            self.weight, self.storage = weakref.ref(weight), weakref.ref(weight.untyped_storage())
-            self.version, self.forward = weight._version, forward
-
-    def zeros_of(self, mask: Tensor) -> Tensor:
-        """Return where a mask is zero, from memory as long as the mask is not changed."""
-        if self.knows(mask):
-            return self.zeros
-        zeros = mask == 0
-        # A tensor of inference mode cannot be used in a training later, and one of vmap or grad
-        # not outside of them; a subclass is a fake tensor of the compiler.
-        wrapped = torch._C._functorch.is_functorch_wrapped_tensor(zeros)
-        passing = wrapped or type(zeros) is not Tensor or zeros.is_inference()
-        if not (passing or mask.is_inference()):
-            self.zeros, self.mask, self.mask_version = zeros, mask, mask._version
-        return zeros
-
-
-def _memory(layer: nn.Module) -> _Memory:
-    # In __dict__ and not by setattr, which costs more: this runs for each layer in each pass.
-    memory = layer.__dict__.get(_MEMORY)
-    if memory is None:
-        memory = layer.__dict__[_MEMORY] = _Memory()
-    return memory
-
-
-class _GradientMask:
-    """A tensor hook that zeroes the gradient of a layer's masked weights."""
-
-    # torch.save leaves it out: it has a weak reference, and an unpickled module gets its own.
-    __torch_unserializable__ = True
-
-    def __init__(self, layer: nn.Module):
-        self.layer, self.memory = weakref.ref(layer), _memory(layer)
-
-    def __call__(self, gradient: Tensor) -> Tensor:
-        layer = self.layer()
-        mask = None if layer is None else layer._buffers.get(BUFFER)
-        if mask is None:
-            return gradient
-        if torch.compiler.is_compiling():
-            return gradient.masked_fill(mask == 0, 0)
-        # A step follows, and fused optimizers change a weight without counting it as a change.
-        self.memory.version = -1
-        return gradient.masked_fill(self.memory.zeros_of(mask), 0)
-
-
-def _mask_gradient(layer: nn.Module, weight: nn.Parameter) -> None:
-    """Give a weight its gradient mask if it needs one and has none."""
-    if not (torch.is_grad_enabled() and weight.requires_grad):
-        return
-    for hook in (weight._backward_hooks or {}).values():
-        if isinstance(hook, _GradientMask) and hook.layer() is layer:
-            return
-    weight.register_hook(_GradientMask(layer))
-
-
-def _guard(module: nn.Module, *_: object) -> None:
-    """Zero every masked weight below a module, and mask its gradient; as a forward pre-hook."""
-    if "weight_orig" in module._parameters:
-        raise ValueError(
-            "torch.nn.utils.prune has overwritten fairlib's mask of this "
-            f"{type(module).__name__}, since both call it weight_mask; call "
-            "torch.nn.utils.prune.remove(module, 'weight') and prune with fairlib alone"
-        )
-    if torch.compiler.is_compiling():
-        # In a graph tensors tell no version; and a model that is exported needs no masks.
-        if not torch.compiler.is_exporting():
-            for layer, weight, mask in _masked(module):
-                weight.data.masked_fill_(mask == 0, 0)
-                _mask_gradient(layer, weight)
-        return
-    grad, forward = torch.is_grad_enabled(), _thread.forward
-    memory = module.__dict__.get(_MEMORY)
-    if forward is not None and memory is not None and memory.forward is forward:
-        # The model has zeroed this layer in this pass of this thread: once is enough.
-        own, buffer = module._parameters.get("weight"), module._buffers.get(BUFFER)
-        if buffer is not None and memory.weight() is own and memory.holds(own, buffer):
-            return
-    if grad and _end_forward in module._forward_hooks.values():
-        _thread.forward = forward = object()
-    for layer, weight, mask in _masked(module):
-        memory = _memory(layer)
-        # With gradients on without looking: training loops write to weight.data, which torch does
-        # not count. Without, never the weights of another model under functional_call.
-        if grad or not (memory.holds(weight, mask) or memory.is_foreign(weight)):
-            memory.zero(weight, mask, forward if grad else None)
-        _mask_gradient(layer, weight)
-
-
-def _end_forward(*_: object) -> None:
-    """End the forward pass of a model, also where it fails; as a forward hook."""
-    if not torch.compiler.is_compiling():
-        _thread.forward = None
+        names: Iterable[str] = ()
+        if isinstance(layer, _LAYERS):
+            names = ("weight",)
+        elif isinstance(layer, nn.MultiheadAttention):
+            names = (name for name in ATTENTION if getattr(layer, name, None) is not None)
+        elif isinstance(layer, nn.RNNBase | nn.RNNCellBase):
+            known = (*layer._parameters, *getattr(layer, "parametrizations", ()))
+            names = (name for name in known if name.startswith("weight"))
+        for name in names:
+            yield f"{prefix}.{name}".removeprefix("."), layer, name

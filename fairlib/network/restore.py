@@ -1,14 +1,15 @@
 """A saved state put back into a freshly built model, masks, gates and factors included."""
 
-import copy
 from collections.abc import Mapping
 
 from torch import Tensor, nn
 
 from fairlib._validation import check_type
 from fairlib.network import factors, quantizers
+from fairlib.network.copying import copied
 from fairlib.network.gates import insert_gates
-from fairlib.network.masks import BUFFER, with_masks
+from fairlib.network.keeping import MASK
+from fairlib.network.masks import with_masks
 
 
 def restore(module: nn.Module, state_dict: Mapping[str, Tensor]) -> nn.Module:
@@ -42,12 +43,12 @@ def restore(module: nn.Module, state_dict: Mapping[str, Tensor]) -> nn.Module:
     check_type("module", module, nn.Module, "a torch.nn.Module")
     check_type("state_dict", state_dict, Mapping, "the state_dict of a module")
     keep = {
-        name.removesuffix("_mask"): mask.bool()
+        name.removesuffix(MASK): mask.bool()
         for name, mask in state_dict.items()
-        if name.endswith(BUFFER)
+        if name.endswith(MASK) and name.removesuffix(MASK) in state_dict
     }
     # Factors first: masks and quantizers belong to the weights of the factors.
-    restored = factors.insert_factors(copy.deepcopy(module), state_dict)
+    restored = factors.insert_factors(copied(module), state_dict)
     restored = insert_gates(with_masks(restored, keep), state_dict)
     restored = quantizers.insert_quantizers(restored, state_dict)
     try:

@@ -12,7 +12,8 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor, nn
 
-from fairlib.network import masks
+from fairlib.network import keeping, masks
+from fairlib.network.copying import copied
 
 _ANY_WIDTH = (nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d)
 WIDER: dict[type[nn.Module], tuple[str, ...]] = {
@@ -47,9 +48,11 @@ def obstacle(model: nn.Module) -> str | None:
             *module._backward_hooks.values(),
         ]
         # The hooks of masks only mask gradients, which a stack does by its joint masks.
-        foreign = any(hook.__module__ != masks.__name__ for hook in hooks)
+        foreign = any(hook.__module__ != keeping.__name__ for hook in hooks)
         if "forward" in vars(module) or foreign:
             return f"hooks, or a forward of its own, change what a {kind.__name__} computes"
+    if keeping.kept(model, keeping.BITS):
+        return "rounded weights are computed one network at a time"
     tensors = [tensor for _, _, tensor in _tensors(model)]
     # Along its first axis a single number cannot be joined, and a shared tensor would be joined
     # twice: its two copies would then be trained apart.
@@ -72,7 +75,7 @@ def form(model: nn.Module) -> dict[str, object]:
         }
         modules.append((name, type(module), settings))
     # Members may have different masks, so masks are left out: see Stack.
-    tensors = [entry for entry in _tensors(model) if entry[1] != masks.BUFFER]
+    tensors = [entry for entry in _tensors(model) if entry[1] != "weight_mask"]
     shapes = [
         (prefix, name, tensor.shape, tensor.dtype, tensor.requires_grad)
         for prefix, name, tensor in tensors
@@ -90,7 +93,7 @@ def agrees(model: nn.Module, inputs: Tensor) -> bool:
 
     A module of unknown code may mix up the members in its ``forward``; only a trial shows that.
     """
-    alone = copy.deepcopy(model).eval()
+    alone = copied(model).eval()
     stack = Stack([copy.deepcopy(alone), copy.deepcopy(alone)]).eval()
     with torch.no_grad():
         try:

@@ -9,6 +9,7 @@
 ['one-shot', 'iterative', 'gradual']
 """
 
+import warnings
 from functools import partial
 from types import NoneType
 
@@ -74,7 +75,8 @@ def prune(
         model: Any module with convolutions or linear layers; not changed.
         method: ``"magnitude"``, ``"filter-norm"``, ``"fpgm"``, ``"snip"``, ``"lottery"``,
             ``"fairgrape"``, ``"bip"``, ``"bifp"`` or ``"random"``.
-        sparsity: Share of zeros among the prunable weights (convolution and linear), in [0, 1).
+        sparsity: Share of zeros among the prunable weights, in [0, 1)
+            (:func:`fairlib.network.masks.prunable`).
         data: The training set. ``"magnitude"`` and ``"random"`` need none; ``"filter-norm"`` and
             ``"fpgm"`` use only the shape of its inputs, and also take a tensor of inputs.
         train: Arguments of :func:`fairlib.fit` for each training; only for a method or a schedule
@@ -97,6 +99,9 @@ def prune(
         ValueError: If a name is unknown, ``sparsity`` is outside [0, 1), ``data`` is missing,
             ``train`` is given although nothing is trained, or the model is quantized.
         TypeError: If a setting is unknown, or an argument is of another type.
+
+    Warns:
+        UserWarning: If less than 90 % of the model's weights can be pruned; names the others.
 
     Example:
         >>> import torch, fairlib
@@ -123,6 +128,8 @@ def prune(
             "quantize"
         )
     check_type("data", data, (GroupedDataset, Tensor, NoneType), "a GroupedDataset")
+    if said := masks.uncovered(model):
+        warnings.warn(f"sparsity is a share of what can be pruned: {said}", stacklevel=2)
     offered = {"data": data, "train": {"seed": seed, **(train or {})}, "val": val, "seed": seed}
     pruner = PRUNERS[method]
     once = partial(pruner.function, **pruner.arguments(f"method {method!r}", offered, settings))

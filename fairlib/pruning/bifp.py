@@ -3,7 +3,6 @@
 The search itself is in :mod:`fairlib.pruning.bilevel`.
 """
 
-import copy
 import math
 from typing import Any
 
@@ -12,6 +11,7 @@ from torch import nn
 from fairlib import environment
 from fairlib._validation import check_number, lookup
 from fairlib.data import GroupedDataset
+from fairlib.network.copying import copied
 from fairlib.pruning.bilevel import BiLevel, search_epochs
 from fairlib.pruning.granularity import GRANULARITIES
 from fairlib.pruning.masked_product import join_weights, split_weights
@@ -127,7 +127,7 @@ def bifp(
         data, val = data.hold_out(held_out, seed)
     _check_levels(data, val, fairness)
     device = environment.resolve_device(settings["device"])
-    units = make(copy.deepcopy(model).to(device), data)
+    units = make(copied(model).to(device), data)
     # A sparsity that is out of reach is refused before anything is trained.
     units.final(units.start(), sparsity)
     split, prefixes = split_weights(units.model)

@@ -14,9 +14,9 @@ from torch.nn.functional import cross_entropy
 from fairlib.data import GroupedDataset
 from fairlib.diagnostics.vectors import Parts
 from fairlib.network.evaluation import aliases, evaluate, placement
+from fairlib.network.keeping import Kept
 from fairlib.pruning.granularity import Granularity
 from fairlib.pruning.hypergradient import hessian_free
-from fairlib.pruning.masked_product import MaskTimes
 from fairlib.training import Batch, Constraint, DivergenceError, Objective, taken_gradient
 from fairlib.training.group_losses import AccuracyDifference
 
@@ -79,7 +79,7 @@ class BiLevel(Constraint):
         self.val = self.val.to(self.device)
         self.theta = [model.get_parameter(f"{prefix}original") for prefix in self.prefixes]
         modules = [model.get_submodule(f"{prefix}0") for prefix in self.prefixes]
-        self.masks = [cast(MaskTimes, module) for module in modules]
+        self.masks = [cast(Kept, module) for module in modules]
         self.aliases = aliases(model)
         self.scores = self.granularity.start()
         self.velocity = [torch.zeros_like(score) for score in self.scores]

@@ -1,6 +1,5 @@
 """Gradient of the loss with respect to the prunable weights, for methods that score by it."""
 
-import copy
 import math
 
 import torch
@@ -11,6 +10,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fairlib.data import GroupedDataset
 from fairlib.models.normalization import fill_normalization
 from fairlib.network import masks
+from fairlib.network.copying import copied
 from fairlib.network.evaluation import check_logits, placement
 
 SAMPLES_PER_GRADIENT = 256
@@ -24,7 +24,7 @@ def scored_copy(model: nn.Module, data: GroupedDataset) -> nn.Module:
     first training would do, and a batch normalization that has seen no batch normalizes by the
     batches that pass through it.
     """
-    scored = copy.deepcopy(model).eval()
+    scored = copied(model).eval()
     fill_normalization(scored, data)
     for module in scored.modules():
         if isinstance(module, _BatchNorm) and _is_fresh(module):

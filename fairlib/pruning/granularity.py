@@ -10,26 +10,16 @@ from fairlib.network import channels, masks
 from fairlib.pruning.selection import keep_highest
 
 
-class _Granularity:
-    def __init__(self, model: nn.Module, data: GroupedDataset) -> None:
-        self.model, self.weights = model, masks.prunable(model)
-        self.before = masks.read_masks(model)
-
-    def _without_pruned(self, expanded: dict[str, Tensor]) -> list[Tensor]:
-        """Set masks to zero at weights that an earlier mask prunes, and cut their gradients."""
-        return [
-            mask * self.before[name] if name in self.before else mask
-            for name, mask in expanded.items()
-        ]
-
-
-class WeightGranularity(_Granularity):
+class Granularity:
     """Every weight has a score, and all are ranked together.
 
     Args:
         model: The model whose weights are ranked.
         data: The training set; only the shape of its inputs is used.
     """
+
+    def __init__(self, model: nn.Module, data: GroupedDataset) -> None:
+        self.model, self.weights = model, masks.prunable(model)
 
     def start(self) -> list[Tensor]:
         """Compute scores from the magnitudes of the model's weights, with a mean of 1."""
@@ -43,7 +33,7 @@ class WeightGranularity(_Granularity):
 
     def expand(self, entries: Sequence[Tensor]) -> list[Tensor]:
         """Make the masks of the weights for the search, linear in the entries."""
-        return self._without_pruned(dict(zip(self.weights, entries, strict=True)))
+        return list(entries)
 
     def final(
         self, scores: Sequence[Tensor], sparsity: float
@@ -54,11 +44,11 @@ class WeightGranularity(_Granularity):
         return [keep[name].to(score.dtype) for name, score in by_name.items()], keep
 
 
-class ChannelGranularity(_Granularity):
+class ChannelGranularity(Granularity):
     """Every channel has a score, and the same share of each layer's channels is kept.
 
     Channels that a residual sum or a depthwise convolution ties together have one score. Arguments
-    and methods are those of :class:`WeightGranularity`.
+    and methods are those of :class:`Granularity`.
     """
 
     def __init__(self, model: nn.Module, data: GroupedDataset) -> None:
@@ -69,6 +59,7 @@ class ChannelGranularity(_Granularity):
                 f"{type(model).__name__} has no channel that can be removed; "
                 "take granularity='weight'"
             )
+        self.before = masks.read_masks(model)
         self.counts: tuple[float, list[int]] = (-1.0, [])
 
     def start(self) -> list[Tensor]:
@@ -99,11 +90,12 @@ class ChannelGranularity(_Granularity):
         for coupled, entry in zip(self.sets, entries, strict=True):
             for name, (of, positions) in coupled.readers.items():
                 columns[name] = columns[name].index_put((positions,), entry[of])
-        expanded = {}
+        expanded = []
         for name, weight in self.weights.items():
-            row = columns[name].reshape(1, -1, *[1] * (weight.ndim - 2))
-            expanded[name] = row.expand(weight.shape)
-        return self._without_pruned(expanded)
+            row = columns[name].reshape(1, -1, *[1] * (weight.ndim - 2)).expand(weight.shape)
+            # What an earlier mask prunes stays so, and gets no gradient.
+            expanded.append(row * self.before[name] if name in self.before else row)
+        return expanded
 
     def final(
         self, scores: Sequence[Tensor], sparsity: float
@@ -113,9 +105,7 @@ class ChannelGranularity(_Granularity):
         return entries, channels.masks_for(self.sets, removed, self.model)
 
 
-Granularity = WeightGranularity | ChannelGranularity
-
 GRANULARITIES: dict[str, type[Granularity]] = {
-    "weight": WeightGranularity,
+    "weight": Granularity,
     "filter": ChannelGranularity,
 }

@@ -1,12 +1,11 @@
 """The lottery ticket: prune by magnitude in rounds, and rewind the weights before each training."""
 
-import copy
-
 from torch import nn
 
 from fairlib._validation import check_number
 from fairlib.data import GroupedDataset
 from fairlib.network import masks
+from fairlib.network.copying import copied
 from fairlib.network.memory import inherit, memory_of, remember, weights_at
 from fairlib.pruning.selection import keep_highest, shrinking
 from fairlib.randomness import seeded
@@ -69,7 +68,7 @@ def lottery(
     start = weights_at(trained, rewind)
     for level in shrinking(sparsity, rate, start=masks.sparsity(trained)):
         scores = {name: weight.abs() for name, weight in masks.prunable(trained).items()}
-        ticket = copy.deepcopy(trained)
+        ticket = copied(trained)
         # Weights, biases and batch statistics of step k, and with start= the learning rates and
         # batches from there on. Rewinding the weights alone would train them with the small
         # learning rates of the end of the schedule: another method, "finetuning".
@@ -84,7 +83,7 @@ def lottery(
 
 def _initialized(model: nn.Module, seed: int) -> nn.Module:
     """Copy a model with new random weights, which forgets its training."""
-    fresh = copy.deepcopy(model)
+    fresh = copied(model)
     with seeded(seed):
         for name, module in fresh.named_modules():
             if hasattr(module, "reset_parameters"):

@@ -4,7 +4,6 @@ A mask of :mod:`fairlib.network.masks` sets a pruned weight to zero for good. Wh
 learned a weight may return, and then continues from the value that it had.
 """
 
-import copy
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -12,21 +11,8 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from fairlib.network import masks
-
-INSIDE = "parametrizations.weight."
-
-
-class MaskTimes(nn.Module):
-    """A parametrization: the weight is mask times parameter."""
-
-    mask: Tensor
-
-    def __init__(self, weight: Tensor) -> None:
-        super().__init__()
-        self.register_buffer("mask", torch.ones_like(weight))
-
-    def forward(self, weight: Tensor) -> Tensor:
-        return self.mask * weight
+from fairlib.network.copying import copied
+from fairlib.network.keeping import Kept
 
 
 def split_weights(model: nn.Module) -> tuple[nn.Module, list[str]]:
@@ -36,11 +22,16 @@ def split_weights(model: nn.Module) -> tuple[nn.Module, list[str]]:
         The copy, and for each weight the prefix of the names of its parameter (``original``) and
         its mask (``0.mask``).
     """
-    model, prefixes = copy.deepcopy(model), []
+    model, prefixes = copied(model), []
     for name, weight in masks.prunable(model).items():
-        layer = model.get_submodule(name.rpartition(".")[0])
-        parametrize.register_parametrization(layer, "weight", MaskTimes(weight.detach()))
-        prefixes.append(f"{name.removesuffix('weight')}{INSIDE}")
+        prefix, _, own = name.rpartition(".")
+        layer = model.get_submodule(prefix)
+        if isinstance(layer, nn.RNNBase):
+            raise ValueError(
+                f"{name} cannot be learned with a mask: {type(layer).__name__} reads it by itself"
+            )
+        parametrize.register_parametrization(layer, own, Kept(torch.ones_like(weight.detach())))
+        prefixes.append(f"{prefix}.parametrizations.{own}.".removeprefix("."))
     return model, prefixes
 
 
@@ -58,11 +49,12 @@ def join_weights(
         The model.
     """
     for prefix in prefixes:
-        layer = model.get_submodule(prefix.removesuffix(INSIDE).removesuffix("."))
+        head, _, own = prefix.removesuffix(".").rpartition("parametrizations.")
+        layer = model.get_submodule(head.removesuffix("."))
         # The parametrization has taken the weight out of the layer's parameters and would append it
         # behind the bias. Optimizers and checkpoints know parameters by their order: weight first.
-        order = ["weight", *layer._parameters]
-        parametrize.remove_parametrizations(layer, "weight", leave_parametrized=False)
+        order = [own, *layer._parameters]
+        parametrize.remove_parametrizations(layer, own, leave_parametrized=False)
         layer._parameters = {name: layer._parameters[name] for name in order}
     masks.set_masks(model, keep)
     return model

@@ -9,7 +9,6 @@ or not at all. An entry that cannot be read, fails its checksum or was written f
 computed anew.
 """
 
-import copy
 import functools
 import hashlib
 import json
@@ -25,6 +24,7 @@ from torch import Tensor, nn
 
 from fairlib import environment
 from fairlib.data import GroupedDataset
+from fairlib.network.copying import copied
 from fairlib.network.memory import add_gradients, inherit, memory_of
 from fairlib.training.distillation import Distillation
 from fairlib.training.loop import AT_ONCE, Training, trains_channels_last
@@ -100,7 +100,7 @@ def read_entry(path: Path, training: Training) -> nn.Module | None:
     for name, tensor in tensors.items():
         part, _, key = name.partition("/")
         weights.setdefault(part, {})[key] = tensor
-    trained = copy.deepcopy(training.model)
+    trained = copied(training.model)
     trained.load_state_dict(weights.pop("state"))
     snapshots = {int(step): state for step, state in weights.items()}
     # After the weights, whose loading makes a module forget how it was trained.

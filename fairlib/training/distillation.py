@@ -13,6 +13,7 @@ from torch.nn.functional import cross_entropy, kl_div
 
 from fairlib._validation import check_number, check_settings, lookup
 from fairlib.data import GroupedDataset
+from fairlib.network.copying import copied
 from fairlib.network.evaluation import predict
 from fairlib.network.stacking import Stack, form, obstacle
 from fairlib.training.protocols import Objective
@@ -86,7 +87,7 @@ class Distillation:
         settings = {k: value for k, value in vars(self).items() if k not in ("teacher", "data")}
         check_distillation(settings)
         _refuse_chance(self.teacher, self.data)
-        teacher = copy.deepcopy(self.teacher).eval().requires_grad_(False)
+        teacher = copied(self.teacher).eval().requires_grad_(False)
         object.__setattr__(self, "teacher", teacher)
 
     def __call__(self, inputs: Tensor, logits: Tensor, targets: Tensor) -> Tensor:
@@ -131,7 +132,7 @@ def _stacked_teachers(objectives: Sequence[Any]) -> Stack | None:
     # The text of a distillation holds its numbers and the modules of its teacher.
     if type(objectives[0]) is not Distillation or len(set(map(repr, objectives))) > 1:
         return None
-    teachers = [copy.deepcopy(objective.teacher) for objective in objectives]
+    teachers = [copied(objective.teacher) for objective in objectives]
     if any(obstacle(each) or form(each) != form(teachers[0]) for each in teachers):
         return None
     return Stack(teachers, torch.channels_last).eval()

@@ -3,7 +3,6 @@
 Constraints, teachers and masks plug into it as :mod:`fairlib.training.protocols`.
 """
 
-import copy
 import inspect
 import math
 import timeit
@@ -34,6 +33,7 @@ from fairlib.data import GroupedDataset
 from fairlib.data.dataset import concatenated
 from fairlib.models.normalization import fill_normalization
 from fairlib.network import masks
+from fairlib.network.copying import copied
 from fairlib.network.evaluation import check_logits, evaluation_mode, placement, predict
 from fairlib.network.memory import add_gradients, inherit
 from fairlib.network.stacking import Stack
@@ -393,7 +393,7 @@ class _Member:
 
     def __init__(self, training: Training, data: GroupedDataset, device: str) -> None:
         self.training, self.how, self.data, self.device = training, training.arguments, data, device
-        self.model = copy.deepcopy(training.model).to(device)
+        self.model = copied(training.model).to(device)
         fill_normalization(self.model, data)
         self.objective: Objective = self.how.objective or _cross_entropy
         self.constraint: ConstraintRun | None = None

@@ -440,3 +440,46 @@ def test_a_study_gives_it_data_and_a_seed_that_it_does_not_need(cnn, images):
         and kind.kept(cnn, cnn) == 1
         and not kind.trains("svd", {})
     )
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [nn.Linear(12, 9), nn.Conv2d(6, 9, 3, stride=2, padding=1), nn.Conv1d(6, 9, 5, dilation=2)],
+    ids=lambda layer: type(layer).__name__,
+)
+def test_factors_offer_what_the_layer_offers(layer):
+    model = nn.Sequential(layer, nn.Flatten(), nn.LazyLinear(3)).double()
+    inputs = torch.rand(
+        4, *([12] if isinstance(layer, nn.Linear) else [6, *[11] * (layer.weight.ndim - 2)])
+    )
+    model(inputs.double())
+    small = fairlib.factorize(model, "svd", kept=0.9)[0]
+    assert isinstance(small, Factorized) and small.bias is small[1].bias
+    assert small.weight.shape == layer.weight.shape
+    for name in (
+        "in_features",
+        "out_features",
+        "in_channels",
+        "out_channels",
+        "kernel_size",
+        "stride",
+        "padding",
+    ):
+        assert getattr(small, name, None) == getattr(layer, name, None)
+    with torch.no_grad():
+        layer.weight.copy_(small.weight)
+    torch.testing.assert_close(layer(inputs.double()), small(inputs.double()))
+    small.weight.sum().backward()
+    assert all(factor.weight.grad.any() for factor in small)
+    with pytest.raises(AttributeError, match="gain"):
+        _ = small.gain
+
+
+def test_layers_of_torch_that_read_the_weights_of_layers_run_on_factors():
+    layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+    small = fairlib.factorize(nn.Sequential(layer, nn.Linear(16, 3)), "svd", kept=0.9)
+    assert isinstance(small[0].linear1, Factorized)
+    inputs = torch.rand(4, 5, 16)
+    found = small.train()(inputs).detach()  # By calls; without gradients torch reads the weights.
+    with torch.no_grad():
+        torch.testing.assert_close(small.eval()(inputs), found, atol=1e-5, rtol=1e-4)

@@ -327,3 +327,34 @@ def test_a_layer_of_which_an_earlier_mask_has_left_little_is_not_emptied(cnn, im
     sparse = masks.with_masks(cnn, {"features.3.weight": only})
     with pytest.raises(ValueError, match=r"would leave nothing of features\.3\.weight"):
         fairlib.prune(sparse, "filter-norm", sparsity=0.6, data=images)
+
+
+class Attends(nn.Module):
+    """Attention as many models write it, after a convolution of patches."""
+
+    def __init__(self, way: str):
+        super().__init__()
+        self.way, self.patches, self.qkv = way, nn.Conv2d(1, 8, 4, 4), nn.Linear(8, 24)
+        self.attention, self.fc = nn.MultiheadAttention(8, 2, batch_first=True), nn.Linear(8, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        x = self.patches(inputs).flatten(2).transpose(1, 2)
+        if self.way == "module":
+            return self.fc(self.attention(x, x, x, need_weights=False)[0].mean(1))
+        q, k, v = self.qkv(x).chunk(3, dim=2)
+        if self.way == "fused":
+            return self.fc(nn.functional.scaled_dot_product_attention(q, k, v).mean(1))
+        return self.fc(((q @ k.mT).softmax(2) @ v).mean(1))
+
+
+@pytest.mark.parametrize("way", ["module", "fused", "products"])
+def test_attention_is_refused_before_its_channels_are_grouped(way, monkeypatch):
+    monkeypatch.setattr(channels, "_coupled", None)
+    with pytest.raises(ValueError, match=r"Attends .* multiplies activations .*Backward0"):
+        fairlib.prune(Attends(way), "filter-norm", sparsity=0.3, data=torch.rand(2, 1, 8, 8))
+
+
+def test_the_walk_of_torch_pruning_has_a_limit(monkeypatch):
+    monkeypatch.setattr(channels, "LIMIT", -1)
+    with pytest.raises(ValueError, match=r"were not found in -1 s: Torch-Pruning's walk"):
+        channels.coupled_channels(Residual(), torch.rand(1, 4))

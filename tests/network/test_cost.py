@@ -10,7 +10,7 @@ from test_export import Branching
 from torch import Tensor, nn
 
 import fairlib
-from fairlib.network import gates, masks, quantizers
+from fairlib.network import gates, masks
 from fairlib.network.channels import example_inputs
 from fairlib.network.cost import cost, stored_bytes
 
@@ -69,9 +69,9 @@ def _layer(outputs: int = 10, inputs: int = 33) -> nn.Linear:
 
 
 def _quantized(layer: nn.Module, bits: int) -> nn.Module:
-    layer.register_buffer(quantizers.BITS, torch.tensor(bits, dtype=torch.uint8))
-    layer.register_buffer(quantizers.SCALE, torch.ones(len(layer.weight)))
-    layer.register_buffer(quantizers.RESIDUAL, layer.weight.detach().clone())
+    layer.register_buffer("weight_bits", torch.tensor(bits, dtype=torch.uint8))
+    layer.register_buffer("weight_scale", torch.ones(len(layer.weight), 1))
+    layer.register_buffer("weight_residual", layer.weight.detach().clone())
     return layer
 
 

@@ -14,7 +14,7 @@ from torch.nn.utils import parametrize
 from torch.nn.utils import prune as torch_prune
 
 import fairlib
-from fairlib.network import masks
+from fairlib.network import keeping, masks
 
 
 def _net() -> nn.Sequential:
@@ -296,7 +296,7 @@ def test_what_no_hook_sees_is_zeroed_before_weights_are_read():
     zeros = fairlib.sparsity(sparse)
     with torch.no_grad():
         sparse(torch.randn(4, 6))
-    for read in (fairlib.sparsity, masks.prunable, masks.read_masks, masks.zero_masked):
+    for read in (fairlib.sparsity, masks.prunable, masks.read_masks, keeping.settle):
         for parameter in sparse.parameters():
             parameter.data.add_(1)
         read(sparse)
@@ -439,12 +439,12 @@ def test_weights_that_are_computed_are_refused():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         model = nn.utils.weight_norm(nn.Linear(4, 3))
+        spectral = nn.utils.spectral_norm(nn.Linear(4, 3))
     with torch.no_grad():
         model(torch.rand(1, 4))
-    with pytest.raises(
-        ValueError, match=r"weight is computed from other parameters \(weight_norm\?\)"
-    ):
-        fairlib.prune(model, "magnitude", sparsity=0.5)
+    for found, end in ((model, "remove_weight_norm"), (spectral, "remove_spectral_norm")):
+        with pytest.raises(ValueError, match=rf"weight is computed by .*Norm of .*{end}"):
+            fairlib.prune(found, "magnitude", sparsity=0.5)
 
 
 def test_bad_models_and_masks_are_refused():

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import pytest
 import torch
 
 import fairlib
@@ -33,12 +32,3 @@ def test_has_nothing_to_do_with_the_weights(cnn):
     kept = _kept(cnn, sparsity=0.5)["classifier.0.weight"]
     error = weight.std() / kept.sum().sqrt()
     assert abs(weight[kept].mean() - weight.mean()) < 5 * error
-
-
-def test_global_scope_hits_the_total_and_spares_each_layer_a_weight(cnn):
-    kept = _kept(cnn, sparsity=0.99, scope="global")
-    total = sum(mask.numel() for mask in kept.values())
-    assert sum(int((~mask).sum()) for mask in kept.values()) == round(0.99 * total)
-    assert all(bool(mask.any()) for mask in kept.values())
-    with pytest.raises(ValueError, match="'global' or 'layer', got 'filter'"):
-        _kept(cnn, sparsity=0.5, scope="filter")

@@ -176,7 +176,7 @@ def _notes_on_repetition(model: nn.Module, query: Query) -> list[str]:
         found = [model(query.test.batch(rows, dtype=dtype, device=device)) for rows in batches]
         return torch.cat(found).double().cpu()
 
-    with evaluation_mode(model), torch.inference_mode():
+    with evaluation_mode(model), torch.no_grad():
         first, second = answers([few]), answers([few])
         try:
             alone = answers(few.split(1))
