@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fairlib._validation import lookup
+from fairlib._validation import check_many, lookup, shown
 
 MISSING = ("", "NA", "N/A", "n/a", "#N/A", "nan", "NaN", "null", "NULL", "None", "<NA>")
 """Cells that say that a value is missing."""
@@ -220,3 +220,32 @@ def label_text(value: Any) -> str:
     if isinstance(value, float | np.floating) and value == round(value):
         value = int(value)
     return str(value)
+
+
+def in_order(
+    names: Sequence[str], order: Iterable[object] | None, argument: str = "classes"
+) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Sort names in the order of ``order``, which may hold more.
+
+    Args:
+        names: Names, each once.
+        order: Names in another order; None for their own.
+        argument: Name of ``order`` in error messages.
+
+    Returns:
+        The new code of each name, int64; and the names in the new order.
+
+    Raises:
+        ValueError: If ``order`` lacks a name, or names one twice.
+        TypeError: If ``order`` is a single value.
+    """
+    ordered = tuple(names if order is None else map(str, check_many(argument, order)))
+    codes = {name: code for code, name in enumerate(ordered)}
+    if missing := [name for name in names if name not in codes]:
+        raise ValueError(
+            f"{argument} must name every value that occurs, lacks {', '.join(missing)}; "
+            f"got {shown(order)}"
+        )
+    if len(codes) < len(ordered):
+        raise ValueError(f"{argument} must name every value once, got {shown(order)}")
+    return np.array([codes[name] for name in names], dtype=np.int64), ordered

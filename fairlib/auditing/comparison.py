@@ -162,7 +162,7 @@ def compare_predictions(
         contrasts.join(measures.ratios(table, reference)),
         measures.violations(compared, excess, settings),
         measures.rates(truth, before.labels, after.labels, settings.level),
-        measures.flips(truth, before.labels, after.labels, settings.level),
+        measures.flips(truth, before.labels, after.labels, summed, settings.level),
         measures.calibration(truth, before, after, settings.seed),
         tuple(few.index),
         _provenance(truth, before, after, replace(settings, reference=reference)),

@@ -92,9 +92,9 @@ def audit_table(
         report.notes.insert(
             0, f"{len(table) - len(known)} of {len(table)} rows are left out: {missing}"
         )
-    report.provenance["before"] = {"model": ", ".join(before)}
-    report.provenance["after"] = {"model": ", ".join(after)}
-    report.provenance["data"] = _about(path)
+    report.provenance.update(
+        before={"model": ", ".join(before)}, after={"model": ", ".join(after)}, data=_about(path)
+    )
     return report
 
 

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from fairlib._tables import coded
+from fairlib._tables import coded, factorized, in_order
 from fairlib._validation import check_number, lookup
 from fairlib.data.splitting import PARTS, seed_sequence, stratified_parts
 
@@ -130,8 +130,8 @@ class GroupedDataset:
         """Select the samples at ``index``, in that order; the names of all groups stay.
 
         Raises:
-            IndexError: If an index is out of range or the length of a mask is not N.
-            TypeError: If ``index`` holds neither integers nor booleans.
+            IndexError: If an index is out of range, the length of a mask is not N, or ``index``
+                holds neither integers nor booleans.
             ValueError: If ``index`` selects no sample.
         """
         rows = self._rows(index)
@@ -294,23 +294,11 @@ class GroupedDataset:
 
     def _rows(self, index: Index) -> Tensor:
         """Turn any index into integers, int64, where the inputs are."""
-        if isinstance(index, slice):
-            index = np.arange(len(self))[index]
-        if not isinstance(index, Tensor):
-            index = torch.tensor(np.asarray(index))
-        rows = index.reshape(-1).to(self.inputs.device)
-        if rows.dtype == torch.bool:
-            if len(rows) != len(self):
-                raise IndexError(
-                    f"a mask must have one entry for each of the {len(self)} samples, "
-                    f"got {len(rows)}"
-                )
-            rows = torch.nonzero(rows).flatten()
-        if not len(rows):
+        # NumPy says itself what it refuses: masks of another length, numbers that are no integers.
+        rows = np.arange(len(self))[index.cpu() if isinstance(index, Tensor) else index]
+        if not rows.size:
             raise ValueError(f"index selects none of the {len(self)} samples")
-        if rows.is_floating_point() or rows.is_complex():
-            raise TypeError(f"index must hold integers or booleans, got {rows.dtype}")
-        return rows.long()
+        return torch.from_numpy(rows.reshape(-1)).to(self.inputs.device)
 
 
 @dataclass(frozen=True, eq=False)
@@ -451,7 +439,14 @@ def _checked_labels(
                 "than once"
             )
     if not isinstance(labels, Tensor) and _as_array(argument, labels).ndim == 1:
-        labels, names = _codes_of_text(kind, pd.Series(labels), names)
+        series = pd.Series(labels)
+        labels = series.to_numpy()
+        if isinstance(series.dtype, pd.CategoricalDtype) or pd.api.types.is_string_dtype(series):
+            labels, values = coded(argument, series)
+            places, names = in_order(values, names, f"{kind}_names")
+            labels = places[labels]
+        else:
+            factorized(argument, series)  # It refuses missing values.
     codes = _as_tensor(argument, labels)
     if codes.is_floating_point() or codes.is_complex() or codes.dtype == torch.bool:
         raise TypeError(
@@ -478,32 +473,6 @@ def _checked_labels(
     return codes, tuple(names or ())
 
 
-def _codes_of_text(
-    kind: str, labels: pd.Series, names: Sequence[str] | None
-) -> tuple[ArrayLike, Sequence[str] | None]:
-    """Turn text into codes of ``names``, or of its values if these are None; leave numbers."""
-    missing = labels.isna().to_numpy()
-    if missing.any():
-        row = missing.argmax()
-        raise ValueError(
-            f"{kind}s[{row}] is missing ({labels.iloc[row]}): leave the sample out, or name its "
-            f"{kind}"
-        )
-    if not (isinstance(labels.dtype, pd.CategoricalDtype) or pd.api.types.is_string_dtype(labels)):
-        return labels.to_numpy(), names
-    codes, values = coded(f"{kind}s", labels)
-    if names is None:
-        return codes, values
-    positions = pd.Index([*names]).get_indexer(values)[codes]
-    if (positions < 0).any():
-        row = (positions < 0).argmax()
-        raise ValueError(
-            f"{kind}s[{row}] is {labels.iloc[row]!r}, which is none of {kind}_names: "
-            f"{', '.join(names)}"
-        )
-    return positions, names
-
-
 def _checked_normalize(
     normalize: tuple[Sequence[float], Sequence[float]] | str, channels: int
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -511,18 +480,17 @@ def _checked_normalize(
     if isinstance(normalize, str):
         normalize = lookup("normalization", normalize, NORMALIZATIONS)
     try:
-        mean, std = (tuple(map(float, values)) for values in normalize)
+        values = np.asarray(normalize, dtype=float)
     except (TypeError, ValueError):
         raise TypeError(
             f"normalize must be (mean, std), a sequence of numbers each, got {normalize!r}"
         ) from None
-    if not len(mean) == len(std) == channels:
+    if values.shape != (2, channels) or not np.isfinite(values).all() or values[1].min() <= 0:
         raise ValueError(
-            f"normalize must hold {channels} means and stds, one for each channel, "
-            f"got {normalize!r}"
+            f"normalize must hold {channels} means and stds, one for each channel: finite means "
+            f"and positive stds; got {normalize!r}"
         )
-    if not np.isfinite([*mean, *std]).all() or min(std) <= 0:
-        raise ValueError(f"normalize must hold finite means and positive stds, got {normalize!r}")
+    mean, std = map(tuple, values.tolist())
     return mean, std
 
 

@@ -107,7 +107,8 @@ def test_inputs_that_are_not_finite_are_refused_with_their_number_and_place():
         ({"group_names": []}, ValueError, r"groups\[1\] is 1"),
         ({"normalize": ([0.0], [1.0])}, ValueError, "2 means and stds"),
         ({"normalize": ([0.0, 0.0], [1.0, 0.0])}, ValueError, "positive stds"),
-        ({"normalize": 3}, TypeError, "normalize must be"),
+        ({"normalize": 3}, ValueError, "normalize must hold 2 means and stds"),
+        ({"normalize": "ab cd".split()}, TypeError, "normalize must be"),
     ],
 )
 def test_codes_names_and_normalize_are_checked(changed, error, message):
@@ -143,7 +144,7 @@ def test_text_names_itself(convert):
         [0, 2, 2],
         ("m", "x", "f"),
     )
-    with pytest.raises(ValueError, match=r"groups\[1\] is 'f', which is none of group_names: m, x"):
+    with pytest.raises(ValueError, match="group_names must name every value that occurs, lacks f"):
         labels_of(convert(["m", "f", "f"]), group_names=["m", "x"])
 
 
@@ -174,7 +175,7 @@ def test_a_categorical_keeps_the_order_of_its_categories():
 def test_a_missing_label_is_refused_with_its_row(values, row):
     with pytest.raises(
         ValueError,
-        match=rf"groups\[{row}\] is missing \(.*\): leave the sample out, or name its group",
+        match=rf"groups must be known of every sample: it is missing in row {row}",
     ):
         labels_of(values)
 
@@ -257,9 +258,9 @@ def test_an_index_that_selects_nothing_or_too_much_is_refused(pictures):
             pictures.subset(nothing)
     with pytest.raises(IndexError):
         pictures.subset([6])
-    with pytest.raises(IndexError, match="6 samples, got 2"):
+    with pytest.raises(IndexError, match=r"6 but .* is 2"):
         pictures.subset([True, False])
-    with pytest.raises(TypeError, match="integers or booleans"):
+    with pytest.raises(IndexError, match="integer"):
         pictures.subset([0.5])
 
 

@@ -195,7 +195,7 @@ def test_the_seed_governs_everything():
         ({"shares": (1, 2), "spreads": (1, 1, 1)}, "one for each of the 2 groups"),
         ({"spreads": -1.0}, "spreads must be a positive number"),
         ({"size": 0}, "size must lie in"),
-        ({"size": 20}, "group 'A' has 1 sample in the val split"),
+        ({"size": 20}, "group 'D' has 1 sample in the train split"),
     ],
 )
 def test_impossible_settings_are_refused(settings, message):

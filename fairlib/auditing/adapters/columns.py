@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
+from fairlib._tables import in_order
+
 
 def read_columns(
     columns: pd.DataFrame, role: str, classes: Sequence[str], kind: str
@@ -74,11 +76,9 @@ def class_order(
         raise ValueError(
             f"--positive must be one of two classes, got {positive!r}; there are {', '.join(found)}"
         )
-    if classes and (len(set(classes)) < len(classes) or not set(found) <= set(classes)):
-        raise ValueError(
-            f"--classes must name each of {', '.join(found)} once, got {', '.join(classes)}"
-        )
-    return sorted(found, key=positive.__eq__) if positive else classes
+    if positive:
+        return sorted(found, key=positive.__eq__)
+    return classes and in_order(found, classes)[1]
 
 
 def without_zero_fraction(column: pd.Series) -> pd.Series:

@@ -67,11 +67,13 @@ def read_model(model: Any, query: Query) -> Predictions:
     elif is_module(model):
         return from_module(model, query)
     elif isinstance(model, str | Path):
-        return from_onnx(model, query)
+        from fairlib.auditing.adapters.onnx import open_model
+
+        return _in_batches(*open_model(model), query)
     elif hasattr(model, "predict_proba") or hasattr(model, "predict"):
-        return from_estimator(model, query)
+        return _in_batches(_estimate(model, query), {"model": hint}, query)
     elif callable(model):
-        return from_function(model, query)
+        return _in_batches(model, {"model": getattr(model, "__qualname__", hint)}, query)
     elif isinstance(model, Mapping):
         hint += ": put a state_dict into a module first (fairlib.restore)"
     raise TypeError(f"{query.role} must be {_AUDITABLE}, got {hint}")
@@ -101,16 +103,8 @@ def from_module(model: nn.Module, query: Query) -> Predictions:
     return _answers(scores.numpy(), query, about, notes)
 
 
-def from_onnx(path: str | Path, query: Query) -> Predictions:
-    """Run an ONNX model, batch by batch."""
-    from fairlib.auditing.adapters.onnx import open_model
-
-    call, about = open_model(path)
-    return _answers(_in_batches(call, query), query, about)
-
-
-def from_estimator(model: Any, query: Query) -> Predictions:
-    """Ask an estimator of scikit-learn for probabilities, or else for labels."""
+def _estimate(model: Any, query: Query) -> Callable:
+    """Make the function that asks an estimator for probabilities, or else for labels."""
 
     def call(batch: Any) -> Any:
         flat = batch.flatten(1).numpy()
@@ -124,16 +118,11 @@ def from_estimator(model: Any, query: Query) -> Predictions:
         full[:, codes] = scores
         return full
 
-    return _answers(_in_batches(call, query), query, {"model": type(model).__name__})
+    return call
 
 
-def from_function(function: Callable, query: Query) -> Predictions:
-    """Call a function from a batch of inputs to scores."""
-    name = getattr(function, "__qualname__", type(function).__name__)
-    return _answers(_in_batches(function, query), query, {"model": name})
-
-
-def _in_batches(call: Callable, query: Query) -> np.ndarray:
+def _in_batches(call: Callable, about: Mapping[str, Any], query: Query) -> Predictions:
+    """Ask a function from a batch of inputs to scores, batch by batch."""
     import torch
 
     from fairlib.network.evaluation import passes
@@ -147,7 +136,7 @@ def _in_batches(call: Callable, query: Query) -> np.ndarray:
                 f"{part.shape}"
             )
         parts.append(part)
-    return np.concatenate(parts)
+    return _answers(np.concatenate(parts), query, about)
 
 
 def _answers(
