@@ -108,7 +108,7 @@ def test_inputs_that_are_not_finite_are_refused_with_their_number_and_place():
         ({"normalize": ([0.0], [1.0])}, ValueError, "2 means and stds"),
         ({"normalize": ([0.0, 0.0], [1.0, 0.0])}, ValueError, "positive stds"),
         ({"normalize": 3}, ValueError, "normalize must hold 2 means and stds"),
-        ({"normalize": "ab cd".split()}, TypeError, "normalize must be"),
+        ({"normalize": ["ab", "cd"]}, TypeError, "normalize must be"),
     ],
 )
 def test_codes_names_and_normalize_are_checked(changed, error, message):
