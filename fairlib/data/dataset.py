@@ -16,7 +16,15 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from fairlib._tables import coded, factorized, in_order
+from fairlib._tables import (
+    coded,
+    cross_attributes,
+    dense,
+    factorized,
+    in_order,
+    read_attributes,
+    refuse_other_index,
+)
 from fairlib._validation import check_number, lookup
 from fairlib.data.splitting import PARTS, seed_sequence, stratified_parts
 
@@ -44,7 +52,8 @@ class GroupedDataset:
             ``(N, C, H, W)`` or ``(N, D)``.
         targets: Integers ``(N,)``, codes into ``target_names``; or text ``(N,)`` (a list, an array,
             a pandas Series or Categorical), the names themselves.
-        groups: Integers or text ``(N,)``, codes into ``group_names`` or the names themselves.
+        groups: Integers or text ``(N,)``, codes into ``group_names`` or the names themselves; or
+            several attributes, a data frame or a mapping from names to texts, which are crossed.
         target_names: Names of the classes. By default those of text are its values, sorted (of a
             Categorical its categories), and those of codes "0", "1", ... up to the largest. If that
             is above 1000 and fewer than half of the numbers up to it occur, they are labels (zip
@@ -62,8 +71,7 @@ class GroupedDataset:
             moves them.
         target_names, group_names: Tuples of distinct strings.
         normalize: None or a pair of tuples of floats.
-        attributes: Values of each attribute, by its name, where the groups cross several
-            (:func:`fairlib.load`).
+        attributes: Values of each attribute, by its name, where the groups cross several.
 
     The data are copied, and no method changes its object. An index gives ``(input, target,
     group)``, so that a ``torch.utils.data.DataLoader`` accepts the data set; ``batch`` gives inputs
@@ -78,25 +86,33 @@ class GroupedDataset:
 
     Raises:
         TypeError: If inputs, targets or groups have another dtype.
-        ValueError: If shapes disagree, there is no sample, an input is NaN or infinite, a target or
-            group is missing or has no name, or a name is given twice.
+        ValueError: If shapes or pandas indexes disagree, there is no sample, an input is NaN or
+            infinite or masked, a target or group is missing (as a text such as "nan" is) or has no
+            name, or a name is given twice.
     """
 
     def __init__(
         self,
         inputs: ArrayLike | Tensor,
         targets: ArrayLike | Tensor,
-        groups: ArrayLike | Tensor,
+        groups: ArrayLike | Tensor | Mapping[str, ArrayLike],
         target_names: Sequence[str] | None = None,
         group_names: Sequence[str] | None = None,
         normalize: tuple[Sequence[float], Sequence[float]] | str | None = None,
     ) -> None:
+        refuse_other_index(inputs=inputs, targets=targets, groups=groups)
+        self.attributes: Mapping[str, tuple[str, ...]] = {}
+        if isinstance(groups, pd.DataFrame | Mapping):
+            crossed = read_attributes("groups", groups)
+            groups, names = cross_attributes(crossed.values())
+            group_names = group_names or names
+            if len(crossed) > 1:
+                self.attributes = {name: values for name, (_, values) in crossed.items()}
         self.inputs = _checked_inputs(inputs)
         count, channels = self.inputs.shape[:2]
         self.targets, self.target_names = _checked_labels("target", targets, target_names, count)
         self.groups, self.group_names = _checked_labels("group", groups, group_names, count)
         self.normalize = None if normalize is None else _checked_normalize(normalize, channels)
-        self.attributes: Mapping[str, tuple[str, ...]] = {}
 
     @property
     def num_classes(self) -> int:
@@ -374,25 +390,11 @@ def _code(kind: str, names: Sequence[str], name: Label) -> int:
     raise ValueError(f"unknown {kind} {name!r}; known: {', '.join(names)}")
 
 
-def _as_array(argument: str, values: ArrayLike) -> np.ndarray:
-    try:
-        return np.asarray(values)
-    except ValueError:
-        raise TypeError(
-            f"{argument} must be an array, got rows of different lengths or shapes"
-        ) from None
-
-
 def _as_tensor(argument: str, values: ArrayLike | Tensor) -> Tensor:
     """Copy numbers to a tensor on the CPU."""
-    if isinstance(values, Tensor):
-        if values.layout != torch.strided:
-            raise TypeError(
-                f"{argument} must be dense, got a tensor of layout {values.layout}: "
-                "give .to_dense()"
-            )
+    if isinstance(values, Tensor) and values.layout == torch.strided:
         return values.detach().to("cpu", copy=True)
-    array = _as_array(argument, values)
+    array = dense(argument, values)
     if array.dtype.kind not in "biuf":
         raise TypeError(f"{argument} must be numbers, got an array of dtype {array.dtype}")
     return torch.tensor(np.ascontiguousarray(array))
@@ -438,7 +440,7 @@ def _checked_labels(
                 f"{kind}_names must be distinct, but {names[repeated.argmax()]!r} occurs more "
                 "than once"
             )
-    if not isinstance(labels, Tensor) and _as_array(argument, labels).ndim == 1:
+    if not isinstance(labels, Tensor) and dense(argument, labels).ndim == 1:
         series = pd.Series(labels)
         labels = series.to_numpy()
         if isinstance(series.dtype, pd.CategoricalDtype) or pd.api.types.is_string_dtype(series):

@@ -11,16 +11,16 @@ from fairlib._tables import in_order
 
 
 def read_columns(
-    columns: pd.DataFrame, role: str, classes: Sequence[str], kind: str
+    columns: pd.DataFrame, classes: Sequence[str], kind: str, scored: bool
 ) -> pd.Series | np.ndarray:
     """Read the predictions of a model.
 
     Args:
         columns: Cells as text, indexed by the number of the row: a column of labels or of numbers,
             or a column of numbers for each class.
-        role: Role of the model: ``"before"`` or ``"after"``.
         classes: Names of the classes, in the order of the columns.
         kind: One of :data:`fairlib.auditing.adapters.SCORES`.
+        scored: True if the column of one of the models has fractions (:func:`has_fractions`).
 
     Returns:
         Labels as a series of texts, or numbers ``(N,)`` or ``(N, C)``.
@@ -36,16 +36,15 @@ def read_columns(
                 "dropped silently, since that could flatter the model: remove the row yourself, or "
                 "give the missing answer a label and name that in --classes"
             )
-    numbers = columns.apply(
-        lambda column: pd.to_numeric(column.str.replace(",", "."), errors="coerce")
-    )
+    numbers = _numbers(columns)
     if columns.shape[1] == 1 and kind in ("auto", "labels"):
         labels = without_zero_fraction(columns.iloc[:, 0])
         unknown = labels[~labels.isin(classes)]
+        if kind == "auto" and labels.isin(["0", "1"]).all() and (scored or unknown.empty):
+            return numbers.to_numpy()  # Saturated scores or labels: the two models tell together.
         # A column of scores has numbers with a fraction, which are no classes. Whole numbers that
         # are no classes can be scores or misspelt labels: the caller has to say.
-        fractions = (numbers.notna() & (numbers % 1 != 0)).any(axis=None)
-        if unknown.empty or kind == "labels" or not fractions:
+        if unknown.empty or kind == "labels" or not has_fractions(columns):
             if len(unknown):
                 raise ValueError(
                     f"row {unknown.index[0]} of column {labels.name!r}: unknown class "
@@ -58,6 +57,18 @@ def read_columns(
         row = broken.idxmax()
         raise ValueError(f"scores must be numbers, got {', '.join(columns.loc[row])} in row {row}")
     return numbers.to_numpy()
+
+
+def has_fractions(columns: pd.DataFrame) -> bool:
+    """Return True if a cell is a number with a fraction, as scores are and codes of classes not."""
+    numbers = _numbers(columns)
+    return bool((numbers.notna() & (numbers % 1 != 0)).any(axis=None))
+
+
+def _numbers(columns: pd.DataFrame) -> pd.DataFrame:
+    return columns.apply(
+        lambda column: pd.to_numeric(column.str.replace(",", "."), errors="coerce")
+    )
 
 
 def class_order(
@@ -87,4 +98,4 @@ def without_zero_fraction(column: pd.Series) -> pd.Series:
     pandas saves a column of whole numbers with a gap as 1.0 and 0.0, beside a column without a gap
     as 1 and 0.
     """
-    return column.str.replace(r"^(-?\d+)\.0+$", r"\1", regex=True)
+    return column.str.replace(r"^(-?\d+)[.,]0+$", r"\1", regex=True)

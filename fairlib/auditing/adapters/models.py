@@ -5,13 +5,20 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 
-from fairlib.auditing.adapters.scores import array, class_codes, is_scores, read_scores
+from fairlib._tables import dense
+from fairlib.auditing.adapters.scores import (
+    class_codes,
+    common_kind,
+    is_scores,
+    read_scores,
+    scores_array,
+)
 from fairlib.auditing.predictions import GroundTruth, Predictions
 
 if TYPE_CHECKING:
@@ -32,19 +39,53 @@ class Query:
         role: Role of the model: ``"before"`` or ``"after"``.
         truth: Targets and groups of the samples.
         test: Their data set, a :class:`fairlib.GroupedDataset`; None if there are only scores.
-        scores: Kind of the scores, one of :data:`fairlib.auditing.adapters.SCORES`.
         seed: Seed of a module that draws.
     """
 
     role: str
     truth: GroundTruth
     test: Any = None
-    scores: str = "auto"
     seed: int = 0
 
 
-def read_model(model: Any, query: Query) -> Predictions:
-    """Ask a model about every sample, or read its scores.
+@dataclass(frozen=True)
+class Answers:
+    """Scores or labels of a model for every sample, before their kind is known.
+
+    Attributes:
+        values: Array ``(N, C)`` or ``(N,)``.
+        about: Description of the model, for the report.
+        notes: Warnings.
+        asked: True if a model was asked; False if the scores themselves were given.
+    """
+
+    values: np.ndarray
+    about: Mapping[str, Any] = field(default_factory=dict)
+    notes: Sequence[str] = ()
+    asked: bool = True
+
+
+def read_answers(pair: Mapping[str, Answers], truth: GroundTruth, kind: str) -> list[Predictions]:
+    """Read the answers of both models as predictions.
+
+    Args:
+        pair: Answers by role, ``"before"`` and ``"after"``.
+        truth: Targets and groups of the samples.
+        kind: Kind of the scores, one of :data:`fairlib.auditing.adapters.SCORES`.
+    """
+    if kind == "auto":
+        kind = common_kind([answers.values for answers in pair.values()], truth)
+    read = []
+    for role, answers in pair.items():
+        # Nobody chose the kind of scores of a trained model: if they could be logits or
+        # probabilities that is a note, and not an error as it is for an array.
+        found = read_scores(answers.values, truth, role, kind=kind, strict=not answers.asked)
+        read.append(replace(found, about=answers.about, notes=(*found.notes, *answers.notes)))
+    return read
+
+
+def read_model(model: Any, query: Query) -> Answers:
+    """Ask a model about every sample, or take its scores as they are.
 
     Args:
         model: Torch module, path of an ONNX file, estimator of scikit-learn, function from a batch
@@ -55,7 +96,7 @@ def read_model(model: Any, query: Query) -> Predictions:
         TypeError: If ``model`` is something else, or there is no data set; says what to give.
     """
     if is_scores(model):
-        return read_scores(model, query.truth, query.role, kind=query.scores)
+        return Answers(scores_array(model, query.truth, query.role), asked=False)
     if query.test is None:
         raise TypeError(
             f"{query.role} is asked about a test set: give one, not targets= and groups=, or give "
@@ -84,7 +125,7 @@ def is_module(model: Any) -> TypeGuard[nn.Module]:
     return "torch" in sys.modules and isinstance(model, sys.modules["torch"].nn.Module)
 
 
-def from_module(model: nn.Module, query: Query) -> Predictions:
+def from_module(model: nn.Module, query: Query) -> Answers:
     """Ask a torch module; notes tell if it answers twice differently or changes its buffers."""
     from fairlib.network.evaluation import outputs
 
@@ -100,7 +141,7 @@ def from_module(model: nn.Module, query: Query) -> Predictions:
         notes.extend(_notes_on_repetition(model, query))
     parameters = sum(parameter.numel() for parameter in model.parameters())
     about = {"model": type(model).__name__, "parameters": parameters}
-    return _answers(scores.numpy(), query, about, notes)
+    return Answers(scores_array(scores, query.truth, query.role), about, notes)
 
 
 def _estimate(model: Any, query: Query) -> Callable:
@@ -121,7 +162,7 @@ def _estimate(model: Any, query: Query) -> Callable:
     return call
 
 
-def _in_batches(call: Callable, about: Mapping[str, Any], query: Query) -> Predictions:
+def _in_batches(call: Callable, about: Mapping[str, Any], query: Query) -> Answers:
     """Ask a function from a batch of inputs to scores, batch by batch."""
     import torch
 
@@ -129,23 +170,14 @@ def _in_batches(call: Callable, about: Mapping[str, Any], query: Query) -> Predi
 
     parts = []
     for rows in passes(query.test, torch.device("cpu")):
-        part = array(call(query.test.batch(rows, dtype=torch.float32)))
+        part = dense(query.role, call(query.test.batch(rows, dtype=torch.float32)))
         if part.ndim not in (1, 2):
             raise ValueError(
                 f"{query.role} must give scores (N, C) or labels (N,) of a batch, it gives "
                 f"{part.shape}"
             )
         parts.append(part)
-    return _answers(np.concatenate(parts), query, about)
-
-
-def _answers(
-    scores: np.ndarray, query: Query, about: Mapping[str, Any], notes: Sequence[str] = ()
-) -> Predictions:
-    # Nobody chose the kind of scores of a trained model: if they could be logits or probabilities
-    # that is a note, and not an error as it is for an array.
-    found = read_scores(scores, query.truth, query.role, kind=query.scores, strict=False)
-    return replace(found, about=about, notes=(*found.notes, *notes))
+    return Answers(scores_array(np.concatenate(parts), query.truth, query.role), about)
 
 
 def _notes_on_repetition(model: nn.Module, query: Query) -> list[str]:

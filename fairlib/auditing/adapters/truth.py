@@ -6,9 +6,8 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 
-from fairlib._tables import coded, cross_attributes
+from fairlib._tables import coded, cross_attributes, read_attributes
 from fairlib._validation import check_type
 from fairlib.auditing.adapters.scores import is_scores
 from fairlib.auditing.predictions import GroundTruth
@@ -69,7 +68,8 @@ def truth_of_labels(targets: Any, groups: Any, scores: Iterable[Any] = ()) -> Gr
 
     Args:
         targets: Classes ``(N,)``, texts or integers.
-        groups: Groups ``(N,)``, or a data frame of several attributes, which are crossed.
+        groups: Groups ``(N,)``; or a data frame or a mapping of several attributes, which are
+            crossed.
         scores: Scores of the models.
 
     Raises:
@@ -86,12 +86,7 @@ def truth_of_labels(targets: Any, groups: Any, scores: Iterable[Any] = ()) -> Gr
     if width > len(names) and all(name.isdigit() and int(name) < width for name in names):
         codes = np.array([int(name) for name in names])[codes]
         names = tuple(map(str, range(width)))
-    attributes = {}
-    if isinstance(groups, pd.DataFrame):
-        for name, values in groups.items():
-            attributes[str(name)] = coded(f"groups[{name!r}]", values)
-    else:
-        attributes["groups"] = coded("groups", groups)
+    attributes = read_attributes("groups", groups)
     cells, group_names = cross_attributes(attributes.values())
     if len(set(group_names)) < len(group_names):
         raise ValueError(f"groups must have distinct names, got {', '.join(group_names)}")
