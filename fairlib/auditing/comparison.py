@@ -15,13 +15,8 @@ import pandas as pd
 from fairlib import environment
 from fairlib._tables import refuse_other_index
 from fairlib.auditing import measures
-from fairlib.auditing.adapters import (
-    Query,
-    check_data,
-    ground_truth,
-    read_answers,
-    read_model,
-)
+from fairlib.auditing.adapters.models import Query, read_answers, read_model
+from fairlib.auditing.adapters.truth import check_data, ground_truth
 from fairlib.auditing.measures import AuditSettings
 from fairlib.auditing.modules import with_modules
 from fairlib.auditing.predictions import GroundTruth, Predictions

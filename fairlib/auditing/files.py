@@ -13,6 +13,7 @@ from fairlib._tables import read_text_table
 from fairlib.auditing.adapters.columns import (
     class_order,
     has_fractions,
+    numbers_of,
     read_columns,
     without_zero_fraction,
 )
@@ -85,8 +86,12 @@ def audit_table(
     # row out: a model that is silent on difficult people would look better than it is.
     names, kind = order or sorted(truth.unique()), settings.get("scores", "auto")
     pair = [known[list(columns)] for columns in (before, after)]
-    scored = any(map(has_fractions, pair))
-    first, second = (read_columns(columns, names, kind, scored) for columns in pair)
+    numbers = list(map(numbers_of, pair))
+    scored = any(map(has_fractions, numbers))
+    first, second = (
+        read_columns(columns, values, names, kind, scored)
+        for columns, values in zip(pair, numbers, strict=True)
+    )
     report = audit(
         first,
         second,

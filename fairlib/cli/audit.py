@@ -263,10 +263,8 @@ def say(text: str, stream: TextIO | None = None) -> None:
     from fairlib.auditing.sentence import visible
 
     # GitHub obeys lines that begin with two colons, and ##[...] anywhere, as Azure does ##vso[...].
-    commands = re.compile(r"^\s*::|##(?=\w*\[)")
     lines = [
-        commands.sub(lambda found: found[0].replace(":", r"\x3a", 1).replace("##", r"\x23#"), line)
-        for line in map(visible, text.split("\n"))
+        re.sub(r"^\s*:(?=:)|#(?=#\w*\[)", r"\g<0>\\", visible(line)) for line in text.split("\n")
     ]
     stream = stream or sys.stdout
     coding = getattr(stream, "encoding", None) or "utf-8"

@@ -440,8 +440,10 @@ def _checked_labels(
                 f"{kind}_names must be distinct, but {names[repeated.argmax()]!r} occurs more "
                 "than once"
             )
-    if not isinstance(labels, Tensor) and dense(argument, labels).ndim == 1:
-        series = pd.Series(labels)
+    plain = labels if isinstance(labels, Tensor) else dense(argument, labels)
+    if not isinstance(plain, Tensor) and plain.ndim == 1:
+        # NumPy would make texts of a list of mixed kinds, which pandas leaves as they are.
+        series = pd.Series(plain if isinstance(labels, np.ndarray) else labels)
         labels = series.to_numpy()
         if isinstance(series.dtype, pd.CategoricalDtype) or pd.api.types.is_string_dtype(series):
             labels, values = coded(argument, series)

@@ -13,7 +13,7 @@ import torch
 
 import fairlib
 from fairlib._tables import coded
-from fairlib.auditing.adapters import read_scores
+from fairlib.auditing.adapters.scores import read_scores
 from fairlib.auditing.predictions import GroundTruth
 
 QUICK = {"resamples": 20, "diagnostics": ()}

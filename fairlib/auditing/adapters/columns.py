@@ -11,15 +11,16 @@ from fairlib._tables import in_order
 
 
 def read_columns(
-    columns: pd.DataFrame, classes: Sequence[str], kind: str, scored: bool
+    columns: pd.DataFrame, numbers: pd.DataFrame, classes: Sequence[str], kind: str, scored: bool
 ) -> pd.Series | np.ndarray:
     """Read the predictions of a model.
 
     Args:
         columns: Cells as text, indexed by the number of the row: a column of labels or of numbers,
             or a column of numbers for each class.
+        numbers: The same cells as numbers (:func:`numbers_of`).
         classes: Names of the classes, in the order of the columns.
-        kind: One of :data:`fairlib.auditing.adapters.SCORES`.
+        kind: One of :data:`fairlib.auditing.adapters.scores.SCORES`.
         scored: True if the column of one of the models has fractions (:func:`has_fractions`).
 
     Returns:
@@ -36,7 +37,6 @@ def read_columns(
                 "dropped silently, since that could flatter the model: remove the row yourself, or "
                 "give the missing answer a label and name that in --classes"
             )
-    numbers = _numbers(columns)
     if columns.shape[1] == 1 and kind in ("auto", "labels"):
         labels = without_zero_fraction(columns.iloc[:, 0])
         unknown = labels[~labels.isin(classes)]
@@ -44,7 +44,7 @@ def read_columns(
             return numbers.to_numpy()  # Saturated scores or labels: the two models tell together.
         # A column of scores has numbers with a fraction, which are no classes. Whole numbers that
         # are no classes can be scores or misspelt labels: the caller has to say.
-        if unknown.empty or kind == "labels" or not has_fractions(columns):
+        if unknown.empty or kind == "labels" or not has_fractions(numbers):
             if len(unknown):
                 raise ValueError(
                     f"row {unknown.index[0]} of column {labels.name!r}: unknown class "
@@ -59,16 +59,16 @@ def read_columns(
     return numbers.to_numpy()
 
 
-def has_fractions(columns: pd.DataFrame) -> bool:
-    """Return True if a cell is a number with a fraction, as scores are and codes of classes not."""
-    numbers = _numbers(columns)
-    return bool((numbers.notna() & (numbers % 1 != 0)).any(axis=None))
-
-
-def _numbers(columns: pd.DataFrame) -> pd.DataFrame:
+def numbers_of(columns: pd.DataFrame) -> pd.DataFrame:
+    """Read cells as numbers, with points or commas; NaN where a cell is none."""
     return columns.apply(
         lambda column: pd.to_numeric(column.str.replace(",", "."), errors="coerce")
     )
+
+
+def has_fractions(numbers: pd.DataFrame) -> bool:
+    """Return True if a number has a fraction, as scores have and codes of classes do not."""
+    return bool((numbers.notna() & (numbers % 1 != 0)).any(axis=None))
 
 
 def class_order(

@@ -71,7 +71,7 @@ def read_answers(pair: Mapping[str, Answers], truth: GroundTruth, kind: str) -> 
     Args:
         pair: Answers by role, ``"before"`` and ``"after"``.
         truth: Targets and groups of the samples.
-        kind: Kind of the scores, one of :data:`fairlib.auditing.adapters.SCORES`.
+        kind: Kind of the scores, one of :data:`fairlib.auditing.adapters.scores.SCORES`.
     """
     if kind == "auto":
         kind = common_kind([answers.values for answers in pair.values()], truth)
