@@ -247,7 +247,7 @@ def dense(name: str, values: Any) -> np.ndarray:
         if hasattr(values, method):
             raise TypeError(f"{name} must be dense, got {type(values).__name__}: give .{method}()")
     # The numbers under a mask are still there, and would count as any others.
-    if np.ma.is_masked(values):
+    if isinstance(values, np.ma.MaskedArray) and values.mask.any():
         raise ValueError(f"{name} has masked entries: leave these samples out")
     try:
         array = np.asarray(values)

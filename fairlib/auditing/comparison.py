@@ -119,7 +119,7 @@ def audit(
         raise TypeError(f"diagnostics must be a list of names, got {diagnostics!r}")
     models = {"before": before, "after": after}
     refuse_other_index(before=before, after=after, targets=targets, groups=groups)
-    truth = ground_truth(test, targets, groups, [before, after])
+    truth = ground_truth(test, targets, groups, models)
     answers = {
         role: read_model(model, Query(role, truth, test, chosen.seed))
         for role, model in models.items()

@@ -24,7 +24,7 @@ _LEAST = 1e-12  # A probability below it counts as this one, so that a loss is f
 
 def is_scores(values: Any) -> bool:
     """Return True if values can hold scores: an array, a tensor, a list or a data frame."""
-    # What is sparse is read, too: the error there says how to make it dense.
+    # Sparse arrays are among them: the error of reading says how to make them dense.
     arrays = np.ndarray | pd.DataFrame | pd.Series | list | tuple
     arrays |= pd.Index | pd.api.extensions.ExtensionArray
     return isinstance(values, arrays) or is_tensor(values) or hasattr(values, "todense")
