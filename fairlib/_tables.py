@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 import pandas as pd
 
-from fairlib._validation import lookup
+from fairlib._validation import check_many, lookup, shown
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MISSING = ("", "NA", "N/A", "n/a", "#N/A", "nan", "NaN", "null", "NULL", "None", "<NA>")
 """Cells that say that a value is missing."""
@@ -203,20 +207,138 @@ def factorized(name: str, values: Any) -> tuple[np.ndarray, list[str]]:
 
     Returns:
         Codes int ``(N,)``, and the distinct labels as texts.
+
+    Raises:
+        ValueError: If a value is missing (names the row), or they are not one-dimensional.
     """
-    # A tensor would become a series of tensors.
-    tensor = hasattr(values, "__array__") and not hasattr(values, "iloc")
-    codes, found = pd.factorize(pd.Series(np.asarray(values) if tensor else values))
-    if len(missing := np.flatnonzero(codes < 0)):
-        raise ValueError(f"{name} must be known of every sample: it is missing in row {missing[0]}")
+    pandas = isinstance(values, pd.Series | pd.Index | pd.api.extensions.ExtensionArray)
+    labels = values if pandas else dense(name, values)
+    if labels.ndim != 1:
+        raise ValueError(f"{name} must be one label for each sample, (N,), got {labels.shape}")
+    codes, found = pd.factorize(labels)
     # Labels that differ, such as "1" and 1.0, can be the same text: they are one label.
     names = [label_text(value) for value in found]
+    # Where NumPy makes texts of values, a missing one becomes the text "nan".
+    unknown = np.append(np.isin(names, MISSING), True)[codes]
+    if unknown.any():
+        raise ValueError(
+            f"{name} must be known of every sample: it is missing in row {unknown.argmax()}"
+        )
     distinct = list(dict.fromkeys(names))
     return pd.Index(distinct).get_indexer(names)[codes], distinct
 
 
+def dense(name: str, values: Any) -> np.ndarray:
+    """Convert an array of any library, a tensor or a list into a plain array.
+
+    Args:
+        name: Name of the argument in error messages.
+        values: Values.
+
+    Raises:
+        TypeError: If values are sparse, or rows have different lengths.
+        ValueError: If an entry is masked.
+    """
+    if is_tensor(values) and values.layout is sys.modules["torch"].strided:
+        values = values.detach().cpu()
+        # NumPy has no bfloat16.
+        values = (values.double() if values.is_floating_point() else values).numpy()
+    for method in ("to_dense", "todense"):
+        if hasattr(values, method):
+            raise TypeError(f"{name} must be dense, got {type(values).__name__}: give .{method}()")
+    # The numbers under a mask are still there, and would count as any others.
+    if isinstance(values, np.ma.MaskedArray) and values.mask.any():
+        raise ValueError(f"{name} has masked entries: leave these samples out")
+    try:
+        array = np.asarray(values)
+    except ValueError:
+        raise TypeError(
+            f"{name} must be an array, got rows of different lengths or shapes"
+        ) from None
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+
+
+def is_tensor(values: Any) -> TypeGuard[Tensor]:
+    """Return True for a tensor, without importing torch."""
+    return "torch" in sys.modules and isinstance(values, sys.modules["torch"].Tensor)
+
+
+def refuse_other_index(**arguments: Any) -> None:
+    """Refuse arguments of which several have a pandas index, but not the same one.
+
+    Raises:
+        ValueError: If two indexes differ; names the arguments.
+    """
+    indexed = [
+        (name, part.index)
+        for name, values in arguments.items()
+        for part in (values.values() if isinstance(values, Mapping) else [values])
+        if isinstance(part, pd.Series | pd.DataFrame)
+    ]
+    for name, index in indexed:
+        # Rows of one order under labels of another are of different people: taken by position,
+        # answers of one group would count as those of another.
+        if not index.equals(indexed[0][1]):
+            raise ValueError(
+                f"{name} and {indexed[0][0]} must have the same index, in the same order: use "
+                f".reindex(), or .to_numpy() where only the labels differ"
+            )
+
+
+def read_attributes(name: str, values: Any) -> dict[str, tuple[np.ndarray, tuple[str, ...]]]:
+    """Turn labels, or several attributes by name, into codes and names by name.
+
+    Args:
+        name: Name of the argument.
+        values: Labels ``(N,)``; or a data frame or a mapping from names to labels.
+
+    Raises:
+        ValueError: If a name is given twice or there is none, a label is missing, or the indexes
+            or lengths of attributes differ.
+    """
+    if not isinstance(values, pd.DataFrame | Mapping):
+        return {name: coded(name, values)}
+    names = [str(key) for key in values]
+    if not names or len(set(names)) < len(names):
+        raise ValueError(f"{name} must be attributes, each under a name of its own, got {names}")
+    refuse_other_index(**{name: values})
+    found = {str(key): coded(f"{name}[{key!r}]", part) for key, part in values.items()}
+    if len({len(codes) for codes, _ in found.values()}) > 1:
+        raise ValueError(f"{name} must be attributes of the same samples")
+    return found
+
+
 def label_text(value: Any) -> str:
     """Write a label as a text: 1.0 and 1 are the same."""
-    if isinstance(value, float | np.floating) and value == round(value):
+    if isinstance(value, float | np.floating) and value.is_integer():
         value = int(value)
     return str(value)
+
+
+def in_order(
+    names: Sequence[str], order: Iterable[object] | None, argument: str = "classes"
+) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Sort names in the order of ``order``, which may hold more.
+
+    Args:
+        names: Names, each once.
+        order: Names in another order; None for their own.
+        argument: Name of ``order`` in error messages.
+
+    Returns:
+        The new code of each name, int64; and the names in the new order.
+
+    Raises:
+        ValueError: If ``order`` lacks a name, or names one twice.
+        TypeError: If ``order`` is a single value.
+    """
+    ordered = tuple(names if order is None else map(str, check_many(argument, order)))
+    codes = {name: code for code, name in enumerate(ordered)}
+    if missing := [name for name in names if name not in codes]:
+        raise ValueError(
+            f"{argument} must name every value that occurs, lacks {', '.join(missing)}; "
+            f"got {shown(order)}"
+        )
+    if len(codes) < len(ordered):
+        raise ValueError(f"{argument} must name every value once, got {shown(order)}")
+    return np.array([codes[name] for name in names], dtype=np.int64), ordered

@@ -13,8 +13,10 @@ import numpy as np
 import pandas as pd
 
 from fairlib import environment
+from fairlib._tables import refuse_other_index
 from fairlib.auditing import measures
-from fairlib.auditing.adapters import Query, check_data, ground_truth, read_model
+from fairlib.auditing.adapters.models import Query, read_answers, read_model
+from fairlib.auditing.adapters.truth import check_data, ground_truth
 from fairlib.auditing.measures import AuditSettings
 from fairlib.auditing.modules import with_modules
 from fairlib.auditing.predictions import GroundTruth, Predictions
@@ -64,22 +66,24 @@ def audit(
         test: Samples on which accuracy and loss are measured. Scores need only ``targets`` and
             ``groups``.
         targets: Classes ``(N,)``, texts or codes, in the place of ``test``.
-        groups: Groups ``(N,)``, or a data frame of several attributes, which are crossed and
-            reported one by one, too.
+        groups: Groups ``(N,)``; or a data frame or a dictionary of several attributes, which are
+            crossed and reported one by one, too.
         train: Training set, whose objective the theory is about; if given, ``report.train`` is the
             report on it.
         diagnostics: Names of :data:`fairlib.diagnostics.DIAGNOSTICS`, computed for a module before
             compression.
         scores: Kind of the scores: ``"logits"``, ``"probabilities"``, ``"labels"``, or ``"auto"``
-            to tell by values.
+            to tell by values. One number a sample is of one kind in both: zeros and ones beside
+            fractions are scores.
         settings: ``reference``, the group whose accuracy the others' are divided by, by default the
             largest one; ``level``, the coverage of the intervals, 0.95; ``resamples``, the number
             of permutations of a test, 1000, and of losses fewer if there are more than 200,000;
             ``seed``, of the permutations and of a model that draws, 0.
 
     Raises:
-        ValueError: If an argument is out of range, outputs do not match the classes of the data,
-            the kind of scores is ambiguous, a diagnostic is unknown, or a group is called ``all``.
+        ValueError: If an argument is out of range, arguments have different pandas indexes, outputs
+            do not match the classes of the data, the kind of scores is ambiguous, a diagnostic is
+            unknown, or a group is called ``all``.
         TypeError: If an argument is of another type.
         FloatingPointError: If outputs are NaN or infinite.
 
@@ -114,11 +118,13 @@ def audit(
     if isinstance(diagnostics, str) or not isinstance(diagnostics, Sequence):
         raise TypeError(f"diagnostics must be a list of names, got {diagnostics!r}")
     models = {"before": before, "after": after}
-    truth = ground_truth(test, targets, groups, [before, after])
-    first, second = (
-        read_model(model, Query(role, truth, test, scores, chosen.seed))
+    refuse_other_index(before=before, after=after, targets=targets, groups=groups)
+    truth = ground_truth(test, targets, groups, models)
+    answers = {
+        role: read_model(model, Query(role, truth, test, chosen.seed))
         for role, model in models.items()
-    )
+    }
+    first, second = read_answers(answers, truth, scores)
     report = compare_predictions(truth, first, second, chosen)
     if test is not None:
         report = with_modules(report, models, test, diagnostics, chosen.seed)
@@ -162,7 +168,7 @@ def compare_predictions(
         contrasts.join(measures.ratios(table, reference)),
         measures.violations(compared, excess, settings),
         measures.rates(truth, before.labels, after.labels, settings.level),
-        measures.flips(truth, before.labels, after.labels, settings.level),
+        measures.flips(truth, before.labels, after.labels, summed, settings.level),
         measures.calibration(truth, before, after, settings.seed),
         tuple(few.index),
         _provenance(truth, before, after, replace(settings, reference=reference)),

@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from fairlib._tables import read_text_table
-from fairlib.auditing.adapters.columns import class_order, read_columns, without_zero_fraction
+from fairlib.auditing.adapters.columns import (
+    class_order,
+    has_fractions,
+    numbers_of,
+    read_columns,
+    without_zero_fraction,
+)
 from fairlib.auditing.adapters.onnx import RUNS_CODE, check_model
 from fairlib.auditing.adapters.weights import load_weights
 from fairlib.auditing.comparison import audit
@@ -79,11 +85,18 @@ def audit_table(
     # Row by row a missing target or group is left out. A missing prediction is no reason to leave a
     # row out: a model that is silent on difficult people would look better than it is.
     names, kind = order or sorted(truth.unique()), settings.get("scores", "auto")
+    pair = [known[list(columns)] for columns in (before, after)]
+    numbers = list(map(numbers_of, pair))
+    scored = any(map(has_fractions, numbers))
+    first, second = (
+        read_columns(columns, values, names, kind, scored)
+        for columns, values in zip(pair, numbers, strict=True)
+    )
     report = audit(
-        read_columns(known[list(before)], "before", names, kind),
-        read_columns(known[list(after)], "after", names, kind),
+        first,
+        second,
         # Categories keep the order of the scores, and name classes that no row has.
-        targets=pd.Series(pd.Categorical(truth, order)) if order else truth,
+        targets=truth.astype(pd.CategoricalDtype(order)) if order else truth,
         groups=known[list(group)],
         **settings,
     )
@@ -92,9 +105,9 @@ def audit_table(
         report.notes.insert(
             0, f"{len(table) - len(known)} of {len(table)} rows are left out: {missing}"
         )
-    report.provenance["before"] = {"model": ", ".join(before)}
-    report.provenance["after"] = {"model": ", ".join(after)}
-    report.provenance["data"] = _about(path)
+    report.provenance.update(
+        before={"model": ", ".join(before)}, after={"model": ", ".join(after)}, data=_about(path)
+    )
     return report
 
 

@@ -73,7 +73,11 @@ def table(summed: Mapping[str, Quantity], names: Sequence[str], level: float) ->
             columns["relative_drop"] = (lost - gained) / np.where(right > 0, right, np.nan)
             # The ratio is of accuracy after to before, the relative drop 1 minus it: ends swap.
             columns["relative_drop_low"], columns["relative_drop_high"] = 1 - high, 1 - low
-    return pd.DataFrame(columns, index=pd.Index([*names, "all"], name="group"))
+    return pd.DataFrame(columns, index=_rows(names))
+
+
+def _rows(names: Sequence[str]) -> pd.Index:
+    return pd.Index([*names, "all"], name="group")
 
 
 def contrasts(drop: Quantity, names: list[str], settings: AuditSettings) -> pd.DataFrame:
@@ -162,18 +166,23 @@ def rates(truth: GroundTruth, before: np.ndarray, after: np.ndarray, level: floa
     return pd.DataFrame(columns, index=pd.MultiIndex.from_product(names, names=["group", "class"]))
 
 
-def flips(truth: GroundTruth, before: np.ndarray, after: np.ndarray, level: float) -> pd.DataFrame:
+def flips(
+    truth: GroundTruth,
+    before: np.ndarray,
+    after: np.ndarray,
+    summed: Mapping[str, Quantity],
+    level: float,
+) -> pd.DataFrame:
     """Count predictions that changed, by group, and how many became right or wrong."""
-    changed, first, second = before != after, before == truth.targets, after == truth.targets
-    marks = pd.DataFrame({"lost": first & ~second, "gained": second & ~first})
-    marks["other"] = changed & ~first & ~second
-    names = [*truth.group_names, "all"]
-    counts = marks.groupby(truth.groups).sum().reindex(range(len(names)), fill_value=0)
-    counts.iloc[-1] = marks.sum()
-    share = statistics.share(changed, truth.groups, len(truth.group_names)).with_all()
-    bounds = zip(("changed", "changed_low", "changed_high"), share.interval(level), strict=True)
-    index = pd.Index(names, name="group")
-    return pd.DataFrame(dict(bounds), index).join(counts.set_axis(index))
+    drop = summed["drop"].with_all().sums.astype(np.int64)
+    changed = statistics.share(before != after, truth.groups, len(truth.group_names)).with_all()
+    share, low, high = changed.interval(level)
+    found = pd.DataFrame(
+        {"changed": share, "changed_low": low, "changed_high": high}, _rows(truth.group_names)
+    )
+    found[["lost", "gained"]] = drop
+    # A label that changed and is not in the drop was wrong before and is wrong in another way.
+    return found.assign(other=changed.sums[:, 0].astype(np.int64) - drop.sum(1))
 
 
 def calibration(
@@ -184,18 +193,14 @@ def calibration(
     An error of few samples is never zero, however good the model: without the null a small group
     would always look worse calibrated than a large one.
     """
-    names = [*truth.group_names, "all"]
-    members = [truth.groups == code for code in range(len(names))]
-    members[-1] = np.ones(len(truth.groups), dtype=bool)
-    columns: dict[str, tuple[float, ...]] = {}
+    members = [*(truth.groups == code for code in range(len(truth.group_names))), slice(None)]
+    tables = []
     for role, answers in zip(ROLES, (before, after), strict=True):
         right = answers.labels == truth.targets
         rows = [_calibration_error(answers.confidence[m], right[m], seed) for m in members]
-        ends = ("", "_null_mean", "_null_upper")
-        columns |= {
-            f"{role}{end}": row for end, row in zip(ends, zip(*rows, strict=True), strict=True)
-        }
-    return pd.DataFrame(columns, index=pd.Index(names, name="group"))
+        columns = [f"{role}{end}" for end in ("", "_null_mean", "_null_upper")]
+        tables.append(pd.DataFrame(rows, _rows(truth.group_names), columns))
+    return tables[0].join(tables[1])
 
 
 def _calibration_error(

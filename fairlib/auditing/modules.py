@@ -10,7 +10,7 @@ import pandas as pd
 
 from fairlib import environment
 from fairlib._validation import lookup
-from fairlib.auditing.adapters import held, is_module
+from fairlib.auditing.adapters.models import held, is_module
 from fairlib.auditing.report import Report
 
 if TYPE_CHECKING:

@@ -136,6 +136,17 @@ def model_card(report: Findings) -> str:
     return f"---\n{front}---\n\n{markdown(report)}"
 
 
+def fragment(report: Findings) -> str:
+    """Write the sentence, the notes and the main table as HTML, for the output of a notebook."""
+    notes = "".join(f"<li>{markup.escape(visible(note))}</li>" for note in report.notes)
+    table = _grid(report.table, _GROUPS).rename(visible).rename_axis(None)
+    # Notebooks set what is between two dollar signs as a formula, in names such as $50k-$100k too.
+    return (
+        f'<div class="tex2jax_ignore mathjax_ignore"><p>{sentence(report, _strong)}</p>\n'
+        f"<ul>{notes}</ul>\n{table.to_html(border=0)}</div>\n"
+    )
+
+
 def _grid(frame: pd.DataFrame, columns: Columns) -> pd.DataFrame:
     """Write numbers as texts, bounds beside their estimate, without columns that are all NaN."""
     rows, cells = frame.to_dict("records"), {}
@@ -202,5 +213,6 @@ def _literal(value: object) -> str:
     """Write a text as Markdown that shows it, in a table or elsewhere."""
     text = markup.escape(visible(value), quote=False)
     text = re.sub(r"[\\`*_{}\[\]|~#$]", r"\\\g<0>", text)
-    # A group called @name would call that person to a pull request.
-    return text.replace("@", "@<!-- -->")
+    # A group called @name would call that person to a pull request; #12, GH-12 and addresses would
+    # become links.
+    return re.sub(r"(?i)@|#(?=\d)|\bgh-(?=\d)|:(?=//)|\bwww(?=\.)", r"\g<0><!-- -->", text)

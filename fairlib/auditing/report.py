@@ -91,6 +91,9 @@ class Report(Findings):
         """Write a model card: the results as ``model-index`` metadata, above the Markdown."""
         return _write(path, pages.model_card(self))
 
+    def _repr_html_(self) -> str:
+        return pages.fragment(self)
+
     def _repr_markdown_(self) -> str:
         return pages.markdown(self)
 

@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return audit.run_audit(arguments)
     except audit.AuditError as error:
-        print(f"fairlib: {error}", file=sys.stderr)
+        audit.say(f"fairlib: {error}", sys.stderr)
         return error.status
     except KeyboardInterrupt:
         return 130

@@ -11,7 +11,7 @@ import sys
 import warnings
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
     from fairlib.auditing import Report
@@ -209,7 +209,7 @@ def run_audit(arguments: argparse.Namespace) -> int:
             _check_folders(paths.values())
             report = _audited(given)
             written = [getattr(report, kind)(path) for kind, path in paths.items()]
-            print(_summary(report), *written, sep="\n")
+            say("\n".join([_summary(report), *map(str, written)]))
         except (ValueError, TypeError, OSError, FloatingPointError, ImportError) as error:
             raise AuditError(_line(error), 2) from error
         except Exception as error:
@@ -222,7 +222,7 @@ def run_audit(arguments: argparse.Namespace) -> int:
         status = max(status, outcome)
         messages.extend([message] if message else [])
     for message in messages:
-        print(f"fairlib: {message}", file=sys.stderr)
+        say(f"fairlib: {message}", sys.stderr)
     return status
 
 
@@ -255,6 +255,22 @@ def _audited(given: dict[str, Any]) -> Report:
     return files.audit_models(pictures=pictures, **given)
 
 
+def say(text: str, stream: TextIO | None = None) -> None:
+    """Print a text from which no name in it can steer a terminal or a CI server.
+
+    A character that the stream cannot encode is printed as its escape.
+    """
+    from fairlib.auditing.sentence import visible
+
+    # GitHub obeys lines that begin with two colons, and ##[...] anywhere, as Azure does ##vso[...].
+    lines = [
+        re.sub(r"^\s*:(?=:)|#(?=#\w*\[)", r"\g<0>\\", visible(line)) for line in text.split("\n")
+    ]
+    stream = stream or sys.stdout
+    coding = getattr(stream, "encoding", None) or "utf-8"
+    print("\n".join(lines).encode(coding, "backslashreplace").decode(coding), file=stream)
+
+
 def _line(message: object) -> str:
     """Write a message as one line."""
     return " ".join(str(message).split())
@@ -262,12 +278,14 @@ def _line(message: object) -> str:
 
 def _summary(report: Report) -> str:
     """Write the sentences, accuracies by group and the notes as plain text."""
+    from fairlib.auditing.sentence import visible
+
     columns = ["size", "accuracy_before", "accuracy_after", "drop", "drop_low", "drop_high"]
     headings = ["size", "before", "after", "drop", "low", "high"]
-    table = report.table[columns].set_axis(headings, axis=1).rename_axis(None)
-    alone = [f"{name}: {part.sentence}" for name, part in report.attributes.items()]
+    table = report.table[columns].set_axis(headings, axis=1).rename_axis(None).rename(visible)
+    alone = [f"{visible(name)}: {part.sentence}" for name, part in report.attributes.items()]
     text = table.to_string(float_format="{:.3f}".format, na_rep="-")
-    notes = [f"- {note}" for note in report.notes]
+    notes = [f"- {visible(note)}" for note in report.notes]
     return "\n".join([report.sentence, *alone, "", text, "", *notes])
 
 

@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from fairlib._tables import in_order
 from fairlib._validation import check_number, check_settings, lookup
 from fairlib.data import celeba, digits, folder, labelled, lfw, synthetic_faces, utkface
-from fairlib.data.collection import Collection, Request, in_order, select_attributes
+from fairlib.data.collection import Collection, Request, select_attributes
 from fairlib.data.dataset import GroupedDataset, Sizes, Splits
 from fairlib.data.near_duplicates import near_duplicates as near_duplicate_groups
 from fairlib.data.splitting import (

@@ -25,10 +25,10 @@ def celeba(request: Request) -> Collection:
     have 178 x 218 pixels, of which the middle 178 x 178 are used. Pictures without attributes
     (``unlisted``) and attributes without a picture (``missing``) are left out and counted.
 
-    The split is that of ``list_eval_partition.txt``, in which no person is in two parts. If that
-    file is missing, or a part has none of the pictures that were found, the split is random and
-    stratified, and a person may be in several parts; ``partition`` in the report says "official" or
-    "stratified".
+    The split is that of ``list_eval_partition.txt`` (or ``.csv``), in which no person is in two
+    parts. If that file is missing, or a part has none of the pictures that were found, the split is
+    random and stratified, and a person may be in several parts; ``partition`` in the report says
+    "official" or "stratified".
 
     Attributes: the 40 under their own names (``Blond_Hair``, the default target; ``Male``, ...),
     with the values no and yes; and ``gender`` (female, male), which is ``Male`` by another name:
@@ -50,7 +50,7 @@ def celeba(request: Request) -> Collection:
     if not source.is_file():
         raise FileNotFoundError(f"found no file {str(source)!r}. {_HOW_TO_GET}")
     flags = _read_attributes(source)
-    partition = _read_partition(folder / "list_eval_partition.txt", [file.name for file in files])
+    partition = _read_partition(folder, files)
     if partition is not None:
         flags = flags[flags.index.isin(partition.index)]
     faces = faces_with(request, files, flags, source=source, target="Blond_Hair")
@@ -74,11 +74,15 @@ def _read_attributes(file: Path) -> pd.DataFrame:
     return values == 1
 
 
-def _read_partition(file: Path, names: Sequence[str]) -> pd.Series | None:
-    """Read the part of each of the named pictures; None unless every part has one of them."""
-    if not file.is_file():
-        return None
-    partition = pd.read_csv(file, sep=r"\s+", header=None, index_col=0)[1]
-    partition = partition[partition.index.isin(names)].astype(np.int64)
-    # The first pictures are all of the training part: a copy of those alone is split at random.
-    return partition if set(partition) == {0, 1, 2} else None
+def _read_partition(folder: Path, files: Sequence[Path]) -> pd.Series | None:
+    """Read the part of each picture; None unless every part has one of them."""
+    # Kaggle's copy is CSV with a header; lists of the PNG copies name 000001.png for 000001.jpg.
+    for source in folder.glob("list_eval_partition.[tc][xs][tv]"):
+        rows = pd.read_csv(source, sep=r"[,\s]+", engine="python", header=None, dtype=str)
+        rows.index = rows[0].str.rsplit(".", n=1).str[0]
+        parts = pd.to_numeric(rows[1], errors="coerce").reindex([file.stem for file in files])
+        found = parts.set_axis([file.name for file in files]).dropna().astype(np.int64)
+        # The first pictures are all of the training part: a copy of those alone is split at random.
+        if set(found) == {0, 1, 2}:
+            return found
+    return None

@@ -1,6 +1,6 @@
 """Raw material of a data set before target, group and split are chosen: pictures and attributes."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -95,15 +95,14 @@ def select_attributes(
         ValueError: If an attribute is unknown, numeric or has fewer than two values, none is given,
             or one is given twice.
     """
-    single = isinstance(names, str) or not isinstance(names, Iterable)
-    asked: list[Any] = [names] if single else [*names]
-    if not asked or len({name for name in asked if isinstance(name, str)}) < len(asked):
+    asked = (names,) if isinstance(names, str) else check_many("attributes to cross", names)
+    if not asked or len(set(asked)) < len(asked):
         raise ValueError(f"attributes to cross must be one or more names, each once; got {asked}")
     attributes = dict(table.items())
     columns = []
     for name in asked:
         # Columns of LFW and CelebA have underscores where people write blanks.
-        known = name if name in attributes else name.replace(" ", "_")
+        known = name if name in attributes else str(name).replace(" ", "_")
         column = lookup("attribute", known, attributes)
         if not isinstance(column.dtype, pd.CategoricalDtype):
             raise ValueError(
@@ -118,27 +117,3 @@ def select_attributes(
             )
         columns.append((column.cat.codes.to_numpy(np.int64), values))
     return cross_attributes(columns)
-
-
-def in_order(
-    names: tuple[str, ...], classes: Iterable[object] | None
-) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Sort the values ``names`` of an attribute in the order of ``classes``, which may hold more.
-
-    Returns:
-        The new code of each name, int64; and the names in the new order, that of ``names`` itself
-        if ``classes`` is None.
-
-    Raises:
-        ValueError: If ``classes`` lacks a name, or names one twice.
-        TypeError: If ``classes`` is a single value.
-    """
-    order = names if classes is None else tuple(map(str, check_many("classes", classes)))
-    if missing := [name for name in names if name not in order]:
-        raise ValueError(
-            f"classes must name every value of the target, lacks {', '.join(missing)}; "
-            f"got {classes!r}"
-        )
-    if len(set(order)) < len(order):
-        raise ValueError(f"classes must name every class once, got {classes!r}")
-    return np.array([order.index(name) for name in names]), order

@@ -16,7 +16,15 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from fairlib._tables import coded
+from fairlib._tables import (
+    coded,
+    cross_attributes,
+    dense,
+    factorized,
+    in_order,
+    read_attributes,
+    refuse_other_index,
+)
 from fairlib._validation import check_number, lookup
 from fairlib.data.splitting import PARTS, seed_sequence, stratified_parts
 
@@ -44,7 +52,8 @@ class GroupedDataset:
             ``(N, C, H, W)`` or ``(N, D)``.
         targets: Integers ``(N,)``, codes into ``target_names``; or text ``(N,)`` (a list, an array,
             a pandas Series or Categorical), the names themselves.
-        groups: Integers or text ``(N,)``, codes into ``group_names`` or the names themselves.
+        groups: Integers or text ``(N,)``, codes into ``group_names`` or the names themselves; or
+            several attributes, a data frame or a mapping from names to texts, which are crossed.
         target_names: Names of the classes. By default those of text are its values, sorted (of a
             Categorical its categories), and those of codes "0", "1", ... up to the largest. If that
             is above 1000 and fewer than half of the numbers up to it occur, they are labels (zip
@@ -62,8 +71,7 @@ class GroupedDataset:
             moves them.
         target_names, group_names: Tuples of distinct strings.
         normalize: None or a pair of tuples of floats.
-        attributes: Values of each attribute, by its name, where the groups cross several
-            (:func:`fairlib.load`).
+        attributes: Values of each attribute, by its name, where the groups cross several.
 
     The data are copied, and no method changes its object. An index gives ``(input, target,
     group)``, so that a ``torch.utils.data.DataLoader`` accepts the data set; ``batch`` gives inputs
@@ -78,25 +86,33 @@ class GroupedDataset:
 
     Raises:
         TypeError: If inputs, targets or groups have another dtype.
-        ValueError: If shapes disagree, there is no sample, an input is NaN or infinite, a target or
-            group is missing or has no name, or a name is given twice.
+        ValueError: If shapes or pandas indexes disagree, there is no sample, an input is NaN or
+            infinite or masked, a target or group is missing (as a text such as "nan" is) or has no
+            name, or a name is given twice.
     """
 
     def __init__(
         self,
         inputs: ArrayLike | Tensor,
         targets: ArrayLike | Tensor,
-        groups: ArrayLike | Tensor,
+        groups: ArrayLike | Tensor | Mapping[str, ArrayLike],
         target_names: Sequence[str] | None = None,
         group_names: Sequence[str] | None = None,
         normalize: tuple[Sequence[float], Sequence[float]] | str | None = None,
     ) -> None:
+        refuse_other_index(inputs=inputs, targets=targets, groups=groups)
+        self.attributes: Mapping[str, tuple[str, ...]] = {}
+        if isinstance(groups, pd.DataFrame | Mapping):
+            crossed = read_attributes("groups", groups)
+            groups, names = cross_attributes(crossed.values())
+            group_names = group_names or names
+            if len(crossed) > 1:
+                self.attributes = {name: values for name, (_, values) in crossed.items()}
         self.inputs = _checked_inputs(inputs)
         count, channels = self.inputs.shape[:2]
         self.targets, self.target_names = _checked_labels("target", targets, target_names, count)
         self.groups, self.group_names = _checked_labels("group", groups, group_names, count)
         self.normalize = None if normalize is None else _checked_normalize(normalize, channels)
-        self.attributes: Mapping[str, tuple[str, ...]] = {}
 
     @property
     def num_classes(self) -> int:
@@ -130,8 +146,8 @@ class GroupedDataset:
         """Select the samples at ``index``, in that order; the names of all groups stay.
 
         Raises:
-            IndexError: If an index is out of range or the length of a mask is not N.
-            TypeError: If ``index`` holds neither integers nor booleans.
+            IndexError: If an index is out of range, the length of a mask is not N, or ``index``
+                holds neither integers nor booleans.
             ValueError: If ``index`` selects no sample.
         """
         rows = self._rows(index)
@@ -294,23 +310,11 @@ class GroupedDataset:
 
     def _rows(self, index: Index) -> Tensor:
         """Turn any index into integers, int64, where the inputs are."""
-        if isinstance(index, slice):
-            index = np.arange(len(self))[index]
-        if not isinstance(index, Tensor):
-            index = torch.tensor(np.asarray(index))
-        rows = index.reshape(-1).to(self.inputs.device)
-        if rows.dtype == torch.bool:
-            if len(rows) != len(self):
-                raise IndexError(
-                    f"a mask must have one entry for each of the {len(self)} samples, "
-                    f"got {len(rows)}"
-                )
-            rows = torch.nonzero(rows).flatten()
-        if not len(rows):
+        # NumPy says itself what it refuses: masks of another length, numbers that are no integers.
+        rows = np.arange(len(self))[index.cpu() if isinstance(index, Tensor) else index]
+        if not rows.size:
             raise ValueError(f"index selects none of the {len(self)} samples")
-        if rows.is_floating_point() or rows.is_complex():
-            raise TypeError(f"index must hold integers or booleans, got {rows.dtype}")
-        return rows.long()
+        return torch.from_numpy(rows.reshape(-1)).to(self.inputs.device)
 
 
 @dataclass(frozen=True, eq=False)
@@ -386,25 +390,11 @@ def _code(kind: str, names: Sequence[str], name: Label) -> int:
     raise ValueError(f"unknown {kind} {name!r}; known: {', '.join(names)}")
 
 
-def _as_array(argument: str, values: ArrayLike) -> np.ndarray:
-    try:
-        return np.asarray(values)
-    except ValueError:
-        raise TypeError(
-            f"{argument} must be an array, got rows of different lengths or shapes"
-        ) from None
-
-
 def _as_tensor(argument: str, values: ArrayLike | Tensor) -> Tensor:
     """Copy numbers to a tensor on the CPU."""
-    if isinstance(values, Tensor):
-        if values.layout != torch.strided:
-            raise TypeError(
-                f"{argument} must be dense, got a tensor of layout {values.layout}: "
-                "give .to_dense()"
-            )
+    if isinstance(values, Tensor) and values.layout == torch.strided:
         return values.detach().to("cpu", copy=True)
-    array = _as_array(argument, values)
+    array = dense(argument, values)
     if array.dtype.kind not in "biuf":
         raise TypeError(f"{argument} must be numbers, got an array of dtype {array.dtype}")
     return torch.tensor(np.ascontiguousarray(array))
@@ -450,8 +440,17 @@ def _checked_labels(
                 f"{kind}_names must be distinct, but {names[repeated.argmax()]!r} occurs more "
                 "than once"
             )
-    if not isinstance(labels, Tensor) and _as_array(argument, labels).ndim == 1:
-        labels, names = _codes_of_text(kind, pd.Series(labels), names)
+    plain = labels if isinstance(labels, Tensor) else dense(argument, labels)
+    if not isinstance(plain, Tensor) and plain.ndim == 1:
+        # NumPy would make texts of a list of mixed kinds, which pandas leaves as they are.
+        series = pd.Series(plain if isinstance(labels, np.ndarray) else labels)
+        labels = series.to_numpy()
+        if isinstance(series.dtype, pd.CategoricalDtype) or pd.api.types.is_string_dtype(series):
+            labels, values = coded(argument, series)
+            places, names = in_order(values, names, f"{kind}_names")
+            labels = places[labels]
+        else:
+            factorized(argument, series)  # It refuses missing values.
     codes = _as_tensor(argument, labels)
     if codes.is_floating_point() or codes.is_complex() or codes.dtype == torch.bool:
         raise TypeError(
@@ -478,32 +477,6 @@ def _checked_labels(
     return codes, tuple(names or ())
 
 
-def _codes_of_text(
-    kind: str, labels: pd.Series, names: Sequence[str] | None
-) -> tuple[ArrayLike, Sequence[str] | None]:
-    """Turn text into codes of ``names``, or of its values if these are None; leave numbers."""
-    missing = labels.isna().to_numpy()
-    if missing.any():
-        row = missing.argmax()
-        raise ValueError(
-            f"{kind}s[{row}] is missing ({labels.iloc[row]}): leave the sample out, or name its "
-            f"{kind}"
-        )
-    if not (isinstance(labels.dtype, pd.CategoricalDtype) or pd.api.types.is_string_dtype(labels)):
-        return labels.to_numpy(), names
-    codes, values = coded(f"{kind}s", labels)
-    if names is None:
-        return codes, values
-    positions = pd.Index([*names]).get_indexer(values)[codes]
-    if (positions < 0).any():
-        row = (positions < 0).argmax()
-        raise ValueError(
-            f"{kind}s[{row}] is {labels.iloc[row]!r}, which is none of {kind}_names: "
-            f"{', '.join(names)}"
-        )
-    return positions, names
-
-
 def _checked_normalize(
     normalize: tuple[Sequence[float], Sequence[float]] | str, channels: int
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -511,18 +484,17 @@ def _checked_normalize(
     if isinstance(normalize, str):
         normalize = lookup("normalization", normalize, NORMALIZATIONS)
     try:
-        mean, std = (tuple(map(float, values)) for values in normalize)
+        values = np.asarray(normalize, dtype=float)
     except (TypeError, ValueError):
         raise TypeError(
             f"normalize must be (mean, std), a sequence of numbers each, got {normalize!r}"
         ) from None
-    if not len(mean) == len(std) == channels:
+    if values.shape != (2, channels) or not np.isfinite(values).all() or values[1].min() <= 0:
         raise ValueError(
-            f"normalize must hold {channels} means and stds, one for each channel, "
-            f"got {normalize!r}"
+            f"normalize must hold {channels} means and stds, one for each channel: finite means "
+            f"and positive stds; got {normalize!r}"
         )
-    if not np.isfinite([*mean, *std]).all() or min(std) <= 0:
-        raise ValueError(f"normalize must hold finite means and positive stds, got {normalize!r}")
+    mean, std = map(tuple, values.tolist())
     return mean, std
 
 

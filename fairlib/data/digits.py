@@ -40,10 +40,7 @@ def digits(request: Request, *, imbalance: float = 10.0, size: int = 450) -> Col
     """
     from sklearn.datasets import load_digits
 
-    if not 1 <= imbalance < np.inf:
-        raise ValueError(
-            f"imbalance must be at least 1 (largest over smallest class), got {imbalance!r}"
-        )
+    check_number("imbalance", imbalance, 1)
     check_number("size", size, 1, whole=True)
     if not all(request.fractions[:2]):
         raise ValueError(

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from fairlib._validation import lookup
-from fairlib.data.collection import Collection, Request
+from fairlib.data.collection import Collection, Request, table_of
 from fairlib.data.images import decoder
 
 
@@ -52,11 +52,10 @@ def faces_with(
             f"first picture is {files[0].name!r}, the first row {flags.index[:1].tolist()}"
         )
     codes = flags.loc[[file.name for file in listed]].astype(np.int8)
-    columns = {name: pd.Categorical.from_codes(codes[name], ["no", "yes"]) for name in codes}
-    male = lookup("attribute", "Male", columns).codes
-    columns["gender"] = pd.Categorical.from_codes(male, ["female", "male"])
+    columns = {name: (values, ("no", "yes")) for name, values in codes.items()}
+    columns["gender"] = (lookup("attribute", "Male", columns)[0], ("female", "male"))
     return Collection(
-        table=pd.DataFrame(columns, index=codes.index),
+        table=table_of(**columns).set_axis(codes.index),
         images=decoder(listed, request.image_size or 64),
         target=target,
         group="gender",

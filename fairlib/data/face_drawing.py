@@ -2,19 +2,8 @@
 
 import numpy as np
 
-FACTORS = (
-    "width",
-    "length",
-    "shade",
-    "hairline",
-    "spacing",
-    "eye",
-    "tilt",
-    "nose",
-    "mouth",
-    "curve",
-)
-"""The numbers that shape a face, in the order of the columns of ``factors``."""
+FACTORS = 10
+"""Numbers that shape a face, the columns of ``factors``."""
 
 DRAWN_AT_ONCE = 256
 """Faces drawn at once: few enough to keep the intermediate arrays in the CPU's cache."""

@@ -165,14 +165,14 @@ def check_group_sizes(
         ValueError: If a group has fewer than two samples in a part; names the group, the part and
             the count.
     """
-    for code, group in enumerate(group_names):
-        sizes = np.bincount(parts[groups == code], minlength=len(PARTS))
-        for part, size in zip(PARTS, sizes, strict=True):
-            if part in present and size < MINIMUM:
-                raise ValueError(
-                    f"group {group!r} has {size} sample{'' if size == 1 else 's'} in the {part} "
-                    f"split, and needs {MINIMUM}: load more data, or choose coarser groups"
-                )
+    for part in present:
+        sizes = np.bincount(groups[parts == PARTS.index(part)], minlength=len(group_names))
+        if (size := sizes.min()) < MINIMUM:
+            raise ValueError(
+                f"group {group_names[int(sizes.argmin())]!r} has {size} sample"
+                f"{'' if size == 1 else 's'} in the {part} split, and needs {MINIMUM}: load more "
+                "data, or choose coarser groups"
+            )
 
 
 def first_parts(given: np.ndarray, units: np.ndarray) -> np.ndarray:

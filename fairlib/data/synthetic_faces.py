@@ -68,7 +68,7 @@ def synthetic_faces(
     expressions = np.concatenate([np.arange(n) % 2 for n in sizes])[order]
 
     means, direction = latent_frame(len(shares), SEPARATION, np.random.default_rng(frame_seed))
-    latent = means[groups] + deviations[groups, None] * rng.standard_normal((size, len(FACTORS)))
+    latent = means[groups] + deviations[groups, None] * rng.standard_normal((size, FACTORS))
     latent += (expressions - 0.5)[:, None] * EXPRESSION_GAP * direction
     poses = draw_poses(size, np.random.default_rng(pose_seed))
     image_size = request.image_size or 16
@@ -96,7 +96,7 @@ def latent_frame(
         The corners of the simplex ``(groups, K)``, all pairs ``separation`` apart; and a unit
         vector ``(K,)``.
     """
-    basis, triangle = np.linalg.qr(rng.standard_normal((len(FACTORS), len(FACTORS))))
+    basis, triangle = np.linalg.qr(rng.standard_normal((FACTORS, FACTORS)))
     # Without the signs, QR of a Gaussian matrix is not uniform over rotations.
     rows = (basis * np.sign(np.diag(triangle))).T
     corners = rows[:groups] * separation / np.sqrt(2)
@@ -108,9 +108,8 @@ def _checked_groups(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Check shares and spreads, and return them as float arrays ``(groups,)``."""
     weights, deviations = np.asarray(shares, dtype=float), np.asarray(spreads, dtype=float)
-    most = len(FACTORS) - 1
-    if weights.ndim != 1 or not 2 <= len(weights) <= most or not _positive(weights):
-        raise ValueError(f"shares must be two to {most} positive numbers, got {shares!r}")
+    if weights.ndim != 1 or not 2 <= len(weights) < FACTORS or not _positive(weights):
+        raise ValueError(f"shares must be two to {FACTORS - 1} positive numbers, got {shares!r}")
     if deviations.shape not in ((), weights.shape) or not _positive(deviations):
         raise ValueError(
             f"spreads must be a positive number or one for each of the {len(weights)} groups, "

@@ -1,7 +1,5 @@
 """UTKFace: faces of people with age, gender and race, in the layout of its authors."""
 
-import re
-
 import numpy as np
 import pandas as pd
 
@@ -17,7 +15,7 @@ AGE4 = ("2-12", "13-17", "18-64", "65 and over")
 
 # Only the three fields count: usable names may have a space, lack a dot or have a date of the wrong
 # length.
-NAME = re.compile(r"(\d{1,3})_([01])_([0-4])_\d")
+NAME = r"^(\d{1,3})_([01])_([0-4])_\d"
 
 _HOW_TO_GET = (
     "UTKFace (research use only): from the project page 'UTKFace: Large Scale Face Dataset' get "
@@ -49,21 +47,17 @@ def utkface(request: Request) -> Collection:
         Autoencoder, CVPR 2017.
     """
     files = find_files(request.root, ["UTKFace"], "*.jpg", _HOW_TO_GET)
-    usable, labels, malformed = [], [], []
-    for file in files:
-        if match := NAME.match(file.name):
-            usable.append(file)
-            labels.append([int(field) for field in match.groups()])
-        else:
-            malformed.append(file.name)
-    if not usable:
+    names = pd.Series([file.name for file in files], files)
+    labels = names.str.extract(NAME).dropna().astype(int)
+    malformed = names.drop(labels.index).tolist()
+    if labels.empty:
         raise ValueError(
             f"none of the {len(files)} files in {str(files[0].parent)!r} has a usable name. "
             f"{_HOW_TO_GET}"
         )
     return Collection(
-        table=attributes(*np.array(labels).T),
-        images=decoder(usable, request.image_size or 64),
+        table=attributes(*labels.to_numpy().T),
+        images=decoder(labels.index, request.image_size or 64),
         target="race",
         group="race",
         photographs=True,

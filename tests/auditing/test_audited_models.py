@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import fairlib
-from fairlib.auditing.adapters import Query, read_model
+from fairlib.auditing.adapters.models import Query, read_model
 from fairlib.auditing.adapters.truth import truth_of_dataset
 
 QUICK = {"resamples": 20, "diagnostics": ()}

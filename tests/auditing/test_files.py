@@ -101,7 +101,7 @@ def test_a_column_of_scores_for_each_class(table, path):
     ):
         audit_table(path, ["b", "c"], ["d", "e", "f"], **ASKED)
     with pytest.raises(
-        ValueError, match=r"--classes must name each of no, yes once, got yes, maybe"
+        ValueError, match=r"classes must name every value that occurs, lacks no; got"
     ):
         audit_table(path, ["b", "c"], ["e", "f"], **ASKED, classes=["yes", "maybe"])
 

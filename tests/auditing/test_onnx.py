@@ -140,15 +140,33 @@ def test_a_model_that_cannot_be_asked(path, batch):
         call(batch)
 
 
-def test_weights_beside_the_model_belong_to_it(path):
-    write(path)
-    proto = onnx.load(path)
-    onnx.save(
-        proto, path, save_as_external_data=True, location="model.onnx.data", size_threshold=55
-    )
-    content = path.read_bytes() + path.with_name("model.onnx.data").read_bytes()
-    _, about = open_model(path)
-    assert (about["bytes"], about["sha256"]) == (len(content), hashlib.sha256(content).hexdigest())
+@pytest.mark.parametrize("name", ["model.onnx.data", "weights.bin", "größe", "w" * 127, "w" * 200])
+def test_weights_beside_the_model_belong_to_it(path, name):
+    """Whatever their file is called: two models with other weights have other digests."""
+    path.with_name("other.onnx.data").write_bytes(b"of another model")
+    found = set()
+    for sign in (1, -1):
+        proto = onnx.load(write(path, weight=sign * WEIGHT))
+        path.with_name(name).unlink(missing_ok=True)
+        onnx.save(proto, path, save_as_external_data=True, location=name, size_threshold=55)
+        content = path.read_bytes() + path.with_name(name).read_bytes()
+        _, about = open_model(path)
+        found.add(about["sha256"])
+        assert about["bytes"] == len(content)
+        assert about["sha256"] == hashlib.sha256(content).hexdigest()
+    assert len(found) == 2
+
+
+def test_each_file_of_weights_counts(path):
+    proto = onnx.load(write(path))
+    (path.parent / "part").mkdir()
+    extra = onnx.numpy_helper.from_array(np.zeros(100, dtype=np.float32), "extra")
+    for tensor, name in ((proto.graph.initializer[1], "1.bin"), (extra, "part/2.bin")):
+        onnx.external_data_helper.set_external_data(tensor, name)
+    proto.graph.initializer.append(extra)
+    onnx.save(proto, path)
+    files = [path, path.with_name("1.bin"), path.parent / "part" / "2.bin"]
+    assert open_model(path)[1]["bytes"] == sum(file.stat().st_size for file in files)
 
 
 @pytest.mark.parametrize("name", ["m.pt", "m.PTH", "m.pt2", "m.pkl", "m.joblib", "m.npz"])

@@ -9,11 +9,12 @@ import sys
 import numpy as np
 import pandas as pd
 import pytest
+import scipy.sparse
 import torch
 
 import fairlib
 from fairlib._tables import coded
-from fairlib.auditing.adapters import read_scores
+from fairlib.auditing.adapters.scores import read_scores
 from fairlib.auditing.predictions import GroundTruth
 
 QUICK = {"resamples": 20, "diagnostics": ()}
@@ -151,3 +152,189 @@ def test_labels_become_codes_by_their_names():
     assert report.provenance["classes"] == "3, 7" and report.table.loc["94110", "drop"] == 0.5
     with pytest.raises(ValueError, match="after, row 1: unknown class '5'; known: 3, 7"):
         fairlib.audit([3, 7] * 20, [3, 5] * 20, targets=[3, 7] * 20, groups=[1, 2] * 20)
+
+
+ROWS = np.arange(200)
+TARGETS = ROWS % 2
+FEW = ROWS % 10 < 3
+SAID = np.where(FEW & (ROWS % 3 == 0), 1 - TARGETS, TARGETS)
+GROUPS = np.where(FEW, "few", "many")
+
+
+def drops(before, after, targets=TARGETS, groups=GROUPS, **settings):
+    return fairlib.audit(before, after, targets=targets, groups=groups, **QUICK | settings)
+
+
+@pytest.mark.parametrize("role", ["before", "after", "targets", "groups"])
+@pytest.mark.parametrize(
+    "carry", [pd.Series, pd.DataFrame, lambda values: {"g": pd.Series(values)}]
+)
+def test_rows_of_another_index_are_refused(role, carry):
+    """Positions would say that the many lose what the few do."""
+    arguments = {"before": TARGETS, "after": SAID, "targets": TARGETS, "groups": GROUPS}
+    if carry is not pd.Series:
+        role, arguments["before"] = "groups", pd.Series(TARGETS)
+    other = "targets" if role != "targets" else "after"
+    arguments |= {other: pd.Series(arguments[other]), role: carry(arguments[role])}
+    assert fairlib.audit(**arguments, **QUICK).table["drop"]["many"] == 0
+    part = arguments[role]["g"] if isinstance(arguments[role], dict) else arguments[role]
+    part.index = part.index[::-1]
+    with pytest.raises(
+        ValueError, match=r"must have the same index.*\.reindex\(\).*\.to_numpy\(\)"
+    ):
+        fairlib.audit(**arguments, **QUICK)
+
+
+def test_one_index_of_any_kind_is_as_good_as_none():
+    index = np.random.default_rng(0).permutation(200).astype(str)
+    frame = pd.DataFrame({"y": TARGETS, "said": SAID, "g": GROUPS}, index)
+    report = drops(frame["y"], frame[["said"]], frame["y"], frame[["g"]])
+    pd.testing.assert_frame_equal(report.table, drops(TARGETS, SAID).table)
+
+
+@pytest.mark.parametrize("missing", [np.nan, None, "nan", "NaN", "", "NA", "None", "<NA>"])
+@pytest.mark.parametrize("convert", [list, np.array, pd.Series, pd.Categorical])
+def test_a_text_that_says_missing_is_missing_as_in_tables(missing, convert):
+    values = ["a", "b"] * 100
+    values[7] = missing
+    for role in ("targets", "groups", "after"):
+        given = {"targets": ["a", "b"] * 100, "groups": GROUPS, "after": ["a", "b"] * 100}
+        given[role] = convert(values)
+        with pytest.raises(ValueError, match=f"{role} must be known of every sample.* in row 7"):
+            drops(["a", "b"] * 100, **given)
+
+
+def test_groups_by_name_are_crossed_whatever_holds_them():
+    gender, race = np.where(ROWS % 4 < 2, "f", "m"), np.where(ROWS < 50, "black", "white")
+    report = drops(TARGETS, SAID, groups={"gender": gender, "race": race})
+    assert list(report.table.index) == ["f x black", "f x white", "m x black", "m x white", "all"]
+    assert list(report.attributes) == ["gender", "race"]
+    frame = drops(TARGETS, SAID, groups=pd.DataFrame({"gender": gender, "race": race}))
+    pd.testing.assert_frame_equal(report.table, frame.table)
+    alone = drops(TARGETS, SAID, groups={"gender": gender})
+    assert list(alone.table.index) == ["f", "m", "all"] and not alone.attributes
+
+
+@pytest.mark.parametrize(
+    ("groups", "message"),
+    [
+        (pd.concat([pd.Series(GROUPS, name="value")] * 2, axis=1), r"got \['value', 'value'\]"),
+        ({1: GROUPS, "1": GROUPS}, r"under a name of its own, got \['1', '1'\]"),
+        ({}, r"got \[\]"),
+        (pd.DataFrame(index=ROWS), r"got \[\]"),
+        ({"a": GROUPS, "b": GROUPS[1:]}, "must be attributes of the same samples"),
+        ({"a": GROUPS, "b": GROUPS[:, None]}, r"groups\['b'\] must be one label for each sample"),
+        ({"a": pd.Series(GROUPS), "b": pd.Series(GROUPS, ROWS[::-1])}, "same index"),
+    ],
+)
+def test_attributes_that_cannot_be_crossed_are_refused(groups, message):
+    with pytest.raises(ValueError, match=message):
+        drops(TARGETS, SAID, groups=groups)
+
+
+P = np.clip(0.2 + 0.6 * TARGETS + np.sin(ROWS) / 5, 0.01, 0.99)  # Of class 1; some are wrong.
+REVERSED = pd.Categorical(TARGETS.astype(str), ["1", "0"])
+
+
+@pytest.mark.parametrize("targets", [REVERSED, TARGETS, np.where(TARGETS, "yes", "no")])
+@pytest.mark.parametrize("convert", [float, int, np.float16])
+def test_zeros_and_ones_beside_fractions_are_saturated_scores(targets, convert):
+    """No answer changes: read as labels, those of class "0" would all have become wrong."""
+    scores = 1 - P if targets is REVERSED else P
+    saturated = (scores > 0.5).astype(convert)
+    for pair in ((scores, saturated), (saturated[:, None], scores)):
+        report = drops(*pair, targets)
+        assert report.table["drop"].eq(0).all()
+        assert set(report.provenance["scores"].values()) == {"probabilities"}
+
+
+def test_a_model_whose_one_output_saturates_is_read_as_the_other_is():
+    test = fairlib.GroupedDataset(P[:, None], TARGETS, FEW.astype(int), target_names=["no", "yes"])
+    report = fairlib.audit(lambda batch: batch, lambda batch: (batch > 0.5).float(), test, **QUICK)
+    assert report.table["drop"].eq(0).all() and report.table["loss_after"].notna().all()
+
+
+def test_margins_of_one_model_are_margins_of_the_other():
+    """Of a collapsed model all margins lie within [0, 1]: as probabilities they would be others."""
+    margins = 4 * P - 2
+    report = drops(margins, 0.2 * margins + 0.45)
+    assert set(report.provenance["scores"].values()) == {"logits"}
+    assert report.table.loc["all", "accuracy_after"] == 0.5
+
+
+def test_what_nothing_tells_apart_is_refused_until_it_is_said():
+    half = (P > 0.5).astype(float)
+    with pytest.raises(ValueError, match=r"only 0.0 and 1.0, which could be .* class '0': give sc"):
+        drops(1 - half, 1 - half, REVERSED)
+    assert drops(half, half, REVERSED, scores="labels").table["drop"].eq(0).all()
+    said = drops(1 - half, 1 - half, REVERSED, scores="probabilities").table["accuracy_before"]
+    pd.testing.assert_series_equal(
+        said, drops(half.astype(int), half.astype(int), REVERSED).table["accuracy_before"]
+    )
+    for other in (2 * half - 1, 3 + half):
+        with pytest.raises(ValueError, match="must be of one kind: one has fractions"):
+            drops(P, other)
+        with pytest.raises(ValueError, match="must be of one kind"):
+            drops(other, 4 * P - 2)
+    mixed = drops(P, np.where(half, "yes", "no"), np.where(TARGETS, "yes", "no"))
+    assert mixed.provenance["scores"] == {"before": "probabilities", "after": "labels"}
+
+
+MASKED = np.ma.masked_array(P, mask=ROWS == 3)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (scipy.sparse.csr_array(np.eye(200)), r"must be dense, got csr_array: give .todense\(\)"),
+        (torch.eye(200).to_sparse(), r"must be dense, got Tensor: give .to_dense\(\)"),
+        (MASKED, "has masked entries: leave these samples out"),
+        ([[1], [1, 2]] * 100, "must be an array, got rows of different lengths"),
+    ],
+)
+def test_arrays_that_hide_numbers_are_refused(values, message):
+    for role in ("before", "after", "targets", "groups"):
+        given = {"before": P, "after": P, "targets": TARGETS, "groups": GROUPS} | {role: values}
+        with pytest.raises((TypeError, ValueError), match=f"{role} {message}"):
+            fairlib.audit(**given, **QUICK)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        SAID.astype(">i4"),
+        np.ma.masked_array(SAID),
+        torch.tensor(SAID).to(torch.float8_e4m3fn),
+        pd.array(SAID, dtype="Int64"),
+        pd.array(SAID.astype(str), dtype="string"),
+        pd.Index(SAID),
+        pd.Categorical(SAID),
+    ],
+)
+def test_arrays_of_any_library_are_the_same_labels(values):
+    want = drops(TARGETS, SAID).table
+    pd.testing.assert_frame_equal(drops(TARGETS, values).table, want)
+    pd.testing.assert_frame_equal(
+        drops(TARGETS, SAID, groups=values).table,
+        drops(TARGETS, SAID, groups=SAID).table,
+    )
+    pd.testing.assert_frame_equal(
+        drops(P.astype(">f4"), pd.array(P, dtype="Float64")).table, drops(P, P).table, rtol=1e-5
+    )
+
+
+def test_targets_of_two_columns_are_refused():
+    for targets in (np.eye(2, dtype=int)[TARGETS], TARGETS[:, None], pd.DataFrame({"y": TARGETS})):
+        with pytest.raises(ValueError, match=r"targets must be one label for each sample, \(N,\)"):
+            drops(TARGETS, SAID, targets)
+
+
+def test_infinite_numbers_are_named():
+    broken = torch.nn.Linear(1, 2)
+    test = fairlib.GroupedDataset(P[:, None].astype(np.float32), TARGETS, FEW.astype(int))
+    model = torch.nn.Linear(1, 2)
+    broken.weight.data[0] = float("inf")
+    with pytest.raises(FloatingPointError, match="after compression are NaN or infinite on 200"):
+        fairlib.audit(model, broken, test, **QUICK)
+    with pytest.raises(ValueError, match="after, row 0: unknown class 'inf'"):
+        drops(TARGETS, np.where(TARGETS, -np.inf, np.inf))

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
+from html import escape
 from html.parser import HTMLParser
 
 import numpy as np
@@ -15,7 +16,7 @@ import yaml
 import fairlib
 from fairlib.auditing import Report
 from fairlib.auditing.pages import as_json, html, markdown, model_card
-from fairlib.auditing.sentence import sentence
+from fairlib.auditing.sentence import sentence, visible
 from fairlib.diagnostics import DIAGNOSTICS
 
 EVIL = ("<script>alert(1)</script>", "a|b*c*", "x\u202ey\x00\n# z", "</style><b>{0}</b>")
@@ -399,8 +400,19 @@ def test_model_card_is_the_metadata_of_hubs(evil):
     assert metrics["accuracy of all samples before compression"]["value"] == 1
 
 
-def test_a_notebook_shows_the_markdown(crossed):
-    assert crossed._repr_markdown_() == markdown(crossed)
+@pytest.mark.parametrize("name", ["$50k-$100k", "$$x$$", r"\\(x\\)", "<b>&", "a\x1b[2J\u202eb"])
+def test_a_notebook_sets_no_name_as_a_formula_or_as_html(name):
+    report = counted({name: (40, 40, 30), "many": (60, 60, 60)})
+    shown = report._repr_html_()
+    assert shown.startswith('<div class="tex2jax_ignore mathjax_ignore">')
+    assert shown.count("<div") == shown.count("</div>") == 1 and shown.endswith("</div>\n")
+    escaped = escape(visible(name), quote=False)
+    assert f"<strong>{escaped}</strong> (40 samples)" in shown
+    assert re.search(
+        rf"<th>{re.escape(escaped)}</th>\s*<td>40</td>(\s*<td>.*</td>){{2}}\s*<td>25.0 \[", shown
+    )
+    assert "<li>only labels are known before" in shown
+    assert report._repr_markdown_() == markdown(report)
 
 
 def test_without_jinja_the_error_says_what_to_install(evil, monkeypatch):
@@ -426,3 +438,22 @@ def test_a_group_in_markdown_is_nobodys_name():
         [0, 1] * 20, [0, 0] * 20, targets=[0, 1] * 20, groups=["@octocat", "b"] * 20, resamples=20
     )
     assert "@octocat" not in markdown(report) and "@<!-- -->octocat" in markdown(report)
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("#12", r"\#<!-- -->12"),
+        ("owner/name#7", r"owner/name\#<!-- -->7"),
+        ("GH-12", "GH-<!-- -->12"),
+        ("gh-3", "gh-<!-- -->3"),
+        ("https://a.example/b", "https:<!-- -->//a.example/b"),
+        ("WWW.a.example", "WWW<!-- -->.a.example"),
+        ("a@b.example", "a@<!-- -->b.example"),
+        ("high-12", "high-12"),
+        ("C# 3: x", r"C\# 3: x"),
+    ],
+)
+def test_a_group_in_markdown_is_no_link(name, shown):
+    text = markdown(counted({name: (40, 40, 30), "many": (60, 60, 60)}))
+    assert f"| {shown} | 40 |" in text and f"**{shown}** (40 samples)" in text

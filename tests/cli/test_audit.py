@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import warnings
+from io import BytesIO, TextIOWrapper
 from pathlib import Path
 
 import numpy as np
@@ -283,3 +285,77 @@ print([name for name in {heavy} if name in sys.modules])
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.splitlines()[-1] == "[]", done.stderr
+
+
+def renamed(name):
+    """Give the second group another name."""
+    table = pd.read_csv("said.csv")
+    table["gender"] = table["gender"].replace({"m": name})
+    table.to_csv("said.csv", index=False)
+
+
+@pytest.mark.parametrize("encoding", ["cp1252", "ascii", "utf-8", "utf-16"])
+@pytest.mark.parametrize("name", ["m", "Łódź", "naïve ≤ 漢字"])
+def test_a_condition_decides_whatever_the_output_can_encode(
+    predictions, monkeypatch, encoding, name
+):
+    """The sentence has a sign, as in "p ≤ 0.001", that not every encoding has."""
+    renamed(name)
+    for stream in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, stream, TextIOWrapper(BytesIO(), encoding))
+    assert cli.main([*predictions, "--fail-if", "worst-drop > 0.05"]) == 3
+    assert cli.main([*predictions, "--fail-if", "worst-drop > 0.5"]) == 0
+    for stream, text in ((sys.stdout, "On these samples compression cost"), (sys.stderr, "holds")):
+        stream.flush()
+        assert text in stream.buffer.getvalue().decode(encoding)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["\x1b]0;owned\x07\x1b[2Jx", "a\x9b2J", "x\u202ey", "::stop-commands::x", "  ::error::x",
+     "a\n::set-output name=x::y", "##[error]x", "x ##vso[task.complete result=Failed;]", ":::x"],
+)  # fmt: skip
+@pytest.mark.parametrize("where", ["group", "class", "column", "error"])
+def test_no_name_steers_a_terminal_or_a_build(predictions, capsys, name, where):
+    table = pd.read_csv("said.csv")
+    if where == "group":
+        table["gender"] = table["gender"].replace({"m": name})
+    elif where == "class":
+        table = table.replace({"yes": name})
+        table.loc[table.index[-20:], ["dense", "int8"]] = table.loc[table.index[-20:], "smiling"]
+    elif where == "column":
+        table[name] = np.repeat([*"abcd"], 50)
+        predictions[predictions.index("gender")] = f"{name.strip()},gender"
+    else:
+        table.loc[3, "dense"] = name
+    table.to_csv("said.csv", index=False)
+    assert cli.main([*predictions, "--fail-if", "gap(loss) > 0"]) == 2
+    out, err = capsys.readouterr()
+    assert out or where == "error"
+    for text in (out, err):
+        assert not re.search(
+            r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]|^\s*::|##\w*\[", text, re.MULTILINE
+        )
+
+
+def test_saturated_scores_are_scores_in_a_table_too(predictions, capsys):
+    """No answer changes; read as labels of "0", every answer would have."""
+    right = np.arange(200) % 2
+    p = np.where(right, 0.8, 0.2)
+    table = pd.DataFrame({"smiling": right, "gender": np.repeat(["f", "m"], 100), "dense": 1 - p})
+    for one, zero in (("1.0", "0.0"), ("1", "0"), ("1,0", "0,0")):
+        table.assign(int8=np.where(right, zero, one)).to_csv("said.csv", sep=";", index=False)
+        for words in (predictions, [*predictions, "--scores", "probabilities"]):
+            assert cli.main([*words, "--positive", "0", "--fail-if", "worst-drop > 0"]) == 0
+    out, err = capsys.readouterr()
+    assert "cost no" not in err and "probabilities after compression are those of '0'" in out
+    table["dense"] = table["int8"] = np.where(right, "0.0", "1.0")
+    table.to_csv("said.csv", index=False)
+    assert cli.main([*predictions, "--positive", "0"]) == 2
+    assert "could be labels, or scores of the class '0'" in capsys.readouterr().err
+    assert cli.main([*predictions, "--positive", "0", "--scores", "probabilities"]) == 0
+    table["smiling"] = np.where(right, "yes", "no")
+    table.assign(dense=p).to_csv("said.csv", index=False)
+    table["int8"] = right
+    table.assign(dense=p, int8=right).to_csv("said.csv", index=False)
+    assert cli.main([*predictions, "--fail-if", "worst-drop > 0"]) == 0

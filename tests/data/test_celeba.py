@@ -88,6 +88,25 @@ def test_the_official_partition_is_kept_where_it_is_there(root):
             assert sorted(numbers(part)) == [i for i in range(N) if i % 5 // 2 == code]
 
 
+@pytest.mark.parametrize(
+    ("name", "header", "row"),
+    [
+        ("csv", "image_id,partition\n", "{:06}.jpg,{}"),  # Kaggle's copy.
+        ("csv", "image_id,partition\r\n", "{:06}.png, {}\r"),
+        ("csv", "", "{:06}.jpg,{}"),
+        ("txt", "", "{:06}.png {}"),
+        ("txt", "", "{:06}.jpg\t{}  "),
+    ],
+)
+def test_the_official_partition_is_kept_in_every_copy(root, name, header, row):
+    lines = "\n".join(row.format(i, i % 3) for i in range(3, N + 5))
+    (root / "celeba" / f"list_eval_partition.{name}").write_text(header + lines)
+    splits = small(root)
+    assert splits.report["partition"] == "official"
+    for code, part in enumerate(splits):
+        assert sorted(numbers(part)) == [i for i in range(3, N) if i % 3 == code]
+
+
 def test_limit_keeps_the_partition_and_decodes_no_more(root, monkeypatch):
     partition(root, lambda i: i % 3)
     decoded = []

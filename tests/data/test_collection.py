@@ -1,7 +1,8 @@
 import pandas as pd
 import pytest
 
-from fairlib.data.collection import in_order, select_attributes
+from fairlib._tables import in_order
+from fairlib.data.collection import select_attributes
 
 TABLE = pd.DataFrame(
     {
@@ -26,15 +27,15 @@ def test_a_crossing_counts_the_last_attribute_fastest_and_is_undefined_where_one
     [
         ([], "one or more names, each once"),
         (["gender", "gender"], "one or more names, each once"),
-        (3, r"one or more names, each once; got \[3\]"),
-        (["gender", None], "one or more names, each once"),
+        (3, r"attributes to cross must hold several values.* got 3"),
+        (["gender", None], "unknown attribute 'None'"),
         ("hair", "unknown attribute 'hair'; known: gender, Wavy_Hair, age, only"),
         ("age", "attribute 'age' has 4 distinct numbers"),
         ("only", "attribute 'only' must have at least two values, got a"),
     ],
 )
 def test_attributes_that_are_refused(names, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((TypeError, ValueError), match=message):
         select_attributes(TABLE, names)
 
 
@@ -48,10 +49,10 @@ def test_classes_in_another_order_and_more_of_them():
 @pytest.mark.parametrize(
     ("classes", "error", "message"),
     [
-        (["no"], ValueError, "classes must name every value of the target, lacks yes, maybe; got"),
+        (["no"], ValueError, "classes must name every value that occurs, lacks yes, maybe; got"),
         ("no yes maybe", TypeError, "classes must hold several values.* got 'no yes maybe'"),
         (3, TypeError, "classes must hold several values.* got 3"),
-        (["no", "yes", "maybe", "yes"], ValueError, "classes must name every class once"),
+        (["no", "yes", "maybe", "yes"], ValueError, "classes must name every value once"),
     ],
 )
 def test_classes_that_lack_one_are_refused(classes, error, message):

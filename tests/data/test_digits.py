@@ -78,8 +78,8 @@ def test_other_image_sizes_are_scaled():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"imbalance": 0.5}, "imbalance must be at least 1"),
-        ({"imbalance": float("inf")}, "imbalance must be at least 1"),
+        ({"imbalance": 0.5}, r"imbalance must lie in \[1, inf\)"),
+        ({"imbalance": float("inf")}, r"imbalance must lie in \[1, inf\)"),
         ({"size": 0}, "size must lie in"),
         ({"size": 900}, r"leaves fewer than 2 images of digit \d for the test part"),
         ({"imbalance": 100.0, "size": 100}, r"has [01] samples? in the train split"),

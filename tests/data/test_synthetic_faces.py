@@ -152,8 +152,8 @@ def pose(shift=(0, 0), angle=0, scale=1, light=1, slope=(0, 0)):
 
 
 def test_every_factor_shows_and_shows_on_both_sides():
-    for column in range(len(FACTORS)):
-        factors = np.zeros((3, len(FACTORS)))
+    for column in range(FACTORS):
+        factors = np.zeros((3, FACTORS))
         factors[:, column] = [-0.8, 0.0, 0.8]
         low, middle, high = draw_faces(factors, pose().repeat(3, axis=0), 32)[:, 0]
         assert np.abs(low - middle).mean() > 0.0005
@@ -162,7 +162,7 @@ def test_every_factor_shows_and_shows_on_both_sides():
 
 
 def test_pose_moves_turns_and_lights_the_face():
-    factors = np.zeros((1, len(FACTORS)))
+    factors = np.zeros((1, FACTORS))
 
     def drawn(**change):
         return draw_faces(factors, pose(**change), 32)[0, 0]
@@ -195,7 +195,7 @@ def test_the_seed_governs_everything():
         ({"shares": (1, 2), "spreads": (1, 1, 1)}, "one for each of the 2 groups"),
         ({"spreads": -1.0}, "spreads must be a positive number"),
         ({"size": 0}, "size must lie in"),
-        ({"size": 20}, "group 'A' has 1 sample in the val split"),
+        ({"size": 20}, "group 'D' has 1 sample in the train split"),
     ],
 )
 def test_impossible_settings_are_refused(settings, message):

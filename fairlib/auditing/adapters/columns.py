@@ -7,18 +7,21 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
+from fairlib._tables import in_order
+
 
 def read_columns(
-    columns: pd.DataFrame, role: str, classes: Sequence[str], kind: str
+    columns: pd.DataFrame, numbers: pd.DataFrame, classes: Sequence[str], kind: str, scored: bool
 ) -> pd.Series | np.ndarray:
     """Read the predictions of a model.
 
     Args:
         columns: Cells as text, indexed by the number of the row: a column of labels or of numbers,
             or a column of numbers for each class.
-        role: Role of the model: ``"before"`` or ``"after"``.
+        numbers: The same cells as numbers (:func:`numbers_of`).
         classes: Names of the classes, in the order of the columns.
-        kind: One of :data:`fairlib.auditing.adapters.SCORES`.
+        kind: One of :data:`fairlib.auditing.adapters.scores.SCORES`.
+        scored: True if the column of one of the models has fractions (:func:`has_fractions`).
 
     Returns:
         Labels as a series of texts, or numbers ``(N,)`` or ``(N, C)``.
@@ -34,16 +37,14 @@ def read_columns(
                 "dropped silently, since that could flatter the model: remove the row yourself, or "
                 "give the missing answer a label and name that in --classes"
             )
-    numbers = columns.apply(
-        lambda column: pd.to_numeric(column.str.replace(",", "."), errors="coerce")
-    )
     if columns.shape[1] == 1 and kind in ("auto", "labels"):
         labels = without_zero_fraction(columns.iloc[:, 0])
         unknown = labels[~labels.isin(classes)]
+        if kind == "auto" and labels.isin(["0", "1"]).all() and (scored or unknown.empty):
+            return numbers.to_numpy()  # Saturated scores or labels: the two models tell together.
         # A column of scores has numbers with a fraction, which are no classes. Whole numbers that
         # are no classes can be scores or misspelt labels: the caller has to say.
-        fractions = (numbers.notna() & (numbers % 1 != 0)).any(axis=None)
-        if unknown.empty or kind == "labels" or not fractions:
+        if unknown.empty or kind == "labels" or not has_fractions(numbers):
             if len(unknown):
                 raise ValueError(
                     f"row {unknown.index[0]} of column {labels.name!r}: unknown class "
@@ -56,6 +57,18 @@ def read_columns(
         row = broken.idxmax()
         raise ValueError(f"scores must be numbers, got {', '.join(columns.loc[row])} in row {row}")
     return numbers.to_numpy()
+
+
+def numbers_of(columns: pd.DataFrame) -> pd.DataFrame:
+    """Read cells as numbers, with points or commas; NaN where a cell is none."""
+    return columns.apply(
+        lambda column: pd.to_numeric(column.str.replace(",", "."), errors="coerce")
+    )
+
+
+def has_fractions(numbers: pd.DataFrame) -> bool:
+    """Return True if a number has a fraction, as scores have and codes of classes do not."""
+    return bool((numbers.notna() & (numbers % 1 != 0)).any(axis=None))
 
 
 def class_order(
@@ -74,11 +87,9 @@ def class_order(
         raise ValueError(
             f"--positive must be one of two classes, got {positive!r}; there are {', '.join(found)}"
         )
-    if classes and (len(set(classes)) < len(classes) or not set(found) <= set(classes)):
-        raise ValueError(
-            f"--classes must name each of {', '.join(found)} once, got {', '.join(classes)}"
-        )
-    return sorted(found, key=positive.__eq__) if positive else classes
+    if positive:
+        return sorted(found, key=positive.__eq__)
+    return classes and in_order(found, classes)[1]
 
 
 def without_zero_fraction(column: pd.Series) -> pd.Series:
@@ -87,4 +98,4 @@ def without_zero_fraction(column: pd.Series) -> pd.Series:
     pandas saves a column of whole numbers with a gap as 1.0 and 0.0, beside a column without a gap
     as 1 and 0.
     """
-    return column.str.replace(r"^(-?\d+)\.0+$", r"\1", regex=True)
+    return column.str.replace(r"^(-?\d+)[.,]0+$", r"\1", regex=True)

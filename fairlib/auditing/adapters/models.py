@@ -5,13 +5,20 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 
-from fairlib.auditing.adapters.scores import array, class_codes, is_scores, read_scores
+from fairlib._tables import dense
+from fairlib.auditing.adapters.scores import (
+    class_codes,
+    common_kind,
+    is_scores,
+    read_scores,
+    scores_array,
+)
 from fairlib.auditing.predictions import GroundTruth, Predictions
 
 if TYPE_CHECKING:
@@ -32,19 +39,53 @@ class Query:
         role: Role of the model: ``"before"`` or ``"after"``.
         truth: Targets and groups of the samples.
         test: Their data set, a :class:`fairlib.GroupedDataset`; None if there are only scores.
-        scores: Kind of the scores, one of :data:`fairlib.auditing.adapters.SCORES`.
         seed: Seed of a module that draws.
     """
 
     role: str
     truth: GroundTruth
     test: Any = None
-    scores: str = "auto"
     seed: int = 0
 
 
-def read_model(model: Any, query: Query) -> Predictions:
-    """Ask a model about every sample, or read its scores.
+@dataclass(frozen=True)
+class Answers:
+    """Scores or labels of a model for every sample, before their kind is known.
+
+    Attributes:
+        values: Array ``(N, C)`` or ``(N,)``.
+        about: Description of the model, for the report.
+        notes: Warnings.
+        asked: True if a model was asked; False if the scores themselves were given.
+    """
+
+    values: np.ndarray
+    about: Mapping[str, Any] = field(default_factory=dict)
+    notes: Sequence[str] = ()
+    asked: bool = True
+
+
+def read_answers(pair: Mapping[str, Answers], truth: GroundTruth, kind: str) -> list[Predictions]:
+    """Read the answers of both models as predictions.
+
+    Args:
+        pair: Answers by role, ``"before"`` and ``"after"``.
+        truth: Targets and groups of the samples.
+        kind: Kind of the scores, one of :data:`fairlib.auditing.adapters.scores.SCORES`.
+    """
+    if kind == "auto":
+        kind = common_kind([answers.values for answers in pair.values()], truth)
+    read = []
+    for role, answers in pair.items():
+        # Nobody chose the kind of scores of a trained model: if they could be logits or
+        # probabilities that is a note, and not an error as it is for an array.
+        found = read_scores(answers.values, truth, role, kind=kind, strict=not answers.asked)
+        read.append(replace(found, about=answers.about, notes=(*found.notes, *answers.notes)))
+    return read
+
+
+def read_model(model: Any, query: Query) -> Answers:
+    """Ask a model about every sample, or take its scores as they are.
 
     Args:
         model: Torch module, path of an ONNX file, estimator of scikit-learn, function from a batch
@@ -55,7 +96,7 @@ def read_model(model: Any, query: Query) -> Predictions:
         TypeError: If ``model`` is something else, or there is no data set; says what to give.
     """
     if is_scores(model):
-        return read_scores(model, query.truth, query.role, kind=query.scores)
+        return Answers(scores_array(model, query.truth, query.role), asked=False)
     if query.test is None:
         raise TypeError(
             f"{query.role} is asked about a test set: give one, not targets= and groups=, or give "
@@ -67,11 +108,13 @@ def read_model(model: Any, query: Query) -> Predictions:
     elif is_module(model):
         return from_module(model, query)
     elif isinstance(model, str | Path):
-        return from_onnx(model, query)
+        from fairlib.auditing.adapters.onnx import open_model
+
+        return _in_batches(*open_model(model), query)
     elif hasattr(model, "predict_proba") or hasattr(model, "predict"):
-        return from_estimator(model, query)
+        return _in_batches(_estimate(model, query), {"model": hint}, query)
     elif callable(model):
-        return from_function(model, query)
+        return _in_batches(model, {"model": getattr(model, "__qualname__", hint)}, query)
     elif isinstance(model, Mapping):
         hint += ": put a state_dict into a module first (fairlib.restore)"
     raise TypeError(f"{query.role} must be {_AUDITABLE}, got {hint}")
@@ -82,7 +125,7 @@ def is_module(model: Any) -> TypeGuard[nn.Module]:
     return "torch" in sys.modules and isinstance(model, sys.modules["torch"].nn.Module)
 
 
-def from_module(model: nn.Module, query: Query) -> Predictions:
+def from_module(model: nn.Module, query: Query) -> Answers:
     """Ask a torch module; notes tell if it answers twice differently or changes its buffers."""
     from fairlib.network.evaluation import outputs
 
@@ -98,19 +141,11 @@ def from_module(model: nn.Module, query: Query) -> Predictions:
         notes.extend(_notes_on_repetition(model, query))
     parameters = sum(parameter.numel() for parameter in model.parameters())
     about = {"model": type(model).__name__, "parameters": parameters}
-    return _answers(scores.numpy(), query, about, notes)
+    return Answers(scores_array(scores, query.truth, query.role), about, notes)
 
 
-def from_onnx(path: str | Path, query: Query) -> Predictions:
-    """Run an ONNX model, batch by batch."""
-    from fairlib.auditing.adapters.onnx import open_model
-
-    call, about = open_model(path)
-    return _answers(_in_batches(call, query), query, about)
-
-
-def from_estimator(model: Any, query: Query) -> Predictions:
-    """Ask an estimator of scikit-learn for probabilities, or else for labels."""
+def _estimate(model: Any, query: Query) -> Callable:
+    """Make the function that asks an estimator for probabilities, or else for labels."""
 
     def call(batch: Any) -> Any:
         flat = batch.flatten(1).numpy()
@@ -124,39 +159,25 @@ def from_estimator(model: Any, query: Query) -> Predictions:
         full[:, codes] = scores
         return full
 
-    return _answers(_in_batches(call, query), query, {"model": type(model).__name__})
+    return call
 
 
-def from_function(function: Callable, query: Query) -> Predictions:
-    """Call a function from a batch of inputs to scores."""
-    name = getattr(function, "__qualname__", type(function).__name__)
-    return _answers(_in_batches(function, query), query, {"model": name})
-
-
-def _in_batches(call: Callable, query: Query) -> np.ndarray:
+def _in_batches(call: Callable, about: Mapping[str, Any], query: Query) -> Answers:
+    """Ask a function from a batch of inputs to scores, batch by batch."""
     import torch
 
     from fairlib.network.evaluation import passes
 
     parts = []
     for rows in passes(query.test, torch.device("cpu")):
-        part = array(call(query.test.batch(rows, dtype=torch.float32)))
+        part = dense(query.role, call(query.test.batch(rows, dtype=torch.float32)))
         if part.ndim not in (1, 2):
             raise ValueError(
                 f"{query.role} must give scores (N, C) or labels (N,) of a batch, it gives "
                 f"{part.shape}"
             )
         parts.append(part)
-    return np.concatenate(parts)
-
-
-def _answers(
-    scores: np.ndarray, query: Query, about: Mapping[str, Any], notes: Sequence[str] = ()
-) -> Predictions:
-    # Nobody chose the kind of scores of a trained model: if they could be logits or probabilities
-    # that is a note, and not an error as it is for an array.
-    found = read_scores(scores, query.truth, query.role, kind=query.scores, strict=False)
-    return replace(found, about=about, notes=(*found.notes, *notes))
+    return Answers(scores_array(np.concatenate(parts), query.truth, query.role), about)
 
 
 def _notes_on_repetition(model: nn.Module, query: Query) -> list[str]:

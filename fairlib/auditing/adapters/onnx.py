@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import glob
+import re
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -55,15 +55,15 @@ def open_model(path: str | Path) -> tuple[Callable[[Any], np.ndarray], dict[str,
     """Open an ONNX model.
 
     Args:
-        path: Path of the file ``.onnx``. Weights beside it (``.onnx.data``) belong to it.
+        path: Path of the file ``.onnx``. Files of weights that it names belong to it.
 
     Returns:
         A function from a batch ``(N, C, H, W)`` or ``(N, D)``, an array or a tensor on the CPU, to
         scores ``(N, C)`` or labels ``(N,)``; and a description of the model, with the bytes and the
-        SHA-256 of its file (followed by the weights beside it). Inputs are rounded to the model's
-        type; for uint8 those in [0, 1] are multiplied by 255. If it takes channels last, they are
-        moved there; a batch of fixed size is filled up. Of several outputs the first matrix of
-        floats is taken.
+        SHA-256 of its file (followed by the files of weights that it names). Inputs are rounded to
+        the model's type; for uint8 those in [0, 1] are multiplied by 255. If it takes channels
+        last, they are moved there; a batch of fixed size is filled up. Of several outputs the first
+        matrix of floats is taken.
 
     Raises:
         ImportError: If onnxruntime is missing; says how to install it.
@@ -110,9 +110,7 @@ def open_model(path: str | Path) -> tuple[Callable[[Any], np.ndarray], dict[str,
         found = np.concatenate(parts)
         return found.reshape(len(found), -1) if found.ndim > 2 else found
 
-    # Exporters write large weights into a second file, without which the digest of the model
-    # would not change when the weights do.
-    files = [path, *sorted(path.parent.glob(f"{glob.escape(path.name)}[._]data"))]
+    files = [path, *_weights_beside(path)]
     about = {
         "model": path.name,
         "bytes": sum(file.stat().st_size for file in files),
@@ -121,6 +119,19 @@ def open_model(path: str | Path) -> tuple[Callable[[Any], np.ndarray], dict[str,
         "output": output,
     }
     return call, about
+
+
+def _weights_beside(path: Path) -> list[Path]:
+    """Find the files of weights that a model names: its digest would not change with theirs."""
+    # An entry of external data is a message with the text "location" as field 1 and the name as
+    # field 2, each after its length; a length above 127 takes two bytes. The package onnx, which
+    # would read it, is not needed for an audit.
+    content, names = path.read_bytes(), set()
+    for entry in re.finditer(rb"\x0a\x08location\x12([\x80-\xff]?[\x00-\x7f])", content):
+        low, *high = entry[1]
+        end = entry.end() + low % 128 + 128 * sum(high)
+        names.add(content[entry.end() : end].decode(errors="replace"))
+    return [path.parent / name for name in sorted(names) if (path.parent / name).is_file()]
 
 
 def _output_of_scores(name: str, outputs: list) -> str:

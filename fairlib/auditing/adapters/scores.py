@@ -5,15 +5,14 @@ torch is imported, so that a table of predictions is audited at once."""
 
 from __future__ import annotations
 
-import sys
-import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from scipy.special import log_softmax
 
-from fairlib._tables import factorized, label_text
+from fairlib._tables import dense, factorized, is_tensor, label_text
 from fairlib._validation import lookup
 from fairlib.auditing.predictions import GroundTruth, Predictions
 
@@ -25,8 +24,10 @@ _LEAST = 1e-12  # A probability below it counts as this one, so that a loss is f
 
 def is_scores(values: Any) -> bool:
     """Return True if values can hold scores: an array, a tensor, a list or a data frame."""
+    # Sparse arrays are among them: the error of reading says how to make them dense.
     arrays = np.ndarray | pd.DataFrame | pd.Series | list | tuple
-    return isinstance(values, arrays) or _is_tensor(values)
+    arrays |= pd.Index | pd.api.extensions.ExtensionArray
+    return isinstance(values, arrays) or is_tensor(values) or hasattr(values, "todense")
 
 
 def read_scores(
@@ -52,14 +53,7 @@ def read_scores(
         FloatingPointError: If scores are NaN or infinite.
     """
     lookup("kind of scores", kind, dict.fromkeys(SCORES))
-    found = array(_in_order_of_classes(values, truth, role))
-    if found.ndim == 2 and found.shape[1] == 1:
-        found = found[:, 0]
-    if found.ndim not in (1, 2) or len(found) != len(truth.targets):
-        raise ValueError(
-            f"{role} must have a row for each of {len(truth.targets)} samples, "
-            f"got shape {found.shape}"
-        )
+    found = scores_array(values, truth, role)
     # One value a sample is a label if no number has a fraction, as margins and probabilities have.
     whole = found.dtype.kind != "f" or bool((found == np.round(found)).all())
     if kind == "labels" or (kind == "auto" and found.ndim == 1 and whole):
@@ -95,6 +89,59 @@ def read_scores(
     return Predictions(labels, loss, confidence, kind, notes=tuple(notes))
 
 
+def scores_array(values: Any, truth: GroundTruth, role: str) -> np.ndarray:
+    """Return scores or labels as an array ``(N,)`` or ``(N, C)``, columns in the order of classes.
+
+    Raises:
+        ValueError: If there is not one row a sample, or columns are named by something else.
+        TypeError: If values are sparse or ragged.
+    """
+    found = dense(role, _in_order_of_classes(values, truth, role))
+    if found.ndim == 2 and found.shape[1] == 1:
+        found = found[:, 0]
+    if found.ndim not in (1, 2) or len(found) != len(truth.targets):
+        raise ValueError(
+            f"{role} must have a row for each of {len(truth.targets)} samples, "
+            f"got shape {found.shape}"
+        )
+    return found
+
+
+def common_kind(columns: Sequence[np.ndarray], truth: GroundTruth) -> str:
+    """Tell by both models what one number a sample is, of two classes.
+
+    Compression saturates scores: zeros and ones beside fractions are scores, and not labels.
+
+    Returns:
+        The kind of both; ``"auto"`` where each can be read alone, since it has texts or scores of
+        every class.
+
+    Raises:
+        ValueError: If the numbers can be read in two ways, or are of two kinds.
+    """
+    numeric = [column.ndim == 1 and column.dtype.kind in "iuf" for column in columns]
+    if len(truth.target_names) != 2 or not all(numeric):
+        return "auto"
+    values = np.concatenate(columns)
+    kind, whole = _kind_of_numbers(values), [(one == np.round(one)).all() for one in columns]
+    if not any(whole) or (kind == "probabilities" and not all(whole)):
+        return kind
+    if not all(whole):
+        raise ValueError(
+            "before and after must be of one kind: one has fractions, as scores have, the other "
+            "only whole numbers, as labels are; give scores= or labels of both"
+        )
+    # Labels 0.0 and 1.0 are what pandas makes of a column with a gap. Where the classes are in
+    # another order than the numbers, they would say the opposite as scores.
+    floats = kind == "probabilities" and values.dtype.kind == "f"
+    if floats and (class_codes(values, truth, "before") != values).any():
+        raise ValueError(
+            "before and after have only 0.0 and 1.0, which could be labels, or scores of the class "
+            f"{truth.target_names[1]!r}: give scores='labels' or 'probabilities' (--scores)"
+        )
+    return "labels"
+
+
 def class_codes(found: np.ndarray, truth: GroundTruth, role: str) -> np.ndarray:
     """Turn labels, names of classes or their codes, into codes.
 
@@ -121,21 +168,6 @@ def class_codes(found: np.ndarray, truth: GroundTruth, role: str) -> np.ndarray:
             f"{role}, row {row}: unknown class {label_text(found[row])!r}; known: {known}"
         )
     return codes
-
-
-def array(values: Any) -> np.ndarray:
-    """Convert a tensor, a data frame, a series, a list or an array into an array."""
-    if _is_tensor(values):
-        values = values.detach().cpu()
-        # NumPy has no bfloat16.
-        return (values.double() if values.is_floating_point() else values).numpy()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")  # A ragged list would become an array of lists.
-        return np.asarray(values)
-
-
-def _is_tensor(values: Any) -> bool:
-    return "torch" in sys.modules and isinstance(values, sys.modules["torch"].Tensor)
 
 
 def _in_order_of_classes(values: Any, truth: GroundTruth, role: str) -> Any:
@@ -180,16 +212,15 @@ def _tell_apart(found: np.ndarray, role: str, strict: bool) -> tuple[str, list[s
     Logits that are taken for probabilities, or the other way round, still have the right largest
     class: accuracies would be right and every loss and confidence wrong, so a guess gets a note.
     """
-    within = found.min() >= 0 and found.max() <= 1
     if found.ndim == 1:
-        return ("probabilities" if within else "logits"), []
+        return _kind_of_numbers(found), []
     scores = f"scores {role} compression"
     if _sum_to_one(found):
         how = "not negative, every row with sum 1"
         return "probabilities", [f"{scores} are probabilities ({how}): losses are -log p"]
     # All zeros are the logits of a fresh layer; other numbers of [0, 1] are most likely sigmoids
     # of classes that do not exclude each other.
-    if not within or found.max() == 0:
+    if _kind_of_numbers(found) == "logits" or found.max() == 0:
         return "logits", []
     if strict:
         raise ValueError(
@@ -197,6 +228,10 @@ def _tell_apart(found: np.ndarray, role: str, strict: bool) -> tuple[str, list[s
             "or probabilities of classes that exclude each other"
         )
     return "logits", [f"{scores} are between 0 and 1, as probabilities do: taken for logits"]
+
+
+def _kind_of_numbers(found: np.ndarray) -> str:
+    return "logits" if ((found < 0) | (found > 1)).any() else "probabilities"
 
 
 def _sum_to_one(found: np.ndarray) -> bool:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 
-from fairlib._tables import coded, cross_attributes
+from fairlib._tables import coded, cross_attributes, dense, read_attributes
 from fairlib._validation import check_type
 from fairlib.auditing.adapters.scores import is_scores
 from fairlib.auditing.predictions import GroundTruth
@@ -18,14 +17,14 @@ if TYPE_CHECKING:
 
 
 def ground_truth(
-    test: GroupedDataset | None, targets: Any, groups: Any, scores: Iterable[Any] = ()
+    test: GroupedDataset | None, targets: Any, groups: Any, scores: Mapping[str, Any]
 ) -> GroundTruth:
     """Read targets and groups of a data set, or as they are given.
 
     Args:
         test: Data set, or None.
         targets, groups: Labels in the place of a data set (:func:`truth_of_labels`).
-        scores: Scores of the models, or the models.
+        scores: Scores of the models, or the models, by role.
 
     Raises:
         TypeError: If there is neither a data set nor labels, or both.
@@ -64,13 +63,14 @@ def truth_of_dataset(test: GroupedDataset) -> GroundTruth:
     return GroundTruth(targets, groups, test.target_names, test.group_names, attributes)
 
 
-def truth_of_labels(targets: Any, groups: Any, scores: Iterable[Any] = ()) -> GroundTruth:
+def truth_of_labels(targets: Any, groups: Any, scores: Mapping[str, Any]) -> GroundTruth:
     """Read targets and groups that are given as labels.
 
     Args:
         targets: Classes ``(N,)``, texts or integers.
-        groups: Groups ``(N,)``, or a data frame of several attributes, which are crossed.
-        scores: Scores of the models.
+        groups: Groups ``(N,)``; or a data frame or a mapping of several attributes, which are
+            crossed.
+        scores: Scores of the models, by role.
 
     Raises:
         ValueError: If a label is missing, their numbers differ or are 0, or two groups have one
@@ -79,19 +79,14 @@ def truth_of_labels(targets: Any, groups: Any, scores: Iterable[Any] = ()) -> Gr
     codes, names = coded("targets", targets)
     if not len(codes):
         raise ValueError("targets must hold at least one sample")
-    tables = [each for each in scores if is_scores(each) and np.ndim(each) == 2]
-    width = max((np.shape(each)[1] for each in tables), default=0)
+    shapes = [dense(role, each).shape for role, each in scores.items() if is_scores(each)]
+    width = max((shape[1] for shape in shapes if len(shape) == 2), default=0)
     # Scores of ten classes beside a small test set, in which class 7 does not occur: without its
     # place the columns after it would be taken for the classes before them.
     if width > len(names) and all(name.isdigit() and int(name) < width for name in names):
         codes = np.array([int(name) for name in names])[codes]
         names = tuple(map(str, range(width)))
-    attributes = {}
-    if isinstance(groups, pd.DataFrame):
-        for name, values in groups.items():
-            attributes[str(name)] = coded(f"groups[{name!r}]", values)
-    else:
-        attributes["groups"] = coded("groups", groups)
+    attributes = read_attributes("groups", groups)
     cells, group_names = cross_attributes(attributes.values())
     if len(set(group_names)) < len(group_names):
         raise ValueError(f"groups must have distinct names, got {', '.join(group_names)}")
