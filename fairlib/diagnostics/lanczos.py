@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -78,9 +78,8 @@ class Krylov:
 
     def __init__(self, product: SymmetricProduct, start: Tensor) -> None:
         self.product, self.count = product, 0
-        self.basis = [self._divided(start, self._inner(start, start) ** 0.5)]
-        self.matrix = np.zeros((*start.shape[:-1], 0, 0))
-        self.scale: Any = 0.0
+        self.basis = [start / norm(start)]
+        self.matrix, self.scale = np.zeros((0, 0)), 0.0
 
     def extend(self) -> None:
         """Multiply the last vector of the basis by the operator.
@@ -91,41 +90,41 @@ class Krylov:
         rest = self.product(self.basis[-1]).clone()
         self.count += 1
         size = len(self.basis)
-        bordered = np.zeros((*rest.shape[:-1], size, size))
-        bordered[..., :-1, :-1] = self.matrix
-        whole = self._inner(rest, rest) ** 0.5
+        bordered = np.zeros((size, size))
+        bordered[:-1, :-1] = self.matrix
+        whole = norm(rest)
         # In exact arithmetic the product overlaps with the last two vectors only. In floating point
         # the basis loses its orthogonality as soon as an eigenvalue converges, and copies of that
         # one ("ghosts") appear as further Ritz values: hence the overlaps with all vectors are
         # taken off. Rounding leaves a little of them where little remains; a second time is enough.
         for _ in range(2):
             for j, q in enumerate(self.basis):
-                overlap = self._inner(q, rest)
-                self._subtract(rest, overlap, q)
-                bordered[..., -1, j] += overlap
-            beta = self._inner(rest, rest) ** 0.5
-            if np.all(beta > whole / 2):
+                overlap = inner(q, rest)
+                rest.sub_(q, alpha=overlap)
+                bordered[-1, j] += overlap
+            beta = norm(rest)
+            if beta > whole / 2:
                 break
-        if not np.isfinite(beta).all():
+        if not math.isfinite(beta):
             raise NotFinite(f"product {self.count} of the operator is NaN or infinite")
-        bordered[..., :, -1] = bordered[..., -1, :]
+        bordered[:, -1] = bordered[-1]
         self.matrix, self.rest, self.beta = bordered, rest, beta
-        self.values, self._coefficients = self._decomposed(bordered)
-        self.scale = np.maximum(self.scale, np.abs(self.values).max(-1))
+        self.values, self._coefficients = np.linalg.eigh(bordered)
+        self.scale = max(self.scale, float(np.abs(self.values).max()))
 
     @property
-    def exhausted(self) -> Any:
+    def exhausted(self) -> bool:
         """True where the span is the whole space or invariant under the operator."""
         # The remainder of an exact invariant subspace is rounding, not zero; another step would
         # divide it by its length and call noise the next vector of the basis.
         nothing = self.beta <= 1e-6 * self.scale * torch.finfo(self.rest.dtype).eps ** 0.25
-        return nothing | (len(self.basis) == self.rest.shape[-1])
+        return nothing or len(self.basis) == len(self.rest)
 
-    def residual(self, place: int) -> Any:
+    def residual(self, place: int) -> float:
         r"""Compute :math:`\|Av - \theta v\|` of the Ritz pair at a place."""
         # A times the basis is the basis times the matrix, except for the remainder of the last
         # product: the residual is its length times the last coefficient, and takes no product.
-        return self.beta * np.abs(self._coefficients[..., -1, place])
+        return self.beta * abs(float(self._coefficients[-1, place]))
 
     def vector(self, place: int) -> Tensor:
         """Compute the unit Ritz vector at a place."""
@@ -133,8 +132,7 @@ class Krylov:
 
     def grow(self) -> None:
         """Add to the basis the part of the last product that is orthogonal to it."""
-        tiny = torch.finfo(self.rest.dtype).tiny
-        self.basis.append(self._divided(self.rest, np.maximum(self.beta, tiny)))
+        self.basis.append(self.rest / self.beta)
 
     def restart(self, places: np.ndarray) -> None:
         """Replace the basis by the Ritz vectors at some places."""
@@ -142,41 +140,6 @@ class Krylov:
         # product is orthogonal to all of them and continues the process (a thick restart).
         self.basis = [self.vector(place) for place in places]
         self.matrix = np.diag(self.values[places])
-
-    # The four operations below depend on the shape of the vectors.
-
-    def _inner(self, one: Tensor, other: Tensor) -> Any:
-        return inner(one, other)
-
-    def _divided(self, vector: Tensor, number: Any) -> Tensor:
-        return vector / float(number)
-
-    def _subtract(self, rest: Tensor, number: Any, q: Tensor) -> None:
-        rest.sub_(q, alpha=number)
-
-    def _decomposed(self, matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        return np.linalg.eigh(matrix)
-
-
-class KrylovInStep(Krylov):
-    """State of n Lanczos processes for n operators in step, without Ritz vectors and restarts.
-
-    Vectors are ``(n, P)``, and all numbers have an axis of operators in front.
-    """
-
-    def _inner(self, one: Tensor, other: Tensor) -> np.ndarray:
-        return (one * other).sum(1, dtype=torch.float64).cpu().numpy()
-
-    def _divided(self, vector: Tensor, number: Any) -> Tensor:
-        return vector / torch.as_tensor(number).to(vector)[:, None]
-
-    def _subtract(self, rest: Tensor, number: Any, q: Tensor) -> None:
-        rest.addcmul_(q, torch.as_tensor(number).to(rest)[:, None], value=-1)
-
-    def _decomposed(self, matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        # Torch decomposes many small matrices in one call; numpy's threads are no help there.
-        values, vectors = torch.linalg.eigh(torch.from_numpy(matrix))
-        return values.numpy(), vectors.numpy()
 
 
 LEAST = 8
@@ -248,7 +211,7 @@ def lanczos(
         place: Ritz(float(values[place]), process.vector(place), *each)
         for place, each in found.items()
     }
-    return Eigenpairs(pairs, float(process.scale), process.count)
+    return Eigenpairs(pairs, process.scale, process.count)
 
 
 def _nearest(values: np.ndarray, count: int, ends: str) -> np.ndarray:
