@@ -50,11 +50,11 @@ def hessian_bound(
     Read literally, with the probability in the place of f, the theorem fails already for logistic
     regression: at :math:`p = 1/2, x = 1` the truth is 1/4 and the printed bound 1/64.
 
-    Where there are at most ``limit`` parameters, S is formed and its eigenvalues are exact.
-    Otherwise they come from a Lanczos process for every sample, and its residual is added in
-    ``signed`` and ``spectral``: upper estimates, too large by at most ``tol`` times themselves
-    where the process converged, and bounds unless it missed the end of the spectrum, which is rare
-    and cannot be ruled out. At a point where the model is not smooth, derivatives are those of
+    The eigenvalues of S come from a Lanczos process for every sample, and its residual is added in
+    ``signed`` and ``spectral``. Where there are at most ``limit`` parameters it exhausts the space,
+    and the eigenvalues are exact up to rounding. Otherwise they are upper estimates, too large by
+    about ``tol`` times themselves where the process converged, and bounds unless it missed the end
+    of the spectrum, which is rare and cannot be ruled out. At a point where the model is not smooth, derivatives are those of
     automatic differentiation. All is computed in float64.
 
     Args:
@@ -131,16 +131,12 @@ def _sample_bounds(
         image = objective.project(differentiate(point, slope, vector, retain=True))
         return finite("the second derivatives of the logits", image[None])[0]
 
-    kept = start.nonzero().flatten()
-    if len(kept) <= limit:
-        rows = [product(unit)[kept] for unit in torch.eye(len(start)).to(start)[kept]]
-        values, residual = torch.linalg.eigvalsh(torch.stack(rows)), 0.0
-        low, high = values[0], values[-1]
-    else:
-        # Squared: an error that is small beside the gaps leaves a residual near its square root.
-        pairs = lanczos(product, start, tol=tol**2, limit=limit).pairs
-        low, high = (start.new_tensor(pairs[place].value) for place in (0, -1))
-        residual = max(pair.residual for pair in pairs.values())
+    # Few parameters: the process exhausts the space. Else the tolerance is squared: an error that
+    # is small beside the gaps leaves a residual near its square root.
+    few = start.count_nonzero() <= limit
+    pairs = lanczos(product, start, tol=0.0 if few else tol**2, limit=limit).pairs
+    low, high = (start.new_tensor(pairs[place].value) for place in (0, -1))
+    residual = max(pair.residual for pair in pairs.values())
     spectral = closeness + torch.maximum(high, -low) + residual
     printed = torch.full_like(high, torch.nan)
     if data.num_classes == 2:

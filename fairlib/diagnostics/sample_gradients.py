@@ -2,7 +2,7 @@
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -179,31 +179,15 @@ def _tapped(
             squares = RULES[type(layer)](layer, inputs, gradients, mask)
             found.update({f"{dot}{kind}": square for kind, square in squares.items()})
 
-        return _Tap.apply(output, args[0], anchor, collect)
+        # A zero with a gradient, so that autograd visits the output although no weight requires
+        # one. Added in place, which spares a copy, and in-place activations may follow.
+        output.add_(anchor)
+        if output.requires_grad:
+            output.register_hook(partial(collect, args[0].detach()))
+        return output
 
     with ExitStack() as hooks:
         for prefix, layer in layers.items():
             hook = layer.register_forward_hook(partial(tap, prefix), prepend=True)
             hooks.enter_context(hook)
         yield found
-
-
-class _Tap(torch.autograd.Function):
-    """The identity, whose backward pass hands inputs and output gradients to ``collect``.
-
-    It replaces the output in place (``mark_dirty``), so that in-place activations may follow, and
-    depends on a leaf, so that autograd visits it although no weight requires a gradient."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, output: Tensor, inputs: Tensor, anchor: Tensor, collect: Callable
-    ) -> Tensor:
-        ctx.save_for_backward(inputs.detach())
-        ctx.collect = collect
-        ctx.mark_dirty(output)
-        return output
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        ctx.collect(*ctx.saved_tensors, gradient)
-        return gradient, None, None, None

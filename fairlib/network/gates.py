@@ -129,6 +129,9 @@ def gate(model: nn.Module, data: GroupedDataset | Tensor | None = None) -> nn.Mo
             )
         else:
             _replace(gated, activation, Gate(activation, call.shape, position))
+            if isinstance(caller, nn.TransformerEncoderLayer):
+                # Switches off its faster way for evaluation, which calls no activation module.
+                caller.activation_relu_or_gelu = 0
     if not gates(gated):
         raise ValueError(f"{type(model).__name__} has no ReLU to gate")
     _refuse_change(model, gated, inputs)
@@ -448,20 +451,6 @@ def _refuse_change(model: nn.Module, gated: nn.Module, inputs: Tensor) -> None:
             f"{type(model).__name__} with gates computes something else, or with other gradients "
             "(an in-place ReLU on what is used again? functions under torch.no_grad()?); make "
             "every ReLU a module with inplace=False"
-        )
-    # With all gates open the test above sees nothing of torch's TransformerEncoderLayer, which has
-    # a faster way for evaluation that calls no activation module. With all of them closed, the
-    # outputs of the two ways differ.
-    linear = with_gates(gated, {name: torch.zeros((), dtype=torch.bool) for name in gates(gated)})
-    with torch.enable_grad():
-        expected = linear(1 * inputs.clone().requires_grad_()).detach()
-    with torch.no_grad():
-        outputs = linear(inputs)
-    if not _close(expected, outputs):
-        raise ValueError(
-            f"{type(model).__name__} computes something else without gradients, since gates are "
-            "not called: does it have a fast path for evaluation, such as torch's "
-            "TransformerEncoderLayer?"
         )
 
 

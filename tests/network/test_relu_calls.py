@@ -86,15 +86,19 @@ def test_gates_come_in_the_order_of_their_calls(functions):
     assert [len(names) for names in gates.stages(copy.deepcopy(gated)).values()] == [2, 2, 2]
 
 
-def test_a_module_that_passes_its_gates_by_in_evaluation_is_refused():
+@pytest.mark.parametrize("frozen", [False, True])
+def test_gates_of_an_encoder_layer_are_called_in_evaluation_too(frozen):
     """Without gradients torch's encoder layer does not call its activation; with frozen parameters
     it never does."""
-    for frozen in (False, True):
-        layer = nn.TransformerEncoderLayer(
-            6, 2, 8, activation=nn.ReLU(), batch_first=True
-        ).requires_grad_(not frozen)
-        with pytest.raises(ValueError, match=r"since gates are not called.*fast path"):
-            gate(layer.eval(), torch.rand(2, 3, 6))
+    layer = nn.TransformerEncoderLayer(6, 2, 8, activation=nn.ReLU(), batch_first=True).eval()
+    inputs = torch.rand(2, 3, 6)
+    gated = gate(layer.requires_grad_(not frozen), inputs)
+    linear = gates.with_gates(gated, {"activation": torch.zeros((), dtype=torch.bool)})
+    expected = linear(1 * inputs.clone().requires_grad_())
+    with torch.no_grad():
+        torch.testing.assert_close(gated(inputs), layer(inputs))
+        torch.testing.assert_close(linear(inputs), expected)
+        assert not torch.allclose(linear(inputs), layer(inputs), atol=1e-3)
 
 
 class _Functional(nn.Module):
