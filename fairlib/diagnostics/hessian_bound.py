@@ -54,8 +54,8 @@ def hessian_bound(
     ``signed`` and ``spectral``. Where there are at most ``limit`` parameters it exhausts the space,
     and the eigenvalues are exact up to rounding. Otherwise they are upper estimates, too large by
     about ``tol`` times themselves where the process converged, and bounds unless it missed the end
-    of the spectrum, which is rare and cannot be ruled out. At a point where the model is not smooth, derivatives are those of
-    automatic differentiation. All is computed in float64.
+    of the spectrum, which is rare and cannot be ruled out. At a point where the model is not
+    smooth, derivatives are those of automatic differentiation. All is computed in float64.
 
     Args:
         model: Any differentiable classifier; its mode, buffers and ``.grad`` are left as they were.

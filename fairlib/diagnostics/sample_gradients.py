@@ -37,10 +37,10 @@ def sample_gradient_norms(model: nn.Module, data: GroupedDataset) -> np.ndarray:
     cheaper of the two. Linear layers, convolutions and batch, layer and group normalization are
     known. The result is compared with autograd on the sample of the largest norm.
 
-    A slower way is taken for a reason that a warning shows: one backward pass for each sample, where
-    that comparison fails, and where a parameter belongs to another kind of module, to two modules,
-    or to one that is called twice or has hooks. (``vmap(grad)`` is no faster where models are large,
-    and does not know all of them.)
+    A slower way is taken for a reason that a warning shows: one backward pass for each sample,
+    where that comparison fails, and where a parameter belongs to another kind of module, to two
+    modules, or to one that is called twice or has hooks. (``vmap(grad)`` is slower where models are
+    large, and does not know all of them.)
 
     Args:
         model: Any differentiable classifier whose samples do not interact; its mode, buffers and

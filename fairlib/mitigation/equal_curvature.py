@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 from fairlib._validation import check_number
 from fairlib.data import GroupedDataset
 from fairlib.diagnostics.curvature import Eigensearch, extreme_eigenpairs
-from fairlib.diagnostics.objective import MeanLoss, check_parameters
+from fairlib.diagnostics.objective import MeanLoss, check_parameters, members
 from fairlib.diagnostics.vectors import Parts, moved, parts_norm, parts_unit
 from fairlib.mitigation.eigenvalue_gradient import FrozenDifferences, Gradient
 from fairlib.mitigation.lagrangian import Lagrangian, group_columns, sizes_of
@@ -292,9 +292,7 @@ class _EqualCurvatureRun:
         columns = self.data.num_groups + (self.settings.population == "all")
         numbers = torch.zeros(2, columns, dtype=torch.float64, device=self.sizes.device)
         for code in self.codes:
-            index = None
-            if code < self.data.num_groups:
-                index = (self.data.groups == code).nonzero().flatten().cpu()
+            index = members(self.data, code) if code < self.data.num_groups else None
             loss = MeanLoss(self.model, self.data, index)
             previous = self.vectors.get(code)
             flat = None if previous is None else torch.cat([part.flatten() for part in previous])

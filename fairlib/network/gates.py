@@ -79,9 +79,6 @@ class Gate(nn.Module):
         # Exact at 0 and 1, and faster than torch.where.
         return torch.lerp(inputs, active, share.to(inputs.dtype))
 
-    def extra_repr(self) -> str:
-        return f"shape={tuple(self.keep.shape)}" + (", learning" if self.alpha is not None else "")
-
 
 def gate(model: nn.Module, data: GroupedDataset | Tensor | None = None) -> nn.Module:
     """Copy a model, in eval mode, with every ReLU in a ``Gate`` that keeps all of it.
@@ -129,9 +126,6 @@ def gate(model: nn.Module, data: GroupedDataset | Tensor | None = None) -> nn.Mo
             )
         else:
             _replace(gated, activation, Gate(activation, call.shape, position))
-            if isinstance(caller, nn.TransformerEncoderLayer):
-                # Switches off its faster way for evaluation, which calls no activation module.
-                caller.activation_relu_or_gelu = 0
     if not gates(gated):
         raise ValueError(f"{type(model).__name__} has no ReLU to gate")
     _refuse_change(model, gated, inputs)
@@ -440,6 +434,10 @@ def _replace(model: nn.Module, relu: nn.Module, by: Gate) -> None:
     for name, module in list(model.named_modules(remove_duplicate=False)):
         if module is relu:
             model.set_submodule(name, by)
+            layer = model.get_submodule(name.rpartition(".")[0])
+            if isinstance(layer, nn.TransformerEncoderLayer):
+                # Switches off its faster way for evaluation, which calls no activation module.
+                layer.activation_relu_or_gelu = 0
 
 
 def _refuse_change(model: nn.Module, gated: nn.Module, inputs: Tensor) -> None:
