@@ -17,7 +17,13 @@ from fairlib.diagnostics.vectors import Parts, moved, parts_norm, parts_unit
 from fairlib.mitigation.eigenvalue_gradient import FrozenDifferences, Gradient
 from fairlib.mitigation.lagrangian import Lagrangian, group_columns, sizes_of
 from fairlib.network import masks
-from fairlib.network.evaluation import aliases, evaluate, evaluation_mode, full_precision
+from fairlib.network.evaluation import (
+    aliases,
+    evaluate,
+    evaluation_mode,
+    full_precision,
+    open_operators,
+)
 from fairlib.training import Batch, Constraint, ConstraintRun, Objective, with_gradient
 
 
@@ -157,7 +163,7 @@ class _EqualCurvatureRun:
     def loss(self, batch: Batch) -> Tensor:
         loss = batch.losses.mean()
         if self.multipliers.any():
-            with evaluation_mode(self.model), full_precision(), torch.enable_grad():
+            with evaluation_mode(self.model), open_operators(self.model), torch.enable_grad():
                 value, direction = self._penalty(batch)
             weights = [self.model.get_parameter(name) for name in self.names]
             if self._is_sum_of_groups(loss, weights):
@@ -186,6 +192,7 @@ class _EqualCurvatureRun:
             self.is_sum = bool(parts_norm(difference) <= tolerance * self.gradient_scale)
         return self.is_sum
 
+    @full_precision()
     def _penalty(self, batch: Batch) -> tuple[Tensor, Parts]:
         """Compute the penalty and its gradient.
 
