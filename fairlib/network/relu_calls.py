@@ -135,17 +135,19 @@ class Seen(TorchDispatchMode):
                 low = low.item()
             clamps = operator in _CLAMPS and isinstance(low, int | float)
             guards = clamps and 0 < low <= _GUARD and len(args) < 3 and settings.get("max") is None
-            # An absolute value compares with zero, unless it only tests for infinite numbers.
+            # An absolute value compares with zero, unless it only tests for infinite numbers. One
+            # number of a whole batch decides between branches.
             compares = origin & _ABSOLUTE or (operator in _COMPARISONS and not guards)
-            compares = compares and operator not in _TESTS and origin & _ACTIVATION == _ACTIVATION
-            # One number of a whole batch decides between branches.
-            compares = compares and getattr(args[0], "ndim", 1) > 0
+            compares = compares and origin & _ACTIVATION == _ACTIVATION
+            compares = compares and operator not in _TESTS and getattr(args[0], "ndim", 1)
             if (clamps and low == 0) or operator in _RELU_OPERATORS:
                 self.functions.append(name)
             elif operator in _OTHERS or compares:
                 raise ValueError(_no_relu(f"{_described(name, module)} computes {operator}"))
         output = function(*args, **settings)
-        origin = 0 if operator in _TESTS else origin | _ABSOLUTE * (operator == "abs")
+        if operator == "abs" and origin == _ACTIVATION:
+            origin |= _ABSOLUTE
+        origin *= operator not in _TESTS
         for tensor in tree_leaves(output):
             if isinstance(tensor, Tensor):
                 self.origins[id(tensor)] = tensor, origin
