@@ -1,7 +1,6 @@
 """Errors for what cannot be computed for a model, apart from bugs and bad input."""
 
 import re
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -20,25 +19,18 @@ class NotFinite(NotComputable, FloatingPointError):
     """Outputs, a loss or its derivatives are NaN or infinite."""
 
 
-class NotBatched(Exception):
-    """``torch.func`` cannot map the model over samples; the message is torch's reason."""
-
-
 class SlowWarning(UserWarning):
     """A slower way is taken than for most models; the message says which, and why."""
 
 
 # Torch raises RuntimeErrors for what it cannot do and for what it was asked wrongly alike. Only
-# their texts tell them apart: an error that matches neither list is a bug, and is shown as one.
+# their texts tell them apart: an error that matches none of these is a bug, and is shown as one.
 _REFUSALS = re.compile(
     r"derivative for .* is not implemented|no autograd formula was registered"
     r"|You must implement either the backward or vjp method"
     r"|checkpoint is incompatible with \.grad\(\)"
     r"|modified by an inplace operation|Can't call numpy\(\) on Tensor that requires grad"
     r"|Inference tensors cannot be saved for backward|The stateless API can't be used with"
-)
-_UNBATCHED = re.compile(
-    r"vmap|[Bb]atching rule|functorch|torch\.func|doesn't have storage|would mutate a captured"
 )
 
 _DEAD_ENDS = {
@@ -75,28 +67,6 @@ def differentiating() -> Iterator[None]:
         if _REFUSALS.search(str(error)):
             raise NotComputable(f"the model cannot be differentiated: {error}") from error
         raise
-
-
-@contextmanager
-def batching() -> Iterator[None]:
-    """Report what ``torch.func`` cannot map over samples within the block.
-
-    A model may look at values, draw random numbers, or have a function without a batching rule.
-
-    Raises:
-        NotBatched: In place of a RuntimeError in which ``torch.func`` refuses; any other passes.
-    """
-    try:
-        yield
-    except RuntimeError as error:
-        if _UNBATCHED.search(str(error)):
-            raise NotBatched(str(error).splitlines()[0]) from error
-        raise
-
-
-def warn_of_slowness(way: str, reason: object) -> None:
-    """Warn that a slower way is taken, with the reason."""
-    warnings.warn(f"{way}, which takes longer: {reason}", SlowWarning, stacklevel=4)
 
 
 def check_differentiable(outputs: Tensor) -> None:

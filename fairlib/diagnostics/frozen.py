@@ -89,22 +89,11 @@ def _put(output: Tensor, input: Tensor, inplace: bool) -> Tensor:
 
 
 def _max_pool2d(piece: Piece, input: Tensor, *args: Any, **kwargs: Any) -> Held:
-    kwargs.pop("return_indices", None)
-    last = torch.channels_last
-    if piece is None and input.device.type == "cpu" and input.ndim == 4:
-        # On a CPU pooling is several times as fast in this format, and a choice by positions, which
-        # follows below, is faster to differentiate than the pooling.
+    if piece is None:
         with torch.no_grad():
-            channels_last = input.contiguous(memory_format=last)
-            piece = functional.max_pool2d(channels_last, *args, return_indices=True, **kwargs)[1]
-            piece = piece if input.is_contiguous(memory_format=last) else piece.contiguous()
-    elif piece is None:
-        return functional.max_pool2d(input, *args, return_indices=True, **kwargs)
-    if piece.is_contiguous() or piece.ndim < 4:
-        return input.flatten(-2).gather(-1, piece.flatten(-2)).view(piece.shape), piece
-    # The same choice without a copy of the input to the other memory format.
-    pixels, chosen = (tensor.permute(0, 2, 3, 1).flatten(1, 2) for tensor in (input, piece))
-    return pixels.gather(1, chosen).unflatten(1, piece.shape[2:]).permute(0, 3, 1, 2), piece
+            piece = functional.max_pool2d(input, *args, **kwargs | {"return_indices": True})[1]
+    # A choice by positions is faster to differentiate than the pooling.
+    return input.flatten(-2).gather(-1, piece.flatten(-2)).view(piece.shape), piece
 
 
 _HELD: dict[Callable, Callable] = {

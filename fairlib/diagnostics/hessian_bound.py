@@ -1,27 +1,15 @@
 """Theorem 2: closeness to the boundary and errors bound the curvature of a group's loss."""
 
-from collections.abc import Callable
-from functools import partial
-
-import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor, nn
-from torch.autograd import functional
-from torch.func import grad, jacrev, vjp, vmap
 
 from fairlib._validation import check_number
 from fairlib.data import GroupedDataset
-from fairlib.diagnostics.computable import (
-    NotBatched,
-    batching,
-    differentiating,
-    finite,
-    warn_of_slowness,
-)
-from fairlib.diagnostics.lanczos import KrylovInStep
-from fairlib.diagnostics.objective import BUDGET, MeanLoss, members
-from fairlib.network.evaluation import evaluation_mode, full_precision
+from fairlib.diagnostics.computable import differentiating, finite
+from fairlib.diagnostics.lanczos import lanczos
+from fairlib.diagnostics.objective import MeanLoss, differentiate, group_table
+from fairlib.network.evaluation import full_precision
 
 BOUNDS = ("closeness", "spectral", "signed", "printed", "residual")
 
@@ -62,12 +50,12 @@ def hessian_bound(
     Read literally, with the probability in the place of f, the theorem fails already for logistic
     regression: at :math:`p = 1/2, x = 1` the truth is 1/4 and the printed bound 1/64.
 
-    Where there are at most ``limit`` parameters, S is formed and its eigenvalues are exact.
-    Otherwise they come from a Lanczos process for every sample, and its residual is added in
-    ``signed`` and ``spectral``: upper estimates, too large by at most ``tol`` times themselves
-    where the process converged, and bounds unless it missed the end of the spectrum, which is rare
-    and cannot be ruled out. At a point where the model is not smooth, derivatives are those of
-    automatic differentiation. All is computed in float64.
+    The eigenvalues of S come from a Lanczos process for every sample, and its residual is added in
+    ``signed`` and ``spectral``. Where there are at most ``limit`` parameters it exhausts the space,
+    and the eigenvalues are exact up to rounding. Otherwise they are upper estimates, too large by
+    about ``tol`` times themselves where the process converged, and bounds unless it missed the end
+    of the spectrum, which is rare and cannot be ruled out. At a point where the model is not
+    smooth, derivatives are those of automatic differentiation. All is computed in float64.
 
     Args:
         model: Any differentiable classifier; its mode, buffers and ``.grad`` are left as they were.
@@ -91,10 +79,6 @@ def hessian_bound(
             (NotFinite) logits or their derivatives are NaN or infinite.
         ValueError: If a number is out of range.
 
-    Warns:
-        SlowWarning: If ``torch.func`` cannot map the model over samples, and they are taken one
-            after another; the message has torch's reason.
-
     Source:
         [T] Theorem 2 (Eqs 6, 10-13), [D] Proposition 4.5, both corrected: the spectral norm, or the
         signed end of the spectrum, in the place of the largest eigenvalue, and logits in the place
@@ -116,171 +100,62 @@ def hessian_bound(
     check_number("tol", tol, 0, 1, low_open=True)
     objective = MeanLoss(model, data, dtype=torch.float64)
     objective.gradient_graph(objective.index[:1])  # Refuses what can be differentiated only once.
-    derivatives = _Derivatives(objective)
-    bounds_of = partial(_sample_bounds, derivatives, tol=tol, limit=limit, seed=seed)
-    groups = [members(data, code) for code in range(data.num_groups)]
-    passes = torch.cat(groups).split(_samples_at_once(derivatives, limit))
-    with evaluation_mode(model), full_precision():
-        bounds = torch.cat([bounds_of(index) for index in passes])
-    rows = [part.mean(0).tolist() for part in bounds.split([len(group) for group in groups])]
-    return pd.DataFrame(rows, index=pd.Index(data.group_names, name="group"), columns=list(BOUNDS))
+    kept = torch.ones_like(objective.theta) if objective.kept is None else objective.kept
+    noise = torch.randn(kept.shape, generator=torch.Generator().manual_seed(seed), dtype=kept.dtype)
+    start = objective.project(noise.to(kept))
+
+    def row(_: str, index: Tensor) -> list[float]:
+        bounds = [_sample_bounds(objective, one, start, tol, limit) for one in index.split(1)]
+        return torch.stack(bounds).mean(0).tolist()
+
+    return group_table(data, BOUNDS, row)
 
 
-class _Derivatives:
-    """Derivatives of the logits of single samples in the kept weights ``point`` ``(P,)``.
-
-    Samples go through ``torch.func.vmap`` together; one by one where a model does not allow that.
-    """
-
-    def __init__(self, objective: MeanLoss) -> None:
-        self.objective = objective
-        self.kept = None if objective.kept is None else objective.kept.nonzero().flatten()
-        self.point = objective.theta if self.kept is None else objective.theta[self.kept]
-        self._together = True
-
-    def logits(self, index: Tensor, point: Tensor) -> Tensor:
-        """Compute the logits ``(C,)`` of a sample, given by its number, an int64 scalar."""
-        if self.kept is not None:
-            point = torch.zeros_like(self.objective.theta).index_copy(0, self.kept, point)
-        return self.objective.logits(point, index[None])[0]
-
-    def weighted(self, index: Tensor, weights: Tensor, point: Tensor) -> Tensor:
-        r"""Compute :math:`\sum_c w_c z_c` of a sample; ``weights`` ``(C,)``."""
-        return self.logits(index, point) @ weights
-
-    def jacobians(self, index: Tensor) -> Tensor:
-        """Compute the Jacobians of the samples' logits, ``(n, C, P)``."""
-        return self._each(
-            lambda i: jacrev(partial(self.logits, i))(self.point),
-            lambda i: functional.jacobian(partial(self.logits, i), self.point),
-            index,
-        )
-
-    def products(self, index: Tensor, weights: Tensor, vectors: Tensor) -> Tensor:
-        r"""Compute :math:`\sum_c w_c \nabla^2 z_c \, v` for samples; all arguments ``(n, ...)``."""
-        return self._each(
-            lambda i, w, v: vjp(grad(partial(self.weighted, i, w)), self.point)[1](v)[0],
-            lambda i, w, v: functional.vhp(partial(self.weighted, i, w), self.point, v)[1],
-            index,
-            weights,
-            vectors,
-        )
-
-    def hessians(self, index: Tensor, weights: Tensor) -> Tensor:
-        r"""Compute :math:`\sum_c w_c \nabla^2 z_c` ``(n, P, P)`` for samples."""
-        return self._each(
-            lambda i, w: jacrev(grad(partial(self.weighted, i, w)))(self.point),
-            lambda i, w: functional.hessian(partial(self.weighted, i, w), self.point),
-            index,
-            weights,
-        )
-
-    @differentiating()
-    def _each(
-        self, together: Callable[..., Tensor], alone: Callable[..., Tensor], *arguments: Tensor
-    ) -> Tensor:
-        """Map samples by ``torch.func``, or by autograd one by one if the model does not allow it.
-
-        Nothing but torch's refusal leads to the second way: an error of the model is raised.
-        """
-        if self._together and len(arguments[0]) > 1:
-            try:
-                with batching():
-                    return vmap(together)(*arguments)
-            except NotBatched as reason:
-                warn_of_slowness("derivatives are taken one sample after another", reason)
-                self._together = False
-        return torch.stack([alone(*sample) for sample in zip(*arguments, strict=True)])
-
-
+@full_precision()
+@differentiating()
 def _sample_bounds(
-    derivatives: _Derivatives, index: Tensor, *, tol: float, limit: int, seed: int
+    objective: MeanLoss, sample: Tensor, start: Tensor, tol: float, limit: int
 ) -> Tensor:
-    """Compute ``closeness spectral signed printed residual`` of each sample, float64 ``(n, 5)``."""
-    objective = derivatives.objective
-    data = objective.data
-    with torch.no_grad():
-        logits = objective.logits(objective.theta, index)
-    finite("the logits", logits)
-    targets = data.labels(index, objective.device)
-    p = logits.softmax(1)
-    errors = p - nn.functional.one_hot(targets, data.num_classes)
-    closeness = _closeness(p, derivatives.jacobians(index))
-    size = len(derivatives.point)
-    if size <= limit:
-        values = torch.linalg.eigvalsh(_second(derivatives.hessians(index, errors)))
-        low, high, residual = values[:, 0], values[:, -1], torch.zeros_like(closeness)
-    else:
-        generator = torch.Generator().manual_seed(seed)
-        start = torch.randn(size, generator=generator, dtype=torch.float64).to(errors)
+    """Compute ``closeness spectral signed printed residual`` of a sample, float64 ``(5,)``."""
+    point, data = objective.theta.detach().requires_grad_(), objective.data
+    logits = finite("the logits", objective.logits(point, sample))[0]
+    target = data.labels(sample, objective.device)
+    p = logits.detach().softmax(0)
+    errors = p - nn.functional.one_hot(target, data.num_classes)[0]
+    slopes = [objective.project(differentiate(point, z, retain=True)) for z in logits]
+    closeness = _closeness(p, torch.stack(slopes))
+    # The gradient of a sum of logits with the errors as fixed weights: its derivative is S alone.
+    slope = differentiate(point, logits @ errors, create_graph=True)
 
-        def product(vectors: Tensor) -> Tensor:
-            return _second(derivatives.products(index, errors, vectors))
+    def product(vector: Tensor) -> Tensor:
+        image = objective.project(differentiate(point, slope, vector, retain=True))
+        return finite("the second derivatives of the logits", image[None])[0]
 
-        process = KrylovInStep(product, start.expand(len(index), -1))
-        ends = _extreme_eigenvalues(process, closeness.cpu().numpy(), tol, limit)
-        low, high, residual = torch.from_numpy(ends).to(closeness).unbind(1)
+    # Few parameters: the process exhausts the space. Else the tolerance is squared: an error that
+    # is small beside the gaps leaves a residual near its square root.
+    few = start.count_nonzero() <= limit
+    pairs = lanczos(product, start, tol=0.0 if few else tol**2, limit=limit).pairs
+    low, high = (start.new_tensor(pairs[place].value) for place in (0, -1))
+    residual = max(pair.residual for pair in pairs.values())
     spectral = closeness + torch.maximum(high, -low) + residual
+    printed = torch.full_like(high, torch.nan)
     if data.num_classes == 2:
         # The printed theorem has |p - y| times the largest eigenvalue of the logit's Hessian. S has
         # p - y, which is negative for y = 1: its smallest eigenvalue is that one's negative.
-        printed = closeness + torch.where(targets == 1, -low, high)
-    else:
-        printed = torch.full_like(high, torch.nan)
-    columns = [closeness, spectral, closeness + high + residual, printed, residual]
-    return torch.stack(columns, dim=1).cpu()
+        printed = closeness + (-low if target.item() == 1 else high)
+    signed = closeness + high + residual
+    return torch.stack([closeness, spectral, signed, printed, start.new_tensor(residual)])
 
 
-def _second(derivatives: Tensor) -> Tensor:
-    """Return second derivatives ``(n, ...)`` that are finite."""
-    return finite("the second derivatives of the logits", derivatives)
-
-
-def _closeness(p: Tensor, jacobians: Tensor) -> Tensor:
-    r"""Compute the largest eigenvalues of :math:`J^\top A J`, ``(n,)``.
+def _closeness(p: Tensor, jacobian: Tensor) -> Tensor:
+    r"""Compute the largest eigenvalue of :math:`J^\top A J`.
 
     With :math:`A = \operatorname{diag} p - p p^\top = B B^\top` and :math:`B =
-    \operatorname{diag} \sqrt p - p \sqrt p^\top` they are those of the C by C matrix
-    :math:`B^\top J J^\top B`.
+    \operatorname{diag} \sqrt p - p \sqrt p^\top` it is that of the C by C matrix :math:`B^\top J
+    J^\top B`.
     """
     root = p.sqrt()
-    factor = torch.diag_embed(root) - p[:, :, None] * root[:, None, :]
-    gram = jacobians @ jacobians.mT
-    matrix = factor.mT @ gram @ factor
-    finite("the gradients of the logits", matrix)
-    return torch.linalg.eigvalsh(matrix)[:, -1].clamp(min=0)
-
-
-def _extreme_eigenvalues(
-    process: KrylovInStep, scale: np.ndarray, tol: float, limit: int
-) -> np.ndarray:
-    """Find the smallest and largest eigenvalue of n operators, and the larger residual, ``(n, 3)``.
-
-    A process ends, and keeps what it has, when its residuals and the last changes of its values are
-    below ``tol`` times ``scale`` plus its largest absolute eigenvalue; all end after ``limit``
-    products."""
-    tol = max(tol, 100 * np.finfo(np.float64).eps)
-    found, running = np.zeros((len(scale), 3)), np.ones(len(scale), dtype=bool)
-    while True:
-        process.extend()
-        residual = np.maximum(process.residual(0), process.residual(-1))
-        now = np.column_stack([process.values[:, 0], process.values[:, -1], residual])
-        # The change of the values is looked at, too: where many eigenvalues are near zero a false
-        # one has a small residual early, and goes on changing.
-        moved = np.abs(now - found)[:, :2].max(1)
-        found[running] = now[running]
-        running &= np.maximum(residual, moved) > tol * (scale + np.abs(process.values).max(1))
-        running &= ~process.exhausted
-        if process.count >= limit or not running.any():
-            return found
-        process.grow()
-
-
-def _samples_at_once(derivatives: _Derivatives, limit: int) -> int:
-    """Find the largest number of samples of a pass that stays within ``BUDGET`` bytes."""
-    objective, size = derivatives.objective, len(derivatives.point)
-    classes = objective.data.num_classes
-    by_vectors = BUDGET // (size * (classes + limit) * objective.theta.element_size())
-    # A row of a Hessian, or of a Jacobian, takes the activations of one more backward pass.
-    by_activations = objective.samples_within(BUDGET // max(classes, size if size <= limit else 0))
-    return max(1, min(by_vectors, by_activations))
+    factor = root.diag() - p[:, None] * root
+    matrix = factor.T @ (jacobian @ jacobian.T) @ factor
+    finite("the gradients of the logits", matrix[None])
+    return torch.linalg.eigvalsh(matrix)[-1].clamp(min=0)

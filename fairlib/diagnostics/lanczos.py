@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -62,123 +62,6 @@ class Eigenpairs:
         return all(pair.error <= tol * self.scale for pair in self.pairs.values())
 
 
-class Krylov:
-    r"""State of a Lanczos process with full reorthogonalization for a symmetric operator A.
-
-    After k products it holds an orthonormal basis of :math:`\operatorname{span}\{q, Aq, \dots,
-    A^{k-1} q\}`, the operator in that basis ``(k, k)``, and its eigenvalues there, the Ritz values
-    ``(k,)``, ascending. Inner products are summed in float64, whatever the type of the vectors.
-
-    Args:
-        product: Function :math:`v \mapsto Av` for vectors ``(P,)``.
-        start: Start vector :math:`q`, ``(P,)``, not zero.
-    """
-
-    values: np.ndarray
-
-    def __init__(self, product: SymmetricProduct, start: Tensor) -> None:
-        self.product, self.count = product, 0
-        self.basis = [self._divided(start, self._inner(start, start) ** 0.5)]
-        self.matrix = np.zeros((*start.shape[:-1], 0, 0))
-        self.scale: Any = 0.0
-
-    def extend(self) -> None:
-        """Multiply the last vector of the basis by the operator.
-
-        Raises:
-            NotFinite: If the product is NaN or infinite.
-        """
-        rest = self.product(self.basis[-1]).clone()
-        self.count += 1
-        size = len(self.basis)
-        bordered = np.zeros((*rest.shape[:-1], size, size))
-        bordered[..., :-1, :-1] = self.matrix
-        whole = self._inner(rest, rest) ** 0.5
-        # In exact arithmetic the product overlaps with the last two vectors only. In floating point
-        # the basis loses its orthogonality as soon as an eigenvalue converges, and copies of that
-        # one ("ghosts") appear as further Ritz values: hence the overlaps with all vectors are
-        # taken off. Rounding leaves a little of them where little remains; a second time is enough.
-        for _ in range(2):
-            for j, q in enumerate(self.basis):
-                overlap = self._inner(q, rest)
-                self._subtract(rest, overlap, q)
-                bordered[..., -1, j] += overlap
-            beta = self._inner(rest, rest) ** 0.5
-            if np.all(beta > whole / 2):
-                break
-        if not np.isfinite(beta).all():
-            raise NotFinite(f"product {self.count} of the operator is NaN or infinite")
-        bordered[..., :, -1] = bordered[..., -1, :]
-        self.matrix, self.rest, self.beta = bordered, rest, beta
-        self.values, self._coefficients = self._decomposed(bordered)
-        self.scale = np.maximum(self.scale, np.abs(self.values).max(-1))
-
-    @property
-    def exhausted(self) -> Any:
-        """True where the span is the whole space or invariant under the operator."""
-        # The remainder of an exact invariant subspace is rounding, not zero; another step would
-        # divide it by its length and call noise the next vector of the basis.
-        nothing = self.beta <= 1e-6 * self.scale * torch.finfo(self.rest.dtype).eps ** 0.25
-        return nothing | (len(self.basis) == self.rest.shape[-1])
-
-    def residual(self, place: int) -> Any:
-        r"""Compute :math:`\|Av - \theta v\|` of the Ritz pair at a place."""
-        # A times the basis is the basis times the matrix, except for the remainder of the last
-        # product: the residual is its length times the last coefficient, and takes no product.
-        return self.beta * np.abs(self._coefficients[..., -1, place])
-
-    def vector(self, place: int) -> Tensor:
-        """Compute the unit Ritz vector at a place."""
-        return _combined(self.basis, self._coefficients[:, place])
-
-    def grow(self) -> None:
-        """Add to the basis the part of the last product that is orthogonal to it."""
-        tiny = torch.finfo(self.rest.dtype).tiny
-        self.basis.append(self._divided(self.rest, np.maximum(self.beta, tiny)))
-
-    def restart(self, places: np.ndarray) -> None:
-        """Replace the basis by the Ritz vectors at some places."""
-        # In the basis of its Ritz vectors the operator is diagonal. The remainder of the last
-        # product is orthogonal to all of them and continues the process (a thick restart).
-        self.basis = [self.vector(place) for place in places]
-        self.matrix = np.diag(self.values[places])
-
-    # The four operations below depend on the shape of the vectors.
-
-    def _inner(self, one: Tensor, other: Tensor) -> Any:
-        return inner(one, other)
-
-    def _divided(self, vector: Tensor, number: Any) -> Tensor:
-        return vector / float(number)
-
-    def _subtract(self, rest: Tensor, number: Any, q: Tensor) -> None:
-        rest.sub_(q, alpha=number)
-
-    def _decomposed(self, matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        return np.linalg.eigh(matrix)
-
-
-class KrylovInStep(Krylov):
-    """State of n Lanczos processes for n operators in step, without Ritz vectors and restarts.
-
-    Vectors are ``(n, P)``, and all numbers have an axis of operators in front.
-    """
-
-    def _inner(self, one: Tensor, other: Tensor) -> np.ndarray:
-        return (one * other).sum(1, dtype=torch.float64).cpu().numpy()
-
-    def _divided(self, vector: Tensor, number: Any) -> Tensor:
-        return vector / torch.as_tensor(number).to(vector)[:, None]
-
-    def _subtract(self, rest: Tensor, number: Any, q: Tensor) -> None:
-        rest.addcmul_(q, torch.as_tensor(number).to(rest)[:, None], value=-1)
-
-    def _decomposed(self, matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        # Torch decomposes many small matrices in one call; numpy's threads are no help there.
-        values, vectors = torch.linalg.eigh(torch.from_numpy(matrix))
-        return values.numpy(), vectors.numpy()
-
-
 LEAST = 8
 """Steps of a Lanczos process before it may end by itself.
 
@@ -229,26 +112,64 @@ def lanczos(
         Parlett, The Symmetric Eigenvalue Problem (1998), Chapter 13; thick restarts: Wu and Simon,
         Thick-restart Lanczos method for large symmetric eigenvalue problems (2000).
     """
-    process, lowest = Krylov(product, start), math.inf
+    basis, matrix = [start / norm(start)], np.zeros((0, 0))
+    products, scale, lowest = 0, 0.0, math.inf
     while True:
-        process.extend()
-        values, bound = process.values, tol * process.scale
-        found = {place: (process.residual(place), _gap(values, place)) for place in ENDS[ends]}
+        rest, overlaps, beta = _orthogonalized(product(basis[-1]).clone(), basis)
+        products += 1
+        if not math.isfinite(beta):
+            raise NotFinite(f"product {products} of the operator is NaN or infinite")
+        matrix = np.pad(matrix, (0, 1))
+        matrix[-1] = matrix[:, -1] = overlaps
+        values, vectors = np.linalg.eigh(matrix)
+        scale = max(scale, float(np.abs(values).max()))
+        # A times the basis is the basis times the matrix, except for the remainder of the last
+        # product: a residual is its length times the last coefficient, and takes no product.
+        found = {
+            place: (beta * abs(float(vectors[-1, place])), _gap(values, place))
+            for place in ENDS[ends]
+        }
         # A Hessian has so many eigenvalues near zero that a false smallest one has a small residual
         # early. It goes on falling, though, where the true one has settled.
-        settled = 0 not in found or lowest - values[0] <= bound
+        settled = 0 not in found or lowest - values[0] <= tol * scale
         lowest = values[0]
-        converged = settled and all(error_estimate(*each) <= bound for each in found.values())
-        if (converged and process.count >= least) or process.exhausted or process.count >= limit:
+        converged = settled and all(error_estimate(*each) <= tol * scale for each in found.values())
+        # The remainder of an exact invariant subspace is rounding, not zero; another step would
+        # divide it by its length and call noise the next vector of the basis.
+        exhausted = beta <= 1e-6 * scale * torch.finfo(rest.dtype).eps ** 0.25
+        exhausted = exhausted or len(basis) == len(rest)
+        if (converged and products >= least) or exhausted or products >= limit:
             break
-        if len(process.basis) == room:
-            process.restart(_nearest(values, room // 2, ends))
-        process.grow()
+        if len(basis) == room:
+            # In the basis of its Ritz vectors the operator is diagonal. The remainder of the last
+            # product is orthogonal to all of them and continues the process.
+            places = _nearest(values, room // 2, ends)
+            basis = [_combined(basis, vectors[:, place]) for place in places]
+            matrix = np.diag(values[places])
+        basis.append(rest / beta)
     pairs = {
-        place: Ritz(float(values[place]), process.vector(place), *each)
+        place: Ritz(float(values[place]), _combined(basis, vectors[:, place]), *each)
         for place, each in found.items()
     }
-    return Eigenpairs(pairs, float(process.scale), process.count)
+    return Eigenpairs(pairs, scale, products)
+
+
+def _orthogonalized(rest: Tensor, basis: list[Tensor]) -> tuple[Tensor, np.ndarray, float]:
+    """Take the overlaps with a basis off a vector, in place; return it, the overlaps, its norm."""
+    whole, overlaps = norm(rest), np.zeros(len(basis))
+    # In exact arithmetic the product overlaps with the last two vectors only. In floating point the
+    # basis loses its orthogonality as soon as an eigenvalue converges, and copies of that one
+    # ("ghosts") appear as further Ritz values: hence the overlaps with all vectors are taken off.
+    # Rounding leaves a little of them where little remains; a second time is enough.
+    for _ in range(2):
+        for j, q in enumerate(basis):
+            overlap = inner(q, rest)
+            rest.sub_(q, alpha=overlap)
+            overlaps[j] += overlap
+        beta = norm(rest)
+        if beta > whole / 2:
+            break
+    return rest, overlaps, beta
 
 
 def _nearest(values: np.ndarray, count: int, ends: str) -> np.ndarray:

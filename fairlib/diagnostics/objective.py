@@ -26,6 +26,7 @@ from fairlib.network.evaluation import (
     evaluate,
     evaluation_mode,
     full_precision,
+    open_operators,
     placement,
 )
 
@@ -106,7 +107,7 @@ class MeanLoss:
     def logits(self, theta: Tensor, chunk: Tensor) -> Tensor:
         """Compute the logits ``(n, C)`` of some samples; differentiable in ``theta``."""
         inputs = self.data.batch(chunk, dtype=self.dtype, device=self.device)
-        with evaluation_mode(self.model):
+        with evaluation_mode(self.model), open_operators(self.model):
             logits = evaluate(self.model, self.split(theta) | self.fixed, inputs, self.aliases)
         check_logits(logits, self.data)
         return logits.to(self.dtype)
@@ -217,11 +218,12 @@ class MeanLoss:
             storage = tensor.untyped_storage()
             if storage.data_ptr() not in constant:
                 saved[storage.data_ptr()] = storage.nbytes()
-            return tensor
+            # Detached: an output that its own node holds would be a circle, which is never freed.
+            return tensor.detach()
 
         with saved_tensors_hooks(pack, lambda tensor: tensor):
             inputs = self.data.batch(self.index[:1], dtype=self.dtype, device=self.device)
-            with evaluation_mode(self.model):
+            with evaluation_mode(self.model), open_operators(self.model):
                 # The graph is held until here: freed tensors would lend their addresses to others.
                 graph = evaluate(self.model, state, inputs, self.aliases)
         check_logits(graph, self.data)
@@ -291,10 +293,14 @@ def check_parameters(model: nn.Module, names: Sequence[str] | None) -> list[str]
     """Return the given names of parameters; by default those of all that require a gradient.
 
     Raises:
-        NotComputable: If there is none.
+        NotComputable: If there is none, or one of them is complex.
     """
+    weights = dict(model.named_parameters())
     if names is None:
-        names = [name for name, weight in model.named_parameters() if weight.requires_grad]
+        names = [name for name, weight in weights.items() if weight.requires_grad]
     if not names:
         raise NotComputable(f"{type(model).__name__} has no parameter that requires a gradient")
+    for name in names:
+        if weights[name].is_complex():
+            raise NotComputable(f"{name} is complex; its derivatives are not those of real weights")
     return list(names)

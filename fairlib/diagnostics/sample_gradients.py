@@ -1,7 +1,8 @@
 """Gradient norms of single samples, for little more than the cost of one gradient of all."""
 
+import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -11,13 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fairlib.data import GroupedDataset
-from fairlib.diagnostics.computable import (
-    NotBatched,
-    batching,
-    differentiating,
-    finite,
-    warn_of_slowness,
-)
+from fairlib.diagnostics.computable import SlowWarning, differentiating, finite
 from fairlib.diagnostics.layer_gradients import RULES
 from fairlib.diagnostics.objective import MeanLoss, differentiate
 from fairlib.network import masks
@@ -42,11 +37,10 @@ def sample_gradient_norms(model: nn.Module, data: GroupedDataset) -> np.ndarray:
     cheaper of the two. Linear layers, convolutions and batch, layer and group normalization are
     known. The result is compared with autograd on the sample of the largest norm.
 
-    There are two slower ways, each taken for a reason that a warning shows. ``vmap(grad)`` computes
-    all gradients where that comparison fails, and where a parameter belongs to another kind of
-    module, to two modules, or to one that is called twice or has hooks. One backward pass for each
-    sample does where ``torch.func`` says that it cannot map the model over samples. Any other error
-    is raised.
+    A slower way is taken for a reason that a warning shows: one backward pass for each sample,
+    where that comparison fails, and where a parameter belongs to another kind of module, to two
+    modules, or to one that is called twice or has hooks. (``vmap(grad)`` is slower where models are
+    large, and does not know all of them.)
 
     Args:
         model: Any differentiable classifier whose samples do not interact; its mode, buffers and
@@ -63,7 +57,7 @@ def sample_gradient_norms(model: nn.Module, data: GroupedDataset) -> np.ndarray:
             infinite.
 
     Warns:
-        SlowWarning: If a slower way is taken, with the reason.
+        SlowWarning: If the slower way is taken, with the reason.
 
     Source:
         Goodfellow, Efficient per-example gradient computations (2015); the choice between the two
@@ -80,21 +74,13 @@ def sample_gradient_norms(model: nn.Module, data: GroupedDataset) -> np.ndarray:
     """
     loss = MeanLoss(model, data)
     with full_precision(), differentiating():
-        squares = _squares(loss)
+        try:
+            squares = _in_one_pass(loss)
+        except _NotLayered as reason:
+            way = "gradients are taken one sample after another, which takes longer"
+            warnings.warn(f"{way}: {reason}", SlowWarning, stacklevel=2)
+            squares = torch.stack([_by_autograd(loss, i).sum() for i in range(len(loss.index))])
     return finite("the gradients", squares.sqrt().cpu()).numpy()
-
-
-def _squares(loss: MeanLoss) -> Tensor:
-    """Compute squared norms ``(N,)`` by the fastest way that the model allows."""
-    try:
-        return _in_one_pass(loss)
-    except _NotLayered as reason:
-        warn_of_slowness("gradients of samples are taken by vmap", reason)
-    try:
-        return _by_vmap(loss)
-    except NotBatched as reason:
-        warn_of_slowness("gradients are taken one sample after another", reason)
-    return torch.stack([_by_autograd(loss, i).sum() for i in range(len(loss.index))])
 
 
 def _in_one_pass(loss: MeanLoss) -> Tensor:
@@ -122,23 +108,6 @@ def _in_one_pass(loss: MeanLoss) -> Tensor:
     if not torch.allclose(found_there, expected, rtol=1e-3, atol=tolerance):
         raise _NotLayered(f"autograd gives another gradient for sample {largest}")
     return squares.sum(0)
-
-
-def _by_vmap(loss: MeanLoss) -> Tensor:
-    """Compute squared norms ``(N,)`` by ``vmap(grad)``."""
-
-    def square(i: Tensor, residual: Tensor) -> Tensor:
-        slope = torch.func.grad(lambda theta: loss.logits(theta, i[None])[0] @ residual)
-        return loss.project(slope(loss.theta)).double().square().sum()
-
-    chunk = max(1, min(64, SAVED // loss.theta.nbytes, loss.samples_within(SAVED)))
-    parts = []
-    for index in loss.index.split(chunk):
-        with torch.no_grad():
-            _, residual, scale = _forward(loss, loss.theta, index)
-        with batching():
-            parts.append(torch.vmap(square)(index, residual) * scale.square())
-    return torch.cat(parts)
 
 
 def _by_autograd(loss: MeanLoss, i: int) -> Tensor:
@@ -210,31 +179,15 @@ def _tapped(
             squares = RULES[type(layer)](layer, inputs, gradients, mask)
             found.update({f"{dot}{kind}": square for kind, square in squares.items()})
 
-        return _Tap.apply(output, args[0], anchor, collect)
+        # A zero with a gradient, so that autograd visits the output although no weight requires
+        # one. Added in place, which spares a copy, and in-place activations may follow.
+        output.add_(anchor)
+        if output.requires_grad:
+            output.register_hook(partial(collect, args[0].detach()))
+        return output
 
     with ExitStack() as hooks:
         for prefix, layer in layers.items():
             hook = layer.register_forward_hook(partial(tap, prefix), prepend=True)
             hooks.enter_context(hook)
         yield found
-
-
-class _Tap(torch.autograd.Function):
-    """The identity, whose backward pass hands inputs and output gradients to ``collect``.
-
-    It replaces the output in place (``mark_dirty``), so that in-place activations may follow, and
-    depends on a leaf, so that autograd visits it although no weight requires a gradient."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, output: Tensor, inputs: Tensor, anchor: Tensor, collect: Callable
-    ) -> Tensor:
-        ctx.save_for_backward(inputs.detach())
-        ctx.collect = collect
-        ctx.mark_dirty(output)
-        return output
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        ctx.collect(*ctx.saved_tensors, gradient)
-        return gradient, None, None, None

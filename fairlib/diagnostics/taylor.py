@@ -195,24 +195,27 @@ def _step(
 
 def _check_pair(model: nn.Module, compressed: nn.Module) -> None:
     """Refuse models between which there is no step; warn if more than their parameters differ."""
-    weights = [dict(each.named_parameters()) for each in (model, compressed)]
-    for name in weights[0] | weights[1]:
-        ours, theirs = (tuple(each[name].shape) if name in each else "missing" for each in weights)
-        if ours != theirs:
+    ours, theirs = (
+        {name: tuple(weight.shape) for name, weight in each.named_parameters()}
+        for each in (model, compressed)
+    )
+    for name in ours | theirs:
+        if ours.get(name) != theirs.get(name):
             raise ValueError(
-                f"the models must have the same parameters; {name} is {ours} in the model and "
-                f"{theirs} in the compressed one"
+                f"the models must have the same parameters; {name} is "
+                f"{ours.get(name, 'missing')} in the model and {theirs.get(name, 'missing')} in "
+                "the compressed one"
             )
     one, other = _buffers(model), _buffers(compressed)
-    for name in one | other:
-        same = name in one and name in other and torch.equal(one[name], other[name].to(one[name]))
-        if not same:
-            warnings.warn(
-                f"the buffer {name} of the compressed model differs from the model's; the "
-                "excessive loss is that of the model's buffers with the compressed parameters",
-                stacklevel=3,
-            )
-            return
+    changed = one.keys() ^ other.keys()
+    both = one.keys() & other.keys()
+    changed |= {name for name in both if not torch.equal(one[name], other[name].to(one[name]))}
+    if changed:
+        warnings.warn(
+            f"the buffer {min(changed)} of the compressed model differs from the model's; the "
+            "excessive loss is that of the model's buffers with the compressed parameters",
+            stacklevel=3,
+        )
 
 
 def _buffers(model: nn.Module) -> dict[str, Tensor]:

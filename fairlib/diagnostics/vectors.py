@@ -43,11 +43,6 @@ def total(vectors: Iterable[Tensor]) -> Tensor:
     return reduce(torch.add, vectors)
 
 
-def dot(a: Parts, b: Parts) -> Tensor:
-    """Compute the inner product of two vectors in parts of the same shapes."""
-    return torch.stack([(x * y).sum() for x, y in zip(a, b, strict=True)]).sum()
-
-
 def parts_norm(a: Parts) -> Tensor:
     """Compute the Euclidean norm of a vector in parts."""
     return torch.stack(torch._foreach_norm(list(a))).norm()

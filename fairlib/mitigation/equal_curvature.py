@@ -12,12 +12,18 @@ from torch.nn.functional import cross_entropy
 from fairlib._validation import check_number
 from fairlib.data import GroupedDataset
 from fairlib.diagnostics.curvature import Eigensearch, extreme_eigenpairs
-from fairlib.diagnostics.objective import MeanLoss, check_parameters
+from fairlib.diagnostics.objective import MeanLoss, check_parameters, members
 from fairlib.diagnostics.vectors import Parts, moved, parts_norm, parts_unit
 from fairlib.mitigation.eigenvalue_gradient import FrozenDifferences, Gradient
 from fairlib.mitigation.lagrangian import Lagrangian, group_columns, sizes_of
 from fairlib.network import masks
-from fairlib.network.evaluation import aliases, evaluate, evaluation_mode, full_precision
+from fairlib.network.evaluation import (
+    aliases,
+    evaluate,
+    evaluation_mode,
+    full_precision,
+    open_operators,
+)
 from fairlib.training import Batch, Constraint, ConstraintRun, Objective, with_gradient
 
 
@@ -157,7 +163,7 @@ class _EqualCurvatureRun:
     def loss(self, batch: Batch) -> Tensor:
         loss = batch.losses.mean()
         if self.multipliers.any():
-            with evaluation_mode(self.model), full_precision(), torch.enable_grad():
+            with evaluation_mode(self.model), open_operators(self.model), torch.enable_grad():
                 value, direction = self._penalty(batch)
             weights = [self.model.get_parameter(name) for name in self.names]
             if self._is_sum_of_groups(loss, weights):
@@ -186,6 +192,7 @@ class _EqualCurvatureRun:
             self.is_sum = bool(parts_norm(difference) <= tolerance * self.gradient_scale)
         return self.is_sum
 
+    @full_precision()
     def _penalty(self, batch: Batch) -> tuple[Tensor, Parts]:
         """Compute the penalty and its gradient.
 
@@ -292,9 +299,7 @@ class _EqualCurvatureRun:
         columns = self.data.num_groups + (self.settings.population == "all")
         numbers = torch.zeros(2, columns, dtype=torch.float64, device=self.sizes.device)
         for code in self.codes:
-            index = None
-            if code < self.data.num_groups:
-                index = (self.data.groups == code).nonzero().flatten().cpu()
+            index = members(self.data, code) if code < self.data.num_groups else None
             loss = MeanLoss(self.model, self.data, index)
             previous = self.vectors.get(code)
             flat = None if previous is None else torch.cat([part.flatten() for part in previous])

@@ -15,7 +15,7 @@ from fairlib._validation import check_number, check_type
 from fairlib.data import GroupedDataset
 from fairlib.network import gates, keeping
 from fairlib.network.channels import example_inputs
-from fairlib.network.evaluation import evaluation_mode
+from fairlib.network.evaluation import evaluation_mode, open_operators
 from fairlib.network.export import Int8, run_onnx, to_onnx
 from fairlib.randomness import seeded
 
@@ -155,13 +155,9 @@ def count_macs(model: nn.Module, data: GroupedDataset | Tensor) -> int:
         return model.of_float["macs"]
     inputs = example_inputs(model, data)
     # Torch's fast path for attention is one operator, which the counter takes for nothing.
-    fast = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        with evaluation_mode(model), torch.no_grad(), FlopCounterMode(display=False) as counter:
-            model(inputs)
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fast)
+    counter = FlopCounterMode(display=False)
+    with evaluation_mode(model), open_operators(model), torch.no_grad(), counter:
+        model(inputs)
     return counter.get_total_flops() // 2
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import cross_entropy
 
 from fairlib.data import GroupedDataset
@@ -72,6 +73,25 @@ def full_precision() -> Iterator[None]:
             yield
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+@contextmanager
+def open_operators(model: nn.Module) -> Iterator[None]:
+    """Compute attention and recurrent layers within the block without the fused operators for them.
+
+    These cannot be differentiated twice, call no activation module, and some count as nothing.
+    """
+    mha, cudnn = torch.backends.mha, torch.backends.cudnn
+    fast, enabled = mha.get_fastpath_enabled(), cudnn.enabled
+    mha.set_fastpath_enabled(False)
+    # Convolutions would be slower without cuDNN: it goes only where there is a recurrent layer.
+    cudnn.enabled = enabled and not any(isinstance(each, nn.RNNBase) for each in model.modules())
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        mha.set_fastpath_enabled(fast)
+        cudnn.enabled = enabled
 
 
 def placement(model: nn.Module) -> tuple[torch.device, torch.dtype]:

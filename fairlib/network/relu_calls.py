@@ -14,7 +14,8 @@ import types
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
+from operator import or_
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from torch import Tensor, nn
 from torch.fx import Graph, Node, Tracer
 from torch.nn.functional import relu, relu6
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 RELUS = (nn.ReLU, nn.ReLU6, nn.LeakyReLU)
 """The modules that count as ReLUs."""
@@ -37,14 +39,19 @@ _MODULES: dict[Any, type[nn.Module]] = dict.fromkeys(
 _RELU_OPERATORS = {"relu", "leaky_relu", "hardtanh"}
 _CLAMPS = {"clamp", "clamp_min"}
 _OTHERS = {
+    "addmm_activation",
+    "cudnn_rnn",
     "elu",
+    "erf",
     "gelu",
     "glu",
     "hardshrink",
     "hardsigmoid",
     "hardswish",
     "log_sigmoid_forward",
+    "miopen_rnn",
     "mish",
+    "mkldnn_rnn_layer",
     "prelu_kernel",
     "rrelu_with_noise",
     "sigmoid",
@@ -52,8 +59,22 @@ _OTHERS = {
     "softplus",
     "softshrink",
     "tanh",
+    "thnn_fused_gru_cell",
+    "thnn_fused_lstm_cell",
     "threshold",
+    "transformer_encoder_layer_fwd",
 }
+
+# Comparisons of numbers with each other, by which an activation can be written. Those of
+# activations count, which come from the inputs and from parameters: masks of padding, clamped
+# weights and bounds that only guard a division do not.
+_COMPARISONS = _CLAMPS | {"clamp_max", "fmax", "fmin", "ge", "gt", "le", "lt"}
+_COMPARISONS |= {"maximum", "minimum", "sign"}
+_GUARD = 1e-3
+_TESTS = {"eq", "ne"}
+
+_INPUTS, _PARAMETERS, _ABSOLUTE = 1, 2, 4
+_ACTIVATION = _INPUTS | _PARAMETERS
 
 
 @dataclass(frozen=True)
@@ -82,11 +103,13 @@ class Seen(TorchDispatchMode):
         functions: Names of the modules that computed a ReLU by a function.
     """
 
-    def __init__(self, model: nn.Module, samples: int):
+    def __init__(self, model: nn.Module, inputs: Tensor):
         super().__init__()
+        # The tensors are held: one that was freed could hand its identity to a later one.
+        self.origins: dict[int, tuple[Any, int]] = {id(inputs): (inputs, _INPUTS)}
         self.calls: list[Call] = []
         self.functions: list[str] = []
-        self.samples, self.stack = samples, [("", model)]
+        self.samples, self.stack = len(inputs), [("", model)]
 
     def enter(self, name: str, module: nn.Module, _: object) -> None:
         self.stack.append((name, module))
@@ -105,14 +128,35 @@ class Seen(TorchDispatchMode):
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         (name, module), settings = self.stack[-1], kwargs or {}
         operator = str(function.overloadpacket).removeprefix("aten.").strip("_")
+        origin = reduce(or_, map(self._origin, tree_leaves((args, settings))), 0)
         if not isinstance(module, RELUS):
             low = args[1] if len(args) > 1 else settings.get("min")
-            at_zero = operator in _CLAMPS and isinstance(low, int | float) and low == 0
-            if at_zero or operator in _RELU_OPERATORS:
+            if operator in _CLAMPS and isinstance(low, Tensor) and low.numel() == 1:
+                low = low.item()
+            clamps = operator in _CLAMPS and isinstance(low, int | float)
+            guards = clamps and 0 < low <= _GUARD and len(args) < 3 and settings.get("max") is None
+            # An absolute value compares with zero, unless it only tests for infinite numbers. One
+            # number of a whole batch decides between branches.
+            compares = origin & _ABSOLUTE or (operator in _COMPARISONS and not guards)
+            compares = compares and origin & _ACTIVATION == _ACTIVATION
+            compares = compares and operator not in _TESTS and getattr(args[0], "ndim", 1)
+            if (clamps and low == 0) or operator in _RELU_OPERATORS:
                 self.functions.append(name)
-            elif operator in _OTHERS:
+            elif operator in _OTHERS or compares:
                 raise ValueError(_no_relu(f"{_described(name, module)} computes {operator}"))
-        return function(*args, **settings)
+        output = function(*args, **settings)
+        if operator == "abs" and origin == _ACTIVATION:
+            origin |= _ABSOLUTE
+        origin *= operator not in _TESTS
+        for tensor in tree_leaves(output):
+            if isinstance(tensor, Tensor):
+                self.origins[id(tensor)] = tensor, origin
+        return output
+
+    def _origin(self, argument: Any) -> int:
+        """Tell what an argument comes from."""
+        parameter = _PARAMETERS if isinstance(argument, nn.Parameter) else 0
+        return self.origins.get(id(argument), (argument, parameter))[1]
 
     def repeated(self) -> dict[str, int]:
         """Count the calls of the modules that were called more than once, by name."""
@@ -129,7 +173,7 @@ class Seen(TorchDispatchMode):
 def watch(model: nn.Module, inputs: Tensor) -> Seen:
     """Run a model, in the mode that it is in, and note its ReLUs.
 
-    Products, ``torch.where`` and ``torch.maximum`` can compute a ReLU unseen.
+    Products of activations and operators of other libraries can be one unseen.
 
     Raises:
         ValueError: If an activation is no ReLU, the model does not take such inputs or gives no
@@ -140,7 +184,7 @@ def watch(model: nn.Module, inputs: Tensor) -> Seen:
         activation = kind.__module__ == "torch.nn.modules.activation"
         if activation and not isinstance(module, RELUS + _NO_ACTIVATIONS):
             raise ValueError(_no_relu(f"{name or 'the model'} is a {kind.__name__}"))
-    seen, handles = Seen(model, len(inputs)), []
+    seen, handles = Seen(model, inputs), []
     for name, module in model.named_modules():
         enter = partial(seen.enter, name)
         handles += [

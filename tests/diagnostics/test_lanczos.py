@@ -2,14 +2,13 @@ from __future__ import annotations
 
 import weakref
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairlib.diagnostics import lanczos as module
-from fairlib.diagnostics.lanczos import Krylov, KrylovInStep, error_estimate, lanczos
+from fairlib.diagnostics.lanczos import error_estimate, lanczos
 from fairlib.diagnostics.vectors import norm
 
 
@@ -171,25 +170,3 @@ def test_the_minimum_of_steps_is_the_calibrated_one():
 def test_a_small_gap_makes_the_estimate_fall_back_to_the_residual():
     assert error_estimate(0.1, 10.0) == pytest.approx(0.001)
     assert error_estimate(0.1, 0.01) == error_estimate(0.1, 0.0) == 0.1
-
-
-def test_processes_in_step_are_those_of_the_single_operators():
-    """Value by value; the last one starts at an eigenvector, and has nothing more to find after a
-    product."""
-    matrices = torch.stack([symmetric(12, seed) for seed in range(4)])
-    starts = torch.randn(4, 12, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
-    starts[3] = torch.linalg.eigh(matrices[3]).eigenvectors[:, 2]
-    together = KrylovInStep(lambda vectors: (matrices @ vectors[:, :, None])[:, :, 0], starts)
-    alone = [
-        Krylov(operator(matrix), start) for matrix, start in zip(matrices, starts, strict=True)
-    ]
-    for step in range(5):
-        together.extend()
-        assert together.exhausted.tolist()[:3] == [False] * 3 and (step or together.exhausted[3])
-        for number, process in enumerate(alone[:3]):
-            process.extend()
-            np.testing.assert_allclose(together.values[number], process.values, atol=1e-10)
-            assert together.residual(-1)[number] == pytest.approx(process.residual(-1), abs=1e-10)
-        together.grow()
-        for process in alone[:3]:
-            process.grow()

@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 
 import fairlib
 from fairlib.diagnostics.objective import MeanLoss
-from fairlib.diagnostics.vectors import dot, parts_unit
+from fairlib.diagnostics.vectors import parts_unit
 from fairlib.mitigation.eigenvalue_gradient import FrozenDifferences
 from fairlib.network.evaluation import evaluation_mode
 from fairlib.training import Batch, LoopSettings, Training, carry_out, loop
@@ -21,6 +21,10 @@ GENERATOR = np.random.default_rng(0)
 INPUTS = GENERATOR.normal(size=(36, 4))
 GROUPS = GENERATOR.permutation([0] * 18 + [1] * 12 + [2] * 6)
 DATA = fairlib.GroupedDataset(INPUTS, (INPUTS[:, 0] * INPUTS[:, 1] > 0).astype(int), GROUPS)
+
+
+def dot(a, b):
+    return sum((x * y).sum() for x, y in zip(a, b, strict=True))
 
 
 def exact(net, inputs, slope, bend, v):

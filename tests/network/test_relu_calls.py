@@ -86,15 +86,19 @@ def test_gates_come_in_the_order_of_their_calls(functions):
     assert [len(names) for names in gates.stages(copy.deepcopy(gated)).values()] == [2, 2, 2]
 
 
-def test_a_module_that_passes_its_gates_by_in_evaluation_is_refused():
+@pytest.mark.parametrize("frozen", [False, True])
+def test_gates_of_an_encoder_layer_are_called_in_evaluation_too(frozen):
     """Without gradients torch's encoder layer does not call its activation; with frozen parameters
     it never does."""
-    for frozen in (False, True):
-        layer = nn.TransformerEncoderLayer(
-            6, 2, 8, activation=nn.ReLU(), batch_first=True
-        ).requires_grad_(not frozen)
-        with pytest.raises(ValueError, match=r"since gates are not called.*fast path"):
-            gate(layer.eval(), torch.rand(2, 3, 6))
+    layer = nn.TransformerEncoderLayer(6, 2, 8, activation=nn.ReLU(), batch_first=True).eval()
+    inputs = torch.rand(2, 3, 6)
+    gated = gate(layer.requires_grad_(not frozen), inputs)
+    linear = gates.with_gates(gated, {"activation": torch.zeros((), dtype=torch.bool)})
+    expected = linear(1 * inputs.clone().requires_grad_())
+    with torch.no_grad():
+        torch.testing.assert_close(gated(inputs), layer(inputs))
+        torch.testing.assert_close(linear(inputs), expected)
+        assert not torch.allclose(linear(inputs), layer(inputs), atol=1e-3)
 
 
 class _Functional(nn.Module):
@@ -189,6 +193,21 @@ def test_functional_relus_become_gates(wrapped):
     assert set(model.state_dict()) < set(gated.state_dict())
 
 
+HIDDEN = [  # Activations, written as comparisons.
+    (lambda x: torch.where(x > 0, x, 0), "computes gt"),
+    (lambda x: x.masked_fill(x.lt(0), 0), "computes lt"),
+    (lambda x: x * (x >= 0), "computes ge"),
+    (lambda x: torch.maximum(x, torch.zeros_like(x)), "computes maximum"),
+    (lambda x: x.minimum(x.flip(1)), "computes minimum"),
+    (lambda x: x.clamp(max=1), "computes clamp"),
+    (lambda x: x.clamp(-1, 1), "computes clamp"),
+    (lambda x: x.clamp(min=0.1), "computes clamp"),
+    (lambda x: (x + x.abs()) / 2, "computes add"),
+    (lambda x: x * torch.sign(x), "computes sign"),
+    (lambda x: x * (1 + torch.erf(x)), "computes erf"),
+]
+
+
 @pytest.mark.parametrize(
     ("model", "message"),
     [
@@ -221,6 +240,18 @@ def test_functional_relus_become_gates(wrapped):
             nn.Sequential(nn.Linear(6, 6), _Calls(lambda x: x.clamp(0, 6))),
             "1 .* by a function that cannot be swapped",
         ),
+        *(
+            (nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 6), _Calls(function)), message)
+            for function, message in HIDDEN
+        ),
+        *(
+            (nn.Sequential(nn.ReLU(), _Calls(lambda x: x[:, None]), layer), message)
+            for layer, message in (
+                (nn.LSTM(6, 3, batch_first=True), r"2 \(LSTM\) computes mkldnn_rnn_layer"),
+                (nn.GRU(6, 3, batch_first=True), r"2 \(GRU\) computes sigmoid"),
+                (nn.RNN(6, 3, batch_first=True), r"2 \(RNN\) computes tanh"),
+            )
+        ),
         (
             nn.Sequential(nn.Linear(6, 6), _Calls(lambda x: F.relu(x.view(-1, 2)).view(-1, 6))),
             "1.relu gives .* batch of 2",
@@ -233,6 +264,31 @@ def test_functional_relus_become_gates(wrapped):
 def test_what_cannot_be_gated_is_named(model, message):
     with pytest.raises(ValueError, match=message):
         gate(model, torch.zeros(1, 6))
+
+
+class _Careful(nn.Module):
+    """Comparisons that are no activations: of the inputs, of weights, for errors, for branches."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.scale = nn.Linear(6, 6), nn.Parameter(torch.ones(()))
+        self.relu = nn.ReLU()
+
+    def forward(self, inputs):
+        padding = inputs > 0.9
+        hidden = self.linear(inputs * self.scale.clamp(max=4)).masked_fill(padding, 0)
+        assert torch.isfinite(hidden).all() and not hidden.isinf().any()
+        hidden = F.normalize(self.relu(hidden - F.linear(inputs, self.linear.weight.abs())))
+        similar = F.cosine_similarity(hidden, inputs)
+        return hidden if hidden.sum() < 0 else hidden + similar[:, None]
+
+
+def test_comparisons_that_are_no_activations_are_no_reason_to_refuse():
+    torch.manual_seed(0)
+    model, inputs = _Careful().eval(), torch.rand(3, 6)
+    gated = gate(model, inputs)
+    torch.testing.assert_close(gated(inputs), model(inputs))
+    assert count(gated).attrs["total"] == 6
 
 
 def test_a_block_that_is_called_twice_cannot_be_split():
