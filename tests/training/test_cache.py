@@ -79,7 +79,7 @@ def test_everything_that_shapes_the_result_is_in_the_key(
     threads = torch.get_num_threads()
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads + 1)
     cached_fit(cnn, images, **base)
-    assert len(counted) == 12 == len(list(tmp_path.glob("*.safetensors")))
+    assert len(counted) == 12 == len(list(tmp_path.glob("*.pt")))
 
 
 @pytest.fixture
@@ -147,7 +147,7 @@ def test_a_release_voids_the_entries(cnn, images, tmp_path, counted, changes):
 )
 def test_a_corrupt_entry_is_computed_anew(cnn, images, tmp_path, counted, damage):
     first = cached_fit(cnn, images, folder=tmp_path, epochs=1)
-    (path,) = tmp_path.glob("*.safetensors")
+    (path,) = tmp_path.glob("*.pt")
     content = bytearray(path.read_bytes())
     if damage == "truncated":
         path.write_bytes(content[: len(content) // 2])
@@ -166,9 +166,9 @@ def test_a_corrupt_entry_is_computed_anew(cnn, images, tmp_path, counted, damage
 
 def test_an_entry_under_the_name_of_another_is_computed_anew(cnn, images, tmp_path, counted):
     first = cached_fit(cnn, images, folder=tmp_path, epochs=1)
-    (path,) = tmp_path.glob("*.safetensors")
+    (path,) = tmp_path.glob("*.pt")
     second = cached_fit(cnn, images, folder=tmp_path, epochs=1, seed=1)
-    (other,) = set(tmp_path.glob("*.safetensors")) - {path}
+    (other,) = set(tmp_path.glob("*.pt")) - {path}
     other.write_bytes(path.read_bytes())
     again = cached_fit(cnn, images, folder=tmp_path, epochs=1, seed=1)
     assert len(counted) == 3 and _same(again, second) and not _same(again, first)
@@ -177,12 +177,12 @@ def test_an_entry_under_the_name_of_another_is_computed_anew(cnn, images, tmp_pa
 def test_a_failed_write_costs_neither_the_training_nor_the_folder(
     cnn, images, tmp_path, monkeypatch
 ):
-    def full(tensors, path, metadata):
-        with open(path, "wb") as file:
+    def full(path, content):
+        with path.open("wb") as file:
             file.write(b"half")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(cache, "save_file", full)
+    monkeypatch.setattr(Path, "write_bytes", full)
     with pytest.warns(UserWarning, match="not kept in the cache .*No space left"):
         trained = cached_fit(cnn, images, folder=tmp_path, epochs=1)
     assert _same(trained, fairlib.fit(cnn, images, epochs=1))
