@@ -22,6 +22,7 @@ from fairlib.diagnostics.computable import (
 from fairlib.diagnostics.lanczos import KrylovInStep
 from fairlib.diagnostics.objective import BUDGET, MeanLoss, members
 from fairlib.network.evaluation import evaluation_mode, full_precision
+from fairlib.randomness import generator
 
 BOUNDS = ("closeness", "spectral", "signed", "printed", "residual")
 
@@ -211,8 +212,7 @@ def _sample_bounds(
         values = torch.linalg.eigvalsh(_second(derivatives.hessians(index, errors)))
         low, high, residual = values[:, 0], values[:, -1], torch.zeros_like(closeness)
     else:
-        generator = torch.Generator().manual_seed(seed)
-        start = torch.randn(size, generator=generator, dtype=torch.float64).to(errors)
+        start = torch.randn(size, generator=generator(seed), dtype=torch.float64).to(errors)
 
         def product(vectors: Tensor) -> Tensor:
             return _second(derivatives.products(index, errors, vectors))

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
+from torch.nn.parameter import is_lazy
 
+from fairlib._validation import check_type
 from fairlib.data import GroupedDataset
 from fairlib.network import masks
 
@@ -72,6 +74,27 @@ def full_precision() -> Iterator[None]:
             yield
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+def check_module(name: str, model: nn.Module) -> None:
+    """Refuse a model that cannot be copied and changed.
+
+    Raises:
+        TypeError: If it is no module, or has a part of TorchScript.
+        ValueError: If it has lazy layers that no batch has reached yet.
+    """
+    check_type(name, model, nn.Module, "a torch.nn.Module")
+    for part in model.modules():
+        if isinstance(part, torch.jit.ScriptModule):
+            raise TypeError(
+                f"{name} must be a module of Python, got TorchScript, whose code cannot be "
+                "changed: give the model from which it was made"
+            )
+        if any(map(is_lazy, (*part.parameters(False), *part.buffers(False)))):
+            raise ValueError(
+                f"{name} has a {type(part).__name__} that no input has given a shape: call it once "
+                "on a batch of inputs"
+            )
 
 
 def placement(model: nn.Module) -> tuple[torch.device, torch.dtype]:

@@ -17,6 +17,7 @@ import json
 import os
 import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 
@@ -42,12 +43,19 @@ _LEFT_OUT = (
 
 
 _DIGEST = hashlib.sha256().digest_size
+_SUFFIX = (
+    ".trained"  # Of entries alone: a user's folder may hold other files, which are not removed.
+)
+
+LIMIT = 20 * 2**30
+"""Most bytes of the entries of a folder."""
 
 
 def default_folder() -> Path:
     """Return the cache folder: ``$FAIRLIB_CACHE`` if set, else ``fairlib`` in the user's cache.
 
-    It may be deleted at any time.
+    It may be deleted at any time. Once its entries take more than 20 GiB, those that were not used
+    for longest are removed (:data:`LIMIT`); other files stay.
     """
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(os.environ.get("FAIRLIB_CACHE") or Path(base) / "fairlib")
@@ -84,13 +92,14 @@ def entry_path(folder: Path | None, training: Training) -> Path | None:
         "machine": [machine[name] for name in ("device", "cpu", "threads")],
     }
     key = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
-    return folder / f"{key}.pt"
+    return folder / f"{key}{_SUFFIX}"
 
 
 def read_entry(path: Path, training: Training) -> nn.Module | None:
     """Return the trained copy of an entry; None if it is missing, unreadable or not of this key."""
     try:
         content = path.read_bytes()
+        path.touch()  # Entries that are read are not removed first.
     except OSError:
         return None
     # The digest is also of the key, so an entry under another entry's name fails it.
@@ -118,10 +127,24 @@ def write_entry(path: Path, trained: nn.Module) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with environment.written(path) as new:
             new.write_bytes(_digest(path, file.getvalue()) + file.getvalue())
+        _evict(path.parent)
     except OSError as error:
         warnings.warn(
             f"the trained model was not kept in the cache {path.parent}: {error}", stacklevel=3
         )
+
+
+def _evict(folder: Path) -> None:
+    """Remove the entries that were not used for longest, until the others fit the limit."""
+    found = []
+    for path in folder.glob(f"*{_SUFFIX}"):
+        with suppress(FileNotFoundError):  # Another process may remove entries, too.
+            found.append((path.stat().st_mtime_ns, path.stat().st_size, path))
+    total = 0
+    for _, size, path in sorted(found, reverse=True):
+        total += size
+        if total > LIMIT:
+            path.unlink(missing_ok=True)
 
 
 def _digest(path: Path, content: bytes) -> bytes:
