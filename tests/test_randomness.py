@@ -67,7 +67,7 @@ def test_a_study_takes_a_range_of_numpy():
     )
     table = fairlib.study(**settings, seeds=np.arange(2))
     assert table.equals(fairlib.study(**settings, seeds=range(2)))
-    with pytest.raises(TypeError, match="seeds must be an integer, got 0.5"):
+    with pytest.raises(TypeError, match=r"seeds must be an integer, got 0\.5"):
         fairlib.study(**settings, seeds=[0.5])
 
 
