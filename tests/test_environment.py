@@ -291,6 +291,20 @@ class TestLock:
         words = "exec 9> _build/.sweep.lock; python3 book/tools/lock.py 9 0"
         assert subprocess.run(["bash", "-c", words], cwd=tmp_path, timeout=30).returncode == 0
 
+    @pytest.mark.parametrize("number", ["ENOLCK", "ENOSYS", "EOPNOTSUPP"])
+    def test_where_there_are_no_locks_a_build_says_so_and_goes_on(self, number, tmp_path):
+        """Lustre and NFS may refuse them."""
+        code = "import errno, fcntl, runpy, sys\n"
+        code += "def flock(file, how): raise OSError(errno.NUMBER, 'refused')\n"
+        code += "fcntl.flock = flock\nsys.argv = ['lock.py', '0', '0']\n"
+        code += f"runpy.run_path({str(ROOT / 'book' / 'tools' / 'lock.py')!r}, run_name='__main__')"
+        run = [sys.executable, "-c", code.replace("NUMBER", number)]
+        done = subprocess.run(run, capture_output=True, text=True)
+        assert done.returncode == 0
+        assert done.stderr == "no lock here (refused): start one build at a time\n"
+        done = subprocess.run([*run[:2], run[2].replace(number, "EBADF")], capture_output=True)
+        assert done.returncode == 1  # A wrong descriptor is a fault of the Makefile.
+
 
 def test_the_meaning_of_a_format_is_the_same_in_every_python():
     """From 3.12 on a format within a format ends in an empty text."""

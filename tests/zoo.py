@@ -8,6 +8,8 @@ from torch import nn
 import fairlib
 
 SIZES = {name: 16 if name == "mobilenetv2" else 8 for name in fairlib.models.MODELS}
+RECTIFIED = [name for name in SIZES if name != "vit-tiny"]
+"""Models with ReLUs, and channels that can be removed."""
 NARROW = {"resnet10", "resnet18", "resnet34", "resnet50", "vgg19", "mobilenetv2", "wrn-22-8"}
 
 

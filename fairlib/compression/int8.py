@@ -15,6 +15,7 @@ from fairlib.network.copying import copied
 from fairlib.network.cost import count_macs, count_parameters
 from fairlib.network.export import Int8, quiet, to_onnx
 from fairlib.network.memory import inherit
+from fairlib.randomness import generator
 
 _BATCH = 32  # Calibration samples of one pass, whose activations are all in memory at once.
 
@@ -109,7 +110,7 @@ def int8(
 
 def calibration_set(data: GroupedDataset, samples: int, stratified: bool, seed: int) -> Tensor:
     """Draw the positions of calibration samples, int64, in random order."""
-    order = torch.randperm(len(data), generator=torch.Generator().manual_seed(seed))
+    order = torch.randperm(len(data), generator=generator(seed))
     if stratified:
         groups = pd.Series(data.groups.cpu()[order].numpy())
         rank = groups.groupby(groups).cumcount().to_numpy()

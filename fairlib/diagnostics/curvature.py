@@ -24,6 +24,7 @@ from fairlib.diagnostics.objective import (
     group_table,
 )
 from fairlib.diagnostics.vectors import inner, norm, total, unit
+from fairlib.randomness import generator
 
 PRODUCTS = ("frozen", "exact")
 BASIS = 2**30  # Bytes that the vectors of one process may take.
@@ -310,8 +311,8 @@ def extreme_eigenpairs(
 
 def _start(products: _Products, previous: Tensor | None, search: Eigensearch) -> Tensor:
     """Return the start vector of a Lanczos process: directions likely to be curved, and noise."""
-    loss, generator = products.loss, torch.Generator().manual_seed(search.seed)
-    noise = unit(loss.project(torch.randn(loss.theta.shape, generator=generator).to(loss.theta)))
+    loss, draw = products.loss, generator(search.seed)
+    noise = unit(loss.project(torch.randn(loss.theta.shape, generator=draw).to(loss.theta)))
     if search.ends != "largest":
         # A random vector is almost wholly in the null space, of as many dimensions as there are
         # parameters more than samples: that part would pass for the eigenvector of the smallest
@@ -319,7 +320,7 @@ def _start(products: _Products, previous: Tensor | None, search: Eigensearch) ->
         # orthogonal to no eigenvector.
         noise = unit(products.frozen(noise)) + 0.03 * noise
     if previous is None:
-        return unit(products.gradient) + unit(loss.sampled_gradient(generator)) + noise
+        return unit(products.gradient) + unit(loss.sampled_gradient(draw)) + noise
     if previous.shape != noise.shape:
         raise ValueError("the models of a sweep must have the same parameters")
     return unit(loss.project(previous)) + 0.3 * unit(products.gradient) + 0.1 * noise

@@ -4,7 +4,7 @@
 >>> list(MODELS)[:7]
 ['mlp', 'cnn', 'tiny-resnet', 'resnet10', 'resnet18', 'resnet34', 'resnet50']
 >>> list(MODELS)[7:]
-['vgg19', 'mobilenetv2', 'wrn-22-8']
+['vgg19', 'mobilenetv2', 'wrn-22-8', 'vit-tiny']
 """
 
 from bisect import bisect_left
@@ -29,6 +29,7 @@ from fairlib.models.mobilenet import MobileNetV2
 from fairlib.models.normalization import Normalize
 from fairlib.models.resnet import ResNet, resnet10, resnet18, resnet34, resnet50, tiny_resnet
 from fairlib.models.vgg import VGG19
+from fairlib.models.vit import ViT
 from fairlib.models.wide_resnet import WideResNet
 from fairlib.network.masks import prunable
 from fairlib.network.memory import remember
@@ -42,6 +43,7 @@ __all__ = [
     "MobileNetV2",
     "Normalize",
     "ResNet",
+    "ViT",
     "WideResNet",
     "build",
     "width_for",
@@ -58,6 +60,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "vgg19": VGG19,
     "mobilenetv2": MobileNetV2,
     "wrn-22-8": WideResNet,
+    "vit-tiny": ViT,
 }
 
 _WIDTHS = range(1, 1_000_000)
@@ -78,12 +81,12 @@ def build(
 
     Args:
         name: ``"mlp"`` (three linear layers), ``"cnn"`` (two convolutions, three linear layers),
-            ``"tiny-resnet"`` (three stages of 8, 16 and 32 channels, one block each), or one of the
-            papers' networks, which at 10 classes have, in millions of parameters: ``"resnet10"``
-            4.9, ``"resnet18"`` 11.2, ``"resnet34"`` 21.3, ``"resnet50"`` 23.5, ``"vgg19"`` 20.0
-            (139.6 above 64 pixels), ``"mobilenetv2"`` 2.2, ``"wrn-22-8"`` 17.2. Settings may follow
-            the name, here and in a study, each after a colon:
-            ``"resnet18:stem=imagenet:width=0.5"``.
+            ``"tiny-resnet"`` (three stages of 8, 16 and 32 channels, one block each),
+            ``"vit-tiny"`` (a transformer on patches of 4 x 4 pixels), or one of the papers'
+            networks, which at 10 classes have, in millions of parameters: ``"resnet10"`` 4.9,
+            ``"resnet18"`` 11.2, ``"resnet34"`` 21.3, ``"resnet50"`` 23.5, ``"vgg19"`` 20.0 (139.6
+            above 64 pixels), ``"mobilenetv2"`` 2.2, ``"wrn-22-8"`` 17.2. Settings may follow the
+            name, here and in a study, each after a colon: ``"resnet18:stem=imagenet:width=0.5"``.
         like: Data from which ``num_classes``, ``in_channels`` and ``image_size`` are taken.
         num_classes: Number of logits, at least 2.
         in_channels: Channels of the images; 3 unless ``like`` is given.

@@ -1,4 +1,6 @@
-"""MobileNetV2 (Sandler et al. 2018), with torchvision's module names and each ReLU6 a module."""
+"""MobileNetV2 (Sandler et al. 2018), of torchvision's blocks."""
+
+from functools import partial
 
 from torch import Tensor, nn
 
@@ -18,30 +20,6 @@ _STAGES = (
 )
 
 
-class InvertedResidual(nn.Module):
-    """A 1x1 convolution to more channels, a 3x3 depthwise one, and a 1x1 one without activation.
-
-    The input is added where shapes allow. There is no first convolution where ``expansion`` is 1.
-    """
-
-    def __init__(self, in_channels: int, channels: int, stride: int, expansion: int):
-        super().__init__()
-        hidden = in_channels * expansion
-        self.conv = nn.Sequential(
-            *([] if expansion == 1 else [_unit(in_channels, hidden, kernel=1)]),
-            _unit(hidden, hidden, stride=stride, groups=hidden),
-            # No ReLU6 follows these few channels: it would destroy what they hold (the paper's
-            # "linear bottleneck").
-            nn.Conv2d(hidden, channels, 1, bias=False),
-            nn.BatchNorm2d(channels),
-        )
-        self.residual = stride == 1 and in_channels == channels
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        hidden = self.conv(inputs)
-        return inputs + hidden if self.residual else hidden
-
-
 class MobileNetV2(nn.Module):
     """Seventeen inverted residual blocks between a 3x3 and a 1x1 convolution, then a linear layer.
 
@@ -59,11 +37,16 @@ class MobileNetV2(nn.Module):
 
     def __init__(self, num_classes: int, in_channels: int, image_size: int, *, width: float = 1.0):
         super().__init__()
+        # Imported here, since torchvision takes a second, and most users build something else.
+        from torchvision.models.mobilenetv2 import InvertedResidual
+        from torchvision.ops import Conv2dNormActivation
+
         check_number("width", width, 0, low_open=True)
+        unit = partial(Conv2dNormActivation, activation_layer=nn.ReLU6)
         small = is_small(image_size)
         channels, last = _multiple_of_8(32 * width), _multiple_of_8(1280 * max(1.0, width))
         self.normalize = Normalize(in_channels)
-        layers: list[nn.Module] = [_unit(in_channels, channels, stride=1 if small else 2)]
+        layers: list[nn.Module] = [unit(in_channels, channels, stride=1 if small else 2)]
         for stage, (expansion, wide, depth, stride) in enumerate(_STAGES):
             out = _multiple_of_8(wide * width)
             # Small images lose no resolution in the stem and the second stage: five halvings would
@@ -72,25 +55,17 @@ class MobileNetV2(nn.Module):
             for block in range(depth):
                 layers.append(InvertedResidual(channels, out, 1 if block else first, expansion))
                 channels = out
-        self.features = nn.Sequential(*layers, _unit(channels, last, kernel=1))
+        self.features = nn.Sequential(*layers, unit(channels, last, 1))
         self.classifier = nn.Sequential(nn.Dropout(0.2), nn.Linear(last, num_classes))
         initialize_convolutions(self)
+        for module in self.modules():
+            # Inputs that an activation overwrites cannot be measured afterwards.
+            if isinstance(module, nn.ReLU6):
+                module.inplace = False
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Map images ``(N, C, H, W)`` to logits ``(N, num_classes)``."""
         return self.classifier(self.features(self.normalize(inputs)).mean(dim=(2, 3)))
-
-
-def _unit(
-    in_channels: int, channels: int, *, kernel: int = 3, stride: int = 1, groups: int = 1
-) -> nn.Sequential:
-    """Build a convolution with its batch normalization and ReLU6."""
-    pad = kernel // 2
-    return nn.Sequential(
-        nn.Conv2d(in_channels, channels, kernel, stride, pad, groups=groups, bias=False),
-        nn.BatchNorm2d(channels),
-        nn.ReLU6(),
-    )
 
 
 def _multiple_of_8(channels: float) -> int:

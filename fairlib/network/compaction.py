@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from fairlib._validation import check_type
 from fairlib.data import GroupedDataset
 from fairlib.network import gates, masks
 from fairlib.network.channels import (
@@ -16,7 +15,7 @@ from fairlib.network.channels import (
     remaining,
     trace,
 )
-from fairlib.network.copying import copied
+from fairlib.network.copying import check_module, copied
 from fairlib.network.export import agree
 from fairlib.network.memory import remember
 
@@ -65,7 +64,7 @@ def compact(model: nn.Module, data: GroupedDataset | Tensor) -> nn.Module:
         >>> torch.allclose(small(images), pruned(images), atol=1e-5)
         True
     """
-    check_type("model", model, nn.Module, "a torch.nn.Module")
+    check_module("model", model)
     inputs = example_inputs(model, data, count=2)
     sets = coupled_channels(model, inputs)
     removed = _unread(model, sets)

@@ -4,17 +4,20 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+
+from fairlib._validation import check_type
 
 
 def copied(model: nn.Module) -> nn.Module:
     """Copy a model with all that hangs on it; activations that it has kept are constants there.
 
     Raises:
-        ValueError: If a parameter is lazy (:func:`refuse_lazy`).
+        TypeError, ValueError: If it has a part that cannot be copied (:func:`check_module`).
     """
-    refuse_lazy(model)
+    check_module("model", model)
     memo: dict[int, Any] = {}
     seen: set[int] = set()
     found: list[Any] = [vars(module) for module in model.modules()]
@@ -29,12 +32,22 @@ def copied(model: nn.Module) -> nn.Module:
     return copy.deepcopy(model, memo)
 
 
-def refuse_lazy(model: nn.Module) -> None:
-    """Refuse a model with parameters that get their shapes from the first batch.
+def check_module(name: str, model: nn.Module) -> None:
+    """Refuse a model that cannot be copied and changed.
 
     Raises:
-        ValueError: If it has some; names the first.
+        TypeError: If it is no module, or has a part of TorchScript.
+        ValueError: If it has lazy layers that no batch has reached yet; names the first.
     """
-    for name, parameter in model.named_parameters():
-        if is_lazy(parameter):
-            raise ValueError(f"{name} is lazy and has no shape: call the model on a batch first")
+    check_type(name, model, nn.Module, "a torch.nn.Module")
+    for path, part in model.named_modules():
+        if isinstance(part, torch.jit.ScriptModule):
+            raise TypeError(
+                f"{name} must be a module of Python, got TorchScript, whose code cannot be "
+                "changed: give the model from which it was made"
+            )
+        if any(map(is_lazy, (*part.parameters(False), *part.buffers(False)))):
+            raise ValueError(
+                f"{path} of the {name} is a lazy {type(part).__name__}, which has no shape: call "
+                "the model on a batch first"
+            )

@@ -18,11 +18,12 @@ from torch import Tensor, nn
 from fairlib._validation import lookup
 from fairlib.data import GroupedDataset
 from fairlib.network.channels import example_inputs
-from fairlib.network.copying import copied
+from fairlib.network.copying import check_module, copied
 from fairlib.network.evaluation import placement
 from fairlib.network.masks import check_mask, check_scores
 from fairlib.network.memory import memory_of, remember
 from fairlib.network.relu_calls import RELUS, refuse_unsplit, split, watch
+from fairlib.randomness import generator
 
 _BUFFER = "keep"
 
@@ -109,6 +110,7 @@ def gate(model: nn.Module, data: GroupedDataset | Tensor | None = None) -> nn.Mo
         >>> count(gate(model, torch.zeros(1, 3))).attrs["total"]
         4
     """
+    check_module("model", model)
     gated = copied(model).eval()
     inputs = example(gated, data)
     seen = watch(gated, inputs)
@@ -296,11 +298,11 @@ def drawn(model: nn.Module, granularity: str, seed: int) -> dict[str, Tensor]:
     Returns:
         Name of a gate to float64 ``(C, H, W)``, ``(C, 1, 1)`` or ``(1, 1, 1)`` in [0, 1).
     """
-    generator = torch.Generator().manual_seed(seed)
+    draw = generator(seed)
     scores = {}
     for name, keep in read_gates(model).items():
         shape = pooled(keep.double(), granularity).shape
-        scores[name] = torch.rand(shape, generator=generator, dtype=torch.float64).to(keep.device)
+        scores[name] = torch.rand(shape, generator=draw, dtype=torch.float64).to(keep.device)
     return scores
 
 

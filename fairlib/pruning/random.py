@@ -5,6 +5,7 @@ from torch import nn
 
 from fairlib.network import masks
 from fairlib.pruning.selection import keep_highest_within
+from fairlib.randomness import generator
 
 
 def random_pruning(model: nn.Module, *, sparsity: float, seed: int = 0) -> nn.Module:
@@ -21,9 +22,9 @@ def random_pruning(model: nn.Module, *, sparsity: float, seed: int = 0) -> nn.Mo
     Raises:
         ValueError: If the model is already sparser than asked.
     """
-    generator = torch.Generator().manual_seed(seed)
+    drawn = generator(seed)
     weights = masks.prunable(model)
     scores = {
-        name: torch.rand(w.shape, generator=generator).to(w.device) for name, w in weights.items()
+        name: torch.rand(w.shape, generator=drawn).to(w.device) for name, w in weights.items()
     }
     return masks.with_masks(model, keep_highest_within(model, scores, sparsity, "layer"))

@@ -4,7 +4,7 @@ import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -16,10 +16,9 @@ from fairlib.data import GroupedDataset
 from fairlib.linearization import LINEARIZATION
 from fairlib.mitigation import MITIGATIONS
 from fairlib.network import masks
-from fairlib.network.cost import stored_bytes
 from fairlib.pruning import PRUNING
 from fairlib.training import Constraint, Objective
-from fairlib.training.compressors import Kind, Method, Settings
+from fairlib.training.compressors import Kind, Method, Settings, share_of_bytes
 from fairlib.training.loop import check_training
 
 Named = str | tuple[str, Settings]
@@ -60,9 +59,15 @@ class Step(NamedTuple):
     method: str
     settings: Settings
 
-    def is_control(self, level: float) -> bool:
-        """Tell whether the method compresses nothing at a level."""
-        return self.compressor.is_control(level, self.settings)
+    @property
+    def entry(self) -> Method:
+        """Entry of the method in its registry."""
+        return self.compressor.methods[self.method]
+
+    @property
+    def trains(self) -> bool:
+        """Tell whether the method trains with its settings."""
+        return self.entry.trains or self.compressor.training(self.method, self.settings)
 
 
 @dataclass(frozen=True)
@@ -130,11 +135,7 @@ class Arm:
     @property
     def mitigation_name(self) -> str:
         """Name of the mitigation in the table."""
-        return (
-            "none"
-            if self.mitigation is None
-            else name_and_settings("mitigation", self.mitigation)[0]
-        )
+        return name_and_settings("mitigation", self.mitigation or "none")[0]
 
     @property
     def full_name(self) -> str:
@@ -149,7 +150,7 @@ class Arm:
     @property
     def finetunes(self) -> bool:
         """Tell whether the networks that the methods return can be finetuned."""
-        return all(step.compressor.finetunes(step.method) for step in self.steps)
+        return all(step.entry.finetunes for step in self.steps)
 
     def constraints(self, when: str) -> tuple[Constraint | None, Constraint | None]:
         """Return the constraints of the dense training and of the finetuning."""
@@ -165,7 +166,7 @@ class Arm:
         """Return the share that a compressed model keeps; of bytes after several methods."""
         if len(self.steps) == 1:
             return self.steps[0].compressor.kept(model, dense)
-        return stored_bytes(model) / stored_bytes(dense)
+        return share_of_bytes(model, dense)
 
 
 def complete_arms(
@@ -242,7 +243,7 @@ def _refuse_trainings(arm: Arm, full: Any) -> None:
         full: The same, completed.
     """
     steps = full.steps
-    trained = [step for step in steps if step.compressor.trains(step.method, step.settings)]
+    trained = [step for step in steps if step.trains]
     if full.compress == "initial" and trained:
         name = trained[0].full_name
         raise ValueError(
@@ -342,7 +343,7 @@ def _levels(arm: Arm) -> tuple[tuple[float, ...], ...]:
         active = [
             (step, entry)
             for step, entry in zip(arm.steps, entries, strict=True)
-            if not step.is_control(entry)
+            if entry != step.compressor.control
         ]
         for step, entry in active:
             step.compressor.check_level(step.method, entry)
@@ -355,22 +356,14 @@ def _own(function: Function) -> Kind:
     """Describe a user's function as a kind of compression with one method."""
     takes = ("val",) if "val" in inspect.signature(function).parameters else ()
     return Kind(
-        partial(_call, function),
+        lambda model, name, **settings: function(model, **settings),
         level="level",
         control=0.0,
         methods={function.__name__: Method(function, takes)},
         inherits=True,
-        check_level=_check_level,
+        check_level=lambda name, level: check_number("levels", level, -math.inf),
         kept=_kept,
     )
-
-
-def _call(function: Function, model: nn.Module, name: str, **settings: Any) -> nn.Module:
-    return function(model, **settings)
-
-
-def _check_level(name: str, level: float) -> None:
-    check_number("levels", level, -math.inf)
 
 
 def _kept(model: nn.Module, dense: nn.Module) -> float:

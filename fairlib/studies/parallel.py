@@ -14,7 +14,7 @@ from joblib.parallel import get_active_backend
 from tqdm import tqdm
 
 from fairlib import environment
-from fairlib._validation import check_many, check_number
+from fairlib._validation import check_many, check_number, check_seed
 
 Item = TypeVar("Item")
 
@@ -58,16 +58,18 @@ def by_seed(
 
 
 def check_seeds(seeds: Iterable[int]) -> tuple[int, ...]:
-    """Return seeds as a tuple.
+    """Return seeds as a tuple of Python's integers.
 
     Raises:
         ValueError: If there is no seed, or a duplicate one.
-        TypeError: If they are a single one.
+        TypeError: If they are a single one, or one is not an integer.
     """
     seeds = check_many("seeds", seeds)
+    for seed in seeds:
+        check_seed("seeds", seed)
     if not seeds or len(set(seeds)) < len(seeds):
         raise ValueError(f"seeds must hold at least one seed, and each once; got {list(seeds)}")
-    return seeds
+    return tuple(map(int, seeds))
 
 
 def check_workers(workers: int | None) -> None:

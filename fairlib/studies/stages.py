@@ -220,20 +220,20 @@ def _compress(plan: StudyPlan, run: Run, network: nn.Module) -> nn.Module:
     first, _ = arm.constraints(run.when)
     entries = run.level if isinstance(run.level, tuple) else (run.level,)
     for step, entry in zip(arm.steps, entries, strict=True):
-        kind, method = step.compressor, step.method
-        if step.is_control(entry):
+        kind = step.compressor
+        if entry == kind.control:
             continue
         settings = {**step.settings, "data": plan.tuning(run.splits), "seed": run.seed}
-        if plan.held_out == "val" and kind.holds_out(method):
+        if plan.held_out == "val" and "val" in step.entry.takes:
             settings.setdefault("val", run.splits.val)
-        if kind.trains(method, step.settings):
+        if step.trains:
             train: dict[str, Any] = {}
             if kind.inherits:
                 train |= {key: value for key, value in arm.train.items() if key != "keep"}
-                if first and kind.constrained(method):
+                if first and step.entry.constrained:
                     train["constraint"] = first
             settings["train"] = {**train, "device": plan.device, **settings.get("train", {})}
-        network = kind.compress(network, method, entry, **settings)
+        network = kind.function(network, step.method, **{kind.level: entry}, **settings)
     return network
 
 

@@ -37,19 +37,11 @@ def _flip(images: Tensor, generators: Generators = (None,)) -> Tensor:
     return torch.where(chosen[:, None, None, None], images.flip(3), images)
 
 
-def _crop_and_flip(images: Tensor, generators: Generators = (None,)) -> Tensor:
-    return _flip(_crop(images, generators), generators)
-
-
-def _none(images: Tensor, generators: Generators = (None,)) -> Tensor:
-    return images
-
-
 AUGMENTATIONS: dict[str, Callable[..., Tensor]] = {
-    "none": _none,
+    "none": lambda images, generators=(None,): images,
     "flip": _flip,
     "crop": _crop,
-    "crop+flip": _crop_and_flip,
+    "crop+flip": lambda images, generators=(None,): _flip(_crop(images, generators), generators),
 }
 """Augmentations of images ``(k * B, C, H, W)`` by name, of which each of k generators gives the
 draws for B."""

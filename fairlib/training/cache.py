@@ -3,23 +3,24 @@
 The key of an entry covers everything that shapes the result: the model's structure, weights, masks
 and which parameters are frozen, the contents of the data, the settings, the place in a stack, the
 code of ``fairlib`` that training runs (docstrings, comments and formatting do not count), the
-version of torch and its precision settings, the CPU or GPU, and the number of threads. An entry is
-one safetensors file with the weights, the snapshots of ``keep`` and the history, written as a whole
-or not at all. An entry that cannot be read, fails its checksum or was written for another key is
-computed anew.
+versions of torch and torchvision, torch's precision settings, the CPU or GPU, and the number of
+threads. An entry is one file, a digest and then what ``torch.save`` makes of the weights, the
+snapshots of ``keep`` and the history, written as a whole or not at all. An entry that cannot be
+read, fails its digest or was written for another key is computed anew.
 """
 
 import functools
 import hashlib
+import io
 import json
 import os
 import warnings
 from collections.abc import Mapping
+from contextlib import suppress
+from importlib import metadata
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from fairlib import environment
@@ -41,10 +42,20 @@ _LEFT_OUT = (
 )
 
 
+_DIGEST = hashlib.sha256().digest_size
+_SUFFIX = (
+    ".trained"  # Of entries alone: a user's folder may hold other files, which are not removed.
+)
+
+LIMIT = 20 * 2**30
+"""Most bytes of the entries of a folder."""
+
+
 def default_folder() -> Path:
     """Return the cache folder: ``$FAIRLIB_CACHE`` if set, else ``fairlib`` in the user's cache.
 
-    It may be deleted at any time.
+    It may be deleted at any time. Once its entries take more than 20 GiB, those that were not used
+    for longest are removed (:data:`LIMIT`); other files stay.
     """
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(os.environ.get("FAIRLIB_CACHE") or Path(base) / "fairlib")
@@ -76,33 +87,28 @@ def entry_path(folder: Path | None, training: Training) -> Path | None:
             trains_channels_last(model, training.data),
             None if training.place is None else [training.place, AT_ONCE],
         ],
-        "code": [_source_digest(), torch.__version__],
+        "code": [_source_digest(), torch.__version__, metadata.version("torchvision")],
         "precision": [torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32],
         "machine": [machine[name] for name in ("device", "cpu", "threads")],
     }
     key = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
-    return folder / f"{key}.safetensors"
+    return folder / f"{key}{_SUFFIX}"
 
 
 def read_entry(path: Path, training: Training) -> nn.Module | None:
     """Return the trained copy of an entry; None if it is missing, unreadable or not of this key."""
     try:
-        with safe_open(path, framework="pt") as entry:
-            tensors = {name: entry.get_tensor(name) for name in entry.keys()}  # noqa: SIM118 - it is no mapping
-            metadata = entry.metadata()
-        # The checksum is also of the key, so an entry under another entry's name fails it.
-        if metadata["checksum"] != _checksum(tensors, path.stem + metadata["history"]):
-            return None
-        history = json.loads(metadata["history"])
-    except (OSError, SafetensorError, KeyError, TypeError, ValueError):
+        content = path.read_bytes()
+        path.touch()  # Entries that are read are not removed first.
+    except OSError:
         return None
-    weights: dict[str, dict[str, Tensor]] = {}
-    for name, tensor in tensors.items():
-        part, _, key = name.partition("/")
-        weights.setdefault(part, {})[key] = tensor
+    # The digest is also of the key, so an entry under another entry's name fails it.
+    if content[:_DIGEST] != _digest(path, content[_DIGEST:]):
+        return None
+    file = io.BytesIO(content[_DIGEST:])
+    state, snapshots, history = torch.load(file, map_location="cpu", weights_only=True)
     trained = copied(training.model)
-    trained.load_state_dict(weights.pop("state"))
-    snapshots = {int(step): state for step, state in weights.items()}
+    trained.load_state_dict(state)
     # After the weights, whose loading makes a module forget how it was trained.
     inherit(trained, training.model, history=history, snapshots=snapshots, timing={})
     add_gradients(trained, sum(row["gradients"] for row in history))
@@ -115,25 +121,34 @@ def write_entry(path: Path, trained: nn.Module) -> None:
     Warns:
         UserWarning: If it cannot be written; the trained model can be used all the same.
     """
-    memory = memory_of(trained)
-    parts = {"state": trained.state_dict()}
-    parts |= {str(step): state for step, state in memory.snapshots.items()}
-    # Each tensor is cloned, since safetensors refuses tensors that share their memory.
-    tensors = {
-        f"{part}/{name}": tensor.detach().cpu().contiguous().clone()
-        for part, state in parts.items()
-        for name, tensor in state.items()
-    }
-    history = json.dumps(memory.history)
-    metadata = {"history": history, "checksum": _checksum(tensors, path.stem + history)}
+    memory, file = memory_of(trained), io.BytesIO()
+    torch.save((trained.state_dict(), memory.snapshots, memory.history), file)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with environment.written(path) as new:
-            save_file(tensors, new, metadata=metadata)
-    except (OSError, SafetensorError) as error:
+            new.write_bytes(_digest(path, file.getvalue()) + file.getvalue())
+        _evict(path.parent)
+    except OSError as error:
         warnings.warn(
             f"the trained model was not kept in the cache {path.parent}: {error}", stacklevel=3
         )
+
+
+def _evict(folder: Path) -> None:
+    """Remove the entries that were not used for longest, until the others fit the limit."""
+    found = []
+    for path in folder.glob(f"*{_SUFFIX}"):
+        with suppress(FileNotFoundError):  # Another process may remove entries, too.
+            found.append((path.stat().st_mtime_ns, path.stat().st_size, path))
+    total = 0
+    for _, size, path in sorted(found, reverse=True):
+        total += size
+        if total > LIMIT:
+            path.unlink(missing_ok=True)
+
+
+def _digest(path: Path, content: bytes) -> bytes:
+    return hashlib.sha256(path.name.encode() + content).digest()
 
 
 def setting_text(value: object) -> str:
@@ -162,7 +177,7 @@ def _is_known_code(training: Training) -> bool:
     ours = type(constraint).__module__.startswith("fairlib.mitigation")
     if constraint is not None and not ours:
         return False
-    known = ("torch.nn.", "fairlib.models.", "fairlib.network.")
+    known = ("torch.nn.", "torchvision.", "fairlib.models.", "fairlib.network.")
     return (
         training.loop.sparsify is None
         and training.loop.stop is None
@@ -176,8 +191,8 @@ def _source_digest() -> str:
     return environment.source_digest(without=_LEFT_OUT)
 
 
-def _checksum(tensors: Mapping[str, Tensor], text: str = "") -> str:
-    digest = hashlib.sha256(text.encode())
+def _checksum(tensors: Mapping[str, Tensor]) -> str:
+    digest = hashlib.sha256()
     for name in sorted(tensors):
         tensor = tensors[name].detach().cpu().contiguous()
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())

@@ -93,15 +93,6 @@ def share_of_bytes(model: nn.Module, dense: nn.Module) -> float:
     return stored_bytes(model) / stored_bytes(dense)
 
 
-def accept(name: str, **settings: Any) -> None:
-    """Refuse no settings: nothing is known of a user's function."""
-
-
-def no_objective(dense: nn.Module, data: GroupedDataset, settings: Settings) -> Objective | None:
-    """Return None: the objective of the finetuning is the cross-entropy."""
-    return None
-
-
 @dataclass(frozen=True)
 class Kind:
     """Kind of compression, as a study sees it: ``"prune"`` of ``"prune:magnitude"``.
@@ -119,43 +110,19 @@ class Kind:
         kept: Share, in [0, 1], that a compressed model keeps of the dense one; by default of bytes.
         objective: Objective of the finetuning, given the dense model, the data and the settings;
             None for the cross-entropy.
-        training: Tells whether a method trains with its settings; by default its entry says so.
+        training: Tells whether settings let a method train whose entry does not say so.
     """
 
     function: Callable[..., nn.Module]
     level: str
     control: float
     methods: Mapping[str, Method]
-    check: Callable[..., None] = accept
+    check: Callable[..., None] = lambda name, **settings: None
     inherits: bool = False
     place: int = 2
     check_level: Callable[[str, float], None] = check_share
     kept: Callable[[nn.Module, nn.Module], float] = share_of_bytes
-    objective: Callable[[nn.Module, GroupedDataset, Settings], Objective | None] = no_objective
-    training: Callable[[str, Settings], bool] | None = None
-
-    def compress(self, model: nn.Module, name: str, level: float, **settings: Any) -> nn.Module:
-        """Return a copy of a model, compressed to a level by the method of that name."""
-        return self.function(model, name, **{self.level: level}, **settings)
-
-    def is_control(self, level: float, settings: Settings) -> bool:
-        """Return True if nothing is compressed at a level."""
-        return level == self.control
-
-    def finetunes(self, name: str) -> bool:
-        """Return True if what the method returns can be finetuned."""
-        return self.methods[name].finetunes
-
-    def trains(self, name: str, settings: Settings) -> bool:
-        """Return True if the method trains with these settings."""
-        if self.training is not None:
-            return self.training(name, settings)
-        return self.methods[name].trains
-
-    def holds_out(self, name: str) -> bool:
-        """Return True if the method takes held-out data, as ``val``."""
-        return "val" in self.methods[name].takes
-
-    def constrained(self, name: str) -> bool:
-        """Return True if the method's training accepts a constraint."""
-        return self.methods[name].constrained
+    objective: Callable[[nn.Module, GroupedDataset, Settings], Objective | None] = (
+        lambda dense, data, settings: None
+    )
+    training: Callable[[str, Settings], bool] = lambda name, settings: False

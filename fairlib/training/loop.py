@@ -33,11 +33,11 @@ from fairlib.data import GroupedDataset
 from fairlib.data.dataset import concatenated
 from fairlib.models.normalization import fill_normalization
 from fairlib.network import masks
-from fairlib.network.copying import copied
+from fairlib.network.copying import check_module, copied
 from fairlib.network.evaluation import check_logits, evaluation_mode, placement, predict
 from fairlib.network.memory import add_gradients, inherit
 from fairlib.network.stacking import Stack
-from fairlib.randomness import seeded
+from fairlib.randomness import generator, seeded
 from fairlib.training.augmentation import AUGMENTATIONS, Generators
 from fairlib.training.distillation import joint_objective
 from fairlib.training.protocols import Batch, Constraint, ConstraintRun, Objective, Sparsifier
@@ -371,6 +371,7 @@ def train(
     for training in trainings:
         how = training.arguments
         check_arguments({"model": training.model, "data": training.data, **vars(how)})
+        check_module("model", training.model)
         if not any(p.requires_grad or not how.epochs for p in training.model.parameters()):
             raise ValueError(f"model has no parameter to train: {shown(training.model)}")
     device = environment.resolve_device(how.device)
@@ -487,7 +488,7 @@ class _Loop:
             # Every member draws the numbers that it would draw alone. Dropout cannot, since it
             # takes no generator: a network with dropout is never stacked.
             seeds = [member.how.seed for member in members]
-            self.generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+            self.generators = list(map(generator, seeds))
             self.model = Stack([member.model for member in members], torch.channels_last)
         else:
             # Set in both cases: a network that comes in channels-last format, and must not be
@@ -568,7 +569,17 @@ class _Loop:
         count, size = index.shape
         inputs, targets, groups = self._batch(index.flatten())
         with torch.autocast(self.device.type, torch.bfloat16, PRECISIONS[self.how.precision]):
-            logits = self.model(inputs)
+            try:
+                logits = self.model(inputs)
+            except ValueError as error:
+                # The words are torch's, of batch and other normalizations alike.
+                if len(inputs) > 1 or "more than 1" not in str(error):
+                    raise
+                raise ValueError(
+                    f"batch_size={self.how.batch_size} leaves one sample in a batch of "
+                    f"{self.samples}, of which normalization has no variance: give two at least, "
+                    f"or a model without it ({error})"
+                ) from error
         if self.step == self.loop.start:
             check_logits(logits, self.data)
         logits = logits.to(self.dtype)

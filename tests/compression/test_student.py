@@ -65,7 +65,7 @@ def test_a_loop_written_by_hand_gives_the_same_weights_to_the_last_bit(
 
 def alone(teacher: nn.Module, width: float, data, **train) -> nn.Module:
     """The student of a study that is trained without its teacher."""
-    return DISTILLATION.compress(teacher, "alone", width, data=data, train=train, seed=4)
+    return DISTILLATION.function(teacher, "alone", width=width, data=data, train=train, seed=4)
 
 
 def test_logits_is_fit_with_the_teacher_and_alone_without(teacher, images):
@@ -200,5 +200,5 @@ def test_a_study_refuses_unknown_settings_beforehand(name, settings, error, mess
 
 def test_a_study_asks_for_a_width(teacher, images):
     small = alone(teacher, 0.5, images, epochs=1, device="cpu")
-    assert DISTILLATION.trains("logits", {}) and DISTILLATION.constrained("logits")
+    assert DISTILLATION.methods["logits"].trains and DISTILLATION.methods["logits"].constrained
     assert 0 < DISTILLATION.kept(small, teacher) < 0.5

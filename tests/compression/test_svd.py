@@ -433,12 +433,12 @@ def test_a_copy_and_a_pickled_one_compute_the_same(cnn):
 
 def test_a_study_gives_it_data_and_a_seed_that_it_does_not_need(cnn, images):
     kind = FACTORIZATION
-    small = kind.compress(cnn, "svd", 0.4, data=images, seed=3, by="energy")
+    small = kind.function(cnn, "svd", kept=0.4, data=images, seed=3, by="energy")
     assert ranks(small) == ranks(factorize(cnn, "svd", kept=0.4, by="energy"))
     assert (
         0.3 < kind.kept(small, cnn) < 0.6
         and kind.kept(cnn, cnn) == 1
-        and not kind.trains("svd", {})
+        and not kind.methods["svd"].trains
     )
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -79,7 +80,7 @@ def test_everything_that_shapes_the_result_is_in_the_key(
     threads = torch.get_num_threads()
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads + 1)
     cached_fit(cnn, images, **base)
-    assert len(counted) == 12 == len(list(tmp_path.glob("*.safetensors")))
+    assert len(counted) == 12 == len(list(tmp_path.glob("*.trained")))
 
 
 @pytest.fixture
@@ -147,7 +148,7 @@ def test_a_release_voids_the_entries(cnn, images, tmp_path, counted, changes):
 )
 def test_a_corrupt_entry_is_computed_anew(cnn, images, tmp_path, counted, damage):
     first = cached_fit(cnn, images, folder=tmp_path, epochs=1)
-    (path,) = tmp_path.glob("*.safetensors")
+    (path,) = tmp_path.glob("*.trained")
     content = bytearray(path.read_bytes())
     if damage == "truncated":
         path.write_bytes(content[: len(content) // 2])
@@ -166,9 +167,9 @@ def test_a_corrupt_entry_is_computed_anew(cnn, images, tmp_path, counted, damage
 
 def test_an_entry_under_the_name_of_another_is_computed_anew(cnn, images, tmp_path, counted):
     first = cached_fit(cnn, images, folder=tmp_path, epochs=1)
-    (path,) = tmp_path.glob("*.safetensors")
+    (path,) = tmp_path.glob("*.trained")
     second = cached_fit(cnn, images, folder=tmp_path, epochs=1, seed=1)
-    (other,) = set(tmp_path.glob("*.safetensors")) - {path}
+    (other,) = set(tmp_path.glob("*.trained")) - {path}
     other.write_bytes(path.read_bytes())
     again = cached_fit(cnn, images, folder=tmp_path, epochs=1, seed=1)
     assert len(counted) == 3 and _same(again, second) and not _same(again, first)
@@ -177,12 +178,12 @@ def test_an_entry_under_the_name_of_another_is_computed_anew(cnn, images, tmp_pa
 def test_a_failed_write_costs_neither_the_training_nor_the_folder(
     cnn, images, tmp_path, monkeypatch
 ):
-    def full(tensors, path, metadata):
-        with open(path, "wb") as file:
+    def full(path, content):
+        with path.open("wb") as file:
             file.write(b"half")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(cache, "save_file", full)
+    monkeypatch.setattr(Path, "write_bytes", full)
     with pytest.warns(UserWarning, match="not kept in the cache .*No space left"):
         trained = cached_fit(cnn, images, folder=tmp_path, epochs=1)
     assert _same(trained, fairlib.fit(cnn, images, epochs=1))
@@ -251,3 +252,23 @@ def test_what_a_cached_training_took_is_counted(cnn, images, tmp_path, counted):
             == 360
         )
     assert len(counted) == 1
+
+
+def test_entries_that_were_not_used_for_longest_are_removed(cnn, images, tmp_path, monkeypatch):
+    (tmp_path / "mine.pt").write_bytes(b"0" * 10_000_000)
+    cached_fit(cnn, images, folder=tmp_path, epochs=1)
+    (first,) = tmp_path.glob("*.trained")
+    monkeypatch.setattr(cache, "LIMIT", int(2.5 * first.stat().st_size))
+    cached_fit(cnn, images, folder=tmp_path, epochs=1, seed=1)
+    (second,) = set(tmp_path.glob("*.trained")) - {first}
+    for age, path in enumerate((second, first)):
+        os.utime(path, (age, age))
+    cached_fit(cnn, images, folder=tmp_path, epochs=1, seed=1)  # Read, so used.
+    cached_fit(cnn, images, folder=tmp_path, epochs=1, seed=2)
+    left = set(tmp_path.glob("*.trained"))
+    assert second in left and first not in left and len(left) == 2
+    assert (tmp_path / "mine.pt").exists()
+    monkeypatch.setattr(cache, "LIMIT", 0)
+    trained = cached_fit(cnn, images, folder=tmp_path, epochs=1, seed=3)
+    assert _same(trained, fairlib.fit(cnn, images, epochs=1, seed=3))
+    assert not list(tmp_path.glob("*.trained"))

@@ -44,17 +44,17 @@ def test_a_method_is_handed_what_it_takes_and_its_own_settings():
         method.check("method 'own'", {"data": 1})
 
 
-def test_a_kind_of_compression_says_of_its_methods_what_the_registry_says():
-    prune, linearize = pruning.PRUNING, linearization.LINEARIZATION
-    quantize, factorize = compression.QUANTIZATION, compression.FACTORIZATION
-    assert (prune.holds_out("bip"), prune.holds_out("magnitude")) == (True, False)
-    assert (prune.constrained("bip"), prune.constrained("lottery")) == (False, True)
-    assert (linearize.trains("snl", {}), linearize.trains("random", {})) == (True, False)
-    assert (linearize.holds_out("deepreduce"), linearize.holds_out("snl")) == (True, False)
-    assert (quantize.finetunes("weights"), quantize.finetunes("int8-static")) == (True, False)
-    assert factorize.finetunes("svd") and not factorize.trains("svd", {})
+def test_the_entries_of_a_kind_say_what_a_study_asks():
+    prune, linearize = pruning.PRUNING.methods, linearization.LINEARIZATION.methods
+    quantize, factorize = compression.QUANTIZATION.methods, compression.FACTORIZATION.methods
+    assert "val" in prune["bip"].takes and "val" not in prune["magnitude"].takes
+    assert (prune["bip"].constrained, prune["lottery"].constrained) == (False, True)
+    assert (linearize["snl"].trains, linearize["random"].trains) == (True, False)
+    assert "val" in linearize["deepreduce"].takes and "val" not in linearize["snl"].takes
+    assert (quantize["weights"].finetunes, quantize["int8-static"].finetunes) == (True, False)
+    assert factorize["svd"].finetunes and not factorize["svd"].trains
 
 
 def test_a_schedule_may_train_where_the_method_does_not():
-    trains = pruning.PRUNING.trains
+    trains = pruning.PRUNING.training
     assert trains("magnitude", {"schedule": "gradual"}) and not trains("magnitude", {})

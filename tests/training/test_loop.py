@@ -445,3 +445,47 @@ def test_a_network_that_comes_in_channels_last_format_is_trained_by_the_rule_all
 def test_a_misspelt_setting_of_a_training_is_refused(images, cnn):
     with pytest.raises(TypeError, match="unknown setting 'epoch'"):
         Training(cnn, images, {"epoch": 1})
+
+
+@pytest.mark.parametrize("normalization", [nn.BatchNorm1d(8), nn.BatchNorm1d(8, affine=False)])
+@pytest.mark.parametrize(("samples", "batch_size"), [(20, 1), (1, 64), (1, 1)])
+def test_a_batch_of_one_sample_has_no_variance(normalization, samples, batch_size):
+    codes = [0, 1] * 10
+    data = fairlib.GroupedDataset(torch.rand(20, 6), codes, codes).subset(range(samples))
+    model = nn.Sequential(nn.Linear(6, 8), normalization, nn.ReLU(), nn.Linear(8, 2))
+    message = f"batch_size={batch_size} leaves one sample in a batch of {samples}, of which"
+    with pytest.raises(ValueError, match=message):
+        fairlib.fit(model, data, epochs=1, batch_size=batch_size)
+    fairlib.fit(nn.Sequential(nn.Linear(6, 2)), data, epochs=1, batch_size=batch_size)
+
+
+def test_a_batch_of_one_image_has_one(images):
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(144, 3))
+    fairlib.fit(model, images.subset(range(3)), epochs=1, batch_size=1, lr=1e-3)
+
+
+@pytest.mark.parametrize(
+    "layer", [nn.LazyLinear(3), nn.LazyBatchNorm1d(affine=False)], ids=["weight", "buffer"]
+)
+def test_lazy_layers_need_an_input_first(layer, images):
+    lazy = nn.Sequential(nn.Flatten(), layer, nn.ReLU(), nn.Linear(3, 3))
+    calls = [
+        lambda: fairlib.fit(lazy, images),
+        lambda: fairlib.linearization.gate(lazy, images),
+        lambda: fairlib.compact(lazy, images),
+    ]
+    for call in calls:
+        with pytest.raises(ValueError, match=f"1 of the model is a lazy {type(layer).__name__}"):
+            call()
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:FutureWarning")
+def test_torchscript_cannot_be_changed(cnn, images):
+    traced = torch.jit.trace(cnn.eval(), images.batch(range(2)))
+    scripted = nn.Sequential(nn.Flatten(), torch.jit.script(nn.Linear(64, 3)))
+    for model in (traced, scripted):
+        for call in (fairlib.fit, fairlib.linearization.gate, fairlib.compact):
+            with pytest.raises(
+                TypeError, match="model must be a module of Python, got TorchScript"
+            ):
+                call(model, images)
