@@ -15,9 +15,9 @@ def copied(model: nn.Module) -> nn.Module:
     """Copy a model with all that hangs on it; activations that it has kept are constants there.
 
     Raises:
-        TypeError, ValueError: If it has a part that cannot be copied (:func:`check_module`).
+        ValueError: If a layer is lazy (:func:`refuse_lazy`).
     """
-    check_module("model", model)
+    refuse_lazy(model)
     memo: dict[int, Any] = {}
     seen: set[int] = set()
     found: list[Any] = [vars(module) for module in model.modules()]
@@ -33,21 +33,30 @@ def copied(model: nn.Module) -> nn.Module:
 
 
 def check_module(name: str, model: nn.Module) -> None:
-    """Refuse a model that cannot be copied and changed.
+    """Refuse a model that cannot be changed: no module, TorchScript, or lazy (`refuse_lazy`).
 
     Raises:
         TypeError: If it is no module, or has a part of TorchScript.
-        ValueError: If it has lazy layers that no batch has reached yet; names the first.
+        ValueError: If it has lazy layers that no batch has reached yet.
     """
     check_type(name, model, nn.Module, "a torch.nn.Module")
+    if any(isinstance(part, torch.jit.ScriptModule) for part in model.modules()):
+        raise TypeError(
+            f"{name} must be a module of Python, got TorchScript, whose code cannot be changed: "
+            "give the model from which it was made"
+        )
+    refuse_lazy(model)
+
+
+def refuse_lazy(model: nn.Module) -> None:
+    """Refuse a model with parameters or buffers that get their shapes from the first batch.
+
+    Raises:
+        ValueError: If it has some; names the first such layer.
+    """
     for path, part in model.named_modules():
-        if isinstance(part, torch.jit.ScriptModule):
-            raise TypeError(
-                f"{name} must be a module of Python, got TorchScript, whose code cannot be "
-                "changed: give the model from which it was made"
-            )
         if any(map(is_lazy, (*part.parameters(False), *part.buffers(False)))):
             raise ValueError(
-                f"{path} of the {name} is a lazy {type(part).__name__}, which has no shape: call "
+                f"{path} of the model is a lazy {type(part).__name__}, which has no shape: call "
                 "the model on a batch first"
             )

@@ -182,7 +182,7 @@ def _counts(
 
 def _bits(module: nn.Module, name: str, tensor: Tensor) -> int:
     """Count the bits that a tensor of a module takes, to be filled up to bytes."""
-    buffers = module._buffers
+    buffers = dict(module._buffers)  # TorchScript has another kind of mapping.
     beside, end = name[: name.rfind("_")], name[name.rfind("_") :]
     if end in _NOT_STORED and f"{beside}{_NOT_STORED[end]}" in {*buffers, *module._parameters}:
         return 0

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from fairlib._validation import lookup
 from fairlib.network import keeping
-from fairlib.network.copying import check_module, copied
+from fairlib.network.copying import copied, refuse_lazy
 from fairlib.network.keeping import MASK
 
 ATTENTION = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")
@@ -51,7 +51,8 @@ def prunable(model: nn.Module) -> dict[str, nn.Parameter]:
         >>> list(masks.prunable(model))
         ['0.weight', '3.weight']
     """
-    check_module("model", model)
+    check_type("model", model, nn.Module, "a torch.nn.Module")
+    refuse_lazy(model)
     keeping.settle(model)
     # named_parameters would name a tied weight once.
     names: dict[int, list[str]] = {}
