@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
-from fairlib._validation import lookup
+from fairlib._validation import check_type, lookup
 from fairlib.network import keeping
 from fairlib.network.copying import copied, refuse_lazy
 from fairlib.network.keeping import MASK
