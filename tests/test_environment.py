@@ -301,7 +301,7 @@ class TestLock:
         run = [sys.executable, "-c", code.replace("NUMBER", number)]
         done = subprocess.run(run, capture_output=True, text=True)
         assert done.returncode == 0
-        assert done.stderr == "no lock here (refused): start one build at a time\n"
+        assert done.stderr == "no file locks here: start one build at a time\n"
         done = subprocess.run([*run[:2], run[2].replace(number, "EBADF")], capture_output=True)
         assert done.returncode == 1  # A wrong descriptor is a fault of the Makefile.
 

@@ -29,7 +29,7 @@ def main(descriptor, seconds="inf"):
             if error.errno == errno.EBADF:
                 raise
             # A network drive may have no locks: a build without one beats no build.
-            print(f"no lock here ({error.strerror}): start one build at a time", file=sys.stderr)
+            print("no file locks here: start one build at a time", file=sys.stderr)
             return 0
 
 

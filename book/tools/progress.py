@@ -21,6 +21,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 STEPS = {
@@ -72,13 +73,14 @@ class Build:
             # Snakemake names the job some lines after it says that there is an error.
             self._in_error = False
             name, _ = self.running.pop(found[1], ("", now))
-            self.failed += [name] if name else []
+            if name:
+                self.failed.append(name)
             return name
         return ""
 
     def done(self) -> int:
         """Count the pages that have ended, failed ones too."""
-        return len([name for name in [*self.finished, *self.failed] if name not in STEPS])
+        return sum(name not in STEPS for name in [*self.finished, *self.failed])
 
     def left(self, now: float) -> float:
         """Estimate the seconds until all pages have ended; NaN before the first one has."""
@@ -171,7 +173,7 @@ def why(folder: Path, name: str) -> str:
     return "\n".join([f"--- {name} failed; its log, {path}, ends with", *before, *lines[-60:]])
 
 
-def start(command: list[str], stopped: list[int]) -> subprocess.Popen[str]:
+def start(command: Sequence[str], stopped: list[int]) -> subprocess.Popen[str]:
     """Start the command in its own process group, which a signal ends as a whole.
 
     Args:
@@ -203,7 +205,7 @@ def start(command: list[str], stopped: list[int]) -> subprocess.Popen[str]:
     return process
 
 
-def build(state: Build, command: list[str]) -> int:
+def build(state: Build, command: Sequence[str]) -> int:
     """Run the command; return its exit status, or 128 plus the signal that stopped it."""
     folder, screen, stopped = state.folder, Screen(), list[int]()
     (folder / "logs").mkdir(parents=True, exist_ok=True)
@@ -244,7 +246,7 @@ def tell(screen: Screen, state: Build, name: str) -> None:
 def main(where: str, *command: str) -> int:
     now, path = time.monotonic(), Path(where)
     state = Sweep(where, now) if path.is_file() else Build(path, now)
-    return build(state, [*command])
+    return build(state, command)
 
 
 if __name__ == "__main__":

@@ -92,7 +92,7 @@ def verify(
         print(f"  {claim}: {verdict['recorded']} -> {verdict['again']}")
     beyond = found.columns["relative"][found.columns["counts"]].max() > tolerance
     agrees = not (found.problems or len(changed) or beyond)
-    hint = "" if agrees or avx2 else "; CPUs without AVX-512 round differently, try --avx2 (AVX2=1)"
+    hint = "" if agrees else "; CPUs without AVX-512 round differently, try --avx2 (AVX2=1)"
     print(
         f"{table} {'agrees' if agrees else 'DOES NOT AGREE'} (relative tolerance "
         f"{tolerance:g}){hint}"
