@@ -169,8 +169,7 @@ def why(folder: Path, name: str) -> str:
     lines = path.read_text(encoding="utf-8", errors="replace").rstrip().splitlines()
     warned = [line for line in lines[:-60] if re.search(r"\b(WARNING|ERROR|CRITICAL): ", line)]
     # Sphinx ends with a summary: the warnings that made it fail are further up.
-    before = warned[:40] if name == "html" else []
-    return "\n".join([f"--- {name} failed; its log, {path}, ends with", *before, *lines[-60:]])
+    return "\n".join([f"--- {name} failed; its log, {path}, ends with", *warned[:40], *lines[-60:]])
 
 
 def start(command: Sequence[str], stopped: list[int]) -> subprocess.Popen[str]:
