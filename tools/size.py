@@ -19,7 +19,6 @@ CAPS = {"fairlib": 61_000, "whopays": 32_000, "notebooks": 54_000, "tests": 145_
 """Most statements and expressions, by package. ``whopays`` has the book's tools and extensions
 beside it."""
 
-OVER = {"fairlib": 66_800, "whopays": 32_200}
 """Sizes of packages that are over their cap: lowered with every removal, and deleted at the cap."""
 
 COMMENTS = 6.0
