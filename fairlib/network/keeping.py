@@ -181,17 +181,17 @@ class Kept(nn.Module):
     """Parametrization that keeps a weight which other parametrizations compute.
 
     Args:
-        *buffers: Mask, 1 where the weight is not held at zero, scale and bits; None for what is
-            not kept.
+        mask: 1 where the weight is not held at zero, or None.
+        *grid: Scale and bits of a rounded weight.
     """
 
     mask: Tensor
     scale: Tensor
     bits: Tensor
 
-    def __init__(self, *buffers: Tensor | None):
+    def __init__(self, mask: Tensor | None, *grid: Tensor | None):
         super().__init__()
-        for name, tensor in zip(("mask", "scale", "bits"), buffers, strict=False):
+        for name, tensor in zip(("mask", "scale", "bits"), (mask, *grid, None, None), strict=False):
             self.register_buffer(name, tensor, persistent=False)
 
     def forward(self, weight: Tensor) -> Tensor:
