@@ -165,7 +165,7 @@ class Keeper:
         if forward is not None and self.memories:
             # The model has kept this layer in this pass of this thread: once is enough.
             own = _weights_of(module, self)
-            if all(memory.is_of(forward, layer, name, w) for layer, name, memory, w in own):
+            if all(m.forward is forward and m.holds(layer, name, w) for layer, name, m, w in own):
                 return
         if grad and _end_forward in module._forward_hooks.values():
             _thread.forward = forward = object()
@@ -243,11 +243,6 @@ class _Memory:
             return False
         mask = layer._buffers.get(name + MASK)
         return self.version == weight._version and (mask is None or self.knows(mask))
-
-    def is_of(self, forward: object, layer: nn.Module, name: str, weight: nn.Parameter) -> bool:
-        """Return True if the weight was last written in this pass."""
-        written = self.forward is forward and self.weight() is weight
-        return written and self.holds(layer, name, weight)
 
     def is_foreign(self, weight: nn.Parameter) -> bool:
         """Return True if the weight is another parameter, put there by ``functional_call``."""
@@ -372,18 +367,14 @@ def _weights_of(layer: nn.Module, keeper: Keeper) -> _Weights:
         weight = layer._parameters.get(name)
         if isinstance(weight, nn.Parameter):
             if layer._buffers is not keeper.buffers:
-                _move_in(layer, name, keeper, weight.device)
+                # Torch has put the module in the place of the layer, with its hooks alone.
+                for end in ENDS:
+                    buffer = keeper.buffers.get(name + end)
+                    if buffer is not None and name + end not in layer._buffers:
+                        layer.register_buffer(name + end, buffer.to(weight.device))
             yield layer, name, memory, weight
         elif weight is None:
             _follow(layer, name)
-
-
-def _move_in(layer: nn.Module, name: str, keeper: Keeper, device: torch.device) -> None:
-    """Give a module that torch has put in the place of a layer, with its hooks, its buffers too."""
-    for end in ENDS:
-        buffer = keeper.buffers.get(name + end)
-        if buffer is not None and name + end not in layer._buffers:
-            layer.register_buffer(name + end, buffer.to(device))
 
 
 def _follow(layer: nn.Module, name: str) -> None:
