@@ -29,7 +29,7 @@ from torch.nn.utils import parametrize
 # 3. Writing every weight in every pass would cost a fifth of an evaluation. So each weight is known
 #    by when it was last written (_Memory), and is left alone until torch has counted a change.
 
-MASK, BITS, SCALE, RESIDUAL = ENDS = "_mask", "_bits", "_scale", "_residual"
+MASK, BITS, SCALE, RESIDUAL = NAME_ENDS = "_mask", "_bits", "_scale", "_residual"
 """Ends of the names of the buffers beside a kept parameter."""
 
 
@@ -368,7 +368,7 @@ def _weights_of(layer: nn.Module, keeper: Keeper) -> _Weights:
         if isinstance(weight, nn.Parameter):
             if layer._buffers is not keeper.buffers:
                 # Torch has put the module in the place of the layer, with its hooks alone.
-                for end in ENDS:
+                for end in NAME_ENDS:
                     buffer = keeper.buffers.get(name + end)
                     if buffer is not None and name + end not in layer._buffers:
                         layer.register_buffer(name + end, buffer.to(weight.device))

@@ -49,7 +49,7 @@ def restore(module: nn.Module, state_dict: Mapping[str, Tensor]) -> nn.Module:
         name, end = key[: key.rfind("_")], key[key.rfind("_") :]
         # A scale without a residual beside it is a buffer of another library.
         ours = end == keeping.MASK or name + keeping.RESIDUAL in state_dict
-        if end in keeping.ENDS and name in state_dict and ours:
+        if end in keeping.NAME_ENDS and name in state_dict and ours:
             lookup("prunable weight", name, weights)
             tensor = state_dict[key].to(weights[name].device, copy=True)
             kept.setdefault(name, {})[end] = tensor
