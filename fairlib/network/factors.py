@@ -24,7 +24,8 @@ class Factorized(nn.Sequential):
 
     def __getattr__(self, name: str) -> Any:
         if name == "weight":
-            first, second = (factor.weight for factor in self)
+            weights: list[Any] = [factor.weight for factor in self]
+            first, second = weights
             return (second.flatten(1) @ first.flatten(1)).view(len(second), *first.shape[1:])
         if name == "bias" or name.startswith("out_"):
             return getattr(self[1], name)

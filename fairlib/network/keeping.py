@@ -29,8 +29,11 @@ from torch.nn.utils import parametrize
 # 3. Writing every weight in every pass would cost a fifth of an evaluation. So each weight is known
 #    by when it was last written (_Memory), and is left alone until torch has counted a change.
 
-MASK, BITS, SCALE, RESIDUAL = "_mask", "_bits", "_scale", "_residual"
+MASK, BITS, SCALE, RESIDUAL = NAME_ENDS = "_mask", "_bits", "_scale", "_residual"
 """Ends of the names of the buffers beside a kept parameter."""
+
+
+_CHAIN = "parametrizations."  # Begins the names of the modules that compute a weight.
 
 
 class _Thread(threading.local):
@@ -118,7 +121,9 @@ def owner(layer: nn.Module, name: str) -> str | None:
     """Say what of torch computes a weight that is no parameter of its layer, and how to end that;
     None where nothing does."""
     if parametrize.is_parametrized(layer, name):
-        kinds = ", ".join(type(one).__name__ for one in layer.parametrizations[name])
+        kinds = ", ".join(
+            type(one).__name__ for one in layer.get_submodule(_CHAIN + name).children()
+        )
         return (
             f"parametrized by {kinds}; call torch.nn.utils.parametrize."
             f"remove_parametrizations(module, {name!r}) first"
@@ -160,7 +165,7 @@ class Keeper:
         if forward is not None and self.memories:
             # The model has kept this layer in this pass of this thread: once is enough.
             own = _weights_of(module, self)
-            if all(memory.is_of(forward, layer, name, w) for layer, name, memory, w in own):
+            if all(m.forward is forward and m.holds(layer, name, w) for layer, name, m, w in own):
                 return
         if grad and _end_forward in module._forward_hooks.values():
             _thread.forward = forward = object()
@@ -176,20 +181,21 @@ class Kept(nn.Module):
     """Parametrization that keeps a weight which other parametrizations compute.
 
     Args:
-        mask: 1 where the weight is not held at zero.
-        scale: Scale of the rounding.
-        bits: Number of bits of the rounding.
+        mask: 1 where the weight is not held at zero, or None.
+        *grid: Scale and bits of a rounded weight.
     """
 
     mask: Tensor
+    scale: Tensor
+    bits: Tensor
 
-    def __init__(self, mask: Tensor, scale: Tensor | None = None, bits: Tensor | None = None):
+    def __init__(self, mask: Tensor | None, *grid: Tensor | None):
         super().__init__()
-        for name, tensor in (("mask", mask), ("scale", scale), ("bits", bits)):
+        for name, tensor in zip(("mask", "scale", "bits"), (mask, *grid, None, None), strict=False):
             self.register_buffer(name, tensor, persistent=False)
 
     def forward(self, weight: Tensor) -> Tensor:
-        weight = self.mask * weight
+        weight = weight if self.mask is None else self.mask * weight
         if self.scale is None:
             return weight
         # Straight through: the gradient of the rounded weight is that of the weight.
@@ -237,11 +243,6 @@ class _Memory:
             return False
         mask = layer._buffers.get(name + MASK)
         return self.version == weight._version and (mask is None or self.knows(mask))
-
-    def is_of(self, forward: object, layer: nn.Module, name: str, weight: nn.Parameter) -> bool:
-        """Return True if the weight was last written in this pass."""
-        written = self.forward is forward and self.weight() is weight
-        return written and self.holds(layer, name, weight)
 
     def is_foreign(self, weight: nn.Parameter) -> bool:
         """Return True if the weight is another parameter, put there by ``functional_call``."""
@@ -294,6 +295,9 @@ class _Memory:
         layer.get_buffer(name + RESIDUAL).zero_()
 
 
+_Weights = Iterator[tuple[nn.Module, str, _Memory, nn.Parameter]]
+
+
 class _GradientMask:
     """A tensor hook that zeroes the gradient of masked weights."""
 
@@ -341,9 +345,7 @@ def _keeper(module: nn.Module) -> Keeper:
     return keeper
 
 
-def _weights(
-    model: nn.Module,
-) -> Iterator[tuple[nn.Module, str, _Memory, nn.Parameter]]:
+def _weights(model: nn.Module) -> _Weights:
     """Yield the modules with kept parameters, name, memory and parameter."""
     # ``model.modules()`` takes three times as long, in every pass. A ScriptModule has other
     # dictionaries, and nothing that is kept.
@@ -359,26 +361,20 @@ def _weights(
         modules += module._modules.values()
 
 
-def _weights_of(
-    layer: nn.Module, keeper: Keeper
-) -> Iterator[tuple[nn.Module, str, _Memory, nn.Parameter]]:
+def _weights_of(layer: nn.Module, keeper: Keeper) -> _Weights:
     """Yield the kept parameters of a module itself; none where the weight is a caller's tensor."""
     for name, memory in keeper.memories.items():
         weight = layer._parameters.get(name)
         if isinstance(weight, nn.Parameter):
             if layer._buffers is not keeper.buffers:
-                _move_in(layer, name, keeper)
+                # Torch has put the module in the place of the layer, with its hooks alone.
+                for end in NAME_ENDS:
+                    buffer = keeper.buffers.get(name + end)
+                    if buffer is not None and name + end not in layer._buffers:
+                        layer.register_buffer(name + end, buffer.to(weight.device))
             yield layer, name, memory, weight
         elif weight is None:
             _follow(layer, name)
-
-
-def _move_in(layer: nn.Module, name: str, keeper: Keeper) -> None:
-    """Give a module that torch has put in the place of a layer, with its hooks, its buffers too."""
-    for end in (MASK, BITS, SCALE, RESIDUAL):
-        buffer = keeper.buffers.get(name + end)
-        if buffer is not None and name + end not in layer._buffers:
-            layer.register_buffer(name + end, buffer.to(layer._parameters[name].device))
 
 
 def _follow(layer: nn.Module, name: str) -> None:
@@ -389,11 +385,10 @@ def _follow(layer: nn.Module, name: str) -> None:
     """
     found = owner(layer, name)
     if parametrize.is_parametrized(layer, name):
-        chain = layer.parametrizations[name]
-        if not any(isinstance(one, Kept) for one in chain):
-            mask, *rest = (layer._buffers.get(name + end) for end in (MASK, SCALE, BITS))
-            whole = torch.ones_like(rest[0]) if mask is None else mask
-            parametrize.register_parametrization(layer, name, Kept(whole, *rest), unsafe=True)
+        chain = layer.get_submodule(_CHAIN + name)
+        if not any(isinstance(one, Kept) for one in chain.children()):
+            kept = Kept(*(layer._buffers.get(name + end) for end in (MASK, SCALE, BITS)))
+            parametrize.register_parametrization(layer, name, kept, unsafe=True)
     elif found:
         raise ValueError(
             f"torch.nn.utils has overwritten fairlib's mask of this {type(layer).__name__}, or its "
@@ -424,7 +419,7 @@ def _rows(weight: Tensor) -> Tensor:
 
 def _settle_loaded(layer: nn.Module, *_: object) -> None:
     """Zero the masked weights out of place after ``load_state_dict`` has brought others."""
-    for _, name, memory, weight in _weights_of(layer, _keeper(layer)):
+    for _layer, name, memory, weight in _weights_of(layer, _keeper(layer)):
         mask = layer._buffers.get(name + MASK)
         memory.weight = None
         # After load_state_dict(assign=True) the tensor is the caller's, whose model may be dense.

@@ -88,7 +88,7 @@ def read_masks(model: nn.Module) -> dict[str, Tensor]:
         (:func:`fairlib.network.keeping.settle`).
     """
     keeping.settle(model)
-    # Of uint8 the bytes are those of bools; masks of edition 0.1 are bools themselves.
+    # Bytes of uint8 are those of bools; masks of edition 0.1 are bools themselves.
     return {name: mask.view(torch.bool) for name, mask in keeping.kept(model, MASK).items()}
 
 

@@ -18,7 +18,7 @@ from fairlib.network.copying import copied
 from fairlib.network.keeping import BITS, RESIDUAL, SCALE, keep, kept, rounded, settle
 from fairlib.network.masks import prunable
 
-__all__ = ["insert_quantizers", "read_bits", "round_quantized", "rounded", "with_quantizers"]
+__all__ = ["read_bits", "round_quantized", "rounded", "with_quantizers"]
 
 round_quantized = settle
 
@@ -50,19 +50,6 @@ def with_quantizers(model: nn.Module, scales: Mapping[str, Tensor], bits: int) -
     # evaluating a model twice, or saving it, leaves it as it is.
     settle(quantized)
     return quantized.eval()
-
-
-def insert_quantizers(model: nn.Module, state_dict: Mapping[str, Tensor]) -> nn.Module:
-    """Copy a dense model with the quantizers that a saved state has, for its values to be
-    loaded."""
-    # A scale without bits beside it is a buffer of another library.
-    scales = {
-        key.removesuffix(SCALE): scale
-        for key, scale in state_dict.items()
-        if key.endswith(SCALE) and key.removesuffix(SCALE) + BITS in state_dict
-    }
-    # Loading the state replaces the bits, as it does all buffers.
-    return with_quantizers(model, scales, 8) if scales else model
 
 
 def read_bits(model: nn.Module) -> dict[str, int]:

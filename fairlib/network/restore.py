@@ -4,12 +4,11 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from fairlib._validation import check_type
-from fairlib.network import factors, quantizers
+from fairlib._validation import check_type, lookup
+from fairlib.network import factors, keeping
 from fairlib.network.copying import copied
 from fairlib.network.gates import insert_gates
-from fairlib.network.keeping import MASK
-from fairlib.network.masks import with_masks
+from fairlib.network.masks import prunable
 
 
 def restore(module: nn.Module, state_dict: Mapping[str, Tensor]) -> nn.Module:
@@ -42,15 +41,20 @@ def restore(module: nn.Module, state_dict: Mapping[str, Tensor]) -> nn.Module:
     """
     check_type("module", module, nn.Module, "a torch.nn.Module")
     check_type("state_dict", state_dict, Mapping, "the state_dict of a module")
-    keep = {
-        name.removesuffix(MASK): mask.bool()
-        for name, mask in state_dict.items()
-        if name.endswith(MASK) and name.removesuffix(MASK) in state_dict
-    }
     # Factors first: masks and quantizers belong to the weights of the factors.
     restored = factors.insert_factors(copied(module), state_dict)
-    restored = insert_gates(with_masks(restored, keep), state_dict)
-    restored = quantizers.insert_quantizers(restored, state_dict)
+    weights = prunable(restored)
+    kept: dict[str, dict[str, Tensor]] = {}
+    for key in state_dict:
+        name, end = key[: key.rfind("_")], key[key.rfind("_") :]
+        # A scale without a residual beside it is a buffer of another library.
+        ours = end == keeping.MASK or name + keeping.RESIDUAL in state_dict
+        if end in keeping.NAME_ENDS and name in state_dict and ours:
+            lookup("prunable weight", name, weights)
+            tensor = state_dict[key].to(weights[name].device, copy=True)
+            kept.setdefault(name, {})[end] = tensor
+    keeping.keep(restored, kept)
+    restored = insert_gates(restored, state_dict).eval()
     try:
         restored.load_state_dict(state_dict)
     except RuntimeError as error:

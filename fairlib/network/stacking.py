@@ -113,13 +113,10 @@ class Stack(nn.Module):
     Args:
         members: At least one network; :func:`obstacle` is None for each, and :func:`form` the same
             for all. If one has a mask that another lacks, the other gets one in the stack that
-            keeps all.
-        layout: Memory format of the weights of convolutions.
+            keeps all. Weights of convolutions are channels-last.
     """
 
-    def __init__(
-        self, members: Sequence[nn.Module], layout: torch.memory_format = torch.contiguous_format
-    ) -> None:
+    def __init__(self, members: Sequence[nn.Module]) -> None:
         super().__init__()
         # A tuple, so that torch does not register the members: their parameters are views of the
         # stack's, and an optimizer would step them twice.
@@ -138,9 +135,9 @@ class Stack(nn.Module):
             if type(module) is nn.Linear:
                 module.__class__ = _StackedLinear
         for prefix, name, tensor in list(_tensors(self.net)):
-            self._join(prefix, name, tensor, layout)
+            self._join(prefix, name, tensor)
 
-    def _join(self, prefix: str, name: str, tensor: Tensor, layout: torch.memory_format) -> None:
+    def _join(self, prefix: str, name: str, tensor: Tensor) -> None:
         """Put one tensor of all members, joined, in the place of the first member's."""
         count, parts = len(self.members), []
         for member in self.members:
@@ -149,7 +146,7 @@ class Stack(nn.Module):
             parts.append(torch.ones_like(tensor) if part is None else part)
         joined = torch.cat([part.detach() for part in parts]) if tensor.ndim else tensor.clone()
         if joined.ndim == 4:
-            joined = joined.contiguous(memory_format=layout)
+            joined = joined.contiguous(memory_format=torch.channels_last)
         if isinstance(tensor, nn.Parameter):
             joined = nn.Parameter(joined, tensor.requires_grad)
         setattr(self.net.get_submodule(prefix), name, joined)

@@ -1,6 +1,7 @@
 """FairGRAPE: every layer keeps each group's share of the importance of its weights."""
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -89,12 +90,11 @@ def importance(model: nn.Module, data: GroupedDataset, batch_size: int) -> dict[
     scored = scored_copy(model, data)
     weights = masks.prunable(scored)
     totals = _zeros(weights, data)
-    for group, batches in enumerate(_batches(data, batch_size)):
-        for index in batches:
-            gradients = mean_gradient(scored, data, index)
-            for name, weight in weights.items():
-                products = weight.detach().float() * gradients[name].float()
-                totals[name][group] += products.square() / len(batches)
+    for group, index, count in _batches(data, batch_size):
+        gradients = mean_gradient(scored, data, index)
+        for name, weight in weights.items():
+            products = weight.detach().float() * gradients[name].float()
+            totals[name][group] += products.square() / count
     return totals
 
 
@@ -107,20 +107,19 @@ def published_importance(
     device, dtype = placement(scored)
     weights = masks.prunable(scored)
     optimizer = torch.optim.Adam(scored.parameters(), lr=lr)
-    totals = _zeros(weights, data)
-    for group, batches in enumerate(_batches(data, batch_size)):
-        for index in batches:
-            logits = scored(data.batch(index, dtype=dtype, device=device))
-            check_logits(logits, data)
-            cross_entropy(logits, data.labels(index, device)).backward()
-            for name, weight in weights.items():
-                if weight.grad is not None:  # None: the model does not use the weight.
-                    products = weight.detach().float() * weight.grad.float()
-                    totals[name][group] += products.square()
-            optimizer.step()
-    # Behind the loops, as in the released code: ``batches`` are those of the last group alone.
+    totals, batches = _zeros(weights, data), list(_batches(data, batch_size))
+    for group, index, _ in batches:
+        logits = scored(data.batch(index, dtype=dtype, device=device))
+        check_logits(logits, data)
+        cross_entropy(logits, data.labels(index, device)).backward()
+        for name, weight in weights.items():
+            if weight.grad is not None:  # None: the model does not use the weight.
+                products = weight.detach().float() * weight.grad.float()
+                totals[name][group] += products.square()
+        optimizer.step()
+    # Behind the loop, as in the released code: the number is that of the last group alone.
     for total in totals.values():
-        total[-1] /= len(batches)
+        total[-1] /= batches[-1][2]
     return totals
 
 
@@ -135,10 +134,12 @@ def _zeros(weights: dict[str, nn.Parameter], data: GroupedDataset) -> dict[str, 
     }
 
 
-def _batches(data: GroupedDataset, batch_size: int) -> list[tuple[Tensor, ...]]:
-    """Split the samples of every group into batches of equal size, give or take one."""
-    members = [(data.groups == group).nonzero().flatten().cpu() for group in range(data.num_groups)]
-    return [index.tensor_split(math.ceil(len(index) / batch_size)) for index in members]
+def _batches(data: GroupedDataset, batch_size: int) -> Iterator[tuple[int, Tensor, int]]:
+    """Yield batches of equal size, give or take one: group, samples, and how many the group has."""
+    for group in range(data.num_groups):
+        members = (data.groups == group).nonzero().flatten().cpu()
+        batches = members.tensor_split(math.ceil(len(members) / batch_size))
+        yield from ((group, index, len(batches)) for index in batches)
 
 
 def _select(name: str, score: Tensor, sparsity: float, mask: Tensor | None) -> Tensor:

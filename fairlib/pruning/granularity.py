@@ -93,7 +93,7 @@ class ChannelGranularity(Granularity):
         expanded = []
         for name, weight in self.weights.items():
             row = columns[name].reshape(1, -1, *[1] * (weight.ndim - 2)).expand(weight.shape)
-            # What an earlier mask prunes stays so, and gets no gradient.
+            # Weights that an earlier mask prunes stay so, and get no gradient.
             expanded.append(row * self.before[name] if name in self.before else row)
         return expanded
 

@@ -135,7 +135,7 @@ def _stacked_teachers(objectives: Sequence[Any]) -> Stack | None:
     teachers = [copied(objective.teacher) for objective in objectives]
     if any(obstacle(each) or form(each) != form(teachers[0]) for each in teachers):
         return None
-    return Stack(teachers, torch.channels_last).eval()
+    return Stack(teachers).eval()
 
 
 def check_distillation(settings: Mapping[str, Any] | None) -> None:

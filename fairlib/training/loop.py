@@ -489,7 +489,7 @@ class _Loop:
             # takes no generator: a network with dropout is never stacked.
             seeds = [member.how.seed for member in members]
             self.generators = list(map(generator, seeds))
-            self.model = Stack([member.model for member in members], torch.channels_last)
+            self.model = Stack([member.model for member in members])
         else:
             # Set in both cases: a network that comes in channels-last format, and must not be
             # trained in it, would else make oneDNN write past a buffer.

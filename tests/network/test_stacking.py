@@ -25,7 +25,7 @@ def test_a_stack_computes_what_its_members_compute(name, training):
     expected = torch.cat([model(part) for model, part in zip(alone, inputs.split(2), strict=True)])
     assert not any(map(stacking.obstacle, members))
     assert all(stacking.form(member) == stacking.form(members[0]) for member in members)
-    stack = stacking.Stack(members, torch.channels_last).train(training)
+    stack = stacking.Stack(members).train(training)
     seen = stack(inputs)
     torch.testing.assert_close(seen, expected, rtol=1e-9, atol=1e-12)
     stack.release()
