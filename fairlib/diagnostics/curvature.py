@@ -237,7 +237,7 @@ class _Products:
                 # The graph of a single pass serves all exact products; graphs of several passes
                 # would not fit into memory together.
                 point, gradient = (
-                    loss.gradient_graph(chunk) if single else self._at(loss.theta, chunk)
+                    loss.gradient_graph(chunk) if single else loss.total_gradient(loss.theta, chunk)
                 )
             summed += gradient.detach()
             held += pattern.nbytes
@@ -261,7 +261,7 @@ class _Products:
         shifted, summed = self.loss.theta + step * vector, torch.zeros_like(vector)
         for pattern, chunk in zip(self.patterns, self.loss.chunks, strict=True):
             with pattern or self._pattern(chunk):
-                summed += self._at(shifted, chunk)[1]
+                summed += self.loss.total_gradient(shifted, chunk)[1]
         return (self.loss.project(summed / len(self.loss.index)) - self.gradient) / step
 
     def _pattern(self, chunk: Tensor) -> Pattern:
@@ -269,10 +269,6 @@ class _Products:
         with torch.no_grad(), Pattern() as pattern:
             self.loss.logits(self.loss.theta, chunk)
         return pattern
-
-    def _at(self, theta: Tensor, chunk: Tensor) -> tuple[Tensor, Tensor]:
-        point = theta.detach().requires_grad_()
-        return point, self.loss.total_gradient(point, chunk)
 
 
 def extreme_eigenpairs(

@@ -77,9 +77,8 @@ def group_exemplars(
 
 def _modal_class(name: str, population: Sequence[nn.Module], data: GroupedDataset) -> np.ndarray:
     """Return the class that most networks of a population predict, ``(N,)``."""
+    from scipy.stats import mode
+
     if not len(population):
         raise ValueError(f"{name} must hold at least one network, got none")
-    votes = np.zeros((len(data), data.num_classes), dtype=np.int64)
-    for model in population:
-        votes[np.arange(len(data)), predict(model, data).logits.argmax(axis=1)] += 1
-    return votes.argmax(axis=1)
+    return mode([predict(model, data).logits.argmax(axis=1) for model in population]).mode

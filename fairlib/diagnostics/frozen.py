@@ -49,9 +49,10 @@ class Pattern(TorchFunctionMode):
         if self._next is None:
             output, piece = hold(None, *args, **kwargs)
             self._pieces.append(piece)
-            return output
-        self._next += 1
-        return hold(self._pieces[self._next - 1], *args, **kwargs)[0]
+        else:
+            output, _ = hold(self._pieces[self._next], *args, **kwargs)
+            self._next += 1
+        return output
 
     @property
     def nbytes(self) -> int:

@@ -1,5 +1,9 @@
 """Theorem 2: closeness to the boundary and errors bound the curvature of a group's loss."""
 
+import math
+from collections.abc import Sequence
+
+import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor, nn
@@ -100,13 +104,13 @@ def hessian_bound(
     check_number("tol", tol, 0, 1, low_open=True)
     objective = MeanLoss(model, data, dtype=torch.float64)
     objective.gradient_graph(objective.index[:1])  # Refuses what can be differentiated only once.
-    kept = torch.ones_like(objective.theta) if objective.kept is None else objective.kept
-    noise = torch.randn(kept.shape, generator=torch.Generator().manual_seed(seed), dtype=kept.dtype)
-    start = objective.project(noise.to(kept))
+    shape, generator = objective.theta.shape, torch.Generator().manual_seed(seed)
+    noise = torch.randn(shape, generator=generator, dtype=torch.float64)
+    start = objective.project(noise.to(objective.theta))
 
-    def row(_: str, index: Tensor) -> list[float]:
+    def row(_: str, index: Tensor) -> Sequence[float]:
         bounds = [_sample_bounds(objective, one, start, tol, limit) for one in index.split(1)]
-        return torch.stack(bounds).mean(0).tolist()
+        return np.mean(bounds, axis=0)
 
     return group_table(data, BOUNDS, row)
 
@@ -115,8 +119,8 @@ def hessian_bound(
 @differentiating()
 def _sample_bounds(
     objective: MeanLoss, sample: Tensor, start: Tensor, tol: float, limit: int
-) -> Tensor:
-    """Compute ``closeness spectral signed printed residual`` of a sample, float64 ``(5,)``."""
+) -> list[float]:
+    """Compute ``closeness spectral signed printed residual`` of a sample."""
     point, data = objective.theta.detach().requires_grad_(), objective.data
     logits = finite("the logits", objective.logits(point, sample))[0]
     target = data.labels(sample, objective.device)
@@ -135,19 +139,17 @@ def _sample_bounds(
     # is small beside the gaps leaves a residual near its square root.
     few = start.count_nonzero() <= limit
     pairs = lanczos(product, start, tol=0.0 if few else tol**2, limit=limit).pairs
-    low, high = (start.new_tensor(pairs[place].value) for place in (0, -1))
+    low, high = pairs[0].value, pairs[-1].value
     residual = max(pair.residual for pair in pairs.values())
-    spectral = closeness + torch.maximum(high, -low) + residual
-    printed = torch.full_like(high, torch.nan)
+    spectral, signed, printed = max(high, -low) + residual, high + residual, math.nan
     if data.num_classes == 2:
         # The printed theorem has |p - y| times the largest eigenvalue of the logit's Hessian. S has
         # p - y, which is negative for y = 1: its smallest eigenvalue is that one's negative.
-        printed = closeness + (-low if target.item() == 1 else high)
-    signed = closeness + high + residual
-    return torch.stack([closeness, spectral, signed, printed, start.new_tensor(residual)])
+        printed = -low if target == 1 else high
+    return [closeness, closeness + spectral, closeness + signed, closeness + printed, residual]
 
 
-def _closeness(p: Tensor, jacobian: Tensor) -> Tensor:
+def _closeness(p: Tensor, jacobian: Tensor) -> float:
     r"""Compute the largest eigenvalue of :math:`J^\top A J`.
 
     With :math:`A = \operatorname{diag} p - p p^\top = B B^\top` and :math:`B =
@@ -158,4 +160,4 @@ def _closeness(p: Tensor, jacobian: Tensor) -> Tensor:
     factor = root.diag() - p[:, None] * root
     matrix = factor.T @ (jacobian @ jacobian.T) @ factor
     finite("the gradients of the logits", matrix[None])
-    return torch.linalg.eigvalsh(matrix)[-1].clamp(min=0)
+    return max(0.0, float(torch.linalg.eigvalsh(matrix)[-1]))

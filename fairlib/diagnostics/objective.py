@@ -132,8 +132,7 @@ class MeanLoss:
 
     def gradient(self) -> Tensor:
         r"""Compute :math:`\nabla J` ``(P,)`` at the model's parameters."""
-        point = self.theta.detach().requires_grad_()
-        summed = total(self.total_gradient(point, chunk) for chunk in self.chunks)
+        summed = total(self.total_gradient(self.theta, chunk)[1] for chunk in self.chunks)
         return check_finite("gradient", self.project(summed / len(self.index)))
 
     @full_precision()
@@ -167,16 +166,18 @@ class MeanLoss:
         Raises:
             NotComputable: If the graph has a function that can be differentiated only once.
         """
-        point = self.theta.detach().requires_grad_()
-        gradient = self.total_gradient(point, chunk, create_graph=True)
+        point, gradient = self.total_gradient(self.theta, chunk, create_graph=True)
         check_graph(gradient)
         return point, gradient
 
     @full_precision()
     @differentiating()
-    def total_gradient(self, point: Tensor, chunk: Tensor, *, create_graph: bool = False) -> Tensor:
-        """Compute the gradient of the summed losses of some samples, at a leaf ``point``."""
-        return differentiate(point, self.total(point, chunk), create_graph=create_graph)
+    def total_gradient(
+        self, theta: Tensor, chunk: Tensor, *, create_graph: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """Return a leaf at ``theta``, and the gradient of the summed losses of some samples."""
+        point = theta.detach().requires_grad_()
+        return point, differentiate(point, self.total(point, chunk), create_graph=create_graph)
 
     def project(self, vector: Tensor) -> Tensor:
         """Set a vector to zero at the pruned weights."""

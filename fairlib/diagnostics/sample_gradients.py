@@ -139,16 +139,14 @@ def _layers(loss: MeanLoss) -> dict[str, nn.Module]:
     Raises:
         _NotLayered: If a parameter is not the weight or bias of a known layer, or not of one alone.
     """
-    owners = Counter(
-        id(weight) for module in loss.model.modules() for weight in module._parameters.values()
-    )
+    owners = Counter(loss.aliases.values())
     layers: dict[str, nn.Module] = {}
     for name in loss.names:
         prefix, _, kind = name.rpartition(".")
         layer = loss.model.get_submodule(prefix)
         if type(layer) not in RULES or kind not in ("weight", "bias"):
             raise _NotLayered(f"no rule is known for {name} of {type(layer).__name__}")
-        if owners[id(getattr(layer, kind))] > 1:
+        if owners[name] > 1:
             raise _NotLayered(f"{name} belongs to several modules")
         if layer._forward_hooks or layer._backward_hooks:
             raise _NotLayered(f"{prefix} has hooks, which may change its outputs")

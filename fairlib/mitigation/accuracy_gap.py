@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from fairlib._validation import check_number
 from fairlib.data import GroupedDataset
+from fairlib.diagnostics import group_performance
 from fairlib.mitigation.lagrangian import Lagrangian, group_columns, sizes_of
-from fairlib.network.evaluation import predict
 from fairlib.training import Batch, Constraint, ConstraintRun, Objective
 from fairlib.training.group_losses import means_and_counts
 
@@ -98,9 +98,8 @@ class AccuracyGap(Constraint):
         """Return the constraint with the dense model's accuracies as reference, if it has none."""
         if self.reference is not None:
             return self
-        correct = torch.as_tensor(predict(dense, data).correct, dtype=torch.float64)
-        means, _ = means_and_counts(correct, data.groups.cpu(), data.num_groups)
-        return replace(self, reference=tuple(means.tolist()))
+        accuracies = group_performance(dense, data)["accuracy"].fillna(0)
+        return replace(self, reference=tuple(accuracies))
 
     def start(self, model: nn.Module, data: GroupedDataset, objective: Objective) -> ConstraintRun:
         return _AccuracyGapRun(self, data)

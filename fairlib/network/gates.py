@@ -354,9 +354,8 @@ def count(model: nn.Module, image_size: int | None = None) -> pd.DataFrame:
         raise ValueError(
             f"the model was gated for images of {shape[-1]} pixels, not of {image_size}"
         )
-    inside = {id(one.activation) for one in known.values()}
-    bare = any(isinstance(module, RELUS) and id(module) not in inside for module in model.modules())
-    if bare or not known:
+    # Each gate holds a ReLU: any more of them are not gated yet.
+    if not known or sum(isinstance(module, RELUS) for module in model.modules()) > len(known):
         model = gate(model, None if image_size is None else _blank(model, image_size))
     masks, first = read_gates(model), stem(model)
     table = pd.DataFrame(

@@ -28,8 +28,6 @@ from torch.utils._pytree import tree_leaves
 RELUS = (nn.ReLU, nn.ReLU6, nn.LeakyReLU)
 """The modules that count as ReLUs."""
 
-_NO_ACTIVATIONS = (nn.Softmax, nn.Softmax2d, nn.LogSoftmax, nn.Softmin, nn.MultiheadAttention)
-
 # Functions and names of methods, as torch.fx shows them, and the module that does the same.
 _MODULES: dict[Any, type[nn.Module]] = dict.fromkeys(
     (torch.relu, torch.relu_, relu, "relu", "relu_"), nn.ReLU
@@ -40,6 +38,7 @@ _RELU_OPERATORS = {"relu", "leaky_relu", "hardtanh"}
 _CLAMPS = {"clamp", "clamp_min"}
 _OTHERS = {
     "addmm_activation",
+    "celu",
     "cudnn_rnn",
     "elu",
     "erf",
@@ -143,7 +142,11 @@ class Seen(TorchDispatchMode):
             if (clamps and low == 0) or operator in _RELU_OPERATORS:
                 self.functions.append(name)
             elif operator in _OTHERS or compares:
-                raise ValueError(_no_relu(f"{_described(name, module)} computes {operator}"))
+                kinds = ", ".join(kind.__name__ for kind in RELUS)
+                raise ValueError(
+                    f"{_described(name, module)} computes {operator}, which is no ReLU and can be "
+                    f"neither gated nor counted; ReLUs are {kinds}"
+                )
         output = function(*args, **settings)
         if operator == "abs" and origin == _ACTIVATION:
             origin |= _ABSOLUTE
@@ -179,11 +182,6 @@ def watch(model: nn.Module, inputs: Tensor) -> Seen:
         ValueError: If an activation is no ReLU, the model does not take such inputs or gives no
             tensor, or a ReLU's output does not have the samples in its first dimension.
     """
-    for name, module in model.named_modules():
-        kind = type(module)
-        activation = kind.__module__ == "torch.nn.modules.activation"
-        if activation and not isinstance(module, RELUS + _NO_ACTIVATIONS):
-            raise ValueError(_no_relu(f"{name or 'the model'} is a {kind.__name__}"))
     seen, handles = Seen(model, inputs), []
     for name, module in model.named_modules():
         enter = partial(seen.enter, name)
@@ -274,11 +272,6 @@ def _innermost_first(name: str) -> tuple[int, str]:
 
 def _described(name: str, module: nn.Module) -> str:
     return f"{name or 'the model'} ({type(module).__name__})"
-
-
-def _no_relu(subject: str) -> str:
-    kinds = ", ".join(kind.__name__ for kind in RELUS)
-    return f"{subject}, which is no ReLU and can be neither gated nor counted; ReLUs are {kinds}"
 
 
 class _Shallow(Tracer):

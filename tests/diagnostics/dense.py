@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, hessian
+from torch.func import functional_call, grad, jacrev
 from torch.nn.functional import cross_entropy
 
 import fairlib
@@ -31,4 +31,6 @@ def dense_hessian(model: nn.Module, data: fairlib.GroupedDataset, group: int) ->
         point = state | {name: part.view_as(state[name]) for name, part in parts.items()}
         return cross_entropy(functional_call(model, point, (inputs,)), targets)
 
-    return hessian(loss)(torch.cat([state[name].flatten() for name in names]))
+    # Backwards twice: torch.func.hessian, forwards over backwards, is not symmetric in the weights
+    # of a layer normalization (torch 2.15).
+    return jacrev(grad(loss))(torch.cat([state[name].flatten() for name in names]))

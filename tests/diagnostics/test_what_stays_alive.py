@@ -44,7 +44,7 @@ def alive() -> tuple[int, int]:
     return len(tensors), sum(each.untyped_storage().nbytes() for each in tensors)
 
 
-@pytest.mark.filterwarnings("ignore::fairlib.diagnostics.ConvergenceWarning")
+@pytest.mark.filterwarnings("ignore::fairlib.diagnostics.ConvergenceWarning", "ignore:.*chance")
 @pytest.mark.parametrize("name", CALLS)
 def test_nothing_outlives_a_call(name):
     model = fairlib.build("tiny-resnet", num_classes=3, in_channels=2, image_size=8)
