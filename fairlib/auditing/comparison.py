@@ -15,7 +15,7 @@ import pandas as pd
 from fairlib import environment
 from fairlib._tables import refuse_other_index
 from fairlib.auditing import measures
-from fairlib.auditing.adapters.models import Query, read_answers, read_model
+from fairlib.auditing.adapters.models import read_answers, read_model
 from fairlib.auditing.adapters.truth import check_data, ground_truth
 from fairlib.auditing.measures import AuditSettings
 from fairlib.auditing.modules import with_modules
@@ -121,8 +121,7 @@ def audit(
     refuse_other_index(before=before, after=after, targets=targets, groups=groups)
     truth = ground_truth(test, targets, groups, models)
     answers = {
-        role: read_model(model, Query(role, truth, test, chosen.seed))
-        for role, model in models.items()
+        role: read_model(model, role, truth, test, chosen.seed) for role, model in models.items()
     }
     first, second = read_answers(answers, truth, scores)
     report = compare_predictions(truth, first, second, chosen)

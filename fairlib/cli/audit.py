@@ -249,7 +249,7 @@ def _audited(given: dict[str, Any]) -> Report:
     # Importing the module of a factory runs its code: whoever audits somebody else's model should
     # see that it does.
     if "factory" in given:
-        print(f"fairlib: runs the code of {given['factory']}", file=sys.stderr)
+        say(f"fairlib: runs the code of {given['factory']}", sys.stderr)
     own = ("images", "target", "group", "classes", "positive", *_OF_PICTURES)
     pictures = files.Pictures(**{name: given.pop(name) for name in own if name in given})
     return files.audit_models(pictures=pictures, **given)

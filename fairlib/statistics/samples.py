@@ -27,6 +27,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import ndtr, ndtri, stdtrit
 from tqdm import tqdm
 
+from fairlib._tables import refuse_other_index
 from fairlib._validation import check_number
 from fairlib.statistics.seeds import Interval
 
@@ -45,6 +46,7 @@ def _floats(values: ArrayLike) -> Floats:
 
 def group_means(values: ArrayLike, groups: ArrayLike, num_groups: int) -> Floats:
     """Average values ``(N,)`` or ``(N, K)`` in each group: ``(num_groups, ...)``, NaN if empty."""
+    refuse_other_index(values=values, groups=groups)
     values, groups = _floats(values), np.asarray(groups)
     if values.ndim not in (1, 2) or groups.shape != values.shape[:1]:
         raise ValueError(
@@ -294,17 +296,20 @@ class Quantity:
 
 def share(counts: ArrayLike, groups: ArrayLike, num_groups: int) -> Quantity:
     """Sum what counts (booleans) by group: an accuracy, a rate."""
+    refuse_other_index(counts=counts, groups=groups)
     return _quantity([counts], groups, num_groups)
 
 
 def drop(before: ArrayLike, after: ArrayLike, groups: ArrayLike, num_groups: int) -> Quantity:
     """Sum by group what was lost and gained, of booleans before and after, of the same samples."""
+    refuse_other_index(before=before, after=after, groups=groups)
     before, after = np.asarray(before, dtype=bool), np.asarray(after, dtype=bool)
     return _quantity([before & ~after, after & ~before], groups, num_groups)
 
 
 def numbers(values: ArrayLike, groups: ArrayLike, num_groups: int) -> Quantity:
     """Sum numbers, their squares and their cubes by group, around their mean over all."""
+    refuse_other_index(values=values, groups=groups)
     values = _floats(values)
     # Cubes of numbers far from zero would cancel to rounding.
     center = float(values.mean()) if len(values) else 0.0

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import fairlib
-from fairlib.auditing.adapters.models import Query, read_model
+from fairlib.auditing.adapters.models import read_model
 from fairlib.auditing.adapters.truth import truth_of_dataset
 
 QUICK = {"resamples": 20, "diagnostics": ()}
@@ -183,7 +183,7 @@ def test_a_module_whose_scores_look_like_independent_probabilities_gets_a_note(i
 )
 def test_what_is_no_model_is_refused_with_what_is_one(model, message, images):
     with pytest.raises(TypeError, match=message):
-        read_model(model, Query("before", truth_of_dataset(images), images))
+        read_model(model, "before", truth_of_dataset(images), images)
 
 
 class Uncopyable(torch.nn.Linear):

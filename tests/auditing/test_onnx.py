@@ -94,14 +94,10 @@ def test_channels_last(path, batch):
         (
             ("n", 3, 8, 8),
             types.FLOAT,
-            r"\(N, 3, 8, 8\), got \(N, 3, 4, 4\): give --size 8 \(image_size=8\)",
+            r"takes \('n', 3, 8, 8\): --size .*index: 2 Got: 4 Expected: 8",
         ),
-        (
-            ("n", 1, 4, 4),
-            types.FLOAT,
-            r"\(N, 1, 4, 4\), got \(N, 3, 4, 4\): export it for such inputs",
-        ),
-        (("n", 3, 16), types.FLOAT, r"\(N, 3, 16\), got \(N, 3, 4, 4\): export it"),
+        (("n", 1, 4, 4), types.FLOAT, r"takes \('n', 1, 4, 4\): .*index: 1 Got: 3 Expected: 1"),
+        (("n", 3, 16), types.FLOAT, r"takes \('n', 3, 16\): .*Invalid rank"),
         (("n", 3, 4, 4), types.UINT8, r"takes uint8, 0 to 255: leave out --normalize"),
     ],
 )
@@ -109,7 +105,7 @@ def test_inputs_that_do_not_fit(path, batch, shape, kind, message):
     call, _ = open_model(
         write(path, shape, kind, axes=range(2, len(shape)), weight=WEIGHT[: shape[1]])
     )
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=rf"(?s){message}"):
         call(batch - 0.5)
 
 
@@ -136,7 +132,7 @@ def test_a_model_that_cannot_be_asked(path, batch):
     with pytest.raises(ValueError, match=r"cannot run '.*model.onnx' as an ONNX model"):
         open_model(path)
     call, _ = open_model(write(path, ("n", "c", 4, 4), weight=WEIGHT[:2]))
-    with pytest.raises(ValueError, match=r"model.onnx failed on inputs \(7, 3, 4, 4\): .*MatMul"):
+    with pytest.raises(ValueError, match=r"model.onnx failed on inputs \(7, 3, 4, 4\), .*MatMul"):
         call(batch)
 
 

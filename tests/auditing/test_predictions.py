@@ -266,7 +266,10 @@ def test_what_nothing_tells_apart_is_refused_until_it_is_said():
     half = (P > 0.5).astype(float)
     with pytest.raises(ValueError, match=r"only 0.0 and 1.0, which could be .* class '0': give sc"):
         drops(1 - half, 1 - half, REVERSED)
+    with pytest.raises(ValueError, match=r"after has only 0.0 and 1.0, which could be labels"):
+        drops(np.column_stack([P, 1 - P]), 1 - half, REVERSED)
     assert drops(half, half, REVERSED, scores="labels").table["drop"].eq(0).all()
+    assert drops(half, half).provenance["scores"] == {"before": "labels", "after": "labels"}
     said = drops(1 - half, 1 - half, REVERSED, scores="probabilities").table["accuracy_before"]
     pd.testing.assert_series_equal(
         said, drops(half.astype(int), half.astype(int), REVERSED).table["accuracy_before"]

@@ -16,6 +16,7 @@ from fairlib import statistics
 
 RNG = np.random.default_rng(20)
 Z = statistics.normal_z(0.95)
+FLAGS = pd.Series([0, 1])
 
 
 def test_the_mean_of_each_group_is_numpys():
@@ -363,6 +364,13 @@ def test_nulls_have_the_calibrated_numbers_of_draws():
     [
         (lambda: statistics.group_means([1.0, 2.0], [0], 1), r"\(2,\) and \(1,\)"),
         (lambda: statistics.group_means([1.0], [2], 2), r"codes in \[0, 2\), got 2 to 2"),
+        (
+            lambda: statistics.share(FLAGS, FLAGS[::-1], 2),
+            "groups and counts must have the same index",
+        ),
+        (lambda: statistics.numbers(FLAGS, FLAGS[::-1], 2), "groups and values must have the same"),
+        (lambda: statistics.group_means(FLAGS, FLAGS[::-1], 2), "groups and values must have the"),
+        (lambda: statistics.drop(FLAGS, FLAGS[::-1], [0, 1], 2), "after and before must have the"),
         (lambda: statistics.accuracies_by_chance([3, 0], 0.5), "positive whole numbers"),
         (lambda: statistics.accuracies_by_chance([3, 4], 0.5, draws=0), "draws must lie in"),
         (

@@ -24,6 +24,8 @@ from fairlib.auditing.predictions import GroundTruth, Predictions
 if TYPE_CHECKING:
     from torch import nn
 
+    from fairlib.data import GroupedDataset
+
 _AUDITABLE = (
     "a torch module, the path of an ONNX file, an estimator of scikit-learn, a function from a "
     "batch to scores, or logits, probabilities or labels with one row a sample"
@@ -32,34 +34,17 @@ _ALONE = 4  # Samples that a model is asked about again, alone.
 
 
 @dataclass(frozen=True)
-class Query:
-    """Samples that a model is asked about.
-
-    Attributes:
-        role: Role of the model: ``"before"`` or ``"after"``.
-        truth: Targets and groups of the samples.
-        test: Their data set, a :class:`fairlib.GroupedDataset`; None if there are only scores.
-        seed: Seed of a module that draws.
-    """
-
-    role: str
-    truth: GroundTruth
-    test: Any = None
-    seed: int = 0
-
-
-@dataclass(frozen=True)
 class Answers:
     """Scores or labels of a model for every sample, before their kind is known.
 
     Attributes:
-        values: Array ``(N, C)`` or ``(N,)``.
+        values: Scores ``(N, C)`` or scores or labels ``(N,)``, as :func:`scores_array` takes them.
         about: Description of the model, for the report.
         notes: Warnings.
         asked: True if a model was asked; False if the scores themselves were given.
     """
 
-    values: np.ndarray
+    values: Any
     about: Mapping[str, Any] = field(default_factory=dict)
     notes: Sequence[str] = ()
     asked: bool = True
@@ -73,51 +58,58 @@ def read_answers(pair: Mapping[str, Answers], truth: GroundTruth, kind: str) -> 
         truth: Targets and groups of the samples.
         kind: Kind of the scores, one of :data:`fairlib.auditing.adapters.scores.SCORES`.
     """
+    arrays = {role: scores_array(one.values, truth, role) for role, one in pair.items()}
     if kind == "auto":
-        kind = common_kind([answers.values for answers in pair.values()], truth)
+        kind = common_kind(list(arrays.values()), truth)
     read = []
     for role, answers in pair.items():
         # Nobody chose the kind of scores of a trained model: if they could be logits or
         # probabilities that is a note, and not an error as it is for an array.
-        found = read_scores(answers.values, truth, role, kind=kind, strict=not answers.asked)
+        found = read_scores(arrays[role], truth, role, kind=kind, strict=not answers.asked)
         read.append(replace(found, about=answers.about, notes=(*found.notes, *answers.notes)))
     return read
 
 
-def read_model(model: Any, query: Query) -> Answers:
+def read_model(
+    model: Any, role: str, truth: GroundTruth, test: GroupedDataset | None, seed: int = 0
+) -> Answers:
     """Ask a model about every sample, or take its scores as they are.
 
     Args:
         model: Torch module, path of an ONNX file, estimator of scikit-learn, function from a batch
-            of inputs to scores, or the scores themselves (:func:`read_scores`).
-        query: The samples.
+            of inputs to scores, or the scores themselves (:func:`scores_array`).
+        role: Role of the model: ``"before"`` or ``"after"``.
+        truth: Targets and groups of the samples.
+        test: Their data set; None if there are only scores.
+        seed: Seed of a module that draws.
 
     Raises:
         TypeError: If ``model`` is something else, or there is no data set; says what to give.
     """
     if is_scores(model):
-        return Answers(scores_array(model, query.truth, query.role), asked=False)
-    if query.test is None:
+        return Answers(model, asked=False)
+    if test is None:
         raise TypeError(
-            f"{query.role} is asked about a test set: give one, not targets= and groups=, or give "
+            f"{role} is asked about a test set: give one, not targets= and groups=, or give "
             "its scores"
         )
     hint = type(model).__name__
     if isinstance(model, type):
         hint += ": give an instance, not the class"
     elif is_module(model):
-        return from_module(model, query)
+        return from_module(model, role, test, seed)
     elif isinstance(model, str | Path):
         from fairlib.auditing.adapters.onnx import open_model
 
-        return _in_batches(*open_model(model), query)
+        return _in_batches(*open_model(model), role, test)
     elif hasattr(model, "predict_proba") or hasattr(model, "predict"):
-        return _in_batches(_estimate(model, query), {"model": hint}, query)
+        return _in_batches(_estimate(model, role, truth), {"model": hint}, role, test)
     elif callable(model):
-        return _in_batches(model, {"model": getattr(model, "__qualname__", hint)}, query)
+        about = {"model": getattr(model, "__qualname__", hint)}
+        return _in_batches(model, about, role, test)
     elif isinstance(model, Mapping):
         hint += ": put a state_dict into a module first (fairlib.restore)"
-    raise TypeError(f"{query.role} must be {_AUDITABLE}, got {hint}")
+    raise TypeError(f"{role} must be {_AUDITABLE}, got {hint}")
 
 
 def is_module(model: Any) -> TypeGuard[nn.Module]:
@@ -125,26 +117,26 @@ def is_module(model: Any) -> TypeGuard[nn.Module]:
     return "torch" in sys.modules and isinstance(model, sys.modules["torch"].nn.Module)
 
 
-def from_module(model: nn.Module, query: Query) -> Answers:
+def from_module(model: nn.Module, role: str, test: GroupedDataset, seed: int) -> Answers:
     """Ask a torch module; notes tell if it answers twice differently or changes its buffers."""
     from fairlib.network.evaluation import outputs
 
     notes: list[str] = []
-    with held(model, query.role, query.seed, notes):
+    with held(model, role, seed, notes):
         try:
-            scores = outputs(model, query.test)
+            scores = outputs(model, test)
         except RuntimeError as error:
-            shape = tuple(query.test.inputs.shape[1:])
+            shape = tuple(test.inputs.shape[1:])
             raise ValueError(
-                f"{query.role} does not take inputs {shape} of the test set: {error}"
+                f"{role} does not take inputs {shape} of the test set: {error}"
             ) from error
-        notes.extend(_notes_on_repetition(model, query))
+        notes.extend(_notes_on_repetition(model, role, test))
     parameters = sum(parameter.numel() for parameter in model.parameters())
     about = {"model": type(model).__name__, "parameters": parameters}
-    return Answers(scores_array(scores, query.truth, query.role), about, notes)
+    return Answers(scores, about, notes)
 
 
-def _estimate(model: Any, query: Query) -> Callable:
+def _estimate(model: Any, role: str, truth: GroundTruth) -> Callable:
     """Make the function that asks an estimator for probabilities, or else for labels."""
 
     def call(batch: Any) -> Any:
@@ -154,33 +146,34 @@ def _estimate(model: Any, query: Query) -> Callable:
         scores = model.predict_proba(flat)
         # Its columns are the classes it has seen, sorted by itself: they can be fewer than those
         # of the data and in another order.
-        codes = class_codes(np.asarray(model.classes_), query.truth, query.role)
-        full = np.zeros((len(scores), len(query.truth.target_names)))
+        codes = class_codes(np.asarray(model.classes_), truth, role)
+        full = np.zeros((len(scores), len(truth.target_names)))
         full[:, codes] = scores
         return full
 
     return call
 
 
-def _in_batches(call: Callable, about: Mapping[str, Any], query: Query) -> Answers:
+def _in_batches(
+    call: Callable, about: Mapping[str, Any], role: str, test: GroupedDataset
+) -> Answers:
     """Ask a function from a batch of inputs to scores, batch by batch."""
     import torch
 
     from fairlib.network.evaluation import passes
 
     parts = []
-    for rows in passes(query.test, torch.device("cpu")):
-        part = dense(query.role, call(query.test.batch(rows, dtype=torch.float32)))
+    for rows in passes(test, torch.device("cpu")):
+        part = dense(role, call(test.batch(rows, dtype=torch.float32)))
         if part.ndim not in (1, 2):
             raise ValueError(
-                f"{query.role} must give scores (N, C) or labels (N,) of a batch, it gives "
-                f"{part.shape}"
+                f"{role} must give scores (N, C) or labels (N,) of a batch, it gives {part.shape}"
             )
         parts.append(part)
-    return Answers(scores_array(np.concatenate(parts), query.truth, query.role), about)
+    return Answers(np.concatenate(parts), about)
 
 
-def _notes_on_repetition(model: nn.Module, query: Query) -> list[str]:
+def _notes_on_repetition(model: nn.Module, role: str, test: GroupedDataset) -> list[str]:
     """Ask a module about a few samples again, together and alone.
 
     A model that draws at random, or whose answer depends on who else is in the batch, has no
@@ -191,10 +184,10 @@ def _notes_on_repetition(model: nn.Module, query: Query) -> list[str]:
     from fairlib.network.evaluation import evaluation_mode, placement
 
     device, dtype = placement(model)
-    few = torch.arange(min(_ALONE, len(query.test)))
+    few = torch.arange(min(_ALONE, len(test)))
 
     def answers(batches: Sequence[torch.Tensor]) -> torch.Tensor:
-        found = [model(query.test.batch(rows, dtype=dtype, device=device)) for rows in batches]
+        found = [model(test.batch(rows, dtype=dtype, device=device)) for rows in batches]
         return torch.cat(found).double().cpu()
 
     with evaluation_mode(model), torch.no_grad():
@@ -203,7 +196,7 @@ def _notes_on_repetition(model: nn.Module, query: Query) -> list[str]:
             alone = answers(few.split(1))
         except (RuntimeError, ValueError):  # A model that takes no batch of one looks at it, too.
             alone = torch.full_like(first, float("nan"))
-    who = f"the model {query.role} compression"
+    who = f"the model {role} compression"
     if not torch.allclose(first, second, rtol=1e-3, atol=1e-5):
         return [f"{who} draws at random: it answers the same samples differently"]
     if not torch.allclose(first, alone, rtol=1e-2, atol=1e-4):

@@ -105,7 +105,10 @@ def open_model(path: str | Path) -> tuple[Callable[[Any], np.ndarray], dict[str,
             try:
                 (answers,) = model.run([output], {taken.name: full})
             except Exception as error:
-                raise ValueError(f"{path.name} failed on inputs {full.shape}: {error}") from error
+                raise ValueError(
+                    f"{path.name} failed on inputs {full.shape}, it takes {tuple(taken.shape)}: "
+                    f"--size (image_size=) scales pictures, or export it again; {error}"
+                ) from error
             parts.append(answers[: len(part)])
         found = np.concatenate(parts)
         return found.reshape(len(found), -1) if found.ndim > 2 else found
@@ -165,15 +168,6 @@ def _fitted(values: np.ndarray, wanted: Any, name: str) -> np.ndarray:
     # fit where they are is left alone: images of 3 pixels height and width would fit both ways.
     if values.ndim == len(shape) == 4 and shape[3] == values.shape[1] != shape[1]:
         values = np.moveaxis(values, 1, 3)
-    same_rank = len(shape) == values.ndim
-    sizes = zip(shape[1:], values.shape[1:], strict=False)
-    wrong = [isinstance(size, int) and size != other for size, other in sizes]
-    if not same_rank or any(wrong):
-        takes, got = (f"(N, {', '.join(map(str, each[1:]))})" for each in (shape, values.shape))
-        hint = "export it for such inputs"
-        if same_rank and len(shape) == 4 and not wrong[0] and shape[2] == shape[3]:
-            hint = f"give --size {shape[2]} (image_size={shape[2]})"
-        raise ValueError(f"{name} takes inputs {takes}, got {got}: {hint}")
     kind = INPUTS[wanted.type]
     if kind is np.uint8:
         # A batch has x / 255. Normalized numbers would be cut off at 0 and 255 without a word.

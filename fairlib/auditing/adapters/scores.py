@@ -60,6 +60,14 @@ def read_scores(
         if found.ndim != 1:
             raise ValueError(f"{role} must be one label for each sample, got shape {found.shape}")
         codes, unknown = class_codes(found, truth, role), np.full(len(found), np.nan)
+        # Labels 0.0 and 1.0 are what pandas makes of a column with a gap. Where the classes are in
+        # another order than the numbers, they would say the opposite as scores.
+        either = kind == "auto" and found.dtype.kind == "f" and len(truth.target_names) == 2
+        if either and np.isin(found, (0, 1)).all() and (codes != found).any():
+            raise ValueError(
+                f"{role} has only 0.0 and 1.0, which could be labels, or scores of the class "
+                f"{truth.target_names[1]!r}: give scores='labels' or 'probabilities' (--scores)"
+            )
         note = f"only labels are known {role} compression: no loss, no calibration"
         return Predictions(codes, unknown, unknown, "labels", notes=(note,))
     found = _numbers(found, truth, role, kind)
@@ -113,33 +121,25 @@ def common_kind(columns: Sequence[np.ndarray], truth: GroundTruth) -> str:
     Compression saturates scores: zeros and ones beside fractions are scores, and not labels.
 
     Returns:
-        The kind of both; ``"auto"`` where each can be read alone, since it has texts or scores of
-        every class.
+        The kind of both; ``"auto"`` where each can be read alone, since it has texts, labels or
+        scores of every class.
 
     Raises:
-        ValueError: If the numbers can be read in two ways, or are of two kinds.
+        ValueError: If the numbers are of two kinds.
     """
-    numeric = [column.ndim == 1 and column.dtype.kind in "iuf" for column in columns]
-    if len(truth.target_names) != 2 or not all(numeric):
+    numbers = (column.ndim == 1 and column.dtype.kind in "iuf" for column in columns)
+    if len(truth.target_names) != 2 or not all(numbers):
         return "auto"
-    values = np.concatenate(columns)
-    kind, whole = _kind_of_numbers(values), [(one == np.round(one)).all() for one in columns]
-    if not any(whole) or (kind == "probabilities" and not all(whole)):
-        return kind
-    if not all(whole):
+    whole = [(column == np.round(column)).all() for column in columns]
+    if all(whole):
+        return "auto"
+    kind = _kind_of_numbers(np.concatenate(columns))
+    if any(whole) and kind == "logits":
         raise ValueError(
             "before and after must be of one kind: one has fractions, as scores have, the other "
             "only whole numbers, as labels are; give scores= or labels of both"
         )
-    # Labels 0.0 and 1.0 are what pandas makes of a column with a gap. Where the classes are in
-    # another order than the numbers, they would say the opposite as scores.
-    floats = kind == "probabilities" and values.dtype.kind == "f"
-    if floats and (class_codes(values, truth, "before") != values).any():
-        raise ValueError(
-            "before and after have only 0.0 and 1.0, which could be labels, or scores of the class "
-            f"{truth.target_names[1]!r}: give scores='labels' or 'probabilities' (--scores)"
-        )
-    return "labels"
+    return kind
 
 
 def class_codes(found: np.ndarray, truth: GroundTruth, role: str) -> np.ndarray:
