@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import argparse
 import copy
-import importlib.util
+import importlib
 import multiprocessing
 import sys
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -58,7 +58,7 @@ class Case(NamedTuple):
     def inputs(self) -> Tensor:
         parameter = next(self.model.parameters(), torch.zeros(0))
         dtype = parameter.dtype if parameter.is_floating_point() else torch.float32
-        return self.data.inputs.to(dtype)
+        return self.data.inputs.to(dtype, copy=True)  # A network may write into it.
 
     def close(self, what: str, found: Any, wanted: Any, tolerance: float | None = None) -> None:
         """Refuse numbers that are apart by more than the tolerance of their largest size."""
@@ -70,8 +70,14 @@ class Case(NamedTuple):
 
     def logits(self, model: nn.Module | None = None) -> Tensor:
         with torch.no_grad():
-            found = (model or self.model)(self.inputs)
-        return found.float()
+            return answer((model or self.model)(self.inputs))
+
+
+def answer(found: Any) -> Tensor:
+    """Return the logits ``(N, C)`` of what a network gives: one of several, or at each position."""
+    if not isinstance(found, Tensor):
+        found = found["logits"] if isinstance(found, Mapping) else found[0]
+    return found.flatten(2).mean(2).float() if found.ndim > 2 else found.float()
 
 
 def audited(case: Case) -> None:
@@ -107,7 +113,7 @@ def pruned(case: Case) -> None:
     small.train()
     for _ in range(2):
         optimizer.zero_grad()
-        cross_entropy(small(case.inputs).float(), case.data.targets).backward()
+        cross_entropy(answer(small(case.inputs)), case.data.targets).backward()
         optimizer.step()
     for name, weight in prunable(small).items():
         if not (weight[masks[name] == 0] == 0).all():
@@ -127,7 +133,7 @@ def sensitive(case: Case) -> None:
     small = fairlib.prune(case.model, "snip", sparsity=0.5, data=case.data)
     model = copy.deepcopy(case.model).eval()
     weights = prunable(model)
-    loss = cross_entropy(model(case.inputs).float(), case.data.targets)
+    loss = cross_entropy(answer(model(case.inputs)), case.data.targets)
     slopes = torch.autograd.grad(loss, list(weights.values()), allow_unused=True)
     scores, kept = [], []
     for (name, weight), slope in zip(weights.items(), slopes, strict=True):
@@ -191,7 +197,7 @@ def differentiated(case: Case) -> None:
     parameters = [p for p in model.parameters() if p.requires_grad]
     for name, group in (("a", 0), ("b", 1)):
         rows = case.data.groups == group
-        loss = cross_entropy(model(case.inputs[rows]).float(), case.data.targets[rows])
+        loss = cross_entropy(answer(model(case.inputs[rows])), case.data.targets[rows])
         slopes = torch.autograd.grad(loss, parameters, allow_unused=True)
         # A complex number has two real parts, of which both count.
         squares = [each.abs().double().square().sum() for each in slopes if each is not None]
@@ -277,7 +283,12 @@ def cell(network: Network, function: str, limit: float) -> tuple[str, str]:
 
 
 def installed(network: Network) -> bool:
-    return importlib.util.find_spec(network.library) is not None
+    """Import the package of a network; tell whether it is there."""
+    try:
+        importlib.import_module(network.library)
+    except ModuleNotFoundError:
+        return False
+    return True
 
 
 @contextmanager
@@ -307,10 +318,11 @@ def main(arguments: argparse.Namespace) -> None:
         if (name, function) not in known and arguments.only in name
     ]
     where = environment.describe("cpu")
-    versions = environment.versions(
-        [name for name in ("torch", "torchvision", "timm", "transformers")
-         if importlib.util.find_spec(name)]
-    )  # fmt: skip
+    versions = environment.versions(dict.fromkeys(network.library for network in networks.values()))
+    # Once here, not in each process: the first call of a function imports what it needs. Only those
+    # without a backward pass, whose threads would not be there after a fork.
+    for function in ("linearize", "quantize weights", "factorize", "cost"):
+        judge(NETWORKS["plain CNN"], function)
     with progress(len(left)) as tell:
         for name, function in left:
             network = networks[name]

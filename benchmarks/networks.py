@@ -106,10 +106,15 @@ def attention(act: nn.Module) -> nn.Module:
     )
 
 
+def series(inputs: Tensor) -> Tensor:
+    """Return the steps of samples, which the library takes as vectors."""
+    return inputs.unflatten(1, (STEPS, FEATURES))
+
+
 def encoder() -> nn.Module:
     layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
     return Apply(
-        lambda self, x: self.head(self.body(self.embed(x)).mean(1)),
+        lambda self, x: self.head(self.body(self.embed(series(x))).mean(1)),
         embed=nn.Linear(FEATURES, 16),
         body=nn.TransformerEncoder(layer, 2, enable_nested_tensor=False),
         head=nn.Linear(16, 4),
@@ -118,7 +123,7 @@ def encoder() -> nn.Module:
 
 def recurrent(kind: type[nn.RNNBase]) -> nn.Module:
     return Apply(
-        lambda self, x: self.head(relu(self.hidden(self.body(x)[0][:, -1]))),
+        lambda self, x: self.head(relu(self.hidden(self.body(series(x))[0][:, -1]))),
         body=kind(FEATURES, 24, batch_first=True),
         hidden=nn.Linear(24, 16),
         head=nn.Linear(16, 4),
@@ -397,11 +402,15 @@ NETWORKS: dict[str, Network] = {
 }
 NETWORKS |= {
     f"{kind.__name__} of series": Network(
-        "recurrent", "torch", partial(recurrent, kind), (STEPS, FEATURES)
+        "recurrent", "torch", partial(recurrent, kind), (STEPS * FEATURES,)
     )
     for kind in (nn.LSTM, nn.GRU, nn.RNN)
 }
-NETWORKS["TransformerEncoder of series"] = Network("attention", "torch", encoder, (STEPS, FEATURES))
+NETWORKS["TransformerEncoder of series"] = Network(
+    "attention", "torch", encoder, (STEPS * FEATURES,)
+)
+    "attention", "torch", encoder, (STEPS * FEATURES,)
+)
 NETWORKS["shared embedding of words"] = Network("recurrent", "torch", Texts, (STEPS,), WORDS)
 NETWORKS |= {
     f"{name} of fairlib": Network("fairlib", "torch", partial(ours, name))
