@@ -409,8 +409,6 @@ NETWORKS |= {
 NETWORKS["TransformerEncoder of series"] = Network(
     "attention", "torch", encoder, (STEPS * FEATURES,)
 )
-    "attention", "torch", encoder, (STEPS * FEATURES,)
-)
 NETWORKS["shared embedding of words"] = Network("recurrent", "torch", Texts, (STEPS,), WORDS)
 NETWORKS |= {
     f"{name} of fairlib": Network("fairlib", "torch", partial(ours, name))
