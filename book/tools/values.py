@@ -264,6 +264,23 @@ def largest_false() -> str:
     return f"{100 * simulated.loc[~simulated['excused'], 'false'].max():.1f} %"
 
 
+@value
+def model_families() -> str:
+    """Tabulate how many networks of a family each function takes and refuses."""
+    # As "right + refused", so that what is missing of a family's networks is seen.
+    return (
+        table("results/benchmarks/model-families.csv")
+        .pivot_table(
+            "verdict",
+            "family",
+            "function",
+            lambda each: f"{(each == 'right').sum()} + {(each == 'refused').sum()}",
+            sort=False,
+        )
+        .to_markdown()
+    )
+
+
 VALUES |= {
     "paths_seeds": lambda: f"{table(PATHS)['seeds'].min()}",
     "paths_statistics": lambda: f"{len(table(PATHS))}",

@@ -10,7 +10,10 @@ from torch.nn.functional import cross_entropy
 import fairlib
 from fairlib.diagnostics import group_eigenvalues, group_gradients
 
-pytestmark = pytest.mark.filterwarnings("ignore:gradients of samples are taken by vmap")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:gradients of samples are taken by vmap"),
+    pytest.mark.filterwarnings("ignore:There is a performance drop"),
+]
 
 
 @pytest.fixture(scope="module")
