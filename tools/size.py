@@ -15,10 +15,19 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 
-CAPS = {"fairlib": 61_000, "whopays": 32_000, "notebooks": 54_000, "tests": 145_000}
+NEW_TESTS = {"what people bring": 8_100}
+"""Sizes of the tests that came with new behaviour, by its name."""
+
+CAPS = {
+    "fairlib": 61_000,
+    "whopays": 32_000,
+    "notebooks": 54_000,
+    "tests": 145_000 + sum(NEW_TESTS.values()),
+}
 """Most statements and expressions, by package. ``whopays`` has the book's tools and extensions
 beside it."""
 
+OVER = {"fairlib": 66_800}
 """Sizes of packages that are over their cap: lowered with every removal, and deleted at the cap."""
 
 COMMENTS = 6.0
