@@ -14,6 +14,7 @@ import pandas as pd
 
 from fairlib import environment
 from fairlib._tables import refuse_other_index
+from fairlib._validation import check_many
 from fairlib.auditing import measures
 from fairlib.auditing.adapters.models import read_answers, read_model
 from fairlib.auditing.adapters.truth import check_data, ground_truth
@@ -115,8 +116,7 @@ def audit(
         True
     """
     chosen = AuditSettings(**settings)
-    if isinstance(diagnostics, str) or not isinstance(diagnostics, Sequence):
-        raise TypeError(f"diagnostics must be a list of names, got {diagnostics!r}")
+    diagnostics = check_many("diagnostics", diagnostics)
     models = {"before": before, "after": after}
     refuse_other_index(before=before, after=after, targets=targets, groups=groups)
     truth = ground_truth(test, targets, groups, models)

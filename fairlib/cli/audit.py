@@ -6,6 +6,7 @@ import argparse
 import inspect
 import math
 import operator
+import os
 import re
 import sys
 import warnings
@@ -268,7 +269,12 @@ def say(text: str, stream: TextIO | None = None) -> None:
     ]
     stream = stream or sys.stdout
     coding = getattr(stream, "encoding", None) or "utf-8"
-    print("\n".join(lines).encode(coding, "backslashreplace").decode(coding), file=stream)
+    encoded = "\n".join(lines).encode(coding, "backslashreplace")
+    try:
+        print(encoded.decode(coding), file=stream, flush=True)
+    except BrokenPipeError:
+        # The reader has enough, as head has: the status must say all the same what was found.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _line(message: object) -> str:

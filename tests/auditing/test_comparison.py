@@ -264,7 +264,7 @@ def test_bad_input(pair, cnn, images):
         fairlib.audit(*pair, targets=[0, 1], groups=[0, 1])
     with pytest.raises(TypeError, match="targets and groups are in test"):
         fairlib.audit(*pair, images, targets=images.targets)
-    with pytest.raises(TypeError, match="diagnostics must be a list of names, got 'gradient'"):
+    with pytest.raises(TypeError, match=r"diagnostics must hold several values, .* got 'gradient'"):
         fairlib.audit(*pair, images, diagnostics="gradient")
     with pytest.raises(ValueError, match="unknown reference group 'most'; known: many, some, few"):
         fairlib.audit(*pair, images, reference="most")

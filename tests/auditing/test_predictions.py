@@ -94,7 +94,7 @@ def test_kinds_of_scores_are_told_apart_by_their_values():
         (
             pd.DataFrame(np.eye(3), columns=["p_x", "p_y", "p_z"]),
             "auto",
-            "columns of before must be the classes x, y, z",
+            "columns of before must name every value that occurs, lacks x, y, z; got",
         ),
         (np.zeros((3, 3)), "labels", "one label for each sample"),
         (

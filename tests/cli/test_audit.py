@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -308,6 +309,15 @@ def test_a_condition_decides_whatever_the_output_can_encode(
     for stream, text in ((sys.stdout, "On these samples compression cost"), (sys.stderr, "holds")):
         stream.flush()
         assert text in stream.buffer.getvalue().decode(encoding)
+
+
+def test_a_condition_decides_where_nobody_reads_on(predictions):
+    reader, writer = os.pipe()
+    os.close(reader)
+    words = [sys.executable, "-m", "fairlib.cli", *predictions, "--fail-if", "worst-drop > 0.05"]
+    done = subprocess.run(words, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writer)
+    assert done.returncode == 3 and len(done.stderr.splitlines()) == 1 and "holds" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from scipy.special import log_softmax
 
-from fairlib._tables import dense, factorized, is_tensor, label_text
+from fairlib._tables import dense, factorized, in_order, is_tensor, label_text
 from fairlib._validation import lookup
 from fairlib.auditing.predictions import GroundTruth, Predictions
 
@@ -172,17 +172,11 @@ def class_codes(found: np.ndarray, truth: GroundTruth, role: str) -> np.ndarray:
 
 def _in_order_of_classes(values: Any, truth: GroundTruth, role: str) -> Any:
     """Put the columns of a data frame, if they have names, into the order of the classes."""
-    if not isinstance(values, pd.DataFrame) or values.shape[1] == 1:
+    named = isinstance(values, pd.DataFrame) and not isinstance(values.columns, pd.RangeIndex)
+    if not named or not 1 < values.shape[1] == len(truth.target_names):
         return values
-    if isinstance(values.columns, pd.RangeIndex):
-        return values
-    values = values.set_axis([label_text(name) for name in values.columns], axis=1)
-    if set(values.columns) != set(truth.target_names):
-        raise ValueError(
-            f"columns of {role} must be the classes {', '.join(truth.target_names)}, "
-            f"got {', '.join(values.columns)}: rename, or give an array"
-        )
-    return values[list(truth.target_names)]
+    names = [label_text(name) for name in values.columns]
+    return values.iloc[:, in_order(truth.target_names, names, f"columns of {role}")[0]]
 
 
 def _numbers(found: np.ndarray, truth: GroundTruth, role: str, kind: str) -> np.ndarray:
