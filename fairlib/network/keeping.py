@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -164,8 +164,13 @@ class Keeper:
             return
         if forward is not None and self.memories:
             # The model has kept this layer in this pass of this thread: once is enough.
-            own = _weights_of(module, self)
-            if all(m.forward is forward and m.holds(layer, name, w) for layer, name, m, w in own):
+            for name, memory in self.memories.items():
+                own = module._parameters.get(name)
+                if own is None or memory.forward is not forward:
+                    break
+                if not memory.holds(module, name, own):
+                    break
+            else:
                 return
         if grad and _end_forward in module._forward_hooks.values():
             _thread.forward = forward = object()
@@ -174,7 +179,8 @@ class Keeper:
             # does not count. Without, never the weights of another model under functional_call.
             if grad or not (memory.holds(layer, name, weight) or memory.is_foreign(weight)):
                 memory.write(layer, name, weight, forward if grad else None)
-            _mask_gradient(layer, name, memory, weight)
+            if grad:
+                _mask_gradient(layer, name, memory, weight)
 
 
 class Kept(nn.Module):
@@ -295,7 +301,7 @@ class _Memory:
         layer.get_buffer(name + RESIDUAL).zero_()
 
 
-_Weights = Iterator[tuple[nn.Module, str, _Memory, nn.Parameter]]
+_Weights = list[tuple[nn.Module, str, _Memory, nn.Parameter]]
 
 
 class _GradientMask:
@@ -346,9 +352,10 @@ def _keeper(module: nn.Module) -> Keeper:
 
 
 def _weights(model: nn.Module) -> _Weights:
-    """Yield the modules with kept parameters, name, memory and parameter."""
+    """List the modules with kept parameters, name, memory and parameter."""
     # ``model.modules()`` takes three times as long, in every pass. A ScriptModule has other
     # dictionaries, and nothing that is kept.
+    found: _Weights = []
     modules: list[nn.Module | None] = [model]
     while modules:
         module = modules.pop()
@@ -356,13 +363,15 @@ def _weights(model: nn.Module) -> _Weights:
             continue
         if module._forward_pre_hooks:
             for hook in module._forward_pre_hooks.values():
-                if isinstance(hook, Keeper):
-                    yield from _weights_of(module, hook)
+                if isinstance(hook, Keeper) and hook.memories:
+                    found += _weights_of(module, hook)
         modules += module._modules.values()
+    return found
 
 
 def _weights_of(layer: nn.Module, keeper: Keeper) -> _Weights:
-    """Yield the kept parameters of a module itself; none where the weight is a caller's tensor."""
+    """List the kept parameters of a module itself; none where the weight is a caller's tensor."""
+    found: _Weights = []
     for name, memory in keeper.memories.items():
         weight = layer._parameters.get(name)
         if isinstance(weight, nn.Parameter):
@@ -372,9 +381,10 @@ def _weights_of(layer: nn.Module, keeper: Keeper) -> _Weights:
                     buffer = keeper.buffers.get(name + end)
                     if buffer is not None and name + end not in layer._buffers:
                         layer.register_buffer(name + end, buffer.to(weight.device))
-            yield layer, name, memory, weight
+            found.append((layer, name, memory, weight))
         elif weight is None:
             _follow(layer, name)
+    return found
 
 
 def _follow(layer: nn.Module, name: str) -> None:
