@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
@@ -61,8 +62,8 @@ def _registered(inputs: torch.Tensor) -> torch.Tensor:
 
 
 class _Attention(nn.Module):
-    """The rows of an image attend to each other; torch has no second derivative of its fast
-    attention on a CPU."""
+    """The rows of an image attend to each other, by the fast kernel that has no second
+    derivative."""
 
     def __init__(self):
         super().__init__()
@@ -70,7 +71,9 @@ class _Attention(nn.Module):
 
     def forward(self, inputs):
         query, key, value = self.project(inputs).chunk(3, dim=-1)
-        return self.head(scaled_dot_product_attention(query, key, value).flatten(1))
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+            found = scaled_dot_product_attention(query, key, value)
+        return self.head(found.flatten(1))
 
 
 def _quantized() -> nn.Module:
@@ -181,9 +184,7 @@ def test_what_can_be_differentiated_once_has_gradients_and_no_curvature(build, r
     """Of a function that can be differentiated only once autograd would give a Hessian of zeros."""
     model, data = build(), _data()
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore"
-        )  # Of vmap, which has no rule for the attention and takes its time.
+        warnings.simplefilter("ignore")
         assert (group_gradients(model, data)["norm"] > 0).all()
         for function in (
             group_eigenvalues,

@@ -6,6 +6,7 @@ import gc
 
 import pytest
 import torch
+from torch import nn
 
 import fairlib
 from fairlib.diagnostics import (
@@ -40,7 +41,7 @@ CALLS = {
 def alive() -> tuple[int, int]:
     """The number of tensors that Python holds, and their bytes."""
     gc.collect()
-    tensors = [each for each in gc.get_objects() if issubclass(type(each), torch.Tensor)]
+    tensors = [each for each in gc.get_objects() if type(each) in (torch.Tensor, nn.Parameter)]
     return len(tensors), sum(each.untyped_storage().nbytes() for each in tensors)
 
 
