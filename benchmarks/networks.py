@@ -212,6 +212,12 @@ def tv(name: str, **settings: Any) -> nn.Module:
     return getattr(zoo, name)(weights=None, num_classes=4, **settings)
 
 
+def tv_basic() -> nn.Module:
+    from torchvision.models.resnet import BasicBlock, ResNet
+
+    return ResNet(BasicBlock, [1, 1, 1, 1], num_classes=4)
+
+
 def tv_residual() -> nn.Module:
     from torchvision.models.resnet import Bottleneck, ResNet
 
@@ -417,7 +423,7 @@ NETWORKS |= {
 NETWORKS |= {
     f"{name} of torchvision": Network("torchvision", "torchvision", build)
     for name, build in {
-        "ResNet-18": partial(tv, "resnet18"),
+        "ResNet": tv_basic,
         "ResNeXt": tv_residual,
         "VGG": tv_vgg,
         "DenseNet": tv_densenet,

@@ -483,8 +483,13 @@ def test_lazy_layers_need_an_input_first(layer, images):
 def test_torchscript_cannot_be_changed(cnn, images):
     traced = torch.jit.trace(cnn.eval(), images.batch(range(2)))
     scripted = nn.Sequential(nn.Flatten(), torch.jit.script(nn.Linear(64, 3)))
+
+    def filtered(model, data):
+        return fairlib.prune(model, "filter-norm", sparsity=0.5, data=data)
+
     for model in (traced, scripted):
-        for call in (fairlib.fit, fairlib.linearization.gate, fairlib.compact):
+        calls = [fairlib.fit, fairlib.linearization.gate, fairlib.compact]
+        for call in (*calls, filtered):
             with pytest.raises(
                 TypeError, match="model must be a module of Python, got TorchScript"
             ):
