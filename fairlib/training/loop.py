@@ -5,18 +5,16 @@ Constraints, teachers and masks plug into it as :mod:`fairlib.training.protocols
 
 import inspect
 import math
-import timeit
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import partial
 from types import NoneType, SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import conv2d, cross_entropy
+from torch.nn.functional import cross_entropy
 from torch.optim.lr_scheduler import ConstantLR, CosineAnnealingLR, LRScheduler, MultiStepLR
 
 from fairlib import environment
@@ -203,10 +201,6 @@ def fit(
             device, an input does not fit the model, or the outputs do not match the classes of the
             data.
 
-    Warns:
-        UserWarning: If ``"bfloat16"`` takes a convolution more than 1.5 times as long as
-            ``"float32"`` on this CPU.
-
     Example:
         Ten samples look alike; nine of them have class 0 and one has class 1. The loss is least
         where the classes have the probabilities 0.9 and 0.1, so the one is given the wrong answer;
@@ -269,17 +263,6 @@ def _overflows(layer: nn.Conv2d) -> bool:
         and set(layer.kernel_size) == {1}
         and max(layer.stride) > 1
     )
-
-
-@cache
-def _bfloat16_time() -> float:
-    """Measure how long a convolution takes in bfloat16 on this CPU, in times of float32."""
-    seconds = []
-    for dtype in (torch.bfloat16, torch.float32):
-        inputs = torch.ones(8, 64, 16, 16, dtype=dtype)
-        weight = torch.ones(64, 64, 3, 3, dtype=dtype)
-        seconds.append(min(timeit.repeat(partial(conv2d, inputs, weight), number=1, repeat=5)))
-    return seconds[0] / seconds[1]
 
 
 def check_training(owner: str, settings: Mapping[str, Any], given: Iterable[str] = ()) -> None:
@@ -375,9 +358,6 @@ def train(
         if not any(p.requires_grad or not how.epochs for p in training.model.parameters()):
             raise ValueError(f"model has no parameter to train: {shown(training.model)}")
     device = environment.resolve_device(how.device)
-    if PRECISIONS[how.precision] and device.startswith("cpu") and _bfloat16_time() > 1.5:
-        times = f"{_bfloat16_time():.1f} times as long as float32 on this CPU"
-        warnings.warn(f"bfloat16 takes {times}", stacklevel=4)
     before = environment.clock(device)
     # Members that share a data set share its copy on the device, too: by that `_joined` sees that
     # it need not hold the samples once for each.

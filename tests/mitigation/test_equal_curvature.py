@@ -452,7 +452,6 @@ def test_errors():
 
 @pytest.mark.parametrize(("precision", "last"), [("bfloat16", False), ("float32", True)])
 def test_other_precisions_and_memory_formats_follow_the_plain_ones(precision, last, monkeypatch):
-    monkeypatch.setattr(loop, "_bfloat16_time", lambda: 1.0)  # A CPU that lacks it is warned of.
     images = fairlib.load("digits", seed=0).train.subset(range(0, 450, 5))
     net = fairlib.build("cnn", num_classes=10, in_channels=1, image_size=8, seed=0)
     constraint = fairlib.EqualCurvature(step=0.01, eigenvalue_step=1e-4)

@@ -151,7 +151,6 @@ def test_a_last_batch_of_one_joins_the_one_before(cnn, images):
 
 
 def test_bfloat16_and_channels_last_learn_the_same_task(cnn, images, monkeypatch):
-    monkeypatch.setattr(loop, "_bfloat16_time", lambda: 1.0)
     monkeypatch.setattr(loop, "trains_channels_last", lambda model, data: True)
     trained = fairlib.fit(cnn, images, epochs=12, batch_size=12, precision="bfloat16")
     assert all(p.dtype == torch.float32 for p in trained.parameters())
@@ -206,18 +205,6 @@ def test_a_narrow_shortcut_is_trained_as_in_double_precision():
         for dtype in (torch.float32, torch.float64)
     )
     assert torch.allclose(trained[1].weight, wanted[1].weight.float(), atol=1e-5)
-
-
-def test_bfloat16_that_is_slower_is_warned_of_with_how_much(cnn, images, monkeypatch):
-    monkeypatch.setattr(loop, "_bfloat16_time", lambda: 26.43)
-    with pytest.warns(
-        UserWarning, match=r"bfloat16 takes 26\.4 times as long as float32 on this CPU"
-    ):
-        fairlib.fit(cnn, images, epochs=1, precision="bfloat16")
-
-
-def test_how_long_bfloat16_takes_is_measured():
-    assert 0.1 < loop._bfloat16_time() < 100
 
 
 def test_divergence_names_epoch_and_remedy(cnn, images):
