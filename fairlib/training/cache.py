@@ -43,9 +43,8 @@ _LEFT_OUT = (
 
 
 _DIGEST = hashlib.sha256().digest_size
-_SUFFIX = (
-    ".trained"  # Of entries alone: a user's folder may hold other files, which are not removed.
-)
+# Name entries so that no other file ends like one: a user's folder may hold some, which stay.
+_SUFFIX = ".trained"
 
 LIMIT = 20 * 2**30
 """Most bytes of the entries of a folder."""
