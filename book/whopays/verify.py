@@ -134,12 +134,6 @@ def _points(table: Path, recorded: Mapping[str, Any], seeds: int, suffix: str) -
     known, fixed = runs.parameters(notebook), dict(recorded["parameters"])
     for name in [name for name in fixed if name not in known]:
         print(f"left out: {name} = {fixed.pop(name)!r}, which the notebook no longer has")
-    for name, parameter in known.items():
-        if name not in fixed:
-            print(
-                "not recorded, so the default of the notebook applies: "
-                f"{name} = {parameter.default!r}"
-            )
     lists = [name for name, value in fixed.items() if isinstance(value, list)]
     varied = tuple(name for name in fixed if name in lists or name == "first_seed")
     points: dict[tuple, grids.Point] = {}
@@ -293,7 +287,7 @@ def _difference(old: pd.Series, new: pd.Series) -> tuple[Any, ...]:
 
 
 def _label(row: Sequence[str], keys: Sequence[str]) -> str:
-    return " ".join(f"{name}={value}" for name, value in zip(keys, row, strict=True))
+    return " ".join(map("{}={}".format, keys, row))
 
 
 def _verdicts(table: Path, replaced: pd.DataFrame) -> pd.DataFrame:

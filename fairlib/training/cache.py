@@ -46,7 +46,7 @@ _DIGEST = hashlib.sha256().digest_size
 # Name entries so that no other file ends like one: a user's folder may hold some, which stay.
 _SUFFIX = ".trained"
 
-LIMIT = 20 * 2**30
+CAPACITY = 20 * 2**30
 """Most bytes of the entries of a folder."""
 
 
@@ -54,7 +54,7 @@ def default_folder() -> Path:
     """Return the cache folder: ``$FAIRLIB_CACHE`` if set, else ``fairlib`` in the user's cache.
 
     It may be deleted at any time. Once its entries take more than 20 GiB, those that were not used
-    for longest are removed (:data:`LIMIT`); other files stay.
+    for longest are removed (:data:`CAPACITY`); other files stay.
     """
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(os.environ.get("FAIRLIB_CACHE") or Path(base) / "fairlib")
@@ -142,7 +142,7 @@ def _evict(folder: Path) -> None:
     total = 0
     for _, size, path in sorted(found, reverse=True):
         total += size
-        if total > LIMIT:
+        if total > CAPACITY:
             path.unlink(missing_ok=True)
 
 

@@ -258,7 +258,7 @@ def test_entries_that_were_not_used_for_longest_are_removed(cnn, images, tmp_pat
     (tmp_path / "mine.pt").write_bytes(b"0" * 10_000_000)
     cached_fit(cnn, images, folder=tmp_path, epochs=1)
     (first,) = tmp_path.glob("*.trained")
-    monkeypatch.setattr(cache, "LIMIT", int(2.5 * first.stat().st_size))
+    monkeypatch.setattr(cache, "CAPACITY", int(2.5 * first.stat().st_size))
     cached_fit(cnn, images, folder=tmp_path, epochs=1, seed=1)
     (second,) = set(tmp_path.glob("*.trained")) - {first}
     for age, path in enumerate((second, first)):
@@ -268,7 +268,7 @@ def test_entries_that_were_not_used_for_longest_are_removed(cnn, images, tmp_pat
     left = set(tmp_path.glob("*.trained"))
     assert second in left and first not in left and len(left) == 2
     assert (tmp_path / "mine.pt").exists()
-    monkeypatch.setattr(cache, "LIMIT", 0)
+    monkeypatch.setattr(cache, "CAPACITY", 0)
     trained = cached_fit(cnn, images, folder=tmp_path, epochs=1, seed=3)
     assert _same(trained, fairlib.fit(cnn, images, epochs=1, seed=3))
     assert not list(tmp_path.glob("*.trained"))
