@@ -3,6 +3,7 @@ from __future__ import annotations
 import copy
 import re
 import warnings
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -57,11 +58,13 @@ def test_agrees_with_a_loop_for_every_model_of_the_zoo(name, sparsity, ways):
     model = (
         fairlib.prune(model.double(), "random", sparsity=sparsity) if sparsity else model.double()
     )
+    # The token of classes belongs to no layer: no rule gives its gradient of each sample.
+    alone = pytest.warns(SlowWarning, match="no rule is known for transformer.class_token")
+    with alone if name == "vit-tiny" else nullcontext():
+        norms = sample_gradient_norms(model, data)
     # rtol: p - 1 of a sample that is fitted to 1e-12 has few digits in the loop, all of them here.
-    np.testing.assert_allclose(
-        sample_gradient_norms(model, data), _looped(model, data), rtol=1e-4, atol=1e-12
-    )
-    assert len(ways) == 1
+    np.testing.assert_allclose(norms, _looped(model, data), rtol=1e-4, atol=1e-12)
+    assert len(ways) == (len(data) if name == "vit-tiny" else 1)
 
 
 CASES = {
@@ -115,6 +118,7 @@ CASES = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:sparsity is a share of what can be pruned")
 @pytest.mark.parametrize("sparsity", [0, 0.5])
 @pytest.mark.parametrize("case", CASES)
 def test_layers_in_one_pass(case, sparsity, ways):

@@ -55,4 +55,5 @@ def test_nothing_outlives_a_call(name):
     before = alive()
     for _ in range(3):
         CALLS[name](model, small)
-    assert alive() == before
+    # Less may be alive, where an earlier test has left something to the collector.
+    assert all(now <= then for now, then in zip(alive(), before, strict=True))
