@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from fairlib._validation import check_type
 from fairlib.data import GroupedDataset
 from fairlib.network import masks
-from fairlib.network.copying import check_module, copied
+from fairlib.network.copying import copied
 from fairlib.network.evaluation import placement
 
 if TYPE_CHECKING:
@@ -101,7 +101,6 @@ def coupled_channels(model: nn.Module, inputs: Tensor) -> list[Coupled]:
             or mixes channels on their way from the weights that make them to those that read them,
             or changes their number: a normalization over channels, say, or ``pixel_shuffle``.
     """
-    check_module("model", model)
     _refuse_grouped(model)
     twin = copied(model)
     graph = trace(twin, inputs)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from fairlib._validation import check_number, check_type, lookup, name_and_settings
 from fairlib.data import GroupedDataset
 from fairlib.network import masks, quantizers
+from fairlib.network.copying import check_module
 from fairlib.pruning.bifp import bifp, bip, epochs_within
 from fairlib.pruning.fairgrape import fairgrape
 from fairlib.pruning.filter_norm import filter_norm
@@ -121,7 +122,8 @@ def prune(
     """
     check_pruner(method, schedule=schedule, train=train, **settings)
     check_number("sparsity", sparsity, 0, 1)
-    check_arguments({"model": model, "val": val, "seed": seed})
+    check_arguments({"val": val, "seed": seed})
+    check_module("model", model)
     if quantizers.read_bits(model):
         raise ValueError(
             "the model's weights are quantized, and pruning would undo that: prune first, then "
