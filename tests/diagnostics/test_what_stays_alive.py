@@ -41,7 +41,9 @@ CALLS = {
 def alive() -> tuple[int, int]:
     """The number of tensors that Python holds, and their bytes."""
     gc.collect()
-    tensors = [each for each in gc.get_objects() if type(each) in (torch.Tensor, nn.Parameter)]
+    kinds = (torch.Tensor, nn.Parameter)
+    found = [each for each in gc.get_objects() if type(each) in kinds]
+    tensors = [each for each in found if each.layout is torch.strided]
     return len(tensors), sum(each.untyped_storage().nbytes() for each in tensors)
 
 
