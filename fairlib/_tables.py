@@ -221,9 +221,9 @@ def factorized(name: str, values: Any) -> tuple[np.ndarray, list[str]]:
     # Where NumPy makes texts of values, a missing one becomes the text "nan".
     unknown = np.append(np.isin(names, MISSING), True)[codes]
     if unknown.any():
-        raise ValueError(
-            f"{name} must be known of every sample: it is missing in row {unknown.argmax()}"
-        )
+        row = unknown.argmax()
+        text = f" ({names[codes[row]]!r} counts as missing)" if codes[row] >= 0 else ""
+        raise ValueError(f"{name} must be known of every sample: it is missing in row {row}{text}")
     distinct = list(dict.fromkeys(names))
     return pd.Index(distinct).get_indexer(names)[codes], distinct
 

@@ -104,8 +104,9 @@ class GroupedDataset:
         self.attributes: Mapping[str, tuple[str, ...]] = {}
         if isinstance(groups, pd.DataFrame | Mapping):
             crossed = read_attributes("groups", groups)
-            groups, names = cross_attributes(crossed.values())
-            group_names = group_names or names
+            codes, names = cross_attributes(crossed.values())
+            # As texts, which group_names puts in another order: codes would change their names.
+            groups, group_names = np.array(names)[codes], group_names or names
             if len(crossed) > 1:
                 self.attributes = {name: values for name, (_, values) in crossed.items()}
         self.inputs = _checked_inputs(inputs)
@@ -311,7 +312,11 @@ class GroupedDataset:
     def _rows(self, index: Index) -> Tensor:
         """Turn any index into integers, int64, where the inputs are."""
         # NumPy says itself what it refuses: masks of another length, numbers that are no integers.
-        rows = np.arange(len(self))[index.cpu() if isinstance(index, Tensor) else index]
+        if not isinstance(index, slice):
+            # An array alone: a tuple would be one index for each axis, and None a new axis.
+            index = np.asarray(index.cpu() if isinstance(index, Tensor) else index)
+            index = index if index.size else index.astype(np.int64)
+        rows = np.arange(len(self))[index]
         if not rows.size:
             raise ValueError(f"index selects none of the {len(self)} samples")
         return torch.from_numpy(rows.reshape(-1)).to(self.inputs.device)

@@ -14,6 +14,7 @@ from fairlib.diagnostics.computable import differentiating, finite
 from fairlib.diagnostics.lanczos import lanczos
 from fairlib.diagnostics.objective import MeanLoss, differentiate, group_table
 from fairlib.network.evaluation import full_precision
+from fairlib.randomness import generator
 
 BOUNDS = ("closeness", "spectral", "signed", "printed", "residual")
 
@@ -104,8 +105,8 @@ def hessian_bound(
     check_number("tol", tol, 0, 1, low_open=True)
     objective = MeanLoss(model, data, dtype=torch.float64)
     objective.gradient_graph(objective.index[:1])  # Refuses what can be differentiated only once.
-    shape, generator = objective.theta.shape, torch.Generator().manual_seed(seed)
-    noise = torch.randn(shape, generator=generator, dtype=torch.float64)
+    shape = objective.theta.shape
+    noise = torch.randn(shape, generator=generator(seed), dtype=torch.float64)
     start = objective.project(noise.to(objective.theta))
 
     def row(_: str, index: Tensor) -> Sequence[float]:

@@ -79,7 +79,8 @@ def full_precision() -> Iterator[None]:
 def open_operators(model: nn.Module) -> Iterator[None]:
     """Compute attention and recurrent layers within the block without the fused operators for them.
 
-    These cannot be differentiated twice, call no activation module, and some count as nothing.
+    These cannot be differentiated twice, call no activation module, and some count as nothing. The
+    switches are those of the process: two threads would leave them as the other one had them.
     """
     mha, cudnn = torch.backends.mha, torch.backends.cudnn
     fast, enabled = mha.get_fastpath_enabled(), cudnn.enabled

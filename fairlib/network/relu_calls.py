@@ -72,7 +72,7 @@ _COMPARISONS |= {"maximum", "minimum", "sign"}
 _GUARD = 1e-3
 _TESTS = {"eq", "ne"}
 
-_INPUTS, _PARAMETERS, _ABSOLUTE = 1, 2, 4
+_INPUTS, _PARAMETERS, _ABSOLUTE, _RECTIFIED = 1, 2, 4, 8
 _ACTIVATION = _INPUTS | _PARAMETERS
 
 
@@ -143,6 +143,7 @@ class Seen(TorchDispatchMode):
                 self.functions.append(name)
             elif operator in _OTHERS or compares:
                 kinds = ", ".join(kind.__name__ for kind in RELUS)
+                operator = "abs" if origin & _ABSOLUTE else operator
                 raise ValueError(
                     f"{_described(name, module)} computes {operator}, which is no ReLU and can be "
                     f"neither gated nor counted; ReLUs are {kinds}"
@@ -150,6 +151,8 @@ class Seen(TorchDispatchMode):
         output = function(*args, **settings)
         if operator == "abs" and origin == _ACTIVATION:
             origin |= _ABSOLUTE
+        # The absolute value of what a ReLU gives is that itself.
+        origin = origin & ~_RECTIFIED | _RECTIFIED * isinstance(module, nn.ReLU | nn.ReLU6)
         origin *= operator not in _TESTS
         for tensor in tree_leaves(output):
             if isinstance(tensor, Tensor):
@@ -176,7 +179,7 @@ class Seen(TorchDispatchMode):
 def watch(model: nn.Module, inputs: Tensor) -> Seen:
     """Run a model, in the mode that it is in, and note its ReLUs.
 
-    Products of activations and operators of other libraries can be one unseen.
+    Products of activations, maxima over an axis and operators of other libraries can be one unseen.
 
     Raises:
         ValueError: If an activation is no ReLU, the model does not take such inputs or gives no

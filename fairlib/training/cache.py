@@ -98,9 +98,10 @@ def read_entry(path: Path, training: Training) -> nn.Module | None:
     """Return the trained copy of an entry; None if it is missing, unreadable or not of this key."""
     try:
         content = path.read_bytes()
-        path.touch()  # Entries that are read are not removed first.
     except OSError:
         return None
+    with suppress(OSError):  # A shared folder may be one that nobody may write to.
+        path.touch()  # Entries that are read are not removed first.
     # The digest is also of the key, so an entry under another entry's name fails it.
     if content[:_DIGEST] != _digest(path, content[_DIGEST:]):
         return None

@@ -244,6 +244,7 @@ def test_negative_codes_are_refused_without_names_too():
         (np.array([False, True, False, False, False, True]), [1, 5]),
         (torch.tensor([-1, 2]), [5, 2]),
         (3, [3]),
+        ((0, 1), [0, 1]),
     ],
 )
 def test_subset_takes_integers_slices_and_masks(pictures, index, chosen):
@@ -263,8 +264,9 @@ def test_an_index_that_selects_nothing_or_too_much_is_refused(pictures):
         pictures.subset([6])
     with pytest.raises(IndexError, match=r"6 but .* is 2"):
         pictures.subset([True, False])
-    with pytest.raises(IndexError, match="integer"):
-        pictures.subset([0.5])
+    for wrong in ([0.5], None, ...):
+        with pytest.raises(IndexError, match="integer"):
+            pictures.subset(wrong)
 
 
 def test_group_by_name_and_by_code(pictures):
@@ -487,6 +489,8 @@ def test_attributes_by_name_are_crossed():
         assert data.subset([0]).attributes == {"gender": ("f", "m"), "race": ("x", "y")}
     alone = GroupedDataset(np.eye(4), [0, 1, 0, 1], {"gender": gender})
     assert alone.group_names == ("f", "m") and not alone.attributes
+    named = GroupedDataset(np.eye(4), [0, 1, 0, 1], {"gender": gender}, group_names=["m", "f"])
+    assert named.group_names == ("m", "f") and named.groups.tolist() == [1, 1, 0, 0]
     twice = pd.concat([pd.Series(gender, name="value"), pd.Series(race, name="value")], axis=1)
     with pytest.raises(ValueError, match=r"groups must be attributes.* got \['value', 'value'\]"):
         GroupedDataset(np.eye(4), [0, 1, 0, 1], twice)

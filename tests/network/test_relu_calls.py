@@ -202,7 +202,7 @@ HIDDEN = [  # Activations, written as comparisons.
     (lambda x: x.clamp(max=1), "computes clamp"),
     (lambda x: x.clamp(-1, 1), "computes clamp"),
     (lambda x: x.clamp(min=0.1), "computes clamp"),
-    (lambda x: (x + x.abs()) / 2, "computes add"),
+    (lambda x: (x + x.abs()) / 2, "computes abs"),
     (lambda x: x * torch.sign(x), "computes sign"),
     (lambda x: x * (1 + torch.erf(x)), "computes erf"),
 ]
@@ -217,7 +217,7 @@ HIDDEN = [  # Activations, written as comparisons.
         ),
         (nn.Sequential(_Functional(branches=True)), "0 .*_Functional.* torch.fx cannot trace it"),
         (nn.Sequential(nn.Linear(6, 6), nn.GELU()), r"1 \(GELU\) computes gelu, which is no ReLU"),
-        (nn.Sequential(nn.Linear(6, 6), nn.Softsign()), r"1 \(Softsign\) computes add"),
+        (nn.Sequential(nn.Linear(6, 6), nn.Softsign()), r"1 \(Softsign\) computes abs"),
         (
             nn.Sequential(nn.Linear(6, 6), _Calls(F.gelu)),
             r"1 \(_Calls\) computes gelu, which is no ReLU",
@@ -277,7 +277,8 @@ class _Careful(nn.Module):
         padding = inputs > 0.9
         hidden = self.linear(inputs * self.scale.clamp(max=4)).masked_fill(padding, 0)
         assert torch.isfinite(hidden).all() and not hidden.isinf().any()
-        hidden = F.normalize(self.relu(hidden - F.linear(inputs, self.linear.weight.abs())))
+        hidden = self.relu(hidden - F.linear(inputs, self.linear.weight.abs()))
+        hidden = F.normalize(hidden / hidden.abs().sum(1, keepdim=True).clamp(min=1e-6))
         similar = F.cosine_similarity(hidden, inputs)
         return hidden if hidden.sum() < 0 else hidden + similar[:, None]
 

@@ -254,6 +254,17 @@ def test_what_a_cached_training_took_is_counted(cnn, images, tmp_path, counted):
     assert len(counted) == 1
 
 
+def test_an_entry_that_may_only_be_read_is_read(cnn, images, tmp_path, counted, monkeypatch):
+    cached_fit(cnn, images, folder=tmp_path, epochs=1)
+
+    def refused(path):
+        raise PermissionError(path)
+
+    monkeypatch.setattr("pathlib.Path.touch", refused)
+    cached_fit(cnn, images, folder=tmp_path, epochs=1)
+    assert len(counted) == 1
+
+
 def test_entries_that_were_not_used_for_longest_are_removed(cnn, images, tmp_path, monkeypatch):
     (tmp_path / "mine.pt").write_bytes(b"0" * 10_000_000)
     cached_fit(cnn, images, folder=tmp_path, epochs=1)
