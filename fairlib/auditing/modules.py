@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -42,8 +43,9 @@ def with_modules(
     report.provenance.update(_provenance(modules, test))
     for role, model in modules.items():
         if masks.read_masks(model) or quantizers.read_bits(model):
-            said = masks.uncovered(model)
-            report.notes.extend([f"the model {role} compression: {said}"] if said else [])
+            with suppress(ValueError):  # A parametrized weight is nobody's to count.
+                said = masks.uncovered(model)
+                report.notes.extend([f"the model {role} compression: {said}"] if said else [])
     table, kind = report.table, report.provenance["scores"]["before"]
     for name in diagnostics:
         wanted = lookup("diagnostic", name, DIAGNOSTICS)

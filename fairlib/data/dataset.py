@@ -106,7 +106,8 @@ class GroupedDataset:
             crossed = read_attributes("groups", groups)
             codes, names = cross_attributes(crossed.values())
             # As texts, which group_names puts in another order: codes would change their names.
-            groups, group_names = np.array(names)[codes], group_names or names
+            groups = np.take(np.array(names), codes)
+            group_names = group_names or names
             if len(crossed) > 1:
                 self.attributes = {name: values for name, (_, values) in crossed.items()}
         self.inputs = _checked_inputs(inputs)

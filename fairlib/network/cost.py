@@ -184,7 +184,12 @@ def _bits(module: nn.Module, name: str, tensor: Tensor) -> int:
     """Count the bits that a tensor of a module takes, to be filled up to bytes."""
     buffers = dict(module._buffers)  # TorchScript has another kind of mapping.
     beside, end = name[: name.rfind("_")], name[name.rfind("_") :]
-    if end in _NOT_STORED and f"{beside}{_NOT_STORED[end]}" in {*buffers, *module._parameters}:
+    ours = end != keeping.MASK or tensor.dtype == torch.uint8
+    if (
+        ours
+        and end in _NOT_STORED
+        and f"{beside}{_NOT_STORED[end]}" in {*buffers, *module._parameters}
+    ):
         return 0
     if isinstance(module, gates.Gate) and name == "keep":
         return tensor.numel() if 0 < int(tensor.sum()) < tensor.numel() else 0

@@ -3,7 +3,8 @@
 What is kept of a parameter ``weight`` stands in buffers beside it: ``weight_mask``, uint8, 1 where
 the weight is not held at zero; and ``weight_bits``, ``weight_scale`` and ``weight_residual`` of a
 rounded one (:mod:`fairlib.network.masks`, :mod:`fairlib.network.quantizers`). Under
-``torch.func.functional_call`` the weights are the caller's, and so are their gradients.
+``torch.func.functional_call`` tensors are the caller's, and so are their gradients; but parameters
+of another model are held like the model's own while gradients are on.
 """
 
 from __future__ import annotations
@@ -76,8 +77,9 @@ def settle(model: nn.Module, *_: object) -> None:
     ``weight.data``, between its beginning and the layer.
     """
     for layer, name, memory, weight in _weights(model):
-        if not memory.is_foreign(weight):
-            memory.write(layer, name, weight)
+        if memory.is_foreign(weight):
+            memory.weight = None  # Outside of a pass no functional_call is under way: replaced.
+        memory.write(layer, name, weight)
 
 
 def kept(model: nn.Module, end: str) -> dict[str, Tensor]:
@@ -201,7 +203,8 @@ class Kept(nn.Module):
             self.register_buffer(name, tensor, persistent=False)
 
     def forward(self, weight: Tensor) -> Tensor:
-        weight = weight if self.mask is None else self.mask * weight
+        # Filled, not multiplied: 0 times the NaN that weight_norm makes of a row of zeros is NaN.
+        weight = weight if self.mask is None else weight.masked_fill(self.mask == 0, 0)
         if self.scale is None:
             return weight
         # Straight through: the gradient of the rounded weight is that of the weight.

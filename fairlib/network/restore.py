@@ -8,7 +8,7 @@ from fairlib._validation import check_type, lookup
 from fairlib.network import factors, keeping
 from fairlib.network.copying import copied
 from fairlib.network.gates import insert_gates
-from fairlib.network.masks import prunable
+from fairlib.network.masks import check_mask, prunable
 
 
 def restore(module: nn.Module, state_dict: Mapping[str, Tensor]) -> nn.Module:
@@ -52,6 +52,8 @@ def restore(module: nn.Module, state_dict: Mapping[str, Tensor]) -> nn.Module:
         if end in keeping.NAME_ENDS and name in state_dict and ours:
             lookup("prunable weight", name, weights)
             tensor = state_dict[key].to(weights[name].device, copy=True)
+            if end == keeping.MASK:
+                check_mask(name, tensor.bool(), weights[name].shape)
             kept.setdefault(name, {})[end] = tensor
     keeping.keep(restored, kept)
     restored = insert_gates(restored, state_dict).eval()

@@ -292,3 +292,38 @@ def test_a_transformer_of_torch_goes_all_the_way(sentences):
     assert report.cost.loc["after", "bytes"] < 0.4 * report.cost.loc["before", "bytes"]
     assert _levels(tuned.m.layers[0].self_attn.in_proj_weight) <= 15
     assert keeping.kept(tuned, keeping.MASK).keys() == set(names)
+
+
+def test_a_weight_that_was_replaced_is_kept_while_the_old_one_lives():
+    torch.manual_seed(0)
+    dense = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    pruned = fairlib.prune(dense, "magnitude", sparsity=0.5)
+    rounded = fairlib.quantize(dense, "weights", bits=2)
+    for model in (pruned, rounded):
+        old = model[0].weight
+        model[0].weight = nn.Parameter(torch.randn(8, 4))
+        saved = model.state_dict()["0.weight"]
+        assert saved is not old and torch.equal(saved, model[0].weight)
+    assert fairlib.sparsity(pruned) == 0.5
+    assert all(len(row.unique()) <= 3 for row in rounded[0].weight)
+
+
+@pytest.mark.filterwarnings("ignore:the model before compression cannot be told from chance")
+def test_a_row_of_zeros_stays_finite_under_weight_norm_and_an_audit_goes_on():
+    torch.manual_seed(0)
+    dense = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    data = fairlib.GroupedDataset(torch.rand(20, 4), torch.arange(20) % 2, torch.arange(20) // 10)
+    keep = torch.ones(8, 4, dtype=torch.bool)
+    keep[3] = False
+    pruned = fairlib.network.masks.with_masks(dense, {"0.weight": keep})
+    torch.nn.utils.parametrizations.weight_norm(pruned[0])
+    assert pruned(data.inputs).isfinite().all()
+    report = fairlib.audit(dense, pruned, data)
+    assert report.table["accuracy_after"].notna().all()
+
+
+def test_a_mask_of_another_shape_is_named():
+    wide, narrow = (nn.Sequential(nn.Linear(4, width)) for width in (16, 8))
+    state = fairlib.prune(wide, "magnitude", sparsity=0.5).state_dict()
+    with pytest.raises(ValueError, match=r"the mask of 0\.weight must be bool \(8, 4\)"):
+        fairlib.restore(narrow, state)
