@@ -105,7 +105,7 @@ class GroupedDataset:
         if isinstance(groups, pd.DataFrame | Mapping):
             crossed = read_attributes("groups", groups)
             codes, names = cross_attributes(crossed.values())
-            # As texts, which group_names puts in another order: codes would change their names.
+            # Take texts, which group_names puts in another order: codes would change their names.
             groups = np.take(np.array(names), codes)
             group_names = group_names or names
             if len(crossed) > 1:
