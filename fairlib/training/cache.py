@@ -54,7 +54,7 @@ def default_folder() -> Path:
     """Return the cache folder: ``$FAIRLIB_CACHE`` if set, else ``fairlib`` in the user's cache.
 
     It may be deleted at any time. Once its entries take more than 20 GiB, those that were not used
-    for longest are removed (``CAPACITY``); other files stay.
+    for longest are removed (:data:`CAPACITY`); other files stay.
     """
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(os.environ.get("FAIRLIB_CACHE") or Path(base) / "fairlib")
