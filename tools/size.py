@@ -16,7 +16,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 
 NEW = {
-    "what people bring": {"fairlib": 2_500, "tests": 8_600},
+    "what people bring": {"fairlib": 2_500, "tests": 8_800},
 }
 """Sizes that new behaviour may have, by package; everything else comes in by taking other code
 out."""

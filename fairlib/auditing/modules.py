@@ -44,8 +44,8 @@ def with_modules(
     for role, model in modules.items():
         if masks.read_masks(model) or quantizers.read_bits(model):
             with suppress(ValueError):  # A parametrized weight is nobody's to count.
-                said = masks.uncovered(model)
-                report.notes.extend([f"the model {role} compression: {said}"] if said else [])
+                if said := masks.uncovered(model):
+                    report.notes.append(f"the model {role} compression: {said}")
     table, kind = report.table, report.provenance["scores"]["before"]
     for name in diagnostics:
         wanted = lookup("diagnostic", name, DIAGNOSTICS)

@@ -184,12 +184,9 @@ def _bits(module: nn.Module, name: str, tensor: Tensor) -> int:
     """Count the bits that a tensor of a module takes, to be filled up to bytes."""
     buffers = dict(module._buffers)  # TorchScript has another kind of mapping.
     beside, end = name[: name.rfind("_")], name[name.rfind("_") :]
-    ours = end != keeping.MASK or tensor.dtype == torch.uint8
-    if (
-        ours
-        and end in _NOT_STORED
-        and f"{beside}{_NOT_STORED[end]}" in {*buffers, *module._parameters}
-    ):
+    counted = beside + _NOT_STORED.get(end, ".") in {*buffers, *module._parameters}
+    # A mask of another type is somebody else's, of this name.
+    if counted and (end != keeping.MASK or tensor.dtype == torch.uint8):
         return 0
     if isinstance(module, gates.Gate) and name == "keep":
         return tensor.numel() if 0 < int(tensor.sum()) < tensor.numel() else 0
@@ -198,7 +195,7 @@ def _bits(module: nn.Module, name: str, tensor: Tensor) -> int:
     bits, mask = buffers.get(name + keeping.BITS), buffers.get(name + keeping.MASK)
     width = 8 * tensor.element_size() if bits is None else int(bits)
     dense = tensor.numel() * width
-    if mask is None or mask.dtype != torch.uint8:  # Somebody else's, of this name.
+    if mask is None or mask.dtype != torch.uint8:
         return dense
     # A bitmap in whole bytes, then the weights that are kept; the dense form if that is less.
     return min(dense, 8 * math.ceil(tensor.numel() / 8) + int(mask.count_nonzero()) * width)

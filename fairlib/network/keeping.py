@@ -3,20 +3,20 @@
 What is kept of a parameter ``weight`` stands in buffers beside it: ``weight_mask``, uint8, 1 where
 the weight is not held at zero; and ``weight_bits``, ``weight_scale`` and ``weight_residual`` of a
 rounded one (:mod:`fairlib.network.masks`, :mod:`fairlib.network.quantizers`). Under
-``torch.func.functional_call`` tensors are the caller's, and so are their gradients; but parameters
-of another model are held like the model's own while gradients are on.
+``torch.func.functional_call`` the weights are the caller's, and so are their gradients.
 """
 
 from __future__ import annotations
 
 import threading
+import traceback
 import weakref
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
+from torch.nn.utils import parametrize, stateless
 
 # Hooks do the work, on the layers and on the model, and not a parametrization of torch's. That
 # would keep the dense weight under another name: the keys of every state_dict would change, each
@@ -44,6 +44,7 @@ class _Thread(threading.local):
 
 
 _thread = _Thread()
+_writing = threading.Lock()
 
 
 def keep(model: nn.Module, buffers: Mapping[str, Mapping[str, Tensor]]) -> None:
@@ -60,9 +61,9 @@ def keep(model: nn.Module, buffers: Mapping[str, Mapping[str, Tensor]]) -> None:
         for end, tensor in beside.items():
             layer.register_buffer(own + end, tensor)
         _keeper(layer).memories.setdefault(own, _Memory())
-    if buffers and _end_forward not in model._forward_hooks.values():
-        model.register_forward_hook(_end_forward, always_call=True)
     if buffers:
+        if _end_forward not in model._forward_hooks.values():
+            model.register_forward_hook(_end_forward, always_call=True)
         _keeper(model)(model)
         _end_forward()
 
@@ -77,8 +78,6 @@ def settle(model: nn.Module, *_: object) -> None:
     ``weight.data``, between its beginning and the layer.
     """
     for layer, name, memory, weight in _weights(model):
-        if memory.is_foreign(weight):
-            memory.weight = None  # Outside of a pass no functional_call is under way: replaced.
         memory.write(layer, name, weight)
 
 
@@ -168,9 +167,11 @@ class Keeper:
             # The model has kept this layer in this pass of this thread: once is enough.
             for name, memory in self.memories.items():
                 own = module._parameters.get(name)
-                if own is None or memory.forward is not forward:
-                    break
-                if not memory.holds(module, name, own):
+                if (
+                    own is None
+                    or memory.forward is not forward
+                    or not memory.holds(module, name, own)
+                ):
                     break
             else:
                 return
@@ -178,10 +179,10 @@ class Keeper:
             _thread.forward = forward = object()
         for layer, name, memory, weight in _weights(module):
             # With gradients on without looking: training loops write to weight.data, which torch
-            # does not count. Without, never the weights of another model under functional_call.
-            if grad or not (memory.holds(layer, name, weight) or memory.is_foreign(weight)):
-                memory.write(layer, name, weight, forward if grad else None)
-            if grad:
+            # does not count.
+            if not memory.is_foreign(weight):
+                if grad or not memory.holds(layer, name, weight):
+                    memory.write(layer, name, weight, forward if grad else None)
                 _mask_gradient(layer, name, memory, weight)
 
 
@@ -254,20 +255,25 @@ class _Memory:
         return self.version == weight._version and (mask is None or self.knows(mask))
 
     def is_foreign(self, weight: nn.Parameter) -> bool:
-        """Return True if the weight is another parameter, put there by ``functional_call``."""
-        own = self.weight and self.weight()
-        return own is not None and own is not weight
+        """Return True if ``functional_call`` has put the weight there for the pass that is on."""
+        # A parameter that is new here may as well have replaced the old one for good. Nothing on
+        # the module tells, but the stack does: this one is an argument of torch's function.
+        return not (self.weight and self.weight() is weight) and any(
+            id(weight) in map(id, frame.f_locals["parameters_and_buffers"].values())
+            for frame, _ in traceback.walk_stack(None)
+            if frame.f_code is stateless._functional_call.__code__
+        )
 
     def write(
         self, layer: nn.Module, name: str, weight: nn.Parameter, forward: object = None
     ) -> None:
         """Zero and round the weight in place, and remember that it was done."""
         mask, scale = layer._buffers.get(name + MASK), layer._buffers.get(name + SCALE)
-        if scale is not None and self.is_foreign(weight):
-            return  # A residual belongs to its own weight.
-        if scale is not None and self.weight and self.weight() is None:
+        if scale is not None and self.weight and self.weight() is not weight:
             self._scale_rows(layer, name, weight, scale)
-        _write(layer, name, weight, None if mask is None else self.zeros_of(mask))
+        # Two threads that add a residual before one takes it off again would move the weight.
+        with _writing:
+            _write(layer, name, weight, None if mask is None else self.zeros_of(mask))
         self.rows = None
         if not weight.is_inference():  # Its tensors tell no version.
             self.weight, self.storage = weakref.ref(weight), weakref.ref(weight.untyped_storage())
@@ -330,12 +336,10 @@ class _GradientMask:
 
 def _mask_gradient(layer: nn.Module, name: str, memory: _Memory, weight: nn.Parameter) -> None:
     """Give a weight its gradient mask if it needs one and has none."""
-    if not (torch.is_grad_enabled() and weight.requires_grad):
-        return
-    for hook in (weight._backward_hooks or {}).values():
-        if isinstance(hook, _GradientMask) and hook.layer() is layer:
-            return
-    weight.register_hook(_GradientMask(layer, name, memory))
+    if torch.is_grad_enabled() and weight.requires_grad:
+        hooks = (weight._backward_hooks or {}).values()
+        if not any(isinstance(hook, _GradientMask) and hook.layer() is layer for hook in hooks):
+            weight.register_hook(_GradientMask(layer, name, memory))
 
 
 def _keeper_of(module: nn.Module) -> Keeper | None:
@@ -364,10 +368,9 @@ def _weights(model: nn.Module) -> _Weights:
         module = modules.pop()
         if module is None or isinstance(module, torch.jit.ScriptModule):
             continue
-        if module._forward_pre_hooks:
-            for hook in module._forward_pre_hooks.values():
-                if isinstance(hook, Keeper) and hook.memories:
-                    found += _weights_of(module, hook)
+        for hook in module._forward_pre_hooks.values():
+            if isinstance(hook, Keeper) and hook.memories:
+                found += _weights_of(module, hook)
         modules += module._modules.values()
     return found
 
@@ -396,13 +399,12 @@ def _follow(layer: nn.Module, name: str) -> None:
     Raises:
         ValueError: If something else than parametrizations computes it.
     """
-    found = owner(layer, name)
     if parametrize.is_parametrized(layer, name):
         chain = layer.get_submodule(_CHAIN + name)
         if not any(isinstance(one, Kept) for one in chain.children()):
             kept = Kept(*(layer._buffers.get(name + end) for end in (MASK, SCALE, BITS)))
             parametrize.register_parametrization(layer, name, kept, unsafe=True)
-    elif found:
+    elif found := owner(layer, name):
         raise ValueError(
             f"torch.nn.utils has overwritten fairlib's mask of this {type(layer).__name__}, or its "
             f"rounding: the {name} is {found}, and compress with fairlib alone"

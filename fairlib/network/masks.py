@@ -5,8 +5,7 @@ model costs what evaluating the dense one costs. It stays zero because its gradi
 whatever loop trains it: with a zero gradient, a zero weight has zero momentum and zero decay. Other
 changes, such as the momentum of a dense training or a re-initialization, are zeroed in the next
 forward pass, and before fairlib measures the model (:func:`fairlib.network.keeping.settle`). Under
-``torch.func.functional_call`` tensors are the caller's, and so are their gradients; but parameters
-of another model are held like the model's own while gradients are on.
+``torch.func.functional_call`` the weights are the caller's, and so are their gradients.
 
 The mask is the buffer ``weight_mask`` beside the weight: uint8, 1 where the weight is kept, since
 torch cannot average buffers of bools. It may be changed or replaced, by anything that torch counts

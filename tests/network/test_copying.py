@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import warnings
 
 import pytest
@@ -65,7 +66,10 @@ DOORS = {
 def test_every_door_takes_a_model_that_keeps_and_changes_things(door, faces):
     model = Keeps().eval()
     model(faces.inputs.clone())
-    DOORS[door](model, faces)
+    before = copy.deepcopy(list(model.parameters()))
+    made = DOORS[door](model, faces)
+    assert made is not None and made is not model
+    assert all(map(torch.equal, model.parameters(), before))
 
 
 def test_an_audit_leaves_a_model_that_can_be_trained(faces):

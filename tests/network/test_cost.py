@@ -75,6 +75,11 @@ def _quantized(layer: nn.Module, bits: int) -> nn.Module:
     return layer
 
 
+def _foreign(layer: nn.Module) -> nn.Module:
+    layer.register_buffer("weight_mask", torch.ones_like(layer.weight))
+    return layer
+
+
 def _masked(layer: nn.Module, kept: int) -> nn.Module:
     keep = (torch.arange(layer.weight.numel()) < kept).reshape(layer.weight.shape)
     return masks.with_masks(layer, {"weight": keep})
@@ -92,6 +97,7 @@ def _masked(layer: nn.Module, kept: int) -> nn.Module:
         (_masked(_layer(), 325), 330 * 4),  # The bitmap costs more than it saves.
         (_masked(_quantized(_layer(), 5), 51), 42 + math.ceil(51 * 5 / 8) + 10 * 4),
         (_masked(_quantized(_layer(), 1), 5), 42 + 40),  # One bit a weight, as the bitmap alone.
+        (_foreign(_layer()), 330 * 4 * 2),
         (nn.BatchNorm1d(6), 4 * 6 * 4),  # Without num_batches_tracked.
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -294,7 +295,9 @@ def test_a_transformer_of_torch_goes_all_the_way(sentences):
     assert keeping.kept(tuned, keeping.MASK).keys() == set(names)
 
 
-def test_a_weight_that_was_replaced_is_kept_while_the_old_one_lives():
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("read", [lambda model: model(torch.rand(1, 4)), nn.Module.state_dict])
+def test_a_weight_that_was_replaced_is_kept_while_the_old_one_lives(read, grad):
     torch.manual_seed(0)
     dense = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
     pruned = fairlib.prune(dense, "magnitude", sparsity=0.5)
@@ -302,9 +305,10 @@ def test_a_weight_that_was_replaced_is_kept_while_the_old_one_lives():
     for model in (pruned, rounded):
         old = model[0].weight
         model[0].weight = nn.Parameter(torch.randn(8, 4))
-        saved = model.state_dict()["0.weight"]
-        assert saved is not old and torch.equal(saved, model[0].weight)
-    assert fairlib.sparsity(pruned) == 0.5
+        with torch.set_grad_enabled(grad):
+            read(model)
+        assert model[0].weight is not old
+    assert torch.equal(pruned[0].weight != 0, pruned[0].weight_mask.bool())
     assert all(len(row.unique()) <= 3 for row in rounded[0].weight)
 
 
@@ -327,3 +331,12 @@ def test_a_mask_of_another_shape_is_named():
     state = fairlib.prune(wide, "magnitude", sparsity=0.5).state_dict()
     with pytest.raises(ValueError, match=r"the mask of 0\.weight must be bool \(8, 4\)"):
         fairlib.restore(narrow, state)
+
+
+def test_a_quantized_model_answers_several_threads():
+    torch.manual_seed(0)
+    rounded = fairlib.quantize(nn.Sequential(nn.Linear(4, 64), nn.ReLU()), "weights", bits=4)
+    before = rounded[0].weight.detach().clone()
+    with ThreadPoolExecutor(4) as pool:
+        answers = torch.stack([*pool.map(rounded, torch.ones(2000, 4))])
+    assert len(answers.unique(dim=0)) == 1 and torch.equal(rounded[0].weight, before)

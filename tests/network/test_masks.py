@@ -470,15 +470,18 @@ def test_bad_models_and_masks_are_refused():
         masks.with_masks(_net(), {"0.weight": torch.ones(8, 6)})
 
 
-def test_without_gradients_functional_call_leaves_another_models_weights_alone():
+@pytest.mark.parametrize("grad", [False, True])
+def test_functional_call_leaves_another_models_weights_alone(grad):
     dense = nn.Linear(8, 4)
-    sparse = masks.with_masks(
-        dense, {"weight": torch.rand(4, 8, generator=torch.Generator().manual_seed(0)) < 0.5}
-    )
+    keep = torch.rand(4, 8, generator=torch.Generator().manual_seed(0)) < 0.5
+    sparse = masks.with_masks(dense, {"weight": keep})
     before = dense.weight.detach().clone()
-    with torch.no_grad():
-        functional_call(sparse, dict(dense.named_parameters()), (torch.ones(2, 8),))
-    assert torch.equal(dense.weight, before)
+    for model in (sparse, copy.deepcopy(sparse)):
+        with torch.set_grad_enabled(grad):
+            functional_call(model, dict(dense.named_parameters()), (torch.ones(2, 8),))
+        assert torch.equal(dense.weight, before) and not dense.weight._backward_hooks
+        model.weight.data.fill_(1)
+        assert torch.equal(model.state_dict()["weight"] != 0, keep)
 
 
 def test_a_state_dict_has_zeros_whatever_was_written_into_the_weights():
