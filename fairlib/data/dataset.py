@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -264,7 +265,7 @@ class GroupedDataset:
         inputs = inputs.to(dtype).div_(255) if inputs.dtype == torch.uint8 else inputs.to(dtype)
         if self.normalize is None:
             return inputs
-        statistics = torch.tensor(self.normalize, dtype=dtype, device=inputs.device)
+        statistics = _statistics(self.normalize, dtype, inputs.device)
         mean, std = statistics.view(2, -1, *[1] * (inputs.ndim - 2))
         return (inputs - mean) / std
 
@@ -385,6 +386,16 @@ def concatenated(datas: Sequence[GroupedDataset]) -> GroupedDataset:
     return datas[0]._replace(
         *(torch.cat([getattr(data, name) for data in datas]) for name in names)
     )
+
+
+# Sent to a device once: to send two numbers would make every batch wait for a GPU.
+@functools.cache
+def _statistics(
+    normalize: tuple[tuple[float, ...], tuple[float, ...]], dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    # A tensor of inference mode could take part in no training later.
+    with torch.inference_mode(False):
+        return torch.tensor(normalize, dtype=dtype, device=device)
 
 
 def _code(kind: str, names: Sequence[str], name: Label) -> int:

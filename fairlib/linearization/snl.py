@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -126,27 +126,38 @@ class Lasso(Constraint):
     growth: float
     patience: int
 
-    def start(self, model: nn.Module, data: GroupedDataset, objective: Objective) -> Lasso:
-        self.learned = list(_learned(model).values())
+    by_tensors: ClassVar[bool] = True
+
+    def start(self, model: nn.Module, data: GroupedDataset, objective: Objective) -> _LassoRun:
+        return _LassoRun(self, model)
+
+
+class _LassoRun:
+    """The penalty of one training, which grows."""
+
+    def __init__(self, settings: Lasso, model: nn.Module) -> None:
+        self.settings, self.learned = settings, list(_learned(model).values())
         self.fewest, self.epoch = self._count(), 0
-        return self
+        first = self.learned[0][0]
+        self.weight = torch.tensor(settings.penalty, dtype=torch.float64, device=first.device)
 
     def loss(self, batch: Batch) -> Tensor:
         # Over the ReLUs that the gates still have: those removed earlier have no effect on the
         # output, and their alphas would only take part in the penalty.
         first, *others = [(alpha.abs() * keep).sum() for alpha, keep in self.learned]
-        return batch.losses.mean() + self.penalty * sum(others, first)
+        norm = sum(others, first)
+        return batch.losses.mean() + self.weight.to(norm) * norm
 
     def end_epoch(self) -> dict[str, float]:
         self.epoch += 1
-        relus, penalty = self._count(), self.penalty
+        relus, penalty = self._count(), float(self.weight)
         # The penalty grows only while it is too weak to remove ReLUs. One that grew every epoch
         # would soon be so large that thousands fall below the threshold at once, and the budget is
         # missed by far. Patience spares the first epochs, in which alphas have hardly moved from 1.
         if relus < self.fewest:
             self.fewest = relus
-        elif self.epoch >= self.patience:
-            self.penalty *= self.growth
+        elif self.epoch >= self.settings.patience:
+            self.weight *= self.settings.growth
         return {"relus": float(relus), "penalty": penalty}
 
     def _count(self) -> int:

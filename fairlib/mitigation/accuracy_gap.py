@@ -127,29 +127,33 @@ class _AccuracyGapRun:
     def loss(self, batch: Batch) -> Tensor:
         means, counts = means_and_counts(batch.losses, batch.groups, self.data.num_groups)
         gaps = self.lagrangian.gaps(means, counts)
-        loss = batch.losses.mean() + (self.multipliers.to(gaps) * gaps).sum()
+        loss = batch.losses.mean() + (self.multipliers.to(gaps, copy=True) * gaps).sum()
         # The dual step comes after the loss is formed: this batch is descended on with the
         # multipliers that earlier batches led to.
-        self._remember(batch, counts)
+        self._remember(batch)
         violations = self.lagrangian.violations(self._gaps())
         after = self.lagrangian.dual_step(self.multipliers, violations)
         # A group that this batch lacks has learned nothing new about its accuracy. Stepping all the
         # same would count its last estimate again and again, once for each batch without it.
-        self.multipliers = torch.where(counts > 0, after, self.multipliers)
+        self.multipliers.copy_(torch.where(counts > 0, after, self.multipliers))
         return loss
 
-    def _remember(self, batch: Batch, counts: Tensor) -> None:
+    def _remember(self, batch: Batch) -> None:
         correct = (batch.logits.argmax(1) == batch.targets).to(self.memory)
-        for code in counts.nonzero().flatten().tolist():
-            row = torch.cat([self.memory[code], correct[batch.groups == code]])
-            self.memory[code] = row[-self.memory.shape[1] :]
+        groups = torch.arange(self.data.num_groups, device=correct.device)[:, None]
+        latest = correct.expand(len(groups), -1).masked_fill(batch.groups != groups, torch.nan)
+        results = torch.cat([self.memory, latest], 1)
+        # A stable sort moves unused places to the front and leaves the rest in order. To select
+        # each group's own results would read their number from a GPU in every step.
+        order = results.isnan().logical_not().to(torch.uint8).argsort(dim=1, stable=True)
+        self.memory.copy_(results.gather(1, order[:, -self.memory.shape[1] :]))
 
     def _gaps(self) -> Tensor:
         """Compute the drop of each group minus the drop of all, ``(k,)``."""
         # Groups that were not met yet have no estimate: with the size 0 they are left out of the
         # mean over all, where their NaN would spoil the gaps of the others.
         met = ~self.memory.isnan().all(1)
-        drops = torch.where(met, self.reference - self.memory.nanmean(1), 0.0)
+        drops = (self.reference - self.memory.nanmean(1)).masked_fill(~met, 0)
         return self.lagrangian.gaps(drops, self.sizes * met)
 
     def end_epoch(self) -> dict[str, float]:

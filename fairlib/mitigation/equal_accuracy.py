@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from fairlib.data import GroupedDataset
@@ -57,15 +58,18 @@ class EqualAccuracy(AccuracyDifference, Constraint):
 class _EqualAccuracyRun:
     def __init__(self, penalty: EqualAccuracy, data: GroupedDataset) -> None:
         self.penalty, self.num_groups = penalty, len(sizes_of(data, "equal accuracy"))
-        self.total: Tensor | float = 0.0
-        self.batches = 0
+        # Penalties summed on the device, and their number: to read one after every step would make
+        # a GPU wait for it.
+        self.total, self.batches = torch.zeros(2, 1, dtype=torch.float64, device=data.groups.device)
 
     def loss(self, batch: Batch) -> Tensor:
         penalty = self.penalty(batch.logits, batch.targets, batch.groups, self.num_groups)
-        # Summed on the device: reading a number after every step would make a GPU wait for it.
-        self.total, self.batches = self.total + penalty.detach(), self.batches + 1
+        self.total += penalty.detach()
+        self.batches += 1
         return batch.losses.mean() + penalty
 
     def end_epoch(self) -> dict[str, float]:
-        mean, self.total, self.batches = float(self.total / self.batches), 0.0, 0
+        mean = float(self.total / self.batches)
+        self.total.zero_()
+        self.batches.zero_()
         return {"penalty": mean}

@@ -114,7 +114,7 @@ class _EqualLossRun:
         means, counts = means_and_counts(batch.losses, batch.groups, self.data.num_groups)
         gaps = self.settings.gaps(means, counts)
         if self.settings.dual == "batch":
-            self.sums += torch.where(counts > 0, self.settings.violations(gaps.detach()), 0.0)
+            self.sums += self.settings.violations(gaps.detach()).masked_fill(counts == 0, 0)
             self.batches += counts > 0
         weights = self.settings.weights(self.multipliers.to(gaps), gaps.detach())
         return batch.losses.mean() + (weights * gaps).sum()
@@ -153,7 +153,7 @@ class _PublishedRun(_EqualLossRun):
         # Detached, as the released code detaches it: the penalty changes the reported objective and
         # no gradient, so that the multipliers do nothing. Corrected in _EqualLossRun.
         means, counts = means_and_counts(losses.detach(), batch.groups, self.data.num_groups)
-        violations = torch.where(counts > 1, (means - losses.detach().mean()).abs(), 0.0)
+        violations = (means - losses.detach().mean()).abs().masked_fill(counts <= 1, 0)
         self.sums += violations
         return losses.mean() + (self.multipliers.to(violations) * violations).sum()
 

@@ -72,7 +72,8 @@ class _GroupDRORun:
     def loss(self, batch: Batch) -> Tensor:
         losses, _ = means_and_counts(batch.losses, batch.groups, self.data.num_groups)
         # An absent group has the loss 0: its weight stays, but for the normalization.
-        self.logs = (self.logs + self.settings.step * losses.detach().double()).log_softmax(0)
+        self.logs.add_(self.settings.step * losses.detach().double())
+        self.logs.copy_(self.logs.log_softmax(0))
         return (self.logs.exp().to(losses) * losses).sum()
 
     def end_epoch(self) -> dict[str, float]:

@@ -86,7 +86,7 @@ class Lagrangian:
         # A group without others has the weight 0. Divided by it, NaN would reach the gradient even
         # though torch.where drops the value: its backward pass multiplies the NaN by zero.
         means = total / weight.clamp(min=torch.finfo(values.dtype).tiny)
-        return torch.where(present & (weight > 0), values - means, 0.0)
+        return (values - means).masked_fill(~(present & (weight > 0)), 0)
 
     def violations(self, gaps: Tensor) -> Tensor:
         r"""Compute the violations :math:`\nu_a` of gaps :math:`h_a`, both ``(k,)``."""

@@ -81,6 +81,12 @@ def settle(model: nn.Module, *_: object) -> None:
         memory.write(layer, name, weight)
 
 
+def forget(model: nn.Module) -> None:
+    """Forget what is known of the masks of a model, so that the next pass looks at them."""
+    for _layer, _name, memory, _weight in _weights(model):
+        memory.mask = None
+
+
 def kept(model: nn.Module, end: str) -> dict[str, Tensor]:
     """Read a buffer of every kept parameter that has one, by the parameter's name."""
     found = {}
@@ -224,6 +230,9 @@ class _Memory:
     mask: Tensor | None = None
     mask_version = -1
     zeros: Tensor
+    bits_read: Tensor | None = None  # The buffer of bits, its version, and its number.
+    bits_version = -1
+    bits = 0
     # The weight and its storage, as weak references, and its version. The storage as well, since
     # ``parameter.data = tensor`` and vector_to_parameters change neither object nor version; and
     # not its address, at which a freed one may be followed by the next.
@@ -272,8 +281,9 @@ class _Memory:
         if scale is not None and self.weight and self.weight() is not weight:
             self._scale_rows(layer, name, weight, scale)
         # Two threads that add a residual before one takes it off again would move the weight.
+        zeros = None if mask is None else self.zeros_of(mask)
         with _writing:
-            _write(layer, name, weight, None if mask is None else self.zeros_of(mask))
+            _write(layer, name, weight, zeros, None if scale is None else self.bits_of(layer, name))
         self.rows = None
         if not weight.is_inference():  # Its tensors tell no version.
             self.weight, self.storage = weakref.ref(weight), weakref.ref(weight.untyped_storage())
@@ -291,6 +301,16 @@ class _Memory:
         if not (passing or mask.is_inference()):
             self.zeros, self.mask, self.mask_version = zeros, mask, mask._version
         return zeros
+
+    def bits_of(self, layer: nn.Module, name: str) -> int:
+        """Read the bits of a weight, which a GPU would be waited for, as long as none changes."""
+        buffer = layer.get_buffer(name + BITS)
+        if buffer.is_inference():
+            return int(buffer)
+        if buffer is not self.bits_read or buffer._version != self.bits_version:
+            self.bits_read, self.bits_version = buffer, buffer._version
+            self.bits = int(buffer)
+        return self.bits
 
     def _scale_rows(self, layer: nn.Module, name: str, weight: nn.Parameter, scale: Tensor) -> None:
         """Scale the grid of a weight that another has followed, row by row as the weight was.
@@ -411,7 +431,13 @@ def _follow(layer: nn.Module, name: str) -> None:
         )
 
 
-def _write(layer: nn.Module, name: str, weight: nn.Parameter, zeros: Tensor | None) -> None:
+def _write(
+    layer: nn.Module,
+    name: str,
+    weight: nn.Parameter,
+    zeros: Tensor | None,
+    bits: int | None = None,
+) -> None:
     """Zero a weight and round it, in place, since an optimizer and its momentum know it by
     identity."""
     if zeros is not None:
@@ -421,7 +447,8 @@ def _write(layer: nn.Module, name: str, weight: nn.Parameter, zeros: Tensor | No
         # weight + residual is the weight that training has reached. A step smaller than half the
         # scale changes no rounded value, and without the residual it would be forgotten at every
         # pass: no number of small steps could ever move a weight.
-        scale, bits = layer.get_buffer(name + SCALE), int(layer.get_buffer(name + BITS))
+        scale = layer.get_buffer(name + SCALE)
+        bits = int(layer.get_buffer(name + BITS)) if bits is None else bits
         residual.add_(weight.data)
         weight.data.copy_(rounded(residual, scale, bits))
         residual.sub_(weight.data)

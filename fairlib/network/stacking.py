@@ -41,16 +41,8 @@ def obstacle(model: nn.Module) -> str | None:
         padding, alpha = getattr(module, "padding_mode", "zeros"), getattr(module, "alpha", None)
         if padding != "zeros" or alpha is not None:
             return f"a {kind.__name__} of these settings is computed one network at a time"
-        hooks = [
-            *module._forward_pre_hooks.values(),
-            *module._forward_hooks.values(),
-            *module._backward_pre_hooks.values(),
-            *module._backward_hooks.values(),
-        ]
-        # The hooks of masks only mask gradients, which a stack does by its joint masks.
-        foreign = any(hook.__module__ != keeping.__name__ for hook in hooks)
-        if "forward" in vars(module) or foreign:
-            return f"hooks, or a forward of its own, change what a {kind.__name__} computes"
+        if reason := hooked(module):
+            return reason
     if keeping.kept(model, keeping.BITS):
         return "rounded weights are computed one network at a time"
     tensors = [tensor for _, _, tensor in _tensors(model)]
@@ -60,6 +52,21 @@ def obstacle(model: nn.Module) -> str | None:
         return "a parameter is a single number"
     if len(set(map(id, tensors))) < len(tensors):
         return "two of their modules share a tensor"
+    return None
+
+
+def hooked(module: nn.Module) -> str | None:
+    """Say that somebody else's code takes part in a module's passes, or None if none does."""
+    hooks = [
+        *module._forward_pre_hooks.values(),
+        *module._forward_hooks.values(),
+        *module._backward_pre_hooks.values(),
+        *module._backward_hooks.values(),
+    ]
+    # The hooks of masks only mask gradients, which a stack does by its joint masks.
+    if "forward" in vars(module) or any(hook.__module__ != keeping.__name__ for hook in hooks):
+        kind = type(module).__name__
+        return f"hooks, or a forward of its own, change what a {kind} computes"
     return None
 
 

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import one_hot
 
 from fairlib._validation import check_number
 
@@ -41,7 +40,7 @@ def margins(logits: Tensor, targets: Tensor) -> Tensor:
     Returns:
         Margins ``(N,)``, differentiable in the logits.
     """
-    is_target = one_hot(targets, logits.shape[1]).bool()
+    is_target = targets[:, None] == torch.arange(logits.shape[1], device=logits.device)
     best_other = logits.masked_fill(is_target, -torch.inf).amax(1)
     return logits.gather(1, targets[:, None]).squeeze(1) - best_other
 
@@ -86,12 +85,14 @@ class AccuracyDifference:
         """Compute the penalty of N samples: a scalar, differentiable in the logits ``(N, C)``."""
         estimates = torch.sigmoid(margins(logits, targets))
         accuracies, counts = means_and_counts(estimates, groups, num_groups)
-        present = accuracies[counts > 0]
         if not self.as_published:
-            # max() and min() share a gradient among ties, so that equal accuracies are at rest.
-            return self.weight * (present.max() - present.min())
+            # Filled, not selected: the number of selected groups would be read from a GPU. max()
+            # and min() share a gradient among ties, so that equal accuracies are at rest.
+            absent = counts == 0
+            highest = accuracies.masked_fill(absent, -torch.inf).max()
+            return self.weight * (highest - accuracies.masked_fill(absent, torch.inf).min())
         if num_groups != 2:
             raise ValueError(
                 f"as_published=True (Eq. 4 of [B]) is about two groups, and these are {num_groups}"
             )
-        return self.weight * (present.sum() - 1)
+        return self.weight * (accuracies.sum() - 1)

@@ -75,6 +75,9 @@ LR_SCHEDULES: dict[str, Callable[[torch.optim.Optimizer, int], LRScheduler]] = {
     "step": lambda optimizer, steps: MultiStepLR(optimizer, [steps // 2, steps * 3 // 4]),
 }
 
+FUSED = {"cuda"}
+"""Devices on which one kernel updates all weights, with a learning rate that lies there, too."""
+
 PRECISIONS = {"float32": False, "bfloat16": True}
 """Use of autocast in a training, by the name of its precision."""
 
@@ -232,7 +235,10 @@ def carry_out(training: Training) -> nn.Module:
     Raises:
         DivergenceError: If the training diverges.
     """
-    (trained,) = train([training])
+    # Imported here: the module that chooses how a training is carried out knows this loop.
+    from fairlib.training.together import fit_all
+
+    (trained,) = fit_all([training])
     if isinstance(trained, DivergenceError):
         raise trained
     return trained
@@ -339,7 +345,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
 def train(
     trainings: Sequence[Training], *, stacked: bool = False
 ) -> list[nn.Module | DivergenceError]:
-    """Train copies of networks in one loop.
+    """Train copies of networks in one loop, each step launched by Python.
 
     Args:
         trainings: One training; or, ``stacked``, several whose settings, but for ``val``,
@@ -352,27 +358,50 @@ def train(
         For each training its network, or the error if it diverged.
     """
     for training in trainings:
-        how = training.arguments
-        check_arguments({"model": training.model, "data": training.data, **vars(how)})
-        check_module("model", training.model)
-        if not any(p.requires_grad or not how.epochs for p in training.model.parameters()):
-            raise ValueError(f"model has no parameter to train: {shown(training.model)}")
-    device = environment.resolve_device(how.device)
-    before = environment.clock(device)
+        check(training)
+    device = environment.resolve_device(trainings[0].arguments.device)
     # Members that share a data set share its copy on the device, too: by that `_joined` sees that
     # it need not hold the samples once for each.
     resident = {id(training.data): training.data.to(device) for training in trainings}
-    members = [_Member(training, resident[id(training.data)], device) for training in trainings]
-    with seeded(members[0].how.seed), _reproducible():
-        _Loop(members, stacked).run()
-    seconds = environment.clock(device) - before
-    return [member.result(seconds) for member in members]
+    members = [Member(training, resident[id(training.data)], device) for training in trainings]
+    with seeded(members[0].how.seed), reproducible():
+        loop = Loop(members, stacked, [None])
+        loop.begin()
+        while loop.epoch < loop.how.epochs:
+            loop.launch()
+            if not loop.finish():
+                break
+        return loop.end()
 
 
-class _Member:
-    """State of one network of a training."""
+def check(training: Training) -> None:
+    """Refuse a training before it begins.
 
-    def __init__(self, training: Training, data: GroupedDataset, device: str) -> None:
+    Raises:
+        TypeError: If an argument must be of another type.
+        ValueError: If a setting is out of range, or the model has no parameter to train.
+    """
+    how = training.arguments
+    check_arguments({"model": training.model, "data": training.data, **vars(how)})
+    check_module("model", training.model)
+    if not any(p.requires_grad or not how.epochs for p in training.model.parameters()):
+        raise ValueError(f"model has no parameter to train: {shown(training.model)}")
+
+
+class Member:
+    """State of one network of a training.
+
+    Args:
+        training: The training.
+        data: Its data on the device.
+        device: Name of the device.
+        timed: Note how long the training takes; reading the clock waits for a GPU.
+    """
+
+    def __init__(
+        self, training: Training, data: GroupedDataset, device: str, timed: bool = True
+    ) -> None:
+        self.timed = timed
         self.training, self.how, self.data, self.device = training, training.arguments, data, device
         self.model = copied(training.model).to(device)
         fill_normalization(self.model, data)
@@ -380,7 +409,7 @@ class _Member:
         self.constraint: ConstraintRun | None = None
         self.history: list[dict[str, float]] = []
         self.snapshots: dict[int, dict[str, Tensor]] = {}
-        self.dual_seconds = 0.0
+        self.dual_seconds, self.began = 0.0, environment.clock(device) if timed else math.nan
         self.error: DivergenceError | None = None
 
     def start(self) -> None:
@@ -388,10 +417,13 @@ class _Member:
             start = self.how.constraint.start
             self.constraint = self._timed(start, self.model, self.data, self.objective)
 
-    def result(self, seconds: float) -> nn.Module | DivergenceError:
+    def result(self) -> nn.Module | DivergenceError:
         if self.error:
             return self.error
-        timing = {"seconds": seconds, "dual_seconds": self.dual_seconds}
+        timing = {}
+        if self.timed:
+            seconds = environment.clock(self.device) - self.began
+            timing = {"seconds": seconds, "dual_seconds": self.dual_seconds}
         facts = {"history": self.history, "snapshots": self.snapshots, "timing": timing}
         inherit(self.model, self.training.model, **facts)
         return add_gradients(self.model, sum(row["gradients"] for row in self.history)).eval()
@@ -436,17 +468,26 @@ class _Member:
 
     def _timed(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call a function of the constraint, and add up the time that it takes."""
+        if not self.timed:
+            return function(*arguments)
         before = environment.clock(self.device)
         result = function(*arguments)
         self.dual_seconds += environment.clock(self.device) - before
         return result
 
 
-class _Loop:
-    """One training, of one network or of several that are stacked."""
+class Loop:
+    """One training, of one network or of several that are stacked.
 
-    def __init__(self, members: Sequence[_Member], stacked: bool) -> None:
-        self.members, first, self.step = members, members[0], 0
+    Args:
+        members: The networks.
+        stacked: Several are trained as one.
+        generators: Where one network draws the order of its batches and their augmentation from;
+            the members of a stack draw from their own.
+    """
+
+    def __init__(self, members: Sequence[Member], stacked: bool, generators: Generators) -> None:
+        self.members, first, self.step, self.epoch = members, members[0], 0, 0
         self.how, self.loop, self.device = (
             first.how,
             first.training.loop,
@@ -455,14 +496,14 @@ class _Loop:
         self.dtype, self.layout = placement(first.model)[1], torch.contiguous_format
         self.data, self.offsets = _joined([member.data for member in members])
         self.samples = len(first.data)
-        an_epoch = _split(self.offsets.new_empty(1, self.samples), self.how.batch_size)
-        steps = self.how.epochs * len(an_epoch)
+        self.sizes = [len(own) for own in _split(torch.arange(self.samples), self.how.batch_size)]
+        steps = self.how.epochs * len(self.sizes)
         check_number("start", self.loop.start, 0, steps + 1, whole=True)
         keep = self.how.keep
         self.keep = [keep] if hasattr(keep, "__index__") else check_many("keep", keep)
         for step in self.keep:
             check_number("keep", step, self.loop.start, steps + 1, whole=True)
-        self.generators: Generators = [None]
+        self.generators = generators
         self.model: nn.Module = first.model
         if stacked:
             # Every member draws the numbers that it would draw alone. Dropout cannot, since it
@@ -476,78 +517,115 @@ class _Loop:
             if trains_channels_last(first.model, first.data):
                 self.layout = torch.channels_last
             self.model.to(memory_format=self.layout)
+        named = self.how.augment if self.data.inputs.ndim == 4 else "none"
+        self.augmentation = AUGMENTATIONS[named]
+        self.augments = self.augmentation != AUGMENTATIONS["none"]
         self.objective = joint_objective([member.objective for member in members])
+        self.rates = _rates(self.how.schedule, self.how.lr, steps)
+        # A rate on the GPU can change between the replays of a graph, where a number could not.
+        fused = self.device.type in FUSED
+        lr: Any = torch.tensor(self.how.lr, device=self.device) if fused else self.how.lr
         self.optimizer = lookup("optimizer", self.loop.optimizer, OPTIMIZERS)(
             self.model.parameters(),
-            lr=self.how.lr,
+            lr=lr,
             momentum=self.how.momentum,
             weight_decay=self.how.weight_decay,
+            fused=fused or None,
         )
-        self.scheduler = LR_SCHEDULES[self.how.schedule](self.optimizer, max(1, steps))
+        # Sums by member of losses, hits and what was minimized, on the device until the epoch ends:
+        # reading one waits for a GPU.
+        self.totals = torch.zeros(len(members), 3, device=self.device)
+        self.take_step: Callable[[Tensor, Tensor | None, float], None] = self.called
+        self.before_reading: Callable[[], None] = lambda: None
 
-    def run(self) -> None:
+    def begin(self) -> None:
+        """Start the constraints."""
         for member in self.members:
             member.start()
         self._keep_weights()
-        for epoch in range(1, self.how.epochs + 1):
-            rows = self._epoch(epoch)
-            if not rows:
-                continue
-            self._end_epoch(rows)
-            stop, history = self.loop.stop, self.members[0].history
-            if all(member.error for member in self.members) or (stop and stop(history[-1])):
-                break
+
+    def end(self) -> list[nn.Module | DivergenceError]:
+        """Return the trained networks, or the errors of those that diverged."""
         if isinstance(self.model, Stack):
             self.model.release()
         else:
             self.model.to(memory_format=torch.contiguous_format)
+        return [member.result() for member in self.members]
 
-    def _epoch(self, epoch: int) -> list[dict[str, float]]:
-        """Train for an epoch, skipping the steps before the start.
-
-        Returns:
-            For each member the learning rate of the first step, mean loss and accuracy over the
-            batches when they were trained on, and the number of per-sample gradients; an empty list
-            if all steps were skipped.
-        """
+    def launch(self) -> None:
+        """Draw the next epoch and launch its steps, without waiting for a GPU."""
         self.model.train()
-        seen, rate = 0, math.nan
-        # The sums stay on the device until the epoch ends: reading one waits for a GPU.
-        totals = torch.zeros(len(self.members), 3, device=self.device)
+        self.epoch, self.seen, self.first_rate = self.epoch + 1, 0, math.nan
+        self.totals.zero_()
         draws = [torch.randperm(self.samples, generator=own) for own in self.generators]
         orders = torch.stack(draws).to(self.device) + self.offsets
-        for index in _split(orders, self.how.batch_size):
-            self.optimizer.zero_grad(set_to_none=True)
-            # A skipped step draws its batch and moves the schedule on, so that what follows is the
-            # rest of the uninterrupted training. Without gradients the optimizer does nothing.
+        batches = orders.split(self.sizes, dim=1)
+        for index, drawn in zip(batches, self._augmentations(), strict=True):
+            # A skipped step draws its batch, and the rates are those of their steps, so that what
+            # follows is the rest of the uninterrupted training.
             if self.step >= self.loop.start:
-                if not seen:
-                    rate = float(self.scheduler.get_last_lr()[0])
-                totals += self._backward(index)
-                seen += index.shape[1]
-            self.optimizer.step()
-            self.scheduler.step()
+                rate = self.rates[self.step]
+                if not self.seen:
+                    self.first_rate = rate
+                self.take_step(index, drawn, rate)
+                self.seen += index.shape[1]
             self.step += 1
             self._keep_weights()
-        if not seen:
-            return []
+
+    def finish(self) -> bool:
+        """Read the sums of the epoch, let constraints act, and note the history.
+
+        Returns:
+            Whether the training goes on.
+        """
+        self.before_reading()
+        if not self.seen:
+            return True
         rows = []
-        for member, means in zip(self.members, (totals / seen).tolist(), strict=True):
-            row = {"epoch": epoch, "lr": rate, "loss": means[0], "accuracy": means[1]}
-            row["gradients"] = seen
+        for member, means in zip(self.members, (self.totals / self.seen).tolist(), strict=True):
+            row = {"epoch": self.epoch, "lr": self.first_rate}
+            row |= {"loss": means[0], "accuracy": means[1], "gradients": self.seen}
             if member.constraint:
                 row["objective"] = means[2]
             rows.append(row)
-        return rows
+        self._end_epoch(rows)
+        stop, history = self.loop.stop, self.members[0].history
+        return not (all(member.error for member in self.members) or (stop and stop(history[-1])))
 
-    def _backward(self, index: Tensor) -> Tensor:
-        """Compute the gradients of a batch ``(k, B)``.
+    def called(self, index: Tensor, drawn: Tensor | None, rate: float | None) -> None:
+        """Take a step.
+
+        Args:
+            index: Samples ``(k, B)``.
+            drawn: Numbers of their augmentation, if there is any.
+            rate: Learning rate; None leaves it as it is.
+        """
+        if rate is not None:
+            set_rate(self.optimizer, rate)
+        self.optimizer.zero_grad(set_to_none=True)
+        self.totals += self._backward(index, drawn)
+        self.optimizer.step()
+
+    def _augmentations(self) -> Iterable[Tensor | None]:
+        """Draw the augmentations of an epoch, batch by batch."""
+        if not self.augments:
+            return [None] * len(self.sizes)
+        shape = self.data.inputs.shape[1:]
+        draws = (self.augmentation.draw(size, shape, self.generators) for size in self.sizes)
+        if self.device.type == "cpu":
+            # Drawn when their step comes: dropout draws from the same generator there.
+            return draws
+        each = [len(self.members) * size for size in self.sizes]
+        return torch.cat(list(draws)).to(self.device).split(each)
+
+    def _backward(self, index: Tensor, drawn: Tensor | None) -> Tensor:
+        """Compute the gradients of a batch ``(k, B)``, augmented by the drawn numbers.
 
         Returns:
             For each member the sums of losses, of hits and of what was minimized, ``(k, 3)``.
         """
         count, size = index.shape
-        inputs, targets, groups = self._batch(index.flatten())
+        inputs, targets, groups = self._batch(index.flatten(), drawn)
         with torch.autocast(self.device.type, torch.bfloat16, PRECISIONS[self.how.precision]):
             try:
                 logits = self.model(inputs)
@@ -588,12 +666,13 @@ class _Loop:
         loss = losses.detach().view(count, -1).sum(1)
         return torch.stack([loss, hits, minimized.detach() * size], 1)
 
-    def _batch(self, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _batch(self, index: Tensor, drawn: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Return inputs, augmented, targets and groups of samples."""
         inputs = self.data.batch(index, dtype=self.dtype, device=self.device)
+        if drawn is not None:
+            inputs = self.augmentation.apply(inputs, drawn)
         if inputs.ndim == 4:
-            augment = AUGMENTATIONS[self.how.augment]
-            inputs = augment(inputs, self.generators).contiguous(memory_format=self.layout)
+            inputs = inputs.contiguous(memory_format=self.layout)
         return inputs, self.data.targets[index], self.data.groups[index]
 
     def _end_epoch(self, rows: Sequence[dict[str, float]]) -> None:
@@ -611,6 +690,7 @@ class _Loop:
 
     def _keep_weights(self) -> None:
         if self.step in self.keep:
+            self.before_reading()
             for member in self.members:
                 member.keep_weights(self.step)
 
@@ -629,21 +709,41 @@ def _joined(datas: Sequence[GroupedDataset]) -> tuple[GroupedDataset, Tensor]:
     return concatenated(datas), offsets + starts
 
 
-def _split(orders: Tensor, batch_size: int) -> list[Tensor]:
-    """Split orders of samples ``(k, N)`` into batches ``(k, B)``."""
-    parts = list(orders.split(batch_size, dim=1))
+def _split(order: Tensor, batch_size: int) -> list[Tensor]:
+    """Split an order of samples ``(N,)`` into batches."""
+    parts = list(order.split(batch_size))
     # Batch normalization cannot train on a single sample.
-    if len(parts) > 1 and parts[-1].shape[1] == 1:
-        parts[-2:] = [torch.cat(parts[-2:], 1)]
+    if len(parts) > 1 and len(parts[-1]) == 1:
+        parts[-2:] = [torch.cat(parts[-2:])]
     return parts
 
 
+def _rates(schedule: str, lr: float, steps: int) -> list[float]:
+    """Compute the learning rate of each step of a training."""
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=lr)
+    scheduler, rates = LR_SCHEDULES[schedule](optimizer, max(1, steps)), []
+    for _ in range(steps):
+        rates.append(float(scheduler.get_last_lr()[0]))
+        optimizer.step()
+        scheduler.step()
+    return rates
+
+
+def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """Set the learning rate, in place where it is a tensor."""
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate
+
+
 @contextmanager
-def _reproducible() -> Iterator[None]:
-    """Make cuDNN pick the same algorithm every time within a block; then restore its settings."""
+def reproducible() -> Iterator[None]:
+    """Restrict cuDNN to deterministic algorithms within a block, of which it times the fastest."""
     cudnn = torch.backends.cudnn
     before = cudnn.deterministic, cudnn.benchmark
-    cudnn.deterministic, cudnn.benchmark = True, False
+    cudnn.deterministic, cudnn.benchmark = True, True
     try:
         yield
     finally:

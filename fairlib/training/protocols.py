@@ -67,10 +67,14 @@ class Constraint(Protocol):
     Attributes:
         by_batch: Whether its :meth:`ConstraintRun.loss` computes from the batch alone, never from
             the model, so that several networks can be trained at once (:func:`fairlib.fit_many`). A
-            subclass must say so itself.
+            subclass must say so itself, as of the next.
+        by_tensors: Whether it computes from tensors alone, and changes its own in place, so that a
+            GPU can repeat its kernels without it (:mod:`fairlib.training.slots`). All that are
+            ``by_batch`` do.
     """
 
     by_batch: ClassVar[bool] = False
+    by_tensors: ClassVar[bool] = False
 
     def start(self, model: nn.Module, data: GroupedDataset, objective: Objective) -> ConstraintRun:
         """Begin a training.

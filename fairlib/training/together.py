@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from torch import nn
 
@@ -17,6 +17,7 @@ from fairlib._validation import check_many, lookup
 from fairlib.data import GroupedDataset
 from fairlib.network import stacking
 from fairlib.network.evaluation import placement
+from fairlib.training import slots
 from fairlib.training.cache import entry_path, read_entry, write_entry
 from fairlib.training.distillation import Distillation
 from fairlib.training.loop import (
@@ -141,50 +142,71 @@ def fit_all(
         for i, path in paths.items():
             results[i] = path and read_entry(path, trainings[i])
         missing = [i for i in group if results[i] is None]
-        fresh = _fit_group([trainings[i] for i in missing])
-        for i, trained in zip(missing, fresh, strict=True):
-            results[i], path = trained, paths[i]
+
+        def done(number: int, trained: nn.Module | DivergenceError) -> None:
+            i = missing[number]  # noqa: B023  Called within this turn of the loop.
+            results[i], path = trained, paths[i]  # noqa: B023
             if path and isinstance(trained, nn.Module):
                 write_entry(path, trained)
+
+        _fit_group([trainings[i] for i in missing], done)
     return results
 
 
 def _groups(trainings: Sequence[Training]) -> list[list[int]]:
-    """Group trainings, by their positions: those of a stack, or one that is carried out alone.
+    """Group trainings, by their positions: those carried out together, or one alone.
 
     The stack of a training is the first of its form in which its place is free. Where trainings
     come job by job and seed by seed, the trainings of a job therefore share a stack.
     """
     groups: list[list[int]] = []
-    stacks: list[tuple[dict[str, object], dict[int, int]]] = []
+    stacks: list[tuple[object, dict[int, int]]] = []
     for i, training in enumerate(trainings):
         if training.place is None:
             groups.append([i])
             continue
-        form = _form(training)
-        same = (taken for known, taken in stacks if training.place not in taken and known == form)
+        # On a GPU all go together, each in a slot: any form, any number.
+        place, form = (i, "slots") if _replays(training) else (training.place, _form(training))
+        same = (taken for known, taken in stacks if place not in taken and known == form)
         stack = next(same, None)
         if stack is None:
             stack = {}
             stacks.append((form, stack))
-        stack[training.place] = i
+        stack[place] = i
     return groups + [list(stack.values()) for _, stack in stacks]
 
 
-def _fit_group(group: Sequence[Training]) -> list[nn.Module | DivergenceError]:
-    """Carry out trainings of one stack, or one alone, or none."""
+def _fit_group(group: Sequence[Training], done: slots.Done) -> None:
+    """Carry out trainings of one stack, of several slots, or one alone, or none.
+
+    Args:
+        group: The trainings.
+        done: Function of the position of a training and its result.
+    """
+    if group and _replays(group[0]):
+        slots.run(group, environment.resolve_device(group[0].arguments.device), done)
+        return
+    if len(group) == 1 and group[0].place is None:
+        done(0, *train(group))
+        return
     by_place = {training.place: training for training in group if training.place is not None}
-    if not by_place:
-        return train(group) if group else []
     # The kernels of torch round by the number of members and by the position among them. So a stack
     # always has all its members: empty places are filled up with copies, and each training sits in
     # its own place. Then its result depends on no other, nor on what the cache already holds.
     present = sorted(by_place)
+    if not present:
+        return
     members = [
         by_place.get(place, by_place[present[place % len(present)]]) for place in range(AT_ONCE)
     ]
     results = train(members, stacked=True)
-    return [results[place] for place in by_place]
+    for number, training in enumerate(group):
+        done(number, results[cast(int, training.place)])
+
+
+def _replays(training: Training) -> bool:
+    """Tell whether the device of a training is one that replays steps."""
+    return environment.resolve_device(training.arguments.device).split(":")[0] in slots.RECORDERS
 
 
 def why_alone(training: Training) -> str | None:
@@ -214,11 +236,13 @@ def why_alone(training: Training) -> str | None:
 
 
 def pays(training: Training) -> bool:
-    """Tell whether stacking is faster: for a small network, images below 16 pixels, on a CPU.
+    """Tell whether a training is faster beside others: in a slot of a GPU, or in a stack.
 
-    At 32 pixels most of what is gained is gained by the memory format alone, channels-last
-    (``benchmarks/together.py``). It is not known where a GPU gains.
+    Stacks are for small networks on images below 16 pixels. At 32 pixels most of what they gain is
+    gained by the memory format alone, channels-last (``benchmarks/together.py``).
     """
+    if _replays(training):
+        return slots.obstacle(training) is None
     weights = [parameter.numel() for parameter in training.model.parameters() if parameter.ndim > 1]
     return (
         environment.automatic()

@@ -226,6 +226,7 @@ def test_a_model_in_channels_last_comes_back_as_it_was_trained(images, tmp_path,
 def test_what_a_teacher_taught_is_kept_by_teacher_and_settings(cnn, images, tmp_path, counted):
     teacher, other = (fairlib.fit(cnn, images, epochs=25, seed=seed) for seed in (0, 1))
     gated = gate(teacher)
+    counted.clear()
     for objective in (
         Distillation(teacher, images),
         Distillation(teacher, images),

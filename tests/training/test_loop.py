@@ -131,20 +131,25 @@ def test_augmentations_shift_and_mirror_by_the_sample():
         torch.arange(2 * 3 * 8 * 8, dtype=torch.float32).reshape(2, 3, 8, 8).repeat(200, 1, 1, 1)
     )
     torch.manual_seed(0)
-    flipped = fairlib.training.AUGMENTATIONS["flip"](images)
+
+    def augmented(name: str) -> torch.Tensor:
+        augmentation = fairlib.training.AUGMENTATIONS[name]
+        return augmentation.apply(images, augmentation.draw(len(images), images.shape[1:]))
+
+    flipped = augmented("flip")
     mirrored = torch.tensor(
         [torch.equal(a, b.flip(2)) for a, b in zip(flipped, images, strict=True)]
     )
     untouched = torch.tensor([torch.equal(a, b) for a, b in zip(flipped, images, strict=True)])
     assert bool((mirrored ^ untouched).all()) and 150 < int(mirrored.sum()) < 250
-    cropped = fairlib.training.AUGMENTATIONS["crop"](images)
+    cropped = augmented("crop")
     assert cropped.shape == images.shape
     shifts = {(int(a[0, 4, 4] - b[0, 4, 4])) for a, b in zip(cropped, images, strict=True)}
     assert shifts == {8 * dy + dx for dy in (-1, 0, 1) for dx in (-1, 0, 1)}
 
 
 def test_a_last_batch_of_one_joins_the_one_before(cnn, images):
-    sizes = [part.shape[1] for part in loop._split(torch.arange(121)[None], 60)]
+    sizes = [len(part) for part in loop._split(torch.arange(121), 60)]
     assert sizes == [60, 61]
     resnet = fairlib.build("tiny-resnet", num_classes=3, in_channels=1, image_size=8)
     fairlib.fit(resnet, images.subset(range(61)), epochs=1, batch_size=60)
