@@ -37,8 +37,9 @@ class RunSettings:
             starting them takes. On the CPU every run uses one thread, so that results do not depend
             on it.
         at_once: True to compute the trainings of ten seeds together (:func:`fairlib.fit_many`),
-            those that can be; ``"auto"`` where it pays, for small networks on images of under 16
-            pixels a side on a CPU, unless the environment has ``FAIRLIB_AUTO=0``. Each seed has its
+            those that can be; ``"auto"`` where it pays, on a GPU and for small networks on images
+            of under 16 pixels a side, unless the environment has ``FAIRLIB_AUTO=0``. On a GPU they
+            go in turn (:mod:`fairlib.training.slots`), on a CPU as a stack. Each seed has its
             place by its last digit, and a stack is filled up, so that its rows do not depend on
             which others are asked for, nor on ``workers``. Sums are rounded in another order than
             one seed after the other: single rows differ, their distribution does not. A stack is

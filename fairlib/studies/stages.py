@@ -8,11 +8,14 @@ its initial weights; finetune; measure. Each stage of trainings is one list, whi
 
 from __future__ import annotations
 
+import itertools
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pandas as pd
+import torch
 from torch import nn
 
 from fairlib import environment
@@ -25,21 +28,21 @@ from fairlib.training.cache import setting_text
 from fairlib.training.compressors import Settings
 from fairlib.training.distillation import UntrainedTeacherError
 from fairlib.training.loop import AT_ONCE
-from fairlib.training.together import pays, why_alone
+from fairlib.training.together import pays, replays, why_alone
 
 Outcome = tuple[pd.DataFrame, list[str], list[dict[str, Any]]]
 """Rows of a seed, reasons why diagnostics could not be computed, and runs that diverged."""
 Counts = dict[str, int]
-"""Counts of trainings: ``"at once"``, stacked with those of other seeds, and ``"alone"``."""
+"""Counts of trainings: ``"at once"``, beside those of other seeds, and ``"alone"``."""
 
 
 def seed_groups(plan: StudyPlan, seeds: Sequence[int]) -> list[list[int]]:
-    """Group seeds for stacked training: no two seeds of a group share a place, the last digit.
+    """Group seeds for training beside each other: no two of a group share a place, the last digit.
 
-    Where stacking does not pay each seed is a group of its own, so that a process holds the data
-    and networks of one seed only.
+    Where that does not pay each seed is a group of its own, so that a process holds the data and
+    networks of one seed only.
     """
-    if not _stacks(plan, seeds[0]):
+    if not _trains_beside(plan, seeds[0]):
         return [[seed] for seed in seeds]
     groups: dict[int, list[int]] = {}
     taken = [0] * AT_ONCE
@@ -50,20 +53,38 @@ def seed_groups(plan: StudyPlan, seeds: Sequence[int]) -> list[list[int]]:
     return list(groups.values())
 
 
-def _stacks(plan: StudyPlan, seed: int) -> bool:
-    """Tell whether the seeds of a study are stacked, by the dense training of one of them."""
+def _trains_beside(plan: StudyPlan, seed: int) -> bool:
+    """Tell whether seeds are trained beside each other, by the dense training of one of them."""
     if plan.run.at_once != "auto":
         return bool(plan.run.at_once)
-    # Check the device before the data: loading data only to learn that stacking does not pay can
-    # take minutes.
-    if not (environment.automatic() and environment.resolve_device(plan.device).startswith("cpu")):
+    # Check the device before the data: loading data only to learn that it does not pay can take
+    # minutes.
+    if not environment.automatic():
         return False
+    if replays(plan.device):
+        return True
     splits = plan.splits(seed)
     return pays(plan.training(plan.start(splits, seed), splits.train, seed, plan.train, None))
 
 
 def run_group(plan: StudyPlan, seeds: Sequence[int]) -> tuple[dict[int, Outcome], Counts]:
-    """Carry out all stages for a group of seeds; return the outcome of each."""
+    """Carry out all stages for a group of seeds; return the outcome of each.
+
+    Warns:
+        UserWarning: If the memory of a GPU holds the networks of fewer seeds.
+    """
+    try:
+        return _run_group(plan, seeds)
+    except torch.OutOfMemoryError:
+        if len(seeds) == 1:
+            raise
+    half = len(seeds) // 2
+    warnings.warn(f"the GPU has not enough memory for {len(seeds)} seeds at once", stacklevel=2)
+    (first, counts), (rest, more) = run_group(plan, seeds[:half]), run_group(plan, seeds[half:])
+    return first | rest, {way: counts[way] + more[way] for way in counts}
+
+
+def _run_group(plan: StudyPlan, seeds: Sequence[int]) -> tuple[dict[int, Outcome], Counts]:
     splits = {seed: plan.splits(seed) for seed in seeds}
     start = {seed: plan.start(splits[seed], seed) for seed in seeds}
     runs = _all_runs(plan, splits)
@@ -159,8 +180,10 @@ def _fit_stage(
     beside = sum(training.place is not None for training in unique.values())
     counts["at once"] += beside
     counts["alone"] += len(unique) - beside
-    networks = fit_all(list(unique.values()), None if clock else plan.run.folder)
-    found = dict(zip(unique, networks, strict=True))
+    asked = list(unique.values())
+    # Where the clock runs each is alone on the device, whatever else the device could do.
+    parts = [fit_all([one]) for one in asked] if clock else [fit_all(asked, plan.run.folder)]
+    found = dict(zip(unique, itertools.chain(*parts), strict=True))
     for run, key in zip(runs, keys, strict=True):
         run.model = network = found[key]
         if isinstance(network, DivergenceError):
@@ -171,7 +194,7 @@ def _fit_stage(
 
 
 def _placed(plan: StudyPlan, training: Training) -> Training:
-    """Give a training its place in a stack, if it is to be stacked."""
+    """Give a training its place beside others, if it is to have one."""
     at_once = plan.run.at_once
     if not (pays(training) if at_once == "auto" else at_once and why_alone(training) is None):
         return training

@@ -10,11 +10,9 @@ from fairlib.training.loop import (
     DivergenceError,
     LoopSettings,
     Training,
-    carry_out,
-    fit,
 )
 from fairlib.training.protocols import Batch, Constraint, ConstraintRun, Objective, Sparsifier
-from fairlib.training.together import fit_all, fit_many
+from fairlib.training.together import carry_out, fit, fit_all, fit_many
 
 __all__ = ["AUGMENTATIONS", "LR_SCHEDULES", "OPTIMIZERS", "DivergenceError", "LoopSettings"]
 __all__ += ["Batch", "Constraint", "ConstraintRun", "Objective", "Sparsifier", "Training"]

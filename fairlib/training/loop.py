@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from types import NoneType, SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -38,7 +38,7 @@ from fairlib.network.stacking import Stack
 from fairlib.randomness import generator, seeded
 from fairlib.training.augmentation import AUGMENTATIONS, Generators
 from fairlib.training.distillation import joint_objective
-from fairlib.training.protocols import Batch, Constraint, ConstraintRun, Objective, Sparsifier
+from fairlib.training.protocols import Batch, ConstraintRun, Objective, Sparsifier
 
 AT_ONCE = 10
 """Number of members of a stack."""
@@ -114,8 +114,8 @@ class Training:
         data: Training set.
         settings: The other arguments of :func:`fairlib.fit`, by name.
         loop: Settings beyond those of :func:`fairlib.fit`.
-        place: Place in a stack, below ``AT_ONCE``, on which rounding may depend; None for a
-            training that is carried out alone.
+        place: Place in a stack, below ``AT_ONCE``, on which rounding may depend on a CPU; None for
+            a training that is carried out alone.
     """
 
     model: nn.Module
@@ -125,123 +125,28 @@ class Training:
     place: int | None = None
 
     def __post_init__(self) -> None:
-        check_settings("a Training", fit, self.settings, given=("model", "data"))
+        check_settings("a Training", _declared[0], self.settings, given=("model", "data"))
 
     @property
     def arguments(self) -> SimpleNamespace:
         """Settings completed by the defaults of :func:`fairlib.fit`."""
-        return SimpleNamespace(**{**_DEFAULTS, **self.settings})
+        parameters = inspect.signature(_declared[0]).parameters
+        defaults = {name: parameter.default for name, parameter in parameters.items()}
+        del defaults["model"], defaults["data"]
+        return SimpleNamespace(**{**defaults, **self.settings})
 
 
-def fit(
-    model: nn.Module,
-    data: GroupedDataset,
-    *,
-    val: GroupedDataset | None = None,
-    epochs: int = 10,
-    lr: float = 0.05,
-    batch_size: int = 64,
-    momentum: float = 0.9,
-    weight_decay: float = 5e-4,
-    schedule: str = "cosine",
-    augment: str = "none",
-    objective: Objective | None = None,
-    constraint: Constraint | None = None,
-    keep: int | Sequence[int] = (),
-    seed: int = 0,
-    device: str = "auto",
-    precision: str = "float32",
-) -> nn.Module:
-    r"""Train a copy of a classifier by SGD with momentum, and return it in eval mode.
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_declared: list[Callable[..., Any]] = []
 
-    With gradient :math:`g` of the mean loss of a batch, learning rate :math:`\eta`, momentum
-    :math:`\mu` and weight decay :math:`\gamma`, a step is :math:`v \leftarrow \mu v + g + \gamma
-    \theta` and then :math:`\theta \leftarrow \theta - \eta v`. The data are moved to the device
-    once, in their own dtype (uint8 images stay uint8), and converted batch by batch. On one CPU the
-    result is bit-identical for one seed and one number of threads. On CUDA, cuDNN is restricted to
-    deterministic algorithms; torch's TF32 settings are not changed. The weights of the last epoch
-    are returned: nothing is selected.
 
-    During the training images and weights have torch's channels-last format, which is mostly
-    faster, if a network with convolutions is trained on images of at least 16 pixels a side and the
-    environment does not have ``FAIRLIB_AUTO=0``. A network never has it that has a 1x1 convolution
-    with a stride and fewer than 8 channels: PyTorch may write past a buffer there.
+def declares_settings(function: _Function) -> _Function:
+    """Take the parameters of :func:`fairlib.fit` as the settings of a training; return it.
 
-    Args:
-        model: Any module that maps inputs to logits; it is not changed. In the copy of a model made
-            by :func:`fairlib.build` the normalization, if it is not set yet, is set from ``data``.
-        data: Training set.
-        val: Validation set, on which loss and accuracy are measured after each epoch for the
-            history.
-        epochs: Number of passes over ``data``, at least 0.
-        lr: Learning rate at the start, positive.
-        batch_size: Samples per step. A last batch of a single sample joins the one before it.
-        momentum: Momentum of SGD, in [0, 1).
-        weight_decay: Factor :math:`\gamma` of the weight decay of every parameter, at least 0.
-        schedule: Learning rate after each step: ``"cosine"`` down to zero, ``"step"`` (a tenth from
-            1/2 and again from 3/4 of the steps on) or ``"constant"``.
-        augment: Augmentation of each batch: ``"none"``, ``"flip"``, ``"crop"`` (shifts of up to an
-            eighth of the image) or ``"crop+flip"``.
-        objective: Per-sample losses, for example a
-            :class:`fairlib.training.distillation.Distillation`; cross-entropy by default.
-        constraint: Constraint on groups, for example ``fairlib.EqualLoss(step=0.02)``.
-        keep: Steps after which the weights are kept for :func:`fairlib.weights_at`; 0 is before the
-            first step.
-        seed: Seed of batch order, augmentation and dropout. The global generators are left as they
-            were found.
-        device: ``"auto"`` (CUDA if available) or a torch device. The result stays there.
-        precision: ``"float32"`` or ``"bfloat16"`` (autocast; weights stay float32).
-
-    Returns:
-        The trained copy in eval mode; :func:`history` has its loss and accuracy by epoch.
-
-    Raises:
-        DivergenceError: If the loss, or an output after an epoch, becomes infinite or NaN; the
-            message names the epoch and the settings to lower.
-        TypeError: If an argument is of another type: data are no :class:`fairlib.GroupedDataset`, a
-            setting no number.
-        ValueError: If a setting is out of range, the model has nothing to train, there is no such
-            device, an input does not fit the model, or the outputs do not match the classes of the
-            data.
-
-    Example:
-        Ten samples look alike; nine of them have class 0 and one has class 1. The loss is least
-        where the classes have the probabilities 0.9 and 0.1, so the one is given the wrong answer;
-        that is what a ``constraint`` is for (:class:`fairlib.EqualLoss`).
-
-        >>> import torch, fairlib
-        >>> codes = [0] * 9 + [1]
-        >>> data = fairlib.GroupedDataset(torch.zeros(10, 1), targets=codes, groups=codes)
-        >>> model = torch.nn.Linear(1, 2)
-        >>> trained = fairlib.fit(model, data, epochs=100, lr=0.5, momentum=0, weight_decay=0)
-        >>> trained(torch.zeros(1, 1)).softmax(1).detach().numpy().round(1)
-        array([[0.9, 0.1]], dtype=float32)
+    It stands above the loop, in the module that chooses how a training is carried out.
     """
-    # Nothing may come before this line: it would be among the settings.
-    settings = locals()
-    return carry_out(Training(settings.pop("model"), settings.pop("data"), settings))
-
-
-_DEFAULTS = {
-    name: parameter.default
-    for name, parameter in inspect.signature(fit).parameters.items()
-    if name not in ("model", "data")
-}
-
-
-def carry_out(training: Training) -> nn.Module:
-    """Return the trained copy, as :func:`fairlib.fit` does.
-
-    Raises:
-        DivergenceError: If the training diverges.
-    """
-    # Imported here: the module that chooses how a training is carried out knows this loop.
-    from fairlib.training.together import fit_all
-
-    (trained,) = fit_all([training])
-    if isinstance(trained, DivergenceError):
-        raise trained
-    return trained
+    _declared[:] = [function]
+    return function
 
 
 def trains_channels_last(model: nn.Module, data: GroupedDataset) -> bool:
@@ -283,7 +188,7 @@ def check_training(owner: str, settings: Mapping[str, Any], given: Iterable[str]
         TypeError: If :func:`fairlib.fit` has no such argument, or it must be of another type.
         ValueError: If a value is out of range or unknown.
     """
-    check_settings(owner, fit, settings, given)
+    check_settings(owner, _declared[0], settings, given)
     check_arguments(settings, f" of {owner}")
 
 

@@ -1,6 +1,8 @@
-"""Trainings carried out: read from the cache, stacked with others of their form, or alone.
+"""Trainings carried out: read from the cache, beside others, or alone.
 
-:func:`fit_all` is the one place that knows how; :mod:`fairlib.network.stacking` explains stacks.
+:func:`fit_all` is the one place that knows how. On a GPU they go in turn
+(:mod:`fairlib.training.slots`), on a CPU those of one form as a stack
+(:mod:`fairlib.network.stacking`).
 """
 
 import math
@@ -26,11 +28,117 @@ from fairlib.training.loop import (
     Training,
     check_arguments,
     check_training,
+    declares_settings,
     train,
 )
+from fairlib.training.protocols import Constraint, Objective
 
 _LISTED = ("val", "objective", "constraint")
 _MEMBERS_OWN = (*_LISTED, "seed")  # Settings in which the members of a stack may differ.
+
+
+@declares_settings
+def fit(
+    model: nn.Module,
+    data: GroupedDataset,
+    *,
+    val: GroupedDataset | None = None,
+    epochs: int = 10,
+    lr: float = 0.05,
+    batch_size: int = 64,
+    momentum: float = 0.9,
+    weight_decay: float = 5e-4,
+    schedule: str = "cosine",
+    augment: str = "none",
+    objective: Objective | None = None,
+    constraint: Constraint | None = None,
+    keep: int | Sequence[int] = (),
+    seed: int = 0,
+    device: str = "auto",
+    precision: str = "float32",
+) -> nn.Module:
+    r"""Train a copy of a classifier by SGD with momentum, and return it in eval mode.
+
+    With gradient :math:`g` of the mean loss of a batch, learning rate :math:`\eta`, momentum
+    :math:`\mu` and weight decay :math:`\gamma`, a step is :math:`v \leftarrow \mu v + g + \gamma
+    \theta` and then :math:`\theta \leftarrow \theta - \eta v`. The data are moved to the device
+    once, in their own dtype (uint8 images stay uint8), and converted batch by batch. On one CPU the
+    result is bit-identical for one seed and one number of threads. On CUDA a step is recorded once
+    and replayed, if it can be (:mod:`fairlib.training.slots`; ``FAIRLIB_AUTO=0`` switches that
+    off), and cuDNN takes the fastest of its deterministic algorithms, which two processes may
+    choose differently; torch's TF32 settings are not changed. The weights of the last epoch are
+    returned: nothing is selected.
+
+    During the training images and weights have torch's channels-last format, which is mostly
+    faster, if a network with convolutions is trained on images of at least 16 pixels a side and the
+    environment does not have ``FAIRLIB_AUTO=0``. A network never has it that has a 1x1 convolution
+    with a stride and fewer than 8 channels: PyTorch may write past a buffer there.
+
+    Args:
+        model: Any module that maps inputs to logits; it is not changed. In the copy of a model made
+            by :func:`fairlib.build` the normalization, if it is not set yet, is set from ``data``.
+        data: Training set.
+        val: Validation set, on which loss and accuracy are measured after each epoch for the
+            history.
+        epochs: Number of passes over ``data``, at least 0.
+        lr: Learning rate at the start, positive.
+        batch_size: Samples per step. A last batch of a single sample joins the one before it.
+        momentum: Momentum of SGD, in [0, 1).
+        weight_decay: Factor :math:`\gamma` of the weight decay of every parameter, at least 0.
+        schedule: Learning rate after each step: ``"cosine"`` down to zero, ``"step"`` (a tenth from
+            1/2 and again from 3/4 of the steps on) or ``"constant"``.
+        augment: Augmentation of each batch: ``"none"``, ``"flip"``, ``"crop"`` (shifts of up to an
+            eighth of the image) or ``"crop+flip"``.
+        objective: Per-sample losses, for example a
+            :class:`fairlib.training.distillation.Distillation`; cross-entropy by default.
+        constraint: Constraint on groups, for example ``fairlib.EqualLoss(step=0.02)``.
+        keep: Steps after which the weights are kept for :func:`fairlib.weights_at`; 0 is before the
+            first step.
+        seed: Seed of batch order, augmentation and dropout. The global generators are left as they
+            were found.
+        device: ``"auto"`` (CUDA if available) or a torch device. The result stays there.
+        precision: ``"float32"`` or ``"bfloat16"`` (autocast; weights stay float32).
+
+    Returns:
+        The trained copy in eval mode; :func:`history` has its loss and accuracy by epoch.
+
+    Raises:
+        DivergenceError: If the loss, or an output after an epoch, becomes infinite or NaN; the
+            message names the epoch and the settings to lower.
+        TypeError: If an argument is of another type: data are no :class:`fairlib.GroupedDataset`, a
+            setting no number.
+        ValueError: If a setting is out of range, the model has nothing to train, there is no such
+            device, an input does not fit the model, or the outputs do not match the classes of the
+            data.
+
+    Example:
+        Ten samples look alike; nine of them have class 0 and one has class 1. The loss is least
+        where the classes have the probabilities 0.9 and 0.1, so the one is given the wrong answer;
+        that is what a ``constraint`` is for (:class:`fairlib.EqualLoss`).
+
+        >>> import torch, fairlib
+        >>> codes = [0] * 9 + [1]
+        >>> data = fairlib.GroupedDataset(torch.zeros(10, 1), targets=codes, groups=codes)
+        >>> model = torch.nn.Linear(1, 2)
+        >>> trained = fairlib.fit(model, data, epochs=100, lr=0.5, momentum=0, weight_decay=0)
+        >>> trained(torch.zeros(1, 1)).softmax(1).detach().numpy().round(1)
+        array([[0.9, 0.1]], dtype=float32)
+    """
+    # Nothing may come before this line: it would be among the settings.
+    settings = locals()
+    return carry_out(Training(settings.pop("model"), settings.pop("data"), settings))
+
+
+def carry_out(training: Training) -> nn.Module:
+    """Return the trained copy, as :func:`fairlib.fit` does.
+
+    Raises:
+        DivergenceError: If the training diverges.
+    """
+    (trained,) = fit_all([training])
+    if isinstance(trained, DivergenceError):
+        raise trained
+    return trained
 
 
 def fit_many(
@@ -45,14 +153,15 @@ def fit_many(
 
     Each is trained as :func:`fairlib.fit` trains it, in its own order of batches, with its own
     augmentation, mask, statistics of normalization, constraint and teacher. They are computed
-    together, ten at a time, which is faster for small networks: k convolutions are one convolution
-    in k groups, k linear layers one batched product. Sums are rounded in another order, so that a
-    training of several epochs ends elsewhere, as it does on another processor; it depends neither
-    on the other members nor on how many there are. Networks of several architectures, or with data
-    of several sizes, are so many stacks. Networks that cannot be stacked are trained one after
-    another: those with modules other than those of :func:`fairlib.build` and torch's usual ones,
-    with dropout, and under a constraint that looks at the network at every step
-    (:class:`fairlib.EqualCurvature`).
+    together, ten at a time, which is faster for small networks on a CPU: k convolutions are one
+    convolution in k groups, k linear layers one batched product. Sums are rounded in another order,
+    so that a training of several epochs ends elsewhere, as it does on another processor; it depends
+    neither on the other members nor on how many there are. Networks of several architectures, or
+    with data of several sizes, are so many stacks. Networks that cannot be stacked are trained one
+    after another: those with modules other than those of :func:`fairlib.build` and torch's usual
+    ones, with dropout, and under a constraint that looks at the network at every step
+    (:class:`fairlib.EqualCurvature`). On a GPU each is computed as it would be alone, several in
+    turn (:mod:`fairlib.training.slots`).
 
     Args:
         models: At least one module; none is changed.
@@ -118,11 +227,11 @@ def fit_many(
 def fit_all(
     trainings: Sequence[Training], cache: Path | None = None
 ) -> list[nn.Module | DivergenceError]:
-    """Run many trainings: read from the cache, stacked with like ones, or one by one.
+    """Run many trainings: read from the cache, beside others, or one by one.
 
-    Trainings that have a ``place`` and agree in architecture, settings and shape of the data are
-    stacked; any other is run alone. Every result is written to the cache at once, so that a study
-    that is interrupted loses little.
+    Trainings that have a ``place`` are carried out together on a GPU, and on a CPU stacked if they
+    agree in architecture, settings and shape of the data; any other is run alone. Every result is
+    written to the cache at once, so that a study that is interrupted loses little.
 
     Args:
         trainings: Trainings of any kind. Set ``place`` only where ``why_alone`` returns None.
@@ -160,18 +269,21 @@ def _groups(trainings: Sequence[Training]) -> list[list[int]]:
     come job by job and seed by seed, the trainings of a job therefore share a stack.
     """
     groups: list[list[int]] = []
-    stacks: list[tuple[object, dict[int, int]]] = []
+    stacks: list[tuple[dict[str, object], dict[int, int]]] = []
     for i, training in enumerate(trainings):
         if training.place is None:
             groups.append([i])
             continue
         # On a GPU all go together, each in a slot: any form, any number.
-        place, form = (i, "slots") if _replays(training) else (training.place, _form(training))
-        same = (taken for known, taken in stacks if place not in taken and known == form)
+        if replays(training.arguments.device):
+            place, wanted = i, dict[str, object]()
+        else:
+            place, wanted = training.place, _form(training)
+        same = (taken for known, taken in stacks if place not in taken and known == wanted)
         stack = next(same, None)
         if stack is None:
             stack = {}
-            stacks.append((form, stack))
+            stacks.append((wanted, stack))
         stack[place] = i
     return groups + [list(stack.values()) for _, stack in stacks]
 
@@ -183,7 +295,7 @@ def _fit_group(group: Sequence[Training], done: slots.Done) -> None:
         group: The trainings.
         done: Function of the position of a training and its result.
     """
-    if group and _replays(group[0]):
+    if group and replays(group[0].arguments.device):
         slots.run(group, environment.resolve_device(group[0].arguments.device), done)
         return
     if len(group) == 1 and group[0].place is None:
@@ -204,9 +316,9 @@ def _fit_group(group: Sequence[Training], done: slots.Done) -> None:
         done(number, results[cast(int, training.place)])
 
 
-def _replays(training: Training) -> bool:
-    """Tell whether the device of a training is one that replays steps."""
-    return environment.resolve_device(training.arguments.device).split(":")[0] in slots.RECORDERS
+def replays(device: str) -> bool:
+    """Tell whether a device is one that replays steps, a GPU."""
+    return environment.resolve_device(device).split(":")[0] in slots.RECORDERS
 
 
 def why_alone(training: Training) -> str | None:
@@ -241,7 +353,7 @@ def pays(training: Training) -> bool:
     Stacks are for small networks on images below 16 pixels. At 32 pixels most of what they gain is
     gained by the memory format alone, channels-last (``benchmarks/together.py``).
     """
-    if _replays(training):
+    if replays(training.arguments.device):
         return slots.obstacle(training) is None
     weights = [parameter.numel() for parameter in training.model.parameters() if parameter.ndim > 1]
     return (

@@ -247,6 +247,7 @@ def test_what_a_teacher_taught_is_kept_by_teacher_and_settings(cnn, images, tmp_
 
 def test_what_a_cached_training_took_is_counted(cnn, images, tmp_path, counted):
     first = fairlib.fit(cnn, images, epochs=1)
+    counted.clear()
     for _ in range(2):
         assert (
             fairlib.gradient_evaluations(cached_fit(first, images, folder=tmp_path, epochs=2))
