@@ -300,13 +300,9 @@ class Member:
         training: The training.
         data: Its data on the device.
         device: Name of the device.
-        timed: Note how long the training takes; reading the clock waits for a GPU.
     """
 
-    def __init__(
-        self, training: Training, data: GroupedDataset, device: str, timed: bool = True
-    ) -> None:
-        self.timed = timed
+    def __init__(self, training: Training, data: GroupedDataset, device: str) -> None:
         self.training, self.how, self.data, self.device = training, training.arguments, data, device
         self.model = copied(training.model).to(device)
         fill_normalization(self.model, data)
@@ -314,7 +310,7 @@ class Member:
         self.constraint: ConstraintRun | None = None
         self.history: list[dict[str, float]] = []
         self.snapshots: dict[int, dict[str, Tensor]] = {}
-        self.dual_seconds, self.began = 0.0, environment.clock(device) if timed else math.nan
+        self.dual_seconds, self.began = 0.0, environment.clock(device)
         self.error: DivergenceError | None = None
 
     def start(self) -> None:
@@ -325,10 +321,9 @@ class Member:
     def result(self) -> nn.Module | DivergenceError:
         if self.error:
             return self.error
-        timing = {}
-        if self.timed:
-            seconds = environment.clock(self.device) - self.began
-            timing = {"seconds": seconds, "dual_seconds": self.dual_seconds}
+        # No GPU is waited for: the last numbers of the training have been read from it.
+        seconds = environment.clock(self.device) - self.began
+        timing = {"seconds": seconds, "dual_seconds": self.dual_seconds}
         facts = {"history": self.history, "snapshots": self.snapshots, "timing": timing}
         inherit(self.model, self.training.model, **facts)
         return add_gradients(self.model, sum(row["gradients"] for row in self.history)).eval()
@@ -373,8 +368,6 @@ class Member:
 
     def _timed(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call a function of the constraint, and add up the time that it takes."""
-        if not self.timed:
-            return function(*arguments)
         before = environment.clock(self.device)
         result = function(*arguments)
         self.dual_seconds += environment.clock(self.device) - before

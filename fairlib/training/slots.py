@@ -24,7 +24,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fairlib import environment
 from fairlib.data import GroupedDataset
 from fairlib.network import keeping, stacking
 from fairlib.network.copying import copied
@@ -70,16 +69,14 @@ def obstacle(training: Training) -> str | None:
         The end of a sentence with "since".
     """
     constraint, objective = (training.settings.get(name) for name in ("constraint", "objective"))
-    if not environment.automatic():
-        return "the environment has FAIRLIB_AUTO=0"
     if training.loop.sparsify:
-        return "its masks change"
+        return "masks change from epoch to epoch"
     # Looked up in the class itself: a subclass may compute from the model what its parent does not.
     own = vars(type(constraint))
     if constraint is not None and not (own.get("by_batch") or own.get("by_tensors")):
         return f"{type(constraint).__name__} looks at the network at every step"
     if objective is not None and type(objective) is not Distillation:
-        return "an objective of your own is Python"
+        return "an objective of your own is computed step by step"
     return next(filter(None, map(stacking.hooked, training.model.modules())), None)
 
 
@@ -109,26 +106,18 @@ def run(trainings: Sequence[Training], device: str, done: Done) -> None:
             idle.append(slot)
             done(*slot.result())
 
-    def begin(number: int, training: Training) -> str | None:
-        """Load a training into a slot, and launch it; or say why there is none for it."""
+    def slot_for(training: Training) -> Slot:
+        """Take an idle slot of a training's form, or make one."""
         if reason := obstacle(training):
-            return reason
-        if id(training.data) not in resident:
-            resident[id(training.data)] = training.data.to(device)
-        data, wanted = resident[id(training.data)], form(training)
-        slot = next((slot for slot in idle if slot.form == wanted), None)
-        if slot is None:
-            # The memory of slots that nothing fits any more goes to the new one.
-            del idle[: max(0, len(idle) + len(running) + 1 - most)]
-            slot = Slot(training, data, device)
-        else:
-            idle.remove(slot)
-        # Dropout draws from the one generator of the GPU: two would draw in turn.
-        while slot.draws and any(other.draws for other in running):
-            advance()
-        slot.load(number, training, data, timed=len(trainings) == 1)
-        running.append(slot)
-        return None
+            raise NotImplementedError(reason)
+        wanted = form(training)
+        for slot in idle:
+            if slot.form == wanted:
+                idle.remove(slot)
+                return slot
+        # The memory of slots that nothing fits any more goes to the new one.
+        del idle[: max(0, len(idle) + len(running) + 1 - most)]
+        return Slot(training, resident[id(training.data)], device)
 
     with seeded(0), reproducible():
         while waiting or running:
@@ -137,20 +126,28 @@ def run(trainings: Sequence[Training], device: str, done: Done) -> None:
                 continue
             number, training = waiting.popleft()
             check(training)
+            if id(training.data) not in resident:
+                resident[id(training.data)] = training.data.to(device)
             try:
-                reason = begin(number, training) if training.arguments.epochs else ""
+                slot = slot_for(training)
             except Exception as error:  # Whatever it is, the step itself may still be fine.
-                reason = f"its step cannot be recorded ({type(error).__name__}: {error})"
                 if isinstance(error, torch.OutOfMemoryError) and running:
                     most = len(running)
                     _say(f"{most} networks are trained at a time: the memory of the GPU is full")
                     waiting.appendleft((number, training))
                     continue
-            if reason is not None:
                 (trained,) = train([training])
-                if reason:
-                    _say(f"the steps of a training are launched one by one, since {reason}")
+                why = str(error)
+                if not isinstance(error, NotImplementedError):
+                    why = f"they cannot be recorded ({type(error).__name__}: {error})"
+                _say(f"the steps of a training are launched one by one, since {why}")
                 done(number, trained)
+                continue
+            # Dropout draws from the one generator of the GPU: two would draw in turn.
+            while slot.draws and any(other.draws for other in running):
+                advance()
+            slot.load(number, training, resident[id(training.data)])
+            running.append(slot)
 
 
 class Slot:
@@ -184,17 +181,17 @@ class Slot:
         with torch.cuda.stream(self.stream), seeded(0):
             self._wait()
             twin_data = data._replace(*(tensor.clone() for tensor in _arrays(data)))
-            member = Member(own, twin_data, device, timed=False)
+            member = Member(own, twin_data, device)
             self.twin = Loop([member], False, [generator(0)])
             self.twin.begin()
             self.twin.model.train()
             self.steps = {size: self._record(size) for size in set(self.twin.sizes)}
 
-    def load(self, number: int, training: Training, data: GroupedDataset, timed: bool) -> None:
+    def load(self, number: int, training: Training, data: GroupedDataset) -> None:
         """Begin a training, and launch its first epoch."""
         with torch.cuda.stream(self.stream):
             self._wait()
-            member = Member(training, data, self.device, timed=timed)
+            member = Member(training, data, self.device)
             self.number, own = number, generator(training.arguments.seed)
             self.job = Loop([member], False, [own])
             self.job.begin()
@@ -300,10 +297,9 @@ def form(training: Training) -> str:
     arrays = (data.inputs.shape, data.inputs.dtype, data.normalize, data.num_groups)
     tensors, numbers = _state(model)
     shapes = [(tensor.shape, tensor.dtype, tensor.requires_grad) for tensor in tensors]
-    names = [name for name, _ in (*model.named_parameters(), *model.named_buffers())]
     bits = sorted(keeping.kept(model, keeping.BITS).items())
     given = (shared, training.loop.optimizer, constraint, repr(how.objective), arrays)
-    return repr((*given, repr(model), names, shapes, numbers, bits))
+    return repr((*given, repr(model), shapes, numbers, bits))
 
 
 @torch.no_grad()

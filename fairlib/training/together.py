@@ -21,7 +21,6 @@ from fairlib.network import stacking
 from fairlib.network.evaluation import placement
 from fairlib.training import slots
 from fairlib.training.cache import entry_path, read_entry, write_entry
-from fairlib.training.distillation import Distillation
 from fairlib.training.loop import (
     AT_ONCE,
     DivergenceError,
@@ -212,7 +211,8 @@ def fit_many(
         check_arguments({"model": model, **own})
         trainings.append(Training(model, own.pop("data"), {**settings, **own}))
     reasons = [why_alone(training) for training in trainings]
-    if reason := next(filter(None, reasons), None) or _difference(trainings):
+    differ = None if replays(trainings[0].arguments.device) else _difference(trainings)
+    if reason := next(filter(None, reasons), None) or differ:
         warnings.warn(f"the networks are not trained all at once, since {reason}", stacklevel=2)
     for i, alone in enumerate(reasons):
         if not alone:
@@ -317,8 +317,9 @@ def _fit_group(group: Sequence[Training], done: slots.Done) -> None:
 
 
 def replays(device: str) -> bool:
-    """Tell whether a device is one that replays steps, a GPU."""
-    return environment.resolve_device(device).split(":")[0] in slots.RECORDERS
+    """Tell whether trainings on a device are carried out in slots: on a GPU, if it may be so."""
+    kind = environment.resolve_device(device).split(":")[0]
+    return environment.automatic() and kind in slots.RECORDERS
 
 
 def why_alone(training: Training) -> str | None:
@@ -327,14 +328,13 @@ def why_alone(training: Training) -> str | None:
     Returns:
         The end of a sentence with "since".
     """
-    constraint, objective = (training.settings.get(name) for name in ("constraint", "objective"))
-    if training.loop.sparsify or training.loop.stop:
-        return "masks that change, and a stop, belong to one network"
-    # Looked up in the class itself: a subclass may compute from the model what its parent does not.
-    if constraint is not None and not vars(type(constraint)).get("by_batch"):
+    reason, constraint = slots.obstacle(training), training.settings.get("constraint")
+    if reason or replays(training.arguments.device):
+        return reason
+    if training.loop.stop:
+        return "a stop belongs to one network"
+    if constraint is not None and not getattr(type(constraint), "by_batch", False):
         return f"{type(constraint).__name__} looks at the network at every step"
-    if objective is not None and type(objective) is not Distillation:
-        return "an objective of your own sees one network at a time"
     model, data = training.model, training.data
     if reason := stacking.obstacle(model):
         return reason
@@ -353,15 +353,13 @@ def pays(training: Training) -> bool:
     Stacks are for small networks on images below 16 pixels. At 32 pixels most of what they gain is
     gained by the memory format alone, channels-last (``benchmarks/together.py``).
     """
-    if replays(training.arguments.device):
-        return slots.obstacle(training) is None
+    if why_alone(training) or not environment.automatic():
+        return False
     weights = [parameter.numel() for parameter in training.model.parameters() if parameter.ndim > 1]
-    return (
-        environment.automatic()
-        and environment.resolve_device(training.arguments.device).startswith("cpu")
+    return replays(training.arguments.device) or (
+        environment.resolve_device(training.arguments.device).startswith("cpu")
         and math.prod(training.data.inputs.shape[2:]) < 16**2
         and sum(weights) <= 20_000 * len(weights)
-        and why_alone(training) is None
     )
 
 

@@ -128,7 +128,7 @@ def test_code_that_training_runs_imports_nothing_that_is_left_out():
 
 @pytest.mark.parametrize("edit", HARMFUL)
 @pytest.mark.parametrize(
-    "name", ["training/loop.py", "diagnostics/curvature.py", "models/cnn.py", "data/dataset.py"]
+    "name", ["training/together.py", "diagnostics/curvature.py", "models/cnn.py", "data/dataset.py"]
 )
 def test_a_number_a_default_and_a_statement_of_what_training_runs_void_the_entries(
     changes, name, edit

@@ -307,4 +307,4 @@ def test_the_cache_knows_the_place_and_each_member(digits, tmp_path):
     assert len(list(tmp_path.iterdir())) == 6
     assert not any(map(why_alone, alone))
     stopped = replace(alone[0], loop=LoopSettings(stop=lambda row: False))
-    assert "a stop, belong to one network" in why_alone(stopped)
+    assert "a stop belongs to one network" in why_alone(stopped)
