@@ -420,16 +420,18 @@ class Loop:
         self.augments = self.augmentation != AUGMENTATIONS["none"]
         self.objective = joint_objective([member.objective for member in members])
         self.rates = _rates(self.how.schedule, self.how.lr, steps)
-        # A rate on the GPU can change between the replays of a graph, where a number could not.
         fused = self.device.type in FUSED
-        lr: Any = torch.tensor(self.how.lr, device=self.device) if fused else self.how.lr
         self.optimizer = lookup("optimizer", self.loop.optimizer, OPTIMIZERS)(
             self.model.parameters(),
-            lr=lr,
+            lr=self.how.lr,
             momentum=self.how.momentum,
             weight_decay=self.how.weight_decay,
             fused=fused or None,
         )
+        if fused:
+            # On the GPU it can change between the replays of a graph, where a number could not.
+            for group in self.optimizer.param_groups:
+                group["lr"] = torch.full((), self.how.lr, device=self.device)
         # Sums by member of losses, hits and what was minimized, on the device until the epoch ends:
         # reading one waits for a GPU.
         self.totals = torch.zeros(len(members), 3, device=self.device)

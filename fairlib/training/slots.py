@@ -62,7 +62,7 @@ RECORDERS = {"cuda": _captured}
 """By type of device the function that records a step and returns what replays it."""
 
 
-def obstacle(training: Training) -> str | None:
+def why_called(training: Training) -> str | None:
     """Say why the steps of a training on a GPU cannot be replayed, or None where a trial decides.
 
     Returns:
@@ -108,9 +108,9 @@ def run(trainings: Sequence[Training], device: str, done: Done) -> None:
 
     def slot_for(training: Training) -> Slot:
         """Take an idle slot of a training's form, or make one."""
-        if reason := obstacle(training):
+        if reason := why_called(training):
             raise NotImplementedError(reason)
-        wanted = form(training)
+        wanted = slot_form(training)
         for slot in idle:
             if slot.form == wanted:
                 idle.remove(slot)
@@ -168,7 +168,7 @@ class Slot:
     """
 
     def __init__(self, training: Training, data: GroupedDataset, device: str) -> None:
-        self.device, self.form = device, form(training)
+        self.device, self.form = device, slot_form(training)
         self.stream = torch.cuda.Stream(device) if device.startswith("cuda") else None
         self.draws = False
         objective = training.settings.get("objective")
@@ -289,7 +289,7 @@ class Slot:
         return index, drawn, replay
 
 
-def form(training: Training) -> str:
+def slot_form(training: Training) -> str:
     """Describe what the trainings of a slot share: all that a step reads but tensors' values."""
     how, data, model = training.arguments, training.data, training.model
     shared = {name: value for name, value in vars(how).items() if name not in _FREE}

@@ -328,7 +328,7 @@ def why_alone(training: Training) -> str | None:
     Returns:
         The end of a sentence with "since".
     """
-    reason, constraint = slots.obstacle(training), training.settings.get("constraint")
+    reason, constraint = slots.why_called(training), training.settings.get("constraint")
     if reason or replays(training.arguments.device):
         return reason
     if training.loop.stop:

@@ -285,9 +285,9 @@ def test_a_step_that_cannot_be_replayed_is_called_and_the_reason_said(
 
 
 def test_hooks_of_others_and_the_environment_are_obstacles(images, cnn, monkeypatch):
-    assert slots.obstacle(Training(cnn, images)) is None
+    assert slots.why_called(Training(cnn, images)) is None
     cnn.register_forward_hook(lambda *_: None)
-    assert "hooks" in slots.obstacle(Training(cnn, images))
+    assert "hooks" in slots.why_called(Training(cnn, images))
     assert together.replays("cpu")
     monkeypatch.setenv("FAIRLIB_AUTO", "0")
     assert not together.replays("cpu")
