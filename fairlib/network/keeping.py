@@ -282,8 +282,9 @@ class _Memory:
             self._scale_rows(layer, name, weight, scale)
         # Two threads that add a residual before one takes it off again would move the weight.
         zeros = None if mask is None else self.zeros_of(mask)
+        bits = self.bits_of(layer, name) if name + RESIDUAL in layer._buffers else None
         with _writing:
-            _write(layer, name, weight, zeros, None if scale is None else self.bits_of(layer, name))
+            _write(layer, name, weight, zeros, bits)
         self.rows = None
         if not weight.is_inference():  # Its tensors tell no version.
             self.weight, self.storage = weakref.ref(weight), weakref.ref(weight.untyped_storage())

@@ -85,7 +85,6 @@ class BiLevel(Constraint):
         self.velocity = [torch.zeros_like(score) for score in self.scores]
         self.epochs, self.gradients = 0, 0
         self.upper_values: list[Tensor] = []
-        self.scales: list[Tensor] = []
         self.batches = self._batches()
         self._choose_masks()
         return self
@@ -97,14 +96,6 @@ class BiLevel(Constraint):
         return self._step(value) if self.epochs < self.rounds else value
 
     def end_epoch(self) -> dict[str, float]:
-        # Looked at after the epoch: to read one after every step would make a GPU wait.
-        worst = float(sum(self.scales))
-        if not math.isfinite(worst):
-            raise DivergenceError(
-                f"the gradient of the mask's scores is {worst}; "
-                "lower train['lr'] or the weight of the penalty"
-            )
-        self.scales.clear()
         self.epochs += 1
         if self.epochs == self.rounds:
             # The steps keep about as many channels as asked; from here on the number is exact.
@@ -144,7 +135,11 @@ class BiLevel(Constraint):
         # a training, and a fixed step would leave the mask alone or shuffle it.
         size = math.sqrt(sum(part.numel() for part in slopes))
         scale = torch.stack([part.norm() for part in slopes]).norm() / size
-        self.scales.append(scale)
+        if not scale.isfinite():
+            raise DivergenceError(
+                f"the gradient of the mask's scores is {float(scale)}; "
+                "lower train['lr'] or the weight of the penalty"
+            )
         scale = scale.clamp(min=torch.finfo(scale.dtype).tiny)
         for speed, part in zip(self.velocity, slopes, strict=True):
             speed.mul_(MASK_MOMENTUM).add_(part / scale)
