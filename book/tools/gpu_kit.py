@@ -44,7 +44,7 @@ RUNNER = ("papermill", "ipykernel", "filelock")
 """Packages that execute a notebook."""
 
 NEEDLESS = ("debugpy", "jedi")
-"""Packages that ipykernel and IPython ask for but run notebooks without: ten of twenty megabytes."""
+"""Packages, ten of twenty megabytes, that ipykernel and IPython run notebooks without."""
 
 # Wheels name the oldest Linux that they run on; pip takes the names one by one.
 PLATFORMS = ("manylinux_2_28", "manylinux_2_27", "manylinux_2_17", "manylinux2014", "manylinux1")

@@ -42,11 +42,13 @@ END
 )
 if [ -n "$missing" ]; then
     mapfile -t wheels <<< "$missing"
-    PIP_ROOT_USER_ACTION=ignore "$python" -m pip install --quiet --disable-pip-version-check --no-index --no-deps \
+    PIP_ROOT_USER_ACTION=ignore "$python" -m pip install --quiet --disable-pip-version-check --no-index --no-deps --no-compile \
         --target "$work/site" "${wheels[@]}"
 fi
 
 # The kit has no git: runs learn their commit from here, and not from a repository in which the kit may lie.
 export FAIRLIB_CACHE=${FAIRLIB_CACHE:-$work/cache} WHOPAYS_COMMIT=$(head -n 1 "$kit/made") GIT_CEILING_DIRECTORIES=$work
 cd "$work/project"
+mkdir -p params
+cp "$kit/grids.txt" params/gpu-list.txt
 exec "$python" -m whopays record -o "$out" --minutes 13 --spent "$SECONDS" "$@"

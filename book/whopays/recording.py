@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from fairlib._validation import check_number
 from whopays import grids, plan, runs
 
 LIST = "params/gpu-list.txt"
@@ -120,8 +121,10 @@ def record(
 
     Raises:
         RunError: If there is no GPU and the device is not ``"cpu"``.
+        ValueError: If ``at_once`` is less than 1.
         OSError: If a list cannot be read.
     """
+    check_number("at_once", at_once, 1, whole=True)
     if device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     machine, found, out = _machine(device), [Progress(name) for name in listed(names)], Path(out)
