@@ -164,7 +164,7 @@ def _record(arguments: argparse.Namespace) -> int:
     signal.signal(signal.SIGTERM, _end)
     options = vars(arguments)
     del options["command"]
-    found = recording.record(options.pop("grids") or [recording.LIST], **options)
+    found = recording.record_grids(options.pop("grids") or [recording.LIST], **options)
     bad = [each for each in found if each.counts()["failed"] or each.state.startswith("skipped")]
     return 1 if bad else 0
 

@@ -90,7 +90,7 @@ def listed(names: Iterable[str | Path]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def record(
+def record_grids(
     names: Iterable[str | Path],
     out: str | Path,
     *,
@@ -133,7 +133,7 @@ def record(
     log(f"{minutes:g} minutes on {machine}, {at_once} run{'s' * (at_once > 1)} at a time")
     end = log.began + 60 * minutes - RESERVE
     try:
-        for progress, point, status, seconds in _ended(_left(found, log), at_once, end, force):
+        for progress, point, status, seconds in _ended(_left(found, end, log), at_once, end, force):
             progress.seconds += seconds
             if status is None:
                 log(f"{point.id} interrupted after {seconds:.0f} s")
@@ -169,10 +169,12 @@ def _machine(device: str) -> str:
 
 
 def _left(
-    found: Iterable[Progress], log: Callable[[str], None]
+    found: Iterable[Progress], end: float, log: Callable[[str], None]
 ) -> Iterator[tuple[Progress, grids.Point]]:
     """Yield the runs to do, grid by grid: one is only looked at when it is its turn."""
     for progress in found:
+        if time.monotonic() > end:  # Gathering many finished grids takes time, too.
+            return
         try:
             points = grids.expand(progress.grid)
             unfit = grids.unfit(points)

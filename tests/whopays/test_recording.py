@@ -71,7 +71,7 @@ def finish_all(grid: str) -> None:
 
 def record(*names: str, minutes: float = 30.0, **options) -> dict[str, dict]:
     """Record on the CPU; return the summary by grid."""
-    recording.record(names, "out", minutes=minutes, device="cpu", **options)
+    recording.record_grids(names, "out", minutes=minutes, device="cpu", **options)
     rows = json.loads(Path("out", "summary.json").read_text())["grids"]
     return {Path(row["grid"]).stem: row for row in rows}
 
