@@ -131,7 +131,8 @@ verify: $(STAMP)
 	@$(call locked,verify,whopays verify "$(TABLE)" --seeds $(or $(SEEDS),1) $(if $(TOLERANCE),--tolerance $(TOLERANCE)) $(if $(AVX2),--avx2))
 
 gpu-kit: $(STAMP)
-	@python book/tools/gpu_kit.py $(or $(GRIDS),params/gpu-list.txt) $(if $(DATA),--data "$(DATA)") $(if $(TARGET),--python $(TARGET))
+	@python book/tools/gpu_kit.py $(or $(GRIDS),params/gpu-list.txt) \
+		$(if $(DATA),--data "$(DATA)") $(if $(TARGET),--python $(TARGET))
 
 clean:
 	[ ! -d _build ] || find _build -mindepth 1 -maxdepth 1 ! -name sweeps ! -name lab ! -name gpu-kit ! -name '.*.lock' -exec rm -rf {} +

@@ -83,6 +83,9 @@ def wheels(root: Path, python: str, folder: Path) -> None:
 def files_read(name: str, root: Path) -> list[Path]:
     """List the files under ``root`` that fairlib opens when it loads all of a data set.
 
+    They are packed as they are, however large: pictures that were scaled down here would reach the
+    networks with other pixels.
+
     Raises:
         FileNotFoundError: If the data are missing; says how to get them.
     """
