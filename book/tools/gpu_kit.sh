@@ -42,8 +42,8 @@ END
 )
 if [ -n "$missing" ]; then
     mapfile -t wheels <<< "$missing"
-    PIP_ROOT_USER_ACTION=ignore "$python" -m pip install --quiet --disable-pip-version-check --no-index --no-deps --no-compile \
-        --target "$work/site" "${wheels[@]}"
+    PIP_ROOT_USER_ACTION=ignore "$python" -m pip install --quiet --disable-pip-version-check --no-index --no-deps \
+        --no-compile --target "$work/site" "${wheels[@]}"
 fi
 
 # The kit has no git: runs learn their commit from here, and not from a repository in which the kit may lie.
