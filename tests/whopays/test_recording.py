@@ -5,6 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import signal
+import subprocess
+import sys
 import tarfile
 import time
 from pathlib import Path
@@ -214,6 +217,23 @@ def test_a_run_that_time_cuts_off_goes_on_to_the_same_bits(project, monkeypatch)
     assert record(grid)["cut"]["state"] == "finished"
     assert Path("results/part/cut.csv").read_bytes() == whole
     assert trained.items() <= cached().items(), "a training of the interrupted run ran again"
+
+
+@pytest.mark.slow
+def test_what_is_finished_is_packed_when_the_machine_ends(project):
+    done, cut = write_grid("done", "{seed: [0]}"), write_grid("cut", "{seed: [1]}")
+    finish_all(done)
+    Path("wait").touch()
+    words = ["-o", "out", "--minutes", "30", "--device", "cpu"]
+    process = subprocess.Popen([sys.executable, "-m", "whopays", "record", done, cut, *words])
+    while process.poll() is None and not Path("waiting").exists():
+        time.sleep(0.1)
+    process.terminate()
+    assert process.wait(60) == 128 + signal.SIGTERM
+    assert "results/part/done.csv" in archived()
+    states = [row["state"] for row in json.loads(Path("out", "summary.json").read_text())["grids"]]
+    assert states == ["finished", "unfinished"]
+    assert not list(Path("_build").rglob("*.tmp-*")), "the interrupted run left its folder"
 
 
 def cached() -> dict[str, tuple[int, str]]:
