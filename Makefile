@@ -4,7 +4,7 @@ $(if $(filter oneshell,$(.FEATURES)),,$(error This needs GNU make of 3.82 or lat
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help env book notebooks lab pdf test test-slurm lint sweep verify clean
+.PHONY: help env book notebooks lab pdf test test-slurm lint sweep verify gpu-kit clean
 .DELETE_ON_ERROR:
 
 CORES ?= $(shell nproc 2> /dev/null || getconf _NPROCESSORS_ONLN)
@@ -46,8 +46,11 @@ help:
 	@echo "              SNAKEMAKE='--executor slurm --jobs 50 --slurm-status-command squeue'"
 	@echo "make verify TABLE=results/pruning/matthew-effect-study.csv [SEEDS=1] [TOLERANCE=1e-5] [AVX2=1]"
 	@echo "              run the first seeds of a recorded table again and compare; AVX2=1 rounds as a CPU without AVX-512"
+	@echo "make gpu-kit [GRIDS='params/study/pruning/matthew-effect-utkface.yml ...'] [DATA=data] [TARGET=3.12]"
+	@echo "              pack grids (params/gpu-list.txt by default), data and packages for a GPU machine with Python TARGET"
+	@echo "              and without a network: _build/gpu-kit; there 'bash record --minutes 13' runs them"
 	@echo "make env      only set up .venv, about three minutes; every command does that when it is needed"
-	@echo "make clean    remove what was built; .venv, results/, the finished runs of sweeps and _build/lab stay"
+	@echo "make clean    remove what was built; .venv, results/, the finished runs of sweeps, _build/lab and _build/gpu-kit stay"
 	@echo
 	@echo "PYTHON=/path/to/python3.12 chooses the Python of a new .venv, CORES=1 the number of cores."
 
@@ -127,6 +130,10 @@ verify: $(STAMP)
 	@test -n "$(TABLE)" || { echo "make verify needs a table: make verify TABLE=results/pruning/matthew-effect-study.csv" >&2; exit 2; }
 	@$(call locked,verify,whopays verify "$(TABLE)" --seeds $(or $(SEEDS),1) $(if $(TOLERANCE),--tolerance $(TOLERANCE)) $(if $(AVX2),--avx2))
 
+gpu-kit: $(STAMP)
+	@python book/tools/gpu_kit.py $(or $(GRIDS),params/gpu-list.txt) \
+		$(if $(DATA),--data "$(DATA)") $(if $(TARGET),--python $(TARGET))
+
 clean:
-	[ ! -d _build ] || find _build -mindepth 1 -maxdepth 1 ! -name sweeps ! -name lab ! -name '.*.lock' -exec rm -rf {} +
+	[ ! -d _build ] || find _build -mindepth 1 -maxdepth 1 ! -name sweeps ! -name lab ! -name gpu-kit ! -name '.*.lock' -exec rm -rf {} +
 	rm -rf .snakemake .pytest_cache .ruff_cache .import_linter_cache .mypy_cache

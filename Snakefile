@@ -161,9 +161,7 @@ if "grid" in config:
         raise WorkflowError(grids.refusal(config["grid"], old))
 
     def command(wildcards):
-        point = POINTS[wildcards.id]
-        given = [word for name, value in point.parameters.items() for word in ("-p", name, str(value))]
-        return shlex.join(["whopays", "run", str(point.notebook), *given, "-o", str(point.out), *FORCE])
+        return shlex.join(["whopays", *grids.command(POINTS[wildcards.id]), *FORCE])
 
     localrules: sweep
 

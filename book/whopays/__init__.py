@@ -5,6 +5,7 @@ Its modules:
 - ``runs``: one notebook, executed safely and once; digests of what a run depends on
 - ``grids``: many runs of a notebook, and the table gathered from them
 - ``plan``: progress of a grid, and what it lacks on this machine
+- ``recording``: a list of grids, run within a given time, without Snakemake
 - ``verify``: a recorded table, run again and compared
 - ``claims``: claims of ``book/claims.yml``, and their verdicts by recorded tables
 - ``verdict``: rules that turn values over seeds into a verdict
@@ -15,7 +16,7 @@ Its modules:
 - ``plots``: figures of a page
 - ``pages``: parameters as arguments, recorded tables with verdicts, rows for statistics
 - ``prose``: sentences of a page with computed numbers and verdicts
-- ``cli``: the command ``whopays``: run, plan, gather, verify, ledger
+- ``cli``: the command ``whopays``: run, plan, gather, record, verify, ledger
 
 A notebook hands its table over by :func:`record`, reads recorded ones by :mod:`whopays.tables`,
 asks for verdicts by ``whopays.claims`` and draws by :mod:`whopays.plots`.
@@ -28,7 +29,7 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(
     __name__,
     [
         *("claims", "effects", "grids", "ledger", "pages", "plan", "plots", "prose"),
-        *("runs", "seeds", "tables", "verdict", "verify"),
+        *("recording", "runs", "seeds", "tables", "verdict", "verify"),
     ],
     {"runs": ["record"]},
 )

@@ -1,4 +1,4 @@
-"""The console command: ``whopays run``, ``plan``, ``gather``, ``verify``, ``ledger``."""
+"""The console command: ``whopays run | plan | gather | record | verify | ledger``."""
 
 import argparse
 import re
@@ -89,6 +89,32 @@ def _parser() -> argparse.ArgumentParser:
     gather.add_argument("grid")
     gather.set_defaults(command=_gather)
 
+    record = commands.add_parser(
+        "record", help="run a list of grids within a given time, on a GPU, without Snakemake"
+    )
+    record.add_argument(
+        "grids",
+        nargs="*",
+        metavar="GRID",
+        help="a grid, or a file that lists grids in order of worth; params/gpu-list.txt by default",
+    )
+    record.add_argument(
+        "-o", dest="out", metavar="DIR", required=True, help="folder of the results"
+    )
+    record.add_argument(
+        "--minutes",
+        type=float,
+        required=True,
+        help="minutes until this has ended, packing included",
+    )
+    record.add_argument("--spent", type=float, default=0.0, help="seconds of them that are over")
+    record.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    record.add_argument("--at-once", type=int, default=1, help="runs at a time; 1 by default")
+    record.add_argument(
+        "--force", action="store_true", help="run again what is finished with other contents"
+    )
+    record.set_defaults(command=_record)
+
     verify = commands.add_parser(
         "verify", help="run the first seeds of a recorded table again and compare"
     )
@@ -129,6 +155,18 @@ def _run(arguments: argparse.Namespace) -> None:
 def _gather(arguments: argparse.Namespace) -> None:
     for table in grids.gather(arguments.grid):
         print(table)
+
+
+def _record(arguments: argparse.Namespace) -> int:
+    from whopays import recording
+
+    # Where the machine ends, what is finished is still packed.
+    signal.signal(signal.SIGTERM, _end)
+    options = vars(arguments)
+    del options["command"]
+    found = recording.record_grids(options.pop("grids") or [recording.LIST], **options)
+    bad = [each for each in found if each.counts()["failed"] or each.state.startswith("skipped")]
+    return 1 if bad else 0
 
 
 def _verify(arguments: argparse.Namespace) -> int:

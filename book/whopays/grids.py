@@ -98,6 +98,12 @@ def runs_folder(grid: str | Path) -> Path:
     return root / "_build" / "sweeps" / name
 
 
+def command(point: Point) -> list[str]:
+    """Return the words after ``whopays`` that execute a run."""
+    given = [word for name, value in point.parameters.items() for word in ("-p", name, str(value))]
+    return ["run", str(point.notebook), *given, "-o", str(point.out)]
+
+
 def run_name(notebook: Path, varied: Mapping[str, Any], parameters: Mapping[str, Any]) -> str:
     """Name a run by its notebook and varied parameters, and by a digest of all parameters."""
     label = "-".join([notebook.stem, *(f"{name}={value}" for name, value in varied.items())])

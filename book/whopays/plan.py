@@ -36,36 +36,42 @@ def show(grid: str) -> int:
         pace = f"at the pace of {plan.timed} finished on this machine"
         print(f"hours   {plan.hours:6.2f}  left, {pace}")
     done = plan.runs["done"]
-    lacks = _lacks([point for point in points if point not in done])
-    for sentence in lacks:
+    found = lacks([point for point in points if point not in done])
+    for sentence in found:
         print(f"whopays: {sentence}", file=sys.stderr)
-    return 1 if lacks else 0
+    return 1 if found else 0
 
 
-def _lacks(points: Sequence[grids.Point]) -> list[str]:
+def data_sets(point: grids.Point) -> set[str]:
+    """Name the data sets whose files a run needs."""
+    values = runs.resolve_parameters(point.notebook, point.parameters)
+    # A notebook may have several parameters that name data: data, other_data.
+    named = {str(value) for name, value in values.items() if name.split("_")[-1] == "data"}
+    return named - set(NO_FILES)
+
+
+def lacks(points: Sequence[grids.Point]) -> list[str]:
     """Say which devices, data sets and memory these runs need that are not there."""
-    lacks = Counter[str]()
+    found = Counter[str]()
     asked = Counter[tuple[Any, ...]]()
     for point in points:
         values = runs.resolve_parameters(point.notebook, point.parameters)
         root = runs.project_root(point.notebook) / str(values.get("root", "data"))
         device = str(values.get("device", "auto"))
         drawn = values.get("limit") or values.get("size")
-        lacks["a GPU that is not there"] += device.startswith("cuda")
-        # A notebook may have several parameters that name data: data, other_data.
-        named = {str(value) for name, value in values.items() if name.split("_")[-1] == "data"}
-        for name in named - set(NO_FILES):
+        found["a GPU that is not there"] += device.startswith("cuda")
+        for name in data_sets(point):
             image_size, seeds = values.get("image_size"), values.get("seeds")
             asked[name, str(root), image_size, drawn, seeds, device] += 1
-    if +lacks:
+    if +found:
         import torch
 
         if torch.cuda.is_available():
-            lacks.clear()
+            found.clear()
     for data, count in asked.items():
-        lacks[_lack_of(*data)] += count
-    del lacks[""]
-    return [f"{n} run{'s need' if n > 1 else ' needs'} {what}" for what, n in (+lacks).items()]
+        found[_lack_of(*data)] += count
+    del found[""]
+    return [f"{n} run{'s need' if n > 1 else ' needs'} {what}" for what, n in (+found).items()]
 
 
 def _lack_of(name: str, place: str, image_size: Any, drawn: Any, seeds: Any, device: str) -> str:

@@ -41,11 +41,14 @@ if TYPE_CHECKING:
 Scalar = bool | int | float | str
 
 NOTEBOOK, RECORDS, RUN = "notebook.ipynb", "records.parquet", "run.json"
+COMMIT = "WHOPAYS_COMMIT"
+"""Environment variable with the commit of a project that is no checkout."""
+
 OWN_TABLES = "its recorded tables"
 """Name of the contents that are tables which the notebook itself recorded."""
 
 WORKSHOP = Path(__file__).resolve().parent
-NOT_ON_PAGES = ("__main__", "cli", "grids", "ledger", "plan", "verify")
+NOT_ON_PAGES = ("__main__", "cli", "grids", "ledger", "plan", "recording", "verify")
 """Modules of whopays that no page computes with: an edit of them leaves every run as it is."""
 
 # Temporary name, within the folder of a new run, of the run that it replaces.
@@ -400,7 +403,7 @@ def changed_contents(finished: Mapping[str, Any], wanted: Mapping[str, str]) -> 
 
 def _describe(notebook: Path, values: Mapping[str, Scalar], started: datetime) -> dict[str, object]:
     root = project_root(notebook)
-    commit = git(root, "rev-parse", "HEAD")
+    commit = os.environ.get(COMMIT) or git(root, "rev-parse", "HEAD")
     # Tables that an earlier sweep has just gathered do not make the checkout dirty: what a page
     # reads of them is among its contents.
     status = git(root, "status", "--porcelain", "--", ".", ":!results")
