@@ -4,17 +4,21 @@ file."""
 from __future__ import annotations
 
 import json
+import math
 import re
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
 import yaml
 from claim_samples import ENTRY, claim, spread, untested, write
 
+import fairlib
 from whopays import claims, effects, ledger, verdict
 from whopays.claims import Claim
+from whopays.ledger import text
 
 ROOT = Path(__file__).resolve().parents[2]
 FILE = ROOT / "book" / "claims.yml"
@@ -467,3 +471,39 @@ def test_the_numbers_on_how_to_read_it_are_those_of_the_program():
     assert f"{error:.3f}" in text and f"about {0.1 / error:.1f} times the standard error" in text
     assert all(f"`{name}`" in text for name in ledger.LEDGER_COLUMNS)
     assert all(f"| {name} |" in text for name in verdict.VERDICTS)
+
+
+def test_a_run_at_scale_says_its_networks(tmp_path, monkeypatch):
+    monkeypatch.setattr(text, "project", lambda: tmp_path)
+    text.networks.cache_clear()
+    given = {"model": ["mlp", "resnet18:stem=imagenet"], "image_size": 64}
+    (tmp_path / "table-all.json").write_text(json.dumps({"parameters": given}))
+    mlp = sum(
+        p.numel()
+        for p in fairlib.build("mlp", in_channels=3, image_size=64, num_classes=5).parameters()
+    )
+    assert text.networks("table-all.csv") == (
+        f"mlp of {float(f'{mlp:.2g}'):,.0f} weights and resnet18:stem=imagenet of 11,000,000 "
+        "weights at 64 pixels"
+    )
+    assert text.networks("missing.csv") == ""
+    row = SimpleNamespace(
+        evidence="run at scale",
+        data="utkface/race",
+        table="table-all.csv",
+        seeds=10,
+        p_value=0.5,
+        estimate=0.1,
+        low=0.0,
+        high=0.2,
+        worst_cell="",
+        reason="",
+        verdict="undecided",
+        needed=math.nan,
+        survives=True,
+        equivalence=False,
+    )
+    assert "11,000,000 weights at 64 pixels" in text.details(row)
+    row.evidence = "real-data run"
+    assert "weights" not in text.details(row)
+    text.networks.cache_clear()

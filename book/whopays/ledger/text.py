@@ -1,11 +1,15 @@
 """Texts of a row of the ledger, and the markup of the page."""
 
+import functools
 import math
 import re
 from collections.abc import Iterable
 from typing import Any
 
 import pandas as pd
+
+from whopays.runs import project
+from whopays.tables import Recorded
 
 
 def escape(text: str) -> str:
@@ -47,11 +51,34 @@ def origin(row: Any) -> str:
     return ", ".join(filter(None, [row.evidence, row.data]))
 
 
+@functools.cache
+def networks(table: str) -> str:
+    """Describe the networks of a recorded table: their names, weights to two digits, and pixels."""
+    import fairlib
+
+    path = project() / table
+    if not path.with_suffix(".json").is_file():
+        return ""
+    given = Recorded(path, None).provenance["parameters"]
+    names, size = given.get("model") or given.get("models") or [], given.get("image_size")
+    names = names.split(",") if isinstance(names, str) else names
+    parts = []
+    for name in names if isinstance(size, int) else []:
+        if given.get("width", 1) != 1:
+            name += f":width={given['width']:g}"
+        model = fairlib.build(name, num_classes=5, in_channels=3, image_size=size or 8)
+        weights = float(f"{sum(each.numel() for each in model.parameters()):.2g}")
+        parts.append(f"{name} of {weights:,.0f} weights")
+    return f"{' and '.join(parts)} at {size} pixels" if parts else ""
+
+
 def details(row: Any) -> str:
     """Write all that goes beside a verdict, from the estimate to reservations."""
     parts = [f"{estimate_text(row)}, {row.seeds} seeds{p_text(row)}"] if row.seeds else []
     if origin(row):
         parts.append(origin(row))
+    if row.evidence == "run at scale" and row.seeds and (used := networks(row.table)):
+        parts.append(used)
     if row.worst_cell:
         parts.append(f"mean of the cells; the worst is {row.worst_cell}: {row.worst_estimate:.3f}")
     if row.reason:
