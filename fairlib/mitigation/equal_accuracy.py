@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from fairlib.data import GroupedDataset
 from fairlib.mitigation.lagrangian import sizes_of
+from fairlib.network.evaluation import placement
 from fairlib.training import Batch, Constraint, ConstraintRun, Objective
 from fairlib.training.group_losses import AccuracyDifference
 
@@ -52,15 +53,15 @@ class EqualAccuracy(AccuracyDifference, Constraint):
     by_batch: ClassVar[bool] = True
 
     def start(self, model: nn.Module, data: GroupedDataset, objective: Objective) -> ConstraintRun:
-        return _EqualAccuracyRun(self, data)
+        return _EqualAccuracyRun(self, data, placement(model)[1])
 
 
 class _EqualAccuracyRun:
-    def __init__(self, penalty: EqualAccuracy, data: GroupedDataset) -> None:
+    def __init__(self, penalty: EqualAccuracy, data: GroupedDataset, dtype: torch.dtype) -> None:
         self.penalty, self.num_groups = penalty, len(sizes_of(data, "equal accuracy"))
         # Penalties summed on the device, and their number: to read one after every step would make
         # a GPU wait for it.
-        self.total, self.batches = torch.zeros(2, 1, dtype=torch.float64, device=data.groups.device)
+        self.total, self.batches = torch.zeros(2, 1, dtype=dtype, device=data.groups.device)
 
     def loss(self, batch: Batch) -> Tensor:
         penalty = self.penalty(batch.logits, batch.targets, batch.groups, self.num_groups)

@@ -435,8 +435,6 @@ class Loop:
         # Sums by member of losses, hits and what was minimized, on the device until the epoch ends:
         # reading one waits for a GPU.
         self.totals = torch.zeros(len(members), 3, device=self.device)
-        self.take_step: Callable[[Tensor, Tensor | None, float], None] = self.called
-        self.before_reading: Callable[[], None] = lambda: None
 
     def begin(self) -> None:
         """Start the constraints."""
@@ -459,15 +457,16 @@ class Loop:
         self.totals.zero_()
         draws = [torch.randperm(self.samples, generator=own) for own in self.generators]
         orders = torch.stack(draws).to(self.device) + self.offsets
-        batches = orders.split(self.sizes, dim=1)
-        for index, drawn in zip(batches, self._augmentations(), strict=True):
-            # A skipped step draws its batch, and the rates are those of their steps, so that what
-            # follows is the rest of the uninterrupted training.
+        # A skipped step draws its batch, and the rates are those of their steps: what follows is the
+        # rest of the uninterrupted training.
+        skipped = min(max(0, self.loop.start - self.step), len(self.sizes))
+        augmentations = iter(self._augmentations(self.sizes[skipped:]))
+        for index in orders.split(self.sizes, dim=1):
             if self.step >= self.loop.start:
                 rate = self.rates[self.step]
                 if not self.seen:
                     self.first_rate = rate
-                self.take_step(index, drawn, rate)
+                self.called(index, next(augmentations), rate)
                 self.seen += index.shape[1]
             self.step += 1
             self._keep_weights()
@@ -506,16 +505,19 @@ class Loop:
         self.totals += self._backward(index, drawn)
         self.optimizer.step()
 
-    def _augmentations(self) -> Iterable[Tensor | None]:
-        """Draw the augmentations of an epoch, batch by batch."""
+    def before_reading(self) -> None:
+        """Bring the networks up to date before they are read; here they always are."""
+
+    def _augmentations(self, sizes: Sequence[int]) -> Iterable[Tensor | None]:
+        """Draw the augmentations of batches of these sizes."""
         if not self.augments:
-            return [None] * len(self.sizes)
+            return [None] * len(sizes)
         shape = self.data.inputs.shape[1:]
-        draws = (self.augmentation.draw(size, shape, self.generators) for size in self.sizes)
-        if self.device.type == "cpu":
+        draws = (self.augmentation.draw(size, shape, self.generators) for size in sizes)
+        if self.device.type == "cpu" or not sizes:
             # Drawn when their step comes: dropout draws from the same generator there.
             return draws
-        each = [len(self.members) * size for size in self.sizes]
+        each = [len(self.members) * size for size in sizes]
         return torch.cat(list(draws)).to(self.device).split(each)
 
     def _backward(self, index: Tensor, drawn: Tensor | None) -> Tensor:

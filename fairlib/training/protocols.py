@@ -67,10 +67,10 @@ class Constraint(Protocol):
     Attributes:
         by_batch: Whether its :meth:`ConstraintRun.loss` computes from the batch alone, never from
             the model, so that several networks can be trained at once (:func:`fairlib.fit_many`). A
-            subclass must say so itself, as of the next.
-        by_tensors: Whether it computes from tensors alone, and changes its own in place, so that a
-            GPU can repeat its kernels without it (:mod:`fairlib.training.slots`). All that are
-            ``by_batch`` do.
+            subclass must say so itself.
+        by_tensors: Whether it computes from tensors alone, those of the model too, and changes its
+            own in place, so that a GPU can repeat its kernels (:mod:`fairlib.training.slots`). Only
+            constraints of fairlib are repeated.
     """
 
     by_batch: ClassVar[bool] = False

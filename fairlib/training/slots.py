@@ -8,25 +8,33 @@ training's tensors are copied in, and after it out again, so that constraints, v
 history see an ordinary model. Several slots go in turn, each on a stream of its own, and fill the
 GPU together.
 
-A graph repeats the kernels of a step and none of its Python. A step whose Python does something
-else each time, or waits for the GPU, is found by a trial (:class:`Slot`) and launched as ever.
+A graph repeats the kernels of a step and none of its Python. A trial (:class:`Slot`) finds steps
+whose Python waits for the GPU, draws random numbers, or does something else from one step to the
+next; these are launched by Python. A module that does something else only every so many steps, and
+keeps no count of them in its attributes, is not found: ``FAIRLIB_AUTO=0`` is for such a one.
 """
+
+from __future__ import annotations
 
 import copy
 import functools
+import random
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fairlib.data import GroupedDataset
 from fairlib.network import keeping, stacking
 from fairlib.network.copying import copied
+from fairlib.network.memory import TrainingMemory
 from fairlib.randomness import generator, seeded
 from fairlib.training.distillation import Distillation
 from fairlib.training.loop import (
@@ -44,8 +52,7 @@ SLOTS = 8
 """Most slots at a time."""
 
 _FREE = ("seed", "val", "keep", "epochs", "lr", "schedule", "objective", "constraint")
-"""Settings in which the trainings of a slot may differ: no step reads them, or they are compared
-by themselves."""
+"""Settings of :func:`fairlib.fit` that :func:`slot_form` leaves out or describes otherwise."""
 
 Done = Callable[[int, nn.Module | DivergenceError], None]
 
@@ -71,10 +78,14 @@ def why_called(training: Training) -> str | None:
     constraint, objective = (training.settings.get(name) for name in ("constraint", "objective"))
     if training.loop.sparsify:
         return "masks change from epoch to epoch"
-    # Looked up in the class itself: a subclass may compute from the model what its parent does not.
-    own = vars(type(constraint))
-    if constraint is not None and not (own.get("by_batch") or own.get("by_tensors")):
-        return f"{type(constraint).__name__} looks at the network at every step"
+    if constraint is not None:
+        # Looked up in the class itself: a subclass may look at the model where its parent does not.
+        kind, own = type(constraint), vars(type(constraint))
+        if not (own.get("by_batch") or own.get("by_tensors")):
+            return f"{kind.__name__} looks at the network at every step"
+        # The state of fairlib's own is known to lie in tensors that :func:`_state` finds.
+        if not kind.__module__.startswith("fairlib."):
+            return f"{kind.__name__} is not one of fairlib's constraints"
     if objective is not None and type(objective) is not Distillation:
         return "an objective of your own is computed step by step"
     return next(filter(None, map(stacking.hooked, training.model.modules())), None)
@@ -89,7 +100,8 @@ def run(trainings: Sequence[Training], device: str, done: Done) -> None:
         done: Function of the position of a training and its result, called as each ends.
 
     Warns:
-        UserWarning: Once for each reason, if steps are launched by Python, or fewer slots fit.
+        UserWarning: If steps are launched by Python, or fewer slots fit; once in a process for each
+            reason.
     """
     waiting = deque(enumerate(trainings))
     resident: dict[int, GroupedDataset] = {}
@@ -106,48 +118,53 @@ def run(trainings: Sequence[Training], device: str, done: Done) -> None:
             idle.append(slot)
             done(*slot.result())
 
-    def slot_for(training: Training) -> Slot:
-        """Take an idle slot of a training's form, or make one."""
+    def begin(number: int, training: Training) -> None:
+        """Load a training into an idle slot of its form, or a new one, and launch it."""
         if reason := why_called(training):
             raise NotImplementedError(reason)
-        wanted = slot_form(training)
-        for slot in idle:
-            if slot.form == wanted:
-                idle.remove(slot)
-                return slot
-        # The memory of slots that nothing fits any more goes to the new one.
-        del idle[: max(0, len(idle) + len(running) + 1 - most)]
-        return Slot(training, resident[id(training.data)], device)
+        if id(training.data) not in resident:
+            resident[id(training.data)] = training.data.to(device)
+        data, wanted = resident[id(training.data)], slot_form(training)
+        slot = next((slot for slot in idle if slot.form == wanted), None)
+        if slot is None:
+            # The memory of slots that nothing fits any more goes to the new one.
+            del idle[: max(0, len(idle) + len(running) + 1 - most)]
+            slot = Slot(training, data, device)
+        else:
+            idle.remove(slot)
+        slot.load(number, training, data)
+        running.append(slot)
 
     with seeded(0), reproducible():
         while waiting or running:
-            if not waiting or len(running) >= most:
+            # Dropout draws from the one generator of the GPU: nothing may begin beside it.
+            if not waiting or len(running) >= most or any(slot.draws for slot in running):
                 advance()
                 continue
             number, training = waiting.popleft()
             check(training)
-            if id(training.data) not in resident:
-                resident[id(training.data)] = training.data.to(device)
+            why = full = ""
             try:
-                slot = slot_for(training)
-            except Exception as error:  # Whatever it is, the step itself may still be fine.
-                if isinstance(error, torch.OutOfMemoryError) and running:
-                    most = len(running)
-                    _say(f"{most} networks are trained at a time: the memory of the GPU is full")
-                    waiting.appendleft((number, training))
+                if training.arguments.epochs:
+                    begin(number, training)
                     continue
-                (trained,) = train([training])
+            except NotImplementedError as error:
                 why = str(error)
-                if not isinstance(error, NotImplementedError):
-                    why = f"they cannot be recorded ({type(error).__name__}: {error})"
-                _say(f"the steps of a training are launched one by one, since {why}")
-                done(number, trained)
+            except torch.OutOfMemoryError:
+                full = "the memory of the GPU is full"
+            except Exception as error:  # Whatever it is, the steps themselves may still be fine.
+                why = f"they cannot be recorded ({type(error).__name__}: {error})"
+            # Only here, after the error is gone: it holds a slot that was half made.
+            if full and (running or idle):
+                most = max(1, len(running))
+                idle.clear()
+                _say(f"{most} networks are trained at a time, since {full}")
+                waiting.appendleft((number, training))
                 continue
-            # Dropout draws from the one generator of the GPU: two would draw in turn.
-            while slot.draws and any(other.draws for other in running):
-                advance()
-            slot.load(number, training, resident[id(training.data)])
-            running.append(slot)
+            (trained,) = train([training])
+            if why or full:
+                _say(f"the steps of a training are launched one by one, since {why or full}")
+            done(number, trained)
 
 
 class Slot:
@@ -193,15 +210,14 @@ class Slot:
             self._wait()
             member = Member(training, data, self.device)
             self.number, own = number, generator(training.arguments.seed)
-            self.job = Loop([member], False, [own])
+            self.job = _Job([member], False, [own])
             self.job.begin()
             _copy_silently(self._fixed(self.twin), self._fixed(self.job))
             for tensor in _state(self.twin.optimizer.state)[0]:
                 tensor.zero_()
             if self.draws:
                 torch.manual_seed(own.initial_seed())
-            self.job.totals, self.job.take_step = self.twin.totals, self._replay
-            self.job.before_reading = self._unload
+            self.job.totals, self.job.slot = self.twin.totals, self
         self._launch()
 
     def finish(self) -> bool:
@@ -228,16 +244,19 @@ class Slot:
             self.job.launch()
 
     @torch.no_grad()
-    def _unload(self) -> None:
+    def unload(self) -> None:
+        """Copy out what the training has changed."""
         for own, trained in zip(self._changing(self.job), self._changing(self.twin), strict=True):
             own.copy_(trained)
 
-    def _replay(self, index: Tensor, drawn: Tensor | None, rate: float) -> None:
+    def replay(self, index: Tensor, drawn: Tensor | None, rate: float | None) -> None:
+        """Replay a step of these samples, at this learning rate."""
         own_index, own_drawn, replay = self.steps[index.shape[1]]
         own_index.copy_(index)
         if drawn is not None:
             own_drawn.copy_(drawn)
-        set_rate(self.twin.optimizer, rate)
+        if rate is not None:
+            set_rate(self.twin.optimizer, rate)
         replay()
 
     def _changing(self, loop: Loop) -> list[Tensor]:
@@ -263,16 +282,22 @@ class Slot:
         index = torch.arange(size, device=self.device)[None]
         drawn = torch.zeros(size, 3, dtype=torch.int64, device=self.device)
         step = partial(twin.called, index, drawn if twin.augments else None, None)
+        # At a rate at which numbers stay finite: of NaN a trial could tell nothing.
+        set_rate(twin.optimizer, 1e-3)
         step()  # Optimizers make their tensors, and libraries choose their algorithms.
         roots = (member.model, member.constraint, dict(twin.optimizer.state), twin.totals)
         tensors, numbers = _state(*roots)
         before, draws = [tensor.detach().clone() for tensor in tensors], _draws(self.device)
+        host = _host_draws(self.device)
         step()
         self.draws = not torch.equal(draws, _draws(self.device))
-        step()
+        with _never_waiting(self.device):
+            step()
         called = [tensor.detach().clone() for tensor in tensors]
-        if _state(*roots)[1] != numbers:
+        if _state(*roots)[1] != numbers or _host_draws(self.device) != host:
             raise RuntimeError("numbers that Python holds change from step to step")
+        if not all(part.isfinite().all() for part in member.model.parameters()):
+            raise RuntimeError("its weights become infinite or NaN at once")
         for group in twin.optimizer.param_groups:
             group["capturable"] = True  # Adam refuses to be captured otherwise.
         # Masks are looked at within the graph, since other masks will be copied in.
@@ -289,17 +314,39 @@ class Slot:
         return index, drawn, replay
 
 
+class _Job(Loop):
+    """A training whose steps are replayed in a slot."""
+
+    slot: Slot | None = None
+
+    def called(self, index: Tensor, drawn: Tensor | None, rate: float | None) -> None:
+        if self.slot:
+            self.slot.replay(index, drawn, rate)
+
+    def before_reading(self) -> None:
+        if self.slot:
+            self.slot.unload()
+
+
 def slot_form(training: Training) -> str:
     """Describe what the trainings of a slot share: all that a step reads but tensors' values."""
     how, data, model = training.arguments, training.data, training.model
     shared = {name: value for name, value in vars(how).items() if name not in _FREE}
-    constraint = how.constraint and (type(how.constraint), repr(how.constraint))
-    arrays = (data.inputs.shape, data.inputs.dtype, data.normalize, data.num_groups)
-    tensors, numbers = _state(model)
-    shapes = [(tensor.shape, tensor.dtype, tensor.requires_grad) for tensor in tensors]
+    # The reference of an accuracy gap is a tensor of its run, which is copied in.
+    given = {k: v for k, v in vars(how.constraint or data).items() if k != "reference"}
+    constraint = how.constraint and (type(how.constraint), given)
+    arrays = (data.inputs.shape, data.inputs.dtype, data.normalize)
+    classes = data.num_classes, data.num_groups
+    texts = []
+    for module in (model, getattr(how.objective, "teacher", None)):
+        tensors, numbers = _state(module)
+        shapes = [(tensor.shape, tensor.dtype, tensor.requires_grad) for tensor in tensors]
+        texts.append((repr(module), shapes, numbers))
     bits = sorted(keeping.kept(model, keeping.BITS).items())
-    given = (shared, training.loop.optimizer, constraint, repr(how.objective), arrays)
-    return repr((*given, repr(model), shapes, numbers, bits))
+    objective = repr(how.objective)
+    return repr(
+        (shared, training.loop.optimizer, constraint, objective, arrays, classes, texts, bits)
+    )
 
 
 @torch.no_grad()
@@ -329,6 +376,7 @@ def _state(*roots: object) -> tuple[list[Tensor], list[object]]:
     def visit(value: object) -> None:
         if isinstance(value, bool | int | float | str | None):
             numbers.append(value)
+            return
         if id(value) in seen or isinstance(value, GroupedDataset):
             return
         seen[id(value)] = value
@@ -336,16 +384,18 @@ def _state(*roots: object) -> tuple[list[Tensor], list[object]]:
         if isinstance(value, Tensor):
             tensors.append(value)
         elif isinstance(value, nn.Module):
-            # Its own tensors, numbers and modules: not hooks, nor what is remembered of it.
-            inside = [value._parameters, value._buffers, value._modules]
-            kinds = bool | int | float | str | Tensor
-            inside += [each for each in vars(value).values() if isinstance(each, kinds)]
+            numbers.append(type(value))
+            # Neither hooks, nor what is remembered of its training.
+            own = vars(value).items()
+            inside = [v for k, v in own if "hook" not in k and not isinstance(v, TrainingMemory)]
         elif isinstance(value, Mapping):
             inside = value.values()
         elif isinstance(value, list | tuple):
             inside = value
         elif type(value).__module__.startswith("fairlib."):
             inside = vars(value).values()
+        else:
+            numbers.append(repr(value))
         for each in inside:
             visit(each)
 
@@ -368,6 +418,31 @@ def _draws(device: str, state: Tensor | None = None) -> Tensor:
     if state is not None:
         module.set_rng_state(state, *own)
     return module.get_rng_state(*own)
+
+
+def _host_draws(device: str) -> list[object]:
+    """Read the states of random numbers that Python draws while a step is launched."""
+    found: list[object] = [random.getstate(), repr(np.random.get_state())]
+    return found + [torch.get_rng_state().tolist()] * device.startswith("cuda")
+
+
+@contextmanager
+def _never_waiting(device: str) -> Iterator[None]:
+    """Make an error of what waits for a GPU within a block.
+
+    In a capture it would be an error, too, after which CUDA names another cause.
+    """
+    if not device.startswith("cuda"):
+        yield
+        return
+    before = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # It warns that it does not see everything.
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
 
 
 @functools.cache

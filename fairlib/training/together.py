@@ -211,8 +211,9 @@ def fit_many(
         check_arguments({"model": model, **own})
         trainings.append(Training(model, own.pop("data"), {**settings, **own}))
     reasons = [why_alone(training) for training in trainings]
-    differ = None if replays(trainings[0].arguments.device) else _difference(trainings)
-    if reason := next(filter(None, reasons), None) or differ:
+    reason = next(filter(None, reasons), None) or _difference(trainings)
+    # On a GPU they need not be alike, and what is launched by Python says so itself.
+    if reason and not replays(trainings[0].arguments.device):
         warnings.warn(f"the networks are not trained all at once, since {reason}", stacklevel=2)
     for i, alone in enumerate(reasons):
         if not alone:
@@ -333,7 +334,7 @@ def why_alone(training: Training) -> str | None:
         return reason
     if training.loop.stop:
         return "a stop belongs to one network"
-    if constraint is not None and not getattr(type(constraint), "by_batch", False):
+    if constraint is not None and not vars(type(constraint)).get("by_batch"):
         return f"{type(constraint).__name__} looks at the network at every step"
     model, data = training.model, training.data
     if reason := stacking.obstacle(model):

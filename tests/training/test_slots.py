@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import random
 from functools import partial
 
 import pytest
@@ -237,10 +239,31 @@ class Alternates(nn.Module):
         return inputs * (1 + next(self.state) % 2)
 
 
+class Own(fairlib.GroupDRO):
+    """A constraint of somebody else."""
+
+    by_batch = True
+
+
+class Draws(nn.Module):
+    """A layer that is left out by a draw of Python's."""
+
+    def forward(self, inputs):
+        return inputs * (random.random() > 0.001)
+
+
+class Blows(nn.Module):
+    """A layer after which no weight stays finite."""
+
+    def forward(self, inputs):
+        return inputs * float("inf")
+
+
 class Rebinds(fairlib.GroupDRO):
     """A constraint that puts a new tensor in the place of its state."""
 
     by_batch = True
+    __module__ = "fairlib.tests"
 
     def start(self, model, data, objective):
         run = super().start(model, data, objective)
@@ -260,7 +283,9 @@ class Rebinds(fairlib.GroupDRO):
         (Counts(), None, LoopSettings(), "numbers that Python holds change"),
         (Reads(), None, LoopSettings(), "_local_scalar_dense waits for the device"),
         (Alternates(), None, LoopSettings(), "replayed, it leaves other numbers than called"),
+        (Draws(), None, LoopSettings(), "numbers that Python holds change"),
         (nn.Identity(), Rebinds(step=0.1), LoopSettings(), "replayed, it leaves other numbers"),
+        (nn.Identity(), Own(step=0.1), LoopSettings(), "Own is not one of fairlib's constraints"),
         (nn.Identity(), fairlib.EqualCurvature(step=0.1), LoopSettings(), "EqualCurvature looks"),
         (
             nn.Identity(),
@@ -282,6 +307,66 @@ def test_a_step_that_cannot_be_replayed_is_called_and_the_reason_said(
     (sentence,) = said
     assert reason in sentence and sentence.startswith("the steps of a training are launched one by")
     assert isinstance(found, nn.Module) and len(fairlib.history(found)) == 2
+
+
+class Applies(nn.Module):
+    """A layer whose function and number are attributes that no text of the module shows."""
+
+    def __init__(self, function, *numbers):
+        super().__init__()
+        self.function, self.numbers, self.linear = function, numbers, nn.Linear(64, 3)
+
+    def forward(self, inputs):
+        return self.linear(self.function(inputs.flatten(1)) * self.numbers[0])
+
+
+def test_models_that_look_alike_and_compute_something_else_share_no_slot(images, monkeypatch):
+    monkeypatch.setattr(slots, "SLOTS", 1)
+    parts = [(torch.relu, 1.0), (torch.tanh, 1.0), (torch.tanh, 3.0)]
+    trainings = [Training(Applies(*part), images, dict(epochs=2)) for part in parts]
+    assert all(map(same, replayed(trainings), map(called, trainings)))
+
+
+def test_teachers_of_another_kind_share_no_slot(images, cnn, monkeypatch):
+    monkeypatch.setattr(slots, "SLOTS", 1)
+    teacher = fairlib.fit(cnn, images, epochs=25)
+    pruned = fairlib.prune(teacher, "magnitude", sparsity=0.3)
+    scaled = [fairlib.fit(Applies(torch.relu, k), images, epochs=25) for k in (1.0, 3.0)]
+    trainings = [
+        Training(cnn, images, dict(epochs=2, objective=Distillation(each, images)))
+        for each in (teacher, pruned, *scaled)
+    ]
+    expected = list(map(called, trainings))
+    assert all(map(same, replayed(trainings), expected))
+
+
+def test_data_of_other_classes_share_no_slot_and_are_refused(images, cnn):
+    five = fairlib.GroupedDataset(images.inputs, torch.arange(120) % 5, images.groups)
+    with pytest.raises(ValueError, match="logits"):
+        replayed([Training(cnn, data, dict(epochs=1)) for data in (images, five)])
+
+
+def test_no_epoch_is_no_step(images, cnn):
+    (found,) = replayed([Training(cnn, images, dict(epochs=0))])
+    assert same(found, called(Training(cnn, images, dict(epochs=0))))
+
+
+def test_weights_that_become_infinite_are_not_judged_by_a_trial(images, monkeypatch):
+    said = []
+    monkeypatch.setattr(slots, "_say", said.append)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 3), Blows())
+    (found,) = replayed([Training(model, images, dict(epochs=1))])
+    assert isinstance(found, fairlib.DivergenceError) and "infinite or NaN at once" in said[0]
+
+
+def test_nothing_of_a_training_stays_in_memory(images, cnn):
+    gc.collect()
+    gc.disable()
+    try:
+        replayed([Training(cnn, images, dict(epochs=1))])
+        assert not {loop.Loop, slots._Job} & set(map(type, gc.get_objects()))
+    finally:
+        gc.enable()
 
 
 def test_hooks_of_others_and_the_environment_are_obstacles(images, cnn, monkeypatch):
@@ -308,7 +393,21 @@ def test_a_full_memory_means_fewer_slots(images, monkeypatch):
     models = [fairlib.build("cnn", like=images, seed=seed) for seed in range(5)]
     trainings = [Training(model, images, dict(epochs=2)) for model in models]
     assert all(map(same, replayed(trainings), map(called, trainings)))
-    assert said == ["2 networks are trained at a time: the memory of the GPU is full"]
+    assert said == ["2 networks are trained at a time, since the memory of the GPU is full"]
+
+
+def test_no_memory_for_any_slot_means_steps_one_by_one(images, cnn, monkeypatch):
+    said = []
+    monkeypatch.setattr(slots, "_say", said.append)
+
+    def refused(self, *arguments):
+        raise torch.OutOfMemoryError("no memory")
+
+    monkeypatch.setattr(slots.Slot, "__init__", refused)
+    training = Training(cnn, images, dict(epochs=2))
+    assert same(*replayed([training]), called(training))
+    (sentence,) = said
+    assert sentence.endswith("launched one by one, since the memory of the GPU is full")
 
 
 def test_a_training_that_diverges_leaves_the_others_alone(images, cnn):
