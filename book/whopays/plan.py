@@ -50,9 +50,6 @@ def show(grid: str) -> int:
     return 1 if lacks else 0
 
 
-Arguments = dict[str, Any]
-
-
 class Work(NamedTuple):
     """Arithmetic of runs that differ in their seeds alone.
 
@@ -86,7 +83,7 @@ def work(points: Sequence[grids.Point]) -> list[Work]:
         rules = runs.project_root(point.notebook) / "params" / "passes.yml"
         known = runs.read_yaml(rules) if rules.is_file() else {"passes": {}}
         if rule := known["passes"].get(point.notebook.stem):
-            values: Arguments = dict(runs.resolve_parameters(point.notebook, point.parameters))
+            values: dict[str, Any] = dict(runs.resolve_parameters(point.notebook, point.parameters))
             images = known["images"][values.get("data") or values["two_data"]]
             drawn = values.get("limit") or values.get("size") or images
             samples = min(images, drawn) * (1 + values.get("scarce", 1.0)) / 2 * values["seeds"]
@@ -100,7 +97,7 @@ def work(points: Sequence[grids.Point]) -> list[Work]:
     return [Work(count, *kind) for kind, count in found.items()]
 
 
-def _evaluate(rule: str, values: Arguments) -> float:
+def _evaluate(rule: str, values: dict[str, Any]) -> float:
     """Evaluate a formula of parameters, of which a text stands for the number of its values."""
     import pandas as pd
 
@@ -136,7 +133,7 @@ def measured_rate(kind: Work) -> float:
     """Measure the operations per second of a training step here, the fastest of three."""
     import torch
 
-    place: Arguments = {"device": "cuda" if torch.cuda.is_available() else "cpu"}
+    place: dict[str, Any] = {"device": "cuda" if torch.cuda.is_available() else "cpu"}
     place["memory_format"] = torch.channels_last
     model, images = _network(kind.network, kind.size), torch.rand(32, 3, kind.size, kind.size)
     model, images, seconds = model.to(**place), images.to(**place), []
@@ -149,7 +146,7 @@ def measured_rate(kind: Work) -> float:
     return float(len(images) * kind.each / min(seconds))
 
 
-def recorded() -> Any:
+def gpu_shares() -> Any:
     """Read the operations per second of recorded runs on a GPU, and its peak."""
     import pandas as pd
 
@@ -158,14 +155,14 @@ def recorded() -> Any:
 
 def recorded_rate(kind: Work) -> float:
     """Look up the operations per second of the recorded network whose passes are nearest."""
-    table = recorded()
+    table = gpu_shares()
     nearest = (table["gflop"] * 1e9 / kind.each).map(math.log).abs().idxmin()
     return float(table["tflops"][nearest]) * 1e12
 
 
 def goal_rate(kind: Work) -> float:
     """Return a tenth of a GPU's peak in bfloat16, the goal of the benchmarks."""
-    return float(recorded()["peak"].max()) * 1e11
+    return float(gpu_shares()["peak"].max()) * 1e11
 
 
 def hours(kinds: Sequence[Work], rate: Callable[[Work], float]) -> tuple[float, float]:
