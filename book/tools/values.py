@@ -310,6 +310,23 @@ def bfloat16_accuracy() -> str:
     return f"{mean:.1f} points (95 % interval {low:.1f} to {high:.1f})"
 
 
+def _work(paper: str, unit: float) -> str:
+    """Format the operations of a paper's grids, to the longest that is allowed, in a unit."""
+    found = table("results/benchmarks/grid_work.csv")
+    own = found[found["table"].str.fullmatch(f".*/{paper}-(fig|tab)-(?!1-small).*")]
+    # Two digits: passes were counted to within a fifth.
+    low, most = (f"{float(f'{own[way].sum() / unit:.2g}'):,g}" for way in ("pflop", "most"))
+    return low if low == most else f"{low} to {most}"
+
+
+VALUES |= {
+    **{f"work_{paper}": functools.partial(_work, paper, 1e3) for paper in "tbd"},
+    # At a tenth of 990 TFLOP/s.
+    **{f"hours_{paper}": functools.partial(_work, paper, 99e-3 * 3600) for paper in "tbd"},
+    "gpu_share": lambda: f"{table('results/benchmarks/gpu_shares.csv')['share'].max():.1%}",
+}
+
+
 def _correlation(run: str) -> str:
     """Format how far gradient norms of groups before pruning agree with what they lose."""
     said = verdict(

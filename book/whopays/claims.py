@@ -39,6 +39,9 @@ from whopays.seeds import benjamini_hochberg
 from whopays.verdict import DECIDED, MIN_SEEDS, Criterion, Verdict, judge
 
 RATE = 0.05
+PFLOP_PER_HOUR = 99e-3 * 3600
+"""Operations of a GPU at a tenth of a peak of 990 TFLOP/s."""
+
 PAPERS = {
     "T": "Tran et al., Pruning has a disparate impact on model accuracy",
     "B": "Dai et al., Integrating fairness and model pruning through bi-level optimization",
@@ -47,7 +50,7 @@ PAPERS = {
 }
 KINDS = ("definition", "identity", "bound", "trend", "number", "method")
 DIRECTIONS = ("greater", "less", "equal")
-EVIDENCE = ("default run", "embedded study", "real-data run", "run at scale")
+EVIDENCE = ("default run", "embedded study", "real-data run", "run at scale", "paper-scale run")
 REGISTERED = ("statistic", "direction", "threshold", "margin")
 EXACT = ("definition", "identity", "bound", "method")
 """Kinds of claims whose equalities a single exception refutes."""
@@ -393,7 +396,7 @@ def _judge(claim: Claim, table: Path) -> tuple[Verdict, bool, str, str]:
     elif claim.statistic is None:
         unknown = Verdict("undecided", "nothing tests it yet")
     elif not table.is_file():
-        unknown = Verdict("undecided", "its table has not been recorded")
+        unknown = Verdict("undecided", f"its table has not been recorded{_hours(table)}")
     if unknown:
         return unknown, False, claim.id, ""
     records = read_records(table)
@@ -403,6 +406,18 @@ def _judge(claim: Claim, table: Path) -> tuple[Verdict, bool, str, str]:
         raise ValueError(f"claim {claim.id!r}, {table}: {error}") from None
     data = ", ".join(sorted(set(records["data"].dropna()))) if "data" in records else ""
     return found, _is_about(claim, records, table), _fingerprint(claim, values), data
+
+
+def _hours(table: Path) -> str:
+    """Say how long a GPU takes for a table that ``results/benchmarks/grid_work.csv`` counts."""
+    counts = project() / "results" / "benchmarks" / "grid_work.csv"
+    if not counts.is_file():
+        return ""
+    found = pd.read_csv(counts)
+    own = found[[table.as_posix().endswith(name) for name in found["table"]]]
+    low, most = (own[way].sum() / PFLOP_PER_HOUR for way in ("pflop", "most"))
+    span = f"{low:.2g}" + (f" to {most:.2g}" if most > low else "")
+    return f"; it takes a GPU some {span} hours at a tenth of its peak" if len(own) else ""
 
 
 def _tested(claim: Claim, table: pd.DataFrame) -> tuple[Verdict, pd.Series | pd.DataFrame]:

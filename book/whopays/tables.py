@@ -28,7 +28,7 @@ EMBEDDED = ("digits", "synthetic-faces", "parabola")
 real-data run.
 """
 
-AT_SCALE = re.compile(r".*-(all|resnet18)|[tbd]-(fig|tab)-.*")
+AT_SCALE = re.compile(r".*-(all|resnet18|resnet50)|[tbd]-(fig|tab)-.*")
 """Names of runs at scale, of all pictures of a data set, of a paper's network or grid."""
 
 REMARKS = {

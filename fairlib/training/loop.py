@@ -457,8 +457,8 @@ class Loop:
         self.totals.zero_()
         draws = [torch.randperm(self.samples, generator=own) for own in self.generators]
         orders = torch.stack(draws).to(self.device) + self.offsets
-        # A skipped step draws its batch, and the rates are those of their steps: what follows is the
-        # rest of the uninterrupted training.
+        # A skipped step draws its batch, and the rates are those of their steps: what follows is
+        # the rest of the uninterrupted training.
         skipped = min(max(0, self.loop.start - self.step), len(self.sizes))
         augmentations = iter(self._augmentations(self.sizes[skipped:]))
         for index in orders.split(self.sizes, dim=1):

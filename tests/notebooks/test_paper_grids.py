@@ -1,4 +1,5 @@
-"""The first run of every grid of the papers' settings, in toy size and on toy files of its data."""
+"""The first run of every grid for a GPU, the papers' and ours, in toy size and on toy files of its
+data."""
 
 from __future__ import annotations
 
@@ -14,7 +15,9 @@ from torchvision import datasets
 from whopays import grids, runs
 
 ROOT = Path(__file__).parents[2]
-PAPERS = sorted(ROOT.glob("params/paper/*/*.yml"))
+LISTED = (ROOT / "params" / "gpu-list.txt").read_text(encoding="utf-8").splitlines()
+LISTED = [ROOT / line for line in LISTED if line and line[0] != "#"]
+PAPERS = list(dict.fromkeys([*sorted(ROOT.glob("params/paper/*/*.yml")), *LISTED]))
 TOY = {
     **{"image_size": 16, "width": 1 / 16, "limit": 0, "seeds": 1, "batch_size": 64},
     **{"train_size": 100, "test_size": 200, "epochs": 1, "two_epochs": 1, "other_epochs": 1},

@@ -86,10 +86,12 @@ def test_paths_in_the_file_are_of_the_contracts_form():
         forms = {"default run": rf"_build/runs/{part}/{name}/records\.parquet",
                  "embedded study": rf"results/{part}/{name}-(whole-study|study|vgg19|networks|resnet34)\.csv",
                  "real-data run": rf"results/{part}/{name}-[a-z0-9]+\.csv",
-                 "run at scale": rf"results/{part}/({name}|[tbd]-(fig|tab))-[a-z0-9-]+\.csv"}  # fmt: skip
+                 "run at scale": rf"results/{part}/({name}|[tbd]-(fig|tab))-[a-z0-9-]+\.csv",
+                 "paper-scale run": rf"results/{part}/[tbd]-(fig|tab)-[a-z0-9-]+\.csv"}  # fmt: skip
         for evidence, table in entry.tables.items():
             assert re.fullmatch(forms[evidence], table), (entry.id, table)
-            assert bool(tables.AT_SCALE.fullmatch(Path(table).stem)) == (evidence == "run at scale")
+            at_scale = tables.AT_SCALE.fullmatch(Path(table).stem) is not None
+            assert at_scale == evidence.endswith(("at scale", "paper-scale run"))
 
 
 def test_effect_and_null_control_are_judged_by_the_same_measure():
@@ -566,3 +568,14 @@ def test_a_notebooks_claims_on_its_own_table():
     assert twice.loc["H-tested", "verdict"].startswith(
         "not computable: several rows per seed and group"
     )
+
+
+def test_a_table_that_nobody_recorded_says_how_long_a_gpu_takes_for_it(tmp_path, monkeypatch):
+    (tmp_path / "results" / "benchmarks").mkdir(parents=True)
+    counts = tmp_path / "results" / "benchmarks" / "grid_work.csv"
+    counts.write_text(
+        "table,pflop,most\nresults/a/x.csv,178.2,178.2\nresults/a/x.csv,178.2,534.6\n"
+    )
+    monkeypatch.setattr(claims, "project", lambda: tmp_path)
+    assert "some 1 to 2 hours" in claims._hours(tmp_path / "results" / "a" / "x.csv")
+    assert claims._hours(tmp_path / "results" / "a" / "y.csv") == ""

@@ -149,7 +149,7 @@ def _on_real_images(rows: pd.DataFrame) -> str:
     return (
         f"On real images that the book does not carry{names} stand {real['claim'].nunique()} of "
         f"{rows['claim'].nunique()} claims, by {real['test'].nunique()} distinct tests: these are "
-        "the real-data runs and the runs at scale."
+        "the real-data runs, the runs at scale and the paper-scale runs."
     )
 
 
