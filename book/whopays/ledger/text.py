@@ -1,6 +1,7 @@
 """Texts of a row of the ledger, and the markup of the page."""
 
 import functools
+import json
 import math
 import re
 from collections.abc import Iterable
@@ -9,7 +10,6 @@ from typing import Any
 import pandas as pd
 
 from whopays.runs import project
-from whopays.tables import Recorded
 
 
 def escape(text: str) -> str:
@@ -56,10 +56,10 @@ def networks(table: str) -> str:
     """Describe the networks of a recorded table: their names, weights to two digits, and pixels."""
     import fairlib
 
-    path = project() / table
-    if not path.with_suffix(".json").is_file():
+    provenance = (project() / table).with_suffix(".json")
+    if not provenance.is_file():
         return ""
-    given = Recorded(path, None).provenance["parameters"]
+    given = json.loads(provenance.read_text(encoding="utf-8"))["parameters"]
     names, size = given.get("model") or given.get("models") or [], given.get("image_size")
     names = names.split(",") if isinstance(names, str) else names
     parts = []
