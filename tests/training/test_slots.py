@@ -440,3 +440,38 @@ def test_bad_arguments_are_refused_as_ever(images, cnn):
     with pytest.raises(ValueError, match="at least two groups"):
         alone = images.subset(range(80))
         fairlib.fit(cnn, alone, constraint=fairlib.EqualLoss(step=0.1))
+
+
+@pytest.mark.parametrize("clock", [False, True])
+def test_a_study_is_carried_out_in_slots(clock, monkeypatch):
+    settings = dict(data="digits", model="cnn", method="prune:magnitude", levels=[0.5, 0.9])
+    settings |= dict(train={"epochs": 2}, finetune={"epochs": 1}, mitigation="equal-loss")
+    settings |= dict(seeds=[3, 14], when=["never", "after"], device="cpu")
+    run = fairlib.studies.RunSettings(cache=None, workers=1, clock=clock)
+    table = fairlib.study(**settings, run=run)
+    assert table.attrs["trainings"]["at once"] == (2 if clock else 2 * (1 + 2 + 4))
+    monkeypatch.setenv("FAIRLIB_AUTO", "0")
+    expected = fairlib.study(**settings, run=run)
+    assert expected.attrs["trainings"]["at once"] == 0
+    timed = [name for name in table if "seconds" in name]
+    assert table.drop(columns=timed).equals(expected.drop(columns=timed))
+    assert len(timed) == (2 if clock else 0)
+
+
+def test_a_study_whose_networks_do_not_fit_is_carried_out_in_halves(monkeypatch):
+    settings = dict(data="digits", model="mlp", levels=[0.5], seeds=range(3), device="cpu")
+    settings |= dict(train={"epochs": 1}, finetune={"epochs": 1}, method="prune:magnitude")
+    run = fairlib.studies.RunSettings(cache=None, workers=1)
+    expected = fairlib.study(**settings, run=run)
+    carry_out, asked = fairlib.studies.stages.fit_all, []
+
+    def limited(trainings, *arguments):
+        asked.append(len(trainings))
+        if len(trainings) > 2:
+            raise torch.OutOfMemoryError("no memory")
+        return carry_out(trainings, *arguments)
+
+    monkeypatch.setattr(fairlib.studies.stages, "fit_all", limited)
+    with pytest.warns(UserWarning, match="not enough memory for 3 seeds"):
+        assert fairlib.study(**settings, run=run).equals(expected)
+    assert asked[:2] == [3, 1] and max(asked[1:]) == 2
