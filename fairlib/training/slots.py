@@ -8,10 +8,10 @@ training's tensors are copied in, and after it out again, so that constraints, v
 history see an ordinary model. Several slots go in turn, each on a stream of its own, and fill the
 GPU together.
 
-A graph repeats the kernels of a step and none of its Python. A trial (:class:`Slot`) finds steps
-whose Python waits for the GPU, draws random numbers, or does something else from one step to the
-next; these are launched by Python. A module that does something else only every so many steps, and
-keeps no count of them in its attributes, is not found: ``FAIRLIB_AUTO=0`` is for such a one.
+A graph repeats the kernels of a step and none of its Python. A trial finds steps whose Python waits
+for the GPU, draws random numbers, or does something else from one step to the next; these are
+launched by Python. A module that does something else only every so many steps, and keeps no count
+of them in its attributes, is not found: ``FAIRLIB_AUTO=0`` is for such a one.
 """
 
 from __future__ import annotations
