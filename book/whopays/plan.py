@@ -181,7 +181,7 @@ def _show_work(kinds: Sequence[Work], unknown: bool) -> None:
         flops = _span(each.flops / 1e15, each.most / 1e15)
         print(f"  {each.runs:4} x {flops} PFLOP: {each.network} at {each.size} pixels")
     rates = {"here, at the rate of a step measured now": measured_rate} if unknown else {}
-    rates |= {"on a GPU, as fast as was recorded": recorded_rate}
+    rates |= {"on a GPU, as fast as recorded runs if 16 went at once": recorded_rate}
     rates |= {"on a GPU, at a tenth of its peak": goal_rate}
     for where, rate in rates.items():
         print(f"hours   {_span(*hours(kinds, rate))} {where}")

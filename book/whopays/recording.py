@@ -43,6 +43,7 @@ class Progress:
         points: Its runs.
         ended: Exit status by id of the runs that have ended; 0 for the finished ones.
         seconds: Time that its runs took in this call, the interrupted ones included.
+        new: Ids of the runs that this call has finished.
     """
 
     grid: str
@@ -50,6 +51,7 @@ class Progress:
     points: list[grids.Point] = field(default_factory=list)
     ended: dict[str, int] = field(default_factory=dict)
     seconds: float = 0.0
+    new: set[str] = field(default_factory=set)
 
     def counts(self) -> dict[str, int | str | float]:
         """Count the runs, by how they ended."""
@@ -139,8 +141,12 @@ def record_grids(
                 log(f"{point.id} interrupted after {seconds:.0f} s")
                 continue
             progress.ended[point.id] = status
+            progress.new |= {point.id} if status == 0 else set()
             log(f"{point.id} {_outcome(point, status)} after {seconds:.0f} s")
             _gather(progress, log)
+            if progress.state == "finished":
+                # A machine that ends without a word then costs one grid, not all.
+                _pack(_results(found), out, log)
     finally:
         counts = [progress.counts() for progress in found]
         for row in counts:
@@ -262,18 +268,21 @@ def _outcome(point: grids.Point, status: int) -> str:
 
 
 def _results(found: Iterable[Progress]) -> Iterator[Path]:
-    """Yield the files to bring home: tables, then finished runs, then traces of failed ones."""
+    """Yield the files to bring home, those first that nobody has: tables, then the runs that this
+    call has finished, those finished before, and traces of failed ones."""
     for progress in found:
         tables = {point.table for point in progress.points if progress.state == "finished"}
         yield from (path for table in tables for path in (table, table.with_suffix(".json")))
-    for wanted in (True, False):
-        for progress in found:
-            for point in progress.points:
-                status = progress.ended.get(point.id)
-                if status == 0 and wanted:
-                    yield from point.out.iterdir()
-                elif status and not wanted:
-                    yield from filter(Path.exists, _traces(point))
+    points = [(progress, point) for progress in found for point in progress.points]
+    for progress, point in points:
+        if point.id in progress.new:
+            yield from point.out.iterdir()
+    for progress, point in points:
+        if progress.ended.get(point.id) == 0 and point.id not in progress.new:
+            yield from point.out.iterdir()
+    for progress, point in points:
+        if progress.ended.get(point.id):
+            yield from filter(Path.exists, _traces(point))
 
 
 def _pack(paths: Iterable[Path], out: Path, log: Callable[[str], None]) -> None:

@@ -77,7 +77,11 @@ def details(row: Any) -> str:
     parts = [f"{estimate_text(row)}, {row.seeds} seeds{p_text(row)}"] if row.seeds else []
     if origin(row):
         parts.append(origin(row))
-    if row.evidence == "run at scale" and row.seeds and (used := networks(row.table)):
+    if (
+        row.evidence in ("run at scale", "paper-scale run")
+        and row.seeds
+        and (used := networks(row.table))
+    ):
         parts.append(used)
     if row.worst_cell:
         parts.append(f"mean of the cells; the worst is {row.worst_cell}: {row.worst_estimate:.3f}")
