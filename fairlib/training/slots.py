@@ -83,9 +83,6 @@ def why_called(training: Training) -> str | None:
         kind, own = type(constraint), vars(type(constraint))
         if not (own.get("by_batch") or own.get("by_tensors")):
             return f"{kind.__name__} looks at the network at every step"
-        # The state of fairlib's own is known to lie in tensors that :func:`_state` finds.
-        if not kind.__module__.startswith("fairlib."):
-            return f"{kind.__name__} is not one of fairlib's constraints"
     if objective is not None and type(objective) is not Distillation:
         return "an objective of your own is computed step by step"
     return next(filter(None, map(stacking.hooked, training.model.modules())), None)
@@ -122,6 +119,10 @@ def run(trainings: Sequence[Training], device: str, done: Done) -> None:
         """Load a training into an idle slot of its form, or a new one, and launch it."""
         if reason := why_called(training):
             raise NotImplementedError(reason)
+        kind = type(training.arguments.constraint)
+        # Only the state of fairlib's own is known to lie in tensors that `_state` finds.
+        if not kind.__module__.startswith(("fairlib.", "builtins")):
+            raise NotImplementedError(f"{kind.__name__} is not one of fairlib's constraints")
         if id(training.data) not in resident:
             resident[id(training.data)] = training.data.to(device)
         data, wanted = resident[id(training.data)], slot_form(training)

@@ -291,7 +291,7 @@ class TestCode:
         "name",
         [
             "fairlib/statistics/samples",
-            "fairlib/training/loop",
+            "fairlib/training/together",
             "fairlib/auditing/figure",
             "whopays/plots",
             "whopays/effects",
