@@ -80,9 +80,9 @@ def why_called(training: Training) -> str | None:
         return "masks change from epoch to epoch"
     if constraint is not None:
         # Looked up in the class itself: a subclass may look at the model where its parent does not.
-        kind, own = type(constraint), vars(type(constraint))
+        own = vars(type(constraint))
         if not (own.get("by_batch") or own.get("by_tensors")):
-            return f"{kind.__name__} looks at the network at every step"
+            return f"{type(constraint).__name__} looks at the network at every step"
     if objective is not None and type(objective) is not Distillation:
         return "an objective of your own is computed step by step"
     return next(filter(None, map(stacking.hooked, training.model.modules())), None)
