@@ -57,6 +57,10 @@ _FREE = ("seed", "val", "keep", "epochs", "lr", "schedule", "objective", "constr
 Done = Callable[[int, nn.Module | DivergenceError], None]
 
 
+class _NotReplayable(Exception):
+    """Steps that must be launched by Python, for the reason in the message."""
+
+
 def _captured(step: Callable[[], None]) -> Callable[[], None]:
     """Capture a step on the current stream as a CUDA graph; return what replays it."""
     graph = torch.cuda.CUDAGraph()
@@ -118,11 +122,11 @@ def run(trainings: Sequence[Training], device: str, done: Done) -> None:
     def begin(number: int, training: Training) -> None:
         """Load a training into an idle slot of its form, or a new one, and launch it."""
         if reason := why_called(training):
-            raise NotImplementedError(reason)
+            raise _NotReplayable(reason)
         kind = type(training.arguments.constraint)
         # Only the state of fairlib's own is known to lie in tensors that `_state` finds.
         if not kind.__module__.startswith(("fairlib.", "builtins")):
-            raise NotImplementedError(f"{kind.__name__} is not one of fairlib's constraints")
+            raise _NotReplayable(f"{kind.__name__} is not one of fairlib's constraints")
         if id(training.data) not in resident:
             resident[id(training.data)] = training.data.to(device)
         data, wanted = resident[id(training.data)], slot_form(training)
@@ -149,7 +153,7 @@ def run(trainings: Sequence[Training], device: str, done: Done) -> None:
                 if training.arguments.epochs:
                     begin(number, training)
                     continue
-            except NotImplementedError as error:
+            except _NotReplayable as error:
                 why = str(error)
             except torch.OutOfMemoryError:
                 full = "the memory of the GPU is full"
