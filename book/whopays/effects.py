@@ -240,6 +240,7 @@ def drop_difference(
     share: float = THIRD,
     others: bool = False,
     relative: bool = False,
+    column: str = "accuracy",
     where: Rows = ALL,
     rank_where: Rows | None = None,
 ) -> Series:
@@ -260,6 +261,8 @@ def drop_difference(
         relative: Divide the drop by the mean accuracy of the same groups under the control. This is
             the relative drop of [D], taken over several groups since it is undefined for a single
             one that is never right.
+        column: Name of the column that falls; of two groups with the same answers,
+            ``rate_true_positive`` or ``rate_false_positive``.
         where: Values of columns that select the rows, for instance ``{"setting": "equal"}``.
         rank_where: Values of columns that select the rows whose sizes rank the groups; by default
             those of ``where``. A setting with equal sizes is ranked by the sizes that the same
@@ -274,7 +277,7 @@ def drop_difference(
             runs per seed are selected, or a relative drop would divide by 0.
     """
     settings: dict[str, Any] = {"level": level, "share": share, "relative": relative}
-    settings |= {"where": where, "rank_where": rank_where}
+    settings |= {"column": column, "where": where, "rank_where": rank_where}
     minority = accuracy_change(table, groups="others" if others else "smallest", **settings)
     return accuracy_change(table, groups="largest", **settings) - minority
 
@@ -301,9 +304,8 @@ def loss_difference(
         ValueError: If a column, the level or the control is missing, a seed is incomplete, or
             several runs per seed are selected.
     """
-    change, _, sizes = _change(table, "loss", level, where, rank_where)
-    ends = _ends(change, sizes, THIRD)
-    return ends["smallest"] - ends["largest"]
+    settings: dict[str, Any] = {"where": where, "rank_where": rank_where}
+    return -drop_difference(table, level=level, column="loss", **settings)
 
 
 def accuracy_change(
@@ -313,6 +315,7 @@ def accuracy_change(
     groups: str,
     share: float = THIRD,
     relative: bool = False,
+    column: str = "accuracy",
     where: Rows = ALL,
     rank_where: Rows | None = None,
 ) -> Series:
@@ -324,6 +327,7 @@ def accuracy_change(
         groups: ``"smallest"``, ``"largest"``, or ``"others"`` for all but the largest.
         share: Share of groups that are the smallest, and the largest (`drop_difference`).
         relative: Divide by the mean accuracy of these groups under the control.
+        column: Name of the column in the place of the accuracy.
         where: Values of columns that select the rows.
         rank_where: Values of columns that select the rows whose sizes rank the groups.
 
@@ -336,7 +340,7 @@ def accuracy_change(
             0.
     """
     lookup("choice of groups", groups, dict.fromkeys(("smallest", "largest", "others")))
-    change, before, sizes = _change(table, "accuracy", level, where, rank_where)
+    change, before, sizes = _change(table, column, level, where, rank_where)
     mean = _ends(change, sizes, share)[groups]
     if not relative:
         return mean

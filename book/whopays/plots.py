@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
 from pandas import DataFrame, Series
 
 from fairlib import statistics
-from fairlib.auditing.figure import PALETTE, escape_dollars, grid_of_columns, new_figure
+from fairlib.auditing.figure import PALETTE, escape_dollars
 from whopays import effects
 
 if TYPE_CHECKING:
@@ -25,6 +26,69 @@ _Look = tuple[int | str, str]  # Colour, as an index into `PALETTE` or a name, a
 
 _GROUPS = "group (training images)"  # Title of a legend of groups.
 _BY_SIZE: dict[str, _Look] = {"largest": (0, "s"), "middle": (2, "^"), "smallest": (1, "o")}
+
+
+def new_figure(
+    columns: int = 1,
+    *,
+    rows: int = 1,
+    width: float = 8.0,
+    height: float = 3.4,
+    sharey: bool | Literal["row"] = False,
+) -> tuple[Figure, list[Axes]]:
+    """Make a figure with rows of axes, in the style of the book.
+
+    It is white also in dark mode, without a frame, with a light grid.
+
+    Args:
+        columns: Number of axes in a row.
+        rows: Number of rows; the axes are returned row by row.
+        width, height: Size of the figure in inches.
+        sharey: Share the vertical scale; ``"row"`` for those of a row only.
+    """
+    import matplotlib.pyplot as plt
+
+    _as_vectors()
+    figure, axes = plt.subplots(
+        rows,
+        columns,
+        sharey=sharey,
+        squeeze=False,
+        figsize=(width, height),
+        facecolor="white",
+        layout="constrained",
+    )
+    for axis in axes.flat:
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.grid(axis="y", color="#dddddd", linewidth=0.8)
+        axis.set_axisbelow(True)
+        axis.set_prop_cycle(color=PALETTE)
+    return figure, list(axes.flat)
+
+
+def grid_of_columns(axis: Axes) -> None:
+    """Draw grid lines at the ticks of the horizontal axis alone."""
+    axis.grid(axis="y", visible=False)
+    axis.grid(axis="x", color="#dddddd", linewidth=0.8)
+
+
+@functools.cache
+def _as_vectors() -> None:
+    """Show figures as SVG beside PNG in a notebook.
+
+    Their texts stay texts, which the page shows in its font and a reader can search.
+    """
+    import matplotlib
+
+    if "inline" not in matplotlib.get_backend():
+        return  # Outside of a notebook there may be no IPython to import.
+    from IPython import get_ipython
+
+    if get_ipython() is not None:
+        from matplotlib_inline.backend_inline import set_matplotlib_formats
+
+        set_matplotlib_formats("png", "svg")
+        matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "fairlib"})
 
 
 def line(axis: Axes, values: DataFrame, *, label: str | None = None, **look: Any) -> None:

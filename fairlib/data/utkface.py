@@ -12,6 +12,7 @@ AGE9_EDGES = (10, 15, 20, 25, 30, 40, 50, 60)
 AGE9 = ("under 10", "10-14", "15-19", "20-24", "25-29", "30-39", "40-49", "50-59", "60 and over")
 AGE4_EDGES = (2, 13, 18, 65)
 AGE4 = ("2-12", "13-17", "18-64", "65 and over")
+ADULT = ("under 18", "18 and over")
 
 # Only the three fields count: usable names may have a space, lack a dot or have a date of the wrong
 # length.
@@ -32,8 +33,8 @@ def utkface(request: Request) -> Collection:
 
     Attributes: ``race`` (White, Black, Asian, Indian, Others), ``gender`` (male, female), ``age9``
     (nine bins that begin at the ages 0, 10, 15, 20, 25, 30, 40, 50, 60, as in Balancing Act, since
-    [T] prints none) and ``age4`` (the bins of [D]: 2-12, 13-17, 18-64, 65 and over; undefined at
-    ages 0 and 1).
+    [T] prints none), ``age4`` (the bins of [D]: 2-12, 13-17, 18-64, 65 and over; undefined at ages
+    0 and 1) and ``adult`` (under 18, 18 and over).
 
     Args:
         request: Arguments of :func:`fairlib.load`; ``image_size`` defaults to 64 (RGB).
@@ -73,5 +74,9 @@ def attributes(ages: np.ndarray, genders: np.ndarray, races: np.ndarray) -> pd.D
     """Make the table of attributes from the numbers in the file names, each ``(N,)``."""
     ages9, ages4 = np.digitize(ages, AGE9_EDGES), np.digitize(ages, AGE4_EDGES) - 1
     return table_of(
-        race=(races, RACES), gender=(genders, GENDERS), age9=(ages9, AGE9), age4=(ages4, AGE4)
+        race=(races, RACES),
+        gender=(genders, GENDERS),
+        age9=(ages9, AGE9),
+        age4=(ages4, AGE4),
+        adult=((ages >= 18).astype(int), ADULT),
     )

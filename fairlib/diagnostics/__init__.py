@@ -4,7 +4,7 @@ Nothing here trains. By name, as :func:`fairlib.audit` and :func:`fairlib.study`
 
 >>> from fairlib.diagnostics import DIAGNOSTICS
 >>> list(DIAGNOSTICS)
-['gradient', 'curvature', 'boundary', 'constant']
+['gradient', 'curvature', 'boundary', 'constant', 'rate']
 """
 
 from collections.abc import Callable
@@ -22,15 +22,15 @@ from fairlib.diagnostics.exemplars import exemplars, group_exemplars
 from fairlib.diagnostics.gradients import group_gradients
 from fairlib.diagnostics.hessian_bound import hessian_bound
 from fairlib.diagnostics.lanczos import LEAST
-from fairlib.diagnostics.performance import constant_accuracy, group_performance
+from fairlib.diagnostics.performance import constant_accuracy, error_rates, group_performance
 from fairlib.diagnostics.sample_gradients import sample_gradient_norms
 from fairlib.diagnostics.taylor import excessive_loss_bound, taylor_terms
 from fairlib.network.evaluation import ModelOutputs, predict
 
 __all__ = [
     "DIAGNOSTICS", "MEASURES", "ConvergenceWarning", "ModelOutputs", "NotComputable", "NotFinite",
-    "SlowWarning", "boundary_distance", "diagnose", "excessive_loss_bound", "exemplars",
-    "group_eigenvalues", "group_exemplars", "group_gradients", "group_performance",
+    "SlowWarning", "boundary_distance", "diagnose", "error_rates", "excessive_loss_bound",
+    "exemplars", "group_eigenvalues", "group_exemplars", "group_gradients", "group_performance",
     "hessian_bound", "predict", "sample_boundary_distance", "sample_gradient_norms",
     "sweep_eigenvalues", "taylor_terms",
 ]  # fmt: skip
@@ -56,6 +56,7 @@ DIAGNOSTICS: dict[str, Diagnostic] = {
     "curvature": Diagnostic(_largest_eigenvalues, ("largest", "residual")),
     "boundary": Diagnostic(lambda model, data: boundary_distance(model, data)[["mean"]], ("mean",)),
     "constant": Diagnostic(lambda _, data: constant_accuracy(data), ("constant",)),
+    "rate": Diagnostic(error_rates, ("true_positive", "false_positive", "positives")),
 }
 
 

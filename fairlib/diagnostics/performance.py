@@ -5,6 +5,7 @@ import pandas as pd
 from torch import nn
 
 from fairlib.data import GroupedDataset
+from fairlib.diagnostics.computable import NotComputable
 from fairlib.network.evaluation import predict
 from fairlib.statistics import group_means
 
@@ -50,3 +51,30 @@ def constant_accuracy(data: GroupedDataset) -> pd.DataFrame:
     right = targets == np.bincount(targets, minlength=1).argmax()
     means = group_means(right, data.groups.cpu().numpy(), data.num_groups)
     return pd.DataFrame({"constant": means}, index=pd.Index(data.group_names, name="group"))
+
+
+def error_rates(model: nn.Module, data: GroupedDataset) -> pd.DataFrame:
+    r"""Compute every group's true and false positive rate; class 1 of two is positive.
+
+    These are the shares :math:`P(\hat y = 1 \mid y = 1, a)` and :math:`P(\hat y = 1 \mid y = 0,
+    a)`. Where one answer is rare in a group, the group's accuracy hardly moves when a model stops
+    giving that answer; its true positive rate does (Hardt, Price, Srebro, Equality of Opportunity
+    in Supervised Learning, NeurIPS 2016).
+
+    Returns:
+        Indexed by group in the order of the codes, columns ``true_positive false_positive`` in [0,
+        1] and ``positives``, the number of samples of class 1. A group without positives has no
+        true positive rate, one without negatives no false positive rate: NaN.
+
+    Raises:
+        NotComputable: If there are not two classes.
+    """
+    if data.num_classes != 2:
+        raise NotComputable(f"rates of errors need two classes, got {data.num_classes}")
+    groups, targets = data.groups.cpu().numpy(), data.targets.cpu().numpy()
+    # A right answer to a positive and a wrong one to a negative are both class 1.
+    answers = predict(model, data).correct == targets
+    rates = group_means(answers, 2 * groups + targets, 2 * data.num_groups).reshape(-1, 2)
+    positives = np.bincount(groups[targets == 1], minlength=data.num_groups)
+    columns = {"true_positive": rates[:, 1], "false_positive": rates[:, 0], "positives": positives}
+    return pd.DataFrame(columns, index=pd.Index(data.group_names, name="group"))

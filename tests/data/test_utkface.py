@@ -8,7 +8,7 @@ from PIL import Image
 from fairlib.data import load, utkface
 from fairlib.data.collection import Request
 from fairlib.data.images import decode
-from fairlib.data.utkface import AGE4, AGE9, attributes
+from fairlib.data.utkface import ADULT, AGE4, AGE9, attributes
 
 GOOD = [
     "14_0_0_2017011022340900.jpg.chip.jpg",  # date too short
@@ -128,6 +128,7 @@ def test_attributes_have_their_edges():
     )
     zeros = np.zeros_like(years)
     table = attributes(years, zeros, zeros)
+    assert [name == ADULT[1] for name in table["adult"]] == [year >= 18 for year in years]
     for year, nine, four in zip(years, table["age9"], table["age4"], strict=True):
         low, high = bounds(nine)
         assert low <= year <= high
@@ -220,7 +221,7 @@ def test_missing_or_empty_data_say_where_and_how(tmp_path):
 def test_unknown_attributes_are_refused_before_anything_is_decoded(tmp_path):
     (tmp_path / "1_0_0_2.jpg").write_bytes(b"no picture")
     with pytest.raises(
-        ValueError, match="unknown attribute 'age'; known: race, gender, age9, age4"
+        ValueError, match="unknown attribute 'age'; known: race, gender, age9, age4, adult"
     ):
         small(tmp_path, group="age")
 

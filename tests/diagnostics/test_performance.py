@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 from torch import nn
 
 import fairlib
-from fairlib.diagnostics import diagnose, group_performance
+from fairlib.diagnostics import diagnose, error_rates, group_performance
 from fairlib.diagnostics.performance import constant_accuracy
 
 GROUPS, TARGETS = (
@@ -54,3 +55,36 @@ def test_a_column_that_has_the_name_of_its_diagnostic_keeps_it():
         np.testing.assert_allclose(
             rows["constant"], constant_accuracy(part)["constant"].loc[rows.index]
         )
+
+
+def test_error_rates_are_those_of_a_confusion_matrix_in_each_group():
+    from sklearn.metrics import confusion_matrix
+
+    rng = np.random.default_rng(0)
+    inputs, groups = rng.normal(size=(200, 5)).astype(np.float32), rng.integers(0, 3, 200)
+    targets = rng.integers(0, 2, 200)
+    model = nn.Linear(5, 2)
+    found = error_rates(model, fairlib.GroupedDataset(inputs, targets, groups))
+    answers = model(torch.from_numpy(inputs)).argmax(1).numpy()
+    for group, row in enumerate(found.itertuples()):
+        own = groups == group
+        (tn, fp), (fn, tp) = confusion_matrix(targets[own], answers[own])
+        np.testing.assert_allclose(row.true_positive, tp / (tp + fn))
+        np.testing.assert_allclose(row.false_positive, fp / (fp + tn))
+        assert row.positives == tp + fn
+
+
+def test_a_group_without_positives_has_no_true_positive_rate():
+    found = error_rates(nn.Sequential(nn.Flatten(), nn.Linear(64, 2)), _data([0] * 4 + [0, 1, 1]))
+    assert found["true_positive"].isna().tolist() == [True, False, True]
+    assert found["false_positive"].isna().tolist() == [False, False, True]
+    assert found["positives"].tolist() == [0, 2, 0]
+
+
+def test_rates_of_more_than_two_classes_are_missing_and_the_study_says_why():
+    data = fairlib.load("digits", limit=300).train
+    table, reason = diagnose("rate", fairlib.build("cnn", like=data, width=0.25), data)
+    assert table["rate_true_positive"].isna().all()
+    assert reason == (
+        "rate: could not be computed for this model (rates of errors need two classes, got 10)"
+    )
