@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from claim_samples import study_table
 
-from whopays import figures
+from whopays.figures import pruning as figures
 
 
 @pytest.fixture
