@@ -9,12 +9,18 @@ every seed and every network has an effect of its own that all groups share. Eac
 test samples, 55 to 500 a group; half of them are as hard for one network of the seed as for
 another.
 
+``python benchmarks/false_verdicts.py one-pool``: the same where the seeds of a study split one pool
+of samples anew, of which each tests a fifth, as real studies do; the shares of false verdicts by
+the interval over seeds and by the one corrected for it. There is no goal: the first is conditional
+on the pool, and says nothing of the population that the pool was drawn from.
+
 A claim about each of several cells needs no case of its own: it is supported where all cells are,
 each at the full level, and reversed where one is at the level over their number, so that its level
 is theirs at most."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -25,7 +31,7 @@ import pandas as pd
 from scipy import stats
 
 from whopays import effects
-from whopays.verdict import Criterion, judge
+from whopays.verdict import Criterion, judge, side
 
 RESULTS = Path(__file__).parents[1] / "results" / "benchmarks"
 ACCURACY, MARGIN = 0.95, 0.03
@@ -47,6 +53,12 @@ BEYOND = {"where": {"when": "again"}, "against": AFTER}
 
 ACROSS_SEEDS = ("drop_correlation",)
 """Statistics whose value for a seed depends on the other seeds of the study."""
+
+
+POOLED = ("accuracy_change smallest", "drop_difference", "overall_change")
+"""Cases that are simulated with one pool of samples for each study."""
+
+POOL_SETTINGS = ((5, 10, 0.15), (5, 20, 0.15))
 
 
 class Case(NamedTuple):
@@ -157,8 +169,10 @@ CASES = (
 )
 
 
-def simulate(fall: float, groups: int, seeds: int, rng: np.random.Generator) -> pd.DataFrame:
-    """Draw a study without an effect.
+def simulate(
+    fall: float, groups: int, seeds: int, rng: np.random.Generator, pooled: int = 0
+) -> pd.DataFrame:
+    """Draw a study without an effect; with ``pooled``, each so many seeds split one pool.
 
     Pruned networks (``when: never`` and ``again``) lose a quarter of the fall at level .5, half of
     it at .7, three quarters at .8 and all of it at .9; the dense network and mitigated ones
@@ -169,6 +183,12 @@ def simulate(fall: float, groups: int, seeds: int, rng: np.random.Generator) -> 
     common = rng.normal(0, 0.01, (seeds, 1))
     shared = test // 2
     hardness = rng.random((seeds, groups, shared.max()), dtype=np.float32)
+    if pooled:
+        pool = rng.random((seeds // pooled, groups, 5 * shared.max()), dtype=np.float32)
+        keys = rng.random((seeds, groups, 5 * shared.max()), dtype=np.float32)
+        keys[:, np.arange(5 * shared.max()) >= 5 * shared[:, None]] = 2  # Not in the pool.
+        tested = np.argsort(keys, axis=2)[..., : shared.max()]
+        hardness = np.take_along_axis(pool.repeat(pooled, axis=0), tested, axis=2)
     hardness[:, np.arange(shared.max()) >= shared[:, None]] = 2  # No sample: nobody is right.
     parts = []
     for when, stage, level, share in (
@@ -206,7 +226,9 @@ def simulate(fall: float, groups: int, seeds: int, rng: np.random.Generator) -> 
     )
 
 
-def verdicts(case: Case, table: pd.DataFrame, fall: float, seeds: int) -> list[str]:
+def verdicts(
+    case: Case, table: pd.DataFrame, fall: float, seeds: int, overlap: float = 0.0
+) -> list[str]:
     """Judge each block of as many seeds as a study has; one in which the statistic is undefined
     decides nothing."""
     parts = [part for _, part in table.groupby(table["seed"] // seeds)]
@@ -222,7 +244,9 @@ def verdicts(case: Case, table: pd.DataFrame, fall: float, seeds: int) -> list[s
     chance = case.by_chance(table)
     criterion = case.criterion(fall)
     return [
-        judge(values.iloc[block], criterion, [part.iloc[block] for part in chance]).name
+        judge(
+            values.iloc[block], criterion, [part.iloc[block] for part in chance], overlap=overlap
+        ).name
         for block in blocks
     ]
 
@@ -234,7 +258,8 @@ def rates(case: Case, names: list[str]) -> dict[str, float]:
         of wrong verdicts, which *supported* is not where the claim holds; and ``p_value`` of a
         level of 5 %.
     """
-    supported, reverse = (names.count(name) for name in ("supported", "reversed"))
+    sides = [side(name) for name in names]
+    supported, reverse = (sides.count(name) for name in ("supported", "reversed"))
     wrong = reverse if case.holds else supported + reverse
     shares = {"supported": supported, "reversed": reverse, "false": wrong}
     p_value = stats.binomtest(wrong, len(names), 0.05, alternative="greater").pvalue
@@ -263,7 +288,36 @@ def run(
     return pd.DataFrame(rows)
 
 
+def one_pool(
+    setting: tuple[int, int, float], simulations: int = 2000, at_once: int = 100
+) -> pd.DataFrame:
+    """Simulate the `POOLED` cases, one row per case: ``false`` and ``corrected`` shares."""
+    groups, seeds, fall = setting
+    rng = np.random.default_rng([groups, seeds, round(100 * fall), 1])
+    cases = [case for case in CASES if case.label in POOLED]
+    ratios = {"false": 0.0, "corrected": 0.25}
+    names: dict[tuple[str, str], list[str]] = {
+        (case.label, column): [] for case in cases for column in ratios
+    }
+    for _ in range(0, simulations, at_once):
+        table = simulate(fall, groups, seeds * at_once, rng, pooled=seeds)
+        for case in cases:
+            for column, overlap in ratios.items():
+                names[case.label, column] += verdicts(case, table, fall, seeds, overlap)
+    rows = []
+    for case in cases:
+        shares = {column: rates(case, names[case.label, column])["false"] for column in ratios}
+        row = {"claim": case.label, "groups": groups, "seeds": seeds, "fall": fall}
+        rows.append(row | {"simulations": len(names[case.label, "false"])} | shares)
+    return pd.DataFrame(rows)
+
+
 def main() -> None:
+    if sys.argv[1:] == ["one-pool"]:
+        table = pd.concat(map(one_pool, POOL_SETTINGS), ignore_index=True)
+        print(table.to_string(index=False))
+        table.to_csv(RESULTS / "false_verdicts_one_pool.csv", index=False, float_format="%.4g")
+        return
     with ProcessPoolExecutor() as pool:
         table = pd.concat(pool.map(run, SETTINGS), ignore_index=True)
     for row in table.itertuples():

@@ -23,6 +23,7 @@ NEW = {
     "the arithmetic of a grid": {"whopays": 980, "tests": 540},
     "figures of pages, out of the notebooks": {"whopays": 3_480},
     "rates of errors, and who pays by question": {"whopays": 290, "tests": 550},
+    "the rules mended": {"whopays": 1_740, "tests": 2_400},
 }
 """Sizes that new behaviour may have, by package; everything else comes in by taking other code
 out."""

@@ -15,13 +15,15 @@
     titles[link.getAttribute("href").split("/").pop().split(".")[0]] = link.textContent.trim();
   }
   const present = (values) => [...new Set(values)].filter(Boolean);
-  const order = ["supported", "reversed", "no effect", "undecided", "undecided (floor)", "not testable here"];
+  const order = ["supported", "supported, negligible", "reversed", "reversed, negligible", "no effect", "undecided", "undecided (floor)", "not testable here"];
   const tests = claims.flatMap((claim) => claim.tests);
   const verdicts = present(tests.map((test) => test.verdict)).sort((a, b) => order.indexOf(a) - order.indexOf(b));
   const choices = {
     Paper: ["paper", present(claims.map(({row}) => row.dataset.paper))],
     Verdict: ["verdict", verdicts],
     Evidence: ["evidence", present(tests.map((test) => test.evidence)).sort()],
+    Groups: ["groups", present(tests.map((test) => test.groups)).sort()],
+    Written: ["written", present(tests.map((test) => test.written)).sort().reverse()],
     Data: ["data", present(tests.flatMap((test) => test.sets)).sort()],
     Page: ["page", present(claims.flatMap((claim) => claim.pages)).sort()],
   };
@@ -52,7 +54,7 @@
   const value = (key) => tools.elements[key].value;
   // One and the same test must have the verdict, the evidence and the data that are asked for.
   const fits = (test) => (!value("verdict") || test.verdict === value("verdict"))
-    && (!value("evidence") || test.evidence === value("evidence"))
+    && ["evidence", "groups", "written"].every((key) => !value(key) || test[key] === value(key))
     && (!value("data") || test.sets.includes(value("data")));
   const show = () => {
     const words = value("words").toLowerCase().split(/\s+/).filter(Boolean);

@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from whopays import claims, plots
 from whopays.ledger.text import escape, estimate_text, folded
 from whopays.runs import project
-from whopays.verdict import DECIDED, Criterion
+from whopays.verdict import DECIDED, Criterion, side
 
 SIZES = claims.EVIDENCE[1:]
 """Kinds of recorded evidence, the smallest first."""
@@ -56,7 +56,7 @@ def change(small: str, large: str) -> str:
         return "floor"
     decides = small in DECIDED, large in DECIDED
     if all(decides):
-        return "alike" if small == large else "differently"
+        return "alike" if side(small) == side(large) else "differently"
     return {(True, False): "small", (False, True): "large"}.get(decides, "neither")
 
 

@@ -19,6 +19,7 @@ from matplotlib.figure import Figure
 
 from fairlib.statistics import t_interval
 from whopays import claims, effects
+from whopays.ledger import first_written
 from whopays.prose import points, right, verdict
 from whopays.runs import project
 
@@ -140,7 +141,7 @@ def certain(gains: pd.Series) -> pd.Series:
 
 @value
 def resnet18_difference() -> str:
-    verdict("T-fig-1-majority", RESNET18, expect="reversed")
+    verdict("T-fig-1-majority", RESNET18, expect="reversed, negligible")
     return points(verdict("T-fig-1", RESNET18, expect="no effect").interval, interval=True)
 
 
@@ -262,6 +263,20 @@ def bifp_runs() -> str:
 def largest_false() -> str:
     simulated = table("results/benchmarks/false_verdicts.csv")
     return f"{100 * simulated.loc[~simulated['excused'], 'false'].max():.1f} %"
+
+
+POOL = "results/benchmarks/false_verdicts_one_pool.csv"
+for column in ("false", "corrected"):
+    VALUES[f"pool_{column}"] = lambda column=column: f"{100 * table(POOL)[column].max():.0f} %"
+
+
+@value
+def claims_late() -> str:
+    path = project() / "book" / "claims.yml"
+    written = first_written(path, [*claims.registered().values()], project())
+    # A shallow clone does not know when claims and tables were written.
+    late = {claim for (claim, _), found in written.items() if found.late}
+    return f"{len(late)}" if written else "an unknown number of"
 
 
 @value

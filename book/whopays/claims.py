@@ -13,20 +13,20 @@ as printed and was repaired has a verdict for each reading.
 
 import functools
 import inspect
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pandas as pd
 import yaml
 
 from fairlib._validation import lookup
+from whopays import conditions
 from whopays.effects import (
-    FLOOR,
+    OF_ACCURACIES,
     STATISTICS,
     MissingRowsError,
     NothingToLoseError,
@@ -35,8 +35,8 @@ from whopays.effects import (
     cells,
 )
 from whopays.runs import project
-from whopays.seeds import benjamini_hochberg
-from whopays.verdict import DECIDED, MIN_SEEDS, Criterion, Verdict, judge
+from whopays.seeds import benjamini_hochberg, holm
+from whopays.verdict import DECIDED, MIN_SEEDS, Criterion, Verdict, judge, t_test
 
 RATE = 0.05
 PFLOP_PER_HOUR = 99e-3 * 3600
@@ -54,6 +54,9 @@ EVIDENCE = ("default run", "embedded study", "real-data run", "run at scale", "p
 REGISTERED = ("statistic", "direction", "threshold", "margin")
 EXACT = ("definition", "identity", "bound", "method")
 """Kinds of claims whose equalities a single exception refutes."""
+
+Values: TypeAlias = pd.Series | pd.DataFrame
+NO_VALUES, NO_RECORDS = pd.Series(dtype=float), pd.DataFrame()
 
 OPTIONAL = ("data", "floor", "repaired", "not_testable")
 """Fields that an entry of the claims file may lack."""
@@ -127,19 +130,35 @@ class Claim:
         function = cells if "each" in statistic else STATISTICS[statistic.pop("name")]
         return function(table, **statistic)
 
-    def at_floor(self, table: pd.DataFrame, share: float = FLOOR) -> list[Any] | None:
-        """List the groups with nothing to lose; None if the table cannot tell.
+    def at_floor(self, table: pd.DataFrame, groups: str = "") -> list[Any] | None:
+        """List the groups with too little to lose; None if the table cannot tell.
 
         See :func:`whopays.effects.at_floor`.
+
+        Args:
+            table: Table of :func:`fairlib.study`.
+            groups: Text of :func:`whopays.conditions.group_and_answer`; where it is empty, the
+                field ``floor`` says whether the groups are the classes.
 
         Raises:
             ValueError: If the table lacks a column, a value or the control.
         """
         where = {"classes": True, **(self.floor or {})}
-        classes = where.pop("classes")
+        classes = where.pop("classes") and groups != conditions.NOT_ANSWER
         # Where the groups are the classes, a constant answer is wrong about all groups but one.
-        unknown = not classes and "constant" not in table
-        return None if unknown else at_floor(table, where=where, classes=classes, share=share)
+        if not classes and "constant" not in table:
+            return None
+        given = self.statistic or {}
+        names = {given["name"], given.get("of")}
+        # A margin of a relative drop, or of a loss, does not say how much accuracy is too little.
+        accuracy = given.get("column", "accuracy") == "accuracy" and not given.get("relative")
+        return at_floor(
+            table,
+            where=where,
+            classes=classes,
+            least=self.criterion.margin if accuracy and names & OF_ACCURACIES else 0.0,
+            overall=bool(names & conditions.OVERALL),
+        )
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -276,12 +295,15 @@ def evaluate_claims(claims: Sequence[Claim], root: str | Path) -> pd.DataFrame:
     Returns:
         One row per claim, reading and table (one in all for a claim that is not testable): ``claim
         paper kind reading evidence table decides verdict estimate low high seeds worst_cell
-        worst_estimate``, then ``reason p_value equivalence needed family data test survives``.
-        ``decides`` is False where the table is of another data set than the claim names; ``data``
-        are the data sets of the table. ``test`` is a number: rows that ask the same of the same
-        table are one test, whatever their statements. ``survives`` is False where a verdict does
-        not survive a false-discovery rate of 5 % (Benjamini and Hochberg) over the tests of its
-        family, else True.
+        worst_estimate``, then ``reason p_value equivalence needed family data groups test
+        earlier survives``, and what becomes of the verdict under stricter rules (`_beside`), with
+        ``holm``. ``decides`` is False where the table is of another data set than the claim names;
+        ``data`` are the data sets of the table, ``groups`` is the text of
+        :func:`whopays.conditions.group_and_answer`. ``test`` is a number: rows that ask the same
+        of the same table are one test, whatever their statements. ``survives`` is False where a
+        verdict does not survive a false-discovery rate of 5 % (Benjamini and Hochberg) over the
+        tests of its family, else True; ``holm`` where it does not survive Holm's correction of
+        Student's p-values over all tests.
 
     Raises:
         ValueError: If a table does not give a claim's statistic or floor, or lacks a cell; the
@@ -289,10 +311,13 @@ def evaluate_claims(claims: Sequence[Claim], root: str | Path) -> pd.DataFrame:
     """
     rows: list[dict[str, Any]] = []
     tests: dict[str, int] = {}
+    paths = conditions.by_path(Path(root))
     for claim in claims:
         for reading, read in claim.readings.items():
             for evidence, table in read.tables.items() or [("", "")]:
-                found, decides, same, data = _judge(read, Path(root, table))
+                found, decides, same, beside = _judge(read, Path(root, table))
+                if (table, claim.id, reading) in paths and found.name in DECIDED:
+                    found = _left_open(found, "undecided", paths[table, claim.id, reading])
                 judged = found._asdict()
                 row = {
                     "claim": claim.id,
@@ -306,8 +331,9 @@ def evaluate_claims(claims: Sequence[Claim], root: str | Path) -> pd.DataFrame:
                     **judged.pop("interval")._asdict(),
                     **judged,
                     "family": read.family,
-                    "data": data,
                     "test": tests.setdefault(f"{table}: {same}", len(tests)),
+                    "earlier": conditions.earlier_design(Path(root), table),
+                    **beside,
                 }
                 rows.append(row)
     results = pd.DataFrame(rows).astype({"needed": "Int64"})
@@ -318,6 +344,11 @@ def evaluate_claims(claims: Sequence[Claim], root: str | Path) -> pd.DataFrame:
         p_values = family.groupby("test")["p_value"].first()
         rejected = p_values.index[benjamini_hochberg(p_values, RATE)]
         results.loc[family.index[family["test"].isin(rejected)], "survives"] = True
+    # The smallest p-value of ten signs is 2 / 1024, which no correction for hundreds of tests
+    # could reach.
+    p_values = tested.groupby("test")["t_p_value"].first()
+    passed = p_values.index[holm(p_values, RATE)]
+    results["holm"] = results["p_value"].isna() | results["test"].isin(passed)
     return results
 
 
@@ -342,7 +373,7 @@ def on_table(claims: Sequence[Claim], table: pd.DataFrame, notebook: str) -> pd.
                 continue
             found = Verdict("not in this run")
             try:
-                found, _ = _tested(read, table)
+                found, _, _ = _tested(read, table)
             except MissingRowsError:
                 pass
             except ValueError as error:
@@ -383,12 +414,12 @@ def read_records(path: str | Path) -> pd.DataFrame:
     return pd.read_parquet(path) if Path(path).suffix == ".parquet" else pd.read_csv(path)
 
 
-def _judge(claim: Claim, table: Path) -> tuple[Verdict, bool, str, str]:
+def _judge(claim: Claim, table: Path) -> tuple[Verdict, bool, str, dict[str, Any]]:
     """Judge a claim by a table.
 
     Returns:
         The verdict, True if the table decides the claim, a text that is equal for the same test,
-        and the data sets of the table.
+        and further columns of the row.
     """
     unknown = None
     if claim.not_testable:
@@ -398,14 +429,52 @@ def _judge(claim: Claim, table: Path) -> tuple[Verdict, bool, str, str]:
     elif not table.is_file():
         unknown = Verdict("undecided", f"its table has not been recorded{_hours(table)}")
     if unknown:
-        return unknown, False, claim.id, ""
-    records = read_records(table)
+        return unknown, False, claim.id, _beside(claim, unknown)
+    records, given = read_records(table), conditions.made_by(table).get("parameters", {})
+    groups = conditions.group_and_answer(claim.statistic or {}, records, given)
     try:
-        found, values = _tested(claim, records)
+        found, values, chance = _tested(claim, records, groups)
     except ValueError as error:
         raise ValueError(f"claim {claim.id!r}, {table}: {error}") from None
-    data = ", ".join(sorted(set(records["data"].dropna()))) if "data" in records else ""
-    return found, _is_about(claim, records, table), _fingerprint(claim, values), data
+    beside = _beside(claim, found, groups, values, chance, records)
+    return found, _is_about(claim, records, given), _fingerprint(claim, values), beside
+
+
+def _beside(
+    claim: Claim,
+    found: Verdict,
+    groups: str = conditions.NO_GROUPS,
+    values: Values = NO_VALUES,
+    chance: Sequence[Values] = (),
+    records: pd.DataFrame = NO_RECORDS,
+) -> dict[str, Any]:
+    """Say what a table is of, and judge once more by stricter rules.
+
+    Returns:
+        ``data`` and ``groups``; ``overlap`` and ``assumed``
+        (:func:`whopays.conditions.share_of_test`); ``resplit``, the verdict by the interval
+        ``resplit_low resplit_high`` of seeds that split the same data; ``doubled``, the verdict by
+        twice the margin; ``t_p_value``, of Student's test.
+    """
+    again, doubled, p_value, share = found, found, math.nan, (0.0, False)
+    # A statement that one exception refutes has no interval to widen.
+    if len(values) >= MIN_SEEDS and not claim.criterion.holds:
+        share = conditions.share_of_test(claim.statistic or {}, records)
+        again = judge(values, claim.criterion, chance, overlap=share[0])
+        wide = claim.criterion._replace(margin=2 * claim.criterion.margin)
+        doubled = judge(values, wide, chance)
+        p_value = judge(values, claim.criterion, chance, test=t_test).p_value
+    return {
+        "data": ", ".join(sorted({*records.get("data", pd.Series()).dropna()})),
+        "groups": groups,
+        "overlap": share[0],
+        "assumed": share[1],
+        "resplit": again.name,
+        "resplit_low": again.interval.low,
+        "resplit_high": again.interval.high,
+        "doubled": doubled.name,
+        "t_p_value": p_value,
+    }
 
 
 def _hours(table: Path) -> str:
@@ -420,29 +489,37 @@ def _hours(table: Path) -> str:
     return f"; it takes a GPU some {span} hours at a tenth of its peak" if len(own) else ""
 
 
-def _tested(claim: Claim, table: pd.DataFrame) -> tuple[Verdict, pd.Series | pd.DataFrame]:
+def _tested(
+    claim: Claim, table: pd.DataFrame, groups: str = ""
+) -> tuple[Verdict, Values, Sequence[Values]]:
+    """Judge a claim by the rows of a table.
+
+    Returns:
+        The verdict, the values that it rests on, and what chance gives in their place.
+    """
     try:
         values = claim.values(table)
     except NothingToLoseError as error:
-        return Verdict("undecided (floor)", str(error)), pd.Series(dtype=float)
-    found = judge(values, claim.criterion)
+        return Verdict("undecided (floor)", str(error)), NO_VALUES, ()
+    found, chance = judge(values, claim.criterion), []
     if found.name in DECIDED:
         # Only a verdict can be overturned by chance, which takes long to compute.
         try:
-            found = judge(values, claim.criterion, by_chance(table, **claim.statistic or {}))
+            chance = by_chance(table, **claim.statistic or {})
+            found = judge(values, claim.criterion, chance)
         except MissingRowsError:
             reason = "what chance gives is unknown without group sizes"
             found = _left_open(found, "undecided", reason)
     if claim.floor is None:
-        return found, values
-    low = claim.at_floor(table)
+        return found, values, chance
+    low = claim.at_floor(table, groups=groups)
     if low is None:
         reason = "the table does not say what a constant answer achieves in each group"
         found = _left_open(found, "undecided (floor)", reason)
     elif low:
         reason = f"nothing to lose: {', '.join(map(str, low))}"
         found = _left_open(found, "undecided (floor)", reason)
-    return found, values
+    return found, values, chance
 
 
 def _left_open(found: Verdict, name: str, reason: str) -> Verdict:
@@ -450,19 +527,14 @@ def _left_open(found: Verdict, name: str, reason: str) -> Verdict:
     return found._replace(name=name, reason=reason, needed=None, p_value=math.nan)
 
 
-def _is_about(claim: Claim, records: pd.DataFrame, table: Path) -> bool:
+def _is_about(claim: Claim, records: pd.DataFrame, given: Mapping[str, Any]) -> bool:
     """Return True if the table is of the data set, and the attribute, that the claim names."""
     name, _, attribute = (claim.data or "").partition("/")
     if not name or name not in set(records.get("data", ())):
         return not name
-    run = table.suffix == ".parquet"
-    # The table of a run has its parameters in run.json, a gathered one in the JSON of its name.
-    beside = table.with_name("run.json") if run else table.with_suffix(".json")
     known: set[Any] = set()
-    if beside.is_file():
-        parameters = json.loads(beside.read_text(encoding="utf-8"))["parameters"]
-        for value in parameters.values():
-            known.update(value if isinstance(value, list) else [value])
+    for value in given.values():
+        known.update(value if isinstance(value, list) else [value])
     return not attribute or attribute in known
 
 

@@ -53,6 +53,9 @@ RUN_COLUMNS = ("seed", "stage", "level", "when")
 ARM_COLUMNS = ("arm", "pruner")
 """Columns that name the arms of a study; where a table has them they identify its runs, too."""
 
+OF_ACCURACIES = {"accuracy_change", "degradation_gap", "drop_difference", "group_gap"}
+"""Names of the statistics whose unit, and that of a claim's margin, is an accuracy of a group."""
+
 THIRD = 1 / 3
 FLOOR = 0.1
 """Share of the errors of a constant answer that the control must avoid in a group for it to have
@@ -1113,14 +1116,24 @@ def by_chance(table: DataFrame, *, name: str, **arguments: Any) -> list[Series] 
 
 
 def at_floor(
-    table: DataFrame, *, where: Rows = ALL, classes: bool = True, share: float = FLOOR
+    table: DataFrame,
+    *,
+    where: Rows = ALL,
+    classes: bool = True,
+    least: float = 0.0,
+    overall: bool = False,
 ) -> list[Any]:
-    r"""List the groups with nothing to lose: the control knows next to nothing about them.
+    r"""List the groups with too little to lose for a loss to be seen.
 
-    A group of test accuracy :math:`A` under the control, where the answer that is most frequent in
-    the data is right for a share :math:`A_0` of it, is at the floor if :math:`A_0 < 1/2` and the
-    control avoids less than a tenth (`FLOOR`) of that answer's errors, :math:`(A - A_0) / (1 - A_0)
-    < 0.1`. If this holds for all samples together, all groups are.
+    A group has test accuracy :math:`A` under the control, and the answer that is most frequent in
+    the data is right for a share :math:`A_0` of it. It is at the floor if the control avoids less
+    than a tenth (`FLOOR`) of that answer's errors, :math:`(A - A_0) / (1 - A_0) < 0.1`: a network
+    that knew nothing of the group would be about as right. It can lose :math:`A - A_0` by falling
+    back to that answer, and is at the floor, too, if this is less than the margin within which a
+    loss does not matter. If the first holds for all samples together, all groups are at the floor.
+
+    In a group of a single class, :math:`A` is the recall of this class, which falls to 0 if the
+    class is never named: :math:`A_0 = 0` there, also for the class that is most frequent.
 
     Args:
         table: Table of :func:`fairlib.study`, with the column ``constant``, :math:`A_0` of each row
@@ -1129,7 +1142,8 @@ def at_floor(
             given.
         classes: Whether the groups are the classes. If so, a table may lack the column: then
             :math:`A_0 = 0`, and the test of all samples together is left out.
-        share: Share of these errors below which a group is at the floor.
+        least: Loss below which nothing is seen, the margin of a claim about accuracies.
+        overall: Whether the claim is about all samples together: then no single group counts.
 
     Returns:
         Names of these groups, those with the fewest test samples first.
@@ -1142,22 +1156,23 @@ def at_floor(
     found = found if "constant" in found else found.assign(constant=0.0)
     if (empty := found[["size", "accuracy", "constant"]].isna().any()).any():
         raise ValueError(f"the column {empty.idxmax()} has missing values")
-    means = (
-        found.groupby("group", sort=False)[["size", "accuracy", "constant"]]
-        .mean()
-        .sort_values("size")
-    )
-    overall = means.mul(means["size"], axis=0).sum() / means["size"].sum()
+    found = found.assign(own=found["constant"].mask(found["constant"] == 1, 0.0))
+    columns = ["size", "accuracy", "constant", "own"]
+    means = found.groupby("group", sort=False)[columns].mean().sort_values("size")
+    together = means.mul(means["size"], axis=0).sum() / means["size"].sum()
     # A network that is no better than a constant answer on all samples has nothing to lose in any
     # group.
-    if "constant" in table and _skill(overall) < share:
+    if "constant" in table and _skill(together, together["constant"]) < FLOOR:
         return means.index.tolist()
-    return means.index[(_skill(means) < share) & (means["constant"] < 0.5)].tolist()
+    if overall:
+        return []
+    lost = means["accuracy"] - means["own"]
+    return means.index[(_skill(means, means["own"]) < FLOOR) | (lost < least)].tolist()
 
 
-def _skill(means: Any) -> Any:
+def _skill(means: Any, constant: Any) -> Any:
     """Compute the share of the errors of a constant answer that a network avoids."""
-    return (means["accuracy"] - means["constant"]) / (1 - means["constant"])
+    return (means["accuracy"] - constant) / (1 - constant)
 
 
 def _over_levels(

@@ -1,9 +1,10 @@
 """Grids of runs: their points, and the tables gathered from them.
 
-A grid file (YAML) lists ``runs``. Each entry has a ``notebook``, the ``table`` that is gathered (or
-one ``table`` beside ``runs`` for all), and any of ``file`` (a parameter file), ``parameters`` and
-``grid``: a list of values for each name, of which every combination is a run. Paths start from the
-root of the project::
+A grid file (YAML) lists ``runs``; a text ``earlier`` tells of runs of another design that these
+replaced, and what they said (shown in the ledger). Each entry has a ``notebook``, the ``table``
+that is gathered (or one ``table`` beside ``runs`` for all), and any of ``file`` (a parameter file),
+``parameters`` and ``grid``: a list of values for each name, of which every combination is a run.
+Paths start from the root of the project::
 
     table: results/pruning/matthew-effect-models.csv
     runs:
@@ -64,7 +65,7 @@ def expand(grid: str | Path) -> list[Point]:
             fit its notebook.
     """
     content = read_yaml(grid)
-    _check(grid, content, {"runs": list, "table": str}, needed={"runs"})
+    _check(grid, content, {"runs": list, "table": str, "earlier": str}, needed={"runs"})
     points: dict[str, Point] = {}
     for entry in content["runs"]:
         for point in _points(Path(grid), entry, content.get("table")):

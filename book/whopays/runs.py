@@ -47,6 +47,9 @@ COMMIT = "WHOPAYS_COMMIT"
 OWN_TABLES = "its recorded tables"
 """Name of the contents that are tables which the notebook itself recorded."""
 
+PATHS = "results/benchmarks/two_paths_claims.csv"
+"""Table of claims judged by trainings one at a time and by the same trainings at once."""
+
 WORKSHOP = Path(__file__).resolve().parent
 NOT_ON_PAGES = ("__main__", "cli", "grids", "ledger", "plan", "recording", "verify")
 """Modules of whopays that no page computes with: an edit of them leaves every run as it is."""
@@ -276,7 +279,7 @@ def contents(notebook: str | Path, given: Mapping[str, Any]) -> dict[str, str]:
 
     These are the notebook's file; the values of its parameters; the files in ``results/`` and
     ``book/`` that its code names, whatever their suffix, also by the beginning of a path; the
-    claims if it asks for verdicts; the choice of faster paths
+    claims and `PATHS` if it asks for verdicts; the choice of faster paths
     (:func:`fairlib.environment.automatic`); ``requirements.lock``; and the meaning of the code of
     fairlib and whopays (:func:`fairlib.environment.source_digest`). Of fairlib the audit counts
     only if the page uses it, of whopays the modules `NOT_ON_PAGES` never do. Tables in ``results/``
@@ -287,7 +290,7 @@ def contents(notebook: str | Path, given: Mapping[str, Any]) -> dict[str, str]:
     code = "\n".join(cell["source"] for cell in _cells(notebook) if cell["cell_type"] == "code")
     named = re.findall(r"\b(?:results|book)/[\w./-]*", code)
     if re.search(r"\b(claims|prose)\.verdict|\bpages\.evidence", code):
-        named.append("book/claims.yml")
+        named += ["book/claims.yml", PATHS]
     # A name without its suffix is also the beginning of the provenance beside a table, and of all
     # tables that an f-string such as results/part/{name}.csv may name.
     beginnings = tuple(str(PurePosixPath(name).with_suffix("")) for name in named)

@@ -7,30 +7,43 @@ With the 95 % t interval of the mean over seeds, in this order of precedence:
 | greater, less | interval beyond the threshold | beyond, other side | within threshold +- margin |
 | equal | interval within threshold +- margin | wholly outside it | |
 
-All other cases, and all with fewer than `MIN_SEEDS` seeds, are *undecided*.
+All other cases, and all with fewer than `MIN_SEEDS` seeds, are *undecided*. Where an interval is
+beyond the threshold and yet wholly within the margin, the direction is certain and the size does
+not matter: *supported, negligible* or *reversed, negligible*.
 
 A statement about *each* of several cells (levels, methods, groups) is an intersection-union test:
 it is supported, or has no effect, if every cell does, each at the full level (Berger 1982); it is
-reversed if one cell is, its interval widened for the number of cells (Bonferroni). A statement that
-must *hold* (a bound, an identity) is a search for counterexamples: it is reversed by one value
-outside the margin, whatever the others.
+reversed if one cell is, its interval widened for the number of cells (Bonferroni). It is negligible
+if all cells that decide it are. A statement that must *hold* (a bound, an identity) is a search for
+counterexamples: it is reversed by one value outside the margin, whatever the others.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+import scipy
 
 from fairlib.statistics import Interval, t_interval
 from whopays.seeds import seeds_needed, sign_flip_test
 
 MIN_SEEDS = 10
 LEVEL = 0.95
-DECIDED = ("supported", "reversed", "no effect")
+Test = Callable[..., float]
+NEGLIGIBLE = ", negligible"
+DECIDED = (
+    *("supported", f"supported{NEGLIGIBLE}", "reversed", f"reversed{NEGLIGIBLE}"),
+    "no effect",
+)
 VERDICTS = (*DECIDED, "undecided", "undecided (floor)", "not testable here")
 """All verdicts. The last two come from :mod:`whopays.claims`, which knows floors and reasons."""
+
+
+def side(verdict: str) -> str:
+    """Return a verdict without its size: ``"supported"`` for *supported, negligible*."""
+    return verdict.removesuffix(NEGLIGIBLE)
 
 
 class Criterion(NamedTuple):
@@ -91,6 +104,9 @@ def judge(
     values: Iterable[float] | pd.DataFrame,
     criterion: Criterion,
     by_chance: Sequence[pd.Series | pd.DataFrame] = (),
+    *,
+    overlap: float = 0.0,
+    test: Test = sign_flip_test,
 ) -> Verdict:
     """Compare one value per seed, or one per seed and cell, with a threshold.
 
@@ -103,6 +119,9 @@ def judge(
         by_chance: What chance alone would give in place of each value
             (:func:`whopays.effects.by_chance`): a verdict that does not hold without each of these
             is *undecided*.
+        overlap: Number of test samples for each training sample where every seed splits the same
+            data anew (`resplit_interval`); 0 where seeds are independent.
+        test: Test of the p-value, :func:`whopays.seeds.sign_flip_test` or `t_test`.
 
     Raises:
         ValueError: If there is no value, or one is missing or not finite.
@@ -123,26 +142,26 @@ def judge(
     """
     if len(by_chance):
         # Chance is asked only where it could take back a verdict.
-        found = judge(values, criterion)
+        found = judge(values, criterion, overlap=overlap, test=test)
         for part in by_chance if found.name in DECIDED else ():
-            without = judge(values - part, criterion)
+            without = judge(values - part, criterion, overlap=overlap, test=test)
             found = found._replace(p_value=max(found.p_value, without.p_value))
-            if found.name != without.name:
+            if side(found.name) != side(without.name):
                 reason = f"{found.name}, but {without.name} without what chance alone gives"
                 return without._replace(
                     name="undecided", reason=reason, interval=found.interval, p_value=found.p_value
                 )
         return found
     if isinstance(values, pd.DataFrame):
-        return _of_cells(values, criterion)
+        return _of_cells(values, criterion, overlap, test)
     values = np.asarray(list(values), dtype=np.float64)
-    interval = t_interval(values)
+    interval = resplit_interval(values, overlap)
     name = _held(values, criterion) if criterion.holds else _compare(interval, criterion)
     # The test that the verdict rests on: one that finds no effect asserts equality as well.
     equivalence = name == "no effect" or (criterion.direction == "equal" and name != "reversed")
-    p_value = (
-        math.nan if criterion.holds else _p_value(values, interval.estimate, criterion, equivalence)
-    )
+    p_value = math.nan
+    if not criterion.holds:
+        p_value = _p_value(values, interval.estimate, criterion, equivalence, test)
     reason, needed = "", None
     # A counterexample refutes whatever the number of seeds.
     if len(values) < MIN_SEEDS and not (criterion.holds and name == "reversed"):
@@ -154,31 +173,55 @@ def judge(
             else _seeds_until_decided(values, interval.estimate, criterion)
         )
         reason = reason or "the interval reaches across a bound"
-    elif (
-        name in ("supported", "reversed")
-        and criterion.direction != "equal"
-        and _inside(interval, criterion)
-    ):
-        reason = f"beyond the threshold, yet within the margin of {criterion.margin:g}"
     return Verdict(name, reason, interval, len(values), p_value, needed, equivalence)
 
 
-def _of_cells(values: pd.DataFrame, criterion: Criterion) -> Verdict:
-    own = {cell: judge(values[cell], criterion) for cell in values}
+def resplit_interval(values: np.ndarray, overlap: float, level: float = LEVEL) -> Interval:
+    r"""Compute the t interval of a mean over seeds that split the same data anew.
+
+    Two seeds share most of their training samples and some of their test samples, so that more
+    seeds do not make the mean as much more certain as n independent samples would. Nadeau and
+    Bengio (2003) take :math:`s^2 (1 / n + n_{test} / n_{train})` for its variance.
+
+    Args:
+        values: Values (n,), one per seed.
+        overlap: :math:`n_{test} / n_{train}`; 0 gives Student's interval.
+        level: Coverage, in (0, 1).
+    """
+    found = t_interval(values, level=level)
+    if not overlap:  # Infinite for a single seed, which 0 times infinity would not be.
+        return found
+    half = (found.high - found.estimate) * math.sqrt(1 + len(values) * overlap)
+    return Interval(found.estimate, found.estimate - half, found.estimate + half)
+
+
+def t_test(values: np.ndarray, center: float = 0.0, *, alternative: str = "two-sided") -> float:
+    """Compute the p-value of Student's test, as small as few seeds can make it."""
+    # Constant values have no spread to divide by; they are as far from the center as can be.
+    error = max(scipy.stats.sem(values), np.finfo(float).tiny)
+    ratio = (np.mean(values) - center) / error
+    tails = {"two-sided": -abs(ratio), "greater": -ratio, "less": ratio}
+    share = scipy.stats.t.cdf(tails[alternative], len(values) - 1)
+    return float(share * (1 + (alternative == "two-sided")))
+
+
+def _of_cells(values: pd.DataFrame, criterion: Criterion, overlap: float, test: Test) -> Verdict:
+    own = {cell: judge(values[cell], criterion, overlap=overlap, test=test) for cell in values}
     against = {cell: _against(found.interval.estimate, criterion) for cell, found in own.items()}
     # A reversal by one of k cells has k chances: its interval is widened (Bonferroni). Support by
     # all cells needs no correction, since each has to pass (Berger 1982).
-    corrected = {cell: t_interval(values[cell], level=1 - (1 - LEVEL) / len(own)) for cell in own}
+    level = 1 - (1 - LEVEL) / len(own)
+    compared = {
+        cell: _compare(resplit_interval(values[cell], overlap, level), criterion) for cell in own
+    }
     enough = len(values) >= MIN_SEEDS
-    names = {found.name for found in own.values()}
-    overturned = [
-        cell for cell in own if enough and _compare(corrected[cell], criterion) == "reversed"
-    ]
+    overturned = [cell for cell in own if enough and side(compared[cell]) == "reversed"]
     if criterion.holds:
         overturned = [cell for cell, found in own.items() if found.name == "reversed"]
     worst = max(overturned or own, key=against.__getitem__)
     p_value = max(found.p_value for found in own.values())
-    summary = Verdict("undecided", "", t_interval(values.mean(axis=1)), len(values), p_value)
+    mean = resplit_interval(values.mean(axis=1).to_numpy(), overlap)
+    summary = Verdict("undecided", "", mean, len(values), p_value)
     summary = summary._replace(worst_cell=worst, worst_estimate=own[worst].interval.estimate)
     if overturned:
         p_value = (
@@ -186,17 +229,23 @@ def _of_cells(values: pd.DataFrame, criterion: Criterion) -> Verdict:
             if criterion.holds
             else min(1.0, len(own) * min(own[cell].p_value for cell in overturned))
         )
+        little = not criterion.holds and all(NEGLIGIBLE in compared[cell] for cell in overturned)
         return summary._replace(
-            name="reversed", reason=f"in {len(overturned)} of {len(own)} cells", p_value=p_value
+            name="reversed" + NEGLIGIBLE * little,
+            reason=f"in {len(overturned)} of {len(own)} cells",
+            p_value=p_value,
         )
+    names = {side(found.name) for found in own.values()}
     if len(names) == 1 and (name := names.pop()) in DECIDED:
-        reservations = list(filter(None, dict.fromkeys(found.reason for found in own.values())))
-        reason = f"in some cell {reservations[0]}" if reservations else ""
+        small = sum(NEGLIGIBLE in found.name for found in own.values())
+        reason = f"negligible in {small} of {len(own)} cells" if 0 < small < len(own) else ""
         return summary._replace(
-            name=name, reason=reason, equivalence=next(iter(own.values())).equivalence
+            name=name + NEGLIGIBLE * (small == len(own)),
+            reason=reason,
+            equivalence=next(iter(own.values())).equivalence,
         )
     most = _seeds_until_all(values, own, criterion)
-    passed = sum(found.name == "supported" for found in own.values())
+    passed = sum(side(found.name) == "supported" for found in own.values())
     reason = (
         f"{passed} of {len(own)} cells pass"
         if enough
@@ -209,7 +258,7 @@ def _seeds_until_all(
     values: pd.DataFrame, own: Mapping[str, Verdict], criterion: Criterion
 ) -> int | None:
     """Count seeds until a cell reverses the claim, or else until all have a verdict."""
-    against = [cell for cell, found in own.items() if found.name == "reversed"]
+    against = [cell for cell, found in own.items() if side(found.name) == "reversed"]
     if against and not criterion.holds:
         level = 1 - (1 - LEVEL) / len(own)
         means = {cell: own[cell].interval.estimate for cell in against}
@@ -241,9 +290,11 @@ def _compare(interval: Interval, criterion: Criterion) -> str:
         if _inside(interval, criterion):
             return "supported"
         return "reversed" if above > criterion.margin or below < -criterion.margin else "undecided"
+    inside = _inside(interval, criterion)
     if above > 0 or below < 0:
-        return "supported" if (above > 0) == (criterion.direction == "greater") else "reversed"
-    return "no effect" if _inside(interval, criterion) else "undecided"
+        name = "supported" if (above > 0) == (criterion.direction == "greater") else "reversed"
+        return name + NEGLIGIBLE * inside
+    return "no effect" if inside else "undecided"
 
 
 def _inside(interval: Interval, criterion: Criterion) -> bool:
@@ -251,17 +302,16 @@ def _inside(interval: Interval, criterion: Criterion) -> bool:
     return low <= interval.low and interval.high <= high
 
 
-def _p_value(values: np.ndarray, mean: float, criterion: Criterion, equivalence: bool) -> float:
+def _p_value(
+    values: np.ndarray, mean: float, criterion: Criterion, equivalence: bool, test: Test
+) -> float:
     low, high = criterion.ends
     if equivalence:  # Two one-sided tests (Schuirmann 1987).
-        return max(
-            sign_flip_test(values, low, alternative="greater"),
-            sign_flip_test(values, high, alternative="less"),
-        )
+        return max(test(values, low, alternative="greater"), test(values, high, alternative="less"))
     if criterion.direction == "equal":
         # Outside the margin on one side: the nearer end is the null hypothesis.
-        return sign_flip_test(values, low if mean < criterion.threshold else high)
-    return sign_flip_test(values, criterion.threshold)
+        return test(values, low if mean < criterion.threshold else high)
+    return test(values, criterion.threshold)
 
 
 def _seeds_until_decided(

@@ -208,14 +208,6 @@ def test_fewer_seeds_than_ten_decide_nothing():
     assert judge([0.1], claim().criterion).name == "undecided"
 
 
-def test_an_effect_beyond_the_threshold_within_the_margin_is_supported_and_said_to_be_small():
-    found = judge(spread(0.015, 0.01), claim().criterion)
-    assert (found.name, found.reason) == (
-        "supported",
-        "beyond the threshold, yet within the margin of 0.03",
-    )
-
-
 def test_p_values_are_of_the_test_that_the_verdict_rests_on():
     pattern = 1 / 2**10
     assert judge(spread(0.1, 0.05), claim().criterion).p_value == 2 * pattern

@@ -914,9 +914,26 @@ def test_the_floor_is_what_a_constant_answer_has():
     .05, C .3 of .4."""
     constant = {"A": 0.4, "B": 0.4, "C": 0.6}
     assert effects.at_floor(floor_table({"A": 0.461, "B": 0.45, "C": 0.9}, constant)) == ["B"]
-    assert effects.at_floor(floor_table({"A": 0.9, "B": 0.9, "C": 0.6}, constant)) == []
+    assert effects.at_floor(floor_table({"A": 0.9, "B": 0.9, "C": 0.6}, constant)) == ["C"]
     every = dict.fromkeys("ABC", 0.79)
     assert effects.at_floor(floor_table(every, every)) == ["A", "B", "C"]
+
+
+def test_a_group_that_a_constant_serves_is_at_the_floor():
+    """Men: *not blond* is right for .98, the control for .97. Women: .77 and .9, so that they can
+    lose .13."""
+    blond = floor_table({"men": 0.97, "women": 0.9}, {"men": 0.98, "women": 0.77})
+    assert effects.at_floor(blond) == effects.at_floor(blond, classes=False) == ["men"]
+    assert effects.at_floor(blond, least=0.14) == ["men", "women"]
+    assert effects.at_floor(blond, overall=True) == []
+    assert effects.at_floor(floor_table({"A": 0.98}, {"A": 0.98}), overall=True) == ["A"]
+
+
+def test_the_class_that_is_most_frequent_can_lose_its_recall():
+    classes = {"Others": 0.0, "Black": 0.0, "White": 1.0}
+    known = {"Others": 0.4, "Black": 0.8, "White": 0.9}
+    assert effects.at_floor(floor_table(known, classes)) == []
+    assert effects.at_floor(floor_table(known | {"Others": 0.09}, classes)) == ["Others"]
 
 
 def test_groups_that_are_not_the_classes_need_the_accuracy_of_a_constant_answer():

@@ -79,7 +79,7 @@ class TestGrid:
                 "expected notebook, table, file, parameters, grid .*, got .*'gird'",
             ),
             ("table: results/part/toy-study.csv", "", r"\(needed: notebook, table\)"),
-            ("runs:", "points:", r"expected runs, table \(needed: runs\)"),
+            ("runs:", "points:", r"expected runs, table, earlier \(needed: runs\)"),
         ],
     )
     def test_a_grid_is_checked_before_anything_runs(self, grid, old, new, message):

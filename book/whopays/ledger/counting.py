@@ -6,12 +6,19 @@ from typing import Any
 import pandas as pd
 
 from whopays.claims import EVIDENCE, PAPERS, Claim
+from whopays.conditions import IS_ANSWER, NO_GROUPS, NOT_ANSWER
 from whopays.ledger.text import pipe_row
-from whopays.verdict import DECIDED, VERDICTS
+from whopays.verdict import DECIDED, MIN_SEEDS, VERDICTS, side
+
+TOLD = (*VERDICTS, "definition")
+"""What is counted, in the order of the tables."""
 
 
 def counted(results: pd.DataFrame) -> pd.DataFrame:
     """Mark the rows by which claims are counted, in a column ``counts``.
+
+    A column ``told`` has the verdict, and *definition* for definitions: that code follows one is no
+    finding, and would swell what is supported.
 
     These are the rows that decide. A claim in a reading that no table decides counts by the rows
     that have no numbers (not testable, not recorded yet); where all its tables are of other data,
@@ -26,22 +33,17 @@ def counted(results: pd.DataFrame) -> pd.DataFrame:
     # A claim of which all tables are elsewhere would vanish from the counts.
     missing = results[~counts.groupby(keys).transform("any")].drop_duplicates(["claim", "reading"])
     empty: dict[str, Any] = dict.fromkeys(("evidence", "table", "data", "worst_cell"), "")
-    empty |= {"verdict": "undecided", "seeds": 0, "needed": pd.NA}
-    empty |= {
-        "estimate": float("nan"),
-        "low": float("nan"),
-        "high": float("nan"),
-        "p_value": float("nan"),
-    }
+    empty |= {"verdict": "undecided", "seeds": 0, "needed": pd.NA, "groups": NO_GROUPS}
+    empty["overlap"] = 0.0
+    empty |= dict.fromkeys(("estimate", "low", "high", "p_value"), float("nan"))
     added = missing.assign(
         **empty, survives=True, reason="no table of the data that it names", counts=True
     )
     marked = results.assign(counts=counts)
-    return (
-        pd.concat([marked, added.astype(marked.dtypes)], ignore_index=True)
-        if len(added)
-        else marked
-    )
+    if len(added):
+        marked = pd.concat([marked, added.astype(marked.dtypes)], ignore_index=True)
+    told = marked["verdict"].mask(marked["kind"] == TOLD[-1], TOLD[-1])
+    return marked.assign(told=told)
 
 
 def papers_table(rows: pd.DataFrame) -> list[str]:
@@ -52,15 +54,15 @@ def papers_table(rows: pd.DataFrame) -> list[str]:
     """
     rows = rows[rows["counts"]]
     printed, repaired = rows[rows["reading"] == "printed"], rows[rows["reading"] == "repaired"]
-    kinds = {"claims": printed, "decided": printed[printed["verdict"].isin(DECIDED)]}
-    kinds |= {name: printed[printed["verdict"] == name] for name in VERDICTS}
+    kinds = {"claims": printed, "decided": printed[printed["told"].isin(DECIDED)]}
+    kinds |= {name: printed[printed["told"] == name] for name in TOLD}
     if len(repaired):
         kinds["as repaired"] = repaired
         kinds |= {
             f"as repaired, {name}": repaired[repaired["verdict"] == name] for name in VERDICTS
         }
     for name in EVIDENCE:
-        own = rows[(rows["evidence"] == name) & rows["verdict"].isin(DECIDED)]
+        own = rows[(rows["evidence"] == name) & rows["told"].isin(DECIDED)]
         kinds[f"decided by a{'n' * (name[0] == 'e')} {name}"] = own
     papers = [paper for paper in PAPERS if paper in set(rows["paper"])]
     lines = [pipe_row(["counted", *(f"[{paper}]" for paper in papers), "all"])]
@@ -86,12 +88,38 @@ def pages_table(claims: Sequence[Claim], rows: pd.DataFrame) -> list[str]:
     for notebook, ids in by_page(claims).items():
         own = rows[rows["counts"] & rows["claim"].isin(ids)]
         # A claim with two tables of one verdict has that verdict once.
-        found = own.drop_duplicates(["claim", "reading", "verdict"])["verdict"].value_counts()
-        verdicts = ", ".join(f"{found[name]} {name}" for name in VERDICTS if name in found)
+        found = own.drop_duplicates(["claim", "reading", "told"])["told"].value_counts()
+        verdicts = ", ".join(f"{found[name]} {name}" for name in TOLD if name in found)
         lines.append(
             pipe_row([f"[](../{notebook})" if notebook else "no page", _count(own), verdicts])
         )
     return lines
+
+
+def stricter_table(rows: pd.DataFrame) -> list[str]:
+    """Count the verdicts that stand under stricter rules, as a MyST table.
+
+    Rows are verdicts that count and rest on an interval, by who their groups are; a verdict stands
+    if it stays on its side, whether negligible or not.
+
+    Args:
+        rows: Verdicts with a column ``counts`` (:func:`counted`).
+    """
+    decided = rows[rows["counts"] & rows["verdict"].isin(DECIDED) & (rows["seeds"] >= MIN_SEEDS)]
+    decided = decided[decided["p_value"].notna()]
+    same = decided["verdict"].map(side)
+    stands = {
+        "by their intervals": decided["counts"],
+        "with the corrected interval": decided["resplit"].map(side) == same,
+        "after Holm's correction": decided["holm"],
+        "with twice the margin": decided["doubled"].map(side) == same,
+    }
+    stand = pd.DataFrame(stands)
+    stand["under all three"] = stand.all(axis=1)
+    kinds = (IS_ANSWER, NOT_ANSWER, NO_GROUPS)
+    found = pd.DataFrame({kind: stand[decided["groups"] == kind].sum() for kind in kinds})
+    lines = [pipe_row(["verdicts", *kinds, "all"]), pipe_row(["---", *["--:"] * 4])]
+    return [*lines, *map(pipe_row, found.assign(all=stand.sum()).itertuples())]
 
 
 def by_page(claims: Sequence[Claim]) -> dict[str, list[str]]:

@@ -18,7 +18,10 @@ from whopays.ledger.text import origin, slug
 CLIP = 8  # Margins at which the axis ends.
 WIDTH, SIDE, STEP, LABEL, AXIS = 340, 12, 4, 18, 34
 LEFT, RIGHT = SIDE, WIDTH - SIDE
-ORDER = ("supported", "no effect", "undecided", "undecided (floor)", "reversed")
+ORDER = (
+    *("supported", "supported, negligible", "no effect", "undecided", "undecided (floor)"),
+    *("reversed, negligible", "reversed"),
+)
 
 
 class Bar(NamedTuple):
@@ -35,7 +38,7 @@ class Bar(NamedTuple):
 
 
 def bars(claims: Sequence[Claim], results: pd.DataFrame) -> dict[str, list[Bar]]:
-    """Compute the intervals of all verdicts that decide and have numbers, by paper.
+    """Compute the intervals of verdicts that decide and have numbers, not of definitions, by paper.
 
     Args:
         claims: Claims of the claims file.
@@ -43,7 +46,8 @@ def bars(claims: Sequence[Claim], results: pd.DataFrame) -> dict[str, list[Bar]]
     """
     readings = {(claim.id, name): read for claim in claims for name, read in claim.readings.items()}
     found: dict[str, list[Bar]] = {paper: [] for paper in PAPERS}
-    for row in results[results["decides"] & (results["seeds"] > 0)].itertuples():
+    drawn = results["decides"] & (results["seeds"] > 0) & (results["kind"] != "definition")
+    for row in results[drawn].itertuples():
         criterion = readings[row.claim, row.reading].criterion
         ends = (row.estimate, row.low, row.high, row.worst_estimate)
         estimate, low, high, worst = (criterion.in_margins(end) for end in ends)

@@ -1,27 +1,44 @@
-"""Changes of registered claims, read from the history of the claims file."""
+"""Registration of claims and its later changes, read from the history of the project."""
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas as pd
 import yaml
 
-from whopays.claims import REGISTERED, parse
+from whopays.claims import REGISTERED, Claim, parse
 from whopays.ledger.text import escape, folded
 from whopays.runs import git
 
 
+class Written(NamedTuple):
+    """First commit of a claim with a statistic, and that of a table, each with its date.
+
+    ``late`` is True where the claim is in no commit before the table's: whoever wrote it could have
+    seen the table.
+    """
+
+    registered: str
+    recorded: str
+    late: bool
+
+    def __str__(self) -> str:
+        order = "registered after its table" if self.late else "registered before its table"
+        return f"{order} ({self.registered or 'not committed'}; table {self.recorded})"
+
+
 class History(NamedTuple):
-    """Changes of registered claims, and how much is known of them.
+    """Changes of registered claims, when they and their tables were written, and how much is known.
 
     ``known`` is ``"complete"``, ``"shallow"`` (a clone without all commits) or ``"none"`` (no git
-    checkout).
+    checkout). ``written`` is by id and path of the table (:func:`first_written`).
     """
 
     changes: pd.DataFrame
     known: str
+    written: Mapping[tuple[str, str], Written] = {}
 
 
 def claim_changes(path: str | Path) -> History:
@@ -52,6 +69,76 @@ def claim_changes(path: str | Path) -> History:
     shallow = git(path.parent, "rev-parse", "--is-shallow-repository")
     known = {None: "none", "true\n": "shallow"}.get(shallow, "complete")
     return History(pd.DataFrame(rows, columns=columns, dtype=object), known)
+
+
+def first_written(
+    path: str | Path, claims: Sequence[Claim], root: str | Path
+) -> dict[tuple[str, str], Written]:
+    """Compare when claims were registered with when their tables were first recorded.
+
+    A claim is registered before a table if the claims file of the commit before the table's has it,
+    with a statistic. Dates would not do: those of commits on two branches say nothing about which
+    of them was known to the other.
+
+    Args:
+        path: Path of the claims file.
+        claims: Claims of this file.
+        root: Folder that the paths of the tables start from.
+
+    Returns:
+        By id of the claim and path of the table; a table that is not committed is left out. Empty
+        outside a git checkout and in a shallow clone.
+    """
+    path, root, form = Path(path), Path(root), "--format=commit %H %h %cs"
+    if git(root, "rev-parse", "--is-shallow-repository") != "false\n":
+        return {}
+    added = git(root, "log", "--reverse", "--diff-filter=A", "--name-only", "--relative", form)
+    recorded: dict[str, list[str]] = {}
+    for line in (added or "").splitlines():
+        if line.startswith("commit "):
+            commit = line.split()[1:]
+        elif line:
+            recorded.setdefault(line, commit)
+    registered: dict[str, str] = {}
+    versions = git(path.parent, "log", "--reverse", "--topo-order", form, "--", path.name) or ""
+    for line in filter(None, versions.splitlines()):
+        _, full, short, date = line.split()
+        for name, tested in _tested_by(path, full).items():
+            # A claim that loses its statistic is registered when it gets another.
+            registered[name] = registered.get(name) or f"{short} {date}" if tested else ""
+    return {
+        (claim.id, table): Written(
+            registered.get(claim.id, ""),
+            " ".join(recorded[table][1:]),
+            not _tested_by(path, f"{recorded[table][0]}^").get(claim.id),
+        )
+        for claim in claims
+        for read in claim.readings.values()
+        for table in read.tables.values()
+        if table in recorded
+    }
+
+
+@functools.cache
+def _tested_by(path: Path, commit: str) -> dict[str, bool]:
+    """Say of each id in one commit whether it has a statistic; empty without a valid file."""
+    entries = _registered(git(path.parent, "show", f"{commit}:./{path.name}") or "[]")
+    return {name: own["statistic"] is not None for name, own in (entries or {}).items()}
+
+
+def late_section(written: Mapping[tuple[str, str], Written]) -> list[str]:
+    """List the claims that were registered after a table of theirs (:func:`first_written`)."""
+    if not written:
+        return ["Not known: this page was built outside a complete git checkout."]
+    late = [(*pair, found) for pair, found in written.items() if found.late]
+    text = (
+        f"{len({claim for claim, *_ in late})} claims were first written when a table of theirs "
+        f"was there already: {len(late)} of {len(written)} pairs of a claim and a recorded table. "
+        "Some of these tables were recorded anew since, with other seeds; that the first one may "
+        "have suggested the claim is not undone by it."
+    )
+    lines = [f"- [{claim}](#{claim}), {escape(table)}: {found}" for claim, table, found in late]
+    return [text, "", *folded("The pairs", lines)]
 
 
 def _versions(path: Path) -> Iterator[tuple[str, str, str, str]]:

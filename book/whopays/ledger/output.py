@@ -11,23 +11,37 @@ import pandas as pd
 from fairlib import environment
 from whopays.claims import Claim, evaluate_claims, read_claims
 from whopays.ledger.counting import by_page, counted
-from whopays.ledger.history import claim_changes
+from whopays.ledger.history import Written, claim_changes, first_written
 from whopays.ledger.page import page
 from whopays.ledger.text import escape, estimate_text, origin
 
 LEDGER_COLUMNS = [
-    *["claim", "paper", "kind", "reading", "evidence", "table", "decides"],
-    *[
-        "verdict",
-        "estimate",
-        "low",
-        "high",
-        "seeds",
-        "needed",
-        "worst_cell",
-        "worst_estimate",
-        "data",
-    ],
+    "claim",
+    "paper",
+    "kind",
+    "reading",
+    "evidence",
+    "table",
+    "decides",
+    "verdict",
+    "estimate",
+    "low",
+    "high",
+    "seeds",
+    "needed",
+    "worst_cell",
+    "worst_estimate",
+    "data",
+    "groups",
+    "registered",
+    "recorded",
+    "late",
+    "overlap",
+    "resplit_low",
+    "resplit_high",
+    "resplit",
+    "doubled",
+    "holm",
 ]
 _CELL = "claims-of-this-page"
 
@@ -55,11 +69,16 @@ def write(
     """
     claims = read_claims(claims_path)
     results = evaluate_claims(claims, root)
+    written = first_written(claims_path, claims, root)
+    pairs = zip(results["claim"], results["table"], strict=True)
+    dates = [written.get(pair, Written("", "", False)) for pair in pairs]
+    results[["registered", "recorded", "late"]] = pd.DataFrame(dates, results.index)
     table = results[LEDGER_COLUMNS].replace(
         [math.inf, -math.inf], math.nan
     )  # The interval of one seed has no ends.
     if out is not None:
-        _replace(out, page(claims, results, claim_changes(claims_path), root))
+        history = claim_changes(claims_path)._replace(written=written)
+        _replace(out, page(claims, results, history))
     if csv is not None:
         _replace(csv, table.to_csv(index=False, lineterminator="\n"))
     if json is not None:

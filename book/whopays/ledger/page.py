@@ -2,15 +2,15 @@
 
 from collections.abc import Sequence
 from html import escape as html
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Any
 
 import pandas as pd
 
-from whopays.claims import EVIDENCE, PAPERS, RATE, Claim, read_records
+from whopays.claims import EVIDENCE, PAPERS, RATE, Claim
 from whopays.effects import FLOOR
 from whopays.ledger import history as changed
-from whopays.ledger.counting import counted, pages_table, papers_table
+from whopays.ledger.counting import counted, pages_table, papers_table, stricter_table
 from whopays.ledger.figure import CLIP, figure
 from whopays.ledger.text import (
     details,
@@ -20,12 +20,9 @@ from whopays.ledger.text import (
     origin,
     p_text,
     percent,
-    pipe_row,
     slug,
 )
 from whopays.verdict import DECIDED, MIN_SEEDS
-
-SHARES = (FLOOR / 2, FLOOR, 2 * FLOOR)
 
 _INTRODUCTION = (
     "Every claim of the papers, and this book's own, with what the recorded tables say about it. "
@@ -43,44 +40,53 @@ _COUNTS = (
     "Claims, and in parentheses distinct tests: rows that ask the same of the same numbers are "
     "one test. A claim counts once in each verdict that a table of its data gave, so that the "
     "verdicts add up to more than the claims; it is *decided* where one of them is supported, "
-    "reversed or no effect. A repaired claim counts as printed; how it counts as repaired stands "
-    "apart."
+    "reversed or no effect. Definitions are counted by themselves and not among the supported. A "
+    "repaired claim counts as printed; how it counts as repaired stands apart."
+)
+_STRICTER = (
+    "Verdicts that count and rest on an interval, by who the groups are: "
+    "where *the group is the answer*, the network has to name the group, and a group that loses is "
+    "an answer that is given less often; only where it is not are the groups people who are asked "
+    "something else. Below, how many stand (on their side, negligible or not) with the interval "
+    "[corrected for one data set](#one-data-set), after Holm's correction of Student's p-values "
+    "for all tests, and if every margin were twice as wide."
 )
 
 
-def page(
-    claims: Sequence[Claim], results: pd.DataFrame, history: changed.History, root: str | Path = "."
-) -> str:
+def page(claims: Sequence[Claim], results: pd.DataFrame, history: changed.History) -> str:
     """Write the text of the ledger.
 
     Args:
         claims: Claims of the claims file (:func:`whopays.claims.read_claims`).
         results: Verdicts of these claims (:func:`whopays.claims.evaluate_claims`).
         history: Changes of the claims file (:func:`whopays.ledger.claim_changes`).
-        root: Folder that the paths of the tables start from.
 
     Returns:
         MyST markdown for a page in the folder ``book``; other pages link to a claim by
         ``[T-fig-1](#T-fig-1)``, other documents by ``ledger.html#T-fig-1``.
     """
     rows = counted(results)
+    pairs = zip(rows["claim"], rows["table"], strict=True)
+    rows["written"] = [history.written.get(pair, "") for pair in pairs]
     parts = ["(ledger)=", "# The ledger of claims", "", _INTRODUCTION, ""]
     parts += ["## All verdicts at a glance", "", _FIGURE, "", *figure(claims, results), ""]
     parts += ["## Counted", "", _COUNTS, "", *papers_table(rows), "", _on_real_images(rows), ""]
     parts += [*folded("By page", ["", *pages_table(claims, rows), ""]), ""]
+    parts += ["## Under stricter rules", "", _STRICTER, "", *stricter_table(rows), ""]
     own_rows = dict(iter(rows.groupby("claim", sort=False)))
     for paper, title in PAPERS.items():
         if own := [claim for claim in claims if claim.paper == paper]:
             parts += [f"## [{paper}] {title}", ""]
             parts += [line for claim in own for line in claim_block(claim, own_rows[claim.id])]
     parts += ["## One test, several rows", "", *_shared_tests(claims, results), ""]
-    parts += ["## Groups at the floor", "", *_floors(claims, Path(root)), ""]
+    parts += ["## Groups at the floor", "", *_floors(claims, results), ""]
     parts += [
         "## Verdicts that do not survive the false-discovery rate",
         "",
         *_discoveries(results),
         "",
     ]
+    parts += ["## Written after its table", "", *changed.late_section(history.written), ""]
     parts += [
         "## Changes of registered claims",
         "",
@@ -95,7 +101,8 @@ def claim_block(claim: Claim, rows: pd.DataFrame) -> list[str]:
 
     Args:
         claim: The claim.
-        rows: Its verdicts, with a column ``counts`` (:func:`whopays.ledger.counting.counted`).
+        rows: Its verdicts, with a column ``counts`` (:func:`whopays.ledger.counting.counted`) and
+            a column ``written`` (:class:`whopays.ledger.history.Written`, or an empty text).
     """
     pages = dict.fromkeys(read.notebook for read in claim.readings.values() if read.notebook)
     names = " ".join(PurePosixPath(name).stem for name in pages)
@@ -134,9 +141,12 @@ def _verdicts(rows: pd.DataFrame) -> list[str]:
 
 def _verdict(row: Any) -> str:
     given = {"verdict": row.verdict * row.counts, "evidence": row.evidence, "data": row.data}
+    given["groups"] = row.groups * (row.seeds > 0)
+    given["written"] = row.written and str(row.written).partition(" (")[0]
     data = " ".join(f'data-{name}="{html(value)}"' for name, value in given.items())
     other = "<i>elsewhere</i> " * (row.seeds > 0 and not row.counts)
     beside = "" if row.verdict == "not testable here" else f" {html(details(row))}"
+    beside += row.written and f"; {row.written}"
     return f'<li {data}>{other}<b class="{slug(row.verdict)}">{html(row.verdict)}</b>{beside}</li>'
 
 
@@ -174,39 +184,26 @@ def _shared_tests(claims: Sequence[Claim], results: pd.DataFrame) -> list[str]:
     return [text, "", *folded(f"{len(lines)} tests stand behind several rows", lines)]
 
 
-def _floors(claims: Sequence[Claim], root: Path) -> list[str]:
-    # By table and condition: many claims ask the same of a table, and reading it takes long.
+def _floors(claims: Sequence[Claim], results: pd.DataFrame) -> list[str]:
     asked = {
-        (table, str(read.floor)): read
+        table
         for claim in claims
         for read in claim.readings.values()
         for table in read.tables.values()
-        if read.floor is not None and Path(root, table).is_file()
+        if read.floor is not None
     }
-    low: dict[float, dict[str, dict[Any, None]]] = {share: {} for share in SHARES}
-    for (table, _), claim in asked.items():
-        records = read_records(Path(root, table))
-        for share, found in low.items():
-            if groups := claim.at_floor(records, share):
-                found.setdefault(table, {}).update(dict.fromkeys(groups))
-    if not asked:
-        return ["No claim with a recorded table has this condition."]
-    total = len({table for table, _ in asked})
+    low = results[results["verdict"] == "undecided (floor)"]
     lines = [
-        "Claims about who loses have the condition that every group has something to lose; it "
-        f"concerns {total} tables. A group is at the floor where the control avoids less than "
-        f"{percent(FLOOR)} of the errors of a constant answer. How many tables have such a group, "
-        "were the share another one:",
-        "",
-        pipe_row(["share", *(percent(share) for share in SHARES)]),
-        pipe_row(["---"] * (len(SHARES) + 1)),
-        pipe_row(["tables with a group at the floor", *(len(low[share]) for share in SHARES)]),
+        "Claims about who loses have the condition that every group has something to lose; "
+        f"{low['table'].nunique()} of their {len(asked)} tables do not meet it. A group is at the "
+        f"floor where the control avoids less than {percent(FLOOR)} of the errors of a constant "
+        "answer, or can lose less than the margin.",
         "",
     ]
-    tables = sorted(low[FLOOR].items())
-    return lines + [
-        f"- {escape(table)}: {escape(', '.join(map(str, groups)))}" for table, groups in tables
-    ]
+    for table, rows in low.groupby("table"):
+        reasons = ", ".join(sorted({*rows["reason"]}))
+        lines.append(f"- {escape(table)}, {rows['claim'].nunique()} claims: {escape(reasons)}")
+    return lines
 
 
 def _discoveries(results: pd.DataFrame) -> list[str]:

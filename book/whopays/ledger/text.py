@@ -1,7 +1,6 @@
 """Texts of a row of the ledger, and the markup of the page."""
 
 import functools
-import json
 import math
 import re
 from collections.abc import Iterable
@@ -9,7 +8,9 @@ from typing import Any
 
 import pandas as pd
 
+from whopays.conditions import NO_GROUPS, made_by
 from whopays.runs import project
+from whopays.verdict import DECIDED
 
 
 def escape(text: str) -> str:
@@ -56,10 +57,7 @@ def networks(table: str) -> str:
     """Describe the networks of a recorded table: their names, weights to two digits, and pixels."""
     import fairlib
 
-    provenance = (project() / table).with_suffix(".json")
-    if not provenance.is_file():
-        return ""
-    given = json.loads(provenance.read_text(encoding="utf-8"))["parameters"]
+    given = made_by(project() / table).get("parameters", {})
     names, size = given.get("model") or given.get("models") or [], given.get("image_size")
     names = names.split(",") if isinstance(names, str) else names
     parts = []
@@ -87,11 +85,25 @@ def details(row: Any) -> str:
         parts.append(f"mean of the cells; the worst is {row.worst_cell}: {row.worst_estimate:.3f}")
     if row.reason:
         parts.append(row.reason)
+    if row.seeds and row.groups != NO_GROUPS:
+        parts.append(row.groups)
+    if row.overlap:
+        parts.append(_resplit(row))
+    if row.earlier:
+        parts.append(f"an earlier design: {row.earlier}")
     if row.verdict == "undecided" and row.seeds > 1 and not pd.isna(row.needed):
         parts.append(f"if the mean stays where it is, it takes about {row.needed} seeds")
     if not row.survives:
         parts.append("does not survive the false-discovery rate")
     return "; ".join(parts)
+
+
+def _resplit(row: Any) -> str:
+    """Write the interval of seeds that split the same data, and what it changes."""
+    text = f"corrected for one data set [{row.resplit_low:.3f}, {row.resplit_high:.3f}]"
+    if row.assumed:
+        text += f", with {row.overlap:g} test samples for each training sample assumed"
+    return text + f": {row.resplit}" * (row.verdict in DECIDED and row.resplit != row.verdict)
 
 
 def p_text(row: Any) -> str:

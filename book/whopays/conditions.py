@@ -1,0 +1,121 @@
+"""Conditions of a recorded table: who its groups are, what its seeds share, which path it took."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from whopays.effects import MissingRowsError, select
+from whopays.runs import PATHS, read_yaml
+
+IS_ANSWER, NOT_ANSWER = "group is the answer", "group is not the answer"
+NO_GROUPS = "no groups"
+DEFAULTS = {
+    "celeba": ("Blond_Hair", "gender"),
+    "lfw": ("Wavy_Hair", "gender"),
+    "utkface": ("race", "race"),
+    "synthetic-faces": ("group", "group"),
+}
+"""Target and group that a data set has unless given; other data sets have one for both."""
+
+DRAWN = {"synthetic-faces", "parabola"}
+"""Data that every seed draws anew: its samples are shared by no two seeds."""
+
+ASSUMED = 0.25
+"""Test samples for each training sample where a table does not have the sizes of both parts."""
+
+OVERALL = {"overall_accuracy", "overall_change"}
+"""Statistics of all samples together."""
+
+
+def made_by(table: Path) -> dict[str, Any]:
+    """Read how a table was made, its ``parameters`` and perhaps its ``grid``; empty if unknown."""
+    # The table of a run has its parameters in run.json, a gathered one in the JSON of its name.
+    run = table.suffix == ".parquet"
+    beside = table.with_name("run.json") if run else table.with_suffix(".json")
+    return json.loads(beside.read_text(encoding="utf-8")) if beside.is_file() else {}
+
+
+def earlier_design(root: Path, table: str) -> str:
+    """Tell of runs of another design that a recorded table replaced, in the words of its grid."""
+    grid = root / made_by(root / table).get("grid", "")
+    return read_yaml(grid).get("earlier", "") if grid.is_file() else ""
+
+
+def group_and_answer(
+    statistic: Mapping[str, Any], records: pd.DataFrame, given: Mapping[str, Any]
+) -> str:
+    """Say whether the groups that a statistic compares are the classes that the network names.
+
+    Where they are, a group that loses is an answer that is given less often, and not people who
+    are served worse. It is computed from the parameters, so that no claim can leave it unsaid.
+
+    Args:
+        statistic: Statistic of a claim, with its arguments.
+        records: Table that it is computed from.
+        given: Parameters of the table.
+
+    Returns:
+        `IS_ANSWER`, also where this holds in some of several settings; `NOT_ANSWER`; or
+        `NO_GROUPS`, for a quantity of all samples together and where there are no data, as in
+        theory.
+    """
+    named = {statistic.get(key) for key in ("name", "of", "statistic")}
+    ungrouped = "group" not in records and "column" in statistic
+    if not given or "data" not in records or named & OVERALL or ungrouped:
+        return NO_GROUPS
+    sides = [(statistic.get(side) or {}).get("setting") for side in ("where", "each", "against")]
+    if {*pd.Series(sides).explode().dropna()} == {"other target"}:
+        return NOT_ANSWER
+    target, group = DEFAULTS.get(records["data"].dropna().iloc[0], ("", ""))
+    same = (given.get("target") or target) == (given.get("group") or group)
+    # A notebook with one parameter for both, or with settings of its own, has no target.
+    return IS_ANSWER if same or "target" not in given else NOT_ANSWER
+
+
+def share_of_test(statistic: Mapping[str, Any], records: pd.DataFrame) -> tuple[float, bool]:
+    """Count the test samples for each training sample, where seeds split the same data.
+
+    Args:
+        statistic: Statistic of a claim, with its arguments, which select the rows.
+        records: Table that it is computed from.
+
+    Returns:
+        The ratio, 0 where every seed draws data of its own or there are none; and whether it is
+        `ASSUMED`.
+    """
+    chosen = {
+        column: wanted
+        for column, wanted in (statistic.get("where") or {}).items()
+        if column in records and column not in ("split", "stage", "level", "group")
+    }
+    rows = select(records, **chosen)
+    if "data" not in rows or {*rows["data"].dropna()} <= DRAWN:
+        return 0.0, False
+    try:
+        train, test = (
+            select(rows, stage="control", split=part)["size"].mean() for part in ("train", "test")
+        )
+    except (MissingRowsError, KeyError):
+        return ASSUMED, True
+    return test / train, False
+
+
+def by_path(root: Path) -> dict[tuple[str, str, str], str]:
+    """List the verdicts that depend on the numerical path, by table, claim and reading.
+
+    The same trainings, one at a time and at once, differ in rounding alone. A verdict that rounding
+    turns says nothing about the claim, in whichever of the two ways its table was recorded.
+    """
+    if not (root / PATHS).is_file():
+        return {}
+    found = pd.read_csv(root / PATHS).query("verdict_alone != verdict_at_once")
+    return {
+        (row.table, row.claim, row.reading): (
+            f"depends on the numerical path: {row.verdict_alone} with one training at a time, "
+            f"{row.verdict_at_once} with several at once"
+        )
+        for row in found.itertuples()
+    }
