@@ -144,6 +144,7 @@ class Claim:
             ValueError: If the table lacks a column, a value or the control.
         """
         where = {"classes": True, **(self.floor or {})}
+        column = where.pop("column", "accuracy")
         classes = where.pop("classes") and groups != conditions.NOT_ANSWER
         # Where the groups are the classes, a constant answer is wrong about all groups but one.
         if not classes and "constant" not in table:
@@ -156,6 +157,7 @@ class Claim:
             table,
             where=where,
             classes=classes,
+            column=column,
             least=self.criterion.margin if accuracy and names & OF_ACCURACIES else 0.0,
             overall=bool(names & conditions.OVERALL),
         )

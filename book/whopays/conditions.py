@@ -20,6 +20,14 @@ DEFAULTS = {
 }
 """Target and group that a data set has unless given; other data sets have one for both."""
 
+ASKED_ELSE = {
+    "setting": {"other target"},
+    "task": {"two classes"},
+    "group": {"plain, frequent", "marked, frequent"},
+}
+"""Values of columns in whose rows the answer is not the group: another attribute is asked for, or
+the groups are digits with and without a mark."""
+
 DRAWN = {"synthetic-faces", "parabola"}
 """Data that every seed draws anew: its samples are shared by no two seeds."""
 
@@ -66,9 +74,11 @@ def group_and_answer(
     ungrouped = "group" not in records and "column" in statistic
     if not given or "data" not in records or named & OVERALL or ungrouped:
         return NO_GROUPS
-    sides = [(statistic.get(side) or {}).get("setting") for side in ("where", "each", "against")]
-    if {*pd.Series(sides).explode().dropna()} == {"other target"}:
-        return NOT_ANSWER
+    for column, values in ASKED_ELSE.items():
+        sides = [(statistic.get(side) or {}).get(column) for side in ("where", "each", "against")]
+        chosen = {*pd.Series(sides).explode().dropna()}
+        if chosen and chosen <= values:
+            return NOT_ANSWER
     target, group = DEFAULTS.get(records["data"].dropna().iloc[0], ("", ""))
     same = (given.get("target") or target) == (given.get("group") or group)
     # A notebook with one parameter for both, or with settings of its own, has no target.

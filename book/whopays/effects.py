@@ -1120,6 +1120,7 @@ def at_floor(
     *,
     where: Rows = ALL,
     classes: bool = True,
+    column: str = "accuracy",
     least: float = 0.0,
     overall: bool = False,
 ) -> list[Any]:
@@ -1142,6 +1143,7 @@ def at_floor(
             given.
         classes: Whether the groups are the classes. If so, a table may lack the column: then
             :math:`A_0 = 0`, and the test of all samples together is left out.
+        column: Name of the column in the place of the accuracy, a rate: then :math:`A_0 = 0`.
         least: Loss below which nothing is seen, the margin of a claim about accuracies.
         overall: Whether the claim is about all samples together: then no single group counts.
 
@@ -1152,10 +1154,14 @@ def at_floor(
         ValueError: If a column, a value or the control is missing.
     """
     rows = {"stage": "control", "split": "test", **where}
-    found = _select(table, rows, ("group", "size", "accuracy", *(() if classes else ("constant",))))
-    found = found if "constant" in found else found.assign(constant=0.0)
+    needed = ("group", "size", column, *(() if classes else ("constant",)))
+    found = _select(table, rows, needed)
+    # A rate is one class's own: an answer that is always the same is never right about the other.
+    if column != "accuracy" or "constant" not in found:
+        found = found.assign(accuracy=found[column], constant=0.0)
     if (empty := found[["size", "accuracy", "constant"]].isna().any()).any():
-        raise ValueError(f"the column {empty.idxmax()} has missing values")
+        missing = {"accuracy": column}.get(empty.idxmax(), empty.idxmax())
+        raise ValueError(f"the column {missing} has missing values")
     found = found.assign(own=found["constant"].mask(found["constant"] == 1, 0.0))
     columns = ["size", "accuracy", "constant", "own"]
     means = found.groupby("group", sort=False)[columns].mean().sort_values("size")

@@ -44,6 +44,18 @@ def test_a_setting_with_another_target_and_a_statistic_without_groups_are_told_a
     given = {"target": "race", "group": "race"}
     other = GAP | {"where": {"setting": "other target"}}
     assert conditions.group_and_answer(other, table(), given) == conditions.NOT_ANSWER
+    two = {"where": {"task": "two classes"}, "against": {"task": "five classes"}}
+    assert conditions.group_and_answer(GAP | two, table(), given) == conditions.IS_ANSWER
+    del two["against"]
+    assert conditions.group_and_answer(GAP | two, table(), given) == conditions.NOT_ANSWER
+    marks = {"setting": "corner", "group": ["plain, frequent", "marked, frequent"]}
+    assert conditions.group_and_answer(GAP | {"where": marks}, table("digits"), given) == (
+        conditions.NOT_ANSWER
+    )
+    marks["group"] = ["plain, frequent", "plain, rare"]
+    assert conditions.group_and_answer(GAP | {"where": marks}, table("digits"), given) == (
+        conditions.IS_ANSWER
+    )
     every = GAP | {"each": {"setting": ["unequal", "other target"]}, "where": None}
     assert conditions.group_and_answer(every, table(), given) == conditions.IS_ANSWER
     for statistic in (

@@ -926,6 +926,12 @@ def test_a_group_that_a_constant_serves_is_at_the_floor():
     assert effects.at_floor(blond) == effects.at_floor(blond, classes=False) == ["men"]
     assert effects.at_floor(blond, least=0.14) == ["men", "women"]
     assert effects.at_floor(blond, overall=True) == []
+    # Of blond men one in twenty is called blond, of blond women most.
+    rates = blond.assign(rate_true_positive=blond["group"].map({"men": 0.05, "women": 0.8}))
+    assert effects.at_floor(rates, column="rate_true_positive", classes=False) == ["men"]
+    lacking = rates.assign(rate_true_positive=float("nan"))
+    with pytest.raises(ValueError, match="the column rate_true_positive has missing values"):
+        effects.at_floor(lacking, column="rate_true_positive")
     assert effects.at_floor(floor_table({"A": 0.98}, {"A": 0.98}), overall=True) == ["A"]
 
 
