@@ -13,7 +13,8 @@ Its modules:
 - ``effects``: statistics: from a study's table to one number per seed
 - ``ledger``: page, table and sections of all verdicts
 - ``tables``: recorded tables on a page, and tables of means with intervals
-- ``plots``: figures of a page
+- ``plots``: figures in one style, for all pages
+- ``figures``: figures and tables of single pages, a module for a part of the book
 - ``pages``: parameters as arguments, recorded tables with verdicts, rows for statistics
 - ``prose``: sentences of a page with computed numbers and verdicts
 - ``cli``: the command ``whopays``: run, plan, gather, record, verify, ledger
@@ -28,7 +29,7 @@ import lazy_loader
 __getattr__, __dir__, __all__ = lazy_loader.attach(
     __name__,
     [
-        *("claims", "effects", "grids", "ledger", "pages", "plan", "plots", "prose"),
+        *("claims", "effects", "figures", "grids", "ledger", "pages", "plan", "plots", "prose"),
         *("recording", "runs", "seeds", "tables", "verdict", "verify"),
     ],
     {"runs": ["record"]},

@@ -84,8 +84,8 @@ def test_paths_in_the_file_are_of_the_contracts_form():
     for entry in tested:
         part, name = re.fullmatch(r"notebooks/([a-z-]+)/([a-z-]+)\.ipynb", entry.notebook).groups()
         forms = {"default run": rf"_build/runs/{part}/{name}/records\.parquet",
-                 "embedded study": rf"results/{part}/{name}-(whole-study|study|vgg19|networks|resnet34)\.csv",
-                 "real-data run": rf"results/{part}/{name}-[a-z0-9]+\.csv",
+                 "embedded study": rf"results/{part}/{name}-(([a-z]+-)?study|vgg19|networks|resnet34)\.csv",
+                 "real-data run": rf"results/{part}/{name}-[a-z0-9-]+\.csv",
                  "run at scale": rf"results/{part}/({name}|[tbd]-(fig|tab))-[a-z0-9-]+\.csv",
                  "paper-scale run": rf"results/{part}/[tbd]-(fig|tab)-[a-z0-9-]+\.csv"}  # fmt: skip
         for evidence, table in entry.tables.items():

@@ -28,6 +28,19 @@ def test_accuracy_change_by_hand():
     )
 
 
+def test_another_column_falls_in_the_place_of_the_accuracy():
+    """True positive rates of .8 and .6, which fall by .5 in the small group and by .1 in the large
+    one."""
+    table = study_table({3: [40, 10]}, {3: [0.9, 0.9]}, {3: [0.9, 0.9]})
+    before, small = table["stage"] == "control", table["group"] == "B"
+    table["rate"] = np.where(small, np.where(before, 0.6, 0.1), np.where(before, 0.8, 0.7))
+    given = {"level": 0.9, "column": "rate"}
+    assert effects.drop_difference(table, **given).tolist() == pytest.approx([0.4])
+    assert effects.accuracy_change(table, groups="largest", **given).tolist() == pytest.approx(
+        [-0.1]
+    )
+
+
 def test_a_share_of_groups_is_averaged():
     table = study_table({3: [40, 30, 20, 10]}, {3: [0.9] * 4}, {3: [0.9, 0.8, 0.6, 0.3]})
     assert effects.drop_difference(table, level=0.9, share=0.5).tolist() == pytest.approx(

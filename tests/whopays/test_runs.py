@@ -292,7 +292,6 @@ class TestCode:
         [
             "fairlib/statistics/samples",
             "fairlib/training/together",
-            "fairlib/auditing/figure",
             "whopays/plots",
             "whopays/effects",
         ],

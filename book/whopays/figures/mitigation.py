@@ -1,0 +1,385 @@
+"""Figures of the part on mitigation, each of one page; Tables 1 and 2 of [T] beside ours."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from pandas import DataFrame, Series
+
+from fairlib import statistics
+from fairlib.statistics import accuracies_by_chance
+from whopays import effects, plots, tables
+from whopays.effects import select
+from whopays.plots import MARKERS, PALETTE, legend, new_figure
+
+FIVE = ["equal-loss", "accuracy-gap", "group-dro", "reweight", "equal-curvature"]
+TIMES = ["never", "before", "after", "both"]
+SHOWN = {"test accuracy": "overall_accuracy", "gap in test accuracy": "group_gap"}
+GAPS = ["gap in accuracy", "relative gap in norms", "relative gap in eigenvalues"]
+
+TABLE_2 = pd.DataFrame(
+    {
+        "never": [0.546, 0.545, 0.529, 0.559, 0.179, 0.186, 0.152, 0.134],
+        "before": [0.539, 0.557, 0.529, 0.540, 0.189, 0.190, 0.174, 0.238],
+        "after": [0.538, 0.532, 0.497, 0.472, 0.172, 0.161, 0.163, 0.050],
+        "both": [0.525, 0.541, 0.508, 0.484, 0.170, 0.144, 0.156, 0.073],
+    },
+    index=pd.MultiIndex.from_product([SHOWN, [0.3, 0.5, 0.7, 0.9]]),
+)
+"""Table 2 of [T] as printed: accuracy, then violation, at its four rates."""
+
+TABLE_1 = {
+    "UTKFace, age": (
+        [0.856, 0.128, 0.145, 0.319, 0.331, 0.342, 0.181, 0.334, 0.512, 0.395],
+        [0.810, 0.096, 0.141, 0.284, 0.385, 0.324, 0.227, 0.257, 0.533, 0.390],
+    ),
+    "UTKFace, gender": ([0.830, 0.876, 0.857], [0.868, 0.845, 0.852]),
+    "MNIST": (
+        [0.998, 0.996, 0.993, 0.998, 0.994, 0.991, 0.991, 0.993, 0.992, 0.985, 0.993],
+        [0.994, 0.988, 0.989, 0.986, 0.987, 0.979, 0.981, 0.988, 0.969, 0.994, 0.986],
+    ),
+}
+"""Table 1 of [T] as printed, but for SVHN: full, then relaxed; accuracy by class, then of all."""
+
+_EXTRA = {"epochs": "", "time": ", time"}
+_ORDER = ["not pruned", "none", *FIVE]
+_RUN = ["mitigation", "strength", "budget", "stage", "seed"]
+_COLUMNS = ["accuracy", "gradient_norm", "curvature_largest"]
+_ARMS = ["none", "equal-loss-weak", "equal-loss", "equal-curvature"]
+
+
+def mitigation_names(table: DataFrame) -> Series:
+    """Name networks by mitigation, strength and, where there is more of it, time."""
+    strength = table["strength"].map(" {}".format).where(table["strength"] > 0, "")
+    return table["mitigation"] + strength + table["budget"].map(_EXTRA)
+
+
+def finetuned(study: DataFrame) -> DataFrame:
+    """Compute a row for each finetuned network: what its groups have, and would have by chance.
+
+    Args:
+        study: Table of the page on the price of fairness. Networks that are mitigated and not
+            pruned are left out (:func:`given_back`).
+    """
+    mitigated = (study["stage"] == "control") & (study["mitigation"] != "none")
+    study = study[(study["split"] != "train") & ~mitigated]
+    study = study.assign(seen=study["accuracy"] * study["train_size"])
+    groups = study.groupby(_RUN, sort=False)
+    found = effects.by_run(study, _RUN).set_index(_RUN).rename(columns={"bias": "gap"})
+    found["in training shares"] = groups["seen"].sum() / groups["train_size"].sum()
+    found[["worst group", "best group"]] = groups["accuracy"].agg(["min", "max"])
+    generator, ends = np.random.default_rng(0), []
+    for (_, sizes), overall in zip(groups["size"], found["accuracy"], strict=True):
+        drawn = accuracies_by_chance(sizes, overall, seed=generator)
+        ends.append((drawn.min(axis=1).mean(), drawn.max(axis=1).mean()))
+    found[["low", "high"]] = ends
+    found["gap by chance"] = found["high"] - found["low"]
+    rank, count = groups["train_size"].rank(method="first"), study["group"].nunique()
+    third = -(-count // 3)
+    ranked = rank.le(third).map({True: "smallest", False: "middle"})
+    # A few groups are shown by name.
+    parts = study["group"] if count < 6 else ranked.mask(rank > count - third, "largest")
+    means = study.groupby([*_RUN, parts.rename("part")])["accuracy"].mean()
+    found = found.join(means.unstack()).reset_index()
+    found.loc[found["stage"] == "control", "mitigation"] = "not pruned"
+    found["network"] = mitigation_names(found)
+    found["mitigation"] = pd.Categorical(found["mitigation"], _ORDER)
+    return found.sort_values(_RUN[:3], kind="stable")
+
+
+def _pareto(axis: Axes, found: DataFrame) -> None:
+    """Draw a curve for each mitigation; marks grow with the strength."""
+    for name, own in found.groupby("mitigation", observed=True):
+        place, path = _ORDER.index(str(name)) - 1, []
+        look: dict[str, Any] = {"color": PALETTE[place], "marker": MARKERS[place]}
+        for (budget, strength), part in own.groupby(["budget", "strength"]):
+            look |= {"label": f"{name}{_EXTRA[budget]}", "elinewidth": 0.7}
+            look |= {"markersize": 3 + 1.5 * (strength or 2)}
+            fill = {"markerfacecolor": "white"} if budget == "time" else {}
+            point = plots.mean_point(axis, part["gap"], part["accuracy"], **look, **fill)
+            path += [point] if budget == "epochs" else []
+        axis.plot(*zip(*path, strict=True), color=look["color"], linewidth=1)
+
+
+def gaps_and_accuracies(study: DataFrame) -> Figure:
+    """Draw accuracy over gap: on the left as they are, on the right against no mitigation."""
+    found, columns = finetuned(study), ["gap", "accuracy"]
+    plain = found[found["network"] == "none"].set_index("seed").loc[found["seed"]]
+    figure, (left, right) = new_figure(2, width=9.0, height=5.0)
+    _pareto(left, found)
+    _pareto(right, found.assign(**(found[columns] - plain[columns].to_numpy())))
+    chance = found.groupby("network")[["gap by chance", "accuracy"]].mean()
+    chance = chance.set_index("gap by chance").sort_values("accuracy")
+    left.plot(chance, ":", color="#777777", label="chance")
+    left.set(xlabel="gap in test accuracy", ylabel="test accuracy")
+    right.axhline(0, color="#555555", linewidth=0.8)
+    right.axvline(0, color="#555555", linewidth=0.8)
+    right.set(xlabel="change of the gap", ylabel="change of accuracy against none")
+    legend(figure)
+    return figure
+
+
+def ends_and_groups(study: DataFrame) -> Figure:
+    """Draw the worst and the best group, and what each gains or loses by the mitigations."""
+    found = select(finetuned(study), strength=[0, 2]).set_index("seed")
+    figure, (left, right) = new_figure(2, width=9.0, height=4.6, sharey=True)
+    sizes = study.groupby("group")["train_size"].mean().sort_values()[::-1]
+    labels = {name: f"{name} (n={size:,.0f})" for name, size in sizes.items()}
+    thirds = ["largest", "middle", "smallest"]
+    names = thirds if "largest" in found else list(labels)
+    plain = found[found["network"] == "none"][names]
+    ends, changes = {}, {}
+    for place, (name, part) in enumerate(found.groupby("network", sort=False)):
+        ends[str(name)] = dict(part[["worst group", "best group"]])
+        changes[str(name)] = dict((part[names] - plain).rename(columns=labels))
+        left.plot(part[["low", "high"]].mean(), [place + 0.25] * 2, ":", color="#777777")
+    plots.intervals(left, ends, zero=None)
+    plots.intervals(right, changes)
+    left.set_xlabel("test accuracy (dotted: by chance)")
+    right.set_xlabel("change of test accuracy against none")
+    for axis in (left, right):
+        axis.legend(ncols=2, loc="lower center", bbox_to_anchor=(0.5, 1))
+    return figure
+
+
+def finetuning_cost(study: DataFrame) -> DataFrame:
+    """Compute processor time in multiples of plain finetuning, paired within the seed."""
+    rows = select(study, stage="compressed", strength=[0, 2])
+    rows = rows.assign(network=mitigation_names(rows)).drop_duplicates(["network", "seed"])
+    seconds = rows.pivot(index="seed", columns="network", values="seconds")
+    of = seconds.div(seconds["none"], axis=0).agg(["median", "min", "max"])
+    return of.T.sort_values("median").round(1)
+
+
+def answer_changes(study: DataFrame, stage: str = "compressed") -> dict[str, DataFrame]:
+    """Count the right answers that each group gains, in a test part, by mitigation.
+
+    Args:
+        study: Table with networks that are mitigated and not pruned.
+        stage: ``"compressed"``, or ``"control"`` for networks that are not pruned.
+
+    Returns:
+        By mitigation, seeds in rows and groups in columns, the largest first, and ``all``: accuracy
+        under the mitigation minus that without, times the size of the group.
+    """
+    rows = select(study, stage=stage, split="test", budget="epochs", strength=[0, 2])
+    rows = rows.assign(right=(rows["accuracy"] * rows["size"]).round())
+    order = rows.groupby("group")["train_size"].mean().sort_values().index[::-1]
+    right = {
+        str(name): part.pivot(index="seed", columns="group", values="right")[order]
+        for name, part in rows.groupby("mitigation", sort=False)
+    }
+    plain = right.pop("none")
+    changes = {name: right[name] - plain for name in FIVE if name in right}
+    return {name: own.assign(all=own.sum(axis=1)) for name, own in changes.items()}
+
+
+def net_answers(study: DataFrame) -> DataFrame:
+    """List the right answers that each group gains in a test part: means with intervals."""
+    rows: dict[Hashable, dict[str, Any]] = {
+        (name, words): dict(own)
+        for words, stage in (("pruned", "compressed"), ("not pruned", "control"))
+        for name, own in answer_changes(study, stage).items()
+    }
+    return tables.means(rows, names=["mitigation", "network"], digits=1, sign=True)
+
+
+def given_back(study: DataFrame) -> Figure:
+    """Draw what each mitigation does to a pruned network beside one that is not pruned.
+
+    On the left the change of the gap in test accuracy; on the right what pruning takes from the
+    smallest group beside the largest, where both networks are mitigated and where neither is.
+    """
+    figure, (left, right) = new_figure(2, width=9.0, height=4.6, sharey=True)
+    names = [name for name in FIVE if (study["mitigation"] == name).any()]
+    middle = {"budget": "epochs", "strength": 2}
+    gaps: dict[str, dict[str, Series]] = {}
+    taken: dict[str, dict[str, Series]] = {}
+    for name in names:
+        for words, stage in (("pruned", "compressed"), ("not pruned", "control")):
+            at = {"stage": stage, "split": "test", "budget": "epochs"}
+            gaps.setdefault(name, {})[words] = effects.contrast_rows(
+                study,
+                of="group_gap",
+                where=at | middle | {"mitigation": name},
+                against=at | {"mitigation": "none"},
+            )
+    level = select(study, stage="compressed")["level"].iloc[0]
+    for name in ("none", *names):
+        where = {"budget": "epochs", "mitigation": name} | (middle if name != "none" else {})
+        lost = effects.drop_difference(study, level=level, share=0.1, where=where)
+        taken[name] = {"taken by pruning": lost}
+        gaps.setdefault(name, {})
+    plots.intervals(left, {name: gaps[name] for name in taken})
+    plots.intervals(right, taken)
+    left.set_xlabel("change of the gap by the mitigation")
+    right.set_xlabel("drop by pruning, smallest minus largest group")
+    left.legend(ncols=2, loc="lower center", bbox_to_anchor=(0.5, 1))
+    return figure
+
+
+def times_of(study: DataFrame) -> list[str]:
+    """List the times of mitigation that a table has, in their order."""
+    return [time for time in TIMES if (study["when"] == time).any()]
+
+
+def by_time(study: DataFrame, setting: str) -> DataFrame:
+    """Compute accuracy and gap by time of mitigation and sparsity, 0 for the control; by seed."""
+    found = {
+        (label, when): effects.by_level(
+            study, of=of, where={"setting": setting, "when": when}, control=True
+        )
+        for (label, of), when in product(SHOWN.items(), times_of(study))
+    }
+    return pd.concat(found, axis=1, names=["", "when", "sparsity"]).sort_index(axis=1)
+
+
+def four_models(study: DataFrame, setting: str) -> Figure:
+    """Draw accuracy and gap over sparsity for the four models of Section 6.2 of [T]."""
+    figure, axes = new_figure(2, width=9.0)
+    found, never = by_time(study, setting), {"setting": setting, "when": "never"}
+    for axis, label in zip(axes, SHOWN, strict=True):
+        models = {when: found[label, when] for when in times_of(study)}
+        plots.lines(axis, models, apart=0.008, zero=False)
+        axis.set(xlabel="sparsity (0: finetuned, not pruned)", ylabel=label)
+    chance = effects.by_level(study, of="group_gap_by_chance", where=never, control=True)
+    axes[1].plot(chance.mean(), color="#555555", linestyle=":", label="chance")
+    plots.floor(axes[1], study, **never)
+    legend(figure, "mitigated", right=True)
+    return figure
+
+
+def beside_table_2(study: DataFrame) -> DataFrame:
+    """Put our means over seeds beside Table 2 of [T]."""
+    means = by_time(study, "other target").mean().unstack("when")[TIMES]
+    both = {"ours": means.reindex(TABLE_2.index), "printed": TABLE_2}
+    return pd.concat(both, axis=1).round(3).rename_axis(["", "sparsity"])
+
+
+def chance_in_table_2(study: DataFrame) -> DataFrame:
+    """Compute the gap that nine groups of one accuracy would have, beside the printed one."""
+    test = select(study, setting="other target", split="test")
+    shares = test.groupby("group")["size"].mean()
+    sizes = (shares / shares.sum() * 23_707 / 5).round().astype(int).to_numpy()
+    gaps = {
+        key: np.ptp(accuracies_by_chance(sizes, accuracy, draws=5000), axis=1)
+        for key, accuracy in TABLE_2.loc["test accuracy"].stack().items()
+    }
+    drawn, printed = pd.DataFrame(gaps), TABLE_2.loc["gap in test accuracy"].stack()
+    null = drawn.agg(["mean", "std"]).T.assign(printed=printed)
+    null["share of draws below"] = drawn.le(printed).mean()
+    return null.round(3).rename_axis(["sparsity", "when"])
+
+
+def beside_table_1(recorded: Mapping[str, DataFrame]) -> DataFrame:
+    """Put our means over seeds beside Table 1 of [T].
+
+    Args:
+        recorded: Tables of the page on the full constraint, by the names of `TABLE_1`.
+
+    Returns:
+        By data set and class, the accuracies under the full and the relaxed constraint; then those
+        of ``all`` samples, and the ``gap`` between the best and the worst class, ours as the mean
+        over seeds.
+    """
+    parts = {}
+    for name, study in recorded.items():
+        rows = select(study, stage="compressed", split="test")
+        ours = {}
+        for version, mitigation in (("full", "equal-curvature"), ("relaxed", "equal-loss")):
+            own = select(rows, mitigation=mitigation)
+            means = own.groupby("group", sort=False)["accuracy"].mean()
+            overall = effects.overall_accuracy(own, where={}).mean()
+            gap = effects.group_gap(own, where={}).mean()
+            ours["ours", version] = pd.concat([means, Series({"all": overall, "gap": gap})])
+        found = DataFrame(ours)
+        for version, printed in zip(("full", "relaxed"), TABLE_1[name], strict=True):
+            *classes, _ = printed
+            found["printed", version] = [*printed, max(classes) - min(classes)]
+        parts[name] = found.rename_axis("class")
+    return pd.concat(parts, names=["data"]).round(3)
+
+
+def constrained(study: DataFrame) -> DataFrame:
+    """Compute a row for each pruned network, with what lies between its groups."""
+    rows, keys = select(study, stage="compressed"), ["mitigation", "seed"]
+    groups = rows.groupby([*keys, "split"])[_COLUMNS]
+    low, high, mean = (groups.agg(how).unstack() for how in ("min", "max", "mean"))
+    relative = (high - low) / mean
+    test = select(rows, split="test")
+    found = effects.by_run(test, keys).set_index(keys)[["accuracy", "bias"]]
+    found.columns = pd.Index(["test accuracy", GAPS[0]])
+    found["worst group"] = low["accuracy", "test"]
+    found["best group"] = high["accuracy", "test"]
+    for name, column in zip(GAPS[1:], _COLUMNS[1:], strict=True):
+        found[name] = relative[column, "train"]
+        found[f"{name}, by chance"] = relative[column, "lot"]
+    chance = test.groupby("mitigation").apply(effects.group_gap_by_chance, where={})
+    return found.assign(**{f"{GAPS[0]}, by chance": chance.stack()}).reset_index()
+
+
+def constrained_gaps(study: DataFrame) -> Figure:
+    """Draw what lies between the groups under each constraint, and by chance."""
+    found = constrained(study).pivot(index="seed", columns="mitigation")
+    figure, axes = new_figure(3, width=11.0, sharey=True)
+    for axis, name in zip(axes, GAPS, strict=True):
+        values, null = (found[each][_ARMS] for each in (name, f"{name}, by chance"))
+        axis.plot(values.T, range(len(_ARMS)), color="#bbbbbb", linewidth=0.7)
+        plots.intervals(axis, dict(values), zero=None)
+        axis.plot(null.mean(), range(len(_ARMS)), ":", color="#555555")
+        axis.set(xlabel=name, xlim=(0, None))
+    plots.floor(axes[0], study)
+    return figure
+
+
+def constrained_by_size(study: DataFrame) -> Figure:
+    """Draw accuracy, gradient norm and eigenvalue of every group over its size."""
+    labels = [
+        "test accuracy",
+        "gradient norm, training\n(nats per unit weight)",
+        "largest eigenvalue, training\n(nats per weight²)",
+    ]
+    figure, axes = new_figure(3, width=11.0)
+    for axis, column, label in zip(axes, _COLUMNS, labels, strict=True):
+        part = "test" if column == "accuracy" else "train"
+        rows = select(study, stage="compressed", split=part)
+        found = {
+            name: effects.groups_by_size(rows, column=column, where={"mitigation": name})
+            for name in ("none", "equal-loss", "equal-curvature")
+        }
+        plots.size_axis(axis, found["none"])
+        plots.lines(axis, found, apart=0.02, zero=False)
+        axis.set_ylabel(label)
+    plots.floor(axes[0], study)
+    legend(figure, "held together", right=True)
+    return figure
+
+
+def by_dual_step(study: DataFrame, stage: str = "compressed") -> DataFrame:
+    """Compute a row for each kind of multiplier, dual step and seed."""
+    rows = select(study, stage=stage)
+    at = rows["step"].fillna(rows["dense_step"])
+    named = rows.assign(arm=rows["variant"] + ", " + at.map("{:g}".format), at=at)
+    return effects.by_arm(named, ["arm", "variant", "at"])
+
+
+def dial(study: DataFrame) -> Figure:
+    """Draw accuracy and gap over the dual step."""
+    figure, axes = new_figure(2, width=9.0)
+    found = by_dual_step(study).pivot(index="seed", columns=["variant", "at"])
+    kinds = [kind for kind in ("absolute", "signed", "before") if kind in found["gap"]]
+    for axis, column in zip(axes, ("accuracy", "gap"), strict=True):
+        of = found[column]
+        axis.set(xscale="log", xlabel="dual step", ylabel=f"{column}, test set")
+        plots.lines(axis, {kind: of[kind] for kind in kinds}, apart=0.2, zero=False)
+        ends = statistics.t_interval(of["never", 0])[1:]
+        axis.axhspan(*ends, color="#dddddd", label="never")
+    axes[1].plot(found["gap_by_chance"].mean().unstack(0)[kinds], ":")
+    legend(figure, "equal losses", right=True)
+    return figure

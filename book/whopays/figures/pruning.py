@@ -1,0 +1,220 @@
+"""Figures of the part on pruning, each of one page."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+from pandas import DataFrame
+
+from whopays import effects, pages, plots, tables
+from whopays.plots import MARKERS, PALETTE, legend, new_figure
+
+UNEQUAL = {"setting": "unequal"}
+"""Rows whose sizes rank the groups of both settings."""
+
+DROPS = "drop of the smallest third\nminus that of the largest"
+POPULATIONS = {"pruned": "dense and pruned", "dense": "dense and dense (null)"}
+MEASURES = {
+    "drops of accuracy": "drop_difference",
+    "rises of loss (nats)": "loss_difference",
+}
+"""Statistics that say who pays, by what is measured."""
+
+_AVERAGE = "change of the average accuracy\nagainst the control"
+
+
+def each_group(study: DataFrame) -> Figure:
+    """Draw the change against the control for each group, with unequal and with equal sizes."""
+    where = UNEQUAL | {"stage": "control", "split": "train"}
+    ranked = effects.attach(study, {"unequal_size": "size"}, on=["seed", "group"], where=where)
+    rows = pages.dropped(ranked, "setting")
+    rows = rows.assign(change=-rows["drop"])
+    figure, axes = new_figure(2, height=4.6, sharey=True)
+    for axis, setting in zip(axes, ("unequal", "equal"), strict=True):
+        own = effects.select(rows, setting=setting)
+        plots.groups(axis, own, "change", rank="unequal_size")
+        axis.axhline(0, color="#555555", linewidth=0.8)
+        axis.set_title(f"{setting} group sizes")
+        axis.legend(
+            frameon=False,
+            title="race (training images)",
+            loc="upper center",
+            bbox_to_anchor=(0.5, -0.18),
+            ncols=2,
+        )
+        plots.floor(axis, study, setting=setting)
+    axes[0].set_ylabel("change of test accuracy\nagainst the control")
+    return figure
+
+
+def size_differences(study: DataFrame) -> DataFrame:
+    """Compute how much more the smallest group loses than the largest, with both sizes, by level.
+
+    Returns:
+        Means with intervals over seeds: the difference with unequal and with equal sizes, the
+        second minus the first, and the share of the mean difference that remains.
+    """
+    rows: dict[Hashable, dict[str, Any]] = {}
+    for level in sorted(set(effects.select(study, stage="compressed")["level"])):
+        own, even = (
+            effects.drop_difference(
+                study, level=level, share=0.1, where={"setting": name}, rank_where=UNEQUAL
+            )
+            for name in ("unequal", "equal")
+        )
+        rows[level] = {"unequal sizes": own, "equal sizes": even, "equal minus unequal": even - own}
+        rows[level]["share that remains"] = even.mean() / own.mean()
+    return tables.means(rows, names="sparsity")
+
+
+def exemplar_shares(table: DataFrame) -> Figure:
+    """Draw the share of samples that change sides over the groups, from the largest down."""
+    figure, (axis,) = new_figure(width=7.0, height=3.6)
+    shares = {
+        label: effects.groups_by_size(table, column="share", where={"population": name})
+        for name, label in POPULATIONS.items()
+    }
+    looks: dict[str, tuple[int | str, str]]
+    looks = {POPULATIONS["pruned"]: (1, "o"), POPULATIONS["dense"]: (0, "s")}
+    plots.size_axis(axis, shares[POPULATIONS["dense"]])
+    plots.lines(axis, shares, looks=looks, apart=0.03, zero=False)
+    axis.invert_xaxis()
+    axis.set_ylim(bottom=0)
+    axis.set_ylabel("share of the group's test\nsamples that change sides")
+    title = f"populations compared\nat sparsity {table['level'].iloc[0]:g}"
+    axis.legend(frameon=False, loc="upper left", title=title)
+    return figure
+
+
+def by_removal(study: DataFrame) -> Figure:
+    """Draw the average and the difference of drops, a line for weights and one for channels."""
+    figure, (left, right) = new_figure(2, width=9.0)
+    parts = dict(list(study.groupby(study["method"].str.removeprefix("prune:"), sort=False)))
+    for axis, of in ((left, "overall_change"), (right, "drop_difference")):
+        found = {str(name): effects.by_level(part, of=of) for name, part in parts.items()}
+        plots.lines(axis, found, apart=0.008)
+        plots.levels(axis, study)
+    left.set_ylabel(_AVERAGE)
+    right.set_ylabel("drop of the smallest third\nminus drop of the largest third")
+    left.legend(frameon=False, loc="lower left")
+    sizes = effects.select(study, split="train", stage="control")["size"]
+    left.set_title(f"groups of {sizes.min()} to {sizes.max()} training images", fontsize=9)
+    return figure
+
+
+def by_network(study: DataFrame, of: str = "drop_difference") -> dict[str, DataFrame]:
+    """Compute a statistic of a pruned and of a small network: seeds in rows, levels in columns."""
+    return {str(name): effects.by_level(part, of=of) for name, part in study.groupby("network")}
+
+
+def pruned_or_small(study: DataFrame) -> Figure:
+    """Draw average and difference of drops over sparsity, a line for each network."""
+    figure, axes = new_figure(2)
+    pruned = effects.select(study, network="pruned", stage="compressed")
+    kept = pruned.groupby("level")["weights"].min()
+    ticks = [f"{level:g}\n{weights:,}" for level, weights in kept.items()]
+    for axis, of in zip(axes, ("overall_change", "drop_difference"), strict=True):
+        plots.lines(axis, by_network(study, of), apart=0.006)
+        axis.set_xticks(kept.index, ticks, fontsize=8)
+        axis.set_xlabel("sparsity, and number of weights left")
+    axes[0].set_ylabel(_AVERAGE)
+    axes[1].set_ylabel(DROPS)
+    axes[0].legend(frameon=False, loc="lower left", title="network")
+    return figure
+
+
+def by_part(rows: DataFrame, column: str, of: str = "drop_difference") -> dict[Any, DataFrame]:
+    """Compute a statistic at every sparsity, for each value of a column."""
+    return {at: effects.by_level(part, of=of) for at, part in rows.groupby(column)}
+
+
+def by_width(study: DataFrame, length: int, across: str) -> Figure:
+    """Draw the difference of drops over one of two columns: a panel a task, a line a width.
+
+    Args:
+        study: Recorded table of the page on weights per task.
+        length: Epochs of finetuning.
+        across: ``level``, or ``weights`` for the number of weights left.
+    """
+    labels = {
+        "level": "sparsity (share of weights pruned)",
+        "weights": "weights left (logarithmic)",
+    }
+    figure, axes = new_figure(2, sharey=True)
+    axes[1].sharex(axes[0])
+    axes[0].set_xscale("linear" if across == "level" else "log")
+    rows = effects.select(study, finetune_epochs=length)
+    tasks = rows.assign(level=rows[across]).groupby("task", sort=False)
+    for axis, (task, part) in zip(axes, tasks, strict=True):
+        plots.lines(
+            axis,
+            {f"{at:g}": own for at, own in by_part(part, "width").items()},
+            looks={"0.5": (1, "v"), "1": (0, "o"), "2": (2, "^")},
+            apart=0.001 * (across == "level"),
+        )
+        axis.set(title=task, xlabel=labels[across])
+    axes[0].set_ylabel(DROPS)
+    legend(figure, "width", right=True)
+    return figure
+
+
+def by_measure(study: DataFrame) -> dict[str, DataFrame]:
+    """Compute who pays by accuracy and by loss: seeds in rows, levels in columns."""
+    return {name: effects.by_level(study, of=of) for name, of in MEASURES.items()}
+
+
+def loss_beside_accuracy(study: DataFrame) -> Figure:
+    """Draw who pays, in accuracy and in loss, over the sparsity."""
+    figure, axes = new_figure(2)
+    for axis, (name, values) in zip(axes, by_measure(study).items(), strict=True):
+        plots.lines(axis, {name: values})
+        plots.levels(axis, study)
+        axis.set_ylabel(f"{name},\nsmallest minus largest third")
+    return figure
+
+
+def loss_against_accuracy(study: DataFrame) -> Figure:
+    """Draw the two measures against each other, seed by seed."""
+    figure, (axis,) = new_figure(width=7.0, height=4.2)
+    drops, rises = by_measure(study).values()
+    for place, sparsity in enumerate(drops):
+        pair = drops[sparsity], rises[sparsity]
+        look: dict[str, Any] = {"color": PALETTE[place], "marker": MARKERS[place]}
+        axis.scatter(*pair, s=14, alpha=0.6, linewidths=0, **look)
+        look |= {"markersize": 8, "markeredgecolor": "white"}
+        plots.mean_point(axis, *pair, label=f"{sparsity:g}", **look)
+    xlim, ylim = axis.get_xlim(), axis.get_ylim()
+    axis.axhline(0, color="#555555", linewidth=0.8)
+    axis.axvline(0, color="#555555", linewidth=0.8)
+    # Shaded are the quarters in which the two measures name different groups.
+    shade: dict[str, Any] = {"color": "#eeeeee", "zorder": 0, "linewidth": 0}
+    axis.fill_between([0, max(xlim[1], 0)], min(ylim[0], 0), 0, **shade)
+    axis.fill_between([min(xlim[0], 0), 0], 0, max(ylim[1], 0), **shade)
+    axis.set(
+        xlim=xlim,
+        ylim=ylim,
+        xlabel="difference of drops of accuracy (smallest minus largest third)",
+        ylabel="difference of rises of loss (nats)",
+    )
+    legend(figure, "sparsity", right=True)
+    return figure
+
+
+def signs(study: DataFrame) -> DataFrame:
+    """Count the seeds in which small groups pay by both measures, by one, or by none."""
+    drops, rises = by_measure(study).values()
+    rows: dict[Hashable, dict[str, Any]] = {}
+    for sparsity in drops:
+        accuracy, loss = drops[sparsity] > 0, rises[sparsity] > 0
+        disagree = accuracy.index[np.asarray(accuracy != loss)]
+        rows[sparsity] = {
+            "small pay by both": (accuracy & loss).sum(),
+            "by accuracy only": (accuracy & ~loss).sum(),
+            "by loss only": (loss & ~accuracy).sum(),
+            "by neither": (~accuracy & ~loss).sum(),
+            "seeds that disagree": ", ".join(map(str, disagree)) or "none",
+        }
+    return tables.means(rows, names="sparsity")
