@@ -45,12 +45,13 @@ SHOWN: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("pages.yml").rea
 DATA = {
     "study": "digits",
     "utkface": "a part of the faces",
+    "pruning/matthew-effect-utkface": "faces",
     "utkface-all": "faces",
     "resnet18": "faces of 32 pixels in a ResNet-18",
-    "races-all": "all faces",
+    "races-all": "all faces of 16 pixels",
     "celeba": "CelebA",
 }
-"""Data in words, by what the name of a table ends in."""
+"""Data in words, by what the name of a table ends in, or by all of it."""
 
 YES = "supported"
 
@@ -84,7 +85,7 @@ def said(claim: str, tables: str, expect: dict[str, str]) -> str:
     data: dict[str, list[str]] = {}
     for end, wanted in expect.items():
         found = verdict(claim, f"results/{tables}-{end}.csv", expect=wanted)
-        data.setdefault(found.verdict, []).append(DATA[end])
+        data.setdefault(found.verdict, []).append(DATA.get(f"{tables}-{end}", DATA[end]))
     words = [f"*{word}* on {listed(on)}" for word, on in data.items()]
     return f"[{claim}](#{claim}): {', '.join(words)}"
 
