@@ -29,6 +29,8 @@ VALUES: dict[str, Callable[[], str]] = {}
 RESNET18, RESNET18_64 = (
     f"results/pruning/matthew-effect-{name}.csv" for name in ("resnet18", "64-resnet18")
 )
+SMALL = "results/pruning/matthew-effect-utkface.csv"
+GRADIENTS = "results/explanation/group-gradients-utkface-all.csv"
 RACES = "results/linearization/who-pays-for-relus-races-all.csv"
 RACES_VGG19 = "results/linearization/who-pays-for-relus-networks-races-all.csv"
 BUDGET = "results/every-way/one-budget-utkface-all.csv"
@@ -44,12 +46,13 @@ SHOWN: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("pages.yml").rea
 DATA = {
     "study": "digits",
     "utkface": "a part of the faces",
+    "pruning/matthew-effect-utkface": "faces",
     "utkface-all": "faces",
-    "resnet18": "faces in a ResNet-18",
-    "races-all": "all faces",
+    "resnet18": "faces of 32 pixels in a ResNet-18",
+    "races-all": "all faces of 16 pixels",
     "celeba": "CelebA",
 }
-"""Data in words, by what the name of a table ends in."""
+"""Data in words, by what the name of a table ends in, or by all of it."""
 
 YES = "supported"
 
@@ -83,7 +86,7 @@ def said(claim: str, tables: str, expect: dict[str, str]) -> str:
     data: dict[str, list[str]] = {}
     for end, wanted in expect.items():
         found = verdict(claim, f"results/{tables}-{end}.csv", expect=wanted)
-        data.setdefault(found.verdict, []).append(DATA[end])
+        data.setdefault(found.verdict, []).append(DATA.get(f"{tables}-{end}", DATA[end]))
     words = [f"*{word}* on {listed(on)}" for word, on in data.items()]
     return f"[{claim}](#{claim}): {', '.join(words)}"
 
@@ -140,6 +143,40 @@ def certain(gains: pd.Series) -> pd.Series:
 
 
 @value
+def races_difference() -> str:
+    return points(verdict("T-fig-1", SMALL, expect=YES).interval, interval=True)
+
+
+@value
+def races_equal_difference() -> str:
+    equal, unequal = ({"setting": setting} for setting in ("equal", "unequal"))
+    more = effects.drop_difference(
+        table(SMALL), level=0.98, share=0.1, where=equal, rank_where=unequal
+    )
+    return points(certain(more), interval=True)
+
+
+@value
+def gender_difference() -> str:
+    """Format what Others loses more than White where the answer is the gender, by pruning."""
+    others, white = (_pruned(race, GRADIENTS, "other target") for race in ("Others", "White"))
+    found = t_interval(others - white)
+    # Words that say "no more" need an interval within the margin of T-fig-1.
+    if max(found.high, -found.low) > 0.03:
+        raise ValueError(f"the words say no more, the table {found}: change the words")
+    return points(found, interval=True)
+
+
+@value
+def resnet18_accuracy() -> str:
+    """Format how many new faces the ResNet-18 recognizes, for words that say it is no better."""
+    large, small = map(_recognized, (RESNET18, SMALL))
+    if t_interval(large).low > t_interval(small).high:
+        raise ValueError("the words say that the ResNet-18 is no better: change the words")
+    return f"{large.mean():.1%}"
+
+
+@value
 def resnet18_difference() -> str:
     verdict("T-fig-1-majority", RESNET18, expect="reversed, negligible")
     return points(verdict("T-fig-1", RESNET18, expect="no effect").interval, interval=True)
@@ -153,8 +190,8 @@ def resnet18_64_difference() -> str:
 
 
 VALUES |= {
-    "others_forgotten": lambda: points(_pruned("Others", RESNET18, split="train")),
-    "white_forgotten": lambda: points(_pruned("White", RESNET18, split="train")),
+    "small_accuracy": lambda: f"{_recognized(SMALL).mean():.1%}",
+    "resnet18_64_accuracy": lambda: f"{_recognized(RESNET18_64).mean():.1%}",
     "seeds_64_pixels": lambda: f"{table(RESNET18_64)['seed'].nunique()}",
 }
 
@@ -164,7 +201,7 @@ def _others(arm: str, level: float | None = 2) -> str:
     return right(table(BUDGET), "Others", arm, level)
 
 
-ARMS = {"pair": "prune + quantize", "bits": "quantize", "small": "small dense", "thin": "factorize"}
+ARMS = {"pair": "prune + quantize", "bits": "quantize", "small": "small dense"}
 VALUES |= {f"budget_{name}": functools.partial(_others, arm) for name, arm in ARMS.items()}
 VALUES["budget_before"] = functools.partial(_others, "quantize", None)
 
@@ -184,7 +221,6 @@ def _asian(arm: str, level: float | None = 0.12) -> str:
 
 
 VALUES["asian_before"] = functools.partial(_asian, "one energy", None)
-VALUES["asian_split"] = functools.partial(_asian, "last split")
 VALUES["asian_whole"] = functools.partial(_asian, "one energy")
 
 
@@ -230,9 +266,8 @@ VALUES["gradient_correlation"] = lambda: _correlation("study")
 
 @value
 def gradient_correlation_faces() -> str:
-    faces = "results/explanation/group-gradients-utkface-all.csv"
     between = {
-        race: t_interval(_pruned(race, faces))
+        race: t_interval(_pruned(race, GRADIENTS))
         for race in ("White", "Black", "Asian", "Indian", "Others")
     }
     if (losing := [race for race, found in between.items() if found.low > 0]) != ["Others"]:
@@ -251,6 +286,47 @@ def _narrowed(data: str) -> str:
 
 for name, data in (("digits", "study"), ("races", "utkface")):
     VALUES[f"mitigations_{name}"] = functools.partial(_narrowed, data)
+
+
+def _more_right(data: str) -> list[pd.DataFrame]:
+    """Compute how many more test answers are right after each mitigation, by seed and group."""
+    rows = effects.select(
+        table(f"results/mitigation/price-of-fairness-{data}.csv"),
+        **{"strength": [0, 2], "stage": "compressed", "budget": "epochs", "split": "test"},
+    )
+    rows = rows.assign(right=rows["accuracy"] * rows["size"])
+    right = rows.pivot(index="seed", columns=["mitigation", "group"], values="right")
+    return [right[name] - right["none"] for name in MITIGATIONS]
+
+
+@value
+def answers_gained() -> str:
+    """Format how many more digits are right after each mitigation: the least and the most."""
+    found = [certain(more.sum(axis=1)).mean() for more in _more_right("study")]
+    return f"{min(found):.0f} to {max(found):.0f}"
+
+
+@value
+def answers_taken() -> str:
+    """Format how many right answers other races lose for each that Others gains."""
+    found = [
+        certain(more["Others"] - more.sum(axis=1)).mean() / certain(more["Others"]).mean()
+        for more in _more_right("utkface")
+    ]
+    return f"{min(found):.0f} to {max(found):.0f}"
+
+
+@value
+def gap_of_pruning() -> str:
+    """Format by how much pruning itself had widened the gap between races."""
+    pruned, whole = (
+        effects.group_gap(
+            table("results/mitigation/price-of-fairness-utkface.csv"),
+            where={"mitigation": "none", "stage": stage, "split": "test"},
+        )
+        for stage in ("compressed", "control")
+    )
+    return points(certain(pruned - whole))
 
 
 @value
@@ -356,9 +432,15 @@ def _control(path: str, **where: str) -> pd.Series:
     return rows["accuracy"]
 
 
-def _pruned(race: str, path: str, split: str = "test") -> pd.Series:
+def _recognized(path: str) -> pd.Series:
+    """Compute the share of new faces that the control recognizes, by seed."""
+    where = {"setting": "unequal", "stage": "control", "split": "test"}
+    return effects.overall_accuracy(table(path), where=where)
+
+
+def _pruned(race: str, path: str, setting: str = "unequal") -> pd.Series:
     """Compute what a race loses with nine tenths of the weights pruned, by seed."""
-    rows = effects.select(table(path), setting="unequal", split=split, group=race)
+    rows = effects.select(table(path), setting=setting, split="test", group=race)
     pruned = effects.select(rows, stage="compressed", level=0.9).set_index("seed")["accuracy"]
     return effects.select(rows, stage="control").set_index("seed")["accuracy"] - pruned
 

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pandas as pd
+import values
 
 from fairlib import statistics
 from whopays import effects
@@ -28,7 +29,20 @@ def test_the_numbers_under_the_figure_are_computed_from_the_table_it_names():
             table, level=0.9, where=equal, rank_where=unequal
         ),
     }
-    for words, values in losses.items():
-        estimate, low, high = (f"{100 * bound:.1f}" for bound in statistics.t_interval(values))
+    for words, lost in losses.items():
+        estimate, low, high = (f"{100 * bound:.1f}" for bound in statistics.t_interval(lost))
         assert words.format(estimate) in readme and f"[{low}, {high}]" in readme
     assert f"Means over {table['seed'].nunique()} seeds" in readme
+
+
+def test_what_it_says_of_faces_is_what_the_tables_say():
+    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    assert "where the network must name the race, not where it must name the gender" in readme
+    assert "nor in a larger network, at 32 pixels no better than the small one" in readme
+    for name in (
+        "races_difference",
+        "gender_difference",
+        "resnet18_difference",
+        "resnet18_accuracy",
+    ):
+        values.VALUES[name]()  # Raises where a table does not bear the words.
