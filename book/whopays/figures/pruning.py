@@ -175,6 +175,59 @@ def pruned_or_small(study: DataFrame) -> Figure:
     return figure
 
 
+def third_changes(study: DataFrame, at: float, **where: Any) -> dict[str, Series]:
+    """Compute the changes of accuracy of the largest and the smallest third, and their difference.
+
+    Args:
+        study: Table of :func:`fairlib.study`.
+        at: Level of the compression.
+        where: Values of columns that select the rows.
+    """
+    largest, smallest = (
+        effects.accuracy_change(study, level=at, groups=groups, where=where)
+        for groups in ("largest", "smallest")
+    )
+    return {
+        "change, largest third": largest,
+        "change, smallest third": smallest,
+        "difference of drops": largest - smallest,
+    }
+
+
+def pruned_minus_small(study: DataFrame) -> DataFrame:
+    """List the contrast of a pruned and a small network by level, with its p-value."""
+    pruned, small = by_network(study).values()
+    return tables.tested(dict(pruned - small), "pruned minus small dense", names="sparsity")
+
+
+def against_full_width(study: DataFrame, task: str, length: int) -> DataFrame:
+    """Compare other widths with width 1, at one sparsity and at one number of weights left.
+
+    Args:
+        study: Recorded table of the page on weights per task.
+        task: Name of the task.
+        length: Epochs of finetuning.
+    """
+    rows = effects.select(study, task=task, finetune_epochs=length)
+    found = by_part(rows, "width")
+    number = rows.groupby(["width", "level"])["weights"].first()
+    full = found.pop(1.0)
+    known = np.log(number[1.0][list(full)].to_numpy())[::-1]
+    table: dict[Hashable, dict[str, Any]] = {}
+    for width, values in found.items():
+        for level, own in values.items():
+            at = np.log(number[width, level])
+            same = [np.interp(at, known, row[::-1]) for row in full.to_numpy()]
+            # Beyond the sparsities of width 1 there is nothing to interpolate between.
+            inside = known[0] <= at <= known[-1]
+            table[width, level] = {
+                "weights left": number[width, level],
+                "minus width 1, same sparsity": own - full[level],
+                "minus width 1, same number": own - same if inside else None,
+            }
+    return tables.means(table, names=[f"width, {task}", "sparsity"])
+
+
 def by_part(rows: DataFrame, column: str, of: str = "drop_difference") -> dict[Any, DataFrame]:
     """Compute a statistic at every sparsity, for each value of a column."""
     return {at: effects.by_level(part, of=of) for at, part in rows.groupby(column)}
