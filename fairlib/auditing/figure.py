@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -44,7 +44,7 @@ def draw_groups(table: pd.DataFrame) -> Figure:
     return figure
 
 
-def _points(axis: Axes, table: pd.DataFrame, name: str, rows: np.ndarray, **look: str) -> None:
+def _points(axis: Axes, table: pd.DataFrame, name: str, rows: np.ndarray, **look: Any) -> None:
     value = table[name]
     # Rounding can put a bound a little on the wrong side of the estimate, which matplotlib refuses.
     error = np.maximum([value - table[f"{name}_low"], table[f"{name}_high"] - value], 0)
