@@ -31,6 +31,8 @@ RESNET18, RESNET18_64 = (
 )
 SMALL = "results/pruning/matthew-effect-utkface.csv"
 GRADIENTS = "results/explanation/group-gradients-utkface-all.csv"
+PEOPLE = "results/pruning/people-or-answers-gender-utkface-all.csv"
+PEOPLE_DIGITS = "results/pruning/people-or-answers-study.csv"
 RACES = "results/linearization/who-pays-for-relus-races-all.csv"
 RACES_VGG19 = "results/linearization/who-pays-for-relus-networks-races-all.csv"
 BUDGET = "results/every-way/one-budget-utkface-all.csv"
@@ -159,12 +161,22 @@ def races_equal_difference() -> str:
 @value
 def gender_difference() -> str:
     """Format what Others loses more than White where the answer is the gender, by pruning."""
-    others, white = (_pruned(race, GRADIENTS, "other target") for race in ("Others", "White"))
-    found = t_interval(others - white)
-    # Words that say "no more" need an interval within the margin of T-fig-1.
-    if max(found.high, -found.low) > 0.03:
-        raise ValueError(f"the words say no more, the table {found}: change the words")
-    return points(found, interval=True)
+    # Words that say "no more" need an interval within the margin, which the verdict asks.
+    verdict("H-people-gender-pruned", PEOPLE, expect=YES)
+    rows = {"where": {"arm": "prune"}, "share": 0.1, "level": 0.9}
+    return points(effects.drop_difference(table(PEOPLE), **rows), interval=True)
+
+
+def by_what_is_rare(claim: str) -> str:
+    """Format what the small group of digits of a claim loses more than the large one."""
+    return points(verdict(claim, PEOPLE_DIGITS, expect=YES).interval)
+
+
+VALUES |= {
+    "rare_answer": functools.partial(by_what_is_rare, "H-answers-digit"),
+    "rare_mark": functools.partial(by_what_is_rare, "H-people-mark"),
+    "rare_inverted": functools.partial(by_what_is_rare, "H-people-inverted"),
+}
 
 
 @value

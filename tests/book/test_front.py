@@ -125,7 +125,7 @@ def test_the_net_of_mitigations_is_counted_in_answers():
 @pytest.mark.parametrize(
     ("name", "table", "setting", "level"),
     [
-        ("gender_difference", "explanation/group-gradients-utkface-all", "other target", 0.9),
+        ("gender_difference", "pruning/people-or-answers-gender-utkface-all", "all", 0.9),
         ("races_difference", "pruning/matthew-effect-utkface", "unequal", 0.9),
         ("races_equal_difference", "pruning/matthew-effect-utkface", "equal", 0.98),
     ],
@@ -135,11 +135,29 @@ def test_a_difference_of_races_is_that_of_two_drops(
 ):
     own = pd.read_csv(ROOT / f"results/{table}.csv")
     own = own[(own["setting"] == setting) & (own["split"] == "test")]
+    own = own[own["arm"] == "prune"] if "arm" in own else own
     control = own[own["stage"] == "control"].groupby("group")["accuracy"].mean()
     pruned = own[(own["stage"] == "compressed") & (own["level"] == level)]
     drops = control - pruned.groupby("group")["accuracy"].mean()
     mean = 100 * (drops["Others"] - drops["White"])
     assert values.VALUES[name]().startswith(f"{mean:.1f} points [")
+
+
+@pytest.mark.parametrize(
+    ("name", "setting", "small"),
+    [
+        ("rare_answer", "corner", "plain, rare"),
+        ("rare_mark", "corner", "marked, frequent"),
+        ("rare_inverted", "inverted", "marked, frequent"),
+    ],
+)
+def test_what_is_rare_on_digits_is_compared_with_what_is_not(name: str, setting: str, small: str):
+    own = pd.read_csv(ROOT / "results/pruning/people-or-answers-study.csv")
+    own = own[(own["setting"] == setting) & (own["split"] == "test") & (own["arm"] == "prune")]
+    control = own[own["stage"] == "control"].groupby("group")["accuracy"].mean()
+    pruned = own[(own["stage"] == "compressed") & (own["level"] == 0.9)]
+    drops = control - pruned.groupby("group")["accuracy"].mean()
+    assert values.VALUES[name]() == f"{100 * (drops[small] - drops['plain, frequent']):.1f} points"
 
 
 def test_words_that_say_the_large_network_is_no_better_stop_the_build(monkeypatch):
