@@ -24,7 +24,7 @@ NEW = {
     "figures of pages, out of the notebooks": {"whopays": 3_690, "tests": 300},
     "rates of errors, and who pays by question": {"whopays": 345, "tests": 750},
     "the rules mended": {"whopays": 1_740, "tests": 2_400},
-    "whose numbers the front page has": {"whopays": 330},
+    "whose numbers the front page has": {"whopays": 355},
 }
 """Sizes that new behaviour may have, by package; everything else comes in by taking other code
 out."""

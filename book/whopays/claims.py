@@ -137,7 +137,7 @@ class Claim:
 
         Args:
             table: Table of :func:`fairlib.study`.
-            groups: Text of :func:`whopays.conditions.group_and_answer`; where it is empty, the
+            groups: Text of ``whopays.conditions.group_and_answer``; where it is empty, the
                 field ``floor`` says whether the groups are the classes.
 
         Raises:
@@ -301,7 +301,7 @@ def evaluate_claims(claims: Sequence[Claim], root: str | Path) -> pd.DataFrame:
         earlier survives``, and what becomes of the verdict under stricter rules (`_beside`), with
         ``holm``. ``decides`` is False where the table is of another data set than the claim names;
         ``data`` are the data sets of the table, ``groups`` is the text of
-        :func:`whopays.conditions.group_and_answer`. ``test`` is a number: rows that ask the same
+        ``whopays.conditions.group_and_answer``. ``test`` is a number: rows that ask the same
         of the same table are one test, whatever their statements. ``survives`` is False where a
         verdict does not survive a false-discovery rate of 5 % (Benjamini and Hochberg) over the
         tests of its family, else True; ``holm`` where it does not survive Holm's correction of
@@ -454,7 +454,7 @@ def _beside(
 
     Returns:
         ``data`` and ``groups``; ``overlap`` and ``assumed``
-        (:func:`whopays.conditions.share_of_test`); ``resplit``, the verdict by the interval
+        (``whopays.conditions.share_of_test``); ``resplit``, the verdict by the interval
         ``resplit_low resplit_high`` of seeds that split the same data; ``doubled``, the verdict by
         twice the margin; ``t_p_value``, of Student's test.
     """

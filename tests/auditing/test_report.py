@@ -328,9 +328,19 @@ def test_every_diagnostic_has_a_heading(evil):
         for name, own in DIAGNOSTICS.items()
         for column in own.columns
     ]
-    table = evil.table.assign(**{column: place + 0.125 for place, column in enumerate(columns)})
+    table = evil.table.assign(
+        **{
+            column: 1000 + place if column == "rate_positives" else place + 0.125
+            for place, column in enumerate(columns)
+        }
+    )
     texts = _Page(html(replace(evil, table=table))).texts
-    assert all(texts.count(f"{place + 0.125:.3g}") >= 4 for place in range(len(columns)))
+    # A number of samples is whole: 1007 for the place 7.
+    shown = [
+        f"{1000 + place:,}" if column == "rate_positives" else f"{place + 0.125:.3g}"
+        for place, column in enumerate(columns)
+    ]
+    assert all(texts.count(text) >= 4 for text in shown)
 
 
 def test_one_group_and_many_classes_make_a_page():

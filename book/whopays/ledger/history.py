@@ -33,7 +33,7 @@ class History(NamedTuple):
     """Changes of registered claims, when they and their tables were written, and how much is known.
 
     ``known`` is ``"complete"``, ``"shallow"`` (a clone without all commits) or ``"none"`` (no git
-    checkout). ``written`` is by id and path of the table (:func:`first_written`).
+    checkout). ``written`` is by id and path of the table (``first_written``).
     """
 
     changes: pd.DataFrame
@@ -127,7 +127,7 @@ def _tested_by(path: Path, commit: str) -> dict[str, bool]:
 
 
 def late_section(written: Mapping[tuple[str, str], Written]) -> list[str]:
-    """List the claims that were registered after a table of theirs (:func:`first_written`)."""
+    """List the claims that were registered after a table of theirs (``first_written``)."""
     if not written:
         return ["Not known: this page was built outside a complete git checkout."]
     late = [(*pair, found) for pair, found in written.items() if found.late]
