@@ -21,10 +21,10 @@ NEW = {
     "networks beside a verdict": {"whopays": 160, "tests": 110},
     "a list of grids in minutes of a GPU": {"whopays": 2_450, "tests": 2_490},
     "the arithmetic of a grid": {"whopays": 980, "tests": 540},
-    "figures of pages, out of the notebooks": {"whopays": 3_690, "tests": 300},
+    "figures of pages, out of the notebooks": {"whopays": 3_690, "tests": 420},
     "rates of errors, and who pays by question": {"whopays": 345, "tests": 750},
     "the rules mended": {"whopays": 1_740, "tests": 2_400},
-    "whose numbers the front page has": {"whopays": 355},
+    "whose numbers the front page has": {"whopays": 390},
 }
 """Sizes that new behaviour may have, by package; everything else comes in by taking other code
 out."""

@@ -120,7 +120,11 @@ def recorded(path: str) -> Recorded:
             root / path, pd.read_csv(root / path, dtype={"group": str, "upsampled_group": str})
         )
     if (root / "book" / "claims.yml").is_file():
-        print(f"There is no recorded table {path} yet.")
+        grids = (root / "params").rglob("*.yml")
+        if any(f"table: {path}\n" in grid.read_text(encoding="utf-8") for grid in grids):
+            print(f"The runs of {path} are registered, and not recorded yet.")
+        else:
+            print(f"There is no recorded table {path} yet.")
     else:
         print(
             f"The table {path} is one of the project's files, which are not here: run this page "

@@ -18,13 +18,35 @@ EXPLAINED = {"book/notation", "book/ledger"}
 """Pages that may speak of untested claims: one defines the words, the other computes them."""
 
 
+def unrecorded(source: str) -> set[str]:
+    """Names that a cell gives to tables of which one is not recorded yet."""
+    if "results/" not in source:
+        return set()
+    assigned = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Assign)]
+    return {
+        name.id
+        for node in assigned
+        for text in ast.walk(node.value)
+        if isinstance(text, ast.Constant)
+        and str(text.value).startswith("results/")
+        and not (ROOT / str(text.value)).is_file()
+        for target in node.targets
+        for name in ast.walk(target)
+        if isinstance(name, ast.Name)
+    }
+
+
 def drawn(page: Path) -> set[str]:
     """Names of the figures that a page draws in any case: of cells that do not begin with a
-    condition."""
+    condition, nor name a table whose runs are registered and not recorded yet."""
+    cells = json.loads(page.read_text(encoding="utf-8"))["cells"]
+    code = ["".join(cell["source"]) * (cell["cell_type"] == "code") for cell in cells]
+    missing = set().union(*map(unrecorded, code))
     names = set()
-    for cell in json.loads(page.read_text(encoding="utf-8"))["cells"]:
+    for cell, source in zip(cells, code, strict=True):
         name = cell["metadata"].get("mystnb", {}).get("figure", {}).get("name")
-        if name and not isinstance(ast.parse("".join(cell["source"])).body[0], ast.If):
+        conditional = name and isinstance(ast.parse(source).body[0], ast.If)
+        if name and not conditional and not missing & set(re.findall(r"\w+", source)):
             names.add(name)
     return names
 

@@ -103,6 +103,16 @@ def test_it_draws_and_shows_what_functions_make_of_it(repository, capsys):
     assert "mean accuracy 0.6" in capsys.readouterr().out
 
 
+def test_a_table_whose_runs_are_registered_is_not_recorded_yet(repository, capsys):
+    path = "results/part/page-celeba.csv"
+    (repository / "params" / "study").mkdir(parents=True)
+    (repository / "params" / "study" / "page.yml").write_text(f"table: {path}\nruns: []\n")
+    assert not tables.recorded(path)
+    assert capsys.readouterr().out == (
+        f"The runs of {path} are registered, and not recorded yet.\n"
+    )
+
+
 def test_some_of_its_rows_have_the_same_origin(repository):
     part = tables.recorded(PATH).select(seed=1)
     assert part.table["group"].tolist() == ["7"]
