@@ -73,8 +73,9 @@ def diagnose(
             (:func:`group_eigenvalues`).
 
     Returns:
-        The table by group and None; if the diagnostic raises :class:`NotComputable`, a table of NaN
-        and the reason. A column with the name of the diagnostic keeps it.
+        The table by group and None; if the diagnostic raises :class:`NotComputable` or the model's
+        outputs are not finite, a table of NaN and the reason. A column with the name of the
+        diagnostic keeps it.
 
     Raises:
         ValueError: If the name is unknown.
@@ -85,7 +86,7 @@ def diagnose(
     check_settings(f"diagnostic {name!r}", diagnostic.function, settings)
     try:
         table, reason = diagnostic.function(model, data, **settings), None
-    except NotComputable as error:
+    except (NotComputable, FloatingPointError) as error:
         index = pd.Index(data.group_names, name="group")
         table = pd.DataFrame(float("nan"), index=index, columns=list(diagnostic.columns))
         reason = f"{name}: could not be computed for this model ({error})"

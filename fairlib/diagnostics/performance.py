@@ -77,4 +77,4 @@ def error_rates(model: nn.Module, data: GroupedDataset) -> pd.DataFrame:
     rates = group_means(answers, 2 * groups + targets, 2 * data.num_groups).reshape(-1, 2)
     positives = np.bincount(groups[targets == 1], minlength=data.num_groups)
     columns = {"true_positive": rates[:, 1], "false_positive": rates[:, 0], "positives": positives}
-    return pd.DataFrame(columns, index=pd.Index(data.group_names, name="group"))
+    return pd.DataFrame(columns, index=data.group_sizes.index)

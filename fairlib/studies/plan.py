@@ -36,14 +36,14 @@ class RunSettings:
         workers: Number of processes; by default one for each core if that saves more time than
             starting them takes. On the CPU every run uses one thread, so that results do not depend
             on it.
-        at_once: True to compute the trainings of ten seeds together (:func:`fairlib.fit_many`),
+        at_once: True to compute the trainings of five seeds together (:func:`fairlib.fit_many`),
             those that can be; ``"auto"`` where it pays, on a GPU and for small networks on images
             of under 16 pixels a side, unless the environment has ``FAIRLIB_AUTO=0``. On a GPU they
-            go in turn (:mod:`fairlib.training.slots`), on a CPU as a stack. Each seed has its
-            place by its last digit, and a stack is filled up, so that its rows do not depend on
-            which others are asked for, nor on ``workers``. Sums are rounded in another order than
-            one seed after the other: single rows differ, their distribution does not. A stack is
-            one process, and fewer than five seeds take longer than one after the other.
+            go in turn (:mod:`fairlib.training.slots`), on a CPU as a stack. The place of a seed is
+            its remainder by five, and a stack is filled up, so that its rows do not depend on which
+            others are asked for, nor on ``workers``. Sums are rounded in another order than one
+            seed after the other: single rows differ, their distribution does not. A stack is one
+            process, and one seed takes twice as long as alone.
             ``table.attrs["trainings"]`` and the provenance of a run count the dense trainings,
             controls and finetunings of both kinds; the trainings of a method itself, and those that
             are clocked, are carried out alone.

@@ -37,7 +37,7 @@ Counts = dict[str, int]
 
 
 def seed_groups(plan: StudyPlan, seeds: Sequence[int]) -> list[list[int]]:
-    """Group seeds for training beside each other: no two of a group share a place, the last digit.
+    """Group seeds for training beside each other: no two of a group share a place in a stack.
 
     Where that does not pay each seed is a group of its own, so that a process holds the data and
     networks of one seed only.

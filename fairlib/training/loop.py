@@ -40,7 +40,7 @@ from fairlib.training.augmentation import AUGMENTATIONS, Generators
 from fairlib.training.distillation import joint_objective
 from fairlib.training.protocols import Batch, ConstraintRun, Objective, Sparsifier
 
-AT_ONCE = 10
+AT_ONCE = 5
 """Number of members of a stack."""
 
 

@@ -102,10 +102,10 @@ def test_neither_company_nor_order_shows_in_a_bit(digits):
     models = [fairlib.build("cnn", like=digits, seed=seed) for seed in range(AT_ONCE)]
     everyone = fairlib.fit_many(models, digits, seeds=range(AT_ONCE), epochs=2)
     trainings = [
-        Training(models[seed], digits, {"seed": seed, "epochs": 2}, place=seed) for seed in (7, 3)
+        Training(models[seed], digits, {"seed": seed, "epochs": 2}, place=seed) for seed in (4, 2)
     ]
     some = fit_all(trainings)
-    assert far(some[0], everyone[7]) == 0 == far(some[1], everyone[3])
+    assert far(some[0], everyone[4]) == 0 == far(some[1], everyone[2])
 
 
 def test_one_that_diverges_leaves_the_others_alone(digits):
