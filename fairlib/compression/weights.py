@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from fairlib._validation import check_number
 from fairlib.network import masks, quantizers
 
-_CANDIDATES = 100  # Scales that are tried for each channel.
+_CANDIDATES = 200  # Scales that are tried for each channel.
 _IMPROVEMENTS = 20  # Steps from the best of them.
 
 
@@ -22,10 +22,10 @@ def weights(model: nn.Module, *, bits: int) -> nn.Module:
         Q_s(w) = s \, \mathrm{clip}(\mathrm{round}(w / s), -(2^{b - 1} - 1), 2^{b - 1} - 1) ,
 
     and with one bit :math:`Q_s(w) = s \, \mathrm{sign}(w)`, :math:`s` the mean of :math:`|w|`. It
-    is searched for among 100 scales up to the largest weight's, then improved by turns: values for
-    the scale, and the scale :math:`\langle w, q \rangle / \langle q, q \rangle` for the values
-    :math:`q`. No data are needed. Layers are convolutions and linear layers; biases and
-    normalization keep their precision, pruned weights stay zero, and gates do not change.
+    is searched for among 200 scales up to :math:`2 \max |w| / (2^{b - 1} - 1)`, then improved by
+    turns: values for the scale, and the scale :math:`\langle w, q \rangle / \langle q, q \rangle`
+    for the values :math:`q`. No data are needed. Layers are convolutions and linear layers; biases
+    and normalization keep their precision, pruned weights stay zero, and gates do not change.
 
     The copy can be trained, its gradients taken at the rounded weights and applied to those behind
     them (:mod:`fairlib.network.quantizers`); the scales stay.
@@ -72,7 +72,6 @@ def scale(weight: Tensor, bits: int) -> Tensor:
         ``(O, 1, ...)``, positive, in the dtype of ``weight``; 1 for a channel that is all zero.
     """
     size = weight.flatten(1).abs().double()
-    largest = size.amax(1, keepdim=True)
     if bits == 1:
         # Zeros are left out of the mean: they stay zero (a pruned weight), whatever the scale.
         best = size.sum(1, keepdim=True) / (size > 0).sum(1, keepdim=True).clamp(min=1)
@@ -80,8 +79,9 @@ def scale(weight: Tensor, bits: int) -> Tensor:
         # The error as a function of the scale has many local minima, one near each scale at which a
         # weight passes from one value to the next, so no descent finds the least. A grid finds its
         # neighbourhood. From there each turn of the loop can only lower the error: values are the
-        # nearest for the scale, and the scale is the least-squares one for the values.
-        most = largest / (2 ** (bits - 1) - 1)
+        # nearest for the scale, and the scale is the least-squares one for the values. Beyond the
+        # grid's end no weight takes more than half of the levels, and half of a scale does as well.
+        most = 2 * size.amax(1, keepdim=True) / (2 ** (bits - 1) - 1)
         errors = []
         for step in range(1, _CANDIDATES + 1):
             tried = quantizers.rounded(size, most * step / _CANDIDATES, bits)
@@ -91,5 +91,5 @@ def scale(weight: Tensor, bits: int) -> Tensor:
             values = quantizers.rounded(size, best, bits) / best
             best = (size * values).sum(1, keepdim=True) / values.square().sum(1, keepdim=True)
     # A channel that is all zero has no best scale: 0 / 0 above, which would spread as NaN.
-    best = torch.where(largest > 0, best, 1.0)
+    best = torch.where(best > 0, best, 1.0)
     return best.to(weight.dtype).reshape(-1, *[1] * (weight.ndim - 1))

@@ -44,6 +44,13 @@ def test_the_scale_has_nearly_the_least_squared_error(bits):
         assert _error(row, step, bits) <= 1.01 * _least(row, bits)
 
 
+def test_the_best_scale_may_leave_the_outer_level_unused():
+    """The best scale of these weights is larger than a third of the largest of them."""
+    row = [0.8, -0.7, -1.5, 1.5]
+    assert scale(torch.tensor([row], dtype=torch.float64), 3).item() == pytest.approx(0.75)
+    assert _least(np.array(row), 3) == pytest.approx(0.005)
+
+
 def test_one_bit_is_the_sign_times_the_mean_size():
     layer = nn.Linear(4, 2)
     layer.weight.data = torch.tensor([[1.0, -2.0, 3.0, -2.0], [0.5, 0.5, -0.5, -2.5]])
