@@ -23,7 +23,6 @@ import nbformat
 import yaml
 from address import site, wheel
 from bs4 import BeautifulSoup, NavigableString, Tag
-from lab import HIDDEN
 from nbformat import NotebookNode
 
 from whopays.plots import PALETTE
@@ -46,6 +45,7 @@ STANDING = {
     "hr",
 }
 STANDING |= {f"h{depth}" for depth in range(1, 7)}
+HIDDEN = {"hide-input", "hide-cell", "remove-input", "remove-cell"}
 QUOTED = {"proof", "exercise", "admonition"}
 SPECIAL = re.compile(r"([\\`*_\[\]<>$|])")
 # The colours of the page (book/extensions/pages.py), for a picture that stands alone.
