@@ -15,6 +15,7 @@ from typing import Any
 
 from docutils import nodes
 from sphinx.application import Sphinx
+from sphinx.errors import ExtensionError
 
 from whopays.plots import PALETTE
 
@@ -176,8 +177,23 @@ def above(node: nodes.Node) -> list[nodes.Node]:
     return found
 
 
+def refuse_sources(app: Sphinx, config: Any) -> None:
+    """Stop a build of the sources, which would end well and have no number and no figure.
+
+    Raises:
+        ExtensionError: If the settings hold no numbers for the prose, as ``make book`` computes.
+    """
+    if not config.myst_substitutions:
+        raise ExtensionError(
+            "these are the book's sources: its numbers, figures and ledger are computed. `make "
+            "book` runs the notebooks by papermill, gathers the pages in _build/source and compiles"
+            " them; then `jupyter-book build _build/source` compiles them again"
+        )
+
+
 def setup(app: Sphinx) -> dict[str, Any]:
     """Register with Sphinx."""
+    app.connect("config-inited", refuse_sources)
     app.add_node(nodes.image, override=True, html=(visit_image, depart_image))
     app.connect("doctree-resolved", explain)
     app.connect("doctree-resolved", name_headings)

@@ -3,6 +3,9 @@ not see them."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -49,3 +52,18 @@ def test_colours_and_font_are_the_pages(inlined: str):
 def test_ids_are_its_own(inlined: str):
     assert 'id="s1-m1"' in inlined and 'xlink:href="#s1-m1"' in inlined and "url(#s1-c)" in inlined
     assert "unused" not in inlined
+
+
+def test_a_build_of_the_sources_ends_with_the_command_that_makes_the_book(tmp_path):
+    """The sources alone have no number, figure or result: without an end the pages look right."""
+    root = Path(__file__).parents[2]
+    command = [
+        str(Path(sys.executable).with_name("jupyter-book")),
+        "build",
+        ".",
+        "--path-output",
+        str(tmp_path),
+    ]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=200)
+    assert done.returncode and "`make book` runs the notebooks" in done.stdout + done.stderr
+    assert not list(tmp_path.rglob("*.html"))
