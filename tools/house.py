@@ -355,10 +355,9 @@ def book_complete() -> Breaches:
     characters."""
     contents = yaml.safe_load((ROOT / "_toc.yml").read_text(encoding="utf-8"))
     config = yaml.safe_load((ROOT / "_config.yml").read_text(encoding="utf-8"))
-    listed = [
-        contents["root"],
-        *(chapter["file"] for part in contents["parts"] for chapter in part["chapters"]),
-    ]
+    chapters = [chapter for part in contents["parts"] for chapter in part["chapters"]]
+    chapters += [section for chapter in chapters for section in chapter.get("sections", [])]
+    listed = [contents["root"], *(chapter["file"] for chapter in chapters)]
     pages = {name(path.with_suffix("")) for path in [*NOTEBOOKS, *TEXTS[1:]]} | GENERATED
     for page in sorted(pages ^ set(listed)) + [
         page for page in set(listed) if listed.count(page) > 1

@@ -70,6 +70,7 @@ def panels(name: str) -> list[Panel]:
     ]
 
 
+COVER: dict[str, Rows] = values.SHOWN["cover"]
 WAYS, ONE_BUDGET = values.SHOWN["ways"], values.SHOWN["one_budget"]
 RESNET18 = {way: source(entry) for way, entry in values.SHOWN["resnet18"].items()}
 PRUNED, LINEARIZED = panels("pruned"), panels("linearized")
@@ -99,8 +100,60 @@ def changes(name: str, where: Rows) -> Iterator[dict[str, pd.DataFrame]]:
         yield found
 
 
+GROUPS = {"large": plots.PALETTE[0], "all": "#888888", "small": plots.PALETTE[1]}
+"""Lines of the cover, with their colours."""
+
+
+def cover_changes(look: Rows) -> dict[str, pd.DataFrame]:
+    """Compute the change of accuracy of the groups of a panel by pruning, in points.
+
+    Args:
+        look: Table, rows, and names of the small and the large group.
+
+    Returns:
+        By line (`GROUPS`) a table with seeds in rows and the shares of weights kept in columns.
+    """
+    table = values.table(f"results/{look['table']}.csv")
+    found = {}
+    for line in GROUPS:
+        where = {**look["rows"], "arm": "prune", "split": "test"}
+        if line in look:
+            where["group"] = look[line]
+        kept = effects.select(table, **where, stage="compressed")["level"].unique()
+        before = effects.overall_accuracy(table, where=where | {"stage": "control"})
+        # The control, of which everything is kept, has changed by nothing.
+        found[line] = pd.DataFrame({1.0: 0.0 * before})
+        for level in sorted(kept):
+            after = effects.overall_accuracy(table, where=where | {"level": level})
+            found[line][1 - level] = 100 * (after - before)
+    return found
+
+
+def cover(width: float, height: float, columns: int) -> Figure:
+    """Draw the cover: what a small group, a large one and everybody lose as weights are pruned.
+
+    Args:
+        width, height: Size in inches.
+        columns: Number of panels in a row.
+    """
+    rows = len(COVER) // columns
+    drawn, axes = plots.new_figure(columns, rows=rows, width=width, height=height, sharey=True)
+    for axis, (title, look) in zip(axes, COVER.items(), strict=True):
+        for line, found in cover_changes(look).items():
+            plots.line(axis, found, label=line, color=GROUPS[line], markersize=4, linewidth=2.2)
+        axis.set_title(title, loc="left")
+        _kept(axis, (1.15, 0.017), [1, 0.1, 0.05, 0.02])
+    for axis in axes[-columns:]:
+        axis.set_xlabel("weights kept, %")
+    names = {"small": "small group", "large": "large group", "all": "everybody"}
+    handles = dict(zip(GROUPS, axes[0].get_legend_handles_labels()[0], strict=True))
+    drawn.legend([handles[line] for line in names], names.values(), **LEGEND | {"ncols": 3})
+    drawn.supylabel("change of test accuracy, points", fontsize=SIZE)
+    return drawn
+
+
 def ways() -> dict[str, dict[str, pd.DataFrame]]:
-    """Compute what the smallest groups lose, by panel of the front page and way."""
+    """Compute what the smallest groups lose, by panel of the figure and way."""
     sources = {
         title: {way: (name, {"arm": look["arm"]}) for way, look in WAYS.items()}
         for title, name in ONE_BUDGET.items()
@@ -115,7 +168,7 @@ def ways() -> dict[str, dict[str, pd.DataFrame]]:
 
 
 def one_axis(width: float, height: float, columns: int) -> Figure:
-    """Draw the figure of the front page: what the smallest groups lose over the bytes kept.
+    """Draw the figure of all ways: what the smallest groups lose over the bytes kept.
 
     Args:
         width, height: Size in inches.
@@ -202,7 +255,13 @@ def _label(axis: Axes, panel: Panel, *, last: bool) -> None:
 
 @values.value
 def front_seeds() -> str:
-    """Count the seeds behind the figure of the front page."""
+    """Count the seeds behind the cover."""
+    return _seeds({look["table"] for look in COVER.values()})
+
+
+@values.value
+def ways_seeds() -> str:
+    """Count the seeds behind the figure of all ways."""
     return _seeds({*ONE_BUDGET.values(), *(name for name, _ in RESNET18.values())})
 
 
@@ -243,7 +302,9 @@ def main(folder: str) -> None:
         for name, shape in (("wide", (8.6, 4.8, 4)), ("narrow", (3.9, 8.9, 2))):
             values.save_svg(figure(*shape), drawn / f"runs-{name}.svg")
         for name, shape in (("wide", (8.6, 3.6, 4)), ("narrow", (3.9, 8.9, 1))):
-            values.save_svg(one_axis(*shape), drawn / f"{name}.svg")
+            values.save_svg(one_axis(*shape), drawn / f"ways-{name}.svg")
+        for name, shape in (("wide", (8.6, 3.1, 4)), ("narrow", (3.9, 5.6, 2))):
+            values.save_svg(cover(*shape), drawn / f"{name}.svg")
     values.save_svg(explore.still(), drawn / "explore.svg")
     (drawn / "explore.html").write_text(explore.html(), encoding="utf-8")
 

@@ -37,7 +37,11 @@ REFERS = ("for", "aria-labelledby", "aria-describedby", "aria-controls")
 def parts(contents: dict) -> dict[str, list[str]]:
     """List the pages of each part, by its title; the front page opens the first one."""
     found = {
-        part["caption"]: [chapter["file"] for chapter in part["chapters"]]
+        part["caption"]: [
+            page["file"]
+            for chapter in part["chapters"]
+            for page in (chapter, *chapter.get("sections", []))
+        ]
         for part in contents["parts"]
     }
     first = next(iter(found))

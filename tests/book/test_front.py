@@ -230,6 +230,23 @@ def test_every_recorded_compressor_network_and_data_set_is_in_the_figure():
     assert drawn == recorded and len(recorded) > 20
 
 
+@pytest.mark.parametrize("title", front.COVER)
+def test_a_line_of_the_cover_is_what_its_table_says(title: str):
+    look = front.COVER[title]
+    table = pd.read_csv(ROOT / f"results/{look['table']}.csv")
+    test = table[(table["split"] == "test") & (table["arm"] == "prune")]
+    for column, value in look["rows"].items():
+        test = test[test[column] == value]
+    drawn = front.cover_changes(look)
+    for line, rows in {"small": test[test["group"] == look["small"]], "all": test}.items():
+        rows = rows.assign(right=rows["accuracy"] * rows["size"])
+        sums = rows.groupby(["stage", "level", "seed"])[["right", "size"]].sum()
+        accuracy = (sums["right"] / sums["size"]).groupby(["stage", "level"]).mean()
+        change = 100 * (accuracy["compressed", 0.9] - accuracy["control", 0.0])
+        assert drawn[line].mean().iloc[1] == pytest.approx(change)
+        assert next(iter(drawn[line])) == 1 and not drawn[line].iloc[:, 0].any()
+
+
 @pytest.mark.parametrize("title", front.ONE_BUDGET)
 def test_the_one_axis_has_every_way_of_its_table(title: str):
     name = front.ONE_BUDGET[title]
@@ -310,10 +327,11 @@ def test_pages_are_staged(tmp_path: Path):
     )
     for name in ("wide", "narrow"):
         folder = tmp_path / "book" / "_front"
-        texts, runs = (
+        cover, texts, runs = (
             [node.text for node in ElementTree.parse(file).iter("{http://www.w3.org/2000/svg}text")]
-            for file in (folder / f"{name}.svg", folder / f"runs-{name}.svg")
+            for file in (folder / f"{kind}{name}.svg" for kind in ("", "ways-", "runs-"))
         )
+        assert {"small group", "large group", "everybody", "a rare digit"} <= set(cover)
         assert set(front.WAYS) | set(front.ways()) <= set(texts)
         assert texts.count("bytes kept, %") == (4 if name == "wide" else 1)
         assert "largest third of groups" in runs and runs.count("ReLUs kept, %") == (
