@@ -4,7 +4,7 @@ $(if $(filter oneshell,$(.FEATURES)),,$(error This needs GNU make of 3.82 or lat
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help env book notebooks lab pdf test test-slurm lint sweep verify gpu-kit clean
+.PHONY: help env book notebooks lab test test-slurm lint sweep verify gpu-kit clean
 .DELETE_ON_ERROR:
 
 CORES ?= $(shell nproc 2> /dev/null || getconf _NPROCESSORS_ONLN)
@@ -32,7 +32,6 @@ help:
 	@echo "make lab      open copies of the notebooks in JupyterLab, for you to run and change: _build/lab"
 	@echo "make notebooks"
 	@echo "              what 'make book' also leaves in _build/plain: notebooks for Colab, GitHub and any Jupyter"
-	@echo "make pdf      print each part of the built book by Chromium, which takes about a minute: _build/pdf"
 	@echo "make test     unit tests, then the notebooks by nbval, with smoke parameters; some 15 minutes"
 	@echo "make test FAST=1"
 	@echo "              the unit tests that are not marked slow; some two minutes"
@@ -85,12 +84,6 @@ book: $(STAMP)
 
 notebooks: $(STAMP)
 	@$(call locked,book,$(call snakemake,_build/plain))
-
-pdf: $(STAMP)
-	@command -v chromium chromium-browser google-chrome > /dev/null || \
-		{ echo "make pdf needs Chromium on the PATH; on Debian: apt install chromium" >&2; exit 2; }
-	$(MAKE) book
-	python book/tools/pdf.py _build$(QUICK:%=/quick)
 
 lab: $(STAMP)
 	@python book/tools/lab.py

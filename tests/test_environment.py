@@ -179,7 +179,6 @@ def test_help_names_every_command(door):
             "book QUICK=1",
             "notebooks",
             "lab",
-            "pdf",
             "test",
             "lint",
             "sweep",

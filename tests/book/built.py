@@ -7,13 +7,25 @@ What needs one of the two is skipped without it.
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
-from chromium import CHROMIUM, FLAGS  # noqa: F401
 
 ROOT = Path(__file__).parents[2]
 HTML = Path(os.environ.get("WHO_PAYS_HTML") or ROOT / "_build" / "html").resolve()
+
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+CHROMIUM = next(filter(None, map(shutil.which, NAMES)), None)
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
 
 needs_browser = pytest.mark.skipif(
     CHROMIUM is None, reason="no Chromium on the PATH (Debian: apt install chromium)"
