@@ -116,6 +116,7 @@ rule stage:
                          csv='{output}/ledger.csv')"
         wait $front
         python book/tools/scale.py {output}/book/_front {output}/ledger.csv
+        python book/tools/papers.py {output}/book/_front {output}/ledger.csv
         """
 
 

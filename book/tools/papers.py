@@ -1,0 +1,124 @@
+"""Write the papers figure by figure: ``python book/tools/papers.py FOLDER LEDGER``.
+
+LEDGER is the table of ``whopays ledger --csv``. Written into FOLDER is a file for each paper, such
+as ``paper-T.md``: of each figure and table the setting as printed, the claims with what each
+recorded table says, our pictures, and the grid that would run it as printed; then statements,
+theorems and definitions.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import pandas as pd
+
+from whopays import claims
+from whopays.ledger.text import escape, estimate_text, networks, origin
+from whopays.runs import project
+
+KINDS = {"fig": "Figure", "tab": "Table"}
+ELSEWHERE = {
+    "verbal": "Statements in the text",
+    "": "Theorems, equations and definitions",
+}
+"""Sections of claims about neither a figure nor a table, by what their ids begin with."""
+
+Item = tuple[str, int]
+"""Kind and number of a figure or table, as ``("Figure", 4)``."""
+
+
+def items(text: str, paper: str) -> set[Item]:
+    """Find the figures and tables of a paper in a text, as in "Figures 4a, 5 and 7 to 9 of [T]"."""
+    found = set()
+    for kind, listed in re.findall(rf"(Figure|Table)s? ([\w, ]+?) of \[{paper}\]", text):
+        listed = re.sub(r"(\d+)[a-h]?\b", r"\1", listed)
+        for first, last in re.findall(r"(\d+)(?: to (\d+))?", listed):
+            found |= {(kind, number) for number in range(int(first), int(last or first) + 1)}
+    return found
+
+
+def grids(paper: str) -> dict[Item, list[tuple[str, str]]]:
+    """List the grids of a paper's settings by what they cover, each with the words at its head."""
+    found = defaultdict(list)
+    for path in sorted(project().glob("params/paper/*/*.yml")):
+        head = "".join(re.findall(r"(?m)^#(.*)\n", path.read_text(encoding="utf-8")))
+        for item in items(head, paper):
+            found[item].append((path.relative_to(project()).as_posix(), head.strip()))
+    return found
+
+
+def pictures(paper: str) -> dict[Item, list[str]]:
+    """List links to the figures whose caption names a figure or table of a paper."""
+    found = defaultdict(list)
+    for path in sorted(project().glob("notebooks/*/*.ipynb")):
+        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+        title = "".join(cells[0]["source"]).splitlines()[0].removeprefix("# ")
+        for cell in cells:
+            figure = cell["metadata"].get("mystnb", {}).get("figure", {})
+            for item in items(figure.get("caption", ""), paper):
+                found[item].append(f"[{title}](#{figure['name']})")
+    return found
+
+
+def claim_lines(claim: claims.Claim, rows: pd.DataFrame) -> Iterator[str]:
+    """Write a claim and what each table says of it, those of other data last."""
+    yield f"- [{claim.id}](#{claim.id}) {escape(claim.readings['printed'].statement)}"
+    shown = rows[(rows["claim"] == claim.id) & (rows["seeds"] > 0)]
+    for row in shown.sort_values("decides", ascending=False, kind="stable").itertuples():
+        reading = "as repaired, " * (row.reading == "repaired")
+        network = networks(row.table) if row.evidence == "run at scale" else ""
+        made = ", ".join(filter(None, [f"{reading}{origin(row)}", network]))
+        yield f"  - **{row.verdict}** ({escape(made)}): {estimate_text(row)}"
+    if shown.empty:
+        why = claim.readings["printed"].not_testable or "No table of it has been recorded."
+        yield f"  - {escape(why)}"
+
+
+def page(paper: str, rows: pd.DataFrame) -> str:
+    """Write all of a paper in its order.
+
+    Args:
+        paper: Letter of the paper.
+        rows: Table of ``whopays ledger --csv``.
+    """
+    by_item, others = defaultdict(list), defaultdict(list)
+    for claim in claims.registered().values():
+        if claim.paper != paper:
+            continue
+        if found := re.match(r"\w-(fig|tab)-(\d+)", claim.id):
+            by_item[KINDS[found[1]], int(found[2])].append(claim)
+        else:
+            others["verbal" * claim.id.startswith(f"{paper}-verbal")].append(claim)
+    settings, drawn, lines = grids(paper), pictures(paper), []
+    for item in sorted({*by_item, *settings}):
+        lines += [f"## {item[0]} {item[1]}", ""]
+        for path, head in settings[item]:
+            table = project() / "results" / Path(*Path(path).parts[2:]).with_suffix(".csv")
+            done = "Recorded" if table.is_file() else "Not run as printed"
+            lines += [":::{dropdown} The setting", escape(head), ":::", ""]
+            lines += [f"{done}: `make sweep GRID={path}`.", ""]
+        lines += [line for claim in by_item[item] for line in claim_lines(claim, rows)]
+        if drawn[item]:
+            lines += ["", f"Our pictures: {', '.join(drawn[item])}."]
+        lines.append("")
+    for kind, title in ELSEWHERE.items():
+        lines += [f"## {title}", ""]
+        lines += [line for claim in others[kind] for line in claim_lines(claim, rows)]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def main(folder: str, ledger: str) -> None:
+    rows = pd.read_csv(ledger).fillna({"data": ""})
+    for paper in claims.PAPERS:
+        if paper != "H":
+            Path(folder, f"paper-{paper}.md").write_text(page(paper, rows), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
