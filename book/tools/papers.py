@@ -99,9 +99,9 @@ def page(paper: str, rows: pd.DataFrame) -> str:
         lines += [f"## {item[0]} {item[1]}", ""]
         for path, head in settings[item]:
             table = project() / "results" / Path(*Path(path).parts[2:]).with_suffix(".csv")
-            done = "Recorded" if table.is_file() else "Not run as printed"
-            lines += [":::{dropdown} The setting", escape(head), ":::", ""]
-            lines += [f"{done}: `make sweep GRID={path}`.", ""]
+            done = "recorded" if table.is_file() else "not run as printed"
+            lines += [f":::{{dropdown}} Setting of {Path(path).stem}: {done}", escape(head), ""]
+            lines += [f"`make sweep GRID={path}`", ":::", ""]
         lines += [line for claim in by_item[item] for line in claim_lines(claim, rows)]
         if drawn[item]:
             lines += ["", f"Our pictures: {', '.join(drawn[item])}."]
