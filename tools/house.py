@@ -324,6 +324,51 @@ def openings() -> Breaches:
                 yield f"{page} shows the code of a text: {cell['source'][:60]!r}"
 
 
+HIDING = {"hide-input", "hide-cell", "remove-input", "remove-cell", "parameters"}
+"""Tags of cells whose code a reader does not see at once."""
+
+OPEN_LINES = {"theory": 20}
+"""Fewest open lines of code on a page, by part; 8 in all others."""
+
+MOST_HIDDEN = 3
+"""Most hidden lines for each open one, over the book."""
+
+
+def lines_of_code(notebook: Path) -> tuple[int, int]:
+    """Count the open and the hidden lines of code of a page, without comments and blank lines."""
+    found = [0, 0]
+    for cell in code(notebook):
+        lines = [line.strip() for line in cell["source"].splitlines()]
+        hidden = bool(HIDING & set(cell["metadata"].get("tags", [])))
+        found[hidden] += sum(bool(line) and line[0] not in "#%" for line in lines)
+    return found[0], found[1]
+
+
+def code_that_teaches() -> Breaches:
+    """A page shows the code that is its lesson; one line of the report for each page."""
+    pages = [notebook for notebook in NOTEBOOKS if notebook.parent.name != "labs"]
+    counts = {notebook: lines_of_code(notebook) for notebook in pages}
+    print(f"{'page':54}  open  hidden  words  numbers a paragraph")
+    for notebook, (shown, hidden) in counts.items():
+        prose = [cell["source"] for cell in read(notebook) if cell["cell_type"] == "markdown"]
+        paragraphs = [
+            text for text in "\n\n".join(prose).split("\n\n") if re.match(r"[A-Z*\[]", text)
+        ]
+        numbers = sum(
+            len(re.findall(r"\d+(?:\.\d+)?", _NO_RESULT.sub(" ", text))) for text in paragraphs
+        )
+        words = sum(len(text.split()) for text in prose)
+        density = numbers / max(len(paragraphs), 1)
+        print(f"{name(notebook):54}{shown:6}{hidden:8}{words:7}{density:8.1f}")
+        least = OPEN_LINES.get(notebook.parent.name, 8)
+        if shown < least:
+            yield f"{name(notebook)} has {shown} open lines of code, at least {least}"
+    shown, hidden = map(sum, zip(*counts.values(), strict=True))
+    print(f"{'all':54}{shown:6}{hidden:8}")
+    if hidden > MOST_HIDDEN * shown:
+        yield f"{hidden} lines of code are hidden, at most {MOST_HIDDEN} for each of {shown} open"
+
+
 def _said(page: Path) -> str:
     """Return the text and code of a page without the examples in fences."""
     if page.suffix == ".ipynb":
