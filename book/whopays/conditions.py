@@ -116,16 +116,15 @@ def share_of_test(statistic: Mapping[str, Any], records: pd.DataFrame) -> tuple[
 def by_path(root: Path) -> dict[tuple[str, str, str], str]:
     """List the verdicts that depend on the numerical path, by table, claim and reading.
 
-    The same trainings, one at a time and at once, differ in rounding alone. A verdict that rounding
-    turns says nothing about the claim, in whichever of the two ways its table was recorded.
+    The same trainings, one at a time, five or ten at once, differ in rounding alone. A verdict that
+    rounding turns says nothing about the claim, in whichever way its table was recorded.
     """
-    if not (root / PATHS).is_file():
-        return {}
-    found = pd.read_csv(root / PATHS).query("verdict_alone != verdict_at_once")
-    return {
-        (row.table, row.claim, row.reading): (
-            f"depends on the numerical path: {row.verdict_alone} with one training at a time, "
-            f"{row.verdict_at_once} with several at once"
-        )
-        for row in found.itertuples()
-    }
+    found = {}
+    for path, ways in PATHS.items():
+        rows = pd.read_csv(root / path).to_dict("records") if (root / path).is_file() else []
+        for row in rows:
+            said = [f"{row[column]} with {way}" for column, way in ways.items()]
+            if len({row[column] for column in ways}) > 1:
+                key = (row["table"], row["claim"], row["reading"])
+                found[key] = f"depends on the numerical path: {', '.join(said)}"
+    return found

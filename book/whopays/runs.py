@@ -47,8 +47,18 @@ COMMIT = "WHOPAYS_COMMIT"
 OWN_TABLES = "its recorded tables"
 """Name of the contents that are tables which the notebook itself recorded."""
 
-PATHS = "results/benchmarks/two_paths_claims.csv"
-"""Table of claims judged by trainings one at a time and by the same trainings at once."""
+PATHS = {
+    "results/benchmarks/two_paths_claims.csv": {
+        "verdict_alone": "one training at a time",
+        "verdict_at_once": "several at once",
+    },
+    "results/benchmarks/stacks_claims.csv": {
+        "verdict_ten": "ten trainings in a stack",
+        "verdict_five": "five in a stack",
+    },
+}
+"""Tables of claims judged by the same trainings in two ways that differ in rounding, and the names
+of the ways by column."""
 
 WORKSHOP = Path(__file__).resolve().parent
 NOT_ON_PAGES = ("__main__", "cli", "grids", "ledger", "plan", "recording", "verify")
@@ -290,7 +300,7 @@ def contents(notebook: str | Path, given: Mapping[str, Any]) -> dict[str, str]:
     code = "\n".join(cell["source"] for cell in _cells(notebook) if cell["cell_type"] == "code")
     named = re.findall(r"\b(?:results|book)/[\w./-]*", code)
     if re.search(r"\b(claims|prose)\.verdict|\bpages\.evidence", code):
-        named += ["book/claims.yml", PATHS]
+        named += ["book/claims.yml", *PATHS]
     # A name without its suffix is also the beginning of the provenance beside a table, and of all
     # tables that an f-string such as results/part/{name}.csv may name.
     beginnings = tuple(str(PurePosixPath(name).with_suffix("")) for name in named)
