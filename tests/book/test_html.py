@@ -113,7 +113,7 @@ NOTEBOOKS = [name for name in built_pages() if name.startswith("notebooks/")]
 
 
 @pytest.mark.parametrize("name", NOTEBOOKS)
-def test_what_was_found_is_said_in_three_sentences_without_an_interval(name: str):
+def test_what_was_found_is_said_in_fifty_words_and_three_numbers(name: str):
     (quoted,) = [
         quote
         for quote in article(name).find_all("blockquote")
@@ -122,6 +122,8 @@ def test_what_was_found_is_said_in_three_sentences_without_an_interval(name: str
     text = quoted.text.strip().removeprefix("In short.")
     assert 1 <= len(re.findall(r"[.?!](?=\s|$)", text)) <= 3
     assert not re.search(r"\[[-\d.]+, [-\d.]+\]", text)
+    assert len(re.findall(r"[^\W_]\S*", text)) <= 50
+    assert len(re.findall(r"(?<![\w.])-?\d+(?:\.\d+)?", text)) <= 3
 
 
 @pytest.mark.parametrize("name", NOTEBOOKS)
