@@ -62,10 +62,10 @@ def by_third(
 
 def tested(study: DataFrame, method: str, **where: Any) -> DataFrame:
     """Select a linearizer's test rows, with the accuracy under the control as ``before``."""
-    rows = select(study, method=f"linearize:{method}", **where)
+    rows = select(study, method=f"linearize:{method}")
     if "drop" not in rows:
         rows = effects.against_control(rows)
-    return select(rows.assign(before=rows["accuracy"] + rows["drop"]), split="test")
+    return select(rows.assign(before=rows["accuracy"] + rows["drop"]), split="test", **where)
 
 
 def distances_and_groups(study: DataFrame, method: str, level: float) -> Figure:
