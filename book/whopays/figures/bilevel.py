@@ -10,7 +10,6 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from numpy.random import Generator
 from pandas import DataFrame, Series
 
 from fairlib import statistics
@@ -57,14 +56,21 @@ QUESTIONS = [
 """Methods and their rivals on the page that asks whether results hold up."""
 
 
-def _by_chance(axis: Axes, table: DataFrame, *, across: bool = False, **where: Any) -> None:
-    """Shade the bias that two groups of one accuracy would have on average."""
-    shade = axis.axhspan if across else axis.axvspan
-    shade(0, group_gap_by_chance(table, where=where).mean(), color="#dddddd", zorder=0)
+def _rows_of_methods(
+    left: Mapping[str, Any], right: Mapping[str, Any], bias: float, chance: Series, height: float
+) -> tuple[Figure, Axes]:
+    """Draw a row for each method: accuracies on the left, bias beside the control's on the right.
 
-
-def _dotted(axis: Axes, value: float) -> None:
-    axis.axvline(value, color="#555555", linestyle=":", linewidth=1)
+    Returns:
+        The figure and its left axis, which is labelled ``test accuracy``.
+    """
+    figure, axes = new_figure(2, width=8.5, height=height, sharey=True)
+    axes[1].axvspan(0, chance.mean(), color="#dddddd", zorder=0)
+    axes[1].axvline(bias, color="#555555", linestyle=":", linewidth=1)
+    for axis, values, label in zip(axes, (left, right), ("accuracy", "bias"), strict=True):
+        plots.intervals(axis, values, zero=None)
+        axis.set_xlabel(f"test {label}")
+    return figure, axes[0]
 
 
 def by_pruner(table: DataFrame, at: float) -> Figure:
@@ -76,18 +82,15 @@ def by_pruner(table: DataFrame, at: float) -> Figure:
     """
     part = select(table, level=[0, at])
     runs = by_run(part, KEYS).groupby("pruner")["bias"]
-    figure, (right, bias) = new_figure(2, width=8.5, height=4.6, sharey=True)
-    _by_chance(bias, part, pruner=CONTROL)
     names = [name for name in SHOWN if name in runs.groups]
     groups = {
         name: dict(iter(part[part["pruner"] == name].groupby("group")["accuracy"]))
         for name in names
     }
-    plots.intervals(right, groups, zero=None)
-    plots.intervals(bias, {name: runs.get_group(name) for name in names}, zero=None)
-    _dotted(bias, runs.mean()[CONTROL])
+    bias, chance = runs.mean()[CONTROL], group_gap_by_chance(part, where={"pruner": CONTROL})
+    differences = {name: runs.get_group(name) for name in names}
+    figure, right = _rows_of_methods(groups, differences, bias, chance, height=4.6)
     right.set_xlabel("test accuracy of each group")
-    bias.set_xlabel("bias: difference of the two")
     right.legend(frameon=False, loc="best")
     return figure
 
@@ -107,7 +110,8 @@ def over_sparsity(table: DataFrame) -> Figure:
             minus = effects.contrast_rows(part, of=of, where=where, against=against)
             title = f"{', '.join(task)}\nBiFP minus the others\n{statistics.t_interval(minus):+.3f}"
             axis.set(xlabel="sparsity (0: not pruned)", ylabel=column, title=title)
-        _by_chance(axis, part, across=True, pruner=CONTROL)
+        chance = group_gap_by_chance(part, where={"pruner": CONTROL})
+        axis.axhspan(0, chance.mean(), color="#dddddd", zorder=0)
         if part.groupby(["seed", "group"])["accuracy"].nunique().max() == 1:
             axis.set_title("at the floor:\nall networks answer alike")
     plots.legend(figure)
@@ -187,18 +191,21 @@ def by_weight(study: DataFrame) -> DataFrame:
 
 def four(study: DataFrame) -> Figure:
     """Draw accuracy and bias with a row for each place of the fairness term."""
-    keys = ["pruner", "split", "level", "seed"]
-    figure, axes = new_figure(2, width=8.5, height=3.0, sharey=True)
-    _by_chance(axes[1], study, pruner="control", split="test")
-    runs = by_run(select(study, split="test"), keys)
-    for axis, column in zip(axes, ["accuracy", "bias"], strict=True):
-        each = {}
-        for name, place in PLACES.items():
-            own = select(runs, pruner=name).groupby("level")[column]
-            each[f"{place}: {name}"] = {f"{at:g}": values for at, values in own}
-        plots.intervals(axis, each, zero=None)
-        _dotted(axis, runs.loc[runs["pruner"] == "control", column].mean())
-        axis.set_xlabel(f"test {column}")
+    runs = by_run(select(study, split="test"), KEYS)
+    accuracy, bias = (
+        {
+            f"{place}: {name}": {
+                f"{at:g}": values
+                for at, values in select(runs, pruner=name).groupby("level")[column]
+            }
+            for name, place in PLACES.items()
+        }
+        for column in ("accuracy", "bias")
+    )
+    control = select(runs, pruner="control")
+    chance = group_gap_by_chance(study, where={"pruner": "control", "split": "test"})
+    figure, axis = _rows_of_methods(accuracy, bias, control["bias"].mean(), chance, height=3.0)
+    axis.axvline(control["accuracy"].mean(), color="#555555", linestyle=":", linewidth=1)
     plots.legend(figure, "sparsity")
     return figure
 
@@ -213,19 +220,6 @@ def barriers(study: DataFrame) -> Figure:
     axis.scatter(study["barrier"], rows, marker="|", color="#777777", alpha=0.5)
     axis.set_xlabel("barrier of the training loss on the way from BiFP (nats)")
     plots.legend(figure, "statistics of batch normalization")
-    return figure
-
-
-def rises(lines: DataFrame) -> Figure:
-    """Draw the training loss on each line, above the straight line between its ends."""
-    figure, axes = new_figure(2, width=9.0, height=4.0)
-    for axis, kind in zip(axes, STATISTICS, strict=True):
-        part = select(lines, statistics=kind)
-        wide = part.pivot(index="seed", columns=["against", "t"], values="barrier")
-        plots.lines(axis, {name: wide[name] for name in OTHERS})
-        axis.set(title=f"{kind} statistics", xlabel="t: 0 is BiFP, 1 the other network")
-    axes[0].set_ylabel("training loss above the\nline between the ends (nats)")
-    plots.legend(figure, "the other network")
     return figure
 
 
@@ -252,33 +246,11 @@ def in_numbers(study: DataFrame) -> DataFrame:
     return tables.means({name: dict(minus) for name, minus in differences(study).items()})
 
 
-def _shares(wide: np.ndarray, generator: Generator, draws: int = 10_000) -> np.ndarray:
-    """Compute how often each column has the smallest mean of five rows drawn at random."""
-    chosen = generator.permuted(np.tile(np.arange(len(wide)), (draws, 1)), axis=1)
-    best = wide[chosen[:, :5]].mean(axis=1).argmin(axis=1)
-    return np.bincount(best, minlength=wide.shape[1]) / draws
-
-
-def winners(study: DataFrame, shuffles: int = 200) -> tuple[Series, np.ndarray]:
-    """Compute how often five runs name each method the fairest.
-
-    Returns:
-        The shares, and the two ends between which 95 % of those of shuffled names lie.
-    """
-    seen = by_run(study, ["seed", "pruner"]).set_index(["seed", "pruner"])
-    wide, generator = seen["bias"].unstack(sort=False), np.random.default_rng(0)
-    found = pd.Series(_shares(wide.to_numpy(), generator), index=wide.columns)
-    renamed = (generator.permuted(wide, axis=1) for _ in range(shuffles))
-    shuffled = [_shares(names, generator, draws=1000) for names in renamed]
-    return found, np.quantile(shuffled, [0.025, 0.975])
-
-
-def who_wins(study: DataFrame) -> Figure:
-    """Draw how often five runs name each method the fairest."""
-    won, chance = winners(study)
+def who_wins(shares: Series, chance: np.ndarray) -> Figure:
+    """Draw how often five runs name each method the fairest; in grey, how often by chance."""
     figure, (axis,) = new_figure(width=6.5, height=2.8)
     axis.axvspan(*chance, color="#dddddd", zorder=0)
-    axis.barh(won.index, won, height=0.5, color=plots.PALETTE[0])
+    axis.barh(shares.index, shares, height=0.5, color=plots.PALETTE[0])
     axis.invert_yaxis()
     axis.grid(axis="y", visible=False)
     axis.set_xlabel("share of draws of five runs with the smallest mean bias")

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import Any
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
@@ -35,8 +34,6 @@ BEFORE: dict[str, Any] = {
     "where": {"stage": "dense", "split": "train"},
 }
 """Rows of the dense network, as :func:`whopays.effects.attach` takes them."""
-
-Panel = tuple[Callable[[Axes, DataFrame, str, float], None], str, float]
 
 
 def by_third(
@@ -154,40 +151,36 @@ def by_step(study: DataFrame, method: str, level: float) -> DataFrame:
     return rows.groupby("step").filter(lambda own: {*own["seed"]} == seeds)
 
 
-def gains(axis: Axes, study: DataFrame, method: str, level: float) -> None:
-    """Draw test accuracy with the constraint minus that without, for two thirds of the groups."""
-    rows = by_step(study, method, level)
-    found = {
-        f"{end} third": effects.by_level(rows, of="accuracy_change", groups=end)
-        for end in ("largest", "smallest")
-    }
-    plots.lines(axis, found)
-    axis.set_ylabel("gain in test accuracy")
+def over_steps(study: DataFrame, *panels: tuple[str, str, float]) -> Figure:
+    """Draw gains of two thirds of the groups, or the gap between all groups, over the dual step.
 
-
-def gaps(axis: Axes, study: DataFrame, method: str, level: float) -> None:
-    """Draw the gap between the groups, with the constraint and without."""
-    held = effects.by_level(by_step(study, method, level), of="group_gap")
-    plots.lines(axis, {"Algorithm 1": held}, zero=False)
-    test = {"method": f"linearize:{method}", "split": "test"}
-    plain = test | {"variant": "never", "level": level}
-    known = {
-        "no constraint": effects.group_gap(study, where=plain),
-        "control": effects.group_gap(study, where=test | {"variant": "control"}),
-        "chance": effects.group_gap_by_chance(study, where=plain),
-    }
-    for style, (label, gap) in zip(("--", "-.", ":"), known.items(), strict=True):
-        axis.axhline(gap.mean(), label=label, color="#555555", linestyle=style)
-    axis.set(ylim=(0, None), ylabel="gap in test accuracy")
-
-
-def over_steps(study: DataFrame, *panels: Panel) -> Figure:
-    """Draw gains or gaps over the dual step; a panel is how, after which linearizer, at what
-    budget."""
+    Args:
+        study: Table of the page on Algorithm 1.
+        panels: ``"gain"`` or ``"gap"`` of test accuracy, a linearizer and a budget.
+    """
     figure, axes = new_figure(len(panels), width=4.5 * len(panels))
-    for axis, (draw, method, level) in zip(axes, panels, strict=True):
-        draw(axis, study, method, level)
-        axis.set(xscale="log", xlabel="dual step", title=f"{method} at {level:g}")
+    for axis, (what, method, level) in zip(axes, panels, strict=True):
+        rows = by_step(study, method, level)
+        if what == "gain":
+            found = {
+                f"{end} third": effects.by_level(rows, of="accuracy_change", groups=end)
+                for end in ("largest", "smallest")
+            }
+            plots.lines(axis, found)
+        else:
+            plots.lines(axis, {"Algorithm 1": effects.by_level(rows, of="group_gap")}, zero=False)
+            test = {"method": f"linearize:{method}", "split": "test"}
+            never = test | {"variant": "never", "level": level}
+            known = {
+                "no constraint": effects.group_gap(study, where=never),
+                "control": effects.group_gap(study, where=test | {"variant": "control"}),
+                "chance": effects.group_gap_by_chance(study, where=never),
+            }
+            for style, (label, gap) in zip(("--", "-.", ":"), known.items(), strict=True):
+                axis.axhline(gap.mean(), label=label, color="#555555", linestyle=style)
+            axis.set_ylim(0)
+        axis.set(xscale="log", xlabel="dual step", ylabel=f"{what} in test accuracy")
+        axis.set_title(f"{method} at {level:g}")
         axis.legend(frameon=False)
     return figure
 
@@ -241,9 +234,11 @@ def against_no_constraint(study: DataFrame, method: str = "snl", level: float = 
     rows = select(study, method=f"linearize:{method}", level=level)
     runs = effects.by_run(select(rows, split="test"), keys).set_index(keys)
     loss = select(rows, split="train").groupby(keys)["loss"]
+    runs = runs.rename(columns={"bias": "gap"})[["accuracy", "gap"]].sort_index()
     runs["gap in training loss"] = loss.max() - loss.min()
-    runs = runs.drop(columns="signed").rename(columns={"bias": "gap"}).sort_index()
-    counts = runs.groupby(keys[:2]).size()
-    tried = counts.index[counts == study["seed"].nunique()].drop([("never", 0.0)])
-    found = {run: dict(runs.loc[run] - runs.loc["never", 0.0]) for run in tried}
+    found = {
+        run: dict(own.droplevel(keys[:2]) - runs.loc["never", 0.0])
+        for run, own in runs.groupby(keys[:2])
+        if len(own) == study["seed"].nunique() and run[0] != "never"
+    }
     return tables.means(found, names=["variant", "dual step"])
