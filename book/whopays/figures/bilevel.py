@@ -21,12 +21,12 @@ KEYS = ["pruner", "level", "seed"]
 CONTROL = "dense, finetuned"
 FOUR = ["SNIP", "FPGM", "lottery", "FairGRAPE"]
 BIFP = ["BiFP-uns", "BiFP-str"]
-SHOWN = [CONTROL, "magnitude", *FOUR, "F&P", "P&F", "F&P&F", "BiP", *BIFP]
-MEASURES = {"accuracy": "overall_accuracy", "bias": "group_gap"}
+PRUNERS_SHOWN = [CONTROL, "magnitude", *FOUR, "F&P", "P&F", "F&P&F", "BiP", *BIFP]
+OUTCOMES = {"accuracy": "overall_accuracy", "bias": "group_gap"}
 
 RUN = ["pruner", "epochs"]
 FLOOR, UNPRUNED = "magnitude, no term", "unpruned"
-KINDS = {
+PANELS = {
     "two levels": ["BiFP-str", "BiFP-uns", "BiP-str"],
     "scored once, then fair": ["magnitude", "SNIP", "FPGM"],
     "in rounds, then fair": ["lottery", "FairGRAPE"],
@@ -41,7 +41,7 @@ PLACES = {
 }
 """Levels with the fairness term, by the paper's name of the network."""
 
-STATISTICS = ["stored", "re-estimated"]
+NORMS = ["stored", "re-estimated"]
 OTHERS = ["w/o w", "w/o m", "w/o w&m", "another seed", "another start"]
 
 MATTERS = 0.02
@@ -82,7 +82,7 @@ def by_pruner(table: DataFrame, at: float) -> Figure:
     """
     part = select(table, level=[0, at])
     runs = by_run(part, KEYS).groupby("pruner")["bias"]
-    names = [name for name in SHOWN if name in runs.groups]
+    names = [name for name in PRUNERS_SHOWN if name in runs.groups]
     groups = {
         name: dict(iter(part[part["pruner"] == name].groupby("group")["accuracy"]))
         for name in names
@@ -102,7 +102,7 @@ def over_sparsity(table: DataFrame) -> Figure:
     figure, axes = new_figure(max(count, 2), rows=rows, width=9.0, height=3.6 * rows)
     for place, (task, part) in enumerate(tasks):
         runs = by_run(part, KEYS)
-        for axis, (column, of) in zip(axes[place::count], MEASURES.items(), strict=True):
+        for axis, (column, of) in zip(axes[place::count], OUTCOMES.items(), strict=True):
             wide = runs.pivot(index="seed", columns=["pruner", "level"], values=column)
             curves = {name: wide[CONTROL].join(wide[name]) for name in FOUR + BIFP}
             plots.lines(axis, curves, apart=0.006, zero=False)
@@ -125,7 +125,7 @@ def over_time(table: DataFrame) -> Figure:
         table: Curves of the page on time: accuracy, bias and gradients of every run.
     """
     here = set(table["pruner"])
-    titles = [title for title, names in KINDS.items() if here & set(names)]
+    titles = [title for title, names in PANELS.items() if here & set(names)]
     figure, axes = new_figure(len(titles), rows=2, width=9.5, height=5.6, sharey="row")
     own = select(table, pruner="BiFP-str")
     own = own[own["epochs"] == own["reference"]]
@@ -134,7 +134,7 @@ def over_time(table: DataFrame) -> Figure:
     for axis, (column, title) in zip(axes, panels, strict=True):
         axis.axvspan(0, own["gradients"].mean(), color="#D55E00", alpha=0.1)
         axis.axhline(own[column].mean(), color="#555555", linestyle="--", lw=1)
-        for place, name in enumerate(name for name in KINDS[title] if name in here):
+        for place, name in enumerate(name for name in PANELS[title] if name in here):
             wide = select(table, pruner=name).pivot(index="seed", columns="epochs")
             # Methods of the same price would hide each other.
             price = wide["gradients"].mean() * 1.04 ** (place - 1)
@@ -215,7 +215,7 @@ def barriers(study: DataFrame) -> Figure:
     figure, (axis,) = new_figure(width=8.5, height=3.4)
     axis.axvspan(0, 0.05, color="#dddddd")
     wide = study.pivot(index="seed", columns=["against", "statistics"])["barrier"]
-    plots.intervals(axis, {name: dict(wide[name][STATISTICS]) for name in OTHERS}, zero=None)
+    plots.intervals(axis, {name: dict(wide[name][NORMS]) for name in OTHERS}, zero=None)
     rows = study["against"].map(OTHERS.index) + 0.22 * (study["statistics"] == "re-estimated")
     axis.scatter(study["barrier"], rows, marker="|", color="#777777", alpha=0.5)
     axis.set_xlabel("barrier of the training loss on the way from BiFP (nats)")

@@ -14,7 +14,7 @@ from whopays.effects import select
 from whopays.plots import new_figure
 
 CHANGE = {"overall_change": "change of test accuracy\nagainst the control"}
-DROPS = {"drop_difference": "drop of the smallest third\nminus that of the largest"}
+WHO_PAYS = {"drop_difference": "drop of the smallest third\nminus that of the largest"}
 MEASURED = {
     "test accuracy": "accuracy",
     "gradient norm": "gradient_norm",
@@ -57,7 +57,7 @@ def by_third(
     return figure
 
 
-def tested(study: DataFrame, method: str, **where: Any) -> DataFrame:
+def test_rows(study: DataFrame, method: str, **where: Any) -> DataFrame:
     """Select a linearizer's test rows, with the accuracy under the control as ``before``."""
     rows = select(study, method=f"linearize:{method}")
     if "drop" not in rows:
@@ -112,8 +112,8 @@ def by_method(study: DataFrame, of: str) -> dict[str, DataFrame]:
     }
 
 
-def linearizers(
-    study: DataFrame, relus: int, traffic: DataFrame, labels: Mapping[str, str] = CHANGE | DROPS
+def over_kept(
+    study: DataFrame, relus: int, traffic: DataFrame, labels: Mapping[str, str] = CHANGE | WHO_PAYS
 ) -> Figure:
     """Draw what all lose and who pays, over the mean share of ReLUs that each linearizer keeps.
 
@@ -212,7 +212,7 @@ def with_and_without(study: DataFrame, method: str, step: float) -> Figure:
     return plots.over_budgets(dict.fromkeys(MEASURED, panels), MEASURED, width=9.0)
 
 
-def given_back(runs: Mapping[str, tables.Recorded], panels: Sequence[tuple[str, float]]) -> None:
+def returned(runs: Mapping[str, tables.Recorded], panels: Sequence[tuple[str, float]]) -> None:
     """Draw mitigated relative drops by group, a row of panels for each recorded table.
 
     Args:
