@@ -72,6 +72,25 @@ def _chosen(given: Arguments, names: tuple[str, ...]) -> Arguments:
     return {name: given[name] for name in names if name in given}
 
 
+def linearizers(page: Mapping[str, Any], train: Arguments) -> dict[str, Arguments]:
+    """Resolve the parameters of a page into settings of the linearizers that train, by name.
+
+    Args:
+        page: Names and values of the page, its ``globals()``.
+        train: Arguments of :func:`fairlib.fit` for the dense training (:func:`settings`).
+    """
+    mask = {name: page[name] for name in ("augment", "precision")}
+    mask |= {"epochs": page["mask_epochs"], "lr": page["mask_lr"]}
+    mask["batch_size"] = page["mask_batch"] or page["batch_size"]
+    steps = train | {"epochs": page.get("step_epochs"), "lr": page["lr"] / 5}
+    widths = 1.0, 0.75, 0.5, 0.25, 0.125
+    return {
+        "snl": {"exact": True, "penalty": page["penalty"], "train": mask},
+        "deepreduce": {"train": steps, "widths": widths, "from_scratch": train},
+        "senet": {"train": steps},
+    }
+
+
 def values(text: str, kind: type = float) -> list[Any]:
     """Split a parameter that lists several values, separated by commas: float, int or str."""
     return [kind(part.strip()) for part in text.split(",") if part.strip()]

@@ -1,0 +1,244 @@
+"""Figures and tables of the part on linearization: who pays over the share of ReLUs kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import product
+from typing import Any
+
+from matplotlib.figure import Figure
+from pandas import DataFrame
+
+from whopays import effects, plots, tables
+from whopays.effects import select
+from whopays.plots import new_figure
+
+CHANGE = {"overall_change": "change of test accuracy\nagainst the control"}
+WHO_PAYS = {"drop_difference": "drop of the smallest third\nminus that of the largest"}
+MEASURED = {
+    "test accuracy": "accuracy",
+    "gradient norm": "gradient_norm",
+    "distance (margin)": "boundary_mean",
+}
+ORDERS = {
+    "size and gradient norm": ("train_size", "gradient_norm", "train"),
+    "bound and drop": ("bound", "drop", "test"),
+    "distance to the boundary before, and drop": ("margin_before", "drop", "test"),
+    "gradient norm and accuracy": ("gradient_norm", "accuracy", "test"),
+    "distance to the boundary and accuracy": ("boundary_mean", "accuracy", "test"),
+}
+"""Names of two columns whose order of the groups is compared, and their part of the data."""
+
+BEFORE: dict[str, Any] = {
+    "on": ["setting", "method", "seed", "group"],
+    "where": {"stage": "dense", "split": "train"},
+}
+"""Rows of the dense network, as :func:`whopays.effects.attach` takes them."""
+
+
+def by_third(
+    study: DataFrame, panels: Mapping[str, Mapping[str, Any]], relus: int, traffic: DataFrame
+) -> Figure:
+    """Draw changes of test accuracy over the budget, for all images and two thirds of the groups.
+
+    Args:
+        study: Recorded table with the settings ``equal`` and ``unequal``.
+        panels: Values of columns that select the rows of a panel, by its title.
+        relus: Number of ReLUs of the network.
+        traffic: Recorded table of what two parties send.
+    """
+    figure, axes = new_figure(len(panels), width=10.5, sharey=True)
+    for axis, (title, where) in zip(axes, panels.items(), strict=True):
+        ranks = {**where, "setting": "unequal"}
+        plots.thirds(axis, study, where=where, rank_where=ranks, everybody=True)
+        axis.set_title(title)
+        plots.relu_traffic(axis, relus, traffic)
+    axes[0].legend(frameon=False, title="groups")
+    return figure
+
+
+def test_rows(study: DataFrame, method: str, **where: Any) -> DataFrame:
+    """Select a linearizer's test rows, with the accuracy under the control as ``before``."""
+    rows = select(study, method=f"linearize:{method}")
+    if "drop" not in rows:
+        rows = effects.against_control(rows)
+    return select(rows.assign(before=rows["accuracy"] + rows["drop"]), split="test", **where)
+
+
+def distances_and_groups(study: DataFrame, method: str, level: float) -> Figure:
+    """Draw how far the weights move, and who is badly fitted, after a linearizer at a budget."""
+    figure, (moved, norms, margins) = new_figure(3, width=11.0)
+    unequal = select(study, setting="unequal")
+    seen = select(unequal, stage=["control", "compressed"])
+    plots.shares(moved, seen["level"], "budget (100 % is the control)")
+    by_name = seen.assign(method=seen["method"].str.removeprefix("linearize:"))
+    wide = by_name.pivot_table("distance", "seed", ["method", "level"])
+    plots.lines(moved, {name: wide[name] for name in by_name["method"].unique()}, zero=False)
+    moved.set_ylabel("distance of the weights\nfrom the dense network")
+    moved.legend(frameon=False)
+    rows = select(unequal, method=f"linearize:{method}", level=level, split="test")
+    if rows["group"].nunique() > 5:
+        # Which group has which size changes with the seed.
+        ranks = rows.groupby("seed")["train_size"].rank(method="first", ascending=False)
+        rows = rows.assign(group=ranks.map("{:.0f}. by size".format))
+    plots.crosses(norms, rows, "gradient_norm", "accuracy")
+    plots.crosses(margins, rows, "boundary_mean", "accuracy")
+    plots.floor(norms, unequal, method=f"linearize:{method}")
+    norms.set(xlabel="gradient norm, test images", ylabel=f"accuracy at {level:g}")
+    margins.set_xlabel("distance to the boundary (margin)")
+    margins.legend(frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
+    return figure
+
+
+def orders(study: DataFrame, level: float) -> DataFrame:
+    """Compute whether two orders of the groups agree, by the pairs of `ORDERS`."""
+    study = effects.attach(study, {"margin_before": "boundary_mean"}, **BEFORE)
+    measured = study.dropna(subset="gradient_norm")["method"].unique()
+    at = {"setting": "unequal", "level": level, "stage": "compressed"}
+    pairs = {
+        (method.removeprefix("linearize:"), name): (x, y, at | {"method": method, "split": part})
+        for method, (name, (x, y, part)) in product(measured, ORDERS.items())
+    }
+    return tables.correlations(
+        study, pairs, {"Spearman": {}}, names=["linearizer", "correlation of"]
+    )
+
+
+def by_method(study: DataFrame, of: str) -> dict[str, DataFrame]:
+    """Compute a statistic by linearizer: seeds in rows, budgets in columns."""
+    names = study["method"].str.removeprefix("linearize:")
+    return {
+        str(name): effects.by_level(part, of=of) for name, part in study.groupby(names, sort=False)
+    }
+
+
+def over_kept(
+    study: DataFrame, relus: int, traffic: DataFrame, labels: Mapping[str, str] = CHANGE | WHO_PAYS
+) -> Figure:
+    """Draw what all lose and who pays, over the mean share of ReLUs that each linearizer keeps.
+
+    Args:
+        study: Table of the page that compares linearizers.
+        relus: Number of ReLUs of the network.
+        traffic: Recorded table of what two parties send.
+        labels: Label of a panel by its statistic.
+    """
+    figure, axes = new_figure(len(labels), width=1.5 + 3.75 * len(labels))
+    compressed = select(study, stage="compressed")
+    kept = compressed.groupby(["method", "level"])["kept"].mean()
+    for axis, (of, label) in zip(axes, labels.items(), strict=True):
+        plots.shares(axis, compressed["level"], "share of ReLUs kept")
+        found = {
+            name: values.set_axis([*kept[f"linearize:{name}"]], axis=1)
+            for name, values in by_method(study, of).items()
+        }
+        plots.lines(axis, found, apart=0.03)
+        plots.relu_traffic(axis, relus, traffic)
+        axis.set_ylabel(label)
+    axes[0].legend(frameon=False)
+    return figure
+
+
+def by_step(study: DataFrame, method: str, level: float) -> DataFrame:
+    """Select rows with the dual step for the level; the control is then no constraint."""
+    rows = select(
+        study, method=f"linearize:{method}", level=level, variant=["never", "algorithm 1"]
+    )
+    plain = rows["variant"] == "never"
+    rows = rows.assign(level=rows["step"], stage=rows["stage"].mask(plain, "control"))
+    seeds = {*rows["seed"]}
+    # Where a training diverged, the mean over the other seeds would be another one's.
+    return rows.groupby("step").filter(lambda own: {*own["seed"]} == seeds)
+
+
+def over_steps(study: DataFrame, *panels: tuple[str, str, float]) -> Figure:
+    """Draw gains of two thirds of the groups, or the gap between all groups, over the dual step.
+
+    Args:
+        study: Table of the page on Algorithm 1.
+        panels: ``"gain"`` or ``"gap"`` of test accuracy, a linearizer and a budget.
+    """
+    figure, axes = new_figure(len(panels), width=4.5 * len(panels))
+    for axis, (what, method, level) in zip(axes, panels, strict=True):
+        rows = by_step(study, method, level)
+        if what == "gain":
+            found = {
+                f"{end} third": effects.by_level(rows, of="accuracy_change", groups=end)
+                for end in ("largest", "smallest")
+            }
+            plots.lines(axis, found)
+        else:
+            plots.lines(axis, {"Algorithm 1": effects.by_level(rows, of="group_gap")}, zero=False)
+            test = {"method": f"linearize:{method}", "split": "test"}
+            never = test | {"variant": "never", "level": level}
+            known = {
+                "no constraint": effects.group_gap(study, where=never),
+                "control": effects.group_gap(study, where=test | {"variant": "control"}),
+                "chance": effects.group_gap_by_chance(study, where=never),
+            }
+            for style, (label, gap) in zip(("--", "-.", ":"), known.items(), strict=True):
+                axis.axhline(gap.mean(), label=label, color="#555555", linestyle=style)
+            axis.set_ylim(0)
+        axis.set(xscale="log", xlabel="dual step", ylabel=f"{what} in test accuracy")
+        axis.set_title(f"{method} at {level:g}")
+        axis.legend(frameon=False)
+    return figure
+
+
+def mitigated(
+    study: DataFrame, method: str, step: float, variant: str = "algorithm 1"
+) -> DataFrame:
+    """Select test rows of a variant and of the control, with two accuracies beside each.
+
+    Returns:
+        ``before`` is the accuracy at the same budget without a constraint, ``control`` that with
+        all ReLUs.
+    """
+    on = ["method", "seed", "group"]
+    rows = effects.against_control(study, on=on)
+    rows = rows.assign(control=rows["accuracy"] + rows["drop"])
+    keys, never = [*on, "level", "split"], {"variant": "never"}
+    rows = effects.attach(rows, {"before": "accuracy"}, on=keys, where=never)
+    rows = rows[rows["step"].isin([0.0, step])]
+    return select(rows, method=f"linearize:{method}", variant=["control", variant], split="test")
+
+
+def with_and_without(study: DataFrame, method: str, step: float) -> Figure:
+    """Draw accuracies, gradient norms and distances by group, without and with mitigation."""
+    panels = {
+        "unmitigated": mitigated(study, method, step, "never"),
+        "mitigated": mitigated(study, method, step),
+    }
+    return plots.over_budgets(dict.fromkeys(MEASURED, panels), MEASURED, width=9.0)
+
+
+def returned(runs: Mapping[str, tables.Recorded], panels: Sequence[tuple[str, float]]) -> None:
+    """Draw mitigated relative drops by group, a row of panels for each recorded table.
+
+    Args:
+        runs: Recorded tables of the page on Algorithm 1, by name.
+        panels: Linearizers and dual steps.
+    """
+    rows = {
+        f"{name}\nmitigated relative\ndrop of accuracy, %": {
+            f"{method}, {step:g}": mitigated(run.table, method, step) for method, step in panels
+        }
+        for name, run in runs.items()
+    }
+    plots.provenance(plots.over_budgets(rows, before="before"), *runs.values())
+
+
+def against_no_constraint(study: DataFrame, method: str = "snl", level: float = 0.02) -> DataFrame:
+    """Compare every variant with no constraint in the same seeds, where no training diverged."""
+    keys = ["variant", "step", "seed"]
+    rows = select(study, method=f"linearize:{method}", level=level)
+    runs = effects.by_run(select(rows, split="test"), keys).set_index(keys)
+    loss = select(rows, split="train").groupby(keys)["loss"]
+    runs = runs.rename(columns={"bias": "gap"})[["accuracy", "gap"]].sort_index()
+    runs["gap in training loss"] = loss.max() - loss.min()
+    found = {
+        run: dict(own.droplevel(keys[:2]) - runs.loc["never", 0.0])
+        for run, own in runs.groupby(keys[:2])
+        if len(own) == study["seed"].nunique() and run[0] != "never"
+    }
+    return tables.means(found, names=["variant", "dual step"])
