@@ -106,8 +106,16 @@ def evidence(path: str) -> tuple[tables.Recorded, Callable[..., prose.Said]]:
     return tables.recorded(path), partial(prose.verdict, table=path)
 
 
-def lean(study: pd.DataFrame) -> pd.DataFrame:
-    """Keep controls and the test part of compressed networks, the rows that statistics need."""
+def lean(study: pd.DataFrame, control: str = "") -> pd.DataFrame:
+    """Keep controls and the test part of compressed networks, the rows that statistics need.
+
+    Args:
+        study: Table of :func:`fairlib.study`.
+        control: Name of an arm whose control becomes that of the arm ``equal loss``, too.
+    """
+    if control:
+        own = study[(study["stage"] == "control") & (study["arm"] == control)]
+        study = pd.concat([study, own.assign(arm="equal loss")])
     tested = (study["stage"] == "compressed") & (study["split"] == "test")
     return study[(study["stage"] == "control") | tested].reset_index(drop=True)
 

@@ -47,11 +47,57 @@ TABLE_1 = {
 }
 """Table 1 of [T] as printed, but for SVHN: full, then relaxed; accuracy by class, then of all."""
 
+TRAININGS = {"never": "plain", "before": "equal losses"}
+"""Names of the trainings without and with the constraint, by the time of mitigation."""
+
+HELD = {
+    "accuracy": ("test", "test accuracy"),
+    "gradient_norm": ("train", "gradient norm\n(log10 nats per unit weight)"),
+    "boundary_mean": ("train", "distance to the boundary\n(probability)"),
+    "curvature_largest": ("train", "largest eigenvalue\n(log10 nats per weight²)"),
+}
+"""Columns that equal losses may bring together: the part where they are measured, and a label."""
+
 _EXTRA = {"epochs": "", "time": ", time"}
 _ORDER = ["not pruned", "none", *FIVE]
 _RUN = ["mitigation", "strength", "budget", "stage", "seed"]
 _COLUMNS = ["accuracy", "gradient_norm", "curvature_largest"]
 _ARMS = ["none", "equal-loss-weak", "equal-loss", "equal-curvature"]
+
+
+def held_by_size(study: DataFrame) -> Figure:
+    """Draw what equal losses may bring together, of every group over its size, by training."""
+    study = study.assign(**np.log10(study[["gradient_norm", "curvature_largest"]]))
+    figure, axes = new_figure(len(HELD), width=11.5)
+    for axis, (column, (split, label)) in zip(axes, HELD.items(), strict=True):
+        found = {
+            name: effects.groups_by_size(study, column=column, where={"when": when, "split": split})
+            for when, name in TRAININGS.items()
+        }
+        plots.lines(axis, found, zero=False)
+        plots.size_axis(axis, found["plain"], "training images")
+        axis.set_ylabel(label)
+    legend(figure, "training", right=True)
+    return figure
+
+
+def held_gaps(study: DataFrame) -> DataFrame:
+    """List how far apart the groups are after either training, and the difference.
+
+    Gaps of norms, distances and eigenvalues are divided by the mean over the groups.
+    """
+    rows: dict[Hashable, dict[str, Any]] = {}
+    for column, (split, label) in ({"loss": ("train", "loss (nats)")} | HELD).items():
+        relative = column not in ("accuracy", "loss")
+        own = {
+            name: effects.group_gap(
+                study, where={"when": when, "split": split}, column=column, relative=relative
+            )
+            for when, name in TRAININGS.items()
+        }
+        own["difference"] = own["equal losses"] - own["plain"]
+        rows[label.split("\n")[0] + ", over its mean" * relative, split] = own
+    return tables.means(rows, names=["gap between groups", "measured on"])
 
 
 def mitigation_names(table: DataFrame) -> Series:
