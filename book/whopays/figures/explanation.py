@@ -120,7 +120,7 @@ def norm_and_drop(study: DataFrame, at: float) -> Figure:
     return _settings(study, rows, points, f"{NORM}, before", f"drop of test accuracy at {at:g}")
 
 
-def correlations(study: DataFrame, cause: str, beside: str, at: float = 0.9) -> DataFrame:
+def cause_correlations(study: DataFrame, cause: str, beside: str, at: float = 0.9) -> DataFrame:
     """List rank correlations over groups between a cause, size, fit and drop, in each setting.
 
     Args:
