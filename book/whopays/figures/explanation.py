@@ -69,6 +69,24 @@ def _settings(
     return figure
 
 
+def one_over_another(
+    study: DataFrame, x: tuple[str, str], y: tuple[str, str], *, means: bool = False, **where: Any
+) -> Figure:
+    """Draw one quantity of the groups over another, in each setting.
+
+    Args:
+        study: Recorded table of the page on gradient norms.
+        x, y: Names of two columns, with the labels of their axes.
+        means: Whether to draw the mean of each group instead of a point for each network.
+        where: Values of columns that select the rows.
+    """
+    draw = partial(plots.crosses, rank="unequal_size", below=True) if means else plots.scatter
+    points = partial(draw, x=x[0], y=y[0])
+    figure = _settings(study, in_logs(select(study, **where)), points, x[1], y[1])
+    figure.set_figheight(4.6 if means else 3.4)
+    return figure
+
+
 def _over_size(study: DataFrame, rows: DataFrame, column: str) -> Figure:
     """Draw a quantity of dense networks over group size, a line for each part of the data."""
     draw = partial(plots.by_size, column=column, by="split", rank="unequal_size", zero=False)
@@ -96,28 +114,6 @@ def eigenvalues_by_size(study: DataFrame) -> Figure:
     random = select(rows, **_TRAIN).assign(split="random groups")
     random["curvature_largest"] = random["lot_largest"]
     return _over_size(study, pd.concat([rows, random]), "curvature_largest")
-
-
-def accuracy_and_norm(study: DataFrame, *, means: bool = False) -> Figure:
-    """Draw gradient norms of dense networks over test accuracy, both on the test set.
-
-    Args:
-        study: Recorded table of the page on gradient norms.
-        means: Whether to draw the mean of each group instead of a point for each network.
-    """
-    draw = partial(plots.crosses, rank="unequal_size", below=True) if means else plots.scatter
-    rows = in_logs(select(study, **_DENSE, **_TEST))
-    points = partial(draw, x="accuracy", y="gradient_norm")
-    figure = _settings(study, rows, points, "test accuracy", NORM)
-    figure.set_figheight(4.6 if means else 3.4)
-    return figure
-
-
-def norm_and_drop(study: DataFrame, at: float) -> Figure:
-    """Draw what pruning takes from each group over its gradient norm in the dense network."""
-    rows = in_logs(select(study, stage="compressed", level=at, **_TRAIN))
-    points = partial(plots.scatter, x="dense_gradient_norm", y="test_drop")
-    return _settings(study, rows, points, f"{NORM}, before", f"drop of test accuracy at {at:g}")
 
 
 def cause_correlations(study: DataFrame, cause: str, beside: str, at: float = 0.9) -> DataFrame:
@@ -184,15 +180,6 @@ def collinear(study: DataFrame) -> Figure:
         plots.matrix(axis, rank_matrix(study, names, setting=setting, **_TRAIN))
         axis.set_title(setting)
     return figure
-
-
-def bounds(study: DataFrame) -> DataFrame:
-    """List how the bound of Theorem 1 ranks the groups, and how often it is violated."""
-    rows = select(study, stage="one-shot", **_TRAIN)
-    violated = (rows["excessive_loss"] > rows["bound"]).groupby(rows["level"]).mean()
-    pairs = {at: ("bound", "excessive_loss", {"level": at}) for at in violated.index}
-    found = tables.correlations(rows, pairs, {"rank correlation": {}}, names="sparsity")
-    return found.assign(**{"violated, share of groups": violated}).round(3)
 
 
 def upsampled(study: DataFrame, setting: str, split: str) -> Figure:
