@@ -127,11 +127,12 @@ def cause_correlations(study: DataFrame, cause: str, beside: str, at: float = 0.
     """
     train: dict[str, Any] = _DENSE | _TRAIN
     pruned = _TRAIN | {"stage": "compressed", "level": at}
+    name, other = cause.replace("_", " "), beside.replace("_", " ")
     pairs = {
-        f"size and {cause}": ("unequal_size", cause, train),
-        f"size and {beside}": ("unequal_size", beside, train),
-        f"accuracy and {cause}, test set": ("accuracy", cause, _DENSE | _TEST),
-        f"{cause} before, and drop": (f"dense_{cause}", "test_drop", pruned),
+        f"size and {name}": ("unequal_size", cause, train),
+        f"size and {other}": ("unequal_size", beside, train),
+        f"accuracy and {name}, test set": ("accuracy", cause, _DENSE | _TEST),
+        f"{name} before, and drop": (f"dense_{cause}", "test_drop", pruned),
     }
     return tables.correlations(study, pairs, {name: {"setting": name} for name in SETTINGS})
 
