@@ -26,6 +26,13 @@ CAUSES = {
 }
 """Columns that are said to explain who loses, with labels."""
 
+_NAMES = {
+    "gradient_norm": "gradient norm",
+    "gradient_debiased_square": "debiased square",
+    "curvature_largest": "eigenvalue",
+    "lot_largest": "eigenvalue of random groups",
+    "boundary_mean": "margin",
+}
 _DENSE, _TRAIN, _TEST = {"stage": "dense"}, {"split": "train"}, {"split": "test"}
 
 
@@ -127,7 +134,7 @@ def cause_correlations(study: DataFrame, cause: str, beside: str, at: float = 0.
     """
     train: dict[str, Any] = _DENSE | _TRAIN
     pruned = _TRAIN | {"stage": "compressed", "level": at}
-    name, other = cause.replace("_", " "), beside.replace("_", " ")
+    name, other = _NAMES[cause], _NAMES[beside]
     pairs = {
         f"size and {name}": ("unequal_size", cause, train),
         f"size and {other}": ("unequal_size", beside, train),
@@ -140,8 +147,13 @@ def cause_correlations(study: DataFrame, cause: str, beside: str, at: float = 0.
 def rank_matrix(study: DataFrame, columns: Iterable[str], **where: Any) -> DataFrame:
     """Compute rank correlations between columns of dense networks, mean over seeds."""
     rows = select(study, **_DENSE, **where).filter(["seed", *columns])
-    rows = rows.rename(columns={"curvature_largest": "eigenvalue", "boundary_mean": "margin"})
-    found = rows.groupby("seed").corr(method="spearman").groupby(level=1, sort=False).mean()
+    found = (
+        rows.rename(columns=_NAMES)
+        .groupby("seed")
+        .corr(method="spearman")
+        .groupby(level=1, sort=False)
+        .mean()
+    )
     return found.round(2)
 
 
