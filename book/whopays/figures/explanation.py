@@ -146,15 +146,9 @@ def cause_correlations(study: DataFrame, cause: str, beside: str, at: float = 0.
 
 def rank_matrix(study: DataFrame, columns: Iterable[str], **where: Any) -> DataFrame:
     """Compute rank correlations between columns of dense networks, mean over seeds."""
-    rows = select(study, **_DENSE, **where).filter(["seed", *columns])
-    found = (
-        rows.rename(columns=_NAMES)
-        .groupby("seed")
-        .corr(method="spearman")
-        .groupby(level=1, sort=False)
-        .mean()
-    )
-    return found.round(2)
+    rows = select(study, **_DENSE, **where).filter(["seed", *columns]).rename(columns=_NAMES)
+    found = rows.groupby("seed").corr(method="spearman")
+    return found.groupby(level=1, sort=False).mean().round(2)
 
 
 def beside_eigenvalues(study: DataFrame, **look: Any) -> Figure:
