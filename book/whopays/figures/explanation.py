@@ -159,7 +159,7 @@ def beside_eigenvalues(study: DataFrame, **look: Any) -> Figure:
         look: Further arguments of :func:`whopays.plots.against`.
     """
     columns = {"boundary_mean": "probability margin", "accuracy": "test accuracy"}
-    columns["gradient_norm"] = NORM
+    columns |= {"gradient_norm": NORM}
     rows = in_logs(select(study, setting="unequal", **_DENSE, **_TEST))
     figure = plots.against(rows, columns, ("curvature_largest", EIGENVALUE), width=9.0, **look)
     plots.floor(figure.axes[1], study, setting="unequal")
@@ -192,24 +192,20 @@ def collinear(study: DataFrame) -> Figure:
 def upsampled(study: DataFrame, setting: str, split: str) -> Figure:
     """Draw the gradient norms of all groups, a panel for each group that is upsampled."""
     rows = in_logs(select(study, setting=setting, split=split))
-    few = rows["group"].nunique() <= 3
-    shown = rows if few else rows[rows["upsampled"]]
-    figure, axes = new_figure(rows["upsampled_group"].nunique(), sharey=True)
-    for axis, (name, panel) in zip(axes, rows.groupby("upsampled_group", sort=False), strict=True):
-        means = panel.pivot_table("gradient_norm", "times", "group")
-        axis.plot(means, color="#aaaaaa")
-        parts = plots.split_by_group(select(shown, upsampled_group=name))
+    panels = rows.groupby("upsampled_group", sort=False)
+    figure, axes = new_figure(len(panels), sharey=True)
+    for axis, (name, panel) in zip(axes, panels, strict=True):
         values = {
-            label: part.pivot(index="seed", columns="times", values="gradient_norm")
-            for label, part in parts.items()
+            str(group): part.pivot(index="seed", columns="times", values="gradient_norm")
+            for group, part in panel.groupby("group")
         }
-        plots.lines(axis, values, zero=False)
-        axis.plot(means[name], "k:", linewidth=3, zorder=5)
-        axis.set_title(f"{name} upsampled")
+        grey = dict.fromkeys(values, ("#aaaaaa", "."))
+        plots.lines(axis, values, looks={**grey, str(name): (1, "o")}, zero=False)
+        axis.plot(values[str(name)].mean(), "k:", zorder=5)
+        size = select(panel, upsampled=True)["train_size"].mean()
+        axis.set_title(f"{name} upsampled\n(n={size:,.0f})")
         plots.size_axis(axis, rows["times"], "times that its samples are taken")
     axes[0].set_ylabel(NORM)
-    if few:
-        axes[0].legend(frameon=False, title="group (training images)")
     plots.floor(axes[1], study, **_DENSE, times=1, setting=setting)
     return figure
 
