@@ -39,6 +39,12 @@ def test_starters_are_told_not_yet_and_solutions_right(lab, capsys):
     assert set(solved) == {"right\n"} and len(solved) == sum(map(bool, asked)) >= 2
 
 
+def test_every_exercise_is_in_one_lab():
+    sources = [lab.read_text(encoding="utf-8") for lab in LABS]
+    for name in labs.EXERCISES:
+        assert sum(f'labs.check(\\"{name}\\"' in source for source in sources) == 1, name
+
+
 def by_layer(model, sparsity):
     pruned = copy.deepcopy(model)
     for weight in (part for part in pruned.parameters() if part.ndim > 1):
