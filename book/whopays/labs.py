@@ -74,7 +74,7 @@ def check(name: str, yours: Function) -> None:
         >>> labs.check("margin", lambda logits: None)
         not yet: nothing is returned; write your code in place of the three dots
         >>> labs.check("margin", lambda logits: logits.diff(dim=1))
-        not yet: the shapes returned are [(225, 9), (225, 9)], and should be [(225,), (225,)]
+        not yet: the shape of what is returned is (225, 9), and should be (225,)
     """
     asked = lookup("exercise", name, EXERCISES)
     try:
@@ -87,8 +87,9 @@ def check(name: str, yours: Function) -> None:
 def _judge(asked: Exercise, yours: Function) -> None:
     """Compare what a function returns with the right answers; raise `NotYet` with the reason."""
     (got, mine), (wanted, right) = _answers(asked, yours), _answers(asked, asked.answer)
-    if got != wanted:
-        raise NotYet(f"the shapes returned are {got}, and should be {wanted}")
+    for shape, other in zip(got, wanted, strict=True):
+        if shape != other:
+            raise NotYet(f"the shape of what is returned is {shape}, and should be {other}")
 
     def apart(known: list[Tensor]) -> bool:
         pairs = zip(mine, known, strict=True)
@@ -107,12 +108,12 @@ def _judge(asked: Exercise, yours: Function) -> None:
     raise NotYet(f"{reason}. Hint: {asked.hint}")
 
 
-def _answers(asked: Exercise, function: Function) -> tuple[list, list[Tensor]]:
-    """Call a function with both inputs; return the shapes of its answers, and two vectors."""
+def _answers(asked: Exercise, function: Function) -> tuple[list[str], list[Tensor]]:
+    """Call a function with both inputs; return the shapes of its answers, and them as vectors."""
     names = inspect.signature(asked.answer).parameters.values()
     inputs = [[_input(each.name, case, each.default) for each in names] for case in (0, 1)]
     answers = [_called(function, each, asked.slope) for each in inputs]
-    shapes = [tuple(part.shape) for parts in answers for part in parts]
+    shapes = [" and ".join(f"{tuple(part.shape)}" for part in parts) for parts in answers]
     return shapes, [torch.cat([part.flatten() for part in parts]) for parts in answers]
 
 
@@ -122,14 +123,15 @@ def _called(function: Function, inputs: list, slope: int | None) -> list[Tensor]
     if slope is not None:
         copies[slope].requires_grad_()
     try:
-        parts = _tensors(function(*copies))
+        returned = function(*copies)
     except Exception as error:
         raise NotYet(f"{type(error).__name__}: {error}") from None
+    parts = _tensors(returned)
     if not parts:
         raise NotYet("nothing is returned; write your code in place of the three dots")
     for before, after in zip(inputs, copies, strict=True):
         if not all(map(torch.equal, _state(before), _state(after))):
-            raise NotYet(f"the {type(before).__name__} that is given is changed; work on a copy")
+            raise NotYet(f"the {type(before).__name__} that you get is changed; work on a copy")
     if slope is not None:
         if not parts[0].requires_grad:
             raise NotYet("no gradient leads from the answer to its input; what cuts it off?")
@@ -154,7 +156,10 @@ def _tensors(returned: Any) -> list[Tensor]:
     if isinstance(returned, list | tuple):
         parts = [part for each in returned for part in _tensors(each)]
         return [torch.stack(parts)] if len({part.shape for part in parts}) == 1 else parts
-    return [] if returned is None else [torch.as_tensor(returned)]
+    try:
+        return [] if returned is None else [torch.as_tensor(returned)]
+    except (TypeError, RuntimeError):
+        raise NotYet(f"a {type(returned).__name__} is returned, and should be a tensor") from None
 
 
 # Inputs, two of each
@@ -185,15 +190,9 @@ MADE: dict[str, Function] = {
     ),
     "model": lambda case: _network(case, 8),
     "untrained": lambda case: _network(0, 1 + case),
-    "relaxed": lambda _: _relaxed(),
+    "relaxed": lambda case: gates.relax(gated := gates.gate(_network(0, 8))) or gated,
 }
 """Functions that make the other inputs, from 0 or 1."""
-
-
-def _relaxed() -> nn.Module:
-    gated = gates.gate(_network(0, 8))
-    gates.relax(gated)
-    return gated
 
 
 @cache
