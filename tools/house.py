@@ -29,6 +29,10 @@ ROOT = size.ROOT
 NOTEBOOKS = sorted(ROOT.glob("notebooks/*/*.ipynb"))
 TEXTS = [ROOT / "README.md", *sorted((ROOT / "book").rglob("*.md"))]
 STUDIES, PAPERS = (sorted(ROOT.glob(f"params/{kind}/*/*.yml")) for kind in ("study", "paper"))
+LABS = [path for path in NOTEBOOKS if path.parent.name == "labs"]
+EXPERIMENTS = [path for path in NOTEBOOKS if path not in LABS]
+"""Notebooks that ask a question; labs ask for code."""
+
 SECTIONS = ["What we saw", "Exercises", "Where this comes from"]
 GENERATED = {"book/ledger"}
 """Pages that the build writes."""
@@ -138,9 +142,9 @@ def few_parameters() -> Breaches:
 
 def functions_on_one_page() -> Breaches:
     """A function body of three lines or more is on one page only: two pages share it through
-    whopays."""
+    whopays. The solution of a lab may be that of a page."""
     found = defaultdict(set)
-    for notebook in NOTEBOOKS:
+    for notebook in EXPERIMENTS:
         for cell in code(notebook):
             for node in ast.walk(parsed(cell)):
                 if isinstance(node, ast.FunctionDef):
@@ -186,16 +190,46 @@ def _order(page: str, notebook: Path) -> Breaches:
         yield f"{page} has not one title"
     if any(len(below) > len(above) + 1 for (above, _), (below, _) in itertools.pairwise(headings)):
         yield f"{page} skips a level of headings"
+    if "TODO" in prose:
+        yield f"{page} has a TODO"
+    if notebook in LABS:
+        return
     if [title for depth, title in headings if depth == "##"][-3:] != SECTIONS:
         yield f"{page} does not end with the sections {', '.join(SECTIONS)}"
-    if not re.search(r"[Ee]xpected time", prose) or "TODO" in prose:
-        yield f"{page} has no expected time, or a TODO"
+    if not re.search(r"[Ee]xpected time", prose):
+        yield f"{page} has no expected time"
+
+
+def labs_ask_check_and_solve() -> Breaches:
+    """A lab has two to four exercises, each a starter, a check, a hint and a folded solution, and
+    says how long they take."""
+    for notebook in LABS:
+        page, cells = name(notebook), read(notebook)[3:-1]
+        hidden = {"tags": ["hide-cell", "solution"], "jupyter": {"source_hidden": True}}
+        if (
+            len(cells) % 5
+            or not 2 <= len(cells) // 5 <= 4
+            or "minutes" not in read(notebook)[0]["source"]
+        ):
+            yield f"{page} has not two to four exercises, or does not say how long they take"
+        for text, starter, check, hint, solution in zip(*[iter(cells)] * 5, strict=False):
+            asked = re.match(r'labs\.check\("(\w+)", \1\)$', check["source"])
+            if not (
+                asked
+                and text["source"].startswith("## ")
+                and re.search(rf"^(def|class) {asked[1]}\b", starter["source"])
+                and starter["source"].endswith("    ...  # your code")
+                and "{admonition} Hint" in hint["source"]
+                and solution["source"].endswith(check["source"])
+                and hidden.items() <= solution["metadata"].items()
+            ):
+                yield f"{page} lacks a part of an exercise: {text['source'].splitlines()[0]}"
 
 
 def parameters_explained() -> Breaches:
     """Parameters are annotated literals with a comment each, in one cell before anything uses
     them."""
-    for notebook in NOTEBOOKS:
+    for notebook in EXPERIMENTS:
         page, known = name(notebook), runs.parameters(notebook)
         if known.get("device") != ("str", "auto"):
             yield f"{page} has no parameter device: str = 'auto'"
@@ -302,7 +336,7 @@ def results_computed() -> Breaches:
 
 def openings() -> Breaches:
     """A page opens with the question, then what was found, then a picture."""
-    for notebook in NOTEBOOKS:
+    for notebook in EXPERIMENTS:
         page, (title, *rest) = name(notebook), read(notebook)
         if len(re.sub(r"^# .*", "", title["source"]).split()) > 80:
             yield f"{page} asks its question in more than 80 words"
@@ -531,10 +565,12 @@ RULES: tuple[Callable[[], Breaches], ...] = (
     few_parameters,
     functions_on_one_page,
     notebooks_in_one_form,
+    labs_ask_check_and_solve,
     parameters_explained,
     figures_with_a_text,
     results_computed,
     openings,
+    code_that_teaches,
     files_that_exist,
     book_complete,
     studies_named_after_their_tables,

@@ -16,6 +16,7 @@ Its modules:
 - ``plots``: figures in one style, for all pages
 - ``figures``: figures and tables of single pages, a module for a part of the book
 - ``pages``: parameters as arguments, recorded tables with verdicts, rows for statistics
+- ``labs``: exercises of the labs, and the check of an answer
 - ``prose``: sentences of a page with computed numbers and verdicts
 - ``cli``: the command ``whopays``: run, plan, gather, record, verify, ledger
 
@@ -29,7 +30,18 @@ import lazy_loader
 __getattr__, __dir__, __all__ = lazy_loader.attach(
     __name__,
     [
-        *("claims", "effects", "figures", "grids", "ledger", "pages", "plan", "plots", "prose"),
+        *(
+            "claims",
+            "effects",
+            "figures",
+            "grids",
+            "labs",
+            "ledger",
+            "pages",
+            "plan",
+            "plots",
+            "prose",
+        ),
         *("recording", "runs", "seeds", "tables", "verdict", "verify"),
     ],
     {"runs": ["record"]},

@@ -28,7 +28,9 @@ def prepare(out: Path) -> None:
         if part == "theory":
             continue
         smoke = ROOT / "params" / "smoke" / part / f"{notebook.stem}.yml"
-        values = runs.resolve_parameters(notebook, runs.read_yaml(smoke))
+        # A lab has no parameters.
+        given = {} if part == "labs" else runs.read_yaml(smoke)
+        values = runs.resolve_parameters(notebook, given)
         copy = out / part / notebook.name
         copy.parent.mkdir(parents=True, exist_ok=True)
         papermill.execute_notebook(
