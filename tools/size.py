@@ -25,7 +25,7 @@ NEW = {
     "rates of errors, and who pays by question": {"whopays": 345, "tests": 750},
     "the rules mended": {"whopays": 1_740, "tests": 2_400},
     "whose numbers the front page has": {"whopays": 390},
-    "labs": {"whopays": 1_950, "notebooks": 1_770, "tests": 600},
+    "labs": {"whopays": 1_960, "notebooks": 1_770, "tests": 600},
 }
 """Sizes that new behaviour may have, by package; everything else comes in by taking other code
 out."""

@@ -174,26 +174,6 @@ SHAPES = {
 WHOLE = {"secret", "mask", "xs", "ys", "a", "b"}
 """Inputs that are integers of 64 bits, whose products overflow."""
 
-MADE: dict[str, Function] = {
-    "x": lambda case: _splits().train.batch(range(case, 450, 2)),
-    "y": lambda case: _splits().train.targets[case::2],
-    "groups": lambda case: _splits().train.groups[case::2],
-    "logits": lambda case: _input("model", case)(_input("x", case)).detach(),
-    "before": lambda case: _input("teacher", case)[:, 0] < 1,
-    "after": lambda case: _input("teacher", case)[:, 1] < 1,
-    "losses": lambda case: _input("teacher", case)[:, 2].exp(),
-    "orders": lambda case: _input("shuffles", case).argsort(1),
-    "product": lambda case: (_input("matrix", case) + _input("matrix", case).T).mv,
-    "kept": lambda case: (_input("scores", case) > 0).float(),
-    "c": lambda case: (
-        torch.tensor([[-7], [8]]) * _input("a", case).sum(0) * _input("b", case).sum(0)
-    ),
-    "model": lambda case: _network(case, 8),
-    "untrained": lambda case: _network(0, 1 + case),
-    "relaxed": lambda case: gates.relax(gated := gates.gate(_network(0, 8))) or gated,
-}
-"""Functions that make the other inputs, from 0 or 1."""
-
 
 @cache
 def _input(name: str, case: int, default: Any = None) -> Any:
@@ -215,6 +195,33 @@ def _splits() -> fairlib.Splits:
 def _network(case: int, epochs: int) -> nn.Module:
     start = fairlib.build(("mlp", "cnn")[case], like=_splits(), seed=case)
     return fairlib.fit(start, _splits().train, epochs=epochs, device="cpu")
+
+
+def _relaxed(net: nn.Module) -> nn.Module:
+    gated = gates.gate(net)
+    gates.relax(gated)
+    return gated
+
+
+MADE: dict[str, Function] = {
+    "x": lambda case: _splits().train.batch(range(case, 450, 2)),
+    "y": lambda case: _splits().train.targets[case::2],
+    "groups": lambda case: _splits().train.groups[case::2],
+    "logits": lambda case: _input("model", case)(_input("x", case)).detach(),
+    "before": lambda case: _input("teacher", case)[:, 0] < 1,
+    "after": lambda case: _input("teacher", case)[:, 1] < 1,
+    "losses": lambda case: _input("teacher", case)[:, 2].exp(),
+    "orders": lambda case: _input("shuffles", case).argsort(1),
+    "product": lambda case: (_input("matrix", case) + _input("matrix", case).T).mv,
+    "kept": lambda case: (_input("scores", case) > 0).float(),
+    "c": lambda case: (
+        torch.tensor([[-7], [8]]) * _input("a", case).sum(0) * _input("b", case).sum(0)
+    ),
+    "model": lambda case: _network(case, 8),
+    "untrained": lambda case: _network(0, 1 + case),
+    "relaxed": lambda case: _relaxed(_network(0, 8)),
+}
+"""Functions that make the other inputs, from 0 or 1."""
 
 
 def _fitted(net: nn.Module, fair: bool = False) -> nn.Module:
@@ -247,7 +254,7 @@ def _gradient(net: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 
 @exercise(
     "the weights of all layers are ranked together, and biases stay",
-    {"you ranked each layer by itself": lambda *given: _pruned(*given, scope="layer")},
+    {"you ranked each layer by itself": lambda model, share: _pruned(model, share, "layer")},
 )
 def magnitude(model, sparsity=(0.9, 0.5)):
     return _pruned(model, sparsity)
