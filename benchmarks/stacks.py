@@ -20,8 +20,8 @@ NUMBERS = ["verdict", "estimate", "low", "high"]
 
 def main(ten: str, five: str) -> None:
     tables = [pd.read_csv(path).set_index(KEYS)[NUMBERS] for path in (ten, five)]
-    both = tables[0].join(tables[1], how="inner", lsuffix="_ten", rsuffix="_five")
-    again = both[both["estimate_ten"].notna() & (both["estimate_ten"] != both["estimate_five"])]
+    both = tables[0].add_suffix("_ten").join(tables[1].add_suffix("_five"), how="inner").dropna()
+    again = both[both["estimate_ten"] != both["estimate_five"]]
     again.reset_index().to_csv(RESULT, index=False, float_format="%.6g")
     turned = again[again["verdict_ten"] != again["verdict_five"]]
     print(f"{len(turned)} of {len(again)} verdicts turned", turned.to_string(), sep="\n")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
-from pandas import DataFrame, Series
+from pandas import DataFrame
 
 from fairlib import statistics
 from fairlib.auditing.figure import PALETTE, escape_dollars
@@ -416,26 +416,6 @@ def prices(study: DataFrame) -> Figure:
     axes[1].set_xlabel("drop of the smallest third of groups\nminus that of the largest")
     floor(axes[1], study)
     return figure
-
-
-def over_epochs(axis: Axes, table: DataFrame, what: str, sizes: Series) -> None:
-    """Draw by epoch what a constraint recorded, for three groups of different size.
-
-    These are the largest, the middle and the smallest group.
-
-    Args:
-        axis: Axis to draw on.
-        table: Table of :func:`fairlib.history`, with a column ``what[group]`` for every group.
-        what: ``"violation"``, ``"multiplier"`` or another quantity that the constraint recorded.
-        sizes: Training samples by group.
-    """
-    names = sizes.sort_values().index[::-1]
-    for end, place in _places(len(names)).items():
-        label = f"{escape_dollars(names[place])} (n={sizes[names[place]]:,.0f})"
-        axis.plot(
-            table[f"{what}[{names[place]}]"], label=label, markersize=4, **_look(_BY_SIZE, end, 0)
-        )
-    axis.set(xlabel="epoch", ylabel=what)
 
 
 def levels(axis: Axes, study: DataFrame) -> None:

@@ -152,7 +152,7 @@ def fit_many(
 
     Each is trained as :func:`fairlib.fit` trains it, in its own order of batches, with its own
     augmentation, mask, statistics of normalization, constraint and teacher. They are computed
-    together, ten at a time, which is faster for small networks on a CPU: k convolutions are one
+    together, five at a time, which is faster for small networks on a CPU: k convolutions are one
     convolution in k groups, k linear layers one batched product. Sums are rounded in another order,
     so that a training of several epochs ends elsewhere, as it does on another processor; it depends
     neither on the other members nor on how many there are. Networks of several architectures, or

@@ -196,28 +196,6 @@ def test_of_two_groups_there_is_no_middle_one():
     rows = panel()[lambda table: (table["split"] == "test") & (table["group"] != "b")]
     plots.groups(axis, rows, "accuracy", extremes=True)
     assert [name.split()[0] for name in drawn(axis)] == ["largest", "smallest"]
-    plots.over_epochs(
-        axis,
-        pd.DataFrame({"violation[a]": [1], "violation[b]": [2]}),
-        "violation",
-        pd.Series({"a": 9, "b": 5}),
-    )
-    assert [line.get_label() for line in axis.lines[-2:]] == ["a (n=9)", "b (n=5)"]
-
-
-def test_a_history_is_that_of_the_largest_the_middle_and_the_smallest_group():
-    table = pd.DataFrame(
-        {f"multiplier[{name}]": [place, 2 * place] for place, name in enumerate("abc")},
-        index=[1, 2],
-    )
-    _, (axis,) = plots.new_figure()
-    plots.over_epochs(axis, table, "multiplier", pd.Series({"a": 5, "b": 1000, "c": 70}))
-    assert {line.get_label(): line.get_ydata().tolist() for line in axis.lines} == {
-        "b (n=1,000)": [1, 2],
-        "c (n=70)": [2, 4],
-        "a (n=5)": [0, 0],
-    }
-    assert (axis.get_xlabel(), axis.get_ylabel()) == ("epoch", "multiplier")
 
 
 def test_groups_over_their_size_are_ranked_within_the_seed():
