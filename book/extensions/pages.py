@@ -27,6 +27,8 @@ GLOSSARY, BIBLIOGRAPHY = "book/glossary", "book/bibliography"
 # Words that a page uses in another sense than the glossary.
 OTHER_SENSE = {
     "book/intro": ("loss",),
+    "book/course": ("student",),
+    "book/start-here": ("student",),
     "notebooks/explanation/group-curvature": ("margin",),
     "notebooks/linearization/private-inference": ("drop", "gate", "group", "mask"),
 }
