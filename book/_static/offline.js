@@ -10,3 +10,10 @@ addEventListener("beforeprint", () => {
   document.documentElement.dataset.theme = "light";
 });
 addEventListener("afterprint", () => { document.documentElement.dataset.theme = theme; });
+
+// The theme's buttons that unfold the contents have no name for those who do not see them.
+addEventListener("DOMContentLoaded", () => {
+  for (const toggle of document.querySelectorAll("summary:has(.toctree-toggle)")) {
+    toggle.setAttribute("aria-label", `Pages of ${toggle.closest("li").querySelector("a").textContent.trim()}`);
+  }
+});
