@@ -294,7 +294,7 @@ def test_escape_closes_the_search(tab):
 
 def test_what_is_folded_opens_by_enter(tab):
     folded = next(
-        (page for page in built_pages() if "<details" in (HTML / page).read_text(encoding="utf-8")),
+        (page for page in built_pages() if "<details class=" in (HTML / page).read_text("utf-8")),
         None,
     )
     if folded is None:
