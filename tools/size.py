@@ -21,7 +21,7 @@ NEW = {
     "networks beside a verdict": {"whopays": 160, "tests": 110},
     "a list of grids in minutes of a GPU": {"whopays": 2_450, "tests": 2_490},
     "the arithmetic of a grid": {"whopays": 980, "tests": 540},
-    "figures of pages, out of the notebooks": {"whopays": 3_985, "tests": 420},
+    "figures of pages, out of the notebooks": {"whopays": 3_975, "tests": 420},
     "rates of errors, and who pays by question": {"whopays": 345, "tests": 750},
     "the rules mended": {"whopays": 1_740, "tests": 2_400},
     "whose numbers the front page has": {"whopays": 390},
@@ -38,7 +38,7 @@ for _sizes in NEW.values():
     for _package, _size in _sizes.items():
         CAPS[_package] += _size
 
-OVER = {"fairlib": 70_097, "whopays": 47_275}
+OVER = {"fairlib": 70_097, "whopays": 47_226}
 """Sizes of packages that are over their cap: lowered with every removal, and deleted at the cap."""
 
 COMMENTS = 6.0

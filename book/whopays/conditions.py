@@ -116,8 +116,9 @@ def share_of_test(statistic: Mapping[str, Any], records: pd.DataFrame) -> tuple[
 def by_path(root: Path) -> dict[tuple[str, str, str], str]:
     """List the verdicts that depend on the numerical path, by table, claim and reading.
 
-    The same trainings, one at a time, five or ten at once, differ in rounding alone. A verdict that
-    rounding turns says nothing about the claim, in whichever way its table was recorded.
+    The same trainings, one at a time, five or ten at once, differ in how sums are rounded; weights
+    of few bits found better scales between the two recordings. A verdict that such a thing turns
+    says nothing about the claim, in whichever way its table was recorded.
     """
     found = {}
     for path, ways in PATHS.items():

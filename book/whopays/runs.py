@@ -54,11 +54,10 @@ PATHS = {
     },
     "results/benchmarks/stacks_claims.csv": {
         "verdict_ten": "ten trainings in a stack",
-        "verdict_five": "five in a stack",
+        "verdict_five": "five in a stack (and better scales of rounded weights)",
     },
 }
-"""Tables of claims judged by the same trainings in two ways that differ in rounding, and the names
-of the ways by column."""
+"""Tables of claims judged by the same trainings in two ways, and the ways' names by column."""
 
 WORKSHOP = Path(__file__).resolve().parent
 NOT_ON_PAGES = ("__main__", "cli", "grids", "ledger", "plan", "recording", "verify")
