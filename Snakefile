@@ -3,7 +3,8 @@
 #
 # Snakemake decides by time, content and parameters what to look at again; whether a notebook is executed again is then
 # decided by `whopays run` from the digests in run.json. So touched files, a fresh checkout or a lost .snakemake folder
-# execute nothing, and an edit that is older than the build is noticed.
+# execute nothing, and an edit that is older than the build is noticed. The library is one stamp instead of its files:
+# Snakemake would look at each of them for each page, over and over.
 
 import shlex
 import subprocess
@@ -20,6 +21,15 @@ def files(*names):
     """The files with these names and in these folders."""
     found = [path for name in names for path in [Path(name), *Path(name).rglob("*")] if path.is_file()]
     return sorted(str(path) for path in found if "__pycache__" not in path.parts)
+
+
+def stamp(name, paths):
+    """The file with the digest of others: written, and so newer than the runs, when that has changed."""
+    path, digest = Path(BUILD, name), runs.digest_files(map(Path, paths), Path())
+    if not path.is_file() or path.read_text() != digest:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(digest)
+    return str(path)
 
 
 def book_digest():
@@ -45,6 +55,7 @@ NOTEBOOKS = sorted(f"{path.parent.name}/{path.stem}" for path in Path().glob("no
 EXECUTED = expand(f"{BUILD}/runs/{{name}}/{{file}}", name=NOTEBOOKS, file=["run.json", "notebook.ipynb"])
 PAGES = files("_config.yml", "_toc.yml", "book", "results", "Snakefile")
 LIBRARY = files("fairlib", "book/whopays", "requirements.lock")
+STAMP = stamp("library.txt", LIBRARY)
 
 
 localrules: book, stage, html, plain
@@ -68,7 +79,7 @@ rule book:
 # draws, which takes one core, the other trains. Snakemake also sets OMP_NUM_THREADS to `threads`.
 # `update`: Snakemake leaves the outputs in place, for `whopays run` to keep or to replace.
 rule run:
-    input: notebook="notebooks/{part}/{name}.ipynb", smoke=smoke, library=LIBRARY
+    input: notebook="notebooks/{part}/{name}.ipynb", smoke=smoke, library=STAMP
     output:
         update(f"{BUILD}/runs/{{part}}/{{name}}/run.json"),
         update(f"{BUILD}/runs/{{part}}/{{name}}/notebook.ipynb"),
@@ -87,7 +98,7 @@ rule run:
 
 
 rule stage:
-    input: EXECUTED, PAGES, LIBRARY
+    input: EXECUTED, STAMP, pages=stamp("pages.txt", PAGES)
     output: directory(f"{BUILD}/source")
     log: f"{BUILD}/logs/stage.log"
     params: digest=book_digest(), names=NOTEBOOKS, mark=shlex.quote(MARK)
