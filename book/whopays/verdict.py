@@ -159,7 +159,8 @@ def judge(
     name = _held(values, criterion) if criterion.holds else _compare(interval, criterion)
     # The test that the verdict rests on: one that finds no effect asserts equality as well.
     equivalence = name == "no effect" or (criterion.direction == "equal" and name != "reversed")
-    p_value, reason, needed = math.nan, "the interval reaches across a bound", MIN_SEEDS
+    p_value, reason = math.nan, "the interval reaches across a bound"
+    needed: int | None = MIN_SEEDS
     # A counterexample refutes whatever the number of seeds.
     if len(values) < MIN_SEEDS and not (criterion.holds and name == "reversed"):
         name, reason = "undecided", f"{len(values)} seeds; a verdict takes {MIN_SEEDS}"

@@ -21,7 +21,7 @@ def escape(text: str) -> str:
     return re.sub(r"^(\d*)([-+.)](?=\s|$)|\()", r"\1\\\2", "".join(parts))
 
 
-def rendered(name: str, **values: Any) -> str:
+def rendered(name: str, /, **values: Any) -> str:
     """Fill in a Jinja template of this folder, in which functions of this module are filters."""
     return _template(name).render(values)
 
@@ -45,7 +45,7 @@ def pipe_table(
     head: Sequence[str], rows: Iterable[Iterable[Any]], align: str = "---" + " --:" * 9
 ) -> list[str]:
     """Write a MyST table, of numbers but for its first column unless ``align`` says otherwise."""
-    lines = [head, align.split()[: len(head)], *rows]
+    lines: list[Iterable[Any]] = [head, align.split()[: len(head)], *rows]
     return ["| " + " | ".join(map(str, cells)) + " |" for cells in lines]
 
 
