@@ -215,7 +215,11 @@ class Claim:
         lookup("direction", str(self.direction), dict.fromkeys(DIRECTIONS))
         for name, value in (("threshold", self.threshold), ("margin", self.margin)):
             # YAML reads yes as True, which is an int for Python.
-            if type(value) not in (int, float) or not math.isfinite(value):
+            if (
+                isinstance(value, bool)
+                or not isinstance(value, int | float)
+                or not math.isfinite(value)
+            ):
                 raise ValueError(f"{name} must be a finite number, got {value!r}")
         if self.criterion.margin <= 0:
             raise ValueError(f"margin must be a positive number, got {self.margin!r}")

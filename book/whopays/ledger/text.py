@@ -36,8 +36,12 @@ def _template(name: str) -> Any:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"myst": escape, "estimate": estimate_text}
-    environment.filters |= {"origin": origin, "p": p_text}
+    environment.filters |= {
+        "myst": escape,
+        "estimate": estimate_text,
+        "origin": origin,
+        "p": p_text,
+    }
     return environment.get_template(f"{name}.md.jinja")
 
 
