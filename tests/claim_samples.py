@@ -66,7 +66,7 @@ def study_table(sizes: dict, control: dict, compressed: dict, **columns) -> pd.D
                     ("test", 10 + position, accuracy),
                 ):
                     rows.append({"seed": seed, "stage": stage, "level": level, "split": split, "group": group,
-                                 "size": size, "accuracy": value} | columns)  # fmt: skip
+                                 "when": "never", "size": size, "accuracy": value} | columns)  # fmt: skip
     return pd.DataFrame(rows)
 
 

@@ -56,13 +56,8 @@ def inline_svg(svg: str, alt: str, name: str) -> str:
         HTML that takes the colours and the font of the page.
     """
     svg = svg[svg.index("<svg") :]
-    for gone in (
-        r"<metadata>.*?</metadata>",
-        r"<!--.*?-->\s*",
-        r"<style[^>]*>.*?</style>",
-        r"<(title|desc)>.*?</\1>",
-    ):
-        svg = re.sub(gone, "", svg, flags=re.DOTALL)
+    gone = r"<(metadata|style|title|desc)\b[^>]*>.*?</\1>|<!--.*?-->\s*"
+    svg = re.sub(gone, "", svg, flags=re.DOTALL)
     # Behind a figure of Matplotlib and its axes.
     paper = r'(<g id="patch_\d+">\s*<path [^>]*style=")fill: #ffffff'
     svg = re.sub(paper, r"\g<1>fill: none", svg)
@@ -95,12 +90,10 @@ def _styled(tag: re.Match[str]) -> str:
     if not colours:
         return tag[0]
     # An attribute cannot hold a CSS variable, so the colours move to the style.
-    bare = re.sub(r' (fill|stroke)="#[0-9A-Fa-f]{6}"', "", tag[0])
-    own = re.search(r' style="([^"]*)"', bare)
-    style = "; ".join(
-        [*(f"{name}: {colour}" for name, colour in colours), *([own[1]] if own else [])]
-    )
-    return re.sub(r"(/?>)$", rf' style="{style}"\1', re.sub(r' style="[^"]*"', "", bare))
+    bare = re.sub(r' ((fill|stroke)="#[0-9A-Fa-f]{6}"|style="[^"]*")', "", tag[0])
+    own = re.findall(r' style="([^"]*)"', tag[0])
+    style = "; ".join([*map("{0[0]}: {0[1]}".format, colours), *own])
+    return re.sub(r"(/?>)$", rf' style="{style}"\1', bare)
 
 
 def visit_image(translator: Any, node: nodes.image) -> None:
@@ -135,23 +128,21 @@ def explain(app: Sphinx, doctree: nodes.document, docname: str) -> None:
             # Headings, code and links are left alone, and text within them too.
             if not words or any(isinstance(outer, NOT_LINKED) for outer in above(text)):
                 continue
-            parts, rest = [], text.astext()
-            while found := next(
-                (found for found in pattern.finditer(rest) if found[1].lower() in words), None
-            ):
-                meaning, anchor = words.pop(found[1].lower())
+            parts, said, end = [], text.astext(), 0
+            for found in pattern.finditer(said):
+                meaning, anchor = words.get(found[1].lower(), ("", ""))
+                if not anchor:
+                    continue
                 # Synonyms share an anchor: once one of them is linked, the others are known as
                 # well.
-                for word in [word for word, (_, other) in words.items() if other == anchor]:
-                    del words[word]
-                link = nodes.reference(
-                    "", found[0], internal=True, refuri=f"{page}#{anchor}", reftitle=meaning
-                )
+                words = {word: own for word, own in words.items() if own[1] != anchor}
+                uri = f"{page}#{anchor}"
+                link = nodes.reference("", found[0], internal=True, refuri=uri, reftitle=meaning)
                 link["classes"] = ["term"]
-                parts += [nodes.Text(rest[: found.start()]), link]
-                rest = rest[found.end() :]
+                parts += [nodes.Text(said[end : found.start()]), link]
+                end = found.end()
             if parts:
-                text.parent.replace(text, [*parts, nodes.Text(rest)])
+                text.parent.replace(text, [*parts, nodes.Text(said[end:])])
 
 
 def name_headings(app: Sphinx, doctree: nodes.document, docname: str) -> None:

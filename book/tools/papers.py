@@ -12,13 +12,12 @@ import json
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Iterator
 from pathlib import Path
 
 import pandas as pd
 
 from whopays import claims
-from whopays.ledger.text import escape, estimate_text, networks, origin
+from whopays.ledger.text import networks, rendered
 from whopays.runs import project
 
 KINDS = {"fig": "Figure", "tab": "Table"}
@@ -42,13 +41,16 @@ def items(text: str, paper: str) -> set[Item]:
     return found
 
 
-def grids(paper: str) -> dict[Item, list[tuple[str, str]]]:
-    """List the grids of a paper's settings by what they cover, each with the words at its head."""
+def grids(paper: str) -> dict[Item, list[tuple[str, str, bool]]]:
+    """List the grids of a paper's settings by what they cover: path, the words at its head, and
+    whether its table is recorded."""
     found = defaultdict(list)
     for path in sorted(project().glob("params/paper/*/*.yml")):
         head = "".join(re.findall(r"(?m)^#(.*)\n", path.read_text(encoding="utf-8")))
+        table = project() / "results" / path.parent.name / f"{path.stem}.csv"
+        own = path.relative_to(project()).as_posix(), head.strip(), table.is_file()
         for item in items(head, paper):
-            found[item].append((path.relative_to(project()).as_posix(), head.strip()))
+            found[item].append(own)
     return found
 
 
@@ -65,26 +67,12 @@ def pictures(paper: str) -> dict[Item, list[str]]:
     return found
 
 
-def claim_lines(claim: claims.Claim, rows: pd.DataFrame) -> Iterator[str]:
-    """Write a claim and what each table says of it, those of other data last."""
-    yield f"- [{claim.id}](#{claim.id}) {escape(claim.readings['printed'].statement)}"
-    shown = rows[(rows["claim"] == claim.id) & (rows["seeds"] > 0)]
-    for row in shown.sort_values("decides", ascending=False, kind="stable").itertuples():
-        reading = "as repaired, " * (row.reading == "repaired")
-        network = networks(row.table) if row.evidence == "run at scale" else ""
-        made = ", ".join(filter(None, [f"{reading}{origin(row)}", network]))
-        yield f"  - **{row.verdict}** ({escape(made)}): {estimate_text(row)}"
-    if shown.empty:
-        why = claim.readings["printed"].not_testable or "No table of it has been recorded."
-        yield f"  - {escape(why)}"
-
-
 def page(paper: str, rows: pd.DataFrame) -> str:
-    """Write all of a paper in its order.
+    """Write all of a paper in its order, each claim with what each table says of it.
 
     Args:
         paper: Letter of the paper.
-        rows: Table of ``whopays ledger --csv``.
+        rows: Table of ``whopays ledger --csv``; those of other data come last.
     """
     by_item, others = defaultdict(list), defaultdict(list)
     for claim in claims.registered().values():
@@ -94,23 +82,17 @@ def page(paper: str, rows: pd.DataFrame) -> str:
             by_item[KINDS[found[1]], int(found[2])].append(claim)
         else:
             others["verbal" * claim.id.startswith(f"{paper}-verbal")].append(claim)
-    settings, drawn, lines = grids(paper), pictures(paper), []
-    for item in sorted({*by_item, *settings}):
-        lines += [f"## {item[0]} {item[1]}", ""]
-        for path, head in settings[item]:
-            table = project() / "results" / Path(*Path(path).parts[2:]).with_suffix(".csv")
-            done = "recorded" if table.is_file() else "not run as printed"
-            lines += [f":::{{dropdown}} Setting of {Path(path).stem}: {done}", escape(head), ""]
-            lines += [f"`make sweep GRID={path}`", ":::", ""]
-        lines += [line for claim in by_item[item] for line in claim_lines(claim, rows)]
-        if drawn[item]:
-            lines += ["", f"Our pictures: {', '.join(drawn[item])}."]
-        lines.append("")
-    for kind, title in ELSEWHERE.items():
-        lines += [f"## {title}", ""]
-        lines += [line for claim in others[kind] for line in claim_lines(claim, rows)]
-        lines.append("")
-    return "\n".join(lines)
+    shown = rows[rows["seeds"] > 0].sort_values("decides", ascending=False, kind="stable")
+    return rendered(
+        "paper",
+        by_item=by_item,
+        settings=(settings := grids(paper)),
+        items=sorted({*by_item, *settings}),
+        pictures=pictures(paper),
+        others={title: others[kind] for kind, title in ELSEWHERE.items()},
+        rows={claim: list(own.itertuples()) for claim, own in shown.groupby("claim")},
+        networks=networks,
+    )
 
 
 def main(folder: str, ledger: str) -> None:

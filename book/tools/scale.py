@@ -18,9 +18,9 @@ import values
 from matplotlib.figure import Figure
 
 from whopays import claims, plots
-from whopays.ledger.text import escape, estimate_text, folded
+from whopays.ledger.text import rendered
 from whopays.runs import project
-from whopays.verdict import DECIDED, Criterion, side
+from whopays.verdict import DECIDED, side
 
 SIZES = claims.EVIDENCE[1:]
 """Kinds of recorded evidence, the smallest first."""
@@ -90,24 +90,9 @@ def pairs(ledger: pd.DataFrame) -> pd.DataFrame:
             for end, side in zip(ENDS, (small, large), strict=True):
                 numbers = side[["estimate", "low", "high"]].to_numpy(float)
                 row[end] = criterion.in_margins(numbers)
-            row["text"] = (
-                f"[{name}](#{name}), claimed {_claimed(criterion)}: {_said(small)}; {_said(large)}"
-            )
+            row["text"] = rendered("pair", claim=name, claimed=criterion, rows=[small, large])
             rows.append(row)
     return pd.DataFrame(rows)
-
-
-def _claimed(criterion: Criterion) -> str:
-    if criterion.direction == "equal":
-        return f"{criterion.threshold:g} ± {criterion.margin:g}"
-    return f"{'more' if criterion.direction == 'greater' else 'less'} than {criterion.threshold:g}"
-
-
-def _said(row: pd.Series) -> str:
-    """Write data, verdict and numbers of a table, with the worst cell if there are several."""
-    worst = "" if pd.isna(row["worst_cell"]) else f", in the worst cell {row['worst_estimate']:.3f}"
-    data = f"{row['data']}{'' if row['decides'] else ' (elsewhere)'}"
-    return f"{escape(data)} *{row['verdict']}*, {escape(estimate_text(row))}{worst}"
 
 
 def figure(found: pd.DataFrame) -> Figure:
@@ -158,23 +143,13 @@ def figure(found: pd.DataFrame) -> Figure:
 
 def lists(found: pd.DataFrame) -> str:
     """Write all pairs (:func:`pairs`) as MyST: counts, then a list for each kind of change."""
-    counts = found["change"].value_counts()
-    lines = [
-        f"Claims with both: {len(found)}. Of these, {found['elsewhere'].sum()} name data that the "
-        "embedded study does not have (*elsewhere*), so that by the rules of the ledger only the "
-        "real images count.",
-        "",
-        *(f"- {title}: {counts[name]}" for name, title in CHANGES.items() if name in counts),
-        "",
-    ]
-    for name, title in CHANGES.items():
-        rows = [f"- {text}" for text in found.loc[found["change"] == name, "text"]]
-        lines += (
-            [*(folded(title, rows) if name in FOLDED else [f"**{title}**", "", *rows]), ""]
-            if rows
-            else []
-        )
-    return "\n".join(lines)
+    texts = {CHANGES[name]: list(own["text"]) for name, own in found.groupby("change")}
+    return rendered(
+        "scale",
+        elsewhere=found["elsewhere"].sum(),
+        texts={title: texts[title] for title in CHANGES.values() if title in texts},
+        folded=[CHANGES[name] for name in FOLDED],
+    )
 
 
 def price(rows: pd.DataFrame, root: Path) -> str:
@@ -224,19 +199,7 @@ def remaining(ledger: pd.DataFrame, root: Path) -> str:
             reason = "none" if not verdicts else "undecided" if "undecided" in verdicts else "floor"
             open_ = real[(real["claim"] == claim) & (real["verdict"] == "undecided")]
             why[reason].append(f"[{claim}](#{claim}){price(open_, root)}")
-    left = sum(map(len, why.values()))
-    total = own["claim"].nunique()
-    lines = [
-        f"Of {total} trends and numbers of the papers that can be tested here, real images decide "
-        f"{total - left}.",
-        "",
-    ]
-    lines += [
-        f"- {OPEN[reason]}: {len(names)}. {', '.join(names)}"
-        for reason, names in why.items()
-        if names
-    ]
-    return "\n".join([*lines, ""])
+    return rendered("remaining", total=own["claim"].nunique(), why=why, reasons=OPEN)
 
 
 def main(folder: str, ledger: str) -> None:

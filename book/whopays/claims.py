@@ -206,20 +206,20 @@ class Claim:
         if "against" in each:
             self._check_cells(each["against"], each)
         signature = inspect.signature(function)
-        in_cells = dict.fromkeys(
-            set(each) & set(signature.parameters) if "each" in statistic else ()
-        )
+        in_cells = {*statistic.get("each", ())} & {*signature.parameters}
         try:
             # The table comes first; what varies from cell to cell may be an argument, too.
-            signature.bind(None, **(self.arguments | in_cells))
+            signature.bind(None, **self.arguments | dict.fromkeys(in_cells))
         except TypeError as error:
             raise ValueError(f"statistic {statistic['name']}: {error}") from None
         lookup("direction", str(self.direction), dict.fromkeys(DIRECTIONS))
         for name, value in (("threshold", self.threshold), ("margin", self.margin)):
             # YAML reads yes as True, which is an int for Python.
-            if isinstance(value, bool) or not isinstance(value, int | float):
-                raise ValueError(f"{name} must be a finite number, got {value!r}")
-            if not math.isfinite(value):
+            if (
+                isinstance(value, bool)
+                or not isinstance(value, int | float)
+                or not math.isfinite(value)
+            ):
                 raise ValueError(f"{name} must be a finite number, got {value!r}")
         if self.criterion.margin <= 0:
             raise ValueError(f"margin must be a positive number, got {self.margin!r}")
@@ -227,13 +227,10 @@ class Claim:
             raise ValueError("a claim with a statistic needs the tables that test it, got none")
 
     def _check_cells(self, side: Any, each: Any) -> None:
-        named = {}
-        if isinstance(side, Mapping):
-            named = {column: values for column, values in side.items() if column != "against"}
-        listed = [
-            values == "all" or (values and isinstance(values, list)) for values in named.values()
-        ]
-        if not side or not isinstance(side, Mapping) or not all(listed):
+        columns = dict(side) if isinstance(side, Mapping) else {"": None}
+        rivals = columns.pop("against", None)
+        listed = [own == "all" or (own and isinstance(own, list)) for own in columns.values()]
+        if not all(listed) or not (listed or rivals):
             raise ValueError(f'each must map columns to lists of values or "all", got {each!r}')
 
     def _check_repair(self) -> None:
@@ -423,17 +420,15 @@ def _judge(claim: Claim, table: Path) -> tuple[Verdict, bool, str, dict[str, Any
         The verdict, True if the table decides the claim, a text that is equal for the same test,
         and further columns of the row.
     """
-    unknown = None
-    if claim.not_testable:
-        unknown = Verdict("not testable here", claim.not_testable)
-    elif claim.statistic is None:
-        unknown = Verdict("undecided", "nothing tests it yet")
-    elif not table.is_file():
+    if claim.statistic is None or not table.is_file():
         unknown = Verdict("undecided", f"its table has not been recorded{_hours(table)}")
-    if unknown:
+        if claim.not_testable:
+            unknown = Verdict("not testable here", claim.not_testable)
+        elif claim.statistic is None:
+            unknown = Verdict("undecided", "nothing tests it yet")
         return unknown, False, claim.id, _beside(claim, unknown)
     records, given = read_records(table), conditions.made_by(table).get("parameters", {})
-    groups = conditions.group_and_answer(claim.statistic or {}, records, given)
+    groups = conditions.group_and_answer(claim.statistic, records, given)
     try:
         found, values, chance = _tested(claim, records, groups)
     except ValueError as error:

@@ -4,7 +4,7 @@ import argparse
 import re
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from fairlib._version import __version__
@@ -27,9 +27,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         >>> main(["run", "none.ipynb", "-o", "runs/none"])  # "No such file" on standard error.
         1
     """
-    arguments = _parser().parse_args(argv)
+    options = vars(_parser().parse_args(argv))
+    command = options.pop("command")
     try:
-        return arguments.command(arguments) or 0
+        return command(**options) or 0
     except (runs.RunError, OSError, ValueError) as error:
         # The cause is the error of the kernel: its traceback, without colours, says where.
         trace = getattr(error.__cause__, "traceback", None)
@@ -53,10 +54,16 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"whopays {__version__}")
     commands = parser.add_subparsers(required=True, metavar="command")
 
-    run = commands.add_parser("run", help="execute a notebook by papermill, safely")
-    run.add_argument("notebook")
+    def command(name: str, function: Callable[..., int | None], about: str) -> Callable[..., Any]:
+        """Add a command; return what adds an argument, which the function gets by its name."""
+        own = commands.add_parser(name, help=about)
+        own.set_defaults(command=function)
+        return own.add_argument
+
+    run = command("run", _run, "execute a notebook by papermill, safely")
+    run("notebook")
     several: dict[str, Any] = {"action": "append", "default": []}
-    run.add_argument(
+    run(
         "-p",
         dest="given",
         nargs=2,
@@ -64,124 +71,98 @@ def _parser() -> argparse.ArgumentParser:
         help="value of a parameter",
         **several,
     )
-    run.add_argument(
+    run(
         "-f",
         dest="files",
         metavar="FILE",
         help="YAML file of parameters; -p takes precedence",
         **several,
     )
-    run.add_argument(
-        "-o", dest="out", metavar="DIR", required=True, help="folder of the run, made at its end"
-    )
-    run.add_argument(
-        "--force", action="store_true", help="replace a finished run of other contents"
-    )
-    run.set_defaults(command=_run)
+    folder: dict[str, Any] = {"dest": "out", "metavar": "DIR", "required": True}
+    run("-o", help="folder of the run, made at its end", **folder)
+    run("--force", action="store_true", help="replace a finished run of other contents")
 
-    about = "say how far a grid is, how long the rest takes, and what it lacks"
-    planned = commands.add_parser("plan", help=about)
-    planned.add_argument("grid")
-    planned.set_defaults(command=lambda arguments: plan.show(arguments.grid))
-    gather = commands.add_parser(
-        "gather", help="write the tables of a grid whose runs are finished"
+    command("plan", plan.show, "say how far a grid is, how long the rest takes, and what it lacks")(
+        "grid"
     )
-    gather.add_argument("grid")
-    gather.set_defaults(command=_gather)
+    command("gather", _gather, "write the tables of a grid whose runs are finished")("grid")
 
-    record = commands.add_parser(
-        "record", help="run a list of grids within a given time, on a GPU, without Snakemake"
+    record = command(
+        "record", _record, "run a list of grids within a given time, on a GPU, without Snakemake"
     )
-    record.add_argument(
-        "grids",
+    record(
+        "names",
         nargs="*",
         metavar="GRID",
         help="a grid, or a file that lists grids in order of worth; params/gpu-list.txt by default",
     )
-    record.add_argument(
-        "-o", dest="out", metavar="DIR", required=True, help="folder of the results"
-    )
-    record.add_argument(
+    record("-o", help="folder of the results", **folder)
+    record(
         "--minutes",
         type=float,
         required=True,
         help="minutes until this has ended, packing included",
     )
-    record.add_argument("--spent", type=float, default=0.0, help="seconds of them that are over")
-    record.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    record.add_argument("--at-once", type=int, default=1, help="runs at a time; 1 by default")
-    record.add_argument(
-        "--force", action="store_true", help="run again what is finished with other contents"
-    )
-    record.set_defaults(command=_record)
+    record("--spent", type=float, default=0.0, help="seconds of them that are over")
+    record("--device", choices=("cuda", "cpu"), default="cuda")
+    record("--at-once", type=int, default=1, help="runs at a time; 1 by default")
+    record("--force", action="store_true", help="run again what is finished with other contents")
 
-    verify = commands.add_parser(
-        "verify", help="run the first seeds of a recorded table again and compare"
+    verify = command("verify", _verify, "run the first seeds of a recorded table again and compare")
+    verify("table")
+    verify("--seeds", type=int, default=1, help="number of seeds; 1 by default")
+    verify(
+        "--tolerance",
+        type=float,
+        default=argparse.SUPPRESS,
+        help="largest relative difference to accept; 1e-5 by default",
     )
-    verify.add_argument("table")
-    verify.add_argument("--seeds", type=int, default=1, help="number of seeds; 1 by default")
-    verify.add_argument(
-        "--tolerance", type=float, help="largest relative difference to accept; 1e-5 by default"
-    )
-    verify.add_argument("--avx2", action="store_true", help="compute as a CPU without AVX-512 does")
-    verify.set_defaults(command=_verify)
+    verify("--avx2", action="store_true", help="compute as a CPU without AVX-512 does")
 
-    ledger = commands.add_parser(
-        "ledger", help="write the verdicts of book/claims.yml: as a page, as a table"
+    ledger = command(
+        "ledger", _ledger, "write the verdicts of book/claims.yml: as a page, as a table"
     )
-    ledger.add_argument("out", nargs="?", metavar="PAGE", help="path of the page")
-    ledger.add_argument(
-        "--csv", metavar="PATH", help="a row for each claim, reading and table, as CSV"
-    )
-    ledger.add_argument("--json", metavar="PATH", help="the same as JSON, a list of records")
-    ledger.add_argument(
+    ledger("out", nargs="?", metavar="PAGE", help="path of the page")
+    ledger("--csv", metavar="PATH", help="a row for each claim, reading and table, as CSV")
+    ledger("--json", metavar="PATH", help="the same as JSON, a list of records")
+    ledger(
         "--notebooks", metavar="DIR", help="folder of copies of notebooks/, each to get its rows"
     )
-    ledger.set_defaults(command=_ledger)
     return parser
 
 
-def _run(arguments: argparse.Namespace) -> None:
+def _run(files: list[str], given: list[list[str]], **options: Any) -> None:
     # Snakemake and SLURM end a run by SIGTERM, which would leave its kernel running.
     signal.signal(signal.SIGTERM, _end)
-    given: dict[str, Any] = {}
-    for path in arguments.files:
-        given |= runs.read_yaml(path)
-    given |= dict(arguments.given)
-    executed = runs.run_notebook(arguments.notebook, arguments.out, given, force=arguments.force)
-    print(f"{arguments.out}: {'finished' if executed else 'already finished, nothing to do'}")
+    values: dict[str, Any] = {}
+    for path in files:
+        values |= runs.read_yaml(path)
+    executed = runs.run_notebook(given=values | dict(given), **options)
+    print(f"{options['out']}: {'finished' if executed else 'already finished, nothing to do'}")
 
 
-def _gather(arguments: argparse.Namespace) -> None:
-    for table in grids.gather(arguments.grid):
+def _gather(grid: str) -> None:
+    for table in grids.gather(grid):
         print(table)
 
 
-def _record(arguments: argparse.Namespace) -> int:
+def _record(names: list[str], **options: Any) -> int:
     from whopays import recording
 
     # Where the machine ends, what is finished is still packed.
     signal.signal(signal.SIGTERM, _end)
-    options = vars(arguments)
-    del options["command"]
-    found = recording.record_grids(options.pop("grids") or [recording.LIST], **options)
-    bad = [each for each in found if each.counts()["failed"] or each.state.startswith("skipped")]
-    return 1 if bad else 0
+    found = recording.record_grids(names or [recording.LIST], **options)
+    return int(any(each.counts()["failed"] or "skipped" in each.state for each in found))
 
 
-def _verify(arguments: argparse.Namespace) -> int:
+def _verify(table: str, **options: Any) -> int:
     from whopays import verify
 
     signal.signal(signal.SIGTERM, _end)
-    tolerance = verify.TOLERANCE if arguments.tolerance is None else arguments.tolerance
-    agrees = verify.verify(
-        arguments.table, seeds=arguments.seeds, tolerance=tolerance, avx2=arguments.avx2
-    )
-    return 0 if agrees else 1
+    return int(not verify.verify(table, **options))
 
 
-def _ledger(arguments: argparse.Namespace) -> None:
-    asked = {name: getattr(arguments, name) for name in ("out", "csv", "json", "notebooks")}
+def _ledger(**asked: str | None) -> None:
     if not any(asked.values()):
         raise runs.ParameterError(
             "nothing to write: ask for PAGE, --csv PATH, --json PATH or --notebooks DIR"

@@ -548,15 +548,12 @@ def spread_change(table: DataFrame, *, level: float, where: Rows = ALL) -> Serie
         ValueError: If a column, the level or the control is missing, a seed is incomplete, several
             runs per seed are selected, there is only one group, or one has fewer than two samples.
     """
-    rows = _select(table, where, (*STUDY_COLUMNS, "accuracy"))
-    rows = rows[rows["split"] == "test"]
-    parts = _compressed(rows, level), rows[rows["stage"] == "control"]
-    (after, sizes), (before, _) = (
-        [_by_seed_and_group(part, name) for name in ("accuracy", "size")] for part in parts
+    test = {"split": "test", **where}
+    compressed, control = (
+        test | {"stage": "compressed", "level": level},
+        test | {"stage": "control"},
     )
-    _check_alike(after, before, "control and compressed rows")
-    one, other = _spreads((after, sizes), (before, sizes))
-    return one - other
+    return contrast_rows(table, of="spread", where=compressed, against=control)
 
 
 def spread(table: DataFrame, *, where: Rows) -> Series:
@@ -600,12 +597,6 @@ def _mean_over_runs(values: Series) -> Series:
 def _overall(accuracy: DataFrame, sizes: DataFrame) -> Series:
     """Accuracy over all samples of a run."""
     return (accuracy * sizes).sum(axis=1) / sizes.sum(axis=1)
-
-
-def _spreads(one: Accuracies, other: Accuracies) -> list[Series]:
-    """Compute the variances between groups of two sides by seed, both equally noisy."""
-    sides = _equally_noisy(one, other)
-    return [_mean_over_runs(_variance_between(*side)) for side in sides]
 
 
 def _variance_between(accuracy: DataFrame, sizes: DataFrame) -> Series:
@@ -856,8 +847,8 @@ def by_run(table: DataFrame, keys: Iterable[str]) -> DataFrame:
         raise ValueError(f"several rows per group where {', '.join(keys)} are the same")
     # In the order of the table, which groupby would lose where keys are sorted.
     order = rows[keys].drop_duplicates()
-    rows = rows.sort_values("group", kind="stable")
-    runs = rows.assign(right=rows["accuracy"] * rows["size"]).groupby(keys, sort=False)
+    rows = rows.sort_values("group").assign(right=rows["accuracy"] * rows["size"])
+    runs = rows.groupby(keys)
     sums, accuracy = runs[["right", "size"]].sum(), runs["accuracy"]
     found = DataFrame(
         {"accuracy": sums["right"] / sums["size"], "bias": accuracy.max() - accuracy.min()}
@@ -974,7 +965,8 @@ def contrast_rows(
                 f"the rows of {dict(where)} and of {dict(against)} do not cover the same groups"
             )
     if function is spread:
-        one, other = _spreads(_accuracies(table, where), _accuracies(table, against))
+        sides = _equally_noisy(_accuracies(table, where), _accuracies(table, against))
+        one, other = (_mean_over_runs(_variance_between(*side)) for side in sides)
     else:
         one, other = (function(table, where=rows, **arguments) for rows in (where, against))
     if not one.index.equals(other.index):
@@ -1103,16 +1095,11 @@ def by_chance(table: DataFrame, *, name: str, **arguments: Any) -> list[Series] 
             "what chance gives a relative gap of accuracies is not computed; compare the gaps "
             "themselves"
         )
-    arguments = {key: value for key, value in arguments.items() if key != "column"} | {
-        "of": "group_gap_by_chance"
-    }
-    function: Callable[..., Any] = (
-        partial(cells, name=name) if "each" in arguments else contrast_rows
-    )
-    ways: list[dict[str, Any]] = (
-        [{"nested": False}, {"nested": True}] if "dense" in arguments else [{}]
-    )
-    return [function(table, **arguments, **way) for way in ways]
+    arguments.pop("column", None)
+    arguments["of"] = "group_gap_by_chance"
+    function: Any = partial(cells, name=name) if "each" in arguments else contrast_rows
+    ways = (False, True) if "dense" in arguments else (False,)
+    return [function(table, **arguments, nested=way) for way in ways]
 
 
 def at_floor(
@@ -1158,13 +1145,12 @@ def at_floor(
     found = _select(table, rows, needed)
     # A rate is one class's own: an answer that is always the same is never right about the other.
     if column != "accuracy" or "constant" not in found:
-        found = found.assign(accuracy=found[column], constant=0.0)
-    if (empty := found[["size", "accuracy", "constant"]].isna().any()).any():
-        missing = {"accuracy": column}.get(empty.idxmax(), empty.idxmax())
-        raise ValueError(f"the column {missing} has missing values")
-    found = found.assign(own=found["constant"].mask(found["constant"] == 1, 0.0))
-    columns = ["size", "accuracy", "constant", "own"]
-    means = found.groupby("group", sort=False)[columns].mean().sort_values("size")
+        found = found.assign(constant=0.0)
+    if (empty := found[["size", column, "constant"]].isna().any()).any():
+        raise ValueError(f"the column {empty.idxmax()} has missing values")
+    own = found["constant"].mask(found["constant"] == 1, 0.0)
+    found = found[["group", "size", "constant"]].assign(accuracy=found[column], own=own)
+    means = found.groupby("group", sort=False).mean().sort_values("size")
     together = means.mul(means["size"], axis=0).sum() / means["size"].sum()
     # A network that is no better than a constant answer on all samples has nothing to lose in any
     # group.
@@ -1288,21 +1274,15 @@ STATISTICS: dict[str, Callable[..., Series]] = {
 def _select(table: DataFrame, where: Rows, columns: Iterable[str]) -> DataFrame:
     if missing := sorted({*columns, *where} - set(table.columns)):
         raise MissingRowsError(f"the table has no column {', '.join(missing)}")
-    found = table
-    for column, wanted in where.items():
-        values = list(wanted) if isinstance(wanted, list | tuple) else [wanted]
-        for value in values:
-            if not (table[column] == value).any():
-                raise MissingRowsError(f"the table has no row with {column} = {value!r}")
+    found, several = table, (list, tuple)
+    asked = {name: own if isinstance(own, several) else [own] for name, own in where.items()}
+    for column, values in asked.items():
         found = found[found[column].isin(values)]
-    # Each value occurs in the table, but perhaps not together with the other conditions.
-    for column, wanted in where.items():
-        lost = [wanted] if found.empty else []
-        if isinstance(wanted, list):
-            lost = [value for value in wanted if not (found[column] == value).any()]
-        if lost:
-            rest = f"{lost[0]!r} and the rest of {dict(where)}"
-            raise MissingRowsError(f"the table has no row with {column} = {rest}")
+    # A value may occur in the table, but not together with the other conditions.
+    for rows, rest in ((table, ""), (found, f" and the rest of {dict(where)}")):
+        for column, values in asked.items():
+            if lost := [value for value in values if not (rows[column] == value).any()]:
+                raise MissingRowsError(f"the table has no row with {column} = {lost[0]!r}{rest}")
     return found
 
 

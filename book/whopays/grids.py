@@ -56,6 +56,11 @@ class Point:
     table: Path
     out: Path
 
+    @functools.cached_property
+    def values(self) -> dict[str, Any]:
+        """Values of all parameters of the notebook."""
+        return runs.resolve_parameters(self.notebook, self.parameters)
+
 
 def expand(grid: str | Path) -> list[Point]:
     """List the runs of a grid file, in its order.
@@ -81,7 +86,7 @@ def _points(grid: Path, entry: Mapping[str, Any], table_of_all: str | None) -> I
     axes = entry.get("grid", {})
     _check(grid, axes, dict.fromkeys(axes, list), needed=set(axes))
     # Relative to the working directory, so that messages and the names of jobs are short.
-    root = Path(os.path.relpath(runs.project_root(grid)))
+    root = near_root(grid)
     notebook, table = root / entry["notebook"], root / entry.get("table", table_of_all)
     fixed = read_yaml(root / entry["file"]) if "file" in entry else {}
     fixed |= entry.get("parameters", {})
@@ -92,9 +97,14 @@ def _points(grid: Path, entry: Mapping[str, Any], table_of_all: str | None) -> I
         yield Point(id, notebook, given, tuple(axes), table, runs_folder(grid) / id)
 
 
+def near_root(path: str | Path) -> Path:
+    """Return the root of a file's project, relative to the working directory."""
+    return Path(os.path.relpath(runs.project_root(path)))
+
+
 def runs_folder(grid: str | Path) -> Path:
     """Name the folder of a grid's runs, which need not exist."""
-    root = Path(os.path.relpath(runs.project_root(grid)))
+    root = near_root(grid)
     name = "-".join(Path(os.path.relpath(grid, root)).with_suffix("").parts).removeprefix("params-")
     return root / "_build" / "sweeps" / name
 
@@ -133,8 +143,7 @@ def unfit(points: Iterable[Point]) -> dict[str, str]:
     now = functools.cache(lambda notebook: runs.contents(notebook, {}))
     found = {}
     for point in points:
-        values = runs.resolve_parameters(point.notebook, point.parameters)
-        wanted = {**now(point.notebook), "parameters": runs.digest_values(values)}
+        wanted = now(point.notebook) | {"parameters": runs.digest_values(point.values)}
         run = runs.read_run(point.out)
         if not run or RECORDS not in run["files"]:
             found[point.id] = UNFINISHED

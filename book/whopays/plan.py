@@ -83,7 +83,7 @@ def work(points: Sequence[grids.Point]) -> list[Work]:
         rules = runs.project_root(point.notebook) / "params" / "passes.yml"
         known = runs.read_yaml(rules) if rules.is_file() else {"passes": {}}
         if rule := known["passes"].get(point.notebook.stem):
-            values: dict[str, Any] = dict(runs.resolve_parameters(point.notebook, point.parameters))
+            values = point.values
             images = known["images"][values.get("data") or values["two_data"]]
             drawn = values.get("limit") or values.get("size") or images
             samples = min(images, drawn) * (1 + values.get("scarce", 1.0)) / 2 * values["seeds"]
@@ -193,9 +193,8 @@ def _span(low: float, most: float) -> str:
 
 def data_sets(point: grids.Point) -> set[str]:
     """Name the data sets whose files a run needs."""
-    values = runs.resolve_parameters(point.notebook, point.parameters)
     # A notebook may have several parameters that name data: data, other_data.
-    named = {str(value) for name, value in values.items() if name.split("_")[-1] == "data"}
+    named = {str(value) for name, value in point.values.items() if name.endswith("data")}
     return named - set(NO_FILES)
 
 
@@ -204,9 +203,8 @@ def lacks(points: Sequence[grids.Point]) -> list[str]:
     found = Counter[str]()
     asked = Counter[tuple[Any, ...]]()
     for point in points:
-        values = runs.resolve_parameters(point.notebook, point.parameters)
-        root = runs.project_root(point.notebook) / str(values.get("root", "data"))
-        device = str(values.get("device", "auto"))
+        values, device = point.values, point.values.get("device", "auto")
+        root = runs.project_root(point.notebook) / values.get("root", "data")
         drawn = values.get("limit") or values.get("size")
         found["a GPU that is not there"] += device.startswith("cuda")
         for name in data_sets(point):

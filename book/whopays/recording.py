@@ -141,7 +141,8 @@ def record_grids(
                 log(f"{point.id} interrupted after {seconds:.0f} s")
                 continue
             progress.ended[point.id] = status
-            progress.new |= {point.id} if status == 0 else set()
+            if status == 0:
+                progress.new.add(point.id)
             log(f"{point.id} {_outcome(point, status)} after {seconds:.0f} s")
             _gather(progress, log)
             if progress.state == "finished":
@@ -149,12 +150,9 @@ def record_grids(
                 _pack(_results(found), out, log)
     finally:
         counts = [progress.counts() for progress in found]
+        line = "{grid}: {state}, {done} of {runs} runs done, {failed} failed, {seconds} s"
         for row in counts:
-            log(
-                "{grid}: {state}, {done} of {runs} runs done, {failed} failed, {seconds} s".format(
-                    **row
-                )
-            )
+            log(line.format(**row))
         summary = {"machine": machine, "grids": counts}
         (out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
         _pack(_results(found), out, log)
@@ -270,19 +268,17 @@ def _outcome(point: grids.Point, status: int) -> str:
 def _results(found: Iterable[Progress]) -> Iterator[Path]:
     """Yield the files to bring home, those first that nobody has: tables, then the runs that this
     call has finished, those finished before, and traces of failed ones."""
+    new, before, failed = list[Path](), list[Path](), list[Path]()
     for progress in found:
-        tables = {point.table for point in progress.points if progress.state == "finished"}
-        yield from (path for table in tables for path in (table, table.with_suffix(".json")))
-    points = [(progress, point) for progress in found for point in progress.points]
-    for progress, point in points:
-        if point.id in progress.new:
-            yield from point.out.iterdir()
-    for progress, point in points:
-        if progress.ended.get(point.id) == 0 and point.id not in progress.new:
-            yield from point.out.iterdir()
-    for progress, point in points:
-        if progress.ended.get(point.id):
-            yield from filter(Path.exists, _traces(point))
+        if progress.state == "finished":
+            for table in {point.table for point in progress.points}:
+                yield from (table, table.with_suffix(".json"))
+        for point in progress.points:
+            if progress.ended.get(point.id) == 0:
+                (new if point.id in progress.new else before).extend(point.out.iterdir())
+            elif point.id in progress.ended:
+                failed += filter(Path.exists, _traces(point))
+    yield from (*new, *before, *failed)
 
 
 def _pack(paths: Iterable[Path], out: Path, log: Callable[[str], None]) -> None:
@@ -302,7 +298,6 @@ def _pack(paths: Iterable[Path], out: Path, log: Callable[[str], None]) -> None:
     for number, part in enumerate(parts[:PARTS]):
         with tarfile.open(out / f"recorded-{number}.tar.gz", "w:gz", compresslevel=6) as archive:
             for path in part:
-                root = runs.project_root(path)
-                archive.add(path, path.resolve().relative_to(root).as_posix())
+                archive.add(path, path.resolve().relative_to(runs.project_root(path)).as_posix())
     if left := sum(map(len, parts[PARTS:])):
         log(f"{left} files of finished runs found no room in {PARTS} archives; they are here only")

@@ -159,20 +159,17 @@ def judge(
     name = _held(values, criterion) if criterion.holds else _compare(interval, criterion)
     # The test that the verdict rests on: one that finds no effect asserts equality as well.
     equivalence = name == "no effect" or (criterion.direction == "equal" and name != "reversed")
-    p_value = math.nan
-    if not criterion.holds:
-        p_value = _p_value(values, interval.estimate, criterion, equivalence, test)
-    reason, needed = "", None
+    p_value, reason = math.nan, "the interval reaches across a bound"
+    needed: int | None = MIN_SEEDS
     # A counterexample refutes whatever the number of seeds.
     if len(values) < MIN_SEEDS and not (criterion.holds and name == "reversed"):
         name, reason = "undecided", f"{len(values)} seeds; a verdict takes {MIN_SEEDS}"
-    if name == "undecided":
-        needed = (
-            MIN_SEEDS
-            if criterion.holds
-            else _seeds_until_decided(values, interval.estimate, criterion)
-        )
-        reason = reason or "the interval reaches across a bound"
+    if not criterion.holds:
+        p_value = _p_value(values, interval.estimate, criterion, equivalence, test)
+    if name != "undecided":
+        reason, needed = "", None
+    elif not criterion.holds:
+        needed = _seeds_until_decided(values, interval.estimate, criterion)
     return Verdict(name, reason, interval, len(values), p_value, needed, equivalence)
 
 
@@ -207,51 +204,37 @@ def t_test(values: np.ndarray, center: float = 0.0, *, alternative: str = "two-s
 
 def _of_cells(values: pd.DataFrame, criterion: Criterion, overlap: float, test: Test) -> Verdict:
     own = {cell: judge(values[cell], criterion, overlap=overlap, test=test) for cell in values}
-    against = {cell: _against(found.interval.estimate, criterion) for cell, found in own.items()}
+    mean = resplit_interval(values.mean(axis=1).to_numpy(), overlap)
+    p_value = max(found.p_value for found in own.values())
+    few = f"{len(values)} seeds; a verdict takes {MIN_SEEDS}" * (len(values) < MIN_SEEDS)
     # A reversal by one of k cells has k chances: its interval is widened (Bonferroni). Support by
     # all cells needs no correction, since each has to pass (Berger 1982).
     level = 1 - (1 - LEVEL) / len(own)
-    compared = {
-        cell: _compare(resplit_interval(values[cell], overlap, level), criterion) for cell in own
-    }
-    enough = len(values) >= MIN_SEEDS
-    overturned = [cell for cell in own if enough and side(compared[cell]) == "reversed"]
-    if criterion.holds:
-        overturned = [cell for cell, found in own.items() if found.name == "reversed"]
-    worst = max(overturned or own, key=against.__getitem__)
-    p_value = max(found.p_value for found in own.values())
-    mean = resplit_interval(values.mean(axis=1).to_numpy(), overlap)
-    summary = Verdict("undecided", "", mean, len(values), p_value)
+    compared = {cell: found.name for cell, found in own.items()}
+    if not criterion.holds:
+        wide = {cell: resplit_interval(values[cell], overlap, level) for cell in own}
+        compared = {cell: _compare(wide[cell], criterion) * (not few) for cell in own}
+    overturned = [cell for cell in own if side(compared[cell]) == "reversed"]
+    worst = max(overturned or own, key=lambda cell: _against(own[cell], criterion))
+    summary = Verdict("undecided", few, mean, len(values), p_value)
     summary = summary._replace(worst_cell=worst, worst_estimate=own[worst].interval.estimate)
     if overturned:
-        p_value = (
-            math.nan
-            if criterion.holds
-            else min(1.0, len(own) * min(own[cell].p_value for cell in overturned))
-        )
-        little = not criterion.holds and all(NEGLIGIBLE in compared[cell] for cell in overturned)
+        p_value = min(1.0, len(own) * min(own[cell].p_value for cell in overturned))
         return summary._replace(
-            name="reversed" + NEGLIGIBLE * little,
+            name="reversed" + NEGLIGIBLE * all(NEGLIGIBLE in compared[cell] for cell in overturned),
             reason=f"in {len(overturned)} of {len(own)} cells",
-            p_value=p_value,
+            p_value=math.nan if criterion.holds else p_value,
         )
-    names = {side(found.name) for found in own.values()}
-    if len(names) == 1 and (name := names.pop()) in DECIDED:
+    sides = [side(found.name) for found in own.values()]
+    if sides[0] in DECIDED and len({*sides}) == 1:
         small = sum(NEGLIGIBLE in found.name for found in own.values())
-        reason = f"negligible in {small} of {len(own)} cells" if 0 < small < len(own) else ""
         return summary._replace(
-            name=name + NEGLIGIBLE * (small == len(own)),
-            reason=reason,
-            equivalence=next(iter(own.values())).equivalence,
+            name=sides[0] + NEGLIGIBLE * (small == len(own)),
+            reason=f"negligible in {small} of {len(own)} cells" * (0 < small < len(own)),
+            equivalence=own[worst].equivalence,
         )
-    most = _seeds_until_all(values, own, criterion)
-    passed = sum(side(found.name) == "supported" for found in own.values())
-    reason = (
-        f"{passed} of {len(own)} cells pass"
-        if enough
-        else f"{len(values)} seeds; a verdict takes {MIN_SEEDS}"
-    )
-    return summary._replace(reason=reason, needed=most)
+    passed = f"{sides.count('supported')} of {len(own)} cells pass"
+    return summary._replace(reason=few or passed, needed=_seeds_until_all(values, own, criterion))
 
 
 def _seeds_until_all(
@@ -268,14 +251,15 @@ def _seeds_until_all(
         ]
         return min((n for n in reached if n is not None), default=None)
     # The cell that takes longest decides, unless one of them is not expected to be decided at all.
-    needed = [found.needed for found in own.values() if found.name == "undecided"]
-    return None if None in needed else max((n for n in needed if n is not None), default=None)
+    needed = [found.needed or math.inf for found in own.values() if found.name == "undecided"]
+    most = max(needed, default=math.inf)
+    return None if most == math.inf else int(most)
 
 
-def _against(estimate: float, criterion: Criterion) -> float:
-    """Measure how far an estimate speaks against the claim; the larger, the worse for it."""
-    distance = estimate - criterion.threshold
-    return {"greater": -distance, "less": distance, "equal": abs(distance)}[criterion.direction]
+def _against(found: Verdict, criterion: Criterion) -> float:
+    """Measure how far a cell speaks against the claim; the larger, the worse for it."""
+    margins = criterion.in_margins(found.interval.estimate)
+    return abs(margins) if criterion.direction == "equal" else -margins
 
 
 def _held(values: np.ndarray, criterion: Criterion) -> str:
@@ -285,21 +269,15 @@ def _held(values: np.ndarray, criterion: Criterion) -> str:
 
 
 def _compare(interval: Interval, criterion: Criterion) -> str:
-    above, below = interval.low - criterion.threshold, interval.high - criterion.threshold
+    (low, high), threshold = criterion.ends, criterion.threshold
+    inside = low <= interval.low and interval.high <= high
     if criterion.direction == "equal":
-        if _inside(interval, criterion):
-            return "supported"
-        return "reversed" if above > criterion.margin or below < -criterion.margin else "undecided"
-    inside = _inside(interval, criterion)
-    if above > 0 or below < 0:
-        name = "supported" if (above > 0) == (criterion.direction == "greater") else "reversed"
-        return name + NEGLIGIBLE * inside
+        outside = interval.low > high or interval.high < low
+        return "supported" if inside else "reversed" if outside else "undecided"
+    if interval.low > threshold or interval.high < threshold:
+        claimed = (interval.low > threshold) == (criterion.direction == "greater")
+        return ("supported" if claimed else "reversed") + NEGLIGIBLE * inside
     return "no effect" if inside else "undecided"
-
-
-def _inside(interval: Interval, criterion: Criterion) -> bool:
-    low, high = criterion.ends
-    return low <= interval.low and interval.high <= high
 
 
 def _p_value(

@@ -9,7 +9,6 @@ identify them, up to three columns of numbers that hold the same values in both 
 """
 
 import itertools
-import json
 import os
 import re
 import tempfile
@@ -23,7 +22,7 @@ from unittest.mock import patch
 import numpy as np
 import pandas as pd
 
-from whopays import claims, grids, runs
+from whopays import claims, conditions, grids, runs
 from whopays.runs import ParameterError, RunError
 
 TOLERANCE = 1e-5
@@ -106,11 +105,10 @@ def _provenance(table: Path) -> dict[str, Any]:
         raise ParameterError(
             f"table must be a CSV file in results/, there is no recorded table {table}"
         )
-    if not beside.is_file():
+    if not (recorded := conditions.made_by(table)):
         raise ParameterError(
             f"{table} has no provenance: without {beside.name} its parameters are unknown"
         )
-    recorded = json.loads(beside.read_text(encoding="utf-8"))
     needed = ("grid", "notebook", "parameters", "points")
     lacking = ", ".join(name for name in needed if name not in recorded)
     if lacking or not isinstance(recorded["notebook"], str):
@@ -127,7 +125,7 @@ def _commit(run: Mapping[str, Any]) -> str:
 
 def _points(table: Path, recorded: Mapping[str, Any], seeds: int, suffix: str) -> list[grids.Point]:
     """List the runs to do, and print how the notebook's parameters differ from the recorded."""
-    root = Path(os.path.relpath(runs.project_root(table)))
+    root = grids.near_root(table)
     notebook = root / recorded["notebook"]
     if not notebook.is_file():
         raise ParameterError(f"{table} was recorded by {notebook}, which no longer exists")
@@ -223,9 +221,8 @@ def compare_tables(
         raise RunError(
             f"no recorded row has the {', '.join(scope)} of the rows that were run again"
         )
-    keys = _keys(old, fresh, scope)
-    place = pd.Series(old.index, index=_rows(old, keys))
-    old, new = old.set_axis(place.index), fresh.set_axis(_rows(fresh, keys))
+    keys, others = _keys(old, fresh, scope), recorded.drop(old.index)
+    old, new = (part.set_axis(_rows(part, keys)) for part in (old, fresh))
     both = old.index.intersection(new.index)
     lost, added = old.index.difference(both), new.index.difference(both)
     shared = [name for name in old if name in new and name not in keys]
@@ -238,11 +235,10 @@ def compare_tables(
     for rows, what in ((lost, "recorded only"), (added, "new")):
         if len(rows):
             problems += [f"{len(rows)} rows are {what}, the first: {_label(rows[0], keys)}"]
-    replaced, counted = recorded.drop(place[lost]), list(columns.index[columns["counts"]])
     # Only what counts: a clock that differs must not change a verdict.
-    replaced.loc[place[both], counted] = new.loc[both, counted].to_numpy()
-    replaced = pd.concat([replaced, new.loc[added].reindex(columns=list(recorded))])
-    return Comparison(keys, columns, problems, replaced)
+    again = old.loc[both].assign(**new.loc[both, list(columns.index[columns["counts"]])])
+    replaced = pd.concat([others, again, new.loc[added]], ignore_index=True)
+    return Comparison(keys, columns, problems, replaced[list(recorded)])
 
 
 def _rows(table: pd.DataFrame, names: Sequence[str]) -> pd.MultiIndex:

@@ -53,9 +53,8 @@ def test_parameters_of_the_line_win_over_those_of_files_and_later_files_over_ear
     (tmp_path / "two.yml").write_text("seeds: 2\nlr: 0.2\n")
     files = ["-f", str(tmp_path / "one.yml"), "-f", str(tmp_path / "two.yml")]
     assert cli.main(["run", "toy.ipynb", "-p", "seeds", "3", *files, "-o", "out", "--force"]) == 0
-    assert asked == [
-        (("toy.ipynb", "out", {"seeds": "3", "lr": 0.2, "data": "x"}), {"force": True})
-    ]
+    given = {"seeds": "3", "lr": 0.2, "data": "x"}
+    assert asked == [((), {"notebook": "toy.ipynb", "out": "out", "given": given, "force": True})]
 
 
 @pytest.mark.parametrize(

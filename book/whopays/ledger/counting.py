@@ -7,7 +7,7 @@ import pandas as pd
 
 from whopays.claims import EVIDENCE, PAPERS, Claim
 from whopays.conditions import IS_ANSWER, NO_GROUPS, NOT_ANSWER
-from whopays.ledger.text import pipe_row
+from whopays.ledger.text import pipe_table
 from whopays.verdict import DECIDED, MIN_SEEDS, VERDICTS, side
 
 TOLD = (*VERDICTS, "definition")
@@ -65,14 +65,13 @@ def papers_table(rows: pd.DataFrame) -> list[str]:
         own = rows[(rows["evidence"] == name) & rows["told"].isin(DECIDED)]
         kinds[f"decided by a{'n' * (name[0] == 'e')} {name}"] = own
     papers = [paper for paper in PAPERS if paper in set(rows["paper"])]
-    lines = [pipe_row(["counted", *(f"[{paper}]" for paper in papers), "all"])]
-    lines.append(pipe_row(["---", *["--:"] * (len(papers) + 1)]))
-    for name, own in kinds.items():
-        if len(own) or not name.startswith("as repaired"):
-            # One test counts once in a paper, however many claims rest on it.
-            cells = [_count(own[own["paper"] == paper]) for paper in papers]
-            lines.append(pipe_row([name, *cells, _count(own)]))
-    return lines
+    # One test counts once in a paper, however many claims rest on it.
+    counts = [
+        [name, *(_count(own[own["paper"] == paper]) for paper in papers), _count(own)]
+        for name, own in kinds.items()
+        if len(own) or not name.startswith("as repaired")
+    ]
+    return pipe_table(["counted", *map("[{}]".format, papers), "all"], counts)
 
 
 def pages_table(claims: Sequence[Claim], rows: pd.DataFrame) -> list[str]:
@@ -84,16 +83,14 @@ def pages_table(claims: Sequence[Claim], rows: pd.DataFrame) -> list[str]:
         claims: Claims of the claims file.
         rows: Verdicts with a column ``counts`` (:func:`counted`).
     """
-    lines = [pipe_row(["page", "claims", "verdicts"]), pipe_row(["---", "--:", "---"])]
+    cells = []
     for notebook, ids in by_page(claims).items():
         own = rows[rows["counts"] & rows["claim"].isin(ids)]
         # A claim with two tables of one verdict has that verdict once.
         found = own.drop_duplicates(["claim", "reading", "told"])["told"].value_counts()
         verdicts = ", ".join(f"{found[name]} {name}" for name in TOLD if name in found)
-        lines.append(
-            pipe_row([f"[](../{notebook})" if notebook else "no page", _count(own), verdicts])
-        )
-    return lines
+        cells.append([f"[](../{notebook})" if notebook else "no page", _count(own), verdicts])
+    return pipe_table(["page", "claims", "verdicts"], cells, "--- --: ---")
 
 
 def stricter_table(rows: pd.DataFrame) -> list[str]:
@@ -118,8 +115,7 @@ def stricter_table(rows: pd.DataFrame) -> list[str]:
     stand["under all three"] = stand.all(axis=1)
     kinds = (IS_ANSWER, NOT_ANSWER, NO_GROUPS)
     found = pd.DataFrame({kind: stand[decided["groups"] == kind].sum() for kind in kinds})
-    lines = [pipe_row(["verdicts", *kinds, "all"]), pipe_row(["---", *["--:"] * 4])]
-    return [*lines, *map(pipe_row, found.assign(all=stand.sum()).itertuples())]
+    return pipe_table(["verdicts", *kinds, "all"], found.assign(all=stand.sum()).itertuples())
 
 
 def by_page(claims: Sequence[Claim]) -> dict[str, list[str]]:
@@ -128,9 +124,7 @@ def by_page(claims: Sequence[Claim]) -> dict[str, list[str]]:
     for claim in claims:
         for notebook in dict.fromkeys(read.notebook or "" for read in claim.readings.values()):
             pages.setdefault(notebook, []).append(claim.id)
-    return {
-        notebook: pages[notebook] for notebook in sorted(pages, key=lambda name: (not name, name))
-    }
+    return dict(sorted(pages.items(), key=lambda page: (not page[0], page[0])))
 
 
 def _count(rows: pd.DataFrame) -> str:

@@ -9,7 +9,7 @@ import pandas as pd
 import yaml
 
 from whopays.claims import REGISTERED, Claim, parse
-from whopays.ledger.text import escape, folded
+from whopays.ledger.text import rendered
 from whopays.runs import git
 
 
@@ -128,17 +128,9 @@ def _tested_by(path: Path, commit: str) -> dict[str, bool]:
 
 def late_section(written: Mapping[tuple[str, str], Written]) -> list[str]:
     """List the claims that were registered after a table of theirs (``first_written``)."""
-    if not written:
-        return ["Not known: this page was built outside a complete git checkout."]
     late = [(*pair, found) for pair, found in written.items() if found.late]
-    text = (
-        f"{len({claim for claim, *_ in late})} claims were first written when a table of theirs "
-        f"was there already: {len(late)} of {len(written)} pairs of a claim and a recorded table. "
-        "Some of these tables were recorded anew since, with other seeds; that the first one may "
-        "have suggested the claim is not undone by it."
-    )
-    lines = [f"- [{claim}](#{claim}), {escape(table)}: {found}" for claim, table, found in late]
-    return [text, "", *folded("The pairs", lines)]
+    claims = {claim for claim, *_ in late}
+    return rendered("late", written=written, late=late, claims=claims).splitlines()
 
 
 def _versions(path: Path) -> Iterator[tuple[str, str, str, str]]:
@@ -174,47 +166,13 @@ def section(history: History, known: set[str]) -> list[str]:
         history: Changes of the claims file (:func:`claim_changes`).
         known: Ids of the claims that have a row to link to.
     """
-    if history.known == "none":
-        return ["Not known: this page was built outside a git checkout."]
-    lines = []
-    if history.known == "shallow":
-        lines += ["Not fully known: this page was built from a shallow clone.", ""]
-    if history.changes.empty:
-        return [
-            *lines,
-            "No statistic, direction, threshold or margin was changed after it was first written.",
-        ]
+    groups = history.changes.groupby(["commit", "date", "subject"], sort=False)
     commits = [
-        rows for _, rows in history.changes.groupby(["commit", "date", "subject"], sort=False)
-    ][::-1]
-    count = f"{history.changes['id'].nunique()} claims in {len(commits)} versions of the file"
-    lines += [
-        "Statistic, direction, threshold or margin, after they were first written; the commit has "
-        "the reason.",
-        "",
+        (head, [(id, list(own.itertuples())) for id, own in rows.groupby("id", sort=False)])
+        for head, rows in groups
     ]
-    return lines + folded(
-        f"Changes of {count}", [line for commit in commits for line in _commit(commit, known)]
-    )
-
-
-def _commit(rows: pd.DataFrame, known: set[str]) -> list[str]:
-    commit, date, subject = rows[["commit", "date", "subject"]].iloc[0]
-    head = escape(" ".join(filter(None, [commit, date])) + (f": {subject}" if subject else ""))
-    lines = [f"**{head}**", ""]
-    for claim, own in rows.groupby("id", sort=False):
-        link = f"[{claim}](#{claim})" if claim in known else claim
-        fields = [
-            f"{row.field}: {_value(row.before)} - now: {_value(row.after)}"
-            for row in own.itertuples()
-        ]
-        removed = (own["after"] == "removed").all()
-        lines.append(f"- {link}: " + ("removed" if removed else "; ".join(fields)))
-    return [*lines, ""]
-
-
-def _value(value: Any) -> str:
-    return escape(_plain(value))
+    values = history._asdict() | {"ids": known, "commits": commits[::-1], "plain": _plain}
+    return rendered("changes", **values).splitlines()
 
 
 def _plain(value: Any) -> str:

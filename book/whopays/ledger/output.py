@@ -4,7 +4,6 @@ import math
 from collections.abc import Sequence
 from json import dumps, loads
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
@@ -13,7 +12,7 @@ from whopays.claims import Claim, evaluate_claims, read_claims
 from whopays.ledger.counting import by_page, counted
 from whopays.ledger.history import Written, claim_changes, first_written
 from whopays.ledger.page import page
-from whopays.ledger.text import escape, estimate_text, origin
+from whopays.ledger.text import rendered
 
 LEDGER_COLUMNS = [
     "claim",
@@ -99,37 +98,14 @@ def own_rows(claims: Sequence[Claim], results: pd.DataFrame, notebook: str) -> s
         notebook: Path of the notebook, as the claims name it.
     """
     rows = counted(results).sort_values("counts", ascending=False, kind="stable")
-    lines = [
-        "## The claims of this page",
-        "",
-        "Estimates with 95 % intervals over seeds, by the tables that were recorded when the book "
-        "was built. [The ledger](../../book/ledger.md) has the statements, [how to read "
-        "it](../../book/reading-the-ledger.md) the rules.",
-        "",
+    own = [
+        (claim, reading, rows[(rows["claim"] == claim.id) & (rows["reading"] == reading)])
+        for claim in claims
+        for reading, read in claim.readings.items()
+        if read.notebook == notebook
     ]
-    for claim in claims:
-        for reading, read in claim.readings.items():
-            if read.notebook == notebook:
-                own = rows[(rows["claim"] == claim.id) & (rows["reading"] == reading)]
-                known = "" if claim.repaired is None else f", as {reading}"
-                lines.append(
-                    f"- [{claim.id}](#{claim.id}){known}: "
-                    f"{'; '.join(map(_short, own.itertuples()))}"
-                )
-    return "\n".join(lines)
-
-
-def _short(row: Any) -> str:
-    elsewhere = "elsewhere " * (row.seeds > 0 and not row.counts)
-    # Numbers need seeds: a claim that is not testable or not recorded has none.
-    estimate = f" {escape(estimate_text(row))}" * (row.seeds > 0)
-    few = row.verdict == "undecided" and 0 < row.seeds < 10
-    reason = f": {escape(row.reason)}" * bool(
-        row.reason and (few or row.verdict == "undecided (floor)")
-    )
-    return f"{elsewhere}**{row.verdict}**{estimate}" + f" ({origin(row)}{reason})" * bool(
-        origin(row)
-    )
+    sections = [(*known, list(rows.itertuples())) for *known, rows in own]
+    return rendered("own", claims=sections).rstrip()
 
 
 def _append(path: Path, section: str) -> None:

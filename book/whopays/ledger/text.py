@@ -3,10 +3,9 @@
 import functools
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
-
-import pandas as pd
 
 from whopays.conditions import NO_GROUPS, made_by
 from whopays.runs import project
@@ -22,9 +21,36 @@ def escape(text: str) -> str:
     return re.sub(r"^(\d*)([-+.)](?=\s|$)|\()", r"\1\\\2", "".join(parts))
 
 
-def pipe_row(cells: Iterable[Any]) -> str:
-    """Write a row of a MyST table."""
-    return "| " + " | ".join(str(cell) for cell in cells) + " |"
+def rendered(name: str, /, **values: Any) -> str:
+    """Fill in a Jinja template of this folder, in which functions of this module are filters."""
+    return _template(name).render(values)
+
+
+@functools.cache
+def _template(name: str) -> Any:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "myst": escape,
+        "estimate": estimate_text,
+        "origin": origin,
+        "p": p_text,
+    }
+    return environment.get_template(f"{name}.md.jinja")
+
+
+def pipe_table(
+    head: Sequence[str], rows: Iterable[Iterable[Any]], align: str = "---" + " --:" * 9
+) -> list[str]:
+    """Write a MyST table, of numbers but for its first column unless ``align`` says otherwise."""
+    lines: list[Iterable[Any]] = [head, align.split()[: len(head)], *rows]
+    return ["| " + " | ".join(map(str, cells)) + " |" for cells in lines]
 
 
 def folded(title: str, lines: Iterable[str]) -> list[str]:
@@ -72,38 +98,8 @@ def networks(table: str) -> str:
 
 def details(row: Any) -> str:
     """Write all that goes beside a verdict, from the estimate to reservations."""
-    parts = [f"{estimate_text(row)}, {row.seeds} seeds{p_text(row)}"] if row.seeds else []
-    if origin(row):
-        parts.append(origin(row))
-    if (
-        row.evidence in ("run at scale", "paper-scale run")
-        and row.seeds
-        and (used := networks(row.table))
-    ):
-        parts.append(used)
-    if row.worst_cell:
-        parts.append(f"mean of the cells; the worst is {row.worst_cell}: {row.worst_estimate:.3f}")
-    if row.reason:
-        parts.append(row.reason)
-    if row.seeds and row.groups != NO_GROUPS:
-        parts.append(row.groups)
-    if row.overlap:
-        parts.append(_resplit(row))
-    if row.earlier:
-        parts.append(f"an earlier design: {row.earlier}")
-    if row.verdict == "undecided" and row.seeds > 1 and not pd.isna(row.needed):
-        parts.append(f"if the mean stays where it is, it takes about {row.needed} seeds")
-    if not row.survives:
-        parts.append("does not survive the false-discovery rate")
-    return "; ".join(parts)
-
-
-def _resplit(row: Any) -> str:
-    """Write the interval of seeds that split the same data, and what it changes."""
-    text = f"corrected for one data set [{row.resplit_low:.3f}, {row.resplit_high:.3f}]"
-    if row.assumed:
-        text += f", with {row.overlap:g} test samples for each training sample assumed"
-    return text + f": {row.resplit}" * (row.verdict in DECIDED and row.resplit != row.verdict)
+    lines = rendered("details", row=row, networks=networks, no_groups=NO_GROUPS, decided=DECIDED)
+    return "; ".join(filter(None, lines.splitlines()))
 
 
 def p_text(row: Any) -> str:
