@@ -1,7 +1,7 @@
 """Write what the page *What scale changes* shows: ``python book/tools/scale.py FOLDER LEDGER``.
 
-LEDGER is the table of ``whopays ledger --csv``. Written into FOLDER are ``scale.md``, every claim
-with an embedded study and a table of real images, with what both say; ``scale.svg``, its effect in
+LEDGER is the table of ``whopays ledger --csv``. Written into FOLDER are ``scale.md``, what scale
+changes and every claim with an embedded study and a table of real images, with what both say; ``scale.svg``, its effect in
 both; and ``remaining.md``, what no table of real images has decided.
 """
 
@@ -18,9 +18,9 @@ import values
 from matplotlib.figure import Figure
 
 from whopays import claims, plots
-from whopays.ledger.text import escape, estimate_text, folded
+from whopays.ledger.text import escape, pipe_row
 from whopays.runs import project
-from whopays.verdict import DECIDED, Criterion, side
+from whopays.verdict import DECIDED, side
 
 SIZES = claims.EVIDENCE[1:]
 """Kinds of recorded evidence, the smallest first."""
@@ -28,16 +28,15 @@ SIZES = claims.EVIDENCE[1:]
 ENDS = ("small", "large")
 
 CHANGES = {
-    "differently": "Decided by both, differently",
-    "small": "Decided by the embedded study only",
-    "large": "Decided by real images only",
-    "floor": "A group of the real images has next to nothing to lose",
-    "alike": "Decided by both, alike",
-    "neither": "Decided by neither",
+    "differently": "decided differently",
+    "small": "by small data only",
+    "large": "by real images only",
+    "floor": "nothing to lose",
+    "alike": "decided alike",
+    "neither": "by neither",
 }
 """Kinds of change from the embedded study to real images, in the order of the page."""
 
-FOLDED = ("alike", "neither")
 OPEN = {
     "floor": "A group had next to nothing to lose in any table of real images",
     "undecided": "The tables of real images leave them undecided",
@@ -67,11 +66,11 @@ def pairs(ledger: pd.DataFrame) -> pd.DataFrame:
         ledger: Table of ``whopays ledger --csv``.
 
     Returns:
-        A row for each claim: ``claim change direction elsewhere text``, and ``small`` and ``large``
-        for the embedded study and the largest kind of real images, each an array of estimate and
-        interval, in units of the margin from the threshold on and positive on the side that is
-        claimed. ``elsewhere`` is whether the claim names data that the embedded study lacks,
-        ``text`` what both say, as MyST.
+        A row for each claim: ``claim change direction elsewhere cells``, and ``small`` and
+        ``large`` for the embedded study and the largest kind of real images, each an array of
+        estimate and interval, in units of the margin from the threshold on and positive on the side
+        that is claimed. ``elsewhere`` is whether the claim names data that the embedded study
+        lacks, ``cells`` the verdict and the effect of both, as MyST.
     """
     known = claims.registered()
     recorded = ledger[
@@ -86,28 +85,22 @@ def pairs(ledger: pd.DataFrame) -> pd.DataFrame:
         if small["evidence"] == SIZES[0] != large["evidence"]:
             criterion = known[name].criterion
             row = {"claim": name, "change": change(small["verdict"], large["verdict"])}
-            row |= {"direction": criterion.direction, "elsewhere": not small["decides"]}
+            row |= {"direction": criterion.direction, "elsewhere": not small["decides"], "cells": []}
             for end, side in zip(ENDS, (small, large), strict=True):
                 numbers = side[["estimate", "low", "high"]].to_numpy(float)
                 row[end] = criterion.in_margins(numbers)
-            row["text"] = (
-                f"[{name}](#{name}), claimed {_claimed(criterion)}: {_said(small)}; {_said(large)}"
-            )
+                mean, *interval = row[end]
+                low, high = sorted(interval)
+                effect = rf"{mean:.1f} \[{low:.1f}, {high:.1f}\]"
+                row["cells"] += [_said(side), effect.replace("-0.0", "0.0")]
             rows.append(row)
     return pd.DataFrame(rows)
 
 
-def _claimed(criterion: Criterion) -> str:
-    if criterion.direction == "equal":
-        return f"{criterion.threshold:g} ± {criterion.margin:g}"
-    return f"{'more' if criterion.direction == 'greater' else 'less'} than {criterion.threshold:g}"
-
-
 def _said(row: pd.Series) -> str:
-    """Write data, verdict and numbers of a table, with the worst cell if there are several."""
-    worst = "" if pd.isna(row["worst_cell"]) else f", in the worst cell {row['worst_estimate']:.3f}"
-    data = f"{row['data']}{'' if row['decides'] else ' (elsewhere)'}"
-    return f"{escape(data)} *{row['verdict']}*, {escape(estimate_text(row))}{worst}"
+    """Write the verdict of a table and its data."""
+    elsewhere = "" if row["decides"] else ", elsewhere"
+    return f"*{row['verdict']}*<br>{escape(row['data'])}{elsewhere}"
 
 
 def figure(found: pd.DataFrame) -> Figure:
@@ -157,24 +150,31 @@ def figure(found: pd.DataFrame) -> Figure:
 
 
 def lists(found: pd.DataFrame) -> str:
-    """Write all pairs (:func:`pairs`) as MyST: counts, then a list for each kind of change."""
-    counts = found["change"].value_counts()
-    lines = [
-        f"Claims with both: {len(found)}. Of these, {found['elsewhere'].sum()} name data that the "
-        "embedded study does not have (*elsewhere*), so that by the rules of the ledger only the "
-        "real images count.",
-        "",
-        *(f"- {title}: {counts[name]}" for name, title in CHANGES.items() if name in counts),
-        "",
-    ]
-    for name, title in CHANGES.items():
-        rows = [f"- {text}" for text in found.loc[found["change"] == name, "text"]]
-        lines += (
-            [*(folded(title, rows) if name in FOLDED else [f"**{title}**", "", *rows]), ""]
-            if rows
-            else []
+    """Write all pairs (:func:`pairs`) as MyST: what scale changes, and a table that sorts.
+
+    Raises:
+        ValueError: If scale turns more claims round than it opens or closes.
+    """
+    count = found["change"].value_counts().reindex(CHANGES, fill_value=0)
+    if count["differently"] >= count[["small", "large", "floor"]].sum():
+        raise ValueError(f"the words say that few claims turn round, the counts {count.to_dict()}")
+    said = (
+        "**Scale changes what can be decided more often than what is found.** Of {all} claims "
+        "tested on small data and on real images, {alike} are decided alike by both, and "
+        "{differently} differently. Real images alone decide {large}, small data alone {small}; in "
+        "{floor} a group of the real images has next to nothing to lose, and {neither} are open in "
+        "both. {elsewhere} name data that the small ones are not (*elsewhere*): by the rules of the "
+        "ledger only real images count for these."
+    )
+    head = ["claim", "becomes", "small data", "effect", "real images", "effect there"]
+    lines = [said.format(all=len(found), elsewhere=found["elsewhere"].sum(), **count), ""]
+    lines += [":::{div} sortable", pipe_row(head), pipe_row(["---"] * len(head))]
+    order = found["change"].map([*CHANGES].index)
+    for row in found.loc[order.sort_values(kind="stable").index].itertuples():
+        lines.append(
+            pipe_row([f"[{row.claim}](#{row.claim})", CHANGES[row.change], *row.cells])
         )
-    return "\n".join(lines)
+    return "\n".join([*lines, ":::", ""])
 
 
 def price(rows: pd.DataFrame, root: Path) -> str:
