@@ -51,9 +51,10 @@
   const output = document.createElement("output");
   output.setAttribute("aria-live", "polite");
   tools.append(output);
+  const figure = page.querySelector(".ledger-figure"), glance = figure.closest("section");
   const rows = document.createElement("div");  // The filters stay in sight beside the rows, and no longer.
-  sections[0].before(rows);
-  rows.append(tools, ...sections);
+  glance.before(rows);
+  rows.append(tools, glance, ...sections);
 
   const value = (key) => tools.elements[key].value;
   tools.elements.paper.value = choices.Paper[1][0];
@@ -73,6 +74,9 @@
       elsewhere += found && !here;
     }
     for (const section of sections) section.hidden = !section.querySelector("div.claim:not([hidden])");
+    for (const panel of figure.children) {
+      panel.toggleAttribute("hidden", Boolean(value("paper")) && panel.dataset.paper !== value("paper"));
+    }
     output.textContent = `${count} of ${claims.length} claims${elsewhere ? `, ${elsewhere} in other papers` : ""}`;
   };
   const remember = () => {

@@ -6,8 +6,8 @@
     headings.forEach((heading, place) => {
       const button = document.createElement("button");
       button.type = "button";
-      button.append(...heading.childNodes);
-      heading.append(button);
+      button.textContent = heading.textContent.trim();
+      heading.replaceChildren(button);
       // A column of numbers begins with the largest, one of words with the first of the alphabet.
       const numbers = rows.every((row) => !Number.isNaN(parseFloat(words(row, place))));
       button.addEventListener("click", () => {

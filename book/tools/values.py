@@ -248,7 +248,7 @@ VALUES["asian_whole"] = functools.partial(_asian, "one energy")
 def monday() -> str:
     """Tabulate the ways of *What to do on Monday*: kept, time, who loses, and what to do."""
     lines = [
-        pipe_row(["way", "bytes", "time", "average", "smallest", "shown on", "so"]),
+        pipe_row(["way", "bytes", "time", "average", "smallest", "shown on", "do or don't"]),
         pipe_row(["---", "--:", "---", "--:", "--:", "---", "---"]),
     ]
     for way, row in SHOWN["monday"].items():
@@ -256,12 +256,14 @@ def monday() -> str:
         kept = effects.select(table(path), **where, stage="compressed", level=level)["kept"]
         average = 100 * effects.overall_change(table(path), level=level, where=where).mean()
         smallest = points(gained(path, "smallest", level, **where), interval=True)
-        cells = [f"{kept.mean():.0%}", times().get(row["time"], row["time"]), f"{average:+.1f}"]
+        cells = [f"{kept.mean():.0%}", times().get(row["time"], row["time"]), f"{average:.1f}"]
         advice = advised(row["claims"], row["supported"])
-        on = [", ".join(names) + " only" * (len(names) == 1) for names in advice.values()]
-        lines.append(
-            pipe_row([way, *cells, smallest.replace(" points", ""), "; ".join(on), " / ".join(advice)])
-        )
+        on = [
+            f"{word}: " * (len(advice) > 1) + ", ".join(data) + " only" * (len(data) == 1)
+            for word, data in advice.items()
+        ]
+        words = " / ".join(f"**{word}**" for word in advice)
+        lines.append(pipe_row([way, *cells, smallest.replace(" points", ""), "; ".join(on), words]))
     return "\n".join(lines)
 
 
@@ -274,7 +276,7 @@ def advised(names: list[str], supported: str) -> dict[str, list[str]]:
             for *don't*, and *don't* for any other.
 
     Returns:
-        Data in words, by the advice in bold. Data that decide nothing give none.
+        Data in words, by the advice. Data that decide nothing give none.
     """
     other = "do" if supported == "don't" else "don't"
     found: dict[str, list[str]] = {}
@@ -283,7 +285,7 @@ def advised(names: list[str], supported: str) -> dict[str, list[str]]:
             said = verdict(row["claim"], f"results/{row['tables']}-{end}.csv").verdict
             if said in DECIDED:
                 advice = supported if said.startswith(YES) else other
-                found.setdefault(f"**{advice}**", []).append(SHORT.get(end, DATA[end]))
+                found.setdefault(advice, []).append(SHORT.get(end, DATA[end]))
     return found
 
 

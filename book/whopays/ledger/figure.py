@@ -16,7 +16,7 @@ from whopays.claims import PAPERS, Claim
 from whopays.ledger.text import origin, slug
 
 CLIP = 8  # Margins at which the axis ends.
-WIDTH, SIDE, STEP, LABEL, AXIS = 340, 12, 4, 18, 34
+WIDTH, SIDE, STEP, LABEL, AXIS = 340, 12, 3, 18, 34
 LEFT, RIGHT = SIDE, WIDTH - SIDE
 ORDER = (
     *("supported", "supported, negligible", "no effect", "undecided", "undecided (floor)"),
@@ -93,7 +93,7 @@ def _panel(paper: str, own: Sequence[Bar]) -> list[str]:
     )
     title = f"[{paper}] {escape(PAPERS[paper].partition(',')[0])}"
     return [
-        f'<svg viewBox="0 0 {WIDTH} {y + AXIS}" role="group" aria-label="{escape(alt)}">',
+        f'<svg viewBox="0 0 {WIDTH} {y + AXIS}" role="group" aria-label="{escape(alt)}" data-paper="{paper}">',
         f'<text x="{SIDE}" y="14" class="title">{title}</text>',
         *_axis(22, y),
         *marks,
