@@ -13,6 +13,13 @@
     shown = null;
     meaning.hidePopover();
   };
+  const place = () => {
+    if (!shown) return;
+    const word = shown.getClientRects()[0], {width, height} = meaning.getBoundingClientRect();
+    const below = word.bottom + 6 + height < innerHeight;
+    meaning.style.left = `${Math.max(8, Math.min(word.left, document.documentElement.clientWidth - width - 8))}px`;
+    meaning.style.top = `${below ? word.bottom + 6 : Math.max(8, word.top - height - 6)}px`;
+  };
   const show = (link, text) => {
     if (shown === link) return;
     hide();
@@ -20,10 +27,7 @@
     meaning.textContent = text;
     link.setAttribute("aria-describedby", meaning.id);
     meaning.showPopover();
-    const word = link.getClientRects()[0], {width, height} = meaning.getBoundingClientRect();
-    const below = word.bottom + 6 + height < innerHeight;
-    meaning.style.left = `${Math.max(8, Math.min(word.left, document.documentElement.clientWidth - width - 8))}px`;
-    meaning.style.top = `${below ? word.bottom + 6 : Math.max(8, word.top - height - 6)}px`;
+    place();
   };
   for (const link of links) {
     const text = link.title;
@@ -42,5 +46,5 @@
   }
   addEventListener("keydown", ({key}) => { if (key === "Escape") hide(); });
   addEventListener("pointerdown", ({target}) => { if (shown && !shown.contains(target)) hide(); });
-  addEventListener("scroll", hide, {passive: true});
+  addEventListener("scroll", place, {passive: true, capture: true});
 })();

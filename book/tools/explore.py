@@ -31,9 +31,9 @@ def choice(title: str) -> dict[str, Any]:
     """Compute test accuracies of all groups in percent over what is kept, the control first.
 
     Returns:
-        ``title``; ``unit``; ``levels``, shares kept as texts; ``seeds``; and ``groups``, the largest first, each
-        with ``name``, ``size`` (mean number of training images), and for each level ``accuracy``
-        (mean over seeds) and ``half`` (half of its 95 % interval).
+        ``title``; ``unit``; ``levels``, shares kept as texts; ``seeds``; and ``groups``, the
+        largest first, each with ``name``, ``size`` (mean number of training images), and for each
+        level ``accuracy`` (mean over seeds) and ``half`` (half of its 95 % interval).
     """
     entry = CHOICES[title]
     table = effects.select(values.table(f"results/{entry['table']}.csv"), **entry["rows"])

@@ -1,8 +1,8 @@
 """Write what the page *What scale changes* shows: ``python book/tools/scale.py FOLDER LEDGER``.
 
 LEDGER is the table of ``whopays ledger --csv``. Written into FOLDER are ``scale.md``, what scale
-changes and every claim with an embedded study and a table of real images, with what both say; ``scale.svg``, its effect in
-both; and ``remaining.md``, what no table of real images has decided.
+changes and every claim with an embedded study and a table of real images, with what both say;
+``scale.svg``, its effect in both; and ``remaining.md``, what no table of real images has decided.
 """
 
 from __future__ import annotations
@@ -85,7 +85,8 @@ def pairs(ledger: pd.DataFrame) -> pd.DataFrame:
         if small["evidence"] == SIZES[0] != large["evidence"]:
             criterion = known[name].criterion
             row = {"claim": name, "change": change(small["verdict"], large["verdict"])}
-            row |= {"direction": criterion.direction, "elsewhere": not small["decides"], "cells": []}
+            row |= {"direction": criterion.direction, "cells": []}
+            row["elsewhere"] = not small["decides"]
             for end, side in zip(ENDS, (small, large), strict=True):
                 numbers = side[["estimate", "low", "high"]].to_numpy(float)
                 row[end] = criterion.in_margins(numbers)
@@ -163,17 +164,15 @@ def lists(found: pd.DataFrame) -> str:
         "tested on small data and on real images, {alike} are decided alike by both, and "
         "{differently} differently. Real images alone decide {large}, small data alone {small}; in "
         "{floor} a group of the real images has next to nothing to lose, and {neither} are open in "
-        "both. {elsewhere} name data that the small ones are not (*elsewhere*): by the rules of the "
-        "ledger only real images count for these."
+        "both. {elsewhere} name data that the small ones are not (*elsewhere*): by the rules of "
+        "the ledger only real images count for these."
     )
     head = ["claim", "becomes", "small data", "effect", "real images", "effect there"]
     lines = [said.format(all=len(found), elsewhere=found["elsewhere"].sum(), **count), ""]
     lines += [":::{div} sortable", pipe_row(head), pipe_row(["---"] * len(head))]
     order = found["change"].map([*CHANGES].index)
     for row in found.loc[order.sort_values(kind="stable").index].itertuples():
-        lines.append(
-            pipe_row([f"[{row.claim}](#{row.claim})", CHANGES[row.change], *row.cells])
-        )
+        lines.append(pipe_row([f"[{row.claim}](#{row.claim})", CHANGES[row.change], *row.cells]))
     return "\n".join([*lines, ":::", ""])
 
 

@@ -93,7 +93,8 @@ def _panel(paper: str, own: Sequence[Bar]) -> list[str]:
     )
     title = f"[{paper}] {escape(PAPERS[paper].partition(',')[0])}"
     return [
-        f'<svg viewBox="0 0 {WIDTH} {y + AXIS}" role="group" aria-label="{escape(alt)}" data-paper="{paper}">',
+        f'<svg viewBox="0 0 {WIDTH} {y + AXIS}" role="group" aria-label="{escape(alt)}" '
+        f'data-paper="{paper}">',
         f'<text x="{SIDE}" y="14" class="title">{title}</text>',
         *_axis(22, y),
         *marks,
