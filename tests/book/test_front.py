@@ -311,12 +311,12 @@ def test_a_sentence_names_every_table_of_its_claim():
 
 
 def test_monday_says_what_its_tables_and_the_ledger_say():
-    head, _, *rows = values.VALUES["monday"]().splitlines()
+    rows = values.VALUES["monday"]().splitlines()
     cells = {row.split(" | ")[0].lstrip("| "): row.split(" | ")[1:] for row in rows}
     pair = -lost("every-way/one-budget-utkface-all", 2, smallest=True, arm="prune + quantize")
     assert cells["pruned, then four bits"][3].startswith(f"{pair:.1f} [")
     assert cells["four bits a weight"][4:] == ["faces only", "**do** |"]
-    assert cells["two bits a weight"][5] == "**don't** / **do** |" and head.count(" | ") == 6
+    assert cells["two bits a weight"][5] == "**don't** / **do** |"
 
 
 def test_every_pruner_of_a_table_has_dots_of_its_own():
@@ -348,7 +348,6 @@ def test_pages_are_staged(tmp_path: Path):
     ("title", "group", "level"),
     [
         ("Pruned, faces by race", "Black", 0.99),
-        ("Fewer ReLUs, faces by age", "2-12", 0.02),
         ("Pruned, then fewer bits, faces by race", "Asian", 2),
     ],
 )
@@ -402,21 +401,14 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator:
 
 def test_keys_move_the_slider_and_the_bars(page):
     figure = page.locator("figure.interactive").first
-    slider, bar = figure.locator("input"), figure.locator(".bar").last
-    before = bar.evaluate("bar => bar.style.width")
+    slider = figure.locator("input")
     slider.focus()
     page.keyboard.press("End")
     smallest = explore.choice("Pruned, digits")["groups"][-1]["accuracy"]
     assert f"smallest {smallest[-1]:.1f}" in slider.get_attribute("aria-valuetext")
     said = figure.locator("output").text_content()
     assert said.startswith("1 % of the weights kept: largest") and "left to lose: 6th" in said
-    assert figure.locator(".gone").last.text_content().startswith("smallest")
-    assert (
-        before == f"{smallest[0]}%"
-        and bar.evaluate("bar => bar.style.width") == f"{smallest[-1]:g}%"
-    )
-    page.keyboard.press("ArrowLeft")
-    assert figure.locator("output").text_content().startswith("5 %")
+    assert figure.locator(".gone .bar").last.get_attribute("style") == f"width: {smallest[-1]:g}%;"
 
 
 def test_another_table_can_be_chosen(page):
