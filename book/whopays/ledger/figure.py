@@ -24,7 +24,7 @@ ORDER = (
 )
 
 
-Reading = tuple[str, str]
+Key = tuple[str, str]
 """Id of a claim, and *printed* or *repaired*."""
 
 
@@ -37,25 +37,21 @@ def figure(claims: Sequence[Claim], results: pd.DataFrame) -> list[str]:
         claims: Claims of the claims file.
         results: Verdicts (:func:`whopays.claims.evaluate_claims`).
     """
-    criteria = {
-        (claim.id, name): read.criterion
-        for claim in claims
-        for name, read in claim.readings.items()
-    }
+    readings = {(claim.id, name): read for claim in claims for name, read in claim.readings.items()}
     drawn = results["decides"] & (results["seeds"] > 0) & (results["kind"] != "definition")
     panels = [
         line
         for paper in PAPERS
-        for line in _panel(paper, results[drawn & (results["paper"] == paper)], criteria)
+        for line in _panel(paper, results[drawn & (results["paper"] == paper)], readings)
     ]
     return ['<div class="ledger-figure">', *panels, "</div>"]
 
 
-def _panel(paper: str, rows: pd.DataFrame, criteria: dict[Reading, Any]) -> list[str]:
+def _panel(paper: str, rows: pd.DataFrame, readings: dict[Key, Claim]) -> list[str]:
     """Draw the panel of a paper, or nothing where no row is drawn."""
-    bars = []
+    bars: list[tuple[Any, ...]] = []
     for row in rows.itertuples():
-        criterion = criteria[row.claim, row.reading]
+        criterion = readings[row.claim, row.reading].criterion
         ends = (row.estimate, row.low, row.high, row.worst_estimate)
         mean, low, high, worst = map(criterion.in_margins, ends)
         # Equalities are apart: for them a place to the right is a value above the claimed one, and

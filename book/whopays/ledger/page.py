@@ -27,8 +27,9 @@ from whopays.verdict import DECIDED, MIN_SEEDS
 _INTRODUCTION = (
     "Every claim of the papers, and this book's own, with what the recorded tables say about it. "
     "This page is computed from the claims file, these tables and the file's history; nothing on "
-    "it is typed. [How to read it](reading-the-ledger.md) says how a verdict is made. The same as "
-    "a table, for those who compute: `whopays ledger --csv ledger.csv`."
+    "it is typed. It begins with the rows of one paper, and a filter leads to the others. [How to "
+    "read it](reading-the-ledger.md) says how a verdict is made. The same as a table, for those "
+    "who compute: `whopays ledger --csv ledger.csv`."
 )
 _FIGURE = (
     "Each line is the 95 % interval of one verdict that counts, in units of the claim's margin: 0 "
