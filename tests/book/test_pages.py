@@ -263,7 +263,7 @@ def test_the_menu_opens_on_a_telephone(phone):
 
 FOCUSED = """() => {
   const here = document.activeElement;
-  const parts = {skip: "#pst-skip-link a, a#pst-skip-link", search: ".search-button__button", menu: "nav.bd-links a",
+  const parts = {skip: "#pst-skip-link a, a#pst-skip-link", search: ".search-button__button", menu: "nav.bd-links summary",
                  content: "article.bd-article *"};
   const {outlineStyle, outlineWidth, boxShadow} = getComputedStyle(here);
   return {
