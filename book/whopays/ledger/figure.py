@@ -65,8 +65,8 @@ def _panel(paper: str, rows: pd.DataFrame, readings: dict[Key, Claim]) -> list[s
         text = f"{verdict}{', equality' if equality else ''}: {len(own)}"
         marks.append(f'<text x="{SIDE}" y="{y + 12}" class="{slug(verdict)}">{text}</text>')
         y += LABEL
-        for _, *bar in own:
-            marks.append(_mark(*bar, y))
+        for _, row, low, high, worst in own:
+            marks.append(_mark(row, low, high, worst, y))
             y += STEP
     if not bars:
         return []
