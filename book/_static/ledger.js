@@ -1,4 +1,5 @@
-// Search and filters over the rows of the ledger. Without JavaScript the page is the whole ledger.
+// Search and filters over the rows of the ledger, which begins with those of one paper. Without JavaScript, and on paper,
+// the page is the whole ledger.
 (() => {
   const page = document.querySelector("section#the-ledger-of-claims");
   if (!page) return;
@@ -13,6 +14,9 @@
   const titles = {};
   for (const link of page.querySelectorAll("div.claim > p:first-of-type > a[href*='notebooks/']")) {
     titles[link.getAttribute("href").split("/").pop().split(".")[0]] = link.textContent.trim();
+  }
+  for (const section of sections) {
+    titles[section.querySelector("div.claim").dataset.paper] = section.querySelector("h2").firstChild.textContent;
   }
   const present = (values) => [...new Set(values)].filter(Boolean);
   const order = ["supported", "supported, negligible", "reversed", "reversed, negligible", "no effect", "undecided", "undecided (floor)", "not testable here"];
@@ -47,26 +51,33 @@
   const output = document.createElement("output");
   output.setAttribute("aria-live", "polite");
   tools.append(output);
+  const figure = page.querySelector(".ledger-figure"), glance = figure.closest("section");
   const rows = document.createElement("div");  // The filters stay in sight beside the rows, and no longer.
-  sections[0].before(rows);
-  rows.append(tools, ...sections);
+  glance.before(rows);
+  rows.append(tools, glance, ...sections);
 
   const value = (key) => tools.elements[key].value;
+  tools.elements.paper.value = choices.Paper[1][0];
   // One and the same test must have the verdict, the evidence and the data that are asked for.
   const fits = (test) => (!value("verdict") || test.verdict === value("verdict"))
     && ["evidence", "groups", "written"].every((key) => !value(key) || test[key] === value(key))
     && (!value("data") || test.sets.includes(value("data")));
   const show = () => {
     const words = value("words").toLowerCase().split(/\s+/).filter(Boolean);
-    let count = 0;
+    let count = 0, elsewhere = 0;
     for (const {row, text, pages, tests} of claims) {
-      row.hidden = !((!value("paper") || row.dataset.paper === value("paper"))
-        && (!value("page") || pages.includes(value("page")))
-        && tests.some(fits) && words.every((word) => text.includes(word)));
-      count += !row.hidden;
+      const found = (!value("page") || pages.includes(value("page")))
+        && tests.some(fits) && words.every((word) => text.includes(word));
+      const here = !value("paper") || row.dataset.paper === value("paper");
+      row.hidden = !(found && here);
+      count += found && here;
+      elsewhere += found && !here;
     }
     for (const section of sections) section.hidden = !section.querySelector("div.claim:not([hidden])");
-    output.textContent = `${count} of ${claims.length} claims`;
+    for (const panel of figure.children) {
+      panel.toggleAttribute("hidden", Boolean(value("paper")) && panel.dataset.paper !== value("paper"));
+    }
+    output.textContent = `${count} of ${claims.length} claims${elsewhere ? `, ${elsewhere} in other papers` : ""}`;
   };
   const remember = () => {
     const state = new URLSearchParams([...new FormData(tools)].filter(([, given]) => given)).toString();
@@ -75,12 +86,16 @@
   // Also where a link from another page leads to a row: `#T-fig-1` shows the row, whatever was filtered.
   const arrive = () => {
     if (location.hash.startsWith("#?")) {
+      tools.elements.paper.value = "";
       for (const [key, given] of new URLSearchParams(location.hash.slice(2))) {
         if (tools.elements[key]) tools.elements[key].value = given;
       }
     }
     const anchor = location.hash.startsWith("#?") ? null : document.getElementById(decodeURIComponent(location.hash.slice(1)));
-    if (anchor?.closest("[hidden]")) tools.reset();
+    if (anchor?.closest("[hidden]")) {
+      tools.reset();
+      tools.elements.paper.value = anchor.closest("div.claim")?.dataset.paper ?? "";
+    }
     show();
     if (location.hash.startsWith("#?")) tools.scrollIntoView();
     if (!anchor) return;

@@ -11,9 +11,18 @@ addEventListener("beforeprint", () => {
 });
 addEventListener("afterprint", () => { document.documentElement.dataset.theme = theme; });
 
-// The theme's buttons that unfold the contents have no name for those who do not see them.
 addEventListener("DOMContentLoaded", () => {
+  // The theme's buttons that unfold the contents below a page have no name for those who do not see them.
   for (const toggle of document.querySelectorAll("summary:has(.toctree-toggle)")) {
+    if (toggle.textContent.trim()) continue;
     toggle.setAttribute("aria-label", `Pages of ${toggle.closest("li").querySelector("a").textContent.trim()}`);
   }
+  // What stands under a result of the search is prose: no ticks of figures, no code.
+  if (typeof Search === "undefined") return;
+  const plain = Search.htmlToText;
+  Search.htmlToText = (html, anchor) => {
+    const page = new DOMParser().parseFromString(html, "text/html");
+    page.querySelectorAll("svg, pre, summary, mjx-container").forEach((node) => node.remove());
+    return plain(page.documentElement.outerHTML, anchor);
+  };
 });

@@ -11,22 +11,23 @@
   };
 
   // A row for each group: its name, a bar, the accuracy uncompressed as a mark, and the interval over seeds.
-  const bars = (choice, stage) => {
+  const bars = (choice, stage, floor) => {
     const rows = choice.groups.map((group) => {
       const row = make("div", { class: "row" }, stage);
       make("span", { class: "name" }, row, group.name).append(make("small", {}, row, ` ${group.size.toLocaleString("en")}`));
       const track = make("span", { class: "track" }, row);
       const parts = ["bar", "spread", "before"].map((name) => make("i", { class: name }, track));
       parts[2].style.left = `${group.accuracy[0]}%`;
-      return { group, parts, value: make("span", { class: "value" }, row) };
+      return { row, group, parts, value: make("span", { class: "value" }, row) };
     });
     return (level) => {
-      const said = rows.map(({ group, parts: [bar, spread], value }) => {
+      const said = rows.map(({ row, group, parts: [bar, spread], value }) => {
         const accuracy = group.accuracy[level], half = group.half[level];
         const low = Math.max(0, accuracy - half), high = Math.min(100, accuracy + half);
         bar.style.width = `${accuracy}%`;
         Object.assign(spread.style, { left: `${low}%`, width: `${high - low}%` });
         value.textContent = accuracy.toFixed(1);
+        row.classList.toggle("gone", accuracy < floor);
         return `${group.name} ${accuracy.toFixed(1)}`;
       });
       const [first, last] = [choice.groups[0], choice.groups.at(-1)].map(({ name, accuracy }) => {
@@ -34,7 +35,10 @@
         return `${name} ${points > 0 ? "+" : ""}${points.replace("-", "\u2212")} points`;
       });
       const share = `${choice.levels[level]} ${choice.unit}`;
-      return { short: level ? `${share}: ${first}, ${last}.` : `${share}: nothing is compressed.`, long: `${share}. Accuracy in percent: ${said.join(", ")}` };
+      const gone = choice.groups.filter(({ accuracy }) => accuracy[level] < floor).map(({ name }) => name).join(", ");
+      const none = gone ? ` Next to nothing ${level ? "left " : ""}to lose: ${gone}.` : "";
+      const changed = level ? `${first}, ${last}` : "nothing is compressed";
+      return { short: `${share}: ${changed}.${none}`, long: `${share}. Accuracy in percent: ${said.join(", ")}.${none}` };
     };
   };
 
@@ -73,7 +77,7 @@
     const choose = () => {
       const chosen = data.choices ? data.choices[select ? Number(select.value) : 0] : data;
       stage.replaceChildren();
-      draw = data.choices ? bars(chosen, stage) : boundary(chosen, stage);
+      draw = data.choices ? bars(chosen, stage, data.floor) : boundary(chosen, stage);
       slider.max = (chosen.levels ?? chosen.frames).length - 1;
       slider.value = Math.min(slider.value, slider.max);
       show();

@@ -3,7 +3,8 @@
 An SVG image becomes part of the page: its texts take the page's font, and the colours of
 :mod:`whopays.plots` those of the style sheet (``--plot-1`` to ``--plot-7``), which differ in the
 dark. A figure wider than a phone scrolls, by keyboard too. The first use of a word of the glossary
-leads there, and shows its meaning on hover, as the theme does for citations.
+leads there, and shows its meaning beside it (``terms.js``). Figures, tables and theorems are
+numbered from 1 on each page, and the search knows prose: neither code nor texts of figures.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.errors import ExtensionError
+from sphinx.search import IndexBuilder
 
 from whopays.plots import PALETTE
 
@@ -23,6 +25,7 @@ COLOURS = {color.lower(): f"var(--plot-{number})" for number, color in enumerate
 COLOURS |= {"#000000": "var(--pst-color-text-base)", "#ffffff": "var(--pst-color-background)"}
 COLOURS |= {"#555555": "var(--pst-color-text-muted)", "#dddddd": "var(--pst-color-border)"}
 COLOURS |= {"#eeeeee": "var(--pst-color-surface)"}
+collect_words = IndexBuilder._word_collector
 GLOSSARY, BIBLIOGRAPHY = "book/glossary", "book/bibliography"
 # Words that a page uses in another sense than the glossary.
 OTHER_SENSE = {
@@ -112,7 +115,7 @@ def depart_image(translator: Any, node: nodes.image) -> None:
 
 
 def explain(app: Sphinx, doctree: nodes.document, docname: str) -> None:
-    """Link the first use of each word of the glossary, with its meaning on hover."""
+    """Link the first use of each word of the glossary, with its meaning as the title."""
     if docname in (GLOSSARY, BIBLIOGRAPHY) or GLOSSARY not in app.env.found_docs:
         return
     words = {
@@ -184,9 +187,29 @@ def refuse_sources(app: Sphinx, config: Any) -> None:
         )
 
 
+def number_by_page(app: Sphinx, env: Any) -> list[str]:
+    """Number figures, tables and theorems from 1 on each page, since chapters have no numbers."""
+    for kinds in env.toc_fignumbers.values():
+        for numbers in kinds.values():
+            numbers.update({name: (place,) for place, name in enumerate(numbers, 1)})
+    return []
+
+
+def words_of_prose(index: IndexBuilder, doctree: nodes.document) -> Any:
+    """Collect the words that the search finds on a page: neither code nor texts of figures."""
+    prose = doctree.deepcopy()  # The page itself is written from the original.
+    for node in list(prose.findall()):
+        drawn = isinstance(node, nodes.raw) and "<svg" in node.astext()
+        if drawn or isinstance(node, nodes.literal_block):
+            node.parent.remove(node)
+    return collect_words(index, prose)
+
+
 def setup(app: Sphinx) -> dict[str, Any]:
     """Register with Sphinx."""
+    IndexBuilder._word_collector = words_of_prose
     app.connect("config-inited", refuse_sources)
+    app.connect("env-get-updated", number_by_page, priority=900)
     app.add_node(nodes.image, override=True, html=(visit_image, depart_image))
     app.connect("doctree-resolved", explain)
     app.connect("doctree-resolved", name_headings)

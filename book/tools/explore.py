@@ -1,6 +1,6 @@
 """Data of the slider: accuracies of groups, as an element that ``slider.js`` brings to life.
 
-Without scripts, and on paper, it is tables and a still figure.
+Without scripts, and on paper, it is tables.
 """
 
 from __future__ import annotations
@@ -13,28 +13,29 @@ import pandas as pd
 import values
 from jinja2 import Environment
 from markupsafe import Markup
-from matplotlib.figure import Figure
 
 from fairlib.statistics import t_interval
-from whopays import effects, plots
+from whopays import effects
 
-LINEARIZE = "of the ReLUs kept"
 RANKS = ("largest", "2nd", "3rd", *(f"{place}th" for place in range(4, 10)), "smallest")
 """Names of ten classes by size, where every seed draws anew which digit is rare."""
 
 CHOICES = {entry["title"]: entry for entry in values.SHOWN["choices"]}
 """Table, rows and unit of a choice, by its title."""
 
+FLOOR = 100 * effects.FLOOR
+"""Accuracy in percent below which a group, here an answer, has next to nothing left to lose."""
+
 
 def choice(title: str) -> dict[str, Any]:
-    """Compute test accuracies of all groups in percent over levels, the control first.
+    """Compute test accuracies of all groups in percent over what is kept, the control first.
 
     Returns:
-        ``title``; ``unit``; ``levels``, texts; ``seeds``; and ``groups``, the largest first, each
-        with ``name``, ``size`` (mean number of training images), and for each level ``accuracy``
-        (mean over seeds) and ``half`` (half of its 95 % interval).
+        ``title``; ``unit``; ``levels``, shares kept as texts; ``seeds``; and ``groups``, the
+        largest first, each with ``name``, ``size`` (mean number of training images), and for each
+        level ``accuracy`` (mean over seeds) and ``half`` (half of its 95 % interval).
     """
-    entry, unit = CHOICES[title], CHOICES[title]["unit"]
+    entry = CHOICES[title]
     table = effects.select(values.table(f"results/{entry['table']}.csv"), **entry["rows"])
     # Some tables were recorded with the training sizes and some without: they are computed alike
     # for all.
@@ -42,12 +43,13 @@ def choice(title: str) -> dict[str, Any]:
     train = {"stage": "control", "split": "train"}
     table = effects.attach(table, {"train_size": "size"}, on=["seed", "group"], where=train)
     test = effects.select(table, split="test", stage=["control", "compressed"])
-    levels = sorted(test["level"].unique(), reverse=unit == LINEARIZE)
+    # Levels mean different things for different ways; the share kept is the common axis.
+    kept = test.groupby("level")["kept"].mean().sort_values(ascending=False)
     # Where every seed draws the sizes anew, the largest group is another one in each, and a group
     # is shown by its rank instead of its name.
     largest = test.loc[test.groupby("seed")["train_size"].idxmax(), "group"]
     named = largest.nunique() == 1
-    by_level = [_by_size(test[test["level"] == level], names=named) for level in levels]
+    by_level = [_by_size(test[test["level"] == level], names=named) for level in kept.index]
     groups = []
     for place, (label, size) in enumerate(by_level[0].columns[::-1], start=1):
         found = [t_interval(100 * own[label, size]) for own in by_level]
@@ -59,11 +61,10 @@ def choice(title: str) -> dict[str, Any]:
                 "half": [round(float(one.high - one.estimate), 1) for one in found],
             }
         )
-    texts = [f"{100 * level:g} %" for level in levels]
     return {
         "title": title,
-        "unit": unit,
-        "levels": texts,
+        "unit": entry["unit"],
+        "levels": [f"{float(f'{100 * share:.2g}'):g} %" for share in kept],
         "seeds": int(test["seed"].nunique()),
         "groups": groups,
     }
@@ -83,37 +84,12 @@ def _by_size(rows: pd.DataFrame, *, names: bool) -> pd.DataFrame:
     return found.set_axis(pd.MultiIndex.from_tuples(list(sizes.items())), axis=1)
 
 
-def still() -> Figure:
-    """Draw all choices, a panel for each: the accuracy of every group over what is kept."""
-    figure, axes = plots.new_figure(3, rows=2, width=8.6, height=5.2)
-    for axis, title in zip(axes, CHOICES, strict=False):
-        one = choice(title)
-        groups = one["groups"]
-        for group in groups[1:-1]:
-            axis.plot(group["accuracy"], color="#555555", linewidth=0.8)
-        for group, color in ((groups[0], plots.PALETTE[0]), (groups[-1], plots.PALETTE[1])):
-            axis.plot(group["accuracy"], color=color, linewidth=2)
-            # The name of the smallest group goes below its line unless that starts at the bottom.
-            start = group["accuracy"][0]
-            shift, side = (-4, "top") if group is groups[-1] and start > 20 else (4, "bottom")
-            look = {"textcoords": "offset points", "color": color, "va": side}
-            axis.annotate(group["name"], (0, start), xytext=(2, shift), **look)
-        axis.margins(y=0.12)
-        levels = [level.removesuffix(" %") for level in one["levels"]]
-        axis.set_xticks(range(len(levels)), levels)
-        axis.set_title(title.replace(", ", "\n", 1), loc="left", fontsize=9)
-        axis.set_xlabel(f"% {one['unit']}")
-    for axis in axes[len(CHOICES) :]:
-        axis.set_axis_off()
-    figure.supylabel("test accuracy, %", fontsize=9)
-    return figure
-
-
 def html() -> str:
     """Write all choices as an element: their data, and tables for paper and without scripts."""
     choices = [choice(title) for title in CHOICES]
     # A slash after "<" would end the script, whatever the quotes around it.
-    data = json.dumps({"choices": choices}, separators=(",", ":")).replace("</", "<\\/")
+    data = json.dumps({"choices": choices, "floor": FLOOR}, separators=(",", ":"))
+    data = data.replace("</", "<\\/")
     template = Path(__file__).with_name("explore.html.jinja").read_text(encoding="utf-8")
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    return environment.from_string(template).render(choices=choices, data=Markup(data))
+    return environment.from_string(template).render(choices=choices, data=Markup(data), floor=FLOOR)

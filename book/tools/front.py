@@ -305,7 +305,6 @@ def main(folder: str) -> None:
             values.save_svg(one_axis(*shape), drawn / f"ways-{name}.svg")
         for name, shape in (("wide", (8.6, 3.1, 4)), ("narrow", (3.9, 5.6, 2))):
             values.save_svg(cover(*shape), drawn / f"{name}.svg")
-    values.save_svg(explore.still(), drawn / "explore.svg")
     (drawn / "explore.html").write_text(explore.html(), encoding="utf-8")
 
 

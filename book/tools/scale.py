@@ -1,8 +1,8 @@
 """Write what the page *What scale changes* shows: ``python book/tools/scale.py FOLDER LEDGER``.
 
-LEDGER is the table of ``whopays ledger --csv``. Written into FOLDER are ``scale.md``, every claim
-with an embedded study and a table of real images, with what both say; ``scale.svg``, its effect in
-both; and ``remaining.md``, what no table of real images has decided.
+LEDGER is the table of ``whopays ledger --csv``. Written into FOLDER are ``scale.md``, what scale
+changes and every claim with an embedded study and a table of real images, with what both say;
+``scale.svg``, its effect in both; and ``remaining.md``, what no table of real images has decided.
 """
 
 from __future__ import annotations
@@ -28,16 +28,15 @@ SIZES = claims.EVIDENCE[1:]
 ENDS = ("small", "large")
 
 CHANGES = {
-    "differently": "Decided by both, differently",
-    "small": "Decided by the embedded study only",
-    "large": "Decided by real images only",
-    "floor": "A group of the real images has next to nothing to lose",
-    "alike": "Decided by both, alike",
-    "neither": "Decided by neither",
+    "differently": "decided differently",
+    "small": "by small data only",
+    "large": "by real images only",
+    "floor": "nothing to lose",
+    "alike": "decided alike",
+    "neither": "by neither",
 }
 """Kinds of change from the embedded study to real images, in the order of the page."""
 
-FOLDED = ("alike", "neither")
 OPEN = {
     "floor": "A group had next to nothing to lose in any table of real images",
     "undecided": "The tables of real images leave them undecided",
@@ -67,11 +66,11 @@ def pairs(ledger: pd.DataFrame) -> pd.DataFrame:
         ledger: Table of ``whopays ledger --csv``.
 
     Returns:
-        A row for each claim: ``claim change direction elsewhere text``, and ``small`` and ``large``
-        for the embedded study and the largest kind of real images, each an array of estimate and
-        interval, in units of the margin from the threshold on and positive on the side that is
-        claimed. ``elsewhere`` is whether the claim names data that the embedded study lacks,
-        ``text`` what both say, as MyST.
+        A row for each claim: ``claim change direction elsewhere cells``, and ``small`` and
+        ``large`` for the embedded study and the largest kind of real images, each an array of
+        estimate and interval, in units of the margin from the threshold on and positive on the side
+        that is claimed. ``elsewhere`` is whether the claim names data that the embedded study
+        lacks, ``cells`` the verdict and the effect of both, as MyST.
     """
     known = claims.registered()
     recorded = ledger[
@@ -86,11 +85,12 @@ def pairs(ledger: pd.DataFrame) -> pd.DataFrame:
         if small["evidence"] == SIZES[0] != large["evidence"]:
             criterion = known[name].criterion
             row = {"claim": name, "change": change(small["verdict"], large["verdict"])}
-            row |= {"direction": criterion.direction, "elsewhere": not small["decides"]}
+            row["direction"] = criterion.direction
+            row["elsewhere"] = not small["decides"]
             for end, side in zip(ENDS, (small, large), strict=True):
                 numbers = side[["estimate", "low", "high"]].to_numpy(float)
                 row[end] = criterion.in_margins(numbers)
-            row["text"] = rendered("pair", claim=name, claimed=criterion, rows=[small, large])
+            row["rows"] = [small, large]
             rows.append(row)
     return pd.DataFrame(rows)
 
@@ -142,13 +142,21 @@ def figure(found: pd.DataFrame) -> Figure:
 
 
 def lists(found: pd.DataFrame) -> str:
-    """Write all pairs (:func:`pairs`) as MyST: counts, then a list for each kind of change."""
-    texts = {CHANGES[name]: list(own["text"]) for name, own in found.groupby("change")}
+    """Write all pairs (:func:`pairs`) as MyST: what scale changes, and a table that sorts.
+
+    Raises:
+        ValueError: If scale turns more claims round than it opens or closes.
+    """
+    count = found["change"].value_counts().reindex(CHANGES, fill_value=0)
+    if count["differently"] >= count[["small", "large", "floor"]].sum():
+        raise ValueError(f"the words say that few claims turn round, the counts {count.to_dict()}")
+    order = found["change"].map([*CHANGES].index).sort_values(kind="stable").index
     return rendered(
         "scale",
+        count=count,
         elsewhere=found["elsewhere"].sum(),
-        texts={title: texts[title] for title in CHANGES.values() if title in texts},
-        folded=[CHANGES[name] for name in FOLDED],
+        pairs=found.loc[order].to_dict("records"),
+        changes=CHANGES,
     )
 
 

@@ -20,8 +20,10 @@ from matplotlib.figure import Figure
 from fairlib.statistics import t_interval
 from whopays import claims, effects
 from whopays.ledger import first_written
+from whopays.ledger.text import pipe_table
 from whopays.prose import points, right, verdict
 from whopays.runs import project
+from whopays.verdict import DECIDED
 
 VALUES: dict[str, Callable[[], str]] = {}
 """Functions that return a value, by its name."""
@@ -55,6 +57,9 @@ DATA = {
     "celeba": "CelebA",
 }
 """Data in words, by what the name of a table ends in, or by all of it."""
+
+SHORT = {"resnet18": "ResNet-18"}
+"""Data in a word, where a cell of a table is narrow."""
 
 YES = "supported"
 
@@ -232,8 +237,61 @@ def _asian(arm: str, level: float | None = 0.12) -> str:
     return right(table("results/every-way/lower-rank-whole-resnet18.csv"), "Asian", arm, level)
 
 
+VALUES["floor_percent"] = lambda: f"{100 * effects.FLOOR:.0f}"
+VALUES["monday_seeds"] = lambda: f"{table(BUDGET)['seed'].nunique()}"
+VALUES["time_int8"] = lambda: times()["int8"]
 VALUES["asian_before"] = functools.partial(_asian, "one energy", None)
 VALUES["asian_whole"] = functools.partial(_asian, "one energy")
+
+
+@value
+def monday() -> str:
+    """Tabulate the ways of *What to do on Monday*: kept, time, who loses, and what to do."""
+    lines = []
+    for way, row in SHOWN["monday"].items():
+        path, level, where = f"results/{row['table']}.csv", row["level"], {"arm": row["arm"]}
+        kept = effects.select(table(path), **where, stage="compressed", level=level)["kept"]
+        average = 100 * effects.overall_change(table(path), level=level, where=where).mean()
+        smallest = points(gained(path, "smallest", level, **where), interval=True)
+        cells = [f"{kept.mean():.0%}", times().get(row["time"], row["time"]), f"{average:.1f}"]
+        advice = advised(row["claims"], row["supported"])
+        on = [
+            f"{word}: " * (len(advice) > 1) + ", ".join(data) + " only" * (len(data) == 1)
+            for word, data in advice.items()
+        ]
+        words = " / ".join(f"**{word}**" for word in advice)
+        lines.append([way, *cells, smallest.replace(" points", ""), "; ".join(on), words])
+    head = ["way", "bytes", "time", "average", "smallest", "shown on", "do or don't"]
+    return "\n".join(pipe_table(head, lines, "--- --: --- --: --: --- ---"))
+
+
+def advised(names: list[str], supported: str) -> dict[str, list[str]]:
+    """Sort the data of claims by the advice that their verdicts give.
+
+    Args:
+        names: Ids of claims, each an entry of ``said``.
+        supported: The advice where they are supported; where they are decided otherwise it is *do*
+            for *don't*, and *don't* for any other.
+
+    Returns:
+        Data in words, by the advice. Data that decide nothing give none.
+    """
+    other = "do" if supported == "don't" else "don't"
+    found: dict[str, list[str]] = {}
+    for row in SHOWN["said"]:
+        for end in row["expect"] if row["claim"] in names else ():
+            said = verdict(row["claim"], f"results/{row['tables']}-{end}.csv").verdict
+            if said in DECIDED:
+                advice = supported if said.startswith(YES) else other
+                found.setdefault(advice, []).append(SHORT.get(end, DATA[end]))
+    return found
+
+
+@functools.cache
+def times() -> dict[str, str]:
+    """Read the share of the whole network's time that versions of a ResNet-18 take."""
+    ratios = table("results/benchmarks/int8.csv").set_index("version")["ratio"]
+    return ratios.map("{:.0%}".format).to_dict()
 
 
 @value

@@ -176,17 +176,33 @@ def test_sliders_move_by_keyboard_and_change_picture_and_words(visit: Visit):
     assert visit.sliders or visit.name not in WITH_SLIDER
 
 
-def test_without_scripts_and_on_paper_the_sliders_are_a_still_figure(browser):
-    context = browser.new_context(viewport=LAPTOP, java_script_enabled=False)
-    tab = context.new_page()
-    tab.goto((HTML / "book" / "explore.html").as_uri())
-    assert tab.locator(".still svg").is_visible()
-    context.close()
-    tab = browser.new_page()
-    open_page(tab, HTML / "book" / "explore.html")
-    assert not tab.locator(".still svg").is_visible()
+def test_the_ledger_shows_one_paper_and_on_paper_all(tab):
+    open_page(tab, HTML / "book" / "ledger.html", "#D-fig-1")
+    first, last = tab.locator("div.claim").first, tab.locator("div.claim").last
+    tab.locator("[id='D-fig-1']").first.wait_for()
+    assert not last.is_visible()
     tab.emulate_media(media="print")
-    assert tab.locator(".still svg").is_visible()
+    assert first.is_visible() and last.is_visible()
+
+
+def test_a_heading_sorts_the_table_on_scale_by_keyboard(tab):
+    open_page(tab, HTML / "book" / "what-scale-changes.html")
+    tab.locator(".sortable th button").last.focus()
+    tab.keyboard.press("Enter")
+    effects = tab.locator(".sortable td:last-child").all_text_contents()
+    numbers = [float(effect.split()[0]) for effect in effects]
+    assert numbers == sorted(numbers, reverse=True)
+
+
+@pytest.mark.parametrize("touch", [False, True])
+def test_a_word_of_the_glossary_is_explained_by_key_and_by_touch(browser, touch: bool):
+    tab = browser.new_page(viewport=PHONE, has_touch=touch)
+    open_page(tab, FIRST)
+    word = tab.locator("a.term").first
+    word.tap() if touch else word.focus()
+    assert tab.locator("#term-meaning").is_visible() and tab.url.endswith("intro.html")
+    tab.keyboard.press("Escape")
+    assert not tab.locator("#term-meaning").is_visible()
     tab.close()
 
 
@@ -236,7 +252,7 @@ def test_the_index_leads_to_the_introduction(tab):
 
 def test_the_menu_opens_on_a_telephone(phone):
     open_page(phone, FIRST)
-    entry = phone.get_by_role("link", name="Bibliography").first
+    entry = phone.locator("nav.bd-docs-nav summary").first  # A part, of which all are folded here.
     assert not entry.is_visible()
     phone.locator(".primary-toggle").focus()
     phone.keyboard.press("Enter")
@@ -247,7 +263,7 @@ def test_the_menu_opens_on_a_telephone(phone):
 
 FOCUSED = """() => {
   const here = document.activeElement;
-  const parts = {skip: "#pst-skip-link a, a#pst-skip-link", search: ".search-button__button", menu: "nav.bd-links a",
+  const parts = {skip: "#pst-skip-link a, a#pst-skip-link", search: ".search-button__button", menu: "nav.bd-links summary",
                  content: "article.bd-article *"};
   const {outlineStyle, outlineWidth, boxShadow} = getComputedStyle(here);
   return {

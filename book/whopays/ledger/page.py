@@ -1,4 +1,4 @@
-"""The page of the ledger: a picture, counts, a row for each claim, and reservations."""
+"""The page of the ledger: a picture, a row for each claim, counts, and reservations."""
 
 from collections.abc import Sequence
 from html import escape as html
@@ -27,8 +27,9 @@ from whopays.verdict import DECIDED, MIN_SEEDS
 _INTRODUCTION = (
     "Every claim of the papers, and this book's own, with what the recorded tables say about it. "
     "This page is computed from the claims file, these tables and the file's history; nothing on "
-    "it is typed. [How to read it](reading-the-ledger.md) says how a verdict is made. The same as "
-    "a table, for those who compute: `whopays ledger --csv ledger.csv`."
+    "it is typed. It begins with the rows of one paper, and a filter leads to the others. [How to "
+    "read it](reading-the-ledger.md) says how a verdict is made. The same as a table, for those "
+    "who compute: `whopays ledger --csv ledger.csv`."
 )
 _FIGURE = (
     "Each line is the 95 % interval of one verdict that counts, in units of the claim's margin: 0 "
@@ -70,14 +71,14 @@ def page(claims: Sequence[Claim], results: pd.DataFrame, history: changed.Histor
     rows["written"] = [history.written.get(pair, "") for pair in pairs]
     parts = ["(ledger)=", "# The ledger of claims", "", _INTRODUCTION, ""]
     parts += ["## All verdicts at a glance", "", _FIGURE, "", *figure(claims, results), ""]
-    parts += ["## Counted", "", _COUNTS, "", *papers_table(rows), "", _on_real_images(rows), ""]
-    parts += [*folded("By page", ["", *pages_table(claims, rows), ""]), ""]
-    parts += ["## Under stricter rules", "", _STRICTER, "", *stricter_table(rows), ""]
     own_rows = dict(iter(rows.groupby("claim", sort=False)))
     for paper, title in PAPERS.items():
         if own := [claim for claim in claims if claim.paper == paper]:
             parts += [f"## [{paper}] {title}", ""]
             parts += [line for claim in own for line in claim_block(claim, own_rows[claim.id])]
+    parts += ["## Counted", "", _COUNTS, "", *papers_table(rows), "", _on_real_images(rows), ""]
+    parts += [*folded("By page", ["", *pages_table(claims, rows), ""]), ""]
+    parts += ["## Under stricter rules", "", _STRICTER, "", *stricter_table(rows), ""]
     parts += ["## One test, several rows", "", *_shared_tests(claims, results), ""]
     parts += ["## Groups at the floor", "", *_floors(claims, results), ""]
     parts += [
