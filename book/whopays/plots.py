@@ -37,6 +37,7 @@ WORDS = {
     "mlp": "multilayer perceptron",
     "tiny-resnet": "small residual network",
     "resnet10": "ResNet-10",
+    "resnet18:stem=imagenet": "ResNet-18",
     "resnet18": "ResNet-18",
     "resnet34": "ResNet-34",
     "vgg19": "VGG-19",
@@ -44,6 +45,13 @@ WORDS = {
     "wrn-22-8": "WideResNet-22-8",
     "prune:magnitude": "magnitude pruning",
     "prune:filter-norm": "filter-norm pruning",
+    "prune:bifp": "BiFP",
+    "quantize:weights": "rounded weights",
+    "quantize:int8-static": "int8",
+    "without_smallest": "int8 calibrated without the smallest group",
+    "factorize:svd": "thin layers",
+    "distil:logits": "student",
+    "distil:alone": "small network",
     "linearize:random": "random gates",
     "linearize:snl": "SNL",
     "linearize:deepreduce": "DeepReDuce",
@@ -53,6 +61,9 @@ WORDS = {
     "deepreduce": "DeepReDuce",
     "senet": "SENet",
     "lottery": "lottery tickets",
+    "snip": "SNIP",
+    "fpgm": "FPGM",
+    "fairgrape": "FairGRAPE",
     "equal-loss-weak": "equal losses, weak",
     "equal-loss": "equal losses",
     "equal-curvature": "equal curvature",
@@ -74,6 +85,15 @@ CHANGE = "change of test accuracy\nagainst the control"
 
 DROPS = "drop of the smallest third\nminus that of the largest"
 """Label of who pays: the difference of two drops of accuracy."""
+
+UNITS = {
+    "accuracy": "%",
+    "bias": "points",
+    "gap": "points",
+    "drop": "points",
+    "test_drop": "points",
+}
+"""Units of the columns that hold accuracies or differences of them, as shares."""
 
 _GROUPS = "group (training images)"  # Title of a legend of groups.
 _BY_SIZE: dict[str, _Look] = {"largest": (0, "s"), "middle": (2, "^"), "smallest": (1, "o")}
@@ -138,10 +158,17 @@ def accuracy(scale: Axis, label: str, unit: str = "points") -> None:
         label: Label without a unit.
         unit: ``"points"`` for differences, ``"%"`` for accuracies.
     """
-    from matplotlib.ticker import PercentFormatter
-
-    scale.set_major_formatter(PercentFormatter(1, symbol=""))
+    # Adding 0 turns a negative zero into zero.
+    scale.set_major_formatter(lambda share, _: f"{round(100 * share, 6) + 0:g}")
     scale.set_label_text(f"{label}, {unit}")
+
+
+def measured(scale: Axis, column: str, label: str) -> None:
+    """Label an axis by the column that it shows; accuracies are in percent or points (`UNITS`)."""
+    if column in UNITS:
+        accuracy(scale, label, UNITS[column])
+    else:
+        scale.set_label_text(label)
 
 
 @functools.cache
@@ -201,13 +228,13 @@ def _fit(figure: Figure, origin: str) -> None:
     for text in figure.findobj(Text):
         text.set_text(plain(text.get_text()))
     if origin:
-        figure.supxlabel(_broken(plain(origin), figure.get_figwidth()))
+        _say(figure, _broken(plain(origin), figure.get_figwidth()))
     for axis in figure.axes:
         if place := axis.get_subplotspec():
             part = axis.get_figure(root=False)
             rows, columns = place.get_gridspec().get_geometry()
-            across = figure.get_figwidth() / columns
-            up = 0.75 * figure.get_figheight() * (part.bbox.height / figure.bbox.height) / rows
+            across = 0.85 * figure.get_figwidth() / columns
+            up = 0.8 * figure.get_figheight() * (part.bbox.height / figure.bbox.height) / rows
             axis.set_title(_broken(axis.get_title(), across))
             axis.set_xlabel(_broken(axis.get_xlabel(), across))
             axis.set_ylabel(_broken(axis.get_ylabel(), up))
@@ -219,8 +246,8 @@ def plain(text: str) -> str:
 
 
 def _broken(text: str, inches: float) -> str:
-    """Break the lines of a text at a width, at thirteen characters an inch."""
-    return "\n".join(textwrap.fill(each, max(12, int(13 * inches))) for each in text.split("\n"))
+    """Break the lines of a text at a width, with fourteen letters to the inch."""
+    return "\n".join(textwrap.fill(each, max(12, int(14 * inches))) for each in text.split("\n"))
 
 
 def _stack(figure: Figure) -> None:
@@ -339,7 +366,7 @@ def intervals(
     if zero is not None:
         axis.axvline(zero, color="#555555", linewidth=0.8)
     grid_of_columns(axis)
-    axis.set_yticks(range(len(table)), [escape_dollars(name) for name in table])
+    axis.set_yticks(range(len(table)), [escape_dollars(plain(name)) for name in table])
     axis.set_ylim(len(table) - 0.5, -0.5)
 
 
@@ -512,8 +539,8 @@ def over_budgets(
             column = of if isinstance(of, str) else of[label if alike else title]
             _over_budgets(axis, table, column, before)
             axis.set_title(title)
-            if column == "accuracy" and not before:
-                accuracy(axis.yaxis, "test accuracy", "%")
+            if not before:
+                measured(axis.yaxis, column, "test accuracy" if column == "accuracy" else "")
         for axis in axes[len(panels) :]:
             axis.remove()
         axes[0].set_ylabel(axes[0].get_ylabel() if label == "test accuracy" else label)
@@ -700,9 +727,7 @@ def against(
     figure, axes = new_figure(len(columns), sharey=True)
     for axis, (column, label) in zip(axes, columns.items(), strict=True):
         draw(axis, rows, column, y[0])
-        axis.set_xlabel(label)
-        if column == "accuracy":
-            accuracy(axis.xaxis, label, "%")
+        measured(axis.xaxis, column, label)
     axes[0].set_ylabel(y[1])
     if axes[0].get_legend_handles_labels()[1]:
         legend(figure, _GROUPS)
@@ -803,7 +828,7 @@ def shares(axis: Axes, levels: Iterable[float], label: str, *, pruned: bool = Fa
     shown = found[:1]
     for share in found:
         # Ticks of levels that are close would overlap.
-        if math.log(share / shown[-1]) > math.log(found[-1] / found[0]) / 9:
+        if math.log(share / shown[-1]) > math.log(found[-1] / found[0]) / 6.5:
             shown.append(share)
     if pruned:
         axis.set_xscale("function", functions=(_height, lambda height: 1 - 10.0**-height))
@@ -866,8 +891,11 @@ def provenance(figure: Figure, *sources: object) -> None:
     """
     as_pages_show()
     texts = (source(each) if isinstance(each, DataFrame) else str(each) for each in sources)
-    look = {"fontsize": "medium", "color": "#555555", "x": 0.01, "ha": "left"}
-    figure.supxlabel("\n".join(texts), **look)
+    _say(figure, "\n".join(texts))
+
+
+def _say(figure: Figure, text: str) -> None:
+    figure.supxlabel(text, fontsize="medium", color="#555555", x=0.01, ha="left")
 
 
 def source(table: DataFrame, evidence: str = "this run") -> str:
