@@ -45,7 +45,7 @@ WORDS = {
     "wrn-22-8": "WideResNet-22-8",
     "prune:magnitude": "magnitude pruning",
     "prune:filter-norm": "filter-norm pruning",
-    "prune:bifp": "BiFP",
+    "bifp": "BiFP",
     "quantize:weights": "rounded weights",
     "quantize:int8-static": "int8",
     "without_smallest": "int8 calibrated without the smallest group",
@@ -53,9 +53,6 @@ WORDS = {
     "distil:logits": "student",
     "distil:alone": "small network",
     "linearize:random": "random gates",
-    "linearize:snl": "SNL",
-    "linearize:deepreduce": "DeepReDuce",
-    "linearize:senet": "SENet",
     "linearize:preactivation": "by preactivation",
     "snl": "SNL",
     "deepreduce": "DeepReDuce",
@@ -76,7 +73,9 @@ WORDS = {
 }
 """Plain words for the names that parameters and tables have, wherever a figure shows one."""
 
-_CODES = re.compile(rf"(?<![\w:-])({'|'.join(sorted(WORDS, reverse=True))})(?![\w-])")
+_CODES = re.compile(
+    rf"(?<![\w:-])(?:prune:|linearize:)?({'|'.join(sorted(WORDS, reverse=True))})(?![\w-])"
+)
 
 _Look = tuple[int | str, str]  # Colour, as an index into `PALETTE` or a name, and marker.
 
@@ -242,7 +241,7 @@ def _fit(figure: Figure, origin: str) -> None:
 
 def plain(text: str) -> str:
     """Replace the codes in a text by plain words (`WORDS`)."""
-    return _CODES.sub(lambda found: WORDS[found[0]], text)
+    return _CODES.sub(lambda found: WORDS.get(found[0], WORDS[found[1]]), text)
 
 
 def _broken(text: str, inches: float) -> str:
@@ -257,9 +256,6 @@ def _stack(figure: Figure) -> None:
     rows = sum(axes[0].get_subplotspec().get_gridspec().nrows for axes in panels.values())
     each = 0.85 * figure.get_figheight() / rows
     figure.set_size_inches(PHONE, 0.3 + each * sum(map(len, panels.values())))
-    if figure.subfigs:
-        ratios = figure.subfigs[0].get_subplotspec().get_gridspec()
-        ratios.set_height_ratios(list(map(len, panels.values())))
     for part, axes in panels.items():
         columns = {axis: axis.get_subplotspec().colspan for axis in axes}
         grid = part.add_gridspec(len(axes), 1)
@@ -876,9 +872,9 @@ def relu_traffic(axis: Axes, relus: int, measured: DataFrame) -> None:
         "top", functions=(lambda share: share * scale, lambda sent: sent / scale)
     )
     ticks = axis.get_xticks()
-    above.set_xticks(scale * ticks, [f"{scale * tick:.2g}" for tick in ticks])
+    above.set_xticks(scale * ticks, [f"{float(f'{scale * tick:.2g}'):g}" for tick in ticks])
     above.minorticks_off()
-    above.set_xlabel("kB for the ReLUs of an image (Cheetah)")
+    above.set_xlabel("kB an image (Cheetah)")
 
 
 def provenance(figure: Figure, *sources: object) -> None:

@@ -120,7 +120,7 @@ def over_sparsity(table: DataFrame) -> Figure:
 
 
 def over_time(table: DataFrame) -> Figure:
-    """Draw bias above accuracy over the price, a panel for each kind of method.
+    """Draw accuracy and bias over the price, a row of panels for each kind of method.
 
     Args:
         table: Curves of the page on time: accuracy, bias and gradients of every run.

@@ -192,7 +192,7 @@ def before_pruning(study: DataFrame, at: float = 0.9) -> Figure:
         plots.by_name(axis, parts, f"dense_{name}")
         axis.set_xlabel(label)
     plots.by_name(axes[-1], parts, "test_drop")
-    accuracy(axes[-1].xaxis, f"drop of test accuracy, {100 * (1 - at):.3g} % of weights kept")
+    accuracy(axes[-1].xaxis, f"drop of test accuracy\nwith {100 * (1 - at):.3g} % of the weights")
     plots.floor(axes[-1], study, setting="unequal")
     legend(figure)
     return figure

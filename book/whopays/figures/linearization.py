@@ -77,7 +77,6 @@ def distances_and_groups(study: DataFrame, method: str, level: float) -> Figure:
     wide = seen.pivot_table("distance", "seed", ["method", "level"])
     plots.lines(moved, {name: wide[name] for name in seen["method"].unique()}, zero=False)
     moved.set_ylabel("distance of the weights\nfrom the dense network")
-    moved.legend(frameon=False)
     rows = select(unequal, method=f"linearize:{method}", level=level, split="test")
     if rows["group"].nunique() > 5:
         # Which group has which size changes with the seed.
@@ -89,7 +88,7 @@ def distances_and_groups(study: DataFrame, method: str, level: float) -> Figure:
     norms.set_xlabel("gradient norm, test images")
     margins.set_xlabel("distance to the boundary (margin)")
     for axis in (norms, margins):
-        plots.accuracy(axis.yaxis, f"accuracy with {level:.0%} of the ReLUs", "%")
+        plots.accuracy(axis.yaxis, f"accuracy, {100 * level:g} % of ReLUs kept", "%")
     legend(figure)
     return figure
 
