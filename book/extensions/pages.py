@@ -112,11 +112,11 @@ def visit_image(translator: Any, node: nodes.image) -> None:
         return
     translator.builder.images.pop(node["uri"], None)  # Nothing refers to a file of its own.
     # A figure of a notebook has the shape for a phone in its metadata (`whopays.plots.shapes`).
-    wide, *narrow = path.read_text(encoding="utf-8").split('<metadata class="narrow">')
+    wide, _, narrow = path.read_text(encoding="utf-8").partition('<metadata class="narrow">')
     name, alt = f"s{len(translator.body)}", node.get("alt", "")
     drawn = inline_svg(wide, alt, name)
     if narrow:
-        stacked = inline_svg(narrow[0].replace("</metadata></svg>", ""), alt, f"{name}n")
+        stacked = inline_svg(narrow.rpartition("</metadata>")[0], alt, f"{name}n")
         drawn = f'<div class="wide">{drawn}</div><div class="narrow">{stacked}</div>'
         drawn = f'<div class="shapes">{drawn}</div>'
     translator.body.append(drawn)

@@ -91,6 +91,7 @@ UNITS = {
     "gap": "points",
     "drop": "points",
     "test_drop": "points",
+    "share": "%",
 }
 """Units of the columns that hold accuracies or differences of them, as shares."""
 
@@ -202,22 +203,17 @@ def shapes(figure: Figure) -> dict[str, Any]:
     """
     from IPython.core.pylabtools import print_figure
 
-    look = {"bbox_inches": "tight", "pad_inches": 0.02}
+    look = {"fmt": "svg", "bbox_inches": "tight", "pad_inches": 0.02}
     origin = figure.get_supxlabel()
     figure.set_figwidth(min(figure.get_figwidth(), WIDTH))
     _fit(figure, origin)
-    png = print_figure(figure, "png", base64=True, **look)
-    wide = print_figure(figure, "svg", **look)
+    png = print_figure(figure, **look | {"fmt": "png", "base64": True})
+    wide = print_figure(figure, **look)
     _stack(figure)
     _fit(figure, origin)
-    narrow = print_figure(figure, "svg", **look)
-    wide, narrow = (
-        re.sub("<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.S)
-        for svg in (wide, narrow)
-    )
-    end = wide.rindex("</svg>")
-    svg = f'{wide[:end]}<metadata class="narrow">{narrow}</metadata>{wide[end:]}'
-    return {"image/png": png, "image/svg+xml": svg}
+    narrow = print_figure(figure, **look)
+    narrow = f'<metadata class="narrow">{narrow[narrow.index("<svg") :]}</metadata>'
+    return {"image/png": png, "image/svg+xml": wide.replace("</svg>", f"{narrow}</svg>")}
 
 
 def _fit(figure: Figure, origin: str) -> None:
@@ -257,14 +253,11 @@ def _stack(figure: Figure) -> None:
     each = 0.85 * figure.get_figheight() / rows
     figure.set_size_inches(PHONE, 0.3 + each * sum(map(len, panels.values())))
     for part, axes in panels.items():
-        columns = {axis: axis.get_subplotspec().colspan for axis in axes}
         grid = part.add_gridspec(len(axes), 1)
         for place, axis in enumerate(axes):
-            # A panel at the top or in the middle has no labels of its own.
+            # Of panels that share a scale, only the first has labels.
             alike = axis.get_shared_y_axes().get_siblings(axis)
-            below = [other for other in axes if columns[other] == columns[axis]]
             axis.set_ylabel(max((other.get_ylabel() for other in [axis, *alike]), key=len))
-            axis.set_xlabel(axis.get_xlabel() or below[-1].get_xlabel())
             axis.tick_params(labelleft=True)
             axis.set_subplotspec(grid[place])
         for old in part.legends:
@@ -648,33 +641,6 @@ def size_axis(
     _ticks(axis, ticks, [f"{tick:,.0f}" for tick in ticks], label)
 
 
-def by_size(
-    axis: Axes,
-    rows: DataFrame,
-    column: str,
-    *,
-    by: str,
-    rank: str = "train_size",
-    zero: bool = True,
-) -> None:
-    """Draw means over seeds against group size, a line for each value of another column.
-
-    Args:
-        axis: Axis to draw on.
-        rows: Table with one row per value, seed and group.
-        column: Name of the column whose mean is drawn, with its 95 % t interval; it labels the y
-            axis.
-        by: Name of the column whose values are the lines; rows without a value there are left out.
-        rank: Name of the column of group sizes, by which the groups of each seed are sorted.
-        zero: Whether to mark the height zero.
-    """
-    parts = rows.groupby(by, sort=False)
-    found = {name: effects.groups_by_size(own, column=column, rank=rank) for name, own in parts}
-    size_axis(axis, next(iter(found.values())))
-    lines(axis, found, apart=0.02, zero=zero)
-    axis.set_ylabel(column)
-
-
 def scatter(axis: Axes, rows: DataFrame, x: str, y: str) -> None:
     """Draw a point for each row, in one color for each seed.
 
@@ -751,21 +717,24 @@ def by_group(rows: DataFrame, column: str, rank: str = "train_size") -> dict[str
 
 
 def by_name(
-    axis: Axes, parts: Mapping[str, DataFrame], column: str, *, rank: str = "train_size"
+    axis: Axes, rows: DataFrame, column: str, label: str, *, by: str, rank: str = "train_size"
 ) -> None:
     """Draw means over seeds with intervals, a row for every group (:func:`by_group`).
 
     Args:
         axis: Axis to draw on.
-        parts: By label, which has a colour, one row per seed and group.
-        column: Name of the column.
+        rows: One row per seed and group for each colour.
+        column: Name of the column that is drawn.
+        label: Its label (:func:`measured`).
+        by: Name of the column whose values have a colour each.
         rank: Name of the column of sizes.
     """
     found: dict[str, dict[str, Any]] = {}
-    for label, part in parts.items():
+    for colour, part in rows.groupby(by, sort=False):
         for row, own in by_group(part, column, rank).items():
-            found.setdefault(row, {})[label] = own
+            found.setdefault(row, {})[str(colour)] = own
     intervals(axis, found, zero=None)
+    measured(axis.xaxis, column, label)
 
 
 def matrix(axis: Axes, values: DataFrame) -> None:

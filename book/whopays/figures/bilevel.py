@@ -145,10 +145,9 @@ def over_time(table: DataFrame) -> Figure:
         if column == "bias":
             axis.axhspan(0, own["chance"].mean(), color="#dddddd", zorder=0)
             axis.legend(frameon=False, title=title)
+        axis.set_xlabel("gradients, in dense trainings")
         measured(axis.yaxis, column, f"test {column}")
         axis.sharey(axes[column == "bias"])
-    for axis in axes[-2:]:
-        axis.set_xlabel("gradients, in dense trainings")
     return figure
 
 

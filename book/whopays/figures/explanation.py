@@ -105,13 +105,8 @@ def one_over_another(
 
 def _of_groups(study: DataFrame, rows: DataFrame, column: str) -> Figure:
     """Draw a quantity of every group in dense networks, a colour for each part of the data."""
-
-    def draw(axis: Axes, own: DataFrame) -> None:
-        plots.by_name(
-            axis, dict(list(own.groupby("split", sort=False))), column, rank="unequal_size"
-        )
-        axis.set_xlabel(CAUSES[column])
-
+    look: dict[str, Any] = {"column": column, "by": "split", "rank": "unequal_size"}
+    draw = partial(plots.by_name, label=CAUSES[column], **look)
     figure = _settings(study, rows, draw, height=4.4)
     legend(figure, "measured on")
     return figure
@@ -185,14 +180,11 @@ def before_pruning(study: DataFrame, at: float = 0.9) -> Figure:
     """Draw the causes in each group of the dense network, and what it lost by pruning."""
     shown = ["two groups", "unequal"]
     rows = in_logs(select(study, stage="compressed", level=at, setting=shown, **_TRAIN))
-    parts = dict(list(rows.groupby("setting", sort=False)))
-    count = rows.groupby("setting")["group"].nunique().sum()
-    figure, axes = new_figure(2, rows=2, height=2.4 + 0.4 * count, sharey=True)
-    for axis, (name, label) in zip(axes, CAUSES.items(), strict=False):
-        plots.by_name(axis, parts, f"dense_{name}")
-        axis.set_xlabel(label)
-    plots.by_name(axes[-1], parts, "test_drop")
-    accuracy(axes[-1].xaxis, f"drop of test accuracy\nwith {100 * (1 - at):.3g} % of the weights")
+    names = {f"dense_{name}": label for name, label in CAUSES.items()}
+    names["test_drop"] = f"drop of test accuracy\nwith {100 * (1 - at):.3g} % of the weights"
+    figure, axes = new_figure(2, rows=2, height=6.0, sharey=True)
+    for axis, (name, label) in zip(axes, names.items(), strict=True):
+        plots.by_name(axis, rows, name, label, by="setting")
     plots.floor(axes[-1], study, setting="unequal")
     legend(figure)
     return figure

@@ -68,13 +68,11 @@ _ARMS = ["none", "equal-loss-weak", "equal-loss", "equal-curvature"]
 def held_of_groups(study: DataFrame) -> Figure:
     """Draw what equal losses may bring together, a row for every group, by training."""
     study = study.assign(**np.log10(study[["gradient_norm", "curvature_largest"]]))
+    study = study.assign(training=study["when"].map(TRAININGS))
     height = 1.4 + 0.6 * study["group"].nunique()
     figure, axes = new_figure(2, rows=2, height=height, sharey=True)
     for axis, (column, (split, label)) in zip(axes, HELD.items(), strict=True):
-        rows = select(study, split=split)
-        parts = {name: select(rows, when=when) for when, name in TRAININGS.items()}
-        plots.by_name(axis, parts, column)
-        measured(axis.xaxis, column, label)
+        plots.by_name(axis, select(study, split=split), column, label, by="training")
     legend(figure, "training")
     return figure
 
@@ -392,14 +390,15 @@ def constrained_groups(study: DataFrame) -> Figure:
         "gradient norm, training\n(nats per unit weight)",
         "largest eigenvalue, training\n(nats per weight²)",
     ]
+    whole, study = (
+        study,
+        select(study, stage="compressed", mitigation=["none", "equal-loss", "equal-curvature"]),
+    )
     figure, axes = new_figure(3, height=1.4 + 0.45 * study["group"].nunique(), sharey=True)
     for axis, column, label in zip(axes, _COLUMNS, labels, strict=True):
         part = "test" if column == "accuracy" else "train"
-        rows = select(study, stage="compressed", split=part)
-        names = ("none", "equal-loss", "equal-curvature")
-        plots.by_name(axis, {name: select(rows, mitigation=name) for name in names}, column)
-        measured(axis.xaxis, column, label)
-    plots.floor(axes[0], study)
+        plots.by_name(axis, select(study, split=part), column, label, by="mitigation")
+    plots.floor(axes[0], whole)
     legend(figure, "held together")
     return figure
 

@@ -119,10 +119,10 @@ def size_differences(study: DataFrame) -> DataFrame:
 def exemplar_shares(table: DataFrame) -> Figure:
     """Draw the share of samples that change sides, a row for every group, the largest first."""
     figure, (axis,) = new_figure(height=1.6 + 0.35 * table["group"].nunique())
-    shares = {label: effects.select(table, population=name) for name, label in POPULATIONS.items()}
-    plots.by_name(axis, shares, "share")
+    rows = table.assign(compared=table["population"].map(POPULATIONS))
+    label = "the group's test samples that change sides"
+    plots.by_name(axis, rows, "share", label, by="compared")
     axis.set_xlim(left=0)
-    plots.accuracy(axis.xaxis, "the group's test samples that change sides", "%")
     legend(figure, f"compared, {100 * (1 - table['level'].iloc[0]):.3g} % of the weights kept")
     return figure
 
