@@ -6,7 +6,7 @@ import functools
 import math
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -225,14 +225,10 @@ def _fit(figure: Figure, origin: str) -> None:
     if origin:
         _say(figure, _broken(plain(origin), figure.get_figwidth()))
     for axis in figure.axes:
-        if place := axis.get_subplotspec():
-            part = axis.get_figure(root=False)
-            rows, columns = place.get_gridspec().get_geometry()
-            across = 0.85 * figure.get_figwidth() / columns
-            up = 0.8 * figure.get_figheight() * (part.bbox.height / figure.bbox.height) / rows
-            axis.set_title(_broken(axis.get_title(), across))
-            axis.set_xlabel(_broken(axis.get_xlabel(), across))
-            axis.set_ylabel(_broken(axis.get_ylabel(), up))
+        across, up = axis.bbox.size / figure.dpi
+        axis.set_title(_broken(axis.get_title(), across))
+        axis.set_xlabel(_broken(axis.get_xlabel(), across))
+        axis.set_ylabel(_broken(axis.get_ylabel(), up))
 
 
 def plain(text: str) -> str:
@@ -670,32 +666,6 @@ def crosses(axis: Axes, rows: DataFrame, x: str, y: str, *, rank: str = "train_s
         )
 
 
-def against(
-    rows: DataFrame,
-    columns: Mapping[str, str],
-    y: tuple[str, str],
-    *,
-    draw: Callable[..., object] = scatter,
-) -> Figure:
-    """Draw one column against each of several others, a panel for each.
-
-    Args:
-        rows: Table with a column ``seed``.
-        columns: By the name of each column on an x axis its label.
-        y: Name of the column on the y axis, and its label.
-        draw: :func:`scatter` for a point for each row, or :func:`crosses` for a mean for each
-            group.
-    """
-    figure, axes = new_figure(len(columns), sharey=True)
-    for axis, (column, label) in zip(axes, columns.items(), strict=True):
-        draw(axis, rows, column, y[0])
-        measured(axis.xaxis, column, label)
-    axes[0].set_ylabel(y[1])
-    if axes[0].get_legend_handles_labels()[1]:
-        legend(figure, _GROUPS)
-    return figure
-
-
 def by_group(rows: DataFrame, column: str, rank: str = "train_size") -> dict[str, Any]:
     """List a column over seeds for every group, the largest first, under labels with sizes.
 
@@ -764,6 +734,8 @@ def legend(figure: FigureBase, title: str = "") -> None:
     for axis in _axes(figure):
         handles, labels = axis.get_legend_handles_labels()
         found |= dict(zip(labels, handles, strict=True))
+    if not found:
+        return
     # As many in a row as there is room for, with thirteen letters to the inch.
     letters = 13 * figure.bbox.width / figure.dpi
     columns = int(letters / (7 + max(len(plain(label)) for label in found)))
@@ -903,15 +875,14 @@ def _over_budgets(axis: Axes, table: DataFrame, column: str, before: str) -> Non
         # By the mean over seeds: one seed in which a group starts near 0 would drown all others.
         mean = table.groupby(["group", "level"])[before].transform("mean")
         table = table.assign(**{column: 100 * (table[before] - table[column]) / mean})
-    sizes = table.groupby("group")["train_size"].mean().sort_values(ascending=False)
-    for name, size in sizes.items():
-        label = f"{escape_dollars(name)} ({size:,.0f})" + ", at the floor" * (name in floor)
-        looks[label] = (len(looks), MARKERS[len(looks)])
-        if before and name in floor:
+    for place, (name, own) in enumerate(split_by_group(table).items()):
+        low = own["group"].iloc[0] in floor
+        label = name + ", at the floor" * low
+        looks[label] = place, MARKERS[place]
+        if before and low:
             missing.append(f"{label}: left out")
-            continue
-        own = table[table["group"] == name]
-        found[label] = own.pivot(index="seed", columns="level", values=column)
+        else:
+            found[label] = own.pivot(index="seed", columns="level", values=column)
     shares(axis, table["level"], "ReLUs kept")
     lines(axis, found, looks=looks, apart=0.05, zero=bool(before))
     # A line without points puts a group that has nothing to lose into the legend.

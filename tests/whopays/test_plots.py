@@ -170,7 +170,7 @@ def test_thirds_of_a_linearization_stand_over_budgets_with_everybody():
         [(90 * 0.1 + 50 * 0.2 + 10 * 0.1) / 150, (10 * 0.1 + 50 * 0.2 + 80 * 0.1) / 140]
     )
     np.testing.assert_allclose(
-        [points[0] for points, _ in found.values()], [[0.1, everybody]] + [[0.1, -0.1]] * 2, 0.01
+        [points[0] for points, _ in found.values()], [[0.1, everybody]] + [[0.1, -0.1]] * 2, 0.03
     )
     assert axis.get_xscale() == "log" and axis.get_xlabel() == "ReLUs kept, %"
     assert axis.xaxis_inverted() and axis.get_xticklabels()[0].get_text() == "10"
@@ -201,22 +201,6 @@ def test_of_two_groups_there_is_no_middle_one():
     rows = panel()[lambda table: (table["split"] == "test") & (table["group"] != "b")]
     plots.groups(axis, rows, "accuracy", extremes=True)
     assert [name.split()[0] for name in drawn(axis)] == ["largest", "smallest"]
-
-
-def test_groups_over_their_size_are_ranked_within_the_seed():
-    rows = pd.DataFrame(
-        {"seed": [0, 0, 1, 1], "group": ["A", "B"] * 2, "train_size": [10, 40, 60, 10]}
-    )
-    rows = pd.concat(
-        [rows.assign(kind=kind, loss=[place, 2, 2, place]) for place, kind in enumerate(["b", "a"])]
-    )
-    _, (axis,) = plots.new_figure()
-    plots.by_size(
-        axis, pd.concat([rows, rows.assign(kind=np.nan, loss=7.0)]), "loss", by="kind", zero=False
-    )
-    lines = {bars.get_label(): bars[0].get_ydata().tolist() for bars in axis.containers}
-    assert lines == {"b": [0, 2], "a": [1, 2]} and list(lines) == ["b", "a"]
-    assert axis.get_xticks().tolist() == [10, 50] and axis.get_ylabel() == "loss"
 
 
 def test_an_axis_of_sizes_has_three_ticks():
@@ -326,38 +310,17 @@ def test_accuracy_stands_beside_the_logarithm_of_another_column_on_the_training_
     assert [axis.get_ylabel() for axis in figure.axes] == ["test accuracy, %", "norm, training set"]
 
 
-def test_a_column_against_others_has_a_panel_for_each_and_a_cross_for_each_group():
-    rows = panel()[lambda table: (table["split"] == "test") & (table["stage"] == "compressed")]
-    columns = {"train_size": "images", "accuracy": "test accuracy"}
-    figure = plots.against(rows, columns, ("level", "sparsity"), draw=plots.crosses)
-    assert [axis.get_xlabel() for axis in figure.axes] == ["images", "test accuracy, %"]
-    assert figure.axes[0].get_ylabel() == "sparsity"
-    np.testing.assert_allclose(drawn(figure.axes[0])["c (n=45)"][0], [[45, 0.9]])
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == [
-        "a (n=50)",
-        "b (n=50)",
-        "c (n=45)",
-    ]
-    points = plots.against(rows, columns, ("level", "sparsity"))
-    assert [len(axis.collections[0].get_offsets()) for axis in points.axes] == [
-        6,
-        6,
-    ] and not points.legends
-
-
 def test_rows_are_groups_by_name_or_where_sizes_change_with_the_seed_by_rank():
     rows = panel()[lambda table: (table["split"] == "test") & (table["stage"] == "compressed")]
     _, (left, right) = plots.new_figure(2)
-    plots.by_name(left, {"one": rows, "other": rows.assign(accuracy=0.5)}, "train_size")
-    names = ["rank 1 (n=85)", "rank 2 (n=50)", "rank 3 (n=10)"]
-    assert [label.get_text() for label in left.get_yticklabels()] == names
-    points = {name: points for name, (points, _) in drawn(left).items()}
-    np.testing.assert_allclose(points["one"][:, 0], [85, 50, 10])
-    named = rows.assign(train_size=rows["group"].map({"a": 40, "b": 50, "c": 10}))
-    plots.by_name(right, {"": named}, "accuracy")
-    names = ["b (n=50)", "a (n=40)", "c (n=10)"]
-    assert [label.get_text() for label in right.get_yticklabels()] == names
-    np.testing.assert_allclose(drawn(right)["_nolegend_"][0][:, 0], [0.6, 0.7, 0.7])
+    both = pd.concat([rows.assign(kind="one"), rows.assign(kind="other", train_size=7)])
+    plots.by_name(left, both, "accuracy", "accuracy", by="kind")
+    names = [label.get_text() for label in left.get_yticklabels()]
+    assert names[:3] == ["rank 1 (n=85)", "rank 2 (n=50)", "rank 3 (n=10)"]
+    assert names[3:] == ["a (n=7)", "b (n=7)", "c (n=7)"] and left.get_xlabel() == "accuracy, %"
+    np.testing.assert_allclose(drawn(left)["other"][0], [[0.7, 3], [0.6, 4], [0.7, 5]])
+    plots.by_name(right, rows, "train_size", "images", by="stage")
+    np.testing.assert_allclose(drawn(right)["compressed"][0][:, 0], [85, 50, 10])
 
 
 def budgets(accuracies, train_sizes, levels=(1.0, 0.1, 0.02)):
@@ -388,8 +351,8 @@ def test_over_budgets_draws_every_group_and_marks_those_at_the_floor():
     )
     left, right = figure.axes
     assert (left.get_ylabel(), left.get_title(), right.get_title()) == ("race", "one", "two")
-    assert texts(figure) == [["a (50)", r"b \$ (50)", "c (50), at the floor"]]
-    points, _ = drawn(left)["a (50)"]
+    assert texts(figure) == [["a (n=50)", r"b \$ (n=50)", "c (n=50), at the floor"]]
+    points, _ = drawn(left)["a (n=50)"]
     np.testing.assert_allclose(points[:, 1], [0.9 - 0.3, 0.9 - 0.15, 0.9])
     assert points[:, 0] == pytest.approx([0.02, 0.1, 1], rel=0.1)
     assert [tick.get_text() for tick in left.get_xticklabels()] == ["2", "10", "100"]
@@ -405,9 +368,9 @@ def test_relative_drops_are_in_percent_and_leave_out_groups_at_the_floor():
     rows = {"race": {"snl": faces, "random": faces}, "age": {"snl": faces[faces["level"] != 0.1]}}
     figure = plots.over_budgets(rows, before="before")
     first, second, third = figure.axes
-    label = "c (50), at the floor: left out"
-    assert texts(figure) == [["a (50)", label]]
-    points, ends = drawn(second)["a (50)"]
+    label = "c (n=50), at the floor: left out"
+    assert texts(figure) == [["a (n=50)", label]]
+    points, ends = drawn(second)["a (n=50)"]
     np.testing.assert_allclose(
         points[:, 1], [100 * (1 - (0.5 - fall) / 1.0) for fall in (0.3, 0.15, 0)]
     )
@@ -424,9 +387,14 @@ def test_of_many_groups_the_ends_of_each_seed_are_drawn_over_budgets():
     )
     figure = plots.over_budgets({"norm": {"digits": many}}, {"norm": "accuracy"})
     (axis,), (names,) = figure.axes, texts(figure)
-    assert names == ["largest (60)", "second largest (50)", "second smallest (20)", "smallest (10)"]
+    assert names == [
+        "largest (n=60)",
+        "second largest (n=50)",
+        "second smallest (n=20)",
+        "smallest (n=10)",
+    ]
     at_control = {name: points[-1, 1] for name, (points, _) in drawn(axis).items()}
-    expected = {"largest (60)": (0.3 + 0.8) / 2, "smallest (10)": (0.8 + 0.7) / 2}
+    expected = {"largest (n=60)": (0.3 + 0.8) / 2, "smallest (n=10)": (0.8 + 0.7) / 2}
     assert {name: at_control[name] for name in expected} == pytest.approx(expected)
 
 
@@ -439,27 +407,17 @@ def test_a_figure_has_a_shape_for_a_laptop_and_one_for_a_phone():
     plots.accuracy(axes[0].yaxis, plots.DROPS)
     plots.legend(figure, "by")
     plots.provenance(figure, "digits, cnn, prune:magnitude, 5 seeds, real-data run", "short")
-    shapes = plots.shapes(figure)["image/svg+xml"]
-    wide, narrow = shapes.split('<metadata class="narrow">')
-    sizes = [float(re.search(r'width="([.\d]+)pt', svg)[1]) / 72 for svg in (wide, narrow)]
-    assert sizes == pytest.approx([plots.WIDTH, plots.PHONE], abs=0.3)
-    # Codes are words, breaks are where each shape ends, and each stacked panel has its labels.
-    assert "random gates" in wide and "recorded on photographs" in wide
-    assert figure.get_supxlabel().split("\n")[1:] == [
-        "magnitude pruning, 5 seeds, recorded",
-        "on photographs",
-        "short",
-    ]
-    assert len({axis.get_ylabel() for axis in axes}) == 1
+    drawing = plots.shapes(figure)["image/svg+xml"]
+    widths = [float(width) / 72 for width in re.findall(r'<svg [^>]*width="([.\d]+)pt', drawing)]
+    assert widths == pytest.approx([plots.WIDTH, plots.PHONE], abs=0.3)
+    # Codes are words, lines break where the shape ends, and each stacked panel has its labels.
+    assert "random gates" in drawing and figure.get_supxlabel().endswith("photographs\nshort")
+    assert {axis.get_ylabel() for axis in axes} == {axes[0].get_ylabel()}
     assert [axis.get_subplotspec().get_geometry()[:2] for axis in axes] == [(3, 1)] * 3
     # Compression grows to the right, and what is close to nothing is apart.
     at = [axes[0].transData.transform((level, 0))[0] for level in table]
-    assert at[2] - at[1] == pytest.approx((at[1] - at[0]) * np.log(5) / np.log(10))
-    ticks = {
-        tick.get_text(): place
-        for tick, place in zip(axes[0].get_xticklabels(), axes[0].get_xticks())
-    }
-    assert ticks == pytest.approx({"2": 0.98, "10": 0.9, "100": 0})
+    assert at[2] - at[1] == pytest.approx((at[1] - at[0]) * np.log10(5))
+    assert [tick.get_text() for tick in axes[0].get_xticklabels()] == ["2", "10", "100"]
 
 
 def test_ten_groups_have_ten_looks():
@@ -510,7 +468,6 @@ def test_arms_are_drawn_over_bytes_with_every_group():
     assert left.xaxis_inverted() and left.get_xlabel() == "bytes kept, %"
     assert [tick.get_text() for tick in left.get_xticklabels()] == ["10", "20", "100"]
     assert figure.legends[0].get_title().get_text() == "group (training images)"
-    assert len(plots.arms(ways(), {"one": "the one"}).axes) == 1
 
 
 def test_prices_have_a_row_for_each_arm():

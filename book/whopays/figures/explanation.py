@@ -161,18 +161,25 @@ def rank_matrix(study: DataFrame, columns: Iterable[str], **where: Any) -> DataF
     return found.groupby(level=1, sort=False).mean().round(2)
 
 
-def beside_eigenvalues(study: DataFrame, **look: Any) -> Figure:
+def beside_eigenvalues(study: DataFrame, draw: Callable[..., object] = plots.scatter) -> Figure:
     """Draw eigenvalues over margin, accuracy and gradient norm, on the test set.
 
     Args:
         study: Recorded table of the page on curvature.
-        look: Further arguments of :func:`whopays.plots.against`.
+        draw: :func:`whopays.plots.scatter` for a point for each row, or ``crosses`` for the mean of
+            each group.
     """
     columns = {"boundary_mean": "probability margin", "accuracy": "test accuracy"}
-    columns |= {"gradient_norm": NORM}
     rows = in_logs(select(study, setting="unequal", **_DENSE, **_TEST))
-    figure = plots.against(rows, columns, ("curvature_largest", EIGENVALUE), **look)
-    plots.floor(figure.axes[1], study, setting="unequal")
+    figure, axes = new_figure(3, sharey=True)
+    for axis, (column, label) in zip(
+        axes, [*columns.items(), ("gradient_norm", NORM)], strict=True
+    ):
+        draw(axis, rows, column, "curvature_largest")
+        plots.measured(axis.xaxis, column, label)
+    axes[0].set_ylabel(EIGENVALUE)
+    legend(figure, "group (training images)")
+    plots.floor(axes[1], study, setting="unequal")
     return figure
 
 
