@@ -92,8 +92,12 @@ UNITS = {
     "drop": "points",
     "test_drop": "points",
     "share": "%",
+    "overall_accuracy": "%",
+    "overall_change": "points",
+    "drop_difference": "points",
+    "group_gap": "points",
 }
-"""Units of the columns that hold accuracies or differences of them, as shares."""
+"""Units of columns and statistics that are accuracies or differences of them, as shares."""
 
 _GROUPS = "group (training images)"  # Title of a legend of groups.
 _BY_SIZE: dict[str, _Look] = {"largest": (0, "s"), "middle": (2, "^"), "smallest": (1, "o")}
@@ -573,9 +577,7 @@ def prices(study: DataFrame) -> Figure:
         study: Table of :func:`fairlib.study` with a column of ``whopays.effects.ARM_COLUMNS``.
     """
     found = effects.arm_losses(study)
-    levels = sorted(set(found["level"]))
-    names = {level: level if isinstance(level, str) else f"{level:g}" for level in levels}
-    looks = {names[level]: (place, "osD^v"[place % 5]) for place, level in enumerate(levels)}
+    names = {level: level if isinstance(level, str) else f"{level:g}" for level in found["level"]}
     figure, axes = new_figure(2, height=0.9 + 0.42 * found.iloc[:, 0].nunique(), sharey=True)
     for axis, column in zip(axes, ("average", "difference"), strict=True):
         parts = found.groupby(found.columns[0], sort=False)
@@ -583,7 +585,7 @@ def prices(study: DataFrame) -> Figure:
             arm: {names[at]: rows[column] for at, rows in part.groupby("level")}
             for arm, part in parts
         }
-        intervals(axis, own, looks=looks)
+        intervals(axis, own)
     accuracy(axes[0].xaxis, "drop of the average accuracy\nagainst the control")
     accuracy(axes[1].xaxis, DROPS)
     floor(axes[1], study)

@@ -135,7 +135,7 @@ def over_kept(
         }
         plots.lines(axis, found, apart=0.03)
         plots.relu_traffic(axis, relus, traffic)
-        plots.accuracy(axis.yaxis, label)
+        plots.measured(axis.yaxis, of, label)
     legend(figure)
     return figure
 

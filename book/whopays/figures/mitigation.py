@@ -291,7 +291,7 @@ def four_models(study: DataFrame, setting: str) -> Figure:
     for axis, label in zip(axes, SHOWN, strict=True):
         models = {when: found[label, when] for when in times_of(study)}
         plots.over_levels(axis, study, models, control=True, zero=False)
-        accuracy(axis.yaxis, label, "points" if "gap" in label else "%")
+        measured(axis.yaxis, SHOWN[label], label)
     chance = effects.by_level(study, of="group_gap_by_chance", where=never, control=True)
     axes[1].plot(chance.mean(), color="#555555", linestyle=":", label="chance")
     plots.floor(axes[1], study, **never)

@@ -133,19 +133,20 @@ def by_removal(study: DataFrame) -> Figure:
     return paid(study, "method", f"groups of {sizes.min()} to {sizes.max()} training images")
 
 
-def paid(study: DataFrame, by: str, title: str = "") -> Figure:
-    """Draw the average and the difference of drops over the weights kept.
+def paid(study: DataFrame, by: str, title: str = "", labels: Mapping[str, str] = _PAYS) -> Figure:
+    """Draw statistics over the weights kept, the average and the difference of drops by default.
 
     Args:
         study: Table of :func:`fairlib.study`.
         by: Name of the column whose values are the lines.
         title: Title of the legend, the name of the column by default.
+        labels: Label of a panel by its statistic.
     """
-    figure, axes = new_figure(2)
-    for axis, (of, label) in zip(axes, _PAYS.items(), strict=True):
+    figure, axes = new_figure(len(labels))
+    for axis, (of, label) in zip(axes, labels.items(), strict=True):
         found = {str(name): values for name, values in by_part(study, by, of).items()}
         plots.over_levels(axis, study, found)
-        plots.accuracy(axis.yaxis, label)
+        plots.measured(axis.yaxis, of, label)
     legend(figure, title or by)
     return figure
 
@@ -242,12 +243,8 @@ def by_width(study: DataFrame, length: int, across: str) -> Figure:
         else:
             axis.set(xscale="log", xlabel="number of weights kept")
             axis.xaxis.set_inverted(True)
-        plots.lines(
-            axis,
-            {f"{at:g}": own for at, own in by_part(part, "width").items()},
-            looks={"0.5": (1, "v"), "1": (0, "o"), "2": (2, "^")},
-            apart=0.02 * (across == "level"),
-        )
+        widths = {f"{at:g}": own for at, own in by_part(part, "width").items()}
+        plots.lines(axis, widths, apart=0.02 * (across == "level"))
         axis.set_title(task)
     plots.accuracy(axes[0].yaxis, plots.DROPS)
     axes[1].sharex(axes[0])
@@ -262,12 +259,8 @@ def by_measure(study: DataFrame) -> dict[str, DataFrame]:
 
 def loss_beside_accuracy(study: DataFrame) -> Figure:
     """Draw who pays, in accuracy and in loss, over the weights kept."""
-    figure, axes = new_figure(2)
-    for axis, (name, values) in zip(axes, by_measure(study).items(), strict=True):
-        plots.over_levels(axis, study, {name: values})
-        axis.set_ylabel(f"{name},\nsmallest minus largest third")
-    plots.accuracy(axes[0].yaxis, axes[0].get_ylabel())
-    return figure
+    labels = {of: f"{name},\nsmallest minus largest third" for name, of in MEASURES.items()}
+    return paid(study, "method", labels=labels)
 
 
 def loss_against_accuracy(study: DataFrame) -> Figure:
