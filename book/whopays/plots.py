@@ -230,8 +230,8 @@ def _fit(figure: Figure, origin: str) -> None:
         _say(figure, _broken(plain(origin), figure.get_figwidth()))
     for axis in figure.axes:
         across, up = axis.bbox.size / figure.dpi
-        axis.set_title(_broken(axis.get_title(), across))
-        axis.set_xlabel(_broken(axis.get_xlabel(), across))
+        axis.set_title(_broken(axis.get_title(), 1.2 * across))
+        axis.set_xlabel(_broken(axis.get_xlabel(), 1.2 * across))
         axis.set_ylabel(_broken(axis.get_ylabel(), up))
 
 
@@ -527,12 +527,12 @@ def over_budgets(
         for axis, (title, table) in zip(axes, panels.items(), strict=False):
             column = of if isinstance(of, str) else of[label if alike else title]
             _over_budgets(axis, table, column, before)
-            axis.set_title(title)
-            if not before:
-                measured(axis.yaxis, column, "test accuracy" if column == "accuracy" else "")
+            measured(axis.yaxis, "" if before else column, label if alike else title)
+            words = axis.get_ylabel()
+            axis.set(title=title if alike else words, ylabel="")
         for axis in axes[len(panels) :]:
             axis.remove()
-        axes[0].set_ylabel(axes[0].get_ylabel() if label == "test accuracy" else label)
+        axes[0].set_ylabel(words if alike else label)
         # Panels of a row share their groups, and often the rows do: one legend for all of these.
         labels = axes[0].get_legend_handles_labels()[1]
         if labels != shown:

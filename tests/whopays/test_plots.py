@@ -350,7 +350,7 @@ def test_over_budgets_draws_every_group_and_marks_those_at_the_floor():
         {"race": dict.fromkeys(columns, pd.concat([dense, faces]))}, columns
     )
     left, right = figure.axes
-    assert (left.get_ylabel(), left.get_title(), right.get_title()) == ("race", "one", "two")
+    assert (left.get_ylabel(), left.get_title(), right.get_title()) == ("race", "one, %", "two")
     assert texts(figure) == [["a (n=50)", r"b \$ (n=50)", "c (n=50), at the floor"]]
     points, _ = drawn(left)["a (n=50)"]
     np.testing.assert_allclose(points[:, 1], [0.9 - 0.3, 0.9 - 0.15, 0.9])
