@@ -79,7 +79,7 @@ _CODES = re.compile(
 
 _Look = tuple[int | str, str]  # Colour, as an index into `PALETTE` or a name, and marker.
 
-CHANGE = "change of test accuracy\nagainst the control"
+CHANGE_LABEL = "change of test accuracy\nagainst the control"
 """Label of what a group or everybody loses."""
 
 DROPS = "drop of the smallest third\nminus that of the largest"
@@ -190,8 +190,8 @@ def as_pages_show() -> None:
 
     if (shell := get_ipython()) is not None:
         shell.display_formatter.mimebundle_formatter.for_type(Figure, shapes)
-        texts = {"svg.fonttype": "none", "svg.hashsalt": "fairlib", "font.size": 9}
-        matplotlib.rcParams.update(texts)
+        matplotlib.rc("svg", fonttype="none", hashsalt="fairlib")
+        matplotlib.rc("font", size=9)
 
 
 def shapes(figure: Figure) -> dict[str, Any]:
@@ -229,10 +229,10 @@ def _fit(figure: Figure, origin: str) -> None:
     if origin:
         _say(figure, _broken(plain(origin), figure.get_figwidth()))
     for axis in figure.axes:
-        across, up = axis.bbox.size / figure.dpi
-        axis.set_title(_broken(axis.get_title(), 1.2 * across))
-        axis.set_xlabel(_broken(axis.get_xlabel(), 1.2 * across))
-        axis.set_ylabel(_broken(axis.get_ylabel(), up))
+        across = 1.2 * axis.bbox.width / figure.dpi
+        axis.set_title(_broken(axis.get_title(), across))
+        axis.set_xlabel(_broken(axis.get_xlabel(), across))
+        axis.set_ylabel(_broken(axis.get_ylabel(), axis.bbox.height / figure.dpi))
 
 
 def plain(text: str) -> str:
@@ -248,14 +248,14 @@ def _broken(text: str, inches: float) -> str:
 def _stack(figure: Figure) -> None:
     """Put the panels of a figure below each other, as wide as a phone."""
     parts: Sequence[FigureBase] = figure.subfigs or [figure]
-    panels = {part: _axes(part) for part in parts}
+    panels: dict[Any, list[Any]] = {part: _axes(part) for part in parts}
     rows = sum(axes[0].get_subplotspec().get_gridspec().nrows for axes in panels.values())
     each = 0.85 * figure.get_figheight() / rows
     figure.set_size_inches(PHONE, 0.3 + each * sum(map(len, panels.values())))
     for part, axes in panels.items():
         grid = part.add_gridspec(len(axes), 1)
         for place, axis in enumerate(axes):
-            # Of panels that share a scale, only the first has labels.
+            # Panels that share a scale have one label, that of the first.
             alike = axis.get_shared_y_axes().get_siblings(axis)
             axis.set_ylabel(max((other.get_ylabel() for other in [axis, *alike]), key=len))
             axis.tick_params(labelleft=True)
@@ -407,7 +407,7 @@ def thirds(
     )
     # Panels of a row share the label of the first.
     place = axis.get_subplotspec()
-    accuracy(axis.yaxis, CHANGE)
+    accuracy(axis.yaxis, CHANGE_LABEL)
     if place and not place.is_first_col():
         axis.set_ylabel("")
 
@@ -565,7 +565,7 @@ def arms(study: DataFrame, names: Mapping[str, str]) -> Figure:
         axis.axhline(0, color="#555555", linewidth=0.8)
         axis.set_title(title)
         floor(axis, study, arm=arm)
-    axes[0].set_ylabel(f"{CHANGE}, points")
+    axes[0].set_ylabel(f"{CHANGE_LABEL}, points")
     legend(figure, _GROUPS)
     return figure
 
@@ -659,39 +659,35 @@ def crosses(axis: Axes, rows: DataFrame, x: str, y: str, *, rank: str = "train_s
         axis: Axis to draw on.
         rows: One row per seed and group, with a column ``train_size``.
         x, y: Names of the columns that are drawn.
-        rank: Name of the column by whose mean the groups are sorted, which gives them their
-            colours.
+        rank: Name of the column of sizes, which give the groups their colours.
     """
-    for place, (label, part) in enumerate(split_by_group(rows, rank=rank).items()):
+    for place, (label, part) in enumerate(split_by_size(rows, rank).items()):
         mean_point(
             axis, part[x], part[y], label=label, linestyle="none", **_look(None, label, place)
         )
 
 
-def by_group(rows: DataFrame, column: str, rank: str = "train_size") -> dict[str, Any]:
-    """List a column over seeds for every group, the largest first, under labels with sizes.
+def split_by_size(rows: DataFrame, rank: str = "train_size") -> dict[str, DataFrame]:
+    """Split rows by group, the largest first (:func:`split_by_group`).
 
-    Groups that change their sizes with the seed are listed by their rank in size.
+    Groups that change their sizes with the seed are split by their rank in size.
 
     Args:
         rows: One row per seed and group.
-        column: Name of the column.
         rank: Name of the column of sizes.
     """
     sizes = rows.groupby("group")[rank]
     # Splits of one data set differ a little from seed to seed; sizes dealt out by it differ much.
     if (sizes.max() > 1.5 * sizes.min()).any():
-        found = effects.groups_by_size(rows, column=column, rank=rank)
-        ranked = enumerate(reversed(list(found.items())), 1)
-        return {f"rank {place} (n={size:,.0f})": own for place, (size, own) in ranked}
-    parts = split_by_group(rows.assign(train_size=rows[rank]))
-    return {label: own[column] for label, own in parts.items()}
+        order = rows.groupby("seed")[rank].rank(method="first", ascending=False)
+        rows = rows.assign(group=order.map("rank {:.0f}".format))
+    return split_by_group(rows.assign(train_size=rows[rank]))
 
 
 def by_name(
     axis: Axes, rows: DataFrame, column: str, label: str, *, by: str, rank: str = "train_size"
 ) -> None:
-    """Draw means over seeds with intervals, a row for every group (:func:`by_group`).
+    """Draw means over seeds with intervals, a row for every group (:func:`split_by_size`).
 
     Args:
         axis: Axis to draw on.
@@ -703,8 +699,8 @@ def by_name(
     """
     found: dict[str, dict[str, Any]] = {}
     for colour, part in rows.groupby(by, sort=False):
-        for row, own in by_group(part, column, rank).items():
-            found.setdefault(row, {})[str(colour)] = own
+        for row, own in split_by_size(part, rank).items():
+            found.setdefault(row, {})[str(colour)] = own[column]
     intervals(axis, found, zero=None)
     measured(axis.xaxis, column, label)
 
@@ -738,8 +734,8 @@ def legend(figure: FigureBase, title: str = "") -> None:
         found |= dict(zip(labels, handles, strict=True))
     if not found:
         return
-    # As many in a row as there is room for, with thirteen letters to the inch.
-    letters = 13 * figure.bbox.width / figure.dpi
+    # Labels fill the rows, with thirteen letters to the inch.
+    letters = 13 * figure.get_figure(root=True).get_figwidth()
     columns = int(letters / (7 + max(len(plain(label)) for label in found)))
     look = {"ncols": min(max(columns, 1), len(found)), "frameon": False, "title": title or None}
     figure.legend(list(found.values()), list(found), loc="outside upper center", **look)

@@ -174,7 +174,7 @@ def test_thirds_of_a_linearization_stand_over_budgets_with_everybody():
     )
     assert axis.get_xscale() == "log" and axis.get_xlabel() == "ReLUs kept, %"
     assert axis.xaxis_inverted() and axis.get_xticklabels()[0].get_text() == "10"
-    assert axis.get_ylabel() == f"{plots.CHANGE}, points"
+    assert axis.get_ylabel() == f"{plots.CHANGE_LABEL}, points"
     assert axis.yaxis.get_major_formatter()(-0.031) == "-3.1"
 
 

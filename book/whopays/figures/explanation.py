@@ -90,16 +90,13 @@ def one_over_another(
         means: Whether to draw the mean of each group instead of a point for each network.
         where: Values of columns that select the rows.
     """
-    draw = plots.crosses if means else plots.scatter
+    draw = partial(plots.crosses, rank="unequal_size") if means else plots.scatter
     rows = in_logs(select(study, **where))
-    # A group has one name in the legend of all panels.
-    rows = rows.assign(train_size=rows["unequal_size"]) if means else rows
     figure = _settings(study, rows, partial(draw, x=x[0], y=y[0]), sharey=True)
     for axis in figure.axes:
         plots.measured(axis.xaxis, *x)
     plots.measured(figure.axes[0].yaxis, *y)
-    if means:
-        legend(figure, "group (training images if unequal)")
+    legend(figure, "group (training images if unequal)")
     return figure
 
 
@@ -120,8 +117,8 @@ def norms_of_groups(study: DataFrame) -> Figure:
     figure = _of_groups(study, rows, "gradient_norm")
     for axis, setting in zip(figure.axes, SETTINGS, strict=True):
         for _, part in select(rows, setting=setting).groupby("split"):
-            floors = plots.by_group(part, "floor", "unequal_size").values()
-            axis.plot([own.mean() for own in floors], range(len(floors)), "k|")
+            groups = plots.split_by_size(part, "unequal_size").values()
+            axis.plot([own["floor"].mean() for own in groups], range(len(groups)), "k|")
     return figure
 
 

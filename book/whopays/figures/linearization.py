@@ -13,7 +13,7 @@ from whopays import effects, plots, tables
 from whopays.effects import select
 from whopays.plots import legend, new_figure
 
-CHANGE = {"overall_change": plots.CHANGE}
+CHANGE = {"overall_change": plots.CHANGE_LABEL}
 WHO_PAYS = {"drop_difference": plots.DROPS}
 MEASURED = {
     "test accuracy": "accuracy",
@@ -78,10 +78,6 @@ def distances_and_groups(study: DataFrame, method: str, level: float) -> Figure:
     plots.lines(moved, {name: wide[name] for name in seen["method"].unique()}, zero=False)
     moved.set_ylabel("distance of the weights\nfrom the dense network")
     rows = select(unequal, method=f"linearize:{method}", level=level, split="test")
-    if rows["group"].nunique() > 5:
-        # Which group has which size changes with the seed.
-        ranks = rows.groupby("seed")["train_size"].rank(method="first", ascending=False)
-        rows = rows.assign(group=ranks.map("{:.0f}. by size".format))
     plots.crosses(norms, rows, "gradient_norm", "accuracy")
     plots.crosses(margins, rows, "boundary_mean", "accuracy")
     plots.floor(norms, unequal, method=f"linearize:{method}")

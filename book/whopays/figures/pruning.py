@@ -91,7 +91,7 @@ def each_group(study: DataFrame) -> Figure:
         axis.axhline(0, color="#555555", linewidth=0.8)
         axis.set_title(f"{setting} group sizes")
         plots.floor(axis, study, setting=setting)
-    plots.accuracy(axes[0].yaxis, plots.CHANGE)
+    plots.accuracy(axes[0].yaxis, plots.CHANGE_LABEL)
     legend(figure, "race (training images where sizes are unequal)")
     return figure
 
