@@ -763,7 +763,7 @@ def shares(axis: Axes, levels: Iterable[float], label: str, *, pruned: bool = Fa
     shown = found[:1]
     for share in found:
         # Ticks of levels that are close would overlap.
-        if math.log(share / shown[-1]) > math.log(found[-1] / found[0]) / 6.5:
+        if math.log(share / shown[-1]) > math.log(found[-1] / found[0]) / 8:
             shown.append(share)
     if pruned:
         axis.set_xscale("function", functions=(_height, lambda height: 1 - 10.0**-height))
@@ -771,7 +771,7 @@ def shares(axis: Axes, levels: Iterable[float], label: str, *, pruned: bool = Fa
         axis.set_xscale("log")
         axis.xaxis.set_inverted(True)
     ticks = [1 - share for share in shown] if pruned else shown
-    _ticks(axis, ticks, [f"{100 * share:.3g}" for share in shown], f"{label}, %")
+    _ticks(axis, ticks, [f"{round(100 * share, 1):g}" for share in shown], f"{label}, %")
 
 
 def _height(sparsity: Any) -> Any:
