@@ -188,8 +188,14 @@ def as_pages_show() -> None:
     from IPython import get_ipython
     from matplotlib.figure import Figure
 
+    def show(figure: Figure) -> dict[str, Any]:
+        # The backend's own PNG would be that of the figure for a phone.
+        formatter.formatters["image/png"].pop(Figure, None)
+        return shapes(figure)
+
     if (shell := get_ipython()) is not None:
-        shell.display_formatter.mimebundle_formatter.for_type(Figure, shapes)
+        formatter = shell.display_formatter
+        formatter.mimebundle_formatter.for_type(Figure, show)
         matplotlib.rc("svg", fonttype="none", hashsalt="fairlib")
         matplotlib.rc("font", size=9)
 
