@@ -68,6 +68,7 @@ def inline_svg(svg: str, alt: str, name: str) -> str:
     svg = re.sub(
         "|".join(COLOURS), lambda found: COLOURS[found[0].lower()], svg, flags=re.IGNORECASE
     )
+    svg = re.sub(r'(<g) id="axes_\d+"', r'\1 class="axes"', svg)
     # Ids must be unique on a page that has several figures, and Matplotlib numbers them alike in
     # each. Only ids that something refers to are kept.
     used = set(re.findall(r'(?:href="#|url\(#)([^")]+)', svg))
@@ -106,8 +107,15 @@ def visit_image(translator: Any, node: nodes.image) -> None:
         type(translator).visit_image(translator, node)
         return
     translator.builder.images.pop(node["uri"], None)  # Nothing refers to a file of its own.
-    svg = path.read_text(encoding="utf-8")
-    translator.body.append(inline_svg(svg, node.get("alt", ""), f"s{len(translator.body)}"))
+    # A figure of a notebook has the shape for a phone in its metadata (`whopays.plots.shapes`).
+    wide, _, narrow = path.read_text(encoding="utf-8").partition('<metadata class="narrow">')
+    name, alt = f"s{len(translator.body)}", node.get("alt", "")
+    drawn = inline_svg(wide, alt, name)
+    if narrow:
+        stacked = inline_svg(narrow.rpartition("</metadata>")[0], alt, f"{name}n")
+        drawn = f'<div class="wide">{drawn}</div><div class="narrow">{stacked}</div>'
+        drawn = f'<div class="shapes">{drawn}</div>'
+    translator.body.append(drawn)
 
 
 def depart_image(translator: Any, node: nodes.image) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -18,11 +19,85 @@ from whopays import effects
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+    from matplotlib.axis import Axis
+    from matplotlib.figure import Figure, FigureBase
 
 MARKERS = "osD^vP<>"
+WIDTH, PHONE = 7.6, 3.5
+"""Widths of a figure on a laptop and on a phone, in inches of 96 pixels."""
+
+WORDS = {
+    "utkface": "UTKFace",
+    "celeba": "CelebA",
+    "cifar10": "CIFAR-10",
+    "mnist": "MNIST",
+    "synthetic-faces": "drawn faces",
+    "parabola": "points by a parabola",
+    "cnn": "small convolutional network",
+    "mlp": "multilayer perceptron",
+    "tiny-resnet": "small residual network",
+    "resnet10": "ResNet-10",
+    "resnet18:stem=imagenet": "ResNet-18",
+    "resnet18": "ResNet-18",
+    "resnet34": "ResNet-34",
+    "vgg19": "VGG-19",
+    "mobilenetv2": "MobileNetV2",
+    "wrn-22-8": "WideResNet-22-8",
+    "prune:magnitude": "magnitude pruning",
+    "prune:filter-norm": "filter-norm pruning",
+    "bifp": "BiFP",
+    "quantize:weights": "rounded weights",
+    "quantize:int8-static": "int8",
+    "without_smallest": "int8 calibrated without the smallest group",
+    "factorize:svd": "thin layers",
+    "distil:logits": "student",
+    "distil:alone": "small network",
+    "linearize:random": "random gates",
+    "linearize:preactivation": "by preactivation",
+    "snl": "SNL",
+    "deepreduce": "DeepReDuce",
+    "senet": "SENet",
+    "lottery": "lottery tickets",
+    "snip": "SNIP",
+    "fpgm": "FPGM",
+    "fairgrape": "FairGRAPE",
+    "equal-loss-weak": "equal losses, weak",
+    "equal-loss": "equal losses",
+    "equal-curvature": "equal curvature",
+    "accuracy-gap": "accuracy gap",
+    "group-dro": "group DRO",
+    "reweight": "reweighting",
+    "embedded study": "recorded on small data",
+    "real-data run": "recorded on photographs",
+    "run at scale": "recorded at scale",
+}
+"""Plain words for the names that parameters and tables have, wherever a figure shows one."""
+
+_CODES = re.compile(
+    rf"(?<![\w:-])(?:prune:|linearize:)?({'|'.join(sorted(WORDS, reverse=True))})(?![\w-])"
+)
 
 _Look = tuple[int | str, str]  # Colour, as an index into `PALETTE` or a name, and marker.
+
+CHANGE_LABEL = "change of test accuracy\nagainst the control"
+"""Label of what a group or everybody loses."""
+
+DROPS = "drop of the smallest third\nminus that of the largest"
+"""Label of who pays: the difference of two drops of accuracy."""
+
+UNITS = {
+    "accuracy": "%",
+    "bias": "points",
+    "gap": "points",
+    "drop": "points",
+    "test_drop": "points",
+    "share": "%",
+    "overall_accuracy": "%",
+    "overall_change": "points",
+    "drop_difference": "points",
+    "group_gap": "points",
+}
+"""Units of columns and statistics that are accuracies or differences of them, as shares."""
 
 _GROUPS = "group (training images)"  # Title of a legend of groups.
 _BY_SIZE: dict[str, _Look] = {"largest": (0, "s"), "middle": (2, "^"), "smallest": (1, "o")}
@@ -32,13 +107,14 @@ def new_figure(
     columns: int = 1,
     *,
     rows: int = 1,
-    width: float = 8.0,
+    width: float = WIDTH,
     height: float = 3.4,
     sharey: bool | Literal["row"] = False,
 ) -> tuple[Figure, list[Axes]]:
     """Make a figure with rows of axes, in the style of the book.
 
-    It is white also in dark mode, without a frame, with a light grid.
+    It is white also in dark mode, without a frame, with a light grid. On a page it is as wide as
+    the text at most, and on a phone its axes are below each other.
 
     Args:
         columns: Number of axes in a row.
@@ -48,22 +124,22 @@ def new_figure(
     """
     import matplotlib.pyplot as plt
 
-    _as_vectors()
-    figure, axes = plt.subplots(
-        rows,
-        columns,
-        sharey=sharey,
-        squeeze=False,
-        figsize=(width, height),
-        facecolor="white",
-        layout="constrained",
-    )
+    as_pages_show()
+    figure = plt.figure(figsize=(width, height), facecolor="white", layout="constrained")
+    return figure, _panels(figure, columns, rows, sharey)
+
+
+def _panels(
+    figure: FigureBase, columns: int, rows: int, sharey: bool | Literal["row"]
+) -> list[Axes]:
+    """Add rows of axes to a figure or to a part of it."""
+    axes = figure.subplots(rows, columns, sharey=sharey, squeeze=False)
     for axis in axes.flat:
         axis.spines[["top", "right"]].set_visible(False)
         axis.grid(axis="y", color="#dddddd", linewidth=0.8)
         axis.set_axisbelow(True)
         axis.set_prop_cycle(color=PALETTE)
-    return figure, list(axes.flat)
+    return list(axes.flat)
 
 
 def grid_of_columns(axis: Axes) -> None:
@@ -72,9 +148,36 @@ def grid_of_columns(axis: Axes) -> None:
     axis.grid(axis="x", color="#dddddd", linewidth=0.8)
 
 
+def in_rows(count: int) -> dict[str, int]:
+    """Divide panels into rows of three at most, as arguments of :func:`new_figure`."""
+    columns = math.ceil(count / math.ceil(count / 3))
+    return {"columns": columns, "rows": math.ceil(count / columns)}
+
+
+def accuracy(scale: Axis, label: str, unit: str = "points") -> None:
+    """Label an axis of accuracies, which are shares, in percent or in percentage points.
+
+    Args:
+        scale: The x or the y axis.
+        label: Label without a unit.
+        unit: ``"points"`` for differences, ``"%"`` for accuracies.
+    """
+    # Adding 0 turns a negative zero into zero.
+    scale.set_major_formatter(lambda share, _: f"{round(100 * share, 6) + 0:g}")
+    scale.set_label_text(f"{label}, {unit}")
+
+
+def measured(scale: Axis, column: str, label: str) -> None:
+    """Label an axis by the column that it shows; accuracies are in percent or points (`UNITS`)."""
+    if column in UNITS:
+        accuracy(scale, label, UNITS[column])
+    else:
+        scale.set_label_text(label)
+
+
 @functools.cache
-def _as_vectors() -> None:
-    """Show figures as SVG beside PNG in a notebook.
+def as_pages_show() -> None:
+    """Show figures of a notebook as pages have them (:func:`shapes`).
 
     Their texts stay texts, which the page shows in its font and a reader can search.
     """
@@ -83,12 +186,90 @@ def _as_vectors() -> None:
     if "inline" not in matplotlib.get_backend():
         return  # Outside of a notebook there may be no IPython to import.
     from IPython import get_ipython
+    from matplotlib.figure import Figure
 
-    if get_ipython() is not None:
-        from matplotlib_inline.backend_inline import set_matplotlib_formats
+    def show(figure: Figure) -> dict[str, Any]:
+        # The backend's own PNG would be that of the figure for a phone.
+        formatter.formatters["image/png"].pop(Figure, None)
+        return shapes(figure)
 
-        set_matplotlib_formats("png", "svg")
-        matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "fairlib"})
+    if (shell := get_ipython()) is not None:
+        formatter = shell.display_formatter
+        formatter.mimebundle_formatter.for_type(Figure, show)
+        matplotlib.rc("svg", fonttype="none", hashsalt="fairlib")
+        matplotlib.rc("font", size=9)
+
+
+def shapes(figure: Figure) -> dict[str, Any]:
+    """Draw a figure for a laptop and, in the metadata of the SVG, stacked for a phone.
+
+    Args:
+        figure: Figure of :func:`new_figure` or another one, with a constrained layout. It is the
+            one for a phone afterwards.
+
+    Returns:
+        By media type a PNG and an SVG, of which a page shows the shape that fits
+        (``book/extensions/pages.py``).
+    """
+    from IPython.core.pylabtools import print_figure
+
+    look = {"fmt": "svg", "bbox_inches": "tight", "pad_inches": 0.02}
+    origin = figure.get_supxlabel()
+    figure.set_figwidth(min(figure.get_figwidth(), WIDTH))
+    _fit(figure, origin)
+    png = print_figure(figure, **look | {"fmt": "png", "base64": True})
+    wide = print_figure(figure, **look)
+    _stack(figure)
+    _fit(figure, origin)
+    narrow = print_figure(figure, **look)
+    narrow = f'<metadata class="narrow">{narrow[narrow.index("<svg") :]}</metadata>'
+    return {"image/png": png, "image/svg+xml": wide.replace("</svg>", f"{narrow}</svg>")}
+
+
+def _fit(figure: Figure, origin: str) -> None:
+    """Say codes in plain words, and break texts where their panel ends."""
+    from matplotlib.text import Text
+
+    for text in figure.findobj(Text):
+        text.set_text(plain(text.get_text()))
+    if origin:
+        _say(figure, _broken(plain(origin), figure.get_figwidth()))
+    for axis in figure.axes:
+        across = 1.2 * axis.bbox.width / figure.dpi
+        axis.set_title(_broken(axis.get_title(), across))
+        axis.set_xlabel(_broken(axis.get_xlabel(), across))
+        axis.set_ylabel(_broken(axis.get_ylabel(), axis.bbox.height / figure.dpi))
+
+
+def plain(text: str) -> str:
+    """Replace the codes in a text by plain words (`WORDS`)."""
+    return _CODES.sub(lambda found: WORDS.get(found[0], WORDS[found[1]]), text)
+
+
+def _broken(text: str, inches: float) -> str:
+    """Break the lines of a text at a width, with fourteen letters to the inch."""
+    return "\n".join(textwrap.fill(each, max(12, int(14 * inches))) for each in text.split("\n"))
+
+
+def _stack(figure: Figure) -> None:
+    """Put the panels of a figure below each other, as wide as a phone."""
+    parts: Sequence[FigureBase] = figure.subfigs or [figure]
+    panels: dict[Any, list[Any]] = {part: _axes(part) for part in parts}
+    rows = sum(axes[0].get_subplotspec().get_gridspec().nrows for axes in panels.values())
+    each = 0.85 * figure.get_figheight() / rows
+    figure.set_size_inches(PHONE, 0.3 + each * sum(map(len, panels.values())))
+    for part, axes in panels.items():
+        grid = part.add_gridspec(len(axes), 1)
+        for place, axis in enumerate(axes):
+            # Panels that share a scale have one label, that of the first.
+            alike = axis.get_shared_y_axes().get_siblings(axis)
+            axis.set_ylabel(max((other.get_ylabel() for other in [axis, *alike]), key=len))
+            axis.tick_params(labelleft=True)
+            axis.set_subplotspec(grid[place])
+        for old in part.legends:
+            title = old.get_title().get_text()
+            old.remove()
+            legend(part, title)
 
 
 def line(axis: Axes, values: DataFrame, *, label: str | None = None, **look: Any) -> None:
@@ -112,6 +293,7 @@ def lines(
     looks: Mapping[str, tuple[int | str, str]] | None = None,
     apart: float = 0.0,
     zero: bool = True,
+    **look: Any,
 ) -> None:
     """Draw several lines of means over seeds against level, side by side (:func:`line`).
 
@@ -123,12 +305,16 @@ def lines(
         apart: Distance from one line to the next along the x axis; on a logarithmic axis as a
             share.
         zero: Whether to draw a horizontal line at zero.
+        look: Further arguments of ``errorbar``.
     """
+    scale = axis.xaxis.get_transform()
+    step = apart if axis.get_xscale() == "linear" else np.log10(1 + apart)
     for place, (label, table) in enumerate(values.items()):
         # Lines are moved apart by the same distance on the screen: a factor on a logarithmic axis.
-        x, middle = np.array(list(table), dtype=float), place - (len(values) - 1) / 2
-        moved = x * (1 + apart) ** middle if axis.get_xscale() == "log" else x + apart * middle
-        line(axis, table.set_axis(moved, axis=1), label=label, **_look(looks, label, place))
+        at = scale.transform(np.array(list(table), dtype=float))
+        moved = scale.inverted().transform(at + step * (place - (len(values) - 1) / 2))
+        own = _look(looks, label, place) | look
+        line(axis, table.set_axis(moved, axis=1), label=label, **own)
     if zero:
         axis.axhline(0, color="#555555", linewidth=0.8)
 
@@ -175,7 +361,7 @@ def intervals(
     if zero is not None:
         axis.axvline(zero, color="#555555", linewidth=0.8)
     grid_of_columns(axis)
-    axis.set_yticks(range(len(table)), [escape_dollars(name) for name in table])
+    axis.set_yticks(range(len(table)), [escape_dollars(plain(name)) for name in table])
     axis.set_ylim(len(table) - 0.5, -0.5)
 
 
@@ -222,12 +408,14 @@ def thirds(
         change = effects.by_level(study, of="accuracy_change", groups=groups, **chosen)
         found[f"{groups} third (n={np.mean(part):,.0f})"] = change
     looks: list[_Look] = [*[("#555555", "D")] * everybody, (0, "s"), (1, "o")]
-    levels(axis, effects.select(study, **where))
-    lines(axis, found, looks=dict(zip(found, looks, strict=True)), apart=0.006)
+    over_levels(
+        axis, effects.select(study, **where), found, looks=dict(zip(found, looks, strict=True))
+    )
     # Panels of a row share the label of the first.
     place = axis.get_subplotspec()
-    if place is None or place.is_first_col():
-        axis.set_ylabel("change of test accuracy\nagainst the control")
+    accuracy(axis.yaxis, CHANGE_LABEL)
+    if place and not place.is_first_col():
+        axis.set_ylabel("")
 
 
 def groups(
@@ -246,7 +434,7 @@ def groups(
     """
     # Dense networks have the level of the control and would be averaged with it.
     rows = rows[rows["stage"].isin(["control", "compressed"])]
-    levels(axis, rows)
+    levels(axis, rows, control=True)
     rows = _by_rank(rows, _places(rows["group"].nunique())) if extremes else rows
     parts = split_by_group(rows, rank=rank)
     looks = {label: _BY_SIZE[label.split()[0]] for label in parts} if extremes else None
@@ -254,7 +442,7 @@ def groups(
         label: part.pivot(index="seed", columns="level", values=column)
         for label, part in parts.items()
     }
-    lines(axis, found, looks=looks, apart=0.004, zero=False)
+    lines(axis, found, looks=looks, apart=0.02, zero=False)
 
 
 def beside_accuracy(
@@ -272,14 +460,14 @@ def beside_accuracy(
             (:func:`groups`).
         where: Values of columns that select the rows.
     """
-    figure, axes = new_figure(2, width=9.0)
+    figure, axes = new_figure(2)
     study = effects.select(study.assign(**{column: np.log10(study[column])}), **where)
-    panels = {"test": ("accuracy", "test accuracy"), "train": (column, f"{label}, training set")}
-    for axis, (split, (name, words)) in zip(axes, panels.items(), strict=True):
+    for axis, split, name in zip(axes, ("test", "train"), ("accuracy", column), strict=True):
         groups(axis, effects.select(study, split=split), name, extremes=extremes)
-        axis.set_ylabel(words)
+    accuracy(axes[0].yaxis, "test accuracy", "%")
+    axes[1].set_ylabel(f"{label}, training set")
     floor(axes[0], study)
-    legend(figure, _GROUPS, right=True)
+    legend(figure, _GROUPS)
     return figure
 
 
@@ -318,7 +506,6 @@ def over_budgets(
     of: str | Mapping[str, str] = "accuracy",
     *,
     before: str = "",
-    width: float = 10.5,
 ) -> Figure:
     """Draw panels of means over seeds against the ReLU budget, a line for every group.
 
@@ -334,28 +521,28 @@ def over_budgets(
         before: Name of a column of accuracies. With it the *relative drop* from there is drawn
             instead, 100 (before - column) / (mean of before over the seeds), in percent; a group at
             the floor is left out, as the legend says.
-        width: Width of the figure in inches.
     """
-    count, shown = max(map(len, rows.values())), list[str]()
-    alike = isinstance(of, str) or set(of) == set(rows)
-    size: dict[str, float] = {"width": width, "height": 0.6 + 2.6 * len(rows)}
-    figure, axes = new_figure(count, rows=len(rows), sharey="row" if alike else False, **size)
-    for place, (label, panels) in enumerate(rows.items()):
-        line = axes[place * count : (place + 1) * count]
-        line[0].set_ylabel(label)
-        for axis, (title, table) in zip(line, panels.items(), strict=False):
+    lines = [in_rows(len(panels)) for panels in rows.values()]
+    high = [each["rows"] for each in lines]
+    figure, _ = new_figure(height=0.7 * len(rows) + 2.4 * sum(high))
+    figure.clear()
+    parts = figure.subfigures(len(rows), 1, squeeze=False, height_ratios=high)
+    alike, shown = isinstance(of, str) or set(of) == set(rows), list[str]()
+    for part, shape, (label, panels) in zip(parts.flat, lines, rows.items(), strict=True):
+        axes = _panels(part, **shape, sharey=alike)
+        for axis, (title, table) in zip(axes, panels.items(), strict=False):
             column = of if isinstance(of, str) else of[label if alike else title]
             _over_budgets(axis, table, column, before)
-            axis.set(title=title, xlabel="ReLUs kept, %" if place == len(rows) - 1 else "")
-        for axis in line[len(panels) :]:
-            axis.set_axis_off()
-        handles, labels = line[len(panels) - 1].get_legend_handles_labels()
+            measured(axis.yaxis, "" if before else column, label if alike else title)
+            words = axis.get_ylabel()
+            axis.set(title=title if alike else words, ylabel="")
+        for axis in axes[len(panels) :]:
+            axis.remove()
+        axes[0].set_ylabel(words if alike else label)
         # Panels of a row share their groups, and often the rows do: one legend for all of these.
+        labels = axes[0].get_legend_handles_labels()[1]
         if labels != shown:
-            beside: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1, 1)}
-            line[-1].legend(
-                handles, labels, frameon=False, title="group (training images)", **beside
-            )
+            legend(part, _GROUPS)
         shown = labels
     return figure
 
@@ -376,19 +563,16 @@ def arms(study: DataFrame, names: Mapping[str, str]) -> Figure:
     # Each seed keeps slightly other shares: lines need one place for all.
     kept = changed.groupby(["arm", "level"])["kept"].transform("mean").round(4)
     changed = changed.assign(change=-100 * changed["drop"], level=kept)
-    figure, axes = new_figure(len(names), width=9.0, height=3.4, sharey=True)
+    figure, axes = new_figure(len(names), sharey=True)
     for axis, (arm, title) in zip(axes, names.items(), strict=True):
         own = changed[changed["arm"] == arm]
         groups(axis, own, "change", extremes=own["group"].nunique() > 5)
-        halves = [2.0**-power for power in range(1 + math.ceil(-math.log2(own["level"].min())))]
-        ticks = ["1", *(f"1/{1 / share:g}" for share in halves[1:])]
-        _logarithmic(axis, halves, ticks, "share of bytes kept")
-        axis.invert_xaxis()
+        axis.set_xlabel("bytes kept, %")
         axis.axhline(0, color="#555555", linewidth=0.8)
         axis.set_title(title)
         floor(axis, study, arm=arm)
-    axes[0].set_ylabel("change of test accuracy\nagainst the control, points")
-    legend(figure, _GROUPS, right=True)
+    axes[0].set_ylabel(f"{CHANGE_LABEL}, points")
+    legend(figure, _GROUPS)
     return figure
 
 
@@ -399,39 +583,48 @@ def prices(study: DataFrame) -> Figure:
         study: Table of :func:`fairlib.study` with a column of ``whopays.effects.ARM_COLUMNS``.
     """
     found = effects.arm_losses(study)
-    levels = sorted(set(found["level"]))
-    names = {level: level if isinstance(level, str) else f"{level:g}" for level in levels}
-    looks = {names[level]: (place, "osD^v"[place % 5]) for place, level in enumerate(levels)}
-    figure, axes = new_figure(
-        2, width=8.0, height=0.9 + 0.42 * found.iloc[:, 0].nunique(), sharey=True
-    )
+    names = {level: level if isinstance(level, str) else f"{level:g}" for level in found["level"]}
+    figure, axes = new_figure(2, height=0.9 + 0.42 * found.iloc[:, 0].nunique(), sharey=True)
     for axis, column in zip(axes, ("average", "difference"), strict=True):
         parts = found.groupby(found.columns[0], sort=False)
         own = {
             arm: {names[at]: rows[column] for at, rows in part.groupby("level")}
             for arm, part in parts
         }
-        intervals(axis, own, looks=looks)
-    axes[0].set_xlabel("drop of the average accuracy\nagainst the control")
-    axes[1].set_xlabel("drop of the smallest third of groups\nminus that of the largest")
+        intervals(axis, own)
+    accuracy(axes[0].xaxis, "drop of the average accuracy\nagainst the control")
+    accuracy(axes[1].xaxis, DROPS)
     floor(axes[1], study)
     return figure
 
 
-def levels(axis: Axes, study: DataFrame) -> None:
-    """Label the axis of levels: sparsities as they are, ReLU budgets in percent (log).
+def levels(axis: Axes, study: DataFrame, *, control: bool = False) -> None:
+    """Make the x axis one of the weights or ReLUs kept (:func:`shares`).
 
     Args:
-        axis: Axis whose x axis is labelled.
-        study: Table of :func:`fairlib.study`.
+        axis: Axis whose x axis is changed, before anything is drawn over levels.
+        study: Table of :func:`fairlib.study`, whose levels are sparsities or budgets of ReLUs.
+        control: Whether the control, which keeps all, has a tick.
     """
-    control = study.loc[study["stage"] == "control", "level"]
+    full = study.loc[study["stage"] == "control", "level"]
     # The control's level tells the two apart: all ReLUs are kept (1), or no weight is pruned (0).
-    if (control == 1).any():
-        budgets = study.loc[study["stage"] == "compressed", "level"]
-        shares(axis, budgets, "budget: share of ReLUs kept")
-    else:
-        axis.set_xlabel("sparsity (share of weights pruned)")
+    pruned = not (full == 1).any()
+    shown = study.loc[study["stage"] == "compressed", "level"]
+    shown = [*shown, *full] if control else shown
+    shares(axis, shown, "weights kept" if pruned else "ReLUs kept", pruned=pruned)
+
+
+def over_levels(
+    axis: Axes,
+    study: DataFrame,
+    values: Mapping[str, DataFrame],
+    *,
+    control: bool = False,
+    **look: Any,
+) -> None:
+    """Draw several lines over the weights or ReLUs kept (:func:`levels`, :func:`lines`)."""
+    levels(axis, study, control=control)
+    lines(axis, values, apart=0.02, **look)
 
 
 def size_axis(
@@ -448,35 +641,8 @@ def size_axis(
     """
     values = sorted(set(values))
     ticks = sorted({values[place] for place in (0, len(values) // 2, -1)})
-    names = [f"{tick:,.0f}" for tick in ticks]
-    _logarithmic(axis, ticks, names, label)
-
-
-def by_size(
-    axis: Axes,
-    rows: DataFrame,
-    column: str,
-    *,
-    by: str,
-    rank: str = "train_size",
-    zero: bool = True,
-) -> None:
-    """Draw means over seeds against group size, a line for each value of another column.
-
-    Args:
-        axis: Axis to draw on.
-        rows: Table with one row per value, seed and group.
-        column: Name of the column whose mean is drawn, with its 95 % t interval; it labels the y
-            axis.
-        by: Name of the column whose values are the lines; rows without a value there are left out.
-        rank: Name of the column of group sizes, by which the groups of each seed are sorted.
-        zero: Whether to mark the height zero.
-    """
-    parts = rows.groupby(by, sort=False)
-    found = {name: effects.groups_by_size(own, column=column, rank=rank) for name, own in parts}
-    size_axis(axis, next(iter(found.values())))
-    lines(axis, found, apart=0.02, zero=zero)
-    axis.set_ylabel(column)
+    axis.set_xscale("log")
+    _ticks(axis, ticks, [f"{tick:,.0f}" for tick in ticks], label)
 
 
 def scatter(axis: Axes, rows: DataFrame, x: str, y: str) -> None:
@@ -492,84 +658,57 @@ def scatter(axis: Axes, rows: DataFrame, x: str, y: str) -> None:
     )
 
 
-def crosses(
-    axis: Axes, rows: DataFrame, x: str, y: str, *, rank: str = "train_size", below: bool = False
-) -> None:
+def crosses(axis: Axes, rows: DataFrame, x: str, y: str, *, rank: str = "train_size") -> None:
     """Draw a point for each group at its two means over seeds, with 95 % t intervals.
 
     Args:
         axis: Axis to draw on.
         rows: One row per seed and group, with a column ``train_size``.
         x, y: Names of the columns that are drawn.
-        rank: Name of the column by whose mean the groups are sorted, which gives them their
-            colours.
-        below: Whether to draw a legend below the axis.
+        rank: Name of the column of sizes, which give the groups their colours.
     """
-    for place, (label, part) in enumerate(split_by_group(rows, rank=rank).items()):
+    for place, (label, part) in enumerate(split_by_size(rows, rank).items()):
         mean_point(
             axis, part[x], part[y], label=label, linestyle="none", **_look(None, label, place)
         )
-    if below:
-        axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), frameon=False, title=_GROUPS)
 
 
-def against(
-    rows: DataFrame,
-    columns: Mapping[str, str],
-    y: tuple[str, str],
-    *,
-    draw: Callable[..., object] = scatter,
-    **size: Any,
-) -> Figure:
-    """Draw one column against each of several others, a panel for each.
+def split_by_size(rows: DataFrame, rank: str = "train_size") -> dict[str, DataFrame]:
+    """Split rows by group, the largest first (:func:`split_by_group`).
+
+    Groups that change their sizes with the seed are split by their rank in size.
 
     Args:
-        rows: Table with a column ``seed``.
-        columns: By the name of each column on an x axis its label.
-        y: Name of the column on the y axis, and its label.
-        draw: :func:`scatter` for a point for each row, or :func:`crosses` for a mean for each
-            group.
-        size: Further arguments of ``new_figure``.
+        rows: One row per seed and group.
+        rank: Name of the column of sizes.
     """
-    figure, axes = new_figure(len(columns), sharey=True, **size)
-    for axis, (column, label) in zip(axes, columns.items(), strict=True):
-        draw(axis, rows, column, y[0])
-        axis.set_xlabel(label)
-    axes[0].set_ylabel(y[1])
-    if axes[0].get_legend_handles_labels()[1]:
-        legend(figure, _GROUPS, right=True)
-    return figure
+    sizes = rows.groupby("group")[rank]
+    # Splits of one data set differ a little from seed to seed; sizes dealt out by it differ much.
+    if (sizes.max() > 1.5 * sizes.min()).any():
+        order = rows.groupby("seed")[rank].rank(method="first", ascending=False)
+        rows = rows.assign(group=order.map("rank {:.0f}".format))
+    return split_by_group(rows.assign(train_size=rows[rank]))
 
 
 def by_name(
-    rows: DataFrame, columns: Mapping[str, str], *, by: str, ranked: Iterable[str] = ()
-) -> Figure:
-    """Draw means of several columns over seeds with intervals, a row for every group.
+    axis: Axes, rows: DataFrame, column: str, label: str, *, by: str, rank: str = "train_size"
+) -> None:
+    """Draw means over seeds with intervals, a row for every group (:func:`split_by_size`).
 
     Args:
-        rows: One row per seed and group of each part, with a column ``train_size``.
-        columns: By the name of each column, which has a panel, its label.
-        by: Name of the column whose values are the parts; each has its groups and a colour.
-        ranked: Parts whose groups change their sizes with the seed, and are shown by their rank in
-            size.
+        axis: Axis to draw on.
+        rows: One row per seed and group for each colour.
+        column: Name of the column that is drawn.
+        label: Its label (:func:`measured`).
+        by: Name of the column whose values have a colour each.
+        rank: Name of the column of sizes.
     """
-    parts = {}
-    for name, part in rows.groupby(by, sort=False):
-        if name in ranked:
-            sizes = part.groupby("seed")["train_size"]
-            rank = sizes.rank(method="first", ascending=False)
-            part = part.assign(group=rank.map("rank {:.0f}".format))
-        parts[str(name)] = split_by_group(part)
-    height = 2 + 0.25 * sum(map(len, parts.values()))
-    figure, axes = new_figure(len(columns), width=10.0, height=height, sharey=True)
-    for axis, (column, label) in zip(axes, columns.items(), strict=True):
-        found = {
-            row: {name: own[column]} for name, part in parts.items() for row, own in part.items()
-        }
-        intervals(axis, found, zero=None)
-        axis.set_xlabel(label)
-    legend(figure)
-    return figure
+    found: dict[str, dict[str, Any]] = {}
+    for colour, part in rows.groupby(by, sort=False):
+        for row, own in split_by_size(part, rank).items():
+            found.setdefault(row, {})[str(colour)] = own[column]
+    intervals(axis, found, zero=None)
+    measured(axis.xaxis, column, label)
 
 
 def matrix(axis: Axes, values: DataFrame) -> None:
@@ -588,38 +727,65 @@ def matrix(axis: Axes, values: DataFrame) -> None:
     axis.grid(visible=False)
 
 
-def legend(figure: Figure, title: str = "", *, right: bool = False) -> None:
-    """Draw one legend for all axes of a figure, each label once, above them or to their right.
+def legend(figure: FigureBase, title: str = "") -> None:
+    """Draw one legend for all axes of a figure, each label once, above them.
 
     Args:
-        figure: Figure whose axes have labels.
+        figure: Figure, or a part of one, whose axes have labels.
         title: Title of the legend; none by default.
-        right: Whether the legend is to the right of the axes, rather than above them.
     """
     found: dict[str, Any] = {}
-    for axis in figure.axes:
+    for axis in _axes(figure):
         handles, labels = axis.get_legend_handles_labels()
         found |= dict(zip(labels, handles, strict=True))
-    columns = 1 if right else min(len(found), 5)
-    place: Any = "outside right upper" if right else "outside upper center"
-    look = {"ncols": columns, "frameon": False, "title": title or None, "loc": place}
-    figure.legend(list(found.values()), list(found), **look)
+    if not found:
+        return
+    # Labels fill the rows, with thirteen letters to the inch.
+    letters = 13 * figure.get_figure(root=True).get_figwidth()
+    columns = int(letters / (7 + max(len(plain(label)) for label in found)))
+    look = {"ncols": min(max(columns, 1), len(found)), "frameon": False, "title": title or None}
+    figure.legend(list(found.values()), list(found), loc="outside upper center", **look)
 
 
-def shares(axis: Axes, levels: Iterable[float], label: str) -> None:
-    """Make the x axis logarithmic, with ticks in percent at the levels of a study only.
+def _axes(part: FigureBase) -> list[Axes]:
+    """List the axes of a figure, or of a part of it, that stand in a grid."""
+    axes = part.get_figure(root=True).axes
+    own = [axis for axis in axes if axis.get_figure(root=False) is part]
+    return [axis for axis in own if axis.get_subplotspec()]
+
+
+def shares(axis: Axes, levels: Iterable[float], label: str, *, pruned: bool = False) -> None:
+    """Make the x axis logarithmic in the share that is kept: compression grows to the right.
+
+    It has to be called before anything is drawn.
 
     Args:
         axis: Axis whose x axis is changed.
-        levels: Shares in (0, 1].
-        label: Label of the x axis.
+        levels: Shares kept, in (0, 1]; or, with ``pruned``, sparsities in [0, 1).
+        label: Name of what is kept; ticks are in percent.
+        pruned: Whether what is drawn stands at sparsities.
     """
-    levels = sorted(set(levels))
-    _logarithmic(axis, levels, [f"{100 * level:g} %" for level in levels], label)
+    found = sorted({round(1 - level, 9) if pruned else level for level in levels})
+    shown = found[:1]
+    for share in found:
+        # Ticks of levels that are close would overlap.
+        if math.log(share / shown[-1]) > math.log(found[-1] / found[0]) / 8:
+            shown.append(share)
+    if pruned:
+        axis.set_xscale("function", functions=(_height, lambda height: 1 - 10.0**-height))
+    else:
+        axis.set_xscale("log")
+        axis.xaxis.set_inverted(True)
+    ticks = [1 - share for share in shown] if pruned else shown
+    _ticks(axis, ticks, [f"{round(100 * share, 1):g}" for share in shown], f"{label}, %")
 
 
-def _logarithmic(axis: Axes, ticks: Sequence[float], names: Sequence[str], label: str) -> None:
-    axis.set_xscale("log")
+def _height(sparsity: Any) -> Any:
+    """Compute where a sparsity stands on a logarithmic scale of what is kept."""
+    return -np.log10(np.maximum(1 - sparsity, 1e-9))
+
+
+def _ticks(axis: Axes, ticks: Sequence[float], names: Sequence[str], label: str) -> None:
     axis.set_xticks(ticks, names)
     axis.minorticks_off()
     axis.set_xlabel(label)
@@ -651,9 +817,9 @@ def relu_traffic(axis: Axes, relus: int, measured: DataFrame) -> None:
         "top", functions=(lambda share: share * scale, lambda sent: sent / scale)
     )
     ticks = axis.get_xticks()
-    above.set_xticks(scale * ticks, [f"{scale * tick:.3g}" for tick in ticks], fontsize=8)
+    above.set_xticks(scale * ticks, [f"{float(f'{scale * tick:.2g}'):g}" for tick in ticks])
     above.minorticks_off()
-    above.set_xlabel("kB for the ReLUs of an image (Cheetah)", fontsize=8)
+    above.set_xlabel("kB an image (Cheetah)")
 
 
 def provenance(figure: Figure, *sources: object) -> None:
@@ -664,10 +830,13 @@ def provenance(figure: Figure, *sources: object) -> None:
         sources: For each line the table of a study that ran here, a recorded table
             (:func:`whopays.tables.recorded`) or a text.
     """
+    as_pages_show()
     texts = (source(each) if isinstance(each, DataFrame) else str(each) for each in sources)
-    width = int(17 * figure.get_figwidth())  # Characters that fit below the figure.
-    text = "\n".join(textwrap.fill(each, width) for each in texts)
-    figure.supxlabel(text, fontsize=8, color="#555555", x=0.01, ha="left")
+    _say(figure, "\n".join(texts))
+
+
+def _say(figure: Figure, text: str) -> None:
+    figure.supxlabel(text, fontsize="medium", color="#555555", x=0.01, ha="left")
 
 
 def source(table: DataFrame, evidence: str = "this run") -> str:
@@ -710,22 +879,20 @@ def _over_budgets(axis: Axes, table: DataFrame, column: str, before: str) -> Non
         # By the mean over seeds: one seed in which a group starts near 0 would drown all others.
         mean = table.groupby(["group", "level"])[before].transform("mean")
         table = table.assign(**{column: 100 * (table[before] - table[column]) / mean})
-    sizes = table.groupby("group")["train_size"].mean().sort_values(ascending=False)
-    for name, size in sizes.items():
-        label = f"{escape_dollars(name)} ({size:,.0f})" + ", at the floor" * (name in floor)
-        looks[label] = (len(looks), MARKERS[len(looks)])
-        if before and name in floor:
+    for place, (name, own) in enumerate(split_by_group(table).items()):
+        low = own["group"].iloc[0] in floor
+        label = name + ", at the floor" * low
+        looks[label] = place, MARKERS[place]
+        if before and low:
             missing.append(f"{label}: left out")
-            continue
-        own = table[table["group"] == name]
-        found[label] = own.pivot(index="seed", columns="level", values=column)
-    levels = sorted(set(table["level"]))
-    _logarithmic(axis, levels, [f"{100 * level:g}" for level in levels], "")
+        else:
+            found[label] = own.pivot(index="seed", columns="level", values=column)
+    shares(axis, table["level"], "ReLUs kept")
     lines(axis, found, looks=looks, apart=0.05, zero=bool(before))
     # A line without points puts a group that has nothing to lose into the legend.
     for label in missing:
         axis.errorbar([], [], linestyle="none", label=label)
-    axis.set_xlim(table["level"].min() / 1.3, table["level"].max() * 1.3)
+    axis.set_xlim(table["level"].max() * 1.3, table["level"].min() / 1.3)
 
 
 def _by_rank(table: DataFrame, places: Mapping[str, int]) -> DataFrame:

@@ -30,14 +30,14 @@ def draw_groups(table: pd.DataFrame) -> Figure:
     )
     rows = np.arange(len(table))[::-1]
     for shift, when, color in ((0.13, "before", PALETTE[0]), (-0.13, "after", PALETTE[1])):
-        _points(left, table, f"accuracy_{when}", rows + shift, color=color, label=when)
+        _points(left, 100 * table, f"accuracy_{when}", rows + shift, color=color, label=when)
     _points(right, table, "excessive_loss", rows, color=PALETTE[3])
-    right.axvline(0, color="#555555", linewidth=0.8)
+    right.axvline(0, color="#555555")
     left.set_yticks(
         rows, [f"{escape_dollars(group)} (n={row['size']:,.0f})" for group, row in table.iterrows()]
     )
     left.legend(frameon=False)
-    for axis, label in ((left, "accuracy"), (right, "excessive loss (nats)")):
+    for axis, label in ((left, "accuracy, %"), (right, "excessive loss (nats)")):
         axis.set_xlabel(label)
         axis.spines[["top", "right"]].set_visible(False)
         axis.grid(axis="x", color="#dddddd")
@@ -48,7 +48,7 @@ def _points(axis: Axes, table: pd.DataFrame, name: str, rows: np.ndarray, **look
     value = table[name]
     # Rounding can put a bound a little on the wrong side of the estimate, which matplotlib refuses.
     error = np.maximum([value - table[f"{name}_low"], table[f"{name}_high"] - value], 0)
-    axis.errorbar(value, rows, xerr=error, fmt="o", markersize=5, capsize=2, **look)
+    axis.errorbar(value, rows, xerr=error, fmt="o", capsize=2, **look)
 
 
 def escape_dollars(name: object) -> str:

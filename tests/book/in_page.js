@@ -84,5 +84,17 @@ window.inPage = (() => {
         [id, target.join(" "), html.slice(0, 120), [...any, ...all, ...none].map(({message}) => message).join("; ")]));
   };
 
-  return {facts, sideways, box, faults};
+  // Of each drawing, in folds too: its smallest text in pixels, and the most panels that stand side by side.
+  const drawings = () => {
+    document.querySelectorAll("details").forEach((fold) => { fold.open = true; });
+    return all("svg[role=img]").filter((drawing) => drawing.getBoundingClientRect().width).map((drawing) => {
+      const scale = drawing.getBoundingClientRect().width / drawing.viewBox.baseVal.width;
+      const texts = [...drawing.querySelectorAll("text")].map((text) => scale * parseFloat(getComputedStyle(text).fontSize));
+      const panels = [...drawing.querySelectorAll(".axes:not(.axes .axes)")].map((panel) => panel.getBoundingClientRect());
+      const beside = panels.map(({top, bottom}) => panels.filter((other) => other.top < bottom - 20 && top + 20 < other.bottom).length);
+      return [drawing.ariaLabel, Math.round(10 * Math.min(...texts)) / 10, Math.max(1, ...beside)];
+    });
+  };
+
+  return {facts, sideways, box, faults, drawings};
 })();

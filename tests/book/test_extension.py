@@ -6,9 +6,11 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import pytest
+from docutils import nodes
 
 pages = pytest.importorskip("pages")
 
@@ -52,6 +54,17 @@ def test_colours_and_font_are_the_pages(inlined: str):
 def test_ids_are_its_own(inlined: str):
     assert 'id="s1-m1"' in inlined and 'xlink:href="#s1-m1"' in inlined and "url(#s1-c)" in inlined
     assert "unused" not in inlined
+
+
+def test_a_figure_of_a_notebook_has_both_of_its_shapes(tmp_path):
+    stacked = f'<metadata class="narrow">{DRAWN[DRAWN.index("<svg") :]}</metadata></svg>'
+    (tmp_path / "drawn.svg").write_text(DRAWN.replace("</svg>", stacked))
+    builder = SimpleNamespace(srcdir=tmp_path, images={})
+    translator = SimpleNamespace(builder=builder, body=[])
+    pages.visit_image(translator, nodes.image(uri="drawn.svg", alt="a"))
+    (shapes,) = translator.body
+    assert 'class="wide"' in shapes and 'id="s0-m1"' in shapes
+    assert 'class="narrow"' in shapes and 'id="s0n-m1"' in shapes
 
 
 def test_a_build_of_the_sources_ends_with_the_command_that_makes_the_book(tmp_path):

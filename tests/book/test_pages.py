@@ -49,6 +49,7 @@ class Visit:
     sideways: dict[str, list[str]] = field(default_factory=dict)
     faults: list[list[str]] = field(default_factory=list)
     sliders: list[dict] = field(default_factory=list)
+    drawings: list[list] = field(default_factory=list)
 
 
 def watch(tab, visit: Visit) -> Visit:
@@ -132,6 +133,7 @@ def visit(request, screens) -> Visit:
         if screen == "laptop":
             found += tab.evaluate(contrast, OF_THE_THEME)
         seen.faults += [[screen, *fault] for fault in found]
+        seen.drawings += [[screen, *drawing] for drawing in tab.evaluate("inPage.drawings()")]
         tab.close()
     return seen
 
@@ -225,6 +227,11 @@ def test_images_are_shown_and_described(visit: Visit):
         for image in visit.facts["images"]
         if not image["alt"] or file_name.fullmatch(image["alt"])
     ]
+
+
+def test_drawings_can_be_read_on_both_screens(visit: Visit):
+    most = 3 if visit.name.startswith("notebooks/") else 4
+    assert not [found for found in visit.drawings if found[2] < 10 or found[3] > most]
 
 
 def test_headings_start_once_and_skip_no_level(visit: Visit):

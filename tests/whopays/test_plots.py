@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 
 import numpy as np
 import pandas as pd
@@ -42,12 +43,12 @@ def test_relu_traffic_is_the_slope_within_networks_times_the_relus():
     axis.set_xlim(0.01, 1)
     plots.relu_traffic(axis, 2_000, pd.concat([runs, other]).assign(image_size=8))
     figure.canvas.draw()
-    assert axis.get_xticks().tolist() == [0.02, 0.5] and axis.get_xlabel() == "kept"
-    assert [tick.get_text() for tick in axis.get_xticklabels()] == ["2 %", "50 %"]
+    assert axis.get_xticks().tolist() == [0.02, 0.5] and axis.get_xlabel() == "kept, %"
+    assert [tick.get_text() for tick in axis.get_xticklabels()] == ["2", "50"]
     (above,) = axis.child_axes
     assert [tick.get_text() for tick in above.get_xticklabels()] == ["3.6", "90"]
     np.testing.assert_allclose(above.get_xlim(), [1.8, 180])
-    assert above.get_xlabel() == "kB for the ReLUs of an image (Cheetah)"
+    assert above.get_xlabel() == "kB an image (Cheetah)"
 
 
 def test_figures_are_white_in_dark_mode_too():
@@ -108,7 +109,9 @@ def test_lines_stand_side_by_side_with_looks_of_their_own():
     assert list(left.lines[-1].get_ydata()) == [0, 0]
     right.set_xscale("log")
     plots.lines(right, {"one": one, "two": two}, apart=3, zero=False)
-    assert [points[0].tolist() for points, _ in drawn(right).values()] == [[0.25, 1.5], [1.0, 4.0]]
+    np.testing.assert_allclose(
+        [points[0] for points, _ in drawn(right).values()], [[0.25, 1.5], [1, 4]]
+    )
     assert [container[0].get_color() for container in right.containers] == list(plots.PALETTE[:2])
     assert list(one) == [0.5]
 
@@ -167,10 +170,12 @@ def test_thirds_of_a_linearization_stand_over_budgets_with_everybody():
         [(90 * 0.1 + 50 * 0.2 + 10 * 0.1) / 150, (10 * 0.1 + 50 * 0.2 + 80 * 0.1) / 140]
     )
     np.testing.assert_allclose(
-        [points[0] for points, _ in found.values()], [[0.1, everybody]] + [[0.1, -0.1]] * 2, 0.01
+        [points[0] for points, _ in found.values()], [[0.1, everybody]] + [[0.1, -0.1]] * 2, 0.03
     )
-    assert axis.get_xscale() == "log" and axis.get_xlabel() == "budget: share of ReLUs kept"
-    assert axis.get_xticklabels()[0].get_text() == "10 %"
+    assert axis.get_xscale() == "log" and axis.get_xlabel() == "ReLUs kept, %"
+    assert axis.xaxis_inverted() and axis.get_xticklabels()[0].get_text() == "10"
+    assert axis.get_ylabel() == f"{plots.CHANGE_LABEL}, points"
+    assert axis.yaxis.get_major_formatter()(-0.031) == "-3.1"
 
 
 def test_groups_are_drawn_by_name_or_by_their_size_in_each_seed():
@@ -188,7 +193,7 @@ def test_groups_are_drawn_by_name_or_by_their_size_in_each_seed():
     np.testing.assert_allclose(
         [points[:, 1] for points, _ in found.values()], [[85, 85], [50, 50], [10, 10]]
     )
-    assert right.get_xlabel() == "sparsity (share of weights pruned)"
+    assert right.get_xlabel() == "weights kept, %"
 
 
 def test_of_two_groups_there_is_no_middle_one():
@@ -196,22 +201,6 @@ def test_of_two_groups_there_is_no_middle_one():
     rows = panel()[lambda table: (table["split"] == "test") & (table["group"] != "b")]
     plots.groups(axis, rows, "accuracy", extremes=True)
     assert [name.split()[0] for name in drawn(axis)] == ["largest", "smallest"]
-
-
-def test_groups_over_their_size_are_ranked_within_the_seed():
-    rows = pd.DataFrame(
-        {"seed": [0, 0, 1, 1], "group": ["A", "B"] * 2, "train_size": [10, 40, 60, 10]}
-    )
-    rows = pd.concat(
-        [rows.assign(kind=kind, loss=[place, 2, 2, place]) for place, kind in enumerate(["b", "a"])]
-    )
-    _, (axis,) = plots.new_figure()
-    plots.by_size(
-        axis, pd.concat([rows, rows.assign(kind=np.nan, loss=7.0)]), "loss", by="kind", zero=False
-    )
-    lines = {bars.get_label(): bars[0].get_ydata().tolist() for bars in axis.containers}
-    assert lines == {"b": [0, 2], "a": [1, 2]} and list(lines) == ["b", "a"]
-    assert axis.get_xticks().tolist() == [10, 50] and axis.get_ylabel() == "loss"
 
 
 def test_an_axis_of_sizes_has_three_ticks():
@@ -318,50 +307,20 @@ def test_accuracy_stands_beside_the_logarithm_of_another_column_on_the_training_
     np.testing.assert_allclose(left["b (n=50)"][0][:, 1], [0.8, 0.6])
     assert list(right) == list(left) == ["a (n=50)", "b (n=50)", "c (n=45)"]
     np.testing.assert_allclose([points[:, 1] for points, _ in right.values()], 2)
-    assert [axis.get_ylabel() for axis in figure.axes] == ["test accuracy", "norm, training set"]
+    assert [axis.get_ylabel() for axis in figure.axes] == ["test accuracy, %", "norm, training set"]
 
 
-def test_a_column_against_others_has_a_panel_for_each_and_a_cross_for_each_group():
+def test_rows_are_groups_by_name_or_where_sizes_change_with_the_seed_by_rank():
     rows = panel()[lambda table: (table["split"] == "test") & (table["stage"] == "compressed")]
-    columns = {"train_size": "images", "accuracy": "test accuracy"}
-    figure = plots.against(rows, columns, ("level", "sparsity"), draw=plots.crosses)
-    assert [axis.get_xlabel() for axis in figure.axes] == ["images", "test accuracy"]
-    assert figure.axes[0].get_ylabel() == "sparsity"
-    np.testing.assert_allclose(drawn(figure.axes[0])["c (n=45)"][0], [[45, 0.9]])
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == [
-        "a (n=50)",
-        "b (n=50)",
-        "c (n=45)",
-    ]
-    points = plots.against(rows, columns, ("level", "sparsity"))
-    assert [len(axis.collections[0].get_offsets()) for axis in points.axes] == [
-        6,
-        6,
-    ] and not points.legends
-    _, (axis,) = plots.new_figure()
-    plots.crosses(axis, rows, "train_size", "accuracy", below=True)
-    assert len(axis.get_legend().get_texts()) == 3
-
-
-def test_rows_are_groups_by_name_or_by_their_rank_in_size():
-    rows = panel()[lambda table: (table["split"] == "test") & (table["stage"] == "compressed")]
-    rows = pd.concat([rows.assign(setting="named"), rows.assign(setting="ranked")])
-    figure = plots.by_name(
-        rows, {"train_size": "images", "accuracy": "accuracy"}, by="setting", ranked=["ranked"]
-    )
-    names = [label.get_text() for label in figure.axes[0].get_yticklabels()]
-    assert names == [
-        "a (n=50)",
-        "b (n=50)",
-        "c (n=45)",
-        "rank 1 (n=85)",
-        "rank 2 (n=50)",
-        "rank 3 (n=10)",
-    ]
-    found = drawn(figure.axes[0])
-    np.testing.assert_allclose(found["named"][0], [[50, 0], [50, 1], [45, 2]])
-    np.testing.assert_allclose(found["ranked"][0], [[85, 3], [50, 4], [10, 5]])
-    assert [axis.get_xlabel() for axis in figure.axes] == ["images", "accuracy"]
+    _, (left, right) = plots.new_figure(2)
+    both = pd.concat([rows.assign(kind="one"), rows.assign(kind="other", train_size=7)])
+    plots.by_name(left, both, "accuracy", "accuracy", by="kind")
+    names = [label.get_text() for label in left.get_yticklabels()]
+    assert names[:3] == ["rank 1 (n=85)", "rank 2 (n=50)", "rank 3 (n=10)"]
+    assert names[3:] == ["a (n=7)", "b (n=7)", "c (n=7)"] and left.get_xlabel() == "accuracy, %"
+    np.testing.assert_allclose(drawn(left)["other"][0], [[0.7, 3], [0.6, 4], [0.7, 5]])
+    plots.by_name(right, rows, "train_size", "images", by="stage")
+    np.testing.assert_allclose(drawn(right)["compressed"][0][:, 0], [85, 50, 10])
 
 
 def budgets(accuracies, train_sizes, levels=(1.0, 0.1, 0.02)):
@@ -377,13 +336,10 @@ def budgets(accuracies, train_sizes, levels=(1.0, 0.1, 0.02)):
     )  # fmt: skip
 
 
-def texts(axis):
-    """The entries of the legend of an axis, none without one."""
-    return (
-        []
-        if axis.get_legend() is None
-        else [text.get_text() for text in axis.get_legend().get_texts()]
-    )
+def texts(figure):
+    """The entries of the legends of the parts of a figure."""
+    legends = [legend for part in figure.subfigs for legend in part.legends]
+    return [[text.get_text() for text in legend.get_texts()] for legend in legends]
 
 
 def test_over_budgets_draws_every_group_and_marks_those_at_the_floor():
@@ -394,23 +350,27 @@ def test_over_budgets_draws_every_group_and_marks_those_at_the_floor():
         {"race": dict.fromkeys(columns, pd.concat([dense, faces]))}, columns
     )
     left, right = figure.axes
-    assert (left.get_ylabel(), left.get_title(), right.get_title()) == ("race", "one", "two")
-    assert not texts(left) and texts(right) == ["a (50)", r"b \$ (50)", "c (50), at the floor"]
-    points, _ = drawn(left)["a (50)"]
+    assert (left.get_ylabel(), left.get_title(), right.get_title()) == ("race", "one, %", "two")
+    assert texts(figure) == [["a (n=50)", r"b \$ (n=50)", "c (n=50), at the floor"]]
+    points, _ = drawn(left)["a (n=50)"]
     np.testing.assert_allclose(points[:, 1], [0.9 - 0.3, 0.9 - 0.15, 0.9])
     assert points[:, 0] == pytest.approx([0.02, 0.1, 1], rel=0.1)
     assert [tick.get_text() for tick in left.get_xticklabels()] == ["2", "10", "100"]
-    assert left.get_xlabel() == "ReLUs kept, %" and not left.get_shared_y_axes().joined(left, right)
+    assert (
+        left.xaxis_inverted()
+        and left.get_xlabel() == "ReLUs kept, %"
+        and not left.get_shared_y_axes().joined(left, right)
+    )
 
 
 def test_relative_drops_are_in_percent_and_leave_out_groups_at_the_floor():
     faces = budgets({"a": 0.5, "c": 0.05}, [50, 50])
     rows = {"race": {"snl": faces, "random": faces}, "age": {"snl": faces[faces["level"] != 0.1]}}
     figure = plots.over_budgets(rows, before="before")
-    first, second, third, none = figure.axes
-    label = "c (50), at the floor: left out"
-    assert texts(second) == ["a (50)", label] and not texts(first) + texts(third) + texts(none)
-    points, ends = drawn(second)["a (50)"]
+    first, second, third = figure.axes
+    label = "c (n=50), at the floor: left out"
+    assert texts(figure) == [["a (n=50)", label]]
+    points, ends = drawn(second)["a (n=50)"]
     np.testing.assert_allclose(
         points[:, 1], [100 * (1 - (0.5 - fall) / 1.0) for fall in (0.3, 0.15, 0)]
     )
@@ -418,29 +378,46 @@ def test_relative_drops_are_in_percent_and_leave_out_groups_at_the_floor():
     assert first.get_shared_y_axes().joined(first, second) and not first.get_shared_y_axes().joined(
         first, third
     )
-    assert (first.get_xlabel(), third.get_xlabel(), none.axison) == ("", "ReLUs kept, %", False)
+    assert first.get_xlabel() == third.get_xlabel() == "ReLUs kept, %"
 
 
 def test_of_many_groups_the_ends_of_each_seed_are_drawn_over_budgets():
     many = budgets(
         {name: 0.3 + 0.1 * place for place, name in enumerate("abcdef")}, [60, 50, 40, 30, 20, 10]
     )
-    (axis,) = plots.over_budgets({"norm": {"digits": many}}, {"norm": "accuracy"}).axes
-    assert texts(axis) == [
-        "largest (60)",
-        "second largest (50)",
-        "second smallest (20)",
-        "smallest (10)",
+    figure = plots.over_budgets({"norm": {"digits": many}}, {"norm": "accuracy"})
+    (axis,), (names,) = figure.axes, texts(figure)
+    assert names == [
+        "largest (n=60)",
+        "second largest (n=50)",
+        "second smallest (n=20)",
+        "smallest (n=10)",
     ]
     at_control = {name: points[-1, 1] for name, (points, _) in drawn(axis).items()}
-    expected = {"largest (60)": (0.3 + 0.8) / 2, "smallest (10)": (0.8 + 0.7) / 2}
+    expected = {"largest (n=60)": (0.3 + 0.8) / 2, "smallest (n=10)": (0.8 + 0.7) / 2}
     assert {name: at_control[name] for name in expected} == pytest.approx(expected)
 
 
-def test_a_long_provenance_is_broken_where_the_figure_ends():
-    figure, _ = plots.new_figure(width=2.0)
-    plots.provenance(figure, "digits, cnn, prune:magnitude, 5 seeds, this run", "short")
-    assert figure.get_supxlabel() == "digits, cnn, prune:magnitude, 5\nseeds, this run\nshort"
+def test_a_figure_has_a_shape_for_a_laptop_and_one_for_a_phone():
+    figure, axes = plots.new_figure(3, width=12.0, sharey=True)
+    table = pd.DataFrame({0.0: [0.1, 0.2], 0.9: [0.2, 0.4], 0.98: [0.3, 0.4]})
+    for axis in axes:
+        plots.shares(axis, table, "weights kept", pruned=True)
+        plots.lines(axis, {"linearize:random": table})
+    plots.accuracy(axes[0].yaxis, plots.DROPS)
+    plots.legend(figure, "by")
+    plots.provenance(figure, "digits, cnn, prune:magnitude, 5 seeds, real-data run", "short")
+    drawing = plots.shapes(figure)["image/svg+xml"]
+    widths = [float(width) / 72 for width in re.findall(r'<svg [^>]*width="([.\d]+)pt', drawing)]
+    assert widths == pytest.approx([plots.WIDTH, plots.PHONE], abs=0.3)
+    # Codes are words, lines break where the shape ends, and each stacked panel has its labels.
+    assert "random gates" in drawing and figure.get_supxlabel().endswith("photographs\nshort")
+    assert {axis.get_ylabel() for axis in axes} == {axes[0].get_ylabel()}
+    assert [axis.get_subplotspec().get_geometry()[:2] for axis in axes] == [(3, 1)] * 3
+    # Compression grows to the right, and what is close to nothing is apart.
+    at = [axes[0].transData.transform((level, 0))[0] for level in table]
+    assert at[2] - at[1] == pytest.approx((at[1] - at[0]) * np.log10(5))
+    assert [tick.get_text() for tick in axes[0].get_xticklabels()] == ["2", "10", "100"]
 
 
 def test_ten_groups_have_ten_looks():
@@ -488,15 +465,9 @@ def test_arms_are_drawn_over_bytes_with_every_group():
     points, _ = drawn(left)["c (n=10)"]
     assert points[:, 0] == pytest.approx([0.1, 0.2, 1], rel=0.05)
     np.testing.assert_allclose(points[:, 1], [-9, -4.5, 0], atol=1e-9)
-    assert left.xaxis_inverted() and [tick.get_text() for tick in left.get_xticklabels()] == [
-        "1",
-        "1/2",
-        "1/4",
-        "1/8",
-        "1/16",
-    ]
+    assert left.xaxis_inverted() and left.get_xlabel() == "bytes kept, %"
+    assert [tick.get_text() for tick in left.get_xticklabels()] == ["10", "20", "100"]
     assert figure.legends[0].get_title().get_text() == "group (training images)"
-    assert len(plots.arms(ways(), {"one": "the one"}).axes) == 1
 
 
 def test_prices_have_a_row_for_each_arm():

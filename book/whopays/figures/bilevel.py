@@ -15,7 +15,7 @@ from pandas import DataFrame, Series
 from fairlib import statistics
 from whopays import effects, plots, tables
 from whopays.effects import by_run, group_gap_by_chance, select
-from whopays.plots import new_figure
+from whopays.plots import accuracy, measured, new_figure
 
 KEYS = ["pruner", "level", "seed"]
 CONTROL = "dense, finetuned"
@@ -64,12 +64,12 @@ def _rows_of_methods(
     Returns:
         The figure and its left axis, which is labelled ``test accuracy``.
     """
-    figure, axes = new_figure(2, width=8.5, height=height, sharey=True)
+    figure, axes = new_figure(2, height=height, sharey=True)
     axes[1].axvspan(0, chance.mean(), color="#dddddd", zorder=0)
     axes[1].axvline(bias, color="#555555", linestyle=":", linewidth=1)
-    for axis, values, label in zip(axes, (left, right), ("accuracy", "bias"), strict=True):
+    for axis, values, name in zip(axes, (left, right), OUTCOMES, strict=True):
         plots.intervals(axis, values, zero=None)
-        axis.set_xlabel(f"test {label}")
+        measured(axis.xaxis, name, f"test {name}")
     return figure, axes[0]
 
 
@@ -89,27 +89,28 @@ def by_pruner(table: DataFrame, at: float) -> Figure:
     }
     bias, chance = runs.mean()[CONTROL], group_gap_by_chance(part, where={"pruner": CONTROL})
     differences = {name: runs.get_group(name) for name in names}
-    figure, right = _rows_of_methods(groups, differences, bias, chance, height=4.6)
-    right.set_xlabel("test accuracy of each group")
-    right.legend(frameon=False, loc="best")
+    figure, left = _rows_of_methods(groups, differences, bias, chance, height=4.6)
+    accuracy(left.xaxis, "test accuracy of each group", "%")
+    plots.legend(figure)
     return figure
 
 
 def over_sparsity(table: DataFrame) -> Figure:
-    """Draw accuracy and bias over sparsity; each of several tasks has a column."""
+    """Draw accuracy and bias over the weights kept; each of several tasks has a column."""
     tasks = table.groupby([name for name in ("target", "model") if name in table])
     count, rows = len(tasks), min(len(tasks), 2)
-    figure, axes = new_figure(max(count, 2), rows=rows, width=9.0, height=3.6 * rows)
+    figure, axes = new_figure(max(count, 2), rows=rows, height=3.6 * rows)
     for place, (task, part) in enumerate(tasks):
         runs = by_run(part, KEYS)
         for axis, (column, of) in zip(axes[place::count], OUTCOMES.items(), strict=True):
             wide = runs.pivot(index="seed", columns=["pruner", "level"], values=column)
             curves = {name: wide[CONTROL].join(wide[name]) for name in FOUR + BIFP}
-            plots.lines(axis, curves, apart=0.006, zero=False)
+            plots.over_levels(axis, part, curves, control=True, zero=False)
             where, against = {"pruner": BIFP}, {"pruner": FOUR}
             minus = effects.contrast_rows(part, of=of, where=where, against=against)
-            title = f"{', '.join(task)}\nBiFP minus the others\n{statistics.t_interval(minus):+.3f}"
-            axis.set(xlabel="sparsity (0: not pruned)", ylabel=column, title=title)
+            beyond = f"{statistics.t_interval(100 * minus):+.1f} points"
+            axis.set_title(f"{', '.join(task)}\nBiFP minus the others\n{beyond}")
+            measured(axis.yaxis, column, column)
         chance = group_gap_by_chance(part, where={"pruner": CONTROL})
         axis.axhspan(0, chance.mean(), color="#dddddd", zorder=0)
         if part.groupby(["seed", "group"])["accuracy"].nunique().max() == 1:
@@ -119,19 +120,18 @@ def over_sparsity(table: DataFrame) -> Figure:
 
 
 def over_time(table: DataFrame) -> Figure:
-    """Draw bias above accuracy over the price, a panel for each kind of method.
+    """Draw accuracy and bias over the price, a row of panels for each kind of method.
 
     Args:
         table: Curves of the page on time: accuracy, bias and gradients of every run.
     """
     here = set(table["pruner"])
     titles = [title for title, names in PANELS.items() if here & set(names)]
-    figure, axes = new_figure(len(titles), rows=2, width=9.5, height=5.6, sharey="row")
+    figure, axes = new_figure(2, rows=len(titles), height=2.6 * len(titles))
     own = select(table, pruner="BiFP-str")
     own = own[own["epochs"] == own["reference"]]
     shortest = table.loc[table["gradients"] > 0, "gradients"].min()
-    panels = product(["bias", "accuracy"], titles)
-    for axis, (column, title) in zip(axes, panels, strict=True):
+    for axis, (title, column) in zip(axes, product(titles, OUTCOMES), strict=True):
         axis.axvspan(0, own["gradients"].mean(), color="#D55E00", alpha=0.1)
         axis.axhline(own[column].mean(), color="#555555", linestyle="--", lw=1)
         for place, name in enumerate(name for name in PANELS[title] if name in here):
@@ -145,15 +145,15 @@ def over_time(table: DataFrame) -> Figure:
         if column == "bias":
             axis.axhspan(0, own["chance"].mean(), color="#dddddd", zorder=0)
             axis.legend(frameon=False, title=title)
-        if title == titles[0]:
-            axis.set_ylabel(f"test {column}")
-    axes[len(titles)].set_xlabel("gradients, in dense trainings")
+        axis.set_xlabel("gradients, in dense trainings")
+        measured(axis.yaxis, column, f"test {column}")
+        axis.sharey(axes[column == "bias"])
     return figure
 
 
 def tradeoff(study: DataFrame) -> Figure:
     """Draw accuracy against bias: a curve for each method, larger marks for a larger weight."""
-    figure, (axis,) = new_figure(width=7.5, height=4.2)
+    figure, (axis,) = new_figure(height=4.2)
     for index, (name, curve) in enumerate(study.groupby("pruner", sort=False)):
         means = []
         look: dict[str, Any] = {"color": plots.PALETTE[index], "marker": plots.MARKERS[index]}
@@ -162,10 +162,9 @@ def tradeoff(study: DataFrame) -> Figure:
             point = plots.mean_point(axis, part["bias"], part["accuracy"], elinewidth=0.5, **look)
             means.append(point)
         axis.plot(*zip(*means, strict=True), color=plots.PALETTE[index], linewidth=1)
-    axis.set(
-        xlabel="bias: difference of the groups' accuracies", ylabel="accuracy, all test images"
-    )
-    axis.legend(frameon=False)
+    accuracy(axis.xaxis, "bias: difference of the groups' accuracies")
+    accuracy(axis.yaxis, "accuracy, all test images", "%")
+    plots.legend(figure)
     return figure
 
 
@@ -206,13 +205,13 @@ def four(study: DataFrame) -> Figure:
     chance = group_gap_by_chance(study, where={"pruner": "control", "split": "test"})
     figure, axis = _rows_of_methods(accuracy, bias, control["bias"].mean(), chance, height=3.0)
     axis.axvline(control["accuracy"].mean(), color="#555555", linestyle=":", linewidth=1)
-    plots.legend(figure, "sparsity")
+    plots.legend(figure, "share of weights pruned")
     return figure
 
 
 def barriers(study: DataFrame) -> Figure:
     """Draw a row for each network compared with BiFP: a stroke for each seed, and the mean."""
-    figure, (axis,) = new_figure(width=8.5, height=3.4)
+    figure, (axis,) = new_figure()
     axis.axvspan(0, 0.05, color="#dddddd")
     wide = study.pivot(index="seed", columns=["against", "statistics"])["barrier"]
     plots.intervals(axis, {name: dict(wide[name][NORMS]) for name in OTHERS}, zero=None)
@@ -232,12 +231,12 @@ def differences(study: DataFrame) -> dict[str, DataFrame]:
 
 def compared(study: DataFrame) -> Figure:
     """Draw a row for each question: difference, interval, and in grey what does not matter."""
-    figure, axes = new_figure(2, width=8.5, height=3.0, sharey=True)
+    figure, axes = new_figure(2, height=3.0, sharey=True)
     for axis, column in zip(axes, ["bias", "accuracy"], strict=True):
         axis.axvspan(-MATTERS, MATTERS, color="#eeeeee", zorder=0)
         found = {name: minus[column] for name, minus in differences(study).items()}
         plots.intervals(axis, found)
-        axis.set_xlabel(f"difference of {column}")
+        accuracy(axis.xaxis, f"difference of {column}")
     return figure
 
 
@@ -253,5 +252,5 @@ def who_wins(shares: Series, chance: np.ndarray) -> Figure:
     axis.barh(shares.index, shares, height=0.5, color=plots.PALETTE[0])
     axis.invert_yaxis()
     axis.grid(axis="y", visible=False)
-    axis.set_xlabel("share of draws of five runs with the smallest mean bias")
+    accuracy(axis.xaxis, "draws of five runs with the smallest mean bias", "%")
     return figure

@@ -14,7 +14,7 @@ from pandas import DataFrame
 
 from whopays import effects, plots, tables
 from whopays.effects import attach, select
-from whopays.plots import legend, new_figure
+from whopays.plots import accuracy, legend, new_figure
 
 SETTINGS = ["unequal", "equal", "other target"]
 NORM = "log10 of the gradient norm\n(nats per unit weight)"
@@ -64,15 +64,18 @@ def in_logs(study: DataFrame) -> DataFrame:
 
 
 def _settings(
-    study: DataFrame, rows: DataFrame, draw: Callable[[Axes, DataFrame], object], x: str, y: str
+    study: DataFrame,
+    rows: DataFrame,
+    draw: Callable[[Axes, DataFrame], object],
+    height: float = 3.4,
+    **shared: bool,
 ) -> Figure:
     """Draw a panel for each setting."""
-    figure, axes = new_figure(3, width=9.0, sharey=True)
+    figure, axes = new_figure(3, height=height, **shared)
     for axis, setting in zip(axes, SETTINGS, strict=True):
         draw(axis, select(rows, setting=setting))
-        axis.set(title=setting, xlabel=x, ylabel="")
+        axis.set_title(setting)
         plots.floor(axis, study, setting=setting)
-    axes[0].set_ylabel(y)
     return figure
 
 
@@ -87,40 +90,44 @@ def one_over_another(
         means: Whether to draw the mean of each group instead of a point for each network.
         where: Values of columns that select the rows.
     """
-    draw = partial(plots.crosses, rank="unequal_size", below=True) if means else plots.scatter
-    points = partial(draw, x=x[0], y=y[0])
-    figure = _settings(study, in_logs(select(study, **where)), points, x[1], y[1])
-    figure.set_figheight(4.6 if means else 3.4)
+    draw = partial(plots.crosses, rank="unequal_size") if means else plots.scatter
+    rows = in_logs(select(study, **where))
+    figure = _settings(study, rows, partial(draw, x=x[0], y=y[0]), sharey=True)
+    for axis in figure.axes:
+        plots.measured(axis.xaxis, *x)
+    plots.measured(figure.axes[0].yaxis, *y)
+    legend(figure, "group (training images if unequal)")
     return figure
 
 
-def _over_size(study: DataFrame, rows: DataFrame, column: str) -> Figure:
-    """Draw a quantity of dense networks over group size, a line for each part of the data."""
-    draw = partial(plots.by_size, column=column, by="split", rank="unequal_size", zero=False)
-    figure = _settings(study, rows, draw, "training images if unequal", CAUSES[column])
-    legend(figure, "measured on", right=True)
+def _of_groups(study: DataFrame, rows: DataFrame, column: str) -> Figure:
+    """Draw a quantity of every group in dense networks, a colour for each part of the data."""
+    look: dict[str, Any] = {"column": column, "by": "split", "rank": "unequal_size"}
+    draw = partial(plots.by_name, label=CAUSES[column], **look)
+    figure = _settings(study, rows, draw, height=4.4)
+    legend(figure, "measured on")
     return figure
 
 
-def norms_by_size(study: DataFrame) -> Figure:
-    """Draw gradient norms over group size, with their noise floors (dotted)."""
+def norms_of_groups(study: DataFrame) -> Figure:
+    """Draw gradient norms of every group, with their noise floors as strokes."""
     rows = in_logs(select(study, **_DENSE))
     # A noise floor is a square, its root is a norm.
     rows["floor"] = np.log10(rows["gradient_noise_floor"]) / 2
-    figure = _over_size(study, rows, "gradient_norm")
+    figure = _of_groups(study, rows, "gradient_norm")
     for axis, setting in zip(figure.axes, SETTINGS, strict=True):
         for _, part in select(rows, setting=setting).groupby("split"):
-            floors = effects.groups_by_size(part, column="floor", rank="unequal_size")
-            axis.plot(floors.mean(), "k:")
+            groups = plots.split_by_size(part, "unequal_size").values()
+            axis.plot([own["floor"].mean() for own in groups], range(len(groups)), "k|")
     return figure
 
 
-def eigenvalues_by_size(study: DataFrame) -> Figure:
-    """Draw largest eigenvalues over group size, beside those of random groups."""
+def eigenvalues_of_groups(study: DataFrame) -> Figure:
+    """Draw largest eigenvalues of every group, beside those of random groups."""
     rows = in_logs(select(study, **_DENSE))
     random = select(rows, **_TRAIN).assign(split="random groups")
     random["curvature_largest"] = random["lot_largest"]
-    return _over_size(study, pd.concat([rows, random]), "curvature_largest")
+    return _of_groups(study, pd.concat([rows, random]), "curvature_largest")
 
 
 def cause_correlations(study: DataFrame, cause: str, beside: str, at: float = 0.9) -> DataFrame:
@@ -151,38 +158,46 @@ def rank_matrix(study: DataFrame, columns: Iterable[str], **where: Any) -> DataF
     return found.groupby(level=1, sort=False).mean().round(2)
 
 
-def beside_eigenvalues(study: DataFrame, **look: Any) -> Figure:
+def beside_eigenvalues(study: DataFrame, draw: Callable[..., object] = plots.scatter) -> Figure:
     """Draw eigenvalues over margin, accuracy and gradient norm, on the test set.
 
     Args:
         study: Recorded table of the page on curvature.
-        look: Further arguments of :func:`whopays.plots.against`.
+        draw: :func:`whopays.plots.scatter` for a point for each row, or ``crosses`` for the mean of
+            each group.
     """
     columns = {"boundary_mean": "probability margin", "accuracy": "test accuracy"}
-    columns |= {"gradient_norm": NORM}
     rows = in_logs(select(study, setting="unequal", **_DENSE, **_TEST))
-    figure = plots.against(rows, columns, ("curvature_largest", EIGENVALUE), width=9.0, **look)
-    plots.floor(figure.axes[1], study, setting="unequal")
+    figure, axes = new_figure(3, sharey=True)
+    for axis, (column, label) in zip(
+        axes, [*columns.items(), ("gradient_norm", NORM)], strict=True
+    ):
+        draw(axis, rows, column, "curvature_largest")
+        plots.measured(axis.xaxis, column, label)
+    axes[0].set_ylabel(EIGENVALUE)
+    legend(figure, "group (training images)")
+    plots.floor(axes[1], study, setting="unequal")
     return figure
 
 
-def before_pruning(
-    study: DataFrame, at: float = 0.9, ranked: Iterable[str] = ("unequal",)
-) -> Figure:
+def before_pruning(study: DataFrame, at: float = 0.9) -> Figure:
     """Draw the causes in each group of the dense network, and what it lost by pruning."""
     shown = ["two groups", "unequal"]
     rows = in_logs(select(study, stage="compressed", level=at, setting=shown, **_TRAIN))
     names = {f"dense_{name}": label for name, label in CAUSES.items()}
-    names["test_drop"] = f"drop of test accuracy\nat {at:g}"
-    figure = plots.by_name(rows, names, by="setting", ranked=ranked)
-    plots.floor(figure.axes[-1], study, setting="unequal")
+    names["test_drop"] = f"drop of test accuracy\nwith {100 * (1 - at):.3g} % of the weights"
+    figure, axes = new_figure(2, rows=2, height=6.0, sharey=True)
+    for axis, (name, label) in zip(axes, names.items(), strict=True):
+        plots.by_name(axis, rows, name, label, by="setting")
+    plots.floor(axes[-1], study, setting="unequal")
+    legend(figure)
     return figure
 
 
 def collinear(study: DataFrame) -> Figure:
     """Draw the rank correlations between size, loss and all causes, with both sizes."""
     names = ["unequal_size", "loss", *CAUSES, "closeness"]
-    figure, axes = new_figure(2, width=9.0, height=4.4, sharey=True)
+    figure, axes = new_figure(2, height=4.4, sharey=True)
     for axis, setting in zip(axes, SETTINGS[:2], strict=True):
         plots.matrix(axis, rank_matrix(study, names, setting=setting, **_TRAIN))
         axis.set_title(setting)
@@ -240,13 +255,13 @@ def against_shares(study: DataFrame) -> Figure:
 
 
 def by_class(study: DataFrame) -> Figure:
-    """Draw the test accuracy of both classes over the share of linear units."""
+    """Draw the test accuracy of both classes over the share of units that keep their ReLU."""
     size = {"train_size": "size"}
     study = attach(study, size, on=["setting", "group"], where=_TRAIN)
     figure, axes = new_figure(2, sharey=True)
     for axis, setting in zip(axes, SETTINGS[:2], strict=True):
         plots.groups(axis, select(study, setting=setting, **_TEST), "accuracy")
-        axis.set(title=f"{setting} class sizes", xlabel="share of hidden units without a ReLU")
+        axis.set(title=f"{setting} class sizes", xlabel="ReLUs kept in the hidden layer, %")
         axis.legend(frameon=False, loc="lower left", title="training points")
-    axes[0].set_ylabel("test accuracy")
+    accuracy(axes[0].yaxis, "test accuracy", "%")
     return figure

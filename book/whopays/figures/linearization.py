@@ -11,10 +11,10 @@ from pandas import DataFrame
 
 from whopays import effects, plots, tables
 from whopays.effects import select
-from whopays.plots import new_figure
+from whopays.plots import legend, new_figure
 
-CHANGE = {"overall_change": "change of test accuracy\nagainst the control"}
-WHO_PAYS = {"drop_difference": "drop of the smallest third\nminus that of the largest"}
+CHANGE = {"overall_change": plots.CHANGE_LABEL}
+WHO_PAYS = {"drop_difference": plots.DROPS}
 MEASURED = {
     "test accuracy": "accuracy",
     "gradient norm": "gradient_norm",
@@ -47,13 +47,16 @@ def by_third(
         relus: Number of ReLUs of the network.
         traffic: Recorded table of what two parties send.
     """
-    figure, axes = new_figure(len(panels), width=10.5, sharey=True)
-    for axis, (title, where) in zip(axes, panels.items(), strict=True):
+    shape = plots.in_rows(len(panels))
+    figure, axes = new_figure(**shape, height=3.6 * shape["rows"], sharey=True)
+    for axis in axes[len(panels) :]:
+        axis.remove()
+    for axis, (title, where) in zip(axes, panels.items(), strict=False):
         ranks = {**where, "setting": "unequal"}
         plots.thirds(axis, study, where=where, rank_where=ranks, everybody=True)
         axis.set_title(title)
         plots.relu_traffic(axis, relus, traffic)
-    axes[0].legend(frameon=False, title="groups")
+    legend(figure, "groups")
     return figure
 
 
@@ -67,26 +70,22 @@ def test_rows(study: DataFrame, method: str, **where: Any) -> DataFrame:
 
 def distances_and_groups(study: DataFrame, method: str, level: float) -> Figure:
     """Draw how far the weights move, and who is badly fitted, after a linearizer at a budget."""
-    figure, (moved, norms, margins) = new_figure(3, width=11.0)
+    figure, (moved, norms, margins) = new_figure(3)
     unequal = select(study, setting="unequal")
     seen = select(unequal, stage=["control", "compressed"])
-    plots.shares(moved, seen["level"], "budget (100 % is the control)")
-    by_name = seen.assign(method=seen["method"].str.removeprefix("linearize:"))
-    wide = by_name.pivot_table("distance", "seed", ["method", "level"])
-    plots.lines(moved, {name: wide[name] for name in by_name["method"].unique()}, zero=False)
+    plots.shares(moved, seen["level"], "ReLUs kept")
+    wide = seen.pivot_table("distance", "seed", ["method", "level"])
+    plots.lines(moved, {name: wide[name] for name in seen["method"].unique()}, zero=False)
     moved.set_ylabel("distance of the weights\nfrom the dense network")
-    moved.legend(frameon=False)
     rows = select(unequal, method=f"linearize:{method}", level=level, split="test")
-    if rows["group"].nunique() > 5:
-        # Which group has which size changes with the seed.
-        ranks = rows.groupby("seed")["train_size"].rank(method="first", ascending=False)
-        rows = rows.assign(group=ranks.map("{:.0f}. by size".format))
     plots.crosses(norms, rows, "gradient_norm", "accuracy")
     plots.crosses(margins, rows, "boundary_mean", "accuracy")
     plots.floor(norms, unequal, method=f"linearize:{method}")
-    norms.set(xlabel="gradient norm, test images", ylabel=f"accuracy at {level:g}")
+    norms.set_xlabel("gradient norm, test images")
     margins.set_xlabel("distance to the boundary (margin)")
-    margins.legend(frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
+    for axis in (norms, margins):
+        plots.accuracy(axis.yaxis, f"accuracy, {100 * level:g} % of ReLUs kept", "%")
+    legend(figure)
     return figure
 
 
@@ -106,10 +105,8 @@ def orders(study: DataFrame, level: float) -> DataFrame:
 
 def by_method(study: DataFrame, of: str) -> dict[str, DataFrame]:
     """Compute a statistic by linearizer: seeds in rows, budgets in columns."""
-    names = study["method"].str.removeprefix("linearize:")
-    return {
-        str(name): effects.by_level(part, of=of) for name, part in study.groupby(names, sort=False)
-    }
+    parts = study.groupby("method", sort=False)
+    return {str(name): effects.by_level(part, of=of) for name, part in parts}
 
 
 def over_kept(
@@ -123,19 +120,19 @@ def over_kept(
         traffic: Recorded table of what two parties send.
         labels: Label of a panel by its statistic.
     """
-    figure, axes = new_figure(len(labels), width=1.5 + 3.75 * len(labels))
+    figure, axes = new_figure(len(labels))
     compressed = select(study, stage="compressed")
     kept = compressed.groupby(["method", "level"])["kept"].mean()
     for axis, (of, label) in zip(axes, labels.items(), strict=True):
-        plots.shares(axis, compressed["level"], "share of ReLUs kept")
+        plots.shares(axis, compressed["level"], "ReLUs kept")
         found = {
-            name: values.set_axis([*kept[f"linearize:{name}"]], axis=1)
+            name: values.set_axis([*kept[name]], axis=1)
             for name, values in by_method(study, of).items()
         }
         plots.lines(axis, found, apart=0.03)
         plots.relu_traffic(axis, relus, traffic)
-        axis.set_ylabel(label)
-    axes[0].legend(frameon=False)
+        plots.measured(axis.yaxis, of, label)
+    legend(figure)
     return figure
 
 
@@ -158,7 +155,7 @@ def over_steps(study: DataFrame, *panels: tuple[str, str, float]) -> Figure:
         study: Table of the page on Algorithm 1.
         panels: ``"gain"`` or ``"gap"`` of test accuracy, a linearizer and a budget.
     """
-    figure, axes = new_figure(len(panels), width=4.5 * len(panels))
+    figure, axes = new_figure(len(panels))
     for axis, (what, method, level) in zip(axes, panels, strict=True):
         rows = by_step(study, method, level)
         if what == "gain":
@@ -179,8 +176,9 @@ def over_steps(study: DataFrame, *panels: tuple[str, str, float]) -> Figure:
             for style, (label, gap) in zip(("--", "-.", ":"), known.items(), strict=True):
                 axis.axhline(gap.mean(), label=label, color="#555555", linestyle=style)
             axis.set_ylim(0)
-        axis.set(xscale="log", xlabel="dual step", ylabel=f"{what} in test accuracy")
-        axis.set_title(f"{method} at {level:g}")
+        axis.set(xscale="log", xlabel="dual step")
+        plots.accuracy(axis.yaxis, f"{what} in test accuracy")
+        axis.set_title(f"linearize:{method}, {100 * level:g} % kept")
         axis.legend(frameon=False)
     return figure
 
@@ -209,7 +207,7 @@ def with_and_without(study: DataFrame, method: str, step: float) -> Figure:
         "unmitigated": mitigated(study, method, step, "never"),
         "mitigated": mitigated(study, method, step),
     }
-    return plots.over_budgets(dict.fromkeys(MEASURED, panels), MEASURED, width=9.0)
+    return plots.over_budgets(dict.fromkeys(MEASURED, panels), MEASURED)
 
 
 def returned(runs: Mapping[str, tables.Recorded], panels: Sequence[tuple[str, float]]) -> None:

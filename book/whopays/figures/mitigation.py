@@ -16,7 +16,7 @@ from fairlib import statistics
 from fairlib.statistics import accuracies_by_chance
 from whopays import effects, plots, tables
 from whopays.effects import select
-from whopays.plots import MARKERS, PALETTE, legend, new_figure
+from whopays.plots import MARKERS, PALETTE, accuracy, legend, measured, new_figure
 
 FIVE = ["equal-loss", "accuracy-gap", "group-dro", "reweight", "equal-curvature"]
 TIMES = ["never", "before", "after", "both"]
@@ -65,19 +65,15 @@ _COLUMNS = ["accuracy", "gradient_norm", "curvature_largest"]
 _ARMS = ["none", "equal-loss-weak", "equal-loss", "equal-curvature"]
 
 
-def held_by_size(study: DataFrame) -> Figure:
-    """Draw what equal losses may bring together, of every group over its size, by training."""
+def held_of_groups(study: DataFrame) -> Figure:
+    """Draw what equal losses may bring together, a row for every group, by training."""
     study = study.assign(**np.log10(study[["gradient_norm", "curvature_largest"]]))
-    figure, axes = new_figure(len(HELD), width=11.5)
+    study = study.assign(training=study["when"].map(TRAININGS))
+    height = 1.4 + 0.6 * study["group"].nunique()
+    figure, axes = new_figure(2, rows=2, height=height, sharey=True)
     for axis, (column, (split, label)) in zip(axes, HELD.items(), strict=True):
-        found = {
-            name: effects.groups_by_size(study, column=column, where={"when": when, "split": split})
-            for when, name in TRAININGS.items()
-        }
-        plots.lines(axis, found, zero=False)
-        plots.size_axis(axis, found["plain"], "training images")
-        axis.set_ylabel(label)
-    legend(figure, "training", right=True)
+        plots.by_name(axis, select(study, split=split), column, label, by="training")
+    legend(figure, "training")
     return figure
 
 
@@ -157,16 +153,18 @@ def gaps_and_accuracies(study: DataFrame) -> Figure:
     """Draw accuracy over gap: on the left as they are, on the right against no mitigation."""
     found, columns = finetuned(study), ["gap", "accuracy"]
     plain = found[found["network"] == "none"].set_index("seed").loc[found["seed"]]
-    figure, (left, right) = new_figure(2, width=9.0, height=5.0)
+    figure, (left, right) = new_figure(2, height=5.0)
     _pareto(left, found)
     _pareto(right, found.assign(**(found[columns] - plain[columns].to_numpy())))
     chance = found.groupby("network")[["gap by chance", "accuracy"]].mean()
     chance = chance.set_index("gap by chance").sort_values("accuracy")
     left.plot(chance, ":", color="#777777", label="chance")
-    left.set(xlabel="gap in test accuracy", ylabel="test accuracy")
+    accuracy(left.xaxis, "gap in test accuracy")
+    accuracy(left.yaxis, "test accuracy", "%")
     right.axhline(0, color="#555555", linewidth=0.8)
     right.axvline(0, color="#555555", linewidth=0.8)
-    right.set(xlabel="change of the gap", ylabel="change of accuracy against none")
+    accuracy(right.xaxis, "change of the gap")
+    accuracy(right.yaxis, "change of accuracy against none")
     legend(figure)
     return figure
 
@@ -174,7 +172,7 @@ def gaps_and_accuracies(study: DataFrame) -> Figure:
 def ends_and_groups(study: DataFrame) -> Figure:
     """Draw the worst and the best group, and what each gains or loses by the mitigations."""
     found = select(finetuned(study), strength=[0, 2]).set_index("seed")
-    figure, (left, right) = new_figure(2, width=9.0, height=4.6, sharey=True)
+    figure, (left, right) = new_figure(2, height=4.6, sharey=True)
     sizes = study.groupby("group")["train_size"].mean().sort_values()[::-1]
     labels = {name: f"{name} (n={size:,.0f})" for name, size in sizes.items()}
     thirds = ["largest", "middle", "smallest"]
@@ -187,10 +185,10 @@ def ends_and_groups(study: DataFrame) -> Figure:
         left.plot(part[["low", "high"]].mean(), [place + 0.25] * 2, ":", color="#777777")
     plots.intervals(left, ends, zero=None)
     plots.intervals(right, changes)
-    left.set_xlabel("test accuracy (dotted: by chance)")
-    right.set_xlabel("change of test accuracy against none")
+    accuracy(left.xaxis, "test accuracy (dotted: by chance)", "%")
+    accuracy(right.xaxis, "change of test accuracy against none")
     for axis in (left, right):
-        axis.legend(ncols=2, loc="lower center", bbox_to_anchor=(0.5, 1))
+        axis.legend(frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1))
     return figure
 
 
@@ -242,7 +240,7 @@ def given_back(study: DataFrame) -> Figure:
     On the left the change of the gap in test accuracy; on the right what pruning takes from the
     smallest group beside the largest, where both networks are mitigated and where neither is.
     """
-    figure, (left, right) = new_figure(2, width=9.0, height=4.6, sharey=True)
+    figure, (left, right) = new_figure(2, height=4.6, sharey=True)
     names = [name for name in FIVE if (study["mitigation"] == name).any()]
     middle = {"budget": "epochs", "strength": 2}
     gaps: dict[str, dict[str, Series]] = {}
@@ -264,9 +262,9 @@ def given_back(study: DataFrame) -> Figure:
         gaps.setdefault(name, {})
     plots.intervals(left, {name: gaps[name] for name in taken})
     plots.intervals(right, taken)
-    left.set_xlabel("change of the gap by the mitigation")
-    right.set_xlabel("drop by pruning, smallest minus largest group")
-    left.legend(ncols=2, loc="lower center", bbox_to_anchor=(0.5, 1))
+    accuracy(left.xaxis, "change of the gap by the mitigation")
+    accuracy(right.xaxis, "drop by pruning, smallest minus largest group")
+    legend(figure)
     return figure
 
 
@@ -287,17 +285,17 @@ def by_time(study: DataFrame, setting: str) -> DataFrame:
 
 
 def four_models(study: DataFrame, setting: str) -> Figure:
-    """Draw accuracy and gap over sparsity for the four models of Section 6.2 of [T]."""
-    figure, axes = new_figure(2, width=9.0)
+    """Draw accuracy and gap over the weights kept for the four models of Section 6.2 of [T]."""
+    figure, axes = new_figure(2)
     found, never = by_time(study, setting), {"setting": setting, "when": "never"}
     for axis, label in zip(axes, SHOWN, strict=True):
         models = {when: found[label, when] for when in times_of(study)}
-        plots.lines(axis, models, apart=0.008, zero=False)
-        axis.set(xlabel="sparsity (0: finetuned, not pruned)", ylabel=label)
+        plots.over_levels(axis, study, models, control=True, zero=False)
+        measured(axis.yaxis, SHOWN[label], label)
     chance = effects.by_level(study, of="group_gap_by_chance", where=never, control=True)
     axes[1].plot(chance.mean(), color="#555555", linestyle=":", label="chance")
     plots.floor(axes[1], study, **never)
-    legend(figure, "mitigated", right=True)
+    legend(figure, "mitigated")
     return figure
 
 
@@ -373,37 +371,35 @@ def constrained(study: DataFrame) -> DataFrame:
 def constrained_gaps(study: DataFrame) -> Figure:
     """Draw what lies between the groups under each constraint, and by chance."""
     found = constrained(study).pivot(index="seed", columns="mitigation")
-    figure, axes = new_figure(3, width=11.0, sharey=True)
+    figure, axes = new_figure(3, sharey=True)
     for axis, name in zip(axes, GAPS, strict=True):
         values, null = (found[each][_ARMS] for each in (name, f"{name}, by chance"))
-        axis.plot(values.T, range(len(_ARMS)), color="#bbbbbb", linewidth=0.7)
+        axis.plot(values.T, range(len(_ARMS)), "|", color="#bbbbbb")
         plots.intervals(axis, dict(values), zero=None)
-        axis.plot(null.mean(), range(len(_ARMS)), ":", color="#555555")
+        axis.plot(null.mean(), range(len(_ARMS)), "k|", markersize=12)
         axis.set(xlabel=name, xlim=(0, None))
+    accuracy(axes[0].xaxis, GAPS[0])
     plots.floor(axes[0], study)
     return figure
 
 
-def constrained_by_size(study: DataFrame) -> Figure:
-    """Draw accuracy, gradient norm and eigenvalue of every group over its size."""
+def constrained_groups(study: DataFrame) -> Figure:
+    """Draw accuracy, gradient norm and eigenvalue of every group, by mitigation."""
     labels = [
         "test accuracy",
         "gradient norm, training\n(nats per unit weight)",
         "largest eigenvalue, training\n(nats per weight²)",
     ]
-    figure, axes = new_figure(3, width=11.0)
+    whole, study = (
+        study,
+        select(study, stage="compressed", mitigation=["none", "equal-loss", "equal-curvature"]),
+    )
+    figure, axes = new_figure(3, height=1.4 + 0.45 * study["group"].nunique(), sharey=True)
     for axis, column, label in zip(axes, _COLUMNS, labels, strict=True):
         part = "test" if column == "accuracy" else "train"
-        rows = select(study, stage="compressed", split=part)
-        found = {
-            name: effects.groups_by_size(rows, column=column, where={"mitigation": name})
-            for name in ("none", "equal-loss", "equal-curvature")
-        }
-        plots.size_axis(axis, found["none"])
-        plots.lines(axis, found, apart=0.02, zero=False)
-        axis.set_ylabel(label)
-    plots.floor(axes[0], study)
-    legend(figure, "held together", right=True)
+        plots.by_name(axis, select(study, split=part), column, label, by="mitigation")
+    plots.floor(axes[0], whole)
+    legend(figure, "held together")
     return figure
 
 
@@ -417,15 +413,16 @@ def by_dual_step(study: DataFrame, stage: str = "compressed") -> DataFrame:
 
 def dial(study: DataFrame) -> Figure:
     """Draw accuracy and gap over the dual step."""
-    figure, axes = new_figure(2, width=9.0)
+    figure, axes = new_figure(2)
     found = by_dual_step(study).pivot(index="seed", columns=["variant", "at"])
     kinds = [kind for kind in ("absolute", "signed", "before") if kind in found["gap"]]
     for axis, column in zip(axes, ("accuracy", "gap"), strict=True):
         of = found[column]
-        axis.set(xscale="log", xlabel="dual step", ylabel=f"{column}, test set")
+        axis.set(xscale="log", xlabel="dual step")
+        measured(axis.yaxis, column, f"{column}, test set")
         plots.lines(axis, {kind: of[kind] for kind in kinds}, apart=0.2, zero=False)
         ends = statistics.t_interval(of["never", 0])[1:]
         axis.axhspan(*ends, color="#dddddd", label="never")
     axes[1].plot(found["gap_by_chance"].mean().unstack(0)[kinds], ":")
-    legend(figure, "equal losses", right=True)
+    legend(figure, "equal losses")
     return figure

@@ -15,7 +15,6 @@ from whopays.plots import MARKERS, PALETTE, legend, new_figure
 UNEQUAL = {"setting": "unequal"}
 """Rows whose sizes rank the groups of both settings."""
 
-DROPS = "drop of the smallest third\nminus that of the largest"
 POPULATIONS = {"pruned": "dense and pruned", "dense": "dense and dense (null)"}
 MEASURES = {
     "drops of accuracy": "drop_difference",
@@ -32,7 +31,10 @@ WAYS = {
 }
 """Names of the arms of *People or answers?*, with the level to be filled in."""
 
-_AVERAGE = "change of the average accuracy\nagainst the control"
+_PAYS = {
+    "overall_change": "change of the average accuracy\nagainst the control",
+    "drop_difference": plots.DROPS,
+}
 
 
 def small_beside_large(
@@ -80,22 +82,17 @@ def each_group(study: DataFrame) -> Figure:
     where = UNEQUAL | {"stage": "control", "split": "train"}
     ranked = effects.attach(study, {"unequal_size": "size"}, on=["seed", "group"], where=where)
     rows = pages.dropped(ranked, "setting")
-    rows = rows.assign(change=-rows["drop"])
-    figure, axes = new_figure(2, height=4.6, sharey=True)
+    # A group has one name in the legend of both panels.
+    rows = rows.assign(change=-rows["drop"], train_size=rows["unequal_size"])
+    figure, axes = new_figure(2, height=4.2, sharey=True)
     for axis, setting in zip(axes, ("unequal", "equal"), strict=True):
         own = effects.select(rows, setting=setting)
-        plots.groups(axis, own, "change", rank="unequal_size")
+        plots.groups(axis, own, "change")
         axis.axhline(0, color="#555555", linewidth=0.8)
         axis.set_title(f"{setting} group sizes")
-        axis.legend(
-            frameon=False,
-            title="race (training images)",
-            loc="upper center",
-            bbox_to_anchor=(0.5, -0.18),
-            ncols=2,
-        )
         plots.floor(axis, study, setting=setting)
-    axes[0].set_ylabel("change of test accuracy\nagainst the control")
+    plots.accuracy(axes[0].yaxis, plots.CHANGE_LABEL)
+    legend(figure, "race (training images where sizes are unequal)")
     return figure
 
 
@@ -120,37 +117,37 @@ def size_differences(study: DataFrame) -> DataFrame:
 
 
 def exemplar_shares(table: DataFrame) -> Figure:
-    """Draw the share of samples that change sides over the groups, from the largest down."""
-    figure, (axis,) = new_figure(width=7.0, height=3.6)
-    shares = {
-        label: effects.groups_by_size(table, column="share", where={"population": name})
-        for name, label in POPULATIONS.items()
-    }
-    looks: dict[str, tuple[int | str, str]]
-    looks = {POPULATIONS["pruned"]: (1, "o"), POPULATIONS["dense"]: (0, "s")}
-    plots.size_axis(axis, shares[POPULATIONS["dense"]])
-    plots.lines(axis, shares, looks=looks, apart=0.03, zero=False)
-    axis.invert_xaxis()
-    axis.set_ylim(bottom=0)
-    axis.set_ylabel("share of the group's test\nsamples that change sides")
-    title = f"populations compared\nat sparsity {table['level'].iloc[0]:g}"
-    axis.legend(frameon=False, loc="upper left", title=title)
+    """Draw the share of samples that change sides, a row for every group, the largest first."""
+    figure, (axis,) = new_figure(height=1.6 + 0.35 * table["group"].nunique())
+    rows = table.assign(compared=table["population"].map(POPULATIONS))
+    label = "the group's test samples that change sides"
+    plots.by_name(axis, rows, "share", label, by="compared")
+    axis.set_xlim(left=0)
+    legend(figure, f"compared, {100 * (1 - table['level'].iloc[0]):.3g} % of the weights kept")
     return figure
 
 
 def by_removal(study: DataFrame) -> Figure:
     """Draw the average and the difference of drops, a line for weights and one for channels."""
-    figure, (left, right) = new_figure(2, width=9.0)
-    parts = dict(list(study.groupby(study["method"].str.removeprefix("prune:"), sort=False)))
-    for axis, of in ((left, "overall_change"), (right, "drop_difference")):
-        found = {str(name): effects.by_level(part, of=of) for name, part in parts.items()}
-        plots.lines(axis, found, apart=0.008)
-        plots.levels(axis, study)
-    left.set_ylabel(_AVERAGE)
-    right.set_ylabel("drop of the smallest third\nminus drop of the largest third")
-    left.legend(frameon=False, loc="lower left")
     sizes = effects.select(study, split="train", stage="control")["size"]
-    left.set_title(f"groups of {sizes.min()} to {sizes.max()} training images", fontsize=9)
+    return paid(study, "method", f"groups of {sizes.min()} to {sizes.max()} training images")
+
+
+def paid(study: DataFrame, by: str, title: str = "", labels: Mapping[str, str] = _PAYS) -> Figure:
+    """Draw statistics over the weights kept, the average and the difference of drops by default.
+
+    Args:
+        study: Table of :func:`fairlib.study`.
+        by: Name of the column whose values are the lines.
+        title: Title of the legend, the name of the column by default.
+        labels: Label of a panel by its statistic.
+    """
+    figure, axes = new_figure(len(labels))
+    for axis, (of, label) in zip(axes, labels.items(), strict=True):
+        found = {str(name): values for name, values in by_part(study, by, of).items()}
+        plots.over_levels(axis, study, found)
+        plots.measured(axis.yaxis, of, label)
+    legend(figure, title or by)
     return figure
 
 
@@ -160,18 +157,14 @@ def by_network(study: DataFrame, of: str = "drop_difference") -> dict[str, DataF
 
 
 def pruned_or_small(study: DataFrame) -> Figure:
-    """Draw average and difference of drops over sparsity, a line for each network."""
-    figure, axes = new_figure(2)
+    """Draw average and difference of drops over the weights kept, a line for each network."""
+    figure = paid(study, "network")
     pruned = effects.select(study, network="pruned", stage="compressed")
     kept = pruned.groupby("level")["weights"].min()
-    ticks = [f"{level:g}\n{weights:,}" for level, weights in kept.items()]
-    for axis, of in zip(axes, ("overall_change", "drop_difference"), strict=True):
-        plots.lines(axis, by_network(study, of), apart=0.006)
-        axis.set_xticks(kept.index, ticks, fontsize=8)
-        axis.set_xlabel("sparsity, and number of weights left")
-    axes[0].set_ylabel(_AVERAGE)
-    axes[1].set_ylabel(DROPS)
-    axes[0].legend(frameon=False, loc="lower left", title="network")
+    for axis in figure.axes:
+        ticks = [f"{100 - 100 * at:.3g}\n{kept[at]:,}" for at in axis.get_xticks()]
+        axis.set_xticks(axis.get_xticks(), ticks)
+        axis.set_xlabel("weights kept, in %, and their number")
     return figure
 
 
@@ -241,25 +234,21 @@ def by_width(study: DataFrame, length: int, across: str) -> Figure:
         length: Epochs of finetuning.
         across: ``level``, or ``weights`` for the number of weights left.
     """
-    labels = {
-        "level": "sparsity (share of weights pruned)",
-        "weights": "weights left (logarithmic)",
-    }
     figure, axes = new_figure(2, sharey=True)
-    axes[1].sharex(axes[0])
-    axes[0].set_xscale("linear" if across == "level" else "log")
     rows = effects.select(study, finetune_epochs=length)
     tasks = rows.assign(level=rows[across]).groupby("task", sort=False)
     for axis, (task, part) in zip(axes, tasks, strict=True):
-        plots.lines(
-            axis,
-            {f"{at:g}": own for at, own in by_part(part, "width").items()},
-            looks={"0.5": (1, "v"), "1": (0, "o"), "2": (2, "^")},
-            apart=0.001 * (across == "level"),
-        )
-        axis.set(title=task, xlabel=labels[across])
-    axes[0].set_ylabel(DROPS)
-    legend(figure, "width", right=True)
+        if across == "level":
+            plots.levels(axis, part)
+        else:
+            axis.set(xscale="log", xlabel="number of weights kept")
+            axis.xaxis.set_inverted(True)
+        widths = {f"{at:g}": own for at, own in by_part(part, "width").items()}
+        plots.lines(axis, widths, apart=0.02 * (across == "level"))
+        axis.set_title(task)
+    plots.accuracy(axes[0].yaxis, plots.DROPS)
+    axes[1].sharex(axes[0])
+    legend(figure, "width")
     return figure
 
 
@@ -269,25 +258,21 @@ def by_measure(study: DataFrame) -> dict[str, DataFrame]:
 
 
 def loss_beside_accuracy(study: DataFrame) -> Figure:
-    """Draw who pays, in accuracy and in loss, over the sparsity."""
-    figure, axes = new_figure(2)
-    for axis, (name, values) in zip(axes, by_measure(study).items(), strict=True):
-        plots.lines(axis, {name: values})
-        plots.levels(axis, study)
-        axis.set_ylabel(f"{name},\nsmallest minus largest third")
-    return figure
+    """Draw who pays, in accuracy and in loss, over the weights kept."""
+    labels = {of: f"{name},\nsmallest minus largest third" for name, of in MEASURES.items()}
+    return paid(study, "method", labels=labels)
 
 
 def loss_against_accuracy(study: DataFrame) -> Figure:
     """Draw the two measures against each other, seed by seed."""
-    figure, (axis,) = new_figure(width=7.0, height=4.2)
+    figure, (axis,) = new_figure(height=4.2)
     drops, rises = by_measure(study).values()
     for place, sparsity in enumerate(drops):
         pair = drops[sparsity], rises[sparsity]
         look: dict[str, Any] = {"color": PALETTE[place], "marker": MARKERS[place]}
         axis.scatter(*pair, s=14, alpha=0.6, linewidths=0, **look)
         look |= {"markersize": 8, "markeredgecolor": "white"}
-        plots.mean_point(axis, *pair, label=f"{sparsity:g}", **look)
+        plots.mean_point(axis, *pair, label=f"{100 * (1 - sparsity):.3g} %", **look)
     xlim, ylim = axis.get_xlim(), axis.get_ylim()
     axis.axhline(0, color="#555555", linewidth=0.8)
     axis.axvline(0, color="#555555", linewidth=0.8)
@@ -295,13 +280,9 @@ def loss_against_accuracy(study: DataFrame) -> Figure:
     shade: dict[str, Any] = {"color": "#eeeeee", "zorder": 0, "linewidth": 0}
     axis.fill_between([0, max(xlim[1], 0)], min(ylim[0], 0), 0, **shade)
     axis.fill_between([min(xlim[0], 0), 0], 0, max(ylim[1], 0), **shade)
-    axis.set(
-        xlim=xlim,
-        ylim=ylim,
-        xlabel="difference of drops of accuracy (smallest minus largest third)",
-        ylabel="difference of rises of loss (nats)",
-    )
-    legend(figure, "sparsity", right=True)
+    axis.set(xlim=xlim, ylim=ylim, ylabel="difference of rises of loss (nats)")
+    plots.accuracy(axis.xaxis, "difference of drops of accuracy (smallest minus largest third)")
+    legend(figure, "weights kept")
     return figure
 
 
