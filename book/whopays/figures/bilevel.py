@@ -176,7 +176,7 @@ def areas(study: DataFrame, rivals: Mapping[str, str]) -> DataFrame:
     found["its rival"] = pd.Series(rivals)
     means = study.groupby("pruner")[["price", "kept"]].mean().round(3)
     means.columns = pd.Index(["price, in dense trainings", "weights kept"])
-    return found.fillna("").join(means)
+    return found.fillna(tables.DASH).join(means)
 
 
 def by_weight(study: DataFrame) -> DataFrame:

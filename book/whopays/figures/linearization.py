@@ -241,4 +241,5 @@ def against_no_constraint(study: DataFrame, method: str = "snl", level: float = 
         for run, own in runs.groupby(keys[:2])
         if len(own) == study["seed"].nunique() and run[0] != "never"
     }
-    return tables.means(found, names=["variant", "dual step"])
+    digits = {"gap in training loss": 3}
+    return tables.means(found, names=["variant", "dual step"], digits=digits)
