@@ -18,7 +18,8 @@ from pathlib import Path
 import pandas as pd
 
 from whopays import claims
-from whopays.ledger.text import escape, estimate_text, networks, origin
+from whopays.ledger.text import estimate_text, networks, origin
+from whopays.prose import escape
 from whopays.runs import project
 
 KINDS = {"fig": "Figure", "tab": "Table"}

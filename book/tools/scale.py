@@ -18,7 +18,8 @@ import values
 from matplotlib.figure import Figure
 
 from whopays import claims, plots
-from whopays.ledger.text import escape, estimate_text, folded
+from whopays.ledger.text import estimate_text, folded
+from whopays.prose import escape
 from whopays.runs import project
 from whopays.verdict import DECIDED, Criterion, side
 

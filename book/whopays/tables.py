@@ -144,14 +144,14 @@ def means(
 ) -> pd.DataFrame:
     """Format means over seeds with their 95 % t intervals as texts: ``-5.0 [-6.5, -3.6]``.
 
-    Values over seeds are shares, shown in percentage points with one digit, unless ``digits`` says
-    that they are none. The corner of the table names the unit, or the headings of its columns.
+    Values over seeds are shares, shown in percentage points with one digit, which the corner of
+    the table says; ``digits`` names those that are none, and their headings name the unit.
 
     Args:
         values: By row (a text, or a tuple for several levels of rows) the contents of its columns
             by name: one value per seed ``(n,)``, shown by mean and interval (:func:`interval`); a
-            number or a text, shown as it is; None for what does not exist. For a single column,
-            "mean", one value per seed by row.
+            :func:`number` or a text; None for what does not exist. For a single column, "mean",
+            one value per seed by row.
         names: Name of the rows, or of each of their levels.
         digits: Digits after the decimal point of values that are no shares: of all columns, or by
             the name of the column.
@@ -163,21 +163,17 @@ def means(
     Raises:
         ValueError: If a value over seeds is missing or not finite.
     """
-    texts: dict[Any, dict[str, str]] = {}
-    shares = {}
-    for row, own in values.items():
-        texts[row] = {}
-        for column, value in (own if isinstance(own, Mapping) else {"mean": own}).items():
-            fixed = digits.get(column) if isinstance(digits, Mapping) else digits
-            many = np.ndim(value) > 0
-            texts[row][column] = interval(value, fixed, sign) if many else number(value)
-            if many and fixed is None:
-                shares[column] = f"{column}, points"
+    of = digits.get if isinstance(digits, Mapping) else lambda _: digits
+    rows = {row: own if isinstance(own, Mapping) else {"mean": own} for row, own in values.items()}
+    texts = {
+        row: {
+            column: interval(value, of(column), sign) if np.ndim(value) else number(value)
+            for column, value in own.items()
+        }
+        for row, own in rows.items()
+    }
     table = pd.DataFrame.from_dict(texts, orient="index").astype(object).fillna(DASH)
-    table = table.rename_axis(index=names)
-    if len(shares) == len(table.columns):
-        return table.rename_axis(columns=POINTS)
-    return table.rename(columns=shares)
+    return table.rename_axis(index=names, columns=None if of("") else POINTS)
 
 
 def interval(values: ArrayLike, digits: int | None = None, sign: bool = False) -> str:
@@ -192,41 +188,36 @@ def interval(values: ArrayLike, digits: int | None = None, sign: bool = False) -
         ValueError: If a value is missing or not finite.
     """
     scale, digits = (100, 1) if digits is None else (1, digits)
-    ends = values if isinstance(values, Interval) else t_interval(values)
+    found = values if isinstance(values, Interval) else t_interval(values)
     # Zero has no sign: what rounds to -0.0 is no loss.
-    mean, low, high = (
-        f"{round(scale * end, digits) + 0.0:{'+' * sign},.{digits}f}" for end in ends
-    )
+    found = Interval(*(round(scale * end, digits) + 0.0 for end in found))
+    text = format(found, f"{'+' * sign},.{digits}f")
     # The interval of one seed has no ends.
-    return mean if low == high or "inf" in high else f"{mean} [{low}, {high}]"
+    return text if found.low < found.high < np.inf else text.split()[0]
 
 
-def number(value: object, digits: int = 3) -> str:
+def number(value: Any, digits: int = 3) -> str:
     """Format a number or a text: ``11,204,524``, ``0.250``, a dash for what does not exist.
 
     Args:
         value: Number, text, or None or NaN for what does not exist.
-        digits: Digits after the decimal point, if it is no whole number by its type.
+        digits: Digits after the decimal point of a number that is not whole.
     """
     if value is None or value == "" or value != value:
         return DASH
-    whole = f",.{digits}f" if isinstance(value, float) else ","
-    return str(value) if isinstance(value, str | bool) else format(value, whole)
+    if isinstance(value, str):
+        return value
+    return format(value, f",.{digits * (value % 1 > 0)}f")
 
 
 def shown(table: pd.DataFrame, digits: int = 2) -> pd.DataFrame:
-    """Format the numbers of a table (:func:`number`); a column of whole numbers has no digits.
+    """Format all numbers of a table (:func:`number`).
 
     Args:
         table: Table of numbers and texts.
-        digits: Digits after the decimal point.
+        digits: Digits after the decimal point of numbers that are not whole.
     """
-    whole = {
-        name: all(own.dropna() % 1 == 0) for name, own in table.select_dtypes("number").items()
-    }
-    return table.apply(
-        lambda own: [number(each, 0 if whole.get(own.name) else digits) for each in own]
-    )
+    return table.map(number, digits=digits)
 
 
 def tested(
@@ -241,7 +232,7 @@ def tested(
         digits: Digits after the decimal point; None for shares, shown in percentage points.
 
     Returns:
-        DataFrame with the columns ``name``, with its unit, ``p-value`` and ``seeds``.
+        DataFrame with the columns ``name``, ``p-value`` and ``seeds``.
     """
     rows: dict[Any, Row] = {}
     for row, own in values.items():

@@ -9,7 +9,8 @@ import pandas as pd
 import yaml
 
 from whopays.claims import REGISTERED, Claim, parse
-from whopays.ledger.text import escape, folded
+from whopays.ledger.text import folded
+from whopays.prose import escape
 from whopays.runs import git
 
 

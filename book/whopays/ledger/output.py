@@ -4,16 +4,18 @@ import math
 from collections.abc import Sequence
 from json import dumps, loads
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
 from fairlib import environment
+from fairlib.statistics import Interval
 from whopays.claims import Claim, evaluate_claims, read_claims
 from whopays.ledger.counting import by_page, counted
 from whopays.ledger.history import Written, claim_changes, first_written
 from whopays.ledger.page import page
-from whopays.ledger.text import escape, estimate_text, origin
+from whopays.ledger.text import origin
+from whopays.prose import finding
+from whopays.verdict import DECIDED
 
 LEDGER_COLUMNS = [
     "claim",
@@ -98,38 +100,29 @@ def own_rows(claims: Sequence[Claim], results: pd.DataFrame, notebook: str) -> s
         results: Verdicts of these claims (:func:`whopays.claims.evaluate_claims`).
         notebook: Path of the notebook, as the claims name it.
     """
-    rows = counted(results).sort_values("counts", ascending=False, kind="stable")
+    rows = counted(results)
     lines = [
         "## The claims of this page",
         "",
-        "Estimates with 95 % intervals over seeds, by the tables that were recorded when the book "
-        "was built. [The ledger](../../book/ledger.md) has the statements, [how to read "
-        "it](../../book/reading-the-ledger.md) the rules.",
+        "Each has one verdict, its mean over seeds with the 95 % interval, and the recorded table "
+        "that it rests on. The code at its end leads to all its tables in [the "
+        "ledger](../../book/ledger.md), whose rules are [how to read "
+        "it](../../book/reading-the-ledger.md).",
         "",
     ]
     for claim in claims:
         for reading, read in claim.readings.items():
             if read.notebook == notebook:
-                own = rows[(rows["claim"] == claim.id) & (rows["reading"] == reading)]
-                known = "" if claim.repaired is None else f", as {reading}"
-                lines.append(
-                    f"- [{claim.id}](#{claim.id}){known}: "
-                    f"{'; '.join(map(_short, own.itertuples()))}"
-                )
+                same = (rows["claim"] == claim.id) & (rows["reading"] == reading)
+                own = [*rows[same & rows["counts"]].itertuples()][::-1]
+                # Tables stand from the smallest runs to the largest.
+                row = max(own, key=lambda row: row.verdict in DECIDED)
+                others = {each.verdict for each in own} - {row.verdict}
+                beside = [f"as {reading}"] * bool(claim.repaired) + [origin(row)]
+                beside += [f"other tables: {', '.join(sorted(others))}"] * bool(others)
+                found = Interval(row.estimate, row.low, row.high)
+                lines.append(finding(read, row.verdict, found, "; ".join(filter(None, beside))))
     return "\n".join(lines)
-
-
-def _short(row: Any) -> str:
-    elsewhere = "elsewhere " * (row.seeds > 0 and not row.counts)
-    # Numbers need seeds: a claim that is not testable or not recorded has none.
-    estimate = f" {escape(estimate_text(row))}" * (row.seeds > 0)
-    few = row.verdict == "undecided" and 0 < row.seeds < 10
-    reason = f": {escape(row.reason)}" * bool(
-        row.reason and (few or row.verdict == "undecided (floor)")
-    )
-    return f"{elsewhere}**{row.verdict}**{estimate}" + f" ({origin(row)}{reason})" * bool(
-        origin(row)
-    )
 
 
 def _append(path: Path, section: str) -> None:

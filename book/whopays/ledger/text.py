@@ -13,15 +13,6 @@ from whopays.runs import project
 from whopays.verdict import DECIDED
 
 
-def escape(text: str) -> str:
-    """Escape a text for MyST: one line, $mathematics$ untouched, all other markup escaped."""
-    parts = re.split(r"(\$[^$]+\$)", " ".join(text.split()))
-    # Between dollar signs is mathematics, where a backslash is no escape.
-    parts[::2] = [re.sub(r"([\\`*_<>\[\]{}|#~^$&@])", r"\\\1", part) for part in parts[::2]]
-    # At the start of a line "1." or "-" would begin a list.
-    return re.sub(r"^(\d*)([-+.)](?=\s|$)|\()", r"\1\\\2", "".join(parts))
-
-
 def pipe_row(cells: Iterable[Any]) -> str:
     """Write a row of a MyST table."""
     return "| " + " | ".join(str(cell) for cell in cells) + " |"
