@@ -136,7 +136,7 @@ def visit(request, screens) -> Visit:
     return seen
 
 
-LISTS = {"unset", "failed", "images"}  # Facts that both screens add to.
+LISTS = {"unset", "failed", "images", "cut", "raw"}  # Facts that both screens add to.
 
 
 def moved(tab, slider) -> dict:
@@ -209,6 +209,12 @@ def test_images_are_shown_and_described(visit: Visit):
         for image in visit.facts["images"]
         if not image["alt"] or file_name.fullmatch(image["alt"])
     ]
+
+
+def test_tables_fit_on_a_laptop_and_hold_no_raw_values(visit: Visit):
+    assert not visit.facts["cut"] + visit.facts["raw"]
+    if visit.name.startswith("notebooks/"):
+        assert "NaN" not in visit.facts["prose"]
 
 
 def test_headings_start_once_and_skip_no_level(visit: Visit):
