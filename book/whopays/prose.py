@@ -172,7 +172,7 @@ def _verdicts(claim: str) -> dict[tuple[str, str], Said]:
     return said
 
 
-def verdicts(table: pd.DataFrame, notebook: str) -> Markdown:
+def decided(table: pd.DataFrame, notebook: str) -> Markdown:
     """List the claims of a page that its own run decides, or say that it decides none.
 
     Args:
