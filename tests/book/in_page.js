@@ -9,7 +9,7 @@ window.inPage = (() => {
     const shut = all("details:not([open])");
     shut.forEach((fold) => { fold.open = true; });
     const box = (node) => (getComputedStyle(node).overflowX === "visible" && node !== article ? box(node.parentElement) : node);
-    const found = all("table")
+    const found = all("table:not(.genindextable)")
       .filter((table) => box(table.parentElement).scrollWidth > box(table.parentElement).clientWidth + 1)
       .map((table) => table.textContent.replace(/\s+/g, " ").slice(0, 80));
     shut.forEach((fold) => { fold.open = false; });

@@ -185,7 +185,7 @@ def by_weight(study: DataFrame) -> DataFrame:
     points = study[by].itertuples(index=False, name=None)
     without: dict[Hashable, Hashable] = {point: (point[0], 0) for point in points if point[1]}
     rows = study.sort_values(by)
-    found = tables.beside(rows, [*minus, "signed"], by=by, minus=minus, rival=without)
+    found = tables.beside(rows, minus, by=by, rival=without)
     return found.rename(columns=lambda name: name.replace("of its rival", "at 0"))
 
 
