@@ -294,6 +294,8 @@ def beside(
     if unknown := [other for other in rivals.values() if other not in places]:
         raise ValueError(f"unknown rival {unknown[0]!r}; known: {', '.join(map(str, places))}")
     against = "its rival" if isinstance(rival, Mapping) else rival
+    if isinstance(digits, Mapping):
+        digits = {**digits, **{f"{name} minus that of {against}": digits[name] for name in digits}}
     rows: dict[Any, dict[str, Any]] = {}
     for arm, key in places.items():
         rows[arm] = {heading: wide[name, *key].dropna() for name, heading in headings.items()}

@@ -232,7 +232,8 @@ def test_arms_stand_beside_each_other_and_are_subtracted_within_the_seed():
     assert table["gap"].tolist() == [text_of([0.3, 0.5]), text_of([0.1, 0.2]), text_of([0.0, 0.4])]
     assert table["gap minus that of a"].tolist() == [text_of([0.2, 0.3]), "-", text_of([-0.1, 0.2])]
     assert list(table) == ["gap", "kept", "gap minus that of a"]
-    assert list(tables.beside(RUNS, ["bias"])) == ["bias"]
+    plain = tables.beside(RUNS, ["bias"], rival="a", digits={"bias": 2})
+    assert plain.loc["b"].tolist() == [text_of(each, 2, 1) for each in ([0.3, 0.5], [0.2, 0.3])]
     with pytest.raises(ValueError, match="unknown rival 'd'; known: b, a, c"):
         tables.beside(RUNS, ["bias"], rival="d")
 
