@@ -1,4 +1,4 @@
-"""Add to Sphinx: figures in the colours of the page, and words that explain themselves.
+"""Add to Sphinx: figures in the colours of the page, words that explain themselves, and folds.
 
 An SVG image becomes part of the page: its texts take the page's font, and the colours of
 :mod:`whopays.plots` those of the style sheet (``--plot-1`` to ``--plot-7``), which differ in the
@@ -156,6 +156,30 @@ def explain(app: Sphinx, doctree: nodes.document, docname: str) -> None:
                 text.parent.replace(text, [*parts, nodes.Text(said[end:])])
 
 
+def order_folds(app: Sphinx, doctree: nodes.document) -> None:
+    """Name what is folded, and put what comes before *In short* into one fold below its figure.
+
+    The cells run in the order of the notebook; on the page the finding and its picture come first.
+    """
+    cells = [node for node in doctree.findall(nodes.container) if "cell" in node["classes"]]
+    for cell in cells:
+        if cell.get("prompt_show") == app.config.nb_code_prompt_show:
+            what = "parameters" if "tag_parameters" in cell["classes"] else "set-up"
+            what = "code of this table" if 'class="dataframe"' in cell.astext() else what
+            what = "code of this figure" if cell.next_node(nodes.figure) else what
+            cell["prompt_show"] = f"Show the {what}"
+    found = next((at for at, cell in enumerate(cells) if cell.next_node(nodes.block_quote)), 0)
+    if folds := [cell for cell in cells[:found] if cell.get("hide_mode")]:
+        section, short = cells[found].parent, cells[found]
+        drawn = [cell for cell in cells[found:] if cell.next_node(nodes.figure)]
+        place = drawn[0] if drawn and drawn[0].parent is section else short
+        for fold in folds:
+            section.remove(fold)
+        section.insert(section.index(place) + 1, folds[0])
+        for fold in folds[1:]:
+            folds[0][0].extend(fold[0].children)
+
+
 def name_headings(app: Sphinx, doctree: nodes.document, docname: str) -> None:
     """Turn the empty corner headings of pandas' tables into plain cells: a heading needs a name."""
     for raw in doctree.findall(nodes.raw):
@@ -219,6 +243,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("config-inited", refuse_sources)
     app.connect("env-get-updated", number_by_page, priority=900)
     app.add_node(nodes.image, override=True, html=(visit_image, depart_image))
+    app.connect("doctree-read", order_folds)
     app.connect("doctree-resolved", explain)
     app.connect("doctree-resolved", name_headings)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -149,18 +149,27 @@ class Claim:
         # Where the groups are the classes, a constant answer is wrong about all groups but one.
         if not classes and "constant" not in table:
             return None
-        given = self.statistic or {}
-        names = {given["name"], given.get("of")}
         # A margin of a relative drop, or of a loss, does not say how much accuracy is too little.
-        accuracy = given.get("column", "accuracy") == "accuracy" and not given.get("relative")
         return at_floor(
             table,
             where=where,
             classes=classes,
             column=column,
-            least=self.criterion.margin if accuracy and names & OF_ACCURACIES else 0.0,
-            overall=bool(names & conditions.OVERALL),
+            least=self.criterion.margin if self.of_accuracies else 0.0,
+            overall=bool(self._names & conditions.OVERALL),
         )
+
+    @property
+    def of_accuracies(self) -> bool:
+        """True if the statistic, and the margin, are shares of right answers in groups."""
+        given = self.statistic or {}
+        accuracy = given.get("column", "accuracy") == "accuracy" and not given.get("relative")
+        return accuracy and bool(self._names & OF_ACCURACIES)
+
+    @property
+    def _names(self) -> set[Any]:
+        given = self.statistic or {}
+        return {given.get("name"), given.get("of")}
 
     @property
     def arguments(self) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import textwrap
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -10,12 +11,20 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fairlib.statistics import Interval, t_interval
-from whopays import claims, effects
+from whopays import claims, effects, tables
 from whopays.runs import project
+from whopays.verdict import DECIDED
 
 if TYPE_CHECKING:
     import pandas as pd
     from IPython.display import Markdown
+
+
+DECIDES = (
+    "A verdict takes ten seeds, the data that a claim names, and groups with something to lose. "
+    "Verdicts by recorded tables stand below, under *The claims of this page*."
+)
+"""Sentences that follow the verdicts of a run."""
 
 
 def say(text: str) -> Markdown:
@@ -59,9 +68,8 @@ def points(values: ArrayLike | Interval, *, interval: bool = False) -> str:
         raise ValueError(
             f"values must give a finite mean{' and interval' * interval}, got {values}"
         )
-    # A mean that rounds to -0.0 is no loss.
-    mean, low, high = (f"{100 * end:.1f}".replace("-0.0", "0.0") for end in values)
-    return f"{mean} points" + f" [{low}, {high}]" * interval
+    mean, *ends = tables.interval(values).split(" ", 1)
+    return " ".join([mean, "points", *(ends if interval else ())])
 
 
 def lost(
@@ -162,3 +170,46 @@ def _verdicts(claim: str) -> dict[tuple[str, str], Said]:
         interval = Interval(row.estimate, row.low, row.high)
         said[row.reading, row.table] = Said(row.verdict, interval, row.seeds, row.reason)
     return said
+
+
+def decided(table: pd.DataFrame, notebook: str) -> Markdown:
+    """List the claims of a page that its own run decides, or say that it decides none.
+
+    Args:
+        table: Table of :func:`fairlib.study`.
+        notebook: Path of the page, as the claims name it: ``"notebooks/pruning/removal.ipynb"``.
+    """
+    found = claims.verdicts(table, notebook)
+    lines = []
+    for row in found[found["decides"] & found["verdict"].isin(DECIDED)].itertuples():
+        name, _, reading = row.Index.strip(")").partition(" (")
+        read = claims.registered()[name].readings[reading or "printed"]
+        lines.append(finding(read, row.verdict, Interval(row.estimate, row.low, row.high), reading))
+    known = "\n".join(["these claims of the page and no other:\n", *lines, ""])
+    return say(f"This run decides {known if lines else 'no claim of the page.'}\n{DECIDES}")
+
+
+def finding(claim: claims.Claim, verdict: str, interval: Interval, beside: str = "") -> str:
+    """Write a claim as an item of a list: its statement, verdict, interval and small code.
+
+    Args:
+        claim: The claim, in one reading.
+        verdict: Its verdict.
+        interval: Mean over seeds with its interval; NaN for none.
+        beside: Further text, shown in parentheses.
+    """
+    text = f"- {escape(claim.statement)} **{verdict.capitalize()}**"
+    if not np.isnan(interval.estimate):
+        in_points = claim.of_accuracies and points(interval, interval=True)
+        text += f": {in_points or tables.interval(interval, 3)}"
+    known = f" ({beside})" if beside else ""
+    return f"{text}{known}. <small>[{claim.id}](#{claim.id})</small>"
+
+
+def escape(text: str) -> str:
+    """Escape a text for MyST: one line, $mathematics$ untouched, all other markup escaped."""
+    parts = re.split(r"(\$[^$]+\$)", " ".join(text.split()))
+    # Between dollar signs is mathematics, where a backslash is no escape.
+    parts[::2] = [re.sub(r"([\\`*_<>\[\]{}|#~^$&@])", r"\\\1", part) for part in parts[::2]]
+    # At the start of a line "1." or "-" would begin a list.
+    return re.sub(r"^(\d*)([-+.)](?=\s|$)|\()", r"\1\\\2", "".join(parts))

@@ -15,7 +15,7 @@ import pandas as pd
 from numpy.typing import ArrayLike
 
 from fairlib.data import GroupedDataset, Splits
-from fairlib.statistics import t_interval
+from fairlib.statistics import Interval, t_interval
 from whopays import effects, plots
 from whopays.runs import project
 from whopays.seeds import sign_flip_test
@@ -30,6 +30,8 @@ real-data run.
 
 AT_SCALE = re.compile(r".*-(all|resnet18|resnet50)|[tbd]-(fig|tab)-.*")
 """Names of runs at scale, of all pictures of a data set, of a paper's network or grid."""
+
+DASH, POINTS = "-", "percentage points"
 
 REMARKS = {
     ("near_duplicates", "ignored"): "near-duplicates not kept together",
@@ -137,42 +139,89 @@ def means(
     values: Mapping[Any, ArrayLike | Row],
     *,
     names: Names = None,
-    digits: int = 3,
+    digits: int | Mapping[str, int] | None = None,
     sign: bool = False,
 ) -> pd.DataFrame:
-    """Format means over seeds with their 95 % t intervals as texts: ``0.123 [0.101, 0.145]``.
+    """Format means over seeds with their 95 % t intervals as texts: ``-5.0 [-6.5, -3.6]``.
+
+    Values over seeds are shares, shown in percentage points with one digit, which the corner of
+    the table says; ``digits`` names those that are none, and their headings name the unit.
 
     Args:
         values: By row (a text, or a tuple for several levels of rows) the contents of its columns
-            by name: one value per seed ``(n,)``, shown by mean and interval; a number or a text,
-            shown as it is; None for an empty cell. For a single column, "mean", one value per seed
-            by row.
+            by name: one value per seed ``(n,)``, shown by mean and interval (:func:`interval`); a
+            :func:`number` or a text; None for what does not exist. For a single column, "mean",
+            one value per seed by row.
         names: Name of the rows, or of each of their levels.
-        digits: Digits after the decimal point.
-        sign: Whether positive numbers have a sign.
+        digits: Digits after the decimal point of values that are no shares: of all columns, or by
+            the name of the column.
+        sign: Whether positive means have a sign.
 
     Returns:
-        DataFrame of texts, empty ones where a row lacks a column.
+        DataFrame of texts, with a dash where a row lacks a column.
 
     Raises:
         ValueError: If a value over seeds is missing or not finite.
     """
-    spec = f"{'+' if sign else ''}.{digits}f"
+    of = digits.get if isinstance(digits, Mapping) else lambda _: digits
     rows = {row: own if isinstance(own, Mapping) else {"mean": own} for row, own in values.items()}
     texts = {
-        row: {column: _text(value, spec) for column, value in own.items()}
+        row: {
+            column: interval(value, of(column), sign) if np.ndim(value) else number(value)
+            for column, value in own.items()
+        }
         for row, own in rows.items()
     }
-    return (
-        pd.DataFrame.from_dict(texts, orient="index")
-        .astype(object)
-        .fillna("")
-        .rename_axis(index=names)
-    )
+    table = pd.DataFrame.from_dict(texts, orient="index").astype(object).fillna(DASH)
+    return table.rename_axis(index=names, columns=None if of("") else POINTS)
+
+
+def interval(values: ArrayLike, digits: int | None = None, sign: bool = False) -> str:
+    """Format a mean with its 95 % interval: ``-5.0 [-6.5, -3.6]``, or the mean if all are alike.
+
+    Args:
+        values: One value per seed, ``(n,)``; or a mean with its interval.
+        digits: Digits after the decimal point; None for shares, shown in percentage points.
+        sign: Whether positive numbers have a sign.
+
+    Raises:
+        ValueError: If a value is missing or not finite.
+    """
+    scale, digits = (100, 1) if digits is None else (1, digits)
+    found = values if isinstance(values, Interval) else t_interval(values)
+    # Zero has no sign: what rounds to -0.0 is no loss.
+    found = Interval(*(round(scale * end, digits) + 0.0 for end in found))
+    text = format(found, f"{'+' * sign},.{digits}f")
+    # The interval of one seed has no ends.
+    return text if found.low < found.high < np.inf else text.split()[0]
+
+
+def number(value: Any, digits: int = 3) -> str:
+    """Format a number or a text: ``11,204,524``, ``0.250``, a dash for what does not exist.
+
+    Args:
+        value: Number, text, or None or NaN for what does not exist.
+        digits: Digits after the decimal point of a number that is not whole.
+    """
+    if value is None or value == "" or value != value:
+        return DASH
+    if isinstance(value, str):
+        return value
+    return format(value, f",.{digits * (value % 1 > 0)}f")
+
+
+def shown(table: pd.DataFrame, digits: int = 2) -> pd.DataFrame:
+    """Format all numbers of a table (:func:`number`).
+
+    Args:
+        table: Table of numbers and texts.
+        digits: Digits after the decimal point of numbers that are not whole.
+    """
+    return table.map(number, digits=digits)
 
 
 def tested(
-    values: Mapping[Any, ArrayLike], name: str, *, names: Names = None, digits: int = 3
+    values: Mapping[Any, ArrayLike], name: str, *, names: Names = None, digits: int | None = None
 ) -> pd.DataFrame:
     """Test means over seeds against zero: interval, p-value of the sign-flip test, seeds.
 
@@ -180,15 +229,16 @@ def tested(
         values: By row one value per seed, ``(n,)``.
         name: Name of the quantity, which heads the first column.
         names: Name of the rows, or of each of their levels.
-        digits: Digits after the decimal point.
+        digits: Digits after the decimal point; None for shares, shown in percentage points.
 
     Returns:
         DataFrame with the columns ``name``, ``p-value`` and ``seeds``.
     """
-    rows = {
-        row: {name: own, "p-value": sign_flip_test(own), "seeds": np.size(own)}
-        for row, own in values.items()
-    }
+    rows: dict[Any, Row] = {}
+    for row, own in values.items():
+        p_value = sign_flip_test(own)
+        tested = "< 0.001" if p_value < 0.001 else p_value
+        rows[row] = {name: own, "p-value": tested, "seeds": np.size(own)}
     return means(rows, names=names, digits=digits)
 
 
@@ -199,7 +249,7 @@ def beside(
     by: str | Sequence[str] = "arm",
     rival: Any = "",
     minus: Sequence[str] | None = None,
-    digits: int = 3,
+    digits: int | Mapping[str, int] | None = None,
 ) -> pd.DataFrame:
     """Compare arms: means with intervals, and paired differences from a rival arm.
 
@@ -211,7 +261,7 @@ def beside(
         rival: Name of the arm that is subtracted from all others, or a mapping from arms to rivals;
             empty for none.
         minus: Names of the columns whose differences are shown; all by default.
-        digits: Digits after the decimal point.
+        digits: Digits of what is no share (:func:`means`).
 
     Returns:
         DataFrame of texts with a row for each arm, in the order of the table; with the number of
@@ -225,11 +275,11 @@ def beside(
         >>> from whopays import tables
         >>> runs = pd.DataFrame({"arm": ["plain"] * 3 + ["fair"] * 3, "seed": [0, 1, 2] * 2})
         >>> runs["bias"] = [0.4, 0.5, 0.6, 0.1, 0.2, 0.3]
-        >>> tables.beside(runs, ["bias"], rival="plain", digits=2)
-                             bias bias minus that of plain
+        >>> tables.beside(runs, ["bias"], rival="plain")
+        percentage points               bias bias minus that of plain
         arm
-        plain   0.50 [0.25, 0.75]
-        fair   0.20 [-0.05, 0.45]     -0.30 [-0.30, -0.30]
+        plain              50.0 [25.2, 74.8]                        -
+        fair               20.0 [-4.8, 44.8]                    -30.0
     """
     headings = dict(columns) if isinstance(columns, Mapping) else {name: name for name in columns}
     keys = [by] if isinstance(by, str) else list(by)
@@ -244,6 +294,8 @@ def beside(
     if unknown := [other for other in rivals.values() if other not in places]:
         raise ValueError(f"unknown rival {unknown[0]!r}; known: {', '.join(map(str, places))}")
     against = "its rival" if isinstance(rival, Mapping) else rival
+    if isinstance(digits, Mapping):
+        digits = {**digits, **{f"{name} minus that of {against}": digits[name] for name in digits}}
     rows: dict[Any, dict[str, Any]] = {}
     for arm, key in places.items():
         rows[arm] = {heading: wide[name, *key].dropna() for name, heading in headings.items()}
@@ -274,8 +326,7 @@ def correlations(
         names: Name of the rows, or of each of their levels.
 
     Returns:
-        DataFrame of texts, empty ones where there are no such rows or the correlation is not
-        defined.
+        DataFrame of texts, a dash where there are no such rows or the correlation is not defined.
 
     Raises:
         ValueError: If a column is missing, or there are several rows per seed and group.
@@ -286,7 +337,7 @@ def correlations(
     for row, (x, y, where) in pairs.items():
         for heading, more in columns.items():
             rows[row][heading] = None
-            # An empty cell: the table has no such rows, or all groups are alike.
+            # A dash: the table has no such rows, or all groups are alike.
             with suppress(effects.MissingRowsError, effects.UndefinedError):
                 rows[row][heading] = effects.group_correlation(
                     table, x=x, y=y, where={**where, **more}
@@ -339,12 +390,3 @@ def cases(
         "discrepancy": max(float(excess.max()), 0.0),
     }
     return {"statement": statement, "seed": seed, "cases": excess.size} | found | labels
-
-
-def _text(value: Any, spec: str) -> object:
-    if value is None or isinstance(value, str):
-        return value or ""
-    # One value per seed; single numbers are shown as they are, without an interval.
-    if np.ndim(value):
-        return format(t_interval(value), spec)
-    return format(value, spec) if isinstance(value, float | np.floating) else str(value)

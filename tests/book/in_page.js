@@ -3,6 +3,19 @@ window.inPage = (() => {
   const article = document.querySelector("article.bd-article") || document.querySelector("main");
   const all = (selector) => [...article.querySelectorAll(selector)];
 
+  // Tables wider than their box on a laptop, those that are folded too; on a telephone they scroll.
+  const cut = () => {
+    if (window.innerWidth < 1366) return [];
+    const shut = all("details:not([open])");
+    shut.forEach((fold) => { fold.open = true; });
+    const box = (node) => (getComputedStyle(node).overflowX === "visible" && node !== article ? box(node.parentElement) : node);
+    const found = all("table:not(.genindextable)")
+      .filter((table) => box(table.parentElement).scrollWidth > box(table.parentElement).clientWidth + 1)
+      .map((table) => table.textContent.replace(/\s+/g, " ").slice(0, 80));
+    shut.forEach((fold) => { fold.open = false; });
+    return found;
+  };
+
   // Code may hold dollars and backslashes, prose may not.
   const facts = () => {
     const prose = article.cloneNode(true);
@@ -20,6 +33,8 @@ window.inPage = (() => {
         })),
       ],
       headings: all("h1, h2, h3, h4, h5, h6").map((heading) => Number(heading.tagName[1])),
+      cut: cut(),
+      raw: all("td, th").map((cell) => cell.textContent.trim()).filter((text) => /^(NaN|nan|<NA>|None|decides)$/.test(text)),
       toggles: document.querySelectorAll(".primary-toggle").length,
     };
   };

@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 
 import pytest
 from docutils import nodes
+from docutils.utils import new_document
 
 pages = pytest.importorskip("pages")
 
@@ -65,6 +66,26 @@ def test_a_figure_of_a_notebook_has_both_of_its_shapes(tmp_path):
     (shapes,) = translator.body
     assert 'class="wide"' in shapes and 'id="s0-m1"' in shapes
     assert 'class="narrow"' in shapes and 'id="s0n-m1"' in shapes
+
+
+def test_folds_say_what_they_show_and_none_comes_before_the_finding():
+    """Two folds of set-up, the finding, its figure, a table."""
+    outputs = [], [], nodes.block_quote(), nodes.figure(), nodes.raw("", 'class="dataframe"')
+    section = nodes.section()
+    for name, output in zip("abcde", outputs, strict=True):
+        code = nodes.container("", nodes.literal_block("", name))
+        look = {"classes": ["cell"], "hide_mode": "input", "prompt_show": "Show the code"}
+        section += nodes.container("", code, **look)
+        section[-1] += output
+    setup, _, finding, figure, table = section
+    document = new_document("page")
+    document += section
+    config = SimpleNamespace(nb_code_prompt_show="Show the code")
+    pages.order_folds(SimpleNamespace(config=config), document)
+    assert section.children == [finding, figure, setup, table]
+    assert setup.astext().split() == ["a", "b"]
+    names = ["code of this figure", "set-up", "code of this table"]
+    assert [cell["prompt_show"][9:] for cell in section[1:]] == names
 
 
 def test_a_build_of_the_sources_ends_with_the_command_that_makes_the_book(tmp_path):

@@ -121,6 +121,7 @@ def test_what_was_found_is_said_in_fifty_words_and_three_numbers(name: str):
         for quote in article(name).find_all("blockquote")
         if quote.text.strip().startswith("In short.")
     ]
+    assert not quoted.find_previous("details", class_="hide")
     text = quoted.text.strip().removeprefix("In short.")
     assert 1 <= len(re.findall(r"[.?!](?=\s|$)", text)) <= 3
     assert not re.search(r"\[[-\d.]+, [-\d.]+\]", text)

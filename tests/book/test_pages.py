@@ -138,7 +138,7 @@ def visit(request, screens) -> Visit:
     return seen
 
 
-LISTS = {"unset", "failed", "images"}  # Facts that both screens add to.
+LISTS = {"unset", "failed", "images", "cut", "raw"}  # Facts that both screens add to.
 
 
 def moved(tab, slider) -> dict:
@@ -232,6 +232,12 @@ def test_images_are_shown_and_described(visit: Visit):
 def test_drawings_can_be_read_on_both_screens(visit: Visit):
     most = 3 if visit.name.startswith("notebooks/") else 4
     assert not [found for found in visit.drawings if found[2] < 10 or found[3] > most]
+
+
+def test_tables_fit_on_a_laptop_and_hold_no_raw_values(visit: Visit):
+    assert not visit.facts["cut"]
+    if visit.name.startswith("notebooks/"):
+        assert not visit.facts["raw"] and "NaN" not in visit.facts["prose"]
 
 
 def test_headings_start_once_and_skip_no_level(visit: Visit):

@@ -517,7 +517,8 @@ def test_each_copy_of_a_notebook_gets_its_own_rows_once(tmp_path):
     assert (first, last) == (cells[0], cells[1])
     assert own["source"].startswith("## The claims of this page\n")
     assert own["source"].endswith(
-        r"- [T-a](#T-a): **supported** 0.100 \[0.062, 0.138\] (default run)"
+        "- a statement **Supported**: 0.100 [0.062, 0.138] (default run)."
+        " <small>[T-a](#T-a)</small>"
     )
     assert [file.name for file in path.parent.iterdir()] == ["page.ipynb"]
 

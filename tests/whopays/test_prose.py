@@ -89,3 +89,13 @@ def test_words_that_the_ledger_does_not_bear_out_stop_the_page(monkeypatch):
         prose.verdict("T-fig-0", TABLE)
     with pytest.raises(ValueError, match=r"known: .*utkface"):
         prose.verdict("T-fig-1", "results/nothing.csv")
+
+
+def test_a_run_lists_what_it_decides_in_words_or_says_that_it_decides_nothing(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    study, page = pd.read_csv(TABLE), "notebooks/pruning/matthew-effect.ipynb"
+    spread = prose.points(prose.verdict("T-fig-1", TABLE).interval, interval=True)
+    line = f"{claims.registered()['T-fig-1'].statement} **Supported**: {spread}. <small>[T-fig-1]"
+    assert line in prose.decided(study, page).data
+    few = prose.decided(study[study["seed"] < study["seed"].min() + 2], page).data
+    assert few.startswith("This run decides no claim of the page.") and "- " not in few

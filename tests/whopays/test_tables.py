@@ -46,9 +46,10 @@ def figure_of(table, height=1.0):
     return figure
 
 
-def text_of(values, digits=3):
-    low, high = stats.t.interval(0.95, len(values) - 1, np.mean(values), stats.sem(values))
-    return f"{np.mean(values):.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
+def text_of(values, digits=1, scale=100):
+    values = scale * np.asarray(values)
+    low, high = stats.t.interval(0.95, len(values) - 1, values.mean(), stats.sem(values))
+    return f"{values.mean():.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
 
 
 # Recorded tables
@@ -185,23 +186,33 @@ def test_verdicts_are_those_of_the_project_or_none(repository, tmp_path, monkeyp
 
 def test_intervals_are_students_and_what_is_no_sample_stands_as_it_is():
     a, b = np.array([0.1, 0.2, 0.6]), pd.Series([1.0, 2.0, 4.0])
-    table = tables.means(
-        {"one": {"x": a, "runs": 3, "kept": 0.25}, "two": {"x": b, "note": "!", "kept": None}}
-    )
-    assert table.loc["one"].tolist() == [text_of(a), "3", "0.250", ""]
-    assert table.loc["two"].tolist() == [text_of(b), "", "", "!"]
-    assert list(table) == ["x", "runs", "kept", "note"]
-    signed = tables.means({("b", 1): a, ("a", 2): a}, names=["name", "level"], digits=1, sign=True)
+    rows = {"one": {"x": a, "runs": 1200, "kept": 0.25, "t": b}, "two": {"x": b, "note": "!"}}
+    table = tables.means(rows, digits={"t": 2})
+    assert table.loc["one"].tolist() == [text_of(a), "1,200", "0.250", text_of(b, 2, 1), "-"]
+    assert table.loc["two"].tolist() == [text_of(b), "-", "-", "-", "!"]
+    signed = tables.means({("b", 1): a, ("a", 2): a}, names=["name", "level"], sign=True)
     assert signed.index.names == ["name", "level"] and signed.index.tolist() == [("b", 1), ("a", 2)]
-    assert signed["mean"].tolist() == ["+0.3 [-0.4, +1.0]"] * 2
+    assert signed["mean"].tolist() == ["+30.0 [-35.7, +95.7]"] * 2
+    assert signed.columns.name == table.columns.name == "percentage points"
+    alike = {"all": [0.25, 0.25], "no loss": [-1e-5, -2e-5], "one seed": [0.5]}
+    assert tables.means(alike)["mean"].tolist() == ["25.0", "0.0", "50.0"]
     with pytest.raises(ValueError, match="finite"):
         tables.means({"one": [0.1, np.nan]})
 
 
+def test_numbers_have_separators_and_what_does_not_exist_is_a_dash():
+    texts = tables.shown(pd.DataFrame([[11204524, 278528.0, 0.5, "a"], [3, np.nan, 1.0, None]]))
+    assert texts.to_numpy().tolist() == [
+        ["11,204,524", "278,528", "0.50", "a"],
+        ["3", "-", "1", "-"],
+    ]
+
+
 def test_tested_gives_intervals_p_values_and_seeds():
     values = np.array([0.1, 0.2, 0.6, 0.3, 0.2, 0.4])
-    table = tables.tested({0.5: values, 0.9: -values}, "drop", names="sparsity", digits=2)
-    assert table.loc[0.5].tolist() == [text_of(values, 2), f"{2 / 2**6:.2f}", "6"]
+    table = tables.tested({0.5: values, 0.9: np.tile(values, 2)}, "drop", names="sparsity")
+    assert table.loc[0.5].tolist() == [text_of(values), f"{2 / 2**6:.3f}", "6"]
+    assert table.loc[0.9, "p-value"] == "< 0.001"
     assert table.index.name == "sparsity" and list(table) == ["drop", "p-value", "seeds"]
 
 
@@ -219,9 +230,10 @@ def test_arms_stand_beside_each_other_and_are_subtracted_within_the_seed():
     table = tables.beside(RUNS, {"bias": "gap", "kept": "kept"}, rival="a", minus=["bias"])
     assert table.index.tolist() == ["b", "a", "c"] and table.index.name == "arm"
     assert table["gap"].tolist() == [text_of([0.3, 0.5]), text_of([0.1, 0.2]), text_of([0.0, 0.4])]
-    assert table["gap minus that of a"].tolist() == [text_of([0.2, 0.3]), "", text_of([-0.1, 0.2])]
+    assert table["gap minus that of a"].tolist() == [text_of([0.2, 0.3]), "-", text_of([-0.1, 0.2])]
     assert list(table) == ["gap", "kept", "gap minus that of a"]
-    assert list(tables.beside(RUNS, ["bias"])) == ["bias"]
+    plain = tables.beside(RUNS, ["bias"], rival="a", digits={"bias": 2})
+    assert plain.loc["b"].tolist() == [text_of(each, 2, 1) for each in ([0.3, 0.5], [0.2, 0.3])]
     with pytest.raises(ValueError, match="unknown rival 'd'; known: b, a, c"):
         tables.beside(RUNS, ["bias"], rival="d")
 
@@ -231,7 +243,7 @@ def test_each_arm_may_have_a_rival_of_its_own_and_several_columns_may_name_the_a
     rivals = {(name, 1): (name, 0) for name in "abc"}
     table = tables.beside(crossed, ["bias"], by=["arm", "weight"], rival=rivals)
     assert table.loc[("b", 1), "bias minus that of its rival"] == text_of([0.3, 0.5])
-    assert table.loc[("b", 0), "bias minus that of its rival"] == ""
+    assert table.loc[("b", 0), "bias minus that of its rival"] == "-"
     assert table.index.names == ["arm", "weight"]
 
 
@@ -242,6 +254,7 @@ def test_an_arm_that_lacks_a_seed_is_compared_in_those_that_both_have():
     table = tables.beside(longer, ["bias"], rival="a")
     assert table.loc["a", "bias"] == text_of([0.1, 0.2, 0.9])
     assert table.loc["b", "bias minus that of a"] == text_of([0.2, 0.3])
+    assert table["seeds"].tolist() == ["2", "3", "2"]
 
 
 def test_correlations_are_spearmans_and_empty_where_not_defined():
@@ -257,37 +270,20 @@ def test_correlations_are_spearmans_and_empty_where_not_defined():
     stages = {name: {"stage": name} for name in ("control", "dense", "unknown")}
     found = tables.correlations(table, pairs, stages, names=["correlation of", "on"])
     expected = [stats.spearmanr([3, 2, 1], row)[0] for row in ([9, 7, 8], [9, 8, 7])]
-    assert found.iloc[0].tolist() == [text_of(expected, 2), "", ""]
+    assert found.iloc[0].tolist() == [text_of(expected, 2, 1), "-", "-"]
     assert found.index.names == ["correlation of", "on"]
+    with pytest.raises(ValueError, match="the table has no column acuracy"):
+        tables.correlations(table, {"a": ("size", "acuracy", {})}, stages)
+    with pytest.raises(ValueError, match="several rows per seed and group"):
+        tables.correlations(pd.concat([table, table]), pairs, stages)
 
 
 def test_sizes_stand_from_the_largest_to_the_smallest():
     two = fairlib.GroupedDataset(np.eye(5), [0, 1, 0, 1, 0], [0, 1, 1, 1, 1])
     three = fairlib.GroupedDataset(np.eye(5), [0, 1, 0, 1, 0], [0, 0, 2, 1, 0])
     table = tables.sizes({"two": two, "three": three})
-    assert table.loc["two"].tolist() == ["4", "1", ""] and table.loc["three"].tolist() == [
-        "3",
-        "1",
-        "1",
-    ]
+    assert table.to_numpy().tolist() == [["4", "1", "-"], ["3", "1", "1"]]
     assert list(table) == [1, 2, 3]
-
-
-def test_a_correlation_of_a_column_that_is_not_there_is_no_empty_cell():
-    rows = study_table(
-        sizes={0: [9, 5, 1]}, control={0: [0.9, 0.8, 0.7]}, compressed={0: [0.9, 0.7, 0.4]}
-    )
-    own = {"stage": "control", "split": "test"}
-    shown = tables.correlations(
-        rows, {"a": ("size", "accuracy", own)}, {"there": {}, "not there": {"seed": 5}}
-    )
-    assert shown.loc["a", "not there"] == ""
-    with pytest.raises(ValueError, match="the table has no column acuracy"):
-        tables.correlations(rows, {"a": ("size", "acuracy", own)}, {"there": {}})
-    with pytest.raises(ValueError, match="several rows per seed and group"):
-        tables.correlations(
-            pd.concat([rows, rows]), {"a": ("size", "accuracy", own)}, {"there": {}}
-        )
 
 
 def test_cases_count_what_exceeds_the_tolerance():
@@ -309,11 +305,3 @@ def test_cases_count_what_exceeds_the_tolerance():
 def test_cases_that_were_not_computed_do_not_pass(excess):
     with pytest.raises(ValueError, match="excess of 'T-eq-1' must be finite numbers, at least one"):
         tables.cases("T-eq-1", 3, excess)
-
-
-def test_arms_of_different_numbers_of_seeds_are_shown_with_these():
-    runs = pd.DataFrame({"arm": ["a", "a", "b"], "seed": [0, 1, 0], "accuracy": [0.5, 0.7, 0.6]})
-    runs = pd.concat([runs, runs.iloc[:1].assign(arm="b", seed=1)])
-    assert "seeds" not in tables.beside(runs, ["accuracy"])
-    more = pd.concat([runs, runs.iloc[:1].assign(seed=2)])
-    assert tables.beside(more, ["accuracy"])["seeds"].to_dict() == {"a": "3", "b": "2"}

@@ -175,7 +175,7 @@ def areas(study: DataFrame, rivals: Mapping[str, str]) -> DataFrame:
     found["its rival"] = pd.Series(rivals)
     means = study.groupby("pruner")[["price", "kept"]].mean().round(3)
     means.columns = pd.Index(["price, in dense trainings", "weights kept"])
-    return found.fillna("").join(means)
+    return found.fillna(tables.DASH).join(means)
 
 
 def by_weight(study: DataFrame) -> DataFrame:
@@ -184,7 +184,7 @@ def by_weight(study: DataFrame) -> DataFrame:
     points = study[by].itertuples(index=False, name=None)
     without: dict[Hashable, Hashable] = {point: (point[0], 0) for point in points if point[1]}
     rows = study.sort_values(by)
-    found = tables.beside(rows, [*minus, "signed"], by=by, minus=minus, rival=without)
+    found = tables.beside(rows, minus, by=by, rival=without)
     return found.rename(columns=lambda name: name.replace("of its rival", "at 0"))
 
 

@@ -233,10 +233,11 @@ def against_no_constraint(study: DataFrame, method: str = "snl", level: float = 
     runs = effects.by_run(select(rows, split="test"), keys).set_index(keys)
     loss = select(rows, split="train").groupby(keys)["loss"]
     runs = runs.rename(columns={"bias": "gap"})[["accuracy", "gap"]].sort_index()
-    runs["gap in training loss"] = loss.max() - loss.min()
+    runs["gap in training loss, nats"] = loss.max() - loss.min()
     found = {
         run: dict(own.droplevel(keys[:2]) - runs.loc["never", 0.0])
         for run, own in runs.groupby(keys[:2])
         if len(own) == study["seed"].nunique() and run[0] != "never"
     }
-    return tables.means(found, names=["variant", "dual step"])
+    digits = {"gap in training loss, nats": 3}
+    return tables.means(found, names=["variant", "dual step"], digits=digits)

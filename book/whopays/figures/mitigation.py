@@ -91,9 +91,11 @@ def held_gaps(study: DataFrame) -> DataFrame:
             )
             for when, name in TRAININGS.items()
         }
+        if column == "accuracy":
+            own, label = {name: 100 * gap for name, gap in own.items()}, f"{label}, points"
         own["difference"] = own["equal losses"] - own["plain"]
         rows[label.split("\n")[0] + ", over its mean" * relative, split] = own
-    return tables.means(rows, names=["gap between groups", "measured on"])
+    return tables.means(rows, names=["gap between groups", "measured on"], digits=2)
 
 
 def mitigation_names(table: DataFrame) -> Series:

@@ -3,7 +3,7 @@
 from whopays.ledger.history import History, Written, claim_changes, first_written
 from whopays.ledger.output import LEDGER_COLUMNS, own_rows, write
 from whopays.ledger.page import page
-from whopays.ledger.text import escape
+from whopays.prose import escape
 
 __all__ = [
     "LEDGER_COLUMNS",

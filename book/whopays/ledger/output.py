@@ -8,11 +8,14 @@ from pathlib import Path
 import pandas as pd
 
 from fairlib import environment
+from fairlib.statistics import Interval
 from whopays.claims import Claim, evaluate_claims, read_claims
 from whopays.ledger.counting import by_page, counted
 from whopays.ledger.history import Written, claim_changes, first_written
 from whopays.ledger.page import page
-from whopays.ledger.text import rendered
+from whopays.ledger.text import origin, rendered
+from whopays.prose import finding
+from whopays.verdict import DECIDED
 
 LEDGER_COLUMNS = [
     "claim",
@@ -97,15 +100,22 @@ def own_rows(claims: Sequence[Claim], results: pd.DataFrame, notebook: str) -> s
         results: Verdicts of these claims (:func:`whopays.claims.evaluate_claims`).
         notebook: Path of the notebook, as the claims name it.
     """
-    rows = counted(results).sort_values("counts", ascending=False, kind="stable")
-    own = [
-        (claim, reading, rows[(rows["claim"] == claim.id) & (rows["reading"] == reading)])
-        for claim in claims
-        for reading, read in claim.readings.items()
-        if read.notebook == notebook
-    ]
-    sections = [(*known, list(rows.itertuples())) for *known, rows in own]
-    return rendered("own", claims=sections).rstrip()
+    rows = counted(results)
+    lines = []
+    for claim in claims:
+        for reading, read in claim.readings.items():
+            if read.notebook == notebook:
+                same = (rows["claim"] == claim.id) & (rows["reading"] == reading)
+                own = [*rows[same & rows["counts"]].itertuples()][::-1]
+                # Tables stand from the smallest runs to the largest.
+                row = max(own, key=lambda row: row.verdict in DECIDED)
+                others = {each.verdict for each in own} - {row.verdict}
+                beside = [f"as {reading}"] * bool(claim.repaired) + [origin(row)]
+                beside += [row.reason] * (row.verdict == "undecided" and not row.seeds)
+                beside += [f"other tables: {', '.join(sorted(others))}"] * bool(others)
+                found = Interval(row.estimate, row.low, row.high)
+                lines.append(finding(read, row.verdict, found, "; ".join(filter(None, beside))))
+    return rendered("own", claims=lines).rstrip()
 
 
 def _append(path: Path, section: str) -> None:

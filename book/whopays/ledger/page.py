@@ -14,7 +14,6 @@ from whopays.ledger.counting import counted, pages_table, papers_table, stricter
 from whopays.ledger.figure import CLIP, figure
 from whopays.ledger.text import (
     details,
-    escape,
     estimate_text,
     folded,
     origin,
@@ -22,6 +21,7 @@ from whopays.ledger.text import (
     percent,
     slug,
 )
+from whopays.prose import escape
 from whopays.verdict import DECIDED, MIN_SEEDS
 
 _INTRODUCTION = (

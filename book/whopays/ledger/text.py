@@ -8,17 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from whopays.conditions import NO_GROUPS, made_by
+from whopays.prose import escape
 from whopays.runs import project
 from whopays.verdict import DECIDED
-
-
-def escape(text: str) -> str:
-    """Escape a text for MyST: one line, $mathematics$ untouched, all other markup escaped."""
-    parts = re.split(r"(\$[^$]+\$)", " ".join(text.split()))
-    # Between dollar signs is mathematics, where a backslash is no escape.
-    parts[::2] = [re.sub(r"([\\`*_<>\[\]{}|#~^$&@])", r"\\\1", part) for part in parts[::2]]
-    # At the start of a line "1." or "-" would begin a list.
-    return re.sub(r"^(\d*)([-+.)](?=\s|$)|\()", r"\1\\\2", "".join(parts))
 
 
 def rendered(name: str, /, **values: Any) -> str:
