@@ -35,6 +35,7 @@ SMALL = "results/pruning/matthew-effect-utkface.csv"
 GRADIENTS = "results/explanation/group-gradients-utkface-all.csv"
 PEOPLE = "results/pruning/people-or-answers-gender-utkface-all.csv"
 PEOPLE_DIGITS = "results/pruning/people-or-answers-study.csv"
+FEW = "results/pruning/people-or-answers-few-{}-utkface-all.csv"
 RACES = "results/linearization/who-pays-for-relus-races-all.csv"
 RACES_VGG19 = "results/linearization/who-pays-for-relus-networks-races-all.csv"
 BUDGET = "results/every-way/one-budget-utkface-all.csv"
@@ -172,15 +173,17 @@ def gender_difference() -> str:
     return points(effects.drop_difference(table(PEOPLE), **rows), interval=True)
 
 
-def by_what_is_rare(claim: str) -> str:
-    """Format what the small group of digits of a claim loses more than the large one."""
-    return points(verdict(claim, PEOPLE_DIGITS, expect=YES).interval)
+def by_what_is_rare(claim: str, table: str = PEOPLE_DIGITS) -> str:
+    """Format what the small group of a claim loses more than the large one."""
+    return points(verdict(claim, table, expect=YES).interval)
 
 
 VALUES |= {
     "rare_answer": functools.partial(by_what_is_rare, "H-answers-digit"),
     "rare_mark": functools.partial(by_what_is_rare, "H-people-mark"),
     "rare_inverted": functools.partial(by_what_is_rare, "H-people-inverted"),
+    "few_race": functools.partial(by_what_is_rare, "H-few-answers", FEW.format("race")),
+    "few_gender": functools.partial(by_what_is_rare, "H-few-people", FEW.format("gender")),
 }
 
 

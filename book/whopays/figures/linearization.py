@@ -105,7 +105,7 @@ def orders(study: DataFrame, level: float) -> DataFrame:
 
 def by_method(study: DataFrame, of: str) -> dict[str, DataFrame]:
     """Compute a statistic by linearizer: seeds in rows, budgets in columns."""
-    parts = study.groupby("method", sort=False)
+    parts = study.groupby(study["method"].str.removeprefix("linearize:"), sort=False)
     return {str(name): effects.by_level(part, of=of) for name, part in parts}
 
 
@@ -126,7 +126,7 @@ def over_kept(
     for axis, (of, label) in zip(axes, labels.items(), strict=True):
         plots.shares(axis, compressed["level"], "ReLUs kept")
         found = {
-            name: values.set_axis([*kept[name]], axis=1)
+            name: values.set_axis([*kept[f"linearize:{name}"]], axis=1)
             for name, values in by_method(study, of).items()
         }
         plots.lines(axis, found, apart=0.03)
