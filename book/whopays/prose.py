@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fairlib.statistics import Interval, t_interval
-from whopays import claims, effects, tables
+from whopays import claims, effects
 from whopays.runs import project
+from whopays.seeds import estimate
 from whopays.verdict import DECIDED
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def points(values: ArrayLike | Interval, *, interval: bool = False) -> str:
         raise ValueError(
             f"values must give a finite mean{' and interval' * interval}, got {values}"
         )
-    mean, *ends = tables.interval(values).split(" ", 1)
+    mean, *ends = estimate(values).split(" ", 1)
     return " ".join([mean, "points", *(ends if interval else ())])
 
 
@@ -201,7 +202,7 @@ def finding(claim: claims.Claim, verdict: str, interval: Interval, beside: str =
     text = f"- {escape(claim.statement)} **{verdict.capitalize()}**"
     if not np.isnan(interval.estimate):
         in_points = claim.of_accuracies and points(interval, interval=True)
-        text += f": {in_points or tables.interval(interval, 3)}"
+        text += f": {in_points or estimate(interval, 3)}"
     known = f" ({beside})" if beside else ""
     return f"{text}{known}. <small>[{claim.id}](#{claim.id})</small>"
 

@@ -1,4 +1,4 @@
-"""Tests over seeds, one value per run: sign flips, power, false discoveries."""
+"""Statistics over seeds, one value per run: sign flips, power, false discoveries, and texts."""
 
 import math
 from itertools import product
@@ -8,7 +8,7 @@ import scipy
 from numpy.typing import ArrayLike, NDArray
 
 from fairlib._validation import check_number, lookup
-from fairlib.statistics.seeds import finite_sample
+from fairlib.statistics.seeds import Interval, finite_sample, t_interval
 
 RESAMPLES = 10_000
 """Random sign patterns of a test of more than 14 values."""
@@ -196,3 +196,23 @@ def holm(p_values: ArrayLike, level: float = 0.05) -> NDArray[np.bool_]:
 def _rounding(values: ArrayLike) -> float:
     """Bound, per value, how much the order of summation changes a sum: ties must stay ties."""
     return 1e-12 * float(np.max(np.abs(np.asarray(values, dtype=np.float64)), initial=0.0))
+
+
+def estimate(values: ArrayLike, digits: int | None = None, sign: bool = False) -> str:
+    """Format a mean with its 95 % interval: ``-5.0 [-6.5, -3.6]``, or the mean if all are alike.
+
+    Args:
+        values: One value per seed, ``(n,)``; or a mean with its interval.
+        digits: Digits after the decimal point; None for shares, shown in percentage points.
+        sign: Whether positive numbers have a sign.
+
+    Raises:
+        ValueError: If a value is missing or not finite.
+    """
+    scale, digits = (100, 1) if digits is None else (1, digits)
+    found = values if isinstance(values, Interval) else t_interval(values)
+    # Zero has no sign: what rounds to -0.0 is no loss.
+    found = Interval(*(round(scale * end, digits) + 0.0 for end in found))
+    text = format(found, f"{'+' * sign},.{digits}f")
+    # The interval of one seed has no ends.
+    return text if found.low < found.high < np.inf else text.split()[0]

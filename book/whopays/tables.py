@@ -15,10 +15,9 @@ import pandas as pd
 from numpy.typing import ArrayLike
 
 from fairlib.data import GroupedDataset, Splits
-from fairlib.statistics import Interval, t_interval
 from whopays import effects, plots
 from whopays.runs import project
-from whopays.seeds import sign_flip_test
+from whopays.seeds import estimate, sign_flip_test
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -149,9 +148,9 @@ def means(
 
     Args:
         values: By row (a text, or a tuple for several levels of rows) the contents of its columns
-            by name: one value per seed ``(n,)``, shown by mean and interval (:func:`interval`); a
-            :func:`number` or a text; None for what does not exist. For a single column, "mean",
-            one value per seed by row.
+            by name: one value per seed ``(n,)``, shown by mean and interval
+            (:func:`whopays.seeds.estimate`); a :func:`number` or a text; None for what does not
+            exist. For a single column, "mean", one value per seed by row.
         names: Name of the rows, or of each of their levels.
         digits: Digits after the decimal point of values that are no shares: of all columns, or by
             the name of the column.
@@ -167,33 +166,13 @@ def means(
     rows = {row: own if isinstance(own, Mapping) else {"mean": own} for row, own in values.items()}
     texts = {
         row: {
-            column: interval(value, of(column), sign) if np.ndim(value) else number(value)
+            column: estimate(value, of(column), sign) if np.ndim(value) else number(value)
             for column, value in own.items()
         }
         for row, own in rows.items()
     }
     table = pd.DataFrame.from_dict(texts, orient="index").astype(object).fillna(DASH)
     return table.rename_axis(index=names, columns=None if of("") else POINTS)
-
-
-def interval(values: ArrayLike, digits: int | None = None, sign: bool = False) -> str:
-    """Format a mean with its 95 % interval: ``-5.0 [-6.5, -3.6]``, or the mean if all are alike.
-
-    Args:
-        values: One value per seed, ``(n,)``; or a mean with its interval.
-        digits: Digits after the decimal point; None for shares, shown in percentage points.
-        sign: Whether positive numbers have a sign.
-
-    Raises:
-        ValueError: If a value is missing or not finite.
-    """
-    scale, digits = (100, 1) if digits is None else (1, digits)
-    found = values if isinstance(values, Interval) else t_interval(values)
-    # Zero has no sign: what rounds to -0.0 is no loss.
-    found = Interval(*(round(scale * end, digits) + 0.0 for end in found))
-    text = format(found, f"{'+' * sign},.{digits}f")
-    # The interval of one seed has no ends.
-    return text if found.low < found.high < np.inf else text.split()[0]
 
 
 def number(value: Any, digits: int = 3) -> str:
