@@ -42,7 +42,7 @@ def test_the_share_that_remains_with_equal_sizes():
     table["level"] = (table["stage"] == "compressed") * 0.9
     found = pruning.size_differences(table).loc[0.9]
     assert float(found["share that remains"]) == pytest.approx(0.25)
-    assert found["equal minus unequal"].startswith("-0.150")
+    assert found["equal minus unequal"].startswith("-15.0")
 
 
 @pytest.fixture
