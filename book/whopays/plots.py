@@ -83,7 +83,7 @@ CHANGE_LABEL = "change of test accuracy\nagainst the control"
 """Label of what a group or everybody loses."""
 
 DROPS = "drop of the smallest third\nminus that of the largest"
-"""Label of who pays: the difference of two drops of accuracy."""
+"""Label of the difference between two drops of accuracy."""
 
 UNITS = {
     "accuracy": "%",
