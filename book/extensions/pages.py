@@ -110,7 +110,7 @@ def visit_image(translator: Any, node: nodes.image) -> None:
     # A figure of a notebook has the shape for a phone in its metadata (`whopays.plots.shapes`).
     wide, _, narrow = path.read_text(encoding="utf-8").partition('<metadata class="narrow">')
     name, alt = f"s{len(translator.body)}", node.get("alt", "")
-    drawn = inline_svg(wide, alt, name)
+    drawn = inline_svg(wide + "</svg>" * bool(narrow), alt, name)
     if narrow:
         stacked = inline_svg(narrow.rpartition("</metadata>")[0], alt, f"{name}n")
         drawn = f'<div class="wide">{drawn}</div><div class="narrow">{stacked}</div>'

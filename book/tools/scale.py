@@ -66,11 +66,11 @@ def pairs(ledger: pd.DataFrame) -> pd.DataFrame:
         ledger: Table of ``whopays ledger --csv``.
 
     Returns:
-        A row for each claim: ``claim change direction elsewhere cells``, and ``small`` and
+        A row for each claim: ``claim change direction elsewhere rows``, and ``small`` and
         ``large`` for the embedded study and the largest kind of real images, each an array of
         estimate and interval, in units of the margin from the threshold on and positive on the side
         that is claimed. ``elsewhere`` is whether the claim names data that the embedded study
-        lacks, ``cells`` the verdict and the effect of both, as MyST.
+        lacks, ``rows`` are the rows of both tables in the ledger.
     """
     known = claims.registered()
     recorded = ledger[

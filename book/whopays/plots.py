@@ -68,7 +68,7 @@ WORDS = {
     "group-dro": "group DRO",
     "reweight": "reweighting",
     "embedded study": "recorded on small data",
-    "real-data run": "recorded on photographs",
+    "real-data run": "recorded on real images",
     "run at scale": "recorded at scale",
 }
 """Plain words for the names that parameters and tables have, wherever a figure shows one."""
@@ -79,11 +79,11 @@ _CODES = re.compile(
 
 _Look = tuple[int | str, str]  # Colour, as an index into `PALETTE` or a name, and marker.
 
+# Label of what a group or everybody loses.
 CHANGE_LABEL = "change of test accuracy\nagainst the control"
-"""Label of what a group or everybody loses."""
 
+# Label of the difference between two drops of accuracy.
 DROPS = "drop of the smallest third\nminus that of the largest"
-"""Label of the difference between two drops of accuracy."""
 
 UNITS = {
     "accuracy": "%",

@@ -122,12 +122,14 @@ class Said(NamedTuple):
         interval: Mean of the claim's statistic over seeds, with its 95 % interval.
         seeds: Number of seeds.
         reason: Why it is open, where there is more to say than the interval does.
+        resplit: The verdict by the interval corrected for one data set.
     """
 
     verdict: str
     interval: Interval
     seeds: int
     reason: str
+    resplit: str
 
     def __str__(self) -> str:
         return f"*{self.verdict}*"
@@ -169,7 +171,9 @@ def _verdicts(claim: str) -> dict[tuple[str, str], Said]:
     said = {}
     for row in found.itertuples():
         interval = Interval(row.estimate, row.low, row.high)
-        said[row.reading, row.table] = Said(row.verdict, interval, row.seeds, row.reason)
+        said[row.reading, row.table] = Said(
+            row.verdict, interval, row.seeds, row.reason, row.resplit
+        )
     return said
 
 
@@ -203,7 +207,7 @@ def finding(claim: claims.Claim, verdict: str, interval: Interval, beside: str =
     if not np.isnan(interval.estimate):
         in_points = claim.of_accuracies and points(interval, interval=True)
         text += f": {in_points or estimate(interval, 3)}"
-    known = f" ({beside})" if beside else ""
+    known = f" ({escape(beside)})" if beside else ""
     return f"{text}{known}. <small>[{claim.id}](#{claim.id})</small>"
 
 

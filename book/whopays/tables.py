@@ -172,7 +172,7 @@ def means(
         for row, own in rows.items()
     }
     table = pd.DataFrame.from_dict(texts, orient="index").astype(object).fillna(DASH)
-    return table.rename_axis(index=names, columns=None if of("") else POINTS)
+    return table.rename_axis(index=names, columns=None if of("") is not None else POINTS)
 
 
 def number(value: Any, digits: int = 3) -> str:

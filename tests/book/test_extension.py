@@ -66,6 +66,7 @@ def test_a_figure_of_a_notebook_has_both_of_its_shapes(tmp_path):
     (shapes,) = translator.body
     assert 'class="wide"' in shapes and 'id="s0-m1"' in shapes
     assert 'class="narrow"' in shapes and 'id="s0n-m1"' in shapes
+    assert shapes.count("<svg") == shapes.count("</svg>")
 
 
 def test_folds_say_what_they_show_and_none_comes_before_the_finding():

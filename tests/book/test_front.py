@@ -316,7 +316,7 @@ def test_monday_says_what_its_tables_and_the_ledger_say():
     pair = -lost("every-way/one-budget-utkface-all", 2, smallest=True, arm="prune + quantize")
     assert cells["pruned, then four bits"][3].startswith(f"{pair:.1f} [")
     assert cells["four bits a weight"][4:] == ["faces only", "**do** |"]
-    assert cells["two bits a weight"][5] == "**don't** / **do** |"
+    assert cells["two bits a weight"][5] == "**don't** / **measure** |"
 
 
 def test_every_pruner_of_a_table_has_dots_of_its_own():

@@ -111,7 +111,7 @@ def own_rows(claims: Sequence[Claim], results: pd.DataFrame, notebook: str) -> s
                 row = max(own, key=lambda row: row.verdict in DECIDED)
                 others = {each.verdict for each in own} - {row.verdict}
                 beside = [f"as {reading}"] * bool(claim.repaired) + [origin(row)]
-                beside += [row.reason] * (row.verdict == "undecided" and not row.seeds)
+                beside += [row.reason] * (row.verdict not in DECIDED)
                 beside += [f"other tables: {', '.join(sorted(others))}"] * bool(others)
                 found = Interval(row.estimate, row.low, row.high)
                 lines.append(finding(read, row.verdict, found, "; ".join(filter(None, beside))))

@@ -45,11 +45,6 @@ def pipe_table(
     return ["| " + " | ".join(map(str, cells)) + " |" for cells in lines]
 
 
-def folded(title: str, lines: Iterable[str]) -> list[str]:
-    """Fold lines under a title."""
-    return [f"::::{{dropdown}} {title}", *lines, "::::"]
-
-
 def slug(verdict: str) -> str:
     """Name the style of a verdict."""
     return re.sub(r"\W+", "-", verdict).strip("-")
