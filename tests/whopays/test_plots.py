@@ -411,7 +411,7 @@ def test_a_figure_has_a_shape_for_a_laptop_and_one_for_a_phone():
     widths = [float(width) / 72 for width in re.findall(r'<svg [^>]*width="([.\d]+)pt', drawing)]
     assert widths == pytest.approx([plots.WIDTH, plots.PHONE], abs=0.3)
     # Codes are words, lines break where the shape ends, and each stacked panel has its labels.
-    assert "random gates" in drawing and figure.get_supxlabel().endswith("photographs\nshort")
+    assert "random gates" in drawing and figure.get_supxlabel().endswith("real images\nshort")
     assert {axis.get_ylabel() for axis in axes} == {axes[0].get_ylabel()}
     assert [axis.get_subplotspec().get_geometry()[:2] for axis in axes] == [(3, 1)] * 3
     # Compression grows to the right, and what is close to nothing is apart.
