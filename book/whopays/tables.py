@@ -148,9 +148,9 @@ def means(
 
     Args:
         values: By row (a text, or a tuple for several levels of rows) the contents of its columns
-            by name: one value per seed ``(n,)``, shown by mean and interval
-            (:func:`whopays.seeds.estimate`); a :func:`number` or a text; None for what does not
-            exist. For a single column, "mean", one value per seed by row.
+            by name: one value per seed ``(n,)``, shown by mean and interval; a :func:`number` or a
+            text; None for what does not exist. For a single column, "mean", one value per seed by
+            row.
         names: Name of the rows, or of each of their levels.
         digits: Digits after the decimal point of values that are no shares: of all columns, or by
             the name of the column.
