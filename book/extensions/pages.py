@@ -178,6 +178,7 @@ def order_folds(app: Sphinx, doctree: nodes.document) -> None:
         section.insert(section.index(place) + 1, folds[0])
         for fold in folds[1:]:
             folds[0][0].extend(fold[0].children)
+        folds[0]["classes"].append(f"moved-{len(folds)}")  # Read by `plain.py`.
 
 
 def name_headings(app: Sphinx, doctree: nodes.document, docname: str) -> None:

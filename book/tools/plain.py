@@ -273,12 +273,12 @@ def converted(page: Page, notebook: NotebookNode, wheel: str = "") -> NotebookNo
         for child in node.children:
             if isinstance(child, Tag) and {"cell", "docutils"} <= set(child.get("class", [])):
                 flush()
-                # A cell that the page does not show still has to run in the plain notebook.
-                while "remove-cell" in (cell := next_code()).metadata.get(
-                    "tags", []
-                ):  # It is not on the page.
+                joined = re.search(r"moved-(\d+)", " ".join(child["class"]))
+                for _ in range(int(joined[1]) if joined else 1):
+                    # A cell that the page does not show still has to run in the plain notebook.
+                    while "remove-cell" in (cell := next_code()).metadata.get("tags", []):
+                        add(runnable(cell, page, wheel))
                     add(runnable(cell, page, wheel))
-                add(runnable(cell, page, wheel))
                 text.extend(
                     " ".join(page.inline(caption).split()) for caption in child.select("figcaption")
                 )
@@ -293,10 +293,15 @@ def converted(page: Page, notebook: NotebookNode, wheel: str = "") -> NotebookNo
                 )
                 text.extend(filter(None, found))
 
+    # Set-up that stands below the first figure of the page runs before all else.
+    if moved := page.article.select_one('div.cell[class*="moved-"]'):
+        page.article.select_one("div.cell.docutils").insert_before(moved.extract())
     walk(page.article)
     source = f"[a page]({page.address}) of the book" if page.address else "a page of the book"
     text.append(f"---\n\n*This notebook is a plain copy of {source} Who Pays?*")
     flush()
+    while code and "remove-cell" in code[0].metadata.get("tags", []):
+        add(runnable(code.pop(0), page, wheel))
     if code:
         raise ValueError(f"{len(code)} code cells of the notebook are not on {page.path}")
     known = {
