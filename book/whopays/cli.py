@@ -124,7 +124,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     ledger("out", nargs="?", metavar="PAGE", help="path of the page")
     ledger("--csv", metavar="PATH", help="a row for each claim, reading and table, as CSV")
-    ledger("--json", metavar="PATH", help="the same as JSON, a list of records")
     ledger(
         "--notebooks", metavar="DIR", help="folder of copies of notebooks/, each to get its rows"
     )
@@ -164,9 +163,7 @@ def _verify(table: str, **options: Any) -> int:
 
 def _ledger(**asked: str | None) -> None:
     if not any(asked.values()):
-        raise runs.ParameterError(
-            "nothing to write: ask for PAGE, --csv PATH, --json PATH or --notebooks DIR"
-        )
+        raise runs.ParameterError("nothing to write: ask for PAGE, --csv PATH or --notebooks DIR")
     root = runs.project()
     path = root / "book" / "claims.yml"
     if not path.is_file():

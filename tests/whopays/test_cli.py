@@ -134,13 +134,13 @@ def test_the_ledger_is_written_from_the_claims_of_the_project_from_any_of_its_fo
     monkeypatch.chdir(project / "notebooks" / "part")
     assert cli.main(["ledger", "ledger.md"]) == 0
     assert "\n# The ledger" in Path("ledger.md").read_text(encoding="utf-8")
-    assert cli.main(["ledger", "--csv", "ledger.csv", "--json", "ledger.json"]) == 0
-    assert pd.read_csv("ledger.csv")["verdict"].tolist() == ["supported"]
-    assert json.loads(Path("ledger.json").read_text())[0]["estimate"] == 5.5
+    assert cli.main(["ledger", "--csv", "ledger.csv"]) == 0
+    (record,) = pd.read_csv("ledger.csv").itertuples()
+    assert (record.verdict, record.estimate) == ("supported", 5.5)
     (project / "table.csv").unlink()
-    assert cli.main(["ledger", "--json", "ledger.json"]) == 0
-    (record,) = json.loads(Path("ledger.json").read_text())
-    assert (record["verdict"], record["decides"], record["estimate"]) == ("undecided", False, None)
+    assert cli.main(["ledger", "--csv", "ledger.csv"]) == 0
+    (record,) = pd.read_csv("ledger.csv").itertuples()
+    assert (record.verdict, record.decides) == ("undecided", False) and pd.isna(record.estimate)
 
 
 def test_a_ledger_that_is_not_asked_for_or_has_no_claims_is_refused(
@@ -148,7 +148,7 @@ def test_a_ledger_that_is_not_asked_for_or_has_no_claims_is_refused(
 ):
     monkeypatch.chdir(project)
     assert cli.main(["ledger"]) == 2
-    assert "ask for PAGE, --csv PATH, --json PATH or --notebooks DIR" in capsys.readouterr().err
+    assert "ask for PAGE, --csv PATH or --notebooks DIR" in capsys.readouterr().err
     monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
     monkeypatch.setattr(environment, "LIBRARY", project / "site-packages" / "fairlib")
     assert cli.main(["ledger", "ledger.md"]) == 1

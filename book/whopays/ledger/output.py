@@ -54,7 +54,6 @@ def write(
     out: str | Path | None = None,
     *,
     csv: str | Path | None = None,
-    json: str | Path | None = None,
     notebooks: str | Path | None = None,
 ) -> None:
     """Write the ledger in the forms for which a path is given.
@@ -63,7 +62,7 @@ def write(
         claims_path: Path of the claims file.
         root: Folder that the paths of the tables start from.
         out: Path of the page, MyST markdown (:func:`page`).
-        csv, json: Path of the verdicts as a table of `LEDGER_COLUMNS`, a row for each claim,
+        csv: Path of the verdicts as a table of `LEDGER_COLUMNS`, a row for each claim,
             reading and table.
         notebooks: Folder of copies of the notebooks, which have their places below it as in the
             project; each gets its own rows as a section (:func:`own_rows`), before *Where this
@@ -83,9 +82,6 @@ def write(
         _replace(out, page(claims, results, history))
     if csv is not None:
         _replace(csv, table.to_csv(index=False, lineterminator="\n"))
-    if json is not None:
-        records = table.astype(object).where(table.notna(), None).to_dict("records")
-        _replace(json, dumps(records, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
     if notebooks is not None:
         for name in by_page(claims):
             if (path := Path(notebooks, name)).is_file():
