@@ -174,10 +174,11 @@ def order_folds(app: Sphinx, doctree: nodes.document) -> None:
         drawn = [cell for cell in cells[found:] if cell.next_node(nodes.figure)]
         place = drawn[0] if drawn and drawn[0].parent is section else short
         for fold in folds:
-            section.remove(fold)
+            fold.parent.remove(fold)
         section.insert(section.index(place) + 1, folds[0])
         for fold in folds[1:]:
             folds[0][0].extend(fold[0].children)
+            folds[0].extend(fold[1:])
         folds[0]["classes"].append(f"moved-{len(folds)}")  # Read by `plain.py`.
 
 

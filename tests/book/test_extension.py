@@ -84,7 +84,7 @@ def test_folds_say_what_they_show_and_none_comes_before_the_finding():
     config = SimpleNamespace(nb_code_prompt_show="Show the code")
     pages.order_folds(SimpleNamespace(config=config), document)
     assert section.children == [finding, figure, setup, table]
-    assert setup.astext().split() == ["a", "b"]
+    assert setup.astext().split() == ["a", "b"] and "moved-2" in setup["classes"]
     names = ["code of this figure", "set-up", "code of this table"]
     assert [cell["prompt_show"][9:] for cell in section[1:]] == names
 

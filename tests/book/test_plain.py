@@ -167,6 +167,22 @@ def test_without_an_address_links_within_the_book_are_words(book):
     assert drawn.outputs[1].data["text/markdown"] == "3 points"
 
 
+def test_moved_and_removed_cells_stand_where_they_run(book):
+    page = book / "html" / "notebooks" / "part" / "page.html"
+    html = page.read_text(encoding="utf-8")
+    start, end = html.index('<div class="cell tag_p'), html.index('<section id="below">')
+    setup = html[start:end].replace("docutils", "moved-2 docutils")
+    html = html[:start] + html[end:].replace("</section></section>", f"</section>{setup}</section>")
+    page.write_text(html, encoding="utf-8")
+    path = book / "source" / "notebooks" / "part" / "page.ipynb"
+    notebook = nbformat.read(path, 4)
+    notebook.cells.insert(3, new_code_cell("more"))
+    notebook.cells.append(new_code_cell("last", metadata={"tags": ["remove-cell"]}))
+    nbformat.write(notebook, path)
+    kinds = [cell.source.split("\n")[0][:9] for cell in convert(book, CONFIG).cells]
+    assert kinds[1:4] == ["address =", "seeds = 1", "more"] and kinds[-1] == "last"
+
+
 def test_a_page_of_another_notebook_is_refused(book):
     path = book / "source" / "notebooks" / "part" / "page.ipynb"
     notebook = nbformat.read(path, 4)
