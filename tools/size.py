@@ -26,7 +26,7 @@ NEW = {
     "the rules mended": {"whopays": 1_740, "tests": 2_400},
     "whose numbers the front page has": {"whopays": 390},
     "labs": {"whopays": 1_960, "notebooks": 1_770, "tests": 600},
-    "pages that a reader can look at": {"tests": 170},
+    "pages that a reader can look at": {"tests": 280},
 }
 """Sizes that new behaviour may have, by package; everything else comes in by taking other code
 out."""
@@ -39,7 +39,7 @@ for _sizes in NEW.values():
     for _package, _size in _sizes.items():
         CAPS[_package] += _size
 
-OVER = {"fairlib": 70_097, "whopays": 47_231}
+OVER = {"fairlib": 70_097, "whopays": 47_205}
 """Sizes of packages that are over their cap: lowered with every removal, and deleted at the cap."""
 
 COMMENTS = 6.0

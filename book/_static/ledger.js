@@ -80,7 +80,7 @@
     output.textContent = `${count} of ${claims.length} claims${elsewhere ? `, ${elsewhere} in other papers` : ""}`;
   };
   const remember = () => {
-    const state = new URLSearchParams([...new FormData(tools)].filter(([, given]) => given)).toString();
+    const state = new URLSearchParams([...new FormData(tools)].filter(([key, given]) => given || key === "paper")).toString();
     history.replaceState(null, "", location.href.split("#")[0] + (state ? `#?${state}` : ""));
   };
   // Also where a link from another page leads to a row: `#T-fig-1` shows the row, whatever was filtered.

@@ -6,8 +6,9 @@
   const meaning = Object.assign(document.createElement("div"), {id: "term-meaning", className: "meaning", popover: "manual"});
   meaning.setAttribute("role", "tooltip");
   document.querySelector("main").append(meaning);
-  let shown = null, touched = false;
+  let shown = null, touched = false, leaving = 0;
   const hide = () => {
+    clearTimeout(leaving);
     if (!shown) return;
     shown.removeAttribute("aria-describedby");
     shown = null;
@@ -20,7 +21,12 @@
     meaning.style.left = `${Math.max(8, Math.min(word.left, document.documentElement.clientWidth - width - 8))}px`;
     meaning.style.top = `${below ? word.bottom + 6 : Math.max(8, word.top - height - 6)}px`;
   };
+  // The pointer has the time to cross to the meaning, which stays while it is there.
+  const leave = ({pointerType}) => { if (pointerType === "mouse") leaving = setTimeout(hide, 200); };
+  meaning.addEventListener("pointerenter", () => clearTimeout(leaving));
+  meaning.addEventListener("pointerleave", leave);
   const show = (link, text) => {
+    clearTimeout(leaving);
     if (shown === link) return;
     hide();
     shown = link;
@@ -33,7 +39,8 @@
     const text = link.title;
     link.removeAttribute("title");  // The browser would show it a second time.
     link.addEventListener("pointerenter", ({pointerType}) => { if (pointerType === "mouse") show(link, text); });
-    link.addEventListener("pointerleave", ({pointerType}) => { if (pointerType === "mouse") hide(); });
+    link.addEventListener("pointerleave", leave);
+    link.addEventListener("pointercancel", () => { touched = false; });  // The touch became a scroll.
     link.addEventListener("pointerdown", ({pointerType}) => { touched = pointerType !== "mouse" && shown !== link; });
     link.addEventListener("focus", () => show(link, text));
     link.addEventListener("blur", hide);
@@ -45,6 +52,6 @@
     });
   }
   addEventListener("keydown", ({key}) => { if (key === "Escape") hide(); });
-  addEventListener("pointerdown", ({target}) => { if (shown && !shown.contains(target)) hide(); });
+  addEventListener("pointerdown", ({target}) => { if (shown && !shown.contains(target) && !meaning.contains(target)) hide(); });
   addEventListener("scroll", place, {passive: true, capture: true});
 })();

@@ -182,10 +182,10 @@ def number(value: Any, digits: int = 3) -> str:
         value: Number, text, or None or NaN for what does not exist.
         digits: Digits after the decimal point of a number that is not whole.
     """
-    if value is None or value == "" or value != value:
+    if isinstance(value, str | bool):
+        return str(value) or DASH
+    if pd.isna(value):
         return DASH
-    if isinstance(value, str):
-        return value
     return format(value, f",.{digits * (value % 1 > 0)}f")
 
 

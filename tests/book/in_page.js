@@ -99,7 +99,7 @@ window.inPage = (() => {
         [id, target.join(" "), html.slice(0, 120), [...any, ...all, ...none].map(({message}) => message).join("; ")]));
   };
 
-  // Of each drawing, in folds too: its smallest text in pixels, and the most panels that stand side by side.
+  // Measures each drawing, in folds too: its smallest text in pixels, and the most panels that stand side by side.
   const drawings = () => {
     document.querySelectorAll("details").forEach((fold) => { fold.open = true; });
     return all("svg[role=img]").filter((drawing) => drawing.getBoundingClientRect().width).map((drawing) => {
