@@ -50,10 +50,12 @@ window.inPage = (() => {
     return ["the page", ...found.map((node) => `${node.localName}.${node.className}: ${node.textContent.slice(0, 60)}`)];
   };
 
-  // The glyphs of a formula are most of a long page; a box of their size stands for them from here on.
+  // The glyphs of a formula are most of a long page; a box of their size stands for them from here on. All sizes are read
+  // before the first change: a size that is read after one lays the whole page out anew.
   const box = () => {
-    for (const formula of document.querySelectorAll("mjx-container")) {
-      const {width, height} = (formula.firstElementChild || formula).getBoundingClientRect();
+    const sizes = [...document.querySelectorAll("mjx-container")]
+      .map((formula) => [formula, (formula.firstElementChild || formula).getBoundingClientRect()]);
+    for (const [formula, {width, height}] of sizes) {
       const instead = document.createElement("span");
       instead.style.cssText = `display: inline-block; width: ${width}px; height: ${height}px`;
       instead.role = "img";
@@ -62,7 +64,8 @@ window.inPage = (() => {
     }
   };
 
-  // One element for each combination of colour, size, weight and what lies behind: all others have its contrast.
+  // One element for each combination of colour, size, weight and what lies behind, of links also of underline and colour
+  // around: all others have its contrast.
   const looks = () => {
     const behind = new Map();
     const ground = (node) => {
@@ -80,24 +83,37 @@ window.inPage = (() => {
     while (texts.nextNode()) {
       const node = texts.currentNode.parentElement;
       if (!texts.currentNode.data.trim() || !node.checkVisibility({visibilityProperty: true})) continue;
-      const {color, fill, fontSize, fontWeight} = getComputedStyle(node);
-      const look = [color, fill, fontSize, fontWeight, ground(node)].join(" | ");
+      const {color, fontSize, fontWeight} = getComputedStyle(node);
+      const link = node.closest("a");
+      const around = link && getComputedStyle(link).textDecorationLine + getComputedStyle(link.parentElement).color;
+      const look = [color, fontSize, fontWeight, around, ground(node)].join(" | ");
       if (!found.has(look)) found.set(look, node);
     }
     return [...found.values()];
   };
 
+  // Takes the inside of drawings out of the page for a while: an image has no parts for a screen reader, axe takes the colour
+  // of a drawn text from `color` where `fill` paints it, and most elements of a page are drawn.
+  const withoutDrawings = async (work) => {
+    const held = all("svg[role=img]").map((drawing) => [drawing, [...drawing.childNodes]]);
+    held.forEach(([drawing]) => drawing.replaceChildren());
+    const found = await work();
+    held.forEach(([drawing, parts]) => drawing.replaceChildren(...parts));
+    return found;
+  };
+
   // Faults that axe finds, each as [rule, selector, element, what is wrong], without those in `known` (rule: selector).
-  const faults = async (known, contrast) => {
-    const rules = {"color-contrast": {enabled: false}};
-    const settings = contrast ? {runOnly: ["color-contrast"]} : {rules};
+  const ofColour = ["color-contrast", "link-in-text-block"];
+  const faults = (known, contrast) => withoutDrawings(async () => {
+    const rules = Object.fromEntries(ofColour.map((rule) => [rule, {enabled: false}]));
+    const settings = contrast ? {runOnly: ofColour} : {rules};
     const nodes = contrast ? {include: looks()} : document;
     const result = await axe.run(nodes, {preload: false, resultTypes: ["violations"], ...settings});
     return result.violations.flatMap(({id, nodes}) => nodes
       .filter(({target}) => !(known[id] && document.querySelector(target[0])?.matches(known[id])))
       .map(({target, html, any, all, none}) =>
         [id, target.join(" "), html.slice(0, 120), [...any, ...all, ...none].map(({message}) => message).join("; ")]));
-  };
+  });
 
   // Measures each drawing, in folds too: its smallest text in pixels, and the most panels that stand side by side.
   const drawings = () => {
