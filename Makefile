@@ -4,7 +4,7 @@ $(if $(filter oneshell,$(.FEATURES)),,$(error This needs GNU make of 3.82 or lat
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help env book notebooks lab test test-slurm lint sweep verify gpu-kit clean
+.PHONY: help env book notebooks lab test check test-slurm lint sweep verify gpu-kit clean
 .DELETE_ON_ERROR:
 
 CORES ?= $(shell nproc 2> /dev/null || getconf _NPROCESSORS_ONLN)
@@ -32,9 +32,10 @@ help:
 	@echo "make lab      open copies of the notebooks in JupyterLab, for you to run and change: _build/lab"
 	@echo "make notebooks"
 	@echo "              what 'make book' also leaves in _build/plain: notebooks for Colab, GitHub and any Jupyter"
-	@echo "make test     unit tests, then the notebooks by nbval, with smoke parameters; some 15 minutes"
-	@echo "make test FAST=1"
-	@echo "              the unit tests that are not marked slow; some two minutes"
+	@echo "make test     what a change of the library, a page or a claim can break, then the theory's notebooks by nbval; some"
+	@echo "              MINUTES minutes on two cores"
+	@echo "make check    the rest: each page of the built book in a browser, runs and sweeps of whole grids, the papers' grids in"
+	@echo "              toy size, the experiments by nbval with smoke parameters; CI runs it"
 	@echo "make test-slurm"
 	@echo "              sweep a small grid on a SLURM cluster of one node while jobs are cancelled, the node is drained and"
 	@echo "              Snakemake is killed; on Debian, as root, with slurm-wlm and munge installed; some five minutes"
@@ -91,16 +92,20 @@ lab: $(STAMP)
 
 # nbval runs the notebooks: the theory's stored outputs are its test; of the experiments copies with smoke parameters. A
 # process has one notebook at a time and trains on one core, so that the cores are not asked for twice. IPYTHONDIR is a
-# folder of settings that make warnings errors, which nbval has no option for. THEORY=1 leaves the experiments to a quick
-# book, which runs the same copies.
+# folder of settings that make warnings errors, which nbval has no option for. QUICK=1 leaves the experiments to a quick
+# book, which ran the same copies.
 one_core = env FAIRLIB_CACHE=$(CURDIR)/_build/smoke/cache OMP_NUM_THREADS=1 LOKY_MAX_CPU_COUNT=1 IPYTHONDIR=$(CURDIR)/_build/smoke/ipython
+in_turn = --numprocesses $(CORES) --dist
 test: $(STAMP)
-	pytest --numprocesses $(CORES) --dist loadgroup $(if $(FAST),-m "not slow")
-	$(if $(FAST),exit 0)
+	pytest $(in_turn) loadgroup -m "not slow"
 	python tests/notebooks/prepare.py _build/smoke
-	$(one_core) pytest --nbval notebooks/theory --numprocesses $(CORES) --dist loadfile
-	$(if $(THEORY),exit 0)
-	$(one_core) pytest --nbval-lax _build/smoke --numprocesses $(CORES) --dist loadfile
+	$(one_core) pytest --nbval notebooks/theory $(in_turn) loadfile
+
+check: $(STAMP)
+	pytest $(in_turn) loadgroup -m slow
+	$(if $(QUICK),exit 0)
+	python tests/notebooks/prepare.py _build/smoke
+	$(one_core) pytest --nbval-lax _build/smoke $(in_turn) loadfile
 
 test-slurm: $(STAMP)
 	@python tests/slurm.py

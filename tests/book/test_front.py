@@ -324,6 +324,7 @@ def test_every_pruner_of_a_table_has_dots_of_its_own():
     assert len(list(front.changes("pruning/which-pruner-study", {}))) == pruners
 
 
+@pytest.mark.slow
 def test_pages_are_staged(tmp_path: Path):
     shutil.copy(ROOT / "_config.yml", tmp_path)
     front.main(str(tmp_path))

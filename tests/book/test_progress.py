@@ -150,6 +150,7 @@ def sweep(tmp_path):
     return start
 
 
+@pytest.mark.slow
 def test_a_sweep_shows_one_line_that_moves_and_the_log_of_a_failed_run_and_goes_on(sweep, tmp_path):
     master, terminal = open_terminal()
     first = sweep(stdout=terminal, stderr=terminal)
