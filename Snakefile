@@ -84,6 +84,7 @@ rule run:
         update(f"{BUILD}/runs/{{part}}/{{name}}/run.json"),
         update(f"{BUILD}/runs/{{part}}/{{name}}/notebook.ipynb"),
     log: f"{BUILD}/logs/{{part}}/{{name}}.log"
+    benchmark: f"{BUILD}/seconds/{{part}}/{{name}}.tsv"
     params:
         digest=lambda w: runs.digest_values(runs.contents(f"notebooks/{w.part}/{w.name}.ipynb", given(w))),
         smoke=lambda w: [word for path in smoke(w) for word in ("-f", path)],
@@ -101,6 +102,7 @@ rule stage:
     input: EXECUTED, STAMP, pages=stamp("pages.txt", PAGES)
     output: directory(f"{BUILD}/source")
     log: f"{BUILD}/logs/stage.log"
+    benchmark: f"{BUILD}/seconds/stage.tsv"
     params: digest=book_digest(), names=NOTEBOOKS, mark=shlex.quote(MARK)
     message: "stage"
     shell:
@@ -137,6 +139,7 @@ rule html:
     input: f"{BUILD}/source"
     output: f"{BUILD}/html/index.html"
     log: f"{BUILD}/logs/html.log"
+    benchmark: f"{BUILD}/seconds/html.tsv"
     params: digest=book_digest()
     message: "html"
     shell:
@@ -157,6 +160,7 @@ rule plain:
     input: f"{BUILD}/html/index.html"
     output: directory(f"{BUILD}/plain")
     log: f"{BUILD}/logs/plain.log"
+    benchmark: f"{BUILD}/seconds/plain.tsv"
     params: digest=book_digest()
     message: "plain"
     shell: "python book/tools/plain.py {BUILD} > {log} 2>&1"

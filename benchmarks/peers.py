@@ -1,5 +1,5 @@
-"""What users would run instead: an audit beside fairlearn's `MetricFrame`, a folder of images beside
-torchvision's `ImageFolder`, rounded weights beside the observers of `torch.ao`.
+"""Compare with what users would run instead: an audit with fairlearn's `MetricFrame`, a folder of
+images with torchvision's `ImageFolder`, rounded weights with the observers of `torch.ao`.
 
 ``python benchmarks/peers.py``, with fairlearn of ``benchmarks/requirements.txt``; one process, one
 thread, in turns. The peer comes first: goals are shares of its time."""
@@ -38,7 +38,6 @@ def audits() -> pd.DataFrame:
     target = generator.integers(0, 2, ROWS)
     before = np.where(generator.random(ROWS) < 0.9, target, 1 - target)
     after = np.where(generator.random(ROWS) < 0.95, before, 1 - before)
-    people = pd.DataFrame({"target": target, "group": groups})
 
     def frames(draws: int | None) -> None:
         for said in (before, after):
@@ -57,9 +56,7 @@ def audits() -> pd.DataFrame:
     versions = {
         "MetricFrame, 100 bootstraps": lambda: frames(100),
         "MetricFrame, no interval": lambda: frames(None),
-        "fairlib.audit": lambda: fairlib.audit(
-            before, after, people, target="target", group="group", scores="labels"
-        ),
+        "fairlib.audit": lambda: fairlib.audit(before, after, targets=target, groups=groups),
     }
     return interleaved.compare(versions, {"fairlib.audit": 0.1}, rounds=3)
 
@@ -99,7 +96,7 @@ def folders(root: Path) -> pd.DataFrame:
 
 
 def rounded() -> pd.DataFrame:
-    """ResNet-18 in four bits a weight: the largest weight as the end of the grid, or the best end."""
+    """ResNet-18 in four bits a weight: the grid ends at the largest weight, or at the best end."""
     model = fairlib.build("resnet18", num_classes=5, in_channels=3, image_size=32, seed=0)
 
     def by_largest() -> nn.Module:
@@ -115,7 +112,7 @@ def rounded() -> pd.DataFrame:
 
     def error(found: nn.Module) -> float:
         pairs = zip(model.parameters(), found.parameters(), strict=True)
-        return sum(float((one - other).square().sum()) for one, other in pairs)
+        return sum((one - other).square().sum().item() for one, other in pairs)
 
     versions = {
         "torch.ao, largest weight": by_largest,
