@@ -15,6 +15,7 @@ from fairlib.statistics import accuracies_by_chance
 from whopays import claims, effects
 
 CLAIMS = Path(__file__).parents[2] / "book" / "claims.yml"
+pytestmark = pytest.mark.slow
 
 
 def form(name: str, arguments: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -237,6 +237,7 @@ class TestGrid:
         )
 
 
+@pytest.mark.slow
 def test_a_sweep_runs_what_is_missing_and_mixes_nothing(grid, project, monkeypatch):
     shutil.copy(ROOT / "Snakefile", project)
     for package in ("fairlib", "book/whopays"):
