@@ -143,31 +143,28 @@ def _pareto(axis: Axes, found: DataFrame) -> None:
         place, path = _ORDER.index(str(name)) - 1, []
         look: dict[str, Any] = {"color": PALETTE[place], "marker": MARKERS[place]}
         for (budget, strength), part in own.groupby(["budget", "strength"]):
-            look |= {"label": f"{name}{_EXTRA[budget]}", "elinewidth": 0.7}
-            look |= {"markersize": 3 + 1.5 * (strength or 2)}
-            fill = {"markerfacecolor": "white"} if budget == "time" else {}
-            point = plots.mean_point(axis, part["gap"], part["accuracy"], **look, **fill)
+            look |= {"label": name, "elinewidth": 0.7, "markersize": 3 + 1.5 * (strength or 2)}
+            fill = {"markerfacecolor": "white", "label": None} if budget == "time" else {}
+            point = plots.mean_point(axis, part["gap"], part["accuracy"], **look | fill)
             path += [point] if budget == "epochs" else []
         axis.plot(*zip(*path, strict=True), color=look["color"], linewidth=1)
 
 
 def gaps_and_accuracies(study: DataFrame) -> Figure:
-    """Draw accuracy over gap: on the left as they are, on the right against no mitigation."""
-    found, columns = finetuned(study), ["gap", "accuracy"]
-    plain = found[found["network"] == "none"].set_index("seed").loc[found["seed"]]
-    figure, (left, right) = new_figure(2, height=5.0)
-    _pareto(left, found)
-    _pareto(right, found.assign(**(found[columns] - plain[columns].to_numpy())))
+    """Draw accuracy over gap, and dotted the gap by chance: a panel for each kind of mitigation."""
+    found = finetuned(study)
     chance = found.groupby("network")[["gap by chance", "accuracy"]].mean()
     chance = chance.set_index("gap by chance").sort_values("accuracy")
-    left.plot(chance, ":", color="#777777", label="chance")
-    accuracy(left.xaxis, "gap in test accuracy")
-    accuracy(left.yaxis, "test accuracy", "%")
-    right.axhline(0, color="#555555", linewidth=0.8)
-    right.axvline(0, color="#555555", linewidth=0.8)
-    accuracy(right.xaxis, "change of the gap")
-    accuracy(right.yaxis, "change of accuracy against none")
-    legend(figure)
+    figure, axes = new_figure(2, height=4.6, sharey=True)
+    kinds = {"by multipliers": FIVE[:2] + FIVE[4:], "by weights": FIVE[2:4]}
+    for axis, (title, names) in zip(axes, kinds.items(), strict=True):
+        _pareto(axis, found[found["mitigation"].isin([*_ORDER[:2], *names])])
+        axis.plot(chance, ":", color="#777777", label="chance")
+        axis.set_title(title)
+        accuracy(axis.xaxis, "gap in test accuracy")
+    accuracy(axes[0].yaxis, "test accuracy", "%")
+    axes[1].sharex(axes[0])
+    legend(figure, "larger: stronger; hollow: finetuned longer")
     return figure
 
 
