@@ -242,7 +242,7 @@ def given_back(study: DataFrame) -> Figure:
     figure, (left, right) = new_figure(2, height=4.6, sharey=True)
     names = [name for name in FIVE if (study["mitigation"] == name).any()]
     middle = {"budget": "epochs", "strength": 2}
-    gaps: dict[str, dict[str, Series]] = {}
+    gaps: dict[str, dict[str, Series]] = {"none": {}}
     taken: dict[str, dict[str, Series]] = {}
     for name in names:
         for words, stage in (("pruned", "compressed"), ("not pruned", "control")):
@@ -254,12 +254,11 @@ def given_back(study: DataFrame) -> Figure:
                 against=at | {"mitigation": "none"},
             )
     level = select(study, stage="compressed")["level"].iloc[0]
-    for name in ("none", *names):
+    for name in gaps:
         where = {"budget": "epochs", "mitigation": name} | (middle if name != "none" else {})
         lost = effects.drop_difference(study, level=level, share=0.1, where=where)
         taken[name] = {"taken by pruning": lost}
-        gaps.setdefault(name, {})
-    plots.intervals(left, {name: gaps[name] for name in taken})
+    plots.intervals(left, gaps)
     plots.intervals(right, taken)
     accuracy(left.xaxis, "change of the gap by the mitigation")
     accuracy(right.xaxis, "drop by pruning, smallest minus largest group")
@@ -299,14 +298,16 @@ def four_models(study: DataFrame, setting: str) -> Figure:
 
 
 def beside_table_2(study: DataFrame) -> DataFrame:
-    """Put our means over seeds beside Table 2 of [T]."""
+    """Put our means over seeds beside Table 2 of [T], in percent."""
     means = by_time(study, "other target").mean().unstack("when")[TIMES]
     both = {"ours": means.reindex(TABLE_2.index), "printed": TABLE_2}
-    return pd.concat(both, axis=1).round(3).rename_axis(["", "sparsity"])
+    shares = pd.concat(both, axis=1).rename_axis(["percent", "sparsity"])
+    return (100 * shares).round(1)
 
 
 def chance_in_table_2(study: DataFrame) -> DataFrame:
-    """Compute the gap that nine groups of one accuracy would have, beside the printed one."""
+    """Compute the gap that nine groups of one accuracy would have, beside the printed one, in
+    percent."""
     test = select(study, setting="other target", split="test")
     shares = test.groupby("group")["size"].mean()
     sizes = (shares / shares.sum() * 23_707 / 5).round().astype(int).to_numpy()
@@ -317,11 +318,11 @@ def chance_in_table_2(study: DataFrame) -> DataFrame:
     drawn, printed = pd.DataFrame(gaps), TABLE_2.loc["gap in test accuracy"].stack()
     null = drawn.agg(["mean", "std"]).T.assign(printed=printed)
     null["share of draws below"] = drawn.le(printed).mean()
-    return null.round(3).rename_axis(["sparsity", "when"])
+    return (100 * null).round(1).rename_axis(["sparsity", "when"])
 
 
 def beside_table_1(recorded: Mapping[str, DataFrame]) -> DataFrame:
-    """Put our means over seeds beside Table 1 of [T].
+    """Put our means over seeds beside Table 1 of [T], in percent.
 
     Args:
         recorded: Tables of the page on the full constraint, by the names of `TABLE_1`.
@@ -346,7 +347,7 @@ def beside_table_1(recorded: Mapping[str, DataFrame]) -> DataFrame:
             *classes, _ = printed
             found["printed", version] = [*printed, max(classes) - min(classes)]
         parts[name] = found.rename_axis("class")
-    return pd.concat(parts, names=["data"]).round(3)
+    return (100 * pd.concat(parts, names=["data"])).round(1)
 
 
 def constrained(study: DataFrame) -> DataFrame:
