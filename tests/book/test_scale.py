@@ -84,7 +84,10 @@ def test_the_smallest_table_stands_beside_the_largest():
     assert claim.direction == "greater"
     assert (found.claim, found.change, found.direction) == ("T-fig-1", "small", "greater")
     text = scale.lists(scale.pairs(LEDGER))
-    assert "| *supported*<br>digits, elsewhere |" in text and "| *undecided*<br>faces (UTKFace) |" in text
+    assert (
+        "| *supported*<br>digits, elsewhere |" in text
+        and "| *undecided*<br>faces (UTKFace) |" in text
+    )
     for ends, estimate in ((found.small, -0.06), (found.large, 0.03)):
         numbers = np.array([estimate, estimate - 0.01, estimate + 0.01])
         assert ends == pytest.approx((numbers - claim.threshold) / claim.margin)
