@@ -17,7 +17,7 @@ from pathlib import Path
 import pandas as pd
 
 from whopays import claims
-from whopays.claims import hours
+from whopays.claims import hours_of_grid
 from whopays.ledger.text import networks, rendered
 from whopays.runs import project
 
@@ -49,7 +49,12 @@ def grids(paper: str) -> dict[Item, list[tuple[str, str, bool, str]]]:
     for path in sorted(project().glob("params/paper/*/*.yml")):
         head = "".join(re.findall(r"(?m)^#(.*)\n", path.read_text(encoding="utf-8")))
         table = project() / "results" / path.parent.name / f"{path.stem}.csv"
-        own = path.relative_to(project()).as_posix(), head.strip(), table.is_file(), hours(table)
+        own = (
+            path.relative_to(project()).as_posix(),
+            head.strip(),
+            table.is_file(),
+            hours_of_grid(table),
+        )
         for item in items(head, paper):
             found[item].append(own)
     return found
