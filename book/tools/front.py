@@ -153,17 +153,21 @@ def cover(width: float, height: float, columns: int) -> Figure:
 
 
 def ways() -> dict[str, dict[str, pd.DataFrame]]:
-    """Compute what the smallest groups lose, by panel of the figure and way."""
+    """Compute what the smallest groups lose, by panel of the figure and way.
+
+    What is also stored in fewer bits has a panel of its own, beside that of the ways alone.
+    """
     sources = {
         title: {way: (name, {"arm": look["arm"]}) for way, look in WAYS.items()}
         for title, name in ONE_BUDGET.items()
     }
     sources["faces, ResNet-18"] = RESNET18
-    found: dict[str, dict[str, pd.DataFrame]] = {title: {} for title in sources}
+    found: dict[str, dict[str, pd.DataFrame]] = {}
     for title, own in sources.items():
         for way, source in own.items():
             (thirds,) = changes(*source)
-            found[title][way] = thirds["smallest"]
+            panel = f"{title}, {'two ways' if ',' in way else 'one way'}"
+            found.setdefault(panel, {})[way] = thirds["smallest"]
     return found
 
 
@@ -175,22 +179,23 @@ def one_axis(width: float, height: float, columns: int) -> Figure:
         columns: Number of panels in a row.
     """
     shown = ways()
-    rows = len(shown) // columns
-    drawn, axes = plots.new_figure(columns, rows=rows, width=width, height=height)
-    for axis, (title, own) in zip(axes, shown.items(), strict=True):
+    shape = {"rows": -(-len(shown) // columns), "width": width, "height": height}
+    drawn, axes = plots.new_figure(columns, **shape)
+    for axis, (title, own) in zip(axes, shown.items(), strict=False):
         for place, (way, found) in enumerate(own.items()):
-            # Side by side: at one place the intervals of eight ways would hide each other.
+            # Side by side: at one place the intervals of five ways would hide each other.
             beside = found.set_axis(found.columns * 1.012 ** (place - len(own) / 2), axis=1)
-            color, style = WAYS[way]["color"], "--" if "," in way else "-"
-            color = color if isinstance(color, str) else plots.PALETTE[color]
-            plots.line(axis, beside, label=way, color=color, linestyle=style, **THIN_LINES)
+            look = {"color": plots.PALETTE[WAYS[way]["color"]]} | THIN_LINES
+            plots.line(axis, beside, label=way, linestyle="--" if "," in way else "-", **look)
         axis.set_title(title, loc="left")
         _kept(axis, (0.36, 0.05), [0.3, 0.2, 0.1, 0.06])
-    for axis in axes[-columns:]:
+    for one, two in zip(axes[::2], axes[1::2], strict=False):
+        two.sharey(one)
+    for axis in axes[len(shown) :]:
+        axis.remove()
+    for axis in drawn.axes[-columns:]:
         axis.set_xlabel("bytes kept, %")
-    handles = [handle[0] for handle in axes[0].get_legend_handles_labels()[0]]
-    look = LEGEND | {"handlelength": 2.2, "ncols": 4 if columns > 1 else 2}
-    drawn.legend(handles, WAYS, **look)
+    plots.legend(drawn)
     drawn.supylabel("smallest groups: change of\ntest accuracy, points", fontsize=SIZE)
     return drawn
 
@@ -209,18 +214,17 @@ def draw(axis: Axes, panel: Panel) -> None:
         plots.line(axis, own[third], color=COLOURS[third], markersize=3.5, linewidth=1.8)
 
 
-def figure(width: float, height: float, columns: int) -> Figure:
-    """Draw the figure of all runs of pruning and of ReLUs.
+def figure(width: float, height: float) -> Figure:
+    """Draw the figure of all runs of pruning and of ReLUs, a row for each data set.
 
     Args:
         width, height: Size in inches.
-        columns: 4 for two rows of four panels, or 2 for four rows of two.
     """
-    rows = [PRUNED, LINEARIZED] if columns == 4 else list(zip(PRUNED, LINEARIZED, strict=True))
-    drawn, axes = plots.new_figure(columns, rows=len(rows), width=width, height=height)
+    drawn, axes = plots.new_figure(2, rows=len(PRUNED), width=width, height=height)
+    rows = zip(PRUNED, LINEARIZED, strict=True)
     for axis, panel in zip(axes, (panel for row in rows for panel in row), strict=True):
         draw(axis, panel)
-        _label(axis, panel, last=columns == 4 or panel in rows[-1])
+        _label(axis, panel)
         title = "Pruning" if panel in PRUNED else "Fewer ReLUs"
         axis.set_title(f"{title}\n{panel.data}", loc="left")
     for third in BOTH:
@@ -240,13 +244,13 @@ def _kept(axis: Axes, limits: tuple[float, float], ticks: list[float]) -> None:
     axis.axhline(0, color="#555555", linewidth=0.8)
 
 
-def _label(axis: Axes, panel: Panel, *, last: bool) -> None:
+def _label(axis: Axes, panel: Panel) -> None:
     """Write limits and ticks of a panel."""
     pruned = panel in PRUNED
     ticks = [1, 0.3, 0.1, 0.03, 0.01]
     _kept(axis, (1.15, 0.008 if pruned else 0.017), ticks if pruned else ticks[:4])
     axis.yaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 5, 10]))
-    if last:
+    if panel in (PRUNED[-1], LINEARIZED[-1]):
         axis.set_xlabel("weights kept, %" if pruned else "ReLUs kept, %")
     # Room for the title's second line where nobody gains.
     low, high = axis.get_ylim()
@@ -299,9 +303,9 @@ def main(folder: str) -> None:
     drawn.mkdir(parents=True, exist_ok=True)
     sizes = {"font.size": SIZE, "axes.titlesize": SIZE, "axes.titleweight": "bold"}
     with matplotlib.rc_context(sizes):
-        for name, shape in (("wide", (8.6, 4.8, 4)), ("narrow", (3.9, 8.9, 2))):
-            values.save_svg(figure(*shape), drawn / f"runs-{name}.svg")
-        for name, shape in (("wide", (8.6, 3.6, 4)), ("narrow", (3.9, 8.9, 1))):
+        for name, size in (("wide", (7.6, 8.4)), ("narrow", (3.9, 8.9))):
+            values.save_svg(figure(*size), drawn / f"runs-{name}.svg")
+        for name, shape in (("wide", (7.6, 8.2, 2)), ("narrow", (3.9, 14.0, 1))):
             values.save_svg(one_axis(*shape), drawn / f"ways-{name}.svg")
         for name, shape in (("wide", (8.6, 3.1, 4)), ("narrow", (3.9, 5.6, 2))):
             values.save_svg(cover(*shape), drawn / f"{name}.svg")

@@ -324,7 +324,7 @@ def runnable(cell: NotebookNode, page: Page, wheel: str) -> NotebookNode:
     if "remove-cell" in tags:
         # The first cell installs fairlib where it is missing, from the published wheel if there is
         # one.
-        source = source.replace('address = ""', f'address = "{wheel}"')
+        source = source.replace('default=""', f'default="{wheel}"')
     outputs = copy.deepcopy(cell.outputs)
     for output in outputs:
         data = output.get("data", {})

@@ -28,14 +28,14 @@ SIZES = claims.EVIDENCE[1:]
 ENDS = ("small", "large")
 
 CHANGES = {
-    "differently": "decided differently",
-    "small": "by small data only",
-    "large": "by real images only",
-    "floor": "nothing to lose",
-    "alike": "decided alike",
-    "neither": "by neither",
+    "differently": "both, differently",
+    "small": "small data only",
+    "large": "real images only",
+    "floor": "nothing to lose on real images",
+    "alike": "both, alike",
+    "neither": "neither yet",
 }
-"""Kinds of change from the embedded study to real images, in the order of the page."""
+"""Which of the embedded study and real images decide a claim, in the order of the page."""
 
 OPEN = {
     "floor": "A group had next to nothing to lose in any table of real images",

@@ -430,7 +430,7 @@ def _judge(claim: Claim, table: Path) -> tuple[Verdict, bool, str, dict[str, Any
         and further columns of the row.
     """
     if claim.statistic is None or not table.is_file():
-        unknown = Verdict("undecided", f"its table has not been recorded{_hours(table)}")
+        unknown = Verdict("undecided", f"its table has not been recorded{hours_of_grid(table)}")
         if claim.not_testable:
             unknown = Verdict("not testable here", claim.not_testable)
         elif claim.statistic is None:
@@ -483,7 +483,7 @@ def _beside(
     }
 
 
-def _hours(table: Path) -> str:
+def hours_of_grid(table: Path) -> str:
     """Say how long a GPU takes for a table that ``results/benchmarks/grid_work.csv`` counts."""
     counts = project() / "results" / "benchmarks" / "grid_work.csv"
     if not counts.is_file():

@@ -73,7 +73,7 @@ def book(tmp_path) -> Path:
     outputs = [new_output("display_data", figure), new_output("display_data", said)]
     cells = [
         new_markdown_cell("# The title"),
-        new_code_cell('address = ""  # Of the wheel', metadata={"tags": ["remove-cell"]}),
+        new_code_cell('max([], default="")', metadata={"tags": ["remove-cell"]}),
         new_code_cell("seeds = 1", metadata={"tags": ["parameters"]}),
         new_code_cell(
             "plot()", outputs=outputs, metadata={"tags": ["hide-input"], "mystnb": {"figure": {}}}
@@ -143,7 +143,7 @@ def test_the_cells_are_the_notebooks_own_and_folded_as_on_the_page(book):
     install, parameters, drawn = (cell for cell in made.cells if cell.cell_type == "code")
     assert (
         install.source
-        == f'address = "{ADDRESS}wheel/who_pays-{__version__}-py3-none-any.whl"  # Of the wheel'
+        == f'max([], default="{ADDRESS}wheel/who_pays-{__version__}-py3-none-any.whl")'
     )
     assert parameters.metadata == {"tags": ["parameters"]}
     assert (
@@ -163,7 +163,7 @@ def test_without_an_address_links_within_the_book_are_words(book):
         made
     ) and "[there](https://example.org/x)" in words(made)
     install, _, drawn = (cell for cell in made.cells if cell.cell_type == "code")
-    assert install.source.startswith('address = "" ')
+    assert 'default=""' in install.source
     assert drawn.outputs[1].data["text/markdown"] == "3 points"
 
 
@@ -180,7 +180,7 @@ def test_moved_and_removed_cells_stand_where_they_run(book):
     notebook.cells.append(new_code_cell("last", metadata={"tags": ["remove-cell"]}))
     nbformat.write(notebook, path)
     kinds = [cell.source.split("\n")[0][:9] for cell in convert(book, CONFIG).cells]
-    assert kinds[1:4] == ["address =", "seeds = 1", "more"] and kinds[-1] == "last"
+    assert kinds[1:4] == ["max([], d", "seeds = 1", "more"] and kinds[-1] == "last"
 
 
 def test_a_page_of_another_notebook_is_refused(book):

@@ -84,7 +84,10 @@ def test_the_smallest_table_stands_beside_the_largest():
     assert claim.direction == "greater"
     assert (found.claim, found.change, found.direction) == ("T-fig-1", "small", "greater")
     text = scale.lists(scale.pairs(LEDGER))
-    assert "| *supported*<br>digits, elsewhere |" in text and "| *undecided*<br>utkface |" in text
+    assert (
+        "| *supported*<br>digits, elsewhere |" in text
+        and "| *undecided*<br>faces (UTKFace) |" in text
+    )
     for ends, estimate in ((found.small, -0.06), (found.large, 0.03)):
         numbers = np.array([estimate, estimate - 0.01, estimate + 0.01])
         assert ends == pytest.approx((numbers - claim.threshold) / claim.margin)
@@ -136,7 +139,7 @@ def test_the_page_has_every_pair_and_its_counts(tmp_path):
     text = (tmp_path / "scale.md").read_text(encoding="utf-8")
     assert text.startswith("**Scale changes what can be decided more often than what is found.**")
     assert "Of 1 claims" in text and "small data alone 1;" in text and "1 name data" in text
-    assert text.count("\n| [T-fig-1](#T-fig-1) | by small data only | *supported*<br>") == 1
+    assert text.count("\n| [T-fig-1](#T-fig-1) | small data only | *supported*<br>") == 1
     assert "not by both: 1" in (tmp_path / "scale.svg").read_text(encoding="utf-8")
 
 

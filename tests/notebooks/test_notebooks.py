@@ -37,7 +37,7 @@ def run_install_cell(monkeypatch, installed: bool, address: str = "") -> list[st
     if not installed:
         monkeypatch.setitem(sys.modules, "whopays", None)  # Importing it raises.
     cell = INSTALL.replace("%pip install -q {wheel}", "wheels.append(wheel)")
-    exec(cell.replace('address = ""', f'address = "{address}"'), {"wheels": wheels})
+    exec(cell.replace('default=""', f'default="{address}"'), {"wheels": wheels})
     return wheels
 
 

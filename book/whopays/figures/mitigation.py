@@ -143,31 +143,28 @@ def _pareto(axis: Axes, found: DataFrame) -> None:
         place, path = _ORDER.index(str(name)) - 1, []
         look: dict[str, Any] = {"color": PALETTE[place], "marker": MARKERS[place]}
         for (budget, strength), part in own.groupby(["budget", "strength"]):
-            look |= {"label": f"{name}{_EXTRA[budget]}", "elinewidth": 0.7}
-            look |= {"markersize": 3 + 1.5 * (strength or 2)}
-            fill = {"markerfacecolor": "white"} if budget == "time" else {}
-            point = plots.mean_point(axis, part["gap"], part["accuracy"], **look, **fill)
+            look |= {"label": name, "elinewidth": 0.7, "markersize": 3 + 1.5 * (strength or 2)}
+            fill = {"markerfacecolor": "white", "label": None} if budget == "time" else {}
+            point = plots.mean_point(axis, part["gap"], part["accuracy"], **look | fill)
             path += [point] if budget == "epochs" else []
         axis.plot(*zip(*path, strict=True), color=look["color"], linewidth=1)
 
 
 def gaps_and_accuracies(study: DataFrame) -> Figure:
-    """Draw accuracy over gap: on the left as they are, on the right against no mitigation."""
-    found, columns = finetuned(study), ["gap", "accuracy"]
-    plain = found[found["network"] == "none"].set_index("seed").loc[found["seed"]]
-    figure, (left, right) = new_figure(2, height=5.0)
-    _pareto(left, found)
-    _pareto(right, found.assign(**(found[columns] - plain[columns].to_numpy())))
+    """Draw accuracy over gap, and dotted the gap by chance: a panel for each kind of mitigation."""
+    found = finetuned(study)
     chance = found.groupby("network")[["gap by chance", "accuracy"]].mean()
     chance = chance.set_index("gap by chance").sort_values("accuracy")
-    left.plot(chance, ":", color="#777777", label="chance")
-    accuracy(left.xaxis, "gap in test accuracy")
-    accuracy(left.yaxis, "test accuracy", "%")
-    right.axhline(0, color="#555555", linewidth=0.8)
-    right.axvline(0, color="#555555", linewidth=0.8)
-    accuracy(right.xaxis, "change of the gap")
-    accuracy(right.yaxis, "change of accuracy against none")
-    legend(figure)
+    figure, axes = new_figure(2, height=4.6, sharey=True)
+    kinds = {"by multipliers": FIVE[:2] + FIVE[4:], "by weights": FIVE[2:4]}
+    for axis, (title, names) in zip(axes, kinds.items(), strict=True):
+        _pareto(axis, found[found["mitigation"].isin([*_ORDER[:2], *names])])
+        axis.plot(chance, ":", color="#777777", label="chance")
+        axis.set_title(title)
+        accuracy(axis.xaxis, "gap in test accuracy")
+    accuracy(axes[0].yaxis, "test accuracy", "%")
+    axes[1].sharex(axes[0])
+    legend(figure, "larger: stronger; hollow: finetuned longer")
     return figure
 
 
@@ -245,7 +242,7 @@ def given_back(study: DataFrame) -> Figure:
     figure, (left, right) = new_figure(2, height=4.6, sharey=True)
     names = [name for name in FIVE if (study["mitigation"] == name).any()]
     middle = {"budget": "epochs", "strength": 2}
-    gaps: dict[str, dict[str, Series]] = {}
+    gaps: dict[str, dict[str, Series]] = {"none": {}}
     taken: dict[str, dict[str, Series]] = {}
     for name in names:
         for words, stage in (("pruned", "compressed"), ("not pruned", "control")):
@@ -257,12 +254,11 @@ def given_back(study: DataFrame) -> Figure:
                 against=at | {"mitigation": "none"},
             )
     level = select(study, stage="compressed")["level"].iloc[0]
-    for name in ("none", *names):
+    for name in gaps:
         where = {"budget": "epochs", "mitigation": name} | (middle if name != "none" else {})
         lost = effects.drop_difference(study, level=level, share=0.1, where=where)
         taken[name] = {"taken by pruning": lost}
-        gaps.setdefault(name, {})
-    plots.intervals(left, {name: gaps[name] for name in taken})
+    plots.intervals(left, gaps)
     plots.intervals(right, taken)
     accuracy(left.xaxis, "change of the gap by the mitigation")
     accuracy(right.xaxis, "drop by pruning, smallest minus largest group")
@@ -302,14 +298,16 @@ def four_models(study: DataFrame, setting: str) -> Figure:
 
 
 def beside_table_2(study: DataFrame) -> DataFrame:
-    """Put our means over seeds beside Table 2 of [T]."""
+    """Put our means over seeds beside Table 2 of [T], in percent."""
     means = by_time(study, "other target").mean().unstack("when")[TIMES]
     both = {"ours": means.reindex(TABLE_2.index), "printed": TABLE_2}
-    return pd.concat(both, axis=1).round(3).rename_axis(["", "sparsity"])
+    shares = pd.concat(both, axis=1).rename_axis(["percent", "sparsity"])
+    return (100 * shares).round(1)
 
 
 def chance_in_table_2(study: DataFrame) -> DataFrame:
-    """Compute the gap that nine groups of one accuracy would have, beside the printed one."""
+    """Compute the gap that nine groups of one accuracy would have, beside the printed one, in
+    percent."""
     test = select(study, setting="other target", split="test")
     shares = test.groupby("group")["size"].mean()
     sizes = (shares / shares.sum() * 23_707 / 5).round().astype(int).to_numpy()
@@ -320,11 +318,11 @@ def chance_in_table_2(study: DataFrame) -> DataFrame:
     drawn, printed = pd.DataFrame(gaps), TABLE_2.loc["gap in test accuracy"].stack()
     null = drawn.agg(["mean", "std"]).T.assign(printed=printed)
     null["share of draws below"] = drawn.le(printed).mean()
-    return null.round(3).rename_axis(["sparsity", "when"])
+    return (100 * null).round(1).rename_axis(["sparsity", "when"])
 
 
 def beside_table_1(recorded: Mapping[str, DataFrame]) -> DataFrame:
-    """Put our means over seeds beside Table 1 of [T].
+    """Put our means over seeds beside Table 1 of [T], in percent.
 
     Args:
         recorded: Tables of the page on the full constraint, by the names of `TABLE_1`.
@@ -349,7 +347,7 @@ def beside_table_1(recorded: Mapping[str, DataFrame]) -> DataFrame:
             *classes, _ = printed
             found["printed", version] = [*printed, max(classes) - min(classes)]
         parts[name] = found.rename_axis("class")
-    return pd.concat(parts, names=["data"]).round(3)
+    return (100 * pd.concat(parts, names=["data"])).round(1)
 
 
 def constrained(study: DataFrame) -> DataFrame:
