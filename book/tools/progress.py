@@ -15,7 +15,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from tqdm import tqdm
@@ -31,7 +31,14 @@ PATIENCE = 20
 """Seconds that a stopped build has to end by itself."""
 
 
-def events(lines: Iterator[str]) -> Iterator[tuple[str, str]]:
+EVENTS = re.compile(
+    r"(?:run|point) +(?P<total>\d+)$|Job (?P<begun>\d+: \S+)$|Finished jobid: (?P<ended>\d+)"
+    r"| +jobid: (?P<failed>\d+)$|(?P<table>\S+\.csv)$"
+)
+"""Lines of Snakemake that tell something; it gives the number of a job by itself after an error."""
+
+
+def events(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
     """Read the lines that Snakemake prints.
 
     Yields:
@@ -39,25 +46,14 @@ def events(lines: Iterator[str]) -> Iterator[tuple[str, str]]:
         of a job; ``table`` and a path that was gathered.
     """
     jobs: dict[str, str] = {}
-    in_error = False
-    for line in lines:
-        if found := re.match(r"(?:run|point) +(\d+)$", line):
-            yield "total", found[1]
-        elif found := re.match(r"Job (\d+): (\S+)$", line):
-            jobs[found[1]] = found[2]
-            yield "begun", found[2]
-        elif found := re.match(r"Finished jobid: (\d+)", line):
-            if found[1] in jobs:
-                yield "ended", jobs[found[1]]
-        elif re.match(r"Error in rule \w+", line):
-            in_error = True
-        elif in_error and (found := re.match(r" +jobid: (\d+)$", line)):
-            # Snakemake names the job some lines after it says that there is an error.
-            in_error = False
-            if found[1] in jobs:
-                yield "failed", jobs[found[1]]
-        elif re.match(r"\S+\.csv$", line):
-            yield "table", line.strip()
+    for found in filter(None, map(EVENTS.match, lines)):
+        event = str(found.lastgroup)
+        number, _, name = found[event].partition(": ")
+        if name:
+            jobs[number] = name
+        # Jobs without a message are no page and no run.
+        if number in jobs or event in ("total", "table"):
+            yield event, jobs.get(number, number)
 
 
 def why(folder: Path, name: str) -> str:
