@@ -386,8 +386,8 @@ def thirds(
     axis: Axes,
     study: DataFrame,
     *,
-    where: Mapping[str, Any] | None = None,
-    rank_where: Mapping[str, Any] | None = None,
+    where: effects.Rows = effects.ALL,
+    rank_where: effects.Rows | None = None,
     everybody: bool = False,
 ) -> None:
     """Draw the change of test accuracy over level for the largest and smallest third.
@@ -400,7 +400,6 @@ def thirds(
             those of ``where``.
         everybody: Whether to draw the change over all test samples, too.
     """
-    where = dict(where or {})
     training = {**(rank_where or where), "stage": "control", "split": "train"}
     ranked = effects.select(study, **training)
     sizes = effects.groups_by_size(ranked, column="size", rank="size").columns
@@ -421,9 +420,7 @@ def thirds(
         axis.set_ylabel("")
 
 
-def groups(
-    axis: Axes, rows: DataFrame, column: str, *, extremes: bool = False, rank: str = "train_size"
-) -> None:
+def groups(axis: Axes, rows: DataFrame, column: str, *, extremes: bool = False) -> None:
     """Draw the mean of a column over seeds against level for every group, the largest first.
 
     Args:
@@ -433,13 +430,12 @@ def groups(
         column: Name of the column.
         extremes: Draw the largest, the middle and the smallest group of each seed instead,
             whichever these are.
-        rank: Name of the column by whose mean the groups are sorted otherwise.
     """
     # Dense networks have the level of the control and would be averaged with it.
     rows = rows[rows["stage"].isin(["control", "compressed"])]
     levels(axis, rows, control=True)
     rows = _by_rank(rows, _places(rows["group"].nunique())) if extremes else rows
-    parts = split_by_group(rows, rank=rank)
+    parts = split_by_group(rows)
     looks = {label: _BY_SIZE[label.split()[0]] for label in parts} if extremes else None
     found = {
         label: part.pivot(index="seed", columns="level", values=column)
@@ -474,18 +470,16 @@ def beside_accuracy(
     return figure
 
 
-def split_by_group(rows: DataFrame, *, rank: str = "train_size") -> dict[str, DataFrame]:
+def split_by_group(rows: DataFrame) -> dict[str, DataFrame]:
     """Split rows by group, the largest first, under labels with sizes: ``White (n=884)``.
 
     Args:
         rows: Rows of one part of the data, with columns ``group`` and ``train_size``.
-        rank: Name of the column by whose mean the groups are sorted.
     """
-    means = rows.groupby("group")[list({rank, "train_size"})].mean()
-    sizes = means.sort_values(rank, ascending=False, kind="stable")["train_size"].items()
+    means = rows.groupby("group")["train_size"].mean()
     return {
         f"{escape_dollars(name)} (n={size:,.0f})": rows[rows["group"] == name]
-        for name, size in sizes
+        for name, size in means.sort_values(ascending=False, kind="stable").items()
     }
 
 

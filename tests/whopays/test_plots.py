@@ -280,12 +280,10 @@ def test_several_rows_of_axes_are_given_back_row_by_row():
     assert not axes[0].get_shared_y_axes().joined(axes[0], axes[3])
 
 
-def test_groups_are_split_from_the_largest_to_the_smallest_of_any_ranking_with_their_training_sizes():
+def test_groups_are_split_from_the_largest_to_the_smallest_with_their_training_sizes():
     rows = panel()[lambda table: table["seed"] == 0]
-    assert list(plots.split_by_group(rows)) == ["a (n=90)", "b (n=50)", "c (n=10)"]
-    other = rows.assign(elsewhere=rows["group"].map({"a": 1, "b": 3, "c": 2}))
-    parts = plots.split_by_group(other, rank="elsewhere")
-    assert list(parts) == ["b (n=50)", "c (n=10)", "a (n=90)"]
+    parts = plots.split_by_group(rows)
+    assert list(parts) == ["a (n=90)", "b (n=50)", "c (n=10)"]
     assert set(parts["c (n=10)"]["group"]) == {"c"} and sum(map(len, parts.values())) == len(rows)
 
 

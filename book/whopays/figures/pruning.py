@@ -151,11 +151,6 @@ def paid(study: DataFrame, by: str, title: str = "", labels: Mapping[str, str] =
     return figure
 
 
-def by_network(study: DataFrame, of: str = "drop_difference") -> dict[str, DataFrame]:
-    """Compute a statistic of a pruned and of a small network: seeds in rows, levels in columns."""
-    return {str(name): effects.by_level(part, of=of) for name, part in study.groupby("network")}
-
-
 def pruned_or_small(study: DataFrame) -> Figure:
     """Draw average and difference of drops over the weights kept, a line for each network."""
     figure = paid(study, "network")
@@ -189,7 +184,7 @@ def third_changes(study: DataFrame, at: float, **where: Any) -> dict[str, Series
 
 def pruned_minus_small(study: DataFrame) -> DataFrame:
     """List the contrast of a pruned and a small network by level, with its p-value."""
-    pruned, small = by_network(study).values()
+    pruned, small = by_part(study, "network").values()
     return tables.tested(dict(pruned - small), "pruned minus small dense", names="sparsity")
 
 
