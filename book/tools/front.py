@@ -116,16 +116,11 @@ def cover_changes(look: Rows) -> dict[str, pd.DataFrame]:
     table = values.table(f"results/{look['table']}.csv")
     found = {}
     for line in GROUPS:
-        where = {**look["rows"], "arm": "prune", "split": "test"}
-        if line in look:
-            where["group"] = look[line]
-        kept = effects.select(table, **where, stage="compressed")["level"].unique()
-        before = effects.overall_accuracy(table, where=where | {"stage": "control"})
+        where = look["rows"] | {"arm": "prune"} | ({"group": look[line]} if line in look else {})
+        change = 100 * effects.by_level(table, of="overall_change", where=where)
+        found[line] = change.rename(columns=lambda level: 1 - level)
         # The control, of which everything is kept, has changed by nothing.
-        found[line] = pd.DataFrame({1.0: 0.0 * before})
-        for level in sorted(kept):
-            after = effects.overall_accuracy(table, where=where | {"level": level})
-            found[line][1 - level] = 100 * (after - before)
+        found[line].insert(0, 1.0, 0.0)
     return found
 
 

@@ -30,7 +30,7 @@ A study of one seed, written by hand. Of 1,000 people 70 lose 20 points, and the
 
 import inspect
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import product
 from typing import Any
@@ -279,10 +279,10 @@ def drop_difference(
         ValueError: If a column, the level or the control is missing, a seed is incomplete, several
             runs per seed are selected, or a relative drop would divide by 0.
     """
-    settings: dict[str, Any] = {"level": level, "share": share, "relative": relative}
-    settings |= {"column": column, "where": where, "rank_where": rank_where}
-    minority = accuracy_change(table, groups="others" if others else "smallest", **settings)
-    return accuracy_change(table, groups="largest", **settings) - minority
+    names = ["others" if others else "smallest", "largest"]
+    changed = _change(table, column, level, where, rank_where)
+    minority, majority = _changes_of(names, changed, share, relative)
+    return majority - minority
 
 
 def loss_difference(
@@ -343,16 +343,23 @@ def accuracy_change(
             0.
     """
     lookup("choice of groups", groups, dict.fromkeys(("smallest", "largest", "others")))
-    change, before, sizes = _change(table, column, level, where, rank_where)
-    mean = _ends(change, sizes, share)[groups]
-    if not relative:
-        return mean
-    base = _ends(before, sizes, share)[groups]
-    if not (base > 0).all():
-        raise NothingToLoseError(
-            f"a relative change of the {groups} groups needs an accuracy above 0 in the control"
-        )
-    return mean / base
+    changed = _change(table, column, level, where, rank_where)
+    (found,) = _changes_of([groups], changed, share, relative)
+    return found
+
+
+def _changes_of(
+    names: Iterable[str], changed: tuple[DataFrame, ...], share: float, relative: bool
+) -> Iterator[Series]:
+    """Yield the mean change (`_change`) of the groups at each of some ends, by name (`_ends`)."""
+    change, before, sizes = changed
+    means, bases = (_ends(values, sizes, share) for values in (change, before))
+    for groups in names:
+        if relative and not (bases[groups] > 0).all():
+            raise NothingToLoseError(
+                f"a relative change of the {groups} groups needs an accuracy above 0 in the control"
+            )
+        yield means[groups] / bases[groups] if relative else means[groups]
 
 
 def group_difference(
@@ -379,14 +386,17 @@ def group_difference(
     rows = _select(table, where, ())
     ends = smallest_and_largest(rows, column=column, share=share)
     difference = ends["smallest"] - ends["largest"]
-    if not relative:
-        return difference
-    means = _by_seed_and_group(rows, column).mean(axis=1)
+    return difference / _means(_by_seed_and_group(rows, column), column) if relative else difference
+
+
+def _means(values: DataFrame, column: str) -> Series:
+    """Average a column over the groups, to divide by."""
+    means = values.mean(axis=1)
     if not (means > 0).all():
         raise ValueError(
-            f"a relative difference needs a positive mean over the groups; that of {column} is not"
+            f"a relative value needs a positive mean over the groups; that of {column} is not"
         )
-    return difference / means
+    return means
 
 
 def smallest_and_largest(
@@ -409,26 +419,23 @@ def smallest_and_largest(
     return _ends(*_values_and_sizes(table, column, rank), share)[["smallest", "largest"]]
 
 
-def groups_by_size(
-    table: DataFrame, *, column: str, rank: str = "train_size", where: Rows = ALL
-) -> DataFrame:
+def groups_by_size(table: DataFrame, *, column: str, rank: str = "train_size") -> DataFrame:
     """Sort the values of a column from the smallest to the largest group of each seed.
 
     Args:
-        table: One row per seed and group, once ``where`` has selected.
+        table: One row per seed and group.
         column: Name of the column.
         rank: Name of the column of sizes that ranks the groups; ties are broken at random by the
             seed.
-        where: Values of columns that select the rows.
 
     Returns:
         DataFrame with seeds in rows and ranks in columns, each named by the mean size over the
         seeds.
 
     Raises:
-        ValueError: If a column is missing or the selection holds several rows per seed and group.
+        ValueError: If a column is missing, or there are several rows per seed and group.
     """
-    values, sizes = _values_and_sizes(_select(table, where, ()), column, rank)
+    values, sizes = _values_and_sizes(table, column, rank)
     means = pd.Index(_ranked(sizes, sizes).mean(axis=0), name=rank)
     return DataFrame(_ranked(values, sizes), index=sizes.index, columns=means)
 
@@ -672,13 +679,8 @@ def group_gap(
             do not have the same runs, or a mean to divide by is not positive.
     """
     values = _by_run_and_group(_select(table, where, (*RUN_COLUMNS, "group", column)), column)
-    gaps, means = values.max(axis=1) - values.min(axis=1), values.mean(axis=1)
-    if relative and not (means > 0).all():
-        raise ValueError(
-            f"a relative gap needs a positive mean over the groups; that of {column} is not in "
-            "some run"
-        )
-    return _mean_over_runs(gaps / means if relative else gaps)
+    gaps = values.max(axis=1) - values.min(axis=1)
+    return _mean_over_runs(gaps / _means(values, column) if relative else gaps)
 
 
 def degradation_gap(table: DataFrame, *, where: Rows, dense: Rows) -> Series:
@@ -906,12 +908,9 @@ def arm_losses(table: DataFrame) -> DataFrame:
     Raises:
         ValueError: If a column or the controls are missing, or a seed is incomplete.
     """
-    column = next((name for name in reversed(ARM_COLUMNS) if name in table), "")
-    compressed, found = (
-        _select(table, {"stage": "compressed"}, (column or " or ".join(ARM_COLUMNS),)),
-        {},
-    )
-    for arm in compressed[column].unique():
+    arms = (name for name in reversed(ARM_COLUMNS) if name in table)
+    column, found = next(arms, " or ".join(ARM_COLUMNS)), {}
+    for arm in _select(table, {"stage": "compressed"}, (column,))[column].unique():
         own = select(table, **{column: arm})
         average = -by_level(own, of="overall_change").unstack()
         found[arm] = DataFrame(
@@ -1274,16 +1273,18 @@ STATISTICS: dict[str, Callable[..., Series]] = {
 def _select(table: DataFrame, where: Rows, columns: Iterable[str]) -> DataFrame:
     if missing := sorted({*columns, *where} - set(table.columns)):
         raise MissingRowsError(f"the table has no column {', '.join(missing)}")
-    found, several = table, (list, tuple)
-    asked = {name: own if isinstance(own, several) else [own] for name, own in where.items()}
-    for column, values in asked.items():
-        found = found[found[column].isin(values)]
+    found, asked = np.ones(len(table), dtype=bool), []
+    for column, own in where.items():
+        values = own if isinstance(own, list | tuple) else [own]
+        marks = [(table[column] == value).to_numpy() for value in values]
+        asked += [(column, *pair) for pair in zip(values, marks, strict=True)]
+        found &= np.logical_or.reduce(marks)
     # A value may occur in the table, but not together with the other conditions.
-    for rows, rest in ((table, ""), (found, f" and the rest of {dict(where)}")):
-        for column, values in asked.items():
-            if lost := [value for value in values if not (rows[column] == value).any()]:
-                raise MissingRowsError(f"the table has no row with {column} = {lost[0]!r}{rest}")
-    return found
+    for rows, rest in ((True, ""), (found, f" and the rest of {dict(where)}")):
+        for column, value, mark in asked:
+            if not (mark & rows).any():
+                raise MissingRowsError(f"the table has no row with {column} = {value!r}{rest}")
+    return table[found] if where else table
 
 
 def _compressed(rows: DataFrame, level: float) -> DataFrame:
