@@ -15,7 +15,7 @@ import functools
 import inspect
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -23,7 +23,7 @@ from typing import Any, TypeAlias
 import pandas as pd
 import yaml
 
-from fairlib._validation import lookup
+from fairlib._validation import check_number, lookup
 from whopays import conditions
 from whopays.effects import (
     OF_ACCURACIES,
@@ -88,7 +88,7 @@ class Claim:
     def __post_init__(self) -> None:
         try:
             self._check()
-        except ValueError as error:
+        except (TypeError, ValueError) as error:
             raise ValueError(f"claim {self.id!r}: {error}") from None
 
     @property
@@ -185,7 +185,7 @@ class Claim:
         lookup("paper", self.paper, PAPERS)
         lookup("kind", self.kind, dict.fromkeys(KINDS))
         for name in ("source", "statement"):
-            if not isinstance(getattr(self, name), str) or not getattr(self, name).strip():
+            if not str(getattr(self, name) or "").strip():
                 raise ValueError(f"{name} must be a text")
         if not isinstance(self.tables, Mapping):
             raise ValueError(f"tables must map kinds of evidence to paths, got {self.tables!r}")
@@ -216,22 +216,11 @@ class Claim:
             self._check_cells(each["against"], each)
         signature = inspect.signature(function)
         in_cells = {*statistic.get("each", ())} & {*signature.parameters}
-        try:
-            # The table comes first; what varies from cell to cell may be an argument, too.
-            signature.bind(None, **self.arguments | dict.fromkeys(in_cells))
-        except TypeError as error:
-            raise ValueError(f"statistic {statistic['name']}: {error}") from None
+        # The table comes first; what varies from cell to cell may be an argument, too.
+        signature.bind(None, **self.arguments | dict.fromkeys(in_cells))
         lookup("direction", str(self.direction), dict.fromkeys(DIRECTIONS))
-        for name, value in (("threshold", self.threshold), ("margin", self.margin)):
-            # YAML reads yes as True, which is an int for Python.
-            if (
-                isinstance(value, bool)
-                or not isinstance(value, int | float)
-                or not math.isfinite(value)
-            ):
-                raise ValueError(f"{name} must be a finite number, got {value!r}")
-        if self.criterion.margin <= 0:
-            raise ValueError(f"margin must be a positive number, got {self.margin!r}")
+        check_number("threshold", self.threshold, -math.inf, low_open=True)
+        check_number("margin", self.margin, 0, low_open=True)
         if not self.tables:
             raise ValueError("a claim with a statistic needs the tables that test it, got none")
 
@@ -320,10 +309,12 @@ def evaluate_claims(claims: Sequence[Claim], root: str | Path) -> pd.DataFrame:
     rows: list[dict[str, Any]] = []
     tests: dict[str, int] = {}
     paths = conditions.by_path(Path(root))
+    # Many claims name the same table.
+    read_table, made = functools.cache(read_records), functools.cache(conditions.earlier_design)
     for claim in claims:
         for reading, read in claim.readings.items():
             for evidence, table in read.tables.items() or [("", "")]:
-                found, decides, same, beside = _judge(read, Path(root, table))
+                found, decides, same, beside = _judge(read, Path(root, table), read_table)
                 if (table, claim.id, reading) in paths and found.name in DECIDED:
                     found = _left_open(found, "undecided", paths[table, claim.id, reading])
                 judged = found._asdict()
@@ -340,7 +331,7 @@ def evaluate_claims(claims: Sequence[Claim], root: str | Path) -> pd.DataFrame:
                     **judged,
                     "family": read.family,
                     "test": tests.setdefault(f"{table}: {same}", len(tests)),
-                    "earlier": conditions.earlier_design(Path(root), table),
+                    "earlier": made(Path(root), table),
                     **beside,
                 }
                 rows.append(row)
@@ -422,8 +413,10 @@ def read_records(path: str | Path) -> pd.DataFrame:
     return pd.read_parquet(path) if Path(path).suffix == ".parquet" else pd.read_csv(path)
 
 
-def _judge(claim: Claim, table: Path) -> tuple[Verdict, bool, str, dict[str, Any]]:
-    """Judge a claim by a table.
+def _judge(
+    claim: Claim, table: Path, read: Callable[[Path], pd.DataFrame]
+) -> tuple[Verdict, bool, str, dict[str, Any]]:
+    """Judge a claim by a table that a function reads.
 
     Returns:
         The verdict, True if the table decides the claim, a text that is equal for the same test,
@@ -436,7 +429,7 @@ def _judge(claim: Claim, table: Path) -> tuple[Verdict, bool, str, dict[str, Any
         elif claim.statistic is None:
             unknown = Verdict("undecided", "nothing tests it yet")
         return unknown, False, claim.id, _beside(claim, unknown)
-    records, given = read_records(table), conditions.made_by(table).get("parameters", {})
+    records, given = read(table), conditions.made_by(table).get("parameters", {})
     groups = conditions.group_and_answer(claim.statistic, records, given)
     try:
         found, values, chance = _tested(claim, records, groups)

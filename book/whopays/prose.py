@@ -135,26 +135,23 @@ class Said(NamedTuple):
         return f"*{self.verdict}*"
 
 
-def verdict(claim: str, table: str, *, expect: str = "", reading: str = "printed") -> Said:
-    """Look up the verdict on a claim by one recorded table, and hold words to it.
+def verdict(claim: str, table: str, *, expect: str = "") -> Said:
+    """Look up the verdict on a claim, as printed, by one recorded table, and hold words to it.
 
     Args:
         claim: Id of the claim, ``"T-fig-1"``.
         table: Path of the table as the claims name it, a literal (:func:`whopays.tables.recorded`).
         expect: The verdict that the words of the page rest on; the page fails where the ledger says
             otherwise.
-        reading: The claim as ``"printed"`` or as ``"repaired"``.
 
     Raises:
         ValueError: If there is no such claim, it names no such table, or the verdict is not the
             expected one.
     """
     found = _verdicts(claim)
-    if (reading, table) not in found:
-        raise ValueError(
-            f"claim {claim!r} has no verdict as {reading} by {table!r}; known: {sorted(found)}"
-        )
-    said = found[reading, table]
+    if table not in found:
+        raise ValueError(f"claim {claim!r} has no verdict by {table!r}; known: {sorted(found)}")
+    said = found[table]
     if expect and said.verdict != expect:
         raise ValueError(
             f"{claim} by {table} is {said.verdict}, the page says {expect}: change its words"
@@ -163,18 +160,21 @@ def verdict(claim: str, table: str, *, expect: str = "", reading: str = "printed
 
 
 @functools.cache
-def _verdicts(claim: str) -> dict[tuple[str, str], Said]:
-    """Judge a claim, by reading and table."""
+def _verdicts(claim: str) -> dict[str, Said]:
+    """Judge a claim as printed, by table."""
     if claim not in claims.registered():
         raise ValueError(f"there is no claim {claim!r} in book/claims.yml")
     found = claims.evaluate_claims([claims.registered()[claim]], project())
-    said = {}
-    for row in found.itertuples():
-        interval = Interval(row.estimate, row.low, row.high)
-        said[row.reading, row.table] = Said(
-            row.verdict, interval, row.seeds, row.reason, row.resplit
+    return {
+        row.table: Said(
+            row.verdict,
+            Interval(row.estimate, row.low, row.high),
+            row.seeds,
+            row.reason,
+            row.resplit,
         )
-    return said
+        for row in found[found["reading"] == "printed"].itertuples()
+    }
 
 
 def decided(table: pd.DataFrame, notebook: str) -> Markdown:
