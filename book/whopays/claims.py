@@ -34,7 +34,7 @@ from whopays.effects import (
     by_chance,
     cells,
 )
-from whopays.runs import project
+from whopays.runs import Given, project
 from whopays.seeds import benjamini_hochberg, holm
 from whopays.verdict import DECIDED, MIN_SEEDS, Criterion, Verdict, judge, t_test
 
@@ -74,15 +74,15 @@ class Claim:
     source: str
     kind: str
     statement: str
-    statistic: Mapping[str, Any] | None
+    statistic: Given | None
     direction: str | None
     threshold: float | None
     margin: float | None
     notebook: str | None
     tables: Mapping[str, str]
     data: str | None = None
-    floor: Mapping[str, Any] | None = None
-    repaired: Mapping[str, Any] | None = None
+    floor: Given | None = None
+    repaired: Given | None = None
     not_testable: str | None = None
 
     def __post_init__(self) -> None:
@@ -206,7 +206,7 @@ class Claim:
         if given:
             raise ValueError(f"without a statistic there can be no {', '.join(given)}")
 
-    def _check_statistic(self, statistic: Mapping[str, Any]) -> None:
+    def _check_statistic(self, statistic: Given) -> None:
         if self.not_testable:
             raise ValueError("a claim has either a statistic or the reason not_testable, not both")
         function = lookup("statistic", str(statistic.get("name")), STATISTICS)
@@ -526,15 +526,13 @@ def _left_open(found: Verdict, name: str, reason: str) -> Verdict:
     return found._replace(name=name, reason=reason, needed=None, p_value=math.nan)
 
 
-def _is_about(claim: Claim, records: pd.DataFrame, given: Mapping[str, Any]) -> bool:
+def _is_about(claim: Claim, records: pd.DataFrame, given: Given) -> bool:
     """Return True if the table is of the data set, and the attribute, that the claim names."""
     name, _, attribute = (claim.data or "").partition("/")
     if not name or name not in set(records.get("data", ())):
         return not name
-    known: set[Any] = set()
-    for value in given.values():
-        known.update(value if isinstance(value, list) else [value])
-    return not attribute or attribute in known
+    # A parameter in which the runs of a table differ is a list.
+    return not attribute or attribute in {*pd.Series(given, dtype=object).explode()}
 
 
 def _fingerprint(claim: Claim, values: pd.Series | pd.DataFrame) -> str:

@@ -68,6 +68,9 @@ Rows = Mapping[str, Any]
 ALL: Rows = {}
 """Condition that selects all rows."""
 
+Arguments = dict[str, Any]
+"""Arguments of a function, by name."""
+
 Accuracies = tuple[
     DataFrame, DataFrame
 ]  # Accuracies, and numbers of samples, with groups in columns.
@@ -213,6 +216,7 @@ def by_level(
     of: str,
     where: Rows = ALL,
     control: bool = False,
+    settings: Rows = ALL,
     **arguments: Any,
 ) -> DataFrame:
     """Compute a statistic at every level of a study.
@@ -224,6 +228,7 @@ def by_level(
         where: Values of columns that select the rows.
         control: Also compute it for the control, at its level; for statistics that do not compare
             with it.
+        settings: Further arguments of the statistic, whatever their names.
         arguments: Further arguments of the statistic.
 
     Returns:
@@ -233,7 +238,21 @@ def by_level(
     Raises:
         ValueError: If the name of the statistic is unknown, or the statistic refuses the table.
     """
-    return _over_levels(table, of, where, arguments, control=control)
+    function, arguments = lookup("statistic", of, STATISTICS), {**settings, **arguments}
+    chosen = _select(table, where, ("stage", "level"))
+    levels = sorted(set(chosen.loc[chosen["stage"] == "compressed", "level"]))
+    if function in CHANGES or STATISTICS.get(arguments.get("of", "")) in CHANGES:
+        found = {level: function(table, level=level, where=where, **arguments) for level in levels}
+        return DataFrame(found)
+    stages = dict.fromkeys(levels, "compressed")
+    if control:
+        controls = chosen.loc[chosen["stage"] == "control", "level"]
+        stages = dict.fromkeys(controls, "control") | stages
+    found = {}
+    for level in sorted(stages):
+        at = {"split": "test", **where, "stage": stages[level], "level": level}
+        found[level] = function(table, where=at, **arguments)
+    return DataFrame(found)
 
 
 def drop_difference(
@@ -307,7 +326,7 @@ def loss_difference(
         ValueError: If a column, the level or the control is missing, a seed is incomplete, or
             several runs per seed are selected.
     """
-    settings: dict[str, Any] = {"where": where, "rank_where": rank_where}
+    settings: Arguments = {"where": where, "rank_where": rank_where}
     return -drop_difference(table, level=level, column="loss", **settings)
 
 
@@ -556,11 +575,8 @@ def spread_change(table: DataFrame, *, level: float, where: Rows = ALL) -> Serie
             runs per seed are selected, there is only one group, or one has fewer than two samples.
     """
     test = {"split": "test", **where}
-    compressed, control = (
-        test | {"stage": "compressed", "level": level},
-        test | {"stage": "control"},
-    )
-    return contrast_rows(table, of="spread", where=compressed, against=control)
+    compressed = test | {"stage": "compressed", "level": level}
+    return contrast_rows(table, of="spread", where=compressed, against=test | {"stage": "control"})
 
 
 def spread(table: DataFrame, *, where: Rows) -> Series:
@@ -1007,7 +1023,7 @@ def level_trend(
             levels.
     """
     # Equal values have to be ties, whatever their last digit.
-    values = _over_levels(table, statistic, where, arguments).T.round(12)
+    values = by_level(table, of=statistic, where=where, settings=arguments).T.round(12)
     if len(values) < 3:
         raise MissingRowsError(
             f"a trend over levels needs three of them, got {values.index.tolist()}"
@@ -1017,7 +1033,7 @@ def level_trend(
     return trend.reindex(values.columns, fill_value=0.0)
 
 
-def cells(table: DataFrame, *, name: str, each: Mapping[str, Any], **arguments: Any) -> DataFrame:
+def cells(table: DataFrame, *, name: str, each: Rows, **arguments: Any) -> DataFrame:
     """Compute a statistic in every cell of a statement about *each* of several levels or methods.
 
     Args:
@@ -1166,27 +1182,6 @@ def _skill(means: Any, constant: Any) -> Any:
     return (means["accuracy"] - constant) / (1 - constant)
 
 
-def _over_levels(
-    table: DataFrame, name: str, where: Rows, arguments: Rows, *, control: bool = False
-) -> DataFrame:
-    """Compute a statistic at every level (`by_level`), whose arguments may have any name."""
-    function = lookup("statistic", name, STATISTICS)
-    chosen = _select(table, where, ("stage", "level"))
-    levels = sorted(set(chosen.loc[chosen["stage"] == "compressed", "level"]))
-    if function in CHANGES or STATISTICS.get(arguments.get("of", "")) in CHANGES:
-        found = {level: function(table, level=level, where=where, **arguments) for level in levels}
-        return DataFrame(found)
-    stages = dict.fromkeys(levels, "compressed")
-    if control:
-        controls = chosen.loc[chosen["stage"] == "control", "level"]
-        stages = dict.fromkeys(controls, "control") | stages
-    found = {}
-    for level in sorted(stages):
-        at = {"split": "test", **where, "stage": stages[level], "level": level}
-        found[level] = function(table, where=at, **arguments)
-    return DataFrame(found)
-
-
 def _present(table: DataFrame, where: Rows, column: str) -> list[Any]:
     """List the values of a column in the selected rows; levels of compressed networks only."""
     rows = _select(table, where, (column,))
@@ -1198,11 +1193,9 @@ def _present(table: DataFrame, where: Rows, column: str) -> list[Any]:
     return list(values.sort_values() if column == "level" else values)
 
 
-def _in_cell(
-    name: str, arguments: Mapping[str, Any], cell: Iterable[tuple[str, str, Any]]
-) -> dict[str, Any]:
+def _in_cell(name: str, arguments: Rows, cell: Iterable[tuple[str, str, Any]]) -> Arguments:
     """Arguments of a statistic in one cell."""
-    given: dict[str, Any] = dict(arguments)
+    given = dict(arguments)
     functions = (STATISTICS[name], STATISTICS[arguments.get("of", name)])
     # A value of a cell is an argument if the statistic has one of that name, a condition otherwise.
     own = {key for function in functions for key in inspect.signature(function).parameters}

@@ -31,7 +31,7 @@ from typing import Any
 
 from fairlib.environment import cpu, written
 from whopays import runs
-from whopays.runs import OWN_TABLES, RECORDS, ParameterError, RunError, read_yaml
+from whopays.runs import OWN_TABLES, RECORDS, Given, ParameterError, RunError, read_yaml
 
 UNFINISHED = "not finished, or without records"
 
@@ -51,7 +51,7 @@ class Point:
 
     id: str
     notebook: Path
-    parameters: Mapping[str, Any]
+    parameters: Given
     varied: tuple[str, ...]
     table: Path
     out: Path
@@ -80,7 +80,7 @@ def expand(grid: str | Path) -> list[Point]:
     return list(points.values())
 
 
-def _points(grid: Path, entry: Mapping[str, Any], table_of_all: str | None) -> Iterator[Point]:
+def _points(grid: Path, entry: Given, table_of_all: str | None) -> Iterator[Point]:
     kinds = {"notebook": str, "table": str, "file": str, "parameters": dict, "grid": dict}
     _check(grid, entry, kinds, needed={"notebook"} if table_of_all else {"notebook", "table"})
     axes = entry.get("grid", {})
@@ -115,7 +115,7 @@ def command(point: Point) -> list[str]:
     return ["run", str(point.notebook), *given, "-o", str(point.out)]
 
 
-def run_name(notebook: Path, varied: Mapping[str, Any], parameters: Mapping[str, Any]) -> str:
+def run_name(notebook: Path, varied: Given, parameters: Given) -> str:
     """Name a run by its notebook and varied parameters, and by a digest of all parameters."""
     label = "-".join([notebook.stem, *(f"{name}={value}" for name, value in varied.items())])
     return f"{re.sub(r'[^0-9A-Za-z_.=-]+', '_', label)[:100]}-{runs.digest_values(parameters)[:8]}"
@@ -261,7 +261,7 @@ def tabulate(points: Iterable[Point]) -> str:
     return pd.concat(parts).to_csv(index=False, float_format="%.6g", lineterminator="\n")
 
 
-def _provenance(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _provenance(found: Sequence[Given]) -> dict[str, Any]:
     # The files of a run say nothing of the table, and its clock and counts are added up.
     own = {"parameters", "started", "seconds", "trainings", "files", "checksum"}
     counts = [run["trainings"] for run in found if "trainings" in run]
@@ -278,7 +278,7 @@ def _provenance(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _common(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _common(found: Sequence[Given]) -> dict[str, Any]:
     """Map each name to the value that all runs share, or to the list of distinct values."""
     return {name: one_or_all(run.get(name) for run in found) for run in found for name in run}
 

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from filelock import FileLock
 
 Scalar = bool | int | float | str
+Given = Mapping[str, Any]
+"""Values by name, of parameters or of the description of a run."""
 
 NOTEBOOK, RECORDS, RUN = "notebook.ipynb", "records.parquet", "run.json"
 COMMIT = "WHOPAYS_COMMIT"
@@ -185,7 +187,7 @@ def _parameter(notebook: str | Path, statement: ast.stmt) -> tuple[str, Paramete
     raise ParameterError(f"{notebook}: '{ast.unparse(statement)}' is not a parameter; {wanted}")
 
 
-def resolve_parameters(notebook: str | Path, given: Mapping[str, Any]) -> dict[str, Scalar]:
+def resolve_parameters(notebook: str | Path, given: Given) -> dict[str, Scalar]:
     """Complete the parameters of a notebook: given values, checked, and defaults.
 
     An int is taken for a float. A text is converted to the type of its parameter: the command line
@@ -283,7 +285,7 @@ def project_root(path: str | Path) -> Path:
     )
 
 
-def contents(notebook: str | Path, given: Mapping[str, Any]) -> dict[str, str]:
+def contents(notebook: str | Path, given: Given) -> dict[str, str]:
     """Digest everything whose change makes a run out of date, by name.
 
     These are the notebook's file; the values of its parameters; the files in ``results/`` and
@@ -339,7 +341,7 @@ def digest_files(paths: Iterable[Path], root: Path) -> str:
     return total.hexdigest()
 
 
-def digest_values(values: Mapping[str, Any]) -> str:
+def digest_values(values: Given) -> str:
     """Digest values by name, whatever their order."""
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
@@ -347,7 +349,7 @@ def digest_values(values: Mapping[str, Any]) -> str:
 def run_notebook(
     notebook: str | Path,
     out: str | Path,
-    given: Mapping[str, Any] | None = None,
+    given: Given | None = None,
     *,
     force: bool = False,
 ) -> bool:
@@ -408,7 +410,7 @@ def _take_tallies(folder: Path) -> dict[str, int]:
     return trainings
 
 
-def changed_contents(finished: Mapping[str, Any], wanted: Mapping[str, str]) -> list[str]:
+def changed_contents(finished: Given, wanted: Mapping[str, str]) -> list[str]:
     """Name the :func:`contents` that have changed since a run was finished."""
     return [name for name in wanted if wanted[name] != finished["contents"].get(name)]
 
@@ -430,7 +432,7 @@ def _describe(notebook: Path, values: Mapping[str, Scalar], started: datetime) -
     }
 
 
-def finish(folder: Path, description: Mapping[str, Any]) -> None:
+def finish(folder: Path, description: Given) -> None:
     """Write the ``run.json`` of a run: its description and checksums."""
     files = {
         name: _checksum(folder / name) for name in (NOTEBOOK, RECORDS) if (folder / name).exists()

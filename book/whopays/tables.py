@@ -39,6 +39,9 @@ REMARKS = {
 """Remarks on recorded tables, by a parameter and the value of it that calls for the remark."""
 
 Row = Mapping[str, Any]
+Contents = dict[Any, dict[str, Any]]
+"""Contents of a table, by row and column."""
+
 Names = str | Sequence[str] | None
 
 
@@ -213,7 +216,7 @@ def tested(
     Returns:
         DataFrame with the columns ``name``, ``p-value`` and ``seeds``.
     """
-    rows: dict[Any, Row] = {}
+    rows: Contents = {}
     for row, own in values.items():
         p_value = sign_flip_test(own)
         tested = "< 0.001" if p_value < 0.001 else p_value
@@ -274,7 +277,7 @@ def beside(
         raise ValueError(f"unknown rival {unknown[0]!r}; known: {', '.join(map(str, parts))}")
     if isinstance(digits, Mapping):
         digits = {**digits, **{f"{name} minus that of {against}": digits[name] for name in digits}}
-    rows: dict[Any, dict[str, Any]] = {}
+    rows: Contents = {}
     for arm, own in parts.items():
         rows[arm] = {heading: own[name].dropna() for name, heading in headings.items()}
         # Paired: the same seed has the same data and the same dense network in both arms.
@@ -309,7 +312,7 @@ def correlations(
     Raises:
         ValueError: If a column is missing, or there are several rows per seed and group.
     """
-    rows: dict[Any, dict[str, object]] = {row: {} for row in pairs}
+    rows: Contents = {row: {} for row in pairs}
     if missing := {name for x, y, _ in pairs.values() for name in (x, y)} - set(table):
         raise ValueError(f"the table has no column {', '.join(sorted(missing))}")
     for row, (x, y, where) in pairs.items():
