@@ -15,6 +15,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -109,43 +110,38 @@ def main(where: str, *command: str) -> int:
         missing = "No table is written"
     output = folder / "logs" / f"{log}.log"
     output.parent.mkdir(parents=True, exist_ok=True)
-    stopped, ended, tables = list[int](), list[str](), list[str]()
-    failed: list[str] = []
+    stopped, seen = list[int](), defaultdict(list)
     bar = tqdm(total=0, unit=f" {unit}", disable=None, leave=False, dynamic_ncols=True)
-    with output.open("w", encoding="utf-8") as file, start(command, stopped) as process, bar:
+    with output.open("w", 1, "utf-8") as file, start(command, stopped) as process, bar:
 
-        def kept() -> Iterator[str]:
-            for line in process.stdout or ():
-                file.write(line)
-                file.flush()
-                yield line
+        def kept(line: str) -> str:
+            file.write(line)
+            return line
 
-        for event, name in events(kept()):
+        for event, name in events(map(kept, process.stdout or ())):
             shown = STEPS.get(name, name)
+            seen[event].append(name)
             if event == "total":
                 bar.total = int(name)
             elif event == "begun":
                 bar.set_postfix_str(shown)
-            elif event == "table":
-                tables.append(name)
-            elif not stopped:
-                (failed if event == "failed" else ended).append(name)
+            elif event != "table" and not stopped:
                 bar.update(name not in STEPS)
-                done = f"{shown}: failed" if event == "failed" else shown
                 if event == "failed" or bar.disable:
-                    tqdm.write(done, sys.stdout)
+                    tqdm.write(shown + ": failed" * (event == "failed"), sys.stdout)
     signal.alarm(0)
     if stopped:
         print(f"Stopped. Finished {unit} are kept: the same command goes on from here.")
         return 128 + stopped[0]
     if process.returncode:
-        print("\n\n".join(why(folder, name) for name in failed or [log]))
-        print(f"\n{missing}: {', '.join(failed) or 'Snakemake'} failed. All output: {output}")
+        print("\n\n".join(why(folder, name) for name in seen["failed"] or [log]))
+        failed = ", ".join(seen["failed"]) or "Snakemake"
+        print(f"\n{missing}: {failed} failed. All output: {output}")
     else:
-        made = f"The table: {', '.join(tables)}"
+        made = f"The table: {', '.join(seen['table'])}"
         if unit == "pages":
             made = f"The book: {folder / 'html' / 'index.html'}"
-        print(made if ended else f"{made} (nothing has changed)")
+        print(made if seen["ended"] else f"{made} (nothing has changed)")
     return process.returncode
 
 
