@@ -282,6 +282,17 @@ def runs_floor() -> str:
     return values.listed(sorted(found))
 
 
+FIGURES: dict[str, Any] = {
+    "runs-wide": (figure, 8.6, 4.8, 4),
+    "runs-narrow": (figure, 3.9, 8.9, 2),
+    "ways-wide": (one_axis, 8.6, 3.6, 4),
+    "ways-narrow": (one_axis, 3.9, 8.9, 1),
+    "wide": (cover, 8.6, 3.1, 4),
+    "narrow": (cover, 3.9, 5.6, 2),
+}
+"""Functions that draw a figure, by its file, with its width, height and number of columns."""
+
+
 def main(folder: str) -> None:
     matplotlib.use("agg")
     config = Path(folder, "_config.yml")
@@ -294,12 +305,8 @@ def main(folder: str) -> None:
     drawn.mkdir(parents=True, exist_ok=True)
     sizes = {"font.size": SIZE, "axes.titlesize": SIZE, "axes.titleweight": "bold"}
     with matplotlib.rc_context(sizes):
-        for name, shape in (("wide", (8.6, 4.8, 4)), ("narrow", (3.9, 8.9, 2))):
-            values.save_svg(figure(*shape), drawn / f"runs-{name}.svg")
-        for name, shape in (("wide", (8.6, 3.6, 4)), ("narrow", (3.9, 8.9, 1))):
-            values.save_svg(one_axis(*shape), drawn / f"ways-{name}.svg")
-        for name, shape in (("wide", (8.6, 3.1, 4)), ("narrow", (3.9, 5.6, 2))):
-            values.save_svg(cover(*shape), drawn / f"{name}.svg")
+        for name, (drawing, *shape) in FIGURES.items():
+            values.save_svg(drawing(*shape), drawn / f"{name}.svg")
     (drawn / "explore.html").write_text(explore.html(), encoding="utf-8")
 
 
