@@ -464,7 +464,7 @@ def _beside(
         doubled = judge(values, wide, chance)
         p_value = judge(values, claim.criterion, chance, test=t_test).p_value
     return {
-        "data": ", ".join(sorted({*records.get("data", pd.Series()).dropna()})),
+        "data": ", ".join(sorted(records.get("data", pd.Series()).dropna().unique())),
         "groups": groups,
         "overlap": share[0],
         "assumed": share[1],
@@ -529,7 +529,7 @@ def _left_open(found: Verdict, name: str, reason: str) -> Verdict:
 def _is_about(claim: Claim, records: pd.DataFrame, given: Given) -> bool:
     """Return True if the table is of the data set, and the attribute, that the claim names."""
     name, _, attribute = (claim.data or "").partition("/")
-    if not name or name not in set(records.get("data", ())):
+    if not name or name not in records.get("data", pd.Series()).unique():
         return not name
     # A parameter in which the runs of a table differ is a list.
     return not attribute or attribute in {*pd.Series(given, dtype=object).explode()}

@@ -99,7 +99,7 @@ def share_of_test(statistic: Given, records: pd.DataFrame) -> tuple[float, bool]
         if column in records and column not in ("split", "stage", "level", "group")
     }
     rows = select(records, **chosen)
-    if "data" not in rows or {*rows["data"].dropna()} <= DRAWN:
+    if "data" not in rows or {*rows["data"].dropna().unique()} <= DRAWN:
         return 0.0, False
     try:
         train, test = (

@@ -30,7 +30,7 @@ A study of one seed, written by hand. Of 1,000 people 70 lose 20 points, and the
 
 import inspect
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from itertools import product
 from typing import Any
@@ -298,15 +298,13 @@ def drop_difference(
         ValueError: If a column, the level or the control is missing, a seed is incomplete, several
             runs per seed are selected, or a relative drop would divide by 0.
     """
-    names = ["others" if others else "smallest", "largest"]
+    minority = "others" if others else "smallest"
     changed = _change(table, column, level, where, rank_where)
-    minority, majority = _changes_of(names, changed, share, relative)
-    return majority - minority
+    ends = _changes_of([minority, "largest"], changed, share, relative)
+    return ends["largest"] - ends[minority]
 
 
-def loss_difference(
-    table: DataFrame, *, level: float, where: Rows = ALL, rank_where: Rows | None = None
-) -> Series:
+def loss_difference(table: DataFrame, *, level: float, where: Rows = ALL) -> Series:
     """Compute how much more test loss (nats) small groups gain than large ones, by seed.
 
     This is `drop_difference` for the rise of the mean cross-entropy in place of the drop of
@@ -317,7 +315,6 @@ def loss_difference(
         table: Table of :func:`fairlib.study`.
         level: Compression level that is compared with the control.
         where: Values of columns that select the rows.
-        rank_where: Values of columns that select the rows whose sizes rank the groups.
 
     Returns:
         Series indexed by seed.
@@ -326,8 +323,7 @@ def loss_difference(
         ValueError: If a column, the level or the control is missing, a seed is incomplete, or
             several runs per seed are selected.
     """
-    settings: Arguments = {"where": where, "rank_where": rank_where}
-    return -drop_difference(table, level=level, column="loss", **settings)
+    return -drop_difference(table, level=level, column="loss", where=where)
 
 
 def accuracy_change(
@@ -337,7 +333,6 @@ def accuracy_change(
     groups: str,
     share: float = THIRD,
     relative: bool = False,
-    column: str = "accuracy",
     where: Rows = ALL,
     rank_where: Rows | None = None,
 ) -> Series:
@@ -349,7 +344,6 @@ def accuracy_change(
         groups: ``"smallest"``, ``"largest"``, or ``"others"`` for all but the largest.
         share: Share of groups that are the smallest, and the largest (`drop_difference`).
         relative: Divide by the mean accuracy of these groups under the control.
-        column: Name of the column in the place of the accuracy.
         where: Values of columns that select the rows.
         rank_where: Values of columns that select the rows whose sizes rank the groups.
 
@@ -362,23 +356,22 @@ def accuracy_change(
             0.
     """
     lookup("choice of groups", groups, dict.fromkeys(("smallest", "largest", "others")))
-    changed = _change(table, column, level, where, rank_where)
-    (found,) = _changes_of([groups], changed, share, relative)
-    return found
+    changed = _change(table, "accuracy", level, where, rank_where)
+    return _changes_of([groups], changed, share, relative)[groups]
 
 
 def _changes_of(
     names: Iterable[str], changed: tuple[DataFrame, ...], share: float, relative: bool
-) -> Iterator[Series]:
-    """Yield the mean change (`_change`) of the groups at each of some ends, by name (`_ends`)."""
+) -> DataFrame:
+    """Average a change (`_change`) over the groups at each end, some of them by name (`_ends`)."""
     change, before, sizes = changed
-    means, bases = (_ends(values, sizes, share) for values in (change, before))
-    for groups in names:
-        if relative and not (bases[groups] > 0).all():
+    ends, bases = (_ends(values, sizes, share) for values in (change, before))
+    for groups in names if relative else ():
+        if not (bases[groups] > 0).all():
             raise NothingToLoseError(
                 f"a relative change of the {groups} groups needs an accuracy above 0 in the control"
             )
-        yield means[groups] / bases[groups] if relative else means[groups]
+    return ends / bases if relative else ends
 
 
 def group_difference(
@@ -974,7 +967,9 @@ def contrast_rows(
     """
     function = lookup("statistic", of, STATISTICS)
     if function in (group_gap, overall_accuracy, spread):
-        one, other = (set(_select(table, rows, ("group",))["group"]) for rows in (where, against))
+        one, other = (
+            set(_select(table, rows, ("group",))["group"].unique()) for rows in (where, against)
+        )
         if one != other:
             raise ValueError(
                 f"the rows of {dict(where)} and of {dict(against)} do not cover the same groups"

@@ -7,7 +7,7 @@ import math
 import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -122,7 +122,7 @@ def new_figure(
     rows: int = 1,
     width: float = WIDTH,
     height: float = 3.4,
-    sharey: bool | Literal["row"] = False,
+    sharey: bool = False,
 ) -> tuple[Figure, list[Axes]]:
     """Make a figure with rows of axes, in the style of the book.
 
@@ -133,7 +133,7 @@ def new_figure(
         columns: Number of axes in a row.
         rows: Number of rows; the axes are returned row by row.
         width, height: Size of the figure in inches.
-        sharey: Share the vertical scale; ``"row"`` for those of a row only.
+        sharey: Share the vertical scale.
     """
     import matplotlib.pyplot as plt
 
@@ -142,9 +142,7 @@ def new_figure(
     return figure, _panels(figure, columns, rows, sharey)
 
 
-def _panels(
-    figure: FigureBase, columns: int, rows: int, sharey: bool | Literal["row"]
-) -> list[Axes]:
+def _panels(figure: FigureBase, columns: int, rows: int, sharey: bool) -> list[Axes]:
     """Add rows of axes to a figure or to a part of it."""
     axes = figure.subplots(rows, columns, sharey=sharey, squeeze=False)
     for axis in axes.flat:
@@ -442,7 +440,7 @@ def groups(axis: Axes, rows: DataFrame, column: str, *, extremes: bool = False) 
     levels(axis, rows, control=True)
     if extremes:
         smallest = rows["group"].nunique() - 1
-        # Of two groups neither is the middle.
+        # Two groups have no middle: the place is that of the largest, whose name is the later one.
         places = {"middle": smallest // 2, "largest": 0, "smallest": smallest}
         rows = _by_rank(rows, places)
     parts = split_by_group(rows)
